@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from selftest import seeding
 from selftest.named import NAMED
 from selftest.probes.multi_gpu.test_dist_rank_failures import LAME
-from selftest.probes.test_apex_import import WRONG as APEX
+from selftest.probes.test_apex_loader import WRONG as APEX
 from selftest.seeds.failures import WRONG
 from selftest.test_seeded_operations import WRONG as OPERATIONS
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # where envbuild is not installed, as on a machine lent for its GPU
 
-from envbuild.doctor import machine_description
+from envbuild.doctor import cpu_memory_and_os
 
 RESULTS = Path(__file__).parent / "results"
 
 
 def described() -> str:
-    return str(machine_description.read())
+    return str(cpu_memory_and_os.read())
 
 
 def write(name: str, lines: list[str]) -> None:

@@ -17,7 +17,7 @@ from rounds import Rounds
 from stock import CHECKOUT, PINS, profile
 from ways import Ours
 
-from envbuild.fetch.uv_commands import uv_binary
+from envbuild.fetch.wheel_resolution_and_download import uv_binary
 
 _BLOCK = bytes(1 << 22)
 _REPEATED = 5

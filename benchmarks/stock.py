@@ -17,10 +17,10 @@ from mirror import Mirror
 from registry import Registry
 
 from envbuild.facts.database import suites
-from envbuild.fetch import apt_packages, sha256_file_store, uv_commands
+from envbuild.fetch import apt_resolution_and_download, sha256_file_store, wheel_resolution_and_download
 from envbuild.fetch.locked_artifact_types import LockedWheel
 from envbuild.fetch.sha256_file_store import Store
-from envbuild.image import root_filesystem_tar
+from envbuild.image import debian_base_tar
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 
@@ -119,14 +119,14 @@ def kept(folder: Path, say: Callable[[str], None]) -> tuple[tuple[LockedWheel, .
     own = next(item for item in locked.wheels if item.wheel.name == CUBLAS)
     cublas = {own.wheel.version: own}
     for version in (*PINS[1:], _torchs_own(locked)):
-        addresses = uv_commands.locate({CUBLAS: version}, locked.python, glibc)
-        ((wheel, size),) = uv_commands.sizes(addresses).items()
+        addresses = wheel_resolution_and_download.locate({CUBLAS: version}, locked.python, glibc)
+        ((wheel, size),) = wheel_resolution_and_download.sizes(addresses).items()
         cublas[version] = LockedWheel(wheel, size, CUBLAS)
     wanted = {item.wheel.sha256: item for item in (*locked.wheels, *cublas.values())}
     for item in wanted.values():  # each alone: several versions of one distribution are wanted
         if not kept.holds(item.wheel.sha256, item.wheel.file):
             say(f"fetching {item.wheel.file}, {item.bytes / 1e6:.0f} MB")
-            uv_commands.fetch_wheels([item], locked.python, glibc, kept, lambda name, count: None)
+            wheel_resolution_and_download.fetch_wheels([item], locked.python, glibc, kept, lambda name, count: None)
     return locked.wheels, cublas
 
 
@@ -185,11 +185,11 @@ def bases(stock: Stock, say: Callable[[str], None]) -> Path:
     before = os.environ.get("XDG_CACHE_HOME")
     os.environ["XDG_CACHE_HOME"] = str(stock.cache)
     try:
-        if not root_filesystem_tar.tar_file(locked).is_file():
+        if not debian_base_tar.tar_file(locked).is_file():
             say("making the base")
-            apt_packages.fetch_debs(locked.base, locked.suite, sha256_file_store.debs(), locked.made)
-            root_filesystem_tar.make_base(locked, sha256_file_store.debs(), lambda line: None)
-        return root_filesystem_tar.tar_file(locked)
+            apt_resolution_and_download.fetch_debs(locked.base, locked.suite, sha256_file_store.debs(), locked.made)
+            debian_base_tar.make_base(locked, sha256_file_store.debs(), lambda line: None)
+        return debian_base_tar.tar_file(locked)
     finally:
         os.environ.pop("XDG_CACHE_HOME")
         if before is not None:
@@ -203,7 +203,7 @@ def images(stock_folder: Path, tar: Path, pip: Path, arena: Arena, registry: Reg
     (folder / "pip").mkdir(parents=True)
     shutil.copy(tar, folder / "base.tar")
     shutil.copy(pip, folder / "pip" / pip.name)
-    shutil.copy(uv_commands.uv_binary(), folder / "uv")
+    shutil.copy(wheel_resolution_and_download.uv_binary(), folder / "uv")
     (folder / "Dockerfile").write_text("FROM scratch\nCOPY uv /uv\n", encoding="utf-8")
     references = (f"{registry.host}/base:1", f"{registry.host}/uv:1")
     recipes = (Path(__file__).parent / "peers" / "base.Dockerfile", folder / "Dockerfile")

@@ -15,7 +15,7 @@ import torch
 
 from envbuild.selftest.harness.forked_work import ForkEnding
 from envbuild.selftest.harness.probe_context import Context, Refusal, is_unsupported, short_name
-from envbuild.selftest.harness.probe_outcome import Skip
+from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 from envbuild.selftest.numerics import case_sampling, operation_case
 from envbuild.selftest.numerics.case_sampling import Operation
 from envbuild.selftest.probes.attention import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from envbuild.selftest.harness.probe_outcome import checks
+from envbuild.selftest.harness.probe_outcome_and_figures import checks
 from gpu_plan.plan import Step
 from gpu_plan.selftests import Run
 from gpu_plan.steplog import Result

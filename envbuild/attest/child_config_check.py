@@ -9,7 +9,7 @@ from typing import Any
 
 from envbuild.image.image_naming import LABEL
 from envbuild.registry.registry_image_reader import Config
-from envbuild.util.refusal_errors import Reason
+from envbuild.util.rejected_input_errors import Reason
 
 # Variables that decide what the dynamic loader, shells, Python and the libraries of torch load, or how these compute.
 _DECISIVE = re.compile(

@@ -22,7 +22,7 @@ from envbuild.registry import oci_types, registry_image_reader
 from envbuild.registry.oci_types import ImageSource, Manifest
 from envbuild.registry.registry_image_reader import Config
 from envbuild.selftest.inventory import startup_files
-from envbuild.util.refusal_errors import Reason, Refusal
+from envbuild.util.rejected_input_errors import Reason, Refusal
 
 # The links of every image that envbuild builds. Wheels bring none, and those of an archive stay in its folder. A base
 # image that the profile names by digest may have more: its layers are not read.

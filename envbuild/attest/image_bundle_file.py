@@ -17,7 +17,7 @@ from envbuild.registry import oci_types, registry_image_reader
 from envbuild.registry.oci_types import Manifest
 from envbuild.util import strict_json
 from envbuild.util.errors import FileError
-from envbuild.util.refusal_errors import Malformed, Refusal
+from envbuild.util.rejected_input_errors import Malformed, Refusal
 
 ARCHIVE = "manifest.json"
 KEY, LOCK, PROFILE = "envbuild/public-key.pem", "envbuild/lock.yaml", "envbuild/profile"

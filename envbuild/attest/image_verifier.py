@@ -30,7 +30,7 @@ from envbuild.registry.registry_client import Repository
 from envbuild.registry.registry_image_reader import Config
 from envbuild.util import strict_json
 from envbuild.util.errors import CheckFailed, FileError, NetworkError
-from envbuild.util.refusal_errors import Reason, Refusal
+from envbuild.util.rejected_input_errors import Reason, Refusal
 
 _LOCK = re.compile(r"sha256:[0-9a-f]{64}")
 

@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envbuild.evidence import evidence_store, run_record_schema
-from envbuild.evidence.evidence_store import STATEMENT, TEST_RESULT
-from envbuild.fetch.apt_packages import Deb
+from envbuild.evidence import evidence_statements_and_store, run_record_schema
+from envbuild.evidence.evidence_statements_and_store import STATEMENT, TEST_RESULT
+from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import Archive
 from envbuild.fetch.locked_artifact_types import LockedExtension, LockedWheel
-from envbuild.image.build_records import CompiledRecord
+from envbuild.image.build_records_and_comparison import CompiledRecord
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.project_shapes_and_script import Script
 from envbuild.util import canonical_json, strict_json
-from envbuild.util.refusal_errors import Malformed, Refusal
+from envbuild.util.rejected_input_errors import Malformed, Refusal
 
 PROVENANCE = "https://slsa.dev/provenance/v1"
 CYCLONEDX = "https://cyclonedx.org/bom"
@@ -98,7 +98,7 @@ def descriptor_content(descriptor: Any, what: str) -> bytes:
 
 def test_result(record: Mapping[str, Any], raw: bytes, subject: Subject) -> dict[str, Any]:
     """The stored statement about a record, with the record's own bytes enclosed."""
-    made = evidence_store.test_statement(record, hashlib.sha256(raw).hexdigest())
+    made = evidence_statements_and_store.test_statement(record, hashlib.sha256(raw).hexdigest())
     predicate = made["predicate"]
     enclosed = _enclosed("run-record", raw, "application/json")
     configuration = [enclosed if item["name"] == "run-record" else item for item in predicate["configuration"]]

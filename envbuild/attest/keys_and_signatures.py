@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from envbuild.util import settings, strict_json
 from envbuild.util.errors import FileError, UsageError
-from envbuild.util.refusal_errors import Malformed, Refusal
+from envbuild.util.rejected_input_errors import Malformed, Refusal
 
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner, SSlibKey

@@ -18,8 +18,8 @@ from envbuild.facts import database
 from envbuild.facts.advisory_matching import Situation
 from envbuild.facts.probe_catalogue_reader import LEVELS
 from envbuild.profile.model import Profile
-from envbuild.resolve.torch_stack_choice import stated
-from envbuild.util.refusal_errors import Reason
+from envbuild.resolve.torch_compatibility_and_advisories import stated
+from envbuild.util.rejected_input_errors import Reason
 
 Records = Sequence[tuple[Path, dict[str, Any]]]
 _AHEAD = datetime.timedelta(hours=24)  # clocks differ, and by no more

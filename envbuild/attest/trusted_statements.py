@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.attest import in_toto_statements, keys_and_signatures
 from envbuild.attest.keys_and_signatures import PublicKey
-from envbuild.evidence import evidence_store
+from envbuild.evidence import evidence_statements_and_store
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.profile import model as profile_model
@@ -19,7 +19,7 @@ from envbuild.profile import profile_name_lookup
 from envbuild.profile.model import Profile
 from envbuild.profile.project_shapes_and_script import Script
 from envbuild.util.errors import EnvbuildError
-from envbuild.util.refusal_errors import Malformed, Reason, Refusal
+from envbuild.util.rejected_input_errors import Malformed, Reason, Refusal
 from envbuild.util.yaml_document import Document
 
 
@@ -63,7 +63,7 @@ def believe(envelopes: Iterable[Mapping[str, Any]], keys: Sequence[PublicKey], i
             about = {digest for _, digest in _subjects(statement)}
             if image_id and image_id.removeprefix("sha256:") not in about:
                 raise Refusal("subject", "a statement is about another image")
-            if statement.get("predicateType") == evidence_store.TEST_RESULT:
+            if statement.get("predicateType") == evidence_statements_and_store.TEST_RESULT:
                 digest, record = in_toto_statements.read_test_result(statement.get("predicate"))
                 measured = record["image"]["id"]
                 if measured.removeprefix("sha256:") not in about or image_id not in (None, measured):
@@ -73,7 +73,7 @@ def believe(envelopes: Iterable[Mapping[str, Any]], keys: Sequence[PublicKey], i
                 builds += _build(statement)
         except Refusal as refusal:
             refused.append(refusal.reason)
-    found = evidence_store.newest_first(
+    found = evidence_statements_and_store.newest_first(
         (Path(f"{digest}.statement.json"), record) for digest, record in records.items()
     )
     return Trusted(tuple(builds), tuple(found), tuple(dict.fromkeys(refused)))
@@ -81,7 +81,7 @@ def believe(envelopes: Iterable[Mapping[str, Any]], keys: Sequence[PublicKey], i
 
 def _subjects(statement: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
     """(name, sha256 in hex) of each subject. Raises Malformed."""
-    if statement.get("_type") != evidence_store.STATEMENT:
+    if statement.get("_type") != evidence_statements_and_store.STATEMENT:
         raise Malformed("what is signed is no in-toto statement")
     try:
         return frozenset((str(item.get("name")), str(item["digest"]["sha256"])) for item in statement["subject"])

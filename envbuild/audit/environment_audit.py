@@ -1,7 +1,7 @@
 """An audit: what an environment really holds, judged against a profile, its lock and the known faults. Pure.
 
 The collector runs in the environment (in a container for an image, as a process for a Python); its document is read by
-environment_contents.py, library_findings.py judges the libraries, and this module all that a profile, a lock or the
+environment_contents.py, library_and_distribution_findings.py judges the libraries, and this module all that a profile, a lock or the
 facts have a say in.
 """
 
@@ -16,17 +16,17 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from envbuild.audit import extension_findings, file_findings, library_findings
+from envbuild.audit import extension_findings, file_findings, library_and_distribution_findings
 from envbuild.audit.environment_contents import LD_CACHE, LD_PATH, Copy, Holdings
-from envbuild.audit.library_findings import SEVERITIES, Finding
-from envbuild.facts import database, torch_arch_lists
+from envbuild.audit.library_and_distribution_findings import SEVERITIES, Finding
+from envbuild.facts import database, torch_cuda_arch_list_parser
 from envbuild.facts.advisory_matching import Advisory, Situation
 from envbuild.facts.gpu_models import Gpu
 from envbuild.fetch.locked_artifact_types import StartupFile
 from envbuild.image.image_naming import LABEL
 from envbuild.lock.lock_file import Lock
-from envbuild.profile.profile_source import Source
-from envbuild.resolve import advisory_remedy, torch_stack_choice
+from envbuild.profile.loaded_profile import Source
+from envbuild.resolve import advisory_remedy, torch_compatibility_and_advisories
 from envbuild.testrun.selftest_job import BOOTSTRAP, Job, Limits, bootstrap_payload, started
 from envbuild.util.errors import CheckFailed
 
@@ -66,7 +66,7 @@ class Expected:
 
 
 def expected_contents(source: Source, lock: Lock | None, claimed: bool = False) -> Expected:
-    profile, known = source.profile, torch_stack_choice.choose_stack(source).situation
+    profile, known = source.profile, torch_compatibility_and_advisories.choose_stack(source).situation
     return Expected(
         profile=source.name,
         gpus=known.gpus,
@@ -166,8 +166,8 @@ def labels(held: Holdings) -> dict[str, str]:
 def assess(target: str, held: Holdings, wanted: Expected) -> Audit:
     found = [
         *_torch(held, wanted),
-        *library_findings.cuda_library_findings(held),
-        *library_findings.distribution_findings(held),
+        *library_and_distribution_findings.cuda_library_findings(held),
+        *library_and_distribution_findings.distribution_findings(held),
         *file_findings.file_findings(
             held, wanted.startup, built=wanted.claimed, strict=wanted.image or bool(wanted.profile)
         ),
@@ -192,7 +192,7 @@ def _torch(held: Holdings, wanted: Expected) -> Iterator[Finding]:
         yield Finding("no-torch", "defect" if lacking else "note", "no torch here", remedy)
         return
     if not torch.imported:
-        yield library_findings.not_imported(version or "", torch.failure or "", _MEMORY)
+        yield library_and_distribution_findings.not_imported(version or "", torch.failure or "", _MEMORY)
     elif torch.failure:
         text = f"after torch's import, asking its libraries for their versions failed: {torch.failure}"
         yield Finding("library-crash", "warn", text, "reinstall the CUDA libraries")
@@ -224,7 +224,7 @@ def _is_cpu_only(held: Holdings) -> bool:
 
 
 def _kernels(gpu: Gpu, listed: list[str], remedy: str) -> Iterator[Finding]:
-    how, said = torch_arch_lists.serves(listed, gpu.compute_capability), " ".join(listed)
+    how, said = torch_cuda_arch_list_parser.serves(listed, gpu.compute_capability), " ".join(listed)
     if how == "ptx":
         text = f"torch has no compiled code for {gpu.id} ({gpu.compute_capability}), only PTX to compile: {said}"
         yield Finding("no-kernel", "warn", text, remedy)

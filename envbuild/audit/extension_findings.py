@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from envbuild.audit.environment_contents import HeldExtension, Holdings
-from envbuild.audit.library_findings import Finding
-from envbuild.facts import torch_arch_lists
+from envbuild.audit.library_and_distribution_findings import Finding
+from envbuild.facts import torch_cuda_arch_list_parser
 from envbuild.facts.gpu_models import Gpu
 
 _DRIVERS = ("libcuda.so.1: cannot open", "libnvidia-ml.so.1: cannot open")
@@ -78,7 +78,7 @@ def _kernels(who: str, files: Sequence[HeldExtension], gpu: Gpu, asked: frozense
     it."""
     card = f"{gpu.id} (compute capability {gpu.compute_capability})"
     coded = [(file, file.architectures) for file in files if file.architectures is not None]
-    serves = [torch_arch_lists.serves(found, gpu.compute_capability) for _, found in coded]
+    serves = [torch_cuda_arch_list_parser.serves(found, gpu.compute_capability) for _, found in coded]
     wrong = [file for (file, _), how in zip(coded, serves, strict=True) if how is None and file.module in asked]
     if wrong:
         text = f"{who} has no code for {card} in {_listed(file.path for file in wrong)}"

@@ -13,7 +13,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from envbuild.audit import library_findings
+from envbuild.audit import library_and_distribution_findings
 from envbuild.audit.environment_contents import Holdings
 from envbuild.facts import database, misleading_packages
 from envbuild.facts.database import TorchRelease
@@ -103,7 +103,7 @@ def _packages(held: Holdings, torch: str) -> tuple[list[str], list[str]]:
     reason. What these need comes along when they are locked."""
     installed = {canonicalize_name(name): version for name, version in held.installed.items()}
     needs: dict[str, set[str]] = {name: set() for name in installed}
-    for who, wanted in library_findings.held_requirements(held):
+    for who, wanted in library_and_distribution_findings.held_requirements(held):
         needs[canonicalize_name(who)].add(canonicalize_name(wanted.name))
     needed = {name for who, names in needs.items() for name in names - {who}}
     covered = _closure(needs, {"torch", *_TOOLS})

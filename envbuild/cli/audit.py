@@ -17,7 +17,7 @@ from envbuild.cli.console import emit, json_option, table
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock import lock_file, wheel_contents
 from envbuild.profile import profile_name_lookup
-from envbuild.resolve import profile_reader
+from envbuild.resolve import profile_reader_and_overrides
 from envbuild.util.errors import EnvbuildError, FileError, UsageError
 
 if TYPE_CHECKING:  # an environment is audited without an engine, and without its client
@@ -106,7 +106,7 @@ def _interpreters() -> Iterator[Path]:
 
 
 def _expected(name: str) -> Expected:
-    source = profile_reader.load(name)
+    source = profile_reader_and_overrides.load(name)
     return environment_audit.expected_contents(source, lock_file.read(source.known_lock))
 
 
@@ -115,7 +115,7 @@ def _labelled(image: Image) -> Expected | None:
     label = image.labels.get(LOCK_LABEL)
     for name in profile_name_lookup.profile_names() if label else ():
         try:
-            source = profile_reader.load(name)
+            source = profile_reader_and_overrides.load(name)
             locked = lock_file.read(source.known_lock)
         except EnvbuildError:
             continue  # another profile's fault

@@ -8,7 +8,7 @@ from envbuild.cli import output_files
 from envbuild.cli.console import Console, emit, json_option
 from envbuild.pipeline import push_and_bundle
 from envbuild.util.errors import printable
-from envbuild.util.refusal_errors import Refusal
+from envbuild.util.rejected_input_errors import Refusal
 
 
 @click.group("bundle", short_help="A verified image with its evidence as one file, for closed sites.")

@@ -4,7 +4,7 @@ from envbuild.attest import ci_job_renderer
 from envbuild.cli.console import emit, json_option
 from envbuild.evidence import profile_proofs
 from envbuild.registry.oci_types import Reference
-from envbuild.resolve import profile_reader
+from envbuild.resolve import profile_reader_and_overrides
 from envbuild.util import settings
 from envbuild.util.errors import UsageError
 
@@ -26,7 +26,7 @@ def command(system: str, name: str, image: str | None, install: str | None, as_j
     Nothing is printed unless the job would install one commit or one file of envbuild.
     Example: envbuild ci gitlab h20 --image registry.example/h20 > .gitlab-ci.yml
     """
-    source = profile_reader.load(name)
+    source = profile_reader_and_overrides.load(name)
     reference = Reference.parse(image or f"registry.example/{source.name}")
     if reference.tag or reference.digest:
         raise UsageError(f"{image} has a tag or a digest", hint=f"name the repository: {reference.repository}")

@@ -11,7 +11,7 @@ from envbuild.lock import lock_file
 from envbuild.profile import profile_name_lookup
 from envbuild.report import profile_and_image_diff
 from envbuild.report.profile_and_image_diff import ChangedValue, Diff, DiffSide, Pair
-from envbuild.resolve import plan_resolver, profile_reader
+from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.util.errors import LockError, UsageError, printable, some
 
 _LOCK = ".lock.yaml"
@@ -47,7 +47,7 @@ def _side(name: str) -> DiffSide:
         return profile_and_image_diff.of_lock(name, lock_file.parse(_read(name), name))
     if _is_image(name):
         return _image(name)
-    source = profile_reader.load(name)
+    source = profile_reader_and_overrides.load(name)
     plan = plan_resolver.resolve(source)
     locked = lock_file.current(lock_file.read(source.known_lock), plan, source.lock_file)
     return profile_and_image_diff.of_lock(source.name, locked, plan_resolver.as_locked(plan, locked.versions))

@@ -10,13 +10,13 @@ import click
 from envbuild.attest import community_evidence
 from envbuild.cli.console import emit, json_option
 from envbuild.evidence import profile_proofs
-from envbuild.image import build_records
-from envbuild.image.build_records import Record
+from envbuild.image import build_records_and_comparison
+from envbuild.image.build_records_and_comparison import Record
 from envbuild.lock import lock_file, requirements_export
-from envbuild.profile.profile_source import Source
-from envbuild.report import markdown_blocks, profile_tables
-from envbuild.report.markdown_blocks import Block
-from envbuild.resolve import plan_resolver, profile_reader
+from envbuild.profile.loaded_profile import Source
+from envbuild.report import markdown_generated_sections, profile_tables_and_minimum_versions
+from envbuild.report.markdown_generated_sections import Block
+from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.util.atomic_files import write_atomically
 from envbuild.util.errors import Fault, FileError, OutOfDate, some
 from envbuild.util.yaml_document import display
@@ -78,11 +78,11 @@ def _read(file: Path) -> _Document:
         missing = isinstance(error, FileNotFoundError)
         why = "there is no such file" if missing else getattr(error, "strerror", None) or "is not UTF-8 text"
         raise FileError(f"{display(file)}: {why}") from None
-    return _Document(file, text, *markdown_blocks.blocks(text, display(file)))
+    return _Document(file, text, *markdown_generated_sections.blocks(text, display(file)))
 
 
 def _filled(document: _Document) -> tuple[str, list[Block]]:
-    return markdown_blocks.fill_blocks(
+    return markdown_generated_sections.fill_blocks(
         document.text, document.blocks, lambda block: _content(block, document.file.parent)
     )
 
@@ -95,13 +95,15 @@ def _drift(document: _Document, changed: list[Block]) -> Iterator[Fault]:
 
 def _content(block: Block, folder: Path) -> str:
     if block.kind == "evidence":
-        return profile_tables.proofs_table([row for name in block.names for row in _evidence(folder / name)])
+        return profile_tables_and_minimum_versions.proofs_table(
+            [row for name in block.names for row in _evidence(folder / name)]
+        )
     if block.kind == "table":
-        published, built = _evidence(folder / _EVIDENCE), list(build_records.all_records())
-        return profile_tables.versions_table(_row(name, built, published) for name in block.names)
+        published, built = _evidence(folder / _EVIDENCE), list(build_records_and_comparison.all_records())
+        return profile_tables_and_minimum_versions.versions_table(_row(name, built, published) for name in block.names)
     if block.kind == "minimum":
-        return profile_tables.minimum(
-            [plan_resolver.resolve(profile_reader.load(name)).choice.situation for name in block.names]
+        return profile_tables_and_minimum_versions.minimum(
+            [plan_resolver.resolve(profile_reader_and_overrides.load(name)).choice.situation for name in block.names]
         )
     listed = requirements_export.requirements if block.kind == "requirements" else requirements_export.constraints
     texts = [listed(_locked(name)[2], name) for name in block.names]
@@ -115,17 +117,21 @@ def _evidence(folder: Path) -> list[community_evidence.EvidenceRow]:
     return community_evidence.read(folder, datetime.datetime.now(datetime.UTC))
 
 
-def _row(name: str, built: list[Record], published: list[community_evidence.EvidenceRow]) -> profile_tables.ProfileRow:
+def _row(
+    name: str, built: list[Record], published: list[community_evidence.EvidenceRow]
+) -> profile_tables_and_minimum_versions.ProfileRow:
     source, plan, locked = _locked(name)
     signed = community_evidence.community_proofs(
         published, source.name, locked.id, profile_proofs.models_to_prove(source.profile)
     )
     proofs = profile_proofs.on_disk(source.name, source.profile, locked, built, signed)
-    return profile_tables.ProfileRow(source.name, plan_resolver.as_locked(plan, locked.versions), locked, proofs)
+    return profile_tables_and_minimum_versions.ProfileRow(
+        source.name, plan_resolver.as_locked(plan, locked.versions), locked, proofs
+    )
 
 
 def _locked(name: str) -> tuple[Source, plan_resolver.Plan, lock_file.Lock]:
     """Raises OutOfDate where the lock is missing or no longer fits: a document must not say what is not so."""
-    source = profile_reader.load(name)
+    source = profile_reader_and_overrides.load(name)
     plan = plan_resolver.resolve(source)
     return source, plan, lock_file.current(lock_file.read(source.known_lock), plan, source.lock_file)

@@ -59,17 +59,19 @@ def command(name: str | None, cluster: str | None, output: Path | None, root: Pa
 
 
 def _machine(name: str | None, root: Path) -> tuple[list[Check], dict[str, Any]]:
-    from envbuild.doctor import machine_reader, machine_report, profile_requirements, wheel_availability
-    from envbuild.resolve import profile_reader
+    from envbuild.doctor import machine_checks_and_suitability, machine_reader, profile_requirements, wheel_availability
+    from envbuild.resolve import profile_reader_and_overrides
 
-    source = profile_reader.load(name) if name else None  # its faults first: nothing else could be said
+    source = profile_reader_and_overrides.load(name) if name else None  # its faults first: nothing else could be said
     asked = profile_requirements.needs_of(source) if source else None
     host = machine_reader.read(root)
-    checks = machine_report.check_machine(host, [asked] if asked else list(profile_requirements.all_needs()))
+    checks = machine_checks_and_suitability.check_machine(
+        host, [asked] if asked else list(profile_requirements.all_needs())
+    )
     if source and asked:
         checks.append(wheel_availability.check_wheels(source, checks))
-        checks.append(machine_report.suits(host, asked, checks))
-    return checks, machine_report.document(host, checks)
+        checks.append(machine_checks_and_suitability.suits(host, asked, checks))
+    return checks, machine_checks_and_suitability.document(host, checks)
 
 
 def _cluster(source: str) -> tuple[list[Check], dict[str, Any]]:

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 import click
 
-from envbuild.util import interruption
+from envbuild.util import deferred_interruption
 from envbuild.util.errors import (
     EnvbuildError,
     HungUp,
@@ -128,9 +128,9 @@ def _show_version(context: click.Context, parameter: click.Parameter, value: boo
     if not value or context.resilient_parsing:
         return
     if "--json" in sys.argv[1:]:
-        from envbuild.doctor import installed_versions  # not for --help
+        from envbuild.doctor import envbuild_versions  # not for --help
 
-        print(json.dumps(installed_versions.document(), indent=2))
+        print(json.dumps(envbuild_versions.document(), indent=2))
     else:
         from importlib import metadata
 
@@ -210,9 +210,9 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         code = _report(Interrupted(_INTERRUPTED), wants_json)
     except SettingsError as error:
-        from envbuild.doctor import site_settings_reader  # not for --help
+        from envbuild.doctor import site_settings_validation  # not for --help
 
-        site_settings_reader.complete(error)
+        site_settings_validation.complete(error)
         code = _report(error, wants_json)
     except EnvbuildError as error:
         code = _report(error, wants_json)
@@ -233,11 +233,11 @@ def _system_error(error: OSError) -> EnvbuildError:
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
-    interruption.interrupt(KeyboardInterrupt)
+    deferred_interruption.interrupt(KeyboardInterrupt)
 
 
 def _hung_up(number: int, frame: FrameType | None) -> None:
-    interruption.interrupt(HungUp)
+    deferred_interruption.interrupt(HungUp)
 
 
 def _usage_hint(error: click.ClickException) -> str | None:

@@ -14,7 +14,7 @@ from envbuild.util.errors import FileError, printable, some
 
 if TYPE_CHECKING:
     from envbuild.explain.cause_ranking import Explanation, SignatureMatch
-    from envbuild.explain.log_lines import Line, Log
+    from envbuild.explain.log_reader_and_search import Line, Log
 
 WIDTH = 200
 MOST_FILES = 256
@@ -66,7 +66,7 @@ def _read(names: Sequence[str]) -> tuple[Log, list[str]]:
 
     Raises FileError for one that cannot be read, or that is named and is no text.
     """
-    from envbuild.explain import log_lines
+    from envbuild.explain import log_reader_and_search
 
     notes: list[str] = []
     files = list(dict.fromkeys(file for name in names for file in _files(name, notes)))
@@ -84,7 +84,7 @@ def _read(names: Sequence[str]) -> tuple[Log, list[str]]:
             continue
         notes += [f"{_called(file)}: {said}" for said in (part.note, part.cut) if said]
         parts[file] = part
-    log = log_lines.join_logs(parts.values())
+    log = log_reader_and_search.join_logs(parts.values())
     if log.empty and not any(part.note for part in parts.values()):
         name = _called(files[0]) if len(files) == 1 else "each of these files"
         notes.append(
@@ -139,14 +139,14 @@ def _kind(path: Path) -> str | None:
 
 
 def _one(file: str, share: int) -> Log:
-    from envbuild.explain import log_lines
+    from envbuild.explain import log_reader_and_search
 
     name = file if share > 1 else ""
     if file == "-":
-        return log_lines.read(sys.stdin.buffer, share, name)
+        return log_reader_and_search.read(sys.stdin.buffer, share, name)
     try:
         with open(file, "rb") as stream:  # noqa: PTH123 - the same for a file and for what is no file, as /dev/fd/63
-            return log_lines.read(stream, share, name)
+            return log_reader_and_search.read(stream, share, name)
     except OSError as error:
         raise FileError(f"{file} cannot be read: {error.strerror}", hint=_NAME_A_LOG) from error
 

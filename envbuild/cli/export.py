@@ -7,8 +7,8 @@ from envbuild.cli import output_files
 from envbuild.cli.console import emit, json_option, profile_argument
 from envbuild.lock import lock_file, requirements_export
 from envbuild.lock.lock_file import Lock
-from envbuild.profile.profile_source import Source
-from envbuild.resolve import plan_resolver, profile_reader
+from envbuild.profile.loaded_profile import Source
+from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.testrun import exported_check_script, selftest_job
 from envbuild.util.yaml_document import display
 
@@ -77,7 +77,7 @@ def constraints_command(name: str, file: Path | None, as_json: bool) -> None:
 
 
 def _locked(name: str) -> tuple[Source, Lock]:
-    source = profile_reader.load(name)
+    source = profile_reader_and_overrides.load(name)
     return source, lock_file.current(lock_file.read(source.known_lock), plan_resolver.resolve(source), source.lock_file)
 
 

@@ -18,8 +18,8 @@ from envbuild.cli.console import (
 from envbuild.lock import lock_file, lock_update
 from envbuild.lock.lock_file import Lock
 from envbuild.profile import profile_name_lookup
-from envbuild.profile.profile_source import Source
-from envbuild.resolve import plan_resolver, profile_reader
+from envbuild.profile.loaded_profile import Source
+from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.util import host_processes
 from envbuild.util.errors import EnvbuildError, Fault, LockError, OutOfDate, ProfileError, UsageError, printable, some
@@ -90,7 +90,7 @@ def command(
 
 
 def _load(name: str, pins: dict[str, str], requirements: Path | None) -> _Wanted:
-    source = profile_reader.load(name, pins, requirements)
+    source = profile_reader_and_overrides.load(name, pins, requirements)
     return _Wanted(source, plan_resolver.resolve(source), lock_file.read(source.known_lock))
 
 
@@ -136,7 +136,7 @@ def _locked(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """The rows of the locks, and what is to be known of them. `keep`: changed locks are written."""
     found: list[dict[str, Any]] = []
-    notes = profile_reader.ignored_uv_settings(one.source for one in wanted)
+    notes = profile_reader_and_overrides.ignored_uv_settings(one.source for one in wanted)
     notes += [f"{one.source.name}: {note}" for one in wanted for note in one.source.notes]
     for (source, _, before), after in zip(wanted, _made(wanted, upgrades, accept_old, notes), strict=True):
         changes = list(lock_update.version_changes(before, after)) if after is not before else []

@@ -5,7 +5,7 @@ import click
 from envbuild.cli.console import emit, json_option
 from envbuild.facts import gpu_names
 from envbuild.profile import profile_name_lookup, starter_profile
-from envbuild.resolve import profile_reader
+from envbuild.resolve import profile_reader_and_overrides
 from envbuild.util.atomic_files import write_within
 from envbuild.util.errors import ProfileError, UsageError
 from envbuild.util.yaml_document import display
@@ -32,7 +32,11 @@ def command(name: str, parent: str | None, image: str | None, as_json: bool) -> 
     file = Path.cwd() / "profiles" / f"{name}.yaml"
     if file.exists():
         raise UsageError(f"{display(file)} is there already", hint="choose another name, or edit it")
-    text = _held_by(name, image) if image else starter_profile.starter_profile(name, profile_reader.load(str(parent)))
+    text = (
+        _held_by(name, image)
+        if image
+        else starter_profile.starter_profile(name, profile_reader_and_overrides.load(str(parent)))
+    )
     write_within(Path.cwd(), file, text)
     _written(file, as_json)
 

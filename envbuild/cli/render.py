@@ -7,8 +7,8 @@ from envbuild.cli.console import emit, json_option, profile_argument
 from envbuild.image import dockerfile_renderer
 from envbuild.lock import lock_file
 from envbuild.profile import profile_name_lookup
-from envbuild.profile.profile_source import Source
-from envbuild.resolve import profile_reader
+from envbuild.profile.loaded_profile import Source
+from envbuild.resolve import profile_reader_and_overrides
 from envbuild.util.atomic_files import holds_text, write_within
 from envbuild.util.errors import Fault, LockError, OutOfDate, ProfileError
 from envbuild.util.yaml_document import display
@@ -50,7 +50,7 @@ def _rendered(names: Iterable[str]) -> list[tuple[Source, str]]:
     found, wrong = [], []
     for name in names:
         try:
-            source = profile_reader.load(name)
+            source = profile_reader_and_overrides.load(name)
             found.append((source, dockerfile_renderer.render(lock_file.required_lock(source), source.name)))
         except (ProfileError, LockError, OutOfDate) as error:
             wrong.append(error)

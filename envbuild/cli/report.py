@@ -6,15 +6,15 @@ import click
 
 from envbuild.cli.console import emit, json_option, profile_argument
 from envbuild.cli.output_files import FILE, STDOUT, prepare, write
-from envbuild.evidence import evidence_store, profile_proofs
+from envbuild.evidence import evidence_statements_and_store, profile_proofs
 from envbuild.evidence.proof_rules import Proof, record_digest
-from envbuild.image import build_records
+from envbuild.image import build_records_and_comparison
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.profile import profile_name_lookup
-from envbuild.report import profile_page_model, report_html, run_measurements, run_record_reader
-from envbuild.report.profile_page_model import Page
-from envbuild.resolve import plan_resolver, profile_reader
+from envbuild.report import profile_page_contents, report_html, run_measurement_reader, run_measurement_types
+from envbuild.report.profile_page_contents import Page
+from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.testrun import fingerprint_reader
 from envbuild.util.errors import LockError
 from envbuild.util.yaml_document import display
@@ -46,14 +46,14 @@ def command(name: str, output: Path, prints: tuple[Path, Path] | None, as_json: 
 
 
 def _page(name: str, prints: tuple[Path, Path] | None) -> Page:
-    source = profile_reader.load(name)
+    source = profile_reader_and_overrides.load(name)
     plan = plan_resolver.resolve(source)
     locked = lock_file.read(source.known_lock)
     fits = locked is not None and not locked.stale(plan)
-    built = [record for record in build_records.all_records() if locked and record.lock == locked.id]
+    built = [record for record in build_records_and_comparison.all_records() if locked and record.lock == locked.id]
     proofs = profile_proofs.on_disk(source.name, source.profile, locked, built)
-    compared = profile_page_model.comparison(*map(fingerprint_reader.read, prints)) if prints else None
-    return profile_page_model.page(
+    compared = profile_page_contents.comparison(*map(fingerprint_reader.read, prints)) if prints else None
+    return profile_page_contents.page(
         source,
         plan,
         plan_resolver.as_locked(plan, locked.versions) if locked and fits else plan.choice,
@@ -71,9 +71,9 @@ def _with_evidence(proofs: tuple[Proof, ...]) -> list[Path]:
     return list(dict.fromkeys(proof.evidence for proof in proofs if proof.evidence))
 
 
-def _run(statement: Path) -> run_measurements.Run:
-    record = evidence_store.record_of(statement)
-    return run_record_reader.measured_run(record, record_digest(statement))
+def _run(statement: Path) -> run_measurement_types.Run:
+    record = evidence_statements_and_store.record_of(statement)
+    return run_measurement_reader.measured_run(record, record_digest(statement))
 
 
 def _others(name: str) -> dict[str, Lock]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from envbuild.selftest.harness.probe_outcome import result_note
+from envbuild.selftest.harness.probe_outcome_and_figures import result_note
 
 if TYPE_CHECKING:  # loaded where there is a terminal
     from rich.console import Console as Rich

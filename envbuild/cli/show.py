@@ -9,13 +9,13 @@ from envbuild.cli.console import emit, json_option, pin_option, profile_argument
 from envbuild.evidence import profile_proofs
 from envbuild.facts import database
 from envbuild.fetch.archive_spec import COMPAT
-from envbuild.image import build_records
-from envbuild.image.build_records import Record
+from envbuild.image import build_records_and_comparison
+from envbuild.image.build_records_and_comparison import Record
 from envbuild.lock import lock_file
 from envbuild.profile import profile_name_lookup
-from envbuild.profile.profile_source import Source
+from envbuild.profile.loaded_profile import Source
 from envbuild.report import pin_reasons
-from envbuild.resolve import plan_resolver, profile_reader
+from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.util import settings
 from envbuild.util.errors import EnvbuildError, SettingsError, printable
 
@@ -60,9 +60,9 @@ def _settings() -> None:
     try:
         settings.names()
     except SettingsError as error:
-        from envbuild.doctor import site_settings_reader  # only here
+        from envbuild.doctor import site_settings_validation  # only here
 
-        site_settings_reader.complete(error)
+        site_settings_validation.complete(error)
         for text in (error.message, *(f"  {fault}" for fault in error.faults)):
             click.echo(printable(f"warning: {text}"), err=True)
 
@@ -82,7 +82,7 @@ def _document(name: str, pins: dict[str, str]) -> dict[str, Any]:
     fits = locked is not None and not locked.stale(plan)  # what was locked for other wishes is no pin of these
     versions = locked.versions if locked and fits else {}
     choice = plan_resolver.as_locked(plan, versions) if fits else plan.choice
-    proofs = profile_proofs.on_disk(source.name, source.profile, locked, build_records.all_records())
+    proofs = profile_proofs.on_disk(source.name, source.profile, locked, build_records_and_comparison.all_records())
     found = pin_reasons.pin_versions(plan, choice, versions)
     reasons = pin_reasons.pin_reasons(plan, choice, versions)
     for name, version in pins.items():
@@ -116,11 +116,11 @@ def _document(name: str, pins: dict[str, str]) -> dict[str, Any]:
 def _written_or_not(name: str, pins: dict[str, str]) -> Source:
     """The profile; for a GPU that has none, the one that could be written."""
     try:
-        return profile_reader.load(name, pins)
+        return profile_reader_and_overrides.load(name, pins)
     except profile_name_lookup.UnwrittenProfile as missing:
         note = f"note: no profile is shipped for {missing.gpu}; `envbuild new {missing.gpu}` writes this one"
         click.echo(printable(note), err=True)
-        return profile_reader.unwritten(missing.gpu, pins)
+        return profile_reader_and_overrides.unwritten(missing.gpu, pins)
 
 
 def _lock_state(locked: lock_file.Lock | None, plan: plan_resolver.Plan) -> str:
@@ -131,7 +131,7 @@ def _lock_state(locked: lock_file.Lock | None, plan: plan_resolver.Plan) -> str:
 
 
 def _all(as_json: bool) -> None:
-    built = list(build_records.all_records())
+    built = list(build_records_and_comparison.all_records())
     rows = [_row(name, built) for name in profile_name_lookup.profile_names()]
     if as_json:
         emit({"profiles": rows})
@@ -148,7 +148,7 @@ def _row(name: str, built: list[Record]) -> dict[str, Any]:
     """What is known of a profile; `error` instead where the profile or its lock is at fault."""
     row: dict[str, Any] = dict.fromkeys(("torch", "cuda", "python", "lock", "proof", "error"))
     try:
-        source = profile_reader.load(name)
+        source = profile_reader_and_overrides.load(name)
         plan = plan_resolver.resolve(source)
         locked = lock_file.read(source.known_lock)
     except EnvbuildError as error:

@@ -12,7 +12,7 @@ from envbuild.image.docker_engine import Engine
 from envbuild.image.image_naming import VERIFIED
 from envbuild.lock import lock_file, outdated_pins
 from envbuild.profile import profile_name_lookup
-from envbuild.resolve import plan_resolver, profile_reader
+from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.util.errors import (
     BuildError,
     CheckFailed,
@@ -53,7 +53,7 @@ def command(name: str | None, asks_index: bool, as_json: bool) -> None:
     if name is None:
         _all(as_json)
         return
-    found = image_status.compute(Engine(), profile_reader.load(name))
+    found = image_status.compute(Engine(), profile_reader_and_overrides.load(name))
     if found.state == VERIFIED:
         if as_json:
             emit(found.document())
@@ -88,7 +88,7 @@ def _image(row: dict[str, Any]) -> str:
 
 def _row(engine: Engine, name: str) -> dict[str, Any]:
     try:
-        return image_status.compute(engine, profile_reader.load(name)).document()
+        return image_status.compute(engine, profile_reader_and_overrides.load(name)).document()
     except (ProfileError, LockError) as error:
         return {"profile": name, "status": "at fault", "reasons": [error.message]}
 
@@ -110,7 +110,7 @@ def _outdated(name: str | None, as_json: bool) -> None:
 
 
 def _pins(name: str) -> dict[str, Any]:
-    source = profile_reader.load(name)
+    source = profile_reader_and_overrides.load(name)
     found = outdated_pins.find_outdated(plan_resolver.resolve(source), lock_file.required_lock(source))
     return {"profile": source.name, "outdated": [asdict(item) for item in found]}
 

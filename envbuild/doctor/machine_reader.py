@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.doctor import (
+    cpu_memory_and_os,
     docker_engine_reader,
-    machine_description,
+    kernel_bus_and_disk_reader,
     network_reader,
     nvml_reader,
-    site_settings_reader,
-    system_reader,
+    site_settings_validation,
 )
 from envbuild.doctor.model import Host, clean
 from envbuild.doctor.parallel_reader import run_in_parallel
@@ -35,7 +35,7 @@ def read(root: Path = Path("/")) -> Host:
 
     def engine() -> dict[str, Any]:
         found = docker_engine_reader.read()
-        disks = tuple(system_reader.disks(found.data))
+        disks = tuple(kernel_bus_and_disk_reader.disks(found.data))
         return {"engine": found, "disks": disks, "mirrors": network_reader.mirrors(found, end)}
 
     def packages() -> dict[str, Any]:
@@ -44,15 +44,15 @@ def read(root: Path = Path("/")) -> Host:
 
     def kernel() -> dict[str, Any]:
         return {
-            "machine": machine_description.read(root),
-            "pci": system_reader.pci(root),
-            "switches": system_reader.switches(root),
-            "fabric_manager": system_reader.fabric_manager(root),
-            "log": system_reader.log(root),
-            "shm": system_reader.shm_bytes(root),
-            "rdma": tuple(system_reader.rdma_ports(root)),
-            "memlock": system_reader.memlock(),
-            "software": system_reader.software(root),
+            "machine": cpu_memory_and_os.read(root),
+            "pci": kernel_bus_and_disk_reader.pci(root),
+            "switches": kernel_bus_and_disk_reader.switches(root),
+            "fabric_manager": kernel_bus_and_disk_reader.fabric_manager(root),
+            "log": kernel_bus_and_disk_reader.log(root),
+            "shm": kernel_bus_and_disk_reader.shm_bytes(root),
+            "rdma": tuple(kernel_bus_and_disk_reader.rdma_ports(root)),
+            "memlock": kernel_bus_and_disk_reader.memlock(),
+            "software": kernel_bus_and_disk_reader.software(root),
         }
 
     tasks: dict[str, Callable[[], dict[str, Any]]] = {
@@ -61,7 +61,7 @@ def read(root: Path = Path("/")) -> Host:
         "the registries": lambda: {"registries": network_reader.registries()},
         "the package indexes": packages,
         "the proxies": lambda: {"proxies": network_reader.proxies()},
-        "the settings": lambda: {"site": site_settings_reader.read()},
+        "the settings": lambda: {"site": site_settings_validation.read()},
         "the kernel": kernel,
     }
     found = run_in_parallel(list(tasks.values()), SECONDS)
@@ -69,7 +69,7 @@ def read(root: Path = Path("/")) -> Host:
     for part in found:
         parts |= part or {}
     if "machine" not in parts:  # "the kernel" is late: what Python itself knows
-        parts["machine"] = machine_description.unread()
+        parts["machine"] = cpu_memory_and_os.unread()
     return Host(
         name=clean(platform.node(), 100),
         time=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from envbuild.doctor.machine_description import Machine
+from envbuild.doctor.cpu_memory_and_os import Machine
 from envbuild.util import url_redaction
 from envbuild.util.errors import printable
 

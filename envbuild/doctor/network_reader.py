@@ -23,7 +23,7 @@ import requests
 from envbuild.doctor.model import Answer, Authorities, EngineReading, Proxy, clean, short_address
 from envbuild.doctor.parallel_reader import run_in_parallel
 from envbuild.fetch import index_config
-from envbuild.registry import registry_auth
+from envbuild.registry import registry_http_and_auth
 from envbuild.util import url_redaction
 from envbuild.util.network_settings import Network
 
@@ -53,7 +53,7 @@ def mirrors(engine: EngineReading, end: float) -> tuple[Answer, ...]:
 
 def registries() -> tuple[Answer, ...]:
     """Those that docker is logged in at or has a helper for."""
-    return _each(_registry, registry_auth.logins())
+    return _each(_registry, registry_http_and_auth.logins())
 
 
 def _registry(place: str) -> Answer:
@@ -64,7 +64,8 @@ def _registry(place: str) -> Answer:
     # as docker does: plain http to this machine, or where a mirror's own address says so
     plain = place.startswith("http://") or name in ("localhost", "127.0.0.1", "::1")
     return _ask(
-        lambda: registry_auth.registry_session(authority, 1, _LIMITS), f"{'http' if plain else 'https'}://{host}/v2/"
+        lambda: registry_http_and_auth.registry_session(authority, 1, _LIMITS),
+        f"{'http' if plain else 'https'}://{host}/v2/",
     )
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from envbuild.doctor.check_result import Check, Status, counted, gib, ok, skipped_check
-from envbuild.doctor.machine_report import VERSION
+from envbuild.doctor.machine_checks_and_suitability import VERSION
 from envbuild.doctor.model import clean
 
 MAX_BYTES = 1 << 20

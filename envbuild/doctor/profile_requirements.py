@@ -13,8 +13,8 @@ from envbuild.facts.gpu_models import Gpu
 from envbuild.image import image_build
 from envbuild.lock import lock_file
 from envbuild.profile import profile_name_lookup
-from envbuild.profile.profile_source import Source
-from envbuild.resolve import minimum_driver, profile_reader
+from envbuild.profile.loaded_profile import Source
+from envbuild.resolve import minimum_driver, profile_reader_and_overrides
 from envbuild.util.errors import EnvbuildError
 
 
@@ -66,6 +66,6 @@ def all_needs() -> Iterator[Need]:
     """Of all profiles that can be read; what is wrong with another one is told by the commands that use it."""
     for name in profile_name_lookup.profile_names():
         try:
-            yield needs_of(profile_reader.load(name))
+            yield needs_of(profile_reader_and_overrides.load(name))
         except EnvbuildError:
             continue

@@ -10,7 +10,7 @@ from envbuild.doctor.model import clean
 from envbuild.fetch import index_config, index_pages, sha256_file_store, uv_error_translator
 from envbuild.fetch.locked_artifact_types import Wheel
 from envbuild.lock import lock_file
-from envbuild.profile.profile_source import Source
+from envbuild.profile.loaded_profile import Source
 from envbuild.util.errors import NetworkError, some
 
 WHEELS = "wheels"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from envbuild.evidence import evidence_store, profile_proofs
+from envbuild.evidence import evidence_statements_and_store, profile_proofs
 from envbuild.evidence.proof_rules import Proof
-from envbuild.image import build_records, dockerfile_renderer, image_build
+from envbuild.image import build_records_and_comparison, dockerfile_renderer, image_build
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.image.image_naming import VERIFIED, repository
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
-from envbuild.profile.profile_source import Source
+from envbuild.profile.loaded_profile import Source
 from envbuild.resolve import plan_resolver
 
 
@@ -97,10 +97,10 @@ def _tag(
     if handle is None:
         return "the tag verified is missing" if is_proved else None
     tagged = image if image and handle == image.handle else engine.find(handle)
-    locks = {record.lock for record in build_records.all_records(tagged.id)} if tagged else set()
+    locks = {record.lock for record in build_records_and_comparison.all_records(tagged.id)} if tagged else set()
     if locked and not locks and tags.get(locked.short) == handle:
         return _ELSEWHERE
     # An image that was proved in its time keeps the tag until its successor is.
-    if tagged is None or not evidence_store.ever_proved(tagged.id, name, locks):
+    if tagged is None or not evidence_statements_and_store.ever_proved(tagged.id, name, locks):
         return _BY_HAND
     return _ANOTHER if is_proved and tagged != image else None

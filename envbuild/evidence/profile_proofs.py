@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from envbuild.evidence import evidence_store, proof_rules
+from envbuild.evidence import evidence_statements_and_store, proof_rules
 from envbuild.evidence.proof_rules import Proof, RequiredProof
-from envbuild.image.build_records import Record
+from envbuild.image.build_records_and_comparison import Record
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.model import Profile
 from envbuild.testrun.selftest_job import performance_requirements, project_tests_digests, required_probes
@@ -37,7 +37,9 @@ def models_to_prove(profile: Profile) -> tuple[str, ...]:
 
 def proofs_of(image_id: str, name: str, profile: Profile, lock: Lock) -> tuple[Proof, ...]:
     """For each model the evidence on one image."""
-    return tuple(evidence_store.newest_proofs(image_id, wanted(name, profile, lock), models_to_prove(profile)))
+    return tuple(
+        evidence_statements_and_store.newest_proofs(image_id, wanted(name, profile, lock), models_to_prove(profile))
+    )
 
 
 _BEST_FIRST = ("proved", "stale", "missing")

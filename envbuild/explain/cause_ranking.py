@@ -13,7 +13,7 @@ from typing import Any
 
 from envbuild.explain import log_facts
 from envbuild.explain.log_facts import Reading
-from envbuild.explain.log_lines import Line, Log
+from envbuild.explain.log_reader_and_search import Line, Log
 from envbuild.facts import database, log_signatures
 from envbuild.facts.advisory_matching import Advisory, Change, Situation
 from envbuild.facts.gpu_models import Gpu

@@ -10,10 +10,10 @@ from itertools import pairwise
 
 from packaging.version import InvalidVersion, Version
 
-from envbuild.explain import log_versions, rank_failures, stack_frames
-from envbuild.explain.log_lines import TRIED, Line, Log, compiled
+from envbuild.explain import first_failed_rank_and_progress, log_versions, stack_frames
+from envbuild.explain.first_failed_rank_and_progress import Failure, Works
+from envbuild.explain.log_reader_and_search import TRIED, Line, Log, compiled
 from envbuild.explain.log_versions import LogVersions
-from envbuild.explain.rank_failures import Failure, Works
 from envbuild.facts import database, log_signatures
 from envbuild.facts.advisory_matching import Situation
 from envbuild.facts.gpu_models import UNLISTED, Gpu
@@ -64,13 +64,13 @@ class Reading:
 
 
 def read(log: Log) -> Reading:
-    first, said = rank_failures.first_failure(log), log_versions.read(log)
+    first, said = first_failed_rank_and_progress.first_failure(log), log_versions.read(log)
     situations = tuple(_situations(log, said))
     situation = _common(situations)
     stack = stack_frames.read(log)
     states = {*_memory(log), *_supported(log, situation)}
     states |= {state for state, holds in (
-        ("rank-failed-first", first and rank_failures.by_itself(log, first)),
+        ("rank-failed-first", first and first_failed_rank_and_progress.by_itself(log, first)),
         ("crash-in-cpu-math", "cpu-math" in stack.crashed_in),
         ("hang-stack", stack.hang),
         ("copy-differs", _copy_differs(log)),
@@ -78,7 +78,7 @@ def read(log: Log) -> Reading:
     ) if holds}  # fmt: skip
     return Reading(
         situation, situations, _candidates(situations, situation), frozenset(states), first,
-        rank_failures.works(log, situation.gpu_count), _error(log), _count(log)[1],
+        first_failed_rank_and_progress.works(log, situation.gpu_count), _error(log), _count(log)[1],
         frozenset(said.libraries(situation.cuda)) & frozenset(situation.libraries), frozenset(said.loaded),
         stack.crashed_in,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from itertools import product
 
 from packaging.utils import canonicalize_name
 
-from envbuild.explain.log_lines import Line, Log, compiled
+from envbuild.explain.log_reader_and_search import Line, Log, compiled
 from envbuild.facts import database, log_signatures
 
 Found = Mapping[str, tuple[str, ...]]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from envbuild.explain.log_lines import Line, Log, compiled
+from envbuild.explain.log_reader_and_search import Line, Log, compiled
 from envbuild.facts import log_signatures
 from envbuild.facts.log_signatures import NEUTRAL
 

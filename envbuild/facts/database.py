@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from envbuild.facts import fact_file_reader, torch_arch_lists
+from envbuild.facts import fact_file_reader, torch_cuda_arch_list_parser
 from envbuild.facts.advisory_matching import Advisory, Situation, holding
 from envbuild.facts.fact_field_types import STRICT, Capability, FactRow, Name, Release, Sources, Specifier, Status, Text
 from envbuild.facts.gpu_models import Gpu
@@ -80,7 +80,7 @@ class TorchRelease(FactRow):
         """How this build serves a card: as architectures.serves says of its list, PTX being of the last one alone."""
         codes = [arch.replace(".", "") for arch in self.arch_list]
         ptx = [f"compute_{codes[-1]}"] if self.ptx else []
-        return torch_arch_lists.serves([*(f"sm_{code}" for code in codes), *ptx], compute_capability)
+        return torch_cuda_arch_list_parser.serves([*(f"sm_{code}" for code in codes), *ptx], compute_capability)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from packaging.specifiers import SpecifierSet
 
-from envbuild.fetch import file_download, index_config, sha256_file_store
+from envbuild.fetch import file_download_and_range_reads, index_config, sha256_file_store
 from envbuild.fetch.archive_spec import UNPACKER, Archive, ArchiveRequest
 from envbuild.fetch.sha256_file_store import Store
 from envbuild.util import settings, url_redaction, user_folders
@@ -72,7 +72,9 @@ def _bring(wanted: ArchiveRequest, held: Store, progress: Callable[[str, int], N
         name = f"{wanted.name} ({shown})"
         told = functools.partial(progress, wanted.name)
         try:
-            file_download.fetch_file(index_config.index_session(), address, name, file, told, limit=_LARGEST)
+            file_download_and_range_reads.fetch_file(
+                index_config.index_session(), address, name, file, told, limit=_LARGEST
+            )
         except NetworkError as error:
             raise NetworkError(error.message, hint=error.hint, faults=[wanted.named]) from error
         try:

@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.facts import database
 from envbuild.facts.database import TorchRelease
-from envbuild.fetch import file_download, index_config, sha256_file_store, uv_commands
+from envbuild.fetch import file_download_and_range_reads, index_config, sha256_file_store, wheel_resolution_and_download
 from envbuild.fetch.locked_artifact_types import LockedWheel
 from envbuild.util import temporary_files
 from envbuild.util.errors import NetworkError
@@ -49,19 +49,19 @@ def pin_differences(release: TorchRelease, say: Callable[[str], None]) -> list[D
 def _metadata(release: TorchRelease, say: Callable[[str], None]) -> str:
     python = next(p for p in reversed(release.pythons) if not p.endswith("t"))
     python = "3.11" if "3.11" in release.pythons else python
-    ((wheel, address),) = uv_commands.locate({"torch": f"={release.version}"}, python, _GLIBC).items()
+    ((wheel, address),) = wheel_resolution_and_download.locate({"torch": f"={release.version}"}, python, _GLIBC).items()
     session = index_config.index_session()
     found = None if address.startswith("file:") else _metadata_file(session, address, wheel.file)
     if found is not None:
         return found
-    size = file_download.head(session, address, wheel.file).bytes
+    size = file_download_and_range_reads.head(session, address, wheel.file).bytes
     try:
-        with file_download.open_remote_file(session, address, wheel.file, size) as stream:
+        with file_download_and_range_reads.open_remote_file(session, address, wheel.file, size) as stream:
             return _inside(stream, wheel.file)
-    except file_download.RangeIgnored:
+    except file_download_and_range_reads.RangeIgnored:
         say(f"the index has no metadata file and serves no ranges: fetching {wheel.file}, {size / 1e6:.0f} MB")
     held, wanted = sha256_file_store.wheel_store(), LockedWheel(wheel, min(size, _LARGEST_WHEEL), "")
-    uv_commands.fetch_wheels([wanted], python, _GLIBC, held, lambda file, count: None)
+    wheel_resolution_and_download.fetch_wheels([wanted], python, _GLIBC, held, lambda file, count: None)
     with held.path(wheel.sha256, wheel.file).open("rb") as stream:
         return _inside(stream, wheel.file)
 
@@ -71,7 +71,9 @@ def _metadata_file(session: requests.Session, address: str, name: str) -> str | 
     with temporary_files.folder("metadata") as folder:
         file = folder / "METADATA"
         try:
-            file_download.fetch_file(session, f"{address}.metadata", name, file, lambda count: None, limit=_LARGEST)
+            file_download_and_range_reads.fetch_file(
+                session, f"{address}.metadata", name, file, lambda count: None, limit=_LARGEST
+            )
         except NetworkError as error:
             answer = getattr(error.__cause__, "response", None)
             if answer is not None and answer.status_code in (requests.codes.not_found, requests.codes.forbidden):

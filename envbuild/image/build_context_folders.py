@@ -11,12 +11,12 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from envbuild.fetch import sha256_file_store, uv_commands
-from envbuild.fetch.apt_packages import Deb
+from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
+from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import Archive
 from envbuild.fetch.locked_artifact_types import LockedExtension, LockedWheel
-from envbuild.image import dockerfile_renderer, root_filesystem_tar
-from envbuild.lock import extension_sources, wheel_conflicts
+from envbuild.image import debian_base_tar, dockerfile_renderer
+from envbuild.lock import extension_source_fetcher, wheel_conflicts
 from envbuild.lock.lock_file import Lock
 from envbuild.util import atomic_files, user_folders
 
@@ -85,7 +85,7 @@ def fill_builder(lock: Lock, name: str, extension: LockedExtension) -> None:
     _debs(lock.builder.debs, target / _OWN / dockerfile_renderer.BUILDER_DEBS)
     source = target / _OWN / "sources" / extension.name / "source.tar"
     source.parent.mkdir(parents=True)
-    extension_sources.write_archive(extension, source)
+    extension_source_fetcher.write_archive(extension, source)
 
 
 def _fill_shared(lock: Lock, target: Path) -> None:
@@ -100,11 +100,11 @@ def _fill_base(lock: Lock, target: Path) -> None:
     shutil.rmtree(main, ignore_errors=True)
     for part in ("bin", dockerfile_renderer.DEBS):
         (main / part).mkdir(parents=True)
-    _link(uv_commands.uv_binary(), main / "bin" / "uv")
+    _link(wheel_resolution_and_download.uv_binary(), main / "bin" / "uv")
     for tool in dockerfile_renderer.TOOLS:
         shutil.copy2(tool, main / "bin" / tool.name)
     if lock.suite:
-        _link(root_filesystem_tar.intact_base(lock), main / "base.tar")
+        _link(debian_base_tar.intact_base(lock), main / "base.tar")
     _debs(lock.apt, main / dockerfile_renderer.DEBS)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from envbuild.fetch import sha256_file_store
 from envbuild.fetch.sha256_file_store import Store
-from envbuild.image import build_context_folders, build_error_messages, docker_client_finder, root_filesystem_tar
+from envbuild.image import build_context_folders, build_error_messages, debian_base_tar, docker_client_finder
 from envbuild.image.docker_engine import Engine
 from envbuild.lock.lock_file import Lock
 from envbuild.util import disk_space, process_locks, temporary_files
@@ -63,7 +63,7 @@ def build(
              *(f"--build-context={key}={path}" for key, path in build_context_folders.of_wheels(name).items()),
              "--provenance=false", "--sbom=false", "--platform", lock.platform, "--progress=plain",
              *options, build_context_folders.main_context(name)],
-            env={"SOURCE_DATE_EPOCH": str(root_filesystem_tar.SOURCE_DATE_EPOCH)},
+            env={"SOURCE_DATE_EPOCH": str(debian_base_tar.SOURCE_DATE_EPOCH)},
             on_line=on_line,
         )  # fmt: skip
         if done.code:
@@ -99,7 +99,7 @@ def _said(stderr: str) -> str:
 
 
 def _turn(engine: Engine, lock: Lock) -> str:
-    made_of = lock.image or root_filesystem_tar.tar_file(lock).stem
+    made_of = lock.image or debian_base_tar.tar_file(lock).stem
     return f"_build-{canonical_digest([engine.identity, engine.builder, made_of])[:16]}"
 
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import jinja2
 
-from envbuild.fetch.apt_packages import Deb
+from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import FOLDERS, UNPACKER, Archive
 from envbuild.fetch.locked_artifact_types import Builder, LockedExtension, LockedWheel, Nvcc
+from envbuild.image.debian_base_tar import SOURCE_DATE_EPOCH
 from envbuild.image.image_naming import LOCK_LABEL
-from envbuild.image.root_filesystem_tar import SOURCE_DATE_EPOCH
 from envbuild.lock.lock_file import BUILDER, PACKAGES, Lock
-from envbuild.registry.reference_grammar import BY_DIGEST
+from envbuild.registry.image_reference_grammar import BY_DIGEST
 from envbuild.resolve.plan_resolver import VENV
 from envbuild.util import package_data
 from envbuild.util.errors import LockError

@@ -20,8 +20,8 @@ from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
-from envbuild.facts import database, torch_arch_lists
-from envbuild.fetch import uv_commands, wheel_listings_and_clashes
+from envbuild.facts import database, torch_cuda_arch_list_parser
+from envbuild.fetch import wheel_listings_and_clashes, wheel_resolution_and_download
 from envbuild.fetch.wheel_listings_and_clashes import BROKEN, PACKED
 from envbuild.selftest.inventory import compiled_file_reader
 from envbuild.selftest.inventory.compiled_file_reader import Compiled
@@ -178,7 +178,7 @@ def _tags(tags: frozenset[Tag], python: str | None) -> Iterator[str]:
         yield f"its tag is {said}: it was built without its compiled modules"
         return
     wanted = python or _interpreter(tags)
-    if wanted is None or not tags & uv_commands.tags(wanted, _NEWEST_GLIBC).keys():
+    if wanted is None or not tags & wheel_resolution_and_download.tags(wanted, _NEWEST_GLIBC).keys():
         yield f"its tag is {said}, which {f'Python {wanted} on ' if wanted else ''}linux x86_64 does not take"
 
 
@@ -245,12 +245,14 @@ def _modules(paths: list[str], inside: list[Module], asked: Sequence[str], pytho
 
 def _code(inside: list[Module], arch: str) -> Iterator[str]:
     """A file without any device code is host code, as apex_C is; but of some file it must be there."""
-    wanted = torch_arch_lists.capabilities(arch)
+    wanted = torch_cuda_arch_list_parser.capabilities(arch)
     coded = [(item.path, item.file.architectures) for item in inside if item.file.architectures is not None]
     if wanted and not coded:
         yield f"no file in it has device code, asked for is {arch}"
     for path, found in coded:
-        lacking = [capability for capability in wanted if torch_arch_lists.serves(found, capability) != "compiled"]
+        lacking = [
+            capability for capability in wanted if torch_cuda_arch_list_parser.serves(found, capability) != "compiled"
+        ]
         if lacking:
             has = f"it has {', '.join(found)}" if found else "it has none"
             yield f"{_quoted(path)} has no device code for compute capability {', '.join(lacking)}: {has}"

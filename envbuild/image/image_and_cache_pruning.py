@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.fetch.locked_artifact_types import LockedWheel
-from envbuild.image import build_records, built_lock_paths, extension_compilation, root_filesystem_tar
+from envbuild.image import build_records_and_comparison, built_lock_list, debian_base_tar, extension_wheel_build
 from envbuild.image.docker_engine import Engine
 from envbuild.image.image_naming import LOCK_LABEL, PREFIX, VERIFIED, repository
 from envbuild.lock.lock_file import Lock
@@ -34,7 +34,7 @@ def images(
     """Images of these profiles that are neither verified, nor in use by a container, nor those of a current lock; of
     profiles `elsewhere`, which are not seen from here, only those that this envbuild built."""
     repositories, others = {repository(name) for name in names}, {repository(name) for name in elsewhere}
-    made = {record.handle for record in build_records.all_records()}
+    made = {record.handle for record in build_records_and_comparison.all_records()}
     keep_tags = {lock.short for lock in current} | {VERIFIED}
     listed = engine.images(PREFIX)
     kept = {handle for tag, handle, _ in listed if tag.rpartition(":")[2] == VERIFIED} | engine.used()
@@ -56,8 +56,8 @@ def caches(names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]
     debs = {deb.sha256 for lock in locks for deb in lock.debs}
     archives = {sha256 for lock in locks for sha256 in _archives(lock)}
     commits = {one.digest for lock in locks for one in lock.extensions}
-    compiled = {extension_compilation.key(lock, one) for lock in locks for one in lock.extensions}
-    tars = [root_filesystem_tar.tar_file(lock, make=False) for lock in locks if lock.suite]
+    compiled = {extension_wheel_build.key(lock, one) for lock in locks for one in lock.extensions}
+    tars = [debian_base_tar.tar_file(lock, make=False) for lock in locks if lock.suite]
     bases = {tar.with_suffix(end).name for tar in tars for end in (".tar", ".sha256")}
     kinds = {"wheels": wheels, "debs": debs, "archives": archives, "bases": bases}
     kinds |= {kind: {f"{sha256}.json" for sha256 in wheels} for kind in ("listings", "contents")}
@@ -79,8 +79,8 @@ def forget_gone_locks(engine: Engine, noted: Iterable[Path]) -> None:
     """Locks that are gone, once no image of theirs is there."""
     there = {tag.rpartition(":")[0] for tag, _, _ in engine.images(PREFIX)}
     for file in noted:
-        if not file.exists() and repository(built_lock_paths.name(file)) not in there:
-            built_lock_paths.forget_lock(file)
+        if not file.exists() and repository(built_lock_list.name(file)) not in there:
+            built_lock_list.forget_lock(file)
 
 
 def temporary() -> Iterator[Removable]:

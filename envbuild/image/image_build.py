@@ -1,4 +1,4 @@
-"""Lock and Dockerfile -> image, by BuildKit; what was built for which lock is written down (build_records.py)."""
+"""Lock and Dockerfile -> image, by BuildKit; what was built for which lock is written down (build_records_and_comparison.py)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 
 from envbuild.fetch import sha256_file_store
-from envbuild.fetch.apt_packages import Deb
+from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import Archive
 from envbuild.fetch.locked_artifact_types import LockedWheel
-from envbuild.image import build_context_folders, build_records, buildx, dockerfile_renderer, root_filesystem_tar
-from envbuild.image.build_records import Record
+from envbuild.image import (
+    build_context_folders,
+    build_records_and_comparison,
+    buildx,
+    debian_base_tar,
+    dockerfile_renderer,
+)
+from envbuild.image.build_records_and_comparison import Record
 from envbuild.image.docker_engine import Engine, Image
-from envbuild.image.extension_compilation import BuiltWheel
+from envbuild.image.extension_wheel_build import BuiltWheel
 from envbuild.image.image_naming import repository
 from envbuild.lock.lock_file import Lock
 from envbuild.util import user_folders
@@ -30,7 +36,7 @@ _TOOL_UNPACKED = 3.0
 def matching_records(lock: Lock, text: str) -> list[Record]:
     """What was built from this lock with this Dockerfile by this envbuild, in whatever engine."""
     wanted = recipe_digest(lock, text)
-    return [record for record in build_records.all_records() if record.recipe == wanted]
+    return [record for record in build_records_and_comparison.all_records() if record.recipe == wanted]
 
 
 def existing_image(engine: Engine, lock: Lock, text: str) -> Image | None:
@@ -46,7 +52,7 @@ def recipe_digest(lock: Lock, text: str) -> str:
     """sha256 over all that decides what is in an image: lock, Dockerfile, installers, recipe of the base."""
     tools = [tool.read_text(encoding="utf-8") for tool in dockerfile_renderer.TOOLS]
     uv = importlib.metadata.version("uv")
-    return canonical_digest([lock.id, text, tools, uv, root_filesystem_tar.base_recipe() if lock.suite else None])
+    return canonical_digest([lock.id, text, tools, uv, debian_base_tar.base_recipe() if lock.suite else None])
 
 
 def needed_bytes(lock: Lock, compiling: bool = False) -> int:
@@ -84,7 +90,7 @@ def fetched_bytes(lock: Lock, compiling: bool = False) -> int:
     packed_bytes = sum(w.bytes for w in wheels if not wheel_store.holds(w.wheel.sha256, w.wheel.file))
     packed_bytes += sum(a.bytes for a in archives if not archive_store.holds(a.sha256, a.name))
     packed_bytes += sum(deb.bytes for deb in tools if not deb_store.holds(deb.sha256, deb.file))
-    made = root_filesystem_tar.tar_file(lock).is_file() or not lock.suite
+    made = debian_base_tar.tar_file(lock).is_file() or not lock.suite
     return packed_bytes + (0 if made else int(sum(deb.bytes for deb in lock.base) * (2 + _DEB_UNPACKED)))
 
 
@@ -113,7 +119,7 @@ def start_build(engine: Engine, lock: Lock, name: str, text: str) -> None:
     """
     _require_platform(engine, lock)
     beginning = dockerfile_renderer.beginning(text)
-    made_of = root_filesystem_tar.tar_file(lock).stem if lock.suite else None
+    made_of = debian_base_tar.tar_file(lock).stem if lock.suite else None
     key = canonical_digest([engine.identity, engine.builder, made_of, beginning])
     if build_context_folders.begun(name) == key:
         return
@@ -180,12 +186,12 @@ def build_labelled(
     compiled = tuple(one.record for one in extensions)
     engine.remove(layers_tag(lock, name))  # before the record: with that there is no next build, to remove it
     record = Record(image.id, image.handle, lock.id, recipe_digest(lock, text), image.layers, builder, compiled)
-    told = build_records.another(
+    told = build_records_and_comparison.another(
         matching_records(lock, text), record, [layer.title for layer in dockerfile_renderer.image_layers(lock)]
     )
     if told:
         note(told)  # before the record: with that there is no next build, to tell it
-    build_records.write(record)
+    build_records_and_comparison.write(record)
     return image
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from envbuild.image import zstd_push
 from envbuild.image.docker_engine import Engine, Image
+from envbuild.registry.image_reference_grammar import REGISTRY
 from envbuild.registry.oci_types import Manifest, Reference
-from envbuild.registry.reference_grammar import REGISTRY
 from envbuild.registry.registry_client import Repository
 from envbuild.util.errors import CheckFailed, UsageError
 

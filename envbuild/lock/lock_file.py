@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from envbuild.fetch.apt_packages import Deb
+from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import Archive
 from envbuild.fetch.locked_artifact_types import (
     AcceptedOld,
@@ -28,7 +28,7 @@ from envbuild.fetch.locked_artifact_types import (
 )
 from envbuild.lock import lock_schema
 from envbuild.profile import profile_name_lookup
-from envbuild.profile.profile_source import Source
+from envbuild.profile.loaded_profile import Source
 from envbuild.resolve.plan_resolver import Plan, as_locked
 from envbuild.util import yaml_document
 from envbuild.util.atomic_files import write_within

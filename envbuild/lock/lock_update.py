@@ -11,13 +11,20 @@ from dataclasses import dataclass, replace
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from envbuild.fetch import apt_packages, archive_fetcher, index_config, index_pages, release_lag, uv_commands
-from envbuild.fetch.apt_packages import Deb
+from envbuild.fetch import (
+    apt_resolution_and_download,
+    archive_fetcher,
+    index_config,
+    index_pages,
+    release_lag,
+    wheel_resolution_and_download,
+)
+from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import Archive
 from envbuild.fetch.locked_artifact_types import AcceptedOld, LockedWheel, Nvcc, Overridden
 from envbuild.fetch.release_lag import Lag
-from envbuild.fetch.uv_commands import Resolved
-from envbuild.lock import extension_lock, lock_file, wheel_conflicts
+from envbuild.fetch.wheel_resolution_and_download import Resolved
+from envbuild.lock import extension_and_compiler_locking, lock_file, wheel_conflicts
 from envbuild.lock.lock_file import PACKAGES, SMALL, TOOLCHAIN, Lock
 from envbuild.resolve.plan_resolver import Plan, as_locked
 from envbuild.util import canonical_json
@@ -70,7 +77,7 @@ def update_lock(
     debian = plan.extension_toolchain is not None and plan.extension_toolchain.toolchain.debian is not None
     again = stale | {"extensions"} if debian and BASE in upgrade else stale
     with _SOURCES:
-        extensions, builder = extension_lock.lock(
+        extensions, builder = extension_and_compiler_locking.lock(
             plan, None if everything else previous, again, locked, there, progress
         )
     made = Lock(
@@ -154,7 +161,7 @@ def _debs(
     if plan.suite is None:
         return (), ()
     if previous is None or upgrade or "base" in stale:
-        base = tuple(apt_packages.resolve_debs(plan.suite, plan.base_packages))
+        base = tuple(apt_resolution_and_download.resolve_debs(plan.suite, plan.base_packages))
         return base, _late(plan, base, ())
     if "apt" not in stale:
         return previous.base, previous.apt
@@ -162,7 +169,7 @@ def _debs(
         return previous.base, _late(plan, previous.base, previous.apt)
     except ProfileError:
         # the mirror has moved on, so the base is locked again too; if a wanted package is missing, this says so
-        base = tuple(apt_packages.resolve_debs(plan.suite, plan.base_packages))
+        base = tuple(apt_resolution_and_download.resolve_debs(plan.suite, plan.base_packages))
         return base, _late(plan, base, ())
 
 
@@ -171,13 +178,17 @@ def _late(plan: Plan, base: Sequence[Deb], kept: Sequence[Deb]) -> tuple[Deb, ..
     assert plan.suite is not None
     if not plan.apt:
         return ()
-    wanted = apt_packages.beyond(apt_packages.resolve_debs(plan.suite, plan.apt, keep=base), base)
+    wanted = apt_resolution_and_download.beyond(
+        apt_resolution_and_download.resolve_debs(plan.suite, plan.apt, keep=base), base
+    )
     before = {deb.name: deb for deb in kept}
     same = [before[deb.name] for deb in wanted if deb.name in before]
     if not same:
         return wanted
     try:
-        return apt_packages.beyond(apt_packages.resolve_debs(plan.suite, plan.apt, keep=[*base, *same]), base)
+        return apt_resolution_and_download.beyond(
+            apt_resolution_and_download.resolve_debs(plan.suite, plan.apt, keep=[*base, *same]), base
+        )
     except ProfileError:
         return wanted
 
@@ -215,7 +226,7 @@ def _chosen(wishes: _Wishes) -> _Chosen:
 
     def resolved_with(requirements: Iterable[str], keep: dict[str, str]) -> Resolved:
         wanted = [*wishes.core, *wishes.packages, *requirements]
-        return uv_commands.resolve_wheels(
+        return wheel_resolution_and_download.resolve_wheels(
             wanted, wishes.python, wishes.glibc, keep, wishes.constraints, wishes.overrides
         )
 
@@ -227,8 +238,8 @@ def _chosen(wishes: _Wishes) -> _Chosen:
     if wishes.tools:
         # a second time, so that the wheels of a runtime image stay as they are, in layers of their own
         resolved = resolved_with(wishes.tools, {**keep, **resolved.versions})
-    located = uv_commands.locate(resolved.versions, wishes.python, wishes.glibc)
-    heads = uv_commands.request_heads(located)
+    located = wheel_resolution_and_download.locate(resolved.versions, wishes.python, wishes.glibc)
+    heads = wheel_resolution_and_download.request_heads(located)
     wheel_conflicts.refuse_offered(located, heads)
     locked = [
         LockedWheel(
@@ -254,7 +265,7 @@ def _judged(wishes: _Wishes, versions: Mapping[str, str]) -> tuple[tuple[str, ..
     named = {str(canonicalize_name(Requirement(text).name)) for text in wishes.packages}
     wanted = {name: release_lag.specifier(name, given, wishes.python) for name in sorted(named & versions.keys())}
     free = [name for name in wanted if not release_lag.is_pinned(wanted[name]) and versions[name] != keep.get(name)]
-    supported = uv_commands.tags(wishes.python, wishes.glibc)
+    supported = wheel_resolution_and_download.tags(wishes.python, wishes.glibc)
     with ThreadPoolExecutor(index_config.PARALLEL) as pool:
         known = [
             release_lag.matching_releases(files, wishes.python, supported)
@@ -262,7 +273,7 @@ def _judged(wishes: _Wishes, versions: Mapping[str, str]) -> tuple[tuple[str, ..
         ]
     judged = (release_lag.lag(name, versions[name], wanted[name], r) for name, r in zip(free, known, strict=True))
     lags = [found for found in judged if found]
-    target = uv_commands.target(wishes.python, wishes.glibc)
+    target = wheel_resolution_and_download.target(wishes.python, wishes.glibc)
     far = [found for found in lags if found.refused]
     refused = [found for found in far if not {found.name, EVERYTHING} & wishes.accept_old]
     if refused:
@@ -275,7 +286,9 @@ def _contradictions(wishes: _Wishes, lags: Iterable[Lag]) -> Iterator[tuple[str,
     for found in lags:
         if found.reason == "incompatible":
             wanted = [*wishes.core, *wishes.packages, f"{found.name}=={found.rival}"]
-            why = uv_commands.contradiction(wanted, wishes.python, wishes.glibc, wishes.constraints, wishes.overrides)
+            why = wheel_resolution_and_download.contradiction(
+                wanted, wishes.python, wishes.glibc, wishes.constraints, wishes.overrides
+            )
             if why:
                 yield f"{found.name} {found.rival}", why
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from envbuild.facts import database
-from envbuild.fetch import index_config, uv_commands
+from envbuild.fetch import index_config, wheel_resolution_and_download
 from envbuild.lock.lock_file import Lock
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.util.errors import ProfileError
@@ -101,7 +101,7 @@ def _wishes(plan: Plan, versions: Mapping[str, str]) -> Iterator[_Wish]:
 def _newest(plan: Plan, requirements: Mapping[str, str]) -> dict[str, str]:
     """Of each distribution the newest version that meets its requirement; what the index no longer has is left out."""
     try:
-        return uv_commands.offered(list(requirements.values()), plan.python, plan.glibc)
+        return wheel_resolution_and_download.offered(list(requirements.values()), plan.python, plan.glibc)
     except ProfileError:  # one that nothing meets fails all: a version that was taken back, say
         with ThreadPoolExecutor(index_config.PARALLEL) as pool:
             found = pool.map(lambda requirement: _one(plan, requirement), requirements.values())
@@ -115,6 +115,9 @@ def _nearest(plan: Plan, wish: _Wish) -> str | None:
 
 def _one(plan: Plan, requirement: str, oldest: bool = False) -> str | None:
     try:
-        return next(iter(uv_commands.offered([requirement], plan.python, plan.glibc, oldest=oldest).values()), None)
+        return next(
+            iter(wheel_resolution_and_download.offered([requirement], plan.python, plan.glibc, oldest=oldest).values()),
+            None,
+        )
     except ProfileError:
         return None

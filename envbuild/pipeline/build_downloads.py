@@ -6,10 +6,15 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-from envbuild.fetch import apt_packages, archive_fetcher, sha256_file_store, uv_commands
+from envbuild.fetch import (
+    apt_resolution_and_download,
+    archive_fetcher,
+    sha256_file_store,
+    wheel_resolution_and_download,
+)
 from envbuild.fetch.locked_artifact_types import LockedExtension
-from envbuild.image import root_filesystem_tar
-from envbuild.lock import extension_sources, wheel_conflicts
+from envbuild.image import debian_base_tar
+from envbuild.lock import extension_source_fetcher, wheel_conflicts
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline.model import Progress
 from envbuild.resolve.plan_resolver import Plan
@@ -70,10 +75,12 @@ def fetch_image_parts(
     show = show_download(progress)
     with one_fetch_at_a_time(progress):
         if locked.suite:
-            root_filesystem_tar.make_base(locked, sha256_file_store.debs(), progress.line)
+            debian_base_tar.make_base(locked, sha256_file_store.debs(), progress.line)
     ahead = beside(meanwhile) if meanwhile else contextlib.nullcontext()
     with ahead, one_fetch_at_a_time(progress):
-        uv_commands.fetch_wheels(locked.wheels, plan.python, plan.glibc, sha256_file_store.wheel_store(), show)
+        wheel_resolution_and_download.fetch_wheels(
+            locked.wheels, plan.python, plan.glibc, sha256_file_store.wheel_store(), show
+        )
         wheel_conflicts.refuse_stored(locked.wheels, locked.startup)
         archive_fetcher.fetch_archives(plan.archives, show)
 
@@ -83,16 +90,20 @@ def builder(plan: Plan, locked: Lock, one: LockedExtension, progress: Progress) 
     assert locked.builder and plan.extension_toolchain
     show = show_download(progress)
     with one_fetch_at_a_time(progress):
-        uv_commands.fetch_wheels(locked.builder.wheels, plan.python, plan.glibc, sha256_file_store.wheel_store(), show)
+        wheel_resolution_and_download.fetch_wheels(
+            locked.builder.wheels, plan.python, plan.glibc, sha256_file_store.wheel_store(), show
+        )
         wheel_conflicts.refuse_stored(locked.compiled_with, locked.startup)
         if locked.builder.archives and plan.extension_toolchain.toolchain.archive:
             archive_fetcher.fetch_archives([plan.extension_toolchain.toolchain.archive], show)
         wanted = next(item for item in plan.extension_toolchain.wanted if item.extension.name == one.name)
-        extension_sources.fetch_source(wanted, show)
+        extension_source_fetcher.fetch_source(wanted, show)
         if locked.suite:
             try:
-                apt_packages.fetch_debs(locked.builder.debs, locked.suite, sha256_file_store.debs(), locked.made)
-            except apt_packages.AptUnavailable as gone:
+                apt_resolution_and_download.fetch_debs(
+                    locked.builder.debs, locked.suite, sha256_file_store.debs(), locked.made
+                )
+            except apt_resolution_and_download.AptUnavailable as gone:
                 again = f"envbuild lock {plan.asked} --upgrade base"
                 gone.hint = f"set debian_snapshot in config.yaml, or lock others: {again}"
                 raise

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from envbuild.evidence import evidence_store, profile_proofs
+from envbuild.evidence import evidence_statements_and_store, profile_proofs
 from envbuild.evidence.proof_rules import Proof
 from envbuild.image.docker_engine import Image
 from envbuild.image.image_naming import VERIFIED
@@ -112,7 +112,7 @@ class Made:
         return VERIFIED if proved else "built"
 
     def _gpu(self) -> dict[str, Any] | None:
-        card = evidence_store.gpu_of(self.run) if self.run else None
+        card = evidence_statements_and_store.gpu_of(self.run) if self.run else None
         return {"model": card["model"], "count": card["count"]} if card else None
 
     def document(self) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from typing import Any
 from envbuild.attest import keys_and_signatures
 from envbuild.image.docker_engine import Engine
 from envbuild.pipeline import runner_selection
-from envbuild.profile.profile_source import Source
-from envbuild.resolve import profile_reader
+from envbuild.profile.loaded_profile import Source
+from envbuild.resolve import profile_reader_and_overrides
 from envbuild.util import process_locks
 from envbuild.util.errors import EnvbuildError, SystemFault, UsageError
 from envbuild.util.host_processes import Stop, run
@@ -205,7 +205,7 @@ def make_profiles(
     outcomes = []
     for name in dict.fromkeys(names):
         try:
-            source = profile_reader.load(name, wanted=wanted.requirements)
+            source = profile_reader_and_overrides.load(name, wanted=wanted.requirements)
             if not wanted.allow_unproved:
                 runner_selection.require_cards(source, wanted.gpus)
             found.setdefault(source.name, (name, source))

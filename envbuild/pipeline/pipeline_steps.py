@@ -14,32 +14,32 @@ from envbuild.attest import in_toto_statements, keys_and_signatures
 from envbuild.attest.in_toto_statements import Subject
 from envbuild.attest.keys_and_signatures import Signer
 from envbuild.audit import environment_audit, image_collector
-from envbuild.doctor import machine_description
-from envbuild.evidence import evidence_store, profile_proofs
+from envbuild.doctor import cpu_memory_and_os
+from envbuild.evidence import evidence_statements_and_store, profile_proofs
 from envbuild.evidence.proof_rules import Proof
 from envbuild.facts import database
-from envbuild.fetch import apt_packages, sha256_file_store
+from envbuild.fetch import apt_resolution_and_download, sha256_file_store
 from envbuild.fetch.locked_artifact_types import LockedExtension
 from envbuild.image import (
     build_context_folders,
-    build_records,
+    build_records_and_comparison,
     buildx,
-    built_lock_paths,
+    built_lock_list,
+    debian_base_tar,
     dockerfile_renderer,
-    extension_compilation,
+    extension_wheel_build,
     image_build,
-    root_filesystem_tar,
 )
-from envbuild.image.build_records import Record
+from envbuild.image.build_records_and_comparison import Record
 from envbuild.image.docker_engine import Engine, Image
-from envbuild.image.extension_compilation import BuiltWheel, CompileOrder
+from envbuild.image.extension_wheel_build import BuiltWheel, CompileOrder
 from envbuild.image.image_naming import VERIFIED, repository
 from envbuild.lock import lock_file, lock_update, wheel_contents
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import build_downloads, runner_selection
 from envbuild.pipeline.model import Made, Options, Progress, Step, StepResult, probe_counts
-from envbuild.profile.profile_source import Source
-from envbuild.resolve import plan_resolver, profile_reader
+from envbuild.profile.loaded_profile import Source
+from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.runners import docker_runner
 from envbuild.runners.runner_interface import Runner, Scheduled, Watch
@@ -97,7 +97,7 @@ class Session:
 
     def load(self) -> Source:
         def work() -> StepResult[Source]:
-            source = profile_reader.load(self.made.name, self.options.pins, self.options.requirements)
+            source = profile_reader_and_overrides.load(self.made.name, self.options.pins, self.options.requirements)
             if self.options.tolerant:
                 source = source.accepting((item.id for item in database.advisories()), "only tried")
             if self.options.script:
@@ -126,7 +126,7 @@ class Session:
             )
             after = self.at_hand(plan, after)
             if after is not before:
-                for note in (*profile_reader.ignored_uv_settings([source]), *source.notes):
+                for note in (*profile_reader_and_overrides.ignored_uv_settings([source]), *source.notes):
                     self.note(note)
                 if not self.options.trial:
                     lock_file.write(after, source.lock_file, source.name, source.origin)
@@ -144,20 +144,22 @@ class Session:
 
     def at_hand(self, plan: Plan, found: Lock) -> Lock:
         """Base packages that no mirror has any longer are locked again, unless --locked forbids it."""
-        if found.suite is None or (root_filesystem_tar.tar_file(found).is_file() and not found.apt):
+        if found.suite is None or (debian_base_tar.tar_file(found).is_file() and not found.apt):
             return found
-        wanted = found.apt if root_filesystem_tar.tar_file(found).is_file() else (*found.base, *found.apt)
+        wanted = found.apt if debian_base_tar.tar_file(found).is_file() else (*found.base, *found.apt)
         try:
             with build_downloads.one_fetch_at_a_time(self.progress):
-                apt_packages.fetch_debs(wanted, found.suite, sha256_file_store.debs(), found.made)
+                apt_resolution_and_download.fetch_debs(wanted, found.suite, sha256_file_store.debs(), found.made)
             return found
-        except apt_packages.AptUnavailable as gone:
+        except apt_resolution_and_download.AptUnavailable as gone:
             if self.options.locked:
                 raise
             self.progress.say(f"the base is locked again: {gone.message}")
         again = lock_update.update_lock(plan, found, frozenset({lock_update.BASE}))
         with build_downloads.one_fetch_at_a_time(self.progress):
-            apt_packages.fetch_debs((*again.base, *again.apt), found.suite, sha256_file_store.debs(), again.made)
+            apt_resolution_and_download.fetch_debs(
+                (*again.base, *again.apt), found.suite, sha256_file_store.debs(), again.made
+            )
         return again
 
     def render(self, source: Source, locked: Lock) -> str:
@@ -177,7 +179,7 @@ class Session:
 
     def build(self, source: Source, plan: Plan, locked: Lock, text: str) -> Image:
         """The image of a lock: built already, or its layers made, audited, and labelled with what is in them."""
-        built_lock_paths.note_lock(source.known_lock)  # before there is an image that prune would not know
+        built_lock_list.note_lock(source.known_lock)  # before there is an image that prune would not know
         there = None if self.options.no_cache else image_build.existing_image(self.connected(), locked, text)
         if there is not None:
             image = self.step("build", lambda: self._built(source, locked, there))
@@ -212,13 +214,13 @@ class Session:
                 self.connected().remove(reference)
         for record in self.recorded:
             if self.connected().find(record.handle) is None:  # by no other name, and not kept by a container
-                build_records.remove_record(record)
+                build_records_and_comparison.remove_record(record)
 
     def extensions(self, source: Source, plan: Plan, locked: Lock, text: str) -> tuple[BuiltWheel, ...]:
         """The wheels of what is compiled from source; no step where there is none."""
 
         def work() -> StepResult[tuple[BuiltWheel, ...]]:
-            found = [extension_compilation.find_wheel(locked, one) for one in locked.extensions]
+            found = [extension_wheel_build.find_wheel(locked, one) for one in locked.extensions]
             made = tuple(
                 built or self._compiled(source, plan, locked, text, one)
                 for built, one in zip(found, locked.extensions, strict=True)
@@ -234,7 +236,7 @@ class Session:
         build_downloads.fetch_image_parts(plan, locked, self.progress)
         build_downloads.builder(plan, locked, one, self.progress)
         progress = self.progress
-        return extension_compilation.compile_wheel(
+        return extension_wheel_build.compile_wheel(
             CompileOrder(engine, locked, source.name, text, one, progress.say, progress.line)
         )
 
@@ -369,7 +371,7 @@ class Session:
 
         def work() -> StepResult[TestRun]:
             assert proofs[0].evidence is not None
-            run = evidence_store.run_of(proofs[0].evidence, image.id)
+            run = evidence_statements_and_store.run_of(proofs[0].evidence, image.id)
             return StepResult(run, cached=True, note=probe_counts(run))
 
         self.made.run = self.step("self-test", work)
@@ -381,15 +383,17 @@ class Session:
             now = datetime.datetime.now(datetime.UTC)
             engine = run.where.get("engine") or f"docker {self.connected().version}"
             wanted = profile_proofs.wanted(source.name, source.profile, locked)
-            here = asdict(machine_description.read()) if self.connected().data_folder and not run.where else None
-            record = evidence_store.run_record(image, wanted, run, engine, now, here)
-            self.made.evidence = evidence_store.save(record, run.where)
+            here = asdict(cpu_memory_and_os.read()) if self.connected().data_folder and not run.where else None
+            record = evidence_statements_and_store.run_record(image, wanted, run, engine, now, here)
+            self.made.evidence = evidence_statements_and_store.save(record, run.where)
             self.made.proofs = self._proofs(source, image, locked)
             if signer is None:
                 return StepResult(None, note=f"{self.made.evidence.name[:12]} unsigned: no signing_key is set")
             subject = Subject(repository(source.name), image.id)
-            made = in_toto_statements.test_result(record, evidence_store.record_text(self.made.evidence), subject)
-            file = evidence_store.save_envelope(
+            made = in_toto_statements.test_result(
+                record, evidence_statements_and_store.record_text(self.made.evidence), subject
+            )
+            file = evidence_statements_and_store.save_envelope(
                 self.made.evidence, keys_and_signatures.seal(in_toto_statements.canonical(made), signer)
             )
             self.progress.say(f"the signed statement is {file}")

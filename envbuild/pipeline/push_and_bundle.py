@@ -21,10 +21,10 @@ from envbuild.attest.image_verifier import Verdict
 from envbuild.attest.in_toto_statements import BuildDetails, Subject
 from envbuild.attest.keys_and_signatures import Signer
 from envbuild.attest.policy import Policy
-from envbuild.evidence import evidence_store, profile_proofs
+from envbuild.evidence import evidence_statements_and_store, profile_proofs
 from envbuild.facts import fact_file_reader
-from envbuild.fetch import sha256_file_store, uv_commands
-from envbuild.image import build_records, oci_layout, registry_push
+from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
+from envbuild.image import build_records_and_comparison, oci_layout, registry_push
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.image.image_naming import VERIFIED, repository
 from envbuild.lock import wheel_contents
@@ -33,13 +33,13 @@ from envbuild.pipeline.model import Options, Progress, StepResult
 from envbuild.pipeline.pipeline_steps import Session
 from envbuild.pipeline.workflows import existing, working
 from envbuild.profile import profile_name_lookup
-from envbuild.profile.profile_source import Source
+from envbuild.profile.loaded_profile import Source
 from envbuild.registry.oci_types import Manifest, Reference, Target
 from envbuild.registry.registry_client import Repository
 from envbuild.resolve import plan_resolver
 from envbuild.util import temporary_files
 from envbuild.util.errors import EngineError, NotProved, UsageError, some
-from envbuild.util.refusal_errors import Malformed
+from envbuild.util.rejected_input_errors import Malformed
 
 _NO_SIGNER = f"""\
 envbuild keygen -o team; then set signing_key in config.yaml, or {keys_and_signatures.KEY}
@@ -170,7 +170,9 @@ def import_bundle(file: Path, policy: Policy, progress: Progress) -> tuple[Verdi
 def _proved(session: Session) -> tuple[Source, Lock, Image]:
     source, locked, image = existing(session, None)
     wanted = profile_proofs.wanted(source.name, source.profile, locked)
-    found = evidence_store.newest_proofs(image.id, wanted, profile_proofs.models_to_prove(source.profile))
+    found = evidence_statements_and_store.newest_proofs(
+        image.id, wanted, profile_proofs.models_to_prove(source.profile)
+    )
     missing = [f"{proof.model}: {proof.reason}" for proof in found if proof.state != "proved"]
     if missing:
         text = f"{source.name} is not proved on all it is for: nothing is published"
@@ -189,17 +191,19 @@ def statements_of(source: Source, locked: Lock, image: Image, subject: Subject) 
         in_toto_statements.slsa_provenance(build_details(source, locked, image), subject),
         in_toto_statements.sbom(sbom.make_sbom(source.name, locked, image.id), subject),
     ]
-    for path, record in evidence_store.stored(image.id):
+    for path, record in evidence_statements_and_store.stored(image.id):
         if (record["profile"], record["lock"]) == (source.name, locked.id):
-            made.append(in_toto_statements.test_result(record, evidence_store.record_text(path), subject))
+            made.append(
+                in_toto_statements.test_result(record, evidence_statements_and_store.record_text(path), subject)
+            )
     return [(one["predicateType"], in_toto_statements.canonical(one)) for one in made]
 
 
 def build_details(source: Source, locked: Lock, image: Image) -> BuildDetails:
     """What this envbuild recorded of the build. Wheels that are no longer in the store are fetched again."""
-    record = next(record for record in build_records.all_records(image.id) if record.lock == locked.id)
+    record = next(record for record in build_records_and_comparison.all_records(image.id) if record.lock == locked.id)
     plan = plan_resolver.resolve(source)
-    uv_commands.fetch_wheels(
+    wheel_resolution_and_download.fetch_wheels(
         locked.wheels, plan.python, plan.glibc, sha256_file_store.wheel_store(), lambda file, count: None
     )
     roots = {

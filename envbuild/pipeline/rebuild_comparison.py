@@ -11,14 +11,14 @@ from envbuild.image.docker_engine import Image
 from envbuild.pipeline.model import Options, Progress
 from envbuild.pipeline.pipeline_steps import Session
 from envbuild.pipeline.workflows import one_run_per_profile
-from envbuild.profile.profile_source import Source
+from envbuild.profile.loaded_profile import Source
 from envbuild.registry import layer_comparison, registry_image_reader
 from envbuild.registry.oci_types import ImageSource, Manifest, digest_in
 from envbuild.registry.registry_image_reader import Config
 from envbuild.resolve import plan_resolver
 from envbuild.util import temporary_files
 from envbuild.util.errors import some
-from envbuild.util.refusal_errors import Reason, Refusal
+from envbuild.util.rejected_input_errors import Reason, Refusal
 
 _NAMES = "the registry's image", "what the lock gives"
 

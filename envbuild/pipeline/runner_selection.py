@@ -9,8 +9,8 @@ from envbuild.facts import database
 from envbuild.image import registry_push
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.pipeline.model import Options
+from envbuild.profile.loaded_profile import Source
 from envbuild.profile.model import Profile
-from envbuild.profile.profile_source import Source
 from envbuild.registry.registry_client import Repository
 from envbuild.runners.docker_runner import Local
 from envbuild.runners.kubernetes import kubernetes_settings

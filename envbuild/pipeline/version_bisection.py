@@ -10,11 +10,11 @@ from typing import Any
 from packaging.version import Version
 
 from envbuild.facts import probe_catalogue_reader
-from envbuild.fetch import uv_commands
+from envbuild.fetch import wheel_resolution_and_download
 from envbuild.pipeline import workflows
+from envbuild.pipeline.bisection_search_and_result import Bisection, Hunt, Try, most_tries, search_versions
 from envbuild.pipeline.model import Options, Progress, Step, StepResult
 from envbuild.pipeline.pipeline_steps import Session
-from envbuild.pipeline.version_search import Bisection, Hunt, Try, most_tries, search_versions
 from envbuild.profile import project_shapes_and_script
 from envbuild.resolve import plan_resolver
 from envbuild.resolve.plan_resolver import Plan
@@ -133,7 +133,7 @@ def releases_between(
     wanted = f"{name}<={Version(newest).public}" if newest else name
     while True:
         try:
-            (version,) = uv_commands.offered([wanted], python, glibc).values()
+            (version,) = wheel_resolution_and_download.offered([wanted], python, glibc).values()
         except ProfileError:
             return found
         if oldest and Version(version) < Version(oldest):

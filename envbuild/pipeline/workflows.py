@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from envbuild.attest import keys_and_signatures
-from envbuild.image import build_records, dockerfile_renderer, image_build
+from envbuild.image import build_records_and_comparison, dockerfile_renderer, image_build
 from envbuild.image.docker_engine import Image
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
@@ -15,7 +15,7 @@ from envbuild.pipeline import runner_selection
 from envbuild.pipeline.model import HERE, Made, On, Options, Progress
 from envbuild.pipeline.pipeline_steps import Session
 from envbuild.profile import profile_name_lookup
-from envbuild.profile.profile_source import Source
+from envbuild.profile.loaded_profile import Source
 from envbuild.resolve import plan_resolver
 from envbuild.runners.host_runner import Here
 from envbuild.runners.runner_interface import Scheduled
@@ -67,7 +67,7 @@ def prove(name: str, reference: str | None, progress: Progress, gpus: tuple[str,
     with working(session, session.made.document):
         source, locked, image = existing(session, reference)
         recipe = image_build.recipe_digest(locked, dockerfile_renderer.render(locked, source.name))
-        if not any(record.recipe == recipe for record in build_records.all_records(image.id)):
+        if not any(record.recipe == recipe for record in build_records_and_comparison.all_records(image.id)):
             raise CheckFailed(
                 f"{reference or image.id} was not built by this envbuild from the lock of {source.name}",
                 hint=f"its self-test output could be forged; build it: envbuild build {source.known}, "

@@ -8,7 +8,7 @@ from packaging.version import Version
 
 from envbuild.facts import database
 from envbuild.facts.gpu_models import Gpu
-from envbuild.profile.profile_source import Source
+from envbuild.profile.loaded_profile import Source
 from envbuild.util import package_data
 from envbuild.util.errors import ProfileError
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
-from envbuild.registry import reference_grammar
+from envbuild.registry import image_reference_grammar
 from envbuild.util import canonical_json, strict_json
 from envbuild.util.errors import UsageError, some
-from envbuild.util.refusal_errors import Malformed, Refusal
+from envbuild.util.rejected_input_errors import Malformed, Refusal
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
@@ -23,7 +23,7 @@ MANIFESTS = (MANIFEST, f"{_DOCKER}.v2+json")
 INDEXES = (INDEX, f"{_DOCKER}.list.v2+json")
 MAX_MANIFEST = 4 << 20  # bytes; what registries take, by the distribution specification
 
-_NAME, _HOST = re.compile(reference_grammar.NAME), re.compile(reference_grammar.HOST)
+_NAME, _HOST = re.compile(image_reference_grammar.NAME), re.compile(image_reference_grammar.HOST)
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 

@@ -11,12 +11,12 @@ from urllib.parse import urlencode, urlsplit
 
 import requests
 
-from envbuild.registry import oci_types, registry_auth
+from envbuild.registry import oci_types, registry_http_and_auth
 from envbuild.registry.oci_types import Manifest, Reference
-from envbuild.registry.registry_auth import Access
+from envbuild.registry.registry_http_and_auth import Access
 from envbuild.util import strict_json
 from envbuild.util.errors import EnvbuildError, NetworkError
-from envbuild.util.refusal_errors import Refusal
+from envbuild.util.rejected_input_errors import Refusal
 
 _HUB = "registry-1.docker.io"
 _ACCEPT = ", ".join((*oci_types.MANIFESTS, *oci_types.INDEXES))
@@ -31,7 +31,9 @@ class Repository:
         host = _HUB if reference.host == "docker.io" else reference.host
         file = Path("/etc/docker/certs.d") / host / "ca.crt"
         authority = str(file) if file.is_file() else None
-        self._access = Access(reference.host, _origin(host, authority), registry_auth.registry_session(authority))
+        self._access = Access(
+            reference.host, _origin(host, authority), registry_http_and_auth.registry_session(authority)
+        )
         self._url = f"{self._access.base}/v2/{reference.name}"
 
     def manifest(self, target: str) -> Manifest | None:
@@ -74,7 +76,7 @@ class Repository:
                 seen.update(block)
                 yield block
         except requests.RequestException as error:
-            raise registry_auth.unreachable(self.reference.host, error) from None
+            raise registry_http_and_auth.unreachable(self.reference.host, error) from None
         finally:
             answer.close()
         if f"sha256:{seen.hexdigest()}" != digest:
@@ -150,15 +152,15 @@ class Repository:
 
     def _body(self, answer: requests.Response, limit: int, what: str) -> bytes:
         try:
-            return registry_auth.whole_body(answer, limit, what)
+            return registry_http_and_auth.whole_body(answer, limit, what)
         except requests.RequestException as error:
-            raise registry_auth.unreachable(self.reference.host, error) from None
+            raise registry_http_and_auth.unreachable(self.reference.host, error) from None
 
 
 def _told(answer: requests.Response) -> str:
     """The registry's own words."""
     try:
-        errors = json.loads(registry_auth.whole_body(answer, 1 << 16, "the error"))["errors"]
+        errors = json.loads(registry_http_and_auth.whole_body(answer, 1 << 16, "the error"))["errors"]
         words = "; ".join(f"{item.get('code')}: {item.get('message')}" for item in errors[:3])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, EnvbuildError, requests.RequestException):
         return ""
@@ -167,13 +169,15 @@ def _told(answer: requests.Response) -> str:
 
 def _origin(host: str, authority: str | None) -> str:
     """https; on this very machine http too, where nothing speaks TLS, as docker does."""
-    if registry_auth.is_local(urlsplit(f"//{host}").hostname or ""):
+    if registry_http_and_auth.is_local(urlsplit(f"//{host}").hostname or ""):
         try:
-            once = registry_auth.registry_session(authority, tries=1)
-            once.get(f"https://{host}/v2/", timeout=registry_auth.TIMEOUT, allow_redirects=False, stream=True).close()
+            once = registry_http_and_auth.registry_session(authority, tries=1)
+            once.get(
+                f"https://{host}/v2/", timeout=registry_http_and_auth.TIMEOUT, allow_redirects=False, stream=True
+            ).close()
         except requests.exceptions.SSLError as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                raise registry_auth.unreachable(host, error) from None
+                raise registry_http_and_auth.unreachable(host, error) from None
             return f"http://{host}"
         except requests.RequestException:
             return f"http://{host}"

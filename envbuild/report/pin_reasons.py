@@ -9,7 +9,7 @@ from packaging.specifiers import SpecifierSet
 from envbuild.facts import database, mixed_gpu_settings
 from envbuild.facts.mixed_gpu_settings import Setting
 from envbuild.resolve.plan_resolver import Plan, required_by
-from envbuild.resolve.torch_stack_choice import Choice
+from envbuild.resolve.torch_compatibility_and_advisories import Choice
 
 
 def pin_versions(plan: Plan, choice: Choice, locked: Mapping[str, str]) -> dict[str, str | None]:

@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 from envbuild.facts import database
 from envbuild.image import dockerfile_renderer
 from envbuild.lock.lock_file import Lock
-from envbuild.resolve.torch_stack_choice import STATES, Choice
+from envbuild.resolve.torch_compatibility_and_advisories import STATES, Choice
 
 if TYPE_CHECKING:  # profiles are compared without the engine's client
     from envbuild.audit.environment_audit import Audit

@@ -17,8 +17,8 @@ import jinja2
 from markupsafe import Markup
 
 from envbuild.report.fingerprint_comparison import BREAKAGE, IDENTICAL, KINDS, PRECISION, ComparedOperation, Pass
-from envbuild.report.profile_page_model import Layers, Page
-from envbuild.report.run_measurements import MeasuredProbe, MeasuredStage, Run, Speed
+from envbuild.report.profile_page_contents import Layers, Page
+from envbuild.report.run_measurement_types import MeasuredProbe, MeasuredStage, Run, Speed
 from envbuild.util.errors import printable
 
 _TEMPLATES = Path(__file__).parent / "templates"

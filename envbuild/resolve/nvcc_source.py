@@ -14,8 +14,8 @@ from packaging.version import Version
 from envbuild.facts import database, extension_compilers
 from envbuild.facts.extension_compilers import Debian
 from envbuild.fetch.archive_spec import FOLDERS, TOOLKIT, ArchiveRequest
+from envbuild.profile.loaded_profile import Source
 from envbuild.profile.model import Profile
-from envbuild.profile.profile_source import Source
 from envbuild.profile.value_types import ArchiveFile
 from envbuild.util.errors import Fault
 from envbuild.util.yaml_document import Path

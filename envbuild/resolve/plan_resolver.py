@@ -15,12 +15,12 @@ from envbuild.facts.gpu_models import Gpu
 from envbuild.fetch.archive_spec import COMPAT, ArchiveRequest
 from envbuild.fetch.locked_artifact_types import StartupFile
 from envbuild.profile.extension_spec import Extension
+from envbuild.profile.loaded_profile import PIN, Source
 from envbuild.profile.model import Profile
-from envbuild.profile.profile_source import PIN, Source
-from envbuild.resolve import advisory_remedy, extension_toolchain, nvcc_source
-from envbuild.resolve.extension_toolchain import ExtensionToolchain
+from envbuild.resolve import advisory_remedy, extension_toolchain_and_contradictions, nvcc_source
+from envbuild.resolve.extension_toolchain_and_contradictions import ExtensionToolchain
 from envbuild.resolve.nvcc_source import Toolchain
-from envbuild.resolve.torch_stack_choice import Advice, Choice, choose_stack
+from envbuild.resolve.torch_compatibility_and_advisories import Advice, Choice, choose_stack
 from envbuild.util.errors import Fault, ProfileError, UsageError
 from envbuild.util.yaml_document import Place
 
@@ -126,7 +126,7 @@ def resolve(source: Source) -> Plan:
         source, choice.situation.cuda, f"{VENV}/lib/python{profile.python}/site-packages"
     )
     refused = [chosen] if isinstance(chosen, Fault) else []
-    unbuildable = extension_toolchain.toolchain_contradictions(source, suite, choice.situation.cuda)
+    unbuildable = extension_toolchain_and_contradictions.toolchain_contradictions(source, suite, choice.situation.cuda)
     faults = [*_contradictions(source, profile, suite, choice.situation.gpus), *choice.faults, *refused, *unbuildable]
     if faults:
         raise _refusal(source.name, choice, faults, hint=_way_out(source, choice))
@@ -152,7 +152,7 @@ def resolve(source: Source) -> Plan:
         toolchain=kept,
         startup=tuple(StartupFile(file.file, file.sha256) for file in profile.startup),
         archives=tuple(_archives(source, choice, kept)),
-        extension_toolchain=extension_toolchain.choose_extension_toolchain(
+        extension_toolchain=extension_toolchain_and_contradictions.choose_extension_toolchain(
             source, compiler, choice.environment.get(ARCH_LIST, "")
         )
         if compiler

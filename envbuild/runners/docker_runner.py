@@ -18,7 +18,7 @@ import requests
 from docker.types import DeviceRequest, LogConfig
 
 from envbuild.image.docker_engine import Engine, Image, asking
-from envbuild.image.engine_endpoint import why
+from envbuild.image.engine_endpoint_and_errors import why
 from envbuild.runners.runner_interface import Watch
 from envbuild.testrun.run_result import MAX_STDOUT, RawOutput
 from envbuild.testrun.selftest_job import Job, Limits

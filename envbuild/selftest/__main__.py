@@ -24,9 +24,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable
 
-from envbuild.selftest.harness.frame_protocol import FrameWriter
+from envbuild.selftest.harness.frame_and_message_streams import FrameWriter
 from envbuild.selftest.harness.job_document import DEVICES, LEVELS, VERSION, JobDocument, JobError, parse
-from envbuild.selftest.inventory import interpreter_setup
+from envbuild.selftest.inventory import startup_code_suppression
 
 OK, USAGE, BAD_JOB, UNPROVED, FAILED = 0, 2, 3, 4, 5
 PROGRAM = "python selftest.zip"
@@ -69,7 +69,7 @@ def torch_fault() -> str | None:
     """Import torch and the probes; None, or why that cannot be done."""
     # OpenMP's threads spin while they wait, which costs five times the work where others use the processors (tried).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    interpreter_setup.disable_backends()
+    startup_code_suppression.disable_backends()
     try:
         importlib.import_module("torch")
         importlib.import_module("envbuild.selftest.probes.probe_catalogue")

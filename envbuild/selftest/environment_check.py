@@ -45,7 +45,7 @@ def main(document: Mapping[str, Any]) -> int:
         return _refuse(who, [fault, f"  remedy: {image}, or install the versions locked, with what they need"])
     # Not at the top: it imports torch, which must see the device that was chosen.
     from envbuild.selftest.harness import probe_scheduler, probe_supervisor
-    from envbuild.selftest.inventory import mapped_libraries
+    from envbuild.selftest.inventory import mapped_library_origins
     from envbuild.selftest.probes.environment import env_libs
     from envbuild.selftest.probes.probe_catalogue import PROBES
 
@@ -55,7 +55,7 @@ def main(document: Mapping[str, Any]) -> int:
         probe_scheduler.run(PROBES, parsed, collector, probe_supervisor.Terms())
     except probe_scheduler.RunInterrupted as interruption:
         return 128 + interruption.number
-    differing = env_libs.version_mismatches(parsed, mapped_libraries.take_inventory(()).distributions)
+    differing = env_libs.version_mismatches(parsed, mapped_library_origins.take_inventory(()).distributions)
     results = [with_versions(result, differing) for result in collector.probes()]
     wrong = [result for result in results if is_wrong(result, parsed.require)]
     if not any(result["status"] == "passed" for result in results):

@@ -14,7 +14,7 @@ from typing import Any
 
 from envbuild.facts import database
 from envbuild.lock.lock_file import Lock
-from envbuild.profile.profile_source import Source
+from envbuild.profile.loaded_profile import Source
 from envbuild.resolve import plan_resolver
 from envbuild.testrun import expected_hardware, selftest_job
 

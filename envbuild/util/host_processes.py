@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from envbuild.util import interruption
+from envbuild.util import deferred_interruption
 from envbuild.util.errors import EnvbuildError, Interrupted
 
 _LOG = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ def run(
     if env:
         _LOG.debug("with the variables %s", ", ".join(env))
     begin = time.monotonic()
-    interruption.hold_back()
+    deferred_interruption.hold_back()
     try:
         child = subprocess.Popen(
             arguments,
@@ -152,10 +152,10 @@ def run(
             preexec_fn=_tied(),
         )
     except FileNotFoundError as error:
-        interruption.let_go()
+        deferred_interruption.let_go()
         raise ProcessMissing(f"{arguments[0]} is not installed or not on PATH") from error
     except OSError as error:
-        interruption.let_go()
+        deferred_interruption.let_go()
         raise ProcessMissing(f"{arguments[0]} cannot be started: {error.strerror}") from error
     out, err = _Pipe(child, child.stdout, on_output, limit), _Pipe(child, child.stderr, on_line, limit)
     expired = False
@@ -165,7 +165,7 @@ def run(
         threading.Thread(target=_feed, args=(child.stdin, stdin), daemon=True),
     ]
     try:
-        interruption.let_go()
+        deferred_interruption.let_go()
         for thread in threads:
             thread.start()
         with stop.watching(child):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.explain import cause_ranking, log_lines
+from envbuild.explain import cause_ranking, log_reader_and_search
 from envbuild.facts import database, log_signatures
 from envbuild.facts.advisory_matching import Advisory
 
@@ -156,7 +156,7 @@ H20 = "NVIDIA H20, torch 2.3.1+cu121\npython train.py\nFloating point exception 
 
 
 def diagnosis(text: str) -> cause_ranking.Explanation:
-    return cause_ranking.explain(log_lines.Log(text.encode()))
+    return cause_ranking.explain(log_reader_and_search.Log(text.encode()))
 
 
 MENTIONS = (

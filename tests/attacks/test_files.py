@@ -14,7 +14,7 @@ from unit.support import PROFILE, Said, as_yaml, envbuild, lock_for, plan_of, so
 
 from envbuild.fetch import archive_fetcher, sha256_file_store
 from envbuild.lock import lock_file
-from envbuild.resolve import plan_resolver, profile_reader
+from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.util import package_data
 from envbuild.util.errors import FileError, HashMismatch
 
@@ -178,7 +178,7 @@ def test_an_archive_of_this_machine(project: Path, outside: Path) -> None:
     address = (outside / "token").as_uri()
     compat = {"sha256": "0" * 64, "url": address}
     write_profile(project, {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "driver": {"compat": compat}})
-    plan = plan_resolver.resolve(profile_reader.load("sample"))
+    plan = plan_resolver.resolve(profile_reader_and_overrides.load("sample"))
     with pytest.raises(HashMismatch) as caught:
         archive_fetcher.inspect_archive(plan.archives[0], lambda name, size: None)
     assert sha256_file_store.file_digest(outside / "token") not in caught.value.message + str(caught.value.hint)
@@ -251,7 +251,7 @@ def test_includes_of_the_same_project(project: Path) -> None:
         },
     )
     (project / "sub" / "linked.txt").symlink_to("../base.txt")
-    packages = profile_reader.load("sample", {}, Path("requirements.txt")).profile.packages
+    packages = profile_reader_and_overrides.load("sample", {}, Path("requirements.txt")).profile.packages
     assert packages == ("numpy", "einops", "tqdm", "rich", "attrs")
 
 
@@ -262,7 +262,7 @@ def test_requirements_of_another_folder(project: Path, name: str) -> None:
     file = project.parent / "theirs" / name
     text = '[project]\nname = "x"\ndependencies = ["einops"]\n' if name == "pyproject.toml" else "-r base.txt\n"
     written(file.parent, {name: text, "base.txt": "einops\n"})
-    source = profile_reader.load("sample", {}, file)
+    source = profile_reader_and_overrides.load("sample", {}, file)
     assert source.profile.packages == ("numpy", "einops")
     lock_file.write(lock_for(plan_resolver.resolve(source)), source.lock_file, source.name, source.origin)
     shown = envbuild("show", source.name, "--json")
@@ -275,7 +275,10 @@ def test_a_link_on_the_command_line(project: Path) -> None:
     written(elsewhere, {"shared.yaml": json.dumps(PROFILE), "packages.txt": "einops\n"})
     (project / "linked.yaml").symlink_to(elsewhere / "shared.yaml")
     (project / "linked.txt").symlink_to(elsewhere / "packages.txt")
-    assert profile_reader.load("./linked.yaml", {}, Path("linked.txt")).profile.packages == ("numpy", "einops")
+    assert profile_reader_and_overrides.load("./linked.yaml", {}, Path("linked.txt")).profile.packages == (
+        "numpy",
+        "einops",
+    )
 
 
 @pytest.mark.legitimate(
@@ -286,7 +289,7 @@ def test_parents_of_the_same_project(project: Path, parent: str) -> None:
     write_profile(project, PROFILE, "parent")
     written(project, {"profiles/projects/below.yaml": "extends: ../parent.yaml\n"})
     write_profile(project, {"extends": parent, "description": "mine"})
-    assert profile_reader.load("sample").profile.torch == PROFILE["torch"]
+    assert profile_reader_and_overrides.load("sample").profile.torch == PROFILE["torch"]
 
 
 @pytest.mark.legitimate(STRANGER, "extends: of a shipped profile by its name", "it is read")
@@ -300,5 +303,5 @@ def test_a_shipped_parent(project: Path, monkeypatch: pytest.MonkeyPatch, instal
         monkeypatch.setattr(package_data, "ROOT", root)
         monkeypatch.setattr(package_data, "PROFILES", root / "profiles")
     write_profile(project, {"extends": "h20", "description": "mine"})
-    assert profile_reader.load("sample").profile.gpus == ("h20",)
+    assert profile_reader_and_overrides.load("sample").profile.gpus == ("h20",)
     assert envbuild("show", "h20").code == 0

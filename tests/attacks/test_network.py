@@ -18,8 +18,8 @@ from unit.registries import Registry, docker_login, serving
 from unit.served import served
 from unit.support import configure, envbuild
 
-from envbuild.fetch import file_download, index_config, uv_commands
-from envbuild.registry import registry_auth
+from envbuild.fetch import file_download_and_range_reads, index_config, wheel_resolution_and_download
+from envbuild.registry import registry_http_and_auth
 from envbuild.registry.oci_types import Reference
 from envbuild.registry.registry_client import Repository
 from envbuild.util.errors import NetworkError
@@ -107,7 +107,7 @@ def test_an_index_that_drips_is_given_up(tmp_path: Path, at_once: bytes) -> None
     with dripping(at_once) as host:
         begin = time.monotonic()
         with pytest.raises(NetworkError, match="too slowly"):
-            file_download.fetch_file(
+            file_download_and_range_reads.fetch_file(
                 index_config.index_session(),
                 f"http://{host}/a.whl",
                 "a.whl",
@@ -120,13 +120,13 @@ def test_an_index_that_drips_is_given_up(tmp_path: Path, at_once: bytes) -> None
 
 @pytest.mark.attack("mirror or index", "one byte a second, for ever, to uv as it resolves", "exit 7 after a limit")
 def test_an_index_that_drips_while_uv_resolves_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uv_commands, "_SECONDS", 5.0)
+    monkeypatch.setattr(wheel_resolution_and_download, "_SECONDS", 5.0)
     with dripping(HEAD.replace(b"application/json", b"text/html")) as host:
         monkeypatch.setenv("PIP_INDEX_URL", f"http://{host}/simple")
         monkeypatch.setenv("PIP_TRUSTED_HOST", host)
         begin = time.monotonic()
         with pytest.raises(NetworkError, match="no answer from the indexes after 5 s"):
-            uv_commands.offered(["alpha"], "3.11", "2.36")
+            wheel_resolution_and_download.offered(["alpha"], "3.11", "2.36")
         assert time.monotonic() - begin < LONG
 
 
@@ -134,7 +134,7 @@ def test_an_index_that_drips_while_uv_resolves_is_given_up(monkeypatch: pytest.M
 def test_an_upload_that_nobody_reads_is_given_up() -> None:
     configure(LIMITS)
     with sending(b"", b"", 600, 1) as host:
-        session = registry_auth.registry_session(None)
+        session = registry_http_and_auth.registry_session(None)
         begin = time.monotonic()
         with pytest.raises(NetworkError, match="too slowly"):
             session.put(f"http://{host}/x", data=bytes(1 << 26))
@@ -147,8 +147,10 @@ def test_an_upload_that_nobody_reads_is_given_up() -> None:
 def test_a_slow_answer_above_the_minimum_rate_is_read() -> None:
     configure("network:\n  deadline: 5\n  rate: 100\n")
     with sending(HEAD.replace(b"600", b"18000"), bytes(1000), 0.4, 18) as host:
-        answer = registry_auth.registry_session(None).get(f"http://{host}/", stream=True, timeout=registry_auth.TIMEOUT)
-        assert registry_auth.whole_body(answer, 1 << 20, "the answer") == bytes(18_000)
+        answer = registry_http_and_auth.registry_session(None).get(
+            f"http://{host}/", stream=True, timeout=registry_http_and_auth.TIMEOUT
+        )
+        assert registry_http_and_auth.whole_body(answer, 1 << 20, "the answer") == bytes(18_000)
 
 
 class Sent(BaseAdapter):
@@ -178,9 +180,9 @@ class Sent(BaseAdapter):
 def shown(registry: str, realm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The credentials that the token service at `realm` is shown by one who is logged in at `registry`."""
     docker_login(tmp_path, monkeypatch, **{registry: f"me:{SECRET}"})
-    session, sent = registry_auth.registry_session(None), Sent(realm)
+    session, sent = registry_http_and_auth.registry_session(None), Sent(realm)
     session.mount("https://", sent)
-    registry_auth.Access(registry, f"https://{registry}", session).send(
+    registry_http_and_auth.Access(registry, f"https://{registry}", session).send(
         "GET", f"https://{registry}/v2/a/manifests/b", "pull"
     )
     (found,) = [proof for url, proof in sent.requests if url.endswith("/token")]

@@ -11,7 +11,7 @@ import pytest
 from unit.support import Index, quick_pip, serving
 
 from envbuild.facts import database
-from envbuild.fetch import torch_pin_comparison, uv_commands
+from envbuild.fetch import torch_pin_comparison, wheel_resolution_and_download
 from envbuild.fetch.locked_artifact_types import Wheel
 from envbuild.util.errors import HashMismatch, NetworkError
 
@@ -41,7 +41,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
     quick_pip(monkeypatch)
     with serving(Index(tmp_path, ranges=True)) as found:
         address = f"http://127.0.0.1:{found.port}/files/{WHEEL.file}"
-        monkeypatch.setattr(uv_commands, "locate", lambda *_: {WHEEL: address})
+        monkeypatch.setattr(wheel_resolution_and_download, "locate", lambda *_: {WHEEL: address})
         yield found
 
 

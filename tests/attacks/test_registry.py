@@ -16,7 +16,7 @@ from unit.site import LAYER, LAYER_TYPE, Site, config_of, pushed
 from unit.support import Said, as_yaml, envbuild, sha
 
 from envbuild.attest import child_config_check, in_toto_statements, keys_and_signatures, registry_attestations
-from envbuild.evidence import evidence_store
+from envbuild.evidence import evidence_statements_and_store
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.registry import oci_types
 from envbuild.registry.registry_image_reader import Config
@@ -238,10 +238,10 @@ def test_an_image_of_several_profiles(site: Site) -> None:
 def test_evidence_that_was_signed_before_the_push(site: Site) -> None:
     """It names the image by its id alone."""
     path = site.prove(run_on("NVIDIA H20"))
-    record = dict(evidence_store.stored(site.engine.image.id))[path]
+    record = dict(evidence_statements_and_store.stored(site.engine.image.id))[path]
     subject = in_toto_statements.Subject("envbuild/sample", site.engine.image.id)
-    made = in_toto_statements.test_result(record, evidence_store.record_text(path), subject)
-    file = evidence_store.save_envelope(
+    made = in_toto_statements.test_result(record, evidence_statements_and_store.record_text(path), subject)
+    file = evidence_statements_and_store.save_envelope(
         path, keys_and_signatures.seal(in_toto_statements.canonical(made), keys_and_signatures.configured_signer())
     )
     assert refused(verify(site, "--gpu", "h20")) == ["gpu"]
@@ -251,11 +251,11 @@ def test_evidence_that_was_signed_before_the_push(site: Site) -> None:
 @pytest.mark.attack("author of evidence", "a statement about another profile or lock", "refused: profile, lock")
 def test_evidence_of_another_profile_or_lock(site: Site) -> None:
     path = site.prove(run_on("NVIDIA H20"))
-    record = dict(evidence_store.stored(site.engine.image.id))[path]
+    record = dict(evidence_statements_and_store.stored(site.engine.image.id))[path]
     made = in_toto_statements.test_result(
-        record, evidence_store.record_text(path), in_toto_statements.Subject("x", record["image"]["id"])
+        record, evidence_statements_and_store.record_text(path), in_toto_statements.Subject("x", record["image"]["id"])
     )
-    file = evidence_store.save_envelope(
+    file = evidence_statements_and_store.save_envelope(
         path, keys_and_signatures.seal(in_toto_statements.canonical(made), keys_and_signatures.configured_signer())
     )
     asked = ("verify", "--evidence", str(file), "--key", "team.pub", "--json")

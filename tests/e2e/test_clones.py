@@ -16,7 +16,7 @@ import pytest
 
 from envbuild.fetch import sha256_file_store
 from envbuild.fetch.sha256_file_store import file_digest
-from envbuild.image import root_filesystem_tar
+from envbuild.image import debian_base_tar
 from envbuild.lock import lock_file
 
 from .registries import unpacked
@@ -127,10 +127,10 @@ def test_the_base_is_the_same_where_apts_user_may_not_go(
     """apt works as its own user only where that one may enter the temporary folder, and would own what it makes."""
     locked = lock_file.read(quick.project.lock(quick.name))
     assert locked
-    usual, made = root_filesystem_tar.tar_file(locked), scratch / "base.tar"
+    usual, made = debian_base_tar.tar_file(locked), scratch / "base.tar"
     closed = scratch / "closed"
     closed.mkdir(mode=0o700)
     monkeypatch.setattr(tempfile, "tempdir", str(closed))
-    monkeypatch.setattr(root_filesystem_tar, "tar_file", lambda lock, make=True: made)
-    root_filesystem_tar.make_base(locked, sha256_file_store.debs(), print)
+    monkeypatch.setattr(debian_base_tar, "tar_file", lambda lock, make=True: made)
+    debian_base_tar.make_base(locked, sha256_file_store.debs(), print)
     assert file_digest(made) == file_digest(usual)

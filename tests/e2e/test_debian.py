@@ -13,7 +13,7 @@ import pytest
 from unit.served import served
 
 from envbuild.fetch import sha256_file_store
-from envbuild.fetch.apt_packages import Deb
+from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.lock import lock_file
 
 from .support import CHECKOUT, Project, Proved, command, machine_cache, path_without

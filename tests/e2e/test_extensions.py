@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from envbuild.image.extension_compilation import jobs_for
+from envbuild.image.extension_wheel_build import jobs_for
 
 from .support import CHECKOUT, Project, Result, Running, command, docker, until
 from .test_toolchain import inside, layers, named, toolkit

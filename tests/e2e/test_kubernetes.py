@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from envbuild.doctor import machine_description
+from envbuild.doctor import cpu_memory_and_os
 
 from .broken import Workshop
 from .onenode import NAMESPACE, NODE, OneNode
@@ -76,7 +76,7 @@ def figures(onenode: OneNode, request: pytest.FixtureRequest) -> Iterator[list[s
     lines = [
         "# Self-tests on a real Kubernetes of one node",
         "",
-        f"Machine: {machine_description.read()}. Kubernetes {onenode.version()}, Docker {engine} on the node; no GPU.",
+        f"Machine: {cpu_memory_and_os.read()}. Kubernetes {onenode.version()}, Docker {engine} on the node; no GPU.",
         f"Load average (1 min) {before:.1f} before, {os.getloadavg()[0]:.1f} after, partly its own.",
         "Made by `make test-kubernetes`. Seconds are of the whole command, its self-test (level quick) included.",
         "After each of them no Job, Pod, ConfigMap or Secret of it is left.",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.image import root_filesystem_tar
+from envbuild.image import debian_base_tar
 from envbuild.lock import lock_file
 
 from .registries import USER, Registry
@@ -23,7 +23,7 @@ def push(host: str, quick: Proved, login: Path, run_id: str) -> str:
     """Our own bookworm base as an image in the registry, by digest, and no longer in the engine."""
     found = lock_file.read(quick.project.lock(quick.name))
     assert found
-    return push_tar(host, root_filesystem_tar.tar_file(found), login, f"{host}/e2e-{run_id}:base")
+    return push_tar(host, debian_base_tar.tar_file(found), login, f"{host}/e2e-{run_id}:base")
 
 
 def push_tar(host: str, tar: Path, login: Path, name: str) -> str:
@@ -89,7 +89,7 @@ def test_a_devel_image_is_asked_in_the_build_what_its_nvcc_is(
     """What a base holds is not known before it is pulled."""
     found = lock_file.read(quick.project.lock(quick.name))
     assert found
-    shutil.copy(root_filesystem_tar.tar_file(found), scratch / "devel.tar")
+    shutil.copy(debian_base_tar.tar_file(found), scratch / "devel.tar")
     script = b"#!/bin/sh\necho 'Cuda compilation tools, release 12.6, V12.6.85'\n"
     member = tarfile.TarInfo("./usr/local/cuda/bin/nvcc")
     member.size, member.mode = len(script), 0o755

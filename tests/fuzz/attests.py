@@ -37,14 +37,14 @@ from envbuild.attest import (
 )
 from envbuild.attest.in_toto_statements import BuildDetails, Subject
 from envbuild.attest.policy import Policy
-from envbuild.evidence import evidence_store
+from envbuild.evidence import evidence_statements_and_store
 from envbuild.image import oci_layout
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock import lock_file
-from envbuild.registry import layer_comparison, oci_types, registry_auth, registry_image_reader
+from envbuild.registry import layer_comparison, oci_types, registry_http_and_auth, registry_image_reader
 from envbuild.registry.oci_types import Manifest, Reference
 from envbuild.util.errors import EnvbuildError
-from envbuild.util.refusal_errors import Malformed, Refusal
+from envbuild.util.rejected_input_errors import Malformed, Refusal
 from fuzz import tars
 from fuzz.plans import GOLDEN, lock_seeds
 from fuzz.proofs import NOW, WANTED
@@ -90,7 +90,10 @@ def record_seeds() -> list[dict[str, Any]]:
 
     image = Image(_image_id(), "handle", (oci_types.digest_of(LAYER),), {}, {}, 1)
     runs = (passed_run(), run_on("NVIDIA H20"), passed_run(probe("env.libs"), probe("gemm.crash", "failed")))
-    return [{**evidence_store.run_record(image, WANTED, run, "docker 26", NOW), "lock": _lock().id} for run in runs]
+    return [
+        {**evidence_statements_and_store.run_record(image, WANTED, run, "docker 26", NOW), "lock": _lock().id}
+        for run in runs
+    ]
 
 
 def _subject() -> Subject:
@@ -327,7 +330,7 @@ def _asked(said: dict[str, Any]) -> None:
     http.trust_env = False
     http.mount("https://", _Answers(said))
     http.mount("http://", _Answers(said))
-    with mock.patch.object(registry_auth, "registry_session", lambda authority, tries=4: http):
+    with mock.patch.object(registry_http_and_auth, "registry_session", lambda authority, tries=4: http):
         found = image_verifier.verify_image(PLACE, Policy(keys=(signer().public,)), [], NOW)
     json.dumps(found.document())
     if found.verified:  # only what was signed for this very image counts

@@ -15,7 +15,7 @@ from unit.support import PROFILE, lock_for
 from envbuild.attest import keys_and_signatures, sbom
 from envbuild.facts import fact_file_reader
 from envbuild.lock import lock_file
-from envbuild.resolve import plan_resolver, profile_reader
+from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.util import canonical_json, package_data, settings, user_folders, yaml_document
 from envbuild.util.errors import EnvbuildError, FactsError
 from envbuild.util.yaml_document import Document
@@ -71,7 +71,7 @@ def _profile(raw: bytes) -> None:
     (folder / "smoke.py").write_text("step('one')\n", encoding="utf-8")
     file = folder / "sample.yaml"
     file.write_bytes(raw)
-    source = profile_reader.load(str(file))
+    source = profile_reader_and_overrides.load(str(file))
     plan = plan_resolver.resolve(source)
     made = lock_for(plan)
     judged(made)
@@ -184,7 +184,7 @@ def _requirements(value: tuple[str, bytes, bytes]) -> None:
     file = folder / kind
     file.write_bytes(raw)
     Path("profiles/sample.yaml").write_bytes(as_yaml(PROFILE))
-    judged(lock_for(plan_resolver.resolve(profile_reader.load("profiles/sample.yaml", wanted=file))))
+    judged(lock_for(plan_resolver.resolve(profile_reader_and_overrides.load("profiles/sample.yaml", wanted=file))))
 
 
 _REQUIREMENTS = st.one_of(

@@ -15,10 +15,10 @@ from unit.evidence.runs import NAMES, NONCE, documents, line, lines, output, pro
 from unit.support import image_of, sha
 from unit.testrun import fingerprints
 
-from envbuild.evidence import evidence_store, run_record_schema
+from envbuild.evidence import evidence_statements_and_store, run_record_schema
 from envbuild.evidence.proof_rules import RequiredProof
 from envbuild.report import fingerprint_comparison
-from envbuild.selftest.harness import frame_protocol
+from envbuild.selftest.harness import frame_and_message_streams
 from envbuild.testrun import fingerprint_reader, junit_writer, output_judge
 from envbuild.testrun.fingerprint_reader import Fingerprint
 from envbuild.util import strict_json
@@ -55,15 +55,15 @@ def _selftest(value: tuple[bytes, int | None, bool]) -> None:
     assert not run.passed or (code == 0 and len(told) == len(run.results) + 1)
     json.dumps(run.summary())
     junit_writer.render("sample", run, {})
-    record = evidence_store.run_record(image_of(), WANTED, run, "docker 26", NOW)
+    record = evidence_statements_and_store.run_record(image_of(), WANTED, run, "docker 26", NOW)
     raw = json.dumps(record, indent=1, sort_keys=True).encode()
-    stated = evidence_store.test_statement(record, sha("record"))
+    stated = evidence_statements_and_store.test_statement(record, sha("record"))
     assert stated["predicate"]["result"] != "PASSED" or run.passed
     json.dumps(stated)
     try:
         run_record_schema.validate_record(strict_json.parse(raw, "the record"))
     except ValueError:
-        assert not run.passed or evidence_store.gpu_of(run), (
+        assert not run.passed or evidence_statements_and_store.gpu_of(run), (
             "a proof that nobody can read"
         )  # a card's traits may be anything
     with contextlib.suppress(CheckFailed):
@@ -73,17 +73,17 @@ def _selftest(value: tuple[bytes, int | None, bool]) -> None:
 def _messages(value: tuple[bytes, int]) -> None:
     """The messages are the same however the stream comes in pieces."""
     raw, size = value
-    whole, pieces = frame_protocol.Unpacker(), frame_protocol.Unpacker()
+    whole, pieces = frame_and_message_streams.Unpacker(), frame_and_message_streams.Unpacker()
     expected = whole.feed(raw)
     found = [one for at in range(0, len(raw), size) for one in pieces.feed(raw[at : at + size])]
     assert found == expected and pieces.cut == whole.cut
 
 
 _STREAM = [
-    frame_protocol.pack(frame_protocol.ANNOUNCE, b"a step")
-    + frame_protocol.pack(frame_protocol.NOTE, b"a fault")
-    + frame_protocol.pack(frame_protocol.RESULT, b"{}"),
-    frame_protocol.pack(frame_protocol.ENVIRONMENT, b"{}") * 3,
+    frame_and_message_streams.pack(frame_and_message_streams.ANNOUNCE, b"a step")
+    + frame_and_message_streams.pack(frame_and_message_streams.NOTE, b"a fault")
+    + frame_and_message_streams.pack(frame_and_message_streams.RESULT, b"{}"),
+    frame_and_message_streams.pack(frame_and_message_streams.ENVIRONMENT, b"{}") * 3,
 ]
 
 

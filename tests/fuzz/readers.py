@@ -16,13 +16,18 @@ from selftest.device import HEADS, container, elf_with, library
 from unit.image.test_extension_wheel_check import ASKED, GOOD, TAG
 
 from envbuild.attest import image_digest_pinning
-from envbuild.doctor import machine_report, node_comparison, remote_node_reader, system_reader
+from envbuild.doctor import (
+    kernel_bus_and_disk_reader,
+    machine_checks_and_suitability,
+    node_comparison,
+    remote_node_reader,
+)
 from envbuild.doctor import model as machine_model
 from envbuild.doctor.check_result import Check
-from envbuild.explain import cause_ranking, log_lines
+from envbuild.explain import cause_ranking, log_reader_and_search
 from envbuild.image import extension_wheel_check
 from envbuild.registry import oci_types
-from envbuild.report import markdown_blocks
+from envbuild.report import markdown_generated_sections
 from envbuild.selftest.inventory import compiled_file_reader
 from fuzz.strategies import BYTES, TEXTS, Draw, as_json, files, json_files, spoiled, yaml_files
 from fuzz.target import Target
@@ -34,7 +39,9 @@ _LINES = sorted({one for log in LOGS for one in log.splitlines(keepends=True) if
 
 
 def _log(raw: bytes) -> None:
-    json.dumps(cause_ranking.document(cause_ranking.explain(log_lines.read(io.BytesIO(raw)))), allow_nan=False)
+    json.dumps(
+        cause_ranking.document(cause_ranking.explain(log_reader_and_search.read(io.BytesIO(raw)))), allow_nan=False
+    )
 
 
 _MORE = (
@@ -77,17 +84,17 @@ _MARKS = (
 def _markdown(raw: bytes) -> None:
     """What stands outside of blocks stays; filled again, nothing changes; a cell is one cell."""
     text = raw.decode("utf-8", "replace")
-    found, faults = markdown_blocks.blocks(text, "README.md")
-    cell = markdown_blocks.cell_text(text[:200])
+    found, faults = markdown_generated_sections.blocks(text, "README.md")
+    cell = markdown_generated_sections.cell_text(text[:200])
     # of CommonMark's: a `<` opens a tag or an address before these characters alone
     opens = r"[\x00-\x1f\x7f\u2028\u2029]|(?<!\\)(\||<[A-Za-z/!?]|<[^\s<>]*@)"
     assert not re.search(opens, re.sub(r"&#\d+;", " ", cell))
     if faults:
         return
-    filled, changed = markdown_blocks.fill_blocks(text, found, lambda block: f"| {cell} |")
-    again, _ = markdown_blocks.blocks(filled, "README.md")
+    filled, changed = markdown_generated_sections.fill_blocks(text, found, lambda block: f"| {cell} |")
+    again, _ = markdown_generated_sections.blocks(filled, "README.md")
     assert [(block.kind, block.names) for block in again] == [(block.kind, block.names) for block in found]
-    assert markdown_blocks.fill_blocks(filled, again, lambda block: f"| {cell} |") == (filled, [])
+    assert markdown_generated_sections.fill_blocks(filled, again, lambda block: f"| {cell} |") == (filled, [])
     assert changed or filled == text
 
 
@@ -259,7 +266,7 @@ _KERNEL = [
 
 
 def _kernel(raw: bytes) -> None:
-    found = system_reader.parse_xids(raw)
+    found = kernel_bus_and_disk_reader.parse_xids(raw)
     assert all(
         0 <= xid.number <= 9999 and xid.text.isprintable() and len(xid.text) <= machine_model.MAX_TEXT for xid in found
     )
@@ -299,14 +306,14 @@ _DRIVERS = st.builds(
 def _driver(value: tuple[machine_model.DriverReading, tuple[machine_model.Xid, ...], int | None]) -> None:
     """Whatever the driver tells, every check has an answer, which another machine can read."""
     driver, xids, pci = value
-    from envbuild.doctor.machine_description import read
+    from envbuild.doctor.cpu_memory_and_os import read
 
     host = machine_model.Host(
         "a", "2026-11-21T00:00:00Z", read(), driver=driver, pci=pci, log=machine_model.KernelLog(xids)
     )
-    checks = machine_report.check_machine(host, [])
+    checks = machine_checks_and_suitability.check_machine(host, [])
     assert all(isinstance(check, Check) and "\x1b" not in check.detail for check in checks)
-    node = node_comparison.parse("a", json.dumps(machine_report.document(host, checks)))
+    node = node_comparison.parse("a", json.dumps(machine_checks_and_suitability.document(host, checks)))
     assert node.described, node.fault
 
 

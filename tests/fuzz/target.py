@@ -107,7 +107,7 @@ def sandbox() -> Iterator[Path]:
 
 def _forget() -> None:
     """What the package remembers of the machine's configuration."""
-    for name in ("envbuild.util.settings", "envbuild.registry.registry_auth"):
+    for name in ("envbuild.util.settings", "envbuild.registry.registry_http_and_auth"):
         for value in list(vars(sys.modules[name]).values()) if name in sys.modules else ():
             if hasattr(value, "cache_clear"):
                 value.cache_clear()

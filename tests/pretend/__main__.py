@@ -17,7 +17,7 @@ from envbuild.selftest.harness import probe_process
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.harness.probe_outcome import Outcome
+from envbuild.selftest.harness.probe_outcome_and_figures import Outcome
 
 from . import clock, sizes, tensors
 from .gpus import GPUS

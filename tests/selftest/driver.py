@@ -16,7 +16,7 @@ import torch
 
 from envbuild.selftest.__main__ import take
 from envbuild.selftest.harness import probe_scheduler, probe_supervisor
-from envbuild.selftest.harness.frame_protocol import FrameWriter
+from envbuild.selftest.harness.frame_and_message_streams import FrameWriter
 from envbuild.selftest.harness.job_document import parse
 
 TORCH = str(Path(torch.__file__).parent)

@@ -15,7 +15,7 @@ import torch
 from envbuild.selftest.harness import probe_process
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.harness.probe_outcome import ProbeFailure, Skip
+from envbuild.selftest.harness.probe_outcome_and_figures import ProbeFailure, Skip
 
 NOISE = 1 << 20
 

@@ -12,8 +12,8 @@ import torch._dynamo  # which dist_staged.import_ahead would import in each seed
 import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from envbuild.selftest.distributed import rank_processes, rank_program
-from envbuild.selftest.distributed.rank_processes import World
+from envbuild.selftest.distributed import rank_processes_and_faults, rank_program
+from envbuild.selftest.distributed.rank_processes_and_faults import World
 from envbuild.selftest.harness import forked_work
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.probe_context import Context
@@ -61,7 +61,7 @@ def seed(name: str, owner: Any, attribute: str, wrong: Callable[[Call], Call], w
         right = getattr(owner, attribute)
         seeded = wrong(right)
         setattr(owner, attribute, lambda *args, **options: (seeded if where(HERE) else right)(*args, **options))
-        module: Any = rank_processes
+        module: Any = rank_processes_and_faults
         module._work = knowing_its_place(module._work)
         for limit, value in {"PROCESSES": 3, **limits}.items():
             setattr(dist_staged, limit, value)

@@ -10,7 +10,7 @@ import torch
 from envbuild.selftest.harness import probe_process
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.harness.probe_outcome import Skip
+from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 from envbuild.selftest.nvidia import gpu_monitor
 
 START = 0.8  # seconds, of a CUDA that is not there

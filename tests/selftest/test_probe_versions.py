@@ -46,7 +46,7 @@ def test_every_probe_has_the_code_of_its_version() -> None:
 def test_a_changed_number_is_a_change_of_the_probes_that_use_it(tree: Path) -> None:
     edit(tree, "probes/hardware/transfer.py", "1", "2")
     assert differing(tree) == {"transfer"}
-    edit(tree, "harness/probe_verdict.py", "status is None", "status is not None")
+    edit(tree, "harness/process_ending_verdict.py", "status is None", "status is not None")
     assert differing(tree) == {"transfer", "harness"}
     edit(tree, "numerics/element_comparison.py", "0.999", "0.9")
     assert {"gemm.crash", "operations", "conv"} < differing(tree)

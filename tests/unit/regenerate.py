@@ -10,7 +10,7 @@ from pathlib import Path
 
 from envbuild.image import dockerfile_renderer
 from envbuild.lock import lock_file
-from envbuild.resolve import plan_resolver, profile_reader
+from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.util.atomic_files import write_atomically
 from envbuild.util.errors import ProfileError
 from unit.runners import manifests, scripts
@@ -24,7 +24,7 @@ def told(folder: Path) -> str:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        plan_resolver.resolve(profile_reader.load("profile.yaml"))
+        plan_resolver.resolve(profile_reader_and_overrides.load("profile.yaml"))
     except ProfileError as error:
         lines = [
             error.message,
@@ -40,7 +40,7 @@ def told(folder: Path) -> str:
 def main() -> None:
     for file in sorted(GOLDEN.glob("*/profile.yaml")):
         folder = file.parent
-        made = lock_for(plan_resolver.resolve(profile_reader.load(str(file))))
+        made = lock_for(plan_resolver.resolve(profile_reader_and_overrides.load(str(file))))
         lock_file.write(made, folder / "lock.yaml", folder.name)
         write_atomically(folder / "Dockerfile", dockerfile_renderer.render(made, folder.name))
     for case in scripts.CASES:

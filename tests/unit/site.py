@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 
 from envbuild.attest import keys_and_signatures
-from envbuild.evidence import evidence_store, profile_proofs
+from envbuild.evidence import evidence_statements_and_store, profile_proofs
 from envbuild.fetch import sha256_file_store
-from envbuild.image import build_records
+from envbuild.image import build_records_and_comparison
 from envbuild.image.docker_engine import Image
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import push_and_bundle
 from envbuild.pipeline.pipeline_steps import Session
-from envbuild.profile.profile_source import Source
+from envbuild.profile.loaded_profile import Source
 from envbuild.registry import oci_types
 from envbuild.registry.oci_types import Reference
 from envbuild.registry.registry_client import Repository
@@ -110,8 +110,10 @@ class Site:
     def prove(self, run: Any = None, day: int = 0) -> Path:
         wanted = profile_proofs.wanted("sample", self.source.profile, self.lock)
         finished = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=day)
-        record = evidence_store.run_record(self.engine.image, wanted, run or passed_run(), "docker 26", finished)
-        return evidence_store.save(record)
+        record = evidence_statements_and_store.run_record(
+            self.engine.image, wanted, run or passed_run(), "docker 26", finished
+        )
+        return evidence_statements_and_store.save(record)
 
 
 @contextlib.contextmanager
@@ -128,8 +130,8 @@ def proved(project: Path, monkeypatch: pytest.MonkeyPatch, day: int = 0) -> Iter
     lock_file.write(made, source.lock_file, "sample")
     config = config_of([LAYER], {LOCK_LABEL: made.id})
     image = Image(oci_types.digest_of(config), "handle", (LAYER,), {}, {}, 1)
-    record = build_records.Record(image.id, "handle", made.id, sha("recipe"), image.layers, "docker 26")
-    monkeypatch.setattr(build_records, "all_records", lambda image_id=None: iter([record]))
+    record = build_records_and_comparison.Record(image.id, "handle", made.id, sha("recipe"), image.layers, "docker 26")
+    monkeypatch.setattr(build_records_and_comparison, "all_records", lambda image_id=None: iter([record]))
     with serving(Registry()) as registry:
         engine = Engine(registry, image, config)
         monkeypatch.setattr(push_and_bundle, "existing", lambda session, reference: (source, made, image))

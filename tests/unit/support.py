@@ -25,16 +25,16 @@ from packaging.requirements import Requirement
 
 from envbuild.cli import entry
 from envbuild.fetch import index_config
-from envbuild.fetch.apt_packages import Deb
+from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import COMPAT, TOOLKIT, Archive, ArchiveRequest
 from envbuild.fetch.locked_artifact_types import Builder, LockedExtension, LockedWheel, Nvcc, Wheel
 from envbuild.image.docker_engine import Image
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock, inputs
 from envbuild.profile.extension_spec import Extension
-from envbuild.profile.profile_source import Source
-from envbuild.resolve import plan_resolver, profile_reader
-from envbuild.resolve.extension_toolchain import ExtensionToolchain
+from envbuild.profile.loaded_profile import Source
+from envbuild.resolve import plan_resolver, profile_reader_and_overrides
+from envbuild.resolve.extension_toolchain_and_contradictions import ExtensionToolchain
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.util import settings, user_folders
 from envbuild.util.host_processes import Completed
@@ -73,7 +73,7 @@ def write_profile(folder: Path, data: Mapping[str, Any], name: str = "sample") -
 
 
 def source_of(folder: Path, data: Mapping[str, Any], name: str = "sample") -> Source:
-    return profile_reader.load(str(write_profile(folder, data, name)))
+    return profile_reader_and_overrides.load(str(write_profile(folder, data, name)))
 
 
 def plan_of(folder: Path, data: Mapping[str, Any], name: str = "sample") -> Plan:

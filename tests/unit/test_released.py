@@ -23,8 +23,8 @@ from envbuild.attest import (
     trusted_statements,
 )
 from envbuild.attest.policy import Policy
-from envbuild.evidence import evidence_store, proof_rules, run_record_schema
-from envbuild.image import build_records, dockerfile_renderer
+from envbuild.evidence import evidence_statements_and_store, proof_rules, run_record_schema
+from envbuild.image import build_records_and_comparison, dockerfile_renderer
 from envbuild.lock import lock_file
 from envbuild.registry.oci_types import Reference
 from envbuild.runners.kubernetes import kubernetes_settings
@@ -56,7 +56,7 @@ def key() -> keys_and_signatures.PublicKey:
 
 
 def wanted() -> proof_rules.RequiredProof:
-    ((_, record),) = evidence_store.stored(IMAGE)
+    ((_, record),) = evidence_statements_and_store.stored(IMAGE)
     return proof_rules.as_recorded(record)
 
 
@@ -87,20 +87,22 @@ def test_its_dockerfile_installs_what_it_did() -> None:
 
 
 def test_evidence_proves_what_it_proved(state: Path) -> None:
-    (proof,) = evidence_store.newest_proofs(IMAGE, wanted())
+    (proof,) = evidence_statements_and_store.newest_proofs(IMAGE, wanted())
     assert (proof.state, proof.reason) == ("proved", "proved on the CPU, 2026-11-21")
-    run = evidence_store.run_of(state / "evidence" / IMAGE[7:] / str(proof.evidence and proof.evidence.name), IMAGE)
+    run = evidence_statements_and_store.run_of(
+        state / "evidence" / IMAGE[7:] / str(proof.evidence and proof.evidence.name), IMAGE
+    )
     assert run.passed and len(run.by_status("passed")) == 11 and "own.script" in run.by_status("passed")
 
 
 @pytest.mark.parametrize("changes", [{"lock": f"sha256:{'0' * 64}"}, {"level": "full"}, {"require": ("train.step",)}])
 def test_evidence_does_not_prove_what_it_did_not(state: Path, changes: dict[str, Any]) -> None:
     asked = proof_rules.RequiredProof(**{**vars(wanted()), **changes})
-    assert evidence_store.newest_proofs(IMAGE, asked)[0].state == "stale"
+    assert evidence_statements_and_store.newest_proofs(IMAGE, asked)[0].state == "stale"
 
 
 def test_a_build_record_is_read(state: Path) -> None:
-    (record,) = build_records.all_records(IMAGE)
+    (record,) = build_records_and_comparison.all_records(IMAGE)
     assert (record.lock, len(record.layers), record.extensions) == (LOCK, 5, ())
 
 
@@ -170,14 +172,14 @@ def later(state: Path) -> Path:
     """A record of the next format beside the one of then, as a newer envbuild of the same user would write it."""
     (path,) = (state / "evidence").glob("*/*.record.json")
     record = {**json.loads(path.read_text(encoding="utf-8")), "version": 2, "verdict": "failed"}
-    return evidence_store.save(record)
+    return evidence_statements_and_store.save(record)
 
 
 def test_beside_later_evidence_none_counts(state: Path) -> None:
     """It may say that the self-test failed since; an older envbuild cannot know."""
     asked = wanted()
     written = later(state)
-    (proof,) = evidence_store.newest_proofs(IMAGE, asked)
+    (proof,) = evidence_statements_and_store.newest_proofs(IMAGE, asked)
     assert (proof.state, proof.evidence) == ("stale", written)
     assert proof.reason == "a run record has format 2, this envbuild reads 1: use a newer envbuild"
 
@@ -186,7 +188,7 @@ def test_later_evidence_about_another_image_does_no_harm(state: Path) -> None:
     asked = wanted()
     later(state).parent.rename(state / "evidence" / ("0" * 64))
     shutil.copytree(RELEASED / "state", state.parent, dirs_exist_ok=True)
-    assert evidence_store.newest_proofs(IMAGE, asked)[0].state == "proved"
+    assert evidence_statements_and_store.newest_proofs(IMAGE, asked)[0].state == "proved"
 
 
 @pytest.mark.parametrize("version", ["2", None, 1.5, [], {}, -1, True])
@@ -209,7 +211,7 @@ def test_a_later_signed_statement_is_refused_by_name(state: Path, monkeypatch: p
     (path,) = (state / "evidence").glob("*/*.record.json")
     record = {**json.loads(path.read_text(encoding="utf-8")), "version": 2}
     made = in_toto_statements.test_result(record, json.dumps(record).encode(), in_toto_statements.Subject("x", IMAGE))
-    envelope, policy = signed(evidence_store.TEST_RESULT, made, monkeypatch)
+    envelope, policy = signed(evidence_statements_and_store.TEST_RESULT, made, monkeypatch)
     (reason,) = image_verifier.verify_statement([envelope], policy, NOW).reasons
     assert reason.id == "newer" and reason.detail.endswith("use a newer envbuild")
 
@@ -217,7 +219,7 @@ def test_a_later_signed_statement_is_refused_by_name(state: Path, monkeypatch: p
 def test_a_later_build_statement_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     definition = {"buildType": "urn:envbuild:build:2"}
     made = {
-        "_type": evidence_store.STATEMENT,
+        "_type": evidence_statements_and_store.STATEMENT,
         "subject": [{"name": "x", "digest": {"sha256": IMAGE[7:]}}],
         "predicateType": in_toto_statements.PROVENANCE,
         "predicate": {"buildDefinition": definition},
@@ -231,9 +233,9 @@ def test_a_later_word_of_a_trusted_key_is_not_outweighed(
     state: Path, bundle: image_bundle_file.Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bundle alone is verified; with a later statement about its image beside it, it is not."""
-    record = {**evidence_store.stored(IMAGE)[0][1], "version": 2}
+    record = {**evidence_statements_and_store.stored(IMAGE)[0][1], "version": 2}
     made = in_toto_statements.test_result(record, json.dumps(record).encode(), in_toto_statements.Subject("x", IMAGE))
-    envelope, policy = signed(evidence_store.TEST_RESULT, made, monkeypatch)
+    envelope, policy = signed(evidence_statements_and_store.TEST_RESULT, made, monkeypatch)
     both = Policy((key(), *policy.keys))
     place = Reference("bundle", "released", "released")
     assert image_verifier.verify_at(bundle, place, both, (), NOW).verified
@@ -258,4 +260,4 @@ def test_a_build_record_of_a_later_release_proves_nothing(state: Path) -> None:
     (file,) = (state / "builds").glob("*.json")
     found = json.loads(file.read_text(encoding="utf-8"))
     file.write_text(json.dumps({**found, "of_a_later_release": 1}), encoding="utf-8")
-    assert list(build_records.all_records(IMAGE)) == []
+    assert list(build_records_and_comparison.all_records(IMAGE)) == []

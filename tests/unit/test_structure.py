@@ -45,7 +45,7 @@ PACKAGES = (
 READERS = {
     f"envbuild.selftest.{name}"
     for name in (
-        "harness.probe_outcome",
+        "harness.probe_outcome_and_figures",
         "inventory.gpu_architectures",
         "inventory.compiled_file_reader",
         "inventory.elf_reader",

@@ -18,13 +18,13 @@ from envbuild.runners.job_resume_tickets import Ticket
 from envbuild.runners.runner_interface import RunnerError, Watch
 from envbuild.runners.slurm import (
     batch_script,
-    job_outcome_file,
+    job_outcome_and_failures,
     multi_node_script,
     shared_job_folder,
-    slurm_job_states,
+    slurm_job_states_and_waiting,
 )
-from envbuild.runners.slurm.job_outcome_file import JobOutcome
-from envbuild.runners.slurm.slurm_job_states import Queue, Seen
+from envbuild.runners.slurm.job_outcome_and_failures import JobOutcome
+from envbuild.runners.slurm.slurm_job_states_and_waiting import Queue, Seen
 from envbuild.runners.slurm.slurm_settings import SlurmSite
 from envbuild.testrun.run_result import MAX_STDOUT, RawOutput
 from envbuild.testrun.selftest_job import Job
@@ -204,15 +204,17 @@ class Slurm:
                 hint=f"is the disk of {attempt.parent.parent} full? run it again",
             )
         seen = self._last if self._last and self._last.over else None  # Slurm forgets what is over after MinJobAge
-        return slurm_job_states.ending(ticket.job, seen, shared_job_folder.end(Path(ticket.place) / "slurm.log"))
+        return slurm_job_states_and_waiting.ending(
+            ticket.job, seen, shared_job_folder.end(Path(ticket.place) / "slurm.log")
+        )
 
     # what it left
 
     def _output(self, job: Job, attempt: Path, outcome: JobOutcome, watch: Watch) -> RawOutput:
         words = shared_job_folder.end(attempt / "stderr", batch_script.MAX_STDERR)
-        job_outcome_file.require_started(outcome, self._site, self.image, words)
+        job_outcome_and_failures.require_started(outcome, self._site, self.image, words)
         queued, restarts = self._last.queued if self._last else None, int(attempt.name.rpartition("-")[2])
-        where = {"runner": _NAME, **job_outcome_file.where(outcome, self._site, job), "queued_seconds": queued,
+        where = {"runner": _NAME, **job_outcome_and_failures.where(outcome, self._site, job), "queued_seconds": queued,
                  "restarts": restarts}  # fmt: skip
         for lack in where["unconfined"]:
             watch.say(f"not as confined as here: {lack}")
@@ -268,7 +270,7 @@ def _ask(job: str) -> tuple[bool, Seen | None]:
     except ProcessTimeout:
         return False, None
     if done.code == 0:
-        found = slurm_job_states.seen(done.stdout)
+        found = slurm_job_states_and_waiting.seen(done.stdout)
         return found is not None, found
     return "Invalid job id" in done.stderr + done.stdout, None
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, NoReturn
 
-from envbuild.selftest.harness.frame_protocol import write_all
-from envbuild.selftest.harness.probe_outcome import signal_name
+from envbuild.selftest.harness.frame_and_message_streams import write_all
+from envbuild.selftest.harness.probe_outcome_and_figures import signal_name
 
 # What is done to a process whose time is over, and the seconds it then has: faulthandler answers SIGABRT with the
 # stack; who outlives SIGKILL is held by the kernel, and is left behind.

@@ -12,7 +12,7 @@ from typing import Any, Callable
 import torch
 
 from envbuild.selftest.harness.job_document import LEVELS, JobDocument
-from envbuild.selftest.harness.probe_outcome import Figure, ratio
+from envbuild.selftest.harness.probe_outcome_and_figures import Figure, ratio
 from envbuild.selftest.harness.script_tracebacks import FOLDER
 from envbuild.selftest.numerics.element_comparison import Worst
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import torch
 
 from envbuild.selftest.harness.forked_work import limit_memory
-from envbuild.selftest.harness.frame_protocol import (
+from envbuild.selftest.harness.frame_and_message_streams import (
     ANNOUNCE,
     ENVIRONMENT,
     FINGERPRINT,
@@ -31,7 +31,15 @@ from envbuild.selftest.harness.frame_protocol import (
 from envbuild.selftest.harness.job_document import SETTINGS, JobDocument
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.probe_context import Context, missing_gpu
-from envbuild.selftest.harness.probe_outcome import FAILED, PASSED, SKIPPED, Outcome, ProbeFailure, Skip, tail
+from envbuild.selftest.harness.probe_outcome_and_figures import (
+    FAILED,
+    PASSED,
+    SKIPPED,
+    Outcome,
+    ProbeFailure,
+    Skip,
+    tail,
+)
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _KEPT_BLOCK, _KEPT_FREE = 32 << 20, 512 << 20  # bytes

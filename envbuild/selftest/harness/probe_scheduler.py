@@ -21,10 +21,10 @@ from typing import Any, Callable, NoReturn
 
 import torch
 
-from envbuild.selftest.harness import host_memory, probe_supervisor, probe_verdict
+from envbuild.selftest.harness import host_memory, probe_supervisor, process_ending_verdict
 from envbuild.selftest.harness.job_document import LEVELS, JobDocument
 from envbuild.selftest.harness.probe import Probe
-from envbuild.selftest.harness.probe_outcome import FAILED, PASSED, SKIPPED, Outcome
+from envbuild.selftest.harness.probe_outcome_and_figures import FAILED, PASSED, SKIPPED, Outcome
 from envbuild.selftest.nvidia.gpu_monitor import Monitor
 from envbuild.selftest.nvidia.gpu_telemetry import Report, attribute
 
@@ -158,8 +158,8 @@ class _Processes:
         ending = process.ending()
         with _uninterrupted():
             self._children.pop(probe.name).end()
-        judge = probe_verdict.judge_script if probe.needs == "script" else probe_verdict.judge_ending
-        return self._attributed(judge(ending, self._timeout(probe))), probe_verdict.documents(ending)
+        judge = process_ending_verdict.judge_script if probe.needs == "script" else process_ending_verdict.judge_ending
+        return self._attributed(judge(ending, self._timeout(probe))), process_ending_verdict.documents(ending)
 
     def _accompany(self, waiting: Sequence[Probe]) -> None:
         """Let probes work beside the first of those that are left, as many as may work together."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.selftest.harness import probe_process
-from envbuild.selftest.harness.frame_protocol import Message, Unpacker
+from envbuild.selftest.harness.frame_and_message_streams import Message, Unpacker
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.script_tracebacks import FOLDER

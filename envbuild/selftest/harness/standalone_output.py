@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from envbuild.selftest.harness.frame_protocol import write_all
-from envbuild.selftest.harness.probe_outcome import result_note
+from envbuild.selftest.harness.frame_and_message_streams import write_all
+from envbuild.selftest.harness.probe_outcome_and_figures import result_note
 
 
 class Table:

@@ -19,19 +19,19 @@ from typing import Any
 
 from envbuild.selftest.__main__ import BAD_JOB, OK, take
 from envbuild.selftest.harness import forked_work
-from envbuild.selftest.harness.frame_protocol import FrameWriter
+from envbuild.selftest.harness.frame_and_message_streams import FrameWriter
 from envbuild.selftest.inventory import (
     compiled_extensions,
     elf_reader,
-    installed_distributions,
     installed_file_comparison,
-    interpreter_setup,
+    interpreter_and_distributions,
     library_versions,
-    mapped_libraries,
+    mapped_library_origins,
+    startup_code_suppression,
     startup_files,
 )
-from envbuild.selftest.inventory.library_search import SITE, Search, library_of_file, own_digits, search_libraries
-from envbuild.selftest.inventory.mapped_libraries import Inventory
+from envbuild.selftest.inventory.cuda_library_finder import SITE, Search, library_of_file, own_digits, search_libraries
+from envbuild.selftest.inventory.mapped_library_origins import Inventory
 
 VERSION = 1
 _NONCE = re.compile(r"[0-9a-f]{32}")
@@ -48,8 +48,8 @@ def main(job: Any, out: int = 1) -> int:
     if not isinstance(nonce, str) or not _NONCE.fullmatch(nonce) or job.get("version") != VERSION:
         print("job: version 1 and a nonce of 32 hexadecimal digits expected", file=sys.stderr)
         return BAD_JOB
-    interpreter_setup.extend_path(variables=True)
-    interpreter_setup.disable_backends()
+    startup_code_suppression.extend_path(variables=True)
+    startup_code_suppression.disable_backends()
     FrameWriter(take(out), nonce)(printable_document(collect(job.get("wheels") or {})))
     return OK
 
@@ -60,28 +60,28 @@ def collect(wheels: installed_file_comparison.Wheels = MappingProxyType({})) -> 
     The files are read before torch is imported: that runs the code of packages.
     """
     begin = time.monotonic()
-    sites = installed_distributions.sites()
+    sites = interpreter_and_distributions.sites()
     held = installed_file_comparison.compare_files([site for site in sites if site.endswith("/site-packages")], wheels)
-    started = startup_files.find_startup_files(installed_distributions.startup_folders(), held.owners)
+    started = startup_files.find_startup_files(interpreter_and_distributions.startup_folders(), held.owners)
     compared = time.monotonic()
     importing = _import_torch()
-    found = search_libraries(sites, installed_distributions.prefixes(), os.environ)
+    found = search_libraries(sites, interpreter_and_distributions.prefixes(), os.environ)
     searched = time.monotonic()
-    libraries = mapped_libraries.take_inventory(sorted(found.copies)[:_MOST_COPIES], hashed=held.hashes)
+    libraries = mapped_library_origins.take_inventory(sorted(found.copies)[:_MOST_COPIES], hashed=held.hashes)
     hashed = time.monotonic()
     ending = importing.finish(_IMPORT_SECONDS) if isinstance(importing, forked_work.ForkedWork) else importing
     imported = time.monotonic()
     loaded = [str(path) for path in ending.told.get("mapped", ())] if ending else []
     unseen = [path for path in loaded if path not in found.copies]
-    later = mapped_libraries.take_inventory(unseen)
+    later = mapped_library_origins.take_inventory(unseen)
     reported = dict(ending.told.get("reported", {})) if ending else {}
     copies = _copies([libraries, later], found, loaded, reported)
     copied = time.monotonic()
     compiled, left_out = compiled_extensions.extension_rows(has_torch=bool(ending and "version" in ending.told))
     return {
         "kind": "holdings",
-        "python": installed_distributions.python(),
-        "distributions": installed_distributions.distributions(),
+        "python": interpreter_and_distributions.python(),
+        "distributions": interpreter_and_distributions.distributions(),
         "startup": started,
         "altered": held.altered,
         "unrecorded": held.unrecorded,
@@ -91,10 +91,10 @@ def collect(wheels: installed_file_comparison.Wheels = MappingProxyType({})) -> 
         "libraries": copies,
         "order": _order(copies),
         "extensions": compiled,
-        "apex": installed_distributions.apex(),
+        "apex": interpreter_and_distributions.apex(),
         "variables": {name: os.environ[name] for name in _VARIABLES if os.environ.get(name)},
         "compat": sorted(found.compat),
-        "machine": installed_distributions.driver_and_gpus(),
+        "machine": interpreter_and_distributions.driver_and_gpus(),
         "cut": found.cut or left_out or held.cut or len(found.copies) > _MOST_COPIES,
         "seconds": {
             "files": compared - begin,
@@ -109,7 +109,7 @@ def collect(wheels: installed_file_comparison.Wheels = MappingProxyType({})) -> 
 
 
 def _import_torch() -> forked_work.ForkedWork | forked_work.ForkEnding | None:
-    if not installed_distributions.has("torch"):
+    if not interpreter_and_distributions.has("torch"):
         return None
     try:
         return forked_work.ForkedWork(library_versions.torch)
@@ -134,7 +134,7 @@ def _torch(ending: forked_work.ForkEnding | None) -> dict[str, Any] | None:
 
 def _architectures_on_disk() -> str:
     """The list as it stands in torch's own library, for a torch that cannot be imported."""
-    for site in installed_distributions.sites():
+    for site in interpreter_and_distributions.sites():
         for name in ("libtorch_python.so", "libtorch_cuda.so"):
             try:
                 with Path(site, "torch", "lib", name).open("rb") as file:

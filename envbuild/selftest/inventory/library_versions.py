@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Callable
 
 from envbuild.selftest.harness.forked_work import Tell
-from envbuild.selftest.inventory import mapped_libraries
-from envbuild.selftest.inventory.library_search import library_of_file
+from envbuild.selftest.inventory import mapped_library_origins
+from envbuild.selftest.inventory.cuda_library_finder import library_of_file
 
 # cuDNN loads its parts when one is first needed; these checks of a part's version load it and touch no GPU.
 _CUDNN_PARTS = ("cudnnGraphVersionCheck", "cudnnOpsVersionCheck", "cudnnOpsInferVersionCheck")
@@ -73,7 +73,7 @@ def identify(path: str) -> Callable[[Tell], None]:
 
 
 def _copies() -> list[str]:
-    return [path for path in mapped_libraries.mapped() if library_of_file(Path(path).name)]
+    return [path for path in mapped_library_origins.mapped() if library_of_file(Path(path).name)]
 
 
 def reported(paths: Iterable[str]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable
 
 from envbuild.selftest.harness.probe_context import Context, Refusal, is_unsupported
-from envbuild.selftest.harness.probe_outcome import worst_of_each_dtype
+from envbuild.selftest.harness.probe_outcome_and_figures import worst_of_each_dtype
 from envbuild.selftest.numerics import operation_case
 from envbuild.selftest.numerics.operation_case import Case
 

@@ -18,8 +18,8 @@ from typing import Any, Callable
 
 import torch
 
-from envbuild.selftest.inventory import library_versions, mapped_libraries
-from envbuild.selftest.inventory.library_search import library_of_file
+from envbuild.selftest.inventory import library_versions, mapped_library_origins
+from envbuild.selftest.inventory.cuda_library_finder import library_of_file
 from envbuild.selftest.nvidia import libcuda
 
 VERSION = 1
@@ -61,7 +61,7 @@ def flags() -> list[str]:
 def recording_machine(device: torch.device) -> dict[str, Any]:
     """The card (null on the CPU), the processor, torch, and the version that each mapped CUDA library gives itself."""
     capability = re.search(r"CPU capability usage: (\S+)", torch.__config__.show())
-    copies = [path for path in mapped_libraries.mapped() if library_of_file(Path(path).name)]
+    copies = [path for path in mapped_library_origins.mapped() if library_of_file(Path(path).name)]
     return {
         "gpu": _gpu(device) if device.type == "cuda" else None,
         "cpu": _first(_CPU, r"model name\s*:\s*(.+)"),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from envbuild.selftest.harness.probe_context import dtype_name
-from envbuild.selftest.harness.probe_outcome import json_number
+from envbuild.selftest.harness.probe_outcome_and_figures import json_number
 from envbuild.selftest.numerics.element_comparison import compare
 from envbuild.selftest.numerics.tensor_digests import raw_digest
 from envbuild.selftest.numerics.tolerances import unit_roundoff

@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from envbuild.selftest.harness.frame_protocol import write_all
-from envbuild.selftest.harness.probe_outcome import signal_name
+from envbuild.selftest.harness.frame_and_message_streams import write_all
+from envbuild.selftest.harness.probe_outcome_and_figures import signal_name
 from envbuild.selftest.nvidia.gpu_telemetry import DRAIN, Gpus, Report
 from envbuild.selftest.nvidia.nvml_ctypes import NvmlRefused, NvmlUnavailable
 

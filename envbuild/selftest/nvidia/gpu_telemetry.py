@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Callable
 
-from envbuild.selftest.harness.probe_outcome import FAILED, Outcome, tail
+from envbuild.selftest.harness.probe_outcome_and_figures import FAILED, Outcome, tail
 from envbuild.selftest.nvidia.libcuda import CudaDriver
 from envbuild.selftest.nvidia.nvml_ctypes import NVLINK, Nvml, NvmlRefused, NvmlUnavailable
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from envbuild.selftest.inventory import mapped_libraries
+from envbuild.selftest.inventory import mapped_library_origins
 
 LIBRARY = "libcuda.so.1"
 MODULE = Path("/proc/driver/nvidia/version")
@@ -43,7 +43,9 @@ class CudaDriver:
 
     def __init__(self, name: str = LIBRARY) -> None:
         self._library = ctypes.CDLL(name)
-        self.path = next((path for path in mapped_libraries.mapped() if Path(path).name.startswith("libcuda.so")), name)
+        self.path = next(
+            (path for path in mapped_library_origins.mapped() if Path(path).name.startswith("libcuda.so")), name
+        )
 
     def newest_cuda(self) -> tuple[int, int] | None:
         """The newest CUDA that it serves, as (12, 4)."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import envbuild
-from envbuild.selftest.distributed import rank_processes
+from envbuild.selftest.distributed import rank_processes_and_faults
 
 pytestmark = pytest.mark.usefixtures("temporary")
 
@@ -27,7 +27,7 @@ with rank_processes.temporary_folder("envbuild-ranks-") as folder:
 
 
 def age(folder: Path) -> None:
-    before = time.time() - 2 * rank_processes._YOUNG
+    before = time.time() - 2 * rank_processes_and_faults._YOUNG
     os.utime(folder, (before, before))
 
 
@@ -41,12 +41,12 @@ def test_what_a_killed_process_left_goes_and_what_a_living_one_has_stays(
         left = Path(process.stdout.readline().strip())
         assert left.parent == temporary
         age(left)
-        with rank_processes.temporary_folder("envbuild-ranks-"):
+        with rank_processes_and_faults.temporary_folder("envbuild-ranks-"):
             assert left.is_dir(), "it is in use"
         process.send_signal(signal.SIGKILL)
         process.wait()
         age(left)
-        with rank_processes.temporary_folder("envbuild-ranks-") as own:
+        with rank_processes_and_faults.temporary_folder("envbuild-ranks-") as own:
             assert own.is_dir() and not left.exists()
         assert list(temporary.iterdir()) == []
     finally:
@@ -64,5 +64,5 @@ def test_what_is_young_or_none_of_its_own_stays(temporary: Path, make: str, tmp_
         place.mkdir()
     if make != "young":
         age(place)
-    with rank_processes.temporary_folder("envbuild-ranks-"):
+    with rank_processes_and_faults.temporary_folder("envbuild-ranks-"):
         assert place.exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from envbuild.selftest.harness import script_tracebacks
-from envbuild.selftest.harness.probe_outcome import is_cut, tail
+from envbuild.selftest.harness.probe_outcome_and_figures import is_cut, tail
 
 HARNESS = """\
   File "/tmp/x/selftest.zip/envbuild/selftest/harness/probe_process.py", line 121, in _attempt

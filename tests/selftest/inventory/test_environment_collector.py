@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from envbuild.selftest.harness import forked_work
-from envbuild.selftest.inventory import environment_collector, installed_distributions, library_search
+from envbuild.selftest.inventory import cuda_library_finder, environment_collector, interpreter_and_distributions
 from selftest.environments import good, library, virtual
 from selftest.reading import environment
 
-BOUNDS = library_search.Bounds()
+BOUNDS = cuda_library_finder.Bounds()
 needs_gcc = pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc to build a library with")
 
 
@@ -27,8 +27,8 @@ def put(path: Path) -> Path:
     return path
 
 
-def found(*sites: Path, bounds: library_search.Bounds = BOUNDS, **environ: str) -> "dict[str, set[str]]":
-    copies = library_search.search_libraries([str(site) for site in sites], [], environ, bounds).copies
+def found(*sites: Path, bounds: cuda_library_finder.Bounds = BOUNDS, **environ: str) -> "dict[str, set[str]]":
+    copies = cuda_library_finder.search_libraries([str(site) for site in sites], [], environ, bounds).copies
     return {path: ways for path, ways in copies.items() if path.startswith(str(sites[0].parent))}
 
 
@@ -59,22 +59,22 @@ def site(tmp_path: Path) -> Path:
     ],
 )
 def test_a_name_tells_the_library(name: str, kind: "str | None") -> None:
-    assert library_search.library_of_file(name) == kind
+    assert cuda_library_finder.library_of_file(name) == kind
 
 
 def test_copies_are_found_wherever_they_lie(site: Path) -> None:
     deep = put(site / "a" / "b" / "c.libs" / "libcublas-1b2c3d4e.so.11")
     put(site / "a" / "stubs" / "libcublas.so")
     put(site / "a" / "__pycache__" / "libcublas.so.12")
-    assert found(site) == {str(deep): {library_search.SITE}}
+    assert found(site) == {str(deep): {cuda_library_finder.SITE}}
 
 
 def test_one_file_with_many_names_is_one_copy(site: Path) -> None:
     real = put(site / "lib" / "libcublas.so.12.1.3.1")
     (site / "lib" / "libcublas.so.12").symlink_to(real)
     (site / "linked").symlink_to(site / "lib")
-    assert found(site) == {str(real): {library_search.SITE}}
-    assert library_search.own_digits(str(real)) == "12.1.3.1"
+    assert found(site) == {str(real): {cuda_library_finder.SITE}}
+    assert cuda_library_finder.own_digits(str(real)) == "12.1.3.1"
 
 
 def test_circles_pipes_and_dangling_links_end(site: Path) -> None:
@@ -93,39 +93,39 @@ def test_the_kernels_file_systems_are_left_alone(site: Path, monkeypatch: pytest
     put(site.parent / "proc" / "libcublas.so.12")
     (site / "linked").symlink_to(site.parent / "proc")
     assert len(found(site)) == 1
-    monkeypatch.setattr(library_search, "_KERNELS", (str(site.parent / "proc"),))
+    monkeypatch.setattr(cuda_library_finder, "_KERNELS", (str(site.parent / "proc"),))
     assert found(site) == {}
-    assert list(library_search._Walk(BOUNDS).files("/", 3)) == []
+    assert list(cuda_library_finder._Walk(BOUNDS).files("/", 3)) == []
 
 
 def test_the_loaders_folder_is_told(site: Path) -> None:
     put(site / "nvidia" / "libcublas.so.12")
     other = put(site.parent / "cuda" / "libcublas.so.12")
     path = f":relative:{other.parent}:{site.parent / 'none'}"
-    assert found(site, LD_LIBRARY_PATH=path)[str(other)] == {library_search.LD_PATH}
-    assert found(site, LD_PRELOAD=f"libx.so {other}")[str(other)] == {library_search.LD_PRELOAD}
+    assert found(site, LD_LIBRARY_PATH=path)[str(other)] == {cuda_library_finder.LD_PATH}
+    assert found(site, LD_PRELOAD=f"libx.so {other}")[str(other)] == {cuda_library_finder.LD_PRELOAD}
 
 
 def test_a_large_tree_is_cut(site: Path) -> None:
     for number in range(50):
         put(site / f"p{number}" / "file")
-    assert library_search.search_libraries([str(site)], [], {}, library_search.Bounds(entries=20)).cut
-    assert library_search.search_libraries([str(site)], [], {}, library_search.Bounds(seconds=-1)).cut
+    assert cuda_library_finder.search_libraries([str(site)], [], {}, cuda_library_finder.Bounds(entries=20)).cut
+    assert cuda_library_finder.search_libraries([str(site)], [], {}, cuda_library_finder.Bounds(seconds=-1)).cut
 
 
 def test_any_other_folder_of_the_path_is_not_searched_deep(tmp_path: Path) -> None:
     home = tmp_path.resolve() / "home"
     put(home / "1" / "2" / "3" / "4" / "libcublas.so.12")
     near = put(home / "libcublas.so.12")
-    assert found(home) == {str(near): {library_search.SITE}}
+    assert found(home) == {str(near): {cuda_library_finder.SITE}}
 
 
 def test_a_loaders_cache_is_read_whatever_its_layout(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = put(site.parent / "cuda" / "libcudnn.so.9")
     cache = site.parent / "ld.so.cache"
     cache.write_bytes(b"glibc-ld.so.cache1.1\0\0\xff" + b"libcudnn.so.9\0" + os.fsencode(other) + b"\0/x/libm.so.6\0")
-    monkeypatch.setattr(library_search, "_CACHE", cache)
-    assert found(site)[str(other)] == {library_search.LD_CACHE}
+    monkeypatch.setattr(cuda_library_finder, "_CACHE", cache)
+    assert found(site)[str(other)] == {cuda_library_finder.LD_CACHE}
     begin = time.monotonic()
     for hostile in (b"/" * 1_000_000, b"/\0" * 1_000_000, b"/libcublas.so.12" * 100_000):
         cache.write_bytes(hostile)
@@ -224,7 +224,7 @@ def test_a_bad_job_is_refused(job: object, capsys: pytest.CaptureFixture[str]) -
 
 def test_the_marker_environment_is_packagings() -> None:
     markers = pytest.importorskip("packaging.markers")
-    assert installed_distributions.python()["markers"] == dict(markers.default_environment())
+    assert interpreter_and_distributions.python()["markers"] == dict(markers.default_environment())
 
 
 @needs_gcc

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 import torch
 import torch.nn.functional as F
 
-from envbuild.selftest.numerics import fingerprint_sequence, float64_operations, hashed_inputs
+from envbuild.selftest.numerics import fingerprint_operation_chain, float64_operations, hashed_inputs
 from envbuild.selftest.numerics.float64_operations import Arithmetic
 
 HOW = Arithmetic(torch.float32)
@@ -80,7 +80,10 @@ def split(convolve: Callable[..., torch.Tensor], x: torch.Tensor, w: torch.Tenso
 
 @pytest.mark.parametrize("slices", [2, 4, 8])
 def test_split_k_in_half_precision_is_within_a_gpus_bound_and_a_lost_channel_is_not(slices: int) -> None:
-    x, w = fingerprint_sequence.input_video().half(), fingerprint_sequence.operation_chain()[0].weights[0].half()
+    x, w = (
+        fingerprint_operation_chain.input_video().half(),
+        fingerprint_operation_chain.operation_chain()[0].weights[0].half(),
+    )
     plain, allowed = (
         float64_operations.convolution(Arithmetic(torch.float16, half_sums=half), x.double(), w.double())
         for half in (False, True)
@@ -96,7 +99,10 @@ def test_split_k_in_half_precision_is_within_a_gpus_bound_and_a_lost_channel_is_
 def test_only_float16_may_be_added_up_in_half_precision(dtype: torch.dtype) -> None:
     x, w = (
         part.to(dtype).double()
-        for part in (fingerprint_sequence.input_video(), fingerprint_sequence.operation_chain()[0].weights[0])
+        for part in (
+            fingerprint_operation_chain.input_video(),
+            fingerprint_operation_chain.operation_chain()[0].weights[0],
+        )
     )
     plain, allowed = (float64_operations.convolution(Arithmetic(dtype, half_sums=half), x, w) for half in (False, True))
     assert torch.equal(plain.bound, allowed.bound)
@@ -105,8 +111,8 @@ def test_only_float16_may_be_added_up_in_half_precision(dtype: torch.dtype) -> N
 @pytest.mark.parametrize(("dtype", "bits"), [(torch.float32, 10), (torch.float16, 8), (torch.bfloat16, 5)])
 def test_the_last_rounding_is_within_every_bound_and_fewer_bits_are_not(dtype: torch.dtype, bits: int) -> None:
     """Off by 2^-bits of the largest value no operation passes."""
-    golden = fingerprint_sequence.input_video().to(dtype)
-    for op in fingerprint_sequence.operation_chain():
+    golden = fingerprint_operation_chain.input_video().to(dtype)
+    for op in fingerprint_operation_chain.operation_chain():
         found = op.exact(Arithmetic(dtype), golden.double(), *(part.to(dtype).double() for part in op.weights))
         golden = found.value.to(dtype)
         assert bool(torch.isfinite(golden).all()), op.name
@@ -116,8 +122,8 @@ def test_the_last_rounding_is_within_every_bound_and_fewer_bits_are_not(dtype: t
 
 
 def test_the_first_input_and_the_weights_keep_the_chain_in_range() -> None:
-    golden = fingerprint_sequence.input_video().double()
-    for op in fingerprint_sequence.operation_chain():
+    golden = fingerprint_operation_chain.input_video().double()
+    for op in fingerprint_operation_chain.operation_chain():
         golden = op.exact(HOW, golden, *(part.double() for part in op.weights)).value
         assert 0.005 < float(golden.square().mean().sqrt()) < 60, op.name
         assert float(golden.abs().max()) < 100, op.name

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.numerics import case_sampling, gradient_computation, layout_nan_gaps
+from envbuild.selftest.numerics import backward_pass, case_sampling, layout_nan_gaps
 from envbuild.selftest.numerics.case_sampling import Operation
 from envbuild.selftest.numerics.operation_case import Case, worst
 from envbuild.selftest.probes.attention import attention_sampled_cases
@@ -185,10 +185,10 @@ def test_a_layout_changes_strides_and_nothing_else(layout: str) -> None:
 def test_gradients_are_autograds_and_arrive_with_their_strides() -> None:
     x = torch.arange(6.0).view(2, 3).requires_grad_()
     given = torch.arange(6.0).view(3, 2).t()
-    (found,) = gradient_computation.gradients(x * 3, (x,), given)
+    (found,) = backward_pass.gradients(x * 3, (x,), given)
     assert torch.equal(found, 3 * given) and found.stride() == given.stride()
     with pytest.raises(ValueError, match="float64 for"):
-        gradient_computation.gradients(x * 3, (x,), given.double())
+        backward_pass.gradients(x * 3, (x,), given.double())
 
 
 def test_seeds_give_other_points() -> None:

@@ -15,8 +15,8 @@ import pytest
 from envbuild.attest import community_evidence, in_toto_statements, keys_and_signatures
 from envbuild.attest.community_evidence import EvidenceRow
 from envbuild.attest.in_toto_statements import Subject
-from envbuild.evidence import evidence_store
-from envbuild.report import profile_tables
+from envbuild.evidence import evidence_statements_and_store
+from envbuild.report import profile_tables_and_minimum_versions
 from envbuild.util.errors import CheckFailed, OutOfDate
 from unit.evidence.runs import passed_run, probe, run_on
 from unit.site import Site, new_key, proved
@@ -43,13 +43,16 @@ def send(site: Site, folder: Path, who: str, run: Any = None, file: str = "") ->
     signer = keys_and_signatures.configured_signer()
     assert signer
     path = site.prove(run or run_on("NVIDIA H20"))
-    record = dict(evidence_store.stored(site.engine.image.id))[path]
+    record = dict(evidence_statements_and_store.stored(site.engine.image.id))[path]
     made = in_toto_statements.test_result(
-        record, evidence_store.record_text(path), Subject("envbuild/sample", record["image"]["id"])
+        record, evidence_statements_and_store.record_text(path), Subject("envbuild/sample", record["image"]["id"])
     )
     sent = folder / f"{file or f'sample-{who}'}.dsse.json"
     shutil.copy(
-        evidence_store.save_envelope(path, keys_and_signatures.seal(in_toto_statements.canonical(made), signer)), sent
+        evidence_statements_and_store.save_envelope(
+            path, keys_and_signatures.seal(in_toto_statements.canonical(made), signer)
+        ),
+        sent,
     )
     (folder / "keys" / f"{who}.pub").write_bytes(signer.public.pem)
     return sent
@@ -67,7 +70,7 @@ def test_a_file_that_was_sent_is_a_row(site: Site, folder: Path, monkeypatch: py
         EvidenceRow("CPU", "sample", "bob", day, *what),
         EvidenceRow("NVIDIA H20", "sample", "alice", day, *what),
     ]
-    assert profile_tables.proofs_table(found).splitlines() == [
+    assert profile_tables_and_minimum_versions.proofs_table(found).splitlines() == [
         "| GPU | Profile | Who | When | Does it count? |",
         "| --- | --- | --- | --- | --- |",
         f"| CPU | sample | bob | {day} | yes |",
@@ -83,7 +86,7 @@ def test_what_is_no_proof_or_no_longer_one_says_why(site: Site, folder: Path, mo
     told = {row.gpu: row.objections for row in community_evidence.read(folder, NOW)}
     assert "the self-test failed: env.libs" in told["CPU"][0]
     assert "cublas-hopper-fpe" in told["NVIDIA H20"][0]
-    assert "| yes |" not in profile_tables.proofs_table(community_evidence.read(folder, NOW))
+    assert "| yes |" not in profile_tables_and_minimum_versions.proofs_table(community_evidence.read(folder, NOW))
 
 
 def test_every_file_must_be_somebodys_word(site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +126,7 @@ def test_a_statement_of_something_else_is_no_test_result(
 
 def test_what_others_wrote_is_text_in_the_table() -> None:
     row = EvidenceRow("<b>GPU</b> | x", "[link](http://x)", "who\n| a |", "2026-01-01", "", "", ("`code` \x1b[31m",))
-    line = profile_tables.proofs_table([row]).splitlines()[2]
+    line = profile_tables_and_minimum_versions.proofs_table([row]).splitlines()[2]
     assert line.count(" | ") == 4
     assert not any(part in line for part in ("<b>", "\x1b", "[link]("))
 
@@ -133,7 +136,7 @@ def test_it_fills_a_document(site: Site, folder: Path, monkeypatch: pytest.Monke
     page = folder.parent / "page.md"
     page.write_text("<!-- envbuild:evidence evidence -->\n<!-- envbuild:end -->\n", encoding="utf-8")
     assert envbuild("docs", str(page)).code == 0
-    assert profile_tables.proofs_table([]) in page.read_text(encoding="utf-8")
+    assert profile_tables_and_minimum_versions.proofs_table([]) in page.read_text(encoding="utf-8")
     new_key(monkeypatch)
     send(site, folder, "alice")
     assert envbuild("docs", "--check", str(page)).code == OutOfDate.code
@@ -148,7 +151,7 @@ def test_a_missing_folder_of_evidence_is_an_empty_table(project: Path) -> None:
     page = project / "page.md"
     page.write_text("<!-- envbuild:evidence evidence -->\n<!-- envbuild:end -->\n", encoding="utf-8")
     assert envbuild("docs", "page.md").code == 0
-    assert page.read_text(encoding="utf-8").splitlines()[1] == profile_tables.proofs_table([])
+    assert page.read_text(encoding="utf-8").splitlines()[1] == profile_tables_and_minimum_versions.proofs_table([])
 
 
 def test_what_others_prove_counts_on_the_model_and_its_family() -> None:

@@ -16,7 +16,7 @@ import zstandard
 
 from envbuild.image.oci_layout import REF
 from envbuild.registry import oci_types
-from envbuild.registry.block_reader import Blocks
+from envbuild.registry.block_iterator_file import Blocks
 from envbuild.util.errors import CheckFailed, EngineError, NotProved, UsageError
 from unit.evidence.runs import passed_run, probe
 from unit.saved import tar

@@ -19,12 +19,12 @@ import zstandard
 
 from envbuild.attest import in_toto_statements, keys_and_signatures, policy, registry_attestations
 from envbuild.attest.in_toto_statements import Subject
-from envbuild.evidence import evidence_store
+from envbuild.evidence import evidence_statements_and_store
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.registry import oci_types, registry_image_reader
 from envbuild.registry.registry_image_reader import Config
 from envbuild.util.errors import CheckFailed, FileError, NetworkError, UsageError
-from envbuild.util.refusal_errors import Malformed
+from envbuild.util.rejected_input_errors import Malformed
 from unit.evidence.runs import passed_run, probe, run_on
 from unit.site import LAYER, LAYER_TYPE, Site, config_of, new_key, proved
 from unit.support import Said, as_yaml, envbuild, sha
@@ -196,7 +196,10 @@ def test_one_changed_byte_is_refused(pushed: Site) -> None:
     blobs = dict(pushed.registry.blobs)
     _, raw = pushed.registry.manifests[att(pushed)]
     only_att(pushed)
-    lacking = {evidence_store.TEST_RESULT: {"digest", "gpu"}, in_toto_statements.PROVENANCE: {"digest", "no-build"}}
+    lacking = {
+        evidence_statements_and_store.TEST_RESULT: {"digest", "gpu"},
+        in_toto_statements.PROVENANCE: {"digest", "no-build"},
+    }
     for item in json.loads(raw)["layers"]:
         whole = blobs[item["digest"]]
         for at in range(7, len(whole), max(1, len(whole) // 9)):
@@ -275,7 +278,7 @@ def test_a_swapped_predicate_is_refused(pushed: Site) -> None:
     """With the signatures of other statements it is one of another content; signed anew, it contradicts its record."""
 
     def lie(stated: dict[str, Any]) -> None:
-        if stated["predicateType"] == evidence_store.TEST_RESULT:
+        if stated["predicateType"] == evidence_statements_and_store.TEST_RESULT:
             stated["predicate"]["passedTests"] += ["h20/gemm.exact"]
 
     resign(pushed, lie)
@@ -294,9 +297,9 @@ def test_a_replayed_older_statement_does_not_outweigh_a_failure(site: Site, key:
     _, raw = site.registry.manifests["verified"]
     subject = Subject("envbuild/sample", site.engine.image.id, site.registry.host, oci_types.digest_of(raw))
     wanted = []
-    for path, record in evidence_store.stored(site.engine.image.id):
-        made = in_toto_statements.test_result(record, evidence_store.record_text(path), subject)
-        wanted.append((evidence_store.TEST_RESULT, in_toto_statements.canonical(made)))
+    for path, record in evidence_statements_and_store.stored(site.engine.image.id):
+        made = in_toto_statements.test_result(record, evidence_statements_and_store.record_text(path), subject)
+        wanted.append((evidence_statements_and_store.TEST_RESULT, in_toto_statements.canonical(made)))
     registry_attestations.publish(site.place, oci_types.Manifest(raw, oci_types.MANIFEST), wanted, signer)
     assert reasons(site) == ["failed"]
 
@@ -460,11 +463,11 @@ def test_an_advisory_that_is_known_by_now_is_refused(site: Site, key: Path) -> N
 
 def test_a_signed_statement_is_checked_by_itself(site: Site, key: Path) -> None:
     path = site.prove(run_on("NVIDIA H20"))
-    record = dict(evidence_store.stored(site.engine.image.id))[path]
+    record = dict(evidence_statements_and_store.stored(site.engine.image.id))[path]
     made = in_toto_statements.test_result(
-        record, evidence_store.record_text(path), Subject("envbuild/sample", record["image"]["id"])
+        record, evidence_statements_and_store.record_text(path), Subject("envbuild/sample", record["image"]["id"])
     )
-    file = evidence_store.save_envelope(
+    file = evidence_statements_and_store.save_envelope(
         path, keys_and_signatures.seal(in_toto_statements.canonical(made), keys_and_signatures.configured_signer())
     )
     said = envbuild("verify", "--evidence", str(file), "--key", "team.pub", "--json")

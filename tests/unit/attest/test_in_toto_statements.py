@@ -12,18 +12,18 @@ import pytest
 
 from envbuild.attest import in_toto_statements, keys_and_signatures, sbom, trusted_statements
 from envbuild.attest.in_toto_statements import BuildDetails, Subject
-from envbuild.evidence import evidence_store, proof_rules
+from envbuild.evidence import evidence_statements_and_store, proof_rules
 from envbuild.facts import fact_file_reader
 from envbuild.fetch.archive_spec import Archive
-from envbuild.image.build_records import CompiledRecord
+from envbuild.image.build_records_and_comparison import CompiledRecord
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.lock.wheel_contents import roots
 from envbuild.profile.project_shapes_and_script import Script
-from envbuild.util import refusal_errors, strict_json
+from envbuild.util import rejected_input_errors, strict_json
 from envbuild.util.errors import CheckFailed
 from unit.evidence.runs import documents, judged, lines, passed_run, probe
-from unit.evidence.test_evidence_store import IMAGE, record_of
+from unit.evidence.test_evidence_statements_and_store import IMAGE, record_of
 from unit.support import PROFILE, lock_for, plan_of, sha, write_wheel
 
 SUBJECT = Subject("envbuild/sample", IMAGE.id, "registry.example/sample", f"sha256:{sha('manifest')}")
@@ -49,9 +49,9 @@ def made_of(locked: Lock, project: Path) -> BuildDetails:
 
 
 def result_of(locked: Lock) -> dict[str, Any]:
-    path = evidence_store.save(record_of(locked))
-    ((_, record),) = evidence_store.stored(IMAGE.id)
-    return in_toto_statements.test_result(record, evidence_store.record_text(path), SUBJECT)
+    path = evidence_statements_and_store.save(record_of(locked))
+    ((_, record),) = evidence_statements_and_store.stored(IMAGE.id)
+    return in_toto_statements.test_result(record, evidence_statements_and_store.record_text(path), SUBJECT)
 
 
 # the record travels with its statement
@@ -64,7 +64,7 @@ def test_a_test_result_carries_its_record(locked: Lock) -> None:
     assert [item["digest"]["sha256"] for item in stated["subject"]] == [IMAGE.id[7:], sha("manifest")]
     digest, record = in_toto_statements.read_test_result(stated["predicate"])
     assert record == wanted
-    assert digest == evidence_store.stored(IMAGE.id)[0][0].name.partition(".")[0]
+    assert digest == evidence_statements_and_store.stored(IMAGE.id)[0][0].name.partition(".")[0]
 
 
 def test_before_a_push_the_image_id_is_the_only_subject() -> None:
@@ -110,10 +110,10 @@ def test_another_record_with_its_own_digest_is_refused(locked: Lock) -> None:
 def test_evidence_from_before_cards_had_uuids_is_still_read(locked: Lock) -> None:
     """A record as an earlier envbuild wrote it: no "uuids", no "driver"."""
     old = record_of(locked) | {"gpu": {"model": "h20", "name": "NVIDIA H20", "count": 1}}
-    evidence_store.save(old)
-    ((path, record),) = evidence_store.stored(IMAGE.id)
+    evidence_statements_and_store.save(old)
+    ((path, record),) = evidence_statements_and_store.stored(IMAGE.id)
     assert proof_rules.model_of(record) == "h20"
-    stated = in_toto_statements.test_result(record, evidence_store.record_text(path), SUBJECT)
+    stated = in_toto_statements.test_result(record, evidence_statements_and_store.record_text(path), SUBJECT)
     assert in_toto_statements.read_test_result(stated["predicate"])[1] == old
 
 
@@ -236,7 +236,7 @@ def test_the_bill_of_materials_is_the_same_every_time(locked: Lock) -> None:
     ],
 )
 def test_documents_from_elsewhere_are_bounded(raw: bytes, said: str) -> None:
-    with pytest.raises(refusal_errors.Malformed, match=said):
+    with pytest.raises(rejected_input_errors.Malformed, match=said):
         strict_json.parse(raw, "the document", limit=1000 if len(raw) == 2009 else strict_json.MAX_BYTES)
 
 
@@ -293,7 +293,7 @@ def test_a_statement_that_leaves_a_compiled_wheel_out_is_malformed(project: Path
     details = stated["predicate"]["runDetails"]
     changed: dict[str, Any] = {"none": [], "other": details["byproducts"][1:], "odd": [{"name": "x"}]}
     details["byproducts"] = changed[harm]
-    with pytest.raises(refusal_errors.Malformed):
+    with pytest.raises(rejected_input_errors.Malformed):
         trusted_statements._build(stated)
 
 

@@ -10,7 +10,7 @@ import pytest
 from envbuild.attest import policy_check
 from envbuild.attest.policy import Policy
 from envbuild.facts import database
-from envbuild.resolve.torch_stack_choice import choose_stack
+from envbuild.resolve.torch_compatibility_and_advisories import choose_stack
 from unit.support import PROFILE, sha, source_of
 
 COMPAT = {"url": "https://example.org/compat.deb", "sha256": sha("compat")}

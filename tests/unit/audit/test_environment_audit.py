@@ -17,10 +17,10 @@ import pytest
 from selftest.environments import SONAMES, Environment, good, library, virtual
 from selftest.named import CUBLASLT_SHADOW, NVJITLINK_SHADOW
 
-from envbuild.audit import environment_audit, environment_contents, file_findings, library_findings
+from envbuild.audit import environment_audit, environment_contents, file_findings, library_and_distribution_findings
 from envbuild.audit.environment_audit import Audit, Expected
 from envbuild.audit.environment_contents import Holdings
-from envbuild.audit.library_findings import Finding
+from envbuild.audit.library_and_distribution_findings import Finding
 from envbuild.facts import database
 from envbuild.lock.lock_file import Lock
 from envbuild.runners import host_runner
@@ -522,12 +522,16 @@ def copy(path: str, **changes: Any) -> dict[str, Any]:
 
 def test_copies_of_the_system_alone_are_a_note() -> None:
     held = holding(libraries=[copy("/usr/lib/libcublas.so.11"), copy("/usr/local/cuda/lib64/libcublas.so.12")])
-    assert [(f.id, f.severity) for f in library_findings.cuda_library_findings(held)] == [("several-copies", "note")]
+    assert [(f.id, f.severity) for f in library_and_distribution_findings.cuda_library_findings(held)] == [
+        ("several-copies", "note")
+    ]
 
 
 def test_parts_of_cudnn_from_two_folders() -> None:
     parts = [copy("/a/libcudnn.so.9", loaded=True), copy("/b/libcudnn_ops.so.9", loaded=True)]
-    assert [f.id for f in library_findings.cuda_library_findings(holding(libraries=parts))] == ["mixed-cudnn"]
+    assert [f.id for f in library_and_distribution_findings.cuda_library_findings(holding(libraries=parts))] == [
+        "mixed-cudnn"
+    ]
 
 
 def test_condas_libraries_are_nobodys_leftovers() -> None:
@@ -535,7 +539,7 @@ def test_condas_libraries_are_nobodys_leftovers() -> None:
         copy(f"/opt/conda/lib/{name}", loaded=True, ways=["environment"])
         for name in ("libcublas.so.12", "libnccl.so.2")
     ]
-    assert list(library_findings.cuda_library_findings(holding(libraries=rows))) == []
+    assert list(library_and_distribution_findings.cuda_library_findings(holding(libraries=rows))) == []
 
 
 def test_a_search_that_was_cut_is_told() -> None:
@@ -544,7 +548,7 @@ def test_a_search_that_was_cut_is_told() -> None:
 
 def test_the_counts_name_the_worst_first() -> None:
     found = environment_audit.assess("it", holding(), dataclasses.replace(H20))
-    assert list(found.counts) == [s for s in library_findings.SEVERITIES if s in found.counts]
+    assert list(found.counts) == [s for s in library_and_distribution_findings.SEVERITIES if s in found.counts]
 
 
 # what comes out of an image is not trusted
@@ -607,7 +611,7 @@ def test_hostile_requirements_end_soon() -> None:
         "x>=" + "1." * 2000,
     ]
     rows = [{"name": f"n{n}", "version": "x y z", "folder": "/", "requires": texts} for n in range(20)]
-    list(library_findings.distribution_findings(holding(distributions=rows)))
+    list(library_and_distribution_findings.distribution_findings(holding(distributions=rows)))
 
 
 # the runner without a container

@@ -10,8 +10,8 @@ import pytest
 
 from envbuild.audit import profile_draft
 from envbuild.audit.environment_contents import Holdings
-from envbuild.profile.profile_source import Source
-from envbuild.resolve import plan_resolver, profile_reader
+from envbuild.profile.loaded_profile import Source
+from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.util.errors import CheckFailed
 from unit.support import envbuild
@@ -64,7 +64,7 @@ def written(project: Path, holdings: Holdings) -> tuple[str, Source, Plan]:
     """The text, and what envbuild makes of it."""
     text = profile_draft.draft_profile("mine", "an/image:tag", holdings)
     (project / "profiles" / "mine.yaml").write_text(text, encoding="utf-8")
-    source = profile_reader.load("mine")
+    source = profile_reader_and_overrides.load("mine")
     return text, source, plan_resolver.resolve(source)
 
 

@@ -23,7 +23,7 @@ from click.testing import CliRunner
 from envbuild.audit.environment_audit import Expected
 from envbuild.cli import audit, entry
 from envbuild.fetch import sha256_file_store
-from envbuild.image import dockerfile_renderer, root_filesystem_tar
+from envbuild.image import debian_base_tar, dockerfile_renderer
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
@@ -308,7 +308,7 @@ def test_no_dockerfile_brings_a_traceback(locked: Lock, project: Path) -> None:
 
 
 def test_a_failure_of_make_says_what_was_done(locked: Lock, no_engine: None) -> None:
-    root_filesystem_tar.tar_file(locked).touch()
+    debian_base_tar.tar_file(locked).touch()
     for deb in locked.apt:
         path = sha256_file_store.debs().path(deb.sha256, deb.file)
         path.parent.mkdir(parents=True)

@@ -11,7 +11,7 @@ from envbuild.facts import database
 from envbuild.pipeline import workflows
 from envbuild.profile import starter_profile
 from envbuild.profile.value_types import PLATFORM
-from envbuild.resolve import plan_resolver, profile_reader
+from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.util import yaml_document
 from envbuild.util.errors import EngineError
 from unit.support import envbuild, write_profile
@@ -44,7 +44,7 @@ def test_the_name_of_a_gpu_stands_for_its_shipped_profile(name: str, profile: st
 
 @pytest.mark.parametrize("gpu", SUPPORTED)
 def test_every_supported_gpu_has_a_profile_that_resolves(gpu: str, project: Path) -> None:
-    source = profile_reader.unwritten(gpu)
+    source = profile_reader_and_overrides.unwritten(gpu)
     plan = plan_resolver.resolve(source)
     assert [found.id for found in plan.choice.situation.gpus] == [gpu]
     assert not [item for item in plan.choice.advice if item.state == "refused"]
@@ -119,7 +119,7 @@ def test_make_writes_the_profile_and_says_so(project: Path, monkeypatch: pytest.
     made: list[str] = []
 
     def make(name: str, *_: object) -> None:
-        made.append(profile_reader.load(name).name)
+        made.append(profile_reader_and_overrides.load(name).name)
         raise EngineError("no engine")
 
     monkeypatch.setattr(workflows, "make", make)

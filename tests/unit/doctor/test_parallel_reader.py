@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.doctor import docker_engine_reader, machine_description, machine_reader, network_reader, nvml_reader
+from envbuild.doctor import cpu_memory_and_os, docker_engine_reader, machine_reader, network_reader, nvml_reader
 from envbuild.doctor.model import Answer, DriverReading, EngineReading
 from envbuild.fetch import index_config
 
@@ -52,13 +52,13 @@ def test_the_machine_is_read_once_and_below_its_root(
     never: threading.Event, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     roots: list[Path] = []
-    read = machine_description.read
+    read = cpu_memory_and_os.read
 
-    def counted(root: Path = Path("/")) -> machine_description.Machine:
+    def counted(root: Path = Path("/")) -> cpu_memory_and_os.Machine:
         roots.append(root)
         return read(root)
 
-    monkeypatch.setattr(machine_description, "read", counted)
+    monkeypatch.setattr(cpu_memory_and_os, "read", counted)
     machine_reader.read(tmp_path)
     assert roots == [tmp_path]
 
@@ -66,11 +66,11 @@ def test_the_machine_is_read_once_and_below_its_root(
 def test_a_machine_that_cannot_be_read_is_not_waited_for(
     never: threading.Event, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(machine_description, "read", lambda root=Path("/"): never.wait(60))
+    monkeypatch.setattr(cpu_memory_and_os, "read", lambda root=Path("/"): never.wait(60))
     monkeypatch.setattr(machine_reader, "SECONDS", 1.0)
     found = machine_reader.read(tmp_path)
     assert "the kernel" in found.late
-    assert found.machine == machine_description.unread()
+    assert found.machine == cpu_memory_and_os.unread()
 
 
 def test_proxies_are_tried_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from selftest import stubs
 
-from envbuild.doctor import machine_report
+from envbuild.doctor import machine_checks_and_suitability
 from envbuild.doctor.check_result import Check
 from envbuild.doctor.profile_requirements import Need
 from unit.doctor.bench import NOWHERE, Bench, bench, needs_disk
@@ -116,7 +116,7 @@ def test_the_network_counts_where_something_is_to_be_fetched(machine: Bench) -> 
 )
 def test_what_counts_for_a_profile(need: Need, counts: set[str]) -> None:
     checks = [Check(id, "fail", "") for id in ("engine", "index", "registry", "gpu.ecc")]
-    assert {check.id for check in machine_report.relevant(need, checks)} == counts
+    assert {check.id for check in machine_checks_and_suitability.relevant(need, checks)} == counts
 
 
 def test_cards_are_counted(machine: Bench) -> None:

@@ -12,7 +12,7 @@ from envbuild.doctor import wheel_availability
 from envbuild.doctor.check_result import Check
 from envbuild.fetch import sha256_file_store
 from envbuild.lock import lock_file
-from envbuild.resolve import profile_reader
+from envbuild.resolve import profile_reader_and_overrides
 from unit.conftest import forget
 from unit.support import PROFILE, Index, lock_for, plan_of, quick_pip, serving, write_wheel
 
@@ -35,7 +35,7 @@ def served(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 def check() -> Check:
     forget()
-    return wheel_availability.check_wheels(profile_reader.load("sample"), [])
+    return wheel_availability.check_wheels(profile_reader_and_overrides.load("sample"), [])
 
 
 def test_an_index_that_has_every_wheel(served: Index) -> None:
@@ -77,5 +77,7 @@ def test_what_is_in_the_cache_is_not_asked_for(served: Index) -> None:
 
 
 def test_where_no_index_answers_none_is_asked_for_each_wheel(served: Index) -> None:
-    found = wheel_availability.check_wheels(profile_reader.load("sample"), [Check("index", "fail", "no answer")])
+    found = wheel_availability.check_wheels(
+        profile_reader_and_overrides.load("sample"), [Check("index", "fail", "no answer")]
+    )
     assert (found.status, served.asked) == ("skipped", [])

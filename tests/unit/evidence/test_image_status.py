@@ -10,17 +10,17 @@ from typing import Any, cast
 import pytest
 
 from envbuild.cli import status as command
-from envbuild.evidence import evidence_store, image_status, profile_proofs
+from envbuild.evidence import evidence_statements_and_store, image_status, profile_proofs
 from envbuild.evidence.image_status import Status
-from envbuild.image import build_records, dockerfile_renderer, image_build
-from envbuild.image.build_records import Record
+from envbuild.image import build_records_and_comparison, dockerfile_renderer, image_build
+from envbuild.image.build_records_and_comparison import Record
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import runner_selection, workflows
 from envbuild.pipeline.pipeline_steps import Session
 from envbuild.profile import profile_name_lookup
-from envbuild.profile.profile_source import Source
+from envbuild.profile.loaded_profile import Source
 from envbuild.runners.runner_interface import RunnerError
 from envbuild.testrun import run_result
 from envbuild.testrun.selftest_job import selftest_id
@@ -60,19 +60,21 @@ class World:
         made = lock or self.lock
         text = dockerfile_renderer.render(made, "sample")
         recipe = image_build.recipe_digest(made, text)
-        build_records.write(Record(image.id, image.handle, made.id, recipe, image.layers, "docker"))
+        build_records_and_comparison.write(Record(image.id, image.handle, made.id, recipe, image.layers, "docker"))
         self.engine.held[image.handle] = image
         self.engine.tagged[made.short] = image.handle
         return image
 
     def proved(self, image: Image, lock: Lock | None = None, **changes: Any) -> None:
         record = self.record(image, passed_run(), lock)
-        evidence_store.save({**record, **changes, "selftest": {**record["selftest"], **changes.get("selftest", {})}})
+        evidence_statements_and_store.save(
+            {**record, **changes, "selftest": {**record["selftest"], **changes.get("selftest", {})}}
+        )
 
     def record(self, image: Image, run: run_result.TestRun, lock: Lock | None = None) -> dict[str, Any]:
         """As the profile first asked for it."""
         wanted = profile_proofs.wanted("sample", self.first, lock or self.lock)
-        return evidence_store.run_record(image, wanted, run, "docker", DAY)
+        return evidence_statements_and_store.run_record(image, wanted, run, "docker", DAY)
 
     def verified(self, image: Image) -> None:
         self.engine.tagged["verified"] = image.handle
@@ -210,14 +212,14 @@ def test_a_proof_is_made_with_the_profiles_own_script(world: World, project: Pat
         found = world.status()
         assert (found.state, found.reasons[0]) == ("out-of-date", "sample: proved with another script")
         world.first = world.source.profile
-        evidence_store.save(world.record(image, passed_run(probe("env.libs"), probe("own.script"))))
+        evidence_statements_and_store.save(world.record(image, passed_run(probe("env.libs"), probe("own.script"))))
         assert world.status().state == "verified"
 
 
 def test_a_failed_run_is_no_proof(world: World) -> None:
     image = world.built(image_of())
     run = passed_run(probe("gemm.crash"), probe("env.libs", "failed"))
-    evidence_store.save(world.record(image, run))
+    evidence_statements_and_store.save(world.record(image, run))
     found = world.status()
     assert (found.state, found.reasons) == ("failed", ("sample: the self-test failed: env.libs",))
 
@@ -226,7 +228,9 @@ def test_a_failure_after_a_proof_is_a_failure_though_the_tag_stays(world: World)
     image = world.built(image_of())
     world.proved(image)
     world.verified(image)
-    evidence_store.save(world.record(image, passed_run(probe("gemm.crash"), probe("env.libs", "failed"))))
+    evidence_statements_and_store.save(
+        world.record(image, passed_run(probe("gemm.crash"), probe("env.libs", "failed")))
+    )
     found = world.status()
     assert (found.state, found.reasons) == ("failed", ("sample: the self-test failed since: env.libs",))
 
@@ -239,7 +243,9 @@ def test_a_script_of_another_profile_of_the_image_fails_only_that_one(world: Wor
     child = source_of(project, {"extends": "sample", "selftest": {"script": "smoke.py"}}, "child")
     asked = profile_proofs.wanted("child", child.profile, world.lock)
     run = passed_run(probe("env.libs"), probe("own.script", "failed"))
-    evidence_store.save(evidence_store.run_record(image, asked, run, "docker", DAY + datetime.timedelta(days=1)))
+    evidence_statements_and_store.save(
+        evidence_statements_and_store.run_record(image, asked, run, "docker", DAY + datetime.timedelta(days=1))
+    )
     assert (world.status().state, world.status().reasons) == ("verified", ())
     world.proved(image)  # another pass without that script is no answer to its failure
     (proof,) = profile_proofs.proofs_of(image.id, "child", child.profile, world.lock)
@@ -288,7 +294,7 @@ def test_a_tag_that_was_set_in_its_time_is_out_of_date_and_not_moved_by_hand(
 def test_a_tag_on_an_image_that_only_failed_was_moved_by_hand(world: World) -> None:
     image = world.built(image_of())
     run = passed_run(probe("env.libs", "failed"))
-    evidence_store.save(world.record(image, run))
+    evidence_statements_and_store.save(world.record(image, run))
     world.verified(image)
     found = world.status()
     assert found.state == "tampered"

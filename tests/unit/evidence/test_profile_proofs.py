@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from envbuild.evidence import evidence_store, profile_proofs
-from envbuild.image import build_records
-from envbuild.image.build_records import Record
+from envbuild.evidence import evidence_statements_and_store, profile_proofs
+from envbuild.image import build_records_and_comparison
+from envbuild.image.build_records_and_comparison import Record
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
-from envbuild.profile.profile_source import Source
+from envbuild.profile.loaded_profile import Source
 from unit.evidence.runs import passed_run, probe
 from unit.support import PROFILE, envbuild, image_of, lock_for, plan_of, source_of
 
@@ -30,7 +30,7 @@ class World:
 
     def built(self, handle: str = "1", lock: str | None = None) -> str:
         image = image_of(handle)
-        build_records.write(
+        build_records_and_comparison.write(
             Record(image.id, image.handle, lock or self.lock.id, f"recipe{handle}", image.layers, "docker")
         )
         return handle
@@ -40,11 +40,16 @@ class World:
         run = passed_run(probe("env.identity", traits={"gpus": cards}), probe("env.libs", outcome))
         wanted = profile_proofs.wanted("sample", self.source.profile, self.lock)
         finished = DAY + datetime.timedelta(days=day)
-        evidence_store.save(evidence_store.run_record(image_of(handle), wanted, run, "docker", finished))
+        evidence_statements_and_store.save(
+            evidence_statements_and_store.run_record(image_of(handle), wanted, run, "docker", finished)
+        )
 
     def said(self) -> str:
         return profile_proofs.proof_sentence(
-            "sample", profile_proofs.on_disk("sample", self.source.profile, self.lock, build_records.all_records())
+            "sample",
+            profile_proofs.on_disk(
+                "sample", self.source.profile, self.lock, build_records_and_comparison.all_records()
+            ),
         )
 
 

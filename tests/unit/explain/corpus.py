@@ -11,7 +11,7 @@ import yaml
 from click.testing import CliRunner
 
 from envbuild.cli.entry import cli
-from envbuild.explain import cause_ranking, log_lines
+from envbuild.explain import cause_ranking, log_reader_and_search
 from envbuild.explain.cause_ranking import Explanation
 
 FOLDER = Path(__file__).parents[2] / "logs"
@@ -58,7 +58,7 @@ def cases() -> tuple[Case, ...]:
 
 @cache
 def explained(case: Case) -> Explanation:
-    return cause_ranking.explain(log_lines.Log(case.raw))
+    return cause_ranking.explain(log_reader_and_search.Log(case.raw))
 
 
 def named(case: Case) -> frozenset[str]:
@@ -94,7 +94,7 @@ def sealed(symptom: str | None = None) -> Answers:
     for name, row in rows.items():
         if symptom not in (None, row["symptom"]):
             continue
-        matches = cause_ranking.explain(log_lines.Log((folder / f"{name}.log").read_bytes())).matches
+        matches = cause_ranking.explain(log_reader_and_search.Log((folder / f"{name}.log").read_bytes())).matches
         first = matches[0].id if matches else None
         with_cause += row["kind"] == "cause" and bool(row["expect"])
         right += row["kind"] == "cause" and first in row["expect"]

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from envbuild.cli.entry import cli
 from envbuild.cli.explain import safe_line
-from envbuild.explain import cause_ranking, log_lines
+from envbuild.explain import cause_ranking, log_reader_and_search
 from envbuild.facts import database, log_signatures
 from envbuild.facts.probe_catalogue_reader import known_probes
 from envbuild.util.errors import FactsError, FileError
@@ -27,7 +27,7 @@ CRASH = "Floating point exception (core dumped)\n"
 
 
 def told(text: str) -> cause_ranking.Explanation:
-    return cause_ranking.explain(log_lines.Log(text.encode()))
+    return cause_ranking.explain(log_reader_and_search.Log(text.encode()))
 
 
 def causes(text: str) -> list[str]:
@@ -113,7 +113,7 @@ def test_a_signature_is_well_formed(row: log_signatures.Signature) -> None:
     for probe in re.findall(r"--probe (\S+)", command):
         assert probe in known_probes()
     for pattern in (*row.lines, *(advisory.shows.patterns if advisory else ())):
-        assert log_lines.anchors(pattern), f"{pattern.pattern}: no text by which lines are found"
+        assert log_reader_and_search.anchors(pattern), f"{pattern.pattern}: no text by which lines are found"
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-from envbuild.explain import cause_ranking, log_lines
+from envbuild.explain import cause_ranking, log_reader_and_search
 from envbuild.facts import database, log_signatures
 from envbuild.facts.advisory_matching import Change, Situation
-from envbuild.resolve import advisory_remedy, profile_reader
+from envbuild.resolve import advisory_remedy, profile_reader_and_overrides
 from unit.explain.corpus import piped
 
 H20 = "torch 2.3.0, NVIDIA H20, python train.py\n"
@@ -20,7 +20,7 @@ CRASH = "Floating point exception (core dumped)\n"
 
 
 def told(text: str) -> cause_ranking.Explanation:
-    return cause_ranking.explain(log_lines.Log(text.encode()))
+    return cause_ranking.explain(log_reader_and_search.Log(text.encode()))
 
 
 def causes(text: str) -> list[str]:
@@ -42,7 +42,7 @@ def test_the_change_is_yaml_that_a_profile_takes(name: str, project: Path) -> No
     lines = list(advisory_remedy.yaml_lines(written))
     assert len(lines) == len(written)
     (project / "profiles" / "mended.yaml").write_text("\n".join(["extends: h20", *lines]) + "\n", encoding="utf-8")
-    profile = profile_reader.load("mended").profile
+    profile = profile_reader_and_overrides.load("mended").profile
     for library, versions in change.pins.items():
         if library in database.libraries():
             assert profile.pins[library].version in versions

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.explain import log_file_reader, log_lines
+from envbuild.explain import log_file_reader, log_reader_and_search
 from unit.explain.corpus import piped
 from unit.support import envbuild
 
@@ -21,11 +21,11 @@ TIMEOUT = (
 )
 
 
-def read(raw: bytes) -> log_lines.Log:
-    return log_lines.read(io.BytesIO(raw))
+def read(raw: bytes) -> log_reader_and_search.Log:
+    return log_reader_and_search.read(io.BytesIO(raw))
 
 
-def texts(log: log_lines.Log) -> list[str]:
+def texts(log: log_reader_and_search.Log) -> list[str]:
     return [line.text for line in log.lines]
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from envbuild.explain import cause_ranking, log_lines, message_normalization, stack_frames
+from envbuild.explain import cause_ranking, localized_message_translation, log_reader_and_search, stack_frames
 
 H20 = "PyTorch version: 2.3.0+cu121\nGPU 0: NVIDIA H20\npython train.py\n"
 FPE = "Program received signal SIGFPE, Arithmetic exception.\n"
 
 
 def read(text: str) -> stack_frames.Stacks:
-    return stack_frames.read(log_lines.Log(text.encode()))
+    return stack_frames.read(log_reader_and_search.Log(text.encode()))
 
 
 def causes(text: str) -> list[str]:
-    return [match.id for match in cause_ranking.explain(log_lines.Log(text.encode())).matches]
+    return [match.id for match in cause_ranking.explain(log_reader_and_search.Log(text.encode())).matches]
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,12 @@ def test_a_stack_without_a_signal_is_of_a_hang() -> None:
     ],
 )
 def test_an_exit_status_names_its_signal(text: str, ended: str) -> None:
-    assert f"[ended by {ended}]" in message_normalization.rewritten(text)
+    assert f"[ended by {ended}]" in localized_message_translation.rewritten(text)
 
 
 @pytest.mark.parametrize("text", ["exit code: 0", "exit code 1", "exited with 2", "step 136", "error code 136.5"])
 def test_other_numbers_are_left(text: str) -> None:
-    assert message_normalization.rewritten(text) == text
+    assert localized_message_translation.rewritten(text) == text
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_localized_messages_are_read_as_the_english_ones(text: str, cause: str) 
 
 
 def test_a_shown_line_is_as_the_log_has_it() -> None:
-    (match,) = cause_ranking.explain(log_lines.Log("已杀死\n".encode())).matches
+    (match,) = cause_ranking.explain(log_reader_and_search.Log("已杀死\n".encode())).matches
     assert match.lines[0].text == "已杀死"
 
 
@@ -123,5 +123,5 @@ def test_a_shown_line_is_as_the_log_has_it() -> None:
     ],
 )
 def test_installed_versions(text: str, torch: str | None, cuda: str | None) -> None:
-    situation = cause_ranking.explain(log_lines.Log(text.encode())).read.situation
+    situation = cause_ranking.explain(log_reader_and_search.Log(text.encode())).read.situation
     assert (situation.torch, situation.cuda) == (torch, cuda)

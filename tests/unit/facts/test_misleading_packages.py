@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.facts import misleading_packages
-from envbuild.fetch import uv_commands
+from envbuild.fetch import wheel_resolution_and_download
 from envbuild.util.errors import ProfileError
 from unit.support import PROFILE, envbuild, quick_pip, write_profile, write_wheel
 
@@ -88,11 +88,11 @@ def test_where_another_package_needs_it(tmp_path: Path, monkeypatch: pytest.Monk
     write_wheel(tmp_path, "vissl", "1.0", ["apex"])
     (tmp_path / "apex-0.9.10.tar.gz").write_bytes(b"never opened")
     with pytest.raises(ProfileError) as caught:
-        uv_commands.resolve_wheels(["vissl"], "3.11", "2.36", {})
+        wheel_resolution_and_download.resolve_wheels(["vissl"], "3.11", "2.36", {})
     assert MEANT in str(caught.value.hint)
     write_wheel(tmp_path, "apex", "0.9")
     with pytest.raises(ProfileError, match=f"vissl needs apex: .*{MEANT}"):
-        uv_commands.resolve_wheels(["vissl"], "3.11", "2.36", {})
+        wheel_resolution_and_download.resolve_wheels(["vissl"], "3.11", "2.36", {})
 
 
 def test_in_what_a_new_profile_extends(project: Path) -> None:

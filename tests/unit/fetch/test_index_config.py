@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.fetch import index_config, uv_commands
+from envbuild.fetch import index_config, wheel_resolution_and_download
 from envbuild.util.host_processes import Completed, ProcessTimeout
 from unit.conftest import forget
 from unit.support import Index, quick_pip, serving, write_wheel
@@ -153,5 +153,9 @@ def test_the_best_version_of_all_indexes_is_taken(monkeypatch: pytest.MonkeyPatc
             monkeypatch.setenv("PIP_EXTRA_INDEX_URL", extra.address)
             monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "three"))
             forget()
-            assert uv_commands.resolve_wheels(["alpha"], "3.11", "2.36", {}).versions == {"alpha": "2.0"}
-            assert uv_commands.resolve_wheels(["alpha<2"], "3.11", "2.36", {}).versions == {"alpha": "1.5"}
+            assert wheel_resolution_and_download.resolve_wheels(["alpha"], "3.11", "2.36", {}).versions == {
+                "alpha": "2.0"
+            }
+            assert wheel_resolution_and_download.resolve_wheels(["alpha<2"], "3.11", "2.36", {}).versions == {
+                "alpha": "1.5"
+            }

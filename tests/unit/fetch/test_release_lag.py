@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from envbuild.fetch import index_config, index_pages, release_lag, uv_commands
+from envbuild.fetch import index_config, index_pages, release_lag, wheel_resolution_and_download
 from envbuild.fetch.index_pages import Listed
 from envbuild.util.errors import NetworkError
 from unit.conftest import forget
 from unit.support import Index, quick_pip, serving, write_wheel
 
-TAGS = uv_commands.tags("3.11", "2.36")
+TAGS = wheel_resolution_and_download.tags("3.11", "2.36")
 
 
 def on(day: int) -> datetime.datetime:

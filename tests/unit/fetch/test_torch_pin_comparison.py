@@ -12,7 +12,7 @@ import pytest
 from envbuild.facts import database
 from envbuild.facts.database import TorchRelease
 from envbuild.fetch import (
-    file_download,
+    file_download_and_range_reads,
     index_config,
     sha256_file_store,
     torch_pin_comparison,
@@ -98,7 +98,7 @@ def test_the_command_compares_a_release_without_a_metadata_file(served: Index) -
 def test_only_the_directory_and_the_metadata_are_fetched(served: Index) -> None:
     file = wheel_file(served)
     address = f"http://127.0.0.1:{served.port}/files/{file.name}"
-    with file_download.open_remote_file(
+    with file_download_and_range_reads.open_remote_file(
         index_config.index_session(), address, file.name, file.stat().st_size
     ) as stream:
         assert zipfile.ZipFile(stream).namelist()[1] == f"torch-{VERSION}.dist-info/METADATA"
@@ -112,7 +112,9 @@ def test_a_part_is_bounded(served: Index) -> None:
     """The last bytes of an archive say how long its directory is."""
     address = f"http://127.0.0.1:{served.port}/files/{wheel_file(served).name}"
     with (
-        file_download.open_remote_file(index_config.index_session(), address, "torch", 1 << 40) as stream,
+        file_download_and_range_reads.open_remote_file(
+            index_config.index_session(), address, "torch", 1 << 40
+        ) as stream,
         pytest.raises(NetworkError, match="one part of it would be"),
     ):
         stream.read((1 << 26) + 1)
@@ -125,7 +127,9 @@ def test_a_part_that_is_cut_off_is_an_error_of_the_network(served: Index) -> Non
     served.cut[file.name] = 9
     address = f"http://127.0.0.1:{served.port}/files/{file.name}"
     with (
-        file_download.open_remote_file(index_config.index_session(), address, file.name, file.stat().st_size) as stream,
+        file_download_and_range_reads.open_remote_file(
+            index_config.index_session(), address, file.name, file.stat().st_size
+        ) as stream,
         pytest.raises(NetworkError, match=r"torch-2\.7\.1-py3-none-any\.whl cannot be fetched: "),
     ):
         wheel_listings_and_clashes.read(stream, file.name)

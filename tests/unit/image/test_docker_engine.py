@@ -21,7 +21,7 @@ import pytest
 
 from envbuild.image import docker_client_finder
 from envbuild.image.docker_engine import Engine
-from envbuild.image.engine_endpoint import endpoint
+from envbuild.image.engine_endpoint_and_errors import endpoint
 from envbuild.util.errors import DiskError, EngineError, EnvbuildError
 from unit.served import served
 

@@ -17,7 +17,7 @@ from envbuild.image import dockerfile_renderer
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.profile import model as profile_model
-from envbuild.resolve import plan_resolver, profile_reader
+from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.util import canonical_json, package_data
 from envbuild.util.errors import EnvbuildError, LockError, ProfileError
 from unit import oracle
@@ -63,7 +63,7 @@ def test_a_golden_lock_renders_to_its_dockerfile(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_a_golden_lock_is_its_profiles(case: str, tmp_path: Path) -> None:
     folder = GOLDEN / case
-    plan = plan_resolver.resolve(profile_reader.load(str(folder / "profile.yaml")))
+    plan = plan_resolver.resolve(profile_reader_and_overrides.load(str(folder / "profile.yaml")))
     found = lock_file.read(folder / "lock.yaml")
     assert found == lock_for(plan)
     lock_file.write(found, tmp_path / "lock.yaml", case)

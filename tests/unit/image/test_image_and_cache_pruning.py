@@ -14,11 +14,11 @@ from envbuild.cli import prune as command
 from envbuild.fetch import sha256_file_store
 from envbuild.fetch.archive_spec import COMPAT, Archive
 from envbuild.image import (
-    build_records,
-    built_lock_paths,
-    extension_compilation,
+    build_records_and_comparison,
+    built_lock_list,
+    debian_base_tar,
+    extension_wheel_build,
     image_and_cache_pruning,
-    root_filesystem_tar,
 )
 from envbuild.image.docker_engine import Engine
 from envbuild.lock import lock_file
@@ -73,8 +73,8 @@ def old(engine: FakeEngine, *locks: Lock) -> list[str]:
 
 
 def record(handle: str) -> None:
-    made = build_records.Record(f"sha256:{handle}", handle, "sha256:x", "r", (), "docker")
-    build_records.write(made)
+    made = build_records_and_comparison.Record(f"sha256:{handle}", handle, "sha256:x", "r", (), "docker")
+    build_records_and_comparison.write(made)
 
 
 def test_only_what_nothing_needs_is_old(engine: FakeEngine, locked: Lock) -> None:
@@ -119,8 +119,8 @@ def test_caches_keep_what_a_lock_names(locked: Lock) -> None:
         for name in (".incoming-x", ".incoming-now"):
             (found.folder / name).mkdir()
         os.utime(found.folder / ".incoming-x", (0, 0))
-    root_filesystem_tar.tar_file(locked).write_bytes(b"1234")
-    root_filesystem_tar.tar_file(locked).with_suffix(".sha256").touch()
+    debian_base_tar.tar_file(locked).write_bytes(b"1234")
+    debian_base_tar.tar_file(locked).with_suffix(".sha256").touch()
     (user_folders.cache_folder("bases") / "old.tar").write_bytes(b"123")
     removable = list(image_and_cache_pruning.caches([], [locked]))
     names = {(item.kind, Path(item.name).name, item.bytes) for item in removable}
@@ -134,8 +134,7 @@ def test_caches_keep_what_a_lock_names(locked: Lock) -> None:
     assert sha256_file_store.debs().holds(deb.sha256, deb.file)
     assert sha256_file_store.archive_store().holds(archive.sha256, archive.name)
     assert (
-        root_filesystem_tar.tar_file(locked).is_file()
-        and root_filesystem_tar.tar_file(locked).with_suffix(".sha256").is_file()
+        debian_base_tar.tar_file(locked).is_file() and debian_base_tar.tar_file(locked).with_suffix(".sha256").is_file()
     )
     assert (sha256_file_store.wheel_store().folder / ".incoming-now").is_dir()
 
@@ -183,7 +182,7 @@ def elsewhere(engine: FakeEngine, locked: Lock, tmp_path: Path, monkeypatch: pyt
     file = tmp_path / "else where" / "mine.lock.yaml"
     file.parent.mkdir()
     lock_file.write(locked, file, "mine")
-    built_lock_paths.note_lock(file)
+    built_lock_list.note_lock(file)
     monkeypatch.setattr(command, "Engine", lambda: engine)
     monkeypatch.setattr(docker_runner, "sweep_containers", lambda engine: None)
     engine.tagged = [(f"envbuild/mine:{tag}", handle, 1) for tag, handle in
@@ -204,26 +203,26 @@ def pruned(*options: str) -> list[str]:
 def test_what_was_built_from_a_path_is_kept_as_long_as_its_lock_names_it(elsewhere: Path, engine: FakeEngine) -> None:
     assert pruned("--dry-run") == ["envbuild/mine:0123456789ab"]
     assert pruned() == engine.removed == ["envbuild/mine:0123456789ab"]
-    assert list(built_lock_paths.all_locks()) == [elsewhere]
+    assert list(built_lock_list.all_locks()) == [elsewhere]
 
 
 def test_a_lock_that_is_gone_keeps_nothing(elsewhere: Path, engine: FakeEngine, locked: Lock) -> None:
     elsewhere.unlink()
     found = pruned("--images-only")
     assert found == [f"envbuild/mine:{locked.short}", "envbuild/mine:0123456789ab"]
-    assert list(built_lock_paths.all_locks()) == [elsewhere], "an image of that name is still there"
+    assert list(built_lock_list.all_locks()) == [elsewhere], "an image of that name is still there"
     engine.tagged = []
     assert [Path(name).name for name in pruned()] == [locked.wheels[0].wheel.sha256]
-    assert list(built_lock_paths.all_locks()) == []
+    assert list(built_lock_list.all_locks()) == []
 
 
 def test_a_note_that_another_prune_forgot_meanwhile_is_none(elsewhere: Path, locked: Lock) -> None:
     other = elsewhere.with_name("other.lock.yaml")
     lock_file.write(locked, other, "other")
-    built_lock_paths.note_lock(other)
-    found = built_lock_paths.all_locks()
+    built_lock_list.note_lock(other)
+    found = built_lock_list.all_locks()
     first = next(found)
-    built_lock_paths.forget_lock(other if first == elsewhere else elsewhere)
+    built_lock_list.forget_lock(other if first == elsewhere else elsewhere)
     assert list(found) == []
 
 
@@ -238,7 +237,7 @@ def test_a_lock_elsewhere_that_cannot_be_read_stops_it(elsewhere: Path, engine: 
 def test_a_lock_seen_from_here_that_cannot_be_read_is_in_use(elsewhere: Path, project: Path) -> None:
     file = project / "profiles" / "sample.lock.yaml"
     file.write_text("format: 2\n", encoding="utf-8")
-    built_lock_paths.note_lock(file)
+    built_lock_list.note_lock(file)
     done = envbuild("prune")
     assert (done.code, "use a newer envbuild\n" in done.stderr) == (3, True)
 
@@ -256,7 +255,7 @@ def test_a_profile_that_is_first_made_while_others_are_waited_for_is_waited_for_
     def alone(name: str, say: object) -> Iterator[None]:
         if name == "mine" and not beginning.exists():
             lock_file.write(locked, beginning, "beginning")
-            built_lock_paths.note_lock(beginning)
+            built_lock_list.note_lock(beginning)
         taken.append((name, len(held)))
         held.append(name)
         yield
@@ -314,7 +313,7 @@ def test_compiled_wheels_and_their_sources_stay_as_long_as_a_lock_names_them(pro
     made = lock_for(plan_of(project, card))
     assert made.builder
     used = [("sources", "c" * 40), ("archives", "e" * 64), ("wheels", made.builder.wheels[0].wheel.sha256)]
-    used += [("extensions", extension_compilation.key(made, one)) for one in made.extensions]
+    used += [("extensions", extension_wheel_build.key(made, one)) for one in made.extensions]
     unused = [("sources", "d" * 40), ("archives", "f" * 64), ("wheels", "0" * 64), ("extensions", "0" * 64)]
     for kind, name in (*used, *unused):
         (user_folders.cache_folder(kind) / name).mkdir()

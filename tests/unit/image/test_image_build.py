@@ -12,20 +12,20 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from envbuild.fetch import sha256_file_store, uv_commands
-from envbuild.fetch.apt_packages import Deb
+from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
+from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import COMPAT, TOOLKIT, Archive
 from envbuild.fetch.locked_artifact_types import Wheel
 from envbuild.image import (
     build_context_folders,
-    build_records,
+    build_records_and_comparison,
     buildx,
+    debian_base_tar,
     docker_client_finder,
     dockerfile_renderer,
     image_build,
-    root_filesystem_tar,
 )
-from envbuild.image.build_records import CompiledRecord, Record
+from envbuild.image.build_records_and_comparison import CompiledRecord, Record
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.lock.lock_file import Lock
 from envbuild.util import process_locks, user_folders
@@ -96,8 +96,8 @@ def locked(project: Path) -> Lock:
     for path, item in files:
         path.parent.mkdir(parents=True)
         path.write_text(item.name, encoding="utf-8")
-    root_filesystem_tar.tar_file(made).write_text("base", encoding="utf-8")
-    root_filesystem_tar.tar_file(made).with_suffix(".sha256").write_text(sha("base"), encoding="utf-8")
+    debian_base_tar.tar_file(made).write_text("base", encoding="utf-8")
+    debian_base_tar.tar_file(made).with_suffix(".sha256").write_text(sha("base"), encoding="utf-8")
     return made
 
 
@@ -155,8 +155,8 @@ def test_a_build_is_recorded(locked: Lock, builder: Builder) -> None:
     (record,) = image_build.matching_records(locked, text)
     assert (record.image, record.handle, record.lock) == (IMAGE.id, IMAGE.handle, locked.id)
     assert record.layers == IMAGE.layers
-    assert list(build_records.all_records(IMAGE.id)) == [record]
-    assert list(build_records.all_records(image_of("other").id)) == []
+    assert list(build_records_and_comparison.all_records(IMAGE.id)) == [record]
+    assert list(build_records_and_comparison.all_records(image_of("other").id)) == []
 
 
 def test_another_image_of_the_same_recipe_is_told(locked: Lock, builder: Builder) -> None:
@@ -164,7 +164,7 @@ def test_another_image_of_the_same_recipe_is_told(locked: Lock, builder: Builder
     told: list[str] = []
 
     def note(line: str) -> None:
-        assert image_of("2").id not in [record.image for record in build_records.all_records()]
+        assert image_of("2").id not in [record.image for record in build_records_and_comparison.all_records()]
         told.append(line)
 
     built(locked, note=note)
@@ -183,7 +183,7 @@ def test_another_image_of_the_same_recipe_is_told(locked: Lock, builder: Builder
     assert (
         len(told) == 1 and f"this lock gave {IMAGE.id}, and now {image_of('2').id}; its layers are the same" in told[0]
     )
-    assert {record.image for record in build_records.all_records()} == {IMAGE.id, image_of("2").id}
+    assert {record.image for record in build_records_and_comparison.all_records()} == {IMAGE.id, image_of("2").id}
 
 
 def recorded(image: str, layers: str, builder: str = "docker 26", *wheels: CompiledRecord) -> Record:
@@ -218,12 +218,12 @@ SAME_WHEEL = NOW.extensions[0]
     ],
 )
 def test_what_is_known_of_another_image_is_told(before: list[Record], said: str) -> None:
-    assert said in str(build_records.another(before, NOW, ["venv", "torch", "packages"]))
+    assert said in str(build_records_and_comparison.another(before, NOW, ["venv", "torch", "packages"]))
 
 
 def test_of_the_same_image_nothing_is_told() -> None:
-    assert build_records.another([], NOW, []) is None
-    assert build_records.another([NOW, NOW], NOW, []) is None
+    assert build_records_and_comparison.another([], NOW, []) is None
+    assert build_records_and_comparison.another([NOW, NOW], NOW, []) is None
 
 
 def test_another_builder_is_asked_and_recorded(locked: Lock, builder: Builder) -> None:
@@ -232,7 +232,9 @@ def test_another_builder_is_asked_and_recorded(locked: Lock, builder: Builder) -
     assert built(locked, engine) == IMAGE
     assert [words.count("--builder=--evil") for words in builder.calls] == [1, 1]
     assert all("--load" in words for words in builder.calls)
-    assert [record.builder for record in build_records.all_records()] == ["docker 26.1.5, builder --evil"]
+    assert [record.builder for record in build_records_and_comparison.all_records()] == [
+        "docker 26.1.5, builder --evil"
+    ]
 
 
 def test_a_builder_that_is_not_there_is_named(locked: Lock, builder: Builder) -> None:
@@ -320,7 +322,7 @@ def test_the_layers_tag_is_gone_before_the_build_is_recorded(
 ) -> None:
     """Killed between the two, a recorded build would leave the tag for good: nobody builds it again."""
     engine, removed = FakeEngine(), []
-    monkeypatch.setattr(build_records, "write", lambda record: removed.extend(engine.removed))
+    monkeypatch.setattr(build_records_and_comparison, "write", lambda record: removed.extend(engine.removed))
     built(locked, engine)
     assert removed == [f"envbuild/sample:{locked.short}-layers"]
 
@@ -328,7 +330,7 @@ def test_the_layers_tag_is_gone_before_the_build_is_recorded(
 def test_layers_alone_are_no_build(locked: Lock, builder: Builder) -> None:
     text = dockerfile_renderer.render(locked, "sample")
     image_build.build_layers(cast(Engine, FakeEngine()), locked, "sample", text, say=quiet, on_line=quiet)
-    assert list(build_records.all_records()) == []
+    assert list(build_records_and_comparison.all_records()) == []
     assert f"envbuild/sample:{locked.short}" not in builder.words
 
 
@@ -371,9 +373,7 @@ def test_what_needs_no_wheel_is_begun_once_for_an_engine(locked: Lock, builder: 
     assert begin() == 4
     other = dataclasses.replace(locked, base=locked.base[:-1])
     for end in (".tar", ".sha256"):
-        shutil.copy(
-            root_filesystem_tar.tar_file(locked).with_suffix(end), root_filesystem_tar.tar_file(other).with_suffix(end)
-        )
+        shutil.copy(debian_base_tar.tar_file(locked).with_suffix(end), debian_base_tar.tar_file(other).with_suffix(end))
     assert begin(other) == 5, "another base"
     build_context_folders.discard("sample")
     assert begin() == 6
@@ -425,7 +425,7 @@ def test_a_failed_build_says_why_and_leaves_no_record(
         built(locked)
     assert (caught.value.code, caught.value.kind) == (6, kind)
     assert words in str(caught.value.hint)
-    assert list(build_records.all_records()) == []
+    assert list(build_records_and_comparison.all_records()) == []
 
 
 BROKEN = "ERROR: failed to receive status: rpc error: code = Unavailable desc = error reading from server: EOF"
@@ -448,11 +448,11 @@ def test_an_engine_that_went_away_in_the_build_while_its_disk_is_full_is_told(
 
 
 def test_a_base_that_changed_on_disk_gets_into_no_build_and_is_removed(locked: Lock, builder: Builder) -> None:
-    root_filesystem_tar.tar_file(locked).write_text("spoiled", encoding="utf-8")
+    debian_base_tar.tar_file(locked).write_text("spoiled", encoding="utf-8")
     with pytest.raises(HashMismatch, match="cached base"):
         built(locked)
     assert builder.words == []
-    assert not root_filesystem_tar.tar_file(locked).exists()
+    assert not debian_base_tar.tar_file(locked).exists()
 
 
 @pytest.mark.parametrize("kind", ["wheel", "deb", "archive"])
@@ -472,7 +472,7 @@ def test_a_file_that_changed_on_disk_is_named_and_removed(locked: Lock, builder:
     assert "fetched again" in str(caught.value.hint)
     assert not path.exists()
     assert all(other.exists() for other, _ in [*wheel_files(locked), *deb_files(locked)] if other != path)
-    assert list(build_records.all_records()) == []
+    assert list(build_records_and_comparison.all_records()) == []
 
 
 def test_a_failed_build_says_why_though_a_stored_file_went_away(locked: Lock, builder: Builder) -> None:
@@ -525,7 +525,7 @@ def test_a_base_image_that_cannot_be_had_is_an_error_of_the_network(locked: Lock
     assert str(on_base.image) in caught.value.message
     assert str(caught.value.hint).splitlines()[0] == said
     assert f"docker login {HOST};" in str(caught.value.hint)
-    assert list(build_records.all_records()) == []
+    assert list(build_records_and_comparison.all_records()) == []
 
 
 def test_with_a_base_of_our_own_no_registry_is_blamed(locked: Lock, builder: Builder) -> None:
@@ -546,7 +546,7 @@ def test_a_tag_that_names_another_image_is_not_recorded(locked: Lock, builder: B
     engine.held = held
     with pytest.raises(EngineError, match="not the image that was just built"):
         built(locked, engine)
-    assert list(build_records.all_records()) == []
+    assert list(build_records_and_comparison.all_records()) == []
 
 
 def test_an_engine_of_another_platform_is_refused(locked: Lock, builder: Builder) -> None:
@@ -577,14 +577,14 @@ def test_a_damaged_record_is_none(locked: Lock, builder: Builder, content: str) 
     (file,) = user_folders.state_folder("builds").iterdir()
     file.write_text(content, encoding="utf-8")
     assert image_build.matching_records(locked, text) == []
-    assert list(build_records.all_records()) == []
+    assert list(build_records_and_comparison.all_records()) == []
 
 
 def test_a_record_with_more_than_is_known_is_none(locked: Lock, builder: Builder) -> None:
     built(locked)
     (file,) = user_folders.state_folder("builds").iterdir()
     file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), "more": 1}), encoding="utf-8")
-    assert list(build_records.all_records()) == []
+    assert list(build_records_and_comparison.all_records()) == []
 
 
 def test_the_disk_is_looked_at_before_with_figures(
@@ -633,7 +633,7 @@ def test_what_is_needed_grows_with_the_lock(locked: Lock) -> None:
 
 
 def test_uv_is_there() -> None:
-    assert uv_commands.uv_binary().is_file()
+    assert wheel_resolution_and_download.uv_binary().is_file()
 
 
 def test_where_something_is_compiled_the_disk_must_take_its_tools_too(project: Path) -> None:

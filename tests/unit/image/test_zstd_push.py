@@ -18,7 +18,7 @@ import zstandard
 
 from envbuild.image import registry_push, zstd_push
 from envbuild.image.docker_engine import Image
-from envbuild.registry import oci_types, registry_auth
+from envbuild.registry import oci_types, registry_http_and_auth
 from envbuild.registry.oci_types import Reference
 from envbuild.registry.registry_client import Repository
 from envbuild.util.errors import DiskError, EngineError, NetworkError
@@ -204,8 +204,10 @@ def test_an_upload_that_is_cut_off_begins_anew_and_is_whole(registry: Registry) 
 
 
 def test_uploads_that_are_always_cut_off_end(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = registry_auth.registry_session
-    monkeypatch.setattr(registry_auth, "registry_session", lambda authority, tries=1: right(authority, tries=1))
+    right = registry_http_and_auth.registry_session
+    monkeypatch.setattr(
+        registry_http_and_auth, "registry_session", lambda authority, tries=1: right(authority, tries=1)
+    )
     registry.cut = 99
     engine = saving(registry, LARGE)
     with pytest.raises(NetworkError, match="does not answer"):

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from envbuild.fetch import apt_packages, uv_commands
-from envbuild.fetch.apt_packages import Deb
+from envbuild.fetch import apt_resolution_and_download, wheel_resolution_and_download
+from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import Archive
 from envbuild.fetch.locked_artifact_types import LockedWheel, Nvcc
 from envbuild.lock import lock_file, lock_update
@@ -67,7 +67,7 @@ class Mirror:
 @pytest.fixture
 def mirror(monkeypatch: pytest.MonkeyPatch) -> Mirror:
     found = Mirror()
-    monkeypatch.setattr(apt_packages, "resolve_debs", found.resolve)
+    monkeypatch.setattr(apt_resolution_and_download, "resolve_debs", found.resolve)
     return found
 
 
@@ -380,7 +380,7 @@ def test_nvccs_wheels_have_layers_of_their_own_and_move_no_other(
     data = {**SMALL, "torch": "2.11.0", "gpus": ["h200"]}
     runtime = lock_update.update_lock(plan_of(project, data), None)
     newer(links)
-    monkeypatch.setattr(apt_packages, "resolve_debs", lambda *_: list(runtime.base))
+    monkeypatch.setattr(apt_resolution_and_download, "resolve_debs", lambda *_: list(runtime.base))
     devel = lock_update.update_lock(plan_of(project, {**data, "variant": "devel"}), runtime)
     shared = [item for item in devel.wheels if item in runtime.wheels]
     assert shared == list(runtime.wheels)
@@ -577,13 +577,13 @@ def test_differences_are_a_line_each(project: Path) -> None:
 def test_profiles_that_wish_the_same_are_looked_up_once(project: Path, links: Path, monkeypatch: Any) -> None:
     """Several at a time; told and written in the order that they were asked for."""
     asked: list[Sequence[str]] = []
-    resolve = uv_commands.resolve_wheels
+    resolve = wheel_resolution_and_download.resolve_wheels
 
-    def counted(requirements: Sequence[str], *more: Any) -> uv_commands.Resolved:
+    def counted(requirements: Sequence[str], *more: Any) -> wheel_resolution_and_download.Resolved:
         asked.append(requirements)
         return resolve(requirements, *more)
 
-    monkeypatch.setattr(uv_commands, "resolve_wheels", counted)
+    monkeypatch.setattr(wheel_resolution_and_download, "resolve_wheels", counted)
     names = [f"same-{letter}" for letter in "cabd"]
     for name in names:
         write_profile(project, SMALL, name)

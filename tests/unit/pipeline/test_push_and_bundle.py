@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.attest import in_toto_statements, keys_and_signatures, registry_attestations
-from envbuild.evidence import evidence_store
+from envbuild.evidence import evidence_statements_and_store
 from envbuild.registry import oci_types
 from envbuild.util.errors import CheckFailed, NetworkError, NotProved, UsageError
 from unit.evidence.runs import passed_run, probe
@@ -39,7 +39,7 @@ def test_the_image_then_its_evidence_then_the_tags(site: Site, key: keys_and_sig
     found, _ = registry_attestations.fetch_envelopes(site.place, document["digest"])
     stated = [keys_and_signatures.signed_statement(one, [key]) for one in found]
     assert sorted(one["predicateType"] for one in stated) == [
-        in_toto_statements.CYCLONEDX, evidence_store.TEST_RESULT, in_toto_statements.PROVENANCE
+        in_toto_statements.CYCLONEDX, evidence_statements_and_store.TEST_RESULT, in_toto_statements.PROVENANCE
     ]  # fmt: skip
     for one in stated:
         digests = [item["digest"]["sha256"] for item in one["subject"]]

@@ -23,7 +23,7 @@ from envbuild.registry.oci_types import Manifest
 from envbuild.registry.registry_image_reader import Config
 from envbuild.util import user_folders
 from envbuild.util.errors import CheckFailed, EngineError, UsageError
-from envbuild.util.refusal_errors import Reason
+from envbuild.util.rejected_input_errors import Reason
 from unit.saved import Engine, layer, tar
 from unit.site import LAYER, LAYER_TYPE, Site, pushed
 from unit.support import envbuild

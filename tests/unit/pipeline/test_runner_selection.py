@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 import yaml
 
-from envbuild.image import build_records, registry_push
+from envbuild.image import build_records_and_comparison, registry_push
 from envbuild.image.docker_engine import Engine
 from envbuild.lock import lock_file
 from envbuild.pipeline import runner_selection, workflows
@@ -255,7 +255,7 @@ def test_what_is_refused_is_refused_before_a_push(
     source = source_of(project, {**PROFILE, "gpus": ["a100", "h200"], "torch": "2.11.0"})
     locked, pushed = lock_for(plan_resolver.resolve(source)), list[object]()
     monkeypatch.setattr(workflows, "existing", lambda *_: (source, locked, image_of()))
-    monkeypatch.setattr(build_records, "all_records", lambda *_: [SimpleNamespace(recipe=mock.ANY)])
+    monkeypatch.setattr(build_records_and_comparison, "all_records", lambda *_: [SimpleNamespace(recipe=mock.ANY)])
     monkeypatch.setattr(Session, "there", lambda *_: None)
     monkeypatch.setattr(Session, "connected", lambda session: object())
     monkeypatch.setattr(registry_push, "pushed", lambda *asked: pushed.append(asked))

@@ -17,7 +17,7 @@ from envbuild.pipeline import version_bisection, workflows
 from envbuild.pipeline.model import Options, Step
 from envbuild.pipeline.pipeline_steps import Session
 from envbuild.profile.project_shapes_and_script import Script
-from envbuild.resolve import profile_reader
+from envbuild.resolve import profile_reader_and_overrides
 from envbuild.resolve.plan_resolver import pinned_distribution, resolve
 from envbuild.runners import docker_runner
 from envbuild.testrun.selftest_job import RunRequest
@@ -61,7 +61,7 @@ class Workbench:
         self.options.append(session.options)
         if self.outcomes[version] == "unmakable":
             raise ProfileError("the packages cannot be resolved together")
-        return profile_reader.load("sample"), self.lock, image_of(version)
+        return profile_reader_and_overrides.load("sample"), self.lock, image_of(version)
 
     def selftest(self, session: Session, *_: Any) -> None:
         session.progress.begin("self-test")

@@ -16,16 +16,16 @@ import pytest
 
 from envbuild.audit import environment_audit, image_collector
 from envbuild.audit.environment_audit import Audit, Expected
-from envbuild.audit.library_findings import Finding
+from envbuild.audit.library_and_distribution_findings import Finding
 from envbuild.evidence.proof_rules import Proof
 from envbuild.facts import probe_catalogue_reader
-from envbuild.fetch import archive_fetcher, uv_commands
-from envbuild.image import build_records, buildx, built_lock_paths, image_build
-from envbuild.lock import extension_sources, lock_file
+from envbuild.fetch import archive_fetcher, wheel_resolution_and_download
+from envbuild.image import build_records_and_comparison, buildx, built_lock_list, image_build
+from envbuild.lock import extension_source_fetcher, lock_file
 from envbuild.pipeline import build_downloads, workflows
 from envbuild.pipeline.model import Made, On, Options, Progress
 from envbuild.pipeline.pipeline_steps import Session
-from envbuild.profile.profile_source import Source
+from envbuild.profile.loaded_profile import Source
 from envbuild.testrun import run_result, selftest_job
 from envbuild.util import user_folders
 from envbuild.util.errors import CheckFailed, EngineError, NotProved
@@ -169,7 +169,7 @@ def test_layers_are_audited_before_they_are_labelled(
     assert image == session.made.image == image_of("labelled")
     assert [name for name in done if name in ("layers", "collect", "label")] == ["layers", "collect", "label"]
     assert [step.name for step in session.made.steps] == ["build", "audit", "label"]
-    assert list(built_lock_paths.all_locks()) == [project / "profiles" / "sample.lock.yaml"], "prune would not know it"
+    assert list(built_lock_list.all_locks()) == [project / "profiles" / "sample.lock.yaml"], "prune would not know it"
 
 
 def test_what_has_no_lock_file_is_not_noted(
@@ -192,18 +192,18 @@ def test_a_discarded_image_leaves_no_record(
     plan = plan_of(project, PROFILE)
     locked = lock_for(plan)
     image = image_of("labelled")
-    record = build_records.Record(
+    record = build_records_and_comparison.Record(
         image.id, image.handle, locked.id, image_build.recipe_digest(locked, "FROM scratch"), (), "docker"
     )
     earlier = dataclasses.replace(record, image=image_of("earlier").id)
 
     def labelled(*_: Any, **__: Any) -> Any:
-        build_records.write(record)
+        build_records_and_comparison.write(record)
         return image
 
-    build_records.write(earlier)
+    build_records_and_comparison.write(earlier)
     if stays == "recorded before":
-        build_records.write(dataclasses.replace(record, builder="another engine"))
+        build_records_and_comparison.write(dataclasses.replace(record, builder="another engine"))
     monkeypatch.setattr(image_build, "build_labelled", labelled)
     monkeypatch.setattr(environment_audit, "assess", judged_as())
     found = image if stays == "a container's" else None
@@ -211,7 +211,10 @@ def test_a_discarded_image_leaves_no_record(
     session.made.lock = locked
     session.build(SOURCE, plan, locked, "FROM scratch")
     session.discard()
-    assert {one.image for one in build_records.all_records()} == {earlier.image, *([image.id] if stays else [])}
+    assert {one.image for one in build_records_and_comparison.all_records()} == {
+        earlier.image,
+        *([image.id] if stays else []),
+    }
 
 
 def test_another_image_than_before_is_told_and_stands_in_the_document(
@@ -453,11 +456,11 @@ def test_what_two_profiles_need_is_fetched_by_one_process_at_a_time(
         except Timeout:
             held.append(True)
 
-    monkeypatch.setattr(uv_commands, "fetch_wheels", fetch)
+    monkeypatch.setattr(wheel_resolution_and_download, "fetch_wheels", fetch)
     plan = MagicMock()
     plan.archives, plan.extension_toolchain.wanted = (), [MagicMock()]
     plan.extension_toolchain.wanted[0].extension.name = "apex"
-    monkeypatch.setattr(extension_sources, "fetch_source", fetch)
+    monkeypatch.setattr(extension_source_fetcher, "fetch_source", fetch)
     monkeypatch.setattr(archive_fetcher, "fetch_archives", fetch)
     locked, one = MagicMock(suite=None), MagicMock()
     one.name = "apex"

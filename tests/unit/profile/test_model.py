@@ -13,7 +13,7 @@ import pytest
 from envbuild.lock import lock_file
 from envbuild.profile import model as profile_model
 from envbuild.profile import profile_name_lookup, project_shapes_and_script, value_types
-from envbuild.resolve import plan_resolver, profile_reader
+from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.util import package_data, yaml_document
 from envbuild.util.errors import Fault, LockError, ProfileError
 from unit.support import PROFILE, as_yaml, lock_for, source_of, write_profile
@@ -25,7 +25,7 @@ def faults_of(folder: Path, text: str) -> list[Fault]:
     file = folder / "profiles" / "sample.yaml"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ProfileError) as caught:
-        profile_reader.load("sample")
+        profile_reader_and_overrides.load("sample")
     return list(caught.value.faults)
 
 
@@ -155,7 +155,7 @@ def test_all_faults_come_at_once_in_the_order_of_the_file(project: Path) -> None
 
 
 def test_the_shipped_profile_loads() -> None:
-    source = profile_reader.load(str(package_data.PROFILES / "cpu.yaml"))
+    source = profile_reader_and_overrides.load(str(package_data.PROFILES / "cpu.yaml"))
     assert source.name == "cpu"
     assert source.profile.base.bootstrap == "bookworm"
 
@@ -167,7 +167,7 @@ def test_the_shipped_profile_loads() -> None:
 def test_an_unknown_name_is_refused(project: Path, name: str, hint: str | None) -> None:
     write_profile(project, PROFILE)
     with pytest.raises(ProfileError, match="there is no") as caught:
-        profile_reader.load(name)
+        profile_reader_and_overrides.load(name)
     assert hint is None or hint in str(caught.value.hint)
 
 
@@ -192,24 +192,24 @@ def test_an_unknown_name_is_refused(project: Path, name: str, hint: str | None) 
 def test_an_odd_name_is_refused(project: Path, name: str) -> None:
     write_profile(project, PROFILE)
     with pytest.raises(ProfileError):
-        profile_reader.load(name)
+        profile_reader_and_overrides.load(name)
 
 
 def test_a_path_too_long_for_the_file_system_is_refused(project: Path) -> None:
     with pytest.raises(ProfileError):
-        profile_reader.load("a" * 300 + ".yaml")
+        profile_reader_and_overrides.load("a" * 300 + ".yaml")
 
 
 @pytest.mark.parametrize("stem", ["Big", "a_b", "a b", "a.lock", "-a", "ä"])
 def test_a_file_whose_name_cannot_name_an_image_is_refused(project: Path, stem: str) -> None:
     (project / f"{stem}.yaml").write_text(GOOD, encoding="utf-8")
     with pytest.raises(ProfileError, match="cannot name images"):
-        profile_reader.load(f"{stem}.yaml")
+        profile_reader_and_overrides.load(f"{stem}.yaml")
 
 
 def test_a_users_own_profile_comes_before_the_shipped_one(project: Path) -> None:
     write_profile(project, {**PROFILE, "description": "mine"}, "cpu")
-    assert profile_reader.load("cpu").profile.description == "mine"
+    assert profile_reader_and_overrides.load("cpu").profile.description == "mine"
     assert profile_name_lookup.profile_names().count("cpu") == 1
 
 
@@ -221,7 +221,7 @@ def test_results_lie_beside_the_profile(project: Path) -> None:
     target = project / "profiles" / "projects" / "inner.yaml"
     target.parent.mkdir()
     nested.rename(target)
-    inner = profile_reader.load("inner")
+    inner = profile_reader_and_overrides.load("inner")
     assert inner.lock_file == target.with_name("inner.lock.yaml")
     assert inner.dockerfile == project / "dockerfiles" / "inner.Dockerfile"
 
@@ -238,7 +238,7 @@ def installed(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_shipped_profiles_results_lie_in_the_working_folder(project: Path, installed: Path) -> None:
-    source = profile_reader.load("ours")
+    source = profile_reader_and_overrides.load("ours")
     assert source.file == installed / "ours.yaml"
     assert source.lock_file == project / "profiles" / "ours.lock.yaml"
     assert source.dockerfile == project / "dockerfiles" / "ours.Dockerfile"
@@ -253,7 +253,7 @@ def test_locks_are_found_without_a_profile_of_their_name(project: Path, installe
 
 
 def test_the_known_lock_is_the_projects_own_else_the_shipped_one(project: Path, installed: Path) -> None:
-    source = profile_reader.load("ours")
+    source = profile_reader_and_overrides.load("ours")
     assert source.known_lock == installed / "ours.lock.yaml"
     source.lock_file.write_text("mine\n", encoding="utf-8")
     assert source.known_lock == source.lock_file
@@ -261,15 +261,15 @@ def test_the_known_lock_is_the_projects_own_else_the_shipped_one(project: Path, 
 
 def test_the_shipped_lock_is_not_that_of_an_own_profile_of_the_same_name(project: Path, installed: Path) -> None:
     write_profile(project, PROFILE, "ours")
-    assert profile_reader.load("ours").known_lock == project / "profiles" / "ours.lock.yaml"
+    assert profile_reader_and_overrides.load("ours").known_lock == project / "profiles" / "ours.lock.yaml"
     write_profile(project, {"extends": "ours"}, "mine")
-    assert profile_reader.load("mine").known_lock == project / "profiles" / "mine.lock.yaml"
+    assert profile_reader_and_overrides.load("mine").known_lock == project / "profiles" / "mine.lock.yaml"
 
 
 def test_a_name_with_devel_is_the_profiles_variant(project: Path) -> None:
     """With a lock, a Dockerfile and so a tag and a proof of its own, for every command."""
     file = write_profile(project, {**PROFILE, "torch": "2.11.0", "gpus": ["h200"]})
-    runtime, devel = profile_reader.load("sample"), profile_reader.load("sample-devel")
+    runtime, devel = profile_reader_and_overrides.load("sample"), profile_reader_and_overrides.load("sample-devel")
     assert (runtime.profile.variant, devel.profile.variant) == ("runtime", "devel")
     assert (devel.name, devel.file) == ("sample-devel", file)
     assert devel.lock_file == devel.known_lock == project / "profiles" / "sample-devel.lock.yaml"
@@ -281,8 +281,8 @@ def test_a_name_with_devel_is_the_profiles_variant(project: Path) -> None:
 def test_a_profile_of_that_name_comes_before_the_variant_of_another(project: Path) -> None:
     write_profile(project, PROFILE)
     write_profile(project, {**PROFILE, "description": "mine"}, "sample-devel")
-    assert profile_reader.load("sample-devel").profile.description == "mine"
-    assert profile_reader.load("sample-devel").profile.variant == "runtime"
+    assert profile_reader_and_overrides.load("sample-devel").profile.description == "mine"
+    assert profile_reader_and_overrides.load("sample-devel").profile.variant == "runtime"
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_a_profile_of_that_name_comes_before_the_variant_of_another(project: Pat
 def test_any_other_name_with_devel_is_unknown(project: Path, name: str) -> None:
     write_profile(project, PROFILE)
     with pytest.raises(ProfileError):
-        profile_reader.load(name)
+        profile_reader_and_overrides.load(name)
 
 
 # extends
@@ -300,7 +300,7 @@ def test_any_other_name_with_devel_is_unknown(project: Path, name: str) -> None:
 def test_a_child_changes_what_it_names_and_keeps_the_rest(project: Path) -> None:
     write_profile(project, PROFILE, "parent")
     write_profile(project, {"extends": "parent", "torch": "2.14.0", "env": {"MORE": "1"}}, "child")
-    found = profile_reader.load("child").profile
+    found = profile_reader_and_overrides.load("child").profile
     assert found.torch == "2.14.0"
     assert found.env == {"GREETING": "hello", "MORE": "1"}
     assert found.packages == ("numpy",)
@@ -310,7 +310,7 @@ def test_a_fault_in_a_parent_names_the_parents_file(project: Path) -> None:
     (project / "profiles" / "parent.yaml").write_text("# first\n" + GOOD.replace("'2.13.0'", "new"), encoding="utf-8")
     (project / "profiles" / "child.yaml").write_text("extends: parent\nenvv: {}\n", encoding="utf-8")
     with pytest.raises(ProfileError) as caught:
-        profile_reader.load("child")
+        profile_reader_and_overrides.load("child")
     places = {(fault.file, fault.line, fault.field) for fault in caught.value.faults}
     assert places == {("profiles/parent.yaml", 4, "torch"), ("profiles/child.yaml", 2, "envv")}
 
@@ -318,7 +318,7 @@ def test_a_fault_in_a_parent_names_the_parents_file(project: Path) -> None:
 def test_a_child_may_name_its_parent_by_a_path_of_its_own_folder(project: Path) -> None:
     write_profile(project, PROFILE, "parent")
     write_profile(project, {"extends": "./parent.yaml"}, "child")
-    assert profile_reader.load("child").profile.torch == "2.13.0+cpu"
+    assert profile_reader_and_overrides.load("child").profile.torch == "2.13.0+cpu"
 
 
 @pytest.mark.parametrize("folder", ["", "profiles"])
@@ -327,7 +327,7 @@ def test_a_lock_lies_beside_its_profile_wherever_it_is_asked_for_from(project: P
     other.mkdir(parents=True)
     shutil.move(write_profile(project, PROFILE), other)
     for asked in (f"../{other.relative_to(project.parent)}/sample.yaml", str(other / "sample.yaml")):
-        assert profile_reader.load(asked).lock_file == other / f"sample{profile_name_lookup.LOCK}"
+        assert profile_reader_and_overrides.load(asked).lock_file == other / f"sample{profile_name_lookup.LOCK}"
 
 
 @pytest.mark.parametrize("links", [["a"], ["b", "a"], ["b", "c", "a"], ["b", "c", "b"]])
@@ -335,7 +335,7 @@ def test_a_circle_is_refused_at_its_place(project: Path, links: list[str]) -> No
     for name, parent in zip("abc", links, strict=False):
         (project / "profiles" / f"{name}.yaml").write_text(f"# x\nextends: {parent}\n", encoding="utf-8")
     with pytest.raises(ProfileError, match="circle") as caught:
-        profile_reader.load("a")
+        profile_reader_and_overrides.load("a")
     assert caught.value.faults[0].line == 2
 
 
@@ -345,7 +345,7 @@ def test_a_circle_is_refused_at_its_place(project: Path, links: list[str]) -> No
 def test_a_missing_parent_is_refused_at_its_place(project: Path, parent: str) -> None:
     write_profile(project, {"description": "x", "extends": parent}, "child")
     with pytest.raises(ProfileError) as caught:
-        profile_reader.load("child")
+        profile_reader_and_overrides.load("child")
     (fault,) = caught.value.faults
     assert (fault.file, fault.line, fault.field) == ("profiles/child.yaml", 3, "extends")
 
@@ -354,14 +354,14 @@ def test_a_missing_parent_is_refused_at_its_place(project: Path, parent: str) ->
 def test_a_parent_that_is_no_name_is_refused(project: Path, parent: object) -> None:
     write_profile(project, {"extends": parent}, "child")
     with pytest.raises(ProfileError, match="must name one profile"):
-        profile_reader.load("child")
+        profile_reader_and_overrides.load("child")
 
 
 def test_a_long_chain_is_followed(project: Path) -> None:
     write_profile(project, PROFILE, "p0")
     for number in range(1, 50):
         write_profile(project, {"extends": f"p{number - 1}", "env": {f"V{number}": "x"}}, f"p{number}")
-    assert len(profile_reader.load("p49").profile.env) == 50
+    assert len(profile_reader_and_overrides.load("p49").profile.env) == 50
 
 
 # the schema
@@ -523,7 +523,7 @@ def test_a_pin_may_be_of_a_package(
     project: Path, packages: list[str], pins: dict[str, str], expected: list[str]
 ) -> None:
     file = write_profile(project, {**PROFILE, "packages": packages})
-    source = profile_reader.load(str(file), pins)
+    source = profile_reader_and_overrides.load(str(file), pins)
     assert list(source.profile.packages) == expected
     assert source.document.place(("packages", 0)).file == "--pin"
     assert not source.profile.pins
@@ -532,7 +532,7 @@ def test_a_pin_may_be_of_a_package(
 def test_a_pin_of_a_package_that_is_no_version_is_refused(project: Path) -> None:
     file = write_profile(project, PROFILE)
     with pytest.raises(ProfileError) as caught:
-        profile_reader.load(str(file), {"numpy": "new"})
+        profile_reader_and_overrides.load(str(file), {"numpy": "new"})
     assert [str(fault).partition(":")[0] for fault in caught.value.faults] == ["--pin"]
 
 
@@ -547,31 +547,31 @@ def test_the_lock_of_another_project_is_not_overwritten(project: Path) -> None:
     """Both folders make the name sample-my-app."""
     write_profile(project, PROFILE)
     one, other = requiring(project.parent / "a" / "my_app"), requiring(project.parent / "b" / "my.app")
-    source = profile_reader.load("sample", {}, one)
+    source = profile_reader_and_overrides.load("sample", {}, one)
     lock_file.write(lock_for(plan_resolver.resolve(source)), source.lock_file, source.name, source.origin)
-    assert profile_reader.load("sample", {}, one).name == source.name
+    assert profile_reader_and_overrides.load("sample", {}, one).name == source.name
     with pytest.raises(
         ProfileError, match=r"sample-my-app\.lock\.yaml is the lock of .*my_app/requirements\.txt, not of"
     ):
-        profile_reader.load("sample", {}, other)
+        profile_reader_and_overrides.load("sample", {}, other)
     source.lock_file.write_text("]", encoding="utf-8")
-    assert profile_reader.load("sample", {}, other).name == source.name, "a damaged lock is made anew"
+    assert profile_reader_and_overrides.load("sample", {}, other).name == source.name, "a damaged lock is made anew"
 
 
 def test_long_names_of_folders_stay_apart(project: Path) -> None:
     write_profile(project, PROFILE)
     folders = [project.parent / ("x" * 80 + end) for end in "ab"]
-    names = {profile_reader.load("sample", {}, requiring(folder)).name for folder in folders}
+    names = {profile_reader_and_overrides.load("sample", {}, requiring(folder)).name for folder in folders}
     assert len(names) == 2 and all(profile_name_lookup.NAME.fullmatch(name) for name in names)
 
 
 def test_a_missing_requirements_file_is_reported_as_such_though_a_lock_has_the_name(project: Path) -> None:
     write_profile(project, PROFILE)
     file = requiring(project.parent / "theirs")
-    source = profile_reader.load("sample", {}, file)
+    source = profile_reader_and_overrides.load("sample", {}, file)
     lock_file.write(lock_for(plan_resolver.resolve(source)), source.lock_file, source.name, source.origin)
     with pytest.raises(ProfileError, match=r"nosuch\.txt cannot be read: No such file"):
-        profile_reader.load("sample", {}, file.with_name("nosuch.txt"))
+        profile_reader_and_overrides.load("sample", {}, file.with_name("nosuch.txt"))
 
 
 @pytest.mark.parametrize("by_path", [True, False])
@@ -585,11 +585,11 @@ def test_with_requirements_a_profile_is_known_by_the_name_of_its_lock(
     asked = "profiles/sample.yaml" if by_path else "sample-devel"
     if not by_path:
         file.write_text(as_yaml({**PROFILE, "torch": "2.14.1", "gpus": ["b200"]}), encoding="utf-8")
-    source = profile_reader.load(asked, {}, theirs / "requirements.txt")
+    source = profile_reader_and_overrides.load(asked, {}, theirs / "requirements.txt")
     assert source.name == ("sample-their-code" if by_path else "sample-devel-their-code")
     assert profile_name_lookup.profile_names().count(source.name) == 0
     lock_file.write(lock_for(plan_resolver.resolve(source)), source.lock_file, source.name, source.origin)
-    again = profile_reader.load(source.name)
+    again = profile_reader_and_overrides.load(source.name)
     assert (again.name, again.profile, again.lock_file) == (source.name, source.profile, source.lock_file)
     assert (again.profile.packages[-1], again.origin) == ("einops>=0.8", source.origin)
     assert source.name in profile_name_lookup.profile_names() and source.name in profile_name_lookup.own_names()
@@ -610,7 +610,7 @@ def test_a_lock_that_says_nonsense_of_itself_names_nothing(project: Path, of: ob
     write_profile(project, PROFILE)
     (project / "profiles" / "other.lock.yaml").write_text(as_yaml({"of": of}), encoding="utf-8")
     with pytest.raises(ProfileError, match=words):
-        profile_reader.load("other")
+        profile_reader_and_overrides.load("other")
 
 
 def test_a_damaged_lock_hides_no_other_name(project: Path) -> None:
@@ -618,12 +618,12 @@ def test_a_damaged_lock_hides_no_other_name(project: Path) -> None:
     (project / "profiles" / "other.lock.yaml").write_text("a: [", encoding="utf-8")
     assert {"sample", "other"} <= set(profile_name_lookup.profile_names())
     with pytest.raises(LockError):
-        profile_reader.load("other")
+        profile_reader_and_overrides.load("other")
 
 
 def test_a_pin_of_a_requirement_of_the_command_line(project: Path) -> None:
     (project / "requirements.txt").write_text("einops>=0.8\n", encoding="utf-8")
-    source = profile_reader.load(
+    source = profile_reader_and_overrides.load(
         str(write_profile(project, PROFILE)), {"einops": "0.8.1"}, project / "requirements.txt"
     )
     assert source.profile.packages[-1] == "einops==0.8.1"

@@ -13,7 +13,7 @@ import pytest
 from envbuild.profile import project_shapes_and_script
 from envbuild.profile.model import SelfTest
 from envbuild.profile.project_shapes_and_script import Attention, Script, Shape
-from envbuild.resolve import profile_reader
+from envbuild.resolve import profile_reader_and_overrides
 from envbuild.util.errors import Fault, ProfileError
 from unit.support import PROFILE, lock_for, plan_of, source_of, write_profile
 
@@ -174,7 +174,9 @@ def test_it_does_not_matter_where_envbuild_is_started(
     write_profile(project, asking(script="../scripts/smoke.py"))
     (project / folder).mkdir(exist_ok=True)
     monkeypatch.chdir(project / folder)
-    assert profile_reader.load(os.path.relpath(project / "profiles" / "sample.yaml")).profile.selftest.script
+    assert profile_reader_and_overrides.load(
+        os.path.relpath(project / "profiles" / "sample.yaml")
+    ).profile.selftest.script
 
 
 def test_without_a_script_there_is_none(project: Path) -> None:
@@ -259,7 +261,7 @@ def test_the_largest_script_is_taken(project: Path) -> None:
 def test_the_scripts_fault_comes_with_all_others(project: Path) -> None:
     write_profile(project, {**asking(script="absent.py", levle="quick"), "torch": 2.13})
     with pytest.raises(ProfileError) as caught:
-        profile_reader.load("sample")
+        profile_reader_and_overrides.load("sample")
     assert [fault.field for fault in caught.value.faults] == ["torch", "selftest.script", "selftest.levle"]
 
 
@@ -267,7 +269,7 @@ def test_an_inherited_script_lies_beside_the_profile_that_names_it(project: Path
     script(project, "base/profiles/smoke.py", "parent")
     write_profile(project / "base", asking(script="smoke.py"), "parent")
     write_profile(project, {"extends": "../base/profiles/parent.yaml"}, "child")
-    found = profile_reader.load("child").profile.selftest.script
+    found = profile_reader_and_overrides.load("child").profile.selftest.script
     assert found
     assert found.text == "parent"
 

@@ -8,11 +8,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from envbuild.attest import keys_and_signatures, registry_attestations
-from envbuild.registry import oci_types, registry_auth
+from envbuild.registry import oci_types, registry_http_and_auth
 from envbuild.registry.oci_types import Manifest, Reference
 from envbuild.registry.registry_client import Repository
 from envbuild.util.errors import NetworkError, UsageError
-from envbuild.util.refusal_errors import Refusal
+from envbuild.util.rejected_input_errors import Refusal
 from unit.registries import Registry, docker_login, serving
 from unit.support import sha
 
@@ -146,7 +146,7 @@ def test_docker_s_credentials_open_a_registry(
     with pytest.raises(NetworkError, match="401") as caught:
         repository(registry).manifest("v1")
     assert caught.value.hint == f"docker login {registry.host}"
-    registry_auth._docker_logins.cache_clear()
+    registry_http_and_auth._docker_logins.cache_clear()
     docker_login(tmp_path, monkeypatch, **{registry.host: f"me:{SECRET}"})
     found = repository(registry).manifest("v1")
     assert found is not None
@@ -229,7 +229,9 @@ def test_redirects_end(registry: Registry) -> None:
 
 @pytest.mark.parametrize("where", ["http://r.example/x", "ftp://r.example/x", "file:///etc/passwd", ""])
 def test_from_https_there_is_no_way_down(where: str) -> None:
-    place = registry_auth.Access("r.example", "https://r.example", registry_auth.registry_session(None))
+    place = registry_http_and_auth.Access(
+        "r.example", "https://r.example", registry_http_and_auth.registry_session(None)
+    )
     with pytest.raises(Refusal) as caught:
         place.inside(where)
     assert refused(caught) == "insecure"
@@ -238,7 +240,9 @@ def test_from_https_there_is_no_way_down(where: str) -> None:
 
 @pytest.mark.parametrize("where", ["http://169.254.169.254/latest", "http://127.r.example/", "ftp://127.0.0.1/"])
 def test_a_registry_of_this_machine_leads_to_no_other_over_http(where: str) -> None:
-    place = registry_auth.Access("127.0.0.1:5000", "http://127.0.0.1:5000", registry_auth.registry_session(None))
+    place = registry_http_and_auth.Access(
+        "127.0.0.1:5000", "http://127.0.0.1:5000", registry_http_and_auth.registry_session(None)
+    )
     with pytest.raises(Refusal) as caught:
         place.inside(where)
     assert refused(caught) == "insecure"
@@ -301,17 +305,19 @@ def test_netrc_is_not_looked_at(registry: Registry, tmp_path: Path, monkeypatch:
     ],
 )
 def test_who_may_have_a_registrys_credentials(registry: str, service: str, related: bool) -> None:
-    assert registry_auth.related(f"https://{registry}", f"https://{service}/token") is related
+    assert registry_http_and_auth.related(f"https://{registry}", f"https://{service}/token") is related
 
 
 def test_plain_http_is_never_related_to_tls() -> None:
-    assert not registry_auth.related("https://r.example", "http://r.example:443/token")
+    assert not registry_http_and_auth.related("https://r.example", "http://r.example:443/token")
 
 
 @pytest.mark.parametrize("url", ["https://evil.example\\@r.example/t", "https://evil.example#@r.example/t"])
 def test_a_url_is_judged_as_it_is_sent(url: str) -> None:
     """urlsplit says r.example of the first, urllib3 connects to evil.example."""
-    place = registry_auth.Access("r.example", "https://r.example", registry_auth.registry_session(None))
+    place = registry_http_and_auth.Access(
+        "r.example", "https://r.example", registry_http_and_auth.registry_session(None)
+    )
     assert urlsplit(place.inside(url)).hostname == "evil.example"
 
 

@@ -8,16 +8,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from envbuild.evidence import evidence_store, profile_proofs
+from envbuild.evidence import evidence_statements_and_store, profile_proofs
 from envbuild.evidence.proof_rules import record_digest
-from envbuild.image import build_records
-from envbuild.image.build_records import Record
+from envbuild.image import build_records_and_comparison
+from envbuild.image.build_records_and_comparison import Record
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
-from envbuild.profile.profile_source import Source
-from envbuild.report import run_record_reader
-from envbuild.report.run_measurements import Run
-from envbuild.resolve import plan_resolver, profile_reader
+from envbuild.profile.loaded_profile import Source
+from envbuild.report import run_measurement_reader
+from envbuild.report.run_measurement_types import Run
+from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.testrun.run_result import TestRun
 from envbuild.util import user_folders
 from unit.support import image_of, write_profile
@@ -66,7 +66,7 @@ def site_facts() -> None:
 
 def lab(project: Path) -> tuple[Source, Lock]:
     """The profile of four cards, and a lock that is xdit's but for the environment and the files of two layers."""
-    source = profile_reader.load(str(write_profile(project, LAB, "lab")))
+    source = profile_reader_and_overrides.load(str(write_profile(project, LAB, "lab")))
     plan = plan_resolver.resolve(source)
     shipped = lock_file.read(ROOT / "profiles" / "projects" / "xdit.lock.yaml")
     assert shipped is not None
@@ -82,7 +82,7 @@ def lab(project: Path) -> tuple[Source, Lock]:
 
 
 def cpu(project: Path) -> tuple[Source, Lock]:
-    source = profile_reader.load("cpu")
+    source = profile_reader_and_overrides.load("cpu")
     made = lock_file.read(source.known_lock)
     assert made is not None
     return source, made
@@ -120,7 +120,7 @@ def record(
 ) -> dict[str, Any]:
     run = TestRun(tuple(told["results"]), told["environment"], told["start"], errors, told["seconds"])
     wanted = profile_proofs.wanted(source.name, source.profile, locked)
-    return evidence_store.run_record(
+    return evidence_statements_and_store.run_record(
         image_of(source.name), wanted, run, "docker 26.1.5", DAY + datetime.timedelta(days=day)
     )
 
@@ -128,9 +128,13 @@ def record(
 def prove(source: Source, locked: Lock, told: dict[str, Any], errors: tuple[str, ...] = (), day: int = 0) -> Path:
     """As if the image of the lock had been built, and its self-test had come to this."""
     image = image_of(source.name)
-    build_records.write(Record(image.id, image.handle, locked.id, f"recipe-{source.name}", image.layers, "docker"))
-    return evidence_store.save(record(source, locked, told, errors, day))
+    build_records_and_comparison.write(
+        Record(image.id, image.handle, locked.id, f"recipe-{source.name}", image.layers, "docker")
+    )
+    return evidence_statements_and_store.save(record(source, locked, told, errors, day))
 
 
 def run_of(statement: Path) -> Run:
-    return run_record_reader.measured_run(evidence_store.record_of(statement), record_digest(statement))
+    return run_measurement_reader.measured_run(
+        evidence_statements_and_store.record_of(statement), record_digest(statement)
+    )

@@ -11,7 +11,7 @@ from packaging.specifiers import SpecifierSet
 from envbuild.attest import community_evidence
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
-from envbuild.resolve import plan_resolver, profile_reader
+from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.util import package_data
 from unit.site import proved
 from unit.support import PROFILE, envbuild, lock_for, plan_of
@@ -105,7 +105,7 @@ SHIPPED = sorted(file.name.removesuffix(".lock.yaml") for file in package_data.P
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_lock_meets_its_own_minimum(project: Path, name: str) -> None:
     """Each row is read as a person would; what fails is what `show` warns of, or the profile accepts."""
-    source = profile_reader.load(name)
+    source = profile_reader_and_overrides.load(name)
     plan = plan_resolver.resolve(source)
     held = lock_file.required_lock(source).versions
     choice = plan_resolver.as_locked(plan, held)

@@ -14,7 +14,7 @@ from envbuild.cli import diff as command
 from envbuild.lock import lock_file
 from envbuild.report import profile_and_image_diff
 from envbuild.report.profile_and_image_diff import ChangedValue, DiffLayer, DiffSide
-from envbuild.resolve import profile_reader
+from envbuild.resolve import profile_reader_and_overrides
 from envbuild.util.errors import EngineError
 from unit.saved import Engine, tar
 from unit.support import PROFILE, envbuild, lock_for, plan_of
@@ -88,7 +88,7 @@ def test_a_lock_file_is_held_against_its_profile_of_now(project: Path) -> None:
 
 def test_a_profile_is_the_same_as_its_own_lock(project: Path) -> None:
     """A lock says nothing of cards, CUDA and driver: that is no change of them."""
-    done = envbuild("diff", "h20", str(profile_reader.load("h20").known_lock))
+    done = envbuild("diff", "h20", str(profile_reader_and_overrides.load("h20").known_lock))
     assert done.code == 0 and " are the same" in done.stdout
     assert not any(word in done.stdout for word in ("gpus", "cuda ", "driver"))
 

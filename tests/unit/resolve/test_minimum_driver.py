@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from envbuild.doctor import profile_requirements
-from envbuild.resolve import minimum_driver, profile_reader, torch_stack_choice
+from envbuild.resolve import minimum_driver, profile_reader_and_overrides, torch_compatibility_and_advisories
 from envbuild.util.errors import ProfileError
 from unit.support import source_of
 
@@ -33,7 +33,7 @@ COMPAT = {"compat": {"sha256": "0" * 64, "url": "https://mirror.example/compat.t
 def test_the_newest_floor_counts_for_all_who_ask(project: Path, changes: dict[str, Any], oldest: str | None) -> None:
     source = source_of(project, {**CUDA12, **changes})
     assert minimum_driver.oldest(source.profile) == oldest
-    assert torch_stack_choice.choose_stack(source).driver == oldest
+    assert torch_compatibility_and_advisories.choose_stack(source).driver == oldest
     assert profile_requirements.needs_of(source).driver == oldest
 
 
@@ -44,7 +44,7 @@ def test_compatibility_libraries_do_not_make_every_driver_new_enough(project: Pa
 
 
 def test_a_driver_is_kept_as_nvidia_writes_it() -> None:
-    assert minimum_driver.oldest(profile_reader.load("h200").profile) == "580.65.06"
+    assert minimum_driver.oldest(profile_reader_and_overrides.load("h200").profile) == "580.65.06"
 
 
 @pytest.mark.parametrize("text", ["", "v580", "580.", "580.65.06+x", "1.2.3.4.5"])

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from envbuild.facts import database
-from envbuild.resolve import plan_resolver, profile_reader
-from envbuild.resolve.torch_stack_choice import Choice, choose_stack
+from envbuild.resolve import plan_resolver, profile_reader_and_overrides
+from envbuild.resolve.torch_compatibility_and_advisories import Choice, choose_stack
 from envbuild.util import package_data
 from envbuild.util.errors import ProfileError
 from unit.facts.test_database import site
@@ -265,7 +265,7 @@ SHIPPED = sorted(file for file in package_data.PROFILES.rglob("*.yaml") if not f
 @pytest.mark.parametrize("file", [file for file in SHIPPED if file.stem != "cpu"], ids=lambda file: file.stem)
 def test_every_gpu_profile_states_its_apex(file: Path) -> None:
     """Compiled for its cards, and then proved; or why it has none."""
-    profile = profile_reader.load(str(file)).profile
+    profile = profile_reader_and_overrides.load(str(file)).profile
     (apex,) = [one for one in profile.extensions if one.name == "apex"]
     assert (apex.none is None) == (file.stem in ("h200", "xdit-apex"))
     assert apex.none or {"norm.apex", "optim.apex"} <= set(profile.selftest.require)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.doctor import site_settings_reader
+from envbuild.doctor import site_settings_validation
 from envbuild.image import registry_push
-from envbuild.registry.reference_grammar import REGISTRY
+from envbuild.registry.image_reference_grammar import REGISTRY
 from envbuild.util import settings, user_folders
 from envbuild.util.errors import SettingsError, UsageError
 from envbuild.util.runner_names import RUNNERS
@@ -96,7 +96,7 @@ def test_all_faults_come_at_once_with_their_lines() -> None:
 
 def test_doctor_reads_them_whole() -> None:
     configure("slurm:\n  partition: a b\n  gres: {nosuch: x}\nsigning_key: /no/such.key\nkubernetes:\n  queue: soon\n")
-    told = site_settings_reader.read().faults
+    told = site_settings_validation.read().faults
     assert [text.removeprefix(f"{user_folders.config_file()}:").split(": ")[:2] for text in told] == [
         ["4", "signing_key"],
         ["2", "slurm.partition"],
@@ -147,7 +147,7 @@ FAULTS = [
 def test_no_fault_hides_another(project: Path) -> None:
     configure(EVERY)
     file = user_folders.config_file()
-    assert sorted(site_settings_reader.read().faults) == sorted(f"{file}:{fault}" for fault in FAULTS)
+    assert sorted(site_settings_validation.read().faults) == sorted(f"{file}:{fault}" for fault in FAULTS)
     (check,) = (check for check in envbuild("doctor", "--json").document["checks"] if check["id"] == "settings")
     assert all(fault in check["detail"] for fault in FAULTS)
     write_profile(project, PROFILE)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from envbuild.selftest.harness.probe_context import is_unsupported
-from envbuild.selftest.harness.probe_outcome import Skip
+from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 
 _FLAGS = {"math": "enable_math", "flash": "enable_flash", "efficient": "enable_mem_efficient"}  # before torch 2.3
 _BACKENDS = {

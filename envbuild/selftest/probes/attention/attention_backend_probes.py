@@ -19,12 +19,12 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import Context, short_name
-from envbuild.selftest.harness.probe_outcome import Skip
+from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 from envbuild.selftest.numerics import hashed_inputs, tolerances
 from envbuild.selftest.numerics.element_comparison import compare
 from envbuild.selftest.probes.attention import attention_gradient_cases, attention_needle_cases
 from envbuild.selftest.probes.attention.attention_backend_choice import is_refused, only
-from envbuild.selftest.probes.attention.attention_traits import note_upcast, report_traits
+from envbuild.selftest.probes.attention.attention_half_precision_traits import note_upcast, report_traits
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 AUTOCAST, AUTOCAST_CPU = (torch.float16, torch.bfloat16), (torch.bfloat16,)  # torch 2.0's CPU knows bfloat16 alone

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import Context, short_name
 from envbuild.selftest.harness.shared_results import EXACT
-from envbuild.selftest.numerics import gradient_computation, hashed_inputs, tolerances
+from envbuild.selftest.numerics import backward_pass, hashed_inputs, tolerances
 from envbuild.selftest.numerics.element_comparison import compare
 from envbuild.selftest.probes.attention.attention_backend_choice import is_refused, only
 
@@ -179,7 +179,7 @@ def _gradients(context: Context, backend: str, case: GradientCase, given: Gradie
     mask = ~case.ahead.to(context.device) if case.masked else None
     with only(backend):
         output = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=case.causal)
-        found = gradient_computation.gradients(output, (q, k, v), given.grad.to(context.device, output.dtype))
+        found = backward_pass.gradients(output, (q, k, v), given.grad.to(context.device, output.dtype))
     return found[0].cpu(), found[1].cpu(), found[2].cpu()
 
 

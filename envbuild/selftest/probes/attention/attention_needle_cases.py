@@ -28,7 +28,7 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import Context, short_name
 from envbuild.selftest.harness.shared_results import EXACT
-from envbuild.selftest.numerics import gradient_computation, hashed_inputs, tolerances
+from envbuild.selftest.numerics import backward_pass, hashed_inputs, tolerances
 from envbuild.selftest.numerics.element_comparison import compare
 from envbuild.selftest.numerics.layout_nan_gaps import with_nan_gaps
 from envbuild.selftest.probes.attention.attention_backend_choice import is_refused, only
@@ -312,7 +312,7 @@ def _attend(context: Context, backend: str, case: NeedleCase, needle: Needle, dt
         values.requires_grad_(backward)
     with only(backend):
         output = F.scaled_dot_product_attention(q, k, v, **options)
-        found = gradient_computation.gradients(output, (q, k, v), grad) if backward else ()
+        found = backward_pass.gradients(output, (q, k, v), grad) if backward else ()
     return [values.detach().cpu() for values in (output, *found)]
 
 

@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.harness.probe_outcome import Skip
-from envbuild.selftest.numerics import case_sampling, gradient_computation, hashed_inputs, tolerances
+from envbuild.selftest.harness.probe_outcome_and_figures import Skip
+from envbuild.selftest.numerics import backward_pass, case_sampling, hashed_inputs, tolerances
 from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_operations import Exact
 from envbuild.selftest.numerics.layout_nan_gaps import LAYOUTS, with_nan_gaps
@@ -429,7 +429,7 @@ def _run(*given: torch.Tensor, call: Call, problem: AttentionProblem) -> dict[st
         with torch.no_grad():
             attend(-leaves[0], *leaves[1:3], call=other)
         output = attend(*leaves[:3])
-        computed = gradient_computation.gradients(output, leaves, grad)
+        computed = backward_pass.gradients(output, leaves, grad)
         with torch.no_grad():
             again = attend(*leaves[:3])
     except (RuntimeError, TypeError, Skip) as error:

@@ -26,8 +26,8 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import Context, is_unsupported, short_name
-from envbuild.selftest.harness.probe_outcome import Skip
-from envbuild.selftest.numerics import gradient_computation, hashed_inputs, tolerances
+from envbuild.selftest.harness.probe_outcome_and_figures import Skip
+from envbuild.selftest.numerics import backward_pass, hashed_inputs, tolerances
 from envbuild.selftest.numerics.element_comparison import compare
 from envbuild.selftest.numerics.reference_products import patches
 
@@ -238,8 +238,8 @@ def gradients_of(
     output: torch.Tensor, leaves: tuple[torch.Tensor, ...], full: torch.Tensor, few: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     """Of the input, by one gradient of the output, and of weights and bias, by another."""
-    first = gradient_computation.gradients(output, leaves[:1], full, retain_graph=True)
-    return (*first, *gradient_computation.gradients(output, leaves[1:], few))
+    first = backward_pass.gradients(output, leaves[:1], full, retain_graph=True)
+    return (*first, *backward_pass.gradients(output, leaves[1:], few))
 
 
 def _train(context: Context, case: Convolution, trained: Trained, dtype: torch.dtype) -> None:

@@ -24,8 +24,8 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import Context, is_unsupported, short_name
 from envbuild.selftest.numerics import (
+    backward_pass,
     case_sampling,
-    gradient_computation,
     hashed_inputs,
     tolerances,
     torch_fault_exclusions,
@@ -106,7 +106,7 @@ def _halves(device: torch.device, function: str) -> tuple[torch.dtype, ...]:
         x, w = (torch.ones(1, 1, *ones, device=device, dtype=dtype).requires_grad_() for _ in range(2))
         try:
             output = getattr(F, function)(x, w)
-            gradient_computation.gradients(output, (x, w), torch.ones_like(output))
+            backward_pass.gradients(output, (x, w), torch.ones_like(output))
             found.append(dtype)
         except RuntimeError as error:
             if not is_unsupported(error):
@@ -199,7 +199,7 @@ def _differentiated(
     leaves = [leaf.detach().requires_grad_(name not in without) for name, leaf in zip(GRADIENTS, given)]
     output = convolve(what, *leaves)
     wanted = {name: leaf for name, leaf in zip(GRADIENTS, leaves) if leaf.requires_grad}
-    found = gradient_computation.gradients(output, tuple(wanted.values()), grad)
+    found = backward_pass.gradients(output, tuple(wanted.values()), grad)
     return {"output": output.detach(), **dict(zip(wanted, found))}
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.harness.probe_outcome import ProbeFailure, Skip
+from envbuild.selftest.harness.probe_outcome_and_figures import ProbeFailure, Skip
 from envbuild.selftest.numerics.element_comparison import compare
 
 SHAPE = (97, 61)

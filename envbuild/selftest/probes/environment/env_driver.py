@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.harness.probe_outcome import ProbeFailure, Skip
+from envbuild.selftest.harness.probe_outcome_and_figures import ProbeFailure, Skip
 from envbuild.selftest.nvidia import libcuda, nvml_ctypes
 from envbuild.selftest.nvidia.libcuda import CudaDriver
 

@@ -10,7 +10,7 @@ import torch
 
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.inventory import installed_distributions
+from envbuild.selftest.inventory import interpreter_and_distributions
 
 _MIG = " MIG "  # stands in a slice's name between its card's and its profile's: "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
 
@@ -35,7 +35,7 @@ def env_identity(context: Context) -> None:
             }
         )
     context.traits["gpus"] = cards
-    context.traits["driver"] = installed_distributions.driver_and_gpus()["driver"]
+    context.traits["driver"] = interpreter_and_distributions.driver_and_gpus()["driver"]
     for fault in dict.fromkeys(fault for card in cards for fault in _faults(card, context.job)):
         context.fail("mismatch", fault)
     names = sorted({str(card["name"]) for card in cards})

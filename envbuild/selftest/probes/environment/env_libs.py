@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.inventory import distribution_records, mapped_libraries
-from envbuild.selftest.inventory.mapped_libraries import Inventory
+from envbuild.selftest.inventory import distribution_records, mapped_library_origins
+from envbuild.selftest.inventory.mapped_library_origins import Inventory
 
 
 def env_libs(context: Context) -> None:
@@ -21,18 +21,18 @@ def env_libs(context: Context) -> None:
     What is mapped is told before the first call too, so that it is known even where that call kills the process.
     """
     context.step("libraries mapped by the import")
-    before = mapped_libraries.mapped()
-    first = mapped_libraries.take_inventory(before)
+    before = mapped_library_origins.mapped()
+    first = mapped_library_origins.take_inventory(before)
     context.send_environment(_document(first))
     _exercise(context)
     context.step("libraries mapped after real calls")
-    after = mapped_libraries.mapped()
-    taken = mapped_libraries.more(first, after)
+    after = mapped_library_origins.mapped()
+    taken = mapped_library_origins.more(first, after)
     context.send_environment(_document(taken))
     context.traits["mapped_by_calls"] = [path for path in after if path not in before]
     for fault in version_mismatches(context.job, taken.distributions):
         context.fail("version", fault)
-    for fault in mapped_libraries.library_faults(taken):
+    for fault in mapped_library_origins.library_faults(taken):
         context.fail("mismatch", fault)
 
 

@@ -18,7 +18,7 @@ import torch
 from envbuild.selftest.harness import forked_work
 from envbuild.selftest.harness.forked_work import ForkedWork, ForkEnding, Tell, Work
 from envbuild.selftest.harness.probe_context import Context, missing_gpu
-from envbuild.selftest.harness.probe_outcome import Skip
+from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 from envbuild.selftest.nvidia.gpu_telemetry import Gpus
 from envbuild.selftest.nvidia.nvml_ctypes import COMPUTE_MODES
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from envbuild.selftest.harness.probe_context import Context, ProbeStep
-from envbuild.selftest.harness.probe_outcome import ProbeFailure
+from envbuild.selftest.harness.probe_outcome_and_figures import ProbeFailure
 
 _LONGEST = 500  # characters of what a script says of itself
 

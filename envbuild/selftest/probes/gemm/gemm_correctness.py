@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import Context, is_unsupported, short_name
-from envbuild.selftest.harness.probe_outcome import json_number, ratio
-from envbuild.selftest.numerics import gradient_computation, hashed_inputs, tolerances
+from envbuild.selftest.harness.probe_outcome_and_figures import json_number, ratio
+from envbuild.selftest.numerics import backward_pass, hashed_inputs, tolerances
 from envbuild.selftest.numerics.element_comparison import compare
 from envbuild.selftest.numerics.reference_products import product
 from envbuild.selftest.numerics.tensor_digests import digest
@@ -102,7 +102,7 @@ def _exact_results(context: Context, data: Integers, dtype: torch.dtype) -> Iter
         return
     yield "Linear forward", y, step.seconds
     with context.step("Linear backward " + label, is_unsupported) as step:
-        gradient_computation.accumulate(y, data.grad)
+        backward_pass.accumulate(y, data.grad)
     if step.refused:
         return
     for case, leaf in (("Linear grad input", x), ("Linear grad weight", w), ("Linear grad bias", b)):

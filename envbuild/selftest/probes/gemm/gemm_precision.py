@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import Context, is_unsupported
-from envbuild.selftest.harness.probe_outcome import Skip
+from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 from envbuild.selftest.numerics import hashed_inputs, tolerances
 from envbuild.selftest.numerics.element_comparison import compare
 from envbuild.selftest.numerics.reference_products import product

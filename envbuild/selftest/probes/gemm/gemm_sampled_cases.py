@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.numerics import case_sampling, gradient_computation, hashed_inputs, tolerances
+from envbuild.selftest.numerics import backward_pass, case_sampling, hashed_inputs, tolerances
 from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_operations import Exact
-from envbuild.selftest.numerics.layout_large_gaps import BATCHES, MATRICES, VECTORS, with_large_gaps
+from envbuild.selftest.numerics.layout_finite_gaps import BATCHES, MATRICES, VECTORS, with_large_gaps
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
 from envbuild.selftest.numerics.reference_products import product
 
@@ -545,7 +545,7 @@ def _linear(*given: torch.Tensor, point: Point, sizes: Sequence[Size]) -> Result
             rows = next(count for count in (4, 3, 2, 1) if m % count == 0)
             batch = [rows, m // rows]
         output = F.linear(leaves[0].view(*batch, k), *leaves[1:])
-        computed = gradient_computation.gradients(output, leaves, grad[:m, :n].reshape(*batch, n))
+        computed = backward_pass.gradients(output, leaves, grad[:m, :n].reshape(*batch, n))
         found[title] = output.detach().reshape(m, n)
         for name, gradient in zip(("x", "weight", "bias"), computed):
             found[f"{title} gradient of {name}"] = gradient

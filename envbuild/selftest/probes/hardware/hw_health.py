@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.harness.probe_outcome import ProbeFailure, Skip
+from envbuild.selftest.harness.probe_outcome_and_figures import ProbeFailure, Skip
 from envbuild.selftest.nvidia.gpu_telemetry import DRAIN, Gpus, Window, telemetry_faults
 from envbuild.selftest.nvidia.nvml_ctypes import NvmlRefused, NvmlUnavailable
 

@@ -9,7 +9,7 @@ import torch
 
 from envbuild.selftest.harness import host_memory
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.harness.probe_outcome import Skip
+from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 from envbuild.selftest.numerics import hashed_inputs
 
 ROWS, COLUMNS = 65599, 32771  # 2149744829 elements, 2^31 and 2261181 more

@@ -10,7 +10,7 @@ from typing import Callable
 import torch
 
 from envbuild.selftest.harness.probe_context import Context, dtype_name
-from envbuild.selftest.harness.probe_outcome import Figure, Skip
+from envbuild.selftest.harness.probe_outcome_and_figures import Figure, Skip
 
 SIDE, SIDE_CPU = 8192, 1024  # of the products
 COPIED, COPIED_CPU = 1 << 30, 64 << 20  # bytes, far more than any cache holds

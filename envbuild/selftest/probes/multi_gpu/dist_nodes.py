@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 import torch.distributed
 
-from envbuild.selftest.distributed import rank_processes
-from envbuild.selftest.distributed.rank_processes import Among, Tried, World
+from envbuild.selftest.distributed import rank_processes_and_faults
+from envbuild.selftest.distributed.rank_processes_and_faults import Among, Tried, World
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.harness.probe_outcome import Skip
+from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 from envbuild.selftest.probes.multi_gpu import dist_staged
 
 CAP = 60.0  # seconds of a stage at least: containers of several machines do not begin together
@@ -91,7 +91,9 @@ def dist_nodes(context: Context) -> None:
 def _try(stage: NodeStage, spot: Spot, port: int, device: str, limit: float) -> Tried:
     first = stage.nodes.index(spot.number) * stage.each
     among = Among(first, len(stage.nodes) * stage.each, f"{spot.host}:{port}", spot.interface)
-    (tried,) = rank_processes.run_worlds([World(stage.backend, tuple(range(stage.each)), (), among)], device, limit)
+    (tried,) = rank_processes_and_faults.run_worlds(
+        [World(stage.backend, tuple(range(stage.each)), (), among)], device, limit
+    )
     return tried
 
 

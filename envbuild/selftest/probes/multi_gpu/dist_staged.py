@@ -17,13 +17,13 @@ from typing import Any
 import torch
 import torch.distributed
 
-from envbuild.selftest.distributed import fault_localization, nccl_log, rank_processes
+from envbuild.selftest.distributed import fault_localization, nccl_log, rank_processes_and_faults
 from envbuild.selftest.distributed.fault_localization import Stage, StageVerdict
-from envbuild.selftest.distributed.rank_processes import Tried, World
+from envbuild.selftest.distributed.rank_processes_and_faults import Tried, World
 from envbuild.selftest.distributed.rank_program import FIGURE, LEFT_OUT, RATE
 from envbuild.selftest.harness import forked_work
 from envbuild.selftest.harness.probe_context import Context, missing_gpu
-from envbuild.selftest.harness.probe_outcome import Skip
+from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 
 CAP = 30.0  # seconds of a stage
 BUDGET = 300.0  # seconds of all stages
@@ -89,7 +89,7 @@ class StagedRun:
             return
         self.context.step(names)
         worlds = [World(backend, members, settings) for members in groups]
-        self.tried += rank_processes.run_worlds(worlds, self.context.job.device, CAP)
+        self.tried += rank_processes_and_faults.run_worlds(worlds, self.context.job.device, CAP)
 
 
 def dist_staged(context: Context) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.probes import apex_import
+from envbuild.selftest.probes import apex_loader
 from envbuild.selftest.probes.normalization import norm_torch
 from envbuild.selftest.probes.normalization.norm_fixed_cases import DTYPES, EPSILON, Norm, Pair, inputs_dtype
 
@@ -35,7 +35,7 @@ ADVISORY = "apex-t5-mixed-dtype"
 
 def norm_apex(context: Context) -> None:
     """norm.apex: apex's fused norms in mixed dtypes, forward and backward, against float64; refused pairs are told."""
-    module = apex_import.part("normalization", "fused_layer_norm_cuda")
+    module = apex_loader.part("normalization", "fused_layer_norm_cuda")
     if on_kernels(context):
         found = kernels(module, norm_torch.autocast_dtype(context))
     else:

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.numerics import case_sampling, gradient_computation, hashed_inputs, tolerances
+from envbuild.selftest.numerics import backward_pass, case_sampling, hashed_inputs, tolerances
 from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_operations import Exact
 from envbuild.selftest.numerics.layout_nan_gaps import with_nan_gaps
@@ -271,7 +271,7 @@ def _run(*given: torch.Tensor, names: Sequence[str], norm: SampledNorm) -> dict[
         found = {"output": y.detach()}
         if norm.backward:
             grad = with_nan_gaps(tensors["grad"].to(y.dtype), norm.gradient_layout)
-            computed = gradient_computation.gradients(y, tuple(leaves.values()), grad)
+            computed = backward_pass.gradients(y, tuple(leaves.values()), grad)
             found.update(zip((f"gradient of {name}" for name in leaves), computed))
     except RuntimeError as error:
         if any(words in str(error) for words in _REFUSED):

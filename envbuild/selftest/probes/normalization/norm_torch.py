@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import torch
 
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.harness.probe_outcome import Skip
-from envbuild.selftest.numerics import gradient_computation, tolerances
+from envbuild.selftest.harness.probe_outcome_and_figures import Skip
+from envbuild.selftest.numerics import backward_pass, tolerances
 from envbuild.selftest.numerics.element_comparison import Worst, compare
 from envbuild.selftest.probes.normalization.norm_fixed_cases import (
     MANY_ROWS,
@@ -94,7 +94,7 @@ def _call(context: Context, case: NormCase, given: NormInputs) -> Results:
     leaves = [values.to(context.device).detach().requires_grad_() for values in (given.x, given.weight, given.bias)]
     with _autocast(context) if case.autocast else contextlib.nullcontext():
         y = case.norm.call(*leaves)
-    gradient_computation.accumulate(y, given.grad.to(context.device, y.dtype))
+    backward_pass.accumulate(y, given.grad.to(context.device, y.dtype))
     found = (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves)
     return Results(y.detach().cpu(), *(gradient.cpu() for gradient in found))
 

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import short_name
-from envbuild.selftest.numerics import gradient_computation, hashed_inputs, tolerances
+from envbuild.selftest.numerics import backward_pass, hashed_inputs, tolerances
 from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_operations import Exact
-from envbuild.selftest.numerics.layout_large_gaps import MATRICES, with_large_gaps
+from envbuild.selftest.numerics.layout_finite_gaps import MATRICES, with_large_gaps
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
 from envbuild.selftest.probes.operations import exact_fixed_cases
 
@@ -424,7 +424,7 @@ def _cast_by_hand(x: torch.Tensor, target: torch.dtype) -> Expected:
 def _activated(x: torch.Tensor, grad: torch.Tensor, function: str, layout: str) -> Results:
     leaf = with_large_gaps(x, layout).detach().requires_grad_()
     output = ACTIVATIONS[function].call(leaf)
-    (gradient,) = gradient_computation.gradients(output, (leaf,), with_large_gaps(grad, layout))
+    (gradient,) = backward_pass.gradients(output, (leaf,), with_large_gaps(grad, layout))
     return {"output": output.detach(), "gradient": gradient}
 
 

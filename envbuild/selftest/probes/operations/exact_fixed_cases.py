@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import short_name
-from envbuild.selftest.numerics import gradient_computation, hashed_inputs
+from envbuild.selftest.numerics import backward_pass, hashed_inputs
 from envbuild.selftest.numerics.float64_operations import Exact
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
 from envbuild.selftest.numerics.reference_products import product
@@ -136,7 +136,7 @@ def _embedding(indices: torch.Tensor, table: torch.Tensor, grad: torch.Tensor) -
     padded = torch.cat((torch.full_like(indices[:3], PADDING), indices))
     weights = table.detach().requires_grad_()
     rows = F.embedding(padded, weights, padding_idx=PADDING)
-    gradient_computation.accumulate(rows, torch.cat((torch.full_like(grad[:3], 64.0), grad)))
+    backward_pass.accumulate(rows, torch.cat((torch.full_like(grad[:3], 64.0), grad)))
     assert weights.grad is not None
     return {"output": rows.detach(), "gradient": weights.grad}
 

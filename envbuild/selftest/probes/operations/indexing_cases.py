@@ -12,10 +12,10 @@ from typing import Any, Callable
 import torch
 import torch.nn.functional as F
 
-from envbuild.selftest.numerics import gradient_computation, hashed_inputs
+from envbuild.selftest.numerics import backward_pass, hashed_inputs
 from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_operations import Exact
-from envbuild.selftest.numerics.layout_large_gaps import MATRICES, with_large_gaps
+from envbuild.selftest.numerics.layout_finite_gaps import MATRICES, with_large_gaps
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
 
 Results = Mapping[str, torch.Tensor]
@@ -76,7 +76,7 @@ def _embedding(
     if shape == "transposed" and given.dim() == 2:
         given = given.t().contiguous().t()
     rows = F.embedding(given, leaf, **options)
-    (gradient,) = gradient_computation.gradients(rows, (leaf,), grad.view(rows.shape))
+    (gradient,) = backward_pass.gradients(rows, (leaf,), grad.view(rows.shape))
     return {"output": rows.detach().reshape(grad.shape), "gradient": gradient}
 
 

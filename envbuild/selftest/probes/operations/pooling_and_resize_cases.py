@@ -15,7 +15,7 @@ from typing import Callable
 import torch
 import torch.nn.functional as F
 
-from envbuild.selftest.numerics import gradient_computation, hashed_inputs, tolerances
+from envbuild.selftest.numerics import backward_pass, hashed_inputs, tolerances
 from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_operations import Exact
 from envbuild.selftest.numerics.layout_nan_gaps import with_nan_gaps
@@ -113,7 +113,7 @@ def _run(x: torch.Tensor, grad: torch.Tensor, point: Point) -> Results:
         output = F.max_pool2d(leaf, *arguments)
     else:
         output = RESIZES[point["function"]].call(leaf, *arguments)
-    (gradient,) = gradient_computation.gradients(output, (leaf,), with_nan_gaps(grad, point["gradient layout"]))
+    (gradient,) = backward_pass.gradients(output, (leaf,), with_nan_gaps(grad, point["gradient layout"]))
     return {"output": output.detach(), "gradient": gradient}
 
 

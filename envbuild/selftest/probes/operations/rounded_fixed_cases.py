@@ -11,7 +11,7 @@ from typing import Callable
 import torch
 import torch.nn.functional as F
 
-from envbuild.selftest.numerics import float64_operations, gradient_computation, hashed_inputs, tolerances
+from envbuild.selftest.numerics import backward_pass, float64_operations, hashed_inputs, tolerances
 from envbuild.selftest.numerics.float64_operations import Arithmetic, Exact
 from envbuild.selftest.numerics.operation_case import Case
 
@@ -90,7 +90,7 @@ def _forward_backward(
 ) -> dict[str, torch.Tensor]:
     leaf = x.detach().requires_grad_()
     output = function(leaf)
-    gradient_computation.accumulate(output, grad)
+    backward_pass.accumulate(output, grad)
     assert leaf.grad is not None
     return {"output": output.detach(), "gradient": leaf.grad}
 

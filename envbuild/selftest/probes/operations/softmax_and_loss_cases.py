@@ -11,10 +11,10 @@ from typing import Any, Callable
 import torch
 import torch.nn.functional as F
 
-from envbuild.selftest.numerics import gradient_computation, hashed_inputs, tolerances
+from envbuild.selftest.numerics import backward_pass, hashed_inputs, tolerances
 from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_operations import Exact
-from envbuild.selftest.numerics.layout_large_gaps import MATRICES, with_large_gaps
+from envbuild.selftest.numerics.layout_finite_gaps import MATRICES, with_large_gaps
 from envbuild.selftest.numerics.operation_case import Case
 from envbuild.selftest.probes.operations import rounded_fixed_cases
 from envbuild.selftest.probes.operations.rounded_fixed_cases import Rounding
@@ -183,7 +183,7 @@ def _one_softmax(x: torch.Tensor, grad: torch.Tensor, function: str, over: str, 
 
     leaf = with_large_gaps(turned(x), layout).detach().requires_grad_()
     output = getattr(torch, function)(leaf, dim={"last": -1, "first": 0, "middle": 1}[over])
-    (gradient,) = gradient_computation.gradients(output, (leaf,), with_large_gaps(turned(grad), layout))
+    (gradient,) = backward_pass.gradients(output, (leaf,), with_large_gaps(turned(grad), layout))
     found = {"output": output.detach(), "gradient": gradient}
     return {name: part.t() if over == "first" else part for name, part in found.items()}
 
@@ -200,7 +200,7 @@ def _cross_entropy(
     given = x.view(*shape, -1).movedim(-1, 1).contiguous()
     leaf = given.detach().requires_grad_()
     loss = F.cross_entropy(leaf, targets.view(shape), weight=weights, **options)
-    (gradient,) = gradient_computation.gradients(loss, (leaf,), grad.to(loss.device))
+    (gradient,) = backward_pass.gradients(loss, (leaf,), grad.to(loss.device))
     return {"output": loss.detach(), "gradient": gradient.movedim(1, -1).reshape(x.shape)}
 
 

@@ -13,8 +13,8 @@ from typing import Any, Callable
 import torch
 
 from envbuild.selftest.harness.probe_context import Context, dtype_name, is_unsupported, short_name
-from envbuild.selftest.numerics import fingerprint_document, fingerprint_sequence, integer_operations
-from envbuild.selftest.numerics.fingerprint_sequence import Op
+from envbuild.selftest.numerics import fingerprint_document, fingerprint_integer_operations, fingerprint_operation_chain
+from envbuild.selftest.numerics.fingerprint_operation_chain import Op
 from envbuild.selftest.numerics.float64_operations import Arithmetic
 from envbuild.selftest.numerics.output_statistics import judged, not_finite, output_fault, relative_error
 from envbuild.selftest.numerics.reference_products import one_thread
@@ -37,19 +37,19 @@ def fingerprint(context: Context) -> None:
 
 def _inputs() -> str:
     """sha256 of all that is computed on: equal wherever two fingerprints can be compared."""
-    weights = [part for op in fingerprint_sequence.operation_chain() for part in op.weights]
+    weights = [part for op in fingerprint_operation_chain.operation_chain() for part in op.weights]
     return raw_digest(
-        fingerprint_sequence.input_video(),
+        fingerprint_operation_chain.input_video(),
         *weights,
-        *(part for op in integer_operations.integer_operations() for part in op.given),
+        *(part for op in fingerprint_integer_operations.integer_operations() for part in op.given),
     )
 
 
 def run_chain(context: Context, dtype: torch.dtype) -> Iterator[Entry]:
     """The chain's operations in one dtype, both passes side by side. Where there is no kernel for one, the free-running
     pass goes on from its golden output."""
-    golden = actual = fingerprint_sequence.input_video().to(dtype)
-    for op in fingerprint_sequence.operation_chain():
+    golden = actual = fingerprint_operation_chain.input_video().to(dtype)
+    for op in fingerprint_operation_chain.operation_chain():
         entry, rounded, free = _step(context, op, dtype, golden, actual)
         yield entry
         golden, actual = rounded, free.to(dtype) if free.shape == rounded.shape else rounded
@@ -82,7 +82,7 @@ def _step(
 
 
 def _integers(context: Context) -> Iterator[Entry]:
-    for op in integer_operations.integer_operations():
+    for op in fingerprint_integer_operations.integer_operations():
         expected = op.expected.to(torch.float64)
         entry = _entry(context, f"exact/{op.name}", op.expected.to(op.given[-1].dtype), exact=True)
         try:
@@ -140,4 +140,4 @@ def _missing(context: Context, entry: Entry, error: RuntimeError) -> None:
 def _attention(x: torch.Tensor) -> str:
     """Which kernel torch chooses; empty where it does not tell."""
     choose = getattr(torch, "_fused_sdp_choice", None)
-    return _ATTENTION.get(int(choose(*fingerprint_sequence.split_heads(x))), "") if choose else ""
+    return _ATTENTION.get(int(choose(*fingerprint_operation_chain.split_heads(x))), "") if choose else ""

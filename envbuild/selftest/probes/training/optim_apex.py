@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from envbuild.selftest.harness.probe_context import Context, short_name
-from envbuild.selftest.harness.probe_outcome import Skip
+from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 from envbuild.selftest.numerics import hashed_inputs, tolerances
 from envbuild.selftest.numerics.element_comparison import Worst, compare
 from envbuild.selftest.numerics.reference_products import one_thread
-from envbuild.selftest.probes import apex_import
+from envbuild.selftest.probes import apex_loader
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CHUNK = 2048 * 32
@@ -100,7 +100,7 @@ class Moments:
 
 def optim_apex(context: Context) -> None:
     """optim.apex: FusedAdam's steps, plain and with master weights, in fp32, fp16 and bf16, against float64."""
-    kind = apex_import.part("optimizers", "amp_C").FusedAdam
+    kind = apex_loader.part("optimizers", "amp_C").FusedAdam
     if context.on_cpu:
         _need_cpu(kind)
     cases = [AdamCase(*each) for each in itertools.product(VARIANTS, DTYPES, (True, False))]

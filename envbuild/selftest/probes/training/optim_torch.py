@@ -1,7 +1,7 @@
 """optim.torch: torch's own SGD, Adam and AdamW, as a loop, by multi-tensor kernels (foreach) and fused, step by step.
 
 Each optimizer takes three steps over a list of parameters, longer than one launch takes; the parameters after each step
-are compared with the same steps in float64 on the host. Sampled options, sizes and layouts: optimizer_cases.py.
+are compared with the same steps in float64 on the host. Sampled options, sizes and layouts: optimizer_sampled_cases.py.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from envbuild.selftest.harness.probe_context import Context, is_unsupported
 from envbuild.selftest.numerics import case_sampling, hashed_inputs, tolerances
 from envbuild.selftest.numerics.float64_operations import Exact
 from envbuild.selftest.numerics.operation_case import Case, check
-from envbuild.selftest.probes.training import optimizer_cases
-from envbuild.selftest.probes.training.optimizer_cases import CHUNK
+from envbuild.selftest.probes.training import optimizer_sampled_cases
+from envbuild.selftest.probes.training.optimizer_sampled_cases import CHUNK
 
 # More tensors than one launch takes (110 at most there), and lengths around that of a chunk.
 SIZES = [CHUNK + 1, *range(1, 121), CHUNK, CHUNK - 1]
@@ -41,7 +41,7 @@ def optim_torch(context: Context) -> None:
     """optim.torch: SGD, Adam and AdamW, as a loop, foreach and fused, step as float64 on the host has it."""
     for case in cases():
         check(context, case, _may_refuse)
-    case_sampling.check(context, optimizer_cases.sampled_operations(not context.on_cpu), _may_refuse)
+    case_sampling.check(context, optimizer_sampled_cases.sampled_operations(not context.on_cpu), _may_refuse)
 
 
 def cases() -> Iterator[Case]:

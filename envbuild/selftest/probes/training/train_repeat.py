@@ -11,7 +11,7 @@ import torch
 from envbuild.selftest.harness import forked_work
 from envbuild.selftest.harness.forked_work import ForkEnding, Tell, Work
 from envbuild.selftest.harness.probe_context import Context, missing_gpu, short_name
-from envbuild.selftest.harness.probe_outcome import Skip
+from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 from envbuild.selftest.numerics.tensor_digests import raw_digest
 from envbuild.selftest.probes.training.small_gpt import be_deterministic, loss, parameters, tokens
 

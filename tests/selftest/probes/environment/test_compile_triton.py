@@ -12,7 +12,7 @@ import torch
 
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.harness.probe_outcome import ProbeFailure, Skip
+from envbuild.selftest.harness.probe_outcome_and_figures import ProbeFailure, Skip
 from envbuild.selftest.probes.environment import compile_triton
 from selftest.seeds.training import BF16, PTXAS
 

@@ -6,7 +6,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from envbuild.facts import database, torch_arch_lists
+from envbuild.facts import database, torch_cuda_arch_list_parser
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.probes.environment import env_arch
@@ -15,8 +15,8 @@ from selftest.reading import Frame, job, outcomes, run
 
 
 def test_the_container_judges_as_the_host_does() -> None:
-    """The cases are in tests/unit/facts/test_torch_arch_lists.py."""
-    assert env_arch.serves is torch_arch_lists.serves
+    """The cases are in tests/unit/facts/test_torch_cuda_arch_list_parser.py."""
+    assert env_arch.serves is torch_cuda_arch_list_parser.serves
 
 
 @pytest.fixture(scope="module")

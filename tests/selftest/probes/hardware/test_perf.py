@@ -11,7 +11,7 @@ import torch
 
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.harness.probe_outcome import Skip
+from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 from envbuild.selftest.probes.hardware import perf
 
 Measure = Callable[[Context], None]

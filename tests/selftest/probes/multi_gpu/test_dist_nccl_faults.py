@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from envbuild.facts import database
-from envbuild.selftest.distributed import rank_processes
+from envbuild.selftest.distributed import rank_processes_and_faults
 from envbuild.selftest.distributed.fault_localization import Stage, StageFault
 from envbuild.selftest.distributed.nccl_log import NcclLog
 from envbuild.selftest.harness.job_document import JobDocument
@@ -16,23 +16,25 @@ from envbuild.selftest.probes.multi_gpu import dist_staged
 from selftest.named import WORLDS, World
 
 
-def played(world: World, asked: rank_processes.World) -> rank_processes.Tried:
+def played(world: World, asked: rank_processes_and_faults.World) -> rank_processes_and_faults.Tried:
     fails = asked.backend == "nccl" and len(asked.members) > 1 and world.cure not in asked.settings
     fault = StageFault(0, asked.members[0], world.step, world.failure, f"{world.step} fails")
     log = NcclLog(version=world.nccl if asked.backend == "nccl" else None)
     stage = Stage(asked.backend, asked.members, asked.settings, (fault,) if fails else (), log=log)
-    return rank_processes.Tried(stage, ())
+    return rank_processes_and_faults.Tried(stage, ())
 
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_a_fault_of_nccl_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     world = WORLDS[name]
 
-    def run(asked: Sequence[rank_processes.World], device: str, limit: float) -> list[rank_processes.Tried]:
+    def run(
+        asked: Sequence[rank_processes_and_faults.World], device: str, limit: float
+    ) -> list[rank_processes_and_faults.Tried]:
         return [played(world, item) for item in asked]
 
     cards = [{"name": world.card, "compute_capability": item} for item in world.capabilities]
-    monkeypatch.setattr(rank_processes, "run_worlds", run)
+    monkeypatch.setattr(rank_processes_and_faults, "run_worlds", run)
     monkeypatch.setattr(dist_staged, "visible_gpus", lambda context: cards)
     context = Context(JobDocument(nonce="0" * 32, device="cuda"))
     dist_staged.dist_staged(context)

@@ -7,14 +7,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-from envbuild.selftest.distributed import rank_processes
+from envbuild.selftest.distributed import rank_processes_and_faults
 from envbuild.selftest.distributed.fault_localization import Stage, StageFault
 from envbuild.selftest.distributed.nccl_log import NcclLog
-from envbuild.selftest.distributed.rank_processes import Tried, World
+from envbuild.selftest.distributed.rank_processes_and_faults import Tried, World
 from envbuild.selftest.harness.forked_work import ForkEnding
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.harness.probe_outcome import Skip
+from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 from envbuild.selftest.probes.multi_gpu import dist_staged
 
 H20 = {"name": "NVIDIA H20", "compute_capability": "9.0", "uuid": "GPU-1"}
@@ -42,7 +42,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Context]:
                 made.append(Tried(stage, (ending,) * len(world.members)))
             return made
 
-        monkeypatch.setattr(rank_processes, "run_worlds", play)
+        monkeypatch.setattr(rank_processes_and_faults, "run_worlds", play)
         monkeypatch.setattr(dist_staged, "visible_gpus", lambda context: list(cards))
         context = Context(JobDocument(nonce="0" * 32, device="cuda", **job))
         contexts.append(context)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.harness.probe_outcome import Skip
+from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 from envbuild.selftest.numerics import tolerances
 from envbuild.selftest.numerics.reference_products import one_thread
 from envbuild.selftest.probes.normalization import norm_torch

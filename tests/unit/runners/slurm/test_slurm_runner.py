@@ -18,8 +18,13 @@ import pytest
 
 from envbuild.image.docker_engine import Image
 from envbuild.runners.runner_interface import RunnerError, Watch
-from envbuild.runners.slurm import job_outcome_file, shared_job_folder, slurm_job_states, slurm_runner
-from envbuild.runners.slurm.job_outcome_file import JobOutcome
+from envbuild.runners.slurm import (
+    job_outcome_and_failures,
+    shared_job_folder,
+    slurm_job_states_and_waiting,
+    slurm_runner,
+)
+from envbuild.runners.slurm.job_outcome_and_failures import JobOutcome
 from envbuild.runners.slurm.slurm_runner import Slurm
 from envbuild.runners.slurm.slurm_settings import SlurmSite
 from envbuild.testrun import output_judge
@@ -211,7 +216,7 @@ def test_a_job_that_left_nothing_is_told_by_slurms_last_word(stub: Stub, state: 
 def test_a_job_that_slurm_forgot_is_lost_never_passed(stub: Stub) -> None:
     stub.say(hold="", forgotten="")
     error = fails(stub)
-    assert isinstance(error, RunnerError) and error.ending == slurm_job_states.LOST
+    assert isinstance(error, RunnerError) and error.ending == slurm_job_states_and_waiting.LOST
 
 
 def test_what_slurm_said_last_outlives_that_it_forgets(stub: Stub) -> None:
@@ -283,7 +288,7 @@ def test_a_nodes_clock_does_not_matter(stub: Stub, year: int) -> None:
 
 
 def test_a_job_that_starts_before_it_is_submitted_did_not_wait() -> None:
-    found = slurm_job_states.seen(
+    found = slurm_job_states_and_waiting.seen(
         "JobId=1 JobState=RUNNING Reason=None NodeList=n SubmitTime=2026-11-21T10:00:00 StartTime=2026-11-21T09:00:00"
     )
     assert found and found.queued == 0.0
@@ -301,11 +306,11 @@ PASSES = ("Priority", "Resources", "AssocGrpGRES", "AssocGrpCpuLimit", "AssocGrp
 
 @pytest.mark.parametrize("reason", [*VAIN, *PASSES])
 def test_only_what_never_passes_by_itself_is_not_waited_for(reason: str) -> None:
-    assert (slurm_job_states.endless_wait(reason) is not None) is (reason in VAIN)
+    assert (slurm_job_states_and_waiting.endless_wait(reason) is not None) is (reason in VAIN)
 
 
 def test_a_job_that_slurm_can_never_start_ends_with_the_reason(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm_job_states, "GRACE", 0.3)
+    monkeypatch.setattr(slurm_job_states_and_waiting, "GRACE", 0.3)
     stub.say(hold="", state="PENDING", reason="PartitionTimeLimit")
     error = fails(stub, NotProved)
     assert "can never start job 42 (PartitionTimeLimit)" in error.message and "time=MINUTES" in error.message
@@ -314,19 +319,19 @@ def test_a_job_that_slurm_can_never_start_ends_with_the_reason(stub: Stub, monke
 
 
 def test_a_job_waits_no_longer_than_its_queue(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm_job_states, "GRACE", 0.3)
+    monkeypatch.setattr(slurm_job_states_and_waiting, "GRACE", 0.3)
     stub.say(hold="", state="PENDING", reason="Priority")
     error = fails(stub, site=SlurmSite(queue=0))
     assert isinstance(error, RunnerError) and error.ending == "unschedulable" and "(Priority)" in error.message
     assert stub.told("cancelled") and stub.left() == []
 
 
-def waits(state: str = "PENDING", reason: str = "Priority") -> slurm_job_states.Seen:
-    return slurm_job_states.Seen(state, reason, "", 0, None)
+def waits(state: str = "PENDING", reason: str = "Priority") -> slurm_job_states_and_waiting.Seen:
+    return slurm_job_states_and_waiting.Seen(state, reason, "", 0, None)
 
 
 def test_a_queue_is_counted_without_what_is_no_waiting() -> None:
-    short = slurm_job_states.Queue(1)
+    short = slurm_job_states_and_waiting.Queue(1)
     assert short.ends("1", waits(), 0) is None and short.ends("1", waits(reason="BadConstraints"), 59) is None
     assert isinstance(short.ends("1", waits(), 60), RunnerError)
     assert short.ends("1", None, 70) is None and short.ends("1", waits("CONFIGURING"), 80) is None
@@ -334,7 +339,7 @@ def test_a_queue_is_counted_without_what_is_no_waiting() -> None:
 
 
 def test_a_reason_must_last_to_be_believed() -> None:
-    long = slurm_job_states.Queue(None)
+    long = slurm_job_states_and_waiting.Queue(None)
     assert long.ends("1", waits(reason="BadConstraints"), 0) is None
     assert long.ends("1", waits(), 10) is None
     assert long.ends("1", waits(reason="BadConstraints"), 20) is None
@@ -541,7 +546,7 @@ def test_a_container_outlives_neither_its_script_nor_its_folder(stub: Stub, sign
     ],
 )
 def test_what_is_told_of_a_job(text: str, told: str) -> None:
-    found = slurm_job_states.seen(f"JobId=1 {text}\n")
+    found = slurm_job_states_and_waiting.seen(f"JobId=1 {text}\n")
     assert found and found.told() == told
 
 
@@ -552,13 +557,13 @@ def test_what_is_told_of_a_job(text: str, told: str) -> None:
 )  # fmt: skip
 def test_a_job_is_over_only_where_slurm_says_so(state: str, over: bool) -> None:
     """What is removed of one that goes on would end it; its nodes may be booting for minutes."""
-    found = slurm_job_states.seen(f"JobId=1 JobState={state} Reason=None NodeList=n1\n")
+    found = slurm_job_states_and_waiting.seen(f"JobId=1 JobState={state} Reason=None NodeList=n1\n")
     assert found and found.over is over
 
 
 @pytest.mark.parametrize("text", ["", "JobId=1", "JobState= x", "JobState=\x1b[2J", "sbatch: JobStatePENDING"])
 def test_what_slurm_does_not_say_so_is_not_believed(text: str) -> None:
-    assert slurm_job_states.seen(text) is None
+    assert slurm_job_states_and_waiting.seen(text) is None
 
 
 GOOD = {"stage": "run", "exit": "0", "seconds": "1", "oom": "false", "job": "1", "node": "n", "gpus": "",
@@ -574,8 +579,8 @@ def test_an_outcome_has_its_shape_or_is_none(change: dict[str, str]) -> None:
     def text(values: dict[str, str]) -> str:
         return "".join(f"{key}={value}\n" for key, value in values.items())
 
-    assert job_outcome_file.parse_outcome(text(GOOD))
-    assert job_outcome_file.parse_outcome(text({**GOOD, **change})) is None
+    assert job_outcome_and_failures.parse_outcome(text(GOOD))
+    assert job_outcome_and_failures.parse_outcome(text({**GOOD, **change})) is None
 
 
 def test_an_outcome_of_many_nodes_with_long_names_is_read_whole(tmp_path: Path) -> None:
@@ -598,27 +603,27 @@ slurmstepd: error: pyxis: couldn't start container
 def test_what_pyxis_cannot_fetch_is_no_fault_of_the_image() -> None:
     """It fetches as it starts; these are its words."""
     text = "".join(f"{key}={value}\n" for key, value in {**GOOD, "exit": "1", "bytes": "0"}.items())
-    outcome = job_outcome_file.parse_outcome(text)
+    outcome = job_outcome_and_failures.parse_outcome(text)
     site = SlurmSite(container="pyxis", registry="registry.example/team/h20")
     assert outcome
     with pytest.raises(NetworkError, match="n cannot fetch x"):
-        job_outcome_file.require_started(outcome, site, "x", PYXIS)
+        job_outcome_and_failures.require_started(outcome, site, "x", PYXIS)
     with pytest.raises(EngineError, match="does not start"):
-        job_outcome_file.require_started(outcome, site, "x", "slurmstepd: error: pyxis: container start failed")
+        job_outcome_and_failures.require_started(outcome, site, "x", "slurmstepd: error: pyxis: container start failed")
 
 
 def test_of_several_nodes_each_must_have_begun() -> None:
     def left(parts: str) -> JobOutcome:
         values = {**GOOD, "node": "a,b", "parts": parts, "fabric": "no yes"}
-        found = job_outcome_file.parse_outcome("".join(f"{key}={value}\n" for key, value in values.items()))
+        found = job_outcome_and_failures.parse_outcome("".join(f"{key}={value}\n" for key, value in values.items()))
         assert found
         return found
 
     assert (left("0:5 5:7").parts, left("0:5 5:7").fabric) == (((0, 5), (5, 7)), (False, True))
-    job_outcome_file.require_started(left("0:5 5:7"), SlurmSite(), "x", "")
+    job_outcome_and_failures.require_started(left("0:5 5:7"), SlurmSite(), "x", "")
     for parts in ("0:5 125:0", "1:0 0:5"):
         with pytest.raises(EngineError, match="does not start"):
-            job_outcome_file.require_started(left(parts), SlurmSite(), "x", "")
+            job_outcome_and_failures.require_started(left(parts), SlurmSite(), "x", "")
 
 
 TOGETHER = dataclasses.replace(JOB, nodes=2)

@@ -1,0 +1,179 @@
+"""Which rank failed first, and how far each came in its collectives, by what the ranks of a job wrote. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from envbuild.explain.log_reader_and_search import Line, Log, compiled
+
+MOST = 4096
+"""Ranks that are compared."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The rank that failed first and the line that says so. `exit`: as elastic prints it, a signal negative. `local`:
+    its number among those of its node, where the log has only that."""
+
+    rank: int | None
+    exit: int | None
+    line: Line
+    local: int | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """The last collectives of a rank, as NCCL's watchdog counts them; `completed`: None where the log has none."""
+
+    rank: int
+    enqueued: int
+    completed: int | None
+
+
+@dataclass(frozen=True)
+class Late:
+    """The collective in which a rank ran into its time limit: the number that it has in its process group, and which
+    one it is, as NCCL's watchdog names it (ALLREDUCE)."""
+
+    rank: int
+    number: int
+    operation: str
+
+
+@dataclass(frozen=True)
+class Works:
+    """`told`: the last work of each rank in the log, in order. `behind`: those that the others wait for, which enqueued
+    less, or completed less of as much; none where all are level. `silent`: ranks of the job without any, where the
+    group is of them all. `diverged`: where ranks of one group waited in different collectives, each by its first
+    rank."""
+
+    told: tuple[Work, ...] = ()
+    behind: tuple[int, ...] = ()
+    silent: tuple[int, ...] = ()
+    diverged: tuple[Late, ...] = ()
+
+
+_LAST = "ast enqueued"
+_WORK = (
+    r"(?:\[rank ?(?P<job>\d{1,5})\].{0,80})?"
+    r"\[(?:pg (?:id )?(?P<id>\d{1,6})\b(?: pg guid (?P<guid>[^\] ]{1,80}))?.{0,40})?rank (?P<own>\d{1,5})\]"
+    r".{0,60}last enqueued (?:nccl )?work: {0,2}(?P<enqueued>-?\d{1,9})"
+    r"(?:.{0,20}last completed (?:nccl )?work: {0,2}(?P<completed>-?\d{1,9}))?"
+)
+_BEFORE, _AFTER = 250, 120
+"""Characters around those words that are searched."""
+_WORLD = ("", "0")
+"""What the group of all ranks is called: nothing, before groups had names, or 0; with more words, default_pg."""
+
+
+def works(log: Log, count: int | None) -> Works:
+    """The last work of each rank in one process group, the one with most ranks in the log. `count`: of ranks;
+    None: unknown."""
+    groups: dict[str, dict[int, Work]] = {}
+    for line in log.lines:  # each of them: find() looks at some of those that differ in their numbers alone
+        place = line.text.find(_LAST)
+        near = line.text[max(0, place - _BEFORE) : place + _AFTER] if place >= 0 else ""
+        if match := compiled(_WORK).search(near):
+            rank, completed = int(match["job"] or match["own"]), match["completed"]
+            work = Work(rank, int(match["enqueued"]), int(completed) if completed else None)
+            groups.setdefault(match["guid"] or match["id"] or "", {})[rank] = work
+    name = max(groups, key=lambda group: len(groups[group]), default="")
+    found = groups.get(name, {})
+    last = tuple(found[rank] for rank in sorted(found))
+    behind = _least({work.rank: work.enqueued for work in last}) or _least(
+        {work.rank: work.completed for work in last if work.completed is not None}
+    )
+    whole = name in _WORLD or "default_pg" in name
+    known = count if whole and count and last and max(found) < count <= MOST else 0
+    return Works(last, behind, tuple(rank for rank in range(known) if rank not in found), _diverged(log))
+
+
+_TIMED_OUT = "ollective operation timeout"
+_JOB = r"\[rank ?(\d{1,5})\]"
+_GROUP = r"\[pg (?:id )?(\d{1,6})\b(?: pg guid ([^\] ]{1,80}))?"
+_WAITS = r"seqnum=(\d{1,9}), {0,2}optype=(\w{1,40})"
+_MOST_LATE = 4 * MOST
+"""Lines of ranks that ran into their limit, which are read."""
+
+
+def _diverged(log: Log) -> tuple[Late, ...]:
+    """Of the first group whose ranks waited in collectives of different kinds, one rank of each; of one kind and
+    different numbers, a rank is behind, or ran another number of steps."""
+    groups: dict[str, dict[int, Late]] = {}
+    for line in islice((line for line in log.lines if _TIMED_OUT in line.text), _MOST_LATE):
+        place = line.text.index(_TIMED_OUT)
+        before, after = line.text[max(0, place - 2 * _BEFORE) : place], line.text[place : place + _AFTER]
+        rank, waits = compiled(_JOB).search(before), compiled(_WAITS).search(after)
+        if rank and waits:  # the rank in the job comes first, where the log has it
+            group = compiled(_GROUP).search(before)
+            late = Late(int(rank[1]), int(waits[1]), waits[2])
+            groups.setdefault((group[2] or group[1]) if group else "", {}).setdefault(late.rank, late)
+    for found in groups.values():
+        first = {late.operation: late for late in sorted(found.values(), key=lambda late: -late.rank)}
+        if len(first) > 1:
+            return tuple(sorted(first.values(), key=lambda late: late.rank))
+    return ()
+
+
+def _least(counts: Mapping[int, int]) -> tuple[int, ...]:
+    """The ranks with the lowest count, where not all have it."""
+    least = min(counts.values(), default=0)
+    ranks = tuple(rank for rank, count in counts.items() if count == least)
+    return ranks if len(ranks) < len(counts) else ()
+
+
+_ROOT = r"root cause \(first observed failure\)"
+_RANK_LINE = r"^\s{0,8}rank\s{0,8}: (\d{1,6}) \(local_rank: \d{1,4}\)"
+_EXIT_LINE = r"^\s{0,8}exitcode\s{0,8}: (-?\d{1,4})\b"
+_FAILED = r"failed \(exitcode: (-?\d{1,4})\) local_rank: (\d{1,5})"
+_TROUBLE = (
+    r"(?:\[rank ?(\d{1,5})\]|\brank[ =:]{0,2}(\d{1,5})\b).{0,200}(?:\b\w{0,40}(?:error|exception)\b"
+    r"|out of memory|\bkilled\b|\bsig(?:fpe|segv|kill|abrt|bus|ill)\b)"
+)
+_FOLLOWS = (
+    r"watchdog|processgroupnccl|distbackenderror|ncclremoteerror|nccl (?:error|warn|info)|data inconsistency"
+    r"|connection (?:closed|reset)|broken pipe|socket timeout|childfailederror|sigterm"
+)
+_LATE = r"watchdog caught collective|ncclremoteerror|connection closed by|connection reset by|wait timeout after"
+
+
+def first_failure(log: Log) -> Failure | None:
+    """The root cause that elastic names, else the child that it saw fail first, else the first rank with an error."""
+    for line, _ in log.find(compiled(_ROOT), 1):
+        block = [o for o in log.lines if o.file == line.file and line.number < o.number <= line.number + 8]
+        rank, status = _among(block, _RANK_LINE), _among(block, _EXIT_LINE)
+        if rank or status:
+            shown = (rank or status or (line, None))[0]
+            return Failure(int(rank[1][1]) if rank else None, int(status[1][1]) if status else None, shown)
+    for line, match in log.find(compiled(_FAILED), 1):
+        return Failure(None, int(match[1]), line, local=int(match[2]))
+    return _troubled(log)
+
+
+def _troubled(log: Log) -> Failure | None:
+    for line, match in log.find(compiled(_TROUBLE), 1, [compiled(_FOLLOWS)]):
+        return Failure(int(match[1] or match[2]), None, line)
+    return None
+
+
+def by_itself(log: Log, failed: Failure) -> bool:
+    """Whether that rank ended before the others complained: by a signal that no watchdog sends, or an earlier error; in
+    another file, whose times are not known, an error of its own is taken for the earlier one."""
+    if failed.exit is not None and failed.exit < 0 and failed.exit not in (-signal.SIGABRT, -signal.SIGTERM):
+        return True
+    trouble, late = _troubled(log), log.find(compiled(_LATE), 1)
+    if trouble is None or not late:
+        return False
+    return trouble.line.file != late[0][0].file or trouble.line.number < late[0][0].number
+
+
+def _among(lines: Sequence[Line], pattern: str) -> tuple[Line, Any] | None:
+    for line in lines:
+        match = compiled(pattern).search(line.text)
+        if match:
+            return line, match
+    return None

@@ -1,0 +1,341 @@
+"""A log as lines that can be searched: hostile, of any size, in any language around what matters.
+
+A log is read as a stream and a bounded number of its bytes and lines is kept, so memory is bounded too. Control
+sequences are taken out, and a pattern is tried only on lines that hold a text it cannot do without, so that ten
+megabytes take less than a second.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import accumulate, chain
+from re import _parser  # type: ignore[attr-defined]  # no public function says what a pattern needs
+from typing import Any, BinaryIO
+
+from envbuild.explain import localized_message_translation, log_file_reader
+from envbuild.util.errors import some
+
+HEAD, TAIL = 8 << 20, 24 << 20
+"""Bytes that are kept of a log's begin and end: versions stand in the one, the crash in the other."""
+HEAD_LINES, TAIL_LINES = 100_000, 300_000
+"""Lines that are kept of a log's begin and end: what bounds the memory. tests/attacks/test_explain.py measures it."""
+LONGEST = 2000
+"""Characters of a line that are searched together; a longer one is searched in pieces."""
+TRIED = 400
+"""Lines that a pattern is tried on. With the bounded gaps of patterns this bounds the time."""
+
+_BLOCK = 1 << 16
+_SNIFFED = 4096
+_ALIKE = 40
+_WORD, _MOST_WORDS = 3, 1 << 18
+_ESCAPES = re.compile(rb"\x1b(?:\[[0-9;:?]{0,64}[ -/]?[@-~]|\][^\x07\x1b\n]{0,512}(?:\x07|\x1b\\)|[@-Z\\-_])")
+_CONTROLS = bytes({*range(32), 127} - {*b"\t\n\r"})
+_WIDE = {code + 0xFEE0: code for code in range(0x21, 0x7F)}  # the colons and brackets of East Asian text
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+_LETTERS = bytes(code if chr(code).isalpha() and code < 128 else 32 for code in range(256))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """`number` counts from 1, as editors do; `text` is a piece of it where it is long; `file`: its name, where several
+    are read as one."""
+
+    number: int
+    text: str
+    file: str = ""
+
+
+@dataclass(frozen=True)
+class LogPart:
+    """Of a log, where all of it is too much."""
+
+    lines: int
+    size: int
+
+    def __str__(self) -> str:
+        return f"{some(self.lines, 'line')}, {self.size / 1e6:.1f} MB"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What was read of a large log, and what was not: its middle."""
+
+    begin: LogPart
+    skipped: LogPart
+    end: LogPart
+
+    def __str__(self) -> str:
+        return (
+            f"too large: its begin ({self.begin}) and its end ({self.end}) were read, not its middle ({self.skipped})"
+        )
+
+
+class Log:
+    """Lines, of one file or several. `foreign`: what it is instead of text; `note`: why its end was not read."""
+
+    def __init__(self, raw: bytes | Iterable[bytes] = b"", share: int = 1, file: str = "") -> None:
+        """`share`: of the room for one log, where so many are read together."""
+        self.foreign: str | None = None
+        self.note: str | None = None
+        self.files: tuple[str, ...] = (file,)
+        blocks = _slices(raw) if isinstance(raw, bytes) else raw
+        self.lines, self.cut = _kept(_utf8(blocks), share, file)
+
+    @property
+    def empty(self) -> bool:
+        return not any(line.text.strip() for line in self.lines)
+
+    def find(
+        self,
+        pattern: re.Pattern[str],
+        most: int = 5,
+        never: Sequence[re.Pattern[str]] = (),
+        before: Sequence[re.Pattern[str]] = (),
+    ) -> list[tuple[Line, re.Match[str]]]:
+        """The first lines, at most `most`, that the pattern fits and none of `never` does, nor one of `before` what
+        stands before the match. Each is searched as it stands, then as localized_message_translation.py rewrites it."""
+        found: list[tuple[Line, re.Match[str]]] = []
+        texts, rewritten = self._rewritten
+        for index in sorted({*self._index.candidates(pattern), *rewritten.candidates(pattern)}):
+            line = self.lines[index]
+            match = pattern.search(line.text) or pattern.search(texts.get(index, ""))
+            if match is None or any(other.search(match.string) for other in never):
+                continue
+            if not any(other.search(match.string, 0, match.start()) for other in before):
+                found.append((line, match))
+                if len(found) == most:
+                    break
+        return found
+
+    def has(self, patterns: Iterable[re.Pattern[str]], before: Sequence[re.Pattern[str]] = ()) -> bool:
+        return any(self.find(pattern, 1, before=before) for pattern in patterns)
+
+    @cached_property
+    def _index(self) -> _Index:
+        return _Index(enumerate(line.text for line in self.lines))
+
+    @cached_property
+    def _rewritten(self) -> tuple[dict[int, str], _Index]:
+        """The lines that have another canonical form, by their places."""
+        texts: dict[int, str] = {}
+        for index in {
+            index for pattern in localized_message_translation.patterns() for index in self._index.candidates(pattern)
+        }:
+            text = self.lines[index].text
+            if (form := localized_message_translation.rewritten(text)) != text:
+                texts[index] = form
+        return texts, _Index(sorted(texts.items()))
+
+
+def join_logs(parts: Iterable[Log]) -> Log:
+    """Several logs as one, in this order."""
+    whole, whole.files = Log(), ()
+    for log in parts:
+        whole.lines += log.lines
+        whole.files += log.files
+    return whole
+
+
+class _Index:
+    """The shapes of lines: what is left of a line without the case of letters and the value of digits. A progress bar
+    of a million lines has few."""
+
+    def __init__(self, lines: Iterable[tuple[int, str]]) -> None:
+        """`lines`: places and texts."""
+        shapes: dict[bytes, list[int]] = {}
+        for index, text in lines:
+            alike = shapes.setdefault(text.encode().lower().translate(_DIGITS), [])
+            if len(alike) < _ALIKE:
+                alike.append(index)
+        self._joined = b"\n".join(shapes)
+        self._foreign = b"\n".join(shape for shape in shapes if not shape.isascii())
+        self._starts = list(accumulate((len(shape) + 1 for shape in shapes), initial=0))
+        self._where = list(shapes.values())
+        words: set[bytes] = set()
+        for shape in shapes:
+            words.update(word for word in shape.translate(_LETTERS).split() if len(word) >= _WORD)
+            if len(words) > _MOST_WORDS:  # random text: nothing would be ruled out, and memory runs out
+                words = {self._joined}
+                break
+        self._words = b" ".join(words)
+        self._held: dict[bytes, tuple[int, ...]] = {}  # many patterns need the same text
+
+    def candidates(self, pattern: re.Pattern[str]) -> list[int]:
+        """The places of lines that the pattern may fit."""
+        wanted = anchors(pattern)
+        shapes = {shape for text in wanted for shape in self._shapes(text)} if wanted else range(len(self._where))
+        found = sorted(index for shape in shapes for index in self._where[shape])
+        return found if len(found) <= TRIED else found[: TRIED // 2] + found[-TRIED // 2 :]
+
+    def _shapes(self, text: bytes) -> tuple[int, ...]:
+        if text not in self._held:
+            self._held[text] = tuple(self._holding(text))
+        return self._held[text]
+
+    def _holding(self, text: bytes) -> Iterator[int]:
+        """The first shapes and the last that hold a text. Most texts are ruled out by their longest word alone."""
+        if not text.isascii() and text not in self._foreign:
+            return
+        word = max(text.translate(_LETTERS).split(), key=len, default=b"")
+        if len(word) >= _WORD and word not in self._words:
+            return
+        place = -1
+        for _ in range(TRIED // 2):
+            place = self._joined.find(text, place + 1)
+            if place < 0:
+                return
+            shape = bisect_right(self._starts, place) - 1
+            yield shape
+            place = self._starts[shape + 1] - 1
+        end = len(self._joined)
+        for _ in range(TRIED // 2):
+            end = self._joined.rfind(text, place, end)
+            if end < 0:
+                return
+            shape = bisect_right(self._starts, end) - 1
+            yield shape
+            end = self._starts[shape]
+
+
+def read(stream: BinaryIO, share: int = 1, file: str = "") -> Log:
+    """All of a stream, unpacked where it is of gzip, or its begin and end where it is larger than both together.
+    `share`: of that room, where so many logs are read together; `file`: its name, where there are several."""
+    source = log_file_reader.open_log(stream)
+    begin = source.read(_SNIFFED)
+    foreign = log_file_reader.foreign(begin)
+    log = Log(b"" if foreign else chain([begin], _blocks(source, share)), share, file)
+    log.foreign, log.note = foreign, None if foreign else source.fault
+    return log
+
+
+def _blocks(source: log_file_reader.LogSource, share: int) -> Iterator[bytes]:
+    """Each small enough that one of line breaks alone stays within the bound on lines."""
+    while block := source.read(min(_BLOCK, TAIL // share, TAIL_LINES // share)):
+        yield block
+
+
+def _slices(raw: bytes) -> Iterator[bytes]:
+    return (raw[start : start + _BLOCK] for start in range(0, len(raw), _BLOCK))
+
+
+def _utf8(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """What PowerShell writes begins with a mark of its encoding."""
+    following = iter(blocks)
+    begin = next(following, b"")
+    for mark, encoding in ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")):
+        if begin.startswith(mark):
+            decoder = codecs.getincrementaldecoder(encoding)("replace")
+            for block in chain([begin.removeprefix(mark)], following):
+                yield decoder.decode(block).encode("utf-8", "replace")
+            return
+    yield begin
+    yield from following
+
+
+def _kept(blocks: Iterator[bytes], share: int, file: str) -> tuple[list[Line], Cut | None]:
+    """The lines of the begin and the end. A block is dropped once those after it fill the end by bytes or by lines."""
+    head: list[bytes] = []
+    size = count = 0
+    while size < HEAD // share and count < HEAD_LINES // share and (block := next(blocks, b"")):
+        head.append(block)
+        size, count = size + len(block), count + _breaks(block)
+    begin, skipped = _part(head), LogPart(0, 0)
+    tail: deque[tuple[bytes, int]] = deque()
+    size = count = 0
+    for block in blocks:
+        tail.append((block, _breaks(block)))
+        size, count = size + len(block), count + tail[-1][1]
+        while size - len(tail[0][0]) >= TAIL // share or count - tail[0][1] >= TAIL_LINES // share:
+            gone, breaks = tail.popleft()
+            size, count = size - len(gone), count - breaks
+            skipped = LogPart(skipped.lines + gone.count(b"\n"), skipped.size + len(gone))
+    end = [block for block, _ in tail]
+    if not skipped.size:
+        return list(_lines(chain(head, end), 1, file)), None
+    cut = Cut(begin, skipped, _part(end))
+    return [*_lines(head, 1, file), *_lines(end, begin.lines + skipped.lines + 1, file)], cut
+
+
+def _part(blocks: Sequence[bytes]) -> LogPart:
+    return LogPart(sum(block.count(b"\n") for block in blocks), sum(map(len, blocks)))
+
+
+def _breaks(block: bytes) -> int:
+    return block.count(b"\n") + block.count(b"\r")
+
+
+def _text(raw: bytes) -> str:
+    raw = _ESCAPES.sub(b"", raw) if b"\x1b" in raw else raw
+    text = raw.replace(b"\r\n", b"\n").translate(None, _CONTROLS).decode("utf-8", "replace")
+    return text if text.isascii() else text.translate(_WIDE)
+
+
+def _lines(blocks: Iterable[bytes], number: int, file: str) -> Iterator[Line]:
+    """`number`: of the first."""
+    rest = b""
+    for block in blocks:
+        whole, end, rest = (rest + block).rpartition(b"\n")
+        for line in _text(whole).split("\n") if end else ():
+            yield from _pieces(line, number, file)
+            number += 1
+        if len(rest) > _BLOCK:  # a line without an end is cut between words
+            cut = rest.rfind(b" ", -LONGEST) + 1 or len(rest)
+            yield from _pieces(_text(rest[:cut]), number, file)
+            rest = rest[cut:]
+    if rest:
+        yield from _pieces(_text(rest), number, file)
+
+
+def _pieces(line: str, number: int, file: str) -> Iterator[Line]:
+    if len(line) <= LONGEST and "\r" not in line:
+        yield Line(number, line, file)
+        return
+    for part in line.split("\r"):
+        for start in range(0, len(part), LONGEST):
+            yield Line(number, part[start : start + LONGEST], file)
+
+
+@cache
+def anchors(pattern: re.Pattern[str]) -> tuple[bytes, ...]:
+    """Texts, in a shape's form, of which every line that the pattern fits holds one; none where nothing is sure."""
+    return tuple(
+        text.encode().lower().translate(_DIGITS) for text in _needed(_parser.parse(pattern.pattern, pattern.flags))
+    )
+
+
+def _needed(parsed: Any) -> tuple[str, ...]:
+    """Of the items that follow each other, the one whose shortest text is longest."""
+    best: tuple[str, ...] = ()
+    run = ""
+    for operation, argument in [*parsed, ("END", None)]:
+        name = str(operation)
+        if name == "LITERAL":
+            run += chr(argument)
+            continue
+        found: tuple[str, ...] = ()
+        if name == "SUBPATTERN":
+            found = _needed(argument[-1])
+        elif name == "BRANCH":
+            branches = [_needed(branch) for branch in argument[1]]
+            found = tuple(text for branch in branches for text in branch) if all(branches) else ()
+        elif name in ("MAX_REPEAT", "MIN_REPEAT") and argument[0] > 0:
+            found = _needed(argument[2])
+        best = max(best, (run,) if run else (), found, key=_worth)
+        run = ""
+    return best
+
+
+def _worth(texts: tuple[str, ...]) -> int:
+    return min(map(len, texts), default=0)
+
+
+@cache
+def compiled(pattern: str) -> re.Pattern[str]:
+    """As patterns of signatures are: in any case of letters; a word ends where another script begins."""
+    return re.compile(pattern, re.IGNORECASE | re.ASCII)

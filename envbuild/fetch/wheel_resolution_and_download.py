@@ -1,0 +1,378 @@
+"""Wheels through uv: resolved and located as pip and uv are configured here, fetched into the store by sha256."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import sys
+import threading
+import tomllib
+import urllib.parse
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import uv
+from packaging.requirements import Requirement
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
+
+from envbuild.facts import misleading_packages
+from envbuild.fetch import (
+    file_download_and_range_reads,
+    index_config,
+    index_pages,
+    release_lag,
+    uv_config,
+    uv_error_translator,
+)
+from envbuild.fetch.file_download_and_range_reads import Head
+from envbuild.fetch.locked_artifact_types import LockedWheel, Wheel
+from envbuild.fetch.sha256_file_store import Store
+from envbuild.util import disk_space, temporary_files
+from envbuild.util.errors import EnvbuildError, Fault, NetworkError, ProfileError
+from envbuild.util.host_processes import Completed, ProcessTimeout, run
+from envbuild.util.thread_safe_cache import thread_safe_cache
+
+# uv 0.13 knows no platform beyond manylinux_2_40; which file fits is judged by our own tags.
+_UV_NEWEST_GLIBC = 40
+_SAFE_FILE = re.compile(r"[A-Za-z0-9_.+!-]+\.whl")
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Versions by name, and who asked for each (names of distributions; "" is the profile itself)."""
+
+    versions: Mapping[str, str]
+    wanted_by: Mapping[str, frozenset[str]]
+
+    def closure(self, roots: Iterable[str]) -> frozenset[str]:
+        """`roots` and all that they need, directly or not."""
+        reached = set(roots)
+        while True:
+            more = {name for name, parents in self.wanted_by.items() if parents & reached} - reached
+            if not more:
+                return frozenset(reached)
+            reached |= more
+
+
+def uv_binary() -> Path:
+    return Path(uv.find_uv_bin())
+
+
+# uv resolves a shipped profile in seconds. It has no limit of its own where an index sends a byte now and then.
+_SECONDS = 900.0
+
+
+def _compile(lines: Iterable[str], python: str, glibc: str, *options: str) -> Completed:
+    """The answer of uv. Raises DiskError where uv or its cache has no room, NetworkError where uv takes too long."""
+    try:
+        return _resolved(lines, python, glibc, *options)
+    except ProcessTimeout:
+        raise NetworkError(
+            f"no answer from the indexes after {_SECONDS:.0f} s of resolving", hint="envbuild doctor checks them"
+        ) from None
+
+
+def _resolved(lines: Iterable[str], python: str, glibc: str, *options: str) -> Completed:
+    platform = f"x86_64-manylinux_2_{min(int(glibc.partition('.')[2]), _UV_NEWEST_GLIBC)}"
+    lines = list(lines)
+    with temporary_files.folder("uv") as folder:
+        done = run(
+            # wheels are only chosen and none is built: uv needs no other Python than ours, and looks for none
+            [uv_binary(), "pip", "compile", "--quiet", "--no-header", *uv_config.config_options(folder),
+             "--only-binary", ":all:", "--python", sys.executable, "--no-python-downloads", "--python-version", python,
+             "--python-platform", platform, *index_config.uv_options(), *options, "-"],
+            stdin="".join(f"{line}\n" for line in lines),
+            # it leaves folders of its own where it is killed, and breaks the lines that are read at COLUMNS
+            env={**index_config.uv_variables(lines), "TMPDIR": str(folder), "COLUMNS": "100000"},
+            cwd=folder,
+            timeout=_SECONDS,
+        )  # fmt: skip
+    if done.code and disk_space.lacked(done.stderr):
+        own = os.environ.get("UV_CACHE_DIR") or platformdirs.user_cache_dir("uv")
+        raise disk_space.full([Path(own), *disk_space.written_folders()], "the disk is full while uv resolves")
+    return done
+
+
+def resolve_wheels(
+    requirements: Sequence[str],
+    python: str,
+    glibc: str,
+    keep: Mapping[str, str],
+    constraints: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+) -> Resolved:
+    """Choose a version of everything that `requirements` need; versions in `keep` are preferred where they fit.
+
+    `overrides` replace what any package asks for, `constraints` only narrow it.
+
+    Raises ProfileError where no choice exists, NetworkError where an index does not answer or lacks a local build.
+    """
+    with temporary_files.folder("uv") as folder:
+        output = folder / "requirements.txt"
+        output.write_text("".join(f"{name}=={version}\n" for name, version in keep.items()), encoding="utf-8")
+        options = ["--annotation-style", "line", "--output-file", str(output)]
+        options += _lists(folder, constraints, overrides)
+        done = _compile(requirements, python, glibc, *options)
+        if done.code:
+            raise _with_newest(uv_error_translator.resolution_error(requirements, done), python, glibc)
+        resolved = _parse(output.read_text(encoding="utf-8"))
+    _refuse_unrelated(resolved)
+    _refuse_prereleases(resolved, [*requirements, *constraints, *overrides], python, glibc)
+    return resolved
+
+
+def _lists(folder: Path, constraints: Iterable[str], overrides: Iterable[str]) -> list[str]:
+    """uv's options for these, written to files."""
+    options: list[str] = []
+    for option, lines in (("--constraint", list(constraints)), ("--override", list(overrides))):
+        file = folder / f"{option.lstrip('-')}.txt"
+        file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        options += [option, str(file)] if lines else []
+    return options
+
+
+def contradiction(
+    requirements: Sequence[str], python: str, glibc: str, constraints: Sequence[str] = (), overrides: Sequence[str] = ()
+) -> str | None:
+    """Why these cannot be met together, in uv's words; None where they can. Raises NetworkError."""
+    with temporary_files.folder("uv") as folder:
+        done = _compile(requirements, python, glibc, "--no-annotate", *_lists(folder, constraints, overrides))
+    error = uv_error_translator.resolution_error(requirements, done) if done.code else None
+    if isinstance(error, NetworkError):
+        raise error
+    return error.hint if error else None
+
+
+# uv's words where a requirement of a package names a pre-release itself, as in ==0.66b2.
+_NAMED = re.compile(r"`([A-Za-z0-9._-]+)` was requested with a pre-release marker")
+
+
+def _refuse_prereleases(resolved: Resolved, given: Iterable[str], python: str, glibc: str) -> None:
+    """A pre-release that no requirement names, neither one of `given` nor one of a locked package: uv takes one where
+    no release has a usable wheel."""
+    named = {canonicalize_name(r.name) for r in map(Requirement, given) if r.specifier.prereleases}
+    odd = {name for name, version in resolved.versions.items() if Version(version).is_prerelease} - named
+    while asking := {name for name in odd if resolved.wanted_by[name] - {""}}:
+        # all others are fixed, so that uv fails for these alone; not always for all at once
+        pins = [f"{name}=={version}" for name, version in resolved.versions.items() if name not in asking]
+        with temporary_files.folder("uv") as folder:
+            done = _compile(pins, python, glibc, *_RELEASES, *_lists(folder, (), pins))
+        found = {canonicalize_name(name) for name in _NAMED.findall(done.stderr)} & asking if done.code else set()
+        if not found:
+            break
+        odd -= found
+    if odd:
+        raise _prerelease(resolved, sorted(odd), python, glibc)
+
+
+_RELEASES = ("--prerelease", "explicit")
+
+
+def _prerelease(resolved: Resolved, names: Sequence[str], python: str, glibc: str) -> ProfileError:
+    faults = []
+    for name in names:
+        parents = ", ".join(sorted(resolved.wanted_by[name] - {""}))
+        known = release_lag.matching_releases(index_pages.listed_files(name), python, tags(python, glibc))
+        stable = [release for release in known if not release.version.is_prerelease]
+        why = "it has no release"
+        if stable:
+            usable = any(release.usable for release in stable)
+            lacking = "does not fit what is asked for" if usable else f"has no wheel for {target(python, glibc)}"
+            why = f"the newest release, {stable[-1].version}, {lacking}"
+        faults.append(Fault(f"{name} {resolved.versions[name]}{f' (required by {parents})' if parents else ''}: {why}"))
+    pins = ", ".join(f"{name}=={resolved.versions[name]}" for name in names)
+    return ProfileError(
+        f"only a pre-release fits, and no requirement names one: {', '.join(names)}",
+        hint=f"{release_lag.COMPILE}; to take the pre-release, require it: {pins}",
+        faults=faults,
+    )
+
+
+def target(python: str, glibc: str) -> str:
+    """What a wheel must fit, for messages."""
+    return f"Python {python}, glibc {glibc}, x86_64"
+
+
+def _refuse_unrelated(resolved: Resolved) -> None:
+    """What a package asks for, of which the index has another than it means."""
+    for name in resolved.versions:
+        meant = misleading_packages.refusal_reason(name)
+        if meant:
+            asking = ", ".join(sorted(resolved.wanted_by[name] - {""})) or "the profile"
+            raise ProfileError(f"{asking} needs {name}: {meant}", hint=f"another version of {asking}, or none of it")
+
+
+# What uv says of a version that is not there; of one that is too old for a range it tells the newest itself.
+_NOT_THERE = re.compile(r"no version of ([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)")
+
+
+def _with_newest(error: EnvbuildError, python: str, glibc: str) -> EnvbuildError:
+    """The same, saying what the index has instead of each version that it has not."""
+    if isinstance(error, ProfileError):
+        for name in dict.fromkeys(_NOT_THERE.findall(error.hint or "")):
+            with contextlib.suppress(ProfileError, NetworkError):
+                newest = offered([name], python, glibc)[canonicalize_name(name)]
+                error.hint = f"{error.hint}\nthe newest {name} for Python {python} is {newest}"
+    return error
+
+
+def offered(requirements: Sequence[str], python: str, glibc: str, oldest: bool = False) -> dict[str, str]:
+    """Distribution -> the newest version (or the oldest) that the indexes offer, of each requirement by itself.
+
+    Raises ProfileError where nothing meets one of them, NetworkError where an index does not answer.
+    """
+    resolution = ["--resolution", "lowest"] if oldest else []
+    done = _compile(requirements, python, glibc, "--no-deps", "--no-annotate", *_RELEASES, *resolution)
+    if done.code:
+        raise uv_error_translator.resolution_error(requirements, done)
+    return dict(_parse(done.stdout).versions)
+
+
+def _parse(text: str) -> Resolved:
+    versions: dict[str, str] = {}
+    wanted_by: dict[str, frozenset[str]] = {}
+    for line in text.splitlines():
+        pin, _, via = line.partition("# via ")
+        if "==" not in pin:
+            continue
+        name, _, version = pin.strip().partition("==")
+        versions[canonicalize_name(name)] = version
+        parents = (parent.strip() for parent in via.split(","))
+        wanted_by[canonicalize_name(name)] = frozenset("" if parent.startswith("-") else parent for parent in parents)
+    return Resolved(versions, wanted_by)
+
+
+def locate(versions: Mapping[str, str], python: str, glibc: str, locked: Collection[str] = ()) -> dict[Wheel, str]:
+    """The wheel file of each pinned version that fits the image best, and the address it has right now.
+
+    A file whose sha256 is in `locked` is taken before a better one: an index may get more files for a version.
+
+    Raises ProfileError for a version without a fitting wheel, NetworkError if an index does not answer.
+    """
+    pins = [f"{name}=={version}" for name, version in versions.items()]
+    done = _compile(pins, python, glibc, "--no-deps", "--format", "pylock.toml")
+    if done.code:
+        raise uv_error_translator.resolution_error(pins, done)
+    supported = tags(python, glibc)
+    found: dict[Wheel, str] = {}
+    for package in tomllib.loads(done.stdout)["packages"]:
+        offered = package.get("wheels", [])
+        same = [wheel for wheel in offered if wheel.get("hashes", {}).get("sha256") in locked]
+        best = _best(same or offered, supported)
+        if best is None:
+            raise ProfileError(
+                f"{package['name']} {package['version']} has no wheel for {target(python, glibc)}",
+                hint="choose a version that has one; envbuild builds nothing from sdists",
+            )
+        address = best["url"] if "url" in best else Path(best["path"]).resolve().as_uri()
+        file = _file_name(address)
+        wheel = Wheel(canonicalize_name(package["name"]), package["version"], file, best["hashes"]["sha256"])
+        found[wheel] = address
+    return found
+
+
+def tags(python: str, glibc: str) -> dict[Tag, int]:
+    """Tags of wheels that fit, best first: value is the rank (PEP 425, PEP 600)."""
+    major, minor = (int(part) for part in python.split("."))
+    libc = int(glibc.split(".")[1])
+    legacy = {17: "manylinux2014_x86_64", 12: "manylinux2010_x86_64", 5: "manylinux1_x86_64"}
+    platforms: list[str] = []
+    for number in range(libc, 4, -1):
+        platforms += [f"manylinux_2_{number}_x86_64", *([legacy[number]] if number in legacy else [])]
+    platforms.append("linux_x86_64")
+    interpreter = f"cp{major}{minor}"
+    ordered = [*cpython_tags((major, minor), platforms=platforms)]
+    ordered += compatible_tags((major, minor), interpreter=interpreter, platforms=platforms)
+    return {tag: rank for rank, tag in reversed(list(enumerate(ordered)))}
+
+
+def _best(candidates: Sequence[dict[str, Any]], supported: Mapping[Tag, int]) -> dict[str, Any] | None:
+    ranked = []
+    for candidate in candidates:
+        try:
+            _, _, build, found = parse_wheel_filename(_file_name(str(candidate.get("url") or candidate.get("path"))))
+        except InvalidWheelFilename:
+            continue
+        ranks = [supported[tag] for tag in found if tag in supported]
+        if ranks:
+            # of two builds of one version the higher build number is newer, none is the oldest (PEP 427)
+            ranked.append((min(ranks), -build[0] if build else 1, candidate))
+    return min(ranked, key=lambda item: item[:2])[2] if ranked else None
+
+
+def _file_name(address: str) -> str:
+    name = urllib.parse.unquote(urllib.parse.urlsplit(address).path).rpartition("/")[2]
+    if not _SAFE_FILE.fullmatch(name):
+        raise InvalidWheelFilename(f"{name!r} is not a wheel's file name")
+    return name
+
+
+def sizes(addresses: Mapping[Wheel, str]) -> dict[Wheel, int]:
+    """Bytes of each file. Raises NetworkError."""
+    return {wheel: head.bytes for wheel, head in request_heads(addresses).items()}
+
+
+def request_heads(addresses: Mapping[Wheel, str]) -> dict[Wheel, Head]:
+    """Of each file, by a HEAD request. Raises NetworkError."""
+    files = [wheel.file for wheel in addresses]
+    with ThreadPoolExecutor(index_config.PARALLEL) as pool:
+        return dict(zip(addresses, pool.map(_head, addresses.values(), files), strict=True))
+
+
+@thread_safe_cache
+def _head(address: str, file: str) -> Head:
+    return file_download_and_range_reads.head(_session(), address, file)
+
+
+_session = thread_safe_cache(index_config.index_session)
+
+
+def fetch_wheels(
+    locked: Iterable[LockedWheel], python: str, glibc: str, store: Store, progress: Callable[[str, int], None]
+) -> int:
+    """Bring the wheels that the store lacks; returns how many. `progress` is told the file and the bytes that came.
+
+    Raises HashMismatch, naming the file; NetworkError if an index does not answer or no longer has a file.
+    """
+    limits = {item.wheel: item.bytes for item in locked if not store.holds(item.wheel.sha256, item.wheel.file)}
+    missing = list(limits)
+    if not missing:
+        return 0
+    try:
+        found = locate({w.name: w.version for w in missing}, python, glibc, {w.sha256 for w in missing})
+    except ProfileError as error:  # what is locked was there once: no fault of the profile
+        raise NetworkError("the configured indexes do not have all that is locked", hint=error.hint) from error
+    addresses = {wheel.file: address for wheel, address in found.items()}
+    gone = [wheel.file for wheel in missing if wheel.file not in addresses]
+    if gone:
+        raise NetworkError(f"the configured indexes no longer have {', '.join(gone)}", hint="lock again")
+    session = index_config.index_session()
+    stop = threading.Event()  # one failure, or Ctrl-C, ends the other downloads too
+    with store.incoming() as folder, ThreadPoolExecutor(index_config.PARALLEL) as pool:
+
+        def bring(wheel: Wheel) -> None:
+            file = folder / wheel.sha256
+            address = addresses[wheel.file]
+            told = functools.partial(progress, wheel.file)
+            file_download_and_range_reads.fetch_file(
+                session, address, wheel.file, file, told, limit=limits[wheel], stop=stop
+            )
+            if stop.is_set():
+                return
+            store.put(file, wheel.sha256, wheel.file)
+
+        try:
+            list(pool.map(bring, missing))
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    return len(missing)

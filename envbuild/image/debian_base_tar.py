@@ -1,0 +1,164 @@
+"""The root file system: a tar made by mmdebstrap from the locked packages alone, the same byte for byte every time.
+
+mmdebstrap sees a local archive that holds exactly those packages, so nothing depends on what a mirror serves today.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from envbuild.fetch.apt_resolution_and_download import Deb
+from envbuild.fetch.sha256_file_store import Store, file_digest
+from envbuild.lock.lock_file import Lock
+from envbuild.util import disk_space, temporary_files, user_folders
+from envbuild.util.atomic_files import write_atomically
+from envbuild.util.canonical_json import canonical_digest
+from envbuild.util.errors import BuildError, HashMismatch
+from envbuild.util.host_processes import ProcessMissing, run
+
+# Every file of an image carries at most this time: 2024-01-01T00:00:00Z. Any fixed moment that zip files can hold does.
+SOURCE_DATE_EPOCH = 1704067200
+
+# Run in the finished root ($1): what the host's name and resolver, the local archive, logs and caches left behind.
+# apt's own cleaning is skipped: it makes folders anew, whose owner hangs on whether the host's _apt may enter TMPDIR.
+_CLEAN = (
+    'rm -rf "$1"/etc/apt/sources.list "$1"/etc/resolv.conf "$1"/etc/hostname "$1"/var/log/* "$1"/var/lib/apt/lists/* '
+    '"$1"/var/cache/apt/archives/* "$1"/var/cache/apt/*.bin "$1"/var/cache/ldconfig/aux-cache '
+    '"$1"/var/cache/debconf/*-old "$1"/var/lib/dpkg/*-old'
+)
+# The builder mounts these; where they were missing it would make and remove them, which shows in /etc of every layer.
+_MOUNT_POINTS = ': >"$1"/etc/resolv.conf; : >"$1"/etc/hosts'
+# Bytecode names the source's time, which is changed afterwards: it would never be used.
+_NO_BYTECODE = 'find "$1"/usr/lib -name __pycache__ -type d -prune -exec rm -rf {} +'
+
+
+_OPTIONS = (
+    "--variant=essential",
+    "--architectures=amd64",
+    "--format=tar",
+    "--aptopt=APT::Install-Recommends false",
+    "--skip=cleanup/apt",
+    f"--customize-hook={_CLEAN}",
+    f"--customize-hook={_MOUNT_POINTS}",
+    f"--customize-hook={_NO_BYTECODE}",
+)
+
+
+def tar_file(lock: Lock, make: bool = True) -> Path:
+    """Where the base of this lock lies once it is made. `make`: the folder, where it is not there."""
+    return user_folders.cache_folder("bases", make) / f"{_key(lock)}.tar"
+
+
+def _key(lock: Lock) -> str:
+    return canonical_digest([base_recipe(), lock.content["base"]])
+
+
+def base_recipe() -> str:
+    """sha256 over what a base is made with, beside the packages."""
+    return canonical_digest([_OPTIONS, SOURCE_DATE_EPOCH])
+
+
+def intact_base(lock: Lock) -> Path:
+    """The base, still as it was made. Raises HashMismatch if not; it is removed then."""
+    target = tar_file(lock)
+    noted = target.with_suffix(".sha256")
+    if not noted.is_file() or noted.read_text(encoding="utf-8") != file_digest(target):
+        target.unlink()
+        raise HashMismatch(
+            f"the cached base {target.name} was damaged on this disk",
+            hint="it was removed and will be made again: run the same command once more",
+        )
+    return target
+
+
+def make_base(lock: Lock, store: Store, on_line: Callable[[str], None]) -> Path:
+    """Make the base of `lock` from packages that `store` holds, or find it made already.
+
+    Raises ProcessMissing without mmdebstrap, BuildError if it fails.
+    """
+    target = tar_file(lock)
+    if target.is_file():
+        return target
+    assert lock.suite is not None
+    with temporary_files.folder("base") as folder:
+        folder.chmod(0o755)  # mmdebstrap's download step may run as another user
+        _archive(folder, lock.suite, lock.base, store)
+        with temporary_files.folder("base", target.parent) as beside:  # moving it into place is one step
+            made = beside / target.name
+            _bootstrap(lock.suite, lock.base, folder, made, on_line)
+            write_atomically(target.with_suffix(".sha256"), file_digest(made))
+            made.replace(target)
+    return target
+
+
+def _archive(folder: Path, suite: str, debs: Sequence[Deb], store: Store) -> None:
+    """A flat Debian archive: the files, their index, and a Release that names the suite."""
+    stanzas = []
+    for deb in debs:
+        store.check(deb.sha256, deb.file)
+        source = store.path(deb.sha256, deb.file)
+        shutil.copyfile(source, folder / deb.file)
+        # TMPDIR: where it is killed, it leaves what it unpacked there
+        control = run(["dpkg-deb", "--field", source], env={"TMPDIR": str(folder)}).stdout.strip()
+        stanzas.append(f"{control}\nFilename: ./{deb.file}\nSize: {deb.bytes}\nSHA256: {deb.sha256}\n")
+    index = "\n".join(stanzas).encode()
+    (folder / "Packages").write_bytes(index)
+    (folder / "Release").write_text(
+        f"Suite: {suite}\nCodename: {suite}\nSHA256:\n {hashlib.sha256(index).hexdigest()} {len(index)} Packages\n",
+        encoding="utf-8",
+    )
+
+
+def _contained() -> list[str]:
+    """What mmdebstrap is started with: as root it mounts /proc, /sys and devices into its root, and where it is killed
+    they would stay, in what is then swept as a temporary folder. In a namespace of their own they end with it.
+
+    Without root it makes its own; a root that may make none may not mount either.
+    """
+    own = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if os.geteuid():
+        return []
+    try:
+        return [] if run([*own, "true"]).code else own
+    except ProcessMissing:
+        return []
+
+
+def _bootstrap(suite: str, debs: Sequence[Deb], folder: Path, target: Path, on_line: Callable[[str], None]) -> None:
+    if shutil.which("mmdebstrap") is None:  # what starts it would be the one to miss it
+        raise ProcessMissing(
+            "mmdebstrap is not installed; a bootstrap base is made with it",
+            hint="install it (Debian: apt-get install mmdebstrap), or name an image: base in the profile",
+        )
+    done = run(
+        [
+            *_contained(),
+            "mmdebstrap",
+            *_OPTIONS,
+            f"--include={','.join(deb.name for deb in debs)}",
+            suite,
+            target,
+            f"deb [trusted=yes] copy://{folder} ./",
+        ],
+        env={
+            "SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH),
+            "LC_ALL": "C.UTF-8",
+            "TZ": "UTC",
+            "TMPDIR": str(folder),
+        },
+        on_line=on_line,
+        timeout=1800,
+    )
+    if done.code and disk_space.lacked(done.stderr):
+        raise disk_space.full([folder, target.parent], "the disk is full in the middle of making the base")
+    if done.code:
+        tail = "\n".join(done.stderr.strip().splitlines()[-12:])
+        if "unable to pick chroot mode" in tail:
+            tail += (
+                "\nwithout root it needs the package uidmap, and a range of ids for you in /etc/subuid and /etc/subgid"
+            )
+        raise BuildError("mmdebstrap could not make the base", hint=tail)

@@ -1,0 +1,117 @@
+"""Locking extensions: their sources, looked at, and what they are compiled with beside what the image holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from envbuild.fetch import apt_resolution_and_download, archive_fetcher, wheel_resolution_and_download
+from envbuild.fetch.apt_resolution_and_download import Deb
+from envbuild.fetch.locked_artifact_types import Builder, LockedExtension, LockedWheel, Nvcc
+from envbuild.lock import extension_source_fetcher
+from envbuild.lock.lock_file import BUILDER, PACKAGES, Lock
+from envbuild.resolve.extension_toolchain_and_contradictions import ExtensionToolchain
+from envbuild.resolve.plan_resolver import Plan
+from envbuild.util.errors import Fault, ProfileError
+
+
+def lock(
+    plan: Plan,
+    previous: Lock | None,
+    stale: frozenset[str],
+    locked: tuple[LockedWheel, ...],
+    there: tuple[Deb, ...],
+    progress: Callable[[str, int], None],
+) -> tuple[tuple[LockedExtension, ...], Builder | None]:
+    """The sources, looked at, and what they are compiled with beside the image's own wheels and Debian packages,
+    `locked` and `there`."""
+    extension_toolchain = plan.extension_toolchain
+    if extension_toolchain is None:
+        return (), None
+    _refuse_twice(extension_toolchain, locked)
+    debian = extension_toolchain.toolchain.debian
+    if previous is not None and "extensions" not in stale and locked == previous.wheels:
+        held = (*previous.base, *previous.apt)
+        if not debian or there == held:
+            return previous.extensions, previous.builder
+    extensions = tuple(
+        extension_source_fetcher.inspect_source(wanted, progress) for wanted in extension_toolchain.wanted
+    )
+    archive = extension_toolchain.toolchain.archive
+    inside = {item.name for item in plan.archives}
+    apart = (archive_fetcher.inspect_archive(archive, progress),) if archive and archive.name not in inside else ()
+    nvcc = Nvcc(extension_toolchain.toolchain.home, extension_toolchain.toolchain.release)
+    tools, packaged = _tools(plan, extension_toolchain, previous, locked), _packaged(plan, extension_toolchain, there)
+    return extensions, Builder(
+        extension_toolchain.arch, nvcc, tools, apart, packaged, debian.environment if debian else {}
+    )
+
+
+def _packaged(plan: Plan, extension_toolchain: ExtensionToolchain, there: tuple[Deb, ...]) -> tuple[Deb, ...]:
+    """The Debian packages of nvcc, beside those of the image, which stay as they are."""
+    debian = extension_toolchain.toolchain.debian
+    if debian is None or plan.suite is None:
+        return ()
+    try:
+        return apt_resolution_and_download.beyond(
+            apt_resolution_and_download.resolve_debs(plan.suite, debian.packages, there, debian.components), there
+        )
+    except ProfileError as error:
+        hint = f"{error.hint}\nthe mirror may have moved on: envbuild lock {plan.asked} --upgrade base"
+        raise ProfileError(
+            error.message, hint=hint, faults=_compiled_with(extension_toolchain, debian.packages)
+        ) from None
+
+
+def _compiled_with(extension_toolchain: ExtensionToolchain, tools: Iterable[str]) -> list[Fault]:
+    """The lines of the extensions, for tools that cannot be had."""
+    return [replace(item.at, message=f"it is compiled with {', '.join(tools)}") for item in extension_toolchain.wanted]
+
+
+def _refuse_twice(extension_toolchain: ExtensionToolchain, locked: Iterable[LockedWheel]) -> None:
+    """A distribution is in an image once: a wheel of the index, or compiled."""
+    held = {canonicalize_name(item.wheel.name): item.wheel.version for item in locked}
+    faults = [
+        replace(item.at, message=f"{name} {held[name]} is locked as a wheel already, which compiling would replace")
+        for item in extension_toolchain.wanted
+        for name in [canonicalize_name(item.extension.name)]
+        if name in held
+    ]
+    if faults:
+        hint = "take it out of extensions, or out of packages (and of what needs it)"
+        raise ProfileError("an extension is a wheel of the lock too", hint=hint, faults=faults)
+
+
+def _tools(
+    plan: Plan, extension_toolchain: ExtensionToolchain, previous: Lock | None, locked: tuple[LockedWheel, ...]
+) -> tuple[LockedWheel, ...]:
+    """The wheels of nvcc and of the build's own tools, in the image's versions where it has them.
+
+    The profile's own packages come after the extensions, so what is needed of them is here too.
+    """
+    held = {item.wheel.name: item.wheel.version for item in locked}
+    before = (
+        {item.wheel.name: item.wheel.version for item in previous.builder.wheels}
+        if previous and previous.builder
+        else {}
+    )
+    tools = [*extension_toolchain.toolchain.requirements, *extension_toolchain.requires]
+    pins = [f"{name}=={version}" for name, version in held.items()]
+    wanted = [*plan.core, *plan.packages, *tools]
+    try:
+        resolved = wheel_resolution_and_download.resolve_wheels(
+            wanted, plan.python, plan.glibc, {**before, **held}, pins, plan.overrides
+        )
+        there = {item.wheel.name for item in locked if item.layer != PACKAGES}
+        needed = resolved.closure(canonicalize_name(Requirement(text).name) for text in tools) - there
+        located = wheel_resolution_and_download.locate(
+            {name: resolved.versions[name] for name in sorted(needed)}, plan.python, plan.glibc
+        )
+    except ProfileError as error:
+        faults = _compiled_with(extension_toolchain, tools)
+        raise ProfileError(error.message, hint=error.hint, faults=faults) from None
+    found = [LockedWheel(wheel, size, BUILDER) for wheel, size in wheel_resolution_and_download.sizes(located).items()]
+    return tuple(sorted(found, key=lambda item: item.wheel.name))

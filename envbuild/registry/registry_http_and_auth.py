@@ -1,0 +1,284 @@
+"""Access to a registry: docker's credentials, tokens, and the hosts that may get them.
+
+A registry may refer to other hosts for a token or a blob. Credentials go to the registry's own host and port, and to a
+token service of its domain or of the settings, over TLS where the registry uses TLS; no other host gets any.
+"""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import re
+import ssl
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urljoin, urlsplit
+
+import docker.auth
+import docker.errors
+import requests
+from urllib3.util.retry import Retry
+
+from envbuild.util import http_deadlines, network_settings, strict_json
+from envbuild.util.errors import NetworkError
+from envbuild.util.http_deadlines import Adapter
+from envbuild.util.network_settings import Network
+from envbuild.util.rejected_input_errors import Refusal
+
+if TYPE_CHECKING:
+    from publicsuffixlist import PublicSuffixList
+
+TIMEOUT = (15, 120)  # seconds: to connect, and between two pieces of an answer
+_TOKEN_BYTES = 1 << 20
+_REDIRECTS = 5
+
+Send = Callable[..., requests.Response]
+
+
+class _Adapter(Adapter):
+    """Trusts the system's authorities, `authority`'s, and those that requests is told of."""
+
+    def __init__(self, authority: str | None, limits: Network | None, **options: Any) -> None:
+        self._authority = authority
+        super().__init__(limits, **options)
+
+    def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
+        super().init_poolmanager(*arguments, ssl_context=_context(self._authority), **options)
+
+
+@cache
+def _context(authority: str | None) -> ssl.SSLContext:
+    """Made once: reading the system's authorities takes tens of milliseconds."""
+    context = ssl.create_default_context()
+    if authority:
+        context.load_verify_locations(authority)
+    return context
+
+
+def registry_session(authority: str | None, tries: int = 4, limits: Network | None = None) -> requests.Session:
+    """Proxies as the environment has them, but no netrc; `authority`: a file of more certificates to trust; `limits`:
+    None: as they are configured."""
+    made = requests.Session()
+    made.auth = _nobody
+    made.headers["Accept-Encoding"] = "identity"
+    again = Retry(total=tries - 1, backoff_factor=0.5, status_forcelist=(429, 502, 503, 504), raise_on_status=False,
+                  redirect=False, respect_retry_after_header=False)  # fmt: skip
+    for scheme in ("http://", "https://"):
+        made.mount(scheme, _Adapter(authority, limits, max_retries=again))
+    return made
+
+
+def _nobody(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """Instead of netrc: what we say of ourselves stands in the headers that we write."""
+    return request
+
+
+@cache
+def _docker_logins() -> docker.auth.AuthConfig:
+    return docker.auth.load_config()
+
+
+def login(host: str) -> dict[str, str]:
+    """What docker's config.json or its credential helper knows for a host, keys in lower case; empty: nothing.
+
+    Raises NetworkError if a helper fails.
+    """
+    try:
+        found = docker.auth.resolve_authconfig(_docker_logins(), None if host == "docker.io" else host)
+    except (docker.errors.DockerException, OSError, ValueError) as error:
+        text = f"docker's credentials for {host} cannot be read"
+        raise NetworkError(text, hint=f"{type(error).__name__}; docker login {host}") from None
+    return {key.lower(): value for key, value in (found or {}).items() if isinstance(value, str)}
+
+
+def logins() -> list[str]:
+    """The registries that docker's config.json knows: logged in at, or with a credential helper of their own."""
+    try:
+        known = _docker_logins()
+    except (docker.errors.DockerException, OSError, ValueError):
+        return []
+    return sorted({*(known.auths or {}), *(known.cred_helpers or {})})
+
+
+class Access:
+    """Sends requests to one registry, as whoever docker is logged in as there. `base` is its origin."""
+
+    def __init__(self, host: str, base: str, http: requests.Session) -> None:
+        self.host, self.base, self._http = host, base, http
+        self._proofs: dict[str, str] = {}  # scope -> the header's value
+
+    def send(self, method: str, url: str, scope: str, **options: Any) -> requests.Response:
+        """The answer, whatever its status; a redirected answer is followed. Raises NetworkError or Refusal."""
+        answer = self._follow(method, url, scope, **options)
+        if answer.status_code == 401:  # not asked yet, or the token is too old by now
+            proof = self._proof(answer.headers.get("WWW-Authenticate", ""), scope)
+            if proof:
+                answer.close()
+                self._proofs[scope] = proof
+                answer = self._follow(method, url, scope, **options)
+        return answer
+
+    def _follow(self, method: str, url: str, scope: str, **options: Any) -> requests.Response:
+        for _ in range(_REDIRECTS):
+            answer = self._one(method, url, scope, **options)
+            if answer.status_code not in (301, 302, 303, 307, 308) or method not in ("GET", "HEAD"):
+                return answer
+            answer.close()
+            url = self.moved(url, answer)
+        raise Refusal("redirect", f"{self.host} redirects more than {_REDIRECTS} times")
+
+    def moved(self, url: str, answer: requests.Response) -> str:
+        """Where an answer from `url` sends us. Raises Refusal."""
+        try:
+            there = urljoin(url, answer.headers.get("Location", ""))
+        except ValueError:
+            raise Refusal("redirect", f"{self.host} redirects to an invalid URL") from None
+        return self.inside(there)
+
+    def inside(self, url: str) -> str:
+        """The URL as requests will send it, if it may be asked. Raises Refusal where it is invalid, or leaves TLS.
+
+        Only that form is judged: of `https://a\\@b` urlsplit says host b, and requests connects to a.
+        """
+        try:
+            scheme, host, _ = _origin(url)
+            plain = scheme == "http" and urlsplit(self.base).scheme == "http" and is_local(host or "")
+            if scheme != "https" and not plain:
+                raise Refusal("insecure", f"{self.host} redirects to {scheme or 'no scheme'}, which is not https")
+            prepared = requests.Request("GET", url).prepare().url or ""
+            _origin(prepared)
+        except ValueError:  # brackets that do not close, a port that is not a number
+            raise Refusal("redirect", f"{self.host} redirects to an invalid URL") from None
+        return prepared
+
+    def _one(self, method: str, url: str, scope: str, **options: Any) -> requests.Response:
+        headers = dict(options.pop("headers", {}))
+        if hasattr(options.get("data"), "seek"):  # a file that was sent before, to one who then asked who we are
+            options["data"].seek(0)
+        if _origin(url) == _origin(self.base) and scope in self._proofs:
+            headers["Authorization"] = self._proofs[scope]
+        try:
+            return self._http.request(
+                method, url, headers=headers, allow_redirects=False, stream=True, timeout=TIMEOUT, **options
+            )
+        except requests.RequestException as error:
+            raise unreachable(self.host, error) from None
+        except ValueError:  # requests reads the Location of an answer, whether or not it follows it
+            raise Refusal("redirect", f"{self.host} redirects to an invalid URL") from None
+
+    def _proof(self, challenge: str, scope: str) -> str | None:
+        kind, _, rest = challenge.partition(" ")
+        known = login(self.host)
+        if kind.lower() == "basic":
+            return _basic(known)
+        if kind.lower() != "bearer":
+            return None
+        asked = dict(re.findall(r'([a-z_]+)="([^"]*)"', rest[:4000]))
+        return f"Bearer {self._token(asked, known, asked.get('scope') or scope)}"
+
+    def _trusts(self, realm: str) -> bool:
+        """Whether a token service may have the registry's credentials."""
+        named = network_settings.configured_limits().token_services.get(self.host)
+        return related(self.base, realm) or (named is not None and _origin(realm) == _origin(f"https://{named}"))
+
+    def _token(self, asked: dict[str, str], known: dict[str, str], scope: str) -> str:
+        realm = self.inside(asked.get("realm", ""))
+        mine = known if self._trusts(realm) else {}
+        fields = {"service": asked.get("service", ""), "scope": scope}
+        proof = _basic(mine)
+        try:
+            if "identitytoken" in mine:
+                fields |= {
+                    "grant_type": "refresh_token",
+                    "refresh_token": mine["identitytoken"],
+                    "client_id": "envbuild",
+                }
+                answer = self._http.post(realm, data=fields, allow_redirects=False, stream=True, timeout=TIMEOUT)
+            else:
+                headers = {"Authorization": proof} if proof else {}
+                answer = self._http.get(
+                    realm, params=fields, headers=headers, allow_redirects=False, stream=True, timeout=TIMEOUT
+                )
+            raw = whole_body(answer, _TOKEN_BYTES, "the token")
+        except requests.RequestException as error:
+            raise unreachable(urlsplit(realm).hostname or realm, error) from None
+        except ValueError:
+            raise Refusal("redirect", f"the token service of {self.host} redirects to an invalid URL") from None
+        if answer.status_code != 200:
+            text = f"{self.host} gives no access: its token service answers {answer.status_code}"
+            elsewhere = f"; it is at {urlsplit(realm).hostname}, which gets no credentials of {self.host}"
+            raise NetworkError(text + (elsewhere if known and not mine else ""), hint=f"docker login {self.host}")
+        found = strict_json.parse(raw, "the token", _TOKEN_BYTES)
+        token = found.get("token") or found.get("access_token")
+        if not isinstance(token, str) or not re.fullmatch(r"[!-~]{1,100000}", token):
+            raise NetworkError(f"the token service of {self.host} gives no token")
+        return token
+
+
+def _basic(known: dict[str, str]) -> str | None:
+    if not known.get("username"):
+        return None
+    return "Basic " + base64.b64encode(f"{known['username']}:{known.get('password', '')}".encode()).decode()
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"https": 443, "http": 80}.get(parts.scheme)
+
+
+def is_local(host: str) -> bool:
+    """Whether a host's name or address means this machine, to which http is spoken too."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def related(registry: str, service: str) -> bool:
+    """Whether a token service has its registry's scheme, host and port, or is https on port 443 of the same registrable
+    domain, as registry-1.docker.io and auth.docker.io, or registry.gitlab.com and gitlab.com. Both are URLs."""
+    if _origin(registry) == _origin(service):
+        return True
+    domains = {_domain(urlsplit(url).hostname or "") for url in (registry, service)}
+    return len(domains) == 1 and None not in domains and _origin(service)[::2] == ("https", 443)
+
+
+@cache
+def _public_suffixes() -> PublicSuffixList:
+    """The list that the package brings; it is read once, in tens of milliseconds."""
+    from publicsuffixlist import PublicSuffixList
+
+    return PublicSuffixList()
+
+
+def _domain(host: str) -> str | None:
+    """What was registered, a.co.uk of www.a.co.uk; None for an address, a public suffix and a name without a dot."""
+    return None if _is_address(host) else _public_suffixes().privatesuffix(host)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+        return True
+    except ValueError:
+        return False
+
+
+def whole_body(answer: requests.Response, limit: int, what: str) -> bytes:
+    """All of an answer. Raises Refusal beyond `limit` bytes, requests' errors where it is cut off."""
+    found = http_deadlines.body(answer, limit)
+    if len(found) > limit:
+        raise Refusal("too-large", f"{what} is larger than {limit} bytes")
+    return found
+
+
+def unreachable(host: str, error: requests.RequestException) -> NetworkError:
+    """In words of our own: requests' may hold addresses with secrets in them."""
+    if isinstance(error, requests.exceptions.SSLError):
+        hint = f"put its authority into /etc/docker/certs.d/{host}/ca.crt, or name it in REQUESTS_CA_BUNDLE"
+        return NetworkError(f"the certificate of {host} is not one that this machine trusts", hint=hint)
+    hint = "is its name right, and the network up?"
+    if host == "docker.io":
+        hint = "a name without a registry is one of docker.io: write REGISTRY/NAME"
+    return NetworkError(f"{host} does not answer: {type(error).__name__}", hint=hint)

@@ -1,0 +1,129 @@
+"""What documents say of profiles: locked versions, the least ones that faults leave, and who proved them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from envbuild.attest import community_evidence
+from envbuild.evidence import profile_proofs
+from envbuild.evidence.proof_rules import Proof
+from envbuild.facts import database
+from envbuild.facts.advisory_matching import Match, Situation
+from envbuild.facts.fact_field_types import VersionRange
+from envbuild.facts.gpu_models import Gpu
+from envbuild.lock.lock_file import Lock
+from envbuild.report import markdown_generated_sections
+from envbuild.resolve.torch_compatibility_and_advisories import Choice
+
+_LIBRARIES = {"cublas": "cuBLAS", "cudnn": "cuDNN", "nccl": "NCCL"}
+
+
+@dataclass(frozen=True)
+class ProfileRow:
+    """A profile with its lock: `choice` is held against what was locked; `proofs`: one for each of its GPU models."""
+
+    name: str
+    choice: Choice
+    lock: Lock
+    proofs: Sequence[Proof] = ()
+
+
+def versions_table(rows: Iterable[ProfileRow]) -> str:
+    """One line a profile: cards, locked versions, oldest driver, advisories taken on, proof."""
+    head = ("Profile", "GPU", "CUDA", "torch", *_LIBRARIES.values(), "Python", "Driver", "Accepted", "Proved")
+    return markdown_generated_sections.markdown_table([head, *map(_cells, rows)])
+
+
+def _cells(row: ProfileRow) -> tuple[str, ...]:
+    known = row.choice.situation
+    return (
+        row.name,
+        ", ".join(gpu.id for gpu in known.gpus) or "CPU",
+        known.cuda or "",
+        known.torch or "",
+        *(known.libraries.get(library, "") for library in _LIBRARIES),
+        row.lock.python,
+        f">= {row.choice.driver}" if row.choice.driver else "",
+        ", ".join(advice.advisory.id for advice in row.choice.advice if advice.state == "accepted"),
+        profile_proofs.proof_sentence(row.name, row.proofs).removeprefix("proved: "),
+    )
+
+
+def minimum(situations: Sequence[Situation]) -> str:
+    """What known faults ask for on these GPUs, whatever a profile pins now: refusals and warnings. Each row says where
+    the fault is; versions outside of that need nothing. Several GPUs have a column."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for situation in situations:
+        for row, gpus in _asking(situation):
+            found[row] = list(dict.fromkeys([*found.get(row, ()), *gpus]))
+    if not found:
+        return "No known fault asks for any."
+    every = {name for situation in situations for name in _named(situation.gpus)}
+    head = ("Needs", "Where", *(["GPU"] if len(every) > 1 else []), "Known fault otherwise", "Source")
+    rows = [
+        (needs, where, *([", ".join(gpus)] if len(every) > 1 else []), title, source)
+        for (needs, where, title, source), gpus in found.items()
+    ]
+    return markdown_generated_sections.markdown_table([head, *rows])
+
+
+def _named(gpus: Sequence[Gpu]) -> list[str]:
+    return [gpu.id for gpu in gpus] or ["CPU"]
+
+
+def proofs_table(rows: Sequence[community_evidence.EvidenceRow]) -> str:
+    """Who proved which profile on which card; a run that is no proof, or none any longer, says why."""
+    if not rows:
+        return "No evidence yet: no profile is proved on a GPU."
+    said = [(row.gpu, row.profile, row.who, row.when, "; ".join(row.objections) or "yes") for row in rows]
+    return markdown_generated_sections.markdown_table([("GPU", "Profile", "Who", "When", "Does it count?"), *said])
+
+
+def _asking(situation: Situation) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    """Needs, condition, title and source of each fault, and the GPUs that it concerns."""
+    for advisory in database.advisories():
+        if advisory.severity == "note" or not advisory.decidable:
+            continue
+        change = advisory.change
+        own = {"torch": change.torch, "driver": change.driver}
+        wanted = {name: versions for name, versions in {**own, **change.pins}.items() if versions}
+        needs = _versions({name: versions for name, versions in wanted.items() if _is_made(name, situation)})
+        alone = [replace(situation, gpus=(gpu,)) for gpu in situation.gpus] or [situation]
+        apart = [(on, match) for on in alone for match in advisory.match if _concerns(match, on)]
+        together = [(situation, match) for match in advisory.match if _concerns(match, situation)]
+        found = apart or together  # unequal GPUs have a fault that none of them has alone
+        if needs and found:
+            where = "; or ".join(dict.fromkeys(_condition(match) for _, match in found))
+            gpus = list(dict.fromkeys(name for on, _ in found for name in _named(on.gpus)))
+            yield (", ".join(needs), where, advisory.title, ", ".join(advisory.cite[:2])), gpus
+
+
+def _concerns(match: Match, situation: Situation) -> bool:
+    return match.concerns(situation) and all(_is_made(name, situation) for name in match.libraries)
+
+
+def _is_made(name: str, situation: Situation) -> bool:
+    """Whether it is not a library, or there is one for this CUDA."""
+    return name not in database.libraries() or database.distribution_of(name, situation.cuda or "") is not None
+
+
+def _condition(match: Match) -> str:
+    """All that a fault depends on but the GPU model."""
+    stated = {"torch": match.torch, "driver": match.driver, **match.libraries, **match.distributions}
+    return ", ".join(
+        [
+            *_versions({name: versions for name, versions in stated.items() if versions}),
+            *(["torch without a local label"] if match.build else []),
+            *([f"CUDA {match.cuda_major}"] if match.cuda_major else []),
+            *([f"GPUs {match.gpu_count}"] if match.gpu_count else []),
+            *(["GPUs of several compute capabilities"] if match.unequal_cards else []),
+            *(f"with {word}" for word in sorted(match.features | match.extensions | match.environment)),
+            *(f"without {word}" for word in sorted(match.without)),
+        ]
+    )
+
+
+def _versions(known: Mapping[str, VersionRange]) -> list[str]:
+    """As "cuBLAS >=12.4.5.8"."""
+    return [f"{_LIBRARIES.get(name, name)} {versions}" for name, versions in known.items()]

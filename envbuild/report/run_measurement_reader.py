@@ -1,0 +1,188 @@
+"""From a run record to what was measured. Pure.
+
+A record comes from a container: what in it has not the form that the self-test gives it is left out, never guessed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from envbuild.evidence.proof_rules import CPU, model_of
+from envbuild.facts import database
+from envbuild.facts.advisory_matching import Advisory
+from envbuild.report.run_measurement_types import (
+    Blame,
+    Coverage,
+    KnownAdvisory,
+    MeasuredFigure,
+    MeasuredLibrary,
+    MeasuredProbe,
+    MeasuredStage,
+    Run,
+    Speed,
+)
+from envbuild.selftest.harness.probe_outcome_and_figures import check_count
+from envbuild.testrun import expected_hardware
+
+_STAGE = re.compile(r"(?P<backend>nccl|gloo) (?P<members>\d{1,4}(\+\d{1,4}){0,63})(?P<settings>( [A-Z0-9_]+=\w+){0,8})")
+_MOST_STAGES = 2000
+# The kinds of speed: the probe, its trait and unit, and what a floor of the profile calls it.
+_SPEEDS = (("perf.gemm", "TFLOP/s", "gemm"), ("perf.memory", "GB/s", "memory"))
+
+
+def measured_run(record: Mapping[str, Any], evidence: str) -> Run:
+    """`record` as evidence_store.record_of gives it; `evidence`: the sha256 of its bytes, hex."""
+    gpu, start, environment = record["gpu"] or {}, _mapping(record.get("start")), record["environment"]
+    staged: Mapping[str, Any] = next((result for result in record["results"] if result["probe"] == "dist.staged"), {})
+    stages = tuple(_stages(_mapping(staged.get("traits")).get("stages")))
+    required = set(record["selftest"]["require"])
+    return Run(
+        model=model_of(record),
+        card=str(gpu.get("name")) if gpu else "the CPU",
+        count=gpu["count"] if isinstance(gpu.get("count"), int) else 1,
+        driver=gpu.get("driver"),
+        finished=record["finished"],
+        level=record["selftest"]["level"],
+        seconds=record["seconds"],
+        image=record["image"]["id"],
+        evidence=evidence,
+        engine=_text(record.get("engine")),
+        python=_text(environment.get("python") or start.get("python")),
+        torch=_text(environment.get("torch") or start.get("torch")),
+        probes=tuple(_probe(result, result["probe"] in required) for result in record["results"]),
+        errors=tuple(record["errors"]),
+        speeds=tuple(_speeds(record)),
+        coverage=tuple(_coverage(record["results"])),
+        seed=start["seed"] if isinstance(start.get("seed"), int) else None,
+        unit="process" if model_of(record) == CPU else "GPU",
+        members=tuple(sorted({member for stage in stages for member in stage.members})),
+        stages=stages,
+        verdict=_or_none(staged.get("reason")) if any(not stage.passed for stage in stages) else None,
+        libraries=tuple(_libraries(environment.get("libraries"))),
+    )
+
+
+def _probe(result: Mapping[str, Any], required: bool) -> MeasuredProbe:
+    figures = sorted(_figures(result.get("figures")), key=lambda figure: figure.share)
+    return MeasuredProbe(
+        name=result["probe"],
+        status=result["status"],
+        required=required,
+        seconds=_number(result.get("seconds")),
+        shares=tuple(figure.share for figure in figures),
+        worst=figures[-1] if figures else None,
+        checks=sum(figure.checks for figure in figures),
+        reason=_or_none(result.get("reason")),
+        failure=_or_none(result.get("failure")),
+        signal=_or_none(result.get("signal")),
+        at=_or_none(result.get("at")),
+        detail=_or_none(result.get("detail")),
+        known=_signed(result) if result["status"] == "failed" else None,
+    )
+
+
+def _figures(listed: Any) -> Iterator[MeasuredFigure]:
+    for figure in _mappings(listed):
+        key = "beyond_rounding" if "beyond_rounding" in figure else "ratio"
+        if key in figure and (key == "ratio" or figure[key] is not None):
+            share = _number(figure[key])
+            yield MeasuredFigure(
+                case=_text(figure.get("case")),
+                dtype=_text(figure.get("dtype")),
+                shape=tuple(size for size in _list(figure.get("shape")) if isinstance(size, int)),
+                error=_text(figure.get("error")),
+                bound=_text(figure.get("bound")),
+                share=math.inf if share is None else share,
+                checks=check_count(figure),
+            )
+
+
+def _signed(result: Mapping[str, Any]) -> KnownAdvisory | None:
+    """The advisory that a failure is the signature of."""
+    checked = {**result, "traits": _mapping(result.get("traits"))}
+    found = next((item for item in database.advisories() if item.matches(checked)), None)
+    return known_advisory(found) if found else None
+
+
+def known_advisory(advisory: Advisory) -> KnownAdvisory:
+    return KnownAdvisory(advisory.id, advisory.title, advisory.remedy, advisory.cite)
+
+
+def _speeds(record: Mapping[str, Any]) -> Iterator[Speed]:
+    """Each figure of each card, whether or not the profile asked for a floor."""
+    demands = record["selftest"]["demands"]
+    traits = {result["probe"]: _mapping(result.get("traits")) for result in record["results"]}
+    for probe, unit, kind in _SPEEDS:
+        for index, cards in enumerate(_mappings(traits.get(probe, {}).get(unit))):
+            name = _text(cards.get("card"))
+            known = database.gpu_by_name(name)
+            sheet = expected_hardware.sheet(known.datasheet) if known else {}
+            for figure, value in cards.items():
+                reached = _number(value)
+                if figure != "card" and reached is not None:
+                    yield Speed(name, index, figure, unit, reached, sheet.get(figure), demands.get(kind))
+
+
+def _coverage(results: Sequence[Mapping[str, Any]]) -> Iterator[Coverage]:
+    for result in results:
+        for operation, covered in _mapping(_mapping(result.get("traits")).get("coverage")).items():
+            counts = [_number(_mapping(covered).get(key)) for key in ("cases", "pairs", "of")]
+            if all(count is not None and count >= 0 for count in counts) and counts[0]:
+                yield Coverage(operation, *(int(count or 0) for count in counts))
+
+
+def _stages(listed: Any) -> Iterator[MeasuredStage]:
+    for stage in _mappings(listed)[:_MOST_STAGES]:
+        match = _STAGE.fullmatch(_text(stage.get("stage")))
+        if match:
+            yield MeasuredStage(
+                name=match[0],
+                backend=match["backend"],
+                members=tuple(map(int, match["members"].split("+"))),
+                settings=match["settings"].strip(),
+                passed=stage.get("passed") is True,
+                seconds=_number(stage.get("seconds")),
+                transports=tuple(map(_text, _list(stage.get("transports")))),
+                blamed=tuple(_blamed(stage.get("faults"))),
+            )
+
+
+def _blamed(listed: Any) -> Iterator[Blame]:
+    for fault in _mappings(listed):
+        rank, member = fault.get("rank"), fault.get("member")
+        if isinstance(rank, int) and isinstance(member, int):
+            yield Blame(rank, member, _text(fault.get("step")), _text(fault.get("reason")))
+
+
+def _libraries(listed: Any) -> Iterator[MeasuredLibrary]:
+    for library in _mappings(listed):
+        yield MeasuredLibrary(*(_text(library.get(key)) for key in ("name", "version", "owner", "path", "sha256")))
+
+
+def _number(value: Any) -> float | None:
+    """None for anything but a finite number."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _or_none(value: Any) -> str | None:
+    return _text(value) or None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _mappings(value: Any) -> Sequence[Mapping[str, Any]]:
+    return [item for item in _list(value) if isinstance(item, dict)]

@@ -1,0 +1,106 @@
+"""What a profile's extensions are compiled with, and for which cards: decided before anything is fetched. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from packaging.version import Version
+
+from envbuild.facts import database, extension_compilers, probe_catalogue_reader
+from envbuild.facts.database import Suite
+from envbuild.profile.extension_spec import BUILD_TOOLS, Extension
+from envbuild.profile.loaded_profile import Source
+from envbuild.resolve.nvcc_source import Toolchain
+from envbuild.util.errors import Fault
+
+
+@dataclass(frozen=True)
+class ExtensionRequest:
+    """An extension to compile. `at`: where the profile names it; `places`: where each variable of its build stands."""
+
+    extension: Extension
+    at: Fault
+    places: Mapping[str, Fault]
+
+
+@dataclass(frozen=True)
+class ExtensionToolchain:
+    """What a profile's extensions are compiled with. `arch`: TORCH_CUDA_ARCH_LIST, the profile's own cards alone."""
+
+    toolchain: Toolchain
+    arch: str
+    requires: tuple[str, ...]
+    wanted: tuple[ExtensionRequest, ...]
+
+    @property
+    def wishes(self) -> list[object]:
+        """What the locked part depends on; no address is in it."""
+        archive, debian = self.toolchain.archive, self.toolchain.debian
+        return [
+            self.arch,
+            self.toolchain.home,
+            list(self.toolchain.requirements),
+            [archive.name, archive.sha256, archive.fits] if archive else None,
+            list(self.requires),
+            [_wish(item.extension) for item in self.wanted],
+            *([[list(debian.packages), list(debian.components), dict(debian.environment)]] if debian else []),
+        ]
+
+
+def _wish(extension: Extension) -> list[object]:
+    build = extension.build
+    return [extension.name, extension.source, dict(build.env), list(build.settings), list(extension.modules)]
+
+
+def choose_extension_toolchain(source: Source, toolchain: Toolchain, arch: str) -> ExtensionToolchain | None:
+    """None where the profile compiles nothing."""
+    named = enumerate(source.profile.extensions)
+    wanted = tuple(_wanted(source, index, one) for index, one in named if one.none is None)
+    asked = {text for item in wanted for text in (*BUILD_TOOLS, *item.extension.build.requires)}
+    return ExtensionToolchain(toolchain, arch, tuple(sorted(asked)), wanted) if wanted else None
+
+
+def _wanted(source: Source, index: int, extension: Extension) -> ExtensionRequest:
+    fault = source.document.fault
+    here = ("extensions", index)
+    places = {name: fault((*here, "build", "env", name), "") for name in extension.build.env}
+    return ExtensionRequest(extension, fault(here, ""), places)
+
+
+def toolchain_contradictions(source: Source, suite: Suite | None, cuda: str | None) -> Iterator[Fault]:
+    """What cannot work, known beforehand: probes of what is not there, no card to compile for, a compiler that nvcc
+    refuses."""
+    yield from _without_extension(source)
+    compiled = [index for index, one in enumerate(source.profile.extensions) if one.none is None]
+    if not compiled:
+        return
+    fault = source.document.fault
+    if not source.profile.gpus and Version(source.profile.torch).local != "cpu":  # which is said already
+        yield fault(("extensions", compiled[0]), "it is compiled for the profile's own cards, and gpus names none")
+    bound = extension_compilers.hosts().get(cuda) if cuda else None
+    own = source.profile.toolchain == "debian"  # which brings a g++ that fits
+    if suite and bound and suite.gcc >= bound.gcc_below and not own:
+        fits = [f"{s.name} (g++ {s.gcc})" for s in database.suites().values() if s.gcc < bound.gcc_below]
+        yield fault(
+            ("base", "bootstrap"),
+            f"{suite.name} has g++ {suite.gcc}, and CUDA {cuda} compiles extensions with g++ below {bound.gcc_below}: "
+            f"use {' or '.join(fits)}, or a torch of a newer CUDA",
+        )
+
+
+def _without_extension(source: Source) -> Iterator[Fault]:
+    """Probes that are required, and of an extension that nothing compiles: `norm.apex` is one of apex's. A child that
+    names extensions of its own has dropped its parent's, as with every list."""
+    required = source.profile.selftest.require
+    for extension in probe_catalogue_reader.EXTENSIONS - {one.name for one in source.profile.compiled}:
+        named = [index for index, name in enumerate(required) if name.endswith(f".{extension}")]
+        if named:
+            place = source.document.place(("selftest", "require", named[0]))
+            asked = " and ".join(required[index] for index in named)
+            said = (
+                f"{asked} must pass ({place.file}:{place.line}), and nothing here compiles {extension}: name it in "
+                "extensions (a list replaces the one of the profile that this extends), or require other probes"
+            )
+            given = "extensions" in source.document.data
+            yield source.document.fault(("extensions",) if given else ("selftest", "require", named[0]), said)

@@ -1,0 +1,90 @@
+"""What else is wrong with a profile of which some values are malformed: the others, held against the facts. Pure.
+
+So that who corrects the malformed ones does not meet the contradictions only then. What hangs on a malformed value is
+left out: nobody knows yet what it will say.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from envbuild.facts import database
+from envbuild.profile.loaded_profile import Source
+from envbuild.profile.model import Malformed, Profile, tried
+from envbuild.profile.profile_name_lookup import Meant
+from envbuild.resolve import plan_resolver
+from envbuild.util import yaml_document
+from envbuild.util.errors import Fault, ProfileError
+from envbuild.util.yaml_document import Document
+
+_ALL = ""
+# Malformed key -> where contradictions stand that hang on its value.
+_DECIDES: Mapping[str, tuple[str, ...]] = {
+    "extends": (_ALL,),
+    "torch": (_ALL,),
+    "gpus": (_ALL,),
+    "base": ("base", "python", "apt", "variant", "toolchain", "extensions"),
+    "python": ("python",),
+    "cuda": ("cuda", "torch", "pins", "base", "variant", "toolchain", "extensions"),
+    "pins": ("pins", "torch"),
+    "accept": ("pins", "torch"),
+    "driver": ("driver", "pins", "torch"),
+    "features": ("pins", "torch"),
+    "gpu_count": ("pins", "torch"),
+    "variant": ("base", "variant", "toolchain", "extensions"),
+    "toolchain": ("base", "variant", "toolchain", "extensions"),
+    "extensions": ("base", "variant", "toolchain", "extensions", "pins", "torch", "selftest.require"),
+    "selftest.script": ("selftest.require",),
+}
+_SUITE = "bookworm"
+_PASSES = 3
+"""How often what is malformed is taken out: a model looks at the whole only where its parts are well formed."""
+
+
+def contradictions(
+    meant: Meant, merged: Document, malformed: Sequence[Malformed], known: Iterable[Fault]
+) -> tuple[list[Fault], str | None]:
+    """Of the values that are well formed, and the hint to them. `known`: what else was found beside `malformed`."""
+    wrong = {_key(path) for path, _ in malformed} | {fault.field or "" for fault in known}
+    blurred = {place for key in wrong for place in _DECIDES.get(key, ())}
+    if _ALL in blurred:
+        return [], None
+    rest = _well_formed(merged, malformed)
+    if rest is None:
+        return [], None
+    try:
+        plan_resolver.resolve(Source(meant.name, meant.file, rest[0], rest[1], meant))
+    except ProfileError as error:
+        told = [fault for fault in error.faults if not _within(fault.field or "", blurred)]
+        return told, error.hint if len(told) == len(error.faults) else None
+    return [], None
+
+
+def _key(path: yaml_document.Path) -> str:
+    """What of _DECIDES a path belongs to; an unknown key is taken for the known one that is like it, else for any."""
+    if path[:1] == ("selftest",):
+        return ".".join(map(str, path[:2]))
+    if path and path[0] not in (*Profile.model_fields, "extends"):
+        return next(iter(difflib.get_close_matches(str(path[0]), Profile.model_fields, 1)), "torch")
+    return str(path[0]) if path else "torch"
+
+
+def _within(field: str, places: Iterable[str]) -> bool:
+    return any(field == place or field.startswith((f"{place}.", f"{place}[")) for place in places)
+
+
+def _well_formed(merged: Document, malformed: Sequence[Malformed]) -> tuple[Profile, Document] | None:
+    """The profile without its malformed values; a base and a Python stand in where these are malformed."""
+    rest = merged
+    for _ in range(_PASSES):
+        rest = yaml_document.without(rest, [path for path, _ in malformed])
+        base: Any = rest.data.setdefault("base", {"bootstrap": _SUITE})
+        suite = database.suites()[base.get("bootstrap") or _SUITE]
+        rest.data.setdefault("python", suite.python)
+        found = tried(rest)
+        if isinstance(found, Profile):
+            return found, rest
+        malformed = found
+    return None

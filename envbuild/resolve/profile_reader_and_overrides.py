@@ -1,0 +1,200 @@
+"""Reading a profile: found by name or path, with `extends`, pins and requirements of a command line in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from envbuild.facts import database
+from envbuild.facts.fact_field_types import is_version
+from envbuild.fetch import uv_config
+from envbuild.profile import profile_name_lookup, requirements_reader, starter_profile
+from envbuild.profile.loaded_profile import PIN, Source
+from envbuild.profile.model import Profile, profile_error, tried
+from envbuild.profile.profile_name_lookup import Meant
+from envbuild.profile.project_shapes_and_script import read_script
+from envbuild.resolve import partial_profile_contradictions
+from envbuild.util import yaml_document
+from envbuild.util.errors import Fault, ProfileError
+from envbuild.util.yaml_document import Document
+
+_KEYS = ("torch", "python", "cuda")
+_PACKAGE = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^]]*\])?")  # a requirement's name and its extras
+
+
+def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None = None) -> Source:
+    """Find and read a profile by name or path; `pins` replace its own: of libraries, torch, python or its packages.
+
+    `<profile>-devel` is a profile's variant devel, with a lock and a Dockerfile of that name. `wanted` is a project's
+    requirements.txt or pyproject.toml: its packages join the profile's, under the name `<profile>-<folder of the
+    file>`, whose lock and Dockerfile go to the working folder. Where that lock is, its name alone says all of it.
+
+    Raises ProfileError with all faults, each with its file and line.
+    """
+    asked = profile_name_lookup.meant(name, wanted)
+    faults: list[Fault] = []
+    return _source(asked, _extended(asked.file, yaml_document.home(asked.file), (), faults), pins or {}, faults)
+
+
+def unwritten(gpu: str, pins: Mapping[str, str] | None = None) -> Source:
+    """The profile that `envbuild new` would write for a GPU of the facts that has none. No file is written."""
+    file = Path.cwd() / "profiles" / f"{gpu}.yaml"
+    here = yaml_document.parse(starter_profile.for_gpu(gpu), yaml_document.display(file))
+    asked = profile_name_lookup.Meant(gpu, file, gpu, gpu)
+    faults: list[Fault] = []
+    return _source(asked, _inherited(here, file, yaml_document.home(file), (), faults), pins or {}, faults)
+
+
+def _source(asked: Meant, merged: Document, pins: Mapping[str, str], faults: list[Fault]) -> Source:
+    """`faults`: what is wrong with the files that were merged."""
+    file, wanted = asked.file, asked.requirements
+    merged.data.pop("extends", None)
+    if asked.profile == f"{file.stem}-{profile_name_lookup.DEVEL}":
+        variant = Document(
+            merged.file, {"variant": profile_name_lookup.DEVEL}, {("variant",): yaml_document.Place(merged.file, 1)}
+        )
+        merged = yaml_document.merge(merged, variant)
+    notes: list[str] = []
+    faults += _require(merged, wanted, pins, notes) if wanted else []
+    plain = tried(yaml_document.without(merged, [("selftest", "script")])) if pins else None  # which is not read yet
+    if pins:
+        merged = yaml_document.merge(merged, _pinned(_repin(merged, pins)))
+    faults += read_script(merged)
+    found = tried(merged)
+    if faults or not isinstance(found, Profile):
+        told = {fault.field for fault in faults}
+        malformed = [] if isinstance(found, Profile) else [item for item in found if item[1].field not in told]
+        more, hint = partial_profile_contradictions.contradictions(asked, merged, malformed, faults)
+        raise profile_error(asked.name, [*faults, *(fault for _, fault in malformed), *more], hint)
+    file = Path.cwd() / "profiles" / file.name if wanted else file
+    return Source(asked.name, file, found, merged, asked, plain if isinstance(plain, Profile) else None, tuple(notes))
+
+
+def ignored_uv_settings(found: Iterable[Source]) -> list[str]:
+    """The settings of uv that a lock leaves out: of the working folder, and of these profiles' requirements files."""
+    files = {source.meant.requirements for source in found if source.meant and source.meant.requirements}
+    return list(
+        uv_config.ignored_by_uv_config(dict.fromkeys([Path.cwd(), *sorted(file.resolve().parent for file in files)]))
+    )
+
+
+def _require(merged: Document, wanted: Path, pins: Mapping[str, str], notes: list[str]) -> list[Fault]:
+    """Put a project's requirements behind the profile's packages, each with its own place; returns what is wrong with
+    them. A line that contradicts an exact version of --pin or of the profile is left out, and added to `notes`."""
+    packages = merged.data.setdefault("packages", [])
+    found = requirements_reader.read(wanted)
+    notes += found.notes
+    exact = _exact(merged, pins)
+    for text, place in found.lines if isinstance(packages, list) else ():
+        overruled = _overruled(text, exact, pins)
+        if overruled:
+            text, reason = overruled
+            notes.append(f"{place.file}:{place.line}: {reason}")
+        if text:
+            merged.places[("packages", len(packages))] = place
+            packages.append(text)
+    return found.faults
+
+
+ORDER = "--pin comes before the profile, and the profile before the requirements file"
+
+
+def _overruled(text: str, exact: Mapping[str, tuple[str, str]], pins: Mapping[str, str]) -> tuple[str, str] | None:
+    """Of a requirement that contradicts an exact version: what is left to require, and the reason."""
+    asked = _parsed(text)
+    if asked is None:
+        return None
+    name = canonicalize_name(asked.name)
+    version, whose = exact.get(name, ("", ""))
+    if not version or asked.specifier.contains(Version(version), prereleases=True):
+        return None
+    bare = name != "torch" and name in map(canonicalize_name, pins)  # --pin sets its version, and nothing else names it
+    left = f"{asked.name}[{','.join(sorted(asked.extras))}]" if asked.extras else asked.name if bare else ""
+    return left, f"{text} is left out: {whose} has {asked.name} {version} ({ORDER})"
+
+
+def _parsed(text: str) -> Requirement | None:
+    """None for an invalid requirement, which is reported as a fault of the profile."""
+    try:
+        return Requirement(text)
+    except (InvalidRequirement, RecursionError):
+        return None
+
+
+def _exact(merged: Document, pins: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Distribution -> the version that --pin or else the profile sets, and which of the two does."""
+    data = merged.data
+    torch = pins.get("torch", data.get("torch"))
+    release = database.torch_release(str(torch))
+    found: dict[str, tuple[object, str]] = {"torch": (torch, PIN if "torch" in pins else "the profile")}
+    for text in data["packages"] if isinstance(data.get("packages"), list) else ():
+        asked = _parsed(str(text))
+        if asked and not asked.marker:
+            exact = next((one.version for one in asked.specifier if one.operator == "=="), "")
+            found[canonicalize_name(asked.name)] = (exact, "the profile")
+    libraries = data["pins"] if isinstance(data.get("pins"), dict) else {}
+    named = {str(name): pin.get("version") if isinstance(pin, dict) else pin for name, pin in libraries.items()}
+    for whose, given in (("the profile", named), (PIN, pins)):
+        for library, pinned in given.items():
+            distribution = database.distribution_of(library, release.cuda) if release else None
+            found[canonicalize_name(distribution or library)] = (pinned, whose)
+    return {name: (str(version), whose) for name, (version, whose) in found.items() if is_version(str(version))}
+
+
+def _repin(merged: Document, pins: Mapping[str, str]) -> dict[str, str]:
+    """Pin the profile's own packages; returns the pins that name no package of the profile.
+
+    torch, Python and CUDA are keys of a profile, also where a requirements file names torch.
+    """
+    packages, pinned = merged.data.get("packages"), set()
+    wanted = {str(canonicalize_name(name)): version for name, version in pins.items() if name not in _KEYS}
+    for index, text in enumerate(packages if isinstance(packages, list) else ()):
+        match = _PACKAGE.match(str(text))
+        name = canonicalize_name(match[1]) if match else ""
+        if match and name in wanted:
+            merged.data["packages"][index] = f"{match[0]}=={wanted[name]}"
+            merged.places[("packages", index)] = yaml_document.Place(PIN, 1)
+            pinned.add(name)
+    return {name: version for name, version in pins.items() if canonicalize_name(name) not in pinned}
+
+
+def _pinned(pins: Mapping[str, str]) -> Document:
+    """What `--pin` asks for beside packages, as a document on top of the profile."""
+    own = {name: version for name, version in pins.items() if name in _KEYS}
+    libraries = {name: {"version": v, "reason": "given with --pin"} for name, v in pins.items() if name not in own}
+    data: dict[str, Any] = {**own, **({"pins": libraries} if libraries else {})}
+    places: dict[yaml_document.Path, yaml_document.Place] = {(name,): yaml_document.Place(PIN, 1) for name in data}
+    places |= {("pins", name): yaml_document.Place(PIN, 1) for name in libraries}
+    return Document(PIN, data, places)
+
+
+def _extended(file: Path, root: Path, seen: tuple[Path, ...], faults: list[Fault]) -> Document:
+    """With its parents, those that it names by their path from within `root`; `faults` takes what is wrong with single
+    keys of them."""
+    return _inherited(yaml_document.read(file, faults=faults), file, root, seen, faults)
+
+
+def _inherited(here: Document, file: Path, root: Path, seen: tuple[Path, ...], faults: list[Fault]) -> Document:
+    parent = here.data.get("extends")
+    if parent is None:
+        return here
+    if not isinstance(parent, str):
+        raise ProfileError("extends: must name one profile", faults=[here.fault(("extends",), "not a name")])
+    try:
+        if profile_name_lookup.is_path(parent):
+            yaml_document.inside(parent, file.parent, root)
+        found = profile_name_lookup.find_profile(parent, file.parent)
+    except (ProfileError, ValueError) as error:
+        fault = here.fault(("extends",), str(error))
+        raise ProfileError(str(error), hint=getattr(error, "hint", None), faults=[fault]) from None
+    target = found.resolve()
+    if target in (*seen, file.resolve()):
+        raise ProfileError("extends: goes in a circle", faults=[here.fault(("extends",), f"{parent} leads back here")])
+    root = root if profile_name_lookup.is_path(parent) else yaml_document.home(found)
+    return yaml_document.merge(_extended(target, root, (*seen, file.resolve()), faults), here)

@@ -1,0 +1,283 @@
+"""What a profile's GPUs and torch mean: CUDA, the libraries torch brings, overrides of its pins, advisories. Pure.
+
+Advisories are held against it twice: before anything is looked up, by exact pins alone, and against what was locked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from envbuild.facts import database, misleading_packages, mixed_gpu_settings
+from envbuild.facts.advisory_matching import Advisory, Situation
+from envbuild.facts.database import TorchRelease
+from envbuild.facts.gpu_models import Gpu
+from envbuild.profile.loaded_profile import Source
+from envbuild.profile.model import Profile
+from envbuild.resolve import minimum_driver
+from envbuild.util.errors import Fault, near
+from envbuild.util.yaml_document import Path
+
+STATES = {"refuse": "refused", "warn": "warned", "note": "noted"}
+
+
+@dataclass(frozen=True)
+class Advice:
+    """An advisory that holds for this profile. `state`: refused, accepted, warned or noted."""
+
+    advisory: Advisory
+    state: str
+    reason: str
+
+    def __str__(self) -> str:
+        fact = self.advisory
+        return f"{fact.id}: {fact.title}. {fact.remedy} ({', '.join(fact.cite[:3])})"
+
+
+@dataclass(frozen=True)
+class Override:
+    """A pin of torch's own metadata that this profile replaces."""
+
+    library: str
+    distribution: str
+    version: str
+    torch_asks: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What follows from GPUs, torch and pins. `situation`: all that advisories ask for, as far as it is known.
+    `driver`: the oldest that the image runs on."""
+
+    situation: Situation
+    driver: str | None
+    pinned: Mapping[str, str]
+    overrides: tuple[Override, ...]
+    environment: Mapping[str, str]
+    accepted: Mapping[str, str]
+    advice: tuple[Advice, ...]
+    faults: tuple[Fault, ...]
+
+    @property
+    def states(self) -> list[dict[str, str]]:
+        """Every advisory that holds, as `--json` shows it."""
+        return [
+            {"id": a.advisory.id, "state": a.state, "reason": a.reason, "remedy": a.advisory.remedy}
+            for a in self.advice
+        ]
+
+    def locked(self, versions: Mapping[str, str]) -> Choice:
+        """The same with the versions of all that was locked (by distribution), and the advisories that hold then."""
+        libraries = {**self.situation.libraries, **database.libraries_among(versions, self.situation.cuda)}
+        now = replace(self.situation, libraries=libraries, distributions=versions)
+        return replace(self, situation=now, advice=tuple(_advice(self.accepted, now)))
+
+
+def choose_stack(source: Source) -> Choice:
+    """Never raises: what contradicts is in `faults`, for all of it to be shown at once."""
+    profile = source.profile
+    faults: list[Fault] = []
+    gpus = tuple(_gpus(source, faults))
+    release = database.torch_release(profile.torch)
+    faults += _torch(source, gpus, release)
+    pinned, overrides = _pins(source, release, faults)
+    libraries = {
+        **(database.libraries_of(release) if release else {}),
+        **{k: profile.pins[k].version for k in profile.pins},
+    }
+    faults += _compat(source, gpus)
+    situation = replace(
+        stated(profile),
+        gpus=gpus,
+        libraries=libraries,
+        distributions=_exact(profile),
+        driver=_driver(source, release),
+    )
+    accepted = {item.advisory: item.reason for item in profile.accept}
+    advice = tuple(_advice(accepted, situation))
+    faults += _refusals(source, advice)
+    oldest = minimum_driver.oldest(profile)
+    return Choice(situation, oldest, pinned, overrides, _environment(gpus), accepted, advice, tuple(faults))
+
+
+def stated(profile: Profile) -> Situation:
+    """What a profile says by itself, whatever is locked, measured or planned for it."""
+    release = database.torch_release(profile.torch)
+    return Situation(
+        torch=profile.torch,
+        cuda=release.cuda if release else profile.cuda,
+        gpu_count=profile.gpu_count,
+        features=frozenset(profile.features),
+        extensions=frozenset(one.name for one in profile.compiled),
+        environment=frozenset({"cuda-compat"} if profile.driver.compat else ()),
+    )
+
+
+def _gpus(source: Source, faults: list[Fault]) -> Iterator[Gpu]:
+    platform = source.profile.platform
+    for index, name in enumerate(source.profile.gpus):
+        found, text = database.gpus().get(name), database.unsupported(name, platform)
+        if found and not text:
+            yield found
+            continue
+        if text is None:
+            hint = near(name, database.gpus(), 3) or f"known: {', '.join(database.gpus())}"
+            text = f"unknown GPU {name!r} ({hint})"
+        faults.append(source.document.fault(("gpus", index), text))
+
+
+def _torch(source: Source, gpus: tuple[Gpu, ...], release: TorchRelease | None) -> Iterator[Fault]:
+    """What of torch itself does not fit: its CUDA, its Python, its kernels."""
+    profile, fault = source.profile, source.document.fault
+    if gpus and Version(profile.torch).local == "cpu":
+        yield fault(("torch",), f"torch {profile.torch} has no GPU code; {gpus[0].id} needs a CUDA build")
+        return
+    if release is None:
+        if profile.cuda and Version(profile.torch).local != f"cu{profile.cuda.replace('.', '')}":
+            yield fault(("cuda",), f"the facts do not know what CUDA torch {profile.torch} is built for")
+        return
+    if profile.cuda and profile.cuda != release.cuda:
+        yield fault(("cuda",), f"torch {release.version} is built for CUDA {release.cuda}, not {profile.cuda}")
+    if profile.python not in release.pythons:
+        names = ", ".join(release.pythons)
+        yield fault(("python",), f"torch {release.version} has no wheel for Python {profile.python} (it has: {names})")
+    for gpu in gpus:
+        if release.kernels(gpu.compute_capability) is None and not _accepts(profile, _NO_KERNEL):
+            fits = _fitting(gpu)
+            yield fault(
+                ("torch",),
+                f"torch {release.version} has no kernels for {gpu.id} (capability {gpu.compute_capability}): its "
+                f"wheel has {', '.join(release.arch_list)} ({release.arch_source[0]}); use torch {fits}",
+            )
+
+
+# A profile that takes either of these on builds torch, or gets it, with the missing architecture.
+_NO_KERNEL = frozenset({"no-kernel-image-blackwell", "volta-dropped"})
+
+
+def _accepts(profile: Profile, ids: frozenset[str]) -> bool:
+    return any(item.advisory in ids for item in profile.accept)
+
+
+def _fitting(gpu: Gpu) -> str:
+    """Which releases have code for a card: "2.8.0 to 2.10.0"."""
+    fits = [r.version for r in database.torch_releases().values() if r.kernels(gpu.compute_capability) == "compiled"]
+    fits.sort(key=Version)
+    return f"{fits[0]} to {fits[-1]}" if fits else "(none is known)"
+
+
+def _pins(
+    source: Source, release: TorchRelease | None, faults: list[Fault]
+) -> tuple[dict[str, str], tuple[Override, ...]]:
+    """Distribution -> version of every pin, and which of them replace torch's own."""
+    pinned: dict[str, str] = {}
+    overrides = []
+    asked = {**release.expands_to, **release.pins} if release else {}
+    for name, pin in source.profile.pins.items():
+        distribution = database.distribution_of(name, release.cuda) if release else None
+        if distribution is None:
+            faults.append(source.document.fault(("pins", name), _unknown_pin(name, release)))
+            continue
+        assert release is not None
+        other = database.of_another_cuda(name, release.cuda, pin.version)
+        if other is not None:
+            text = f"{name} {pin.version} is for CUDA {other}; torch {release.version} is built for CUDA {release.cuda}"
+            faults.append(source.document.fault(("pins", name), f"{text}, and takes {distribution}"))
+        pinned[distribution] = pin.version
+        wanted = asked.get(distribution)
+        if wanted is not None and not SpecifierSet(wanted).contains(pin.version, prereleases=True):
+            overrides.append(Override(name, distribution, pin.version, wanted, pin.reason or "set in the profile"))
+    return pinned, tuple(overrides)
+
+
+_PACKAGES = "another distribution is one of `packages`, as NAME==VERSION"
+
+
+def _unknown_pin(name: str, release: TorchRelease | None) -> str:
+    meant = misleading_packages.refusal_reason(name)
+    if meant:
+        return meant
+    if release is None:
+        return f"only a torch that the facts know can have its libraries pinned; {_PACKAGES}"
+    known = [row for row in database.libraries() if database.distribution_of(row, release.cuda)]
+    return f"no such library for CUDA {release.cuda} ({near(name, known) or ', '.join(known)}); {_PACKAGES}"
+
+
+def _driver(source: Source, release: TorchRelease | None) -> str | None:
+    """The oldest driver of the fleet, for advisories to be held against: declared, else what this CUDA's minor-version
+    compatibility needs."""
+    declared = source.profile.driver.minimum
+    return declared or (database.driver_minimum(release.cuda).compatible if release and source.profile.gpus else None)
+
+
+def _compat(source: Source, gpus: tuple[Gpu, ...]) -> Iterator[Fault]:
+    """Cards on which the driver refuses forward-compatibility libraries."""
+    if source.profile.driver.compat is None:
+        return
+    others = [gpu.id for gpu in gpus if not gpu.datacentre]
+    if others or not gpus:
+        cards = ", ".join(others) or "the CPU"
+        cited = ", ".join(next(item.cite for item in database.advisories() if item.id == _NO_COMPAT)[:2])
+        text = f"forward-compatibility libraries are for datacentre cards; on {cards} CUDA ends with 804 ({cited})"
+        yield source.document.fault(("driver", "compat"), text)
+
+
+_NO_COMPAT = "error-804-forward-compat"
+
+
+def _environment(gpus: tuple[Gpu, ...]) -> dict[str, str]:
+    """What the driver's container toolkit and a fleet of unequal cards need."""
+    if not gpus:
+        return {}
+    capabilities = sorted({gpu.compute_capability for gpu in gpus}, key=Version)
+    return {
+        "NVIDIA_VISIBLE_DEVICES": "all",
+        "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+        "TORCH_CUDA_ARCH_LIST": ";".join(capabilities),
+        **{setting.variable: setting.value for setting in mixed_gpu_settings.mixed_gpu_settings(gpus)},
+    }
+
+
+def _exact(profile: Profile) -> dict[str, str]:
+    """Versions of packages that the profile itself pins exactly; others are known once locked."""
+    found: dict[str, str] = {}
+    for text in profile.packages:
+        name, _, version = text.partition("==")
+        if version and not set(version) & set(",*; "):
+            found[canonicalize_name(name)] = version
+    return found
+
+
+def _advice(accepted: Mapping[str, str], situation: Situation) -> Iterator[Advice]:
+    for advisory in database.matching(situation):
+        if not advisory.decidable:
+            continue
+        if advisory.severity != "note" and advisory.id in accepted:
+            yield Advice(advisory, "accepted", accepted[advisory.id])
+        else:
+            yield Advice(advisory, STATES[advisory.severity], advisory.title)
+
+
+def _refusals(source: Source, advice: tuple[Advice, ...]) -> Iterator[Fault]:
+    ids = {item.id for item in database.advisories()}
+    for index, item in enumerate(source.profile.accept):
+        if item.advisory not in ids:
+            hint = near(item.advisory, ids)
+            said = f"there is no advisory {item.advisory!r}{f' ({hint})' if hint else ''}"
+            yield source.document.fault(("accept", index, "advisory"), said)
+    for given in advice:
+        if given.state == "refused":
+            yield source.document.fault(_blamed(source, given.advisory), str(given))
+
+
+def _blamed(source: Source, advisory: Advisory) -> Path:
+    """The line of the profile that a refusal is about: the pin it names, else torch."""
+    for name in advisory.change.pins:
+        if ("pins", name) in source.document.places:
+            return ("pins", name)
+    return ("torch",)

@@ -1,0 +1,62 @@
+"""What the checks say of a machine that was read, or of which a part was not."""
+
+from __future__ import annotations
+
+import pytest
+
+from envbuild.doctor import cpu_memory_and_os, gpu_checks, machine_checks_and_suitability, system_checks
+from envbuild.doctor.model import Answer, DriverReading, Ecc, GpuReading, Host
+from envbuild.doctor.profile_requirements import Need
+
+
+def host(*names: str, version: str = "550.54.15", late: tuple[str, ...] = ()) -> Host:
+    found = [
+        GpuReading(index, name, "", "", "9.0", 96 << 30, 96 << 30, None, Ecc(), None, None)
+        for index, name in enumerate(names)
+    ]
+    return Host("node", "", cpu_memory_and_os.unread(), DriverReading(version, "12.4", tuple(found)), late=late)
+
+
+def test_what_was_not_read_in_time_is_neither_well_nor_absent() -> None:
+    found = {
+        check.id: check
+        for check in machine_checks_and_suitability.check_machine(host("NVIDIA H20", late=("the kernel",)), [])
+    }
+    for id in ("gpu.xid", "gpu.fabric", "shm", "rdma", "ca"):
+        assert (found[id].status, found[id].detail) == ("skipped", "not read in time"), id
+
+
+H20, CPU = Need("h20", ("h20",), driver="525.60.13"), Need("cpu", ())
+
+
+@pytest.mark.parametrize(
+    ("needs", "words"),
+    [
+        ([H20], "550.54.15 (CUDA up to 12.4); h20 is not for these cards"),
+        ([H20, CPU], "550.54.15 (CUDA up to 12.4); no profile is for these cards"),
+        ([], "550.54.15 (CUDA up to 12.4); no profile is for these cards"),
+    ],
+)
+def test_no_more_profiles_are_spoken_of_than_were_asked_for(needs: list[Need], words: str) -> None:
+    assert gpu_checks.check_driver(host("NVIDIA A100-SXM4-80GB"), needs).detail == words
+
+
+@pytest.mark.parametrize(
+    ("card", "id", "brought"), [("NVIDIA H200", "h200", True), ("NVIDIA GeForce RTX 4090", "rtx4090", False)]
+)
+def test_compatibility_libraries_are_advised_where_cards_take_them(card: str, id: str, brought: bool) -> None:
+    found = gpu_checks.check_driver(host(card), [Need("mine", (id,), driver="580")])
+    assert found.status == "fail"
+    assert ("compatibility libraries" in str(found.remedy)) == brought
+
+
+def test_the_index_that_fails_is_named_and_the_others_are_cleared() -> None:
+    silent, fine = (
+        Answer("https://a.example/simple", fault="no answer in time"),
+        Answer("https://b.example/simple", 200),
+    )
+    one = system_checks.check_reached("index", (silent, fine, fine), late=False, remedy="")
+    assert one.detail == "https://a.example/simple: no answer in time (the other 2 are well)"
+    both = system_checks.check_reached("index", (silent, silent), late=False, remedy="")
+    assert "are well" not in both.detail
+    assert "pip did not tell" in system_checks.check_reached("index", (), late=True, remedy="").detail

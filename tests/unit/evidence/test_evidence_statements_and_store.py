@@ -1,0 +1,686 @@
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.evidence import evidence_statements_and_store, proof_rules
+from envbuild.evidence.proof_rules import RequiredProof
+from envbuild.facts import probe_catalogue_reader
+from envbuild.lock.lock_file import Lock
+from envbuild.testrun import run_result
+from envbuild.testrun.selftest_job import selftest_id
+from envbuild.util import user_folders
+from unit.evidence.runs import documents, judged, lines, passed_run, probe
+from unit.support import PROFILE, image_of, lock_for, plan_of, sha
+
+IMAGE = image_of()
+DAY = datetime.datetime(2026, 11, 21, 12, 0, 0, tzinfo=datetime.UTC)
+
+
+@pytest.fixture
+def locked(project: Path) -> Lock:
+    return lock_for(plan_of(project, PROFILE))
+
+
+def record_of(locked: Lock, run: run_result.TestRun | None = None, day: int = 0, **changes: Any) -> dict[str, Any]:
+    finished = DAY + datetime.timedelta(days=day)
+    made = evidence_statements_and_store.run_record(
+        IMAGE, asked(locked), run or passed_run(), "docker 26.1.5", finished
+    )
+    return {**made, **changes, "selftest": {**made["selftest"], **changes.get("selftest", {})}}
+
+
+def older(**versions: int | None) -> dict[str, Any]:
+    """Another self-test, whose versions are those of this one but for some; None: it had no such probe."""
+    had = {**probe_catalogue_reader.versions(), **versions}
+    kept = {name: version for name, version in had.items() if version is not None}
+    return {"id": f"sha256:{'0' * 64}", "level": "full", "versions": kept}
+
+
+def asked(locked: Lock, require: tuple[str, ...] = ("env.libs",), **settings: bool) -> RequiredProof:
+    return RequiredProof("sample", locked.id, "standard", require, {"allow_tf32": False, **settings})
+
+
+def wanted(locked: Lock, level: str = "standard", require: tuple[str, ...] = ("env.libs",)) -> RequiredProof:
+    return dataclasses.replace(asked(locked, require), level=level)
+
+
+def state(locked: Lock, **changes: Any) -> tuple[str, str]:
+    (proof,) = evidence_statements_and_store.newest_proofs(IMAGE.id, wanted(locked, **changes))
+    return proof.state, proof.reason
+
+
+def failed_run() -> run_result.TestRun:
+    return passed_run(probe("env.libs"), probe("gemm.crash", "failed"))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("h220", "never proved; the facts have no GPU h220: did you mean h20?"),
+        ("h20", "never proved"),
+        ("cpu", "never proved"),
+        ("NVIDIA Prototype 7", "never proved"),
+    ],
+)
+def test_a_misspelt_gpu_is_questioned(name: str, said: str) -> None:
+    assert proof_rules.untested(name).reason == said
+
+
+def test_the_record_says_what_machine_it_was_where_that_is_known(locked: Lock) -> None:
+    told = {"cpu": "a processor", "cores": 4, "memory": 1, "system": "Linux", "python": "3.11"}
+    made = evidence_statements_and_store.run_record(IMAGE, asked(locked), passed_run(), "docker", DAY, told)
+    assert made["machine"] == told
+    assert record_of(locked)["machine"] is None
+
+
+PLACE = {"runner": "kubernetes", "engine": "containerd", "job": "team/job-1", "node": "gpu-7.internal", "restarts": 0,
+         "image": f"registry.internal/x@sha256:{'1' * 64}", "unconfined": ["the network is open"]}  # fmt: skip
+
+
+def test_where_it_ran_is_kept_here_and_names_no_machine_in_what_is_published(locked: Lock) -> None:
+    made = evidence_statements_and_store.run_record(
+        IMAGE, asked(locked), dataclasses.replace(passed_run(), where=PLACE), "containerd", DAY
+    )
+    assert made["where"] == {key: PLACE[key] for key in ("runner", "engine", "unconfined")}
+    path = evidence_statements_and_store.save(made, PLACE)
+    assert b"internal" not in evidence_statements_and_store.record_text(path) + path.read_bytes()
+    beside = path.with_name(path.name.replace(".statement.", ".where."))
+    assert json.loads(beside.read_text(encoding="utf-8")) == PLACE
+    assert state(locked)[0] == "proved"
+
+
+@pytest.mark.parametrize(
+    ("where", "lacks"),
+    [
+        (PLACE, ("the network is open",)),
+        ({"runner": "slurm", "unconfined": []}, ()),
+        ({}, ()),
+        (None, ()),
+    ],
+)
+def test_a_proof_says_what_its_container_lacked(locked: Lock, where: Any, lacks: tuple[str, ...]) -> None:
+    evidence_statements_and_store.save(record_of(locked, where=where))
+    (proof,) = evidence_statements_and_store.newest_proofs(IMAGE.id, wanted(locked))
+    assert (proof.state, proof.unconfined) == ("proved", lacks)
+    assert ("less confined than here: the network is open" in proof.reason) == bool(lacks)
+
+
+@pytest.mark.parametrize("lacks", ["x", [1], ["x" * 201], ["x"] * 21, None])
+def test_what_a_container_lacked_has_its_shape(locked: Lock, lacks: Any) -> None:
+    evidence_statements_and_store.save(record_of(locked, where={"unconfined": lacks}))
+    assert state(locked)[0] == "missing"
+
+
+# the statement
+
+
+def test_what_a_script_printed_is_kept_out_of_what_is_published(locked: Lock) -> None:
+    run = passed_run(probe("own.script", output="a secret"))
+    assert run.results[0]["output"] == "a secret"
+    assert "a secret" not in json.dumps(record_of(locked, run))
+
+
+def test_the_statement_is_in_totos_with_a_test_result(locked: Lock) -> None:
+    record = record_of(
+        locked, passed_run(probe("env.libs"), probe("gemm.crash", "failed"), probe("train.step", "skipped"))
+    )
+    found = evidence_statements_and_store.test_statement(record, "d" * 64)
+    assert set(found) == {"_type", "subject", "predicateType", "predicate"}
+    assert found["_type"] == "https://in-toto.io/Statement/v1"
+    assert found["predicateType"] == "https://in-toto.io/attestation/test-result/v0.1"
+    assert found["subject"] == [{"name": "envbuild/sample", "digest": {"sha256": IMAGE.id.removeprefix("sha256:")}}]
+    predicate = found["predicate"]
+    # test-result v0.1: the first two are required, the others may be there
+    assert {"result", "configuration"} <= set(predicate) <= {
+        "result", "configuration", "url", "passedTests", "warnedTests", "failedTests"
+    }  # fmt: skip
+    assert predicate["result"] == "FAILED"
+    assert predicate["passedTests"] == ["cpu/env.libs"]
+    assert predicate["failedTests"] == ["cpu/gemm.crash"]
+    # a resource descriptor has one of uri, digest or content
+    for descriptor in predicate["configuration"]:
+        assert set(descriptor) <= {"name", "uri", "digest", "content", "downloadLocation", "mediaType", "annotations"}
+        assert len(descriptor["digest"]["sha256"]) == 64
+    digests = {item["name"]: item["digest"]["sha256"] for item in predicate["configuration"]}
+    assert digests == {"lock": locked.id[7:], "selftest": selftest_id()[7:], "run-record": "d" * 64}
+
+
+def test_a_run_that_passed_is_said_to_have_passed(locked: Lock) -> None:
+    predicate = evidence_statements_and_store.test_statement(record_of(locked), "d" * 64)["predicate"]
+    assert (predicate["result"], predicate["failedTests"]) == ("PASSED", [])
+    assert len(predicate["passedTests"]) == 3
+
+
+def test_of_a_run_with_a_fault_nothing_passed(locked: Lock) -> None:
+    run = judged(lines(documents())[:-1])
+    predicate = evidence_statements_and_store.test_statement(record_of(locked, run), "d" * 64)["predicate"]
+    assert (predicate["result"], predicate["passedTests"]) == ("FAILED", [])
+
+
+def test_a_run_in_which_nothing_passed_did_not_pass(locked: Lock) -> None:
+    run = passed_run(probe("env.libs", "skipped"))
+    assert (
+        evidence_statements_and_store.test_statement(record_of(locked, run), "d" * 64)["predicate"]["result"]
+        == "FAILED"
+    )
+
+
+def test_a_run_in_which_nothing_passed_proves_nothing(locked: Lock) -> None:
+    evidence_statements_and_store.save(record_of(locked, passed_run(probe("env.libs", "skipped"))))
+    assert state(locked, require=()) == ("stale", "the self-test failed: no probe passed")
+    assert not evidence_statements_and_store.ever_proved(IMAGE.id, "sample", {locked.id})
+
+
+def test_a_run_without_a_required_probe_is_a_warning(locked: Lock) -> None:
+    """Neither a failure nor a proof."""
+    record = record_of(locked, passed_run(probe("gemm.crash"), probe("env.libs", "skipped")))
+    assert evidence_statements_and_store.test_statement(record, "d" * 64)["predicate"]["result"] == "WARNED"
+    evidence_statements_and_store.save(record)
+    assert state(locked) == ("stale", "required probes did not run: env.libs")
+    assert state(locked, require=())[0] == "proved"
+    assert not evidence_statements_and_store.ever_proved(IMAGE.id, "sample", {locked.id})
+
+
+# what is on disk
+
+
+def test_a_proof_is_found_again(locked: Lock) -> None:
+    path = evidence_statements_and_store.save(record_of(locked))
+    (proof,) = evidence_statements_and_store.newest_proofs(IMAGE.id, wanted(locked))
+    assert (proof.model, proof.state, proof.evidence) == ("cpu", "proved", path)
+    assert proof.reason == "proved on the CPU, 2026-11-21"
+    assert sorted(file.name.partition(".")[2] for file in path.parent.iterdir()) == ["record.json", "statement.json"]
+    assert path.parent == user_folders.state_folder("evidence") / IMAGE.id.removeprefix("sha256:")
+
+
+def test_the_run_is_found_again(locked: Lock) -> None:
+    path = evidence_statements_and_store.save(record_of(locked))
+    run = evidence_statements_and_store.run_of(path, IMAGE.id)
+    assert run.passed
+    assert run.by_status("passed") == ["env.libs", "gemm.crash", "train.step"]
+    with pytest.raises(FileNotFoundError):
+        evidence_statements_and_store.run_of(path, image_of("other").id)
+
+
+def test_without_evidence_nothing_is_proved(locked: Lock) -> None:
+    assert state(locked) == ("missing", "never proved")
+
+
+def test_evidence_is_of_one_image(locked: Lock) -> None:
+    evidence_statements_and_store.save(record_of(locked))
+    (proof,) = evidence_statements_and_store.newest_proofs(image_of("other").id, wanted(locked))
+    assert proof.state == "missing"
+
+
+def test_evidence_moved_to_another_image_is_not_counted(locked: Lock) -> None:
+    path = evidence_statements_and_store.save(record_of(locked))
+    other = image_of("other").id
+    path.parent.rename(path.parent.with_name(other.removeprefix("sha256:")))
+    (proof,) = evidence_statements_and_store.newest_proofs(other, wanted(locked))
+    assert proof.state == "missing"
+
+
+def flip(file: Path, at: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[at] ^= 1
+    file.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize("kind", ["record", "statement"])
+def test_a_changed_byte_is_not_counted(locked: Lock, kind: str) -> None:
+    path = evidence_statements_and_store.save(record_of(locked))
+    file = path if kind == "statement" else path.with_name(path.name.replace("statement", "record"))
+    whole = file.read_bytes()
+    for at in [index for index in range(0, len(whole), 53) if not whole[index : index + 1].isspace()]:
+        flip(file, at)
+        assert state(locked)[0] == "missing", at
+        file.write_bytes(whole)
+    assert state(locked)[0] == "proved"
+
+
+def spoil(change: Callable[[Path, Path], object]) -> Callable[[Lock], None]:
+    def on(locked: Lock) -> None:
+        path = evidence_statements_and_store.save(record_of(locked))
+        change(path, path.with_name(path.name.replace("statement", "record")))
+
+    return on
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda statement, record: record.unlink(),
+        lambda statement, record: statement.unlink(),
+        lambda statement, record: record.write_bytes(b""),
+        lambda statement, record: record.write_bytes(b"\xff"),
+        lambda statement, record: record.write_text("[]", encoding="utf-8"),
+        lambda statement, record: statement.write_text("[]", encoding="utf-8"),
+        lambda statement, record: statement.write_text(statement.read_text(encoding="utf-8")[:-2], encoding="utf-8"),
+        lambda statement, record: record.write_text(record.read_text(encoding="utf-8") + "\n", encoding="utf-8"),
+        lambda statement, record: statement.rename(statement.with_name("0" * 64 + ".statement.json")),
+        lambda statement, record: (record.unlink(), record.mkdir()),
+    ],
+)
+def test_damaged_evidence_is_not_counted(locked: Lock, change: Callable[[Path, Path], object]) -> None:
+    spoil(change)(locked)
+    assert state(locked)[0] == "missing"
+
+
+def test_damaged_evidence_hides_no_other(locked: Lock) -> None:
+    first = evidence_statements_and_store.save(record_of(locked))
+    second = evidence_statements_and_store.save(record_of(locked, day=1))
+    second.write_text("{", encoding="utf-8")
+    (proof,) = evidence_statements_and_store.newest_proofs(IMAGE.id, wanted(locked))
+    assert (proof.state, proof.evidence) == ("proved", first)
+
+
+def fitting(record: Any) -> None:
+    """A record and a statement that fit together, as an older envbuild or somebody who can write there leaves them."""
+    text = json.dumps(record, indent=1, sort_keys=True)
+    digest = sha(text)
+    folder = user_folders.state_folder("evidence") / IMAGE.id.removeprefix("sha256:")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{digest}.record.json").write_text(text, encoding="utf-8")
+    try:
+        made = evidence_statements_and_store.test_statement(
+            {**record, "selftest": {"own": {}, **record["selftest"]}}, digest
+        )
+    except (KeyError, TypeError, AttributeError):
+        made = {}
+    (folder / f"{digest}.statement.json").write_text(json.dumps(made), encoding="utf-8")
+
+
+@pytest.mark.parametrize("record", [{}, [], 5, "x", None, {"results": 1}, {"image": {"id": "x"}}])
+def test_a_record_that_is_none_is_not_counted(locked: Lock, record: object) -> None:
+    fitting(record)
+    assert state(locked)[0] == "missing"
+
+
+SELFTEST: dict[str, Any] = {"id": selftest_id(), "level": "full", "require": [], "settings": {"allow_tf32": False}}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"finished": None},
+        {"selftest": {**SELFTEST, "level": "turbo"}},
+        {"selftest": {key: value for key, value in SELFTEST.items() if key != "level"}},
+        {"selftest": {**SELFTEST, "require": "env.libs"}},
+        {"selftest": {**SELFTEST, "settings": {"allow_tf32": 0}}},
+        {"selftest": {**SELFTEST, "own": {"script": 5}}},
+        {"before": None},
+        {"profile": 5},
+        {"seconds": None},
+        {"version": 0},
+        {"version": "2"},
+        {"finished": "2026-11-30T12:00:00+01:00"},
+        {"results": [{"probe": "env.libs"}]},
+        {"results": [{"probe": "env.libs", "status": "PASSED"}]},
+        {"errors": None},
+        {"lock": None},
+        {"image": {"id": 5}},
+        {"image": {"id": {"a": "b"}}},
+    ],
+)
+def test_a_record_of_another_shape_is_not_counted(locked: Lock, change: dict[str, Any]) -> None:
+    evidence_statements_and_store.save(record_of(locked, day=3))
+    fitting({**record_of(locked, day=9), **change})
+    assert state(locked)[0] == "proved"
+
+
+# what counts
+
+
+def test_a_failed_run_never_proves(locked: Lock) -> None:
+    evidence_statements_and_store.save(record_of(locked, failed_run()))
+    assert state(locked) == ("stale", "the self-test failed: gemm.crash")
+
+
+def test_a_run_with_a_fault_never_proves(locked: Lock) -> None:
+    evidence_statements_and_store.save(record_of(locked, judged(lines(documents()), exit_code=139)))
+    found, reason = state(locked)
+    assert found == "stale"
+    assert "exit code 139" in reason
+
+
+def test_another_lock_is_stale(locked: Lock) -> None:
+    evidence_statements_and_store.save(record_of(locked))
+    other = dataclasses.replace(locked, environment={"A": "1"})
+    assert state(other) == ("stale", "proved for another lock")
+
+
+def test_an_older_selftest_is_stale(locked: Lock) -> None:
+    evidence_statements_and_store.save(record_of(locked, selftest=older(harness=None)))
+    assert state(locked) == ("stale", "proved by an older self-test")
+
+
+def test_a_selftest_with_the_same_versions_counts(locked: Lock) -> None:
+    evidence_statements_and_store.save(record_of(locked, selftest=older()))
+    assert state(locked, level="full")[0] == "proved"
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"harness": 0}, "proved by an older self-test"),
+        ({"harness": None}, "proved by an older self-test"),
+        ({"gemm.crash": 0, "conv": None}, "proved by an older self-test: gemm.crash, conv changed since"),
+    ],
+)
+def test_a_selftest_with_other_versions_is_stale(locked: Lock, changed: dict[str, int | None], reason: str) -> None:
+    evidence_statements_and_store.save(record_of(locked, selftest=older(**changed)))
+    assert state(locked, level="standard") == ("stale", reason)
+
+
+def test_only_the_versions_of_what_is_wanted_matter(locked: Lock) -> None:
+    """conv runs from level standard on."""
+    evidence_statements_and_store.save(record_of(locked, selftest=older(conv=0)))
+    assert state(locked, level="quick")[0] == "proved"
+    evidence_statements_and_store.save(record_of(locked, selftest=older(conv=0)))
+    assert state(locked, level="quick", require=("conv",))[1] == "proved by an older self-test: conv changed since"
+
+
+@pytest.mark.parametrize(
+    ("level", "asked", "expected"),
+    [
+        (has, wants, i >= j)
+        for i, has in enumerate(("quick", "standard", "full"))
+        for j, wants in enumerate(("quick", "standard", "full"))
+    ],
+)
+def test_a_lower_level_is_stale(locked: Lock, level: str, asked: str, expected: bool) -> None:
+    evidence_statements_and_store.save(record_of(locked, selftest={"id": selftest_id(), "level": level}))
+    assert (state(locked, level=asked)[0] == "proved") is expected
+
+
+@pytest.mark.parametrize("names", [("attention.math",), ("env.libs", "attention.math")])
+def test_a_required_probe_that_is_missing_is_stale(locked: Lock, names: tuple[str, ...]) -> None:
+    evidence_statements_and_store.save(record_of(locked))
+    assert state(locked, require=names) == ("stale", "required probes did not run: attention.math")
+
+
+def test_a_required_probe_that_was_skipped_is_stale(locked: Lock) -> None:
+    evidence_statements_and_store.save(record_of(locked, passed_run(probe("gemm.crash"), probe("env.libs", "skipped"))))
+    assert state(locked)[0] == "stale"
+
+
+def test_the_newest_that_counts_is_taken(locked: Lock) -> None:
+    evidence_statements_and_store.save(record_of(locked, day=1))
+    newest = evidence_statements_and_store.save(record_of(locked, day=2))
+    evidence_statements_and_store.save(record_of(locked, day=0))
+    (proof,) = evidence_statements_and_store.newest_proofs(IMAGE.id, wanted(locked))
+    assert proof.evidence == newest
+
+
+def test_the_newest_reason_is_given_where_none_counts(locked: Lock) -> None:
+    evidence_statements_and_store.save(record_of(locked, failed_run(), day=0))
+    evidence_statements_and_store.save(record_of(locked, selftest=older(harness=None), day=1))
+    assert state(locked) == ("stale", "proved by an older self-test")
+
+
+def test_a_later_failure_takes_an_earlier_proof_away(locked: Lock) -> None:
+    evidence_statements_and_store.save(record_of(locked, day=0))
+    evidence_statements_and_store.save(record_of(locked, failed_run(), day=1))
+    assert state(locked) == ("stale", "the self-test failed since: gemm.crash")
+
+
+@pytest.mark.parametrize("run", ["failed", "skipped"])
+def test_what_passed_before_a_failure_does_not_count_behind_a_stale_run_either(locked: Lock, run: str) -> None:
+    evidence_statements_and_store.save(record_of(locked, day=0))
+    evidence_statements_and_store.save(record_of(locked, passed_run(probe("env.libs", run)), day=1))
+    evidence_statements_and_store.save(record_of(locked, selftest=older(harness=None), day=2))
+    said = {"failed": "env.libs, no probe passed", "skipped": "no probe passed"}[run]
+    assert state(locked) == ("stale", f"the self-test failed since: {said}")
+    (proof,) = evidence_statements_and_store.newest_proofs(IMAGE.id, wanted(locked))
+    assert proof.failed
+    assert evidence_statements_and_store.ever_proved(IMAGE.id, "sample", {locked.id})
+
+
+@pytest.mark.parametrize("days", [(0, 1), (1, 0), (0, 0)])
+def test_no_clock_decides_whether_a_failure_came_later(locked: Lock, days: tuple[int, int]) -> None:
+    evidence_statements_and_store.save(record_of(locked, day=days[0]))
+    evidence_statements_and_store.save(record_of(locked, failed_run(), day=days[1]))
+    (proof,) = evidence_statements_and_store.newest_proofs(IMAGE.id, wanted(locked))
+    assert (proof.state, proof.failed) == ("stale", True)
+
+
+@pytest.mark.parametrize("day", [-1, -2])
+def test_no_clock_decides_whether_a_pass_came_later(locked: Lock, day: int) -> None:
+    evidence_statements_and_store.save(record_of(locked, day=0))
+    evidence_statements_and_store.save(record_of(locked, failed_run(), day=-1))
+    evidence_statements_and_store.save(record_of(locked, day=day))
+    (proof,) = evidence_statements_and_store.newest_proofs(IMAGE.id, wanted(locked))
+    assert (proof.state, proof.failed) == ("proved", False)
+
+
+def test_whether_an_image_was_ever_proved_is_asked_of_whole_evidence_alone(locked: Lock) -> None:
+    def ever(name: str = "sample", lock: str = locked.id) -> bool:
+        return evidence_statements_and_store.ever_proved(IMAGE.id, name, {lock})
+
+    assert not ever()
+    evidence_statements_and_store.save(record_of(locked, failed_run()))
+    assert not ever()
+    path = evidence_statements_and_store.save(
+        record_of(locked, day=1, selftest={**older(harness=None), "level": "quick"})
+    )
+    assert ever()
+    assert not ever(name="other")
+    assert not ever(lock=f"sha256:{'0' * 64}")
+    path.write_text("{", encoding="utf-8")
+    assert not ever()
+
+
+def test_what_failed_as_another_profile_speaks_against_the_image_too(locked: Lock) -> None:
+    """Its probes, whoever ran them; faults of a run, as too little memory, only for the profile that gave it."""
+    other = {"profile": "other"}
+    evidence_statements_and_store.save(record_of(locked))
+    evidence_statements_and_store.save(record_of(locked, judged(lines(documents())[:-1]), day=1, **other))
+    evidence_statements_and_store.save(record_of(locked, passed_run(probe("env.libs", "skipped")), day=1, **other))
+    assert state(locked)[0] == "proved"
+    evidence_statements_and_store.save(record_of(locked, failed_run(), day=1, **other))
+    assert state(locked) == ("stale", "the self-test failed since: gemm.crash")
+
+
+# what two profiles of one image say of each other: `sample` has no script, `child` adds one
+
+CHILD: dict[str, Any] = {"profile": "child", "selftest": {"own": {"script": "1" * 64}}}
+
+
+def of_child(locked: Lock, script: str = "1" * 64) -> tuple[str, str, bool]:
+    asked = wanted(locked, require=("env.libs", "own.script"))
+    asked = dataclasses.replace(asked, profile="child", own={"script": script})
+    (proof,) = evidence_statements_and_store.newest_proofs(IMAGE.id, asked)
+    return proof.state, proof.reason, proof.failed
+
+
+def script_run(script: str = "failed", crash: str = "passed") -> run_result.TestRun:
+    return passed_run(probe("env.libs"), probe("gemm.crash", crash), probe("own.script", script))
+
+
+def test_a_script_that_a_profile_does_not_run_says_nothing_of_it(locked: Lock) -> None:
+    evidence_statements_and_store.save(record_of(locked, script_run(), **CHILD))
+    assert state(locked) == ("missing", "never proved")
+    evidence_statements_and_store.save(record_of(locked, day=1))
+    evidence_statements_and_store.save(record_of(locked, script_run(), day=2, **CHILD))
+    assert state(locked) == ("proved", "proved on the CPU, 2026-11-22")
+    assert of_child(locked) == ("stale", "the self-test failed: own.script", True)
+
+
+def test_a_script_that_both_run_speaks_against_both(locked: Lock) -> None:
+    other = {**CHILD, "profile": "other"}
+    evidence_statements_and_store.save(record_of(locked, script_run("passed"), **CHILD))
+    assert of_child(locked)[0] == "proved"
+    evidence_statements_and_store.save(record_of(locked, script_run(), day=1, **other))
+    assert of_child(locked) == ("stale", "the self-test failed since: own.script", True)
+    assert of_child(locked, "2" * 64)[1:] == ("proved with another script", False)
+
+
+@pytest.mark.parametrize("script", ["failed", "passed"])
+def test_a_probe_that_both_run_speaks_against_both_whatever_failed_beside_it(locked: Lock, script: str) -> None:
+    evidence_statements_and_store.save(record_of(locked))
+    evidence_statements_and_store.save(record_of(locked, script_run(script, crash="failed"), day=1, **CHILD))
+    assert state(locked) == ("stale", "the self-test failed since: gemm.crash")
+
+
+def test_what_the_plain_profile_fails_in_counts_for_who_adds_a_script_too(locked: Lock) -> None:
+    evidence_statements_and_store.save(record_of(locked, script_run("passed"), **CHILD))
+    evidence_statements_and_store.save(record_of(locked, failed_run(), day=1))
+    assert of_child(locked) == ("stale", "the self-test failed since: gemm.crash", True)
+
+
+def test_a_shape_of_anothers_own_counts_for_it_is_a_case_of_a_probe_that_both_run(locked: Lock) -> None:
+    """What died of it did not come to the cases of both."""
+    evidence_statements_and_store.save(record_of(locked))
+    died = passed_run(probe("env.libs"), probe("gemm.crash", "failed", at="own matmul bf16 2x64x96 nn"))
+    evidence_statements_and_store.save(
+        record_of(locked, died, day=1, profile="child", selftest={"own": {"shapes": "3" * 64}})
+    )
+    assert state(locked) == ("stale", "the self-test failed since: gemm.crash")
+
+
+def test_a_failure_is_the_newest_answer_until_the_profiles_own_script_passes(locked: Lock) -> None:
+    evidence_statements_and_store.save(record_of(locked, script_run(), **CHILD))
+    evidence_statements_and_store.save(record_of(locked, day=1))  # without the script
+    evidence_statements_and_store.save(
+        record_of(locked, script_run("passed"), day=2, profile="other", selftest={"own": TWO})
+    )
+    assert of_child(locked) == ("stale", "the self-test failed: own.script", True)
+    evidence_statements_and_store.save(record_of(locked, script_run("skipped"), day=3, **CHILD))
+    assert of_child(locked)[2]
+    evidence_statements_and_store.save(record_of(locked, script_run("passed"), day=4, **CHILD))
+    assert of_child(locked)[::2] == ("proved", False)
+
+
+def test_a_failure_of_the_plain_profile_is_not_forgotten_where_only_another_script_passes(locked: Lock) -> None:
+    evidence_statements_and_store.save(record_of(locked, failed_run()))
+    evidence_statements_and_store.save(record_of(locked, script_run("passed"), day=1, **CHILD))
+    assert state(locked) == ("stale", "the self-test failed: gemm.crash")
+
+
+def test_whose_script_was_changed_is_failed_until_the_new_one_passes(locked: Lock) -> None:
+    evidence_statements_and_store.save(record_of(locked, script_run("passed"), **CHILD))
+    evidence_statements_and_store.save(record_of(locked, script_run(), day=1, profile="child", selftest={"own": TWO}))
+    assert of_child(locked) == ("stale", "the self-test failed since: own.script", True)  # its own run, its own name
+    assert of_child(locked, "2" * 64)[1:] == ("the self-test failed: own.script", True)
+    evidence_statements_and_store.save(
+        record_of(locked, script_run("passed"), day=2, profile="child", selftest={"own": TWO})
+    )
+    assert of_child(locked, "2" * 64)[0] == "proved"
+
+
+def test_of_anothers_run_that_only_broke_off_nothing_is_said(locked: Lock) -> None:
+    evidence_statements_and_store.save(record_of(locked, judged(lines(documents())[:-1]), profile="other"))
+    assert state(locked) == ("missing", "never proved")
+
+
+def test_other_settings_of_torch_are_stale(locked: Lock) -> None:
+    evidence_statements_and_store.save(record_of(locked, selftest={"settings": {"allow_tf32": True}}))
+    assert state(locked) == ("stale", "proved with other settings of torch")
+
+
+@pytest.mark.parametrize(
+    ("proved", "asked", "reason"),
+    [
+        ({}, {"gpu_count": 4}, "proved for fewer GPUs than 4 that work together"),
+        ({"gpu_count": 8}, {"gpu_count": 4}, None),
+        ({}, {"transport": "p2p"}, "proved without the transport p2p being asked for"),
+        ({"transport": "shm"}, {"transport": "p2p"}, "proved without the transport p2p being asked for"),
+        ({"transport": "p2p"}, {"transport": "p2p"}, None),
+        ({"transport": "p2p"}, {}, None),
+    ],
+)
+def test_what_was_measured_between_gpus_must_be_what_is_asked_for(
+    locked: Lock, proved: dict[str, Any], asked: dict[str, Any], reason: str | None
+) -> None:
+    base = wanted(locked)
+    record = evidence_statements_and_store.run_record(
+        IMAGE, dataclasses.replace(base, **proved), passed_run(), "docker 26.1.5", DAY
+    )
+    evidence_statements_and_store.save(record)
+    (proof,) = evidence_statements_and_store.newest_proofs(IMAGE.id, dataclasses.replace(base, **asked))
+    assert proof.state == ("stale" if reason else "proved")
+    assert not reason or proof.reason == reason
+
+
+def test_a_record_from_before_transports_were_measured_counts_for_one_gpu(locked: Lock) -> None:
+    record = evidence_statements_and_store.run_record(IMAGE, wanted(locked), passed_run(), "docker 26.1.5", DAY)
+    selftest = {key: value for key, value in record["selftest"].items() if key not in ("gpu_count", "transport")}
+    evidence_statements_and_store.save({**record, "selftest": selftest})
+    assert state(locked)[0] == "proved"
+
+
+ONE, TWO = {"script": "1" * 64}, {"script": "2" * 64}
+SHAPES = {"shapes": "3" * 64}
+
+
+@pytest.mark.parametrize(
+    ("made_with", "asked_for", "said"),
+    [
+        ({}, {}, None),
+        (ONE, ONE, None),
+        (ONE | SHAPES, ONE | SHAPES, None),
+        (ONE, TWO, "proved with another script"),
+        ({}, ONE, "proved with another script"),
+        (ONE, {}, "proved with another script"),
+        (SHAPES, {"shapes": "4" * 64}, "proved with other shapes"),
+        ({}, ONE | SHAPES, "proved with another script and other shapes"),
+    ],
+)
+def test_what_the_profile_adds_is_part_of_a_proof(
+    locked: Lock, made_with: dict[str, str], asked_for: dict[str, str], said: str | None
+) -> None:
+    evidence_statements_and_store.save(record_of(locked, selftest={"own": made_with}))
+    (proof,) = evidence_statements_and_store.newest_proofs(IMAGE.id, dataclasses.replace(wanted(locked), own=asked_for))
+    assert (proof.state, said in (proof.reason, None)) == ("stale" if said else "proved", True)
+
+
+def test_a_record_from_before_profiles_could_add_anything_counts_for_those_that_do_not(locked: Lock) -> None:
+    record = record_of(locked)
+    del record["selftest"]["own"]
+    fitting(record)
+    ((_, read),) = evidence_statements_and_store.stored(IMAGE.id)
+    assert read["selftest"]["own"] == {}
+    assert state(locked)[0] == "proved"
+    (proof,) = evidence_statements_and_store.newest_proofs(IMAGE.id, dataclasses.replace(wanted(locked), own=ONE))
+    assert proof.reason == "proved with another script"
+
+
+def test_the_statement_names_what_the_profile_adds(locked: Lock) -> None:
+    configuration = evidence_statements_and_store.test_statement(
+        record_of(locked, selftest={"own": ONE | SHAPES}), "d" * 64
+    )["predicate"]
+    digests = {item["name"]: item["digest"]["sha256"] for item in configuration["configuration"]}
+    assert (digests["script"], digests["shapes"]) == ("1" * 64, "3" * 64)
+
+
+@pytest.mark.parametrize(
+    ("demanded", "reason"),
+    [
+        (None, "proved with less asked of gemm, burn"),
+        ({}, "proved with less asked of gemm, burn"),
+        ({"gemm": 0.6, "burn": 30.0}, "proved with less asked of burn"),
+        ({"gemm": 0.6, "burn": 60.0}, None),
+        ({"gemm": 0.7, "burn": 90.0, "memory": 0.1}, None),
+    ],
+)
+def test_a_proof_had_as_much_asked_of_it(locked: Lock, demanded: dict[str, float] | None, reason: str | None) -> None:
+    record = record_of(locked, selftest={"demands": demanded})
+    if demanded is None:
+        del record["selftest"]["demands"]
+    evidence_statements_and_store.save(record)
+    asking = dataclasses.replace(wanted(locked), demands={"gemm": 0.6, "burn": 60.0})
+    (proof,) = evidence_statements_and_store.newest_proofs(IMAGE.id, asking)
+    assert (proof.state, proof.reason) == ("stale", reason) if reason else proof.state == "proved"
+
+
+def test_a_proof_after_a_failure_counts(locked: Lock) -> None:
+    evidence_statements_and_store.save(record_of(locked, failed_run(), day=0))
+    evidence_statements_and_store.save(record_of(locked, day=1))
+    assert state(locked)[0] == "proved"

@@ -1,0 +1,134 @@
+"""Logs: hostile, large, in any encoding."""
+
+from __future__ import annotations
+
+import io
+import random
+import re
+import time
+
+import pytest
+
+from envbuild.explain import cause_ranking, localized_message_translation, log_reader_and_search
+from envbuild.facts import database, log_signatures
+from unit.explain import corpus
+
+BUDGET = 1.0
+"""Seconds for ten megabytes; a test fails at five times as much."""
+
+
+def every_pattern() -> set[re.Pattern[str]]:
+    rows = log_signatures.signatures().values()
+    found = {p for row in rows for part in (row.lines, row.needs, row.raised_by, row.unless) for p in part}
+    return found | {pattern for advisory in database.advisories() for pattern in advisory.shows.patterns}
+
+
+def words() -> list[str]:
+    """Of all patterns: what a log is made of that means to be slow."""
+    return sorted({word for pattern in every_pattern() for word in re.findall(r"[a-zA-Z_]{3,}", pattern.pattern)})
+
+
+def lines(log: log_reader_and_search.Log) -> list[tuple[int, str]]:
+    return [(line.number, line.text) for line in log.lines]
+
+
+def test_lines_are_numbered_as_editors_do() -> None:
+    assert lines(log_reader_and_search.Log(b"a\r\nb\n 1%\r 2%\rc\n")) == [
+        (1, "a"),
+        (2, "b"),
+        (3, " 1%"),
+        (3, " 2%"),
+        (3, "c"),
+    ]
+
+
+def test_control_sequences_go_and_text_stays() -> None:
+    raw = b"\x1b[1;31mEADDR\x1b[0mINUSE\x00\x1b]8;;http://x\x07 \xe6\xb5\xae\xef\xbc\x9a\xff"
+    assert lines(log_reader_and_search.Log(raw)) == [(1, "EADDRINUSE 浮:\N{REPLACEMENT CHARACTER}")]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-8-sig"])
+def test_what_powershell_writes_is_read(encoding: str) -> None:
+    raw = "step 1\nRuntimeError: CUDA out of memory.\n".encode(encoding)
+    assert [match.id for match in cause_ranking.explain(log_reader_and_search.Log(raw)).matches] == ["gpu-memory"]
+
+
+def test_a_long_line_is_searched_to_its_end() -> None:
+    log = log_reader_and_search.Log(b"x" * 3 * log_reader_and_search.LONGEST + b" EADDRINUSE\nlast")
+    assert [line.number for line, _ in log.find(re.compile("EADDRINUSE"))] == [1]
+
+
+@pytest.mark.parametrize("at", [0, -1])
+def test_a_crash_is_found_behind_many_lines_that_look_like_it(at: int) -> None:
+    rng = random.Random(1)
+    words = ["".join(rng.choices("abcdefgh", k=9)) for _ in range(20 * log_reader_and_search.TRIED)]
+    alike = [f"{rng.choice(('error', 'fault'))} 111 {word}" for word in words]
+    alike[at] = "error 802"
+    log = log_reader_and_search.Log("\n".join(alike).encode())
+    assert [line.text for line, _ in log.find(re.compile("error 802|fault 802"))] == ["error 802"]
+
+
+def test_of_a_giant_only_begin_and_end_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_reader_and_search, "HEAD", 1 << 20)
+    monkeypatch.setattr(log_reader_and_search, "TAIL", 1 << 20)
+    middle = b"step\n" * (1 << 20)
+    log = log_reader_and_search.read(io.BytesIO(b"torch==2.3.0\n" + middle + b"EADDRINUSE\n"))
+    total = 1 + (1 << 20) + 1
+    assert log.cut is not None and 0 < log.cut.skipped.lines < total
+    assert log.find(re.compile("EADDRINUSE"))[0][0].number == total
+    assert log.find(re.compile("torch==2"))[0][0].number == 1
+
+
+@pytest.mark.parametrize("size", [1_310_720, 2_000_003, 5_000_000])
+def test_of_many_logs_each_keeps_its_share_of_the_end(size: int) -> None:
+    end = b"RuntimeError: CUDA error: an illegal memory access was encountered\n" + b"step 1 of 9\n" * 1000
+    log = log_reader_and_search.read(
+        io.BytesIO(b"x" * 99 + b"\n" + b"step\n" * ((size - len(end)) // 5) + end), share=32
+    )
+    assert log.find(re.compile("illegal memory access"))
+    assert (
+        sum(len(line.text) + 1 for line in log.lines)
+        <= (log_reader_and_search.HEAD + 2 * log_reader_and_search.TAIL) // 32
+    )
+
+
+def test_a_pattern_finds_no_less_by_its_anchors() -> None:
+    """Against trying every pattern on every line of every log."""
+    for case in corpus.cases():
+        log = log_reader_and_search.Log(case.raw)
+        forms = [(line, {line.text, localized_message_translation.rewritten(line.text)}) for line in log.lines]
+        for pattern in every_pattern():
+            plain = [line for line, texts in forms if any(map(pattern.search, texts))]
+            assert [line for line, _ in log.find(pattern, len(log.lines) + 1)] == plain, (case.name, pattern.pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "needed"),
+    [
+        ("no kernel image", (b"no kernel image",)),
+        (r"\b(fp16|half)\b.{0,60}inf", (b"fp00", b"half")),
+        ("error 80[24]", (b"error 00",)),
+        ("a?b{0,3}", ()),
+        ("(?:x|yy)z{2,}", (b"x", b"yy")),
+        ("浮点数", ("浮点数".encode(),)),
+    ],
+)
+def test_what_a_pattern_cannot_do_without(pattern: str, needed: tuple[bytes, ...]) -> None:
+    assert log_reader_and_search.anchors(re.compile(pattern, re.IGNORECASE | re.ASCII)) == needed
+
+
+@pytest.mark.parametrize("kind", ["training", "words", "repeats", "binary", "one line"])
+def test_ten_megabytes_in_a_second(kind: str) -> None:
+    rng = random.Random(1)
+    vocabulary = words()
+    raw = {
+        "training": lambda: b"".join(b"step %d loss %.4f\n" % (i, rng.random()) for i in range(450_000)),
+        "words": lambda: "\n".join(" ".join(rng.choices(vocabulary, k=12)) for _ in range(100_000)).encode(),
+        "repeats": lambda: "\n".join(f"{word} " * (1900 // len(word)) for word in vocabulary * 8).encode(),
+        "binary": lambda: rng.randbytes(10_000_000),
+        "one line": lambda: b"nan cudnn sdp " * 700_000,
+    }[kind]()[:10_000_000]
+    cause_ranking.explain(log_reader_and_search.Log(b"x"))  # reads the facts
+    begin = time.process_time()
+    cause_ranking.explain(log_reader_and_search.Log(raw))
+    assert time.process_time() - begin < 10 * BUDGET  # shared processors count what waits for memory, too

@@ -1,0 +1,297 @@
+"""`envbuild report`: what its page holds, and that nothing in the evidence becomes more than text."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import itertools
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.lock import lock_file
+from envbuild.report import profile_page_contents, report_html
+from envbuild.report.fingerprint_comparison import document
+from envbuild.testrun import fingerprint_reader
+from unit.report import pages
+from unit.support import PROFILE, envbuild, lock_for, plan_of, source_of, write_profile
+
+
+class Tags(HTMLParser):
+    """The elements of a page, their attributes and their text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+@pytest.fixture
+def world(project: Path) -> Path:
+    """A CPU that is proved, and four cards that failed."""
+    pages.site_facts()
+    pages.prove(*pages.cpu(project), pages.outcome("cpu"))
+    pages.prove(*pages.lab(project), pages.outcome("gpu"))
+    return project
+
+
+def page(name: str, *more: str) -> dict[str, Any]:
+    done = envbuild("report", name, "-o", "page.html", *more, "--json")
+    assert done.code == 0, done.stderr
+    return done.document
+
+
+# what it says
+
+
+def test_what_is_proved_says_where_and_when(world: Path) -> None:
+    status = page("cpu")["status"]
+    assert (status["state"], status["reasons"]) == ("proved", ["cpu: proved on the CPU, 2026-11-21"])
+    text = (world / "page.html").read_text(encoding="utf-8")
+    assert "<title>cpu: proved</title>" in text
+    assert all(part in text for part in (status["images"][0], status["lock"], status["cards"][0]["evidence"]))
+
+
+def test_what_failed_says_which_probes(world: Path) -> None:
+    status = page("lab")["status"]
+    assert status["state"] == "failed"
+    assert "gemm.crash, gemm.accuracy" in status["reasons"][0]
+
+
+def test_a_fault_of_the_run_is_told(world: Path, project: Path) -> None:
+    told = pages.outcome("cpu")
+    pages.prove(*pages.cpu(project), told, ("the container ran out of memory",), day=1)
+    assert page("cpu")["status"]["state"] == "failed"
+    assert "the container ran out of memory" in (world / "page.html").read_text(encoding="utf-8")
+
+
+def test_each_card_of_a_fleet_has_its_own_run(project: Path) -> None:
+    cards = {"a100": "NVIDIA A100-SXM4-80GB", "h20": "NVIDIA H20"}
+    source = source_of(project, {"extends": "h20", "gpus": [*cards, "l40s"], "apt": []}, "mixed")
+    made = lock_for(plan_of(project, {"extends": "h20", "gpus": [*cards, "l40s"], "apt": []}, "mixed"))
+    lock_file.write(made, source.lock_file, "mixed")
+    for day, card in enumerate(cards.values()):
+        pages.prove(source, made, json.loads(json.dumps(pages.outcome("gpu")).replace(pages.CARD, card)), day=day)
+    found = page("mixed")
+    assert [run["card"] for run in found["runs"]] == list(cards.values())
+    assert [(card["model"], card["failed"]) for card in found["status"]["cards"]] == [
+        ("a100", True), ("h20", True), ("l40s", False)
+    ]  # fmt: skip
+    text = (project / "page.html").read_text(encoding="utf-8")
+    assert re.findall(r'<h2 id="run\d-title">Self-test on (.*?)</h2>', text) == list(cards.values())
+    assert "l40s: never proved" in text
+
+
+def test_a_profile_that_was_never_proved_says_so(project: Path) -> None:
+    found = page("h20")
+    assert (found["status"]["state"], found["runs"]) == ("not proved", [])
+    assert found["status"]["reasons"][1] == "no build of this lock is recorded here"
+    text = (project / "page.html").read_text(encoding="utf-8")
+    assert "nothing was measured" in text
+    assert "Next:</span> <code>envbuild make h20</code>, where there is h20" in text
+
+
+def test_a_profile_without_a_lock_says_so(project: Path) -> None:
+    write_profile(project, PROFILE)
+    found = page("sample")
+    assert (found["status"]["state"], found["layers"]) == ("not locked", None)
+    assert (found["status"]["next"], found["status"]["where"]) == ("envbuild make sample", "")
+    assert {pin["name"] for pin in found["pins"]} >= {"python", "torch"}
+
+
+def test_the_headline_has_the_next_command(world: Path) -> None:
+    """Whatever the state; which are left of several cards is said."""
+    status = page("cpu")["status"]
+    assert (status["state"], status["next"]) == ("proved", "envbuild push cpu REGISTRY/cpu")
+    failed = page("lab")["status"]
+    assert (failed["state"], failed["next"]) == ("failed", "envbuild make lab")
+    assert failed["where"].endswith("once what failed is cured")
+
+
+def test_an_extension_that_is_left_out_is_listed(project: Path) -> None:
+    (left,) = page("h20")["left_out"]
+    assert left["name"] == "apex" and "nvcc of CUDA 12" in left["reason"]
+    text = (project / "page.html").read_text(encoding="utf-8")
+    assert "Extensions that are left out" in text and "nvcc of CUDA 12" in text
+    assert page("cpu")["left_out"] == []
+
+
+def test_a_lock_that_no_longer_fits_is_out_of_date(project: Path) -> None:
+    made = lock_for(plan_of(project, {**PROFILE, "packages": ["einops"]}))
+    write_profile(project, PROFILE)
+    lock_file.write(made, project / "profiles" / "sample.lock.yaml", "sample")
+    status = page("sample")["status"]
+    assert (status["state"], status["reasons"][0]) == (
+        "out of date", "wheels changed in the profile since it was locked"
+    )  # fmt: skip
+
+
+def test_the_pins_are_those_that_show_tells(world: Path) -> None:
+    shown = envbuild("show", "lab", "--json").document
+    told = {pin["name"]: (pin["version"], pin["reason"]) for pin in page("lab")["pins"]}
+    assert told == {name: (version, shown["reasons"][name] or "") for name, version in shown["pins"].items() if version}
+
+
+def test_advisories_come_with_state_reason_remedy_and_sources(world: Path) -> None:
+    advice = {item["known"]["id"]: item for item in page("lab")["advice"]}
+    assert advice["cublas-hopper-fpe"]["state"] == "accepted"
+    assert advice["cublas-hopper-fpe"]["reason"] == "no product of these shapes is known in the project"
+    assert advice["rmsnorm-half-torch-2.4"]["state"] == "warned"
+    text = (world / "page.html").read_text(encoding="utf-8")
+    assert 'href="https://github.com/pytorch/pytorch/issues/133548"' in text
+
+
+def test_a_fleet_says_why_its_variables_are_set(project: Path) -> None:
+    reasons = {item["name"]: item["reason"] for item in page("fleet")["environment"]}
+    assert reasons["ENVBUILD_DTYPE"]
+    assert reasons["LANG"] == ""
+
+
+def test_layers_are_shared_where_diff_says_that_they_are_the_same(world: Path) -> None:
+    own = {item["title"] for item in page("lab")["layers"]["layers"] if not item["shared"]}
+    new = {item["title"] for item in envbuild("diff", "xdit", "lab", "--json").document["layers"]}
+    assert own == new == {"nvidia-cublas-cu12", "packages"}
+    sizes = [item["bytes"] for item in page("lab")["layers"]["layers"]]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_the_size_of_a_base_image_by_digest_is_not_known(project: Path) -> None:
+    base = {"image": f"example/base@sha256:{'0' * 64}"}
+    data = {**PROFILE, "base": base, "apt": []}
+    lock_file.write(lock_for(plan_of(project, data)), project / "profiles" / "sample.lock.yaml", "sample")
+    layers = {item["number"]: item["bytes"] for item in page("sample")["layers"]["layers"]}
+    assert (layers[1], layers[2]) == (None, 0)
+    assert "not known" in (project / "page.html").read_text(encoding="utf-8")
+
+
+def test_a_lock_of_another_profile_that_cannot_be_read_is_passed_over(project: Path) -> None:
+    (project / "profiles" / "broken.lock.yaml").write_text("[", encoding="utf-8")
+    assert page("cpu")["layers"]["compared"] == len(list((pages.ROOT / "profiles").glob("**/*.lock.yaml"))) - 1
+
+
+def test_two_fingerprints_are_compared_as_compare_does(project: Path) -> None:
+    found = page("cpu", "--compare", *map(str, pages.PRINTS))["compared"]
+    a, b = map(fingerprint_reader.read, pages.PRINTS)
+    assert {key: found[key] for key in ("verdict", "ops")} == {
+        key: document(profile_page_contents.comparison(a, b).result)[key] for key in ("verdict", "ops")
+    }
+
+
+def test_the_same_evidence_gives_the_same_page(world: Path) -> None:
+    page("lab")
+    before = (world / "page.html").read_bytes()
+    page("lab")
+    assert (world / "page.html").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["report", "cpu"], 2),
+        (["report", "nosuch", "-o", "x.html"], 3),
+        (["report", "cpu", "-o", "x.html", "--compare", "a.json"], 2),
+        (["report", "cpu", "-o", "x.html", "--compare", "a.json", "b.json"], 3),
+        (["report", "cpu", "-o", "."], 2),
+    ],
+)
+def test_what_cannot_be_written_leaves_nothing(project: Path, arguments: list[str], code: int) -> None:
+    assert envbuild(*arguments).code == code
+    assert not (project / "x.html").exists()
+
+
+# how it says it
+
+
+@pytest.mark.parametrize(
+    ("ratio", "at"), [(0.0, 3.0), (-1.0, 3.0), (1e-9, 11.0), (1e-6, 11.0), (1.0, 69.5), (1e2, 89.0), (1e9, 89.0)]
+)
+def test_a_ratio_has_its_place_on_the_one_scale(ratio: float, at: float) -> None:
+    assert report_html.scale_position(ratio) == at
+    assert report_html.scale_position(float("inf")) == report_html.scale_position(float("nan")) == 96.0
+
+
+def test_the_scale_rises() -> None:
+    found = [report_html.scale_position(10 ** (power / 10)) or 0 for power in range(-60, 21)]
+    assert all(a < b for a, b in itertools.pairwise(found))
+
+
+def test_marks_of_one_place_are_one_mark_and_taller() -> None:
+    assert report_html.marks([1.0]) == [(69.5, 1.0)]
+    assert report_html.marks([1.0] * 100 + [0.0]) == [(3.0, 1.0), (69.5, 3.0)]
+
+
+@pytest.mark.parametrize(
+    "cited", ["javascript:alert(1)", "http://example.org/", "https://x/<b>", "a/b", "a/b#c", "https://u@h/", "data:,x"]
+)
+def test_only_an_address_or_a_thread_becomes_a_link(cited: str) -> None:
+    assert "<a " not in report_html.link(cited)
+    assert [tag for tag, _ in Tags(report_html.link(cited)).found] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0, "0"), (0.98765, "0.988"), (1234.5, "1,234"), (2e7, "2e+07"), (float("inf"), "infinite"), ("nan", "no number"),
+     (None, "–"), ("", "–"), ("<b>", "<b>")],
+)  # fmt: skip
+def test_numbers_have_three_digits(value: Any, said: str) -> None:
+    assert report_html.three_digits(value) == said
+
+
+def test_nothing_in_the_evidence_is_more_than_text(world: Path, project: Path) -> None:
+    page("lab")
+    tame = Tags((world / "page.html").read_text(encoding="utf-8"))
+    pages.prove(*pages.lab(project), pages.hostile(), day=1)
+    found = page("lab")
+    text = (world / "page.html").read_text(encoding="utf-8")
+    wild = Tags(text)
+    assert {tag for tag, _ in wild.found} <= {tag for tag, _ in tame.found}
+    assert not {name for _, attributes in wild.found for name in attributes if name.startswith("on")}
+    assert "<script>alert(1)</script>" in "".join(wild.words)
+    assert not set(text) & {"\x1b", "\u202e"}
+    assert found["runs"][0]["probes"][6]["reason"].startswith("died of SIGFPE</code>")
+
+
+def test_the_page_allows_its_own_style_and_nothing_else(world: Path) -> None:
+    page("lab", "--compare", *map(str, pages.PRINTS))
+    text = (world / "page.html").read_text(encoding="utf-8")
+    style = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+    assert len(style) == 1
+    hashed = base64.b64encode(hashlib.sha256(style[0].encode()).digest()).decode()
+    policy = next(a["content"] for tag, a in Tags(text).found if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy == f"default-src 'none'; style-src 'sha256-{hashed}'; base-uri 'none'; form-action 'none'"
+    assert not [a for tag, a in Tags(text).found if tag in ("script", "img", "link", "iframe") or "style" in a]
+    assert not re.search(r"url\(|@import", style[0])
+
+
+def test_every_table_has_a_caption_and_headed_columns(world: Path) -> None:
+    page("lab", "--compare", *map(str, pages.PRINTS))
+    text = (world / "page.html").read_text(encoding="utf-8")
+    tables = re.findall(r"<table.*?</table>", text, re.DOTALL)
+    assert len(tables) == 9
+    assert all("<caption>" in table and 'scope="col"' in table and 'scope="row"' in table for table in tables)
+    assert text.count("<svg") == text.count('aria-hidden="true"', 0) - text.count('<span aria-hidden="true"') + len(
+        re.findall(r'<svg x="', text)
+    )
+
+
+def test_json_holds_no_number_that_json_has_not(world: Path) -> None:
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    done = envbuild("report", "lab", "-o", "page.html", "--json")
+    found = json.loads(done.stdout, parse_constant=refuse)
+    assert found["file"] == "page.html"
+    assert {field.name for field in dataclasses.fields(profile_page_contents.Page)} < set(found)
+    assert found["runs"][0]["probes"][14]["shares"][-1] == "inf"

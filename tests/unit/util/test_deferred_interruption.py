@@ -1,0 +1,65 @@
+"""A signal that comes while a program is started ends the command, though Python ignores what its handler raises."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from envbuild.util import deferred_interruption, host_processes
+
+_STRUCK: list[int] = []
+
+
+def strike() -> None:
+    """At every fork: the signal, if one is to come."""
+    while _STRUCK:
+        os.kill(os.getpid(), _STRUCK.pop())
+
+
+os.register_at_fork(before=strike)
+
+
+@pytest.fixture(autouse=True)
+def _handler() -> Iterator[None]:
+    before = signal.signal(signal.SIGUSR1, lambda *_: deferred_interruption.interrupt(KeyboardInterrupt))
+    yield
+    signal.signal(signal.SIGUSR1, before)
+    _STRUCK.clear()
+
+
+def test_it_is_raised_once_the_program_runs_and_ends_it() -> None:
+    _STRUCK.append(signal.SIGUSR1)
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        host_processes.run([sys.executable, "-c", "import time; time.sleep(600)"])
+    assert time.monotonic() - begin < 120
+    assert host_processes.run(["true"]).code == 0, "it was raised once"
+
+
+def test_it_is_raised_where_the_program_is_missing() -> None:
+    _STRUCK.append(signal.SIGUSR1)
+    with pytest.raises(KeyboardInterrupt):
+        host_processes.run(["/nosuch/program"])
+
+
+def test_otherwise_it_is_raised_at_once() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(60)
+
+
+def test_a_program_that_another_thread_starts_holds_nothing_back() -> None:
+    threads = [threading.Thread(target=host_processes.run, args=(["sleep", "0.2"],)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(60)
+    for thread in threads:
+        thread.join()
