@@ -1,4 +1,4 @@
-"""Lock and Dockerfile -> image, by BuildKit; what was built for which lock is written down (build_records_and_comparison.py)."""
+"""Builds an image from a lock and its Dockerfile with BuildKit, and records it (build_records_and_comparison.py)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What one rank of a world does, step by step: join, exchange, measure, train, leave; each result exact.
 
-Runs in a process of its own (rank_processes_and_faults.py). All values are integers whose sums the dtype still holds, so every
-order of summation gives the same, and the host knows them: the inputs of every rank come from counters. They need all
-the digits that the dtype has, so that a narrower one on the way is seen.
+Runs in a process of its own (rank_processes_and_faults.py). All values are integers whose sums the dtype still holds,
+so every order of summation gives the same, and the host knows them: the inputs of every rank come from counters. They
+need all the digits that the dtype has, so that a narrower one on the way is seen.
 """
 
 from __future__ import annotations
