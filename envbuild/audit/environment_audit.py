@@ -1,8 +1,8 @@
 """An audit: what an environment really holds, judged against a profile, its lock and the known faults. Pure.
 
 The collector runs in the environment: in a container for an image, as a process for a Python. environment_contents.py
-reads its document, library_and_distribution_findings.py judges the libraries, and this module compares the rest with the
-profile, the lock and the facts.
+reads its document, library_and_distribution_findings.py judges the libraries, and this module compares the rest with
+the profile, the lock and the facts.
 """
 
 from __future__ import annotations
