@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from envbuild.image.oci_layout import INDEX, REF, blob_path, tar_member
+from envbuild.image.oci_layout_writer import INDEX, REF, blob_path, tar_member
 from envbuild.registry import oci_types, registry_image_reader
 from envbuild.registry.oci_types import Manifest
 from envbuild.util import strict_json

@@ -18,7 +18,7 @@ from itertools import accumulate, chain
 from re import _parser  # type: ignore[attr-defined]  # no public function says what a pattern needs
 from typing import Any, BinaryIO
 
-from envbuild.explain import localized_message_translation, log_file_reader
+from envbuild.explain import localized_message_translation, log_decompression
 from envbuild.util.errors import some
 
 HEAD, TAIL = 8 << 20, 24 << 20
@@ -206,15 +206,15 @@ class _Index:
 def read(stream: BinaryIO, share: int = 1, file: str = "") -> Log:
     """All of a stream, unpacked where it is of gzip, or its begin and end where it is larger than both together.
     `share`: of that room, where so many logs are read together; `file`: its name, where there are several."""
-    source = log_file_reader.open_log(stream)
+    source = log_decompression.open_log(stream)
     begin = source.read(_SNIFFED)
-    foreign = log_file_reader.foreign(begin)
+    foreign = log_decompression.foreign(begin)
     log = Log(b"" if foreign else chain([begin], _blocks(source, share)), share, file)
     log.foreign, log.note = foreign, None if foreign else source.fault
     return log
 
 
-def _blocks(source: log_file_reader.LogSource, share: int) -> Iterator[bytes]:
+def _blocks(source: log_decompression.LogSource, share: int) -> Iterator[bytes]:
     """Each small enough that one of line breaks alone stays within the bound on lines."""
     while block := source.read(min(_BLOCK, TAIL // share, TAIL_LINES // share)):
         yield block

@@ -24,7 +24,7 @@ from envbuild.attest.policy import Policy
 from envbuild.evidence import evidence_statements_and_store, profile_proofs
 from envbuild.facts import fact_file_reader
 from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
-from envbuild.image import build_records_and_comparison, oci_layout, registry_push
+from envbuild.image import build_records_and_comparison, oci_layout_writer, registry_push
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.image.image_naming import VERIFIED, repository
 from envbuild.lock import wheel_contents
@@ -108,7 +108,7 @@ def export_bundle(name: str, file: Path, progress: Progress) -> Pushed:
     ):
         source, locked, image = _proved(session)
         done.profile = source.name
-        place = oci_layout.Folder(folder / "layout")
+        place = oci_layout_writer.Folder(folder / "layout")
         manifest = session.step("save image", lambda: _saved(session, place, image))
         done.digest = manifest.digest
         place.put_manifest(source.name, manifest)
@@ -128,12 +128,12 @@ def export_bundle(name: str, file: Path, progress: Progress) -> Pushed:
     return done
 
 
-def _written(place: oci_layout.Folder, file: Path, files: Mapping[str, bytes]) -> StepResult[None]:
+def _written(place: oci_layout_writer.Folder, file: Path, files: Mapping[str, bytes]) -> StepResult[None]:
     place.write(file, files)
     return StepResult(None, note=f"{file.stat().st_size / 1e6:.0f} MB")
 
 
-def _saved(session: Session, place: oci_layout.Folder, image: Image) -> StepResult[Manifest]:
+def _saved(session: Session, place: oci_layout_writer.Folder, image: Image) -> StepResult[Manifest]:
     return StepResult(place.take(session.connected(), image), note=some(len(image.layers), "layer"))
 
 

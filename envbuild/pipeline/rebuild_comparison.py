@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from envbuild.attest.image_verifier import Verdict
 from envbuild.attest.trusted_statements import SignedBuild
-from envbuild.image import dockerfile_renderer, oci_layout
+from envbuild.image import dockerfile_renderer, oci_layout_writer
 from envbuild.image.docker_engine import Image
 from envbuild.pipeline.model import Options, Progress
 from envbuild.pipeline.pipeline_steps import Session
@@ -78,7 +78,7 @@ def _compared(
             differing.append((number, (place, digest_in(layer), there), here))
     if made.id == config.id:
         return []
-    with oci_layout.saved(session.connected(), made) as local:
+    with oci_layout_writer.saved(session.connected(), made) as local:
         for number, where, here in differing:
             if how := layer_comparison.difference(where, (local, here, here), _NAMES):
                 return Reason("rebuild", f"layer {number} of {count} is another: {how}")

@@ -38,7 +38,7 @@ from envbuild.attest import (
 from envbuild.attest.in_toto_statements import BuildDetails, Subject
 from envbuild.attest.policy import Policy
 from envbuild.evidence import evidence_statements_and_store
-from envbuild.image import oci_layout
+from envbuild.image import oci_layout_writer
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock import lock_file
 from envbuild.registry import layer_comparison, oci_types, registry_http_and_auth, registry_image_reader
@@ -419,18 +419,22 @@ def _members() -> tuple[tuple[str, bytes], ...]:
     )
     index = {
         "manifests": [
-            {**oci_types.descriptor(oci_types.MANIFEST, manifest), "annotations": {oci_layout.REF: "verified"}}
+            {**oci_types.descriptor(oci_types.MANIFEST, manifest), "annotations": {oci_layout_writer.REF: "verified"}}
         ]
     }
     held = {f"{blob.decode()}{hashlib.sha256(raw).hexdigest()}": raw for raw in (config, LAYER, manifest)}
-    return (*held.items(), (oci_layout.INDEX, json.dumps(index).encode()), (image_bundle_file.KEY, signer().public.pem))
+    return (
+        *held.items(),
+        (oci_layout_writer.INDEX, json.dumps(index).encode()),
+        (image_bundle_file.KEY, signer().public.pem),
+    )
 
 
 def _bundle(raw: bytes) -> None:
     file = Path("x.tar")
     file.write_bytes(raw)
     found = image_bundle_file.Bundle(file)
-    for name in (image_bundle_file.KEY, image_bundle_file.LOCK, oci_layout.INDEX):
+    for name in (image_bundle_file.KEY, image_bundle_file.LOCK, oci_layout_writer.INDEX):
         try:
             found.file(name)
         except Refusal:

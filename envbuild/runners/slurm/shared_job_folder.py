@@ -8,8 +8,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from envbuild.runners.slurm import job_outcome_and_failures
-from envbuild.runners.slurm.job_outcome_and_failures import JobOutcome
+from envbuild.runners.slurm import outcome_file_and_start_failures
+from envbuild.runners.slurm.outcome_file_and_start_failures import JobOutcome
 from envbuild.testrun.run_result import MAX_STDOUT
 from envbuild.util.errors import printable
 
@@ -57,7 +57,7 @@ def read_outcome(attempt: Path) -> JobOutcome | None:
     """None where it has not ended yet, or was stopped."""
     try:
         with (attempt / "outcome").open("rb") as file:
-            return job_outcome_and_failures.parse_outcome(file.read(_OUTCOME).decode(errors="replace"))
+            return outcome_file_and_start_failures.parse_outcome(file.read(_OUTCOME).decode(errors="replace"))
     except OSError:
         return None
 

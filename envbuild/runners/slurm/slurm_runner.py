@@ -18,12 +18,12 @@ from envbuild.runners.job_resume_tickets import Ticket
 from envbuild.runners.runner_interface import RunnerError, Watch
 from envbuild.runners.slurm import (
     batch_script,
-    job_outcome_and_failures,
     multi_node_script,
+    outcome_file_and_start_failures,
     shared_job_folder,
     slurm_job_states_and_waiting,
 )
-from envbuild.runners.slurm.job_outcome_and_failures import JobOutcome
+from envbuild.runners.slurm.outcome_file_and_start_failures import JobOutcome
 from envbuild.runners.slurm.slurm_job_states_and_waiting import Queue, Seen
 from envbuild.runners.slurm.slurm_settings import SlurmSite
 from envbuild.testrun.run_result import MAX_STDOUT, RawOutput
@@ -212,9 +212,9 @@ class Slurm:
 
     def _output(self, job: Job, attempt: Path, outcome: JobOutcome, watch: Watch) -> RawOutput:
         words = shared_job_folder.end(attempt / "stderr", batch_script.MAX_STDERR)
-        job_outcome_and_failures.require_started(outcome, self._site, self.image, words)
+        outcome_file_and_start_failures.require_started(outcome, self._site, self.image, words)
         queued, restarts = self._last.queued if self._last else None, int(attempt.name.rpartition("-")[2])
-        where = {"runner": _NAME, **job_outcome_and_failures.where(outcome, self._site, job), "queued_seconds": queued,
+        where = {"runner": _NAME, **outcome_file_and_start_failures.where(outcome, self._site, job), "queued_seconds": queued,
                  "restarts": restarts}  # fmt: skip
         for lack in where["unconfined"]:
             watch.say(f"not as confined as here: {lack}")

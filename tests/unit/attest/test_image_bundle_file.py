@@ -14,7 +14,7 @@ import pytest
 import requests
 import zstandard
 
-from envbuild.image.oci_layout import REF
+from envbuild.image.oci_layout_writer import REF
 from envbuild.registry import oci_types
 from envbuild.registry.block_iterator_file import Blocks
 from envbuild.util.errors import CheckFailed, EngineError, NotProved, UsageError

@@ -19,12 +19,12 @@ import pytest
 from envbuild.image.docker_engine import Image
 from envbuild.runners.runner_interface import RunnerError, Watch
 from envbuild.runners.slurm import (
-    job_outcome_and_failures,
+    outcome_file_and_start_failures,
     shared_job_folder,
     slurm_job_states_and_waiting,
     slurm_runner,
 )
-from envbuild.runners.slurm.job_outcome_and_failures import JobOutcome
+from envbuild.runners.slurm.outcome_file_and_start_failures import JobOutcome
 from envbuild.runners.slurm.slurm_runner import Slurm
 from envbuild.runners.slurm.slurm_settings import SlurmSite
 from envbuild.testrun import output_judge
@@ -579,8 +579,8 @@ def test_an_outcome_has_its_shape_or_is_none(change: dict[str, str]) -> None:
     def text(values: dict[str, str]) -> str:
         return "".join(f"{key}={value}\n" for key, value in values.items())
 
-    assert job_outcome_and_failures.parse_outcome(text(GOOD))
-    assert job_outcome_and_failures.parse_outcome(text({**GOOD, **change})) is None
+    assert outcome_file_and_start_failures.parse_outcome(text(GOOD))
+    assert outcome_file_and_start_failures.parse_outcome(text({**GOOD, **change})) is None
 
 
 def test_an_outcome_of_many_nodes_with_long_names_is_read_whole(tmp_path: Path) -> None:
@@ -603,27 +603,31 @@ slurmstepd: error: pyxis: couldn't start container
 def test_what_pyxis_cannot_fetch_is_no_fault_of_the_image() -> None:
     """It fetches as it starts; these are its words."""
     text = "".join(f"{key}={value}\n" for key, value in {**GOOD, "exit": "1", "bytes": "0"}.items())
-    outcome = job_outcome_and_failures.parse_outcome(text)
+    outcome = outcome_file_and_start_failures.parse_outcome(text)
     site = SlurmSite(container="pyxis", registry="registry.example/team/h20")
     assert outcome
     with pytest.raises(NetworkError, match="n cannot fetch x"):
-        job_outcome_and_failures.require_started(outcome, site, "x", PYXIS)
+        outcome_file_and_start_failures.require_started(outcome, site, "x", PYXIS)
     with pytest.raises(EngineError, match="does not start"):
-        job_outcome_and_failures.require_started(outcome, site, "x", "slurmstepd: error: pyxis: container start failed")
+        outcome_file_and_start_failures.require_started(
+            outcome, site, "x", "slurmstepd: error: pyxis: container start failed"
+        )
 
 
 def test_of_several_nodes_each_must_have_begun() -> None:
     def left(parts: str) -> JobOutcome:
         values = {**GOOD, "node": "a,b", "parts": parts, "fabric": "no yes"}
-        found = job_outcome_and_failures.parse_outcome("".join(f"{key}={value}\n" for key, value in values.items()))
+        found = outcome_file_and_start_failures.parse_outcome(
+            "".join(f"{key}={value}\n" for key, value in values.items())
+        )
         assert found
         return found
 
     assert (left("0:5 5:7").parts, left("0:5 5:7").fabric) == (((0, 5), (5, 7)), (False, True))
-    job_outcome_and_failures.require_started(left("0:5 5:7"), SlurmSite(), "x", "")
+    outcome_file_and_start_failures.require_started(left("0:5 5:7"), SlurmSite(), "x", "")
     for parts in ("0:5 125:0", "1:0 0:5"):
         with pytest.raises(EngineError, match="does not start"):
-            job_outcome_and_failures.require_started(left(parts), SlurmSite(), "x", "")
+            outcome_file_and_start_failures.require_started(left(parts), SlurmSite(), "x", "")
 
 
 TOGETHER = dataclasses.replace(JOB, nodes=2)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.explain import log_file_reader, log_reader_and_search
+from envbuild.explain import log_decompression, log_reader_and_search
 from unit.explain.corpus import piped
 from unit.support import envbuild
 
@@ -82,7 +82,7 @@ def test_a_packed_log_is_read_as_far_as_it_goes() -> None:
 
 
 def test_a_bomb_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_file_reader, "UNPACKED", 1 << 20)
+    monkeypatch.setattr(log_decompression, "UNPACKED", 1 << 20)
     found = read(gzip.compress(b"x\n" * (1 << 22)))
     assert found.note and "unpacks to more than" in found.note
     assert len(found.lines) <= (1 << 19) + 1
