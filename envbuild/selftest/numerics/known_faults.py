@@ -53,6 +53,29 @@ KNOWN_FAULTS = (
         },
         unless={"kernel": ((1, 1, 1),)},
     ),
+    # oneDNN 3.12, jit_avx512_common_conv_bwd_weights_kernel_f32_t::compute_od_loop_partial: at the end of the padding
+    # in front it moves kernel and input by stride - padding % stride, although both already stand right, and then counts
+    # kernel_depth - padding + 1 places from there. That happens where the kernel leaves the padding in front while it
+    # reaches into the padding behind: here with a kernel of depth 7, stride 2, padding 3 and an output of depth 5 to 7.
+    # Plain convolutions have the same fault, but none that conv_shapes.py makes is so short.
+    KnownFault(
+        name="transposed convolution of a short volume with a deep kernel",
+        operation="convolution",
+        result="gradient of the weights",
+        device="cpu",
+        torch="2.13.0",
+        reason="wrong numbers, and the process may die of a corrupt heap: float32 on a processor with AVX-512, where "
+        "oneDNN writes past the end of the gradient (outputs of depth 5 to 7)",
+        where={
+            "way": ("transposed",),
+            "rank": (3,),
+            "kernel": ((7, 5, 1),),
+            "stride": ((2, 2, 2), (2, 1, 1)),
+            "dilation": ((1, 1, 1),),
+            "padding": ("half", "same"),
+            "dtype": (torch.float32,),
+        },
+    ),
 )
 
 
