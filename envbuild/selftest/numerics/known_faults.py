@@ -76,8 +76,9 @@ KNOWN_FAULTS = (
             "dtype": (torch.float32,),
         },
     ),
-    # https://github.com/uxlfoundation/oneDNN/issues/6035: for channels last the workspace has room for the channels, but
-    # is addressed in blocks of 8 or 16. Only where strides divide the sizes of the input (of the output, if transposed).
+    # https://github.com/uxlfoundation/oneDNN/issues/6035: for channels last the workspace has room for the channels,
+    # but is addressed in blocks of 8 or 16. Only where strides divide the sizes of the input, or of a transposed
+    # convolution's output.
     KnownFault(
         name="1x1 convolution with a stride, channels last",
         operation="convolution",

@@ -41,7 +41,7 @@ def short_volume(dtype):
     return torch.autograd.grad(y, w, torch.ones_like(y))[0].double()
 
 def strided(dtype):
-    x, w = torch.ones(32, 4, 32, 32, dtype=dtype), torch.ones(8, 4, 1, 1, dtype=dtype, requires_grad=True)
+    x, w = torch.ones(4, 1, 64, 64, dtype=dtype), torch.ones(8, 1, 1, 1, dtype=dtype, requires_grad=True)
     y = F.conv2d(x.to(memory_format=torch.channels_last), w, stride=2)
     return torch.autograd.grad(y, w, torch.ones_like(y))[0].double()
 
