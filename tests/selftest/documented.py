@@ -67,8 +67,9 @@ def page() -> str:
 def _left_out(fault: KnownFault) -> str:
     conditions = [f"{name} {_listed(list(map(_written, values)))}" for name, values in fault.where.items()]
     conditions += [f"{name} not {_listed(list(map(_written, values)))}" for name, values in fault.unless.items()]
+    results = ", ".join(fault.results)
     line = (
-        f"- {fault.operation}, {fault.result}, device {fault.device}: {fault.name} ({'; '.join(conditions)}). "
+        f"- {fault.operation}, {results}, device {fault.device}: {fault.name} ({'; '.join(conditions)}). "
         f"Known since torch {fault.torch}: {fault.reason}."
     )
     return textwrap.fill(line, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
