@@ -104,11 +104,13 @@ class Figure:
 def worst_of_each_dtype(figures: Sequence[Figure]) -> list[Figure]:
     """The figure of each dtype whose error takes the largest share of its bound, with the number of checks of all."""
     found: dict[str, Figure] = {}
+    checks: dict[str, int] = {}
     for figure in figures:
+        checks[figure.dtype] = checks.get(figure.dtype, 0) + figure.checks
         before = found.get(figure.dtype)
-        worst = figure if before is None or figure.severity > before.severity else before
-        found[figure.dtype] = replace(worst, checks=figure.checks + (before.checks if before else 0))
-    return list(found.values())
+        if before is None or figure.severity > before.severity:
+            found[figure.dtype] = figure
+    return [replace(worst, checks=checks[dtype]) for dtype, worst in found.items()]
 
 
 @dataclass(frozen=True)

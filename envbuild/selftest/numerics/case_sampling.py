@@ -19,7 +19,6 @@ from envbuild.selftest.numerics import operation_case
 from envbuild.selftest.numerics.operation_case import Case
 
 Point = Mapping[str, Any]
-Pair = tuple[tuple[str, Any], tuple[str, Any]]  # two dimensions, each with its value
 
 _CANDIDATES = 24  # points that are drawn for each that is taken
 _DRAWS = 200  # of points, until one is possible
@@ -62,8 +61,8 @@ def sample(operation: Operation, count: int, seed: int) -> Sample:
     points: list[Point] = []
     for _ in range(count):
         drawn = [_draw(operation, numbers) for _ in range(_CANDIDATES if left else 1)]
-        best = max(drawn, key=lambda point: len(left.intersection(pairs(point))))
-        left.difference_update(pairs(best))
+        best = max(drawn, key=left.count)
+        left.remove(best)
         points.append(best)
     return Sample(tuple(points), of - len(left), of)
 
@@ -90,22 +89,63 @@ def check(context: Context, operations: Sequence[Operation], may_refuse: Refusal
             context.figures[begin:] = worst_of_each_dtype(context.figures[begin:])
 
 
-def pairs(point: Point) -> Iterator[Pair]:
-    """Each two dimensions of a point with their values."""
-    return itertools.combinations(point.items(), 2)
+class PairSet:
+    """A set of pairs of values of two dimensions of a space.
+
+    Each value has a number, and a row of bits: those of the values it forms a pair with. A point's pairs are counted
+    by row, as sampling counts them for thousands of points.
+    """
+
+    def __init__(self, space: Mapping[str, Sequence[Any]]) -> None:
+        numbers = itertools.count()
+        self._numbers = {name: dict(zip(dict.fromkeys(values), numbers)) for name, values in space.items()}
+        self._rows = [0] * next(numbers)
+
+    def __len__(self) -> int:
+        return sum(map(_bit_count, self._rows)) // 2
+
+    def has(self, one: str, a: Any, other: str, b: Any) -> bool:
+        """Whether value `a` of dimension `one` and value `b` of dimension `other` are a pair of the set."""
+        return bool(self._rows[self._numbers[one][a]] >> self._numbers[other][b] & 1)
+
+    def count(self, point: Point) -> int:
+        """How many pairs of this point are in the set."""
+        values, mask = self._encode(point)
+        return sum(_bit_count(self._rows[value] & mask) for value in values) // 2
+
+    def add(self, point: Point) -> None:
+        """Add all pairs of this point."""
+        values, mask = self._encode(point)
+        for value in values:
+            self._rows[value] |= mask ^ (1 << value)
+
+    def remove(self, point: Point) -> None:
+        """Remove those pairs of this point that are in the set."""
+        values, mask = self._encode(point)
+        for value in values:
+            self._rows[value] &= ~mask
+
+    def _encode(self, point: Point) -> tuple[list[int], int]:
+        """The numbers of a point's values, and their bits."""
+        values = [self._numbers[name][value] for name, value in point.items()]
+        return values, sum(1 << value for value in values)
 
 
-def all_pairs(operation: Operation) -> set[Pair]:
+def _bit_count(bits: int) -> int:
+    return bin(bits).count("1")
+
+
+def all_pairs(operation: Operation) -> PairSet:
     """Every pair of values that a possible point has, as far as points drawn at random show it."""
     numbers = random.Random(operation.name)
-    found: set[Pair] = set()
+    found = PairSet(operation.space)
     for (one, values), (other, more) in itertools.combinations(operation.space.items(), 2):
         for a, b in itertools.product(values, more):
-            if ((one, a), (other, b)) not in found:
+            if not found.has(one, a, other, b):
                 for _ in range(_DRAWS):
                     point = _any(operation, numbers) | {one: a, other: b}
                     if operation.possible(point):
-                        found.update(pairs(point))
+                        found.add(point)
                         break
     return found
 
@@ -120,4 +160,5 @@ def _draw(operation: Operation, numbers: random.Random) -> dict[str, Any]:
 
 def _any(operation: Operation, numbers: random.Random) -> dict[str, Any]:
     # random() is the same in every version of Python; choice() is not promised to be.
-    return {name: values[int(numbers.random() * len(values))] for name, values in operation.space.items()}
+    draw = numbers.random
+    return {name: values[int(draw() * len(values))] for name, values in operation.space.items()}

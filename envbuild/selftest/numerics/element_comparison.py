@@ -104,11 +104,11 @@ def _exact(expected: torch.Tensor, bound: torch.Tensor | None) -> Worst:
 
 
 def _beyond_rounding(error: torch.Tensor, bound: torch.Tensor, once: torch.Tensor) -> float:
-    """The largest (error - once) / (bound - once), 0 where `once` explains the error. Infinite for NaN, and where an
-    error is above a bound that leaves nothing beyond `once`."""
+    """The largest (error - once) / (bound - once), 0 where `once` explains the error; overwrites `error`. Infinite for
+    NaN, and where an error is above a bound that leaves nothing beyond `once`."""
     left = (bound - once).clamp_(min=_SMALLEST)
-    share = float((error - once).clamp_(min=0).div_(left).max())
-    return share if share < 1e30 else math.inf
+    share = float(error.sub_(once).div_(left).max())
+    return max(0.0, share) if share < 1e30 else math.inf
 
 
 def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -132,13 +132,14 @@ def exact_gradients(case: GradientCase, given: GradientInputs) -> ExactGradients
     """
     q, k, v, grad = (values.to(torch.float64) for values in (given.q, given.k, given.v, given.grad))
     scale = 1 / math.sqrt(case.depth)
-    weights = torch.softmax((q @ k.mT * scale).masked_fill(case.ahead, -math.inf), dim=-1)
-    slope, sizes = grad @ v.mT, (grad.square() @ v.square().mT).sqrt()
+    # In place: new memory for each of these tensors took a tenth of the time (tried).
+    weights = torch.softmax((q @ k.mT).mul_(scale).masked_fill_(case.ahead, -math.inf), dim=-1)
+    slope, sizes = grad @ v.mT, (grad.square() @ v.square().mT).sqrt_()
     total = (weights * slope).sum(dim=-1, keepdim=True)
     row = total.abs() + (weights * sizes).sum(dim=-1, keepdim=True)
-    change = weights * (slope - total)
+    terms = sizes.add_(slope.abs()).add_(row).mul_(weights).square_()
+    change = slope.sub_(total).mul_(weights)
     change[PROBLEMS.index("V=1")] = 0  # as it is, but for float64's rounding
-    terms = (weights * (slope.abs() + sizes + row)).square()
     spread_q = (terms @ k.square()).sqrt() + row * (weights @ k).abs()
     spreads = (scale * spread_q, scale * (terms.mT @ q.square()).sqrt(), (weights.square().mT @ grad.square()).sqrt())
     gradients = (scale * (change @ k), scale * (change.mT @ q), weights.mT @ grad)

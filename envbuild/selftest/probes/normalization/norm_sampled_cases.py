@@ -316,11 +316,12 @@ def _exact(*given: torch.Tensor, names: Sequence[str], norm: SampledNorm) -> dic
     centred = float(norm.kind != "rms_norm" and norm.training)  # whether the input's own mean is taken off
     own = float(norm.training)  # whether the deviation is the input's own
     centre = centred * mean(x) if norm.training else of_channels("mean", 0.0)
-    absolute = centred * mean(x.abs()) if norm.training else centre.abs()
+    distance = x.abs()
+    absolute = centred * mean(distance) if norm.training else centre.abs()
     shifted = x - centre
     variance = mean(shifted.square()) if norm.training else of_channels("variance", 1.0)
     sigma = (variance + epsilon).sqrt()
-    unit, spread = shifted / sigma, (x.abs() + absolute) / sigma
+    unit, spread = shifted / sigma, (distance + absolute) / sigma
 
     roundings = ROUNDINGS.get(norm.kind, 0) if norm.is_half else 0
     bound = functools.partial(_bound, norm=norm, n=x.shape[2] * x.shape[3])
@@ -329,15 +330,17 @@ def _exact(*given: torch.Tensor, names: Sequence[str], norm: SampledNorm) -> dic
     }
     if norm.backward:
         grad = norm.view(tensors["grad"])
-        back, forth = grad * weight, (grad * weight).abs()
-        value = (back - centred * mean(back) - own * unit * mean(back * unit)) / sigma
-        size = (forth + centred * mean(forth) + own * spread * mean(forth * spread)) / sigma
+        back = grad * weight
+        forth = back.abs()
+        value = (back - centred * mean(back) - unit * (own * mean(back * unit))) / sigma
+        size = (forth + centred * mean(forth) + spread * (own * mean(forth * spread))) / sigma
         on_way = roundings + (ROUNDINGS_X if norm.is_half else 0)
         result["gradient of x"] = bound(norm.back(value), norm.back(size), on_way, 2)
         added = ROUNDINGS_WEIGHT + x.shape[0] * (x.shape[3] if norm.kind == "batch_norm" else 1)
         on_way = roundings + (added if norm.is_half else 0)
         terms = x.shape[0] * x.shape[3]
-        for name, factor, most in (("weight", unit, spread), ("bias", torch.ones_like(unit), torch.ones_like(unit))):
+        one = torch.ones((), dtype=torch.float64)
+        for name, factor, most in (("weight", unit, spread), ("bias", one, one)):
             if name in tensors:
                 value, size = (part.sum((0, 3)).reshape(norm.affine) for part in (grad * factor, grad.abs() * most))
                 result[f"gradient of {name}"] = bound(

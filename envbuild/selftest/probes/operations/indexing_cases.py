@@ -88,7 +88,8 @@ def _looked_up(indices: torch.Tensor, table: torch.Tensor, grad: torch.Tensor, o
         if row != padding:
             sums[row] = [total + value for total, value in zip(sums[row], values)]
     if options.get("scale_grad_by_freq"):
-        sums = [[value / max(1, order.count(row)) for value in line] for row, line in enumerate(sums)]
+        counts = [max(1, order.count(row)) for row in range(keys)]
+        sums = [[value / count for value in line] for count, line in zip(counts, sums)]
     rows = table.tolist()
     return {"output": _exactly([rows[index] for index in order]), "gradient": _exactly(sums)}
 

@@ -273,31 +273,38 @@ def _ordered(x: torch.Tensor, functions: Sequence[str], over: str, layout: str) 
 def _ordered_by_hand(x: torch.Tensor, functions: Sequence[str]) -> Expected:
     rows: list[list[float]] = x.tolist()
     rising = [sorted(range(len(row)), key=row.__getitem__) for row in rows]
-    top = min(_TOP, len(rows[0]))
-
-    def picked(places: list[list[int]]) -> list[list[float]]:
-        return [[row[place] for place in order] for row, order in zip(rows, places)]
-
     falling = [sorted(range(len(row)), key=row.__getitem__, reverse=True) for row in rows]  # also stable
-    first, last = ([order[0] for order in places] for places in (rising, falling))
-    smallest, largest = (list(map(list.__getitem__, rows, places)) for places in (first, last))
-    lists: dict[str, dict[str, Any]] = {
-        "max": {"largest": largest, "place": last},
-        "min": {"smallest": smallest, "place": first},
-        "amax and amin": {"largest": largest, "smallest": smallest},
-        "argmax": {"place": last},
-        "argmin": {"place": first},
-        "max of all": {"largest": [max(largest)]},
-        "argsort": {"places": rising},
-        "kthvalue": {"value": [row[top - 1] for row in picked(rising)], "place": [line[top - 1] for line in rising]},
+    up, down = (_picked(rows, places) for places in (rising, falling))
+    top = min(_TOP, len(rows[0]))
+    first, last = ({what: part[:, 0] for what, part in order.items()} for order in (up, down))
+    smallest, largest = {"smallest": first["values"]}, {"largest": last["values"]}
+    parts: dict[str, dict[str, torch.Tensor]] = {
+        "max": {**largest, "place": last["places"]},
+        "min": {**smallest, "place": first["places"]},
+        "amax and amin": {**largest, **smallest},
+        "argmax": {"place": last["places"]},
+        "argmin": {"place": first["places"]},
+        "max of all": {"largest": torch.tensor([max(map(max, rows))], dtype=torch.float64)},
+        "argsort": {"places": up["places"]},
+        "kthvalue": {"value": up["values"][:, top - 1], "place": up["places"][:, top - 1]},
+        "topk": {what: part[:, :top] for what, part in down.items()},
+        "topk of the smallest": {what: part[:, :top] for what, part in up.items()},
+        "sort": up,
+        "stable sort": up,
+        "sort descending": down,
     }
-    orders = {"topk": [line[:top] for line in falling], "topk of the smallest": [line[:top] for line in rising]}
-    orders |= {"sort": rising, "stable sort": rising, "sort descending": falling}
-    lists |= {name: {"values": picked(places), "places": places} for name, places in orders.items()}
-    found: dict[str, Any] = {f"{name}: {what}": part for name in functions for what, part in lists[name].items()}
+    found = {f"{name}: {what}": part for name in functions for what, part in parts[name].items()}
     if x.is_floating_point():
-        found.update(dict.fromkeys(("amax with NaN is NaN", "amin with NaN is NaN"), [1.0] * len(rows)))
-    return {name: without_rounding(torch.tensor(values, dtype=torch.float64)) for name, values in found.items()}
+        ones = torch.ones(len(rows), dtype=torch.float64)
+        found.update({"amax with NaN is NaN": ones, "amin with NaN is NaN": ones})
+    return {name: without_rounding(values) for name, values in found.items()}
+
+
+def _picked(rows: list[list[float]], places: list[list[int]]) -> dict[str, torch.Tensor]:
+    """These places of each row, and the values there."""
+    values = [[row[place] for place in order] for row, order in zip(rows, places)]
+    lists: dict[str, list[Any]] = {"values": values, "places": places}
+    return {name: torch.tensor(numbers, dtype=torch.float64) for name, numbers in lists.items()}
 
 
 def spread(point: Point, seed: int) -> Case:
