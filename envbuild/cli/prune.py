@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from envbuild.cli.console import emit, json_option
-from envbuild.image import built_lock_list, image_and_cache_pruning
+from envbuild.image import image_and_cache_pruning, noted_lock_paths
 from envbuild.image.docker_engine import Engine
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
@@ -61,7 +61,7 @@ class _Known:
 
     @property
     def elsewhere(self) -> set[str]:
-        return set(map(built_lock_list.name, self.noted))
+        return set(map(noted_lock_paths.name, self.noted))
 
     @property
     def names(self) -> list[str]:
@@ -83,7 +83,7 @@ class _Known:
 def _known() -> _Known:
     locks = profile_name_lookup.locks()
     beside = [file.absolute() for file in locks.values()]
-    return _Known({*profile_name_lookup.profile_names(), *locks}, beside, list(built_lock_list.all_locks()))
+    return _Known({*profile_name_lookup.profile_names(), *locks}, beside, list(noted_lock_paths.all_locks()))
 
 
 def _turns(stack: contextlib.ExitStack) -> _Known:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.fetch.locked_artifact_types import LockedWheel
-from envbuild.image import build_records_and_comparison, built_lock_list, debian_base_tar, extension_wheel_build
+from envbuild.image import build_records_and_comparison, debian_base_tar, extension_wheel_build, noted_lock_paths
 from envbuild.image.docker_engine import Engine
 from envbuild.image.image_naming import LOCK_LABEL, PREFIX, VERIFIED, repository
 from envbuild.lock.lock_file import Lock
@@ -79,8 +79,8 @@ def forget_gone_locks(engine: Engine, noted: Iterable[Path]) -> None:
     """Locks that are gone, once no image of theirs is there."""
     there = {tag.rpartition(":")[0] for tag, _, _ in engine.images(PREFIX)}
     for file in noted:
-        if not file.exists() and repository(built_lock_list.name(file)) not in there:
-            built_lock_list.forget_lock(file)
+        if not file.exists() and repository(noted_lock_paths.name(file)) not in there:
+            noted_lock_paths.forget_lock(file)
 
 
 def temporary() -> Iterator[Removable]:

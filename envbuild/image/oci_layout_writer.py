@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from envbuild.image import image_archive_reader
+from envbuild.image import engine_save_stream
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.registry import oci_types
 from envbuild.registry.layer_decompressor import Unpacked
@@ -67,7 +67,7 @@ class Folder:
         """An image that the engine saves, its layers as blobs, unpacked. Raises EngineError, also if it saves
         another."""
         wanted = {image.id, *image.layers}
-        with image_archive_reader.files(engine, image) as contents:
+        with engine_save_stream.files(engine, image) as contents:
             taken = {self._take(content) for content in contents}
         if not wanted <= taken:
             raise EngineError(f"the engine saves another image than {image.id}")

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from envbuild.image import image_archive_reader
+from envbuild.image import engine_save_stream
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.registry import oci_types, registry_image_reader
 from envbuild.registry.layer_decompressor import Unpacked
@@ -81,7 +81,7 @@ def _require_room(engine: Engine, image: Image, folder: Path) -> None:
 
 def _parts(engine: Engine, image: Image, file: Path) -> Iterator[_Part]:
     """Each file that the engine saves; a packed form is in `file` until the next one is asked for."""
-    with image_archive_reader.files(engine, image) as contents:
+    with engine_save_stream.files(engine, image) as contents:
         for content in contents:
             begin = content.read(registry_image_reader.CONFIG_BYTES)
             if (
@@ -99,7 +99,7 @@ def _packed(begin: bytes, content: Unpacked, file: Path) -> _Part:
     packer = zstandard.ZstdCompressor(level=_LEVEL, threads=0, write_checksum=True, write_content_size=False)
     compressor, seen, before = packer.compressobj(), hashlib.sha256(), 0
     with file.open("wb") as target:
-        for block in itertools.chain([begin], iter(partial(content.read, image_archive_reader.BLOCK), b"")):
+        for block in itertools.chain([begin], iter(partial(content.read, engine_save_stream.BLOCK), b"")):
             before += len(block)
             piece = compressor.compress(block)
             seen.update(piece)

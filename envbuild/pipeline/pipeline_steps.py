@@ -24,11 +24,11 @@ from envbuild.image import (
     build_context_folders,
     build_records_and_comparison,
     buildx,
-    built_lock_list,
     debian_base_tar,
     dockerfile_renderer,
     extension_wheel_build,
     image_build,
+    noted_lock_paths,
 )
 from envbuild.image.build_records_and_comparison import Record
 from envbuild.image.docker_engine import Engine, Image
@@ -179,7 +179,7 @@ class Session:
 
     def build(self, source: Source, plan: Plan, locked: Lock, text: str) -> Image:
         """The image of a lock: built already, or its layers made, audited, and labelled with what is in them."""
-        built_lock_list.note_lock(source.known_lock)  # before there is an image that prune would not know
+        noted_lock_paths.note_lock(source.known_lock)  # before there is an image that prune would not know
         there = None if self.options.no_cache else image_build.existing_image(self.connected(), locked, text)
         if there is not None:
             image = self.step("build", lambda: self._built(source, locked, there))

@@ -20,7 +20,7 @@ from envbuild.audit.library_and_distribution_findings import Finding
 from envbuild.evidence.proof_rules import Proof
 from envbuild.facts import probe_catalogue_reader
 from envbuild.fetch import archive_fetcher, wheel_resolution_and_download
-from envbuild.image import build_records_and_comparison, buildx, built_lock_list, image_build
+from envbuild.image import build_records_and_comparison, buildx, image_build, noted_lock_paths
 from envbuild.lock import extension_source_fetcher, lock_file
 from envbuild.pipeline import build_downloads, workflows
 from envbuild.pipeline.model import Made, On, Options, Progress
@@ -169,7 +169,7 @@ def test_layers_are_audited_before_they_are_labelled(
     assert image == session.made.image == image_of("labelled")
     assert [name for name in done if name in ("layers", "collect", "label")] == ["layers", "collect", "label"]
     assert [step.name for step in session.made.steps] == ["build", "audit", "label"]
-    assert list(built_lock_list.all_locks()) == [project / "profiles" / "sample.lock.yaml"], "prune would not know it"
+    assert list(noted_lock_paths.all_locks()) == [project / "profiles" / "sample.lock.yaml"], "prune would not know it"
 
 
 def test_what_has_no_lock_file_is_not_noted(
