@@ -379,6 +379,8 @@ class Session:
         return True
 
     def evidence(self, source: Source, image: Image, locked: Lock, run: TestRun, signer: Signer | None) -> None:
+        """Write the run record, and where there is a signer, its signed statement."""
+
         def work() -> StepResult[None]:
             now = datetime.datetime.now(datetime.UTC)
             engine = run.where.get("engine") or f"docker {self.connected().version}"
