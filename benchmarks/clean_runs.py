@@ -36,13 +36,13 @@ import json, sys
 from envbuild.selftest.__main__ import torch_fault
 if fault := torch_fault():
     sys.exit(fault)
-from envbuild.selftest.harness import scheduler, supervisor
+from envbuild.selftest.harness import probe_scheduler, probe_supervisor
 from envbuild.selftest.probes.probe_catalogue import PROBES
 from envbuild.selftest.harness.job_document import parse
 from envbuild.selftest.harness.standalone_output import Collector
 collector = Collector()
 job = parse(json.load(sys.stdin), frozenset(probe.name for probe in PROBES))
-scheduler.run(PROBES, job, collector, supervisor.Terms())
+probe_scheduler.run(PROBES, job, collector, probe_supervisor.Terms())
 collector.write(1)
 """
 

@@ -102,11 +102,14 @@ def slow_link(rounds: Rounds, ours: Ours) -> None:
     link = stock.mirror.link
     link.rate, link.sent = LINK, 0
     script = (
-        "import sys, time; from envbuild.fetch import store, uv; from envbuild.lock import lock_file; "
-        "from envbuild.resolve import profile_reader, resolver; source = profile_reader.load(sys.argv[1]); "
-        "plan = resolver.resolve(source); locked = lock_file.read(source.known_lock); "
+        "import sys, time; from envbuild.fetch import sha256_file_store, wheel_resolution_and_download as wheels; "
+        "from envbuild.lock import lock_file; "
+        "from envbuild.resolve import plan_resolver, profile_reader_and_overrides; "
+        "source = profile_reader_and_overrides.load(sys.argv[1]); "
+        "plan = plan_resolver.resolve(source); locked = lock_file.read(source.known_lock); "
         "begin = time.perf_counter(); "
-        "uv.fetch_wheels(locked.wheels, plan.python, plan.glibc, store.wheel_store(), lambda name, count: None); "
+        "store = sha256_file_store.wheel_store(); "
+        "wheels.fetch_wheels(locked.wheels, plan.python, plan.glibc, store, lambda name, count: None); "
         "print(time.perf_counter() - begin)"
     )
     try:

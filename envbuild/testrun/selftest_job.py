@@ -39,8 +39,8 @@ job = json.loads(read(sizes[1]))
 if sys.path[0] == "":
     del sys.path[0]
 sys.path.insert(0, path)
-from envbuild.selftest.inventory import interpreter_setup
-interpreter_setup.extend_path(variables=not sys.flags.isolated)
+from envbuild.selftest.inventory import startup_code_suppression
+startup_code_suppression.extend_path(variables=not sys.flags.isolated)
 sys.exit(importlib.import_module(sys.argv[1]).main(job))
 """
 

@@ -475,8 +475,9 @@ def test_a_pyvenv_cfg_next_to_the_interpreter_changes_nothing(environment: Insta
     (planted / "__init__.py").write_text("", encoding="utf-8")
     (bin_folder / "pyvenv.cfg").write_text("home = /usr/bin\n", encoding="utf-8")
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1])\nfrom envbuild.selftest.inventory import interpreter_setup\n"
-        "interpreter_setup.extend_path(False)\nimport importlib.util as u; print(u.find_spec('torch').origin)"
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from envbuild.selftest.inventory import startup_code_suppression\n"
+        "startup_code_suppression.extend_path(False)\nimport importlib.util as u; print(u.find_spec('torch').origin)"
     )
     command = [str(environment.python), "-I", "-S", "-c", code, str(Path(__file__).parents[2])]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

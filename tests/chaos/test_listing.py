@@ -68,7 +68,7 @@ def made(root: Path, monkeypatch: pytest.MonkeyPatch, now: bytes, said: str = TO
     document = {"status": "verified", "image": {"id": NOW}}
     monkeypatch.setattr(Place, "run", lambda *_, **__: Result(0, json.dumps(document), said, 1.0))
     monkeypatch.setattr("chaos.place.lock_file.read", lambda file: SimpleNamespace(id="lock"))
-    monkeypatch.setattr("chaos.place.dockerfile.render", lambda *_: "FROM scratch")
+    monkeypatch.setattr("chaos.place.dockerfile_renderer.render", lambda *_: "FROM scratch")
     place.lock_file.write_text("lock", encoding="utf-8")
     place.make("a")
     assert not [*root.glob("*.tar")] and place.others == [NOW]

@@ -19,22 +19,22 @@ pytestmark = [pytest.mark.engine, pytest.mark.images]
 # What `push` does with a proved image, without asking for the proof, and without the tag `verified`.
 SAY = """
 import sys
-from envbuild.pipeline import publish
-from envbuild.attest import attestations, signing
+from envbuild.pipeline import push_and_bundle
+from envbuild.attest import keys_and_signatures, registry_attestations
 from envbuild.registry.oci_types import Reference
 from envbuild.registry.registry_client import Repository
 from envbuild.attest.in_toto_statements import Subject
 from envbuild.image.docker_engine import Engine
 from envbuild.lock import lock_file
-from envbuild.resolve import profile_reader
+from envbuild.resolve import profile_reader_and_overrides
 name, tag, target = sys.argv[1:]
-source, reference = profile_reader.load(name), Reference.parse(target)
+source, reference = profile_reader_and_overrides.load(name), Reference.parse(target)
 place, image = Repository(reference), Engine().find(tag)
 manifest = place.manifest(reference.target)
 assert manifest.config == image.id
 subject = Subject(tag, image.id, reference.repository, manifest.digest)
-said = publish.statements_of(source, lock_file.read(source.known_lock), image, subject)
-attestations.publish(place, manifest, said, signing.configured_signer())
+said = push_and_bundle.statements_of(source, lock_file.read(source.known_lock), image, subject)
+registry_attestations.publish(place, manifest, said, keys_and_signatures.configured_signer())
 """
 
 

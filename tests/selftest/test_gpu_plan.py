@@ -46,8 +46,8 @@ def test_sums_of_many_bits_lose_nothing_and_wrong_ones_are_named() -> None:
 
 def test_other_inputs_are_other_inputs() -> None:
     code = (
-        "from gpu_plan import shifted_inputs; from envbuild.selftest.numerics import inputs; "
-        "print(inputs.uniform((4,), 1).tolist())"
+        "from gpu_plan import shifted_inputs; from envbuild.selftest.numerics import hashed_inputs; "
+        "print(hashed_inputs.uniform((4,), 1).tolist())"
     )
     printed = [
         subprocess.run(

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.usefixtures("temporary")
 
 WORK = """
 import time
-from envbuild.selftest.distributed import rank_processes
-with rank_processes.temporary_folder("envbuild-ranks-") as folder:
+from envbuild.selftest.distributed import rank_processes_and_faults
+with rank_processes_and_faults.temporary_folder("envbuild-ranks-") as folder:
     (folder / "inside").mkdir()
     print(folder, flush=True)
     time.sleep(60)

@@ -251,7 +251,10 @@ def test_the_frame_is_the_only_thing_on_stdout(tmp_path: Path) -> None:
 @needs_gcc
 def test_the_collector_needs_neither_torch_nor_a_library(tmp_path: Path) -> None:
     python, _ = virtual(tmp_path / "venv")
-    code = "import json; from envbuild.selftest.inventory import collector as audit; print(json.dumps(audit.collect()))"
+    code = (
+        "import json; from envbuild.selftest.inventory import environment_collector as audit; "
+        "print(json.dumps(audit.collect()))"
+    )
     done = subprocess.run([python, "-c", code], env=environment(), capture_output=True, text=True, timeout=60)
     document = json.loads(done.stdout)
     assert (document["torch"], document["order"], document["apex"]) == (None, None, None)

@@ -657,8 +657,8 @@ def test_where_nobody_reads_the_exit_code_still_tells(
 NO_ENGINE = """
 import types
 from envbuild.cli import entry
-from envbuild.pipeline import batch
-batch.Engine = lambda: types.SimpleNamespace(info={})
+from envbuild.pipeline import multi_profile_make
+multi_profile_make.Engine = lambda: types.SimpleNamespace(info={})
 entry.main()
 """
 

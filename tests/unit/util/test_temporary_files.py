@@ -22,17 +22,17 @@ pytestmark = pytest.mark.usefixtures("temporary")
 WORK = """
 import signal, sys
 from envbuild.cli import entry
-from envbuild.util import process, tempdirs
+from envbuild.util import host_processes, temporary_files
 
 if sys.argv[1:] != ["nohup"]:  # whoever runs the tests may ignore these
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 def work(**_):
-    with tempdirs.folder("build") as folder:
+    with temporary_files.folder("build") as folder:
         (folder / "inside").mkdir()
         print(folder, flush=True)
-        process.run(["sleep", "60"])
+        host_processes.run(["sleep", "60"])
 
 entry.cli.main = work
 entry.main()
