@@ -6,13 +6,14 @@ python tests/pretend/host_time.py [--threads 2]      writes benchmarks/results/h
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,9 @@ from options import positive, program  # noqa: E402
 from selftest.reading import Frame, environment  # noqa: E402
 
 from envbuild.facts import probe_catalogue_reader  # noqa: E402
+from envbuild.selftest.harness.probe import Probe  # noqa: E402
+from envbuild.selftest.harness.probe_scheduler import companions  # noqa: E402
+from envbuild.selftest.probes.probe_catalogue import PROBES  # noqa: E402
 from pretend import expected, launch  # noqa: E402
 from pretend.clock import Spent  # noqa: E402
 from pretend.gpus import GPUS  # noqa: E402
@@ -85,11 +89,26 @@ def of_probe(frame: Frame, beyond: Overhead) -> Spent:
     return Spent(simulated["host_seconds"] - left_out, simulated["host_wall_seconds"] - left_out)
 
 
+def in_pairs(probes: Sequence[Probe], seconds: Mapping[str, float]) -> float:
+    """The wall time of probes that work in the scheduler's pairs, each as long as alone."""
+    now, left, ends = 0.0, list(probes), dict[str, float]()
+    while left:
+        for probe in (left[0], *companions(left)):
+            if probe.name not in ends and sum(end > now for end in ends.values()) < 2:
+                ends[probe.name] = now + seconds[probe.name]
+        now = min(end for end in ends.values() if end > now)
+        while left and ends.get(left[0].name, math.inf) <= now:
+            del left[0]
+    return now
+
+
 def report(begin: Spent, beyond: Overhead, found: Mapping[str, Frame], whole: Spent, threads: int) -> list[str]:
     """The page. `whole`: of the run with the simulation."""
     by_probe = {name: of_probe(frame, beyond) for name, frame in found.items()}
     rows = {"(start)": begin, **dict(sorted(by_probe.items(), key=lambda item: item[1].processor, reverse=True))}
     total = Spent(sum(one.processor for one in rows.values()), sum(one.wall for one in rows.values()))
+    walls = {name: max(one.wall, 1e-6) for name, one in by_probe.items()}
+    paired = begin.wall + in_pairs([probe for probe in PROBES if probe.name in walls], walls)
     return [
         f"# Host time of level {LEVEL} on a simulated {GPUS[MODEL].name}",
         "",
@@ -97,6 +116,8 @@ def report(begin: Spent, beyond: Overhead, found: Mapping[str, Frame], whole: Sp
         "",
         f"- Host: {total.processor:.1f} s of processor time, {total.wall:.1f} s of wall time, in a job of {threads} "
         f"threads; load of the machine (1 min) {os.getloadavg()[0]:.1f}.",
+        "- Two probes at a time, as the self-test works on a GPU with memory for both: "
+        f"{max(paired, total.processor / 2):.1f} s of wall time on 2 cores, calculated from the table.",
         f"- The run with the simulation: {whole.processor:.0f} s of processor time, {whole.wall:.0f} s of wall time.",
         "",
         "The host's time is that of the probes without the simulation, whose part of every operation is counted",
@@ -106,7 +127,7 @@ def report(begin: Spent, beyond: Overhead, found: Mapping[str, Frame], whole: Sp
         "the way from torch's C++ to Python and back, measured before. An operation on the GPU keeps "
         f"{1e6 * LAUNCH:.0f} µs of it,",
         "for the launch of a kernel by torch on a real GPU: an assumption.",
-        "Wall time is that of the probe's own process, with what it waits for.",
+        "Wall time is that of the probe's own process, with what it waits for, while no other works.",
         "",
         "| probe | processor s | wall s |",
         "|---|---|---|",

@@ -22,6 +22,7 @@ def during(name: str, *answers: str, skips: bool = False, dies: bool = False) ->
 
     def function(context: Context) -> None:
         context.step("working")
+        time.sleep(WORK if "later" in name else 0)
         Path(os.environ["STUB_NOW"]).write_text("\n".join(answers) + "\n")
         if skips:
             raise Skip("there is nothing to do")
@@ -80,6 +81,7 @@ PROBES = (
     during("after xid", "STUB_XID=79"),
     during("application", "STUB_XID=31"),
     during("ecc", "STUB_ECC=2", "STUB_CORRECTED=102"),
+    during("ecc later", "STUB_ECC=2"),
     during("pending", "STUB_ECC=2", "STUB_PENDING=1"),
     during("failed", "STUB_PENDING=1", "STUB_FAILED=1"),
     during("retiring", "STUB_OLD=1", "STUB_RETIRING=1"),

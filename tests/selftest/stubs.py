@@ -61,7 +61,7 @@ int nvmlDeviceGetPciInfo_v3(void *card, Pci *pci)
 int nvmlDeviceGetCudaComputeCapability(void *card, int *major, int *minor)
 { long both = own(card, "cc", 90); *major = both / 10; *minor = both % 10; return 0; }
 int nvmlDeviceGetMemoryInfo(void *card, unsigned long long *sizes)
-{ unsigned long long gib = 1 << 30; sizes[0] = own(card, "total", 96) * gib;
+{ unsigned long long gib = 1 << 30; sizes[0] = own(card, "total", said("STUB_TOTAL", 96)) * gib;
   sizes[2] = own(card, "used", 0) * gib; sizes[1] = sizes[0] - sizes[2]; return 0; }
 int nvmlDeviceGetMigMode(void *card, unsigned *now, unsigned *then)
 { *now = own(card, "mig", 0); *then = own(card, "mig_pending", *now); return 0; }

@@ -38,7 +38,7 @@ class Probe:
 
     @property
     def may_accompany(self) -> bool:
-        """Whether it may work while another probe works, on a CPU; nobody knows what a script does."""
+        """Whether it may work while another probe works; what a script does is unknown."""
         return not self.alone and self.needs != "script"
 
     @property

@@ -3,10 +3,9 @@
 It imports torch, so that a forked probe need not, and calls nothing of it: no tensor, no operation, no torch.cuda. A
 process forked after so much as one CPU operation can hang in torch's thread pool.
 
-On a GPU probes work one after the other, so that what the driver reports is the fault of one of them, and none takes
-time or memory from another. Only the start of CUDA, an estimated 0.6 to 1 s of each, is done ahead, while another one
-works. On a CPU two probes work at the same time, unless one of them measures time or takes all memory: a probe has long
-stretches that one processor does. Results are in the catalogue's order either way.
+Two probes work at the same time where processors and memory, the GPU's included, suffice for both, unless one of them
+measures time or takes all memory: most of a probe's time is references, which one processor computes. On a GPU, the
+next probes also start CUDA meanwhile, an estimated 0.6 to 1 s each. Results keep the catalogue's order.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _INTERRUPTIONS = (signal.SIGTERM, signal.SIGINT)
 _MOST_AHEAD = 2
 _NEED_MIB = {"quick": 8 << 10, "standard": 14 << 10}  # of a GPU's memory, by the probe that takes most at each level
 _CONTEXT_MIB = 1 << 10  # more than a CUDA context takes
-_PAIR_MIB = 4 << 10  # of the machine's memory: twice what a probe takes at most on a CPU, up to level standard
+_PAIR_MIB = 4 << 10  # of the machine's memory: twice what a probe takes at most, up to level standard
 
 
 class RunInterrupted(BaseException):
@@ -64,7 +63,7 @@ def run(
     processes = _Processes(job, terms)
     try:
         emit(_start(planned, job))
-        processes.watch_gpus()
+        processes.prepare()
         for index, probe in enumerate(planned):
             outcome, documents = processes.run(planned[index:])
             counts[outcome.status] += 1
@@ -79,20 +78,30 @@ def run(
     return not counts[FAILED]
 
 
-def start_ahead(job: JobDocument, report: Report) -> int:
-    """How many probes may start CUDA while another one works: as many as processors and GPU memory are left for.
+def free_mib(report: Report) -> int:
+    """The free memory of the GPU that has least; 0 where NVML does not report it, and where the compute mode keeps
+    other processes from a GPU."""
+    last = [window.last for window in report.gpus.values()]
+    return min((now.get("free_mib", 0) if now.get("compute_mode") == 0 else 0 for now in last), default=0)
 
-    None where NVML does not report it, at level full and with the profile's own shapes, whose need of memory is not
-    known, and where the compute mode keeps other processes from the GPU.
+
+def works_in_pairs(job: JobDocument, memory: int, report: Report) -> bool:
+    """Whether two probes may work at the same time: processors and memory suffice for both. `memory`: of the machine,
+    in bytes. Not at level full and with the profile's own shapes, whose need of memory is unknown."""
+    if job.level not in _NEED_MIB or job.own.shapes or job.thread_count < 2 or memory < _PAIR_MIB << 20:
+        return False
+    return job.device == "cpu" or free_mib(report) >= 2 * (_NEED_MIB[job.level] + _CONTEXT_MIB)
+
+
+def start_ahead(job: JobDocument, report: Report, working: int) -> int:
+    """How many probes may start CUDA while `working` others work: as many as processors and GPU memory are left for.
+
+    None at level full and with the profile's own shapes, whose need of memory is unknown.
     """
-    if job.level not in _NEED_MIB or job.own.shapes or not report.gpus:
+    if job.level not in _NEED_MIB or job.own.shapes:
         return 0
-    spare = [
-        (window.last.get("free_mib", 0) - _NEED_MIB[job.level]) // _CONTEXT_MIB
-        for window in report.gpus.values()
-        if window.last.get("compute_mode") == 0
-    ]
-    return max(0, min(_MOST_AHEAD, job.thread_count - 1, *spare)) if len(spare) == len(report.gpus) else 0
+    spare = (free_mib(report) - working * _NEED_MIB[job.level]) // _CONTEXT_MIB
+    return max(0, min(_MOST_AHEAD, job.thread_count - 1, spare))
 
 
 def next_in_line(waiting: Sequence[Probe], most: int) -> list[Probe]:
@@ -104,12 +113,6 @@ def next_in_line(waiting: Sequence[Probe], most: int) -> list[Probe]:
         if probe.may_start_ahead:
             found.append(probe)
     return found
-
-
-def works_in_pairs(job: JobDocument, memory: int) -> bool:
-    """Whether two probes may work at the same time: on a CPU with processors and memory (bytes) for both."""
-    known = job.level in _NEED_MIB and not job.own.shapes
-    return job.device == "cpu" and job.thread_count > 1 and known and memory >= _PAIR_MIB << 20
 
 
 def companions(waiting: Sequence[Probe]) -> Iterator[Probe]:
@@ -127,16 +130,20 @@ class _Processes:
         self._job = job
         self._terms = terms
         self._ahead = 0
-        self._together = 2 if works_in_pairs(job, host_memory.available_bytes()) else 1
+        self._together = 1
         self._monitor: Monitor | None = None
         self._children: dict[str, probe_supervisor.Child] = {}
+        self._reports: dict[str, Report] = {}  # by probe that works: what NVML reported since it began
 
-    def watch_gpus(self) -> None:
-        """From now on, where there are to be any."""
+    def prepare(self) -> None:
+        """Watch the GPUs from now on, where the job has any; decide how many probes work and start CUDA at a time."""
+        report = Report()
         if self._job.device == "cuda":
             with _uninterrupted():
                 self._monitor = Monitor(self._terms.hidden)
-            self._ahead = start_ahead(self._job, self._monitor.report())
+            report = self._monitor.report()
+        self._together = 2 if works_in_pairs(self._job, host_memory.available_bytes(), report) else 1
+        self._ahead = start_ahead(self._job, report, self._together) if self._monitor else 0
 
     def run(self, waiting: Sequence[Probe]) -> tuple[Outcome, list[dict[str, Any]]]:
         """Run the first of the probes that are left, and meanwhile others that may work at the same time."""
@@ -149,7 +156,7 @@ class _Processes:
         except OSError as error:
             return Outcome(FAILED, failure="exception", reason=f"no process could be started: {error}"), []
         with contextlib.suppress(OSError):  # it is tried again when the probe's turn comes
-            for later in next_in_line(waiting, self._ahead):
+            for later in next_in_line(waiting, self._ahead + self._together - 1 if self._ahead else 0):
                 self._started(later)
         while not process.over:
             with contextlib.suppress(OSError):
@@ -159,20 +166,24 @@ class _Processes:
         with _uninterrupted():
             self._children.pop(probe.name).end()
         judge = process_ending_verdict.judge_script if probe.needs == "script" else process_ending_verdict.judge_ending
-        return self._attributed(judge(ending, self._timeout(probe))), process_ending_verdict.documents(ending)
+        outcome = self._attributed(probe, judge(ending, self._timeout(probe)))
+        return outcome, process_ending_verdict.documents(ending)
 
     def _accompany(self, waiting: Sequence[Probe]) -> None:
         """Let probes work beside the first of those that are left, as many as may work together."""
         for probe in companions(waiting):
             if sum(child.works for child in self._children.values()) >= self._together:
                 return
-            if probe.name not in self._children and not _lacking(probe, self._job):
+            if not _lacking(probe, self._job):
                 self._working(probe)
 
     def _working(self, probe: Probe) -> probe_supervisor.Child:
         """Its process, to which it is said that its turn has come."""
         process = self._started(probe)
         if not (process.works or process.over):
+            if self._reports:  # what NVML has to report until now is not this probe's
+                self._look_at_gpus()
+            self._reports[probe.name] = Report()
             process.go(self._timeout(probe), self._terms)
         return process
 
@@ -197,8 +208,16 @@ class _Processes:
                 )
             return self._children[probe.name]
 
-    def _attributed(self, outcome: Outcome) -> Outcome:
-        return attribute(outcome, self._monitor.report()) if self._monitor else outcome
+    def _attributed(self, probe: Probe, outcome: Outcome) -> Outcome:
+        """The outcome with what NVML reported since the probe began: where two worked, both have it."""
+        latest = self._look_at_gpus()
+        report = self._reports.pop(probe.name, latest)
+        return attribute(outcome, report) if self._monitor else outcome
+
+    def _look_at_gpus(self) -> Report:
+        latest = self._monitor.report() if self._monitor else Report()
+        self._reports = {name: report.then(latest) for name, report in self._reports.items()}
+        return latest
 
 
 @contextlib.contextmanager

@@ -1,4 +1,5 @@
-"""On a CPU two probes work at the same time, but none while one runs alone; results keep the catalogue's order."""
+"""Two probes work at the same time where there is memory for both, but none while one runs alone; results keep the
+catalogue's order."""
 
 import dataclasses
 import signal
@@ -11,12 +12,18 @@ pytest.importorskip("torch")
 from envbuild.selftest.harness import host_memory, probe_scheduler
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.project_test_spec_reader import ProjectTestSpec
+from envbuild.selftest.nvidia.gpu_telemetry import Report, Window
+from selftest import stubs
 from selftest.harness.test_probe_scheduler import is_over, wait_for
 from selftest.harness.test_scheduler_starts import probe
 from selftest.reading import Frame, job, outcomes, run, start
 
 NAMES = [f"work{index}" for index in range(4)] + ["alone", "more0", "more1", "untouched", "last"]
 PLENTY = 16 << 30  # bytes
+
+
+def gpu(free_gib: int, **numbers: int) -> Window:
+    return Window.at({"compute_mode": 0, "free_mib": free_gib << 10, **numbers})
 
 
 @pytest.mark.parametrize(
@@ -29,21 +36,32 @@ def test_who_may_work_at_the_same_time(waiting: str, beside: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "memory", "pairs"),
+    ("changes", "memory", "gpus", "pairs"),
     [
-        ({}, PLENTY, True),
-        ({"level": "standard"}, PLENTY, True),
-        ({"level": "full"}, PLENTY, False),
-        ({"threads": 1}, PLENTY, False),
-        ({"own": ProjectTestSpec(shapes=({},))}, PLENTY, False),
-        ({"device": "cuda"}, PLENTY, False),
-        ({}, 3 << 30, False),
-        ({}, 0, False),
+        ({}, PLENTY, (), True),
+        ({"level": "standard"}, PLENTY, (), True),
+        ({"level": "full"}, PLENTY, (), False),
+        ({"threads": 1}, PLENTY, (), False),
+        ({"own": ProjectTestSpec(shapes=({},))}, PLENTY, (), False),
+        ({}, 3 << 30, (), False),
+        ({}, 0, (), False),
+        ({"device": "cuda"}, PLENTY, (), False),
+        ({"device": "cuda"}, PLENTY, (gpu(18),), True),
+        ({"device": "cuda"}, PLENTY, (gpu(17),), False),
+        ({"device": "cuda"}, PLENTY, (gpu(80), gpu(17)), False),
+        ({"device": "cuda"}, PLENTY, (gpu(80, compute_mode=3),), False),
+        ({"device": "cuda"}, 3 << 30, (gpu(80),), False),
+        ({"device": "cuda", "level": "standard"}, PLENTY, (gpu(30),), True),
+        ({"device": "cuda", "level": "standard"}, PLENTY, (gpu(24),), False),
+        ({"device": "cuda", "level": "full"}, PLENTY, (gpu(80),), False),
     ],
 )
-def test_where_two_work_at_the_same_time(changes: dict[str, object], memory: int, pairs: bool) -> None:
+def test_where_two_work_at_the_same_time(
+    changes: dict[str, object], memory: int, gpus: tuple[Window, ...], pairs: bool
+) -> None:
     asked = dataclasses.replace(JobDocument(nonce="0" * 32, threads=2, device="cpu"), **changes)  # type: ignore[arg-type]
-    assert probe_scheduler.works_in_pairs(asked, memory) is pairs
+    report = Report({str(index): window for index, window in enumerate(gpus)})
+    assert probe_scheduler.works_in_pairs(asked, memory, report) is pairs
 
 
 @pytest.mark.parametrize(
@@ -63,11 +81,12 @@ def test_memory_that_is_left(tmp_path: Path, meminfo: str | None, limit: str | N
     assert host_memory.available_bytes(tmp_path / "meminfo", tmp_path / "limit") == expected
 
 
-def worked(folder: Path, threads: int) -> tuple[dict[str, Frame], dict[str, tuple[float, float]]]:
-    """The frames of a run on the CPU, and when each probe began and ended."""
+def worked(folder: Path, threads: int, device: str = "cpu") -> tuple[dict[str, Frame], dict[str, tuple[float, float]]]:
+    """The frames of a run, and when each probe began and ended."""
     notes = folder / "notes"
-    document = job(device="cpu", probes=NAMES, threads=threads)
-    found = outcomes(run("monitored", document, folder / "frames", ENVBUILD_TEST_NOTES=str(notes))[0])
+    document = job(device=device, probes=NAMES, threads=threads)
+    libraries = stubs.build(folder) if device == "cuda" else {}
+    found = outcomes(run("monitored", document, folder / "frames", **libraries, ENVBUILD_TEST_NOTES=str(notes))[0])
     when = {
         what: float(moment) for what, _, moment in (line.rpartition(" ") for line in notes.read_text().splitlines())
     }
@@ -83,12 +102,15 @@ def overlapping(when: dict[str, tuple[float, float]]) -> set[frozenset[str]]:
     }
 
 
-def test_two_work_at_the_same_time_and_results_keep_their_order(tmp_path: Path) -> None:
-    found, when = worked(tmp_path, threads=2)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_two_work_at_the_same_time_and_results_keep_their_order(tmp_path: Path, device: str) -> None:
+    found, when = worked(tmp_path, 2, device)
     assert list(found) == NAMES
     assert {frame["status"] for frame in found.values()} == {"passed"}
     pairs = overlapping(when)
-    assert frozenset(("work0", "work1")) in pairs and frozenset(("more0", "more1")) in pairs
+    if device == "cpu":  # on a GPU the pairs depend on when CUDA has started
+        assert frozenset(("work0", "work1")) in pairs and frozenset(("more0", "more1")) in pairs
+    assert pairs
     assert not any("alone" in pair for pair in pairs)
     at_once = [sum(begin <= moment < end for begin, end in when.values()) for moment, _ in when.values()]
     assert max(at_once) == 2
@@ -98,6 +120,16 @@ def test_two_work_at_the_same_time_and_results_keep_their_order(tmp_path: Path) 
 
 def test_one_thread_is_one_probe_at_a_time(tmp_path: Path) -> None:
     assert not overlapping(worked(tmp_path, threads=1)[1])
+
+
+def test_both_have_what_the_driver_reports_while_they_work(tmp_path: Path) -> None:
+    """Neither a probe that ended before, nor one that begins afterwards."""
+    libraries = {**stubs.build(tmp_path), "STUB_NOW": str(tmp_path / "now"), "ENVBUILD_TEST_NOTES": str(tmp_path / "n")}
+    names = ["alone", "work0", "ecc later", "untouched", "last"]
+    found = outcomes(run("monitored", job(device="cuda", probes=names, threads=2), tmp_path / "frames", **libraries)[0])
+    failed = {name for name, frame in found.items() if frame["status"] == "failed"}
+    assert failed == {"work0", "ecc later"}
+    assert "2 uncorrected memory errors meanwhile" in found["work0"]["reason"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

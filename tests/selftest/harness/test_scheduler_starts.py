@@ -1,4 +1,6 @@
-"""CUDA is started for the next probes while one works, and for none while one runs alone or where nothing is spare."""
+"""CUDA is started for the next probes while one works, and for none while one runs alone or where nothing is spare.
+
+The GPU has memory for one probe and two that start, not for two that work."""
 
 import dataclasses
 import signal
@@ -19,6 +21,7 @@ from selftest.monitored import START
 from selftest.reading import job, outcomes, run, start
 
 WHOLE = {"compute_mode": 0, "free_mib": 80 << 10}
+SMALL = {"STUB_TOTAL": "17"}  # GiB
 
 
 def probe(name: str) -> Probe:
@@ -66,14 +69,15 @@ def test_who_starts_ahead(waiting: str, ahead: str) -> None:
 def test_how_many_start_ahead(changes: dict[str, object], numbers: list[dict[str, int]], most: int) -> None:
     asked = dataclasses.replace(JobDocument(nonce="0" * 32, device="cuda", threads=16), **changes)  # type: ignore[arg-type]
     report = Report({str(index): Window.at(one) for index, one in enumerate(numbers)})
-    assert probe_scheduler.start_ahead(asked, report) == most
+    assert probe_scheduler.start_ahead(asked, report, working=1) == most
+    assert probe_scheduler.start_ahead(asked, report, working=2) <= most
 
 
 @pytest.fixture(scope="module")
 def notes(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, float]]:
     """What happened when, in a run of probes that start CUDA, then work (monitored.py)."""
     folder = tmp_path_factory.mktemp("ahead")
-    libraries = {**stubs.build(folder), "ENVBUILD_TEST_NOTES": str(folder / "notes")}
+    libraries = {**stubs.build(folder), **SMALL, "ENVBUILD_TEST_NOTES": str(folder / "notes")}
     names = [f"work{index}" for index in range(4)] + ["alone", "more0", "more1", "untouched", "last"]
     document = job(device="cuda", probes=names, threads=3)
     found = outcomes(run("monitored", document, folder / "frames", **libraries)[0])
@@ -110,7 +114,7 @@ def test_nothing_starts_while_a_probe_runs_alone(notes: list[tuple[str, float]])
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_an_interruption_leaves_none_that_was_started(tmp_path: Path, number: signal.Signals) -> None:
-    libraries = {**stubs.build(tmp_path), "ENVBUILD_TEST_NOTES": str(tmp_path / "notes")}
+    libraries = {**stubs.build(tmp_path), **SMALL, "ENVBUILD_TEST_NOTES": str(tmp_path / "notes")}
     document = job(device="cuda", probes=[f"work{index}" for index in range(4)], threads=4)
     with start("monitored", document, tmp_path / "frames", **libraries) as process:
         wait_for(lambda: (tmp_path / "notes").exists() and "begin work0" in (tmp_path / "notes").read_text())

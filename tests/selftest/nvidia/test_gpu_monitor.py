@@ -20,7 +20,8 @@ FAULTS = ("xid", "after xid", "application", "ecc", "pending", "failed", "skips"
 
 def results(folder: Path, *probes: str, **libraries: str) -> dict[str, Frame]:
     libraries = {**(libraries or stubs.build(folder)), "STUB_NOW": str(folder / "now")}
-    return outcomes(run("monitored", job(device="cuda", probes=list(probes)), folder / "frames", **libraries)[0])
+    document = job(device="cuda", probes=list(probes), threads=1)  # one probe at a time
+    return outcomes(run("monitored", document, folder / "frames", **libraries)[0])
 
 
 @pytest.fixture(scope="module")
