@@ -1,12 +1,12 @@
-"""The parent: plans the probes, runs each in a process of its own, and tells what came of them.
+"""The parent process: plans the probes, runs each in its own process, and reports the results.
 
-It imports torch, so that a forked probe need not, and calls nothing of it: no tensor, no operation, no torch.cuda. A
-process forked after so much as one CPU operation can hang in torch's thread pool.
+It imports torch so that a forked probe does not have to, but calls none of its functions: no tensor, no operation, no
+torch.cuda. A process forked after a single CPU operation can hang in torch's thread pool.
 
-On a GPU probes work one after the other, so that what the driver reports is the fault of one of them, and none takes
-time or memory from another. Only the start of CUDA, an estimated 0.6 to 1 s of each, is done ahead, while another one
-works. On a CPU two probes work at the same time, unless one of them measures time or takes all memory: a probe has long
-stretches that one processor does. Results are in the catalogue's order either way.
+On a GPU probes run one after the other, so that a fault reported by the driver belongs to one probe, and no probe takes
+time or memory from another. Only CUDA initialisation, an estimated 0.6 to 1 s for each probe, overlaps with the probe
+before. On a CPU two probes run at the same time, unless one of them measures time or takes all memory, because long
+parts of a probe use only one processor. Results are always in the catalogue's order.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Emit = Callable[[Mapping[str, Any]], None]
 
 _INTERRUPTIONS = (signal.SIGTERM, signal.SIGINT)
 _MOST_AHEAD = 2
-_NEED_MIB = {"quick": 8 << 10, "standard": 14 << 10}  # of a GPU's memory, by the probe that takes most at each level
+_NEED_MIB = {"quick": 8 << 10, "standard": 14 << 10}  # GPU memory, for the probe of each level that needs most
 _CONTEXT_MIB = 1 << 10  # more than a CUDA context takes
-_PAIR_MIB = 4 << 10  # of the machine's memory: twice what a probe takes at most on a CPU, up to level standard
+_PAIR_MIB = 4 << 10  # host memory: twice the most that a CPU probe takes, up to level standard
 
 
 class RunInterrupted(BaseException):
-    """SIGTERM or SIGINT came; `number` is the signal."""
+    """SIGTERM or SIGINT was received; `number` is the signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -46,7 +46,7 @@ class RunInterrupted(BaseException):
 
 
 def plan(probes: Sequence[Probe], job: JobDocument) -> tuple[Probe, ...]:
-    """The probes to run, in the catalogue's order: those asked for by name, else the level's and the required ones."""
+    """The probes to run, in the catalogue's order: those requested by name, else the level's and the required ones."""
     if job.probes is not None:
         return tuple(probe for probe in probes if probe.name in job.probes)
     levels = LEVELS[: LEVELS.index(job.level) + 1]
@@ -57,7 +57,7 @@ def plan(probes: Sequence[Probe], job: JobDocument) -> tuple[Probe, ...]:
 def run(
     probes: Sequence[Probe], job: JobDocument, emit: Emit, terms: probe_supervisor.Terms = probe_supervisor.TERMS
 ) -> bool:
-    """Run the planned probes; True where none failed. Raises Interrupted after ending them."""
+    """Run the planned probes; returns whether none failed. Raises RunInterrupted after ending them."""
     planned = plan(probes, job)
     counts = {PASSED: 0, FAILED: 0, SKIPPED: 0}
     before = {number: signal.signal(number, _interrupt) for number in _INTERRUPTIONS}
@@ -80,10 +80,10 @@ def run(
 
 
 def start_ahead(job: JobDocument, report: Report) -> int:
-    """How many probes may start CUDA while another one works: as many as processors and GPU memory are left for.
+    """How many probes may start CUDA while another one runs, limited by free processors and GPU memory.
 
-    None where NVML does not report it, at level full and with the profile's own shapes, whose need of memory is not
-    known, and where the compute mode keeps other processes from the GPU.
+    Zero if NVML does not report the memory, if the compute mode denies other processes access to the GPU, and at level
+    full or with the profile's own shapes, whose memory requirement is unknown.
     """
     if job.level not in _NEED_MIB or job.own.shapes or not report.gpus:
         return 0
@@ -96,7 +96,9 @@ def start_ahead(job: JobDocument, report: Report) -> int:
 
 
 def next_in_line(waiting: Sequence[Probe], most: int) -> list[Probe]:
-    """Those that start CUDA while the first works, `most` of them: none behind one that runs alone, nor during it."""
+    """The probes that start CUDA while the first one runs, at most `most`: none after a probe that runs alone, nor
+    during it.
+    """
     found: list[Probe] = []
     for before, probe in zip(waiting, waiting[1:]):
         if before.alone or len(found) == most:
@@ -107,13 +109,13 @@ def next_in_line(waiting: Sequence[Probe], most: int) -> list[Probe]:
 
 
 def works_in_pairs(job: JobDocument, memory: int) -> bool:
-    """Whether two probes may work at the same time: on a CPU with processors and memory (bytes) for both."""
+    """Whether two probes may run at the same time: on a CPU with enough processors and memory (bytes)."""
     known = job.level in _NEED_MIB and not job.own.shapes
     return job.device == "cpu" and job.thread_count > 1 and known and memory >= _PAIR_MIB << 20
 
 
 def companions(waiting: Sequence[Probe]) -> Iterator[Probe]:
-    """Those that may work while the first one does, in order: none behind one that runs alone."""
+    """The probes that may run while the first one does, in order: none after a probe that runs alone."""
     for before, probe in zip(waiting, waiting[1:]):
         if not (before.may_accompany and probe.may_accompany):
             return
@@ -121,7 +123,7 @@ def companions(waiting: Sequence[Probe]) -> Iterator[Probe]:
 
 
 class _Processes:
-    """The harness's children: NVML's monitor, the probes that work, and those that start CUDA ahead."""
+    """The harness's child processes: the NVML monitor, the running probes, and those that start CUDA in advance."""
 
     def __init__(self, job: JobDocument, terms: probe_supervisor.Terms) -> None:
         self._job = job
@@ -132,14 +134,14 @@ class _Processes:
         self._children: dict[str, probe_supervisor.Child] = {}
 
     def watch_gpus(self) -> None:
-        """From now on, where there are to be any."""
+        """Start the NVML monitor if the job uses GPUs."""
         if self._job.device == "cuda":
             with _uninterrupted():
                 self._monitor = Monitor(self._terms.hidden)
             self._ahead = start_ahead(self._job, self._monitor.report())
 
     def run(self, waiting: Sequence[Probe]) -> tuple[Outcome, list[dict[str, Any]]]:
-        """Run the first of the probes that are left, and meanwhile others that may work at the same time."""
+        """Run the first of the remaining probes, and others that may run at the same time."""
         probe = waiting[0]
         lacking = _lacking(probe, self._job)
         if lacking:
@@ -148,7 +150,7 @@ class _Processes:
             process = self._working(probe)
         except OSError as error:
             return Outcome(FAILED, failure="exception", reason=f"no process could be started: {error}"), []
-        with contextlib.suppress(OSError):  # it is tried again when the probe's turn comes
+        with contextlib.suppress(OSError):  # retried when the probe's turn comes
             for later in next_in_line(waiting, self._ahead):
                 self._started(later)
         while not process.over:
@@ -162,7 +164,7 @@ class _Processes:
         return self._attributed(judge(ending, self._timeout(probe))), process_ending_verdict.documents(ending)
 
     def _accompany(self, waiting: Sequence[Probe]) -> None:
-        """Let probes work beside the first of those that are left, as many as may work together."""
+        """Start further probes, up to the number that may run together."""
         for probe in companions(waiting):
             if sum(child.works for child in self._children.values()) >= self._together:
                 return
@@ -170,7 +172,7 @@ class _Processes:
                 self._working(probe)
 
     def _working(self, probe: Probe) -> probe_supervisor.Child:
-        """Its process, to which it is said that its turn has come."""
+        """The probe's process, started if necessary and released to run."""
         process = self._started(probe)
         if not (process.works or process.over):
             process.go(self._timeout(probe), self._terms)
@@ -180,7 +182,7 @@ class _Processes:
         return self._job.timeouts.get(probe.name, probe.timeout)
 
     def end(self) -> None:
-        """Leave nothing running."""
+        """End all child processes."""
         with _uninterrupted():
             for process in self._children.values():
                 process.end()
@@ -203,7 +205,7 @@ class _Processes:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """An interruption waits until it is certain that what is started would be ended, so that nothing is left behind."""
+    """Block interruptions while a process is started or ended, so that no process is left behind."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTIONS)
     try:
         yield
@@ -212,7 +214,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _lacking(probe: Probe, job: JobDocument) -> str | None:
-    """What a probe needs that is not there."""
+    """The unmet requirement of a probe, if any."""
     if probe.needs == "cuda" and job.device != "cuda":
         return "needs a GPU"
     return "needs a script of the profile's own" if _lacks_script(probe, job) else None
