@@ -273,7 +273,7 @@ class Rank:
             seconds = self._timed(functools.partial(dist.all_reduce, values))
             different = (values != expected.to(place.moved, dtype)).any(dim=1).to(torch.uint8)
             self._check(step, values[int(different.argmax())], expected, seconds)
-            values.zero_()  # further sums would leave the dtype
+            values.zero_()  # further sums would exceed the dtype's range
             spent = sum(self._timed(functools.partial(dist.all_reduce, values)) for _ in range(_TIMED))
             rate = volume * _TIMED / self._agreed(spent, dist.ReduceOp.MAX)
             self._tell(RATE + step, 2 * (place.size - 1) / place.size * rate / 1e9)

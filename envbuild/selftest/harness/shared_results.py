@@ -1,7 +1,7 @@
 """Exact results needed by several probes, in memory shared by all probe processes, so that each is computed once.
 
-The harness imports this before it starts a probe, so that all probes inherit the memory. No lock is needed, because
-probes that use it run one after the other.
+The harness imports this before it starts a probe, so that all probes inherit the memory. There is no lock: the probes
+that use it must run one after the other.
 """
 
 from __future__ import annotations

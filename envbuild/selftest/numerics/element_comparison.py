@@ -58,7 +58,7 @@ def compare(got: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor | Non
         return _exact(expected, bound)
     error = (values - expected).abs_()
     severity = error if bound is None else error / bound
-    flat = int(severity.argmax())  # a NaN, where there is one
+    flat = int(severity.argmax())  # the first NaN, if any
     wrong, pattern = 0, ""
     if not float(severity.reshape(-1)[flat]) < (_SURELY_RIGHT if bound is not None else _LEAST):
         error.masked_fill_(values == expected, 0.0)  # also where both are infinite
