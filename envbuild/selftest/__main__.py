@@ -1,10 +1,10 @@
-"""The self-test's entry: a job document and frames for envbuild, or options and a table for a person.
+"""The self-test's entry point: a job document and frames for envbuild, or options and a table for a person.
 
     python selftest.zip [--level quick] [--device cpu] [--probe NAME]... [--seed N] [--list] [--json]
     python selftest.zip --job FILE      ("-": standard input)
 
-In a checkout: python -m envbuild.selftest. STATUSES are the exit statuses; a job document, whose reader has the
-results, ends with 0 whatever was skipped.
+In a checkout: python -m envbuild.selftest. STATUSES lists the exit statuses; with a job document, whose reader has the
+results, the status is 0 even if probes were skipped.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ Emit = Callable[[Mapping[str, Any]], None]
 def main(job: Any, out: int = 1) -> int:
     """Run the job document (a dict) and write its frames to the file descriptor `out`; returns the exit status.
 
-    From then on nothing else reaches `out` or the real stdout: what is printed goes to stderr.
+    From then on only frames reach `out` and the real stdout: other output goes to stderr.
     """
     return _run(job, take(out), lambda parsed, fd: FrameWriter(fd, parsed.nonce))
 
 
 def take(out: int = 1) -> int:
-    """The descriptor to write to, which is nobody else's from here on; stdout goes to stderr."""
+    """Reserve the descriptor for this program's own output; stdout goes to stderr from here on."""
     sys.stdout.flush()
     kept = os.dup(out) if out == 1 else out
     os.set_inheritable(kept, False)
@@ -58,7 +58,7 @@ def take(out: int = 1) -> int:
 
 
 def has_torch() -> bool:
-    """Import torch; where that fails, say why on stderr."""
+    """Import torch; if that fails, print the reason to stderr."""
     fault = torch_fault()
     if fault:
         print(fault, file=sys.stderr)
@@ -66,15 +66,16 @@ def has_torch() -> bool:
 
 
 def torch_fault() -> str | None:
-    """Import torch and the probes; None, or why that cannot be done."""
-    # OpenMP's threads spin while they wait, which costs five times the work where others use the processors (tried).
+    """Import torch and the probes; returns None, or the reason why that failed."""
+    # OpenMP's threads spin while they wait, which costs five times the CPU time if others use the processors
+    # (measured).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     startup_code_suppression.disable_backends()
     try:
         importlib.import_module("torch")
         importlib.import_module("envbuild.selftest.probes.probe_catalogue")
         return None
-    except Exception as error:  # also what a library says that cannot be loaded
+    except Exception as error:  # also errors of a library that cannot be loaded
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
     found = None
     with contextlib.suppress(ImportError, ValueError):
@@ -84,7 +85,7 @@ def torch_fault() -> str | None:
 
 
 def _run(document: Any, fd: int, writer: Callable[[JobDocument, int], Emit]) -> int:
-    # Not at the top: torch must not be imported before stdout is safe, nor only to print the usage.
+    # Not at the top: torch must not be imported before stdout is redirected, nor only to print the usage.
     if not has_torch():
         return UNPROVED
     from envbuild.selftest.harness import probe_scheduler, probe_supervisor
@@ -103,10 +104,10 @@ def _run(document: Any, fd: int, writer: Callable[[JobDocument, int], Emit]) -> 
 
 
 def command(arguments: list[str] | None = None) -> int:
-    """Run what the options ask for; returns the exit status."""
+    """Run the command line; returns the exit status."""
     try:
         return _command(_options(arguments))
-    except KeyboardInterrupt:  # while torch is imported; once probes run, the harness answers signals
+    except KeyboardInterrupt:  # while torch is imported; later the harness handles signals
         return 128 + signal.SIGINT
 
 
@@ -153,7 +154,7 @@ def _command(options: argparse.Namespace) -> int:
 
 
 def _repeating(options: argparse.Namespace, seed: int) -> str:
-    """The command that tries the same cases again."""
+    """The command that repeats the same cases."""
     probes = [word for name in options.probe or () for word in ("--probe", name)]
     rest = ["--level", options.level, "--device", options.device, *probes, "--seed", str(seed)]
     return f"{PROGRAM} {shlex.join(rest)}"
@@ -169,7 +170,7 @@ def _job_command(path: str) -> int:
 
 
 def _unknown(names: list[str]) -> str | None:
-    """What to say of names that no probe has; None where each is one's. Imports torch, as the probes do."""
+    """An error message for unknown probe names; None if all exist. Imports torch, as the probes do."""
     from envbuild.selftest.probes.probe_catalogue import PROBES
 
     known = [probe.name for probe in PROBES]
@@ -178,7 +179,7 @@ def _unknown(names: list[str]) -> str | None:
 
 
 def _meant(name: str, known: list[str]) -> str:
-    """The words of `envbuild test`."""
+    """A hint for an unknown name, as in `envbuild test`."""
     found = difflib.get_close_matches(name, known, 1)
     return f"did you mean {found[0]}?" if found else f"known: {', '.join(known)}"
 

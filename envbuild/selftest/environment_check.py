@@ -1,6 +1,7 @@
-"""An environment against a profile, on every rank before training: what `envbuild export check` writes calls this.
+"""Checks an environment against a profile, on every rank before training. The output of `envbuild export check` calls
+it.
 
-One line on stdout where all is well; else what is wrong and what cures it, on stderr.
+It prints one line on stdout if all is well; else the faults and their remedies on stderr.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ Result = Mapping[str, Any]
 def main(document: Mapping[str, Any]) -> int:
     """Run the check; returns 0, 5, or 128 + the signal that interrupted.
 
-    `document`: {"profile": name, "lock": short id, "job": a job document, its nonce to be replaced, "remedies":
-    [{"when": keys of a probe's result or traits with patterns, "remedy": text}], of which the first that fits is told}.
+    `document`: {"profile": name, "lock": short id, "job": a job document whose nonce is replaced, "remedies": [{"when":
+    keys of a probe's result or traits with patterns, "remedy": text}], of which the first that matches is printed}.
     """
     who = "envbuild check: {}{}".format(document["profile"], _place())
     job = dict(document["job"], nonce=os.urandom(16).hex(), threads=_threads())
@@ -43,7 +44,7 @@ def main(document: Mapping[str, Any]) -> int:
     if fault:
         image = "run in the image of {0} (envbuild make {0})".format(document["profile"])
         return _refuse(who, [fault, f"  remedy: {image}, or install the versions locked, with what they need"])
-    # Not at the top: it imports torch, which must see the device that was chosen.
+    # Not at the top: these import torch, which must see the chosen device.
     from envbuild.selftest.harness import probe_scheduler, probe_supervisor
     from envbuild.selftest.inventory import mapped_library_origins
     from envbuild.selftest.probes.environment import env_libs
@@ -69,19 +70,19 @@ def main(document: Mapping[str, Any]) -> int:
 
 
 def with_versions(result: Result, differing: Sequence[str]) -> Result:
-    """The result; of env.libs where it could not run, the versions that differ: to read them takes no GPU."""
+    """The result with the differing versions if it is of env.libs and skipped: reading versions needs no GPU."""
     if (result["probe"], result["status"]) != ("env.libs", "skipped") or not differing:
         return result
     return {**result, "status": "failed", "failure": "version", "detail": "\n".join(differing), "reason": differing[0]}
 
 
 def is_wrong(result: Result, required: Sequence[str]) -> bool:
-    """Whether a probe failed, or had to pass and was skipped."""
+    """Whether a probe failed, or was required and skipped."""
     return bool(result["status"] == "failed" or (result["status"] == "skipped" and result["probe"] in required))
 
 
 def report(wrong: Sequence[Result], remedies: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What `told` says of each result, once for all probes of which it is the same."""
+    """The lines of `failure_lines` for each result; probes with the same lines are merged."""
     probes: dict[tuple[str, ...], list[str]] = {}
     for result in wrong:
         first, *rest = failure_lines(result, remedies)
@@ -90,7 +91,7 @@ def report(wrong: Sequence[Result], remedies: Sequence[Mapping[str, Any]]) -> li
 
 
 def failure_lines(result: Result, remedies: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is wrong, every part of it where a probe names several, and what cures it."""
+    """Lines with all faults of a probe's result, and the first matching remedy."""
     cause = " ".join(str(result[key]) for key in ("failure", "signal") if result[key]) or str(result["status"])
     several = (result["detail"] or "").splitlines() if result["failure"] in ("version", "mismatch") else []
     reasons = several or [str(result["reason"])]
@@ -109,9 +110,9 @@ def _fits(result: Result, when: Mapping[str, str]) -> bool:
 
 
 def visible(variables: Mapping[str, str]) -> str | None:
-    """CUDA_VISIBLE_DEVICES that leaves this rank its own device; None where it is to stay as it is.
+    """The value of CUDA_VISIBLE_DEVICES that gives this rank its own device; None to leave it unchanged.
 
-    Raises LookupError where there are fewer devices than ranks.
+    Raises LookupError if there are fewer devices than ranks.
     """
     local = _first(variables, _LOCAL_RANKS)
     given = variables.get("CUDA_VISIBLE_DEVICES")
@@ -121,7 +122,7 @@ def visible(variables: Mapping[str, str]) -> str | None:
         return local
     devices = [device.strip() for device in given.split(",")]
     if len(devices) == 1:
-        return None  # each rank was given its own
+        return None  # each rank already has its own device
     if int(local) >= len(devices):
         raise LookupError(f"local rank {local} has no device of its own: CUDA_VISIBLE_DEVICES is {given}")
     return devices[int(local)]
@@ -138,7 +139,7 @@ def _first(variables: Mapping[str, str], names: Sequence[str]) -> str | None:
 
 
 def _threads() -> int | None:
-    """A rank's share of the processors; None for all of them."""
+    """The number of processors for this rank; None for all."""
     ranks = _first(os.environ, ("LOCAL_WORLD_SIZE",))
     return max(1, processors() // max(1, int(ranks))) if ranks else None
 
@@ -149,7 +150,7 @@ def _place() -> str:
 
 
 def _refuse(who: str, lines: Sequence[str]) -> int:
-    """In one write, so that the ranks' words do not mix."""
+    """Print a refusal with one write, so that the output of several ranks does not mix."""
     sys.stderr.write("".join([f"{who}: not as it should be\n", *(f"  {line}\n" for line in lines)]))
     sys.stderr.flush()
     return FAILED

@@ -1,12 +1,13 @@
-"""A fingerprint of your own model, module by module, in the environment where it trains; `envbuild compare` reads it.
+"""Fingerprints your own model, module by module, in the environment where it trains; `envbuild compare` reads the
+result.
 
     from envbuild.selftest.model import fingerprint, first, write
 
     document = fingerprint(model, (batch,), reference=True)
-    print(first(document["ops"]))  # None, or the first module that is not finite or leaves its bound
+    print(first(document["ops"]))  # None, or the first module that is not finite or exceeds its bound
     write(document, "a100.json")
 
-Needs the standard library and torch, as all of the self-test.
+Needs only the standard library and torch, like the whole self-test.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ __all__ = ["fingerprint", "first", "write"]
 SAMPLES = 64
 ROOT = "(model)"
 
-# The bound without a formula: what changing every input and weight by one rounding, up or down as counters say, does to
-# the float64 result, SHAKES times; the root of its mean square, and one rounding of the result, MARGIN times over. A
-# float32 sum of some thousand terms in one chain keeps 20 bits of its 24. An estimate, tried in tests; not a proof.
+# The bound for modules without a formula: every input and weight is changed by one rounding, up or down as counters
+# say, SHAKES times. The bound is MARGIN times the sum of the root mean square change of the float64 result and one
+# rounding of the result. A float32 sum of some thousand terms in one chain keeps 20 of its 24 bits. This is an
+# estimate, checked by tests; not a proof.
 SHAKES, MARGIN, CHAIN = 2, 16, 2.0**-20
 
 Inputs = Union[torch.Tensor, Sequence[Any], Mapping[str, Any]]
@@ -43,13 +45,14 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def fingerprint(model: torch.nn.Module, inputs: Inputs, reference: bool = False) -> dict[str, Any]:
-    """Run the model once, in eval mode and without gradients, and tell what came out of every module, in the order in
-    which they ended: a module comes after those in it, so the first fault is the innermost.
+    """Run the model once, in eval mode and without gradients, and describe the output of every module.
 
-    `inputs`: one tensor, the positional arguments, or a mapping of keyword arguments. With `reference` each module runs
-    again in float64 on the host, on the very inputs it was given: its error is its own, and is held against a bound.
-    That takes 8 bytes of host memory for each parameter, and time. With it or without, a module whose output is not
-    finite while its inputs are is a fault: where float64 is not finite either, its weights are to blame. Raises
+    Modules are in the order in which they end: a module comes after those inside it, so the first fault is the
+    innermost.
+    `inputs`: one tensor, the positional arguments, or a mapping of keyword arguments. With `reference` each module also
+    runs in float64 on the host, with the exact inputs it received: the error is then its own, and is compared with a
+    bound. That takes 8 bytes of host memory for each parameter, and time. With or without it, a module whose output is
+    not finite although its inputs are is a fault; if float64 is not finite either, the cause is its weights. Raises
     what the model raises.
     """
     given = [inputs] if isinstance(inputs, torch.Tensor) else [] if isinstance(inputs, Mapping) else list(inputs)
@@ -70,8 +73,11 @@ def fingerprint(model: torch.nn.Module, inputs: Inputs, reference: bool = False)
 
 @dataclass
 class _Call:
-    """A module's call under way: how many of its inputs are not finite, the inputs (for the reference), and the unit
-    roundoff of the coarsest dtype that it and what is in it has to do with."""
+    """A running call of a module.
+
+    `fed`: the number of non-finite inputs. `given`: the inputs, for the reference. `u`: the unit roundoff of the
+    coarsest dtype used by the module and the modules inside it.
+    """
 
     fed: int
     given: Any
@@ -79,7 +85,7 @@ class _Call:
 
 
 class _Recorder:
-    """While entered, every module of the model tells of each of its calls."""
+    """Context manager that records each call of every module of the model."""
 
     def __init__(self, model: torch.nn.Module, reference: bool) -> None:
         self.entries: list[dict[str, Any]] = []
@@ -103,7 +109,7 @@ class _Recorder:
 
     def _before(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         found = [tensor for _, tensor in tensors([args, kwargs])]
-        given = changed([args, kwargs], wide) if self._wide else None  # now: the module may write into them
+        given = changed([args, kwargs], wide) if self._wide else None  # copied now: the module may overwrite them
         u = _roundoff({tensor.dtype for tensor in (*found, *module.parameters())}, _takes_tf32(module, found))
         self._calls.append(_Call(not_finite(found), given, u))
 
@@ -116,7 +122,7 @@ class _Recorder:
         self._count[name] = self._count.get(name, 0) + 1
         name_of_call = f"{name}#{self._count[name]}" if self._count[name] > 1 else name
         exact, note = self._reference(name, call)
-        # Minus infinity is a mask, but for what an infinite weight makes.
+        # Minus infinity counts as a mask, unless an infinite weight caused it.
         masks = not exact or all(bool(torch.isfinite(weight).all()) for weight in self._wide[name].parameters())
         for index, (place, tensor) in enumerate(found):
             if len(exact) == len(found):
@@ -126,7 +132,7 @@ class _Recorder:
             self.entries.append(_entry(name_of_call + place, module, tensor, seen, note))
 
     def _reference(self, name: str, call: _Call) -> tuple[list[Pair], str | None]:
-        """What the module gives in float64 for the same inputs, with its bound; or why there is none."""
+        """The module's float64 outputs for the same inputs, with their bounds; or the reason why there are none."""
         if not self._wide:
             return [], None
         try:
@@ -159,7 +165,7 @@ def _outputs(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _expected(module: torch.nn.Module, given: Any, u: float) -> list[Pair]:
-    """Each output in float64, and what SHAKES, MARGIN and `u` allow around it."""
+    """Each output in float64 with its bound from SHAKES, MARGIN and `u`."""
     args, kwargs = given
     with contextlib.ExitStack() as stack:
         for device in ("cpu", "cuda"):
@@ -181,7 +187,7 @@ def _numbers(output: Any) -> list[torch.Tensor]:
 
 
 class _Shake:
-    """Moves each number of each tensor by a factor of 1 + u or 1 - u, each tensor by signs of its own."""
+    """Multiplies each number by 1 + u or 1 - u, with different signs for each tensor."""
 
     def __init__(self, u: float, number: int) -> None:
         self._u, self._seed = u, 1000 * number
@@ -194,20 +200,20 @@ class _Shake:
 
 
 def _roundoff(dtypes: set[torch.dtype], tf32: bool = False) -> float:
-    """Of the coarsest; CHAIN at least."""
+    """The unit roundoff of the coarsest dtype; at least CHAIN."""
     units = (torch.finfo(dtype).eps / 2 for dtype in dtypes if dtype.is_floating_point)
     return max(*units, CHAIN, TF32 if tf32 and torch.float32 in dtypes else 0.0)
 
 
 def _takes_tf32(module: torch.nn.Module, found: Iterable[torch.Tensor]) -> bool:
-    """cuDNN has a flag of its own, which is on by default, for what is a convolution or recurrent."""
+    """Whether the module may use TF32. cuDNN has its own flag for convolutions and recurrent modules, on by default."""
     cudnn = (torch.nn.modules.conv._ConvNd, torch.nn.RNNBase)
     flag = "tf32.cudnn" if any(isinstance(inner, cudnn) for inner in module.modules()) else "tf32.matmul"
     return flag in flags() and any(tensor.is_cuda for tensor in found)
 
 
 def _autocast() -> set[torch.dtype]:
-    """What autocast computes in, where the caller has it on: functions between modules do not show it."""
+    """The dtypes of autocast, if the caller enabled it: operations between modules do not reveal them."""
     if hasattr(torch, "get_autocast_dtype"):  # from torch 2.4 on
         return {torch.get_autocast_dtype(device) for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)}
     found = {torch.get_autocast_gpu_dtype()} if torch.is_autocast_enabled() else set()
@@ -215,14 +221,14 @@ def _autocast() -> set[torch.dtype]:
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the host, with floating point numbers in float64."""
+    """A copy on the host, with floating-point numbers in float64."""
     tensor = tensor.detach()
     dtype = torch.complex128 if tensor.is_complex() else torch.float64 if tensor.is_floating_point() else tensor.dtype
     return tensor.to("cpu", dtype, copy=True)
 
 
 def changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The value with every tensor inside its lists, tuples and mappings changed."""
+    """Apply `change` to every tensor inside lists, tuples and mappings."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):
@@ -234,7 +240,7 @@ def changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def _wide_copy(model: torch.nn.Module) -> torch.nn.Module:
-    """The model in float64 on the host: deepcopy is told of each tensor's copy, so nothing is doubled on the device."""
+    """The model in float64 on the host. deepcopy receives each tensor's copy, so the device holds no duplicates."""
     copies: dict[int, Any] = {}
     for module in model.modules():
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False), *vars(module).values()):

@@ -1,4 +1,4 @@
-"""What the failures of a staged run say: of the cards, their links, NCCL, or the image. Pure."""
+"""Determines from the failures of a staged run what is faulty: GPUs, their links, NCCL, or the image. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from envbuild.selftest.distributed.nccl_log import NcclLog
 
-# What is switched off when a stage is tried again, one after the other. NCCL falls back on SHM only where there is no
-# P2P, so SHM off tells something only with P2P off as well. P2P off may take NVLS along, which uses the same links:
-# NVLS is off alone, and where that helps it is NVLS, whatever else helps too.
+# What is switched off when a stage is repeated, one setting after the other. NCCL uses SHM only without P2P, so
+# switching SHM off is informative only with P2P off as well. P2P off may also disable NVLS, which uses the same links:
+# NVLS is switched off alone, and if that helps the cause is NVLS, even if other settings help too.
 RETRIES = (
     ("NCCL_P2P_DISABLE=1",),
     ("NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1"),
@@ -25,7 +25,7 @@ _BLAMED = (
 
 @dataclass(frozen=True)
 class StageFault:
-    """A rank's failure: `member` is the GPU or process that it ran on, `kind` one of outcome.FAILURES."""
+    """A rank's failure: `member` is its GPU or process, `kind` one of probe_outcome_and_figures.FAILURES."""
 
     rank: int
     member: int
@@ -37,7 +37,7 @@ class StageFault:
 
 @dataclass(frozen=True)
 class Stage:
-    """A world that was tried: `faults` holds those of the ranks that are to blame for its failure, the first first."""
+    """A world that was run. `faults` are those of the ranks that caused its failure, the earliest first."""
 
     backend: str
     members: tuple[int, ...]
@@ -48,15 +48,16 @@ class Stage:
 
     @property
     def name(self) -> str:
-        """As in "nccl 0+2 NCCL_P2P_DISABLE=1"."""
+        """The name of the stage, such as "nccl 0+2 NCCL_P2P_DISABLE=1"."""
         return " ".join([self.backend, "+".join(map(str, self.members)), *self.settings])
 
 
 @dataclass(frozen=True)
 class StageVerdict:
-    """`layer`: nccl (it fails where gloo passes), gloo (the reverse), image (whatever moves the data, it fails).
+    """The localised fault.
 
-    `place`: card, link, pairs, together or everywhere. `cure`: the setting of NCCL that it passes with.
+    `layer`: nccl (fails where gloo passes), gloo (the reverse), image (fails with any backend).
+    `place`: card, link, pairs, together or everywhere. `cure`: the NCCL setting with which it passes.
     """
 
     layer: str
@@ -66,9 +67,9 @@ class StageVerdict:
 
 
 def localize_faults(stages: Sequence[Stage], capabilities: Mapping[int, str]) -> StageVerdict | None:
-    """What the failures come to; None where nothing failed.
+    """Localise the failures; None if nothing failed.
 
-    `capabilities` are the cards' compute capabilities by member; empty on the CPU, where gloo alone is tried.
+    `capabilities` are the GPUs' compute capabilities by member; empty on the CPU, where only gloo is tested.
     """
     main = "nccl" if any(stage.backend == "nccl" for stage in stages) else "gloo"
     tried = [stage for stage in stages if stage.backend == main and not stage.settings]
@@ -88,7 +89,7 @@ def localize_faults(stages: Sequence[Stage], capabilities: Mapping[int, str]) ->
 
 
 def inequality(capabilities: Mapping[int, str]) -> str | None:
-    """A sentence where the cards' compute capabilities differ."""
+    """A sentence if the GPUs' compute capabilities differ."""
     kinds = sorted(set(capabilities.values()))
     if len(kinds) < 2:
         return None
@@ -97,7 +98,7 @@ def inequality(capabilities: Mapping[int, str]) -> str | None:
 
 
 def _place(tried: Sequence[Stage], unit: str) -> tuple[str, str]:
-    """Which members fail, told from worlds of one, of two, and of more."""
+    """Which members fail, derived from worlds of one, of two, and of more members."""
     alone, pairs = ([stage for stage in tried if len(stage.members) == size] for size in (1, 2))
     lame = [stage.members[0] for stage in alone if stage.faults]
     broken = [stage.members for stage in pairs if stage.faults]
@@ -119,7 +120,7 @@ def _place(tried: Sequence[Stage], unit: str) -> tuple[str, str]:
 
 
 def _layer(main: str, failed: Sequence[Stage], gloo: Mapping[tuple[int, ...], Stage], place: str) -> tuple[str, str]:
-    """Which layer fails, told from the same worlds over gloo."""
+    """Which layer fails, derived from the same worlds over gloo."""
     if main == "gloo":
         return "image", "gloo needs no GPU: the image, or the code"
     twins = [gloo[stage.members] for stage in failed if stage.members in gloo]

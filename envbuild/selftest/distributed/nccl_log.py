@@ -1,6 +1,6 @@
-"""What NCCL's own log (NCCL_DEBUG=INFO) says: its version, how its ranks reach each other, what it warns of. Pure.
+"""Reads NCCL's log (NCCL_DEBUG=INFO): its version, the transports between its ranks, and its warnings. Pure.
 
-The lines are those of NCCL 2.14 (torch 2.0) and newer: src/transport/p2p.cc, shm.cc, net.cc and src/init.cc.
+The patterns match NCCL 2.14 (torch 2.0) and newer: src/transport/p2p.cc, shm.cc, net.cc and src/init.cc.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ TRANSPORTS = ("p2p", "nvls", "shm", "ib", "net", "socket")
 
 # "Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM", "... [send] via NET/Socket/0"; a rank may be followed by a bus id.
 _EDGE = re.compile(r"NCCL INFO Channel \d+(?:/\d+)? : \d+\S* -> \d+\S*(?: \[(?:send|receive)\])? via ([A-Z0-9]+)/(\S+)")
-# NVLS is no edge between two ranks: its channels reduce in the NVLink switch, beside the edges.
+# NVLS is not a connection between two ranks: its channels reduce in the NVLink switch, in addition to the edges.
 _NVLS = re.compile(r"NCCL INFO .*\b([1-9]\d*) nvls channels")
 _VERSION = re.compile(r"(?:^|NCCL INFO )NCCL version (\d+(?:\.\d+)+)", re.MULTILINE)
 _WARNING = re.compile(r"NCCL WARN (.+)")
-_LONG = 300  # characters of a warning that are kept
+_LONG = 300  # characters kept of a warning
 
 
 @dataclass(frozen=True)
 class NcclLog:
-    """`edges`: the kinds of connection between ranks, in TRANSPORTS' order; `nvls`: NVLink SHARP has channels."""
+    """The contents of a log. `edges`: the kinds of connection between ranks, in TRANSPORTS' order; `nvls`: NVLink SHARP
+    has channels.
+    """
 
     version: str | None = None
     edges: tuple[str, ...] = ()
@@ -36,7 +38,7 @@ class NcclLog:
 
 
 def read(text: str) -> NcclLog:
-    """The log of one rank, or of several joined."""
+    """Read the log of one rank, or of several joined."""
     version = _VERSION.search(text)
     edges = {_kind(kind, rest) for kind, rest in _EDGE.findall(text)}
     return NcclLog(
@@ -48,7 +50,7 @@ def read(text: str) -> NcclLog:
 
 
 def objection(required: str, logs: Iterable[tuple[str, NcclLog]]) -> str | None:
-    """The first of these stages, by name, whose ranks reach each other otherwise; None where there is none."""
+    """A sentence about the first stage (by name) whose ranks do not use the required transport; None if all do."""
     for stage, log in logs:
         used = ", ".join(log.transports) or "none that its log names"
         fits = log.nvls if required == "nvls" else log.edges == (required,)

@@ -1,6 +1,6 @@
-"""The processes of a stage: the ranks of a world started together, and what each one's end says of it.
+"""The processes of a stage: starts the ranks of a world together, and determines each rank's fault from how it ended.
 
-The process that starts them calls nothing of torch: each is forked, and has a CUDA of its own.
+The process that starts them calls no function of torch: each rank is forked and initialises CUDA itself.
 """
 
 from __future__ import annotations
@@ -27,20 +27,22 @@ from envbuild.selftest.distributed.rank_program import DONE, STEP, WRONG, Rank, 
 from envbuild.selftest.harness import forked_work
 from envbuild.selftest.harness.forked_work import ForkEnding, Tell, Work
 
-GRACE = 2.0  # seconds in which the others may say what they saw, once one rank broke off
-# Where all ranks are on this machine, its only network may be the loopback: lo.
+GRACE = 2.0  # seconds in which the other ranks may report after one rank failed
+# If all ranks are on this machine, its only network may be the loopback interface lo.
 _VARIABLES = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT"}
 _LOG_LIMIT = 4 << 20  # bytes of a rank's NCCL log that are read
-# faulthandler's own words, the innermost function first
+# faulthandler's output, the innermost function first
 _FRAME = re.compile(r'File "(?P<file>[^"\n]*)", line \d+ in (?P<function>\S+)')
-# gloo's and NCCL's words where another rank is gone
+# gloo's and NCCL's messages after another rank has died
 _LOST = re.compile(r"(closed|reset) by peer|broken pipe|ncclRemoteError|remote process", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class World:
-    """Who does a stage together: GPUs by index, or on the CPU processes by number. `among`: where others of it are on
-    other machines."""
+    """The members of a stage: GPUs by index, or on the CPU processes by number.
+
+    `among`: the position in a larger world, if other ranks are on other machines.
+    """
 
     backend: str
     members: tuple[int, ...]
@@ -50,8 +52,10 @@ class World:
 
 @dataclass(frozen=True)
 class Among:
-    """A world of `size` ranks on several machines, of which those from `first` on are here. `meeting`: host:port of
-    rank 0; `interface`: of the network between them."""
+    """The position in a world of `size` ranks on several machines: ranks from `first` on are here.
+
+    `meeting`: host:port of rank 0; `interface`: the network interface between the machines.
+    """
 
     first: int
     size: int
@@ -65,14 +69,14 @@ class Among:
 
 @dataclass(frozen=True)
 class Tried:
-    """What came of a world: the stage, and each rank's ending."""
+    """The result of a world: the stage, and each rank's ending."""
 
     stage: Stage
     endings: tuple[ForkEnding, ...]
 
 
 def run_worlds(worlds: Sequence[World], device: str, limit: float) -> list[Tried]:
-    """Run worlds that share no member, all at once, `limit` seconds at most."""
+    """Run worlds without common members at the same time, `limit` seconds at most."""
     with temporary_folder("envbuild-ranks-") as folder:
         places = [folder / str(number) for number in range(len(worlds))]
         groups = []
@@ -125,11 +129,12 @@ def _stage(world: World, endings: Sequence[ForkEnding], log: NcclLog) -> Stage:
 
 
 def rank_faults(members: Sequence[int], endings: Sequence[ForkEnding]) -> tuple[StageFault, ...]:
-    """Those of the ranks that are to blame, the first to fail first: the others only waited for them, or lost them.
+    """The faults of the ranks that caused a failure, the earliest first; the other ranks only waited for them or lost
+    them.
 
-    A death outweighs all else (but for SIGABRT, by which torch itself ends who lost another); then wrong results, and
-    whoever left first, unless it says that it lost another; then, where all wait, the ranks that are behind, or that do
-    not wait inside torch. Where none stands out it is all of them.
+    A death has priority over everything else (except SIGABRT, with which torch itself ends a rank that lost another
+    one); then wrong results, and the first rank to exit, unless it reports that it lost another one; then, if all wait,
+    the ranks that are behind, or that do not wait inside torch. If no rank differs, all are returned.
     """
     ranks = sorted(range(len(endings)), key=lambda rank: (_lost_another(endings[rank]), endings[rank].moment))
     dead = [rank for rank in ranks if endings[rank].signal not in (None, "SIGABRT")]
@@ -149,7 +154,7 @@ def _lost_another(ending: ForkEnding) -> bool:
 
 
 def _wrong(ending: ForkEnding) -> tuple[str, str] | None:
-    """The step of the first result that came out wrong, and how it did."""
+    """The step of the first wrong result, and a sentence about it."""
     for key in ending.told:
         if key.startswith(WRONG):
             step, sentence = ending.told[key]
@@ -170,7 +175,7 @@ def _step(ending: ForkEnding) -> tuple[int, str]:
 
 
 def _stack(ending: ForkEnding) -> tuple[str, str]:
-    """The file and the name of the function that the process was in when it was ended; empty where it did not say."""
+    """File and name of the function that the process was in when it was ended; empty if unknown."""
     found = _FRAME.search(ending.noise, max(0, ending.noise.rfind("Fatal Python error")))
     return (found["file"], found["function"]) if found else ("", "")
 
@@ -192,26 +197,29 @@ def _fault(rank: int, member: int, ending: ForkEnding) -> StageFault:
     return StageFault(rank, member, step, "exception" if "error" in ending.told else "exit", ending.failure)
 
 
-_YOUNG = 60.0  # seconds; a folder is there a moment before it is locked
+_YOUNG = 60.0  # seconds; a folder exists for a moment before it is locked
 
 
 @contextlib.contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """A folder whose name begins so, locked while this process or one that it forked is there."""
+    """Create a temporary folder with this prefix, locked as long as this process or a process forked from it exists.
+
+    Unlocked folders with this prefix that earlier processes left behind are removed.
+    """
     for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         if _left(path):
             shutil.rmtree(path, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=prefix) as name:
         held = os.open(name, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            fcntl.flock(held, fcntl.LOCK_SH)  # the kernel lets go of it, however this process ends
+            fcntl.flock(held, fcntl.LOCK_SH)  # the kernel releases the lock however this process ends
             yield Path(name)
         finally:
             os.close(held)
 
 
 def _left(path: Path) -> bool:
-    """Whether it is this user's, and nobody holds it."""
+    """Whether the folder belongs to this user and is not locked."""
     try:
         found = path.lstat()
         ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
@@ -223,7 +231,7 @@ def _left(path: Path) -> bool:
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
-    except OSError:  # it is in use, or its file system knows no locks
+    except OSError:  # it is in use, or its file system does not support locks
         return False
     finally:
         os.close(held)

@@ -1,8 +1,8 @@
-"""What one rank of a world does, step by step: join, exchange, measure, train, leave; each result exact.
+"""The steps of one rank: join, exchange, measure, train, leave. Every result is checked exactly.
 
-Runs in a process of its own (rank_processes_and_faults.py). All values are integers whose sums the dtype still holds,
-so every order of summation gives the same, and the host knows them: the inputs of every rank come from counters. They
-need all the digits that the dtype has, so that a narrower one on the way is seen.
+Runs in a separate process (rank_processes_and_faults.py). All values are integers whose sums fit the dtype, so every
+order of summation gives the same result, which the host knows: the inputs of every rank come from counters. The values
+need all digits of the dtype, so that intermediate results in a narrower dtype are detected.
 """
 
 from __future__ import annotations
@@ -25,33 +25,35 @@ from envbuild.selftest.harness.probe_context import dtype_name, short_name
 from envbuild.selftest.numerics import hashed_inputs
 from envbuild.selftest.numerics.element_comparison import compare
 
-# A rank that waits is ended by its stage's cap; torch's own time-out, which kills processes, must not come before.
+# A waiting rank is ended by its stage's time limit; torch's own timeout, which kills processes, must not come first.
 _PATIENCE = datetime.timedelta(minutes=30)
-_PERIOD = 65537  # elements: no power of two, so that a chunk in the wrong place is seen
-_BEFORE = 3  # elements that lie before what is sent
-_ROUNDS = 2  # each with inputs of its own, so that the result of the round before is wrong
-# Elements: odd ones (bf16 ones faulted with a misaligned address, pytorch#119345); on a GPU also as many as NCCL moves
-# with each of its protocols: LL, LL128, Simple.
+_PERIOD = 65537  # elements: not a power of two, so that a chunk in the wrong position is detected
+_BEFORE = 3  # elements before the sent ones in the buffer
+_ROUNDS = 2  # each with different inputs, so that the result of the previous round is wrong
+# Elements: odd numbers (bf16 ones faulted with a misaligned address, pytorch#119345); on a GPU also as many as NCCL
+# moves with each of its protocols: LL, LL128, Simple.
 _SMALL = 1001
 _ODD = 4099  # past multiples of 16 bytes in every dtype, and past 4096
 _LARGE = 4 * 1024 * 1024 + 1
 _ROWS, _COLUMNS = 32, 64  # of the trained layer
 _DIGITS = {torch.float32: 24, torch.int32: 24, torch.float16: 11, torch.bfloat16: 8}  # bits of an integer
-# Periods of the tensors whose bus bandwidth is measured: of 2 bytes an element 16 MiB, 128 MiB and 1 GiB over NCCL.
+# Number of periods of the tensors whose bus bandwidth is measured: with 2 bytes an element 16 MiB, 128 MiB and 1 GiB
+# over NCCL.
 _PERIODS = {"nccl": (128, 1024, 8192), "gloo": (8,)}
 _TIMED = 5  # calls
-_PATIENT = 1.0  # seconds: no larger size where one call would take longer
+_PATIENT = 1.0  # seconds: larger sizes are skipped if one call would take longer
 
-# What is told: the number and name of the step that begins; under a case's name its dtype, shape, error and seconds,
-# where its result is wrong, the step and a sentence, and its GB/s; why a step was left out; and that all is done.
+# The keys of what a rank reports: the number and name of the step that begins; for each case its dtype, shape, error
+# and seconds, for a wrong result the step and a sentence, and its GB/s; why a step was left out; and that all steps are
+# done.
 STEP, DONE, FIGURE, WRONG, RATE, LEFT_OUT = "step", "done", "figure ", "wrong ", "rate ", "left out "
-# torch's words where a backend has no such collective, or not for this dtype
+# torch's messages if a backend does not have a collective, or not for this dtype
 _REFUSALS = ("does not support", "not implemented", "Invalid scalar type")
 
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Where a rank stands: its number among `size`, its device, the URL at which the ranks meet."""
+    """The place of a rank: its number among `size`, its device, and the URL at which the ranks meet."""
 
     backend: str
     rank: int
@@ -61,12 +63,12 @@ class RankPlace:
 
     @property
     def moved(self) -> torch.device:
-        """Where the tensors lie that are sent: gloo's are the host's, since no torch has all of it for a GPU's."""
+        """The device of the exchanged tensors: the host for gloo, because no torch has all of gloo for GPU tensors."""
         return self.device if self.backend == "nccl" else torch.device("cpu")
 
 
 class Rank:
-    """Does the steps and tells of each: that it begins, its figures, the first thing that is wrong with it."""
+    """Runs the steps and reports each one's start, its figures and its first error."""
 
     def __init__(self, place: RankPlace, tell: Tell) -> None:
         self.place = place
@@ -75,7 +77,7 @@ class Rank:
         self._count = 0
 
     def run(self) -> None:
-        """All steps. Raises what torch raises; what comes out wrong is told, and the next step is done."""
+        """Run all steps. Exceptions of torch are raised; a wrong result is reported, and the next step follows."""
         self._begin("init")
         self._join()
         for size, dtype in self._reductions():
@@ -118,7 +120,7 @@ class Rank:
 
     @contextlib.contextmanager
     def _may_be_refused(self) -> Iterator[None]:
-        """A collective that the backend does not have, which it says on all ranks alike, is left out."""
+        """Skip a collective that the backend does not have; all ranks get the same error."""
         try:
             yield
         except RuntimeError as error:
@@ -130,7 +132,7 @@ class Rank:
         self._tell(LEFT_OUT + self._step, reason)
 
     def _join(self) -> None:
-        """The process group, and with a barrier NCCL's communicator, which is made by the first collective."""
+        """Create the process group, and with a barrier NCCL's communicator, which the first collective creates."""
         place = self.place
         dist.init_process_group(
             place.backend,
@@ -145,8 +147,11 @@ class Rank:
             dist.barrier()
 
     def _given(self, turn: int, rank: int, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """What a rank brings, on the host: whole numbers so large that the sum of all fits, of int64 into float64,
-        which it is compared in."""
+        """The input of a rank, on the host.
+
+        Whole numbers that are as large as possible while the sum of all ranks fits the dtype; for int64 it fits
+        float64, in which results are compared.
+        """
         if dtype == torch.int64:
             high, low = _values(turn, rank, size, 1 << 20), _values(turn + _ROUNDS, rank, size, 1 << 20)
             return high.to(torch.float64) * 2.0**20 + low
@@ -158,21 +163,21 @@ class Rank:
         self._check(self._step, values, self._sum(turn, size, dtype), seconds)
 
     def _all_reduce_max(self, turn: int, size: int, dtype: torch.dtype) -> None:
-        """Of numbers below 0: no element of a buffer that begins with 0 may be left."""
+        """Reduce numbers below 0, so that an unwritten element of a zeroed buffer is detected."""
         given = [-self._given(turn, rank, size, dtype).abs() for rank in range(self.place.size)]
         values = self._sent(turn, given[self.place.rank], dtype)
         seconds = self._timed(lambda: dist.all_reduce(values, dist.ReduceOp.MAX))
         self._check(self._step, values, functools.reduce(torch.maximum, given), seconds)
 
     def _sent(self, turn: int, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """What a rank sends: every second time as a part of a larger tensor, from an odd place on."""
+        """The tensor that a rank sends: every second time a part of a larger tensor, at an odd offset."""
         sent = values.to(self.place.moved, dtype)
         if turn % 2 == 0:
             return sent
         return torch.cat((sent[:_BEFORE].neg(), sent, sent[:1]))[_BEFORE : _BEFORE + len(sent)]
 
     def _sum(self, turn: int, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """Of what all ranks bring, in float64 on the host."""
+        """The sum of all ranks' inputs, in float64 on the host."""
         total = torch.zeros(size, dtype=torch.float64)
         for rank in range(self.place.size):
             total += self._given(turn, rank, size, dtype)
@@ -186,7 +191,7 @@ class Rank:
         self._check(self._step, torch.stack(gathered), torch.stack(given), seconds)
 
     def _broadcast(self, turn: int, size: int, dtype: torch.dtype) -> None:
-        """From every rank in turn."""
+        """Broadcast from each rank, one after the other."""
         for source in range(self.place.size):
             expected = self._given(turn, source, size, dtype)
             sent = self._sent(turn, expected if source == self.place.rank else torch.zeros(size), dtype)
@@ -194,7 +199,7 @@ class Rank:
             self._check(self._step, sent, expected, seconds)
 
     def _reduce_scatter(self, turn: int, size: int, dtype: torch.dtype) -> None:
-        """Each rank gets its part, `size` elements, of the sum."""
+        """Each rank receives its part, `size` elements, of the sum."""
         place = self.place
         values = self._sent(turn, self._given(turn, place.rank, size * place.size, dtype), dtype)
         part = values.new_zeros(size)
@@ -204,7 +209,7 @@ class Rank:
         )
 
     def _all_to_all(self, turn: int, size: int, dtype: torch.dtype) -> None:
-        """Each rank gets the part of every other that is for it, `size` elements."""
+        """Each rank receives the part of every other rank that is for it, `size` elements."""
         place = self.place
         given = [self._given(turn, rank, size * place.size, dtype) for rank in range(place.size)]
         values = self._sent(turn, given[place.rank], dtype)
@@ -215,7 +220,7 @@ class Rank:
         )
 
     def _all_to_all_uneven(self, turn: int, size: int, dtype: torch.dtype) -> None:
-        """The same with parts of different lengths: `size` elements and the numbers of sender and receiver more."""
+        """all_to_all with parts of different lengths: `size` plus the numbers of sender and receiver."""
         place, ranks = self.place, range(self.place.size)
         lengths = [[size + to + sender for to in ranks] for sender in ranks]
         given = [self._given(turn, rank, sum(lengths[rank]), dtype) for rank in ranks]
@@ -227,7 +232,7 @@ class Rank:
         self._check(self._step, received, torch.cat(parts), seconds)
 
     def _send_receive(self, turn: int, size: int, dtype: torch.dtype) -> None:
-        """To the next rank and from the one before, in a ring; nothing in a world of one."""
+        """Send to the next rank and receive from the previous one, in a ring; nothing in a world of one."""
         place = self.place
         if place.size == 1:
             return
@@ -248,11 +253,11 @@ class Rank:
         self._check(self._step, received, self._given(turn, before, size, dtype), seconds)
 
     def _measure(self, dtype: torch.dtype) -> None:
-        """all_reduce of larger and larger tensors, each checked, and its bus bandwidth.
+        """Measure the bus bandwidth of all_reduce for tensors of increasing size, and check each result.
 
-        That is 2 (n - 1) / n times the bytes over the seconds (nccl-tests, doc/PERFORMANCE.md). Whether the next size
-        is tried is agreed on, by the least of the ranks' free memory and the longest of their times. The first period
-        that is wrong is compared on the host, not all of it.
+        The bandwidth is 2 (n - 1) / n times the bytes over the seconds (nccl-tests, doc/PERFORMANCE.md). The ranks
+        agree whether the next size is run, by the least free memory and the longest time of all ranks. Only the first
+        wrong period is compared on the host.
         """
         place, rate = self.place, math.inf
         given, expected = self._given(0, place.rank, _PERIOD, dtype), self._sum(0, _PERIOD, dtype)
@@ -268,22 +273,24 @@ class Rank:
             seconds = self._timed(functools.partial(dist.all_reduce, values))
             different = (values != expected.to(place.moved, dtype)).any(dim=1).to(torch.uint8)
             self._check(step, values[int(different.argmax())], expected, seconds)
-            values.zero_()  # further sums would leave the dtype
+            values.zero_()  # further sums would exceed the dtype's range
             spent = sum(self._timed(functools.partial(dist.all_reduce, values)) for _ in range(_TIMED))
             rate = volume * _TIMED / self._agreed(spent, dist.ReduceOp.MAX)
             self._tell(RATE + step, 2 * (place.size - 1) / place.size * rate / 1e9)
 
     def _agreed(self, value: float, how: dist.ReduceOp.RedOpType) -> float:
-        """The least or largest of all ranks' values, the same on each."""
+        """The minimum or maximum of all ranks' values, identical on each rank."""
         shared = torch.tensor([value], dtype=torch.float64, device=self.place.moved)
         dist.all_reduce(shared, how)
         return float(shared)
 
     def _train(self) -> None:
-        """One step of a layer under DistributedDataParallel, against one process with all ranks' samples.
+        """Run one step of a layer under DistributedDataParallel, and compare it with one process that has all ranks'
+        samples.
 
-        DDP multiplies each gradient by 1 / size before it sums. With losses times `size` and one sample a rank, each is
-        0 or +-size before that, and 0 or +-1 after it in any dtype: the sums are exact for every size.
+        DDP multiplies each gradient by 1 / size before it sums. With losses multiplied by `size` and one sample for
+        each rank, each gradient is 0 or +-size before that and 0 or +-1 after it in any dtype, so the sums are exact
+        for every size.
         """
         place = self.place
         layer, single = _layer(place.rank).to(place.device), _layer(0)
@@ -318,18 +325,18 @@ class Rank:
 
 
 def _values(turn: int, rank: int, size: int, most: int) -> torch.Tensor:
-    """float32 integers from +-1 to +-`most`, of a rank's own in each turn."""
+    """float32 integers from +-1 to +-`most`, different for each rank and turn."""
     repeats = -(-size // _PERIOD)
     return hashed_inputs.whole((min(size, _PERIOD),), 1000 * (turn + 1) + rank, most).repeat(repeats)[:size]
 
 
 def _free(device: torch.device) -> float:
-    """Bytes of the GPU's memory; the host's is not asked for, as little of it is used."""
+    """Free bytes of GPU memory; the host's memory is not checked, because little of it is used."""
     return float(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else float(1 << 62)
 
 
 def _layer(rank: int) -> torch.nn.Linear:
-    """With other weights on each rank: DDP gives all the first one's."""
+    """A layer with different weights on each rank: DDP replaces them by those of the first rank."""
     layer = torch.nn.Linear(_COLUMNS, _ROWS)
     with torch.no_grad():
         layer.weight.copy_(hashed_inputs.ternary((_ROWS, _COLUMNS), seed=500 + rank))
@@ -338,7 +345,7 @@ def _layer(rank: int) -> torch.nn.Linear:
 
 
 def _sample(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A rank's one sample and its target, of {-1, 0, 1}."""
+    """A rank's single sample and its target, of {-1, 0, 1}."""
     return hashed_inputs.ternary((1, _COLUMNS), seed=700 + rank, every=2), hashed_inputs.ternary(
         (1, _ROWS), seed=800 + rank, every=2
     )

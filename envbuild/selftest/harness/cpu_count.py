@@ -1,4 +1,4 @@
-"""What this process may use of the machine it is on."""
+"""The number of processors available to this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")  # "<microseconds or max> <period>", of 
 
 
 def processors(quota: Path = _QUOTA) -> int:
-    """The processors this process may run on, or as many as its control group's quota pays for, if that is fewer."""
+    """Number of processors in this process's CPU affinity, or the control group's CPU quota where that is smaller."""
     allowed = len(os.sched_getaffinity(0))
     try:
         share, period = quota.read_text().split()

@@ -1,6 +1,6 @@
-"""Work that may crash or hang, done in forked processes: what each told until then comes back, and how it ended.
+"""Runs functions that may crash or hang in forked processes, and returns what each reported and how it ended.
 
-The children stay in their parent's process group, so whoever ends that group ends them too.
+The children stay in their parent's process group, so ending that group ends them too.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any, Callable, NoReturn
 from envbuild.selftest.harness.frame_and_message_streams import write_all
 from envbuild.selftest.harness.probe_outcome_and_figures import signal_name
 
-# What is done to a process whose time is over, and the seconds it then has: faulthandler answers SIGABRT with the
-# stack; who outlives SIGKILL is held by the kernel, and is left behind.
+# Signals sent to a process that exceeded its time limit, and the seconds it then has. On SIGABRT faulthandler dumps the
+# stack. A process that survives SIGKILL is blocked in the kernel, and is abandoned.
 _MEASURES = ((signal.SIGABRT, 1.0), (signal.SIGKILL, 5.0))
-_TICK = 0.02  # seconds between looks at a process that has closed its pipes and is not gone yet
+_TICK = 0.02  # polling interval in seconds for a process that has closed its pipes but has not exited
 _CHUNK = 1 << 16
 _RAISED = "raised at"
 _MOST_TOLD = 8 << 20  # bytes
@@ -34,7 +34,7 @@ _KEPT_NOISE = 1 << 14  # bytes: a stack, and the list of modules that faulthandl
 
 
 class Tell:
-    """Says to the parent what a key's value is, by now; `fd` is where."""
+    """Sends the current value of a key to the parent process through the descriptor `fd`."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -48,11 +48,12 @@ Work = Callable[[Tell], None]
 
 @dataclass(frozen=True)
 class ForkEnding:
-    """`told`: the last value of each key. `failure`: None where the work came to its end, else a sentence.
+    """How a forked function ended and what it reported.
 
-    `signal`: the name of the one that it died of by itself. `stopped`: it was ended here. `noise`: the last 16 KB of
-    what it printed, and of its stack where it died of a signal. `moment`: when it ended, by the clock that all
-    processes share (time.monotonic); where it raised, when it did.
+    `told`: the last value of each key. `failure`: None if the function returned, else a sentence.
+    `signal`: the name of the signal that killed the process, unless the parent sent it. `stopped`: the parent ended the
+    process. `noise`: the last 16 KB of its output, which include its stack if it died of a signal. `moment`: when it
+    ended, by the clock that all processes share (time.monotonic); for an exception, when it was raised.
     """
 
     told: Mapping[str, Any] = field(default_factory=dict)
@@ -65,7 +66,7 @@ class ForkEnding:
 
 
 class ForkedWork:
-    """A piece of work under way."""
+    """A function running in a forked process."""
 
     def __init__(self, work: Work) -> None:
         self._begin = time.monotonic()
@@ -94,12 +95,12 @@ class ForkedWork:
             os.close(noise)
 
     def finish(self, limit: float) -> ForkEnding:
-        """Wait for the end, at most until `limit` seconds after the start; then the process is ended."""
+        """Wait for the process, and end it if it still runs `limit` seconds after the start."""
         return _attend([[self]], limit, math.inf)[0][0]
 
     @property
     def over(self) -> bool:
-        """It is gone, or given up."""
+        """Whether the process has exited or was abandoned."""
         return self._seconds is not None
 
     @property
@@ -107,7 +108,7 @@ class ForkedWork:
         return self.over and self._status != 0
 
     def allow(self, limit: float) -> None:
-        """At most `limit` seconds, counted from the start; never more than before."""
+        """Limit the run time to `limit` seconds, counted from the start; an earlier deadline stays."""
         if self._begin + limit < self._deadline:
             self._limit, self._deadline = limit, self._begin + limit
 
@@ -115,11 +116,11 @@ class ForkedWork:
         return time.monotonic() - self._begin
 
     def patience(self) -> float:
-        """Seconds until something is to be done about it even if nothing comes."""
+        """Seconds until the next action is due even if no output arrives."""
         return max(0.0, self._deadline - time.monotonic()) if self.open_ends else _TICK
 
     def attend(self, ready: Sequence[int]) -> None:
-        """Take in what came, see whether it is gone, and do what is due."""
+        """Read the available output, check whether the process has exited, and enforce its limits."""
         for fd in self.open_ends.intersection(ready):
             self._take(fd, os.read(fd, _CHUNK))
         if not self.open_ends and os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
@@ -179,15 +180,15 @@ class ForkedWork:
 
 
 def run_forked(work: Work, limit: float) -> ForkEnding:
-    """Start and wait; a machine that allows no further process is told as a failure."""
+    """Start the function and wait for it; if no process can be started, the result is a failure."""
     return run_groups([[work]], limit, math.inf)[0][0]
 
 
 def run_groups(groups: Sequence[Sequence[Work]], limit: float, grace: float) -> list[list[ForkEnding]]:
-    """Run all works of all groups at once, `limit` seconds at most.
+    """Run all functions of all groups at once, `limit` seconds at most.
 
-    Those of a group may wait for each other: once one broke off, the others have `grace` seconds more. A machine that
-    does not allow so many processes is told as a failure of all.
+    The functions of a group may wait for each other: after one fails, the others have `grace` seconds left. If not all
+    processes can be started, every result is a failure.
     """
     processes: list[list[ForkedWork]] = [[] for _ in groups]
     try:
@@ -218,7 +219,7 @@ def _attend(groups: Sequence[Sequence[ForkedWork]], limit: float, grace: float) 
 
 
 def limit_memory(more: int) -> None:
-    """Cap this process's address space at what is mapped and `more` bytes."""
+    """Limit this process's address space to the size now mapped plus `more` bytes."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     limit = pages * resource.getpagesize() + more
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -229,7 +230,7 @@ def _died_of(status: int) -> str | None:
 
 
 def _child(work: Work, tell: int, noise: int, not_ours: tuple[int, ...]) -> NoReturn:
-    """Leaves without Python's shutdown, which could crash after all is told."""
+    """Run the function and exit without Python's shutdown, which could crash after everything is reported."""
     status = 70
     try:
         for fd in not_ours:
@@ -246,7 +247,7 @@ def _child(work: Work, tell: int, noise: int, not_ours: tuple[int, ...]) -> NoRe
 
 
 def attempt(work: Work, tell: Tell) -> int:
-    """Do the work; the exit status of its process. What it raises is told."""
+    """Run the function and return the exit status of its process. An exception is reported to the parent."""
     try:
         work(tell)
     except BaseException as error:

@@ -1,7 +1,8 @@
-"""The two streams of the self-test: frames to the outside, messages from a probe's process to the harness.
+"""The two streams of the self-test: frames written to its output, and messages from a probe's process to the harness.
 
-A frame is one line, `ENVBUILD <nonce> <seq> <crc32 of the JSON> <JSON>`; seq counts from 0. Whoever reads can tell a
-frame that is missing, doubled, cut or not of this run. A message is a kind, a length, a checksum and as many bytes.
+A frame is one line, `ENVBUILD <nonce> <seq> <crc32 of the JSON> <JSON>`; seq counts from 0. The reader can detect a
+frame that is missing, duplicated, cut or from another run. A message consists of a kind, a length, a checksum and the
+payload.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ MARK = "ENVBUILD"
 ANNOUNCE = b"A"  # the step that begins, as text
 ENVIRONMENT = b"E"  # the environment document so far, as JSON
 FINGERPRINT = b"F"  # the fingerprint, as JSON
-NOTE = b"N"  # a fault that was noted, as text: the process may die before it can tell its result
+NOTE = b"N"  # a recorded fault, as text: the process may die before it can send its result
 RESULT = b"R"  # the probe's result, as JSON; the last message
 _KINDS = (ANNOUNCE, ENVIRONMENT, FINGERPRINT, NOTE, RESULT)
-DOCUMENTS = {ENVIRONMENT: "environment", FINGERPRINT: "fingerprint"}  # and the kind of frame each becomes
+DOCUMENTS = {ENVIRONMENT: "environment", FINGERPRINT: "fingerprint"}  # message kind: kind of the resulting frame
 _HEADER = struct.Struct(">cII")
 _MESSAGE_LIMIT = 32 << 20
 
@@ -29,7 +30,7 @@ Message = tuple[bytes, bytes]
 
 
 def encode_document(document: Mapping[str, Any]) -> bytes:
-    """Strict JSON in one line of ASCII; raises ValueError for NaN or infinity."""
+    """Encode a document as strict JSON in one line of ASCII; raises ValueError for NaN or infinity."""
     return json.dumps(document, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
@@ -59,7 +60,7 @@ def pack(kind: bytes, payload: bytes) -> bytes:
 
 
 class Unpacker:
-    """Takes a byte stream apart into messages. Stops for good at the first that is not whole."""
+    """Splits a byte stream into messages. Stops permanently at the first invalid message."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -82,10 +83,10 @@ class Unpacker:
                     found.append((kind, payload))
                     del self._buffer[:end]
         if self._broken:
-            self._buffer = self._buffer[:1]  # nothing after it can be trusted, so nothing is kept
+            self._buffer = self._buffer[:1]  # nothing after an invalid message can be trusted, so it is discarded
         return found
 
     @property
     def cut(self) -> bool:
-        """True where bytes are left that make no whole message."""
+        """Whether the stream ends with an incomplete or invalid message."""
         return bool(self._buffer)

@@ -1,4 +1,4 @@
-"""How much memory of the machine is left for this process."""
+"""The host memory available to this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LIMIT = Path("/sys/fs/cgroup/memory.max")  # bytes or "max", of the container's
 
 
 def available_bytes(meminfo: Path = _MEMINFO, limit: Path = _LIMIT) -> int:
-    """Bytes that are free or can be freed, or as many as the control group may have, if that is fewer; 0 if unknown."""
+    """Free and reclaimable memory in bytes, or the control group's limit where that is smaller; 0 if unknown."""
     found = 0
     with contextlib.suppress(OSError, ValueError):
         for line in meminfo.read_text(encoding="ascii").splitlines():

@@ -1,6 +1,6 @@
-"""The job document: what one run of the self-test is asked to do.
+"""The job document: the parameters of one run of the self-test.
 
-The document comes from outside the container, so every field is checked and all faults are named at once.
+The document comes from outside the container, so every field is checked and all faults are reported at once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NONCE = re.compile(r"[0-9a-f]{32}")
 
 
 class JobError(Exception):
-    """The job document is at fault; `faults` holds one sentence for each fault."""
+    """The job document is invalid; `faults` holds one sentence for each fault."""
 
     def __init__(self, faults: list[str]) -> None:
         super().__init__("; ".join(faults))
@@ -48,17 +48,19 @@ class JobError(Exception):
 
 @dataclass(frozen=True)
 class JobDocument:
-    """One run: which probes, on which device, against which expectations.
+    """The parameters of one run: the probes, the device and the expected versions and hardware.
 
     `probes` None means the level's probes and the required ones; a list means exactly those. `timeouts` are in seconds
-    and override a probe's own. `memory_mb` caps the address space a probe may add to what is mapped when it starts.
-    `gpu_count`: as many GPUs must work together, on each of `nodes` machines; `transport`: how NCCL must reach one from
-    another, None: as it likes.
-    `driver`: the oldest driver that torch's CUDA runs on ("cuda") and that the profile declares ("profile").
-    `cards`: by a card's name, what is known of it: its "compute_capability" ("9.0"), and maybe its "sms".
-    `datasheets`: by a card's name, dense TFLOP/s of each precision and GB/s of a copy. `floors`: the fractions of those
-    that products ("gemm") and copies ("memory") must reach. `burn_seconds`: how long the full level burns.
-    `seed`: chooses the cases that are sampled (case_sampling.py).
+    and override the probes' own. `memory_mb` limits how much address space a probe may add to what is mapped when it
+    starts.
+    `gpu_count`: the number of GPUs that must work together on each of `nodes` machines. `transport`: the transport that
+    NCCL must use between GPUs; None: any.
+    `driver`: the oldest driver that torch's CUDA runs on ("cuda") and the one that the profile declares ("profile").
+    `cards`: for each GPU model its "compute_capability" ("9.0") and optionally its "sms".
+    `datasheets`: for each GPU model, dense TFLOP/s of each precision and GB/s of a copy. `floors`: the fractions of
+    those values that products ("gemm") and copies ("memory") must reach. `burn_seconds`: duration of the burn at level
+    full.
+    `seed`: determines the sampled cases (case_sampling.py).
     """
 
     nonce: str
@@ -86,17 +88,17 @@ class JobDocument:
 
     @property
     def thread_count(self) -> int:
-        """The threads a probe computes with: as asked, else one for each processor there is for it."""
+        """The number of threads for a probe: as requested, else one for each available processor."""
         return self.threads or processors()
 
     @property
     def allow_tf32(self) -> bool:
-        """Whether float32 products may take TF32; torch's flags are set to it."""
+        """Whether float32 products may use TF32; torch's flags are set accordingly."""
         return self.settings.get("allow_tf32", False)
 
 
 class _Reader:
-    """Takes fields out of a JSON object and collects what is wrong with them."""
+    """Reads fields of a JSON object and collects their faults."""
 
     def __init__(self) -> None:
         self.faults: list[str] = []
@@ -184,7 +186,7 @@ class _Reader:
 
 
 def parse(document: Any, known: frozenset[str]) -> JobDocument:
-    """Check the document against the names of the known probes; raise JobError naming every fault."""
+    """Parse a job document; `known` are the names of all probes. Raises JobError with every fault."""
     if not isinstance(document, dict):
         raise JobError(["the job document is not a mapping"])
     reader = _Reader()

@@ -1,4 +1,4 @@
-"""What a probe is; and which there are, by catalogue order, in `envbuild.selftest.probes.probe_catalogue`."""
+"""The definition of a probe. `envbuild.selftest.probes.probe_catalogue` lists all probes in order."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Probe:
-    """One check: `level` is the lowest that runs it, or "asked" where none does but only a job that names it; `timeout`
-    in seconds.
+    """A probe: its name, its function and the conditions under which it runs.
 
-    `needs`: "cpu" (any device), "cuda", or "script": any device, and a script of the profile's own.
-    `least_capability`: the lowest compute capability of a GPU that has what is tested; on an older one it is skipped,
-    and a profile for an older one cannot require it.
-    `untouched`: nothing of torch was called in its process when it begins, not even the question whether there is a
-    GPU, which starts CUDA. It judges the driver itself, or forks processes that are to use torch.
-    `alone`: no other probe works or starts CUDA meanwhile, as it measures time or takes all the memory there is.
+    `level`: the lowest level that runs it, or "asked" for a probe that only runs when a job names it. `timeout` is in
+    seconds.
+    `needs`: "cpu" (any device), "cuda", or "script" (any device, and a script from the profile).
+    `least_capability`: the lowest compute capability that supports the tested feature. On an older GPU the probe is
+    skipped, and a profile for an older GPU cannot require it.
+    `untouched`: no torch function was called in the probe's process before it begins, not even the check for a GPU,
+    which starts CUDA. For probes that test the driver itself, or fork processes that will use torch.
+    `alone`: no other probe runs or starts CUDA at the same time, because this one measures time or takes all memory.
     """
 
     name: str
@@ -33,7 +34,7 @@ class Probe:
 
     @property
     def may_start_ahead(self) -> bool:
-        """Whether CUDA may be started in its process before its turn; a script may want to do that itself."""
+        """Whether CUDA may be started in the probe's process before its turn; a script may want to start it itself."""
         return not self.untouched and self.needs != "script"
 
     @property
@@ -43,5 +44,5 @@ class Probe:
 
     @property
     def does(self) -> str:
-        """Its sentence: the first line of its function's docstring, after the probe's name."""
+        """The one-line description: the first line of the function's docstring, without the probe's name."""
         return (self.function.__doc__ or "").partition("\n")[0].partition(": ")[2]

@@ -1,4 +1,4 @@
-"""What a probe is given: the device, the level, and ways to say what it does and what it found."""
+"""The context that a probe's function receives: the device, the level, and methods to report steps and results."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from envbuild.selftest.harness.script_tracebacks import FOLDER
 from envbuild.selftest.numerics.element_comparison import Worst
 
 Refusal = Callable[[Exception], bool]
-_MOST_NOTES = 100  # faults that outlive a process that dies
+_MOST_NOTES = 100  # faults that are sent to the harness at once, so that they survive a crash of the process
 _NO_KERNEL = (
-    "not implemented for",  # fp16 on the CPU before torch 2.1, for one
+    "not implemented for",  # for example fp16 on the CPU before torch 2.1
     "does not support bfloat16",  # autocast below compute capability 8.0, before torch 2.4
     "No valid engine configs",  # cuDNN: no engine for this graph on this GPU (NVIDIA/cudnn-frontend#120)
 )
@@ -31,16 +31,16 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def short_name(dtype: torch.dtype) -> str:
-    """A dtype as people write it in a step's name: bf16 for torch.bfloat16."""
+    """Short name of a dtype, as used in step names: bf16 for torch.bfloat16."""
     name = dtype_name(dtype)
     return _SHORT.get(name, name)
 
 
 @dataclass(frozen=True)
 class ProbeFault:
-    """Something a probe found wrong: its kind (one of probe_outcome.FAILURES), in which step, and a sentence.
+    """A fault that a probe found: its kind (one of probe_outcome_and_figures.FAILURES), the step, and a sentence.
 
-    `signal`: the name of the one that a process of the probe's own died of.
+    `signal`: the name of the signal that killed a process started by the probe.
     """
 
     kind: str
@@ -50,9 +50,10 @@ class ProbeFault:
 
 
 class ProbeStep:
-    """One announced step; `seconds` holds its length once left, the device's work included.
+    """One announced step. After it ends, `seconds` holds its duration, including the work on the device.
 
-    `refused`: torch said in it that it has no such kernel, where that is no fault; the error ended the step alone.
+    `refused`: torch reported in this step that it has no such kernel, where that is not a fault; the error ended only
+    the step.
     """
 
     def __init__(self, device: torch.device, leave_out: Callable[[BaseException | None], bool]) -> None:
@@ -77,7 +78,7 @@ class ProbeStep:
 
 
 class Context:
-    """The hands of a probe. It lives in the probe's own process only."""
+    """The interface between a probe and the harness. It exists only in the probe's own process."""
 
     def __init__(
         self,
@@ -89,13 +90,13 @@ class Context:
         folders: str = FOLDER,
     ) -> None:
         self.job = job
-        self.folders = folders  # what the names of temporary folders begin with
+        self.folders = folders  # prefix of the names of temporary folders
         self.device = torch.device(job.device)
         self.figures: list[Figure] = []
         self.faults: list[ProbeFault] = []
         self.traits: dict[str, Any] = {}
         self.at: str | None = None
-        self.default_flags: dict[str, bool] = {}  # of torch.backends.cuda.matmul, as this torch had them
+        self.default_flags: dict[str, bool] = {}  # of torch.backends.cuda.matmul: the defaults of this torch
         self.send_environment = environment
         self.send_fingerprint = fingerprint
         self._announce = announce
@@ -109,10 +110,11 @@ class Context:
         return LEVELS.index(self.job.level) >= LEVELS.index(level)
 
     def step(self, name: str, may_refuse: Refusal | None = None) -> ProbeStep:
-        """Announce a step before it begins, so that a process that dies has named it; `with` times it.
+        """Announce a step before it begins, so that the step is known if the process dies; `with` times it.
 
-        What is still queued on the device ends first: its time and its faults are the step's before. Errors of which
-        `may_refuse` says that torch has no kernel for this end the `with` and are noted among the traits.
+        Work still queued on the device is finished first, so that its time and its faults count for the previous step.
+        If `may_refuse` recognises an error as a missing kernel, the error ends the `with` block and is recorded in the
+        traits.
         """
         if not self.on_cpu and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize(self.device)
@@ -129,7 +131,7 @@ class Context:
 
     @contextlib.contextmanager
     def with_default_flags(self) -> Iterator[None]:
-        """Products as this torch has them by default, for what is told and not judged."""
+        """Use torch's default precision flags for products, for results that are reported but not judged."""
         flags = torch.backends.cuda.matmul
         declared = {name: getattr(flags, name) for name in self.default_flags}
         try:
@@ -141,7 +143,7 @@ class Context:
                 setattr(flags, name, value)
 
     def fail(self, kind: str, reason: str, signal: str | None = None) -> None:
-        """Note a fault and go on: the probe fails, and its later cases are still measured."""
+        """Record a fault and continue: the probe fails, and its later cases are still measured."""
         self.faults.append(ProbeFault(kind, self.at, reason, signal))
         if len(self.faults) <= _MOST_NOTES:
             self._note(reason)
@@ -155,26 +157,28 @@ class Context:
         bound: float,
         seconds: float,
     ) -> Figure:
-        """Note a measured comparison without rounding; the caller judges it."""
+        """Record a measured comparison without rounding; the caller judges it."""
         share = ratio(float(error), float(bound))
         figure = Figure(case, dtype_name(dtype), tuple(shape), float(error), float(bound), share, seconds)
         self.figures.append(figure)
         return figure
 
     def compared(self, case: str, dtype: torch.dtype, shape: Sequence[int], worst: Worst, seconds: float) -> Figure:
-        """Note a comparison with a reference; the caller judges it."""
+        """Record a comparison with a reference; the caller judges it."""
         share = worst.beyond_rounding
         figure = Figure(case, dtype_name(dtype), tuple(shape), worst.error, worst.bound, share, seconds)
         self.figures.append(figure)
         return figure
 
     def unsupported(self, error: BaseException) -> None:
-        """Note that this torch has no kernel for the present step: among the traits, never silently left out."""
+        """Record in the traits that this torch has no kernel for the current step, so that no step is left out
+        silently.
+        """
         self.traits.setdefault("unsupported", {})[str(self.at)] = str(error).strip().splitlines()[0][:200]
 
 
 def missing_gpu() -> str | None:
-    """Why there is no GPU for this process; None where there is one. Asking starts CUDA."""
+    """The reason why this process has no GPU; None if it has one. This check starts CUDA."""
     if torch.cuda.is_available():
         return None
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
@@ -182,5 +186,5 @@ def missing_gpu() -> str | None:
 
 
 def is_unsupported(error: Exception) -> bool:
-    """Whether a device has no kernel for this, as torch or cuDNN reports it."""
+    """Whether the error is torch's or cuDNN's report that the device has no kernel for an operation."""
     return isinstance(error, NotImplementedError) or any(words in str(error) for words in _NO_KERNEL)

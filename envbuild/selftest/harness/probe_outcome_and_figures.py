@@ -1,4 +1,4 @@
-"""What a probe comes to: figures, and passed, failed or skipped."""
+"""The result of a probe: its status (passed, failed or skipped) and its figures."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ SKIPPED = "skipped"
 
 FAILURES = (
     "signal",  # died of a signal
-    "hang",  # ran past its time
-    "oom",  # killed from outside, or refused memory
-    "wedged",  # could not even be killed
-    "exit",  # left with an exit status of its own
-    "exception",  # raised
-    "bound",  # further from the reference than its bound
-    "mismatch",  # not equal where equality is promised
+    "hang",  # exceeded its time limit
+    "oom",  # killed from outside, or a memory allocation failed
+    "wedged",  # could not be killed
+    "exit",  # exited with a non-zero status
+    "exception",  # raised an exception
+    "bound",  # the error exceeds its tolerance
+    "mismatch",  # not equal where equality is guaranteed
     "nonfinite",  # NaN or infinity
-    "version",  # another version than expected
-    "hardware",  # the driver says that a card is at fault
-    "incomplete",  # ended without its result, or with a cut one
+    "version",  # a different version than expected
+    "hardware",  # the driver reports a GPU fault
+    "incomplete",  # ended without a complete result
 )
 DETAIL_LIMIT = 8192
 
@@ -43,13 +43,15 @@ class Skip(Exception):
 
 
 def json_number(value: float) -> float | str:
-    """A float as strict JSON can hold it: the non-finite ones as "nan", "inf" and "-inf"."""
+    """Convert a float to a value allowed in strict JSON: the non-finite ones become "nan", "inf" and "-inf"."""
     value = float(value)
     return value if math.isfinite(value) else str(value)
 
 
 def ratio(error: float, bound: float) -> float:
-    """Error over bound; a bound of zero allows only an error of zero. NaN stays NaN, so it is never within."""
+    """Error divided by bound; a bound of zero allows only an error of zero. NaN stays NaN, so it is never within the
+    bound.
+    """
     if bound:
         return error / bound
     return 0.0 if error == 0 else math.nan if math.isnan(error) else math.inf
@@ -57,10 +59,10 @@ def ratio(error: float, bound: float) -> float:
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured comparison: the error and its bound, in the output's units (or as the case says).
+    """One measured comparison: the error and its bound, in the output's units (or as the case defines).
 
-    `beyond_rounding`: the largest share that an error takes of its bound, the rounding of the result left out of both;
-    None where what is measured is not an error. `checks`: how many comparisons this one is the worst of.
+    `beyond_rounding`: the largest error as a share of its bound, with the rounding of the result subtracted from both;
+    None if the measured quantity is not an error. `checks`: the number of comparisons of which this one is the worst.
     """
 
     case: str
@@ -82,7 +84,7 @@ class Figure:
 
     @property
     def severity(self) -> tuple[float, float]:
-        """By what figures are ordered: first the share of the bound beyond rounding, then the share of all of it."""
+        """Sort key of figures: the share of the bound beyond rounding, then the share of the whole bound."""
         share = self.ratio if self.beyond_rounding is None else self.beyond_rounding
         first, second = (math.inf if math.isnan(part) else part for part in (share, self.ratio))
         return first, second
@@ -102,7 +104,7 @@ class Figure:
 
 
 def worst_of_each_dtype(figures: Sequence[Figure]) -> list[Figure]:
-    """The figure of each dtype whose error takes the largest share of its bound, with the number of checks of all."""
+    """The worst figure of each dtype, by share of its bound, with the total number of checks of that dtype."""
     found: dict[str, Figure] = {}
     checks: dict[str, int] = {}
     for figure in figures:
@@ -115,9 +117,9 @@ def worst_of_each_dtype(figures: Sequence[Figure]) -> list[Figure]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A probe's result as its frame tells it; `figures` are Figure documents, ready for JSON.
+    """A probe's result as its frame contains it; `figures` are Figure documents, ready for JSON.
 
-    `output`: what a profile's own script printed, of much the end (`output_cut`); None for the probes that ship.
+    `output`: what the profile's own script printed, or the end of it (`output_cut`); None for built-in probes.
     """
 
     status: str
@@ -152,9 +154,9 @@ class Outcome:
 
 
 def checks(figures: Sequence[Mapping[str, Any]]) -> str:
-    """Figure documents in a line: "3 checks, largest error beyond rounding: 8% of the tolerance"; empty for none.
+    """Summarise figure documents: "3 checks, largest error beyond rounding: 8% of the tolerance"; empty for no figures.
 
-    In records from before rounding was left out, the share is that of the whole error.
+    Older records do not separate rounding; for them the share is that of the whole error.
     """
     known = [(figure.get("beyond_rounding", figure.get("ratio")), check_count(figure)) for figure in figures]
     shares = [share for share, _ in known if share is not None]
@@ -172,7 +174,7 @@ def checks(figures: Sequence[Mapping[str, Any]]) -> str:
 
 
 def result_note(result: Mapping[str, Any]) -> str:
-    """What the line of a probe's result says: why it failed or was skipped and where, or what was checked."""
+    """Text for the line of a probe's result: why it failed or was skipped and at which step, or what was checked."""
     at = result["at"] if result["status"] == "failed" else None
     reason = result["reason"] or checks(result["figures"])
     where = f"at {at}: " if at and at not in reason else ""
@@ -180,7 +182,7 @@ def result_note(result: Mapping[str, Any]) -> str:
 
 
 def check_count(figure: Mapping[str, Any]) -> int:
-    """How many checks a figure's document is the worst of: 1 where a record does not say, or not with a number."""
+    """Number of checks of which a figure's document is the worst: 1 if the record has no number or an invalid value."""
     number = figure.get("checks")
     return number if isinstance(number, int) and number > 0 else 1
 
@@ -198,8 +200,10 @@ def signal_name(number: int) -> str:
 
 
 def tail(text: str, limit: int = DETAIL_LIMIT) -> str | None:
-    """The last `limit` bytes of a text, which is where a traceback says what happened, from a line's beginning where
-    there is one in them; None for nothing."""
+    """The last `limit` bytes of a text, where a traceback shows its error; None for an empty text.
+
+    The result starts at the beginning of a line if the last `limit` bytes contain one.
+    """
     raw = text.strip().encode("utf-8", "replace")
     cut = raw[-limit:]
     if len(cut) < len(raw) and not raw[:-limit].endswith(b"\n"):
@@ -208,5 +212,5 @@ def tail(text: str, limit: int = DETAIL_LIMIT) -> str | None:
 
 
 def is_cut(text: str, limit: int = DETAIL_LIMIT) -> bool:
-    """Whether `tail` would leave something out."""
+    """Whether `tail` would cut the text."""
     return len(text.strip().encode("utf-8", "replace")) > limit

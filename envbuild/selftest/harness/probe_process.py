@@ -1,4 +1,4 @@
-"""A probe's own process: everything between the fork and its end."""
+"""The code that runs in a probe's own process, from the fork to the exit."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ _KEPT_BLOCK, _KEPT_FREE = 32 << 20, 512 << 20  # bytes
 
 @dataclass(frozen=True)
 class Ends:
-    """The child's ends of its pipes: messages, the crash dump, whatever libraries print; and `go`, to be read: a byte
-    when it is the probe's turn, nothing where the harness is gone.
+    """The child's ends of its pipes: messages, the crash dump, the output of libraries (`noise`), and `go`.
 
-    `folders`: what the names of its temporary folders begin with, which the harness removes after it.
+    The child reads from `go`: one byte when it is the probe's turn, end of file if the harness is gone.
+    `folders`: prefix of the names of its temporary folders, which the harness removes after the probe.
     """
 
     messages: int
@@ -61,8 +61,9 @@ class Ends:
 
 
 def main(probe: Probe, job: JobDocument, ends: Ends, not_ours: Sequence[int] = ()) -> NoReturn:
-    """Start CUDA, wait for the probe's turn, run it, and leave without Python's shutdown, which could crash or hang
-    after the result is known.
+    """Start CUDA, wait for the probe's turn, run the probe and exit.
+
+    The process exits without Python's shutdown, which could crash or hang after the result is known.
     """
     status = 70
     try:
@@ -72,7 +73,7 @@ def main(probe: Probe, job: JobDocument, ends: Ends, not_ours: Sequence[int] = (
         _limit_memory(job)
         _keep_freed_memory()
         if job.device == "cuda" and probe.may_start_ahead:
-            with contextlib.suppress(Exception):  # the probe meets it again, and names it
+            with contextlib.suppress(Exception):  # the probe gets the same error again and reports it
                 torch.cuda.synchronize()
         if os.read(ends.go, 1):
             result = _result(probe, job, ends)
@@ -88,7 +89,9 @@ def main(probe: Probe, job: JobDocument, ends: Ends, not_ours: Sequence[int] = (
 
 
 def _settle(ends: Ends) -> None:
-    """A session of its own (so that its whole group can be killed), default signals, no way to the real stdout."""
+    """Start a new session (so that the whole process group can be killed), restore default signal handlers and redirect
+    stdin, stdout and stderr, so that nothing reaches the real stdout.
+    """
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
@@ -102,15 +105,17 @@ def _settle(ends: Ends) -> None:
 
 
 def _limit_memory(job: JobDocument) -> None:
-    """Leave room for `memory_mb` more; not for CUDA, which reserves more than it uses."""
+    """Limit further memory to `memory_mb`; not with CUDA, which reserves more than it uses."""
     if job.memory_mb is None or job.device == "cuda":
         return
     limit_memory(job.memory_mb << 20)
 
 
 def _keep_freed_memory() -> None:
-    """Let malloc reuse blocks of up to 32 MiB, its largest threshold, instead of returning them to the kernel, which
-    fills each page with zeros before it gives it out again: that took a sixth of the sampled probes' processor time.
+    """Let malloc reuse blocks of up to 32 MiB, its largest threshold, instead of returning them to the kernel.
+
+    The kernel fills each page with zeros before it hands it out again: that took a sixth of the sampled probes' CPU
+    time.
     """
     with contextlib.suppress(AttributeError):  # a C library without mallopt
         mallopt = ctypes.CDLL(None).mallopt
@@ -119,15 +124,15 @@ def _keep_freed_memory() -> None:
 
 
 def _prepare(context: Context) -> None:
-    """Declare every precision flag, so that no default of a torch version decides what is tested."""
+    """Set every precision flag explicitly, so that the tests do not depend on the defaults of a torch version."""
     job, flags = context.job, torch.backends.cuda.matmul
-    # With a GPU the host computes references, in operations too short to share: with two threads they took 1.4 times
-    # the processor time (tried).
+    # With a GPU the host computes references, in operations too short for several threads: two threads took 1.4 times
+    # the CPU time (measured).
     torch.set_num_threads(job.thread_count if context.on_cpu else 1)
     for name in SETTINGS:
-        with contextlib.suppress(AttributeError, AssertionError):  # the latter: torch 2.0 has no such flag
+        with contextlib.suppress(AttributeError, AssertionError):  # AssertionError: torch 2.0 has no such flag
             context.default_flags[name] = getattr(flags, name)
-        if name in job.settings or name in context.default_flags:  # what is asked for and not there is an error
+        if name in job.settings or name in context.default_flags:  # a requested flag that does not exist is an error
             setattr(flags, name, job.settings.get(name, False))
     torch.backends.cudnn.allow_tf32 = job.allow_tf32
     missing = missing_gpu() if job.device == "cuda" else None
@@ -136,7 +141,7 @@ def _prepare(context: Context) -> None:
 
 
 def _need_capability(context: Context, least: tuple[int, int]) -> None:
-    """Raises Skip on a GPU of a lower compute capability."""
+    """Raise Skip if the GPU has a lower compute capability."""
     if context.on_cpu or least == (0, 0):
         return
     found = torch.cuda.get_device_capability()
@@ -166,7 +171,7 @@ def _attempt(probe: Probe, job: JobDocument, context: Context) -> Outcome:
             _need_capability(context, probe.least_capability)
         probe.function(context)
     except Skip as skip:
-        if not context.faults:  # what was found wrong before is not undone by what cannot be tried
+        if not context.faults:  # earlier faults count even if the rest is skipped
             return _outcome(context, SKIPPED, reason=str(skip))
         last = f"the rest is skipped: {skip}"
     except ProbeFailure as failure:
@@ -185,7 +190,7 @@ def _attempt(probe: Probe, job: JobDocument, context: Context) -> Outcome:
 
 
 def _noted(context: Context, last: str = "") -> str:
-    """Every fault that the probe has noted, then what ended it."""
+    """Every fault that the probe recorded, followed by the error that ended it."""
     return "\n".join([*(fault.reason for fault in context.faults), last])
 
 
@@ -210,7 +215,7 @@ def _outcome(
 
 
 def _is_memory(error: BaseException) -> bool:
-    """Memory refused: Python's own error, CUDA's, or the one the CPU allocator raises as a RuntimeError."""
+    """Whether a memory allocation failed: Python's own error, CUDA's, or the CPU allocator's RuntimeError."""
     return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 

@@ -1,7 +1,7 @@
-"""The parent: plans the probes, runs each in a process of its own, and tells what came of them.
+"""The parent process: plans the probes, runs each in its own process, and reports the results.
 
-It imports torch, so that a forked probe need not, and calls nothing of it: no tensor, no operation, no torch.cuda. A
-process forked after so much as one CPU operation can hang in torch's thread pool.
+It imports torch so that a forked probe does not have to, but calls none of its functions: no tensor, no operation, no
+torch.cuda. A process forked after a single CPU operation can hang in torch's thread pool.
 
 Two probes work at the same time where processors and memory, the GPU's included, suffice for both, unless one of them
 measures time or takes all memory: most of a probe's time is references, which one processor computes. On a GPU, the
@@ -31,13 +31,13 @@ Emit = Callable[[Mapping[str, Any]], None]
 
 _INTERRUPTIONS = (signal.SIGTERM, signal.SIGINT)
 _MOST_AHEAD = 2
-_NEED_MIB = {"quick": 8 << 10, "standard": 14 << 10}  # of a GPU's memory, by the probe that takes most at each level
+_NEED_MIB = {"quick": 8 << 10, "standard": 14 << 10}  # GPU memory, for the probe of each level that needs most
 _CONTEXT_MIB = 1 << 10  # more than a CUDA context takes
 _PAIR_MIB = 4 << 10  # of the machine's memory: twice what a probe takes at most, up to level standard
 
 
 class RunInterrupted(BaseException):
-    """SIGTERM or SIGINT came; `number` is the signal."""
+    """SIGTERM or SIGINT was received; `number` is the signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -45,7 +45,7 @@ class RunInterrupted(BaseException):
 
 
 def plan(probes: Sequence[Probe], job: JobDocument) -> tuple[Probe, ...]:
-    """The probes to run, in the catalogue's order: those asked for by name, else the level's and the required ones."""
+    """The probes to run, in the catalogue's order: those requested by name, else the level's and the required ones."""
     if job.probes is not None:
         return tuple(probe for probe in probes if probe.name in job.probes)
     levels = LEVELS[: LEVELS.index(job.level) + 1]
@@ -56,7 +56,7 @@ def plan(probes: Sequence[Probe], job: JobDocument) -> tuple[Probe, ...]:
 def run(
     probes: Sequence[Probe], job: JobDocument, emit: Emit, terms: probe_supervisor.Terms = probe_supervisor.TERMS
 ) -> bool:
-    """Run the planned probes; True where none failed. Raises Interrupted after ending them."""
+    """Run the planned probes; returns whether none failed. Raises RunInterrupted after ending them."""
     planned = plan(probes, job)
     counts = {PASSED: 0, FAILED: 0, SKIPPED: 0}
     before = {number: signal.signal(number, _interrupt) for number in _INTERRUPTIONS}
@@ -105,7 +105,9 @@ def start_ahead(job: JobDocument, report: Report, working: int) -> int:
 
 
 def next_in_line(waiting: Sequence[Probe], most: int) -> list[Probe]:
-    """Those that start CUDA while the first works, `most` of them: none behind one that runs alone, nor during it."""
+    """The probes that start CUDA while the first one runs, at most `most`: none after a probe that runs alone, nor
+    during it.
+    """
     found: list[Probe] = []
     for before, probe in zip(waiting, waiting[1:]):
         if before.alone or len(found) == most:
@@ -116,7 +118,7 @@ def next_in_line(waiting: Sequence[Probe], most: int) -> list[Probe]:
 
 
 def companions(waiting: Sequence[Probe]) -> Iterator[Probe]:
-    """Those that may work while the first one does, in order: none behind one that runs alone."""
+    """The probes that may run while the first one does, in order: none after a probe that runs alone."""
     for before, probe in zip(waiting, waiting[1:]):
         if not (before.may_accompany and probe.may_accompany):
             return
@@ -124,7 +126,7 @@ def companions(waiting: Sequence[Probe]) -> Iterator[Probe]:
 
 
 class _Processes:
-    """The harness's children: NVML's monitor, the probes that work, and those that start CUDA ahead."""
+    """The harness's child processes: the NVML monitor, the running probes, and those that start CUDA in advance."""
 
     def __init__(self, job: JobDocument, terms: probe_supervisor.Terms) -> None:
         self._job = job
@@ -146,7 +148,7 @@ class _Processes:
         self._ahead = start_ahead(self._job, report, self._together) if self._monitor else 0
 
     def run(self, waiting: Sequence[Probe]) -> tuple[Outcome, list[dict[str, Any]]]:
-        """Run the first of the probes that are left, and meanwhile others that may work at the same time."""
+        """Run the first of the remaining probes, and others that may run at the same time."""
         probe = waiting[0]
         lacking = _lacking(probe, self._job)
         if lacking:
@@ -170,7 +172,7 @@ class _Processes:
         return outcome, process_ending_verdict.documents(ending)
 
     def _accompany(self, waiting: Sequence[Probe]) -> None:
-        """Let probes work beside the first of those that are left, as many as may work together."""
+        """Start further probes, up to the number that may run together."""
         for probe in companions(waiting):
             if sum(child.works for child in self._children.values()) >= self._together:
                 return
@@ -178,7 +180,7 @@ class _Processes:
                 self._working(probe)
 
     def _working(self, probe: Probe) -> probe_supervisor.Child:
-        """Its process, to which it is said that its turn has come."""
+        """The probe's process, started if necessary and released to run."""
         process = self._started(probe)
         if not (process.works or process.over):
             if self._reports:  # what NVML has to report until now is not this probe's
@@ -191,7 +193,7 @@ class _Processes:
         return self._job.timeouts.get(probe.name, probe.timeout)
 
     def end(self) -> None:
-        """Leave nothing running."""
+        """End all child processes."""
         with _uninterrupted():
             for process in self._children.values():
                 process.end()
@@ -222,7 +224,7 @@ class _Processes:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """An interruption waits until it is certain that what is started would be ended, so that nothing is left behind."""
+    """Block interruptions while a process is started or ended, so that no process is left behind."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTIONS)
     try:
         yield
@@ -231,7 +233,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _lacking(probe: Probe, job: JobDocument) -> str | None:
-    """What a probe needs that is not there."""
+    """The unmet requirement of a probe, if any."""
     if probe.needs == "cuda" and job.device != "cuda":
         return "needs a GPU"
     return "needs a script of the profile's own" if _lacks_script(probe, job) else None

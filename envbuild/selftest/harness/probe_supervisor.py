@@ -1,4 +1,4 @@
-"""The harness's side of a probe's process: start it, drain it, end it when its time is over, say how it ended."""
+"""The harness's side of a probe's process: starts it, reads its output, enforces its time limit, reports its end."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.script_tracebacks import FOLDER
 
-_TICK = 0.02  # seconds between looks at the child; its last pipe's end wakes the harness sooner
+_TICK = 0.02  # polling interval in seconds; the harness wakes sooner when the child's last pipe closes
 _CHUNK = 1 << 16
 _STREAMS = ("messages", "dump", "noise")  # the fields of probe_process.Ends
-KEPT = 1 << 16  # bytes of noise that are kept and passed on, of each probe
-_LEFT_IN_PIPES = 1 << 20  # more than any pipe holds by default, and an end for a process that floods it
+KEPT = 1 << 16  # bytes of output that are kept and passed on, for each probe
+_LEFT_IN_PIPES = 1 << 20  # more than a pipe holds by default, and a limit for a process that floods it
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What holds for every child: the seconds it is given after SIGABRT to dump its stacks and after SIGKILL to be
-    gone, and the harness's descriptors that are closed in it, so that no probe can write to the real stdout.
+    """Settings for every child process.
+
+    `dump`: seconds after SIGABRT to dump its stacks. `death`: seconds after SIGKILL to exit. `hidden`: the harness's
+    descriptors that are closed in the child, so that no probe can write to the real stdout.
     """
 
     dump: float = 2.0
@@ -44,7 +46,7 @@ TERMS = Terms()
 
 @dataclass(frozen=True)
 class ProbeEnding:
-    """How a probe's process ended. `status` is wait's, None where it could not be reaped."""
+    """How a probe's process ended. `status` is the wait status, None if the process could not be reaped."""
 
     status: int | None
     timed_out: bool
@@ -56,7 +58,7 @@ class ProbeEnding:
 
 
 class OutputTail:
-    """The head and the tail of a stream, bounded: the head passes on to stderr, the tail explains a death."""
+    """The head and the tail of a stream, both limited: the head is passed on to stderr, the tail explains a crash."""
 
     def __init__(self, passed_on: bool) -> None:
         self._kept = bytearray()
@@ -77,8 +79,8 @@ class OutputTail:
 class Child:
     """A probe's process, which starts CUDA and waits for its turn, and the harness's ends of its pipes.
 
-    Raises OSError where no process can be started. `hidden`: the harness's descriptors that are closed in it.
-    `works`: its turn has come. `over`: its process has ended, or cannot be ended.
+    Raises OSError if no process can be started. `hidden`: the harness's descriptors that are closed in the child.
+    `works`: the probe is running. `over`: the process has ended, or cannot be ended.
     """
 
     def __init__(self, probe: Probe, job: JobDocument, hidden: Sequence[int]) -> None:
@@ -103,7 +105,7 @@ class Child:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """What no other process may hold."""
+        """The descriptors that must be closed in other processes."""
         return (*self._open, *self._go)
 
     @property
@@ -112,15 +114,15 @@ class Child:
         return tuple(self._open)
 
     def go(self, timeout: float, terms: Terms) -> None:
-        """Its turn: from here on its time counts, and it has `timeout` seconds and the terms' at most."""
+        """Let the probe run; from now on its time counts, limited to `timeout` seconds plus those of `terms`."""
         self.works, self._timeout, self._terms = True, timeout, terms
         self._begin = time.monotonic()
-        with contextlib.suppress(BrokenPipeError):  # it has died while it waited, as its status will show
+        with contextlib.suppress(BrokenPipeError):  # it died while waiting, as its status will show
             os.write(self._go[0], b"g")
 
     def _start(self, probe: Probe, job: JobDocument, turn: int, hidden: Sequence[int]) -> int:
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # else what is buffered here would be written again by the child
+            stream.flush()  # otherwise the child would write the buffered output again
         pipes = [os.pipe() for _ in _STREAMS]
         for (read, _), name in zip(pipes, _STREAMS):
             os.set_blocking(read, False)
@@ -140,7 +142,7 @@ class Child:
         return pid
 
     def exited(self) -> bool:
-        """True once the process is over; it stays a zombie, so that its group's number cannot go to another."""
+        """Whether the process has ended; it stays a zombie, so that its process group id cannot be reused."""
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def signal(self, number: int) -> None:
@@ -154,19 +156,19 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
 
     def reap(self) -> int | None:
-        """Its wait status once it is over, None before."""
+        """The wait status after the process has ended, None before."""
         if self.status is None and self.exited():
             self.status = os.waitpid(self.pid, 0)[1]
         return self.status
 
     def attend(self) -> None:
-        """Take in its output, and do what is due: end it when its time is over, and what it leaves behind."""
+        """Read its output; end the process after its time limit, and clean up once it has ended."""
         self._drain()
         elapsed = time.monotonic() - self._begin
         if self.exited() or elapsed > self._timeout + self._terms.dump + self._terms.death:
             self._conclude()
         elif not self._aborted and elapsed > self._timeout:
-            self.signal(signal.SIGABRT)  # faulthandler answers with every thread's stack
+            self.signal(signal.SIGABRT)  # faulthandler dumps the stack of every thread
             self._aborted = True
         elif not self._killed and elapsed > self._timeout + self._terms.dump:
             self.kill_group()
@@ -182,7 +184,7 @@ class Child:
         self.over, self.works = True, False
 
     def ending(self) -> ProbeEnding:
-        """How it ended, once it is over."""
+        """How the process ended; valid once it is over."""
         return ProbeEnding(
             status=self.status,
             timed_out=self._aborted,
@@ -194,7 +196,7 @@ class Child:
         )
 
     def _drain(self) -> bool:
-        """Take in the output that is there; False where none is."""
+        """Read the available output; False if there is none."""
         ready, _, _ = select.select(self.outputs, (), (), 0)
         for fd in ready:
             self._take(fd, os.read(fd, _CHUNK))
@@ -211,15 +213,15 @@ class Child:
             (self.dump if name == "dump" else self.noise).feed(data)
 
     def end(self) -> None:
-        """Leave nothing running, no pipe open and no folder of a script, whatever happened."""
+        """End the process group, close all pipes and remove the script's folders, whatever happened."""
         if self.status is None:
             self.kill_group()
         self.close()
         self._remove_folders()
 
     def _remove_folders(self) -> None:
-        """A process that dies by a signal cannot remove its own."""
-        with contextlib.suppress(OSError):  # there is no folder for temporary files: it had none either
+        """Remove its temporary folders: a process killed by a signal cannot do so itself."""
+        with contextlib.suppress(OSError):  # no folder for temporary files exists, so the process had none either
             for folder in Path(tempfile.gettempdir()).glob(f"{self._folders}*"):
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -231,7 +233,7 @@ class Child:
 
 
 def attend(children: Sequence[Child]) -> None:
-    """Wait for output of any of these, a moment at most, and do what is due for each."""
+    """Wait briefly for output of any child, then attend to each."""
     outputs = [fd for child in children for fd in child.outputs]
     if outputs:
         select.select(outputs, (), (), _TICK)

@@ -1,4 +1,4 @@
-"""From how a probe's process ended to what that means: pure, so that every ending can be tested."""
+"""Derives a probe's outcome from how its process ended. Pure functions, so that every ending can be tested."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from envbuild.selftest.harness.probe_supervisor import ProbeEnding
 
 
 def judge_ending(ending: ProbeEnding, timeout: float) -> Outcome:
-    """The outcome of a probe. Only a process that left with status 0 after one whole result is believed."""
+    """The outcome of a probe. A result counts only if the process exited with status 0 after exactly one complete
+    result.
+    """
     if ending.status is None:
         return _failed(ending, "wedged", "could not be killed: the driver or the kernel holds the process")
     if ending.timed_out:
@@ -33,8 +35,9 @@ def judge_ending(ending: ProbeEnding, timeout: float) -> Outcome:
 
 
 def judge_script(ending: ProbeEnding, timeout: float) -> Outcome:
-    """The same of a script, whose words are its author's: what it printed stands apart from what was found, and its
-    stacks are cut to its own frames."""
+    """The outcome of the profile's own script: its output is kept apart from the result, and stacks are cut to its
+    frames.
+    """
     found, printed = judge_ending(replace(ending, noise=""), timeout), script_tracebacks.renamed(ending.noise)
     return replace(
         found,
@@ -46,14 +49,14 @@ def judge_script(ending: ProbeEnding, timeout: float) -> Outcome:
 
 
 def documents(ending: ProbeEnding) -> list[dict[str, Any]]:
-    """What the process told besides its result: the last document of each kind, as frames."""
+    """Documents that the process sent besides its result: the last one of each kind, as frames."""
     last = {kind: payload for kind, payload in ending.messages if kind in DOCUMENTS}
     return [dict(json.loads(payload), kind=DOCUMENTS[kind]) for kind, payload in last.items()]
 
 
 def _signalled(ending: ProbeEnding, number: int) -> Outcome:
     name = signal_name(number)
-    if number == signal.SIGKILL:  # the harness kills only after a time-out, which was judged before
+    if number == signal.SIGKILL:  # the harness only kills after a timeout, which was handled above
         return _failed(ending, "oom", "killed: out of memory or a limit", name)
     return _failed(ending, "signal", f"died of {name}", name)
 

@@ -1,4 +1,4 @@
-"""What a profile adds to the self-test, as the job document brings it: shapes of GEMMs and attention, and a script."""
+"""Reads what a profile adds to the self-test from the job document: shapes of GEMMs and attention, and a script."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 from typing import Any, Callable
 
-DTYPES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # a profile's word, torch's
+DTYPES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # name in profile, in torch
 LAYOUTS = ("nn", "nt", "tn", "tt")
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.py")  # it becomes a file in a folder of its own
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.py")  # it becomes a file in a temporary folder
 _MOST_BYTES = 256 << 10
 _SIZES = ("m", "k", "n")
 _ATTENTION_SIZES = ("heads", "length", "depth")
@@ -43,7 +43,7 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class ScriptSpec:
-    """A Python script: the last part of its path, and its source."""
+    """A Python script: its file name and its source."""
 
     name: str
     text: str
@@ -55,7 +55,7 @@ class ScriptSpec:
 
 @dataclass(frozen=True)
 class ProjectTestSpec:
-    """What a profile brings along; nothing, as a rule."""
+    """What a profile adds to the self-test; usually nothing."""
 
     shapes: tuple[ShapeSpec, ...] = ()
     attentions: tuple[AttentionSpec, ...] = ()
@@ -63,7 +63,7 @@ class ProjectTestSpec:
 
 
 def read(value: Any, fault: Fault) -> ProjectTestSpec:
-    """The field `own` of a job document; every fault is told to `fault`, with its place."""
+    """Read the field `own` of a job document; every fault is reported through `fault` with its location."""
     if value is None:
         return ProjectTestSpec()
     if not isinstance(value, dict) or not set(value) <= {"shapes", "script"}:

@@ -1,6 +1,7 @@
-"""What of a stack concerns the author of a profile's script: its own frames and what they called, under its own name.
+"""Reduces stacks to what concerns the author of a profile's script: the script's own frames and those they called.
 
-Python's tracebacks tell the outermost frame first, faulthandler's dumps the innermost. Pure.
+The script appears under its own name. Python's tracebacks list the outermost frame first, faulthandler's dumps the
+innermost. Pure functions.
 """
 
 from __future__ import annotations
@@ -9,28 +10,28 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
-FOLDER = "envbuild-script-"  # what begins the name of the temporary folder in which a script lies
+FOLDER = "envbuild-script-"  # prefix of the temporary folder that contains the script
 
 _SCRIPT = re.compile(rf"[^\s\"']{{0,300}}/{FOLDER}[^\s\"'/]{{1,100}}/")
 _OURS = re.compile(r'  File "(<frozen runpy>|.*/runpy\.py|.*envbuild/selftest/.*)", line ')
 _TRACEBACK = "Traceback (most recent call last):"
 _STACK = re.compile(r"(Current thread|Thread|Stack) .*\(most recent call first\):")
-# faulthandler ends a fatal error's dump with the names of all C extensions that are loaded.
+# faulthandler ends the dump of a fatal error with the names of all loaded C extensions.
 _MODULES = re.compile(r"^Extension modules: .*\n?", re.MULTILINE)
 
 
 def without_modules(dump: str) -> str:
-    """A dump without the list of loaded extensions, which says nothing of the fault and takes kilobytes."""
+    """Remove the list of loaded extensions from a dump: it does not explain the fault and takes kilobytes."""
     return _MODULES.sub("", dump)
 
 
 def renamed(text: str) -> str:
-    """The script by its name, not by the place where it lay."""
+    """Replace the script's temporary path by its name."""
     return _SCRIPT.sub("", text) if FOLDER in text else text
 
 
 def script_stacks(text: str) -> str:
-    """Every stack in a text cut to the script's frames and what they called; the rest of the text as it is."""
+    """Cut every stack in a text to the script's frames and those they called; the rest of the text stays."""
     lines, kept = text.splitlines(), []
     while lines:
         line = lines.pop(0)
@@ -43,7 +44,7 @@ def script_stacks(text: str) -> str:
 
 
 def _outermost_first(stack: Sequence[str]) -> Iterator[str]:
-    """A frame may have lines of source below it."""
+    """Yield the kept lines of a traceback. Lines of source may follow a frame."""
     starts = [number for number, line in enumerate(stack) if line.startswith('  File "')]
     inside = [number for number in starts if _SCRIPT.search(stack[number])]
     foreign = [number for number in starts if not _OURS.match(stack[number])]

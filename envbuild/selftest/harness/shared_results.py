@@ -1,7 +1,7 @@
-"""Exact results that several probes need, kept in memory that the processes of all probes share: one computes them.
+"""Exact results needed by several probes, in memory shared by all probe processes, so that each is computed once.
 
-The harness imports this before it starts a probe, so that all probes inherit the memory. Probes work one after the
-other, which is why it needs no lock.
+The harness imports this before it starts a probe, so that all probes inherit the memory. There is no lock: the probes
+that use it must run one after the other.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import torch
 Tensors = tuple[torch.Tensor, ...]
 Shape = Sequence[int]
 
-SIZE = 1 << 29  # bytes of address space; memory is only taken for what is written
+SIZE = 1 << 29  # bytes of address space; only written pages take memory
 _NUMBER = struct.Struct("<Q")
 _ALIGNMENT = 64
 _ELEMENT = 8  # bytes of a float64
 
 
 class SharedResults:
-    """Results by key, for this process and all that are forked from it. Only one process at a time may use it.
+    """Results by key, for this process and all processes forked from it. Only one process at a time may use it.
 
-    The memory begins with the place where the last record ends. A record is the length of its description, that
-    description (the key and the shapes, as JSON) and the tensors. The end is written last, so that what a process has
-    not written completely when it dies does not count. Where the system grants no memory, or `size` bytes are not
-    enough, each process computes for itself.
+    The memory begins with the offset of the end of the last record. A record is the length of its description, the
+    description (the key and the shapes, as JSON) and the tensors. The end offset is written last, so an incomplete
+    record of a process that died does not count. If the system grants no memory, or `size` bytes are not enough, each
+    process computes for itself.
     """
 
     def __init__(self, size: int = SIZE) -> None:
@@ -43,7 +43,7 @@ class SharedResults:
             _NUMBER.pack_into(self._memory, 0, self._next)
 
     def get(self, key: str, compute: Callable[[], Tensors]) -> Tensors:
-        """The result with this key: float64 on the host, not empty. Nobody may write to it."""
+        """The result with this key: not empty, float64, on the host. Callers must not write to it."""
         if self._memory is None:
             return compute()
         self._read(self._memory)
@@ -53,7 +53,7 @@ class SharedResults:
         return self._found[key]
 
     def _read(self, memory: mmap.mmap) -> None:
-        """Take in the records that were written since the last time."""
+        """Read the records written since the last call."""
         (end,) = _NUMBER.unpack_from(memory, 0)
         while self._next < end:
             (length,) = _NUMBER.unpack_from(memory, self._next)
@@ -63,7 +63,7 @@ class SharedResults:
             self._found[key] = tuple(_view(memory, *place) for place in zip(places, shapes))
 
     def _write(self, memory: mmap.mmap, key: str, tensors: Tensors) -> None:
-        """Append a record; where there is no room for it, this process alone keeps it."""
+        """Append a record; if it does not fit, only this process keeps the result."""
         shapes = [list(values.shape) for values in tensors]
         description = json.dumps([key, shapes]).encode("ascii")
         begin = self._next + _NUMBER.size
@@ -79,7 +79,7 @@ class SharedResults:
 
 
 def _places(after: int, shapes: Sequence[Shape]) -> list[int]:
-    """Where tensors of these shapes begin that lie one after the other, and where the next record does."""
+    """Offsets of consecutive tensors of these shapes, and of the next record."""
     places = [_aligned(after)]
     for shape in shapes:
         places.append(_aligned(places[-1] + _ELEMENT * math.prod(shape)))

@@ -1,4 +1,4 @@
-"""What a person sees of a bare run: a line for each probe as it ends, or one JSON document."""
+"""The output of a run without envbuild: a line for each probe as it ends, or one JSON document."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from envbuild.selftest.harness.probe_outcome_and_figures import result_note
 
 
 class Table:
-    """Writes a line for each probe, with its worst figure or its reason, and of a failed one the details: as
-    `envbuild test` does."""
+    """Writes a line for each probe, with its worst figure or its reason, and details for a failed one.
+
+    The format is that of `envbuild test`.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -25,7 +27,7 @@ class Table:
 
 
 class Collector:
-    """Keeps the documents and writes them as one."""
+    """Collects the documents and writes them as one."""
 
     def __init__(self) -> None:
         self._documents: list[Mapping[str, Any]] = []

@@ -1,8 +1,8 @@
-"""Compiled extensions here: distributions with libraries that are built against torch, or hold device code.
+"""Lists compiled extensions: installed distributions with libraries that link torch or contain device code.
 
-Which modules they bring and for which architectures is read off their files. Whether they can be loaded is tried, each
-symbol resolved at once, in a process that has torch and may crash: no GPU is needed for that, but where a library asks
-for the driver's own it cannot be tried without one.
+Their modules and architectures are read from their files. Each library is also loaded with all symbols resolved, in a
+separate process that has imported torch and may crash. That needs no GPU, except for libraries that link the driver's
+library.
 """
 
 from __future__ import annotations
@@ -26,13 +26,17 @@ from envbuild.selftest.inventory.compiled_file_reader import Compiled
 _MOST_FILES, _MOST_KEPT = 20_000, 400
 _LOAD_SECONDS = 90.0
 _MOST_CRASHES = 3
-# Their libraries are what extensions are held against; the audit looks at them as copies of CUDA's libraries.
+# Extensions are checked against the libraries of these distributions; the audit handles those as copies of CUDA's
+# libraries.
 _OTHERS = re.compile(r"torch|triton|(nvidia|cuda)-.*")
 
 
 @dataclass(frozen=True)
 class ExtensionFile:
-    """`path`: below site-packages, as RECORD has it; `real`: where it lies; `file` is None where it is not there."""
+    """A file of a compiled extension.
+
+    `path`: below site-packages, as in RECORD; `real`: its real path; `file` is None if it is missing.
+    """
 
     owner: str
     version: str
@@ -42,14 +46,16 @@ class ExtensionFile:
 
     @property
     def loadable(self) -> bool:
-        """Modules, and what is built against torch; other libraries may be variants of which one fits."""
+        """Whether loading is tested: for modules and libraries that link torch. Other libraries may be variants of
+        which only one fits.
+        """
         return self.file is not None and bool(self.file.module or self.file.links_torch)
 
 
 def extension_rows(has_torch: bool) -> tuple[list[dict[str, Any]], bool]:
-    """A row for each file of each compiled extension, and whether some were left out at a bound.
+    """A row for each file of each compiled extension, and whether some were left out because of a limit.
 
-    `tried`: whether loading it was tried; `failure`: why it failed, or why what can be loaded was not tried.
+    `tried`: whether loading was tried; `failure`: why it failed, or why a loadable file was not tried.
     """
     files, cut = _files()
     failures = _loaded([item for item in files if item.loadable], has_torch)
@@ -77,7 +83,7 @@ def _listed(file: Compiled | None) -> list[str] | None:
 
 
 def _files() -> tuple[list[ExtensionFile], bool]:
-    """The files of compiled extensions, and whether a bound kept some away."""
+    """The files of compiled extensions, and whether a limit cut the list."""
     left = _MOST_FILES
     kept: list[ExtensionFile] = []
     for distribution in distribution_records.found_distributions():
@@ -98,8 +104,9 @@ def _files() -> tuple[list[ExtensionFile], bool]:
 
 
 def _loaded(files: Sequence[ExtensionFile], has_torch: bool) -> dict[str, tuple[bool, str | None]]:
-    """Real path -> whether it was tried, and why it is not loaded. What kills its process is named, and the rest tried
-    in another."""
+    """Real path -> whether loading was tried, and why it failed. A file that kills the process is reported, and the
+    rest is tried in a new process.
+    """
     failures: dict[str, tuple[bool, str | None]] = {}
     left = list(files)
     for _ in range(_MOST_CRASHES):
@@ -110,7 +117,7 @@ def _loaded(files: Sequence[ExtensionFile], has_torch: bool) -> dict[str, tuple[
         at = ending.told.get("at")
         if ending.failure is None:
             return failures
-        if at is None:  # torch itself does not come up: that is told elsewhere
+        if at is None:  # torch itself cannot be imported, which is reported elsewhere
             return {item.real: (False, ending.failure) for item in files}
         failures[left[at].real] = (True, ending.failure)
         left = left[at + 1 :]
@@ -138,7 +145,9 @@ def _load(files: Sequence[ExtensionFile], has_torch: bool) -> Callable[[Tell], N
 
 
 def _one(item: ExtensionFile) -> None:
-    """Load it as the loader does, every symbol resolved; as a module where it is one, but without its package."""
+    """Load a file as the dynamic loader does, with every symbol resolved; a module also as a module, but without its
+    package.
+    """
     handle = ctypes.CDLL(item.real, mode=os.RTLD_NOW | os.RTLD_LOCAL)
     name = item.file.module if item.file else None
     if name and hasattr(handle, f"PyInit_{name.rpartition('.')[2]}"):

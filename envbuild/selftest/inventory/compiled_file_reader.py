@@ -1,4 +1,4 @@
-"""What a compiled file of a package says without being loaded: which module it is, what it links, its device code."""
+"""Reads a package's compiled file without loading it: its module name, whether it links torch, and its device code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from envbuild.selftest.inventory import elf_reader, fatbin_reader
 
-# As importlib.machinery.EXTENSION_SUFFIXES has them, of any CPython: .cpython-311-x86_64-linux-gnu.so, .abi3.so, .so
+# The suffixes of importlib.machinery.EXTENSION_SUFFIXES, for any CPython: .cpython-311-x86_64-linux-gnu.so, .abi3.so,
+# .so
 _MODULE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:\.(cpython-[0-9]+t?|abi3)(?:-[A-Za-z0-9_-]+)?)?\.so")
 _PART = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LIBRARY = re.compile(r"lib[^/]*\.so[0-9.]*")
@@ -17,9 +18,12 @@ _TORCH = re.compile(r"lib(torch|c10)[A-Za-z0-9_]*\.so")
 
 @dataclass(frozen=True)
 class Compiled:
-    """`module`: the name that imports it, None for a library; `abi`: the Python it is for, as cpython-311 or abi3,
-    None where any. `architectures` (see fatbin) is None where there is no device code. `damaged`: no ELF file, or its
-    device code makes no sense."""
+    """A compiled file.
+
+    `module`: the name to import it by, None for a library; `abi`: the Python it is for, such as cpython-311 or abi3,
+    None for any. `architectures` (see fatbin_reader) is None without device code. `damaged`: not an ELF file, or
+    invalid device code.
+    """
 
     module: str | None = None
     abi: str | None = None
@@ -30,17 +34,17 @@ class Compiled:
 
     @property
     def is_extension(self) -> bool:
-        """What is built against torch, or for a GPU."""
+        """Whether the file links torch or contains device code."""
         return self.links_torch or self.architectures is not None
 
 
 def is_shared(path: str) -> bool:
-    """Whether a file of this name is a shared library, by its name."""
+    """Whether the file name is that of a shared library."""
     return re.search(r"\.so(\.[0-9]+)*$", path) is not None
 
 
 def module_of(path: str) -> tuple[str | None, str | None]:
-    """(module, abi) of a file, by its path below site-packages; (None, None) for a library."""
+    """(module, abi) of a file, from its path below site-packages; (None, None) for a library."""
     *folders, name = path.split("/")
     match = _MODULE.fullmatch(name)
     if not match or _LIBRARY.fullmatch(name) or not all(map(_PART.fullmatch, folders)):
@@ -49,7 +53,7 @@ def module_of(path: str) -> tuple[str | None, str | None]:
 
 
 def read(file: str, path: str) -> Compiled:
-    """Of the file at `file`, which an import finds at `path` below site-packages."""
+    """Read the file `file`, which imports find at `path` below site-packages."""
     module, abi = module_of(path)
     about, code = elf_reader.read(file), fatbin_reader.read(file)
     if about is None:

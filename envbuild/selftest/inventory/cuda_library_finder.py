@@ -1,6 +1,6 @@
-"""Finds every copy of the CUDA libraries that torch computes with, by name, mapped or not.
+"""Finds every copy of the CUDA libraries that torch uses, by file name, mapped or not.
 
-The walk is bounded in entries and seconds, follows no folder twice, and stays out of the kernel's file systems.
+The search is limited in entries and seconds, visits no folder twice, and skips the kernel's file systems.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _DIGITS = re.compile(r"\.so\.([0-9]+(?:\.[0-9]+){2,3})$")
 _CACHE = Path("/etc/ld.so.cache")
 _LARGEST_CACHE = 64 << 20
 _KERNELS = ("/proc", "/sys", "/dev")
-_LEFT_OUT = frozenset(("__pycache__", "stubs", ".git"))  # stubs: a toolkit's, to link against; never loaded
+_LEFT_OUT = frozenset(("__pycache__", "stubs", ".git"))  # stubs: a toolkit's libraries to link against; never loaded
 
-# Patterns of folders, and how deep each is searched.
+# Patterns of folders, and the search depth of each.
 _SYSTEM = (
     ("/usr/local/cuda*", 6),
     ("/opt/cuda*", 6),
@@ -31,10 +31,10 @@ _SYSTEM = (
     ("/usr/local/lib*", 2),
 )
 _DEFAULT_FOLDERS = re.compile(r"/(?:usr/)?(?:local/)?lib(?:64|32)?(?:/[^/]+-linux-gnu[^/]*)?$")
-_PACKAGES = ("site-packages", "dist-packages")  # any other folder of sys.path may be somebody's home
+_PACKAGES = ("site-packages", "dist-packages")  # any other folder of sys.path may be a home directory
 _DEEP = 12
 
-# How a copy can come to be loaded.
+# The ways by which a copy can be loaded.
 SITE, LD_PATH, LD_PRELOAD, LD_CACHE = "environment", "ld-library-path", "ld-preload", "ld-cache"
 
 
@@ -46,8 +46,10 @@ class Bounds:
 
 @dataclass
 class Search:
-    """Real path -> the ways that lead to it (empty: none that the loader goes by itself). `compat`: copies of the
-    driver's forward-compatibility library that the loader finds. `cut`: a bound was reached."""
+    """The copies found: real path -> the ways by which it can be loaded (empty: the loader does not find it by itself).
+
+    `compat`: copies of the driver's forward-compatibility library that the loader finds. `cut`: the search hit a limit.
+    """
 
     copies: dict[str, set[str]] = field(default_factory=dict)
     compat: set[str] = field(default_factory=set)
@@ -63,13 +65,13 @@ class Search:
 
 
 def library_of_file(name: str) -> str | None:
-    """cublasLt of libcublasLt.so.12; None for a file that is no copy of these libraries."""
+    """The library's short name, cublasLt for libcublasLt.so.12; None for any other file."""
     match = _NAME.fullmatch(name.partition(" (deleted)")[0])
     return match[1] if match else None
 
 
 def own_digits(path: str) -> str | None:
-    """12.1.3.1 of libcublas.so.12.1.3.1; None where the name has fewer than three numbers."""
+    """The version in a file name, 12.1.3.1 for libcublas.so.12.1.3.1; None if it has fewer than three numbers."""
     match = _DIGITS.search(path)
     return match[1] if match else None
 
@@ -77,8 +79,9 @@ def own_digits(path: str) -> str | None:
 def search_libraries(
     sites: Iterable[str], prefixes: Iterable[str], environment: Mapping[str, str], bounds: Bounds = Bounds()
 ) -> Search:
-    """Look through an interpreter's package folders (`sites`), its installation (`prefixes`; conda keeps libraries
-    there), the system's folders, and wherever the loader is sent."""
+    """Search an interpreter's package folders (`sites`), its installation (`prefixes`; conda keeps libraries there),
+    the system's folders, and all folders and files that the loader is configured to use.
+    """
     found = Search()
     walk = _Walk(bounds)
     for site in sites:
@@ -108,12 +111,12 @@ def _loaders_ways(found: Search, environment: Mapping[str, str]) -> None:
 
 
 def ld_folders(variable: str) -> list[str]:
-    """The folders of LD_LIBRARY_PATH; relative and empty ones, which mean the working folder, are left out."""
+    """The folders of LD_LIBRARY_PATH, without relative paths and empty entries, which mean the working directory."""
     return list(dict.fromkeys(part for part in re.split("[:;]", variable) if part.startswith("/")))
 
 
 def _cached() -> list[str]:
-    """The paths in the loader's cache: text between NULs, whatever the layout around it is."""
+    """The paths in the loader's cache: strings between NUL bytes, independent of the format around them."""
     try:
         with _CACHE.open("rb") as file:
             parts = file.read(_LARGEST_CACHE).split(b"\0")
@@ -124,16 +127,16 @@ def _cached() -> list[str]:
 
 
 class _Walk:
-    """Folders one after the other, each once, however many names or links lead to it."""
+    """Walks through folders, visiting each once, however many names or links lead to it."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._left = bounds.entries
         self._end = time.monotonic() + bounds.seconds
-        self._seen: dict[tuple[int, int], int] = {}  # folder -> how deep it was searched
+        self._seen: dict[tuple[int, int], int] = {}  # folder -> depth of its search
         self.cut = False
 
     def files(self, root: str, depth: int) -> Iterator[str]:
-        """Paths of all that is no folder, down to `depth` folders below."""
+        """Yield paths of CUDA libraries and of the driver's library, down to `depth` folder levels."""
         stack = [(os.path.realpath(root), depth)]
         while stack and not self.cut:
             folder, left = stack.pop()

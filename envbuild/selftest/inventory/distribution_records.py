@@ -1,7 +1,4 @@
-"""The installed distributions, what their RECORDs list, and the sha256 of files to compare with it.
-
-Needs only the standard library; nothing is imported or loaded.
-"""
+"""The installed distributions, the entries of their RECORDs, and the sha256 of files to compare with those."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ _BATCH = 64
 
 @dataclass(frozen=True)
 class Recorded:
-    """A file as a distribution's RECORD lists it; `sha256` in hexadecimal, None where RECORD has none."""
+    """A file in a distribution's RECORD; `sha256` is hexadecimal, None if RECORD has none."""
 
     owner: str
     version: str
@@ -32,20 +29,20 @@ class Recorded:
 
 
 def normalise(name: str) -> str:
-    """A distribution's name as PEP 503 compares it."""
+    """Normalise a distribution's name as in PEP 503."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def found_distributions(path_entries: Sequence[str] | None = None) -> Iterator[metadata.Distribution]:
-    """The installed distributions in the order of the path (None: sys.path), those without a name left out."""
+    """The installed distributions with a name, in the order of the path (None: sys.path)."""
     found_ = metadata.distributions() if path_entries is None else metadata.distributions(path=list(path_entries))
     return (item for item in found_ if item.metadata["Name"])
 
 
 def record_rows(distribution: metadata.Distribution, part: str = "") -> Iterator[tuple[str, str | None]]:
-    """(path, sha256 in hexadecimal) of each row of the distribution's RECORD with `part` in it.
+    """(path, sha256 in hexadecimal) of each RECORD row of the distribution that contains `part`.
 
-    None where RECORD has no sha256, as for bytecode. An invalid sha256 is returned as it is: no file has it.
+    sha256 is None if RECORD has none, as for bytecode. An invalid sha256 is returned unchanged: no file matches it.
     """
     lines = (distribution.read_text("RECORD") or "").splitlines()
     try:
@@ -67,16 +64,17 @@ def _hexadecimal(text: str) -> str | None:
 
 
 def recorded_libraries(distribution: metadata.Distribution) -> Iterator[tuple[str, str, str | None]]:
-    """(path, real path, sha256 as `record_rows` has it) of each shared library in the distribution's RECORD."""
+    """(path, real path, sha256 as from `record_rows`) of each shared library in the distribution's RECORD."""
     for path, sha256 in record_rows(distribution, ".so"):
         if ".so" in Path(path).name:
             yield path, os.path.realpath(str(distribution.locate_file(path))), sha256
 
 
 def file_hashes(paths: Iterable[str]) -> dict[str, str | None]:
-    """sha256 of each file; None for one that is not there.
+    """sha256 of each file; None for a missing file.
 
-    The biggest come first, and small ones in batches. Threads do it: hashlib releases the interpreter's lock.
+    The largest files come first, and small ones in batches. Threads are used because hashlib releases the interpreter
+    lock.
     """
     by_size = sorted(paths, key=file_size, reverse=True)
     large, small = by_size[: 8 * _BATCH], by_size[8 * _BATCH :]
@@ -97,7 +95,7 @@ def file_size(path: str) -> int:
 
 
 def file_sha256(path: str) -> str | None:
-    """None where the file is gone: the kernel then calls it "PATH (deleted)"."""
+    """sha256 of a file; None if it no longer exists: the kernel then lists it as "PATH (deleted)"."""
     digest = hashlib.sha256()
     try:
         with Path(path).open("rb", buffering=0) as file:

@@ -1,8 +1,8 @@
-"""What an ELF file says of itself to the loader: soname, search paths, build id; and where its sections lie. Never
-loads or maps it.
+"""Reads an ELF file's loader data (soname, search paths, build id) and the offsets of its sections, without loading or
+mapping it.
 
-Reads 64-bit little-endian files (x86-64, aarch64). The file may be cut, or made to mislead: every offset is checked
-against the file, every count and length is bounded, and what cannot be read is left out.
+Reads 64-bit little-endian files (x86-64, aarch64). The file may be truncated or malicious: every offset is checked
+against the file, every count and length is limited, and unreadable parts are left out.
 """
 
 from __future__ import annotations
@@ -24,20 +24,24 @@ _LOAD, _DYNAMIC, _NOTES = 1, 2, 4
 _NEEDED, _STRTAB, _STRSZ, _SONAME, _RPATH, _RUNPATH = 1, 5, 10, 14, 15, 29
 _BUILD_ID = 3
 
-_NO_BITS = 8  # of a section that takes no room in the file
+_NO_BITS = 8  # of a section without data in the file
 
 _MOST_SEGMENTS, _MOST_DYNAMIC, _MOST_NOTES, _LONGEST = 256, 1 << 16, 1 << 16, 1 << 12
 X86_64 = 62
 
 HWCAPS = "glibc-hwcaps"
 """In each folder that it searches, the loader takes libraries below a folder of this name first."""
-_LEGACY_HWCAPS = frozenset(("tls", "x86_64", "haswell", "xeon_phi", "avx512_1"))  # so too before glibc 2.37
+_LEGACY_HWCAPS = frozenset(("tls", "x86_64", "haswell", "xeon_phi", "avx512_1"))  # likewise before glibc 2.37
 
 
 @dataclass(frozen=True)
 class Elf:
-    """`rpath` is searched before LD_LIBRARY_PATH, and for what its dependencies need too; `runpath` after it, and for
-    the file's own needs only. Where a file has both, the loader ignores `rpath`. `machine`: ELF's number, as X86_64."""
+    """The loader data of an ELF file.
+
+    `rpath` is searched before LD_LIBRARY_PATH, also for indirect dependencies; `runpath` after it, and only for the
+    file's own dependencies. If a file has both, the loader ignores `rpath`. `machine`: ELF's machine number, such as
+    X86_64.
+    """
 
     soname: str | None = None
     needed: tuple[str, ...] = ()
@@ -56,7 +60,7 @@ class _Segment:
 
 
 class ElfFile:
-    """A file read by position; what lies outside it comes back short."""
+    """A file read by position; reads beyond its end return fewer bytes."""
 
     def __init__(self, fd: int, size: int) -> None:
         self._fd = fd
@@ -70,7 +74,7 @@ class ElfFile:
 
 @contextmanager
 def open_elf(path: str) -> Iterator[ElfFile | None]:
-    """The file, to be read by position; None for what cannot be opened."""
+    """Open a file for reads by position; yields None if it cannot be opened."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
@@ -83,7 +87,7 @@ def open_elf(path: str) -> Iterator[ElfFile | None]:
 
 
 def read(path: str) -> Elf | None:
-    """None for what is no such file, or cannot be read."""
+    """Read a file; None if it is not a supported ELF file or cannot be read."""
     with open_elf(path) as file:
         try:
             return _parse(file) if file else None
@@ -92,7 +96,7 @@ def read(path: str) -> Elf | None:
 
 
 def find_section(file: ElfFile, name: str) -> tuple[int, int] | None:
-    """(offset, size in bytes) of the first section of that name, within the file; None where there is none."""
+    """(offset, size in bytes) of the first section of that name, limited to the file; None if there is none."""
     head = _head(file)
     if head is None:
         return None
@@ -154,7 +158,9 @@ def _dynamic(table: bytes) -> Iterator[tuple[int, int]]:
 
 
 class _Strings:
-    """The dynamic section's strings; its table is named by address, which the loaded segments turn into an offset."""
+    """The dynamic section's strings. Its string table is given by address; the loaded segments map that to a file
+    offset.
+    """
 
     def __init__(self, file: ElfFile, segments: list[_Segment], entries: dict[int, list[int]]) -> None:
         self._file = file
@@ -198,7 +204,7 @@ def _padded(size: int) -> int:
 
 
 def loaded_as(path: str) -> str:
-    """The library that the loader takes this one for, when it searches the folder above: lib/x.so of lib/tls/x.so."""
+    """The path that this library replaces when the loader searches the folder above: lib/x.so for lib/tls/x.so."""
     folders, name = path.split("/")[:-1], path.rpartition("/")[2]
     while ".so" in name and folders and folders[-1] in _LEGACY_HWCAPS:
         folders.pop()

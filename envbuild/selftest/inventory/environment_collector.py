@@ -1,8 +1,8 @@
-"""What this environment really holds, as one framed document: libraries found and loaded, distributions, torch,
-compiled extensions.
+"""Collects what this environment really contains in one framed document: libraries found and loaded, distributions,
+torch and compiled extensions.
 
-Judges nothing; needs no GPU. Torch is imported and foreign libraries are loaded in processes of their own, so that a
-crash is reported and does not end the audit.
+It judges nothing and needs no GPU. Torch and third-party libraries are loaded in separate processes, so that a crash is
+reported and does not end the audit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from envbuild.selftest.inventory.mapped_library_origins import Inventory
 
 VERSION = 1
 _NONCE = re.compile(r"[0-9a-f]{32}")
-# An import takes 2 to 8 s; on 4 cores with a load of 20, once more than 60.
+# An import takes 2 to 8 s; on 4 cores with a load of 20, once more than 60 s.
 _IMPORT_SECONDS, _LOAD_SECONDS = 300.0, 10.0
 _MOST_COPIES, _MOST_IDENTIFIED = 400, 12
 _VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP")
@@ -43,7 +43,7 @@ _ARCHITECTURES = re.compile(rb"(?:(?:sm|compute)_[0-9]{2,3}[af]? ){1,40}(?:sm|co
 
 
 def main(job: Any, out: int = 1) -> int:
-    """Write the document of this interpreter's environment, in a frame that carries the job's nonce."""
+    """Write the document for this interpreter's environment, in a frame with the job's nonce."""
     nonce = job.get("nonce") if isinstance(job, dict) else None
     if not isinstance(nonce, str) or not _NONCE.fullmatch(nonce) or job.get("version") != VERSION:
         print("job: version 1 and a nonce of 32 hexadecimal digits expected", file=sys.stderr)
@@ -55,9 +55,9 @@ def main(job: Any, out: int = 1) -> int:
 
 
 def collect(wheels: installed_file_comparison.Wheels = MappingProxyType({})) -> dict[str, Any]:
-    """The document. `wheels`: what is known of the bytes that the distributions brought.
+    """Build the document. `wheels`: the known contents of the distributions' wheels.
 
-    The files are read before torch is imported: that runs the code of packages.
+    The files are read before torch is imported, because the import runs code of packages.
     """
     begin = time.monotonic()
     sites = interpreter_and_distributions.sites()
@@ -133,7 +133,7 @@ def _torch(ending: forked_work.ForkEnding | None) -> dict[str, Any] | None:
 
 
 def _architectures_on_disk() -> str:
-    """The list as it stands in torch's own library, for a torch that cannot be imported."""
+    """The list of architectures in torch's own library file, for a torch that cannot be imported."""
     for site in interpreter_and_distributions.sites():
         for name in ("libtorch_python.so", "libtorch_cuda.so"):
             try:
@@ -155,7 +155,7 @@ def _copies(
     mapped, asked = frozenset(loaded), 0
     for library in (library for part in taken for library in part.libraries):
         path, kind = library.path, library_of_file(library.name)
-        # what torch's wheel bundles is not of torch's version
+        # libraries bundled in torch's wheel do not have torch's version
         own = library.record and library.owner.startswith("nvidia-")
         version = library.version if own else own_digits(path)
         says = reported.get(path)
@@ -185,8 +185,7 @@ def _copies(
 
 
 def _order(copies: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Which libcublasLt a program gets that loads libcublas first, for the libcublas that torch or the environment
-    has."""
+    """Which libcublasLt a program gets if it loads libcublas first, for the libcublas of torch or the environment."""
     of_kind = [copy for copy in copies if copy["library"] == "cublas" and (copy["loaded"] or SITE in copy["ways"])]
     if not of_kind:
         return None
@@ -204,7 +203,7 @@ def _order(copies: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 
 def printable_document(value: Any) -> Any:
-    """The document with whatever a terminal could take for more than text spelled out: paths may hold anything."""
+    """Escape all non-printable characters in the document: paths may contain anything, including terminal sequences."""
     if isinstance(value, str):
         return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in value)
     if isinstance(value, Mapping):

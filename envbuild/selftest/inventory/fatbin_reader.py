@@ -1,9 +1,9 @@
-"""Device code in a compiled file: for which GPU architectures it has machine code or PTX. Never runs or unpacks it.
+"""Reads for which GPU architectures a compiled file has machine code or PTX, without running or unpacking it.
 
-nvcc lays it into the section .nv_fatbin: containers, one for each translation unit, of entries, one for each
-architecture. An entry's head says what it is and for which SM, whether or not its code is compressed, so heads are all
-that is read. The layout is not documented by NVIDIA; it was read off files of CUDA 11.7 to 13.0, beside what cuobjdump
-says of them. The file may be made to mislead: every offset is checked, and the number of reads is bounded.
+nvcc stores device code in the section .nv_fatbin: one container for each translation unit, with one entry for each
+architecture. An entry's header states its kind and SM, whether or not its code is compressed, so only headers are read.
+NVIDIA does not document the layout; it was derived from files of CUDA 11.7 to 13.0 and compared with the output of
+cuobjdump. The file may be malicious: every offset is checked, and the number of reads is limited.
 """
 
 from __future__ import annotations
@@ -16,30 +16,33 @@ from envbuild.selftest.inventory import elf_reader
 from envbuild.selftest.inventory.elf_reader import ElfFile
 
 SECTION = ".nv_fatbin"
-_CONTAINER = struct.Struct("<IHHQ")  # magic, version, size of this head, bytes that follow it
+_CONTAINER = struct.Struct("<IHHQ")  # magic, version, header size, bytes that follow it
 _MAGIC = 0xBA55ED50
 _MAGIC_BYTES = struct.pack("<I", _MAGIC)
-# kind, version, size of this head, bytes of code after it, compressed, -, minor, major, SM, name's place, size, flags
+# kind, version, header size, bytes of code after it, compressed, -, minor, major, SM, offset of the name, size, flags
 _ENTRY = struct.Struct("<HHIQIIHHIIIQ")
-_KINDS = {1: "compute", 2: "sm"}  # PTX and machine code; others, as what the linker still compiles, run on no card
+_KINDS = {1: "compute", 2: "sm"}  # PTX and machine code; others, such as input for the linker, run on no GPU
 _SPECIFIC, _FAMILY = 1 << 20, 1 << 21  # flags: sm_90a, sm_100f
 
-_MOST_ENTRIES = 1 << 18  # libtorch_cuda has some 10000
+_MOST_ENTRIES = 1 << 18  # libtorch_cuda has about 10000
 _MOST_PADDING = 1 << 24  # bytes without a container
 _BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
 class DeviceCode:
-    """`architectures` as torch writes them: "sm_90" and "sm_90a" are machine code, "compute_90" is PTX; sorted, each
-    once. `damaged`: not all of it could be read."""
+    """The device code of a file.
+
+    `architectures` as torch writes them: "sm_90" and "sm_90a" are machine code, "compute_90" is PTX; sorted, without
+    duplicates. `damaged`: not all of the section could be read.
+    """
 
     architectures: tuple[str, ...] = ()
     damaged: bool = False
 
 
 def read(path: str) -> DeviceCode | None:
-    """None for a file without such a section, or that is no ELF file, or cannot be read."""
+    """Read a file; None if it has no such section, is not an ELF file or cannot be read."""
     with elf_reader.open_elf(path) as file:
         try:
             found = elf_reader.find_section(file, SECTION) if file else None
@@ -49,7 +52,7 @@ def read(path: str) -> DeviceCode | None:
 
 
 class _Damaged(Exception):
-    """What is left makes no sense."""
+    """The remaining data is invalid."""
 
 
 def _walked(file: ElfFile, start: int, size: int) -> DeviceCode:
@@ -65,7 +68,9 @@ def _walked(file: ElfFile, start: int, size: int) -> DeviceCode:
 
 
 def _entries(file: ElfFile, at: int, end: int) -> Iterator[tuple[str, int, str]]:
-    """(kind, SM, suffix) of each; raises _Damaged where the heads lead out of what holds them, or to no end."""
+    """Yield (kind, SM, suffix) of each entry; raises _Damaged if headers are invalid, exceed their container or are too
+    many.
+    """
     left = _MOST_ENTRIES
     at = _after_padding(file, at, end)
     while at < end:
@@ -92,7 +97,7 @@ def _entries(file: ElfFile, at: int, end: int) -> Iterator[tuple[str, int, str]]
 
 
 def _after_padding(file: ElfFile, at: int, end: int) -> int:
-    """Where the zeros between two containers end."""
+    """The offset after the zeros between two containers."""
     if file.at(at, len(_MAGIC_BYTES)) == _MAGIC_BYTES:
         return at
     limit = at + _MOST_PADDING

@@ -1,6 +1,6 @@
-"""Which cards device code serves: architectures as torch and nvcc write them, sm_90 and compute_90. Pure.
+"""Which GPUs can run device code, from architectures as torch and nvcc write them: sm_90 and compute_90. Pure.
 
-In the container it judges torch's own list; on the host the facts, wheels and what an audit found.
+In the container it checks torch's own list; on the host the facts, wheels and audit results.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ _ARCHITECTURE = re.compile(r"(sm|compute)_([0-9]{1,2})([0-9])([af]?)")
 
 
 def serves(architectures: Iterable[str], capability: str) -> Literal["compiled", "ptx"] | None:
-    """How such code serves a card of this compute capability, as "9.0": as it is, compiled by the driver, or not.
+    """How a GPU of this compute capability ("9.0") can run such code: directly, compiled by the driver ("ptx"), or not
+    at all.
 
-    Machine code runs on cards of its major version from its minor on, PTX on all later ones; sm_90a and its PTX on 9.0
-    alone, the family's sm_100f and its PTX on its major version (NVIDIA, "CUDA C++ Programming Guide", compatibility).
+    Machine code runs on GPUs of its major version from its minor version on, PTX on all later ones; sm_90a and its PTX
+    only on 9.0, the family code sm_100f and its PTX on its major version (NVIDIA, "CUDA C++ Programming Guide",
+    compatibility).
     """
     major, minor = (int(part) for part in capability.split("."))
     found = set()

@@ -1,4 +1,4 @@
-"""Compares installed files with what their distributions brought: with the wheel's bytes, else with RECORD.
+"""Compares installed files with those of their distributions: with the wheel's contents if known, else with RECORD.
 
 RECORD is only a claim of the distribution's author.
 """
@@ -16,7 +16,7 @@ from typing import Any
 from envbuild.selftest.inventory import distribution_records, elf_reader
 
 _MOST = 500
-# What installers write in addition to a wheel's own files.
+# Files that installers write in addition to a wheel's own files.
 _ADDED = frozenset(("INSTALLER", "REQUESTED", "RECORD", "direct_url.json", "uv_cache.json"))
 
 Wheels = Mapping[str, Mapping[str, str]]
@@ -25,10 +25,13 @@ Wheels = Mapping[str, Mapping[str, str]]
 
 @dataclass
 class Installed:
-    """`altered`: files that differ from what was brought. `unrecorded`: files of package folders in no RECORD.
-    `preferred`: files that the loader prefers to another package's library. `unchecked`: bytecode that Python runs
-    without comparing it with its source. `owners`: by real path, the distribution whose RECORD lists it; `hashes`:
-    sha256 by real path. `cut`: there are more than are listed."""
+    """The result of the comparison.
+
+    `altered`: files that differ from those of the distribution. `unrecorded`: files in package folders that no RECORD
+    lists. `preferred`: files that the loader prefers to a library of another package. `unchecked`: bytecode that Python
+    runs without comparing it with its source. `owners`: by real path, the distribution whose RECORD lists the file;
+    `hashes`: sha256 by real path. `cut`: there are more than are listed.
+    """
 
     altered: list[dict[str, Any]] = field(default_factory=list)
     unrecorded: list[str] = field(default_factory=list)
@@ -41,7 +44,7 @@ class Installed:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """A file as it should be. `sha256` None: it should not be there. `by`: "wheel" or "RECORD"."""
+    """The expected state of a file. `sha256` None: it should not exist. `by`: "wheel" or "RECORD"."""
 
     path: str
     owner: str
@@ -54,7 +57,7 @@ class _Wanted:
 
 
 def compare_files(folders: Iterable[str], wheels: Wheels) -> Installed:
-    """Compare every file of every RECORD on sys.path. `folders`: where files in no RECORD are listed."""
+    """Compare every file of every RECORD on sys.path. `folders`: where to look for files that no RECORD lists."""
     found = Installed()
     wanted = [
         item
@@ -78,7 +81,9 @@ def compare_files(folders: Iterable[str], wheels: Wheels) -> Installed:
 
 
 def _is_linker_name(path: str, owners: Mapping[str, str]) -> bool:
-    """Whether this is a link `libx.so` to a recorded `libx.so.1` in its folder: linkers need it, and wheels omit it."""
+    """Whether the path is a link `libx.so` to a recorded `libx.so.1` in its folder: linkers need it, and wheels omit
+    it.
+    """
     folder, _, name = path.rpartition("/")
     if not name.endswith(".so") or not Path(path).is_symlink():
         return False
@@ -87,7 +92,7 @@ def _is_linker_name(path: str, owners: Mapping[str, str]) -> bool:
 
 
 def _is_unchecked(path: str) -> bool:
-    """Whether this is bytecode that Python runs whatever its source is (PEP 552: by hash, and not to be checked)."""
+    """Whether the path is bytecode that Python runs whatever its source is (PEP 552: hash-based and unchecked)."""
     folder, _, name = path.rpartition("/")
     if not folder.endswith("/__pycache__") or not name.endswith(".pyc"):
         return False
@@ -99,7 +104,7 @@ def _is_unchecked(path: str) -> bool:
 
 
 def _at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a FIFO does not wait for a writer
+    return os.open(path, flags | os.O_NONBLOCK)  # do not block on a FIFO without a writer
 
 
 def _is_preferred(path: str, owners: Mapping[str, str]) -> bool:
@@ -132,7 +137,7 @@ def _is_generated(path: str) -> bool:
 
 
 def _real(folder: str, path: str) -> str:
-    """The file's path without links to folders; a link to a file is a file of its own."""
+    """The file's path with links to folders resolved; a link to a file counts as its own file."""
     inner, _, name = path.rpartition("/")
     return f"{_real_folder(folder, inner)}/{name}"
 

@@ -1,4 +1,4 @@
-"""What this interpreter has installed: distributions and what they require, and which `apex` it is."""
+"""The interpreter's installed distributions with their requirements, and which `apex` it has."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any
 from envbuild.selftest.inventory import distribution_records
 from envbuild.selftest.nvidia import libcuda
 
-# NVIDIA's apex has these; the package index's is a toolkit for websites.
+# Parts of NVIDIA's apex; the `apex` on the package index is a toolkit for websites.
 _APEX_PARTS = ("normalization", "optimizers", "multi_tensor_apply", "amp", "contrib", "transformer")
 _APEX_COMPILED = ("amp_C", "apex_C", "fused_layer_norm_cuda", "fused_weight_gradient_mlp_cuda", "syncbn")
 
 
 def distributions() -> list[dict[str, Any]]:
-    """Every distribution on the path, a second one of the same name too, in the order in which imports find them."""
+    """Every distribution on the path, including duplicates of a name, in the order in which imports find them."""
     found = []
     for item in distribution_records.found_distributions():
         folder = os.path.realpath(str(item.locate_file("")))
         try:
             requires = [str(text) for text in item.requires or ()]
-        except Exception:  # a damaged METADATA can raise nearly anything; what is said of it below still stands
+        except Exception:  # a damaged METADATA can raise almost any error; the name and version are still used
             requires = []
         name = distribution_records.normalise(str(item.metadata["Name"]))
         found.append({"name": name, "version": str(item.version), "folder": folder, "requires": requires})
@@ -32,24 +32,24 @@ def distributions() -> list[dict[str, Any]]:
 
 
 def sites() -> list[str]:
-    """The folders that imports look through, but for archives and the standard library's own."""
+    """The folders that imports search, without archives and the standard library."""
     library = os.path.realpath(os.path.dirname(os.__file__))  # noqa: PTH120 - as text, like sys.path
     folders = dict.fromkeys(os.path.realpath(entry) for entry in sys.path if entry and Path(entry).is_dir())
     return [folder for folder in folders if folder != library and not folder.endswith("/lib-dynload")]
 
 
 def startup_folders() -> list[str]:
-    """All folders of sys.path: Python looks for sitecustomize in the standard library's too."""
+    """All folders of sys.path: Python looks for sitecustomize in the standard library's folders too."""
     return [entry for entry in sys.path if entry and Path(entry).is_dir()]
 
 
 def prefixes() -> list[str]:
-    """Where conda keeps libraries for this interpreter; none for any other."""
+    """The folders in which conda keeps libraries for this interpreter; empty without conda."""
     return [prefix for prefix in dict.fromkeys((sys.prefix, sys.base_prefix)) if Path(prefix, "conda-meta").is_dir()]
 
 
 def python() -> dict[str, Any]:
-    """The interpreter, and the environment markers of PEP 508 as it has them."""
+    """The interpreter and its environment markers (PEP 508)."""
     return {
         "version": platform.python_version(),
         "executable": sys.executable,
@@ -71,15 +71,15 @@ def python() -> dict[str, Any]:
 
 
 def has(module: str) -> bool:
-    """Whether an import would find it; nothing is imported to know."""
+    """Whether an import would find the module; nothing is imported."""
     try:
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # ValueError: loaded already, without a spec
+    except (ImportError, ValueError):  # ValueError: already loaded, without a spec
         return module in sys.modules
 
 
 def apex() -> dict[str, Any] | None:
-    """The package that `import apex` would take, by what lies in it."""
+    """Describes the package that `import apex` would load, from its files."""
     try:
         spec = importlib.util.find_spec("apex")
     except (ImportError, ValueError):
@@ -96,7 +96,7 @@ def apex() -> dict[str, Any] | None:
 
 
 def driver_and_gpus() -> dict[str, Any]:
-    """The GPUs and the driver of this machine as the kernel's module lists them; no library of the driver is needed."""
+    """The GPUs and the driver of this machine, as listed by the kernel module; needs no library of the driver."""
     cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     names = [line.partition(":")[2].strip() for card in cards for line in _lines(card) if line.startswith("Model:")]
     return {"gpus": [name for name in names if name], "driver": libcuda.module_version()}

@@ -1,6 +1,7 @@
-"""What the loader really takes: torch imported, version functions called that need no GPU, /proc/self/maps read.
+"""Reports which libraries the loader really uses: imports torch, calls version functions that need no GPU, reads
+/proc/self/maps.
 
-Everything here runs in a process of its own (forked_work.py): foreign code is loaded, and may crash.
+All of this must run in a separate process (forked_work.py), because third-party code is loaded and may crash.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from envbuild.selftest.harness.forked_work import Tell
 from envbuild.selftest.inventory import mapped_library_origins
 from envbuild.selftest.inventory.cuda_library_finder import library_of_file
 
-# cuDNN loads its parts when one is first needed; these checks of a part's version load it and touch no GPU.
+# cuDNN loads its sub-libraries on first use; these checks of a sub-library's version load it and use no GPU.
 _CUDNN_PARTS = ("cudnnGraphVersionCheck", "cudnnOpsVersionCheck", "cudnnOpsInferVersionCheck")
 
 
 def torch(tell: Tell) -> None:
-    """Import torch; tell its version, CUDA and architectures, what is mapped, and what the libraries say they are."""
+    """Import torch; report its version, CUDA and architectures, the mapped libraries and the versions they report."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module = importlib.import_module("torch")
@@ -39,14 +40,16 @@ def torch(tell: Tell) -> None:
 
 
 def _architectures(module: Any) -> str:
-    """As "sm_80 sm_90 compute_90"; torch.cuda.get_arch_list() is empty without a GPU, this is not."""
+    """The architectures as "sm_80 sm_90 compute_90"; unlike torch.cuda.get_arch_list(), not empty without a GPU."""
     ask = getattr(getattr(module, "_C", None), "_cuda_getArchFlags", None)
     return str((ask() if ask else None) or "")
 
 
 def cublas_first(cublas: str, lt: str | None) -> Callable[[Tell], None]:
-    """Load libcublas on its own, then libcublasLt by its path: torch 2.10.0's order, and that of a program without
-    torch. libcublas finds its libcublasLt by RUNPATH, which LD_LIBRARY_PATH precedes."""
+    """Load libcublas alone, then libcublasLt by its path: the order of torch 2.10.0, and of a program without torch.
+
+    libcublas finds its libcublasLt by RUNPATH, which LD_LIBRARY_PATH precedes.
+    """
 
     def work(tell: Tell) -> None:
         ctypes.CDLL(cublas)
@@ -59,7 +62,9 @@ def cublas_first(cublas: str, lt: str | None) -> Callable[[Tell], None]:
 
 
 def identify(path: str) -> Callable[[Tell], None]:
-    """Ask one file for its version; a libcublasLt beside it is loaded first, since libcublas would take another."""
+    """Query one file's version. A libcublasLt in the same folder is loaded first, because libcublas could load a
+    different one.
+    """
 
     def work(tell: Tell) -> None:
         file = Path(path)
@@ -77,7 +82,7 @@ def _copies() -> list[str]:
 
 
 def reported(paths: Iterable[str]) -> dict[str, str]:
-    """Path -> version, as the library itself says; left out where it has no such function or cannot be loaded."""
+    """Path -> version that the library reports; left out if it has no such function or cannot be loaded."""
     found: dict[str, str] = {}
     for path in paths:
         ask = ASKED.get(library_of_file(Path(path).name) or "")
@@ -104,7 +109,7 @@ def _load_cudnn_parts() -> None:
 
 
 def _property(function: str) -> Callable[[ctypes.CDLL], str]:
-    """cublasGetProperty and its like: major, minor and patch by number."""
+    """Query through cublasGetProperty or a similar function: major, minor and patch by number."""
 
     def ask(library: ctypes.CDLL) -> str:
         parts, value = [], ctypes.c_int(-1)

@@ -1,7 +1,8 @@
-"""Which shared libraries a process has mapped, which distribution brought each, and whether they are what it brought.
+"""Determines which shared libraries a process has mapped, which distribution each belongs to, and whether it is
+unmodified.
 
 A library's version is that of the distribution whose RECORD lists its path with its sha256; a library in no RECORD is
-unowned. Needs only the standard library; nothing is imported or loaded to find out.
+unowned. Needs only the standard library; nothing is imported or loaded.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from typing import Any
 from envbuild.selftest.inventory import distribution_records
 from envbuild.selftest.inventory.distribution_records import Recorded
 
-# What torch computes with: its own libraries, CUDA's, and the OpenMP and BLAS that wheels bring.
+# Libraries that torch uses: its own, CUDA's, and the OpenMP and BLAS libraries in wheels.
 _FAMILY = re.compile(
     r"lib(torch|c10|caffe2|shm|cublas|cudnn|nccl|cudart|nvrtc|nvJitLink|cufft|curand|cusolver|cusparse|cupti|nvshmem"
     r"|gomp|iomp5|openblas|scipy_openblas|mkl)[^/]*\.so"
 )
-# One copy of each may be mapped; and those of one group must come from one folder.
+# At most one copy of each may be mapped, and those of one group must come from one folder.
 _CUDA_GROUPS = {
     "cublas": re.compile(r"libcublas(Lt)?\.so"),
     "cudnn": re.compile(r"libcudnn[^/]*\.so"),
@@ -36,8 +37,10 @@ _STEM = re.compile(r"^(.*?)(-[0-9a-f]{8})?\.so\b.*$")
 
 @dataclass(frozen=True)
 class MappedLibrary:
-    """A shared library file. `owner` is "distribution==version" or "unowned"; `record` says whether its sha256 is the
-    one recorded, None for unowned. `sha256` is None where the mapped file is no longer there.
+    """A shared library file.
+
+    `owner` is "distribution==version" or "unowned"; `record` is whether its sha256 matches RECORD, None for unowned.
+    `sha256` is None if the mapped file no longer exists.
     """
 
     name: str
@@ -53,12 +56,12 @@ class MappedLibrary:
 
     @property
     def stem(self) -> str:
-        """The name without version and without the hash that auditwheel adds: libcublas of libcublas.so.12."""
+        """The name without its version and without the hash that auditwheel adds: libcublas for libcublas.so.12."""
         return _STEM.sub(r"\1", self.name)
 
     @property
     def is_pythons_own(self) -> bool:
-        """True for a module of Python's standard library: no distribution brings those."""
+        """Whether this is a module of Python's standard library, which belongs to no distribution."""
         return "/lib-dynload/" in self.path
 
     def document(self) -> dict[str, Any]:
@@ -67,7 +70,7 @@ class MappedLibrary:
 
 @dataclass(frozen=True)
 class Inventory:
-    """The libraries, and the installed distributions by normalised name."""
+    """The libraries, and the versions of the installed distributions by normalised name."""
 
     libraries: tuple[MappedLibrary, ...]
     distributions: Mapping[str, str]
@@ -75,7 +78,7 @@ class Inventory:
 
 
 def mapped_paths(maps: str) -> tuple[str, ...]:
-    """The shared libraries in the text of a /proc/PID/maps, sorted, each once."""
+    """The shared libraries in the text of /proc/PID/maps, sorted, without duplicates."""
     paths = (line.split(None, 5)[5] for line in maps.splitlines() if len(line.split(None, 5)) == 6)
     return tuple(sorted({path for path in paths if path.startswith("/") and ".so" in Path(path).name}))
 
@@ -85,7 +88,7 @@ def mapped(pid: str = "self") -> tuple[str, ...]:
 
 
 def libraries_below(roots: Iterable[str]) -> tuple[str, ...]:
-    """The shared libraries that lie under the folders, mapped or not, sorted."""
+    """The shared libraries below the folders, mapped or not, sorted."""
     paths = (path for root in roots for path in Path(root).rglob("*.so*") if path.is_file())
     return tuple(sorted({os.path.realpath(path) for path in paths}))
 
@@ -95,15 +98,15 @@ def take_inventory(
     path_entries: Sequence[str] | None = None,
     hashed: Mapping[str, str | None] = MappingProxyType({}),
 ) -> Inventory:
-    """The inventory of these files, judged by the RECORDs of the distributions on `path_entries` (None: sys.path).
+    """The inventory of these files, based on the RECORDs of the distributions on `path_entries` (None: sys.path).
 
-    `hashed`: the sha256 of files that were read already.
+    `hashed`: sha256 of files that were already read.
     """
     return _judged({}, paths, *_records(path_entries), hashed)
 
 
 def more(first: Inventory, paths: Sequence[str]) -> Inventory:
-    """The inventory of these files by what the first one read already: only files that are new in it are hashed."""
+    """The inventory of these files, reusing the first one: only files that it does not contain are hashed."""
     known = {library.path: library for library in first.libraries}
     return _judged(known, paths, first.distributions, first.records)
 
@@ -124,19 +127,19 @@ def _judged(
 
 
 def _records(path_entries: Sequence[str] | None) -> tuple[dict[str, str], dict[str, list[Recorded]]]:
-    """The distributions' versions by normalised name, and what their RECORDs say of each library."""
+    """The distributions' versions by normalised name, and the RECORD entries of each library."""
     distributions: dict[str, str] = {}
     records: dict[str, list[Recorded]] = {}
     for distribution in distribution_records.found_distributions(path_entries):
         name = distribution_records.normalise(str(distribution.metadata["Name"]))
-        distributions.setdefault(name, distribution.version)  # an import takes the first on the path
+        distributions.setdefault(name, distribution.version)  # an import uses the first on the path
         for _, path, sha256 in distribution_records.recorded_libraries(distribution):
             records.setdefault(path, []).append(Recorded(name, distribution.version, sha256))
     return distributions, records
 
 
 def library_faults(inventory: Inventory) -> list[str]:
-    """What is wrong with mapped libraries of torch's family, a sentence each."""
+    """Faults of the mapped libraries of torch's family, one sentence each."""
     family = [library for library in inventory.libraries if library.is_family]
     owners = {_STEM.sub(r"\1", Path(path).name): found[0].owner for path, found in inventory.records.items()}
     wrong = [fault for library in family for fault in [_fault(library, owners)] if fault]
@@ -150,7 +153,7 @@ def library_faults(inventory: Inventory) -> list[str]:
 
 
 def _fault(library: MappedLibrary, owners: Mapping[str, str]) -> str | None:
-    """`owners`: by the stem of every library in a RECORD, whose it is."""
+    """The fault of one library, if any. `owners`: the owner of every library in a RECORD, by its stem."""
     if library.record is False:
         return f"{library.path} is not the file that {library.owner} recorded"
     if library.record is not None:
@@ -175,7 +178,7 @@ def _copies(members: Sequence[MappedLibrary]) -> list[str]:
 
 
 def _library(path: str, sha256: str | None, records: Sequence[Recorded]) -> MappedLibrary:
-    """Where several distributions list the file, its owner is the one whose checksum fits."""
+    """Describe a library file. If several distributions list it, its owner is the one whose checksum matches."""
     name = Path(path).name
     if not records:
         return MappedLibrary(name, path, None, sha256, "unowned", None)

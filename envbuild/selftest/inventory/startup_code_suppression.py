@@ -1,4 +1,4 @@
-"""Sets up this process so that no package runs code unasked: sys.path without `.pth` imports, no torch.backends."""
+"""Prevents packages from running code at startup: sys.path without `.pth` imports, no torch.backends."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def disable_backends() -> None:
 
 
 def extend_path(variables: bool) -> None:
-    """Put the packages' folders on sys.path of a Python that was started with -S, which runs no code of packages.
+    """Add the package folders to sys.path of a Python started with -S, without running code of packages.
 
-    `variables`: also those that Python takes in a shell: of PYTHONPATH, of the user's own packages, and the folders,
-    but never the imports, in `.pth` files.
+    `variables`: also add the folders that Python uses in a shell: those of PYTHONPATH, the user's packages, and the
+    folders (but never the imports) in `.pth` files.
     """
     if not sys.flags.no_site:
         return
     inner, outer = _virtual_environment()
     prefixes = [inner, *outer]
     if inner:
-        sys.prefix = sys.exec_prefix = inner  # before Python 3.14 it is the module site that does so
+        sys.prefix = sys.exec_prefix = inner  # before Python 3.14 the module site does this
     added = []
     if variables:
         added += [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if Path(entry).is_absolute()]
@@ -43,7 +43,7 @@ def extend_path(variables: bool) -> None:
 
 
 def _virtual_environment() -> tuple[str, list[str]]:
-    """The virtual environment's folder ("" outside of one), and the installation whose packages it also uses."""
+    """The virtual environment's folder ("" if there is none), and the installation whose packages it also uses."""
     folder = Path(sys.executable).absolute().parent
     for prefix in (folder.parent, folder):  # in the order of Python
         with contextlib.suppress(OSError):

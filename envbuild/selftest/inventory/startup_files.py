@@ -1,8 +1,8 @@
-"""Files that run code whenever Python starts: `.pth` files with lines that import, sitecustomize and usercustomize;
+"""Finds files whose code runs whenever Python starts: `.pth` files with import lines, sitecustomize and usercustomize;
 and entry points of torch.backends, whose code `import torch` runs.
 
-They run in every program, a self-test too, though nothing imports their package. The host uses `pth_lines`, `runs`,
-`loads_backend` and `MODULES` for wheels and layers.
+They run in every program, including a self-test, even if nothing imports their package. The host uses `pth_lines`,
+`runs`, `loads_backend` and `MODULES` for wheels and layers.
 """
 
 from __future__ import annotations
@@ -17,34 +17,36 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-# Debian's own sitecustomize imports apport_python_hook, from wherever it is.
+# Debian's sitecustomize imports apport_python_hook from any folder on the path.
 MODULES = ("sitecustomize", "usercustomize", "apport_python_hook")
-# importlib.metadata takes a folder in any case, and strips every bracket of a group's name.
+# importlib.metadata ignores the case of folder names and strips all brackets of a group name.
 ENTRY_POINTS = re.compile(r"[^/]*(dist|egg)-info/entry_points\.txt", re.IGNORECASE)
 _BACKENDS = re.compile(r"\[+\s*torch\.backends\s*\]")
 _LARGEST = 1 << 20
 
 
 def pth_lines(content: bytes) -> list[str]:
-    """The lines of a `.pth` file that are not comments, wherever any Python release ends a line."""
+    """The lines of a `.pth` file that are not comments, with every line ending that any Python release accepts."""
     found = content.decode("utf-8-sig", "replace").splitlines()
     return [line for line in found if line.strip() and not line.startswith("#")]
 
 
 def runs(line: str) -> bool:
-    """Whether Python runs this line of a `.pth` file; any other names a folder for sys.path."""
+    """Whether Python runs this line of a `.pth` file; any other line names a folder for sys.path."""
     return line.startswith(("import ", "import\t"))
 
 
 def loads_backend(entry_points: bytes) -> bool:
-    """Whether `import torch` runs code of this file's distribution; a file too large to be honest counts."""
+    """Whether `import torch` runs code of this file's distribution; a suspiciously large file counts as yes."""
     found = entry_points.decode("utf-8", "replace").splitlines()
     return len(entry_points) >= _LARGEST or any(_BACKENDS.match(line.strip()) for line in found)
 
 
 def find_startup_files(folders: Iterable[str], owners: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Find these files in `folders` of sys.path and the folders that their `.pth` files add: each with its sha256 and
-    the distribution whose RECORD lists it (`owners`: by real path)."""
+    """Find these files in `folders` of sys.path and the folders that their `.pth` files add.
+
+    Each row has the path, its sha256 and the distribution whose RECORD lists it (`owners`: by real path).
+    """
     found = {path: None for folder in dict.fromkeys(folders) for path in _files(Path(folder))}
     found.update((path, None) for path in _replacements())
     rows = []
@@ -87,7 +89,7 @@ def _files(folder: Path, follow: bool = True) -> Iterator[Path]:
 
 
 def _is_empty(path: Path) -> bool:
-    """Whether a module has no statement, as Debian's own sitecustomize."""
+    """Whether a module has no statements, like Debian's sitecustomize."""
     if path.suffix != ".py":
         return False
     try:
@@ -97,7 +99,7 @@ def _is_empty(path: Path) -> bool:
 
 
 def _replacements() -> Iterator[Path]:
-    """A `python._pth` in an interpreter's folder replaces its whole sys.path."""
+    """Find `python._pth` files: one in the interpreter's folder replaces its whole sys.path."""
     for executable in {sys.executable, os.path.realpath(sys.executable)}:
         path = Path(f"{executable}._pth")
         if path.is_file():

@@ -1,4 +1,4 @@
-"""Gradients by a gradient of the output with strides of its own.
+"""Gradients for a given gradient of the output, which may have its own strides.
 
 torch.autograd.grad imports sympy to check such a gradient, which takes longer than all cases of a short probe.
 """
@@ -12,7 +12,7 @@ import torch
 
 
 class _Begin(torch.autograd.Function):
-    """A number whose gradient with respect to the output is the one given."""
+    """A scalar whose gradient with respect to the output is the given one."""
 
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -27,12 +27,12 @@ class _Begin(torch.autograd.Function):
 def gradients(
     output: torch.Tensor, leaves: Sequence[torch.Tensor], gradient: torch.Tensor, retain_graph: bool = False
 ) -> tuple[torch.Tensor, ...]:
-    """The gradients of the leaves. `gradient`: that of the output, of the same shape and dtype, else ValueError."""
+    """The gradients of the leaves. `gradient`: that of the output; raises ValueError if its shape or dtype differs."""
     return torch.autograd.grad(_start(output, gradient), tuple(leaves), retain_graph=retain_graph)
 
 
 def accumulate(output: torch.Tensor, gradient: torch.Tensor) -> None:
-    """Add the gradients of the leaves to what they have, as `output.backward(gradient)` does."""
+    """Add the gradients of the leaves to their present ones, as `output.backward(gradient)` does."""
     _start(output, gradient).backward()  # type: ignore[no-untyped-call]
 
 

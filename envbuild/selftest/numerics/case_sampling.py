@@ -1,8 +1,9 @@
-"""Which cases of an operation a run tries: points of a space of dimensions, chosen so that they cover pairs of values.
+"""Selects the cases of an operation that a run tests: points of a parameter space, chosen to cover pairs of values.
 
-Most faults of software depend on one or two parameters (Kuhn, Wallace and Gallo, "Software fault interactions and
-implications for software testing", IEEE TSE 30(6), 2004): points that together hold each pair of values of two
-dimensions find those, and another seed takes other points. torch's OpInfo and CUTLASS's profiler list theirs.
+Most software faults depend on one or two parameters (Kuhn, Wallace and Gallo, "Software fault interactions and
+implications for software testing", IEEE TSE 30(6), 2004). Points that together contain each pair of values of two
+dimensions find those faults; another seed selects other points. torch's OpInfo and CUTLASS's profiler list their cases
+instead.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from envbuild.selftest.numerics.operation_case import Case
 
 Point = Mapping[str, Any]
 
-_CANDIDATES = 24  # points that are drawn for each that is taken
-_DRAWS = 200  # of points, until one is possible
+_CANDIDATES = 24  # points drawn for each selected point
+_DRAWS = 200  # attempts to draw a possible point
 
 
 def _always(point: Point) -> bool:
@@ -30,8 +31,10 @@ def _always(point: Point) -> bool:
 
 @dataclass(frozen=True)
 class Operation:
-    """`make(point, seed)`: the case at a point of `space`, whose dimensions are mapped to their values; only points
-    that are `possible` count. `counts`: how many points a run tries, by its level; a level without a count runs none.
+    """An operation and its parameter space.
+
+    `make(point, seed)`: the case at a point of `space`, which maps dimensions to their values; only `possible` points
+    are used. `counts`: the number of points for each level; a level without a count tests none.
     """
 
     name: str
@@ -43,7 +46,9 @@ class Operation:
 
 @dataclass(frozen=True)
 class Sample:
-    """What a run tries of an operation, and how many pairs of values that covers, `of` all that are possible."""
+    """The points of an operation that a run tests, and the number of pairs of values that they cover, `of` all possible
+    pairs.
+    """
 
     points: tuple[Point, ...]
     covered: int
@@ -51,9 +56,9 @@ class Sample:
 
 
 def sample(operation: Operation, count: int, seed: int) -> Sample:
-    """`count` points, each the one of several drawn that covers most pairs that no earlier one does.
+    """Select `count` points: of several random points, each time the one that covers most new pairs.
 
-    The same on every machine for the same seed. Raises ValueError where no point is possible.
+    The result is the same on every machine for the same seed. Raises ValueError if no possible point is found.
     """
     numbers = random.Random(f"{operation.name} {seed}")
     left = all_pairs(operation)
@@ -68,7 +73,7 @@ def sample(operation: Operation, count: int, seed: int) -> Sample:
 
 
 def cases(operation: Operation, points: Sequence[Point], seed: int) -> Iterator[Case]:
-    """The case at each point, with inputs of its own."""
+    """The case at each point, each with different inputs."""
     for number, point in enumerate(points):
         yield operation.make(point, seed + number)
 
@@ -76,7 +81,7 @@ def cases(operation: Operation, points: Sequence[Point], seed: int) -> Iterator[
 def check(context: Context, operations: Sequence[Operation], may_refuse: Refusal = is_unsupported) -> None:
     """Run and judge the cases sampled for the job's level and seed; the trait `coverage` counts them and their pairs.
 
-    Of the figures, the worst of each operation and dtype is kept: thousands of cases would fill a record.
+    Only the worst figure of each operation and dtype is kept, because a record must not hold thousands of cases.
     """
     coverage = context.traits.setdefault("coverage", {})
     for operation in operations:
@@ -92,8 +97,8 @@ def check(context: Context, operations: Sequence[Operation], may_refuse: Refusal
 class PairSet:
     """A set of pairs of values of two dimensions of a space.
 
-    Each value has a number, and a row of bits: those of the values it forms a pair with. A point's pairs are counted
-    by row, as sampling counts them for thousands of points.
+    Each value has a number and a row of bits, one for each value with which it forms a pair. Rows make counting a
+    point's pairs fast, which sampling does for thousands of points.
     """
 
     def __init__(self, space: Mapping[str, Sequence[Any]]) -> None:
@@ -109,7 +114,7 @@ class PairSet:
         return bool(self._rows[self._numbers[one][a]] >> self._numbers[other][b] & 1)
 
     def count(self, point: Point) -> int:
-        """How many pairs of this point are in the set."""
+        """Number of pairs of this point that are in the set."""
         values, mask = self._encode(point)
         return sum(_bit_count(self._rows[value] & mask) for value in values) // 2
 
@@ -126,7 +131,7 @@ class PairSet:
             self._rows[value] &= ~mask
 
     def _encode(self, point: Point) -> tuple[list[int], int]:
-        """The numbers of a point's values, and their bits."""
+        """The numbers of a point's values, and their bit mask."""
         values = [self._numbers[name][value] for name, value in point.items()]
         return values, sum(1 << value for value in values)
 
@@ -136,7 +141,7 @@ def _bit_count(bits: int) -> int:
 
 
 def all_pairs(operation: Operation) -> PairSet:
-    """Every pair of values that a possible point has, as far as points drawn at random show it."""
+    """Every pair of values that occurs in a possible point, as far as random points show it."""
     numbers = random.Random(operation.name)
     found = PairSet(operation.space)
     for (one, values), (other, more) in itertools.combinations(operation.space.items(), 2):
@@ -159,6 +164,6 @@ def _draw(operation: Operation, numbers: random.Random) -> dict[str, Any]:
 
 
 def _any(operation: Operation, numbers: random.Random) -> dict[str, Any]:
-    # random() is the same in every version of Python; choice() is not promised to be.
+    # random() is the same in every version of Python; choice() has no such guarantee.
     draw = numbers.random
     return {name: values[int(draw() * len(values))] for name, values in operation.space.items()}

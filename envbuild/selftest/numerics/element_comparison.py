@@ -13,10 +13,10 @@ from envbuild.selftest.numerics.error_pattern import describe
 
 @dataclass(frozen=True)
 class Worst:
-    """The element furthest from its reference: `where` its index, `wrong` how many leave the bound.
+    """The worst element of a comparison: `where` is its index, `wrong` the number of elements outside their bound.
 
-    `beyond_rounding`: the largest share that any element's error takes of its tolerance, the rounding of the exact
-    result left out of both; above 1 where an element is wrong. `pattern`: what the wrong elements have in common.
+    `beyond_rounding`: the largest error as a share of its tolerance, with the rounding of the exact result subtracted
+    from both; above 1 if an element is wrong. `pattern`: what the wrong elements have in common.
     """
 
     error: float
@@ -31,24 +31,24 @@ class Worst:
 
     @property
     def kind(self) -> str:
-        """What is wrong, in probe_outcome.FAILURES' words."""
+        """The kind of failure, one of probe_outcome_and_figures.FAILURES."""
         return "bound" if math.isfinite(self.got) else "nonfinite"
 
     def __str__(self) -> str:
-        # 9 digits tell every float32 from its neighbours.
+        # 9 digits distinguish every float32 from its neighbours.
         what = f"element {list(self.where)} is {self.got:.9g}, should be {self.expected:.9g} within {self.bound:g}"
         return f"{what} ({self.wrong} of {self.count} wrong{'; ' * bool(self.pattern)}{self.pattern})"
 
 
-_SURELY_RIGHT = 0.999  # share of the tolerance; rounding of the quotient never brings one above 1 below this
-_LEAST = 2.0**-1074  # without a tolerance the least error is wrong
-_SMALLEST = 2.0**-1022  # so that nothing is divided by 0
+_SURELY_RIGHT = 0.999  # share of the tolerance; rounding of the quotient cannot bring a share above 1 below this
+_LEAST = 2.0**-1074  # without a tolerance even the smallest error is wrong
+_SMALLEST = 2.0**-1022  # avoids division by 0
 
 
 def compare(got: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor | None = None) -> Worst:
-    """The worst element by error over bound; without a bound, by error alone, and any difference is wrong.
+    """Find the worst element by error divided by bound; without a bound by error alone, and any difference is wrong.
 
-    A NaN or an infinity that is not expected is the worst there is, since its error is NaN or infinite.
+    An unexpected NaN or infinity is always the worst element, because its error is NaN or infinite.
     """
     expected = expected.to(torch.float64)
     values = got.detach().to("cpu").to(torch.float64)
@@ -58,12 +58,12 @@ def compare(got: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor | Non
         return _exact(expected, bound)
     error = (values - expected).abs_()
     severity = error if bound is None else error / bound
-    flat = int(severity.argmax())  # a NaN, where there is one
+    flat = int(severity.argmax())  # the first NaN, if any
     wrong, pattern = 0, ""
     if not float(severity.reshape(-1)[flat]) < (_SURELY_RIGHT if bound is not None else _LEAST):
         error.masked_fill_(values == expected, 0.0)  # also where both are infinite
         limit = torch.zeros_like(error) if bound is None else bound.expand_as(error)
-        beyond = ~(error <= limit)  # so that NaN is wrong
+        beyond = ~(error <= limit)  # so that NaN counts as wrong
         severity = error if bound is None else error / limit
         severity = torch.where(torch.isnan(severity), torch.where(beyond, torch.inf, 0.0), severity)
         flat, wrong = int(severity.argmax()), int(beyond.sum())
@@ -88,7 +88,7 @@ def compare(got: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor | Non
 
 
 def _exact(expected: torch.Tensor, bound: torch.Tensor | None) -> Worst:
-    """Each element is as expected: the first one stands for all of them."""
+    """The result if all elements are exact: the first element represents all of them."""
     first = (0,) * expected.dim()
     value = float(expected[first])
     return Worst(
@@ -104,8 +104,10 @@ def _exact(expected: torch.Tensor, bound: torch.Tensor | None) -> Worst:
 
 
 def _beyond_rounding(error: torch.Tensor, bound: torch.Tensor, once: torch.Tensor) -> float:
-    """The largest (error - once) / (bound - once), 0 where `once` explains the error; overwrites `error`. Infinite for
-    NaN, and where an error is above a bound that leaves nothing beyond `once`."""
+    """The largest (error - once) / (bound - once); 0 if `once` explains every error. Overwrites `error`.
+
+    Infinite for NaN, and for an error above a bound that leaves nothing beyond `once`.
+    """
     left = (bound - once).clamp_(min=_SMALLEST)
     share = float(error.sub_(once).div_(left).max())
     return max(0.0, share) if share < 1e30 else math.inf

@@ -1,4 +1,4 @@
-"""What wrong elements have in common: where they lie, their bits, and the kind of fault that fits. Pure."""
+"""Describes what wrong elements have in common: their positions, their bits, and the likely kind of fault. Pure."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ from collections.abc import Iterator
 
 import torch
 
-_TILES = (256, 128, 64, 32, 16)  # sizes of blocks that kernels split their work into, in elements
+_TILES = (256, 128, 64, 32, 16)  # sizes of the blocks into which kernels split their work, in elements
 _PERIODS = (*_TILES, 8, 4, 2)
-_LITTLE = 2.0**-6  # relative; float16's and bfloat16's sums are off by less than that
-_MOST = 0.9  # of the wrong elements, for a kind of fault to be named
+_LITTLE = 2.0**-6  # relative; errors of float16 and bfloat16 sums are smaller
+_MOST = 0.9  # share of the wrong elements required to name a kind of fault
 _BITS = {2: torch.int16, 4: torch.int32}
 
 
 def describe(got: torch.Tensor, expected: torch.Tensor, wrong: torch.Tensor, worst: int) -> str:
-    """One line. `got` and `expected` are of one shape, expected in float64; `wrong`: which elements are, at least one;
-    `worst`: the place of one of those, in C order."""
+    """Describe the wrong elements in one line.
+
+    `got` and `expected` have the same shape, `expected` is float64. `wrong` marks the wrong elements, at least one;
+    `worst` is the index of one of them, in C order.
+    """
     parts = [*_places(wrong), *_bits(got, expected, worst), *_kind(got, expected, wrong)]
     return "; ".join(parts)
 
 
 def _places(wrong: torch.Tensor) -> Iterator[str]:
-    """By dimension, where all wrong elements lie in one slice, or in slices at one distance from each other."""
+    """For each dimension, describe whether all wrong elements lie in one slice or in regularly spaced slices."""
     single = int(wrong.sum()) == 1
     for dimension, size in enumerate(wrong.shape):
         others = [other for other in range(wrong.dim()) if other != dimension]

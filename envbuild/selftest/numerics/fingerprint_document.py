@@ -1,9 +1,9 @@
-"""The fingerprint's document: what it says of the machine and of each operation, and its file.
+"""The fingerprint document, which describes the machine and each operation, and its file.
 
-{"version": 1, "subject": "operations" or "model", "inputs": sha256 of what was computed on, "machine", "ops"}, and each
-of "ops": {"id", "dtype", "shape", "exact": whether nothing but equality will do, "backend", "flags": those that are on,
-"note": why a pass or a judgement is not there, or null, "golden": sha256 of its golden output, or null, "teacher",
-"free": what output_statistics.py tells of the two passes, or null; "free" with "drift"}.
+{"version": 1, "subject": "operations" or "model", "inputs": sha256 of the inputs, "machine", "ops"}, and each of "ops":
+{"id", "dtype", "shape", "exact": whether only equality is accepted, "backend", "flags": those that are on, "note": why
+a pass or a comparison is missing, or null, "golden": sha256 of its golden output, or null, "teacher", "free": the
+statistics of the two passes from output_statistics.py, or null; "free" with "drift"}.
 """
 
 from __future__ import annotations
@@ -38,28 +38,31 @@ _FLAGS: dict[str, Callable[[], bool]] = {
 
 
 def document(subject: str, inputs: str, device: torch.device, ops: list[dict[str, Any]]) -> dict[str, Any]:
-    """`subject` is OPERATIONS or MODEL. For after the operations: libraries are mapped when they are first needed."""
+    """Build the document; `subject` is OPERATIONS or MODEL.
+
+    Call it after the operations: libraries are mapped when they are first needed.
+    """
     return {"version": VERSION, "subject": subject, "inputs": inputs, "machine": recording_machine(device), "ops": ops}
 
 
 def write(made: Mapping[str, Any], file: str | Path) -> None:
-    """The document as `envbuild compare` reads it: strict JSON, keys sorted."""
+    """Write the document for `envbuild compare`: strict JSON, keys sorted."""
     text = json.dumps(made, allow_nan=False, indent=1, sort_keys=True)
     Path(file).write_text(text + "\n", encoding="utf-8")
 
 
 def flags() -> list[str]:
-    """Torch's settings that decide about precision or order, as far as this torch has them: those that are on."""
+    """The enabled torch settings that affect precision or order, as far as this torch has them."""
     found = []
     for name, ask in _FLAGS.items():
-        # AssertionError: how torch 2.0 says that it has no such setting. RuntimeError: set through newer ones.
+        # AssertionError: torch 2.0 has no such setting. RuntimeError: set through newer ones.
         with contextlib.suppress(AssertionError, AttributeError, RuntimeError):
             found += [name] if ask() else []
     return found
 
 
 def recording_machine(device: torch.device) -> dict[str, Any]:
-    """The card (null on the CPU), the processor, torch, and the version that each mapped CUDA library gives itself."""
+    """The GPU (null on the CPU), the processor, torch, and the version that each mapped CUDA library reports."""
     capability = re.search(r"CPU capability usage: (\S+)", torch.__config__.show())
     copies = [path for path in mapped_library_origins.mapped() if library_of_file(Path(path).name)]
     return {
@@ -87,7 +90,7 @@ def _gpu(device: torch.device) -> dict[str, Any]:
 
 
 def _first(file: Path, pattern: str) -> str | None:
-    """The first group where the pattern first matches; None where it does not, or the file cannot be read."""
+    """The first group of the pattern's first match; None if it does not match, or the file cannot be read."""
     try:
         match = re.search(pattern, file.read_text(encoding="utf-8", errors="replace"))
     except OSError:

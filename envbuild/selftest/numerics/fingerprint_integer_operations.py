@@ -1,4 +1,4 @@
-"""Operations on integers that have one right result on every device, in every dtype and any order of summation."""
+"""Integer operations with one correct result on every device, in every dtype and for any order of summation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ MASK = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class IntegerOp:
-    """`run(*given)` must give `expected`, which Python's own integers or reference.product found. On the host."""
+    """An operation for which `run(*given)` must equal `expected`, computed with Python integers or
+    reference_products.product on the host.
+    """
 
     name: str
     run: Callable[..., torch.Tensor]
@@ -30,7 +32,7 @@ class IntegerOp:
 
 
 def integer_operations() -> tuple[IntegerOp, ...]:
-    """Products of {-1, 0, 1} in each dtype, and what adds, orders and moves integers."""
+    """Products of {-1, 0, 1} in each dtype, and operations that add, sort, look up and shift integers."""
     keys, values = hashed_inputs.hashes(COUNT, 24) % KEYS, hashed_inputs.hashes(COUNT, 25)
     table = hashed_inputs.ternary((KEYS, WIDE), 26)
     listed, numbers, rows = keys.tolist(), values.tolist(), table.tolist()

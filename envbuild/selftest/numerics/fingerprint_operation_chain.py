@@ -1,4 +1,4 @@
-"""The chain of operations that a fingerprint computes: a small video model's, written out.
+"""The chain of operations of a fingerprint: those of a small video model.
 
 Every operation takes the output of the one before. Weights and the first input are dyadic rationals from counters,
 rounded to the dtype, so they are the same everywhere.
@@ -23,9 +23,11 @@ EPSILON = 2.0**-16
 
 @dataclass(frozen=True)
 class Op:
-    """`run(x, *weights)` calls torch as a model does; `exact(arithmetic, x, *weights)` is its float64 side.
+    """An operation: `run(x, *weights)` calls torch as a model does; `exact(arithmetic, x, *weights)` is its float64
+    reference.
 
-    Weights are float32 on the host. Both are looked up when the chain is made, as torch then is.
+    Weights are float32 on the host. Both functions are looked up when the chain is built, so they are those of torch at
+    that time.
     """
 
     name: str
@@ -78,7 +80,7 @@ def operation_chain() -> tuple[Op, ...]:
 
 
 def _weights(rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weight and bias of a Linear whose output is of about its input's size."""
+    """Weight and bias of a Linear layer whose output has about the magnitude of its input."""
     return signed_values((rows, columns), seed, 2**-3), signed_values((rows,), seed + 1)
 
 
@@ -132,7 +134,7 @@ def _exact_attention(how: Arithmetic, x: torch.Tensor) -> Exact:
 
 
 def _rms_norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """As models write it: torch has one of its own only from 2.4 on."""
+    """RMSNorm as models implement it: torch has its own only since 2.4."""
     wide = x.float()
     return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + EPSILON) * w.float()).to(x.dtype)
 

@@ -1,5 +1,7 @@
-"""What a model's operations give in float64, written out on the host with no kernel of theirs, and how far from it a
-right result may be. All tensors are float64; shapes are those of the operation itself.
+"""Float64 reference results of a model's operations, each with its tolerance.
+
+They are computed on the host without the kernels under test. All tensors are float64; shapes are those of the
+operation.
 """
 
 from __future__ import annotations
@@ -15,8 +17,11 @@ from envbuild.selftest.numerics.reference_products import patches, product
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """In what an operation is computed: its dtype, whether float32 products may take TF32, and whether a convolution in
-    float16 may keep parts of its sums in float16, as cuDNN's does (tolerances.half_sums)."""
+    """The arithmetic of an operation.
+
+    `dtype`: its dtype. `tf32`: whether float32 products may use TF32. `half_sums`: whether a convolution in float16 may
+    keep partial sums in float16, as cuDNN does (tolerances.half_sums).
+    """
 
     dtype: torch.dtype
     tf32: bool = False
@@ -25,7 +30,7 @@ class Arithmetic:
 
 @dataclass(frozen=True)
 class Exact:
-    """The float64 result and how far from it each element may be; the bound is of its shape or broadcasts to it."""
+    """The float64 result and the tolerance of each element; the bound has the result's shape or broadcasts to it."""
 
     value: torch.Tensor
     bound: torch.Tensor
@@ -44,7 +49,7 @@ def linear(how: Arithmetic, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -
 
 
 def _biased(how: Arithmetic, before: Exact, bias: torch.Tensor) -> Exact:
-    """The product may be rounded before the bias is added, and the sum is rounded again."""
+    """Add a bias. The product may be rounded before the addition, and the sum is rounded again."""
     value = before.value + bias
     rounded = tolerances.rounding(value, how.dtype) + tolerances.gamma(1, tolerances.ACCUMULATOR) * bias.abs()
     return Exact(value, before.bound + rounded)
@@ -53,8 +58,10 @@ def _biased(how: Arithmetic, before: Exact, bias: torch.Tensor) -> Exact:
 def convolution(
     how: Arithmetic, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None, stride: int = 1, padding: int = 1
 ) -> Exact:
-    """Of any dimension: x (batch, in, ...), w (out, in, ...), as one product with gathered patches. Winograd's and
-    Fourier's transforms mix neighbours, so the largest |A||B| counts for each element."""
+    """Convolution of any dimension, x (batch, in, ...) and w (out, in, ...), as one product with gathered patches.
+
+    Winograd and Fourier transforms mix neighbouring elements, so each element's bound uses the largest |A||B|.
+    """
     rank = w.dim() - 2
     gathered, places = patches(x, w.shape[2:], [stride] * rank, [padding] * rank)
     value, magnitude = product(w.flatten(1), gathered), product(w.flatten(1).abs(), gathered.abs()).max()
@@ -122,8 +129,11 @@ def attention(how: Arithmetic, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 
 
 def _one_head(how: Arithmetic, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Exact:
-    """Bounded as a path that keeps everything in the dtype needs it: there are four roundings in a logit (q, k, their
-    product, its scaling), which move its exponential and the sum of all of them, and three more (u) on the way to v."""
+    """Attention of one head. The bound allows an implementation that keeps everything in the dtype.
+
+    Such an implementation rounds a logit four times (q, k, their product, its scaling), which changes its exponential
+    and the sum of all exponentials, and rounds three more times (u) before the product with v.
+    """
     (length, depth), u = k.shape, tolerances.factor_roundoff(how.dtype, how.tf32)
     scale = 1 / math.sqrt(depth)
     weights = probabilities(product(q, k.t()) * scale)

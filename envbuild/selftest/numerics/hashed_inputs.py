@@ -1,6 +1,7 @@
-"""Inputs that are the same on every machine, torch version and device: a hash of each element's index, on the host.
+"""Inputs that are identical on every machine, torch version and device: hashes of each element's index, computed on the
+host.
 
-No random number generator of torch is used, since those differ between devices. All values are exact in float32.
+torch's random number generators are not used, because they differ between devices. All values are exact in float32.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ _MASK = 0xFFFFFFFF
 def hashes(count: int, seed: int) -> torch.Tensor:
     """`count` 32-bit hashes as int64, of (seed, 0), (seed, 1), ...
 
-    The mixing is "lowbias32" (Christopher Wellons, "Prospecting for hash functions", 2018), in place in int32, which
-    takes a third of the time of int64: sums and products are taken modulo 2^32, and bits that a shift copied from the
-    sign are cleared.
+    The mixing function is "lowbias32" (Christopher Wellons, "Prospecting for hash functions", 2018), computed in place
+    in int32, which takes a third of the time of int64: sums and products wrap modulo 2^32, and bits that a shift copied
+    from the sign are cleared.
     """
     return bits(count, seed).to(torch.int64).bitwise_and_(_MASK)
 
 
 def bits(count: int, seed: int) -> torch.Tensor:
-    """The same as int32: what all inputs are made of."""
+    """The same hashes as int32, from which all inputs are derived."""
     x = torch.arange(count, dtype=torch.int32).add_(_signed(seed * 0x9E3779B9))
     x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(_signed(0x7FEB352D))
     x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(_signed(0x846CA68B))
@@ -32,7 +33,7 @@ def bits(count: int, seed: int) -> torch.Tensor:
 
 
 def _shifted(x: torch.Tensor, places: int) -> torch.Tensor:
-    """int32 shifted to the right, with zeros from the left."""
+    """int32 shifted to the right, filled with zeros from the left."""
     return (x >> places).bitwise_and_(_MASK >> places)
 
 
@@ -58,7 +59,7 @@ def signs(count: int, seed: int) -> torch.Tensor:
 
 
 def whole(shape: Sequence[int], seed: int, most: int) -> torch.Tensor:
-    """float32 of +-1, +-2, ... +-`most` (at most 2^24), never 0: each element counts in a sum."""
+    """float32 of +-1, +-2, ... +-`most` (at most 2^24), never 0, so that each element contributes to a sum."""
     x = bits(_size(shape), seed)
     found = _signs(x)
     if most > 1:

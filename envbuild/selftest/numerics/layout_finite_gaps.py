@@ -1,16 +1,17 @@
-"""The same values with other strides. Gaps hold large numbers, so that a kernel that adds them gives a wrong result.
+"""Copies of tensors with other strides. Gaps hold large numbers, so that a kernel that adds them gives a wrong result.
 
-The numbers are finite: oneDNN's product of bfloat16 matrices on AMX reads beyond the rows of a matrix with gaps, and
-multiplies what it reads by 0 (torch 2.13; 40 x 136 by 136 x 40). With NaN in the gaps its result was NaN.
+The numbers are finite because oneDNN's product of bfloat16 matrices on AMX reads beyond the rows of a matrix with gaps,
+and multiplies what it reads by 0 (torch 2.13; 40 x 136 by 136 x 40). With NaN in the gaps its result was NaN.
 """
 
 from __future__ import annotations
 
 import torch
 
-# Of the last two dimensions. "shifted" begins one element late, so that nothing is aligned to more than an element.
+# Layouts of the last two dimensions. "shifted" begins one element late, so that nothing is aligned to more than an
+# element.
 MATRICES = ("contiguous", "transposed", "rows apart", "columns apart", "elements apart", "shifted")
-BATCHES = (*MATRICES, "matrices apart", "batch inside")  # of the last three
+BATCHES = (*MATRICES, "matrices apart", "batch inside")  # layouts of the last three dimensions
 VECTORS = ("contiguous", "shifted", "elements apart")
 
 GAP = 8192.0
@@ -18,7 +19,7 @@ _APART = 3  # elements or rows
 
 
 def with_large_gaps(x: torch.Tensor, layout: str) -> torch.Tensor:
-    """The same values with other strides. Raises ValueError for a layout that is not known."""
+    """Copy a tensor to another layout. Raises ValueError for an unknown layout."""
     if layout == "contiguous":
         return x.contiguous()
     if layout in ("transposed", "columns apart"):
@@ -38,5 +39,5 @@ def with_large_gaps(x: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def _between(x: torch.Tensor, *shape: int) -> torch.Tensor:
-    """A buffer filled with a value that no kernel should read."""
+    """A buffer filled with a value that kernels must not read."""
     return x.new_full(shape, GAP if x.is_floating_point() else 77)

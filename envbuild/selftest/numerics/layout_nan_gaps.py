@@ -1,4 +1,4 @@
-"""The same values with other strides, offsets and gaps in memory. Gaps are NaN, so that reading them is seen."""
+"""Copies of tensors with other strides, offsets and gaps in memory. Gaps are NaN, so that reading them is detected."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def with_nan_gaps(values: torch.Tensor, layout: str) -> torch.Tensor:
-    """`values` as one of LAYOUTS, on their own device. Raises KeyError for an unknown name."""
+    """`values` in one of LAYOUTS, on the same device. Raises KeyError for an unknown layout."""
     return LAYOUTS[layout](values)
 
 
@@ -18,7 +18,7 @@ def _last_swapped(values: torch.Tensor) -> torch.Tensor:
 
 
 def _rows_apart(values: torch.Tensor) -> torch.Tensor:
-    """Cut out of a tensor that is larger by 8 in the last two dimensions."""
+    """A slice of a tensor that is larger by 8 in the last two dimensions."""
     whole = values.new_full((*values.shape[:-2], values.shape[-2] + 8, values.shape[-1] + 8), math.nan)
     return whole[..., : values.shape[-2], : values.shape[-1]].copy_(values)
 
@@ -38,7 +38,7 @@ def _shifted_by_one(values: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted_by_eight(values: torch.Tensor) -> torch.Tensor:
-    """16 bytes of a half type: as aligned as kernels that load vectors ask for."""
+    """An offset of 16 bytes for 2-byte types: the alignment that kernels with vector loads require."""
     return _shifted(values, 8)
 
 

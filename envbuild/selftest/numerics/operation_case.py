@@ -1,4 +1,4 @@
-"""A call of an operation with its inputs and its exact results, and the check of it on a device."""
+"""A call of an operation with its inputs and exact results, and its check on a device."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from envbuild.selftest.numerics.float64_operations import Exact
 
 @dataclass(frozen=True)
 class Case:
-    """`run(*given)` must give the results of `exact(*given)`, by name and within their tolerances.
+    """A test case: `run(*given)` must give the results of `exact(*given)`, by name and within their tolerances.
 
-    `given` lies on the host. `run` gets it on the device, `exact` on the host with float64 in the place of other
-    floating-point numbers. tests/selftest/numerics/test_operation_case.py holds every case to this: one
-    changed input element is seen.
+    `given` is on the host. `run` receives it on the device, `exact` on the host with all floating-point numbers as
+    float64. tests/selftest/numerics/test_operation_case.py checks for every case that one changed input element is
+    detected.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Case:
 
 
 def without_rounding(value: torch.Tensor) -> Exact:
-    """A result that every device, dtype and order of summation must give."""
+    """An exact result: every device, dtype and order of summation must give it."""
     return Exact(value, torch.zeros((), dtype=torch.float64))
 
 

@@ -1,4 +1,4 @@
-"""An operation's output in numbers that two machines can compare without the tensor, as a fingerprint holds them.
+"""Summarises an operation's output in numbers that two machines can compare without the tensor, for fingerprints.
 
 Errors are counted in ULP: the distance between neighbouring numbers of the dtype at the reference, which is the float64
 result rounded to that dtype.
@@ -22,9 +22,9 @@ SAMPLES = 8
 
 
 def observe(got: torch.Tensor, fed: int, samples: int = SAMPLES) -> dict[str, Any]:
-    """What is told of an output whatever is known of the right one. `fed`: how many of the inputs were not finite.
+    """Statistics of an output that need no reference. `fed`: the number of non-finite input values.
 
-    `samples` values are taken at positions that depend on the number of elements alone, evenly over all of them.
+    `samples` values are taken at evenly spaced positions that depend only on the number of elements.
     """
     got = got.detach().to("cpu")
     wide = got.to(torch.float64).reshape(-1)
@@ -47,10 +47,10 @@ def observe(got: torch.Tensor, fed: int, samples: int = SAMPLES) -> dict[str, An
 def judged(
     got: torch.Tensor, fed: int, exact: torch.Tensor, bound: torch.Tensor, samples: int = SAMPLES, masks: bool = True
 ) -> dict[str, Any]:
-    """`observe`, and the error against the float64 result beside its bound; an output of another shape has none.
+    """The result of `observe`, plus the error against the float64 result and its bound, unless the shapes differ.
 
-    Where the exact result is not finite itself, no value is promised; how many such elements are not finite here either
-    is told as `nonfinite`. With `masks`, minus infinity where the exact result has it too does not count.
+    Elements whose exact result is not finite have no required value; `nonfinite` counts those that are not finite here
+    either. With `masks`, minus infinity does not count where the exact result is minus infinity too.
     """
     seen = observe(got, fed, samples)
     if got.shape == exact.shape:
@@ -88,7 +88,7 @@ def _against(got: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> dic
 
 
 def _ratios(error: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
-    """Error over bound of each element; infinite for NaN, and for any error where none is allowed."""
+    """Error divided by bound for each element; infinite for NaN, and for any error where the bound is 0."""
     ratio = torch.where(error == 0, torch.zeros_like(error), error / bound)
     return torch.where(torch.isnan(ratio), torch.full_like(ratio, math.inf), ratio)
 
@@ -109,9 +109,9 @@ def ulps(got: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
 
 
 def histogram(values: torch.Tensor) -> dict[str, int]:
-    """How many lie in each bin: "0" for none; "3" and "-3" for 4 <= |value| < 8, and so on; below 1 counts as "1".
+    """Number of values in each bin: "0" for zero; "3" and "-3" for 4 <= |value| < 8, and so on; below 1 counts as "1".
 
-    What is not finite is in no bin.
+    Non-finite values are in no bin.
     """
     values = values.reshape(-1)
     values = values[torch.isfinite(values)]
@@ -121,19 +121,19 @@ def histogram(values: torch.Tensor) -> dict[str, int]:
 
 
 def relative_error(got: torch.Tensor, exact: torch.Tensor) -> float | str:
-    """The root of the mean squared error over that of the exact values; "nan" where something is not finite."""
+    """Root mean square of the error divided by that of the exact values; "nan" if a value is not finite."""
     exact = exact.to(torch.float64)
     error, size = float((got.to(torch.float64) - exact).norm()), float(exact.norm())
     return short(error / size if size else math.inf if error else 0.0)
 
 
 def short(value: torch.Tensor | float) -> float | str:
-    """Six digits, which is more than a measure of an error has."""
+    """Round to six digits, more than an error measure needs."""
     return json_number(float(f"{float(value):.6g}"))
 
 
 def tensors(value: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor inside tuples, lists, mappings and objects with fields, with its place: "", ":0", ":logits"."""
+    """Every tensor inside tuples, lists, mappings and objects with fields, with its path: "", ":0", ":logits"."""
     if isinstance(value, torch.Tensor):
         yield name, value
     elif isinstance(value, Mapping):
@@ -148,7 +148,7 @@ def tensors(value: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]]
 
 
 def not_finite(*values: object) -> int:
-    """How many numbers inside are NaN or infinite; minus infinity does not count, since masks are made of it."""
+    """Number of NaN and infinite values; minus infinity does not count, because masks contain it."""
     found = 0
     for value in values:
         for _, tensor in tensors(value):
@@ -158,8 +158,11 @@ def not_finite(*values: object) -> int:
 
 
 def first_fault(ops: list[Mapping[str, Any]]) -> dict[str, str] | None:
-    """The first operation that is out of its bound, or not finite where its inputs are; None where all are right:
-    {"op", "pass", "kind", "reason"} with a kind of outcome.FAILURES."""
+    """The first operation whose output exceeds its bound, or is not finite although its inputs are; None if all are
+    right.
+
+    The result is {"op", "pass", "kind", "reason"} with a kind of probe_outcome_and_figures.FAILURES.
+    """
     for op in ops:
         for name in ("teacher", "free"):
             found = output_fault(op, op[name]) if op[name] else None
@@ -169,7 +172,7 @@ def first_fault(ops: list[Mapping[str, Any]]) -> dict[str, str] | None:
 
 
 def output_fault(op: Mapping[str, Any], seen: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Why one output is wrong: a kind of probe_outcome.FAILURES and a sentence."""
+    """The fault of one output: a kind of probe_outcome_and_figures.FAILURES and a sentence; None if it is right."""
     if (seen["dtype"], seen["shape"]) != (op["dtype"], op["shape"]):
         return "mismatch", "output is {dtype} {shape}, ".format(**seen) + "should be {dtype} {shape}".format(**op)
     against = seen["against"]

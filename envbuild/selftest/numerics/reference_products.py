@@ -1,4 +1,4 @@
-"""Products and patches for references: computed on the host without the kernels that are tested."""
+"""Products and patches for references, computed on the host without the kernels under test."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-_AT_ONCE = 1 << 16  # products, of 8 bytes: they stay in a processor's cache
-_WORTH_HALVING = 8  # outer products: fewer are added one by one
+_AT_ONCE = 1 << 16  # products of 8 bytes, so that they stay in a processor's cache
+_WORTH_HALVING = 8  # outer products; fewer are added one by one
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a (..., m, k) times b (..., k, n) on the host as a sum of outer products, in the inputs' own dtype: no GEMM is
-    called, and no sum of a library. Dimensions before the last two are broadcast.
+    """Multiply a (..., m, k) by b (..., k, n) on the host as a sum of outer products, in the inputs' dtype.
 
-    With int16 it is exact while no sum leaves int16; with float64 its relative error is below k 2^-53.
+    No GEMM and no library sum is called. Dimensions before the last two are broadcast. With int16 the result is exact
+    unless a sum overflows; with float64 its relative error is below k 2^-53.
     """
-    # The longer rows of the two are those of the result, as short ones are slow.
+    # The longer rows become the rows of the result, because short ones are slow.
     return _outer_products(b.mT, a.mT).mT.contiguous() if a.shape[-2] > b.shape[-1] else _outer_products(a, b)
 
 
@@ -38,7 +38,7 @@ def _outer_products(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _halved(terms: torch.Tensor) -> torch.Tensor:
-    """The sum over the first dimension, which is overwritten: one half is added to the other until one term is left."""
+    """The sum over the first dimension. Overwrites `terms`: one half is added to the other until one term is left."""
     count = len(terms)
     while count > 1:
         half = count // 2
@@ -50,8 +50,10 @@ def _halved(terms: torch.Tensor) -> torch.Tensor:
 def patches(
     x: torch.Tensor, kernel: Sequence[int], strides: Sequence[int], paddings: Sequence[int], dilation: int = 1
 ) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """What each element of a convolution of x (batch, channels, sizes...) sums over, by indexing alone: (channels x
-    kernel, batch x places), and how many places there are in each dimension. A number for each dimension of the rest.
+    """The input patches that a convolution of x (batch, channels, sizes...) sums over, gathered by indexing alone.
+
+    Returns the patches (channels x kernel, batch x positions) and the number of positions in each spatial dimension.
+    `kernel`, `strides` and `paddings` have one number for each spatial dimension.
     """
     view = torch.nn.functional.pad(x, [width for padding in reversed(paddings) for width in (padding, padding)])
     for dimension, (length, stride) in enumerate(zip(kernel, strides), start=2):
@@ -64,8 +66,10 @@ def patches(
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """For thousands of short operations: threads that wait for each other between them spin, and where processors are
-    shared with others that costs ten times the work (tried).
+    """Use one thread, for thousands of short operations.
+
+    Threads that wait for each other between operations spin, which costs ten times the work where processors are shared
+    (measured).
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""sha256 of what tensors hold."""
+"""sha256 of the contents of tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def digest(values: torch.Tensor) -> str:
-    """sha256 of integer values as int16 in C order, whatever dtype and device hold them."""
+    """sha256 of integer values as int16 in C order, independent of their dtype and device."""
     return raw_digest(values.detach().to("cpu", torch.int16))
 
 

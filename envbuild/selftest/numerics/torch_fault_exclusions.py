@@ -1,6 +1,7 @@
-"""Results that torch computes wrongly on a kind of device: left out by the self-test, so that a right machine passes.
+"""Results that torch computes wrongly on a kind of device. The self-test leaves them out, so that a working machine
+passes.
 
-docs/cases.md lists the table. tests/selftest/numerics/test_torch_fault_exclusions.py reproduces each row in torch
+docs/cases.md contains the table. tests/selftest/numerics/test_torch_fault_exclusions.py reproduces each row in torch
 alone, and is skipped where torch is right.
 """
 
@@ -15,8 +16,11 @@ import torch
 
 @dataclass(frozen=True)
 class KnownFault:
-    """`results` of `operation` on devices of type `device`, where each dimension of `where` has one of its values and
-    none of `unless` has. `torch`: the release that shows it; earlier ones were not tried."""
+    """A known fault: torch computes these `results` of `operation` wrongly on devices of type `device`.
+
+    It applies where each dimension of `where` has one of its values and none of `unless` has. `torch`: the release that
+    shows the fault; earlier ones were not tested.
+    """
 
     name: str
     operation: str
@@ -28,7 +32,7 @@ class KnownFault:
     unless: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def covers(self, at: Mapping[str, Any]) -> bool:
-        """Whether `at`, a point and what the operation adds to it, is one of those left out."""
+        """Whether `at`, a point and the values that the operation adds to it, is left out."""
         within = all(at[name] in values for name, values in self.where.items())
         return within and not any(at[name] in values for name, values in self.unless.items())
 
@@ -53,11 +57,11 @@ KNOWN_FAULTS = (
         },
         unless={"kernel": ((1, 1, 1),)},
     ),
-    # oneDNN 3.12, jit_avx512_common_conv_bwd_weights_kernel_f32_t::compute_od_loop_partial: while the kernel still lies
-    # in the padding in front, a count of taps above min(kernel depth, output depth) is taken for the end of that
+    # oneDNN 3.12, jit_avx512_common_conv_bwd_weights_kernel_f32_t::compute_od_loop_partial: while the kernel still
+    # overlaps the front padding, a count of taps above min(kernel depth, output depth) is taken for the end of that
     # padding. Kernel and pointer then move by stride - padding % stride too far, and the count passes the end of the
-    # kernel. Of the shapes that conv_shapes.py makes: kernel depth 7, stride 2, padding 3, output depth 5 to 7. Plain
-    # convolutions have the same fault, but there conv_shapes.py makes inputs that are deeper.
+    # kernel. Affected shapes from conv_shapes.py: kernel depth 7, stride 2, padding 3, output depth 5 to 7. Plain
+    # convolutions have the same fault, but conv_shapes.py makes deeper inputs for them.
     KnownFault(
         name="transposed convolution of a short volume with a deep kernel",
         operation="convolution",
@@ -76,8 +80,8 @@ KNOWN_FAULTS = (
             "dtype": (torch.float32, torch.bfloat16),
         },
     ),
-    # Not oneDNN's: torch's own convolution takes over where the output padding is not below the stride
-    # (ConvParams::is_output_padding_big), and adds image after image to a gradient of the dtype.
+    # A fault of torch, not of oneDNN: torch's own convolution is used where the output padding is not below the stride
+    # (ConvParams::is_output_padding_big), and accumulates the images in a gradient of the dtype.
     KnownFault(
         name="transposed convolution of many images with an output padding of a stride or more",
         operation="convolution",
@@ -92,8 +96,8 @@ KNOWN_FAULTS = (
         },
         unless={"dilation": ((1, 1, 1),)},  # output padding is below the stride or below the dilation
     ),
-    # https://github.com/uxlfoundation/oneDNN/issues/6035: for channels last the workspace has room for the channels,
-    # but is addressed in blocks of 8 or 16. Only where strides divide the sizes of the input, or of a transposed
+    # https://github.com/uxlfoundation/oneDNN/issues/6035: for channels last the workspace is sized for the channels,
+    # but addressed in blocks of 8 or 16. Only where strides divide the sizes of the input, or of a transposed
     # convolution's output.
     KnownFault(
         name="1x1 convolution with a stride, channels last",

@@ -1,6 +1,6 @@
-"""NVML asked over the whole run, in a process of its own: no probe inherits its handle, and none waits for it.
+"""Monitors NVML during the whole run in a separate process: no probe inherits its handle, and none waits for it.
 
-The process starts the driver (cuInit) to learn which GPUs it may use, and makes no CUDA context.
+The process starts the driver (cuInit) to determine which GPUs it may use, and creates no CUDA context.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from envbuild.selftest.harness.probe_outcome_and_figures import signal_name
 from envbuild.selftest.nvidia.gpu_telemetry import DRAIN, Gpus, Report
 from envbuild.selftest.nvidia.nvml_ctypes import NvmlRefused, NvmlUnavailable
 
-PERIOD = 0.25  # seconds between looks at the GPUs, besides the one at every report
-# Seconds for the first report, before which the driver starts (the longer, the more GPUs), and for any other.
+PERIOD = 0.25  # seconds between samples of the GPUs, in addition to one for every report
+# Time limits in seconds: for the first report, which waits for the driver to start (longer with more GPUs), and for
+# others.
 START, ANSWER = 60.0, 5.0
-DEATH = 1.0  # seconds that a killed process has to be gone; one that the driver holds is left behind
+DEATH = 1.0  # seconds to wait for a killed process; one blocked in the driver is abandoned
 _CHUNK = 1 << 16
 
 
 class Monitor:
-    """The process and the harness's ends of its pipes: `hidden` are the descriptors to close in it, `descriptors` those
-    to close in every other process.
+    """The monitor process and the harness's ends of its pipes.
+
+    `hidden` are the descriptors to close in the process, `descriptors` those to close in every other process.
     """
 
     def __init__(self, hidden: Sequence[int] = ()) -> None:
@@ -48,10 +50,10 @@ class Monitor:
             os.close(answers)
 
     def report(self) -> Report:
-        """What was seen since the last report. Once the process is gone or does not answer, only why."""
+        """The samples since the last report. After the process has ended or stopped responding, only the reason."""
         if self._unwatched is None:
             try:
-                with contextlib.suppress(BrokenPipeError):  # the missing answer is explained below
+                with contextlib.suppress(BrokenPipeError):  # the missing answer is handled below
                     os.write(self._requests, b"?")
                 report = Report.of(json.loads(self._line()))
                 self._unwatched = report.unwatched
@@ -62,7 +64,7 @@ class Monitor:
         return Report(unwatched=self._unwatched)
 
     def end(self) -> None:
-        """Leave neither the process nor a pipe."""
+        """End the process and close its pipes."""
         self._kill()
         self._close()
 
@@ -89,7 +91,7 @@ class Monitor:
             self._reap()
 
     def _reap(self) -> int | None:
-        """Its wait status, None where it does not go away; either way it is not waited for again."""
+        """The wait status, None if the process does not exit in time; it is never waited for again."""
         deadline, pid, status = time.monotonic() + DEATH, 0, 0
         while not pid and time.monotonic() < deadline:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
@@ -103,11 +105,15 @@ class Monitor:
 
 
 def _main(requests: int, answers: int, not_ours: Sequence[int]) -> NoReturn:
-    """Leaves without Python's shutdown. Where the harness is gone it leaves too, as no other process has the pipe."""
+    """Run the monitor and exit without Python's shutdown.
+
+    It also exits when the harness is gone: no other process has the other end of the pipe, so reading it returns end of
+    file.
+    """
     try:
         for fd in not_ours:
             os.close(fd)
-        os.setsid()  # a terminal's interruption is the harness's to answer
+        os.setsid()  # an interrupt from the terminal is handled by the harness
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -118,7 +124,7 @@ def _main(requests: int, answers: int, not_ours: Sequence[int]) -> NoReturn:
 
 
 def _serve(requests: int, answers: int) -> None:
-    """Look at the GPUs every PERIOD, and answer each byte with what was seen since the last."""
+    """Sample the GPUs every PERIOD seconds, and answer each byte with the samples since the last answer."""
     unwatched, gpus = None, None
     try:
         gpus = Gpus()

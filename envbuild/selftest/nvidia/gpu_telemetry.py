@@ -1,6 +1,6 @@
-"""What NVML reports of the GPUs over a stretch of time, and what that means for the probe that ran meanwhile.
+"""NVML's measurements of the GPUs over a period, and what they mean for the probe that ran during it.
 
-Only Gpus has effects; it calls libcuda and NVML, and nothing of torch.
+Only Gpus has side effects; it calls libcuda and NVML, and no function of torch.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from envbuild.selftest.nvidia.libcuda import CudaDriver
 from envbuild.selftest.nvidia.nvml_ctypes import NVLINK, Nvml, NvmlRefused, NvmlUnavailable
 
 DRAIN = "drain the GPU"
-# Xid errors that an application causes, maybe another process's: NVIDIA/k8s-device-plugin leaves a GPU in use after
+# Xid errors caused by applications, possibly by another process: NVIDIA/k8s-device-plugin leaves a GPU in use after
 # them (its issue #1340 and pull request #1165).
 APPLICATION_XIDS = frozenset((13, 31, 43, 45, 68, 109))
 
-Numbers = Mapping[str, int]  # as Nvml.numbers gives them
+Numbers = Mapping[str, int]  # as returned by Nvml.numbers
 
-# The counts whose growth makes a GPU unfit, and the sentence for each.
+# Counts whose growth makes a GPU unfit, with the message for each.
 _FAULTS = {
     "uncorrected": "{} uncorrected memory errors {}: " + DRAIN + " and reset it",
     "pending": "memory that went bad waits to be replaced: " + DRAIN + " and reset it",
@@ -35,7 +35,7 @@ _PCIE = ("pcie_generation", "pcie_width")
 
 @dataclass(frozen=True)
 class Window:
-    """One GPU's numbers over a time: the first and the last known of each, the lowest and the highest."""
+    """One GPU's measurements over a period: the first and last known value of each, the lowest and the highest."""
 
     first: Numbers
     last: Numbers
@@ -44,7 +44,7 @@ class Window:
 
     @classmethod
     def at(cls, numbers: Numbers) -> Window:
-        """A single moment."""
+        """A window of a single sample."""
         return cls(numbers, numbers, numbers, numbers)
 
     def then(self, later: Window) -> Window:
@@ -56,7 +56,7 @@ class Window:
         )
 
     def growth(self, name: str) -> int:
-        """How much a count has grown; 0 where it is unknown, or was set back."""
+        """The increase of a count; 0 if it is unknown or was reset."""
         return max(0, self.last.get(name, 0) - self.first.get(name, 0))
 
 
@@ -66,8 +66,10 @@ def _each(choose: Callable[..., int], a: Numbers, b: Numbers) -> Numbers:
 
 @dataclass(frozen=True)
 class Report:
-    """What was seen over a time: of each GPU, by its PCI bus id; the Xid errors, each with its GPU's bus id; what NVML
-    refused because a GPU is faulty. `unwatched`: why nothing was seen, or not to the end.
+    """The observations of a period.
+
+    `gpus`: the window of each GPU, by PCI bus id. `xids`: the Xid errors, each with its GPU's bus id. `refused`: NVML
+    calls that failed because a GPU is faulty. `unwatched`: why the period was not observed, or not completely.
     """
 
     gpus: Mapping[str, Window] = field(default_factory=dict)
@@ -85,7 +87,7 @@ class Report:
         )
 
     def since(self) -> Report:
-        """The time after this one, so far: the last numbers, and no event."""
+        """A report that continues from this one: only the last measurements, without events."""
         return Report({bus_id: Window.at(window.last) for bus_id, window in self.gpus.items()})
 
     def document(self) -> dict[str, Any]:
@@ -100,7 +102,7 @@ class Report:
 class Gpus:
     """The GPUs that this process may use, as NVML reports them. Starts the driver.
 
-    Raises Unavailable where libcuda or NVML cannot be asked, Refused where NVML reports a faulty GPU.
+    Raises NvmlUnavailable if libcuda or NVML cannot be used, NvmlRefused if NVML reports a faulty GPU.
     """
 
     def __init__(self) -> None:
@@ -117,15 +119,17 @@ class Gpus:
 
     @property
     def has_events(self) -> bool:
-        """Whether the driver reports Xid errors here."""
+        """Whether the driver reports Xid errors on this machine."""
         return self._events is not None
 
     def numbers(self) -> dict[str, dict[str, int]]:
-        """Of each GPU now, by its PCI bus id."""
+        """Current measurements of each GPU, by PCI bus id."""
         return {bus_id: self.nvml.numbers(gpu) for bus_id, gpu in self.handles.items()}
 
     def report(self) -> Report:
-        """This moment, and the Xid errors since the last call. A faulty GPU is reported, not raised."""
+        """A report of the current measurements, and the Xid errors since the last call. A faulty GPU is reported, not
+        raised.
+        """
         gpus, refused, xids = {}, [], []
         for bus_id, gpu in self.handles.items():
             try:
@@ -141,15 +145,14 @@ class Gpus:
 
 
 def telemetry_faults(window: Window, when: str) -> Iterator[str]:
-    """What makes a GPU unfit, of what came about in a time; `when`, in words."""
+    """Faults that appeared in this window and make a GPU unfit; `when` is the period in words."""
     for name, sentence in _FAULTS.items():
         if window.growth(name):
             yield sentence.format(window.growth(name), when)
 
 
 def attribute(outcome: Outcome, report: Report) -> Outcome:
-    """A probe's outcome with what the driver reported while it ran: any fault of the hardware fails it, whatever it
-    found itself, and the rest is added to its traits."""
+    """Add the driver's reports to a probe's outcome: any hardware fault fails it, other data goes into its traits."""
     traits = {**outcome.traits, **_traits(report)}
     found = [
         *report.refused,
@@ -184,8 +187,11 @@ def _traits(report: Report) -> dict[str, Any]:
 
 
 def _summary(window: Window) -> dict[str, Any]:
-    """A GPU's lowest and highest of what is measured, what limited its clocks, which counts grew, and its PCIe link
-    where that was narrower or slower than it can be although the GPU worked (an idle GPU slows its link down)."""
+    """Summarise a window: the range of each measurement, clock limits, counts that grew, and a degraded PCIe link.
+
+    The PCIe link is included if it was narrower or slower than its maximum while the GPU worked (an idle GPU slows its
+    link down).
+    """
     low, high = window.low, window.high
     summary: dict[str, Any] = {name: [low[name], high[name]] for name in _MEASURED if name in low}
     limits = [name[len(_LIMITED) :] for name, met in high.items() if name.startswith(_LIMITED) and met]

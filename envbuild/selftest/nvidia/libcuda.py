@@ -1,4 +1,4 @@
-"""The NVIDIA driver without torch: its kernel module's version, and libcuda through ctypes.
+"""Queries the NVIDIA driver without torch: its kernel module's version, and libcuda through ctypes.
 
 Signatures as in NVIDIA's cuda.h.
 """
@@ -24,7 +24,7 @@ _FILE = re.compile(r"libcuda\.so\.(\d+\.\d+(?:\.\d+)*)")
 
 
 def module_version(file: Path = MODULE) -> str | None:
-    """The kernel module's version ("550.54.15"); None where none is loaded, or its file is not shown here."""
+    """The kernel module's version ("550.54.15"); None if no module is loaded, or its file is not visible here."""
     try:
         found = _MODULE.search(file.read_text(encoding="utf-8", errors="replace"))
     except OSError:
@@ -33,13 +33,13 @@ def module_version(file: Path = MODULE) -> str | None:
 
 
 def file_version(path: str) -> str | None:
-    """The driver release a libcuda is of, by its file's name; forward-compatibility libraries say their own here."""
+    """The driver release of a libcuda, from its file name; forward-compatibility libraries carry their own release."""
     found = _FILE.fullmatch(Path(path).name)
     return found.group(1) if found else None
 
 
 class CudaDriver:
-    """libcuda, loaded. Raises OSError where it cannot be; its functions raise AttributeError where it lacks them."""
+    """The loaded libcuda. Raises OSError if it cannot be loaded; methods raise AttributeError for missing functions."""
 
     def __init__(self, name: str = LIBRARY) -> None:
         self._library = ctypes.CDLL(name)
@@ -48,14 +48,14 @@ class CudaDriver:
         )
 
     def newest_cuda(self) -> tuple[int, int] | None:
-        """The newest CUDA that it serves, as (12, 4)."""
+        """The newest CUDA version that the driver supports, such as (12, 4)."""
         value = ctypes.c_int()
         if self._library.cuDriverGetVersion(ctypes.byref(value)) != 0:
             return None
         return value.value // 1000, value.value % 1000 // 10
 
     def start(self) -> int:
-        """cuInit: 0, or a CUresult. All that reads CUDA's environment variables reads them now."""
+        """Call cuInit; returns 0 or a CUresult. All CUDA environment variables of the driver are read at this point."""
         return int(self._library.cuInit(0))
 
     def name_of(self, code: int) -> str:
@@ -65,7 +65,7 @@ class CudaDriver:
         return (name.value or b"an unknown error").decode("ascii", "replace")
 
     def bus_ids(self) -> Iterator[str]:
-        """The PCI bus id of each GPU that this process may use, in CUDA's order; after start()."""
+        """The PCI bus id of each GPU that this process may use, in CUDA's order; call start() first."""
         count = ctypes.c_int()
         self._library.cuDeviceGetCount(ctypes.byref(count))
         for ordinal in range(count.value):

@@ -12,10 +12,11 @@ LIBRARY = "libnvidia-ml.so.1"
 _NOT_SUPPORTED, _NO_PERMISSION, _TIMEOUT = 3, 4, 10
 _GPU_AT_FAULT = (8, 11, 14, 15, 16)  # insufficient power, interrupts, corrupted infoROM, GPU is lost, reset required
 _CORRECTED, _UNCORRECTED = 0, 1  # nvmlMemoryErrorType_t
-_VOLATILE, _AGGREGATE = 0, 1  # nvmlEccCounterType_t: since the driver was loaded, and ever
+_VOLATILE, _AGGREGATE = 0, 1  # nvmlEccCounterType_t: since the driver was loaded, and lifetime
 _XID = 8  # nvmlEventTypeXidCriticalError
 
-# One number each: its name, the function that gives it, the arguments between the GPU and the place for the answer.
+# One measurement each: its name, the function that returns it, and the arguments between the GPU and the output
+# pointer.
 _UINT, _ULONGLONG = ctypes.c_uint, ctypes.c_ulonglong
 _NUMBERS: tuple[tuple[str, str, Any, tuple[int, ...]], ...] = (
     ("corrected", "nvmlDeviceGetTotalEccErrors", _ULONGLONG, (_CORRECTED, _VOLATILE)),
@@ -34,7 +35,7 @@ _NUMBERS: tuple[tuple[str, str, Any, tuple[int, ...]], ...] = (
 )
 # NVML_FI_DEV_NVLINK_*_ERROR_COUNT_TOTAL, over all links of a GPU.
 NVLINK = {"nvlink_crc_flits": 38, "nvlink_crc_data": 45, "nvlink_replays": 52, "nvlink_recoveries": 59}
-# nvmlClocksEventReasons: what holds the clocks below their most.
+# nvmlClocksEventReasons: what keeps the clocks below their maximum.
 CLOCK_LIMITS = {
     "idle": 1 << 0,
     "set clocks": 1 << 1,
@@ -89,9 +90,10 @@ class _Event(ctypes.Structure):
 
 
 class Nvml:
-    """NVML, started: raises Unavailable. What is not available is None; Refused is raised for a faulty GPU.
+    """The initialised NVML.
 
-    `unanswered`: by function, errors that do not concern the GPU; in a container some are ordinary.
+    Raises NvmlUnavailable if NVML cannot be used, NvmlRefused for a faulty GPU. Unavailable values are None.
+    `unanswered`: by function, errors that do not concern the GPU; some are normal in a container.
     """
 
     def __init__(self, name: str = LIBRARY) -> None:
@@ -105,23 +107,23 @@ class Nvml:
             raise NvmlUnavailable(f"nvmlInit says {self._text(code)}")
 
     def driver(self) -> str | None:
-        """The driver's version, "550.54.15"."""
+        """The driver's version, such as "550.54.15"."""
         text = ctypes.create_string_buffer(80)
         return text.value.decode("ascii", "replace") if self._ask("nvmlSystemGetDriverVersion", text, 80) else None
 
     def handle(self, bus_id: str) -> Handle | None:
-        """The GPU at a PCI bus id, as CUDA writes it."""
+        """The GPU with a PCI bus id, in CUDA's format."""
         found = Handle()
         name = ctypes.c_char_p(bus_id.encode("ascii"))
         return found if self._ask("nvmlDeviceGetHandleByPciBusId_v2", name, ctypes.byref(found)) else None
 
     def numbers(self, gpu: Handle) -> dict[str, int]:
-        """What NVML reports of a GPU now, by name; what it does not is left out. Raises Refused.
+        """The GPU's current measurements by name; unavailable ones are left out. Raises NvmlRefused.
 
         Counts since the driver was loaded: "corrected" and "uncorrected" memory errors, "pcie_replays", those of
-        NVLINK. Since the GPU was made: "ever", of uncorrected errors, and "remapped" rows of memory. 0 or 1: memory
-        that went bad and is "pending" to be replaced, or whose replacement "failed"; "limited: ..." of CLOCK_LIMITS.
-        "compute_mode": of COMPUTE_MODES. Units are in the other names.
+        NVLINK. Lifetime counts: "ever", uncorrected errors, and "remapped" memory rows. 0 or 1: "pending" (faulty
+        memory waits to be replaced), "failed" (its replacement failed), and "limited: ..." of CLOCK_LIMITS.
+        "compute_mode": of COMPUTE_MODES. The other names contain their units.
         """
         found = {}
         for name, function, kind, arguments in _NUMBERS:
@@ -132,7 +134,7 @@ class Nvml:
         return {**found, **{name: value for part in parts for name, value in part(gpu).items()}}
 
     def _replacements(self, gpu: Handle) -> dict[str, int]:
-        """Of rows from Ampere on, of pages before."""
+        """Memory replacements: of rows from Ampere on, of pages before."""
         corrected, uncorrected, pending, failed = rows = [ctypes.c_uint() for _ in range(4)]
         if self._ask("nvmlDeviceGetRemappedRows", gpu, *map(ctypes.byref, rows)):
             remapped = corrected.value + uncorrected.value
@@ -157,7 +159,7 @@ class Nvml:
         return {"free_mib": int(sizes[1]) >> 20} if self._ask("nvmlDeviceGetMemoryInfo", gpu, sizes) else {}
 
     def watch(self, gpus: Sequence[Handle]) -> Events | None:
-        """Have the driver keep these GPUs' Xid errors from now on; those of before are in the host's log only."""
+        """Subscribe to these GPUs' Xid errors from now on; earlier ones are only in the host's log."""
         events = Events()
         watched = self._ask("nvmlEventSetCreate", ctypes.byref(events)) and all(
             self._ask("nvmlDeviceRegisterEvents", gpu, ctypes.c_ulonglong(_XID), events) for gpu in gpus
@@ -165,8 +167,7 @@ class Nvml:
         return events if watched else None
 
     def xids(self, events: Events) -> list[tuple[int | None, int]]:
-        """The Xid errors since watch() or the last call, a hundred at most: each GPU's handle, as a number, and the
-        error's."""
+        """The Xid errors since watch() or the last call, a hundred at most: (GPU handle as a number, error number)."""
         event = _Event()
         found: list[tuple[int | None, int]] = []
         while len(found) < 100 and self._ask("nvmlEventSetWait_v2", events, ctypes.byref(event), 0):
@@ -174,7 +175,7 @@ class Nvml:
         return found
 
     def _ask(self, name: str, *arguments: Any) -> bool:
-        """Call a function of NVML; False where there is no answer, also where this NVML has no such function."""
+        """Call a function of NVML; False if it has no result, also if this NVML has no such function."""
         function = getattr(self._library, name, None)
         code = _NOT_SUPPORTED if function is None else int(function(*arguments))
         if code in _GPU_AT_FAULT:

@@ -1,8 +1,8 @@
-"""compile.triton: code that is compiled at run time: a Triton kernel, and a step of torch.compile.
+"""compile.triton: code compiled at run time: a Triton kernel, and a step of torch.compile.
 
-Both call the image's own compiler. An image for GPUs carries one, so that its absence is a failure there. One for the
-CPU does not as a rule, and says so in its profile where it does (apt: [g++]): there the absence is a skip, which is no
-pass where the profile requires this probe.
+Both call the image's compiler. A GPU image contains one, so a missing compiler is a failure there. A CPU image usually
+has none, unless its profile adds one (apt: [g++]): there a missing compiler is a skip, which does not count as passed
+if the profile requires this probe.
 
 All values are small integers, so every result is exact.
 """
@@ -26,7 +26,7 @@ from envbuild.selftest.numerics.element_comparison import compare
 SHAPE = (97, 61)
 FACTOR, LESS = 3, 4
 
-# Triton reads a kernel's source from its file, and the self-test may lie in a zip.
+# Triton reads a kernel's source from its file, and the self-test may be inside a zip.
 KERNEL = """
 import triton
 import triton.language as tl
@@ -39,7 +39,7 @@ def scale(x, y, count, FACTOR: tl.constexpr, LESS: tl.constexpr, BLOCK: tl.const
 """
 BLOCK = 128
 
-# Where what is compiled goes; one process compiles, and for no vector units, since every check for one would call the
+# Folders for compiled code. One process compiles, without vector units, because every check for one would call the
 # compiler first.
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 _VARIABLES = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "0"}
@@ -49,7 +49,7 @@ _TELLING = re.compile(r"\bfatal\b|No such file|not found|requires \.target|Faile
 
 
 def compile_triton(context: Context) -> None:
-    """compile.triton: a jitted Triton kernel (on a GPU) and a step of torch.compile run, and are right."""
+    """compile.triton: a jitted Triton kernel (on a GPU) and a step of torch.compile run and give correct results."""
     _need_compiler(context)
     with tempfile.TemporaryDirectory() as folder:
         os.environ.update(_VARIABLES, **dict.fromkeys(_CACHES, folder))
@@ -57,11 +57,11 @@ def compile_triton(context: Context) -> None:
         try:
             if not context.on_cpu:
                 _jitted(context, Path(folder), x)
-            before = _built(folder)  # a Triton kernel's, which torch.compile has no part in
+            before = _built(folder)  # files of the Triton kernel, not of torch.compile
             _compiled(context, x)
         except (ProbeFailure, Skip):
             raise
-        except Exception as error:  # whatever a compiler's driver raises: its first line seldom says what is wrong
+        except Exception as error:  # any error of a compiler's driver: its first line seldom names the cause
             if _NOT_YET.search(str(error)):
                 raise Skip(error_line(error)) from None
             raise ProbeFailure("exception", error_line(error)) from error
@@ -74,7 +74,7 @@ def _built(folder: str) -> set[Path]:
 
 
 def _need_compiler(context: Context) -> None:
-    """gcc for Triton, g++ for torch.compile, which heed CC and CXX."""
+    """Require gcc for Triton and g++ for torch.compile, or the compilers in CC and CXX."""
     wanted = [os.environ.get("CXX", "g++"), *([] if context.on_cpu else [os.environ.get("CC", "gcc")])]
     missing = [name for name in wanted if not shutil.which(name)]
     if missing and context.on_cpu:
@@ -87,7 +87,7 @@ def _jitted(context: Context, folder: Path, x: torch.Tensor) -> None:
     if importlib.util.find_spec("triton") is None:
         raise Skip("Triton is not installed")
     dtypes = [torch.float32, torch.float16]
-    if torch.cuda.get_device_capability() >= (8, 0):  # before, the card has no such instructions
+    if torch.cuda.get_device_capability() >= (8, 0):  # older GPUs have no such instructions
         dtypes.append(torch.bfloat16)
     kernel = load_kernel(folder).scale
     for dtype in dtypes:
@@ -99,7 +99,7 @@ def _jitted(context: Context, folder: Path, x: torch.Tensor) -> None:
 
 
 def load_kernel(folder: Path) -> Any:
-    """The kernel's module, from a file in this folder."""
+    """Import the kernel's module from a file in this folder."""
     file = folder / "envbuild_kernel.py"
     file.write_text(KERNEL, encoding="utf-8")
     spec = importlib.util.spec_from_file_location(file.stem, file)
@@ -114,7 +114,7 @@ def _step(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 
 def _compiled(context: Context, x: torch.Tensor) -> None:
-    """Forward, and on a GPU backward too; on the CPU each takes seconds of the compiler."""
+    """Run forward, and on a GPU also backward; on the CPU the compiler takes seconds for each."""
     if context.on_cpu:
         context.traits["step"] = "forward only"
         _without_precompiled_headers()
@@ -132,7 +132,7 @@ def _compiled(context: Context, x: torch.Tensor) -> None:
 
 
 def _without_precompiled_headers() -> None:
-    """They pay where many kernels are compiled."""
+    """Switch off precompiled headers, which are only worthwhile for many kernels."""
     config: Any = importlib.import_module("torch._inductor.config")
     if hasattr(config, "cpp_cache_precompile_headers"):
         config.cpp_cache_precompile_headers = False
@@ -146,7 +146,7 @@ def _judge(context: Context, case: str, got: torch.Tensor, expected: torch.Tenso
 
 
 def error_line(error: Exception) -> str:
-    """The line of a compiler's long error that says what is wrong."""
+    """The line of a compiler's long error message that names the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
     line = next((line for line in lines if _TELLING.search(line)), lines[0])
     return f"{type(error).__name__}: {line[:1000]}"

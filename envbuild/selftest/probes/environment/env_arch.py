@@ -1,9 +1,9 @@
-"""env.arch: torch has code for this card, and none of it is compiled by the driver at run time.
+"""env.arch: torch has machine code for this GPU, so the driver compiles nothing at run time.
 
-A wheel holds machine code for some architectures and may hold PTX, which the driver compiles on first use: slow, and
-refused by a driver older than the toolkit. The driver reads whether it may when CUDA starts, which torch's import does
-not do: so it is forbidden in forked processes, and torch is not imported again. Whether the libraries beside torch have
-code too, only a call tells.
+A wheel contains machine code for some architectures and may contain PTX, which the driver compiles on first use: that
+is slow, and a driver older than the toolkit refuses it. The driver reads whether compilation is allowed when CUDA
+starts, which importing torch does not do: so compilation is disabled in forked processes, and torch is not imported
+again. Whether the other libraries have machine code too can only be tested by calls.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from envbuild.selftest.inventory.gpu_architectures import serves
 Capability = tuple[int, int]
 
 SECONDS = 90.0  # to start CUDA, which reads its libraries from a cold disk, and for a few operations
-# The driver reads these when CUDA starts. The cache holds what it compiled before.
+# The driver reads these when CUDA starts. The cache contains code compiled earlier.
 _NO_JIT = {"CUDA_DISABLE_PTX_JIT": "1", "CUDA_CACHE_DISABLE": "1"}
 
 
 def env_arch(context: Context) -> None:
-    """env.arch: torch's arch list holds this card, and small operations run with the driver's compiler switched off."""
-    os.environ.update(_NO_JIT)  # for the processes below; nothing has started CUDA in this one
+    """env.arch: torch's arch list has this GPU, and small operations run with the driver's compiler switched off."""
+    os.environ.update(_NO_JIT)  # for the processes below; CUDA has not been started in this one
     context.step("torch's list of architectures")
     survey = forked_work.run_forked(_survey, SECONDS)
     if "skip" in survey.told:
@@ -62,12 +62,14 @@ def _survey(tell: Tell) -> None:
 
 
 def gpus_by_capability() -> Mapping[Capability, str]:
-    """A visible GPU of each compute capability there is."""
+    """One visible GPU of each compute capability."""
     return {torch.cuda.get_device_capability(i): f"cuda:{i}" for i in range(torch.cuda.device_count())}
 
 
 def run_operations(tell: Tell, device: str) -> None:
-    """Operations of torch, cuBLAS and cuDNN with known results; tells each one's name, then those that are wrong."""
+    """Run operations of torch, cuBLAS and cuDNN with known results; report each one's name, then those with wrong
+    results.
+    """
     count = torch.arange(1000, dtype=torch.float32)
     ones = torch.ones((32, 32))
     image = torch.ones((1, 1, 3, 3))

@@ -1,4 +1,4 @@
-"""env.driver: the driver runs this CUDA. Asked without torch, which says no more than that there is no GPU."""
+"""env.driver: the driver supports this CUDA. Checked without torch, which only reports that there is no GPU."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Release = tuple[int, ...]
 
 @dataclass(frozen=True)
 class DriverVersions:
-    """Of the driver: its kernel module's, its libcuda's, and the newest CUDA that this libcuda serves.
+    """Versions of the driver: its kernel module, its libcuda, and the newest CUDA that this libcuda supports.
 
-    They differ where forward-compatibility libraries stand before the driver's own.
+    They differ if forward-compatibility libraries precede the driver's own.
     """
 
     module: str | None
@@ -29,7 +29,7 @@ class DriverVersions:
 
 
 def env_driver(context: Context) -> None:
-    """env.driver: the driver is there, starts, and is as new as this CUDA and the profile need."""
+    """env.driver: the driver exists, starts, and is new enough for this CUDA and the profile."""
     context.step("libcuda and the kernel module")
     module = libcuda.module_version() or _told_by_nvml()
     try:
@@ -57,9 +57,10 @@ def env_driver(context: Context) -> None:
 
 
 def driver_faults(found: DriverVersions, cuda: str | None, minimum: Mapping[str, str]) -> Iterator[str]:
-    """What is too old for `cuda`, torch's own ("12.1"), and for the minimum releases of the job document.
+    """Yield what is too old for `cuda`, torch's CUDA version ("12.1"), and for the minimum releases of the job
+    document.
 
-    CUDA's own minimum is met by forward-compatibility libraries too; the profile's speaks of the host.
+    Forward-compatibility libraries also satisfy CUDA's minimum; the profile's minimum applies to the host.
     """
     least, declared = minimum.get("cuda"), minimum.get("profile")
     newest = max(filter(None, (found.module, found.library)), key=release, default=None)
@@ -76,7 +77,7 @@ def driver_faults(found: DriverVersions, cuda: str | None, minimum: Mapping[str,
 
 
 def release(text: str) -> Release:
-    """A version of numbers and dots, to be compared."""
+    """Parse a version of numbers and dots for comparison."""
     return tuple(int(part) for part in text.split("."))
 
 

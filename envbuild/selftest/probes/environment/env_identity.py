@@ -1,4 +1,4 @@
-"""env.identity: the cards are those that the profile is for, by what the driver says of them."""
+"""env.identity: the GPUs are those that the profile is for, as the driver describes them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.inventory import interpreter_and_distributions
 
-_MIG = " MIG "  # stands in a slice's name between its card's and its profile's: "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
+_MIG = " MIG "  # in a slice's name, between the GPU's name and the MIG profile: "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
 
 
 def env_identity(context: Context) -> None:
-    """env.identity: every visible GPU has a name, compute capability and SM count as expected, and is no MIG slice.
+    """env.identity: every visible GPU has the expected name, compute capability and SM count, and is not a MIG slice.
 
-    Where no name is expected, all have the same. Of a card that the facts do not know, only the name counts.
+    If no name is expected, all GPUs must have the same. For a GPU model unknown to the facts, only the name is checked.
     """
     context.step("the visible GPUs")
     cards = []
@@ -31,7 +31,7 @@ def env_identity(context: Context) -> None:
                 "compute_capability": f"{found.major}.{found.minor}",
                 "sms": found.multi_processor_count,
                 "memory_bytes": found.total_memory,
-                "uuid_sha256": _hashed(getattr(found, "uuid", None)),  # torch 2.5 and newer tell it
+                "uuid_sha256": _hashed(getattr(found, "uuid", None)),  # available from torch 2.5 on
             }
         )
     context.traits["gpus"] = cards
@@ -44,7 +44,7 @@ def env_identity(context: Context) -> None:
 
 
 def _faults(card: Mapping[str, Any], job: JobDocument) -> Iterator[str]:
-    """How a card differs from what the profile is for, and from what the facts have of its name."""
+    """Yield how a GPU differs from the profile's GPUs and from the facts about its model."""
     name = str(card["name"]).partition(_MIG)[0]
     known = job.cards.get(name, {})
     if job.gpus and name not in job.gpus:
@@ -52,7 +52,7 @@ def _faults(card: Mapping[str, Any], job: JobDocument) -> Iterator[str]:
     if job.gpus and card["mig"]:
         yield f"this is a MIG slice ({card['mig']}) of {name}, the profile is for whole cards"
     wanted = {"compute_capability": "compute capability"}
-    if not card["mig"]:  # a slice has some of its card's
+    if not card["mig"]:  # a slice has only some of the GPU's SMs
         wanted["sms"] = "number of SMs"
     for field, title in wanted.items():
         if known.get(field) is not None and card[field] != known[field]:
@@ -60,5 +60,5 @@ def _faults(card: Mapping[str, Any], job: JobDocument) -> Iterator[str]:
 
 
 def _hashed(uuid: Any) -> str | None:
-    """Two records tell whether they are of one card; neither tells which."""
+    """Hash a UUID: two records can be compared for the same GPU, but do not reveal which GPU it is."""
     return None if uuid is None else hashlib.sha256(str(uuid).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""env.libs: the libraries that real calls map are the ones that the locked distributions brought."""
+"""env.libs: the libraries that real calls map are those of the locked distributions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from envbuild.selftest.inventory.mapped_library_origins import Inventory
 
 
 def env_libs(context: Context) -> None:
-    """env.libs: versions as locked, one copy of each library, each as its distribution's RECORD has it.
+    """env.libs: versions are as locked, and each library has one copy, identical to its distribution's RECORD.
 
-    What is mapped is told before the first call too, so that it is known even where that call kills the process.
+    The mapped libraries are also reported before the first call, so that they are known even if that call kills the
+    process.
     """
     context.step("libraries mapped by the import")
     before = mapped_library_origins.mapped()
@@ -37,7 +38,7 @@ def env_libs(context: Context) -> None:
 
 
 def _exercise(context: Context) -> None:
-    """Calls that load what is loaded on first use: cuBLAS, cuBLASLt (a half-precision bias), cuDNN (a convolution)."""
+    """Run calls that load libraries on first use: cuBLAS, cuBLASLt (a half-precision bias), cuDNN (a convolution)."""
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.ones((64, 64), dtype=dtype, device=context.device)
         with context.step(f"matmul {dtype} 64x64x64"):
@@ -50,7 +51,9 @@ def _exercise(context: Context) -> None:
 
 
 def version_mismatches(job: JobDocument, distributions: Mapping[str, str]) -> list[str]:
-    """A sentence for each version that is not the locked one; needs no device. `distributions`: what is installed."""
+    """A sentence for each version that differs from the locked one; needs no device. `distributions`: the installed
+    ones.
+    """
     wrong = []
     python = platform.python_version()
     if job.python and not (python + ".").startswith(job.python + "."):
@@ -60,7 +63,7 @@ def version_mismatches(job: JobDocument, distributions: Mapping[str, str]) -> li
         if installed != version:
             wrong.append("{} is {}, locked is {}".format(name, installed or "absent", version))
     recorded, imported = distributions.get("torch"), str(torch.__version__)
-    # PyPI's CUDA wheels say 2.3.1 in their metadata and 2.3.1+cu121 at import.
+    # The metadata of PyPI's CUDA wheels contains 2.3.1, the import returns 2.3.1+cu121.
     if recorded and imported != recorded and imported.partition("+")[0] != recorded:
         wrong.append(f"torch imports as {imported}, its distribution is {recorded}")
     return wrong

@@ -1,9 +1,8 @@
-"""init.alloc: cuBLAS makes its handle when memory is nearly full, and for eight processes at once.
+"""init.alloc: cuBLAS creates its handle when memory is nearly full, and in eight processes at once.
 
-Where it does not, torch says CUBLAS_STATUS_NOT_INITIALIZED, whether memory or the library is at fault. The same product
-in one process, once the memory is free again, tells which. A card whose compute mode keeps processes away says so in
-other words, and NVML is asked for the mode. On the CPU a limit of the address space stands for the GPU's
-memory.
+If that fails, torch reports CUBLAS_STATUS_NOT_INITIALIZED, whether the cause is memory or the library. The same product
+in one process after the memory is freed distinguishes them. A GPU whose compute mode excludes processes gives a
+different message, and NVML is queried for the mode. On the CPU a limit of the address space replaces the GPU's memory.
 """
 
 from __future__ import annotations
@@ -22,38 +21,40 @@ from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 from envbuild.selftest.nvidia.gpu_telemetry import Gpus
 from envbuild.selftest.nvidia.nvml_ctypes import COMPUTE_MODES
 
-HELD = 0.9  # of the memory that is free
+HELD = 0.9  # share of the free memory
 TOGETHER = 8  # processes
-ROOM = 512 << 20  # bytes left to each process on a GPU, for what cuBLAS loads with its handle
+ROOM = 512 << 20  # bytes left for each process on a GPU, for the libraries that cuBLAS loads with its handle
 CPU_MEMORY = 512 << 20  # bytes, of each process
 SECONDS = 60.0
 SIZE = 64
-BUSY = "busy or unavailable"  # of cudaErrorDevicesUnavailable's text
+BUSY = "busy or unavailable"  # part of cudaErrorDevicesUnavailable's message
 EXCLUSIVE = "EXCLUSIVE_PROCESS"
 
 
 class Gate:
-    """Holds processes until all of them have come to it, or ended."""
+    """A barrier: blocks processes until all of them have reached it, or ended."""
 
     def __init__(self) -> None:
         self._came, self._go = os.pipe(), os.pipe()
 
     def wait(self) -> None:
-        """In a process: until the gate opens. To be called once by each that was forked, or they wait for it."""
+        """Called in a process: wait until the gate opens. Each forked process must call it once, else the others wait
+        for it.
+        """
         os.close(self._go[1])
         os.close(self._came[1])
         os.read(self._go[0], 1)
 
     def open(self, seconds: float) -> None:
-        """In the parent: once all have come; after some seconds at the latest."""
+        """Called in the parent: open the gate when all have reached it, after `seconds` at the latest."""
         os.close(self._came[1])
-        select.select([self._came[0]], (), (), seconds)  # readable when the last one closed its end
+        select.select([self._came[0]], (), (), seconds)  # readable when the last process has closed its end
         for fd in (*self._go, self._came[0]):
             os.close(fd)
 
 
 def init_alloc(context: Context) -> None:
-    """init.alloc: the first product works with 90% of memory held; from standard on also in eight processes at once."""
+    """init.alloc: the first product works with 90% of memory in use; from standard on also in 8 processes at once."""
     for count in (1, TOGETHER) if context.at_least("standard") else (1,):
         case = "1 process" if count == 1 else f"{count} processes at once"
         context.step(f"{case}, {HELD:.0%} of memory held")
@@ -80,9 +81,10 @@ def init_alloc(context: Context) -> None:
 
 
 def allocate_in_parallel(device: str, count: int) -> Sequence[ForkEnding]:
-    """The first product of `count` processes that hold their share of the memory, all at once.
+    """Run the first product in `count` processes at once, each of which allocates its share of the memory.
 
-    The shares are of what is free once all have started the device, and before any holds more: hence two gates.
+    The shares are computed from the free memory after all have started the device, and before any allocates more: hence
+    two gates.
     """
     gates = Gate(), Gate()
     processes = [ForkedWork(_product(device, count, gates)) for _ in range(count)]
@@ -92,7 +94,7 @@ def allocate_in_parallel(device: str, count: int) -> Sequence[ForkEnding]:
 
 
 def _product(device: str, count: int, gates: Sequence[Gate] = ()) -> Work:
-    """Start the device, hold memory where there are gates, and multiply: CUDA's library makes its handle then."""
+    """Start the device, allocate memory if there are gates, and multiply, which creates the CUDA library's handle."""
 
     def work(tell: Tell) -> None:
         torch.set_num_threads(1)  # each thread takes address space for its stack
@@ -123,7 +125,7 @@ def _hold(tell: Tell, device: str, count: int, gates: Sequence[Gate]) -> torch.T
 
 
 def _share(device: str, count: int) -> int:
-    """Bytes for one of `count` processes to hold. On the CPU its address space is limited first."""
+    """The bytes that one of `count` processes allocates. On the CPU its address space is limited first."""
     if device == "cuda":
         free = int(torch.cuda.mem_get_info()[0])
         return max(0, int(min(HELD * free, free - count * ROOM)) // count)
@@ -132,7 +134,9 @@ def _share(device: str, count: int) -> int:
 
 
 def compute_mode() -> str | None:
-    """Of the first GPU that this process may use, by NVML; read in a process of its own, as that starts the driver."""
+    """The compute mode of the first GPU that this process may use, from NVML; read in a separate process, because that
+    starts the driver.
+    """
     return forked_work.run_forked(_ask_mode, SECONDS).told.get("mode")
 
 
@@ -142,7 +146,7 @@ def _ask_mode(tell: Tell) -> None:
 
 
 def _busy(context: Context, failed: Sequence[ForkEnding], count: int) -> tuple[str, str]:
-    """(failure, reason) where CUDA says that the card is kept from a process: neither memory nor the library."""
+    """(failure, reason) if CUDA reports that the GPU is unavailable to a process: neither memory nor the library."""
     mode = context.traits["compute_mode"]
     what = f"{len(failed)} of {count} processes failed at {failed[0].told.get('at')}: {failed[0].failure}"
     if mode in (None, "DEFAULT"):
@@ -152,7 +156,7 @@ def _busy(context: Context, failed: Sequence[ForkEnding], count: int) -> tuple[s
 
 
 def _told_apart(context: Context, failed: Sequence[ForkEnding], count: int) -> tuple[str, str]:
-    """(failure, reason): memory where one process alone can do it with the memory free, else the library."""
+    """(failure, reason): memory if a single process succeeds with the memory free, else the library."""
     first = failed[0]
     what = f"{len(failed)} of {count} processes failed at {first.told.get('at')}: {first.failure}"
     alone = forked_work.run_forked(_product(context.job.device, 1), SECONDS)

@@ -1,13 +1,13 @@
 """own.script: a project's own smoke test, in the same harness as every other probe.
 
-The script is run as `python script.py` would, with three names in its globals:
+The script is run as `python script.py` would run it, with three names in its globals:
 
     device          the torch.device to test
-    step(name)      announces what begins, so that a process that dies has named it; `with step(name) as s:` times it
-    fail(text)      notes a fault and goes on
+    step(name)      announces a step, so that it is known if the process dies; `with step(name) as s:` times it
+    fail(text)      records a fault and continues
 
-It passes where it comes to its end, or to sys.exit(0), without a fault. An exception, another exit status and a fault
-fail it; so does os._exit, which leaves no result.
+It passes if it reaches its end or sys.exit(0) without a fault. It fails with an exception, another exit status or a
+fault, and with os._exit, which leaves no result.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import torch
 from envbuild.selftest.harness.probe_context import Context, ProbeStep
 from envbuild.selftest.harness.probe_outcome_and_figures import ProbeFailure
 
-_LONGEST = 500  # characters of what a script says of itself
+_LONGEST = 500  # characters kept of a script's own texts
 
 
 def own_script(context: Context) -> None:
-    """own.script: the profile's own script comes to its end, with exit status 0 and no fault noted."""
+    """own.script: the profile's own script ends with exit status 0 and without a recorded fault."""
     own = context.job.own.script
     assert own is not None, "the harness does not run this probe without a script"
     context.traits.update(name=own.name, sha256=own.sha256)
@@ -40,7 +40,7 @@ def own_script(context: Context) -> None:
         context.fail("mismatch", str(words[0])[:_LONGEST])
 
     with tempfile.TemporaryDirectory(prefix=context.folders) as folder:
-        # A real file: tracebacks, inspect, torch.compile and the processes that it starts look for one.
+        # A real file, because tracebacks, inspect, torch.compile and child processes need one.
         file = Path(folder, own.name)
         file.write_text(own.text, encoding="utf-8")
         sys.argv = [str(file)]
@@ -52,4 +52,4 @@ def own_script(context: Context) -> None:
                 said = f"the script ended: {words}" if words else f"the script ended with exit({end.code!r})"
                 raise ProbeFailure("exit", said[:_LONGEST]) from end
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize()  # what a kernel did wrong comes out here at the latest
+            torch.cuda.synchronize()  # an error of a kernel is raised here at the latest

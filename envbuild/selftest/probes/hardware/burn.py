@@ -1,11 +1,12 @@
-"""burn: dense products of every precision in nearly all memory of all GPUs, every one checked, for as long as asked.
+"""burn: dense products of every precision in nearly all memory of all GPUs, all of them checked, for the requested
+time.
 
-Operands are random whole numbers over a power of two, so that every sum is exact in float32, in whatever order it is
-added up. A float32 product is checked by Freivalds' way: C r = A (B r) for vectors r of {-1, 1}. One wrong element is
-always found, several in a row with a chance of one half or more for each vector. A (B r) is computed on the host, in
-whole numbers and without a product. In every precision the first product must be that one, rounded once. Every later
-product must be its precision's first, bit for bit: each is left in a part of the memory of its own, and read once all
-parts are full.
+Operands are random whole numbers divided by a power of two, so that every sum is exact in float32, in any order of
+summation. A float32 product is checked by Freivalds' algorithm: C r = A (B r) for vectors r of {-1, 1}. One wrong
+element is always detected, several in a row with a probability of at least one half for each vector. A (B r) is
+computed on the host, in whole numbers and without a matrix product. In every precision the first product must equal
+this product, rounded once. Every later product must equal its precision's first, bit for bit: each is stored in its own
+part of the memory, and read once all parts are full.
 """
 
 from __future__ import annotations
@@ -24,23 +25,24 @@ from envbuild.selftest.nvidia.gpu_telemetry import DRAIN
 
 SIDE, SIDE_CPU = 8192, 768
 SECONDS_CPU = 1
-HELD = 0.9  # of the free memory
+HELD = 0.9  # share of the free memory
 CHUNKS_CPU = 4
 WORD = 8  # bytes; a chunk of memory is a matrix of words
 VECTORS = 4
-ROWS, ROWS_HOST = 1024, 16  # of a matrix in wider numbers at a time; so few stay in a processor's cache
-SHIFTS = 3, 5  # from one row to the next: rows are windows of one sequence, which is made sooner than a whole matrix
-# The largest whole number in the operands, one less than a power of two. No sum of products reaches 2^22 with 127, of
-# which every tensor core keeps 23 bits below the largest exponent and more; nor 2^14 with 7, of which those of Ada and
-# Hopper keep 13 where the operands are fp8 (arXiv 2511.10909). tests/selftest/probes/hardware/test_burn.py emulates
-# both.
+ROWS, ROWS_HOST = 1024, 16  # rows converted to a wider dtype at a time; so few stay in a processor's cache
+SHIFTS = 3, 5  # from one row to the next: rows are windows of one sequence, which is faster to make than a whole matrix
+# The largest whole number in the operands, one less than a power of two. With 127 no sum of products reaches 2^22;
+# every tensor core keeps at least 23 bits below the largest exponent. With 7 no sum reaches 2^14; the tensor cores of
+# Ada and Hopper keep 13 bits if the operands are fp8 (arXiv 2511.10909). tests/selftest/probes/hardware/test_burn.py
+# emulates both.
 WIDE, NARROW = 127, 7
 
 
 @dataclass(frozen=True)
 class Precision:
-    """Products of operands of `dtype` that hold whole numbers up to `most`; `least`: the lowest compute capability that
-    is asked for them. The CPU's is (0, 0).
+    """Products of operands of `dtype` that hold whole numbers up to `most`.
+
+    `least`: the lowest compute capability on which they are run. The CPU's is (0, 0).
     """
 
     name: str
@@ -50,7 +52,7 @@ class Precision:
     tf32: bool = False
 
 
-# Where this torch has products of them.
+# Empty if this torch has no such products.
 _INT8 = [torch.int8] if hasattr(torch, "_int_mm") else []
 _FP8 = [torch.float8_e4m3fn] if hasattr(torch, "float8_e4m3fn") and hasattr(torch, "_scaled_mm") else []
 PRECISIONS = (
@@ -62,15 +64,17 @@ PRECISIONS = (
     Precision("fp32", torch.float32, (0, 0)),
     Precision("fp64", torch.float64, (0, 0)),
 )
-# Where an SM adds or multiplies 32 or 64 float64 numbers per clock; elsewhere 2 or 4, which would take all the time
-# (CUDA C++ Programming Guide, throughput of arithmetic instructions).
+# Compute capabilities whose SMs add or multiply 32 or 64 float64 numbers per clock; others do 2 or 4, which would take
+# all the time (CUDA C++ Programming Guide, throughput of arithmetic instructions).
 FAST_FLOAT64 = ((0, 0), (6, 0), (7, 0), (8, 0), (9, 0), (10, 0))
 
 
 @dataclass(frozen=True)
 class BurnProblem:
-    """Whole numbers up to `most` as factors (n, n) of int8, and vectors (VECTORS, n), with `expected` (VECTORS, n):
-    A (B r) for each r. The latter are float64, and exact.
+    """The factors of a product and its check vectors.
+
+    Factors are int8 (n, n) with whole numbers up to `most`. `vectors` (VECTORS, n) and `expected` (VECTORS, n), A (B r)
+    for each vector r, are float64 and exact.
     """
 
     most: int
@@ -91,7 +95,7 @@ def _windows(sequence: torch.Tensor, side: int, shift: int) -> torch.Tensor:
 
 
 def _times(matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
-    """matrix (n, n) of int8 times vector (n) of float64, some rows at a time: exact, as no sum reaches 2^53."""
+    """Multiply matrix (n, n) of int8 by vector (n) of float64, some rows at a time: exact, as no sum reaches 2^53."""
     with one_thread():
         return torch.cat([rows.to(torch.float64).mul_(vector).sum(dim=1) for rows in _rows(matrix, ROWS_HOST)])
 
@@ -102,7 +106,7 @@ def _rows(matrix: torch.Tensor, count: int) -> Iterator[torch.Tensor]:
 
 
 class Stove:
-    """A device at work: operands and first products by precision, and the memory that later products are left in."""
+    """The state of one device: operands and first products by precision, and the memory for later products."""
 
     def __init__(self, device: torch.device, side: int) -> None:
         self.device = device
@@ -113,7 +117,7 @@ class Stove:
         self._chunks: list[torch.Tensor] = []
 
     def take_memory(self) -> int:
-        """Take the rest of HELD of the memory that was free at first; how many chunks that is."""
+        """Allocate the rest of HELD of the initially free memory; returns the number of chunks."""
         count = CHUNKS_CPU
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -122,7 +126,7 @@ class Stove:
         return count
 
     def fill(self, precision: Precision, chunk: int) -> int:
-        """Leave products in a chunk; how many go into it. Does not wait."""
+        """Fill a chunk with products and return their number. Does not wait for the device."""
         places = self._chunks[chunk].view(self.first[precision].dtype).view(-1, self._side, self._side)
         for place in places:
             place.copy_(multiply(precision, *self.operands[precision]))
@@ -133,7 +137,7 @@ class Stove:
             torch.cuda.synchronize(self.device)
 
     def wrong(self, precision: Precision, chunks: Sequence[int]) -> tuple[int, str]:
-        """How many words of these chunks are not those of the first product, and of the first such what it holds."""
+        """Count the words of these chunks that differ from the first product, and describe the first of them."""
         expected = self.first[precision].view(-1).view(torch.int64)
         counts = [torch.count_nonzero(self._parts(chunk, expected) != expected) for chunk in chunks]
         total = int(torch.stack(counts).sum())
@@ -153,17 +157,17 @@ class Stove:
 
 
 def chunks_to_hold(before: int, free: int, side: int) -> int:
-    """How many chunks go into `free` bytes, so that 1 - HELD of the `before` that were free at first are left."""
+    """The number of chunks that fit `free` bytes, so that 1 - HELD of the `before` bytes, free at first, stay free."""
     return max(1, (free - int((1 - HELD) * before)) // (side**2 * WORD))
 
 
 def _first_difference(a: int, b: int) -> int:
-    """The lowest bit that differs."""
+    """The position of the lowest differing bit."""
     return ((a ^ b) & -(a ^ b)).bit_length() - 1
 
 
 def burn(context: Context) -> None:
-    """burn: exact products in 90% of all GPUs' memory, every one checked, for the seconds that the profile gives."""
+    """burn: exact products in 90% of all GPUs' memory, every one checked, for as many seconds as the profile sets."""
     side = SIDE_CPU if context.on_cpu else SIDE
     found = precisions(
         min((0, 0) if context.on_cpu else torch.cuda.get_device_capability(device) for device in devices(context))
@@ -178,14 +182,16 @@ def burn(context: Context) -> None:
 
 
 def precisions(capability: tuple[int, int]) -> list[Precision]:
-    """Those that a device of this compute capability is asked for; float64 only where it is fast."""
+    """The precisions to run on a device of this compute capability; float64 only where it is fast."""
     found = [precision for precision in PRECISIONS if capability >= precision.least]
     return [one for one in found if one.dtype != torch.float64 or capability in FAST_FLOAT64]
 
 
 def operands(precision: Precision, given: BurnProblem, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The factors on a device. Those of floating point are divided by most + 1, else float16 would overflow; B is
-    stored by columns, as int8 and fp8 products want it.
+    """The factors on a device.
+
+    Floating-point factors are divided by most + 1, because float16 would overflow otherwise; B is stored by columns, as
+    int8 and fp8 products require.
     """
     a, b = given.a.to(device), given.b.t().contiguous().to(device)
     if precision.dtype.is_floating_point:
@@ -194,7 +200,7 @@ def operands(precision: Precision, given: BurnProblem, device: torch.device) -> 
 
 
 def multiply(precision: Precision, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """(n, n), of the dtype in which this precision gives it."""
+    """Multiply two factors; the result is (n, n), in the output dtype of this precision."""
     library: Any = torch
     if precision.dtype == torch.int8:
         got = library._int_mm(a, b)
@@ -212,7 +218,7 @@ def multiply(precision: Precision, a: torch.Tensor, b: torch.Tensor) -> torch.Te
 def _first_products(
     context: Context, stove: Stove, found: Sequence[Precision], given: Mapping[int, BurnProblem]
 ) -> None:
-    """The first product of each precision, held against the exact one; torch may have no such product."""
+    """Compare the first product of each precision with the exact one; torch may lack some of the products."""
     exact = {most: _exact(context, stove.device, one) for most, one in given.items()}
     for precision in found:
         pair = operands(precision, given[precision.most], stove.device)
@@ -223,7 +229,7 @@ def _first_products(
         stove.operands[precision], stove.first[precision] = pair, got
         expected = exact[precision.most]
         expected = (expected if got.is_floating_point() else expected * (precision.most + 1) ** 2).to(got.dtype)
-        wrong = got != expected  # also where it is NaN
+        wrong = got != expected  # NaN counts as wrong
         count = int(torch.count_nonzero(wrong))
         case = f"wrong elements of the first {precision.name} product on {stove.device}"
         context.figure(case, precision.dtype, (len(got),) * 3, count, 0.0, step.seconds)
@@ -238,14 +244,14 @@ def _first_products(
 
 
 def _exact(context: Context, device: torch.device, given: BurnProblem) -> torch.Tensor:
-    """The product in float32, checked against the host's sums."""
+    """The exact product in float32, checked against the host's sums."""
     single, side = Precision("fp32", torch.float32, (0, 0)), len(given.a)
     with context.step(f"exact product {side}x{side}x{side} of numbers up to {given.most} on {device}") as step:
         product = multiply(single, *operands(single, given, device))
     wrong = torch.zeros(side, dtype=torch.bool, device=device)
     for vector, expected in zip(given.vectors.to(device), given.expected.to(device)):
         sums = torch.cat([(rows.to(torch.float64) * vector).sum(dim=1) for rows in _rows(product, ROWS)])
-        wrong |= ~(sums * (given.most + 1) ** 2 == expected)  # so that NaN is wrong
+        wrong |= ~(sums * (given.most + 1) ** 2 == expected)  # NaN counts as wrong
     rows_at_fault = wrong.nonzero().flatten().tolist()
     case = f"wrong rows of the exact product of numbers up to {given.most} on {device}"
     context.figure(case, torch.float32, (side,) * 3, len(rows_at_fault), 0.0, step.seconds)
@@ -259,7 +265,7 @@ def _exact(context: Context, device: torch.device, given: BurnProblem) -> torch.
 
 
 def _keep_burning(context: Context, stoves: Sequence[Stove], found: Sequence[Precision], side: int) -> None:
-    """Fill the memory with products of one precision after the other, on all devices at once, and read them again."""
+    """Fill the memory with products of one precision after the other, on all devices at once, and check them."""
     seconds = SECONDS_CPU if context.on_cpu else context.job.burn_seconds
     count = min(stove.take_memory() for stove in stoves)
     size = count * side**2 * WORD
@@ -289,19 +295,19 @@ def _keep_burning(context: Context, stoves: Sequence[Stove], found: Sequence[Pre
         context.figure(case, precision.dtype, (side,) * 3, wrong[precision], 0.0, spent[precision])
     context.traits.update(
         bytes=size,
-        passes=round(filled / count, 2),  # through all of them
+        passes=round(filled / count, 2),  # through all chunks
         products={precision.name: int(products[precision]) for precision in found},
         tflops={one.name: 2 * side**3 * products[one] / spent[one] / 1e12 for one in found if spent[one]},
     )
 
 
 def _has_none(error: Exception) -> bool:
-    """Whether torch or cuBLAS has no such product."""
+    """Whether torch or cuBLAS lacks such a product."""
     return isinstance(error, TypeError) or is_unsupported(error) or "CUBLAS_STATUS_NOT_SUPPORTED" in str(error)
 
 
 def devices(context: Context) -> Sequence[torch.device]:
-    """All that are visible."""
+    """All visible devices."""
     if context.on_cpu:
         return [torch.device("cpu")]
     return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]

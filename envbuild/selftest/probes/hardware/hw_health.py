@@ -1,6 +1,6 @@
-"""hw.health: what the driver knows of a GPU's faults, asked of NVML.
+"""hw.health: the GPU faults that the driver knows of, read from NVML.
 
-What comes about while a probe runs, this one included, the harness adds to that probe's result (gpu_telemetry.py).
+The harness adds faults that occur while any probe runs, including this one, to that probe's result (gpu_telemetry.py).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from envbuild.selftest.harness.probe_outcome_and_figures import ProbeFailure, Sk
 from envbuild.selftest.nvidia.gpu_telemetry import DRAIN, Gpus, Window, telemetry_faults
 from envbuild.selftest.nvidia.nvml_ctypes import NvmlRefused, NvmlUnavailable
 
-WORK = 4096  # of the products in between
-SECONDS = 0.5  # of them, on every GPU at once
-MEMORY = ("corrected", "uncorrected", "ever", "pending", "failed")  # what NVML may report of a GPU's memory
+WORK = 4096  # size of the matrices multiplied between the two readings
+SECONDS = 0.5  # seconds of products, on every GPU at once
+MEMORY = ("corrected", "uncorrected", "ever", "pending", "failed")  # NVML's counts of memory errors
 
 
 def hw_health(context: Context) -> None:
     """hw.health: no uncorrected memory errors, and no memory that waits to be replaced, after products on every GPU.
 
-    Errors since the driver was loaded count; Xid errors of before are in the host's log only. Where torch sees no GPU,
-    the driver is asked all the same. A GPU without ECC is judged by what comes about while it works.
+    Errors since the driver was loaded count; earlier Xid errors are only in the host's log. The driver is queried even
+    if torch sees no GPU. A GPU without ECC is judged by the errors that occur while it works.
     """
     try:
         context.step("health before")
@@ -52,7 +52,7 @@ def hw_health(context: Context) -> None:
 
 
 def _work() -> int:
-    """Multiply on each GPU that torch sees; how many there are."""
+    """Multiply on each GPU that torch sees; returns the number of GPUs."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     matrices = [torch.rand((WORK, WORK), device=f"cuda:{index}").to(torch.float16) for index in range(count)]
     end = time.monotonic() + SECONDS

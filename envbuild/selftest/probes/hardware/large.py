@@ -1,6 +1,6 @@
-"""large: tensors of more than 2^31 elements, whose places leave 32-bit integers, are computed to their last element.
+"""large: tensors of more than 2^31 elements, whose indices exceed 32-bit integers, are computed to their last element.
 
-One byte an element keeps them small. The values repeat with a prime period, of which no power of two is a multiple.
+One byte per element keeps them small. The values repeat with a prime period, so no power of two is a multiple of it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from envbuild.selftest.numerics import hashed_inputs
 
 ROWS, COLUMNS = 65599, 32771  # 2149744829 elements, 2^31 and 2261181 more
 PERIOD = 251  # prime
-COPIES = 3  # of the tensor, in memory at once
-PART = PERIOD << 14  # elements that are compared at a time
+COPIES = 3  # copies of the tensor in memory at once
+PART = PERIOD << 14  # elements compared at a time
 LOOKUPS = 1000
 
 
@@ -34,7 +34,7 @@ def large(context: Context) -> None:
         after = x + 1
     _report(context, "x + 1", step.seconds, _wrong(after, 1))
     del after
-    with context.step("sums of columns") as step:  # modulo 256: in a wider dtype torch would copy x into that first
+    with context.step("sums of columns") as step:  # modulo 256: for a wider dtype torch would first copy x into it
         sums = x.view(ROWS, COLUMNS).sum(dim=0, dtype=torch.uint8)
     _report(context, "sums of columns", step.seconds, int((sums.cpu() != column_sums()).sum()))
     where = probed_indices(count).to(device)
@@ -58,14 +58,14 @@ def large(context: Context) -> None:
 
 
 def available(context: Context) -> int:
-    """Bytes of memory that are free, on the GPU or on this machine."""
+    """Free memory in bytes, on the GPU or on this machine."""
     if not context.on_cpu:
         return int(torch.cuda.mem_get_info(context.device)[0])
     return host_memory.available_bytes()
 
 
 def column_sums() -> torch.Tensor:
-    """Modulo 256 the sums of (row COLUMNS + column) modulo 251 over all rows: (COLUMNS), uint8, on the host."""
+    """The sums of (row COLUMNS + column) modulo 251 over all rows, modulo 256: (COLUMNS), uint8, on the host."""
     rows = torch.bincount(torch.arange(ROWS) * COLUMNS % PERIOD, minlength=PERIOD)
     residues = torch.arange(PERIOD)
     sums = torch.stack([(rows * ((residues + column) % PERIOD)).sum() for column in range(PERIOD)]) % 256
@@ -73,7 +73,9 @@ def column_sums() -> torch.Tensor:
 
 
 def probed_indices(count: int) -> torch.Tensor:
-    """Different ones, around 2^31 where there are so many, at both ends, and spread over all; int64 on the host."""
+    """Distinct indices around 2^31 (if the tensor is that long), at both ends, and spread over the whole; int64 on the
+    host.
+    """
     edges = torch.arange(-3, 4)
     chosen = torch.cat((edges % count, (1 << 31) + edges, (hashed_inputs.hashes(LOOKUPS, 801) >> 1) * count >> 31))
     different: torch.Tensor = torch.unique(chosen[chosen < count])
@@ -81,13 +83,13 @@ def probed_indices(count: int) -> torch.Tensor:
 
 
 def _pattern(count: int, device: torch.device) -> torch.Tensor:
-    """Each element is its place modulo 251."""
+    """A tensor whose elements are their index modulo 251."""
     once = torch.arange(PERIOD, dtype=torch.uint8, device=device)
     return once.repeat(-(-count // PERIOD))[:count]
 
 
 def _wrong(x: torch.Tensor, more: int) -> int:
-    """How many elements are not their place modulo 251, and `more`."""
+    """The number of elements that differ from their index modulo 251, plus `more`."""
     expected = _pattern(PART, x.device) + more
     return sum(int((part != expected[: len(part)]).sum()) for part in torch.split(x, PART))
 

@@ -1,9 +1,9 @@
-"""memory: what is written to the device's memory is read again, from nearly all of it.
+"""memory: data written to nearly all of the device's memory is read back unchanged.
 
-Each pattern is written to all of the memory before any of it is read. Constants set every bit both ways; addresses and
-random words differ from place to place, which shows cells that answer to several addresses; a walking bit, alone among
-its opposites, shows cells that take over what their neighbours hold. These are the patterns of cuda_memtest and of
-DCGM's memory test.
+Each pattern is written to all of the memory before any of it is read. Constants set every bit to both values; addresses
+and random words differ between positions, which detects cells that respond to several addresses; a walking bit, alone
+among its opposites, detects cells that take the value of their neighbours. These are the patterns of cuda_memtest and
+of DCGM's memory test.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.nvidia.gpu_telemetry import DRAIN
 from envbuild.selftest.probes.hardware.burn import devices
 
-HELD = 0.9  # of the free memory
+HELD = 0.9  # share of the free memory
 CHUNK, CHUNK_CPU, CHUNKS_CPU = 256 << 20, 256 << 10, 4  # bytes
-TEMPORARIES = 3  # chunks, of room for what patterns and comparisons make
+TEMPORARIES = 3  # chunks, reserved for temporary tensors of patterns and comparisons
 WORD = 8  # bytes
 BITS = 8 * WORD
 
-# Odd numbers, so that no two places have the same word: 2^64 over the golden ratio, and one of splitmix64's (Steele,
-# Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+# Odd numbers, so that no two positions have the same word: 2^64 divided by the golden ratio, and a constant of
+# splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
 STRIDE = 0x9E3779B97F4A7C15 - (1 << 64)
 MIXER = 0xBF58476D1CE4E5B9 - (1 << 64)
 
-Pattern = Callable[[torch.Tensor], torch.Tensor]  # from places, int64, which it may overwrite, to words
+Pattern = Callable[[torch.Tensor], torch.Tensor]  # from positions (int64, may be overwritten) to words
 
 
 def constant(places: torch.Tensor, word: int) -> torch.Tensor:
@@ -41,13 +41,13 @@ def address_words(places: torch.Tensor) -> torch.Tensor:
 
 
 def random(places: torch.Tensor) -> torch.Tensor:
-    """A different word in every place, half of whose bits differ from its neighbour's."""
+    """A different word at every position; about half of its bits differ from those of the next word."""
     words = places.mul_(STRIDE)
     return words.bitwise_xor_((words >> 29).bitwise_and_((1 << BITS - 29) - 1)).mul_(MIXER)
 
 
 def walking(places: torch.Tensor, turn: int) -> torch.Tensor:
-    """One bit alone; over 64 turns it is each bit of each word."""
+    """A single set bit; over 64 turns it is each bit of each word."""
     return torch.bitwise_left_shift(torch.ones_like(places), places.add_(turn).remainder_(BITS))
 
 
@@ -56,7 +56,7 @@ def inverse(places: torch.Tensor, pattern: Pattern) -> torch.Tensor:
 
 
 BY_PLACE: dict[str, Pattern] = {"addresses": address_words, "random": random}
-REPEATED: dict[str, Pattern] = {  # every chunk holds the same words
+REPEATED: dict[str, Pattern] = {  # every chunk contains the same words
     "zeros": functools.partial(constant, word=0),
     "0x55": functools.partial(constant, word=0x5555555555555555),
     **{f"walking bit {turn}": functools.partial(walking, turn=turn) for turn in range(BITS)},
@@ -64,7 +64,7 @@ REPEATED: dict[str, Pattern] = {  # every chunk holds the same words
 
 
 def memory(context: Context) -> None:
-    """memory: walking bits, addresses, random words and their inverses are kept by 90% of each GPU's free memory."""
+    """memory: 90% of each GPU's free memory keeps walking bits, addresses, random words and their inverses."""
     for device in devices(context):
         count = CHUNKS_CPU if context.on_cpu else chunks_to_write(torch.cuda.mem_get_info(device)[0])
         words = (CHUNK_CPU if context.on_cpu else CHUNK) // WORD
@@ -84,17 +84,17 @@ def memory(context: Context) -> None:
 
 
 def chunks_to_write(free: int) -> int:
-    """How many are written in as many free bytes, while there is room for what a comparison makes on the way."""
+    """The number of chunks that fit `free` bytes and leave room for the temporary tensors of a comparison."""
     return max(1, (int(HELD * free) - TEMPORARIES * CHUNK) // CHUNK)
 
 
 def words_of(pattern: Pattern, first: int, count: int, device: torch.device) -> torch.Tensor:
-    """The words (count) of a pattern for the places from `first` on."""
+    """`count` words of a pattern, for the positions from `first` on."""
     return pattern(torch.arange(first, first + count, device=device))
 
 
 def differing_words(got: torch.Tensor, expected: torch.Tensor, first: int) -> tuple[int, str]:
-    """How many words differ, and a sentence about the first of them; `first`: the place of the first word."""
+    """Count the differing words and describe the first of them; `first`: the position of the first word."""
     differs = got != expected
     count = int(differs.sum())
     if not count:
@@ -104,7 +104,7 @@ def differing_words(got: torch.Tensor, expected: torch.Tensor, first: int) -> tu
 
 
 def _walk(context: Context, name: str, pattern: Pattern, chunks: list[torch.Tensor], repeated: bool) -> int:
-    """Write all, then read all: how many words are wrong."""
+    """Write all chunks, then read all of them; returns the number of wrong words."""
     words, device = chunks[0].numel(), chunks[0].device
     same = words_of(pattern, 0, words, device) if repeated else None
     total = 0

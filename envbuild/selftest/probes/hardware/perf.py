@@ -1,4 +1,4 @@
-"""perf.gemm and perf.memory: how fast the card is, beside what its datasheet says. No result is checked here."""
+"""perf.gemm and perf.memory: the GPU's speed compared with its datasheet. Results are not checked here."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from envbuild.selftest.harness.probe_outcome_and_figures import Figure, Skip
 
 SIDE, SIDE_CPU = 8192, 1024  # of the products
 COPIED, COPIED_CPU = 1 << 30, 64 << 20  # bytes, far more than any cache holds
-SECONDS, SECONDS_CPU = 0.25, 0.1  # of work for one figure, in several parts of which the median counts
+SECONDS, SECONDS_CPU = 0.25, 0.1  # seconds of work for one figure, in several parts whose median counts
 PARTS = 5
 
-# The job document's name for a product: its dtype, whether TF32 is allowed, and the compute capability that has it.
+# The job document's name for a product: its dtype, whether TF32 is allowed, and the lowest compute capability for it.
 PRODUCTS = {
     "fp16": (torch.float16, False, (7, 0)),
     "bf16": (torch.bfloat16, False, (8, 0)),
@@ -28,19 +28,19 @@ SLOW = "throttled, shared or not this card"
 
 
 def perf_gemm(context: Context) -> None:
-    """perf.gemm: TFLOP/s of large products in each precision, not below the profile's floor of the datasheet's."""
+    """perf.gemm: TFLOP/s of large products in each precision, not below the profile's share of the datasheet."""
     _measure(context, "gemm", "TFLOP/s", _products)
 
 
 def perf_memory(context: Context) -> None:
-    """perf.memory: GB/s of a copy within the card's memory, not below the profile's floor of the datasheet's."""
+    """perf.memory: GB/s of a copy within the GPU's memory, not below the profile's share of the datasheet."""
     _measure(context, "memory", "GB/s", _copy)
 
 
 def _measure(
     context: Context, kind: str, unit: str, measure: Callable[[Context, torch.device], Mapping[str, float]]
 ) -> None:
-    """Measure every device, then judge: without a datasheet or a floor the figures are told, and it is a skip."""
+    """Measure every device, then judge: without a datasheet or a floor the probe is skipped with its measurements."""
     cards = ["cpu"] if context.on_cpu else [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     names = ["the CPU" if context.on_cpu else torch.cuda.get_device_name(card) for card in cards]
     found = [measure(context, torch.device(card)) for card in cards]
@@ -60,9 +60,9 @@ def _measure(
 def reaches_minimum(
     context: Context, case: str, unit: str, figures: Mapping[str, float], sheet: Mapping[str, float]
 ) -> bool:
-    """Hold what was measured against the datasheet; False where it has none of these figures.
+    """Compare the measurements with the datasheet; returns False if it contains none of them.
 
-    The figure's error is what the floor asks for, its bound what was reached.
+    The figure's error is the required minimum, its bound the measured value.
     """
     floor = context.job.floors[case.split()[0]]
     known = [name for name in figures if name in sheet]
@@ -81,7 +81,7 @@ def reaches_minimum(
 
 
 def _products(context: Context, device: torch.device) -> dict[str, float]:
-    """TFLOP/s by the job document's names."""
+    """TFLOP/s of each product, by its name in the job document."""
     side = SIDE_CPU if context.on_cpu else SIDE
     capability = (0, 0) if context.on_cpu else torch.cuda.get_device_capability(device)
     found = {}
@@ -98,7 +98,7 @@ def _products(context: Context, device: torch.device) -> dict[str, float]:
 
 
 def _copy(context: Context, device: torch.device) -> dict[str, float]:
-    """GB/s, reading and writing both counted, by the job document's name."""
+    """GB/s of a copy, counting both reads and writes, by its name in the job document."""
     size = COPIED_CPU if context.on_cpu else COPIED
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -107,9 +107,9 @@ def _copy(context: Context, device: torch.device) -> dict[str, float]:
 
 
 def seconds(device: torch.device, work: Callable[[], object]) -> float:
-    """Of one call: the median of several parts of many calls each, after a part that warms up."""
+    """Seconds of one call: the median of several parts of many calls each, after a part for warm-up."""
     length = (SECONDS_CPU if device.type == "cpu" else SECONDS) / PARTS
-    _timed(device, work, 1)  # the first call chooses an algorithm
+    _timed(device, work, 1)  # the first call selects an algorithm
     warm = 0.0
     while warm < length:
         warm += max(_timed(device, work, 1), 1e-6)

@@ -1,4 +1,4 @@
-"""transfer: what is copied between host and GPU, and from GPU to GPU, arrives with every bit; how fast is reported."""
+"""transfer: data copied between host and GPU, and between GPUs, arrives bit for bit; the speed is reported."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from envbuild.selftest.probes.hardware.burn import devices
 from envbuild.selftest.probes.hardware.memory import WORD, differing_words, random, words_of
 
 SIZE, SIZE_CPU = 32 << 20, 8 << 20  # bytes
-# Bytes, where they lie in one buffer and where they go in another: odd lengths and places, which no wide access fits.
+# Number of bytes, their offset in the source and in the target: odd lengths and offsets that fit no wide access.
 PIECES = ((1, 1, 3), (4099, 7, 1), (65537, 2, 13), ((1 << 20) + 5, 3, 4096))
-REPEATS = 3  # of a copy, the fastest of which counts
+REPEATS = 3  # copies, the fastest of which counts
 
 
 def transfer(context: Context) -> None:
@@ -36,11 +36,11 @@ def transfer(context: Context) -> None:
 
 
 def _there_and_back(context: Context, device: torch.device, rates: dict[str, float]) -> None:
-    """Each way by itself: what one way does wrong, the other could undo."""
+    """Check each direction separately, because one direction could undo an error of the other."""
     words = (SIZE_CPU if context.on_cpu else SIZE) // WORD
     there = words_of(random, 0, words, device)
     for kind in ("pageable",) if context.on_cpu else ("pinned", "pageable"):
-        # The words are made twice: a wrong copy must not make what it is compared with.
+        # The words are made twice, so that a wrong copy cannot change the data it is compared with.
         here, back = words_of(random, 0, words, torch.device("cpu")), torch.zeros(words, dtype=torch.int64)
         if kind == "pinned":
             here, back = here.pin_memory(), back.pin_memory()
@@ -64,7 +64,7 @@ def _copy(
     expected: torch.Tensor,
     rates: dict[str, float],
 ) -> None:
-    """Copy and compare with what must arrive, which lies where the target does."""
+    """Copy and compare with the expected data, which is on the target's device."""
     with context.step(f"{source.numel() * WORD >> 20} MiB from {name}") as step:
         target.copy_(source, non_blocking=True)
     wrong, said = differing_words(target, expected, 0)
@@ -89,7 +89,7 @@ def _fastest(work: Callable[[], object], used: Sequence[torch.device]) -> float:
 
 
 def _pieces(context: Context, device: torch.device) -> None:
-    """Bytes from odd places to odd places; what lies around them must stay as it is."""
+    """Copy bytes between odd offsets; the bytes around them must not change."""
     for count, at, to in PIECES:
         with context.step(f"{count} bytes from {at} to {to} on {device}") as step:
             source = words_of(random, 0, (at + count) // WORD + 1, torch.device("cpu")).view(torch.uint8)

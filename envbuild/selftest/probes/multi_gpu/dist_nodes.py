@@ -1,8 +1,9 @@
-"""dist.nodes: ranks on several machines, one each and then all, over NCCL and over gloo.
+"""dist.nodes: ranks on several machines, one on each and then all, over NCCL and over gloo.
 
-Each machine has the image, runs this at the same time, and tells what its own ranks did. What is tried is the same for
-all, whatever fails: none could tell the others to leave a stage out. Each stage's end is counted from the probe's
-beginning: who sat out the stage before, or failed in it at once, waits for those who were in it to its end.
+Each machine has the image, runs this at the same time, and reports the results of its own ranks. All machines run the
+same stages whatever fails, because none could tell the others to leave a stage out. Each stage's deadline is counted
+from the start of the probe: a machine that sat out the previous stage, or failed in it early, waits until that stage's
+deadline for the others.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 from envbuild.selftest.probes.multi_gpu import dist_staged
 
-CAP = 60.0  # seconds of a stage at least: containers of several machines do not begin together
-PROCESSES = 2  # a machine, on the CPU
+CAP = 60.0  # seconds of a stage at least: containers on several machines do not start together
+PROCESSES = 2  # per machine, on the CPU
 _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9.-]{1,253}):(?P<port>[0-9]{1,5})")
 _INTERFACE = re.compile(r"[A-Za-z0-9._-]{1,15}")
 
 
 @dataclass(frozen=True)
 class Spot:
-    """Which of the machines this is, where rank 0 is met (from `port` on, one for each stage), and by what network."""
+    """The number of this machine, the address of rank 0 (from `port` on, one port for each stage), and the network
+    interface.
+    """
 
     number: int
     host: str
@@ -40,7 +43,7 @@ class Spot:
 
 @dataclass(frozen=True)
 class NodeStage:
-    """Who does what together: `each` ranks on each of the machines `nodes`."""
+    """The members of a stage: `each` ranks on each of the machines `nodes`."""
 
     backend: str
     nodes: tuple[int, ...]
@@ -52,7 +55,9 @@ class NodeStage:
 
 
 def stages(count: int, each: int, cuda: bool) -> list[NodeStage]:
-    """The first machine with every other one, where there are more than two; then all with one rank; then with all."""
+    """The stages: the first machine with each other one (for more than two machines); all with one rank; all with all
+    ranks.
+    """
     pairs = [((0, other), 1) for other in range(1, count)] if count > 2 else []
     everyone = tuple(range(count))
     worlds = [*pairs, *((everyone, size) for size in dict.fromkeys((1, each)))]
@@ -114,7 +119,7 @@ def _tell(context: Context, spot: Spot, done: list[tuple[NodeStage, Tried]]) -> 
 
 
 def _says(failed: NodeStage, done: list[tuple[NodeStage, Tried]]) -> str:
-    """Which layer it is, told from the same machines over gloo."""
+    """Name the layer at fault, derived from the same machines over gloo."""
     if failed.backend == "gloo":
         return ""
     twin = NodeStage("gloo", failed.nodes, failed.each)
@@ -123,7 +128,7 @@ def _says(failed: NodeStage, done: list[tuple[NodeStage, Tried]]) -> str:
 
 
 def _spot(job: JobDocument) -> Spot:
-    """Of the variables that whoever started the container set. Raises RuntimeError where they do not fit the job."""
+    """Read the variables that the runner sets in the container. Raises RuntimeError if they do not fit the job."""
     number, meeting, interface = (os.environ.get(f"ENVBUILD_{name}", "") for name in ("NODE", "MEETING", "INTERFACE"))
     found = _ADDRESS.fullmatch(meeting)
     if not (number.isdigit() and int(number) < job.nodes and found and _INTERFACE.fullmatch(interface)):

@@ -1,7 +1,9 @@
-"""dist.staged: one process a GPU, each alone, in pairs, then more together; over NCCL, and over gloo to tell it apart.
+"""dist.staged: one process for each GPU, each alone, in pairs, then more together; over NCCL, and over gloo for
+comparison.
 
-It is for cases as Amphion's and Step-Video's: one GPU works, several die of SIGSEGV (open-mmlab/Amphion#167). This
-process calls nothing of torch: its ranks are forked from it, and a CUDA that was used before a fork is of no use after.
+It detects cases such as Amphion's and Step-Video's: one GPU works, several die of SIGSEGV (open-mmlab/Amphion#167).
+This process calls no function of torch: its ranks are forked from it, and CUDA does not work after a fork if it was
+used before.
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 
 CAP = 30.0  # seconds of a stage
 BUDGET = 300.0  # seconds of all stages
-PROCESSES = 4  # on the CPU, where there is no GPU to have one each
+PROCESSES = 4  # on the CPU, in place of one process for each GPU
 
 
 def rounds(members: Sequence[int]) -> list[list[tuple[int, ...]]]:
-    """All pairs, in rounds in which each member has one partner at most: a tournament by the circle method."""
+    """All pairs, in rounds in which each member has at most one partner: a tournament by the circle method."""
     ring: list[int | None] = [*members, *([None] if len(members) % 2 else [])]
     found = []
     for _ in range(len(ring) - 1):
@@ -43,13 +45,13 @@ def rounds(members: Sequence[int]) -> list[list[tuple[int, ...]]]:
 
 
 def growing(members: Sequence[int]) -> list[tuple[int, ...]]:
-    """The first 4, 8, 16, ... members, and all of them; none where a pair is all."""
+    """The first 4, 8, 16, ... members, and all of them; empty for two members or fewer."""
     sizes = [size for size in (4 << shift for shift in range(16)) if size < len(members)]
     return [tuple(members[:size]) for size in (*sizes, len(members)) if size > 2]
 
 
 class StagedRun:
-    """The members here, GPUs or processes of the CPU, and what was tried with them so far."""
+    """A staged run: its members (GPUs, or processes on the CPU), and the results so far."""
 
     def __init__(self, context: Context, cards: Sequence[Mapping[str, Any]]) -> None:
         self.context = context
@@ -61,11 +63,11 @@ class StagedRun:
         self._end = time.monotonic() + BUDGET
 
     def stages(self, backend: str) -> list[Stage]:
-        """What was tried over this backend as it is, nothing switched off, the smaller worlds first."""
+        """The stages run over this backend without changed settings, the smaller worlds first."""
         return [tried.stage for tried in self.tried if tried.stage.backend == backend and not tried.stage.settings]
 
     def walk(self, backend: str) -> None:
-        """Each alone; those that work alone in pairs, then more and more of them together."""
+        """Run each member alone; then those that work in pairs, and in larger and larger groups."""
         self._try(backend, [(member,) for member in self.members])
         lame = {stage.members[0] for stage in self.stages(backend) if stage.faults}
         able = [member for member in self.members if member not in lame]
@@ -73,7 +75,7 @@ class StagedRun:
             self._try(backend, groups)
 
     def localise(self) -> None:
-        """Over gloo all cards, and the smallest world that failed over NCCL; that one also without each transport."""
+        """Run all GPUs and the smallest failed NCCL world over gloo, and that world also without each transport."""
         failed = [stage.members for stage in self.stages("nccl") if stage.faults][:1]
         for members in dict.fromkeys((*failed, self.members)):
             self._try("gloo", [members])
@@ -82,7 +84,7 @@ class StagedRun:
                 self._try("nccl", [members], settings)
 
     def _try(self, backend: str, groups: Sequence[tuple[int, ...]], settings: tuple[str, ...] = ()) -> None:
-        """Worlds that have no member in common, all at once."""
+        """Run worlds without common members at the same time."""
         names = ", ".join(Stage(backend, members, settings).name for members in groups)
         if time.monotonic() > self._end:
             self.left_out.append(names)
@@ -111,7 +113,7 @@ def dist_staged(context: Context) -> None:
 
 
 def visible_gpus(context: Context) -> list[dict[str, Any]]:
-    """The visible GPUs, as a process of their own sees them: one that asks CUDA can fork none that uses it."""
+    """The visible GPUs, listed by a separate process: a process that calls CUDA cannot fork one that uses it."""
     context.step("visible GPUs")
     ending = forked_work.run_forked(_look, CAP)
     if ending.told.get("missing"):
@@ -137,16 +139,16 @@ def _card(found: Any) -> dict[str, Any]:
 
 
 def import_ahead() -> None:
-    """What DDP imports when it is first used, here for all ranks: 1.5 s that each of them would spend (torch 2.13).
+    """Import what DDP imports on first use, once for all ranks: it would take each of them 1.5 s (torch 2.13).
 
-    Not for GPUs: what an import asks of CUDA is torch's to choose.
+    Not with GPUs, because such an import may call CUDA.
     """
     with contextlib.suppress(Exception):
         importlib.import_module("torch._dynamo")
 
 
 def _tell(site: StagedRun) -> None:
-    """Figures and traits of all that was tried."""
+    """Report the figures and traits of all stages."""
     for tried in site.tried:
         for case, (dtype, shape, error, seconds) in worst_by_case(tried).items():
             site.context.figure(f"{tried.stage.name} {case}", getattr(torch, dtype), shape, error, 0.0, seconds)
@@ -165,7 +167,7 @@ def _tell(site: StagedRun) -> None:
 
 
 def _joined(values: Iterable[str]) -> str | None:
-    """The one value, or all that there are; None where there is none."""
+    """The distinct values joined by "and"; None if there are none."""
     return " and ".join(sorted(set(values))) or None
 
 
@@ -180,7 +182,9 @@ def _document(stage: Stage) -> dict[str, Any]:
 
 
 def worst_by_case(tried: Tried) -> dict[str, tuple[str, list[int], float, float]]:
-    """By case its dtype, its shape, the largest error and the longest time of all ranks; NaN is the largest error."""
+    """For each case its dtype, its shape, the largest error and the longest time of all ranks; NaN is the largest
+    error.
+    """
     found: dict[str, tuple[str, list[int], float, float]] = {}
     for ending in tried.endings:
         for key in ending.told:
@@ -193,7 +197,7 @@ def worst_by_case(tried: Tried) -> dict[str, tuple[str, list[int], float, float]
 
 
 def rates(tried: Sequence[Tried]) -> dict[str, dict[str, Any]]:
-    """Traits: the bus bandwidth of each case over its slowest rank, and why cases were left out."""
+    """Traits: the bus bandwidth of each case on its slowest rank, and why cases were left out."""
     found: dict[str, dict[str, Any]] = {"GB/s": {}, "left_out": {}}
     for one in tried:
         for ending in one.endings:
@@ -206,7 +210,7 @@ def rates(tried: Sequence[Tried]) -> dict[str, dict[str, Any]]:
 
 
 def _judge(site: StagedRun) -> None:
-    """Note what failed, the smallest world first, and what all of it says."""
+    """Record the failed stages, the smallest world first, and the verdict from all of them."""
     context = site.context
     stages = [tried.stage for tried in site.tried]
     verdict = fault_localization.localize_faults(stages, site.capabilities)
@@ -229,7 +233,7 @@ def _judge(site: StagedRun) -> None:
 
 
 def _fail(site: StagedRun, stage: Stage, verdict: StageVerdict | None) -> None:
-    """A failed stage as a fault at the step of the rank that is to blame."""
+    """Record a failed stage as a fault at the step of the rank that caused it."""
     first, more = stage.faults[0], stage.faults[1:]
     card = f" (GPU {first.member})" if site.cards else ""
     site.context.step(f"{stage.name}: {first.step}, rank {first.rank}{card}")
@@ -239,7 +243,7 @@ def _fail(site: StagedRun, stage: Stage, verdict: StageVerdict | None) -> None:
 
 
 def _missing(site: StagedRun) -> str | None:
-    """What there is too little of here to prove what the profile is for; None where there is enough, or on the CPU."""
+    """What is missing on this machine to test what the profile is for; None if nothing, or on the CPU."""
     count, wanted = len(site.cards), site.context.job.gpu_count
     if site.context.on_cpu:
         return None

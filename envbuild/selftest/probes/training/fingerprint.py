@@ -1,8 +1,9 @@
-"""fingerprint: every operation of the sequence against float64, in a document for comparison with other machines.
+"""fingerprint: every operation of the chain against float64, in a document for comparison with other machines.
 
-Two passes. Teacher-forced: an operation is given golden input, the exact output of the one before rounded to the dtype,
-so that its error is its own. Free-running: it is given what the one before really gave, and is judged against what is
-exact for that; "drift" is how far it then is from the golden output, which shows how errors grow.
+Two passes. Teacher-forced: the input of an operation is golden, the exact output of the previous one rounded to the
+dtype, so its error is only its own. Free-running: the input is the actual output of the previous one, and the result is
+judged against the exact result for that input; "drift" is its distance from the golden output, which shows how errors
+grow.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Entry = dict[str, Any]
 
 
 def fingerprint(context: Context) -> None:
-    """fingerprint: a small video model's operations against float64, as a document to compare machines by."""
+    """fingerprint: a small video model's operations against float64, as a document for comparing machines."""
     with one_thread():  # so that the number of processors changes no sum on the CPU
         ops = [*_integers(context), *(entry for dtype in DTYPES for entry in run_chain(context, dtype))]
         made = fingerprint_document.document(fingerprint_document.OPERATIONS, _inputs(), context.device, ops)
@@ -36,7 +37,7 @@ def fingerprint(context: Context) -> None:
 
 
 def _inputs() -> str:
-    """sha256 of all that is computed on: equal wherever two fingerprints can be compared."""
+    """sha256 of all inputs and weights: equal if two fingerprints can be compared."""
     weights = [part for op in fingerprint_operation_chain.operation_chain() for part in op.weights]
     return raw_digest(
         fingerprint_operation_chain.input_video(),
@@ -46,8 +47,10 @@ def _inputs() -> str:
 
 
 def run_chain(context: Context, dtype: torch.dtype) -> Iterator[Entry]:
-    """The chain's operations in one dtype, both passes side by side. Where there is no kernel for one, the free-running
-    pass goes on from its golden output."""
+    """Run the chain's operations in one dtype, both passes side by side.
+
+    If an operation has no kernel, the free-running pass continues from its golden output.
+    """
     golden = actual = fingerprint_operation_chain.input_video().to(dtype)
     for op in fingerprint_operation_chain.operation_chain():
         entry, rounded, free = _step(context, op, dtype, golden, actual)
@@ -58,7 +61,7 @@ def run_chain(context: Context, dtype: torch.dtype) -> Iterator[Entry]:
 def _step(
     context: Context, op: Op, dtype: torch.dtype, golden: torch.Tensor, actual: torch.Tensor
 ) -> tuple[Entry, torch.Tensor, torch.Tensor]:
-    """What is told of one operation, its golden output, and what it gave for `actual`."""
+    """The entry of one operation, its golden output, and its output for `actual`."""
     how = Arithmetic(dtype, context.job.allow_tf32, half_sums=not context.on_cpu)
     weights = [part.to(dtype) for part in op.weights]
     wide = [part.to(torch.float64) for part in weights]
@@ -138,6 +141,6 @@ def _missing(context: Context, entry: Entry, error: RuntimeError) -> None:
 
 
 def _attention(x: torch.Tensor) -> str:
-    """Which kernel torch chooses; empty where it does not tell."""
+    """The kernel that torch chooses; empty if this torch does not report it."""
     choose = getattr(torch, "_fused_sdp_choice", None)
     return _ATTENTION.get(int(choose(*fingerprint_operation_chain.split_heads(x))), "") if choose else ""

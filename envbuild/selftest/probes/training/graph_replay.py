@@ -1,4 +1,4 @@
-"""graph.replay: the same work twice has the same bits, also as a CUDA graph."""
+"""graph.replay: eager calls and replays of a CUDA graph give the same bits."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.probes.training.small_gpt import be_deterministic, loss, parameters, tokens
 
-BATCHES = 3  # that a graph is replayed with
-WARM_UP = 3  # calls before a graph is captured, as torch's manual has it
+BATCHES = 3  # batches for which the graph is replayed
+WARM_UP = 3  # calls before a graph is captured, as in torch's manual
 
 Model = Callable[
     [torch.Tensor], torch.Tensor
@@ -18,7 +18,7 @@ Model = Callable[
 
 
 def graph_replay(context: Context) -> None:
-    """graph.replay: a CUDA graph of a GPT's forward and backward pass gives, replayed, the bits of the eager calls."""
+    """graph.replay: replays of a CUDA graph of a GPT's forward and backward pass have the same bits as eager calls."""
     be_deterministic()
     weights = parameters(context.device)
     leaves = list(weights.values())
@@ -30,7 +30,7 @@ def graph_replay(context: Context) -> None:
     context.step("capture")
     replayed = captured(gradients, tokens(0).to(context.device))
     for number in range(BATCHES):
-        if number == BATCHES - 1:  # a graph reads parameters where they lie: new values must be seen
+        if number == BATCHES - 1:  # a graph reads parameters from fixed addresses: new values must take effect
             with torch.no_grad():
                 for leaf in leaves:
                     leaf.mul_(0.75)
@@ -49,7 +49,7 @@ def graph_replay(context: Context) -> None:
 
 
 def captured(model: Model, batch: torch.Tensor) -> Model:
-    """The model as a CUDA graph: called, it copies its batch into the captured one's place and replays."""
+    """Capture the model as a CUDA graph. A call copies its batch into the captured input and replays the graph."""
     fixed = batch.clone()
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())

@@ -1,12 +1,12 @@
 """optim.apex: FusedAdam over lists of tensors, step by step against Adam in float64.
 
-Each step is judged on its own: the reference goes on from the parameters as the last one left them, and has its moments
-from the gradients alone. All values have a period that is prime, so that a chunk in another's place is wrong.
+Each step is judged separately: the reference continues from the parameters after the previous step, and computes its
+moments only from the gradients. All values have a prime period, so that a chunk in the wrong position is detected.
 
-What is tried was read in apex's sources at 6424da3b (2026-07-08): parameters in three dtypes; moments in float32;
-plain, `capturable` (step and rate on the device), and that with float32 master weights, which bfloat16 is given and not
-stepped by. Its kernel is handed a list of tensors in chunks of 65536 elements, at most 36 tensors (30 with master
-weights) and 320 chunks at a time. There is none for the CPU.
+The tested features were taken from apex's sources at 6424da3b (2026-07-08): parameters in three dtypes; moments in
+float32; plain, `capturable` (step and rate on the device), and `capturable` with float32 master weights, which bfloat16
+has but does not use for its steps. Its kernel processes a list of tensors in chunks of 65536 elements, at most 36
+tensors (30 with master weights) and 320 chunks at a time. It has no CPU kernel.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CHUNK = 2048 * 32
 FEW = (1, 3, 513, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 7)
 SIZES = (*FEW, *range(2, 64, 2), *reversed(FEW))  # 45 tensors, more than one launch takes
-LONG = 321 * CHUNK + 1  # more chunks than one launch takes: 84 MB a list, for a GPU only
+LONG = 321 * CHUNK + 1  # more chunks than one launch takes: 84 MB per list, only on a GPU
 PERIOD = 65521  # prime
 STEPS = 4
 
@@ -45,7 +45,7 @@ _REFUSED = ("unexpected keyword argument", "only support", "not implemented for"
 
 @dataclass(frozen=True)
 class AdamCase:
-    """`decoupled`: AdamW's decay; else it is added to the gradient."""
+    """One tested configuration. `decoupled`: AdamW's decay; otherwise the decay is added to the gradient."""
 
     variant: str
     dtype: torch.dtype
@@ -58,11 +58,11 @@ class AdamCase:
 
     @property
     def must(self) -> bool:
-        """Whether every apex has it: the oldest know neither bfloat16 nor `capturable`."""
+        """Whether every apex supports this case: the oldest have neither bfloat16 nor `capturable`."""
         return self.variant == "plain" and self.dtype != torch.bfloat16
 
     def where(self, index: int) -> str:
-        """Which tensor, and which of its elements."""
+        """Describe the tensor and element at a position of the concatenated list."""
         ends = list(itertools.accumulate(self.sizes))
         tensor = bisect.bisect_right(ends, index)
         element = index - ends[tensor] + self.sizes[tensor]
@@ -70,7 +70,7 @@ class AdamCase:
 
 
 class Moments:
-    """Adam's moments in float64, and the first with every term positive; one long vector each."""
+    """Adam's moments in float64, and the first moment with every term positive; one long vector each."""
 
     def __init__(self) -> None:
         self.first: Any = 0.0
@@ -92,7 +92,7 @@ class Moments:
         scale = 1 / (1 - first**self.step) / root
         decay = DECAY * p if case.decoupled else torch.zeros_like(p)
         correction = 0.0
-        if case.variant != "plain":  # whose corrections the host computes in double precision
+        if case.variant != "plain":  # for "plain" the host computes the corrections in double precision
             correction = sum(tolerances.power_correction(beta, self.step) for beta in BETAS)
         magnitude = self.positive * scale + decay.abs()
         return p - RATE * (self.first * scale + decay), tolerances.adam(RATE, magnitude, self.step, correction)
@@ -118,7 +118,7 @@ def optim_apex(context: Context) -> None:
 
 
 def _need_cpu(kind: Any) -> None:
-    """Raises Skip where it cannot even be made without a GPU."""
+    """Raise Skip if FusedAdam cannot be created without a GPU."""
     try:
         kind([torch.nn.Parameter(torch.ones(1))])
     except (RuntimeError, AssertionError) as error:
@@ -126,7 +126,7 @@ def _need_cpu(kind: Any) -> None:
 
 
 def _check(context: Context, kind: Any, case: AdamCase) -> None:
-    """All steps of a case, until one is wrong."""
+    """Check all steps of a case, until one is wrong."""
     count = sum(case.sizes)
     begin = torch.split(start_parameters(count).to(case.dtype), list(case.sizes))
     parameters = [torch.nn.Parameter(values.to(context.device).clone()) for values in begin]
@@ -150,7 +150,7 @@ def _check(context: Context, kind: Any, case: AdamCase) -> None:
         if masters is not None:
             judged.append(("master weights", _flat(masters), torch.float32))
         for what, values, dtype in judged:
-            # The step itself is rounded in float32, then what is kept in its dtype.
+            # The step is rounded in float32, then the stored values in their dtype.
             limit = tolerances.rounding(wanted, dtype) + tolerances.rounding(wanted, torch.float32) + arithmetic
             worst = compare(values, wanted, limit)
             title = f"{case.name} {what}, step {number}"
@@ -166,7 +166,7 @@ def _check(context: Context, kind: Any, case: AdamCase) -> None:
 
 
 def check_long(context: Context, kind: Any) -> None:
-    """One step over more chunks than a launch takes, period by period."""
+    """Check one step over more chunks than a launch takes, period by period."""
     case = AdamCase("plain", torch.float32, True, (LONG,))
     parameter = torch.nn.Parameter(start_parameters(LONG).to(context.device))
     parameter.grad = gradient(LONG, 1, True).to(context.device)
@@ -193,7 +193,9 @@ def _made(kind: Any, parameters: list[torch.nn.Parameter], case: AdamCase) -> An
 
 
 def _said(case: AdamCase, title: str, worst: Worst, before: int = 0) -> str:
-    """What is wrong, and where in the list; `before`: how many elements lie before those that were compared."""
+    """A sentence about the worst element and its position in the list; `before`: the number of elements before the
+    compared ones.
+    """
     what = f"is {worst.got:g}, should be {worst.expected:g} within {worst.bound:g}"
     where = case.where(before + worst.where[0])
     return f"{title}: {where} {what} ({worst.wrong} of {worst.count} wrong)"
@@ -213,9 +215,9 @@ def start_parameters(count: int) -> torch.Tensor:
 
 
 def gradient(count: int, step: int, decoupled: bool) -> torch.Tensor:
-    """Of +-[0, 1) and 2^-6 and 2^-12 times as large, whose squares leave float16, one in eight of them 0.
+    """Gradients of +-[0, 1) times 1, 2^-6 or 2^-12, whose squares exceed the range of float16; one in eight is 0.
 
-    Where the decay is added to the gradient they have the same sign, so that nothing cancels.
+    If the decay is added to the gradient, all steps have the same signs, so that nothing cancels.
     """
     sizes = hashed_inputs.hashes(PERIOD, 63)
     scale = torch.tensor([1.0, 2.0**-6, 2.0**-12])[sizes % 3] * ((sizes >> 8) % 8 != 0)

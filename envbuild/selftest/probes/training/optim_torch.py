@@ -1,6 +1,6 @@
-"""optim.torch: torch's own SGD, Adam and AdamW, as a loop, by multi-tensor kernels (foreach) and fused, step by step.
+"""optim.torch: torch's SGD, Adam and AdamW, as a loop, with multi-tensor kernels (foreach) and fused, step by step.
 
-Each optimizer takes three steps over a list of parameters, longer than one launch takes; the parameters after each step
+Each optimizer takes three steps over a list of parameters longer than one launch takes; the parameters after each step
 are compared with the same steps in float64 on the host. Sampled options, sizes and layouts: optimizer_sampled_cases.py.
 """
 
@@ -20,7 +20,7 @@ from envbuild.selftest.numerics.operation_case import Case, check
 from envbuild.selftest.probes.training import optimizer_sampled_cases
 from envbuild.selftest.probes.training.optimizer_sampled_cases import CHUNK
 
-# More tensors than one launch takes (110 at most there), and lengths around that of a chunk.
+# More tensors than one launch takes (at most 110), and lengths around that of a chunk.
 SIZES = [CHUNK + 1, *range(1, 121), CHUNK, CHUNK - 1]
 STEPS = 3
 RATE, DECAY, EPSILON = 2.0**-3, 2.0**-4, 1e-8
@@ -38,14 +38,14 @@ IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
 
 
 def optim_torch(context: Context) -> None:
-    """optim.torch: SGD, Adam and AdamW, as a loop, foreach and fused, step as float64 on the host has it."""
+    """optim.torch: SGD, Adam and AdamW, as a loop, foreach and fused, give the steps of float64 on the host."""
     for case in cases():
         check(context, case, _may_refuse)
     case_sampling.check(context, optimizer_sampled_cases.sampled_operations(not context.on_cpu), _may_refuse)
 
 
 def cases() -> Iterator[Case]:
-    """Every case, on the host."""
+    """All cases, with inputs on the host."""
     count = sum(SIZES)
     given = (_parameters(count), *(_gradient(count, step) for step in range(STEPS)))
     for kind, (name, options) in itertools.product(OPTIMIZERS, IMPLEMENTATIONS.items()):
@@ -56,17 +56,17 @@ def cases() -> Iterator[Case]:
 
 
 def _may_refuse(error: Exception) -> bool:
-    """Fused optimizers came one after the other, for GPUs first."""
+    """Whether this torch lacks a fused optimizer: they were added one after the other, first for GPUs."""
     return is_unsupported(error) or "unexpected keyword argument 'fused'" in str(error) or "`fused=True`" in str(error)
 
 
 def _parameters(count: int) -> torch.Tensor:
-    """In +-[1, 2)."""
+    """Parameters in +-[1, 2)."""
     return hashed_inputs.signs(count, 501) * (1 + hashed_inputs.uniform((count,), 502))
 
 
 def _gradient(count: int, step: int) -> torch.Tensor:
-    """Of the parameters' signs, so that their decay, which Adam adds to them, cancels nothing: in +-[1/4, 1)."""
+    """Gradients in +-[1/4, 1) with the parameters' signs, so that Adam's added decay cancels nothing."""
     return hashed_inputs.signs(count, 501) * (0.25 + 0.75 * hashed_inputs.uniform((count,), 510 + step))
 
 
@@ -85,8 +85,11 @@ def _run(
 
 
 def _exact(start: torch.Tensor, *gradients: torch.Tensor, kind: str) -> dict[str, Exact]:
-    """The tolerance of a step comes upon that of the steps before, doubled: by way of the decay an error of a parameter
-    also moves its next update, by less than its own size."""
+    """The steps in float64 with their tolerances.
+
+    The tolerance of a step is added to twice that of the previous steps: through the decay, an error of a parameter
+    also changes its next update, by less than the error itself.
+    """
     p, limit = start, torch.zeros_like(start)
     first, second = torch.zeros_like(start), torch.zeros_like(start)
     found = {}
@@ -102,7 +105,8 @@ def _exact(start: torch.Tensor, *gradients: torch.Tensor, kind: str) -> dict[str
         if kind == "AdamW":
             update = update + DECAY * p
         p = p - RATE * update
-        # All terms of an update have one sign, so that it is its own sum of absolute values. SGD rounds less than Adam.
+        # All terms of an update have the same sign, so it is the sum of its absolute terms. SGD has fewer roundings
+        # than Adam.
         limit = 2 * limit + tolerances.rounding(p, torch.float32) + tolerances.adam(RATE, update.abs(), number, 0.0)
         found[f"step {number}"] = Exact(p, limit)
     return found

@@ -1,10 +1,11 @@
-"""SGD, Adam and AdamW with sampled options, sizes and layouts of gradients: steps against the same steps in float64.
+"""Steps of SGD, Adam and AdamW with sampled options, sizes and gradient layouts, compared with the same steps in
+float64.
 
 Also the clipping of gradients by their norm.
 
-Effective gradients have the parameters' signs, so that weight decay cancels nothing and each update is its own sum of
-absolute values. They may become smaller from step to step, without which amsgrad makes no difference, and the last
-parameter may get its first gradient a step later than the others, so that it has taken fewer steps.
+Effective gradients have the parameters' signs, so that weight decay cancels nothing and each update is the sum of its
+absolute terms. Gradients may shrink from step to step, because otherwise amsgrad has no effect. The last parameter may
+get its first gradient a step later than the others, so that it has taken fewer steps.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_operations import Exact
 from envbuild.selftest.numerics.operation_case import Case
 
-CHUNK = 65536  # elements of a tensor that one block of a multi-tensor kernel takes (torch's MultiTensorApply.cuh)
+CHUNK = 65536  # elements of a tensor that one block of a multi-tensor kernel processes (torch's MultiTensorApply.cuh)
 STEPS = 4
 RATE = 2.0**-3
 COUNTS = {"standard": 60, "full": 500}
@@ -31,7 +32,7 @@ SPACE: Mapping[str, Sequence[Any]] = {
     "kind": ("SGD", "Adam", "AdamW"),
     "implementation": ("loop", "foreach", "fused"),
     "shapes": ("few", "few", "matrices", "many", "chunk", "scalar"),
-    "past": (1, 4, 7, -1),  # of a chunk, and of what vectors hold
+    "past": (1, 4, 7, -1),  # past the end of a chunk, and of a vector load
     "decay": (0.0, 2.0**-4),
     "maximize": (False, True),
     "momentum": (0.0, 0.5, 0.9),
@@ -49,13 +50,13 @@ CLIPPED: Mapping[str, Sequence[Any]] = {
     "shapes": ("chunk", "chunk", "many", "few", "scalar"),
     "past": SPACE["past"],
     "norm": (2.0, 2.0, 1.0, math.inf),
-    "share": (0.25, 4.0),  # of the norm that is allowed: above 1 nothing is clipped
+    "share": (0.25, 4.0),  # share of the norm that is allowed: above 1 nothing is clipped
 }
 IMPLEMENTATIONS = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 
 
 def sampled_operations(on_gpu: bool) -> tuple[Operation, ...]:
-    """`capturable` is for GPUs alone."""
+    """The sampled operations; `capturable` is only used on GPUs."""
     return (
         Operation("optimizer", SPACE, functools.partial(case, on_gpu=on_gpu), COUNTS),
         Operation("clipped gradients", CLIPPED, clipped, {"standard": 48, "full": 200}),
@@ -63,7 +64,7 @@ def sampled_operations(on_gpu: bool) -> tuple[Operation, ...]:
 
 
 def case(point: Point, seed: int, on_gpu: bool) -> Case:
-    """Some steps at a point: parameters, then of each step the gradients."""
+    """Several optimizer steps at a point; the inputs are the parameters, then the gradients of each step."""
     point = {**point, "capturable": point["capturable"] and on_gpu}
     shapes, late = _shapes(point), _is_late(point)
     sizes = [math.prod(shape) for shape in shapes]
@@ -85,8 +86,11 @@ def case(point: Point, seed: int, on_gpu: bool) -> Case:
 
 
 def clipped(point: Point, seed: int) -> Case:
-    """Gradients and the norm of them all by torch.nn.utils.clip_grad_norm_. The last of each tensor is so large that it
-    shows in the Euclidean norm of a chunk: its square is more than 1% of all."""
+    """Gradients clipped by torch.nn.utils.clip_grad_norm_, and their total norm.
+
+    The last element of each tensor is large enough to affect the Euclidean norm of a chunk: its square is more than 1%
+    of the total.
+    """
     shapes = _shapes(point)
     sizes = [math.prod(shape) for shape in shapes]
     count = sum(sizes)
@@ -112,7 +116,9 @@ def _clip(x: torch.Tensor, point: Point, most: float) -> dict[str, torch.Tensor]
 
 
 def _clip_exactly(x: torch.Tensor, point: Point, most: float) -> dict[str, Exact]:
-    """The norm of norms, in float32; torch adds 1e-6 to it before it divides (clip_grad_norm_'s documentation)."""
+    """Clip exactly. torch computes the norm of norms in float32 and adds 1e-6 to it before it divides
+    (clip_grad_norm_'s documentation).
+    """
     size = x.abs()
     norm = {2.0: size.square().sum().sqrt(), 1.0: size.sum(), math.inf: size.amax()}[point["norm"]]
     error = 4 * tolerances.summation(len(x))
@@ -135,7 +141,9 @@ def _shapes(point: Point) -> list[tuple[int, ...]]:
 
 
 def _is_late(point: Point) -> bool:
-    """Not with SGD's fused steps, which want momentum of all parameters or of none."""
+    """Whether the last parameter starts late; not with SGD's fused steps, which need momentum for all parameters or
+    none.
+    """
     return bool(point["late"]) and (point["kind"], point["implementation"]) != ("SGD", "fused")
 
 
@@ -169,20 +177,23 @@ def _run(start: torch.Tensor, *gradients: torch.Tensor, point: Point) -> dict[st
 
 
 def _layout(point: Point) -> str:
-    """Fused kernels want a gradient to lie in memory as its parameter does: torch's for the CPU do not check that."""
+    """The layout of the gradients. Fused kernels require that of the parameter: torch's CPU kernels do not check it."""
     return "contiguous" if point["implementation"] == "fused" else str(point["gradients"])
 
 
 def _gradient_copy(gradient: torch.Tensor, layout: str) -> torch.Tensor:
-    """A copy: foreach optimizers write to gradients."""
+    """Copy a gradient, because foreach optimizers write to gradients."""
     if layout == "turned" and gradient.dim() > 1:
         return gradient.transpose(-1, -2).clone(memory_format=torch.contiguous_format).transpose(-1, -2)
     return gradient.clone()
 
 
 def _exact(start: torch.Tensor, *gradients: torch.Tensor, point: Point) -> dict[str, Exact]:
-    """The tolerance of a step comes upon that of the steps before, doubled: by way of the decay an error of a parameter
-    also moves its next update, by less than its own size."""
+    """The steps in float64 with their tolerances.
+
+    The tolerance of a step is added to twice that of the previous steps: through the decay, an error of a parameter
+    also changes its next update, by less than the error itself.
+    """
     p, limit, count = start, torch.zeros_like(start), torch.zeros_like(start)
     first, second, most = (torch.zeros_like(start) for _ in range(3))
     sign, decay, (beta, beta2) = -1.0 if point["maximize"] else 1.0, point["decay"], point["betas"]
@@ -194,7 +205,7 @@ def _exact(start: torch.Tensor, *gradients: torch.Tensor, point: Point) -> dict[
         steps = count.clamp(min=1)
         decayed = gradient if point["kind"] == "AdamW" else gradient + decay * p
         if point["kind"] == "SGD":
-            kept = torch.where(count > 1, 1 - options["dampening"], 1.0)  # the first gradient counts as it is
+            kept = torch.where(count > 1, 1 - options["dampening"], 1.0)  # the first gradient is not dampened
             buffer = options["momentum"] * first + kept * decayed
             update = decayed + options["momentum"] * buffer if options["nesterov"] else buffer
             correction = 0.0
@@ -210,7 +221,7 @@ def _exact(start: torch.Tensor, *gradients: torch.Tensor, point: Point) -> dict[
             update = update + decay * p
         first, update = torch.where(takes, buffer, first), torch.where(takes, update, 0.0)
         p = p - RATE * update
-        # SGD rounds less than Adam.
+        # SGD has fewer roundings than Adam.
         limit = (
             2 * limit + tolerances.rounding(p, torch.float32) + tolerances.adam(RATE, update.abs(), number, correction)
         )
@@ -219,10 +230,10 @@ def _exact(start: torch.Tensor, *gradients: torch.Tensor, point: Point) -> dict[
 
 
 def _correction(point: Point, number: int) -> float:
-    """With `capturable` the powers of the betas are computed on the device in float32."""
+    """Error of the bias corrections: with `capturable` the device computes the powers of the betas in float32."""
     if not point["capturable"]:
         return 0.0
-    # Of the parameter that is late the number is lower, where a power's error counts more.
+    # The late parameter has a lower step number, for which a power's error has more effect.
     step = max(1, number - 1) if _is_late(point) else number
     return tolerances.power_correction(point["betas"][0], step) + tolerances.power_correction(point["betas"][1], step)
 

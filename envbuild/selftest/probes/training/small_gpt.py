@@ -1,5 +1,7 @@
-"""A small GPT, written out in operations that have deterministic kernels on every device. Its parameters and tokens
-come from counters."""
+"""A small GPT of operations that have deterministic kernels on every device.
+
+Its parameters and tokens come from counters.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ Parameters = dict[str, torch.Tensor]
 
 
 def parameters(device: torch.device) -> Parameters:
-    """float32 leaves by name, of the size that keeps activations near 1."""
+    """float32 leaves by name, scaled to keep activations near 1."""
     shapes: dict[str, tuple[int, ...]] = {"embedding": (VOCABULARY, WIDTH), "position": (LENGTH, WIDTH)}
     for layer in range(LAYERS):
         shapes[f"{layer} attention"] = (3 * WIDTH, WIDTH)
@@ -34,12 +36,12 @@ def parameters(device: torch.device) -> Parameters:
 
 
 def tokens(number: int) -> torch.Tensor:
-    """A batch (BATCH, LENGTH + 1) of int64, on the host."""
+    """A batch of tokens (BATCH, LENGTH + 1), int64, on the host."""
     return (hashed_inputs.hashes(BATCH * (LENGTH + 1), 720 + number) % VOCABULARY).reshape(BATCH, LENGTH + 1)
 
 
 def loss(weights: Parameters, batch: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of each next token; attention is written out, as its fused kernels need not be deterministic."""
+    """Cross-entropy of each next token. Attention is written out, because fused kernels may not be deterministic."""
     x = F.embedding(batch[:, :-1], weights["embedding"]) + weights["position"]
     future = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=batch.device).triu(1)
     for layer in range(LAYERS):
@@ -55,6 +57,6 @@ def loss(weights: Parameters, batch: torch.Tensor) -> torch.Tensor:
 
 
 def be_deterministic() -> None:
-    """For this process; before cuBLAS starts, which reads the variable then."""
+    """Make this process deterministic; call it before cuBLAS starts, which reads the variable at that time."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.set_deterministic_debug_mode("error")

@@ -1,4 +1,4 @@
-"""train.repeat: the same training steps twice have the same bits, also in another process."""
+"""train.repeat: repeated training steps give the same bits, also in another process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from envbuild.selftest.probes.training.small_gpt import be_deterministic, loss, 
 
 STEPS, RATE = 3, 0.5
 PROCESSES = 2
-SECONDS = 60.0  # of a process
+SECONDS = 60.0  # limit for each process
 
 
 def train_repeat(context: Context) -> None:
-    """train.repeat: steps of a small GPT have the same bits twice in a process and in another process."""
+    """train.repeat: steps of a small GPT give the same bits when repeated in one process and in another process."""
     for precision in (None, torch.bfloat16 if context.on_cpu else torch.float16):
         name = f"{STEPS} steps fp32" + (f" with autocast to {short_name(precision)}" if precision else "")
         context.step(f"{name}, in {PROCESSES} processes")
@@ -61,7 +61,7 @@ def digests(device: torch.device, precision: torch.dtype | None) -> dict[str, st
 
 
 def _compare(context: Context, name: str, endings: Sequence[ForkEnding]) -> None:
-    """Every run with the first one of the first process."""
+    """Compare every run with the first run of the first process."""
     for number, ending in enumerate(endings):
         if "skip" in ending.told:
             raise Skip(str(ending.told["skip"]))

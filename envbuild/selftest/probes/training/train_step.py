@@ -1,4 +1,4 @@
-"""train.step: training is finite, repeatable to the bit in deterministic mode, and as float64 on the host has it."""
+"""train.step: training is finite, repeatable bit for bit in deterministic mode, and matches float64 on the host."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ WIDTH, DEPTH, HEADS, HIDDEN = 64, 2, 4, 128
 BATCH, LENGTH = 4, 37
 RATE, MOMENTUM = 0.05, 0.9
 
-# The largest relative distance of a loss from the float64 run's. Tried on a CPU: float32 reaches 1.3e-7 and bfloat16
-# 9e-3. The bound leaves room for other orders of summation; TF32 rounds factors to 2^-11, 8 times finer than bfloat16.
+# The largest relative distance of a loss from the float64 run's. Measured on a CPU: float32 reaches 1.3e-7 and bfloat16
+# 9e-3. The bound allows other orders of summation; TF32 rounds factors to 2^-11, 8 times finer than bfloat16.
 LOSS_BOUND, LOSS_BOUND_TF32 = 1e-5, 3e-3
 
 
@@ -43,12 +43,12 @@ def model(device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
             if weights.dim() > 1:
                 weights.copy_(hashed_inputs.signed(weights.shape, seed) / math.sqrt(weights.shape[1]))
             elif name.endswith("bias"):
-                weights.zero_()  # the others of one dimension are the norms' weights, which begin as 1
+                weights.zero_()  # the other 1-D parameters are the norms' weights, initialised to 1
     return network.to(device, dtype)
 
 
 def train(device: torch.device, dtype: torch.dtype) -> Training:
-    """Fit fixed inputs to fixed targets; each step's gradients depend on all that came before."""
+    """Fit fixed inputs to fixed targets; each step's gradients depend on all previous steps."""
     network = model(device, dtype)
     x, target = (hashed_inputs.signed((BATCH, LENGTH, WIDTH), seed).to(device, dtype) for seed in (41, 42))
     optimizer = torch.optim.SGD(network.parameters(), lr=RATE, momentum=MOMENTUM)
@@ -63,8 +63,8 @@ def train(device: torch.device, dtype: torch.dtype) -> Training:
 
 
 def train_step(context: Context) -> None:
-    """train.step: 20 steps of a two-layer transformer, twice: finite, falling, equal, and as float64 has it."""
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when cuBLAS starts: it is deterministic only so
+    """train.step: 20 steps of a two-layer transformer, run twice: finite, falling, equal, and matching float64."""
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when cuBLAS starts; required for determinism
     torch.use_deterministic_algorithms(True)
     with context.step(f"{STEPS} steps fp64 on the host"):
         reference = train(torch.device("cpu"), torch.float64)
@@ -92,5 +92,5 @@ def train_step(context: Context) -> None:
 
 
 def _relative(got: float, wanted: float) -> float:
-    """The relative distance; infinite for NaN, so that it is the largest."""
+    """The relative distance; infinite for NaN, so that it counts as the largest."""
     return abs(got - wanted) / abs(wanted) if math.isfinite(got) else math.inf
