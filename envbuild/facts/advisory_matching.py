@@ -117,8 +117,8 @@ class Match:
             yield False
 
     def concerns(self, situation: Situation) -> bool:
-        """Whether all conditions on other properties than the versions of torch, libraries, distributions and driver
-        are true."""
+        """Whether all conditions are true, except those on versions of torch, libraries, distributions or the driver,
+        which are ignored."""
         anyhow = dataclasses.replace(self, driver=None, torch=None, build=None, libraries={}, distributions={})
         return anyhow.holds(situation)
 

@@ -113,7 +113,7 @@ class XidError(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Namespace(FactRow):
-    """The text of an __init__.py that several distributions may install, with or without a final newline."""
+    """An allowed text of an __init__.py that several distributions may install, each in its own form."""
 
     text: Annotated[str, Field(max_length=600)]
 

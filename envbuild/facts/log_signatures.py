@@ -128,7 +128,7 @@ def _rows() -> Mapping[str, Signature]:
 
 def signatures() -> Mapping[str, Signature]:
     """Signatures by id: one for every advisory (a site's own too) and every other cause. Raises FactsError if a
-    signature refers to an unknown one."""
+    signature refers to an unknown one or is incomplete."""
     return _signatures(fact_file_reader.site_files())
 
 

@@ -120,7 +120,7 @@ def _resolve(
     with temporary_files.folder("apt") as state:
         config = _configure(state, apt_archives(suite), components)
         _update(config)
-        # `?essential` alone omits dependencies of essential packages; apt adds them.
+        # `?essential` matches only the essential packages; apt adds their dependencies.
         wanted = ["?essential", *packages, *(f"{deb.name}={deb.version}" for deb in keep)]
         done = _apt("install", "--yes", "--no-install-recommends", "--print-uris", *wanted, config=config)
         if done.code and disk_space.is_none(state):

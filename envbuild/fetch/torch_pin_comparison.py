@@ -96,8 +96,8 @@ def _inside(stream: IO[bytes], name: str) -> str:
 
 
 def pins(metadata: str) -> dict[str, str]:
-    """Distribution -> specifier of the CUDA libraries that a wheel's metadata requires on Linux x86_64, extras
-    excluded."""
+    """Distribution -> specifier of the known libraries and NVIDIA packages that a wheel's metadata requires on Linux
+    x86_64. Other packages and requirements of extras are left out."""
     found: dict[str, str] = {}
     for line in HeaderParser().parsestr(metadata).get_all("Requires-Dist") or ():
         try:

@@ -216,7 +216,7 @@ _LISTED = {"apt", "wheels", "startup", "archives", "debs", "packages"}
 
 
 def write(lock: Lock, file: Path, name: str, origin: Mapping[str, str] | None = None) -> None:
-    """Write the lock file. `origin`: profile and requirements of the lock, if there is no profile called `name`."""
+    """Write the lock file. `origin`: profile and requirements of the lock, if no profile is called `name`."""
     content = lock.content
     for holder in (content, content["base"], content.get("builder", {})):
         for key in _LISTED & set(holder):

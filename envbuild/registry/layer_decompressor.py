@@ -11,7 +11,7 @@ from typing import Any
 from envbuild.registry.block_iterator_file import Blocks
 
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-_SKIPPED = b"\x2a\x4d\x18"  # preceded by a byte from 0x50 on: a zstd frame without content
+_SKIPPED = b"\x2a\x4d\x18"  # after a byte from 0x50 to 0x5f: a zstd frame without content
 _SLICE = 1 << 10  # bytes per decompression step: 4 bytes of zstd may expand to 128 KiB, so a step yields up to 32 MiB
 # Largest window of a zstd frame, in bytes: zstd's own default limit.
 _WINDOW = 1 << 27

@@ -15,8 +15,8 @@ from envbuild.facts.fact_field_types import VersionRange, is_version
 
 def written(change: Change, known: Situation, there: Situation | None = None) -> dict[str, Any]:
     """The profile keys and values of a change: {"pins": {"cublas": "12.4.5.8"}}. Leaves out values that already fit,
-    and libraries without a fitting version for this CUDA. `known`: the current versions; the nearest fitting version is
-    taken. `there`: the situation without the requested pins; a version is not older than there if that one fits."""
+    and libraries without a fitting version for this CUDA. `known`: the current versions; the nearest fitting one is
+    taken. `there`: the situation without the requested pins; its version is preferred to an older one if it fits."""
     found: dict[str, Any] = {}
     torch = _torch(change.torch, known, there.torch if there else None) if change.torch else None
     release = database.torch_release(torch) if torch else None
@@ -58,7 +58,7 @@ def _torch(wanted: VersionRange, known: Situation, there: str | None) -> str | N
 
 
 def _version(library: str, cuda: str | None, wanted: VersionRange, now: str | None, there: str | None) -> str | None:
-    """The nearest version for this CUDA; if CUDA is unknown, for CUDA 12, otherwise for another one."""
+    """The nearest version for this CUDA; if CUDA is unknown, for CUDA 12, otherwise for another CUDA version."""
     distributions = database.libraries()[library].distributions
     majors = [cuda.partition(".")[0]] if cuda else sorted(distributions, key=lambda major: (major != "12", major))
     found = (_nearest(_versions(distributions.get(major, "")), wanted, now, there) for major in majors)

@@ -108,7 +108,7 @@ class Stop:
                 os.killpg(child.pid, number)
 
 
-# The default Stop, for all programs started without another one: for a command whose threads run programs.
+# The default Stop, for all programs started without a separate one: for a command whose threads run programs.
 stop_all = Stop()
 
 

@@ -24,8 +24,8 @@ class Taken(EnvbuildError):
 @contextlib.contextmanager
 def exclusive(name: str, doing: str, say: Callable[[str], None], wait: bool = True) -> Iterator[None]:
     """Hold the lock `name`; the kernel releases it however the process ends. If another process holds it, report with
-    `doing` what that one does, and wait, or raise Taken if `wait` is false. Profile names never begin with an
-    underscore."""
+    `doing` what that one does, and wait, or raise Taken if `wait` is false. Names of
+    locks for other purposes than a profile begin with an underscore, because no profile name does."""
     file = FileLock(user_folders.cache_folder("locks") / f"{name}.lock")
     try:
         file.acquire(timeout=0)

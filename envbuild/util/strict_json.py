@@ -1,5 +1,5 @@
 """Strict parser for untrusted JSON: limited size and depth, no duplicate keys (two readers could take different ones),
-no NaN, no infinity, no integers of 20 digits or more."""
+no NaN, no infinity, no integers of 20 or more characters."""
 
 from __future__ import annotations
 
