@@ -19,7 +19,7 @@ from envbuild.util.errors import HashMismatch, NetworkError, printable
 
 _TAIL = 1 << 16  # bytes at the end of a file, where a zip archive has its directory
 _LARGEST_PART = 1 << 26  # bytes per read: torch's directory has 1.6 MB
-_TRIES = 3  # attempts after a response broke off; the session itself retries failed requests
+_TRIES = 3  # attempts per file if a response breaks off; the session itself retries failed requests
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def inspect_source(wanted: ExtensionRequest, progress: Progress) -> LockedExtens
     """Download a source and inspect it for locking.
 
     Raises NetworkError if it is not available, HashMismatch for another sdist, and ProfileError with the profile's line
-    for a commit that the repository lacks or that has submodules, or for a variable that the source does not read.
+    for a commit that the repository lacks or that has submodules, or for a variable that the source does not mention.
     """
     extension, build = wanted.extension, wanted.extension.build
     kind = "git" if extension.commit else "sdist"

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 from envbuild.profile.value_types import ArchiveFile, Model, PackageSpec, Text, VariableName, shaped
 from envbuild.util import url_redaction
 
-# The tools for building a wheel with setuptools and torch's cpp_extension, unless a source names others.
+# The tools of every extension's build, for setuptools and torch's cpp_extension; build.requires adds others.
 BUILD_TOOLS = ("ninja", "setuptools", "wheel")
 
 ExtensionName = Annotated[

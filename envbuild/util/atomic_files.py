@@ -1,5 +1,4 @@
-"""Atomic file writes: a file is written completely or not at all, and never through a link that leads out of its
-project."""
+"""Atomic file writes: completely or not at all. A project's file is not written through a link out of the project."""
 
 from __future__ import annotations
 
