@@ -1,6 +1,7 @@
-"""Advisories as data, and whether one applies to a profile, an image or a machine. fact_file_reader.py reads the rows.
+"""Advisories as data, and the check whether one applies to a profile, an image or a machine. fact_file_reader.py reads
+the rows.
 
-Nothing here knows a version: every number stands in facts/data/advisories.yaml, whose head says what each key means.
+This module contains no versions: every number is in facts/data/advisories.yaml, whose head describes each key.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from envbuild.facts.gpu_models import UNLISTED, Gpu
 
 @dataclasses.dataclass(frozen=True)
 class Situation:
-    """What is known of a profile, an image or a machine; None, or a name that is absent, is unknown.
+    """The known properties of a profile, an image or a machine; None or a missing name means unknown.
 
-    torch: the distribution's version (the index's CUDA builds have no local label there, though they import as
-    2.3.1+cu121). cuda: torch's. libraries: short name -> version. environment: words, see facts/data/advisories.yaml.
-    gpu_count: that work together; None: unknown.
+    torch: the distribution's version (the index's CUDA builds have no local label, though they import as 2.3.1+cu121).
+    cuda: the CUDA version of torch. libraries: short name -> version. environment: words, see
+    facts/data/advisories.yaml. gpu_count: number of GPUs that work together; None: unknown.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -50,7 +51,7 @@ class Situation:
 
     @property
     def build(self) -> str | None:
-        """torch's local label, "cpu" or "cu128"; "pypi" where it has none; None where torch is unknown."""
+        """torch's local label, "cpu" or "cu128"; "pypi" if it has none; None if torch is unknown."""
         try:
             return (Version(self.torch).local or "pypi") if self.torch else None
         except InvalidVersion:
@@ -59,8 +60,8 @@ class Situation:
 
 @dataclass(frozen=True, config=STRICT)
 class Match:
-    """Conditions that must all hold; what is not stated does not matter. `without`: environment words not there;
-    `unequal_cards`: of several compute capabilities."""
+    """Conditions that must all be true; fields that are not set are ignored. `without`: environment words that must be
+    absent; `unequal_cards`: GPUs of several compute capabilities."""
 
     gpus: frozenset[str] = frozenset()
     compute_capability: Spec | None = None
@@ -81,7 +82,7 @@ class Match:
         return all(self.answers(situation))
 
     def answers(self, situation: Situation) -> Iterator[bool | None]:
-        """What the situation says to each condition that is stated; None: it says nothing, which is no yes."""
+        """The result of each condition that is set: true, false, or None if the situation lacks the information."""
         cards, build = situation.gpus, situation.build
         if self._needs_cuda and build == "cpu":
             yield False
@@ -116,13 +117,14 @@ class Match:
             yield False
 
     def concerns(self, situation: Situation) -> bool:
-        """Whether it would hold there with other versions of torch, libraries, distributions or the driver."""
+        """Whether all conditions are true, except those on versions of torch, libraries, distributions or the driver,
+        which are ignored."""
         anyhow = dataclasses.replace(self, driver=None, torch=None, build=None, libraries={}, distributions={})
         return anyhow.holds(situation)
 
     @property
     def versioned(self) -> frozenset[str]:
-        """The libraries and distributions whose versions it asks for."""
+        """The libraries and distributions with a version condition."""
         return frozenset((*self.libraries, *self.distributions))
 
     @property
@@ -134,7 +136,8 @@ class Match:
         return bool(self.gpus or self.compute_capability or self.unequal_cards or self.driver or self.gpu_count)
 
     def _takes(self, cards: tuple[Gpu, ...]) -> bool | None:
-        """Whether any of the cards is meant; None where there is none, or one that fits and has no known model."""
+        """Whether any of the GPUs matches. None if there are no GPUs, or if one with a matching capability has no known
+        model."""
         fitting = [
             card for card in cards if not self.compute_capability or card.compute_capability in self.compute_capability
         ]
@@ -154,7 +157,7 @@ def _major(version: str | None) -> int | None:
 
 @dataclass(frozen=True, config=STRICT)
 class Shows:
-    """How a fault looks. `patterns` are searched in single lines; `like`: advisories whose lines look the same."""
+    """Symptoms of a fault. `patterns` are searched in single lines; `like`: advisories with the same log lines."""
 
     signals: tuple[Annotated[str, Field(pattern=r"^SIG[A-Z0-9]+$")], ...] = ()
     exit_codes: tuple[int, ...] = ()
@@ -166,7 +169,7 @@ class Shows:
 
 @dataclass(frozen=True, config=STRICT)
 class Change:
-    """What to write into a profile: `pins` by short library name or distribution. Empty where there is nothing to."""
+    """Changes to a profile. `pins`: by short library name or distribution. Empty if no change helps."""
 
     pins: Mapping[str, Spec] = Field(default_factory=dict)
     torch: Spec | None = None
@@ -182,10 +185,10 @@ def _stating(match: Match) -> Match:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Advisory(FactRow):
-    """A known fault. It holds where any of `match` does; `decidable`: a profile alone can tell.
+    """A known fault. It applies if any of `match` does; `decidable`: a profile alone is enough to decide.
 
-    `signature`: what a probe reports when it is met, in any of these ways: each key of its result, or of its traits,
-    holds a value that the pattern fits from end to end.
+    `signature`: alternatives for the result of a probe that met the fault. In each, every key names an entry of the
+    result or its traits, and the pattern must match its whole value.
     """
 
     id: Name
@@ -201,7 +204,7 @@ class Advisory(FactRow):
     caution: Text | None = None
 
     def matches(self, result: Mapping[str, Any]) -> bool:
-        """Whether a probe's result is this fault's signature."""
+        """Whether a probe's result matches this fault's signature."""
         told = {**(result.get("traits") or {}), **result}
         return any(
             all(told.get(key) is not None and pattern.fullmatch(str(told[key])) for key, pattern in keys.items())
@@ -213,12 +216,12 @@ class Advisory(FactRow):
         return any(match.holds(situation) for match in self.match)
 
     def concerns(self, situation: Situation) -> bool:
-        """Whether it would hold there with other versions than the situation's."""
+        """Whether it would apply with versions other than the situation's."""
         return any(match.concerns(situation) for match in self.match)
 
     def standing(self, situation: Situation) -> Literal["holds", "fits", "open", "contradicted"]:
-        """What a situation of which little is known says of it. "fits": some condition is met and none is broken;
-        "open": nothing of what it asks for is known; "contradicted": no alternative can hold."""
+        """How a partly known situation relates to this advisory. "holds": the advisory applies; "fits": some condition
+        is true and none is false; "open": no condition can be decided; "contradicted": no alternative can apply."""
         answers = [list(match.answers(situation)) for match in self.match]
         if any(all(told) for told in answers):
             return "holds"
@@ -228,7 +231,7 @@ class Advisory(FactRow):
         return "fits" if any(True in told for told in left) else "open"
 
     def met_by(self, situation: Situation) -> dict[str, str]:
-        """The versions by which it holds: of libraries by their short names, of distributions by theirs."""
+        """The versions that make it apply: of libraries by short name, of distributions by their name."""
         names = {name for match in self.match if match.holds(situation) for name in match.versioned}
         return {
             name: version
@@ -239,6 +242,6 @@ class Advisory(FactRow):
 
 
 def holding(known: Iterable[Advisory], situation: Situation) -> list[Advisory]:
-    """Those that hold, the severe ones first, else in the order of the data."""
+    """The advisories that apply, by severity, otherwise in the order of the data."""
     rank = {"refuse": 0, "warn": 1, "note": 2}
     return sorted((item for item in known if item.holds(situation)), key=lambda item: rank[item.severity])

@@ -1,6 +1,7 @@
-"""Facts: what is known of suites, GPUs, CUDA, torch and faults. Data files, read once; a site adds its own.
+"""Facts about Debian suites, GPUs, CUDA, torch and known faults, from data files that are read once; a site can add its
+own.
 
-Every function raises FactsError with all that is malformed, each with file and line.
+Every function raises FactsError with all malformed entries, each with file and line.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from envbuild.facts.gpu_models import Gpu
 
 @plain(frozen=True)
 class Suite:
-    """A Debian release: the Python it carries, its C library's version, and the major version of its g++."""
+    """A Debian release: its Python version, its C library's version, and the major version of its g++."""
 
     name: str
     python: str
@@ -35,7 +36,7 @@ class Suite:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Toolkit(FactRow):
-    """A CUDA toolkit release, the cuBLAS it carries and the driver that came with it."""
+    """A CUDA toolkit release, with the versions of its cuBLAS and of its driver."""
 
     release: Release
     cublas: Release
@@ -52,8 +53,8 @@ class _Compatible(FactRow):
 
 
 class DriverMinimum(NamedTuple):
-    """`exact`: the driver that came with the toolkit. `compatible`: the oldest that runs its major version, within
-    limits (no PTX of a newer toolkit). None where unknown."""
+    """Minimum driver versions. `exact`: the driver shipped with the toolkit. `compatible`: the oldest one that runs the
+    toolkit's major version, with limits (no PTX of a newer toolkit). None if unknown."""
 
     exact: str | None
     compatible: str | None
@@ -61,7 +62,7 @@ class DriverMinimum(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TorchRelease(FactRow):
-    """A torch release as the index has it for Linux x86_64. `pins`, `expands_to`: distribution -> specifier."""
+    """A torch release of the index for Linux x86_64. `pins`, `expands_to`: distribution -> specifier."""
 
     version: Release
     cuda: Release
@@ -77,7 +78,8 @@ class TorchRelease(FactRow):
     note: Text | None = None
 
     def kernels(self, compute_capability: str) -> Literal["compiled", "ptx"] | None:
-        """How this build serves a card: as architectures.serves says of its list, PTX being of the last one alone."""
+        """How this build supports a GPU: by the rules of torch_cuda_arch_list_parser.serves, with PTX only for the last
+        architecture."""
         codes = [arch.replace(".", "") for arch in self.arch_list]
         ptx = [f"compute_{codes[-1]}"] if self.ptx else []
         return torch_cuda_arch_list_parser.serves([*(f"sm_{code}" for code in codes), *ptx], compute_capability)
@@ -85,7 +87,7 @@ class TorchRelease(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TorchIndex(FactRow):
-    """PyTorch's own index of builds with a local label, for which {build} stands in `address`."""
+    """PyTorch's own index of builds with a local label; `address` contains {build} in place of the label."""
 
     address: Annotated[str, Field(pattern=r"^https://[!-~]+$")]
     packages: tuple[Name, ...]
@@ -93,7 +95,7 @@ class TorchIndex(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Library(FactRow):
-    """A short name, the distribution that carries it for each CUDA, and the versions known to exist of those."""
+    """A short library name, its distribution for each CUDA major version, and their known versions."""
 
     name: Name
     distributions: Mapping[str, Name]
@@ -102,7 +104,7 @@ class Library(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class XidError(FactRow):
-    """An error of the driver's in the kernel's log. `application`: a program's doing, no fault of the card."""
+    """A driver error in the kernel log. `application`: caused by a program, not by a GPU fault."""
 
     number: int
     title: Text
@@ -111,15 +113,15 @@ class XidError(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Namespace(FactRow):
-    """The text of an __init__.py that several distributions may install, each in its own form."""
+    """An allowed text of an __init__.py that several distributions may install, each in its own form."""
 
     text: Annotated[str, Field(max_length=600)]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class KnownStartup(FactRow):
-    """A file that runs code whenever Python starts, known as the work of this distribution; None: of no distribution,
-    but the system's own."""
+    """A file that runs code whenever Python starts and is known to belong to this distribution. None: it belongs to the
+    operating system."""
 
     distribution: Name | None
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -128,7 +130,7 @@ class KnownStartup(FactRow):
 
 @cache
 def namespace_texts() -> frozenset[bytes]:
-    """What an __init__.py may hold that several distributions install: nothing else, to the byte."""
+    """The allowed contents of an __init__.py that several distributions install; compared byte by byte."""
     rows = fact_file_reader.rows("packages", "namespaces", Namespace)
     return frozenset(f"{row.text}{end}".encode() for row in rows for end in ("", "\n"))
 
@@ -153,18 +155,18 @@ def suites() -> Mapping[str, Suite]:
 
 @cache
 def base_packages(gpu: bool = False) -> tuple[str, ...]:
-    """What a base holds; for a GPU also what torch needs at run time: a compiler, headers, RDMA libraries."""
+    """Packages of a base image; for a GPU also the run-time needs of torch: a compiler, headers, RDMA libraries."""
     data = fact_file_reader.read("debian").data
     return (*data["packages"], *(data["gpu_packages"] if gpu else ()))
 
 
 def advisories() -> tuple[Advisory, ...]:
-    """The shipped ones, then the site's."""
+    """The shipped advisories, then the site's."""
     return fact_file_reader.extensible().advisories
 
 
 def matching(situation: Situation) -> list[Advisory]:
-    """The advisories that hold in a situation, the severe ones first."""
+    """The advisories that apply in a situation, by severity."""
     return holding(advisories(), situation)
 
 
@@ -174,8 +176,8 @@ def gpus() -> Mapping[str, Gpu]:
 
 
 def gpu_by_name(name: str) -> Gpu | None:
-    """The model that a driver's name means: whole names only, 'NVIDIA H20' is no 'NVIDIA H200'. A MIG slice is its
-    card's model. Names that no source confirms are taken too."""
+    """The model for a name that the driver reports. Only whole names match: 'NVIDIA H20' does not match 'NVIDIA H200'.
+    A MIG slice has the model of its GPU. Unconfirmed names match too."""
     known = fact_file_reader.extensible()
     return known.names.get(known.mig.sub("", name))
 
@@ -185,7 +187,7 @@ OLDEST_CAPABILITY = "7.0"
 
 
 def unsupported(name: str, platform: str) -> str | None:
-    """Why no image of this platform can serve a GPU of the facts; None where one can, or for another name."""
+    """Why no image of this platform supports the GPU; None if one can, or if the name is unknown."""
     gpu = gpus().get(name)
     if gpu is None:
         return None
@@ -206,7 +208,7 @@ def _last_torch(compute_capability: str) -> str:
 
 
 def family(gpu: Gpu) -> tuple[Gpu, ...]:
-    """The models that share a proof with this one, itself included."""
+    """The models that share evidence with this one, itself included."""
     return tuple(other for other in gpus().values() if other.family == gpu.family)
 
 
@@ -221,7 +223,8 @@ def _compatible() -> Mapping[int, str]:
 
 
 def driver_minimum(cuda: str) -> DriverMinimum:
-    """For a CUDA version as torch says it ("12.4", its first release) or a toolkit's ("12.4.1")."""
+    """Minimum drivers for a CUDA version as torch reports it ("12.4", meaning its first release) or as a toolkit's
+    ("12.4.1")."""
     try:
         release = Version(cuda).release
     except InvalidVersion:
@@ -242,8 +245,8 @@ def torch_index() -> TorchIndex:
 
 
 def torch_release(version: str) -> TorchRelease | None:
-    """None for a release without a row, and for every local build: 2.13.0+cpu has no GPU code, 2.5.0+cu121 has other
-    libraries than 2.5.0."""
+    """The facts about a release. None for unknown releases and for every local build: 2.13.0+cpu has no GPU code,
+    2.5.0+cu121 has other libraries than 2.5.0."""
     return torch_releases().get(version)
 
 
@@ -253,25 +256,26 @@ def libraries() -> Mapping[str, Library]:
 
 
 def distribution_of(library: str, cuda: str) -> str | None:
-    """cublas and 12.1 -> nvidia-cublas-cu12."""
+    """The distribution of a library: cublas and 12.1 -> nvidia-cublas-cu12."""
     row = libraries().get(library)
     return row.distributions.get(cuda.partition(".")[0]) if row else None
 
 
 def library_of(distribution: str) -> str | None:
-    """nvidia-cublas -> cublas."""
+    """The library of a distribution: nvidia-cublas -> cublas."""
     name = canonicalize_name(distribution)
     return next((row.name for row in libraries().values() if name in row.distributions.values()), None)
 
 
 def is_cuda_library(distribution: str) -> bool:
-    """Whether this is a library that comes for each CUDA under a name of its own."""
+    """Whether this is a library with a separate distribution for each CUDA major version."""
     row = libraries().get(library_of(distribution) or "")
     return row is not None and len(set(row.distributions.values())) > 1
 
 
 def libraries_among(versions: Mapping[str, str], cuda: str | None) -> dict[str, str]:
-    """Short name -> version of the distributions that carry a library, where CUDA is known for that one alone."""
+    """Short name -> version of the distributions that contain a library; if `cuda` is set, only those for its major
+    version."""
     held: dict[str, str] = {canonicalize_name(name): version for name, version in versions.items()}
     return {
         row.name: held[distribution]
@@ -282,14 +286,14 @@ def libraries_among(versions: Mapping[str, str], cuda: str | None) -> dict[str, 
 
 
 def known_versions(distribution: str) -> tuple[str, ...]:
-    """Those the index is known to have, oldest first; none where nothing is known."""
+    """The known versions in the index, oldest first; empty if nothing is known."""
     name = canonicalize_name(distribution)
     return next((row.versions[name] for row in libraries().values() if name in row.versions), ())
 
 
 def of_another_cuda(library: str, cuda: str, version: str) -> str | None:
-    """The CUDA release (major number) whose wheels of a library begin with this version's first number, where those for
-    `cuda` never do; None where that is not known, or not so. Judged by the versions that the facts know."""
+    """The other CUDA major version whose wheels of a library have this version's major number, if the wheels for `cuda`
+    never do. None if that is unknown or not the case. Based on the versions in the facts."""
     majors: dict[str, set[int]] = {}
     for major, distribution in libraries()[library].distributions.items():
         asked = (
@@ -307,7 +311,8 @@ def of_another_cuda(library: str, cuda: str, version: str) -> str | None:
 
 
 def libraries_of(release: TorchRelease) -> dict[str, str]:
-    """Short name -> version that an install of this release gives: its exact pins, and the newest of a range."""
+    """Short name -> version of the libraries installed with this release: its exact pins, and the newest known version
+    in a range."""
     found = {}
     for distribution, specifier in {**release.expands_to, **release.pins}.items():
         name = library_of(distribution)

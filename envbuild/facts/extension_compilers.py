@@ -1,4 +1,4 @@
-"""What extensions are compiled with, as facts: where nvcc comes from, what compilers read, and what they say.
+"""Facts about compiling extensions: sources of nvcc, variables that compilers read, and their error messages.
 
 Every function raises FactsError as those of database.py do.
 """
@@ -21,8 +21,8 @@ Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9+_.-]+$")]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Wheels(FactRow):
-    """nvcc as wheels, for a major version of CUDA: extras of the distribution cuda-toolkit, and the folder below
-    site-packages that is CUDA_HOME then. `lacks` says why there is none."""
+    """nvcc from wheels, for a major version of CUDA: extras of the distribution cuda-toolkit, and the folder below
+    site-packages to use as CUDA_HOME. `lacks`: why no such wheels exist."""
 
     major: int
     extras: tuple[Name, ...] = ()
@@ -32,8 +32,8 @@ class Wheels(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Debian(FactRow):
-    """nvcc of a CUDA release as packages of a Debian suite, in components of its archive; `home` is CUDA_HOME then, and
-    `environment` names the host compiler that goes with it."""
+    """nvcc of a CUDA release from packages of a Debian suite. `components`: components of the Debian archive; `home`:
+    CUDA_HOME; `environment`: variables that name the matching host compiler."""
 
     cuda: Release
     suite: Name
@@ -53,7 +53,7 @@ class HostCompiler(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Complaint(FactRow):
-    """What is said where something cannot be compiled. `say`: what to do, with the pattern's groups in braces."""
+    """A compiler's error message. `say`: what to do, with the pattern's groups in braces."""
 
     pattern: Pattern
     say: Text = ""
@@ -61,41 +61,41 @@ class Complaint(FactRow):
 
 @cache
 def compiler_wheels() -> Mapping[int, Wheels]:
-    """By CUDA's major version."""
+    """nvcc from wheels, by CUDA's major version."""
     return {row.major: row for row in fact_file_reader.rows("compilers", "wheels", Wheels)}
 
 
 def debians() -> tuple[Debian, ...]:
-    """Every CUDA release that Debian has."""
+    """nvcc from Debian, for every CUDA release that Debian has."""
     return fact_file_reader.rows("compilers", "debian", Debian)
 
 
 def debian(cuda: str) -> tuple[Debian, ...]:
-    """Of a CUDA release, as in "12.4"."""
+    """nvcc from Debian for one CUDA release, for example "12.4"."""
     return tuple(row for row in debians() if row.cuda == cuda)
 
 
 @cache
 def hosts() -> Mapping[str, HostCompiler]:
-    """By CUDA release, as in "12.4"."""
+    """Host compiler limits by CUDA release, for example "12.4"."""
     return {row.cuda: row for row in fact_file_reader.rows("compilers", "host_compilers", HostCompiler)}
 
 
 @cache
 def variables() -> frozenset[str]:
-    """Those that compilers and torch read themselves, so that a source need not mention them."""
+    """Environment variables that compilers and torch read themselves, so a package's source need not mention them."""
     return frozenset(fact_file_reader.read("compilers").data["variables"])
 
 
 @cache
 def debian_packages() -> str:
-    """A pattern for the names of Debian packages that decide what a host compiler makes."""
+    """A pattern for the names of Debian packages that determine the output of a host compiler."""
     pattern: str = fact_file_reader.read("compilers").data["debian_packages"]
     return pattern
 
 
 def complaints() -> tuple[Complaint, ...]:
-    """The first that is found counts."""
+    """Known error messages; the first match is used."""
     return fact_file_reader.rows("compilers", "complaints", Complaint)
 
 

@@ -1,4 +1,4 @@
-"""The kinds of field that facts have: words, versions and patterns of bounded form, and what every row says."""
+"""Field types of facts: names, versions and patterns of limited form, and the fields common to all rows."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, ConfigDict, Field, PlainValidator
 from pydantic.dataclasses import dataclass
 
-# Built when first used: a profile for the CPU asks for none of these rows.
+# Models are built on first use: a profile for the CPU uses none of these rows.
 STRICT = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
-# verified: shown by a command or read in a primary source; reported: said by those who met it; inferred: follows from
-# verified facts by a step of our own; unconfirmed: one weak source.
+# verified: shown by a command or found in a primary source; reported: described by people who met it; inferred: derived
+# from verified facts by us; unconfirmed: one weak source.
 Status = Literal["verified", "reported", "inferred", "unconfirmed"]
 Sources = Annotated[tuple[str, ...], Field(min_length=1)]
 Date = Annotated[str, Field(pattern=r"^20[0-9]{2}-[01][0-9](-[0-3][0-9])?$")]
@@ -24,7 +24,7 @@ Text = Annotated[str, Field(min_length=1, max_length=600)]
 
 
 def is_version(text: str) -> bool:
-    """Whether it is one as Python packages have them, which a driver's is too."""
+    """Whether it is a valid version of a Python package; driver versions are valid ones too."""
     try:
         Version(text)
     except InvalidVersion:
@@ -49,7 +49,7 @@ Capability = Annotated[str, Field(pattern=r"^[0-9]{1,2}\.[0-9]$")]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class FactRow:
-    """What every fact says of itself: where it is from, how sure it is, and of when."""
+    """Common fields of all facts: source, certainty and date."""
 
     source: Sources
     status: Status
@@ -58,7 +58,7 @@ class FactRow:
 
 @dataclasses.dataclass(frozen=True)
 class VersionRange:
-    """One or several PEP 440 specifiers: holds the versions that any of them takes, pre-releases too."""
+    """One or several PEP 440 specifiers: contains the versions that any of them accepts, pre-releases included."""
 
     any_of: tuple[SpecifierSet, ...]
 
@@ -85,7 +85,7 @@ def _versions(value: Any) -> VersionRange:
         raise ValueError(str(error)) from None
 
 
-# An unbounded repeat of a group or of the dot is what makes a regular expression slow on a hostile log.
+# An unbounded repeat of a group or of the dot makes a regular expression slow on a hostile log.
 _SLOW = re.compile(r"(?<!\\)(?:\)[*+{]|\.[*+])|\\[1-9]")
 
 
@@ -97,13 +97,13 @@ def _pattern(value: Any) -> re.Pattern[str]:
     if _SLOW.search(value):
         raise ValueError("no repeated group, .* or .+: write a bounded gap, as in .{0,80}")
     try:
-        return re.compile(value, re.IGNORECASE | re.ASCII)  # so that a word ends where another script begins
+        return re.compile(value, re.IGNORECASE | re.ASCII)  # a word ends where another script begins
     except re.error as error:
         raise ValueError(f"is not a regular expression: {error}") from None
 
 
 def _any_pattern(value: Any) -> re.Pattern[str]:
-    """One, or a list of which any."""
+    """Parse one pattern, or a list of alternatives."""
     if not isinstance(value, list):
         return _pattern(value)
     return _pattern("|".join(_pattern(item).pattern for item in value))

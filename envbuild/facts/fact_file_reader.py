@@ -1,7 +1,8 @@
-"""The files of facts, read and checked: those shipped in facts/data/, and a site's own.
+"""Reads and validates the fact files: those shipped in facts/data/, and a site's own.
 
-A site's GPUs and advisories come from `facts.d/*.yaml` beside its config.yaml, in the format of facts/data/gpus.yaml
-and facts/data/advisories.yaml. Every function raises FactsError with all that is malformed, each with file and line.
+A site's GPUs and advisories come from `facts.d/*.yaml` in the folder of its config.yaml, in the format of
+facts/data/gpus.yaml and facts/data/advisories.yaml. Every function raises FactsError with all malformed entries, each
+with file and line.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _raise(faults: list[Fault]) -> None:
 
 
 def _rows(doc: Document, kind: str, row: type[T], faults: list[Fault]) -> Iterator[tuple[T, yaml_document.Path]]:
-    """The rows of a list that are well formed, each with its path; what is wrong with the others goes to `faults`."""
+    """The valid rows of a list, each with its path; errors in the others are added to `faults`."""
     listed = doc.data.get(kind, [])
     if not isinstance(listed, list) or not all(isinstance(value, dict) for value in listed):
         faults.append(doc.fault((kind,), "must be a list of mappings"))
@@ -59,15 +60,15 @@ def _rows(doc: Document, kind: str, row: type[T], faults: list[Fault]) -> Iterat
     sources = doc.data.get("sources", {})
     if not isinstance(sources, dict):
         wrong = doc.fault(("sources",), "must be a mapping of keys to values")
-        faults += [] if wrong in faults else [wrong]  # a file is asked for rows of two kinds
+        faults += [] if wrong in faults else [wrong]  # a file may be read for two kinds of rows
         return
     adapter = TypeAdapter(row)
     for index, value in enumerate(listed):
         path = (kind, index)
         for key in ("match", "signature"):
-            if isinstance(value.get(key), dict):  # one alternative needs no list around it
+            if isinstance(value.get(key), dict):  # a single alternative may be written without a list
                 value = {**value, key: [value[key]]}
-        try:  # as JSON: lists become tuples and sets, while scalars stay strictly what they are
+        try:  # as JSON: lists become tuples and sets, while scalars are strictly typed
             found = adapter.validate_json(json.dumps({**common, **value}))
         except ValidationError as error:
             for item in error.errors():
@@ -91,12 +92,13 @@ def rows(name: str, kind: str, row: type[T]) -> tuple[T, ...]:
 
 
 def site_files() -> tuple[Path, ...]:
-    """A site's own facts, in order of name."""
+    """A site's own fact files, sorted by name."""
     return tuple(sorted((user_folders.config_file().parent / "facts.d").glob("*.yaml")))
 
 
 def facts_digest() -> str:
-    """sha256, hex, over the names and contents of all facts, a site's own included: which facts decided."""
+    """sha256, hex, of the names and contents of all facts, a site's own included. It identifies the facts a run
+    used."""
     found = hashlib.sha256()
     for file in (*sorted(_FOLDER.glob("*.yaml")), *site_files()):
         content = file.read_bytes()
@@ -106,7 +108,7 @@ def facts_digest() -> str:
 
 @plain(frozen=True)
 class Extensible:
-    """What a site can add to."""
+    """The facts that a site can extend."""
 
     gpus: Mapping[str, Gpu]
     names: Mapping[str, Gpu]
@@ -151,7 +153,7 @@ def _extensible(site: tuple[Path, ...]) -> Extensible:
 
 
 def extensible() -> Extensible:
-    """The shipped ones, then the site's."""
+    """The shipped facts, then the site's."""
     return _extensible(site_files())
 
 

@@ -1,4 +1,4 @@
-"""GPU models as data: names, compute capability, features, and what the maker's datasheet says."""
+"""GPU models as data: names, compute capability, features, and figures of the vendor's datasheet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNLISTED = "unlisted"
 
 @dataclass(frozen=True, config=STRICT)
 class Datasheet:
-    """The maker's figures: dense TFLOP/s (no sparsity) by dtype, GB/s of memory. None: no source is recorded."""
+    """The vendor's figures: dense TFLOP/s (no sparsity) by dtype, GB/s of memory. None: no source is recorded."""
 
     tflops_fp32: float | None = None
     tflops_tf32: float | None = None
@@ -27,12 +27,13 @@ class Datasheet:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Gpu(FactRow):
-    """A GPU model. `names` as the driver prints them, whole; `aliases`: further names that people type. `family`: the
-    models that share a proof.
+    """A GPU model. `names`: as the driver prints them, complete; `aliases`: further names that people type. `family`:
+    models with the same family share evidence.
 
-    `first_cuda`, `last_cuda`: the toolkits whose compiler knows the card. What a torch wheel has code for is its arch
-    list's matter. `min_driver`: the card's own floor. `datacentre`: forward-compatibility libraries work. `host`: the
-    architecture of the machine's CPU, as in a platform. `unsupported`: why envbuild builds no image for it.
+    `first_cuda`, `last_cuda`: the toolkits whose compiler supports the GPU; the code in a torch wheel depends on its
+    arch list instead. `min_driver`: the oldest driver that supports the GPU. `datacentre`: forward-compatibility
+    libraries work. `host`: the architecture of the machine's CPU, as in a platform. `unsupported`: why envbuild builds
+    no image for it.
     """
 
     id: Name

@@ -1,6 +1,6 @@
-"""The GPU models that a name means which a person types: from the box, nvidia-smi, lspci or a catalogue.
+"""Finds the GPU models for a name that a person types: from the packaging, nvidia-smi, lspci or a catalogue.
 
-The name that a machine reports is looked up by `database.gpu_by_name`, which takes whole names of the facts alone.
+For names that a machine reports, use `database.gpu_by_name`, which accepts only whole names of the facts.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ _LONGEST = 120  # characters of a name
 _PCI_NAME = re.compile(r"\[([^\[\]]+)\][^\[\]]*$")
 _MIG = re.compile(r"\bmig\b.*")
 _LAPTOP = re.compile(r"(?:\bmax-?q */ *)?\b(?:mobile|notebook)\b(?: */ *max-?q\b)?")
-# What does not tell one model from another: the memory (80GB), its kind (HBM3), how the GPU is connected.
+# Parts that do not distinguish models: the memory (80GB), its kind (HBM3), how the GPU is connected.
 _VARIANT = re.compile(r"\b(?:\d+ ?g(?:i?b)?|hbm\d?e?|sxm\d?|pcie|nvl\d*|dgxs|fhhl)\b")
 _MAKER = re.compile(r"^(?:nvidia|corporation|geforce|tesla|jetson|hgx|dgx)+")
 _OPTIONAL = {"ac", "active", "ada", "blackwell", "design", "edition", "generation", "server", "with", "workstation"}
-_OPTIONAL_AHEAD = {"gtx", "quadro", "rtx"}  # where a name begins with them: a TITAN RTX is not a TITAN
+_OPTIONAL_AHEAD = {"gtx", "quadro", "rtx"}  # at the start of a name only: a TITAN RTX is not a TITAN
 
 
 def candidates(name: str) -> tuple[Gpu, ...]:
-    """The models that a name may mean: none, the one, or several where the name is ambiguous ("RTX 6000").
+    """The models that a name may mean: none, one, or several if the name is ambiguous ("RTX 6000").
 
-    A name is taken whole: "NVIDIA H2" is not an H20. Case, blanks, dashes, NVIDIA, GeForce, memory and form factor do
-    not matter; "Ti", "SUPER", "Laptop" and letters after the number do.
+    The whole name must match: "NVIDIA H2" is not an H20. Case, blanks, dashes, NVIDIA, GeForce, memory and form factor
+    are ignored; "Ti", "SUPER", "Laptop" and letters after the number are significant.
     """
     text = name[:_LONGEST].lower()
     inside = _PCI_NAME.search(text)
@@ -39,7 +39,7 @@ def candidates(name: str) -> tuple[Gpu, ...]:
 
 
 def _key(text: str) -> str:
-    """ "NVIDIA GeForce RTX 4090" -> "rtx4090"."""
+    """The normalised name: "NVIDIA GeForce RTX 4090" -> "rtx4090"."""
     return _MAKER.sub("", "".join(re.findall("[a-z0-9]+", text.lower()))).removesuffix("gpu")
 
 
@@ -50,7 +50,7 @@ def _keys(gpu: Gpu) -> frozenset[str]:
 
 @cache
 def _pattern(gpu: Gpu) -> re.Pattern[str]:
-    """What may be left out of the model's names is optional. An alias is only taken whole."""
+    """A pattern for the model's names with their optional parts. An alias must match completely."""
     return re.compile("|".join(_with_options(name.lower()) for name in (gpu.id, *gpu.all_names)))
 
 

@@ -1,4 +1,4 @@
-"""How causes show in logs, read from facts/data/signatures.yaml; its head says what each key means."""
+"""Log signatures of causes, from facts/data/signatures.yaml; its head describes each key."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ NEUTRAL = "neutral"
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Signature(FactRow):
-    """The looks of an advisory, or of a cause that no version is to blame for; that one has `title` and `remedy`."""
+    """The log signature of an advisory, or of a cause that does not depend on a version; the latter has `title` and
+    `remedy`."""
 
     id: Name
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.6
@@ -51,7 +52,7 @@ class Signature(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class GpuPattern(FactRow):
-    """The compute capability of cards that the facts do not have, by their names."""
+    """The compute capability of GPUs that are missing from the facts, by patterns of their names."""
 
     pattern: Pattern
     compute_capability: Capability
@@ -59,7 +60,7 @@ class GpuPattern(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Word(FactRow):
-    """Lines that say something of the surroundings which an advisory asks for."""
+    """Log lines that show a condition of advisories: an environment word, a feature or an extension."""
 
     kind: Literal["environment", "features", "extensions"]
     word: Name
@@ -69,7 +70,7 @@ class Word(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SignatureAdvice(FactRow):
-    """What to turn on before the next run."""
+    """Diagnostics to turn on before the next run."""
 
     say: Text
     lines: Patterns
@@ -78,7 +79,7 @@ class SignatureAdvice(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Possible(FactRow):
-    """What a crash or NaN may come from that no line names: advisories by id, and how sure that is where they hold."""
+    """Possible causes of a crash or NaN that no log line names: advisory id -> confidence if the advisory applies."""
 
     lines: Patterns
     unless: Patterns = ()
@@ -87,7 +88,7 @@ class Possible(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Component(FactRow):
-    """Libraries (or Python files) and functions of stacks that belong together."""
+    """A component: libraries (or Python files) and functions in stack traces that belong together."""
 
     component: Name
     libraries: Patterns = ()
@@ -96,7 +97,7 @@ class Component(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SystemMessage(FactRow):
-    """A message of the C library, the loader or the shell in other languages."""
+    """A message of the C library, the loader or the shell in other languages than English."""
 
     english: Text
     forms: Patterns
@@ -104,15 +105,15 @@ class SystemMessage(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Hearsay(FactRow):
-    """What stands before words that this run did not say: of another run, or in a text about errors."""
+    """Patterns before text that does not come from this run: it quotes another run, or describes errors."""
 
     before: Patterns
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Around(FactRow):
-    """What stands before or after a name which says that the name is not of what failed; with any of `not_before` or
-    `not_after` it is."""
+    """Patterns before or after a name which show that the name does not belong to the failed part, except where
+    `not_before` or `not_after` matches."""
 
     before: Patterns = ()
     after: Patterns = ()
@@ -126,14 +127,14 @@ def _rows() -> Mapping[str, Signature]:
 
 
 def signatures() -> Mapping[str, Signature]:
-    """By id, one for every advisory (a site's own too) and every other cause. Raises FactsError where one is named that
-    is not there."""
+    """Signatures by id: one for every advisory (a site's own too) and every other cause. Raises FactsError if a
+    signature refers to an unknown one or is incomplete."""
     return _signatures(fact_file_reader.site_files())
 
 
 @cache
 def _signatures(site: tuple[Path, ...]) -> Mapping[str, Signature]:
-    """`site`: the files whose advisories are among the facts'."""
+    """`site`: the files of the site's advisories; they are the cache key."""
     advisories, rows = {advisory.id: advisory for advisory in database.advisories()}, _rows()
     known = {*advisories, *rows}
     for row in rows.values():
@@ -176,7 +177,7 @@ def system_messages() -> tuple[SystemMessage, ...]:
 
 
 def possible_causes() -> tuple[Possible, ...]:
-    """Raises FactsError where an advisory is named that is not there."""
+    """Possible causes of unspecific failures. Raises FactsError if an advisory is unknown."""
     rows, known = (
         fact_file_reader.rows("signatures", "possible", Possible),
         {advisory.id for advisory in database.advisories()},
@@ -197,13 +198,13 @@ def _around(table: Literal["elsewhere", "mentions"]) -> tuple[Around, ...]:
 
 
 def elsewhere(before: str, after: str) -> bool:
-    """Whether a name between these words is of a GPU or a version with which it went well, not of what failed."""
+    """Whether the text around a name shows that the GPU or version worked, so that it did not cause the failure."""
     return _stands("elsewhere", before[-_NEAR:], after[:_NEAR])
 
 
 def mentioned(before: str, after: str) -> bool:
-    """Whether a version between these words is recommended, required or of another run: not evidence of what is
-    installed."""
+    """Whether the text around a version shows that it is recommended, required or from another run, and therefore not
+    evidence of the installed version."""
     return _stands("mentions", before[-_COMMAND:], after[:_NEAR]) or elsewhere(before, after)
 
 

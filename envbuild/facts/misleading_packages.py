@@ -1,4 +1,4 @@
-"""Names that the package index has for something else than is meant. They are refused wherever a package is named."""
+"""Package names that belong to an unrelated package in the index. They are refused wherever a package is named."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import re
 
 from packaging.utils import canonicalize_name
 
-# The index's apex is a toolkit for websites of 2013, and fails at its import (NVIDIA/apex#1063, #1800).
+# The index's apex is a web toolkit of 2013, and its import fails (NVIDIA/apex#1063, #1800).
 _MEANT = {"apex": "the index's apex is an unrelated package; NVIDIA's is built from source: name it under extensions"}
 _NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:$|[\[<>=!~;@( ,])")
-# An address or a path that names it: .../NVIDIA/apex.git@1a2b, ./apex, #egg=apex, apex-0.1-cp311-cp311-linux_x86_64.whl
+# A URL or path with the name: .../NVIDIA/apex.git@1a2b, ./apex, #egg=apex, apex-0.1-cp311-cp311-linux_x86_64.whl
 _ADDRESS = re.compile(
     rf"(?:^|[/=:])({'|'.join(_MEANT)})(?:\.git|-[0-9][^/]*\.(?:whl|tar\.gz|zip))?/?(?:$|[@#\[?\s])", re.IGNORECASE
 )
 
 
 def refusal_reason(text: str) -> str | None:
-    """Why a requirement, a name or an address must not be looked up; None where it may."""
-    for match in (_NAME.match(text), _ADDRESS.search(text)):  # a file's name alone looks like a package's
+    """Why a requirement, a name or a URL must not be looked up; None if it may."""
+    for match in (_NAME.match(text), _ADDRESS.search(text)):  # a file's name alone looks like a package's name
         if match and (why := _MEANT.get(canonicalize_name(match[1]))):
             return why
     return None

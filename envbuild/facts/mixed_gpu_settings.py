@@ -1,6 +1,7 @@
-"""What cards of unequal kinds need to work together: a common type, and settings of the libraries. Pure.
+"""Settings that different GPU models need to work together: a common dtype, and environment variables of libraries.
+Pure.
 
-Which settings there are and why stands in facts/data/fleet.yaml.
+The settings and their reasons are in facts/data/fleet.yaml.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Feature = Literal["tf32", "bf16", "fp8"]
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """An environment variable of the image, and why it has its value."""
+    """An environment variable of the image, and the reason for its value."""
 
     variable: str
     value: str
@@ -33,7 +34,7 @@ class Setting:
 
 @dataclass(frozen=True, config=STRICT)
 class _Some:
-    """What a card may have: a feature, or a compute capability within a range."""
+    """A property of a GPU: a feature, or a compute capability within a range."""
 
     feature: Feature | None = None
     compute_capability: Spec | None = None
@@ -59,7 +60,7 @@ class _Dtype(FactRow):
 
 
 def mixed_gpu_settings(gpus: Sequence[Gpu]) -> Iterator[Setting]:
-    """Nothing for cards of one model. Raises FactsError where the facts are malformed."""
+    """The settings for a mix of GPUs; none for GPUs of one model. Raises FactsError if the facts are malformed."""
     if len(gpus) < 2:
         return
     yield _common_dtype(gpus)

@@ -1,4 +1,4 @@
-"""Which probes the self-test has, read from its sources: importing them would need torch."""
+"""Reads the list of self-test probes from their source code, because importing them would need torch."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from envbuild.util.errors import UsageError, near
 
 Level = Literal["quick", "standard", "full"]
 LEVELS: tuple[Level, ...] = get_args(Level)
-# Those that have probes of their own, called <what>.<extension>.
+# Extensions with probes of their own, named <what>.<extension>.
 EXTENSIONS = frozenset({"apex"})
-HARNESS = "harness"  # in `versions`: what runs the probes and judges how they end
+HARNESS = "harness"  # in `versions`: the code that runs the probes and judges their results
 _PROBES = Path(__file__).parent.parent / "selftest" / "probes"
 
 
 @dataclass(frozen=True)
 class ProbeInfo:
-    """A probe's name, the lowest level that runs it ("asked": none does), what it needs, and the module and function
-    that it is.
+    """A probe's name, its lowest level ("asked": none), its requirement, and its module and function.
 
-    `needs`: "cpu" is any device, "cuda" a GPU, "script" a script of the profile's own. `least_capability`: the lowest
-    compute capability of a GPU that has what is tested, as (major, minor).
+    `needs`: "cpu" means any device, "cuda" a GPU, "script" a script of the profile. `least_capability`: the lowest
+    compute capability of a GPU that supports the tested feature, as (major, minor).
     """
 
     name: str
@@ -37,16 +36,16 @@ class ProbeInfo:
 
     @property
     def does(self) -> str:
-        """The first line of its docstring, after its name."""
+        """What the probe does: the first line of its docstring, after its name."""
         module, function = self.function
-        # read when it is asked for: every command knows the names, one of them shows what they do
+        # read only on demand: every command uses the names, only one shows the descriptions
         tree = ast.parse(next(_PROBES.rglob(f"{module}.py")).read_text(encoding="utf-8"))
         named = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
         said = next(map(ast.get_docstring, named), None) or ""
         return said.partition("\n")[0].partition(": ")[2]
 
     def within(self, level: str) -> bool:
-        """Whether a run at this level has it."""
+        """Whether a run at this level includes the probe."""
         return self.level in LEVELS[: LEVELS.index(level) + 1]
 
 
@@ -60,35 +59,36 @@ def known_probes() -> Mapping[str, ProbeInfo]:
 
 @cache
 def versions() -> Mapping[str, int]:
-    """By probe, which version of its judgement this self-test has; "harness" is what runs them all.
+    """The version of each probe's judgement in this self-test; "harness" is the code that runs them all.
 
-    Evidence counts while these are the same. tests/selftest/test_probe_versions.py holds each to its code.
+    Evidence is valid while these versions stay the same. tests/selftest/test_probe_versions.py checks that each matches
+    its code.
     """
     found: dict[str, int] = json.loads((_PROBES / "versions.json").read_text(encoding="utf-8"))
     return found
 
 
 def _read(call: ast.Call) -> ProbeInfo:
-    """What a call of Probe(name, level, needs, timeout, function, ...) in the catalogue says."""
+    """The probe defined by a call of Probe(name, level, needs, timeout, function, ...) in the catalogue."""
     name, level, needs = (str(ast.literal_eval(argument)) for argument in call.args[:3])
     others = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
     return ProbeInfo(name, level, needs, _named(call.args[-1]), others.get("least_capability", (0, 0)))
 
 
 def _named(function: ast.expr) -> tuple[str, str]:
-    """`module.function` as two words."""
+    """Split `module.function`."""
     assert isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)
     return function.value.id, function.attr
 
 
 def unknown_probe(name: str) -> str:
-    """What to say of a name that no probe has."""
+    """The error message for an unknown probe."""
     hint = near(name, known_probes()) or f"known: {', '.join(known_probes())}"
     return f"there is no probe {name!r} ({hint})"
 
 
 def refuse_unknown(names: Iterable[str]) -> None:
-    """Raises UsageError naming all that are no probe's."""
+    """Raises UsageError with all unknown probes."""
     wrong = [unknown_probe(name) for name in names if name not in known_probes()]
     if wrong:
         raise UsageError("; ".join(wrong), hint="envbuild test --list")

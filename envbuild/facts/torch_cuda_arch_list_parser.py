@@ -1,4 +1,4 @@
-"""Architectures of device code: lists of them as torch's builds take them, and which cards they serve. Pure."""
+"""Architectures of device code: parses lists of them in torch's format, and finds the GPUs they support. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _CAPABILITY = re.compile(r"([0-9]{1,2})\.([0-9])([af]?)(\+PTX)?")
 
 
 def capabilities(listed: str) -> tuple[str, ...]:
-    """The compute capabilities in a TORCH_CUDA_ARCH_LIST: ("8.0", "9.0") of "8.0;9.0a+PTX".
+    """The compute capabilities in a TORCH_CUDA_ARCH_LIST: ("8.0", "9.0") for "8.0;9.0a+PTX".
 
-    Raises ValueError for what is none.
+    Raises ValueError if a part is not a compute capability.
     """
     parts = [part for part in re.split("[; ,]+", listed) if part]
     found = [_CAPABILITY.fullmatch(part) for part in parts]

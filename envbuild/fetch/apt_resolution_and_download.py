@@ -1,6 +1,7 @@
-"""Debian packages through the host's apt: its mirrors, proxies and keys, in a state folder of our own.
+"""Resolves and downloads Debian packages with the host's apt, using its mirrors, proxies and keys, in a separate state
+folder.
 
-Nothing of the host's package state is read or changed. Downloads go through apt's own helper, which checks the hash.
+The host's package state is neither read nor changed. Downloads use apt's own helper, which checks the hash.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _APT_HINT = "bases are made with Debian's apt and mmdebstrap; elsewhere name a b
 
 @dataclass(frozen=True)
 class Deb:
-    """One package file. `path` is its place below an archive's root, the same on every mirror."""
+    """One package file. `path` is its path below an archive's root, the same on every mirror."""
 
     name: str
     version: str
@@ -44,7 +45,7 @@ class AptArchive:
 
 
 class AptUnavailable(NetworkError):
-    """The mirrors answer, and no longer have some packages."""
+    """The mirrors answer, but no longer have some packages."""
 
     kind = "mirror"
 
@@ -60,9 +61,10 @@ class AptUnavailable(NetworkError):
 
 
 def apt_archives(suite: str) -> list[AptArchive]:
-    """Where `suite` is fetched from: the site's settings, else apt's own sources with the suite's name put in.
+    """The archives for `suite`: from the site's settings, otherwise apt's own sources with the suite's name
+    substituted.
 
-    Raises NetworkError if neither names a Debian archive.
+    Raises NetworkError if neither contains a Debian archive.
     """
     mirror, security = (
         settings.setting("debian_mirror"),
@@ -82,7 +84,8 @@ def apt_archives(suite: str) -> list[AptArchive]:
 
 
 def _checked(lines: Iterable[str]) -> list[tuple[str, str]]:
-    """(root, pocket) of the host's own release in apt's sources, e.g. (".../debian-security", "-security")."""
+    """The entries of apt's sources for the host's own release, as (root, pocket): (".../debian-security",
+    "-security")."""
     codename = _host_codename()
     pattern = re.compile(rf"^'(\S+)/dists/{re.escape(codename)}(-updates|-security)?/InRelease'")
     found = [(match[1], match[2] or "") for line in lines if (match := pattern.match(line))]
@@ -100,12 +103,11 @@ def _host_codename() -> str:
 def resolve_debs(
     suite: str, packages: Sequence[str], keep: Sequence[Deb] = (), components: Sequence[str] = ("main",)
 ) -> list[Deb]:
-    """Every package that Debian's essential set and `packages` need, sorted by name; `keep` at its exact versions.
+    """Every package required by Debian's essential set and by `packages`, sorted by name; packages in `keep` at their
+    exact versions. `components`: of the archive, such as main and non-free.
 
-    `components` are those of the archive, as in main and non-free.
-
-    Raises ProfileError for a package that the suite does not have, NetworkError if the mirrors do not answer, or lack a
-    package where other components than main are asked for.
+    Raises ProfileError if the suite lacks a package; NetworkError if the mirrors do not answer, or lack a package when
+    other components than main are requested.
     """
     return list(_resolve(suite, tuple(packages), tuple(keep), tuple(components)))
 
@@ -114,11 +116,11 @@ def resolve_debs(
 def _resolve(
     suite: str, packages: tuple[str, ...], keep: tuple[Deb, ...], components: tuple[str, ...]
 ) -> tuple[Deb, ...]:
-    """Once for all profiles that are locked together: most share their base."""
+    """Resolve once for all profiles that are locked together: most have the same base image."""
     with temporary_files.folder("apt") as state:
         config = _configure(state, apt_archives(suite), components)
         _update(config)
-        # `?essential` alone misses packages that are needed only once: apt resolves the rest.
+        # `?essential` matches only the essential packages; apt adds their dependencies.
         wanted = ["?essential", *packages, *(f"{deb.name}={deb.version}" for deb in keep)]
         done = _apt("install", "--yes", "--no-install-recommends", "--print-uris", *wanted, config=config)
         if done.code and disk_space.is_none(state):
@@ -130,7 +132,7 @@ def _resolve(
 
 
 def beyond(found: Iterable[Deb], there: Iterable[Deb]) -> tuple[Deb, ...]:
-    """Those of `found` that have no namesake among `there`."""
+    """The packages in `found` whose names do not occur in `there`."""
     names = {deb.name for deb in there}
     return tuple(deb for deb in found if deb.name not in names)
 
@@ -168,7 +170,7 @@ Acquire::Languages "none";
 
 
 def _apt(*arguments: str, config: Path | None = None) -> Completed:
-    # TMPDIR: where it is killed, what checks the signatures leaves files there
+    # TMPDIR: apt's signature check leaves files there if it is killed
     given = {"APT_CONFIG": str(config), "TMPDIR": str(config.parent)} if config else {}
     try:
         done = run(["apt-get", *arguments], env={**given, "LC_ALL": "C"}, timeout=600)
@@ -181,7 +183,7 @@ def _apt(*arguments: str, config: Path | None = None) -> Completed:
 
 def _update(config: Path) -> None:
     done = _apt("--quiet", "update", config=config)
-    # A third party's repository for the same suite is not signed by Debian: it is left out, the rest still counts.
+    # A third-party repository for the same suite is not signed by Debian: ignore its error and use the others.
     errors = [line for line in done.stderr.splitlines() if line.startswith("E:")]
     if done.code and not (errors and all("is not signed" in line for line in errors)):
         raise NetworkError("the Debian mirrors did not answer", hint=" ".join(errors[:3]) or done.stderr.strip()[-300:])
@@ -208,15 +210,15 @@ def _deb(line: str) -> Deb:
     if not match:
         raise NetworkError(f"apt gives no sha256 for a package: {line.strip()[:200]}")
     path = urllib.parse.unquote("pool/" + match["uri"].partition("/pool/")[2])
-    # apt writes the epoch's colon as %3a in the file's name; the pool's own name has no epoch.
+    # apt writes the epoch's colon as %3a in the file name; the file name in the pool has no epoch.
     name, version, _ = urllib.parse.unquote(match["file"]).rsplit("_", 2)
     return Deb(name, version, match["sha256"], int(match["bytes"]), path)
 
 
 def fetch_debs(debs: Sequence[Deb], suite: str, store: Store, timestamp: str | None) -> int:
-    """Bring the packages that the store lacks; returns how many. `timestamp` is when they were locked.
+    """Download the packages missing in the store; return how many. `timestamp`: when they were locked.
 
-    Raises Unavailable, naming those that neither the mirrors nor the site's snapshot archive have.
+    Raises AptUnavailable with the packages that neither the mirrors nor the site's snapshot archive have.
     """
     missing = [deb for deb in debs if not store.holds(deb.sha256, deb.file)]
     wanted = len(missing)
@@ -234,13 +236,14 @@ def fetch_debs(debs: Sequence[Deb], suite: str, store: Store, timestamp: str | N
     return wanted
 
 
-# What apt says of a file that an archive no longer has, or has another one under its name.
+# apt's messages for a file that an archive no longer has, or that was replaced.
 _GONE = re.compile(r"(404  Not Found.*|File not found.*|Hash Sum mismatch)$")
 _SUMMARY = "E: Download Failed"
 
 
 def _without_credentials(root: str, netrc: Path) -> str:
-    """The root's address without user and password, which go into a file for apt: a command line is everybody's."""
+    """The root's URL without user and password; write these to a file for apt, because every user can read a command
+    line."""
     parts = urllib.parse.urlsplit(root)
     if not parts.username:
         return root
@@ -251,7 +254,7 @@ def _without_credentials(root: str, netrc: Path) -> str:
 
 
 def _from_root(root: str, debs: Sequence[Deb], store: Store) -> list[Deb]:
-    """The packages that this root did not give."""
+    """Download from one root; return the packages it does not have."""
     with store.incoming() as folder:
         arguments: list[str] = []
         netrc = folder / "auth.conf"
@@ -259,7 +262,7 @@ def _from_root(root: str, debs: Sequence[Deb], store: Store) -> list[Deb]:
         for deb in debs:
             address = f"{open_root}/{urllib.parse.quote(deb.path)}"
             arguments += [address, str(folder / deb.sha256), f"SHA256:{deb.sha256}"]
-        own = ["-o", f"Dir::Etc::netrc={netrc}"] if netrc.is_file() else []  # else apt's own stays in force
+        own = ["-o", f"Dir::Etc::netrc={netrc}"] if netrc.is_file() else []  # otherwise apt's own netrc file is used
         done = run(
             [_HELPER, "-o", "Acquire::Retries=3", *own, "download-file", *arguments], env={"LC_ALL": "C"}, timeout=3600
         )

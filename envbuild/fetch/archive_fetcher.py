@@ -1,6 +1,7 @@
-"""Archives that a profile names by their sha256: fetched into a store, and looked through before they are locked.
+"""Archives that a profile names by sha256: downloads them into a store, and inspects them before they are locked.
 
-dockerfiles/unpack takes them apart, in the build; here it only looks, so that what it would refuse is refused first.
+dockerfiles/unpack extracts them during the build. Here it only inspects, so that archives it would refuse are refused
+before the build.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ from envbuild.util import settings, url_redaction, user_folders
 from envbuild.util.errors import HashMismatch, NetworkError, ProfileError
 from envbuild.util.host_processes import ProcessTimeout, run
 
-# No archive's size is known before it is locked. The largest wanted is a toolkit, some GB: this only ends what never
-# does, before it has filled the disk.
+# The size of an archive is unknown before it is locked. The largest, a toolkit, has some GB; this limit only stops an
+# endless download before it fills the disk.
 _LARGEST = 16 << 30  # bytes
-# To read one of that size through xz takes minutes; one made to unpack for ever must not hold the profile's lock.
+# Reading an archive of that size through xz takes minutes. A malicious endless archive must not block the profile's
+# lock.
 _LOOK_SECONDS = 1800.0
 
 
 def inspect_archive(wanted: ArchiveRequest, progress: Callable[[str, int], None]) -> Archive:
-    """Fetch an archive and look through it.
+    """Download an archive and inspect it.
 
-    Raises what fetch raises; ProfileError, naming the profile's line, for one that holds nothing of the kind, another
-    version than fits, a member that would leave the folder it is unpacked in, or no end.
+    Raises what fetch_archives raises, and ProfileError with the profile's line if the archive has other content, a
+    version that does not fit, a member outside the target folder, or no end.
     """
     held = sha256_file_store.archive_store()
     if held.holds(wanted.sha256, wanted.name):
@@ -54,9 +56,9 @@ def _refused(wanted: ArchiveRequest, said: str) -> ProfileError:
 
 
 def fetch_archives(archives: Iterable[ArchiveRequest], progress: Callable[[str, int], None]) -> None:
-    """Bring those that the store lacks; `progress` is told the name and the bytes that came.
+    """Download the archives missing in the store; `progress` gets the name and the number of new bytes.
 
-    Raises HashMismatch for another file, NetworkError for an address that does not answer or is not given.
+    Raises HashMismatch for a wrong file, NetworkError if the URL is missing or does not answer.
     """
     held = sha256_file_store.archive_store()
     for wanted in archives:
@@ -81,7 +83,7 @@ def _bring(wanted: ArchiveRequest, held: Store, progress: Callable[[str, int], N
             held.put(file, wanted.sha256, wanted.name)
         except HashMismatch as error:
             hint = f"{shown} has another file than {wanted.at.file}:{wanted.at.line} names"
-            # the sha256 of a file of this machine stays out: it would let a short secret in it be guessed
+            # do not print the sha256 of a local file: it would allow guessing a short secret in it
             local = f"{wanted.name} is not the file with sha256 {wanted.sha256}"
             raise HashMismatch(local if address.startswith("file:") else error.message, hint=hint) from None
 

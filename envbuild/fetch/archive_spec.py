@@ -1,4 +1,4 @@
-"""An archive as a profile names it, and as it is locked."""
+"""An archive as requested in a profile, and as locked."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from dataclasses import dataclass, replace
 from envbuild.util import package_data
 from envbuild.util.errors import Fault
 
-# Looks through an archive on the host, and takes it apart in the build.
+# Inspects an archive on the host, and extracts it in the build.
 UNPACKER = package_data.DOCKERFILES / "unpack"
 TOOLKIT, COMPAT = "cuda-toolkit", "cuda-compat"
-# Where each is unpacked. NVIDIA's container toolkit looks for the second whenever a container starts.
+# Target folder of each kind. NVIDIA's container toolkit checks the second one whenever a container starts.
 FOLDERS = {TOOLKIT: "/usr/local/cuda", COMPAT: "/usr/local/cuda/compat"}
 
 
 @dataclass(frozen=True)
 class ArchiveRequest:
-    """An archive as a profile names it. `fits` is a specifier for the version found in it; `at`: where it is named."""
+    """An archive as a profile requests it. `fits`: specifier for the version found in it; `at`: its position in the
+    profile."""
 
     name: str
     sha256: str
@@ -26,13 +27,13 @@ class ArchiveRequest:
 
     @property
     def named(self) -> Fault:
-        """Its line, for a failure that is not the profile's."""
+        """Its line, for a failure that the profile did not cause."""
         return replace(self.at, message="it is named here")
 
 
 @dataclass(frozen=True)
 class Archive:
-    """A file as it is locked. `version`: of the driver whose libraries it holds, or of the toolkit."""
+    """A locked archive file. `version`: of the toolkit, or of the driver whose libraries it contains."""
 
     name: str
     version: str

@@ -1,4 +1,4 @@
-"""One file from its address, http(s) or file, as pip is set up here: certificate, proxies, netrc, credentials."""
+"""Downloads one http(s) or file URL, with pip's configuration: certificate, proxies, netrc, credentials."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from envbuild.fetch import index_config
 from envbuild.util import http_deadlines, yaml_document
 from envbuild.util.errors import HashMismatch, NetworkError, printable
 
-_TAIL = 1 << 16  # bytes of the end of a file, where a zip archive has its directory
-_LARGEST_PART = 1 << 26  # bytes of one read: torch's directory has 1.6 MB
-_TRIES = 3  # of a file whose answer began well; before that, the session tries again by itself
+_TAIL = 1 << 16  # bytes at the end of a file, where a zip archive has its directory
+_LARGEST_PART = 1 << 26  # bytes per read: torch's directory has 1.6 MB
+_TRIES = 3  # attempts per file if a response breaks off; the session itself retries failed requests
 
 
 @dataclass(frozen=True)
 class Head:
-    """`ranges`: the server says that it answers requests for a part of the file."""
+    """Size of a remote file. `ranges`: whether the server announces range requests."""
 
     bytes: int
     ranges: bool
 
 
 def head(session: requests.Session, address: str, name: str) -> Head:
-    """Size of the file at `address`, by a HEAD request. Raises NetworkError, calling it `name`."""
+    """Size of the file at `address`, by a HEAD request. Raises NetworkError with the name `name`."""
     local = _local(address, name)
     if local:
         return Head(local.stat().st_size, ranges=True)
@@ -43,13 +43,13 @@ def head(session: requests.Session, address: str, name: str) -> Head:
 
 
 def open_remote_file(session: requests.Session, address: str, name: str, size: int) -> IO[bytes]:
-    """The file at `address`, of which only the parts that are read are fetched."""
+    """The file at `address`; only the parts that are read are downloaded."""
     local = _local(address, name)
     return local.open("rb") if local else cast("IO[bytes]", Remote(session, address, name, size))
 
 
 class RangeIgnored(NetworkError):
-    """The server answers a request for a part of a file with something else. No OSError: zipfile would hide it."""
+    """The server ignores a range request. Not an OSError, because zipfile would hide it."""
 
 
 def fetch_file(
@@ -62,10 +62,11 @@ def fetch_file(
     limit: int,
     stop: threading.Event | None = None,
 ) -> None:
-    """Write what is at `address` into `file`; `progress` is told the bytes that came. `stop` ends it early. What breaks
-    off is begun anew, three times at most.
+    """Download `address` into `file`; `progress` gets the number of new bytes. `stop` ends the download early. A
+    broken-off download is restarted; three attempts in total.
 
-    Raises NetworkError, calling it `name`; HashMismatch for more than `limit` bytes, of which no more are written.
+    Raises NetworkError with the name `name`; HashMismatch if the file is longer than `limit` bytes. Nothing beyond the
+    limit is written.
     """
     local = _local(address, name)
     if local:
@@ -90,7 +91,7 @@ def fetch_file(
 
 
 def _copy(local: Path, file: Path, name: str, progress: Callable[[int], None], limit: int) -> None:
-    """Copy a file of this machine up to the limit; below /proc a size of 0 says nothing."""
+    """Copy a local file up to the limit. The check of its size is not enough: files below /proc report 0."""
     _within(limit, local.stat().st_size, name)
     came = 0
     with yaml_document.open_regular(local) as source, file.open("wb") as target:
@@ -113,7 +114,7 @@ def _ask(
     session: requests.Session, method: str, address: str, name: str, headers: Mapping[str, str] | None = None
 ) -> requests.Response:
     try:
-        # requests takes netrc where no credentials are given, and drops them when it is sent to another host
+        # without credentials requests uses netrc; it drops credentials on a redirect to another host
         given = index_config.credentials().get(urllib.parse.urlsplit(address).netloc)
         whole = {"Accept-Encoding": "identity", **(headers or {})}
         answer = session.request(
@@ -126,14 +127,14 @@ def _ask(
 
 
 def _reason(error: requests.RequestException) -> str:
-    """What the server answered, else what kind of error it was: its own words may hold a password."""
+    """The response's status, or the class of the error; the error's own message may contain a password."""
     if error.response is None:
         return type(error).__name__
     return f"{error.response.status_code} {printable(error.response.reason or '')[:100]}".strip()
 
 
 def _local(address: str, name: str) -> Path | None:
-    """The path that a file: address means."""
+    """The path of a file: URL."""
     parts = urllib.parse.urlsplit(address)
     if parts.scheme != "file":
         return None
@@ -144,9 +145,9 @@ def _local(address: str, name: str) -> Path | None:
 
 
 class Remote(io.RawIOBase):
-    """A file at an address, read by HTTP range requests: at least `_TAIL` bytes each, of which the last are kept.
+    """A remote file, read by HTTP range requests of at least `_TAIL` bytes; the last one is cached.
 
-    Raises RangeIgnored where the server sends anything but the range, NetworkError where it does not answer.
+    Raises RangeIgnored if the server sends anything but the range, NetworkError if it does not answer.
     """
 
     def __init__(self, session: requests.Session, address: str, name: str, size: int) -> None:
@@ -190,7 +191,7 @@ class Remote(io.RawIOBase):
                 raise RangeIgnored("the server sends the whole file")
             try:
                 found = http_deadlines.body(answer, end - begin)
-            except requests.RequestException as error:  # an OSError, which zipfile would take for an invalid archive
+            except requests.RequestException as error:  # an OSError, which zipfile would report as an invalid archive
                 raise NetworkError(f"{self._name} cannot be fetched: {_reason(error)}") from error
         if len(found) != end - begin:
             raise RangeIgnored("the server sends another range")

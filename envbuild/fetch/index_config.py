@@ -1,4 +1,4 @@
-"""The package index as this machine is configured for it: what pip and uv already know is never asked for again."""
+"""Configuration of package indexes: takes the settings of pip and uv on this machine."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ PIP_SECONDS = 30.0
 
 @thread_safe_cache
 def _pip() -> Mapping[str, str]:
-    """pip's own settings for installing, as `pip config list` names them: environment over [install] over [global].
+    """pip's settings for installing, from `pip config list`: environment before [install] before [global].
 
-    Raises ProcessTimeout where pip does not start.
+    Raises ProcessTimeout if pip does not start.
     """
     done = run([sys.executable, "-P", "-m", "pip", "config", "list"], timeout=PIP_SECONDS)
     ranks = {"global": 0, "install": 1, ":env:": 2}
@@ -48,9 +48,9 @@ def _pip() -> Mapping[str, str]:
 
 @thread_safe_cache
 def uv_environment() -> dict[str, str]:
-    """pip's indexes, find-links and certificate as uv's variables; what uv itself is configured with stays in force.
+    """pip's indexes, find-links and certificate as variables for uv; uv's own configuration stays in effect.
 
-    Variables and not options: an address may hold credentials, and every user can read a command line.
+    Variables instead of options: a URL may contain credentials, and every user can read a command line.
     """
     pip = _pip()
     own = os.environ
@@ -59,7 +59,7 @@ def uv_environment() -> dict[str, str]:
         found["UV_DEFAULT_INDEX"] = pip["index-url"]
     if "extra-index-url" in pip:
         found["UV_INDEX"] = " ".join([*own.get("UV_INDEX", "").split(), *pip["extra-index-url"].split()])
-        # pip takes the best version of all its indexes; uv would stop at the first that has the name.
+        # pip takes the best version from all its indexes; uv by default stops at the first index that has the name.
         found.setdefault("UV_INDEX_STRATEGY", own.get("UV_INDEX_STRATEGY", "unsafe-best-match"))
     if "find-links" in pip:
         found["UV_FIND_LINKS"] = ",".join(
@@ -73,7 +73,7 @@ def uv_environment() -> dict[str, str]:
 
 
 def uv_variables(requirements: Iterable[str]) -> dict[str, str | None]:
-    """All changes to the environment for a run of uv on these requirements; None removes a variable."""
+    """All changes to the environment for running uv on these requirements; None removes a variable."""
     found = uv_environment()
     pages = torch_pages(requirements)
     if pages:
@@ -83,13 +83,13 @@ def uv_variables(requirements: Iterable[str]) -> dict[str, str | None]:
 
 
 def uv_options() -> list[str]:
-    """What of pip's configuration uv has no variable for."""
+    """uv options for pip settings that have no uv variable."""
     return ["--no-index"] if _pip().get("no-index", "").lower() in ("1", "true", "yes", "on") else []
 
 
 @thread_safe_cache
 def credentials() -> dict[str, tuple[str, str]]:
-    """User and password by host and port, from the configured indexes' own addresses."""
+    """User and password by host and port, from the URLs of the configured indexes."""
     found: dict[str, tuple[str, str]] = {}
     for address in package_sources():
         parts = urllib.parse.urlsplit(address)
@@ -100,19 +100,19 @@ def credentials() -> dict[str, tuple[str, str]]:
 
 
 def certificate() -> str | None:
-    """The file of authorities that pip is configured with."""
+    """The certificate file configured in pip."""
     return _pip().get("cert")
 
 
 def package_sources() -> list[str]:
-    """The indexes, pages and folders that packages are taken from, credentials included: those of pip and of uv, and
-    pip's own default where none replaces it. Nothing where pip may ask no index and knows no page or folder."""
+    """The indexes, pages and folders for packages, with credentials: those of pip and of uv, and pip's default index
+    unless it is replaced. Empty if pip must not use an index and has no page or folder."""
     default, others, links = _places()
     return list(dict.fromkeys([*default, *others, *links]))
 
 
 def indexes() -> list[str]:
-    """The indexes alone, in the order in which uv asks them: the default one is the last."""
+    """Only the indexes, in the order in which uv queries them: the default one is last."""
     default, others, _ = _places()
     return [*others, *default]
 
@@ -128,10 +128,10 @@ PYTORCH = "pytorch"
 
 
 def torch_pages(requirements: Iterable[str]) -> list[str]:
-    """The pages of PyTorch's own index, or of a mirror of it, for requirements of a build with a local label, as in
-    torch==2.13.0+cpu; none unless the user asked for it. No other package is taken from there.
+    """The pages of PyTorch's own index, or of a mirror of it, for requirements with a local label, such as
+    torch==2.13.0+cpu. Empty unless the user enabled it. No other package is taken from there.
 
-    Raises SettingsError where the setting is neither `pytorch` nor an address.
+    Raises SettingsError if the setting is neither `pytorch` nor a URL.
     """
     place = os.environ.get(TORCH_INDEX) or settings.setting("torch_index")
     if not place:
@@ -146,13 +146,13 @@ def torch_pages(requirements: Iterable[str]) -> list[str]:
 
 
 def first_only() -> bool:
-    """Whether the first index that has a package answers for it, as uv does unless it is configured to search all."""
+    """Whether only the first index that has a package is used: uv's default unless it is configured to search all."""
     variables = {**os.environ, **uv_environment()}
     return str(variables.get("UV_INDEX_STRATEGY") or _uv_file().get("index-strategy") or "first-index") == "first-index"
 
 
 def _places() -> tuple[list[str], list[str], list[str]]:
-    """The default index, the others, and the pages and folders of find-links."""
+    """The default index, the other indexes, and the pages and folders of find-links."""
     variables = {**os.environ, **uv_environment()}
     file = _uv_file()
     named = [index for index in _listed(file.get("index")) if isinstance(index, dict) and not index.get("explicit")]
@@ -169,13 +169,13 @@ def _places() -> tuple[list[str], list[str], list[str]]:
 
 
 def _texts(values: list[Any]) -> list[str]:
-    """uv takes name=address as well."""
+    """Non-empty texts without duplicates. uv also accepts name=URL; the name is removed."""
     found = (re.sub(r"^[A-Za-z0-9_.-]+=(?=[a-z]+://)", "", text) for text in values if isinstance(text, str) and text)
     return list(dict.fromkeys(found))
 
 
 def _uv_file() -> dict[str, Any]:
-    """The site's part of uv's own files; what is wrong with one is reported by what runs uv."""
+    """The site's part of uv's configuration files. Errors in them are reported where uv is run."""
     try:
         return uv_config.site()
     except SettingsError:
@@ -183,7 +183,7 @@ def _uv_file() -> dict[str, Any]:
 
 
 def _pip_default() -> list[str]:
-    """What pip asks where nobody tells it otherwise, in pip's own words."""
+    """pip's default index, read from pip's source."""
     try:
         from pip._internal.models.index import PyPI
     except ImportError:
@@ -196,9 +196,8 @@ def _listed(value: Any) -> list[Any]:
 
 
 def index_session(tries: int = 5, limits: Network | None = None) -> requests.Session:
-    """Proxies, netrc and certificates as requests finds them in the environment, as pip does.
-
-    `limits`: None: as they are configured."""
+    """A session with proxies, netrc and certificates from the environment, as pip uses them. `limits`: None for the
+    configured limits."""
     made = requests.Session()
     authorities = certificate()
     if authorities:

@@ -1,6 +1,7 @@
-"""What the configured indexes and find-links list of a package: the simple API as HTML (PEP 503) and JSON (PEP 691).
+"""Lists a package's files on the configured indexes and find-links: the simple API as HTML (PEP 503) and JSON (PEP
+691).
 
-Indexes are read as uv reads them: the first one that has a package answers for it, unless uv searches all.
+Indexes are used as uv does: only the first one that has a package, unless uv searches all.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+h
 
 @dataclass(frozen=True)
 class Listed:
-    """A file that an index lists. `sha256`, `uploaded`: None where the index does not give them."""
+    """A file listed by an index. `sha256`, `uploaded`: None if the index does not provide them."""
 
     file: str
     sha256: str | None = None
@@ -56,7 +57,7 @@ class Listed:
 
 @thread_safe_cache
 def listed_files(name: str) -> tuple[Listed, ...]:
-    """The files of a package (its normal name), yanked ones included. Raises NetworkError where an index does not
+    """The files of a package (its normalised name), yanked ones included. Raises NetworkError if an index does not
     answer."""
     found: list[Listed] = []
     for address in index_config.indexes():
@@ -70,7 +71,7 @@ def listed_files(name: str) -> tuple[Listed, ...]:
 
 
 def listed_at(address: str, name: str) -> tuple[Listed, ...]:
-    """The files of a package on one page of links. Raises NetworkError where it does not answer."""
+    """The files of a package on one page of links. Raises NetworkError if it does not answer."""
     return tuple(item for item in _links(address, name) if item.parsed and item.parsed[0] == name)
 
 
@@ -97,7 +98,7 @@ def _page(address: str, name: str) -> list[Listed]:
     try:
         with index_config.index_session() as session:
             answer = session.get(address, headers={"Accept": _ACCEPT}, timeout=60, stream=True)
-            if 400 <= answer.status_code < 500:  # it has no such package, or none for us
+            if 400 <= answer.status_code < 500:  # no such package, or no access to it
                 return []
             answer.raise_for_status()
             raw = http_deadlines.body(answer, MAX_BYTES)

@@ -1,4 +1,4 @@
-"""What a lock names, and how each is written into it: files by version and sha256, and what is made of them."""
+"""The entries of a lock and their form in it: files by version and sha256, and the inputs of compiled extensions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from envbuild.fetch.archive_spec import Archive
 
 @dataclass(frozen=True)
 class Wheel:
-    """One wheel file, wherever it is fetched from."""
+    """One wheel file, independent of its source."""
 
     name: str
     version: str
@@ -35,7 +35,8 @@ class LockedWheel:
 
 @dataclass(frozen=True)
 class Overridden:
-    """A library whose version replaces what torch's metadata asks for; the image's torch metadata says the new one."""
+    """A library version that replaces the one required by torch's metadata; the image's torch metadata is changed to
+    it."""
 
     name: str
     version: str
@@ -44,7 +45,7 @@ class Overridden:
 
 @dataclass(frozen=True)
 class StartupFile:
-    """A file in site-packages that the profile lets run code whenever Python starts."""
+    """A file in site-packages that the profile allows to run code whenever Python starts."""
 
     file: str
     sha256: str
@@ -52,7 +53,7 @@ class StartupFile:
 
 @dataclass(frozen=True)
 class AcceptedOld:
-    """A version far behind the newest release of then, which a person accepted with --accept-old."""
+    """A version that was far behind the newest release when locked, and was accepted with --accept-old."""
 
     name: str
     version: str
@@ -61,7 +62,7 @@ class AcceptedOld:
 
 @dataclass(frozen=True)
 class Nvcc:
-    """The folder of a CUDA toolkit that stays in the image, and the CUDA release that its nvcc must be of."""
+    """The folder of a CUDA toolkit that stays in the image, and the required CUDA release of its nvcc."""
 
     home: str
     release: str
@@ -69,9 +70,9 @@ class Nvcc:
 
 @dataclass(frozen=True)
 class LockedExtension:
-    """What an extension's wheel is made from. The wheel itself is not locked: it is made, not fetched.
+    """The inputs of an extension's wheel. The wheel itself is not locked, because it is built, not downloaded.
 
-    `digest` is what its source is known by: the commit, or the sdist's sha256; `tree` the commit's content.
+    `digest` identifies the source: the commit, or the sdist's sha256; `tree`: the commit's content.
     """
 
     name: str
@@ -96,10 +97,10 @@ class LockedExtension:
 
 @dataclass(frozen=True)
 class Builder:
-    """What extensions are compiled with, beside what the image holds; nothing of it stays there.
+    """The tools for compiling extensions, in addition to the image's content; they do not stay in the image.
 
-    `arch`: TORCH_CUDA_ARCH_LIST, the profile's own cards alone; `environment`: what names the host compiler, where that
-    is not the base's.
+    `arch`: TORCH_CUDA_ARCH_LIST, only for the profile's own GPUs; `environment`: variables for the host compiler, if it
+    is not the base image's.
     """
 
     arch: str

@@ -25,7 +25,7 @@ MOST_RELEASES = 78
 @dataclass(frozen=True)
 class Release:
     """A version that is not yanked. `fits`: a file of it supports this Python; `usable`: one of these is a wheel for
-    this platform. `uploaded`: when its first file was; None where the index does not say."""
+    this platform. `uploaded`: time of its first upload; None if the index does not provide it."""
 
     version: Version
     uploaded: datetime.datetime | None
@@ -35,8 +35,9 @@ class Release:
 
 @dataclass(frozen=True)
 class Lag:
-    """A resolved version and the newest release in the required range. `reason`: why that was not chosen: no wheel, it
-    requires another Python, or it contradicts another requirement. `rival`: the newest release that has a wheel."""
+    """A resolved version and the newest release in the required range. `reason`: why the newest was not chosen: no
+    wheel, it requires another Python, or it conflicts with another requirement. `rival`: the newest release that has a
+    wheel."""
 
     name: str
     chosen: str
@@ -49,7 +50,7 @@ class Lag:
 
     @property
     def refused(self) -> bool:
-        """Releases that the profile's Python excludes are only reported."""
+        """Whether the lag is an error. Releases that the profile's Python excludes are only reported."""
         return self.far and self.reason != "python"
 
     @property
@@ -88,7 +89,7 @@ def _tagged(file: str, tags: Collection[Tag]) -> bool:
 
 
 def specifier(name: str, requirements: Iterable[str], python: str) -> SpecifierSet:
-    """What all requirements together allow of a package, where their markers hold for this Python on Linux."""
+    """The combined specifier of all requirements on a package whose markers match this Python on Linux."""
     here = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux",
             "platform_system": "Linux", "platform_machine": "x86_64", "os_name": "posix", "extra": ""}  # fmt: skip
     found = SpecifierSet()
@@ -130,7 +131,7 @@ def lag(name: str, chosen: str, wanted: SpecifierSet, known: Sequence[Release]) 
 
 
 def lag_sentence(found: Lag, target: str) -> str:
-    """The version, the newest release, and why that was not chosen. `target`: what a wheel must fit."""
+    """The version, the newest release, and why that was not chosen. `target`: the platform a wheel must support."""
     why = {
         "no wheel": f"{found.newest} has no wheel for {target}",
         "python": f"{found.newest} needs another Python",

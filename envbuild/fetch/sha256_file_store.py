@@ -1,4 +1,4 @@
-"""Files by their sha256: what was fetched once is on the host for every profile, engine and rebuild."""
+"""Store of files by sha256: each file is downloaded once for all profiles, engines and rebuilds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from envbuild.util.errors import HashMismatch
 
 @dataclass(frozen=True)
 class Store:
-    """`<folder>/<sha256>/<file name>`; a file is there whole or not at all."""
+    """Files at `<folder>/<sha256>/<file name>`; a file is stored completely or not at all."""
 
     folder: Path
 
@@ -27,13 +27,13 @@ class Store:
 
     @contextlib.contextmanager
     def incoming(self) -> Iterator[Path]:
-        """A folder beside the stored files to download into; gone afterwards, whatever happened."""
+        """A temporary folder in the store's folder for downloads; always removed afterwards."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with temporary_files.folder("incoming", self.folder) as folder:
             yield folder
 
     def put(self, file: Path, sha256: str, name: str) -> Path:
-        """Move `file` in after checking it. Raises HashMismatch, naming the file."""
+        """Check `file` and move it into the store. Raises HashMismatch with the file's name."""
         found = file_digest(file)
         if found != sha256:
             raise HashMismatch(
@@ -47,7 +47,7 @@ class Store:
         return target
 
     def check(self, sha256: str, name: str) -> None:
-        """Raises HashMismatch if a stored file is no longer what was put there; it is removed."""
+        """Raises HashMismatch if a stored file has changed, and removes it."""
         path = self.path(sha256, name)
         found = file_digest(path)
         if found != sha256:
@@ -80,8 +80,8 @@ T = TypeVar("T")
 
 
 def noted(file: Path, kind: type[T]) -> T | None:
-    """The value that a file of the cache holds as JSON; None where the file is missing or invalid: it is made anew."""
-    from pydantic import TypeAdapter  # few commands read these
+    """The value in a JSON cache file; None if the file is missing or invalid, so that it is created again."""
+    from pydantic import TypeAdapter  # only few commands need it
 
     try:
         return TypeAdapter(kind).validate_json(file.read_bytes())

@@ -1,4 +1,4 @@
-"""torch's pins on the configured index today, compared with those in the facts."""
+"""Compares torch's current pins on the configured index with those in the facts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from envbuild.fetch.locked_artifact_types import LockedWheel
 from envbuild.util import temporary_files
 from envbuild.util.errors import NetworkError
 
-# torch's wheels fit this and newer; it only decides which file is asked for.
+# torch's wheels support this glibc and newer; it only determines which file is requested.
 _GLIBC = "2.28"
 _LARGEST = 1 << 22  # bytes of METADATA; torch's has 60 kB
 _LARGEST_WHEEL = 1 << 32  # bytes; torch's have up to 1 GB
@@ -29,7 +29,7 @@ _LARGEST_WHEEL = 1 << 32  # bytes; torch's have up to 1 GB
 
 @dataclass(frozen=True)
 class Difference:
-    """One pin that the index and the facts tell differently; None: not there."""
+    """A pin that differs between the index and the facts; None: missing there."""
 
     release: str
     distribution: str
@@ -38,10 +38,10 @@ class Difference:
 
 
 def pin_differences(release: TorchRelease, say: Callable[[str], None]) -> list[Difference]:
-    """Read the metadata of torch's wheel: from the file next to it (PEP 658), else from within the wheel by range
-    requests, else from the downloaded wheel, which `say` announces.
+    """Compare the pins. Reads the metadata of torch's wheel: from the metadata file (PEP 658), else from the wheel by
+    range requests, else from the downloaded wheel, which is announced with `say`.
 
-    Raises NetworkError where the index does not answer or the wheel is invalid.
+    Raises NetworkError if the index does not answer or the wheel is invalid.
     """
     return list(_compare(release, pins(_metadata(release, say))))
 
@@ -67,7 +67,7 @@ def _metadata(release: TorchRelease, say: Callable[[str], None]) -> str:
 
 
 def _metadata_file(session: requests.Session, address: str, name: str) -> str | None:
-    """The metadata file that an index may have next to a wheel; some answer 403 where they have none."""
+    """The wheel's metadata file on the index, None if it has none; some indexes then answer 403."""
     with temporary_files.folder("metadata") as folder:
         file = folder / "METADATA"
         try:
@@ -96,7 +96,8 @@ def _inside(stream: IO[bytes], name: str) -> str:
 
 
 def pins(metadata: str) -> dict[str, str]:
-    """Distribution -> specifier of what a wheel's metadata pins for Linux x86_64; extras and plain names left out."""
+    """Distribution -> specifier of the known libraries and NVIDIA packages that a wheel's metadata requires on Linux
+    x86_64. Other packages and requirements of extras are left out."""
     found: dict[str, str] = {}
     for line in HeaderParser().parsestr(metadata).get_all("Requires-Dist") or ():
         try:

@@ -1,8 +1,8 @@
-"""The part of uv's configuration that applies: where packages come from, and nothing else that changes a resolution.
+"""Passes on the part of uv's configuration that sets package sources, and nothing else that changes a resolution.
 
-uv reads uv.toml and `[tool.uv]` of the working folder or the nearest folder above it, so an override there would change
-a lock silently. Therefore uv runs with --no-config in a folder of its own, with the site's settings alone: indexes,
-find-links, certificates, proxies and caches, of the user's and the system's uv.toml and of the UV_* variables.
+uv reads uv.toml and `[tool.uv]` of the working folder or its nearest parent that has one, so an override there would
+change a lock unnoticed. Therefore uv runs with --no-config in a temporary folder, with only the site's settings:
+indexes, find-links, certificates, proxies and caches, from the user's and the system's uv.toml and the UV_* variables.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _VARIABLES = re.compile(
     r"|OFFLINE|HTTP_TIMEOUT|REQUEST_TIMEOUT|HTTP_CONNECT_TIMEOUT|HTTP_RETRIES|CACHE_DIR|NO_CACHE|LOCK_TIMEOUT"
     r"|CONCURRENT_DOWNLOADS|CONCURRENT_CACHE_READS)"
 )
-# Settings that change which versions are chosen: they are reported where they are ignored.
+# Settings that change which versions are chosen: a warning is shown when they are ignored.
 _CHOOSING = frozenset({
     *_INDEXES, "override-dependencies", "constraint-dependencies", "exclude-dependencies", "dependency-metadata",
     "sources", "exclude-newer", "exclude-newer-package", "prerelease", "resolution", "fork-strategy", "torch-backend",
@@ -49,21 +49,21 @@ _SINGLE = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_CACHE_DIR", "UV_CREDENTIALS_D
 
 
 def config_options(folder: Path) -> list[str]:
-    """uv's options for its configuration; a file in `folder` holds the site's part.
+    """uv's options for its configuration; the site's part is written to a file in `folder`.
 
-    Raises SettingsError where the user's or the system's uv.toml cannot be read.
+    Raises SettingsError if the user's or the system's uv.toml cannot be read.
     """
     found = site()
     if not found:
         return ["--no-config"]
     file = folder / "uv.toml"
-    file.touch(mode=0o600)  # an index's address may hold a password
+    file.touch(mode=0o600)  # an index URL may contain a password
     file.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in found.items()), encoding="utf-8")
     return ["--no-config", "--config-file", str(file)]
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str | None]:
-    """Changes to this process's environment for uv: `more`, and every path absolute; None removes a variable."""
+    """Changes to this process's environment for uv: `more`, and absolute paths; None removes a variable."""
     found: dict[str, str | None] = {
         name: None for name in os.environ if name.startswith("UV_") and not _VARIABLES.fullmatch(name)
     }
@@ -78,7 +78,7 @@ def environment(more: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def rooted(place: str, folder: Path) -> str:
-    """A URL as it is, a path made absolute from `folder`; uv also takes NAME=URL and NAME=PATH."""
+    """A URL unchanged, a path made absolute from `folder`; uv also accepts NAME=URL and NAME=PATH."""
     name, address = re.fullmatch(r"([A-Za-z0-9_.-]+=)?(.*)", place, re.DOTALL).groups("")  # type: ignore[union-attr]
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", address):
         return place
@@ -86,9 +86,9 @@ def rooted(place: str, folder: Path) -> str:
 
 
 def site() -> dict[str, Any]:
-    """The settings of indexes, and of how to reach them, in the user's and the system's uv.toml; the user's come first.
+    """The settings of indexes and of access to them in the user's and the system's uv.toml; the user's come first.
 
-    Raises SettingsError where one of them cannot be read.
+    Raises SettingsError if one of them cannot be read.
     """
     found: dict[str, Any] = {}
     for file in _files():
@@ -104,7 +104,7 @@ def site() -> dict[str, Any]:
 
 
 def _files() -> Iterator[Path]:
-    """The files that uv reads: the one that UV_CONFIG_FILE names, else the user's and the system's."""
+    """The files that uv reads: the one named by UV_CONFIG_FILE, otherwise the user's and the system's."""
     if os.environ.get("UV_NO_CONFIG", "").lower() in ("1", "true", "t", "yes", "y", "on"):
         return
     if named := os.environ.get("UV_CONFIG_FILE"):
@@ -132,7 +132,7 @@ def _parsed(file: Path) -> dict[str, Any]:
 
 
 def _rooted(key: str, value: Any, folder: Path) -> Any:
-    """uv takes relative paths of a configuration file from the folder of that file."""
+    """Resolve relative paths from the configuration file's folder, as uv does."""
     if key in ("index-url", "cache-dir") and isinstance(value, str):
         return rooted(value, folder)
     if key in ("find-links", "extra-index-url") and isinstance(value, list):
@@ -149,7 +149,7 @@ def _rooted_index(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _toml(value: Any) -> str:
-    """A value of the site's part as TOML: its strings, numbers and booleans are written as in JSON."""
+    """A value of the site's part as TOML: strings, numbers and booleans are written as in JSON."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{json.dumps(key)} = {_toml(one)}' for key, one in value.items())}}}"
     if isinstance(value, list):
@@ -158,10 +158,10 @@ def _toml(value: Any) -> str:
 
 
 def ignored_by_uv_config(folders: Iterable[Path]) -> Iterator[str]:
-    """A sentence for each file, and one for the environment, whose settings uv alone would use and envbuild ignores:
+    """One sentence for each file, and one for the environment, with settings that uv would use and envbuild ignores:
     their names, and what to do instead. `folders`: where uv looks for a project's configuration.
 
-    Raises SettingsError where the user's or the system's uv.toml cannot be read.
+    Raises SettingsError if the user's or the system's uv.toml cannot be read.
     """
     found = dict(filter(None, map(_project, folders)))
     found |= {file: keys for file in _files() for keys in [_choosing(_read(file), _CHOOSING - _SITE)] if keys}
@@ -182,7 +182,7 @@ def _project(folder: Path) -> tuple[Path, list[str]] | None:
                 data = _parsed(file) if file.is_file() and file not in site_files else {}
                 found = data if file.name == "uv.toml" else data.get("tool", {}).get("uv", {})
                 keys = _choosing(found, _CHOOSING)
-            except (OSError, ValueError, RecursionError, AttributeError):  # unreadable, or no configuration
+            except (OSError, ValueError, RecursionError, AttributeError):  # unreadable, or not a configuration
                 continue
             if found:
                 return (file, keys) if keys else None

@@ -1,4 +1,4 @@
-"""What uv's refusal means: a contradiction in what is asked for, or an index at fault. Pure."""
+"""Translates uv's errors: conflicting requirements, or a problem of the index. Pure."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _DOCTOR = "envbuild doctor asks every index that is configured here"
 
 
 def resolution_error(requirements: Sequence[str], done: Completed) -> ProfileError | NetworkError:
-    """uv ends with 1 where the requirements cannot be met or an index refuses it, with 2 where it could not ask. What
-    it says is repeated without users, passwords and queries of addresses."""
+    """The error for a failed run of uv. uv exits with 1 if the requirements conflict or an index refuses access, with 2
+    if a request failed. Its messages are repeated without users, passwords and queries of URLs."""
     said = url_redaction.struck(done.stderr.strip())
     if any(words in said for words in _UNAUTHORIZED):
         return NetworkError("the package index refuses its credentials, or wants some", hint=said[:600])
@@ -58,7 +58,7 @@ def resolution_error(requirements: Sequence[str], done: Completed) -> ProfileErr
 
 
 def local_build(requirement: str) -> str:
-    """How to reach a build with a local label, as in torch==2.13.0+cpu, that no configured index has."""
+    """How to find a build with a local label, such as torch==2.13.0+cpu, that no configured index has."""
     own = (
         "PyTorch's own index has such builds; to use it: --torch-index pytorch (in a checkout: make PROFILE "
         f"TORCH_INDEX=pytorch), or torch_index: pytorch in {yaml_document.display(user_folders.config_file())}; else "
@@ -76,13 +76,13 @@ def _hint(todo: str, said: str) -> str:
 
 
 def _at(said: str) -> str:
-    """The host of the first address in it, as part of a sentence."""
+    """The host of the first URL in the text, as part of a sentence."""
     found = url_redaction.IN_TEXT.search(said)
     place = re.split(r"[/?#]", found[0].partition("://")[2])[0] if found else ""
     return f" {place}" if place else ""
 
 
 def _file(named: str) -> str:
-    """The file of an address, else what uv calls it."""
+    """The file name in a URL, otherwise uv's own name for it."""
     found = url_redaction.IN_TEXT.search(named)
     return found[0].rstrip("/").rpartition("/")[2] if found else named.strip("`: ")

@@ -1,7 +1,7 @@
-"""The files that wheels install, read from the directories of their zip archives, and conflicts between these.
+"""Reads lists of installed files from the zip directories of wheels, and finds conflicts between wheels.
 
-A wheel can overwrite a file of another one, or hide its module: installers do not object, and the last one wins. CRC
-and size are in the directory. They can be forged, so equal ones are only a hint, and wheel_contents.py compares the
+A wheel can overwrite a file of another one, or hide its module: installers do not report it, and the last one wins. The
+zip directory has CRC and size. They can be forged, so equal ones are only a hint, and wheel_contents.py compares the
 bytes.
 """
 
@@ -31,7 +31,8 @@ PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 BROKEN = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
 _DATA = re.compile(r"[^/]+\.data/([^/]+)/(.+)")
 _IN_SITE = re.compile(r"lib/python3\.[0-9]+/site-packages/(.+)")
-# What makes the virtual environment; `python._pth` in an interpreter's folder replaces its sys.path, -I and -S or not.
+# Files of the virtual environment itself. `python._pth` in an interpreter's folder replaces its sys.path, even with -I
+# and -S.
 _ENVIRONMENT = re.compile(
     r"(bin/)?pyvenv\.cfg|lib64|bin/(lib(64)?/.*|pybuilddir\.txt|python(3(\.[0-9]+)?)?(\._pth)?|activate.*)"
 )
@@ -39,14 +40,14 @@ _DISTRIBUTION = re.compile(r"([^/]+?)(?:-[^/-]+)?(?:-py[^/]*)?\.(?:dist|egg)-inf
 _MODULE = re.compile(r"((?:[^/]+/)*)([^/.]+)(?:\.py|\.pyc|(?:\.abi3|\.cpython-[^/.]+)?\.so)")
 _BYTECODE = re.compile(r"((?:[^/]+/)*)__pycache__/([^/.]+)\.[^/]+\.pyc")
 _SCRIPTS = ("console_scripts", "gui_scripts")
-_UNICODE_PATH = b"\x75\x70"  # the extra field with a second name, which some readers take and others do not
+_UNICODE_PATH = b"\x75\x70"  # the extra field with a second name, which only some readers use
 _LARGEST_TEXT = 1 << 20
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What a wheel installs. `files`: by path below the environment's folder, CRC and size, or the function that a
-    generated script calls. `faults`: why the wheel is refused by itself."""
+    """The files that a wheel installs. `files`: path below the environment's folder -> CRC and size, or the function
+    that a generated script calls. `faults`: why the wheel is refused on its own."""
 
     files: Mapping[str, str]
     faults: tuple[str, ...] = ()
@@ -54,7 +55,8 @@ class Listing:
 
 @dataclass(frozen=True)
 class Clash:
-    """Two wheels that install one path, or paths of which one hides the other. `alike`: CRC and size are the same."""
+    """Two wheels that install the same path, or paths of which one hides the other. `alike`: CRC and size are the
+    same."""
 
     first: str
     second: str
@@ -74,13 +76,13 @@ class Clash:
 
 
 def is_inside(name: str) -> bool:
-    """Whether a member's name means one path below the folder it is unpacked in, for every reader."""
+    """Whether every reader resolves a member's name to the same path inside the target folder."""
     parts = name.rstrip("/").split("/")
     return name.isprintable() and "\\" not in name and not {"", ".", ".."} & set(parts)
 
 
 def installed(member: str, distribution: str) -> str:
-    """Where an installer puts a member, below the environment's folder."""
+    """The path to which an installer writes a member, below the environment's folder."""
     match = _DATA.fullmatch(member)
     scheme, path = match.groups() if match else ("purelib", member)
     if scheme == "scripts":
@@ -88,14 +90,14 @@ def installed(member: str, distribution: str) -> str:
     if scheme == "headers":
         return f"include/site/{distribution}/{path}"
     if scheme == "data":
-        path = re.sub(r"^lib64/", "lib/", path)  # a link in every virtual environment
+        path = re.sub(r"^lib64/", "lib/", path)  # lib64 is a link in every virtual environment
         inside = _IN_SITE.fullmatch(path)
         return f"{SITE}/{inside[1]}" if inside else path
     return f"{SITE}/{path}"
 
 
 def read(stream: IO[bytes], file: str) -> Listing:
-    """The listing of the wheel that `stream` holds, whose name is `file`. Raises ValueError where it cannot be read."""
+    """The listing of the wheel in `stream` with the file name `file`. Raises ValueError if it cannot be read."""
     try:
         distribution, _, _, _ = parse_wheel_filename(file)
         with zipfile.ZipFile(stream) as archive:
@@ -145,7 +147,7 @@ def _entry_points(archive: zipfile.ZipFile) -> Iterator[tuple[str, str]]:
 
 
 def _foreign(files: Iterable[str], distribution: str) -> Iterator[tuple[str, str]]:
-    """Metadata that belongs to another distribution, the first path of each folder."""
+    """Metadata of other distributions: the first path of each folder, with the distribution's name."""
     seen: set[str] = set()
     for path in files:
         match = _DISTRIBUTION.fullmatch(path.removeprefix(f"{SITE}/")) if path.startswith(f"{SITE}/") else None
@@ -158,7 +160,7 @@ def _foreign(files: Iterable[str], distribution: str) -> Iterator[tuple[str, str
 
 
 def clashes(listings: Mapping[str, Listing]) -> Iterator[Clash]:
-    """The pairs of wheels (by name) that install one path or one module, or a file where the other has a folder."""
+    """The pairs of wheels (by name) that install the same path or module, or a file where the other has a folder."""
     owners: dict[str, list[str]] = defaultdict(list)
     for name, listing in listings.items():
         for path in listing.files:
@@ -174,8 +176,8 @@ def clashes(listings: Mapping[str, Listing]) -> Iterator[Clash]:
 
 
 def _hidden(owners: Mapping[str, list[str]]) -> Iterator[Clash]:
-    """Files of two wheels that are one module for an import, torch/__init__.py and torch.so, or one library for the
-    loader, lib/x.so and lib/tls/x.so."""
+    """Conflicting files with different paths: the same module for an import, torch/__init__.py and torch.so, or the
+    same library for the loader, lib/x.so and lib/tls/x.so."""
     same: dict[str, list[str]] = defaultdict(list)
     for path in owners:
         for name in (module(path), elf_reader.loaded_as(path) if ".so" in path else None):
@@ -183,14 +185,14 @@ def _hidden(owners: Mapping[str, list[str]]) -> Iterator[Clash]:
                 same[name].append(path)
     for paths in same.values():
         for first, second in combinations(paths, 2):
-            # where one wheel has both files, which of them counts is its own matter
+            # a wheel that has both files itself is not a conflict
             pairs = ((one, two) for one in owners[first] for two in owners[second])
             if not set(owners[first]) & set(owners[second]):
                 yield from (Clash(one, two, first, second) for one, two in pairs)
 
 
 def module(path: str) -> str | None:
-    """The module that an import takes from an installed file, as a path: torch/nn of torch/nn/__init__.py."""
+    """The module that an import finds in an installed file, as a path: torch/nn for torch/nn/__init__.py."""
     if not path.startswith(f"{SITE}/"):
         return None
     below = path.removeprefix(f"{SITE}/")

@@ -1,4 +1,4 @@
-"""Wheels through uv: resolved and located as pip and uv are configured here, fetched into the store by sha256."""
+"""Resolves, locates and downloads wheels with uv, using the configuration of pip and uv; stores them by sha256."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ from envbuild.util.errors import EnvbuildError, Fault, NetworkError, ProfileErro
 from envbuild.util.host_processes import Completed, ProcessTimeout, run
 from envbuild.util.thread_safe_cache import thread_safe_cache
 
-# uv 0.13 knows no platform beyond manylinux_2_40; which file fits is judged by our own tags.
+# uv 0.13 knows no platform beyond manylinux_2_40; our own tags decide which file fits.
 _UV_NEWEST_GLIBC = 40
 _SAFE_FILE = re.compile(r"[A-Za-z0-9_.+!-]+\.whl")
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """Versions by name, and who asked for each (names of distributions; "" is the profile itself)."""
+    """Versions by name, and the requiring distributions of each ("" is the profile itself)."""
 
     versions: Mapping[str, str]
     wanted_by: Mapping[str, frozenset[str]]
 
     def closure(self, roots: Iterable[str]) -> frozenset[str]:
-        """`roots` and all that they need, directly or not."""
+        """`roots` and all their direct and indirect dependencies."""
         reached = set(roots)
         while True:
             more = {name for name, parents in self.wanted_by.items() if parents & reached} - reached
@@ -66,12 +66,12 @@ def uv_binary() -> Path:
     return Path(uv.find_uv_bin())
 
 
-# uv resolves a shipped profile in seconds. It has no limit of its own where an index sends a byte now and then.
+# uv resolves a shipped profile in seconds. It has no limit of its own for an index that sends only single bytes.
 _SECONDS = 900.0
 
 
 def _compile(lines: Iterable[str], python: str, glibc: str, *options: str) -> Completed:
-    """The answer of uv. Raises DiskError where uv or its cache has no room, NetworkError where uv takes too long."""
+    """The result of uv. Raises DiskError if the disk of uv or its cache is full, NetworkError if uv takes too long."""
     try:
         return _resolved(lines, python, glibc, *options)
     except ProcessTimeout:
@@ -85,12 +85,12 @@ def _resolved(lines: Iterable[str], python: str, glibc: str, *options: str) -> C
     lines = list(lines)
     with temporary_files.folder("uv") as folder:
         done = run(
-            # wheels are only chosen and none is built: uv needs no other Python than ours, and looks for none
+            # wheels are only chosen, none is built: uv uses our Python and does not look for another
             [uv_binary(), "pip", "compile", "--quiet", "--no-header", *uv_config.config_options(folder),
              "--only-binary", ":all:", "--python", sys.executable, "--no-python-downloads", "--python-version", python,
              "--python-platform", platform, *index_config.uv_options(), *options, "-"],
             stdin="".join(f"{line}\n" for line in lines),
-            # it leaves folders of its own where it is killed, and breaks the lines that are read at COLUMNS
+            # uv leaves temporary folders if it is killed, and wraps the lines that we parse at COLUMNS
             env={**index_config.uv_variables(lines), "TMPDIR": str(folder), "COLUMNS": "100000"},
             cwd=folder,
             timeout=_SECONDS,
@@ -109,11 +109,10 @@ def resolve_wheels(
     constraints: Sequence[str] = (),
     overrides: Sequence[str] = (),
 ) -> Resolved:
-    """Choose a version of everything that `requirements` need; versions in `keep` are preferred where they fit.
+    """Choose a version of everything that `requirements` need; versions in `keep` are preferred if they fit.
+    `overrides` replace the requirements of any package, `constraints` only narrow them.
 
-    `overrides` replace what any package asks for, `constraints` only narrow it.
-
-    Raises ProfileError where no choice exists, NetworkError where an index does not answer or lacks a local build.
+    Raises ProfileError if no combination exists, NetworkError if an index does not answer or lacks a local build.
     """
     with temporary_files.folder("uv") as folder:
         output = folder / "requirements.txt"
@@ -130,7 +129,7 @@ def resolve_wheels(
 
 
 def _lists(folder: Path, constraints: Iterable[str], overrides: Iterable[str]) -> list[str]:
-    """uv's options for these, written to files."""
+    """uv's options for these, which are written to files."""
     options: list[str] = []
     for option, lines in (("--constraint", list(constraints)), ("--override", list(overrides))):
         file = folder / f"{option.lstrip('-')}.txt"
@@ -142,7 +141,7 @@ def _lists(folder: Path, constraints: Iterable[str], overrides: Iterable[str]) -
 def contradiction(
     requirements: Sequence[str], python: str, glibc: str, constraints: Sequence[str] = (), overrides: Sequence[str] = ()
 ) -> str | None:
-    """Why these cannot be met together, in uv's words; None where they can. Raises NetworkError."""
+    """Why these requirements conflict, in uv's words; None if they do not. Raises NetworkError."""
     with temporary_files.folder("uv") as folder:
         done = _compile(requirements, python, glibc, "--no-annotate", *_lists(folder, constraints, overrides))
     error = uv_error_translator.resolution_error(requirements, done) if done.code else None
@@ -151,17 +150,17 @@ def contradiction(
     return error.hint if error else None
 
 
-# uv's words where a requirement of a package names a pre-release itself, as in ==0.66b2.
+# uv's message if a package's requirement names a pre-release itself, such as ==0.66b2.
 _NAMED = re.compile(r"`([A-Za-z0-9._-]+)` was requested with a pre-release marker")
 
 
 def _refuse_prereleases(resolved: Resolved, given: Iterable[str], python: str, glibc: str) -> None:
-    """A pre-release that no requirement names, neither one of `given` nor one of a locked package: uv takes one where
+    """Refuse a pre-release that is named neither by `given` nor by a requirement of a locked package: uv takes one if
     no release has a usable wheel."""
     named = {canonicalize_name(r.name) for r in map(Requirement, given) if r.specifier.prereleases}
     odd = {name for name, version in resolved.versions.items() if Version(version).is_prerelease} - named
     while asking := {name for name in odd if resolved.wanted_by[name] - {""}}:
-        # all others are fixed, so that uv fails for these alone; not always for all at once
+        # all others are pinned, so uv fails only for these; not always for all at once
         pins = [f"{name}=={version}" for name, version in resolved.versions.items() if name not in asking]
         with temporary_files.folder("uv") as folder:
             done = _compile(pins, python, glibc, *_RELEASES, *_lists(folder, (), pins))
@@ -197,12 +196,12 @@ def _prerelease(resolved: Resolved, names: Sequence[str], python: str, glibc: st
 
 
 def target(python: str, glibc: str) -> str:
-    """What a wheel must fit, for messages."""
+    """The platform a wheel must support, for messages."""
     return f"Python {python}, glibc {glibc}, x86_64"
 
 
 def _refuse_unrelated(resolved: Resolved) -> None:
-    """What a package asks for, of which the index has another than it means."""
+    """Refuse a required package whose name belongs to an unrelated package in the index."""
     for name in resolved.versions:
         meant = misleading_packages.refusal_reason(name)
         if meant:
@@ -210,12 +209,12 @@ def _refuse_unrelated(resolved: Resolved) -> None:
             raise ProfileError(f"{asking} needs {name}: {meant}", hint=f"another version of {asking}, or none of it")
 
 
-# What uv says of a version that is not there; of one that is too old for a range it tells the newest itself.
+# uv's message for a missing version; for one that is too old for a range uv itself names the newest.
 _NOT_THERE = re.compile(r"no version of ([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)")
 
 
 def _with_newest(error: EnvbuildError, python: str, glibc: str) -> EnvbuildError:
-    """The same, saying what the index has instead of each version that it has not."""
+    """The same error, with the newest available version of each package whose version is missing."""
     if isinstance(error, ProfileError):
         for name in dict.fromkeys(_NOT_THERE.findall(error.hint or "")):
             with contextlib.suppress(ProfileError, NetworkError):
@@ -225,9 +224,9 @@ def _with_newest(error: EnvbuildError, python: str, glibc: str) -> EnvbuildError
 
 
 def offered(requirements: Sequence[str], python: str, glibc: str, oldest: bool = False) -> dict[str, str]:
-    """Distribution -> the newest version (or the oldest) that the indexes offer, of each requirement by itself.
+    """Distribution -> the newest (or oldest) version on the indexes, for each requirement separately.
 
-    Raises ProfileError where nothing meets one of them, NetworkError where an index does not answer.
+    Raises ProfileError if no version meets one of them, NetworkError if an index does not answer.
     """
     resolution = ["--resolution", "lowest"] if oldest else []
     done = _compile(requirements, python, glibc, "--no-deps", "--no-annotate", *_RELEASES, *resolution)
@@ -251,10 +250,9 @@ def _parse(text: str) -> Resolved:
 
 
 def locate(versions: Mapping[str, str], python: str, glibc: str, locked: Collection[str] = ()) -> dict[Wheel, str]:
-    """The wheel file of each pinned version that fits the image best, and the address it has right now.
+    """The best wheel file for the image of each pinned version, and its current URL.
 
-    A file whose sha256 is in `locked` is taken before a better one: an index may get more files for a version.
-
+    A file whose sha256 is in `locked` is preferred to a better one: an index may get more files for a version later.
     Raises ProfileError for a version without a fitting wheel, NetworkError if an index does not answer.
     """
     pins = [f"{name}=={version}" for name, version in versions.items()]
@@ -280,7 +278,7 @@ def locate(versions: Mapping[str, str], python: str, glibc: str, locked: Collect
 
 
 def tags(python: str, glibc: str) -> dict[Tag, int]:
-    """Tags of wheels that fit, best first: value is the rank (PEP 425, PEP 600)."""
+    """Supported wheel tags, best first: value is the rank (PEP 425, PEP 600)."""
     major, minor = (int(part) for part in python.split("."))
     libc = int(glibc.split(".")[1])
     legacy = {17: "manylinux2014_x86_64", 12: "manylinux2010_x86_64", 5: "manylinux1_x86_64"}
@@ -303,7 +301,7 @@ def _best(candidates: Sequence[dict[str, Any]], supported: Mapping[Tag, int]) ->
             continue
         ranks = [supported[tag] for tag in found if tag in supported]
         if ranks:
-            # of two builds of one version the higher build number is newer, none is the oldest (PEP 427)
+            # of two builds of a version the higher build number is newer; no number is the oldest (PEP 427)
             ranked.append((min(ranks), -build[0] if build else 1, candidate))
     return min(ranked, key=lambda item: item[:2])[2] if ranked else None
 
@@ -316,12 +314,12 @@ def _file_name(address: str) -> str:
 
 
 def sizes(addresses: Mapping[Wheel, str]) -> dict[Wheel, int]:
-    """Bytes of each file. Raises NetworkError."""
+    """Size of each file in bytes. Raises NetworkError."""
     return {wheel: head.bytes for wheel, head in request_heads(addresses).items()}
 
 
 def request_heads(addresses: Mapping[Wheel, str]) -> dict[Wheel, Head]:
-    """Of each file, by a HEAD request. Raises NetworkError."""
+    """Size and range support of each file, by HEAD requests. Raises NetworkError."""
     files = [wheel.file for wheel in addresses]
     with ThreadPoolExecutor(index_config.PARALLEL) as pool:
         return dict(zip(addresses, pool.map(_head, addresses.values(), files), strict=True))
@@ -338,9 +336,9 @@ _session = thread_safe_cache(index_config.index_session)
 def fetch_wheels(
     locked: Iterable[LockedWheel], python: str, glibc: str, store: Store, progress: Callable[[str, int], None]
 ) -> int:
-    """Bring the wheels that the store lacks; returns how many. `progress` is told the file and the bytes that came.
+    """Download the wheels missing in the store; return how many. `progress` gets the file and the number of new bytes.
 
-    Raises HashMismatch, naming the file; NetworkError if an index does not answer or no longer has a file.
+    Raises HashMismatch with the file's name; NetworkError if an index does not answer or no longer has a file.
     """
     limits = {item.wheel: item.bytes for item in locked if not store.holds(item.wheel.sha256, item.wheel.file)}
     missing = list(limits)
@@ -348,14 +346,14 @@ def fetch_wheels(
         return 0
     try:
         found = locate({w.name: w.version for w in missing}, python, glibc, {w.sha256 for w in missing})
-    except ProfileError as error:  # what is locked was there once: no fault of the profile
+    except ProfileError as error:  # locked wheels were available once: not an error in the profile
         raise NetworkError("the configured indexes do not have all that is locked", hint=error.hint) from error
     addresses = {wheel.file: address for wheel, address in found.items()}
     gone = [wheel.file for wheel in missing if wheel.file not in addresses]
     if gone:
         raise NetworkError(f"the configured indexes no longer have {', '.join(gone)}", hint="lock again")
     session = index_config.index_session()
-    stop = threading.Event()  # one failure, or Ctrl-C, ends the other downloads too
+    stop = threading.Event()  # one failure, or Ctrl-C, also ends the other downloads
     with store.incoming() as folder, ThreadPoolExecutor(index_config.PARALLEL) as pool:
 
         def bring(wheel: Wheel) -> None:

@@ -1,4 +1,4 @@
-"""Locking extensions: their sources, looked at, and what they are compiled with beside what the image holds."""
+"""Locks extensions: inspects their sources, and locks the tools for compiling them that the image does not contain."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def lock(
     there: tuple[Deb, ...],
     progress: Callable[[str, int], None],
 ) -> tuple[tuple[LockedExtension, ...], Builder | None]:
-    """The sources, looked at, and what they are compiled with beside the image's own wheels and Debian packages,
-    `locked` and `there`."""
+    """The inspected sources, and the tools for compiling them in addition to the image's own wheels (`locked`) and
+    Debian packages (`there`)."""
     extension_toolchain = plan.extension_toolchain
     if extension_toolchain is None:
         return (), None
@@ -51,7 +51,7 @@ def lock(
 
 
 def _packaged(plan: Plan, extension_toolchain: ExtensionToolchain, there: tuple[Deb, ...]) -> tuple[Deb, ...]:
-    """The Debian packages of nvcc, beside those of the image, which stay as they are."""
+    """The Debian packages of nvcc that the image lacks; the image's packages keep their versions."""
     debian = extension_toolchain.toolchain.debian
     if debian is None or plan.suite is None:
         return ()
@@ -67,12 +67,12 @@ def _packaged(plan: Plan, extension_toolchain: ExtensionToolchain, there: tuple[
 
 
 def _compiled_with(extension_toolchain: ExtensionToolchain, tools: Iterable[str]) -> list[Fault]:
-    """The lines of the extensions, for tools that cannot be had."""
+    """Faults at the extensions' positions, for tools that are not available."""
     return [replace(item.at, message=f"it is compiled with {', '.join(tools)}") for item in extension_toolchain.wanted]
 
 
 def _refuse_twice(extension_toolchain: ExtensionToolchain, locked: Iterable[LockedWheel]) -> None:
-    """A distribution is in an image once: a wheel of the index, or compiled."""
+    """Refuse a distribution that is both a wheel from the index and compiled: an image can contain it only once."""
     held = {canonicalize_name(item.wheel.name): item.wheel.version for item in locked}
     faults = [
         replace(item.at, message=f"{name} {held[name]} is locked as a wheel already, which compiling would replace")
@@ -88,9 +88,9 @@ def _refuse_twice(extension_toolchain: ExtensionToolchain, locked: Iterable[Lock
 def _tools(
     plan: Plan, extension_toolchain: ExtensionToolchain, previous: Lock | None, locked: tuple[LockedWheel, ...]
 ) -> tuple[LockedWheel, ...]:
-    """The wheels of nvcc and of the build's own tools, in the image's versions where it has them.
+    """The wheels of nvcc and of the build tools, in the image's versions if it has them.
 
-    The profile's own packages come after the extensions, so what is needed of them is here too.
+    The profile's own packages are installed after the extensions, so those that the tools need are included here too.
     """
     held = {item.wheel.name: item.wheel.version for item in locked}
     before = (

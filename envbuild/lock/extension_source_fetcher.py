@@ -1,7 +1,7 @@
-"""The sources of extensions: a git commit or an sdist, fetched once, checked, and handed on as one tar.
+"""The sources of extensions: a git commit or an sdist, downloaded once, checked, and passed on as one tar.
 
-A commit is kept as a bare repository of its own, so that git itself vouches for every byte by the commit's hash. The
-user's git configuration (certificates, proxies, credentials, insteadOf) counts.
+A commit is stored as a separate bare repository, so git itself verifies every byte by the commit's hash. The user's git
+configuration (certificates, proxies, credentials, insteadOf) applies.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from envbuild.util.errors import EnvbuildError, NetworkError, ProfileError, prin
 from envbuild.util.host_processes import Completed, run
 
 Progress = Callable[[str, int], None]
-# A repository may be large, and a server may send nothing for ever.
+# A repository may be large, and a server may stop sending.
 _FETCH_SECONDS = 1800.0
-# What would lead git to another repository, as a hook's GIT_DIR: of `git rev-parse --local-env-vars` all but
-# GIT_CONFIG_COUNT and GIT_CONFIG_PARAMETERS, which carry a user's configuration.
+# Variables that would redirect git to another repository, such as a hook's GIT_DIR: all of `git rev-parse
+# --local-env-vars` except GIT_CONFIG_COUNT and GIT_CONFIG_PARAMETERS, which contain a user's configuration.
 _ELSEWHERE = ("GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_COMMON_DIR", "GIT_CONFIG", "GIT_DIR", "GIT_GRAFT_FILE",
               "GIT_IMPLICIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_INTERNAL_SUPER_PREFIX", "GIT_NO_REPLACE_OBJECTS",
               "GIT_OBJECT_DIRECTORY", "GIT_PREFIX", "GIT_REPLACE_REF_BASE", "GIT_SHALLOW_FILE",
@@ -40,21 +40,21 @@ _ENVIRONMENT: Mapping[str, str | None] = {
     "GIT_ALLOW_PROTOCOL": "file:http:https:ssh",
     "LC_ALL": "C",
 }
-# Every byte as it is in the tree, whatever the source's own attributes say.
+# Archive every byte as in the tree, and ignore the source's own attributes.
 _ATTRIBUTES = "* -export-ignore -export-subst -text -ident -filter -working-tree-encoding\n"
-# Where a build reads its flags: not the papers, which may speak of flags that are gone.
+# Files in which a build reads its flags. Docs and tests are excluded, because they may mention removed flags.
 _BUILD_FILES = (".py", ".toml", ".cfg", ".cmake", "CMakeLists.txt")
 _PAPERS = {"docs", "tests"}
-_MOST_BYTES = 4 << 20  # of one such file
-# Of a whole source, unpacked, and of one extended header.
+_MOST_BYTES = 4 << 20  # per file
+# Limits of a whole unpacked source, and of one extended header.
 _MOST_MEMBERS, _LARGEST_TOTAL, _LARGEST_HEADER = 500_000, 8 << 30, 1 << 20
 
 
 def inspect_source(wanted: ExtensionRequest, progress: Progress) -> LockedExtension:
-    """Fetch a source and look at it, to lock it.
+    """Download a source and inspect it for locking.
 
-    Raises NetworkError where it cannot be had, HashMismatch for another sdist, ProfileError, naming the profile's line,
-    for a commit that the repository lacks or that has submodules, or a variable that the source does not know.
+    Raises NetworkError if it is not available, HashMismatch for another sdist, and ProfileError with the profile's line
+    for a commit that the repository lacks or that has submodules, or for a variable that the source does not mention.
     """
     extension, build = wanted.extension, wanted.extension.build
     kind = "git" if extension.commit else "sdist"
@@ -82,7 +82,8 @@ def inspect_source(wanted: ExtensionRequest, progress: Progress) -> LockedExtens
 
 
 def _refuse_submodules(wanted: ExtensionRequest, repository: Path) -> None:
-    """What a commit has of other repositories is not fetched: a build that needs it would fail late, or do without."""
+    """Refuse a commit with submodules, which are not downloaded: a build that needs them would fail late, or omit
+    parts."""
     if wanted.extension.submodules == "omit":
         return
     listed = _git(repository, "ls-tree", "-r", "-z", "--full-tree", f"{wanted.extension.commit}").stdout.split("\0")
@@ -100,7 +101,7 @@ _WHOLE = (
     "where nothing that is built needs them, say submodules: omit beside the commit; else give the source with them as "
     "an sdist: {sha256, url}"
 )
-# All that tarfile raises for a hostile tar, as of sizes that are no numbers, and headers of headers without end.
+# All errors that tarfile raises for a hostile tar, such as non-numeric sizes and endless nested headers.
 _BROKEN = (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError, ValueError, LookupError, OverflowError,
            RecursionError)  # fmt: skip
 _SILENT = "the source does not mention {name} where it builds: setting it would do nothing"
@@ -111,7 +112,7 @@ _OTHERWISE = (
 
 
 def fetch_source(wanted: ExtensionRequest, progress: Progress) -> None:
-    """Bring a source that is not there yet. Raises as `inspect_source` does."""
+    """Download a source unless it is cached. Raises the same errors as `inspect_source`."""
     extension = wanted.extension
     if extension.sdist:
         archive_fetcher.fetch_archives([_sdist(wanted)], progress)
@@ -129,7 +130,7 @@ _SDIST = "source"
 
 
 def write_archive(locked: LockedExtension, file: Path) -> None:
-    """The source as a tar with one folder at its top. Raises SourceDamaged if it is no longer what was fetched."""
+    """Write the source as a tar with one top folder. Raises SourceDamaged if the cached source has changed."""
     if locked.kind == "sdist":
         held = sha256_file_store.archive_store()
         held.check(locked.digest, _SDIST)
@@ -150,7 +151,7 @@ def write_archive(locked: LockedExtension, file: Path) -> None:
 
 
 class SourceDamaged(EnvbuildError):
-    """What was fetched is no longer what its hash says."""
+    """A cached source no longer matches its hash."""
 
     code, kind = 3, "hash"
 
@@ -160,7 +161,7 @@ def _repository(commit: str) -> Path:
 
 
 def _git(repository: Path, *arguments: str | Path) -> Completed:
-    """What git comes to. Raises DiskError where it has no room."""
+    """Run git in a repository. Raises DiskError if the disk is full."""
     done = run(["git", "--git-dir", repository, *arguments], env=_ENVIRONMENT, timeout=_FETCH_SECONDS)
     if done.code and disk_space.lacked(done.stderr):
         raise disk_space.full(
@@ -170,7 +171,7 @@ def _git(repository: Path, *arguments: str | Path) -> Completed:
 
 
 def _clone(wanted: ExtensionRequest, commit: str) -> None:
-    """One commit without its history, where the server gives single commits; else all that it has."""
+    """Fetch one commit without its history if the server allows it, otherwise the whole repository."""
     address = _address(wanted.extension.git or "")
     target = _repository(commit)
     with temporary_files.folder("incoming", target.parent) as folder:
@@ -200,7 +201,7 @@ def _clone(wanted: ExtensionRequest, commit: str) -> None:
         try:
             made.rename(target)
         except OSError:
-            if not target.is_dir():  # else another fetched the same commit meanwhile
+            if not target.is_dir():  # another process has fetched the same commit meanwhile
                 raise
 
 
@@ -209,7 +210,7 @@ def _elsewhere() -> str:
 
 
 def _address(given: str) -> str:
-    """Where a site has the repository; {host} and {path} stand for parts of the profile's address."""
+    """The repository's URL, or the site's mirror of it; {host} and {path} stand for parts of the profile's URL."""
     site = settings.setting("git_mirror")
     if site is None:
         return given
@@ -219,7 +220,7 @@ def _address(given: str) -> str:
 
 
 class _Member(tarfile.TarInfo):
-    """One whose extended headers, which tarfile takes into memory whole, are small."""
+    """A tar entry with limited extended headers, because tarfile reads them completely into memory."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
@@ -230,7 +231,7 @@ class _Member(tarfile.TarInfo):
 
 
 def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Those of a tar that comes to an end. Raises TarError for one that is too large or leads back."""
+    """The entries of a tar. Raises TarError if it is too large, or endless because its offsets do not increase."""
     before = -1
     for count, member in enumerate(tar):
         if not before < tar.offset <= _LARGEST_TOTAL or count >= _MOST_MEMBERS:
@@ -240,7 +241,7 @@ def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 
 def _unmentioned(file: Path, names: Iterable[str]) -> Sequence[str]:
-    """Those that stand in no file of a source that decides what is built. The whole tar is read."""
+    """The names that occur in no build file of a source. Reads the whole tar."""
     missing = {name: re.compile(rb"(?<![A-Za-z0-9_])%b(?![A-Za-z0-9_])" % name.encode()) for name in names}
     with tarfile.open(file, tarinfo=_Member) as tar:
         for member in _members(tar):

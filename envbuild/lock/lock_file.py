@@ -1,6 +1,6 @@
-"""The lock: every file an image is made of, by name, version and sha256; no address, so any mirror serves it.
+"""The lock file: every file of an image by name, version and sha256, without URLs, so that any mirror works.
 
-The lock id is the sha256 of the canonical `content` alone. `inputs` says which wishes each part was made from.
+The lock id is the sha256 of the canonical `content` alone. `inputs`: digest of the inputs of each part.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from envbuild.util.canonical_json import canonical_digest
 from envbuild.util.errors import Fault, LockError, OutOfDate
 
 FORMAT = 1
-# Layers that several wheels share: the small ones of torch's, of nvcc's, and those of the profile's own packages.
+# Layers shared by several wheels: the small ones of torch, those of nvcc, and those of the profile's own packages.
 SMALL, TOOLCHAIN, PACKAGES = "python", "toolchain", "packages"
-# The layer of what extensions alone are compiled with, in a stage of its own.
+# The layer of wheels needed only for compiling extensions, in a separate build stage.
 BUILDER = "builder"
 PARTS = ("base", "apt", "wheels", "startup", "environment", "archives", "extensions")
 
 
 @dataclass(frozen=True)
 class Lock:
-    """`made` (UTC, 20261121T000000Z) only tells a snapshot archive where to look; it is not part of the id."""
+    """A lock. `made` (UTC, 20261121T000000Z) only selects a date in a snapshot archive; it is not part of the id."""
 
     made: str
     inputs: Mapping[str, str]
@@ -92,18 +92,18 @@ class Lock:
 
     @property
     def short(self) -> str:
-        """12 hex digits, as in the tag of the image."""
+        """12 hex digits of the id, as in the image's tag."""
         return self.id.removeprefix("sha256:")[:12]
 
     @property
     def compiled_with(self) -> tuple[LockedWheel, ...]:
-        """The wheels of the stage in which extensions are compiled: it is made before the profile's own packages."""
+        """The wheels of the stage that compiles extensions: it runs before the profile's own packages are installed."""
         shared = tuple(item for item in self.wheels if item.layer != PACKAGES)
         return (*shared, *(self.builder.wheels if self.builder else ()))
 
     @property
     def debs(self) -> tuple[Deb, ...]:
-        """Every Debian package, those of the builder too."""
+        """Every Debian package, including those of the builder."""
         return (*self.base, *self.apt, *(self.builder.debs if self.builder else ()))
 
     @property
@@ -111,7 +111,7 @@ class Lock:
         return {locked.wheel.name: locked.wheel.version for locked in self.wheels}
 
     def stale(self, plan: Plan) -> list[str]:
-        """The parts whose wishes are no longer those it was made from."""
+        """The parts whose inputs have changed since locking."""
         now = inputs(plan)
         return [part for part in PARTS if self.inputs.get(part) != now.get(part)]
 
@@ -122,9 +122,9 @@ def inputs(plan: Plan) -> dict[str, str]:
 
 
 def read(file: Path) -> Lock | None:
-    """The lock in `file`, None if there is none.
+    """The lock in `file`, None if the file is missing.
 
-    Raises LockError if it is damaged, was edited by hand, is of a later format, or is a link out of its project.
+    Raises LockError if it is damaged, was edited by hand, has a later format, or is a link out of its project.
     """
     if not file.exists():
         return None
@@ -133,7 +133,7 @@ def read(file: Path) -> Lock | None:
 
 
 def parse(text: str, name: str) -> Lock:
-    """The lock that `text` holds, from wherever it came. Raises LockError as `read` does."""
+    """The lock in a text from any source. Raises LockError as `read` does."""
     return _checked(yaml_document.parse(text, name, LockError))
 
 
@@ -200,7 +200,7 @@ def _builder(parsed: lock_schema.BuilderEntry) -> Builder:
 
 
 class _OneLine(dict[str, Any]):
-    """A mapping that is written on one line: a moved pin is then a one-line diff."""
+    """A mapping written on one line, so that a changed pin is a one-line diff."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -216,7 +216,7 @@ _LISTED = {"apt", "wheels", "startup", "archives", "debs", "packages"}
 
 
 def write(lock: Lock, file: Path, name: str, origin: Mapping[str, str] | None = None) -> None:
-    """`origin`: what it was made for, where no profile is called `name`."""
+    """Write the lock file. `origin`: profile and requirements of the lock, if no profile is called `name`."""
     content = lock.content
     for holder in (content, content["base"], content.get("builder", {})):
         for key in _LISTED & set(holder):
@@ -229,7 +229,7 @@ def write(lock: Lock, file: Path, name: str, origin: Mapping[str, str] | None = 
 
 
 def required_lock(source: Source) -> Lock:
-    """The lock of a profile, whether it still fits or not. Raises OutOfDate where there is none, and what read does."""
+    """The lock of a profile, current or out of date. Raises OutOfDate if it is missing, and the errors of `read`."""
     lock = read(source.known_lock)
     if lock is None:
         raise _missing(source.lock_file, source.asked)
@@ -241,9 +241,9 @@ def _missing(file: Path, asked: str) -> OutOfDate:
 
 
 def current(lock: Lock | None, plan: Plan, file: Path) -> Lock:
-    """The lock, if it is what the plan asks for.
+    """The lock, if it matches the plan.
 
-    Raises OutOfDate otherwise, ProfileError where an advisory refuses what it holds.
+    Raises OutOfDate otherwise, ProfileError if an advisory refuses a locked version.
     """
     if lock is None:
         raise _missing(file, plan.asked)

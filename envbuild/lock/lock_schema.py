@@ -1,4 +1,4 @@
-"""The shape that a lock file must have before anything of it is believed: each name, version and path bounded."""
+"""The schema that a lock file must match before it is used: each name, version and path is limited."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Content(Model):
 
 
 class Origin(Model):
-    """What a lock was made for that no profile has the name of; paths relative to the lock's folder."""
+    """The origin of a lock without a profile of its name; paths are relative to the lock's folder."""
 
     profile: Annotated[str, StringConstraints(max_length=1000)]
     requirements: Annotated[str, StringConstraints(max_length=1000)]

@@ -1,4 +1,4 @@
-"""Making a lock: only the parts whose wishes changed are looked up again, and in those what still fits is kept."""
+"""Creates or updates a lock: resolves only the parts whose inputs changed, and keeps versions that still fit."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from envbuild.util import canonical_json
 from envbuild.util.errors import ProfileError, UsageError, near, some
 from envbuild.util.thread_safe_cache import thread_safe_cache
 
-# A wheel of this size has a layer of its own: a change of it alone is then all that a pull fetches again.
+# A wheel of this size gets its own layer: if only it changes, a pull downloads only that layer.
 OWN_LAYER_BYTES = 20_000_000
 EVERYTHING = "*"
-# Locks are made several at a time; sources of extensions, and archives, are fetched one after the other.
+# Several locks are made in parallel, but sources of extensions and archives are downloaded one after the other.
 _SOURCES = threading.Lock()
 BASE = "base"
 
@@ -47,15 +47,15 @@ def update_lock(
     accept_old: frozenset[str] = frozenset(),
     say: Callable[[str], None] = lambda text: None,
 ) -> Lock:
-    """The lock for `plan`, as near to `previous` as it can be.
+    """The lock for `plan`, with as few changes to `previous` as possible.
 
-    `upgrade` names packages that may move to the newest version that fits; EVERYTHING all, BASE the Debian packages.
-    An archive is fetched to be locked: `progress` gets its name and the bytes that came. `accept_old` names packages
-    that may be far behind their newest release, EVERYTHING all. `say` gets a sentence for each package whose newest
-    release was not chosen.
+    `upgrade` names packages that may move to the newest version that fits; EVERYTHING means all, BASE the Debian
+    packages. Archives are downloaded to be locked: `progress` gets the name and the number of new bytes. `accept_old`
+    names packages that may be far behind their newest release, EVERYTHING means all. `say` gets a sentence for each
+    package whose newest release was not chosen.
 
-    Raises ProfileError for what does not exist, what an advisory refuses and what is far behind; NetworkError where an
-    index or mirror does not answer; HashMismatch for an archive with other content.
+    Raises ProfileError for missing versions, versions refused by an advisory and versions far behind; NetworkError if
+    an index or mirror does not answer; HashMismatch for an archive with other content.
     """
     _refuse_unknown(upgrade, previous)
     everything = EVERYTHING in upgrade
@@ -112,7 +112,7 @@ def _archives(
 
 
 def _made(previous: Lock | None, base: tuple[Deb, ...], more: tuple[Deb, ...]) -> str:
-    """When the Debian packages were locked: the moment that a snapshot archive is asked for."""
+    """The time at which the Debian packages were locked; it selects a date in a snapshot archive."""
     before = previous.debs if previous is not None else ()
     if previous is not None and base == previous.base and set(more) <= set(before):
         return previous.made
@@ -121,7 +121,8 @@ def _made(previous: Lock | None, base: tuple[Deb, ...], more: tuple[Deb, ...]) -
 
 @dataclass(frozen=True)
 class _Chosen:
-    """`notes`: a sentence for each package whose newest release was not chosen, where that is not obvious."""
+    """The chosen wheels. `notes`: a sentence for each package whose newest release was not chosen, if that is not
+    obvious."""
 
     wheels: tuple[LockedWheel, ...]
     notes: tuple[str, ...] = ()
@@ -157,7 +158,7 @@ def _refuse_unknown(upgrade: Iterable[str], previous: Lock | None) -> None:
 def _debs(
     plan: Plan, previous: Lock | None, stale: frozenset[str], upgrade: bool
 ) -> tuple[tuple[Deb, ...], tuple[Deb, ...]]:
-    """Packages of the base, and those of the late layer."""
+    """Debian packages of the base image, and those of the late layer."""
     if plan.suite is None:
         return (), ()
     if previous is None or upgrade or "base" in stale:
@@ -168,13 +169,13 @@ def _debs(
     try:
         return previous.base, _late(plan, previous.base, previous.apt)
     except ProfileError:
-        # the mirror has moved on, so the base is locked again too; if a wanted package is missing, this says so
+        # the mirror has newer versions, so lock the base again too; this raises if a requested package is missing
         base = tuple(apt_resolution_and_download.resolve_debs(plan.suite, plan.base_packages))
         return base, _late(plan, base, ())
 
 
 def _late(plan: Plan, base: Sequence[Deb], kept: Sequence[Deb]) -> tuple[Deb, ...]:
-    """What `apt:` asks for beyond the base; of `kept`, what is still wanted stays as it is, where the mirror has it."""
+    """The packages for `apt:` that the base lacks; those in `kept` keep their version if the mirror still has it."""
     assert plan.suite is not None
     if not plan.apt:
         return ()
@@ -195,7 +196,7 @@ def _late(plan: Plan, base: Sequence[Deb], kept: Sequence[Deb]) -> tuple[Deb, ..
 
 @dataclass(frozen=True)
 class _Wishes:
-    """All that decides which wheels are chosen; many profiles have the same. `keep`: (name, version)."""
+    """All inputs that determine the choice of wheels; many profiles share them. `keep`: (name, version)."""
 
     core: tuple[str, ...]
     packages: tuple[str, ...]
@@ -232,11 +233,11 @@ def _chosen(wishes: _Wishes) -> _Chosen:
 
     resolved = resolved_with((), keep)
     notes, accepted_old = _judged(wishes, resolved.versions)
-    # What torch needs is shared by every profile with that torch; what the user added comes after it.
+    # torch's dependencies are shared by every profile with that torch; the user's packages come after them.
     core = resolved.closure(Requirement(wish).name for wish in wishes.core)
     kinds = {name: SMALL if name in core else PACKAGES for name in resolved.versions}
     if wishes.tools:
-        # a second time, so that the wheels of a runtime image stay as they are, in layers of their own
+        # resolve a second time, so that the runtime image's wheels keep their versions and layers
         resolved = resolved_with(wishes.tools, {**keep, **resolved.versions})
     located = wheel_resolution_and_download.locate(resolved.versions, wishes.python, wishes.glibc)
     heads = wheel_resolution_and_download.request_heads(located)
@@ -256,8 +257,8 @@ def _chosen(wishes: _Wishes) -> _Chosen:
 
 
 def _judged(wishes: _Wishes, versions: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[AcceptedOld, ...]]:
-    """Compare the packages that the profile and the requirements name without a pin with their newest releases. A
-    version that the lock has already is not judged again.
+    """Compare the packages that the profile and the requirements name without a pin with their newest releases.
+    Versions that are already locked are not compared again.
 
     Raises ProfileError for versions that are far behind and not accepted.
     """
@@ -294,15 +295,15 @@ def _contradictions(wishes: _Wishes, lags: Iterable[Lag]) -> Iterator[tuple[str,
 
 
 def _layer(name: str, kind: str, size: int, overridden: bool = False) -> str:
-    """The layer of a wheel: its own if it is large or overridden, else one shared with the small ones of its kind."""
+    """The layer of a wheel: its own if it is large or overridden, otherwise shared with small wheels of its kind."""
     if name == "torch" or overridden or size >= OWN_LAYER_BYTES:
         return name.replace("_", "-")
     return kind
 
 
 def _order(locked: Sequence[LockedWheel], overridden: Collection[str] = (), late: Collection[str] = ()) -> list[str]:
-    """Layers from shared and stable to this profile's own: small, libraries, torch, nvcc's (`late`), overrides, the
-    user's."""
+    """The order of layers, from shared and stable to profile-specific: small, libraries, torch, nvcc (`late`),
+    overrides, the user's packages."""
     names = {item.layer for item in locked}
     last = [name for name in ("torch", "triton", *sorted(late), *sorted(overridden), PACKAGES) if name in names]
     first = [SMALL] if SMALL in names else []
@@ -310,7 +311,7 @@ def _order(locked: Sequence[LockedWheel], overridden: Collection[str] = (), late
 
 
 def version_changes(before: Lock | None, after: Lock) -> Iterator[str]:
-    """What moved, a line each: `numpy 2.4.5 -> 2.4.6`."""
+    """The changes between two locks, one per line: `numpy 2.4.5 -> 2.4.6`."""
     if before is None:
         yield f"{some(len(after.wheels), 'wheel')}, {some(len(after.base) + len(after.apt), 'Debian package')}"
         return
@@ -329,7 +330,7 @@ def _versions(locked: Lock) -> dict[str, str]:
 
 
 def _contents(locked: Lock) -> dict[str, str]:
-    """What is known by its hash; and, for extensions, by all that is compiled in and with."""
+    """Archives with their hashes, and extensions with a hash of all their inputs."""
     found = {archive.name: f"{archive.version} ({archive.sha256[:12]})" for archive in locked.archives}
     for one in locked.extensions:
         assert locked.builder

@@ -1,8 +1,8 @@
-"""Which pins have a newer patch release on the configured index, and which an advisory asks for.
+"""Finds pins with a newer patch release on the configured index, and versions required by advisories.
 
-A patch release has the same first two numbers: 12.6.4.1 -> 12.6.9.9, 2.26.2 -> 2.26.5. That is what moves without a
-change of the profile. An advisory may ask for more of a CUDA library: any newer version of the same major number, which
-runs beside torch's own (minor-version compatibility) and can be pinned.
+A patch release has the same first two numbers: 12.6.4.1 -> 12.6.9.9, 2.26.2 -> 2.26.5. Such an update needs no change
+of the profile. An advisory may require more of a CUDA library: any newer version with the same major number, which
+works with torch's own (minor-version compatibility) and can be pinned.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from envbuild.util.errors import ProfileError
 
 @dataclass(frozen=True)
 class AdvisedUpdate:
-    """An advisory that holds for the profile, and the nearest newer version that it asks for."""
+    """An advisory that applies to the profile, and the nearest newer version that it requires."""
 
     advisory: str
     state: str
@@ -31,7 +31,7 @@ class AdvisedUpdate:
 
 @dataclass(frozen=True)
 class Outdated:
-    """A pin that could move. `newest`: the newest patch release, None where that is the pin itself."""
+    """A pin with a possible update. `newest`: the newest patch release, None if the pin is the newest."""
 
     name: str
     version: str
@@ -41,7 +41,7 @@ class Outdated:
 
 @dataclass(frozen=True)
 class _Wish:
-    """An advisory's wish for one distribution: any of `requirements`."""
+    """The versions of one distribution that an advisory requires: any of `requirements`."""
 
     name: str
     advisory: str
@@ -50,7 +50,7 @@ class _Wish:
 
 
 def find_outdated(plan: Plan, lock: Lock) -> list[Outdated]:
-    """Raises NetworkError where the index does not answer."""
+    """The locked pins with a possible update. Raises NetworkError if the index does not answer."""
     versions = lock.versions
     newest = _newest(plan, {name: patches_of(name, version) for name, version in versions.items()})
     asked = [(wish, _nearest(plan, wish)) for wish in _wishes(plan, versions)]
@@ -65,7 +65,7 @@ def _rows(
         if version is not None:
             told.setdefault(wish.name, []).append(AdvisedUpdate(wish.advisory, wish.state, version))
     for name, version in versions.items():
-        # another build of the same version (2.13.0, where 2.13.0+cpu is pinned) is no newer one
+        # another build of the same version (2.13.0 instead of the pinned 2.13.0+cpu) is not newer
         found = Version(newest.get(name, version))
         moved = found > Version(version) and found.local == Version(version).local
         if moved or name in told:
@@ -73,12 +73,12 @@ def _rows(
 
 
 def patches_of(name: str, version: str) -> str:
-    """The requirement that this pin and its later patch releases meet: `numpy>=2.4.6,==2.4.*`."""
+    """The requirement that matches this pin and its later patch releases: `numpy>=2.4.6,==2.4.*`."""
     return _within(name, version, 2)
 
 
 def _within(name: str, version: str, numbers: int) -> str:
-    """This version and newer, as long as the first numbers stay."""
+    """This version and newer ones with the same first `numbers` numbers."""
     known = Version(version)
     epoch = f"{known.epoch}!" if known.epoch else ""
     head = ".".join(map(str, (*known.release, 0)[:numbers]))
@@ -86,7 +86,7 @@ def _within(name: str, version: str, numbers: int) -> str:
 
 
 def _wishes(plan: Plan, versions: Mapping[str, str]) -> Iterator[_Wish]:
-    """What the advisories that hold ask for, of distributions that are locked and in another version."""
+    """The versions that applicable advisories require of distributions that are locked in another version."""
     choice = plan.choice.locked(versions)
     for advice in choice.advice:
         change = advice.advisory.change
@@ -99,10 +99,10 @@ def _wishes(plan: Plan, versions: Mapping[str, str]) -> Iterator[_Wish]:
 
 
 def _newest(plan: Plan, requirements: Mapping[str, str]) -> dict[str, str]:
-    """Of each distribution the newest version that meets its requirement; what the index no longer has is left out."""
+    """The newest version on the index for each distribution's requirement; distributions without one are left out."""
     try:
         return wheel_resolution_and_download.offered(list(requirements.values()), plan.python, plan.glibc)
-    except ProfileError:  # one that nothing meets fails all: a version that was taken back, say
+    except ProfileError:  # one requirement without a version, such as a withdrawn one, makes the whole query fail
         with ThreadPoolExecutor(index_config.PARALLEL) as pool:
             found = pool.map(lambda requirement: _one(plan, requirement), requirements.values())
         return {name: version for name, version in zip(requirements, found, strict=True) if version}

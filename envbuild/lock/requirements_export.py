@@ -1,4 +1,4 @@
-"""A lock as files that pip and uv read, for those who install into an environment of their own. Pure."""
+"""Exports a lock as files for pip and uv, to install into a separate environment. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _SPLIT = " \\\n    "
 
 
 def requirements(lock: Lock, name: str) -> str:
-    """Every wheel by version and hash, but for pip itself.
+    """Every wheel by version and hash, except pip itself.
 
-    All that is needed is listed, so no resolver is asked: it would hold an override against torch's own pins.
+    The list is complete, so no resolver is needed; it would reject an override because of torch's own pins.
     """
     lines = [
         f"# {name}, lock {lock.short}, Python {lock.python}; made by: envbuild export requirements {name}",
@@ -26,7 +26,7 @@ def requirements(lock: Lock, name: str) -> str:
 
 
 def constraints(lock: Lock, name: str) -> str:
-    """Every version, to be held while other packages are installed."""
+    """Every version, to be kept while other packages are installed."""
     lines = [
         f"# {name}, lock {lock.short}, Python {lock.python}; made by: envbuild export constraints {name}",
         "# pip install -c FILE PACKAGE",
@@ -40,7 +40,8 @@ def constraints(lock: Lock, name: str) -> str:
 
 
 def _local(lock: Lock) -> list[str]:
-    """No public index serves a version with a local label, and none what is compiled from source."""
+    """Comments on packages that no public index has: versions with a local label, and extensions compiled from
+    source."""
     names = sorted(f"{name}=={version}" for name, version in lock.versions.items() if "+" in version)
     lines = [f"# no public index has {', '.join(names)}: --find-links where it is"] if names else []
     return lines + [f"# left out: {one.name}, compiled from {one.kind} {one.digest}" for one in lock.extensions]

@@ -1,8 +1,8 @@
-"""Refuses wheels that must not be installed together, and those that run code at every start of Python.
+"""Refuses wheels that conflict with each other, and wheels that run code at every start of Python.
 
-When a lock is made, the paths that wheels install are read from the store, from the cache, or from the index by ranges.
-Without ranges nothing is fetched, and the wheels are checked once they are. An index is not believed: what it said of a
-wheel never replaces reading the fetched file.
+When a lock is made, the paths that wheels install are read from the store, from the cache, or from the index by range
+requests. Without range requests nothing is downloaded, and the wheels are checked after their download. The index is
+not trusted: its data never replace a check of the downloaded file.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _HINT = "leave one of the packages out, or lock another version of it"
 
 
 def refuse_offered(addresses: Mapping[Wheel, str], heads: Mapping[Wheel, Head]) -> None:
-    """Check wheels that are about to be locked, as far as their listings are known without fetching them.
+    """Check wheels before they are locked, if their listings are available without a download.
 
-    Raises ProfileError; NetworkError where an index does not answer; HashMismatch for a file damaged in the store.
+    Raises ProfileError; NetworkError if an index does not answer; HashMismatch for a file damaged in the store.
     """
     with ThreadPoolExecutor(index_config.PARALLEL) as pool:
         found = pool.map(lambda wheel: (_name(wheel), _offered(wheel, addresses[wheel], heads[wheel])), addresses)
@@ -46,15 +46,15 @@ def refuse_offered(addresses: Mapping[Wheel, str], heads: Mapping[Wheel, Head]) 
 def refuse_stored(
     locked: Iterable[LockedWheel], accepted: Collection[StartupFile] = (), built: Mapping[str, Path] | None = None
 ) -> None:
-    """Check locked wheels, of which the store has all, and wheels that were `built`, by name.
+    """Check locked wheels, all of which are in the store, and `built` wheels, by name.
 
-    `accepted`: files that may run code at Python's start. Raises LockError; HashMismatch for a file that was damaged in
-    the store.
+    `accepted`: files that may run code at Python's start. Raises LockError; HashMismatch for a file damaged in the
+    store.
     """
     files = {_name(w): sha256_file_store.wheel_store().path(w.sha256, w.file) for w in (item.wheel for item in locked)}
     files |= built or {}
     listings = {name: wheel_contents.listing(path) for name, path in files.items()}
-    # of a wheel that is refused anyway no content is read: its names may be ambiguous, its packing unsupported
+    # do not read the content of refused wheels: their names may be ambiguous, their compression unsupported
     sound = {name: path for name, path in files.items() if not listings[name].faults}
     faults = [*_own(listings), *(str(clash) for clash in clashes(listings) if not _alike(clash, sound))]
     run = [text for name, path in sound.items() for text in _startup(name, path, listings[name], accepted)]
@@ -75,8 +75,8 @@ def _own(listings: Mapping[str, Listing]) -> list[str]:
 
 
 def _offered(wheel: Wheel, address: str, head: Head) -> Listing | None:
-    """What a wheel installs; None where that is not known without fetching it. Raises ProfileError for an invalid wheel
-    of the index, else what wheel_contents.listing raises."""
+    """The files that a wheel installs; None if that needs a download. Raises ProfileError for an invalid wheel on the
+    index, and the errors of wheel_contents.listing."""
     held = sha256_file_store.wheel_store().path(wheel.sha256, wheel.file)
     if held.is_file():
         return wheel_contents.listing(held)
@@ -104,7 +104,7 @@ _session = thread_safe_cache(index_config.index_session)
 
 
 def _may_be_alike(clash: Clash, listings: Mapping[str, Listing]) -> bool:
-    """By CRC and size: only the bytes can say that it is so."""
+    """Whether the files may be equal, by CRC and size; only a comparison of the bytes is proof."""
     said = {listings[name].files.get(clash.path) for name in (clash.first, clash.second)}
     known = {f"{zlib.crc32(text):08x} {len(text)}" for text in database.namespace_texts()}
     return clash.alike or (_is_namespace(clash) and said <= known)
@@ -123,12 +123,13 @@ def _is_namespace(clash: Clash) -> bool:
     return clash.path == clash.other and clash.path.endswith("/__init__.py")
 
 
-# what runs at Python's start
+# files that run at Python's start
 
 
 def _startup(name: str, wheel: Path, listing: Listing, accepted: Collection[StartupFile]) -> Iterator[str]:
-    """A `.pth` file counts with every line: the folder that it adds may hold a sitecustomize. Of the metadata only the
-    entry points of torch.backends count."""
+    """Messages for files that run at Python's start and are not accepted. Every effective line of a `.pth` file counts,
+    because an added folder may contain a sitecustomize. Of the metadata only the entry points of torch.backends
+    count."""
     known = {
         row.sha256 for row in database.startup_files() if row.distribution == wheel_contents.distribution_name(wheel)
     }

@@ -1,4 +1,4 @@
-"""What wheels on this machine hold: the paths they install, the bytes of these, and the folders that are their own."""
+"""Contents of wheels on this machine: the paths they install, the bytes of these files, and the wheels' own folders."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from envbuild.util.thread_safe_cache import thread_safe_cache
 LARGEST_TEXT = 1 << 20
 """Bytes of a file that are read to be judged by its text."""
 _METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
-# Namespaces that many wheels share: the folder below is the wheel's own.
+# Namespaces shared by many wheels: the folder below belongs to the wheel.
 _SHARED = frozenset({"nvidia", "google"})
 _BLOCK = 1 << 20
 
 
 def distribution_name(wheel: Path) -> str:
-    """The normal name of a wheel's distribution, by the name of its file."""
+    """The normalised name of a wheel's distribution, from its file name."""
     return parse_wheel_filename(wheel.name)[0]
 
 
 @thread_safe_cache
 def listing(wheel: Path) -> Listing:
-    """What a wheel installs. Raises HashMismatch for a file that was damaged in the store, LockError for any other that
-    is not a readable wheel."""
+    """The files that a wheel installs. Raises HashMismatch for a file that was damaged in the store, LockError for any
+    other unreadable wheel."""
     with _readable(wheel), wheel.open("rb") as stream:
         return wheel_listings_and_clashes.read(stream, wheel.name)
 
 
 def roots(wheel: Path) -> tuple[str, ...]:
-    """The wheel's own folders and modules, below site-packages, as ("torch", "torch-2.3.1.dist-info"): who writes there
-    changes the package. Raises what `listing` raises."""
+    """The wheel's own folders and modules below site-packages, such as ("torch", "torch-2.3.1.dist-info"): writing
+    there changes the package. Raises the errors of `listing`."""
     site = f"{SITE}/"
     return tuple(sorted({_root(path.removeprefix(site)) for path in listing(wheel).files if path.startswith(site)}))
 
@@ -61,15 +61,15 @@ def _root(path: str) -> str:
 
 
 def read(wheel: Path, path: str) -> bytes:
-    """The first LARGEST_TEXT + 1 bytes of what a wheel installs as `path`. Raises what `listing` raises."""
+    """The first LARGEST_TEXT + 1 bytes of the file that a wheel installs as `path`. Raises the errors of `listing`."""
     with _opened(wheel, path) as stream:
         return stream.read(LARGEST_TEXT + 1)
 
 
 @thread_safe_cache
 def installed_sha256(wheel: Path, path: str) -> str:
-    """Of what a wheel installs as `path`; of a generated script, of the function that it calls. Raises what `listing`
-    raises."""
+    """sha256 of the file that a wheel installs as `path`; for a generated script, of the name of the function that it
+    calls. Raises the errors of `listing`."""
     with _opened(wheel, path) as stream:
         return _sha256(stream)
 
@@ -95,7 +95,7 @@ def _opened(wheel: Path, path: str) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def _readable(wheel: Path) -> Iterator[None]:
-    """Raises HashMismatch and LockError as `listing` does, where the body cannot read the wheel."""
+    """Raises HashMismatch and LockError as `listing` does if the body cannot read the wheel."""
     try:
         yield
     except BROKEN as error:
@@ -114,8 +114,8 @@ def _unreadable(wheel: Path, error: Exception) -> EnvbuildError:
 
 
 def wheel_hashes(lock: Lock) -> dict[str, dict[str, str]]:
-    """By "name==version" of each locked wheel that the store has: sha256 by path below site-packages. Raises what
-    `listing` raises."""
+    """For each locked wheel in the store, "name==version" -> sha256 by path below site-packages. Raises the errors of
+    `listing`."""
     paths = {
         item.wheel: sha256_file_store.wheel_store().path(item.wheel.sha256, item.wheel.file) for item in lock.wheels
     }
@@ -129,7 +129,7 @@ def wheel_hashes(lock: Lock) -> dict[str, dict[str, str]]:
 
 
 def _hashes(wheel: Wheel, file: Path) -> dict[str, str]:
-    """Read once for each wheel: it takes as long as to unpack it."""
+    """The hashes of one wheel, cached: computing them takes as long as unpacking it."""
     noted = user_folders.cache_folder("contents") / f"{wheel.sha256}.json"
     known = sha256_file_store.noted(noted, dict[str, str])
     if known is not None:

@@ -1,7 +1,7 @@
-"""An extension that is compiled from source: what a profile says of one.
+"""The section of a profile that describes an extension compiled from source.
 
-apex, flash-attn or a project's own: all they differ in is data. How a source takes its flags is one of them: variables
-of the environment, or pip's --config-settings, where an older commit knows no variables.
+All differences between apex, flash-attn or a project's own extension are data, including how a source takes its flags:
+as environment variables, or as pip's --config-settings if an older commit reads no variables.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 from envbuild.profile.value_types import ArchiveFile, Model, PackageSpec, Text, VariableName, shaped
 from envbuild.util import url_redaction
 
-# What compiles a wheel with setuptools and torch's cpp_extension, where a source names nothing else.
+# The tools of every extension's build, for setuptools and torch's cpp_extension; build.requires adds others.
 BUILD_TOOLS = ("ninja", "setuptools", "wheel")
 
 ExtensionName = Annotated[
@@ -43,14 +43,14 @@ Setting = Annotated[
     ),
 ]
 
-# Another value would give another wheel than the cache's key says, or one that is not for the profile's cards.
+# Changing these would produce another wheel than the cache key describes, or one for other GPUs than the profile's.
 _OURS = frozenset(
     {"CUDA_HOME", "HOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "MAX_JOBS", "PATH", "PYTHONHASHSEED", "PYTHONHOME",
      "PYTHONPATH", "SOURCE_DATE_EPOCH", "TMPDIR", "TORCH_CUDA_ARCH_LIST", "VIRTUAL_ENV"}
 )  # fmt: skip
 
 
-# What `show` and reports know by a short name.
+# Short names with a fixed meaning in `show` and reports.
 _TAKEN = frozenset({"cublas", "cuda", "cudnn", "nccl", "python", "torch"})
 
 
@@ -118,5 +118,5 @@ class Extension(Model):
 
     @property
     def source(self) -> str | None:
-        """What its source is known by: a commit, or an sdist's sha256; None where it is left out."""
+        """The id of its source: a commit, or an sdist's sha256; None if the extension is left out."""
         return self.commit or (self.sdist.sha256 if self.sdist else None)

@@ -1,4 +1,4 @@
-"""A profile as it was read: its name, its file, its values and where each of them stands."""
+"""A loaded profile: its name, its file, its values and their positions in the file."""
 
 from __future__ import annotations
 
@@ -31,22 +31,23 @@ class Source:
 
     @property
     def asked(self) -> str:
-        """How the command line of lock, build and make asks for it."""
+        """The profile's name on the command line of lock, build and make."""
         return self.meant.asked if self.meant else self.name
 
     @property
     def known(self) -> str:
-        """The same once it is locked: a lock with a project's requirements is known by its name, to every command."""
+        """The name after locking: a lock with a project's requirements has its own name, which every command
+        accepts."""
         return self.name if self.meant and self.meant.requirements else self.asked
 
     @property
     def unpinned(self) -> Source:
-        """Without what --pin asks for; where it asks for nothing, without the profile's own pins."""
+        """The same profile without the versions from --pin; if there are none, without the profile's own pins."""
         return replace(self, profile=self.plain or self.profile.model_copy(update={"pins": {}}))
 
     @property
     def project(self) -> Path:
-        """The folder that holds profiles/ and dockerfiles/; a shipped profile's results go to the working folder."""
+        """The folder that contains profiles/ and dockerfiles/; for a shipped profile, the working folder."""
         if package_data.ROOT in self.file.parents and package_data.ROOT.name == "shipped":
             return Path.cwd()
         return yaml_document.home(self.file)
@@ -57,7 +58,7 @@ class Source:
 
     @property
     def known_lock(self) -> Path:
-        """The lock to read: the project's own, else the one that was shipped beside the profile."""
+        """The lock to read: the project's own, otherwise the one shipped with the profile."""
         return self.lock_file if self.lock_file.exists() else self.file.with_name(f"{self.name}{LOCK}")
 
     @property
@@ -66,7 +67,8 @@ class Source:
 
     @property
     def origin(self) -> dict[str, str] | None:
-        """What a lock says it was made for where no profile has its name; paths are relative to the lock's folder."""
+        """The origin in a lock for a project's requirements: profile and requirements, with paths relative to the
+        lock's folder. None for other profiles."""
         if self.meant is None or self.meant.requirements is None:
             return None
         folder = self.lock_file.parent
@@ -77,13 +79,13 @@ class Source:
         }
 
     def accepting(self, ids: Iterable[str], reason: str) -> Source:
-        """The same profile, with these advisories taken on beside those that it accepts itself."""
+        """The same profile, which accepts these advisories in addition to its own."""
         own = {item.advisory for item in self.profile.accept}
         more = tuple(Accept(advisory=name, reason=reason) for name in ids if name not in own)
         return replace(self, profile=self.profile.model_copy(update={"accept": (*self.profile.accept, *more)}))
 
     def bringing(self, script: Script) -> Source:
-        """The same profile with this script as its own."""
+        """The same profile with this self-test script."""
         selftest = self.profile.selftest.model_copy(update={"script": script})
         return replace(self, profile=self.profile.model_copy(update={"selftest": selftest}))
 

@@ -1,4 +1,4 @@
-"""What a person writes in `profiles/<name>.yaml`: the model, and every fault at once with file and line."""
+"""The model of `profiles/<name>.yaml`, and its validation: all faults at once, with file and line."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from envbuild.util.yaml_document import Document, Path
 
 
 def _torch(text: str) -> str:
-    """torch's releases have three numbers: 2.7 is 2.7.0."""
+    """Complete a version with two numbers: torch's releases have three, so 2.7 means 2.7.0."""
     base = Version(text).base_version
     return text.replace(base, f"{base}.0", 1) if base.count(".") == 1 else text
 
@@ -77,18 +77,18 @@ class Pin(Model):
 
 
 def _pin(value: Any) -> Any:
-    """`cublas: 12.4.5.8` is short for `cublas: {version: 12.4.5.8}`."""
+    """Expand the short form: `cublas: 12.4.5.8` means `cublas: {version: 12.4.5.8}`."""
     return {"version": value} if isinstance(value, str) else value
 
 
-# Where nvcc comes from. The tags are left out of the names of faulty fields.
+# Source of nvcc. The tags are removed from field names in faults.
 ToolchainSource = Annotated[
     Annotated[Literal["wheels", "base", "debian"], Tag("[word]")] | Annotated[ArchiveFile, Tag("[archive]")],
     Discriminator(lambda value: "[archive]" if isinstance(value, dict | ArchiveFile) else "[word]"),
 ]
 
 
-# As NVIDIA writes it, and kept so: 580.65.06 has a leading zero.
+# Kept as NVIDIA writes it: 580.65.06 has a leading zero.
 DriverRelease = Annotated[str, shaped(r"^[0-9]{1,5}(\.[0-9]{1,5}){0,3}$", "a driver's version, as in 580.65.06", 23)]
 
 
@@ -193,7 +193,7 @@ class Profile(Model):
 
     @property
     def compiled(self) -> tuple[Extension, ...]:
-        """Without those that are only said to be left out."""
+        """The extensions without those that are only listed as left out."""
         return tuple(one for one in self.extensions if one.none is None)
 
     @field_validator("extensions")
@@ -214,7 +214,7 @@ class Profile(Model):
 
 
 def validate_profile(merged: Document, name: str, known: Sequence[Fault] = ()) -> Profile:
-    """The model of a profile as written, where no fault is `known`.
+    """Validate a profile and return its model. `known`: faults found before; any fault is an error.
 
     Raises ProfileError with all faults, each with its file and line.
     """
@@ -226,7 +226,7 @@ def validate_profile(merged: Document, name: str, known: Sequence[Fault] = ()) -
 
 
 def profile_error(name: str, faults: Iterable[Fault], hint: str | None = None) -> ProfileError:
-    """Faults in the order of the file."""
+    """The error for an invalid profile, with its faults in the order of the file."""
     ordered = sorted(faults, key=lambda fault: (fault.file or "", fault.line or 0))
     return ProfileError(f"profile {name} is not valid", faults=ordered, hint=hint)
 
@@ -236,7 +236,7 @@ Malformed = tuple[Path, Fault]
 
 
 def tried(merged: Document) -> Profile | list[Malformed]:
-    """The model, or all that is malformed."""
+    """The model, or all faults."""
     try:
         return Profile.model_validate(merged.data)
     except ValidationError as error:
@@ -245,7 +245,7 @@ def tried(merged: Document) -> Profile | list[Malformed]:
 
 def _malformed(error: ValidationError, merged: Document) -> Iterator[Malformed]:
     for item in error.errors():
-        # pydantic's "[key]" and our tags are left out; an unknown key, the last part, may be written so itself
+        # pydantic's "[key]" and our tags are removed; an unknown key, always the last part, may really look like that
         own = item["loc"][-1:] if item["type"] == "extra_forbidden" else ()
         outer = item["loc"][: len(item["loc"]) - len(own)]
         path = (*(part for part in outer if not str(part).startswith("[")), *own)
@@ -265,7 +265,7 @@ def _keys(path: tuple[str | int, ...]) -> list[str]:
     model: type[BaseModel] = Profile
     options: list[type[BaseModel]] = []
     for part in map(str, path):
-        field = model.model_fields.get(part)  # none: a list's index, a mapping's key, or which of several models
+        field = model.model_fields.get(part)  # None: a list's index, a mapping's key, or the tag of a model in a union
         options = list(_models(field.annotation)) if field else options
         named = [option for option in options if part == f"[{option.__name__.lower()}]"]
         model = next(iter(named or (options if field else ())), model)
@@ -281,7 +281,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of a profile as written: `extends` allowed, and nothing required beside it."""
+    """The JSON Schema of a profile file: `extends` is allowed, and with it nothing else is required."""
     result = Profile.model_json_schema()
     result |= {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "envbuild profile"}
     result["properties"]["extends"] = {"type": "string", "description": "the profile that this one builds on"}
@@ -291,7 +291,7 @@ def schema() -> dict[str, Any]:
     return result
 
 
-# By the type of pydantic's error; the braces are filled from its context.
+# By pydantic's error type; the braces are filled from its context.
 _WORDS = {
     "missing": "missing",
     "string_type": "must be text: write it in quotes",
@@ -310,16 +310,16 @@ _WORDS = {
     "string_too_long": "must have {max_length} characters at most",
     "string_too_short": "must not be empty",
 }
-# What torch and others call the dtypes of a profile.
+# Names of the dtypes in torch and other libraries -> names in a profile.
 _DTYPES = {
     "float64": "fp64", "double": "fp64", "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16",
     "bfloat16": "bf16",
 }  # fmt: skip
-_LONGEST = 100  # characters of a value that are repeated
+_LONGEST = 100  # characters of a value shown in a message
 
 
 def validation_message(item: Mapping[str, Any], path: tuple[str | int, ...]) -> str:
-    """One sentence for one of pydantic's errors; `path`: of the value in the profile."""
+    """One sentence for a pydantic error; `path`: of the value in the profile."""
     kind, context = item["type"], item.get("ctx", {})
     if kind == "value_error":
         return str(context["error"])
@@ -340,7 +340,7 @@ def _none_of(value: object, known: list[str]) -> str:
 
 
 def _instead(text: str, path: tuple[str | int, ...]) -> str:
-    """What to write where something else is often written; else nothing."""
+    """What to write instead of a common mistake; empty if unknown."""
     name, pinned, _ = text.partition("=")
     if path[:1] == ("apt",) and pinned and re.fullmatch(r"[a-z0-9+.-]+", name):
         return f"the lock keeps the version that the mirror has; write {name}"

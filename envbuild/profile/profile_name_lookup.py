@@ -1,4 +1,4 @@
-"""What a profile's name stands for: a file, its variant devel, or what a lock was made for."""
+"""Finds the profile for a name: a profile file, its devel variant, or the origin of a lock."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ class Meant:
 
 
 def _folders() -> Iterator[Path]:
-    """A user's own profiles come first."""
+    """Folders with profiles; a user's own profiles take precedence."""
     for root in dict.fromkeys((Path.cwd() / "profiles", package_data.PROFILES)):
         yield root
         yield root / "projects"
 
 
 def profile_names() -> list[str]:
-    """Every profile that can be named, the shadowed ones once; with a project's requirements, once they are locked."""
+    """The names of all profiles, each once; also those of locks with a project's requirements."""
     return _names(_folders())
 
 
 def own_names() -> list[str]:
-    """The profiles of the working folder, for commands that write; all where it has none."""
+    """The profiles of the working folder, for commands that write; all profiles if it has none."""
     return _names([Path.cwd() / "profiles", Path.cwd() / "profiles" / "projects"]) or profile_names()
 
 
@@ -77,8 +77,8 @@ def _files(folder: Path) -> list[Path]:
 
 
 def locks(folders: Iterable[Path] | None = None) -> dict[str, Path]:
-    """Every lock that stands beside profiles, by name, also one of a variant or of a project's requirements, which has
-    no profile file of its name; a user's own shadows a shipped one."""
+    """All locks in the profile folders by name, including those of variants and of a project's requirements, which have
+    no profile file of that name. A user's own lock takes precedence over a shipped one."""
     found: dict[str, Path] = {}
     for folder in _folders() if folders is None else folders:
         for file in sorted(folder.glob(f"*{LOCK}")):
@@ -87,13 +87,14 @@ def locks(folders: Iterable[Path] | None = None) -> dict[str, Path]:
 
 
 def find_profile(name: str, beside: Path | None = None) -> Path:
-    """The file of a profile given by name or by path (anything that ends in .yaml or holds a slash)."""
+    """The file of a profile, by name or by path (if it ends in .yaml or contains a slash). `beside`: the folder of
+    relative paths."""
     if is_path(name):
-        # without `..`, since its folders are compared; a link to a profile does not move it
+        # remove `..`, because the parent folders are compared; a link to a profile is not resolved
         file = Path(os.path.abspath((beside or Path.cwd()) / name))  # noqa: PTH100
         try:
             there, is_folder = file.is_file(), file.is_dir()
-        except OSError as error:  # longer than any name can be
+        except OSError as error:  # the name is too long
             raise ProfileError(f"{name[:60]}... names no file: {error.strerror}") from error
         if is_folder:
             raise _folder(name, file)
@@ -108,8 +109,8 @@ def find_profile(name: str, beside: Path | None = None) -> Path:
             return folder / f"{name}.yaml"
     if name in (".", "..") or (NAME.fullmatch(name) and (Path.cwd() / name).is_dir()):
         raise _folder(name, Path.cwd() / name)
-    from envbuild.facts import database  # read only here: every command imports this module
-    from envbuild.profile import value_types  # read only here: every command imports this module
+    from envbuild.facts import database  # imported only here: every command imports this module
+    from envbuild.profile import value_types  # imported only here: every command imports this module
 
     text = database.unsupported(name, value_types.PLATFORM)
     if text:
@@ -120,9 +121,10 @@ def find_profile(name: str, beside: Path | None = None) -> Path:
 
 
 def refuse_link(file: Path, error: type[EnvbuildError]) -> None:
-    """Raise `error` where the file of a name is a link out of its project, whose content an error could quote.
+    """Raise `error` if a profile found by name is a link out of its project, because an error could quote the target's
+    content.
 
-    The files of an installed envbuild may be links: uv makes such installations.
+    Files of an installed envbuild may be links: uv creates such installations.
     """
     if package_data.ROOT.name == "shipped" and package_data.ROOT in file.parents:
         return
@@ -132,11 +134,11 @@ def refuse_link(file: Path, error: type[EnvbuildError]) -> None:
         raise error(str(problem), hint="use a copy of the file, or name a profile by the path of its file") from None
 
 
-_MOST = 10  # profiles of a folder that are told
+_MOST = 10  # profiles of a folder that are listed
 
 
 def _folder(name: str, folder: Path) -> ProfileError:
-    """Says which profiles lie in it, as each would be asked for."""
+    """The error for a folder given instead of a profile, with the paths of its profiles."""
     below = [folder, folder / "profiles", folder / "profiles" / "projects"]
     found = [str(Path(name) / file.relative_to(folder)) for there in below for file in _files(there)]
     asked = [quote(one if is_path(one) else f"./{one}") for one in found]
@@ -150,12 +152,13 @@ def is_path(name: str) -> bool:
 
 
 def meant(name: str, wanted: Path | None = None) -> Meant:
-    """What `name` stands for, with the requirements `wanted`.
+    """Find the profile for `name`, combined with the requirements file `wanted`.
 
-    A profile of that name comes before the variant of another, and that before what a lock of that name was made for.
-    The name of a GPU, as it is printed or typed, stands for the GPU's profile.
-    Raises ProfileError where there is none of them, and where the name that is made is that of another project's lock;
-    UnwrittenProfile for a GPU without a profile.
+    Order: a profile of that name, the devel variant of another profile, the origin of a lock of that name, the profile
+    of the GPU with that name, as it is printed or typed.
+
+    Raises ProfileError if there is none, or if the combined name belongs to another project's lock; UnwrittenProfile
+    for a GPU without a profile.
     """
     try:
         asked = _profile(name)
@@ -178,11 +181,11 @@ def meant(name: str, wanted: Path | None = None) -> Meant:
 
 
 def _of_gpu(name: str, unknown: ProfileError) -> str:
-    """The profile of the GPU that a person calls so, or of one that shares its proofs. Raises `unknown` for any other
-    name, and for a path or a folder."""
+    """The profile of a GPU by a name that a person types, or of a GPU that shares its evidence. Raises `unknown` for
+    any other name, and for a path or a folder."""
     if is_path(name) or (NAME.fullmatch(name) and (Path.cwd() / name).is_dir()):
         raise unknown
-    from envbuild.facts import database, gpu_names  # only where no profile has the name
+    from envbuild.facts import database, gpu_names  # imported only if no profile has the name
     from envbuild.profile import value_types
 
     found = gpu_names.candidates(name)
@@ -203,7 +206,7 @@ def _of_gpu(name: str, unknown: ProfileError) -> str:
 
 
 def _shortened(name: str) -> str:
-    """At most 63 characters; what is cut off goes into a hash, so that long names stay apart."""
+    """Limit a name to 63 characters; a hash of the full name replaces the rest, so that long names stay distinct."""
     if len(name) <= _LONGEST:
         return name
     mark = hashlib.sha256(name.encode()).hexdigest()[:8]
@@ -211,13 +214,13 @@ def _shortened(name: str) -> str:
 
 
 def _refuse_another(made: Meant, wanted: Path) -> None:
-    """Folders of different names, or of the same in different places, can make the same name. A missing file is
-    reported by what reads it."""
+    """Refuse a name that belongs to the lock of another requirements file: several folders can give the same name. A
+    missing file is reported where it is read."""
     if not os.path.exists(wanted):  # noqa: PTH110 - False also for a name that is too long
         return
     try:
         origin = _origin(made.name)
-    except LockError:  # it is damaged, and replaced by the lock that is made
+    except LockError:  # a damaged lock will be replaced by the new one
         return
     if origin and origin[1].resolve() != wanted.resolve():
         raise ProfileError(
@@ -227,7 +230,7 @@ def _refuse_another(made: Meant, wanted: Path) -> None:
 
 
 def _profile(name: str, beside: Path | None = None) -> Meant:
-    """A profile or its variant."""
+    """A profile or its devel variant."""
     try:
         file = find_profile(name, beside)
         return Meant(file.stem, file, name, quote(name))
@@ -239,8 +242,8 @@ def _profile(name: str, beside: Path | None = None) -> Meant:
 
 
 def _origin(name: str) -> tuple[str, Path, Path] | None:
-    """The profile and the requirements that the lock of a name says it was made for, and its folder; None where it says
-    nothing, or there is no such lock."""
+    """The profile and requirements recorded in the lock of that name, and the lock's folder; None if the lock is
+    missing or records none."""
     file = locks().get(name)
     if file is None or not NAME.fullmatch(name):
         return None
@@ -256,9 +259,10 @@ _REQUIREMENTS = re.compile(r"[A-Za-z0-9._-]*requirements[A-Za-z0-9._-]*\.(txt|in
 
 
 def _refuse_foreign(lock: Path, made_for: str, wanted: Path) -> None:
-    """Refuse a lock that names a file outside its project, which the author of the lock may have chosen.
+    """Refuse a lock that names a file outside its project: the lock's author may be untrusted.
 
-    A requirements file may lie elsewhere, as --requirements took it; then its name must say that it is one.
+    A requirements file may be outside, because --requirements allows it, but then its name must be one of a
+    requirements file.
     """
     root = yaml_document.home(lock)
     try:
@@ -274,7 +278,7 @@ def _refuse_foreign(lock: Path, made_for: str, wanted: Path) -> None:
 
 
 def _is_named(name: str) -> bool:
-    """Whether a lock's name can be asked for; that it is damaged is told then."""
+    """Whether a lock's name can be used as a profile. True for a damaged lock, which is reported when it is used."""
     try:
         return _origin(name) is not None
     except LockError:
@@ -282,5 +286,5 @@ def _is_named(name: str) -> bool:
 
 
 def relative_path(file: Path, folder: Path) -> str:
-    """The path of a file as seen from a folder; links are left as they are."""
+    """The path of a file relative to a folder; links are not resolved."""
     return os.path.relpath(file, folder)

@@ -1,7 +1,6 @@
-"""What a profile adds to the self-test: shapes of GEMMs and attention that its project meets, and a script of
-the project's own.
+"""Additions of a profile to the self-test: the project's shapes of GEMMs and attention, and the project's own script.
 
-Neither is content of a lock: they say what an image must pass, not what it holds.
+Neither is part of a lock: they define what an image must pass, not what it contains.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from envbuild.util.errors import Fault, FileError
 from envbuild.util.yaml_document import Document, display, home, inside, regular
 
 MOST_SHAPES = 200
-MOST_BYTES = 256 << 10  # of a script
-_SCORES, _VALUES = 1 << 28, 1 << 23  # elements: the math path keeps the scores of four problems; 64 MiB in float64
-_RESULT = 1 << 26  # elements: 512 MiB in the float64 of the comparison
-# Elements of a factor: 4 GiB at most, so that both fit into the memory of a GPU of 16 GB.
+MOST_BYTES = 256 << 10  # per script
+_SCORES, _VALUES = 1 << 28, 1 << 23  # elements: the math path stores the scores of four problems; 64 MiB in float64
+_RESULT = 1 << 26  # elements: 512 MiB in float64, the comparison's dtype
+# Elements of a factor: 4 GiB at most, so that both fit into the memory of a GPU with 16 GB.
 _FACTOR = {"fp64": 1 << 29, "fp32": 1 << 30, "fp16": 1 << 30, "bf16": 1 << 30}
 _PATH = r"^(\.\./)*([A-Za-z0-9_][A-Za-z0-9_.-]*/)*[A-Za-z0-9_][A-Za-z0-9_.-]*\.py$"
 _HERE = ("selftest", "script")
@@ -77,7 +76,7 @@ class Attention(BaseModel):
 
 
 def _kind(item: object) -> str:
-    """Which of the two a mapping in a profile is meant to be."""
+    """Whether a mapping in a profile is a GEMM or an attention shape."""
     keys = set(item) if isinstance(item, dict) else {"heads"} if isinstance(item, Attention) else set()
     return "[attention]" if keys & {"heads", "length", "depth"} else "[shape]"
 
@@ -101,12 +100,12 @@ class Script:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
-# In a profile it is a path; what the model holds was read from there, so a profile cannot give the source itself.
+# A path in the profile file, replaced by the script's content before validation: a profile cannot contain the source.
 ScriptFile = Annotated[InstanceOf[Script], WithJsonSchema({"type": "string", "pattern": _PATH, "maxLength": 300})]
 
 
 def read_script(merged: Document) -> list[Fault]:
-    """Put the script itself where its path stands in the profile; returns what is wrong with it."""
+    """Replace the script's path in the profile by the script itself; return the faults."""
     selftest = merged.data.get("selftest")
     path = selftest.get("script") if isinstance(selftest, dict) else None
     if not isinstance(selftest, dict) or not isinstance(path, str):
@@ -121,7 +120,8 @@ def read_script(merged: Document) -> list[Fault]:
 
 
 def syntax(text: str, name: str, python: str) -> Iterator[Fault]:
-    """What is wrong with a script for that Python ("3.11"). A newer one than ours may take more: it is not asked."""
+    """Syntax errors of a script for that Python ("3.11"). No check for a Python newer than ours, which may accept
+    more."""
     minor = re.fullmatch(r"3\.([0-9]{1,2})", python)
     if minor and int(minor[1]) > sys.version_info.minor:
         return
@@ -137,15 +137,14 @@ def syntax(text: str, name: str, python: str) -> Iterator[Fault]:
 
 
 def _read(path: str, profile: Path) -> tuple[Path, str]:
-    """The file at `path`, relative to that of the profile that names it, and its source. Raises ValueError, saying why
-    not."""
+    """The file at `path`, relative to the profile that names it, and its source. Raises ValueError with the reason."""
     if len(path) > 300 or not re.fullmatch(_PATH, path):
         raise ValueError(f"{path[:300]!r} is not a path of a .py file relative to the profile's")
     file = inside(path, profile.parent, home(profile))
     try:
         if not file.is_file():
             raise ValueError(f"there is no file {display(file)}")
-    except OSError as error:  # longer than any name can be
+    except OSError as error:  # the name is too long
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     return file, _text(file, path)
 
@@ -163,7 +162,7 @@ def _text(file: Path, path: str) -> str:
 
 
 def given(file: Path, python: str) -> Script:
-    """A script that a command line names, for that Python ("3.11"). Raises FileError, saying what is wrong with it."""
+    """A script named on the command line, for that Python ("3.11"). Raises FileError with its faults."""
     try:
         text = _text(file, display(file))
     except ValueError as error:

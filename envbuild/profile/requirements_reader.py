@@ -1,4 +1,4 @@
-"""Read a project's requirement file, each requirement with its line. Included files must lie in the project."""
+"""Reads a project's requirements file, each requirement with its line. Included files must be inside the project."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Requirements:
 def read(file: Path) -> Requirements:
     """Read a requirements.txt, with the files that it includes by -r, or the dependencies of a pyproject.toml.
 
-    A file outside the project is not opened. Raises ProfileError where `file` itself cannot be read.
+    Does not open files outside the project. Raises ProfileError if `file` itself cannot be read.
     """
     found = Requirements()
     if file.suffix == ".toml":
@@ -51,13 +51,13 @@ def read(file: Path) -> Requirements:
 
 
 def _project(file: Path) -> Path:
-    """The folder that included files must lie in: the working folder where it holds profiles/ and `file`."""
+    """The folder for included files: the working folder if it contains profiles/ and `file`."""
     here, given = Path.cwd(), Path(os.path.abspath(file))  # noqa: PTH100 - without "..", and links stay
     return here if (here / "profiles").is_dir() and given.is_relative_to(here) else home(file)
 
 
 def _text(file: Path) -> str:
-    """UTF-8, or what a byte order mark says, as for pip: PowerShell writes UTF-16."""
+    """The file's text: UTF-8, or the encoding of its byte order mark, as in pip; PowerShell writes UTF-16."""
     try:
         raw = regular(file, MAX_BYTES)
         if len(raw) > MAX_BYTES:
@@ -73,7 +73,8 @@ def _text(file: Path) -> str:
 def _lines(
     file: Path, text: str, root: Path, seen: tuple[Path, ...], found: Requirements, left: Iterator[int]
 ) -> Iterator[tuple[str, Place]]:
-    """`root`: the folder that includes stay in; `left`: how many more files may be included."""
+    """The requirements of one file and its includes. `root`: the folder that includes must be inside; `left`: how many
+    more files may be included."""
     name, faults = display(file), found.faults
     if _HASH.search(text):
         found.notes.append(f"{name}: its hashes are not compared: the lock has the index's sha256 of every wheel")
@@ -116,7 +117,7 @@ _ELSEWHERE = "indexes and find-links are pip's and uv's configuration, editable 
 
 
 def _pyproject(file: Path, faults: list[Fault]) -> Iterator[tuple[str, Place]]:
-    """The dependencies of the table [project]; a fault where the project names them in another way."""
+    """The dependencies in the table [project]; a fault if the project lists them differently."""
     text, name = _text(file), display(file)
     try:
         document = tomllib.loads(text)
@@ -139,5 +140,5 @@ def _pyproject(file: Path, faults: list[Fault]) -> Iterator[tuple[str, Place]]:
 
 
 def _line(text: str, part: str) -> int:
-    """The number of the first line that holds `part`; 1 where none does."""
+    """The number of the first line that contains `part`; 1 if none does."""
     return text.count("\n", 0, max(0, text.find(part))) + 1

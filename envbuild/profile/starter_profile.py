@@ -14,7 +14,7 @@ from envbuild.util.errors import ProfileError
 
 
 def starter_profile(name: str, parent: Source) -> str:
-    """A profile that builds on `parent`: what it inherits stands in comments, ready to be changed."""
+    """A profile that extends `parent`; the inherited values are comments, ready to be changed."""
     base = parent.profile
     kept = [
         f'# python: "{base.python}"',
@@ -41,9 +41,9 @@ def starter_profile(name: str, parent: Source) -> str:
 
 
 def for_gpu(name: str) -> str:
-    """The profile of a GPU of the facts: it builds on the shipped profile whose GPU is nearest.
+    """The profile for a GPU of the facts: it extends the shipped profile of the most similar GPU.
 
-    Raises ProfileError where no shipped profile has code that the GPU runs.
+    Raises ProfileError if no shipped profile has code that the GPU runs.
     """
     gpu = database.gpus()[name]
     parent = _nearest(gpu)
@@ -66,8 +66,8 @@ def for_gpu(name: str) -> str:
 
 
 def _nearest(gpu: Gpu) -> Gpu | None:
-    """The GPU with a shipped profile whose code this one runs: of the same major compute capability, and no newer. The
-    newest of these; GeForce for GeForce, whose driver has limits of its own."""
+    """The most similar GPU with a shipped profile whose code this one runs: same major compute capability, and not
+    newer. Prefers the newest capability, then GeForce for GeForce, because GeForce drivers have their own limits."""
     own = _capability(gpu)
     shipped = [one for one in database.gpus().values() if (package_data.PROFILES / f"{one.id}.yaml").is_file()]
     fits = [one for one in shipped if _capability(one).major == own.major and _capability(one) <= own]

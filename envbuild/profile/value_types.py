@@ -1,4 +1,4 @@
-"""The kinds of value that profiles and locks have: each bounded, for either may be hostile."""
+"""Value types of profiles and locks. All are limited, because both files may be untrusted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _requirement(text: str) -> str:
         raise ValueError(meant)
     try:
         requirement = Requirement(text)
-    except (InvalidRequirement, RecursionError):  # brackets of a marker, thousands deep
+    except (InvalidRequirement, RecursionError):  # thousands of nested brackets in a marker
         raise ValueError(f"{text!r} is not a requirement (as in numpy>=2 or numpy==2.4.6)") from None
     if requirement.url:
         raise ValueError("an address cannot be locked: name a package that the index has")
@@ -42,12 +42,12 @@ def _platform(text: str) -> str:
     return text
 
 
-# Pattern -> what it allows, in words.
+# Pattern -> description of what it allows.
 ALLOWED: dict[str, str] = {}
 
 
 def shaped(pattern: str, allowed: str, longest: int, shortest: int | None = None) -> StringConstraints:
-    """Text of a form, and within a length in characters; `allowed` says it to those who wrote something else."""
+    """Text with a pattern and a length in characters; `allowed`: description for the error message."""
     ALLOWED[pattern] = allowed
     return StringConstraints(min_length=shortest, max_length=longest, pattern=pattern)
 

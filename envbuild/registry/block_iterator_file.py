@@ -1,4 +1,4 @@
-"""A file object over what comes in blocks, to be read once from its begin to its end."""
+"""A read-once file object over an iterator of byte blocks."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 
 class Blocks(io.RawIOBase):
-    """An empty block ends it."""
+    """A file object over byte blocks. An empty block ends it."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks = blocks
         self._buffer = bytearray()
 
     def read(self, size: int = -1) -> bytes:
-        """`size` bytes, fewer only at the end; negative: all that is left."""
+        """`size` bytes, fewer only at the end; negative: all remaining bytes."""
         while (size < 0 or len(self._buffer) < size) and (block := self._more()):
             self._buffer += block
         end = len(self._buffer) if size < 0 else size

@@ -1,4 +1,4 @@
-"""A layer's blob as the tar that it holds: as it is, or packed with gzip or zstd, in several pieces too."""
+"""Decompresses a layer's blob to its tar: uncompressed, gzip or zstd, also in several members or frames."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 from envbuild.registry.block_iterator_file import Blocks
 
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-_SKIPPED = b"\x2a\x4d\x18"  # behind one byte from 0x50 on: a frame of zstd that holds nothing of the content
-_SLICE = 1 << 10  # bytes that are unpacked at once: 4 of zstd may stand for 128 KiB, so 32 MiB may come of it
-# Bytes of memory that a frame of zstd may ask for: what zstd itself takes unless it is told otherwise.
+_SKIPPED = b"\x2a\x4d\x18"  # after a byte from 0x50 to 0x5f: a zstd frame without content
+_SLICE = 1 << 10  # bytes per decompression step: 4 bytes of zstd may expand to 128 KiB, so a step yields up to 32 MiB
+# Largest window of a zstd frame, in bytes: zstd's own default limit.
 _WINDOW = 1 << 27
 
 
 class Unpacked(Blocks):
-    """The tar as a file object, hashed as it is read. Reading raises ValueError, EOFError or zlib.error for what cannot
-    be unpacked or is cut off. `watch` is told all that is read."""
+    """The tar as a file object, hashed while it is read. Reading raises ValueError, EOFError or zlib.error if the blob
+    is invalid or truncated. `watch` gets every block that is read."""
 
     def __init__(self, blocks: Iterator[bytes], watch: Callable[[bytes], object] = lambda block: None) -> None:
         super().__init__(_unpacked(blocks))
@@ -50,7 +50,7 @@ def _unpacked(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _frames(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    import zstandard  # here and in packing alone: few commands need it
+    import zstandard  # imported only here and where layers are compressed: few commands need it
 
     unpacker = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
     try:
@@ -60,7 +60,8 @@ def _frames(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _parts(blocks: Iterator[bytes], begun: Callable[[], Any]) -> Iterator[bytes]:
-    """Of members of gzip, as parallel gzip writes several, or frames of zstd. Raises EOFError where the last is cut."""
+    """Decompress all gzip members (parallel gzip writes several) or zstd frames. Raises EOFError if the last is
+    truncated."""
     part = begun()
     for block in blocks:
         for at in range(0, len(block), _SLICE):

@@ -1,4 +1,4 @@
-"""What registries hold, as data: references, manifests, descriptors. Pure."""
+"""Data types of registries: references, manifests, descriptors. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EMPTY = "application/vnd.oci.empty.v1+json"
 _DOCKER = "application/vnd.docker.distribution.manifest"
 MANIFESTS = (MANIFEST, f"{_DOCKER}.v2+json")
 INDEXES = (INDEX, f"{_DOCKER}.list.v2+json")
-MAX_MANIFEST = 4 << 20  # bytes; what registries take, by the distribution specification
+MAX_MANIFEST = 4 << 20  # bytes; the limit of registries by the distribution specification
 
 _NAME, _HOST = re.compile(image_reference_grammar.NAME), re.compile(image_reference_grammar.HOST)
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -30,7 +30,7 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Reference:
-    """An image in a registry, as docker writes it. `host` is where it is; neither tag nor digest: `latest` is meant."""
+    """An image in a registry, in docker's notation. `host`: the registry. Without tag and digest, `latest` is meant."""
 
     host: str
     name: str
@@ -39,7 +39,7 @@ class Reference:
 
     @classmethod
     def parse(cls, text: str) -> Reference:
-        """Raises UsageError unless it is `[HOST/]NAME[:TAG][@sha256:...]`."""
+        """Parse `[HOST/]NAME[:TAG][@sha256:...]`. Raises UsageError for anything else."""
         rest, separator, digest = text.partition("@")
         first, slash, remainder = rest.partition("/")
         is_host = bool(slash) and (first == "localhost" or any(c in first for c in ".:["))
@@ -62,7 +62,7 @@ class Reference:
 
     @property
     def target(self) -> str:
-        """What to ask the registry for."""
+        """The digest or tag for requests to the registry."""
         return self.digest or self.tag or "latest"
 
     def tagged(self, tag: str) -> Reference:
@@ -73,7 +73,7 @@ class Reference:
         return f"{self.repository}{tag}{f'@{self.digest}' if self.digest else ''}"
 
 
-# Of manifests, indexes, descriptors and configurations, by the specification and Docker: all that an engine reads.
+# The keys that an engine reads in manifests, indexes, descriptors and configurations, by the specification and Docker.
 _KEYS = (
     "annotations", "architecture", "artifactType", "author", "config", "created", "data", "digest", "features",
     "history", "layers", "manifests", "mediaType", "os", "os.features", "os.version", "platform", "schemaVersion",
@@ -83,12 +83,13 @@ _KEYS = (
     "Labels", "OnBuild", "Shell", "StopSignal", "StopTimeout", "User", "Volumes", "WorkingDir",
 )  # fmt: skip
 _SPELLED = {key.casefold(): key for key in _KEYS}
-_MAPS = ("annotations", "Labels", "ExposedPorts", "Volumes")  # whose keys are anybody's words
+_MAPS = ("annotations", "Labels", "ExposedPorts", "Volumes")  # objects with arbitrary keys
 
 
 def parse_document(raw: bytes, what: str, limit: int) -> dict[str, Any]:
-    """A manifest, an index or a configuration. Raises Malformed, also where an engine would read something else in it:
-    Go's reader takes a key in any case, the last one of all, and so `Env` of `env` (encoding/json, Unmarshal)."""
+    """Parse a manifest, an index or a configuration. Raises Malformed, also if an engine could read it differently:
+    Go's JSON decoder ignores the case of keys and takes the last match, so it reads `env` as `Env` (encoding/json,
+    Unmarshal)."""
     found = strict_json.parse(raw, what, limit)
     level: list[Any] = [found]
     while level:
@@ -115,7 +116,7 @@ def descriptor(media_type: str, raw: bytes, **more: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A manifest or an index, as the bytes that its digest is of."""
+    """A manifest or an index, as the raw bytes of its digest."""
 
     raw: bytes
     media_type: str
@@ -126,7 +127,7 @@ class Manifest:
 
     @cached_property
     def document(self) -> dict[str, Any]:
-        """Raises Malformed, also where it may be taken for an index as well as for an image's manifest."""
+        """The parsed JSON. Raises Malformed, also if it could be read both as an index and as an image manifest."""
         found = parse_document(self.raw, "the manifest", MAX_MANIFEST)
         if "manifests" in found and {"layers", "config"} & found.keys():
             raise Malformed("the manifest is an index, too")
@@ -142,7 +143,7 @@ class Manifest:
 
     @property
     def config(self) -> str:
-        """The digest of its configuration: the image id. Raises Malformed."""
+        """The digest of the image's configuration: the image id. Raises Malformed."""
         return digest_in(self.document.get("config"))
 
     @property
@@ -151,8 +152,8 @@ class Manifest:
 
     @property
     def only_image(self) -> dict[str, Any]:
-        """The descriptor of the one image in an index. Engines choose by platform, and each reads platforms in its own
-        way (`x86_64`, `Linux/AMD64`, none at all), so an index of several images is refused."""
+        """The descriptor of the only image in an index. Engines choose by platform, and each interprets platforms
+        differently (`x86_64`, `Linux/AMD64`, none at all), so an index of several images is refused."""
         images = [item for item in descriptors(self.document, "manifests") if not _is_attestation(item)]
         if len(images) != 1:
             raise Refusal("index", f"the index has {some(len(images), 'image')}, not exactly one")
@@ -166,7 +167,8 @@ def _is_attestation(item: Mapping[str, Any]) -> bool:
 
 
 class ImageSource(Protocol):
-    """Where manifests and blobs are: a repository in a registry, or a bundle. All that is read is of its digest."""
+    """Source of manifests and blobs: a repository in a registry, or a bundle. Everything is checked against its
+    digest."""
 
     def manifest(self, target: str) -> Manifest | None: ...
     def blob(self, digest: str, limit: int = ...) -> bytes: ...
@@ -175,14 +177,14 @@ class ImageSource(Protocol):
 
 
 class Target(ImageSource, Protocol):
-    """A place that can be written to: a repository, or the folder of a bundle that is being made."""
+    """A writable image source: a repository, or the folder of a new bundle."""
 
     def put_blob(self, raw: bytes) -> None: ...
     def put_manifest(self, target: str, manifest: Manifest) -> bool: ...
 
 
 def descriptors(document: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    """A manifest's list of descriptors. Raises Malformed."""
+    """The list of descriptors under `key` in a manifest. Raises Malformed."""
     found = document.get(key)
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
         raise Malformed(f"the manifest has no list of {key}")
@@ -198,5 +200,5 @@ def digest_in(item: Any) -> str:
 
 
 def fallback_tag(digest: str) -> str:
-    """Where a registry has no referrers API, its clients keep the list under this tag."""
+    """The tag with the list of referrers, for registries without the referrers API."""
     return digest.replace(":", "-")

@@ -1,4 +1,4 @@
-"""A repository in a registry, through its HTTP API: no Docker Engine, bounded answers, every digest checked."""
+"""Client of a registry repository over the HTTP API: no Docker Engine, limited response sizes, every digest checked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BLOCK = 1 << 20
 
 
 class Repository:
-    """One repository. Raises NetworkError where the registry does not do what it is asked, Refusal where it lies."""
+    """One repository. Raises NetworkError if a request fails, Refusal if the registry serves wrong content."""
 
     def __init__(self, reference: Reference) -> None:
         self.reference = reference
@@ -37,7 +37,7 @@ class Repository:
         self._url = f"{self._access.base}/v2/{reference.name}"
 
     def manifest(self, target: str) -> Manifest | None:
-        """The manifest or index of a tag or digest; None if there is none."""
+        """The manifest or index of a tag or digest; None if missing."""
         answer = self._get(f"manifests/{target}", headers={"Accept": _ACCEPT})
         if answer is None:
             return None
@@ -57,7 +57,7 @@ class Repository:
         return found
 
     def blob(self, digest: str, limit: int = strict_json.MAX_BYTES) -> bytes:
-        """A small blob. Raises Refusal if it is larger than `limit`, or not of its digest."""
+        """A small blob. Raises Refusal if it is larger than `limit` or does not match its digest."""
         found = bytearray()
         for block in self.blocks(digest):
             found += block
@@ -66,7 +66,7 @@ class Repository:
         return bytes(found)
 
     def blocks(self, digest: str) -> Iterator[bytes]:
-        """A blob of any size, piece by piece. Raises Refusal after the last one if it was not of its digest."""
+        """A blob of any size, in blocks. Raises Refusal after the last one if it does not match its digest."""
         answer = self._get(f"blobs/{digest}")
         if answer is None:
             raise NetworkError(f"{self.reference.repository} has no blob {digest}")
@@ -83,7 +83,7 @@ class Repository:
             raise Refusal("digest", f"{self.reference.host} serves something else as the blob {digest}")
 
     def referrers(self, digest: str) -> list[dict[str, Any]]:
-        """Descriptors of what refers to a manifest: by the API, else by the tag that stands in for it."""
+        """Descriptors of the manifests that refer to a manifest: from the API, otherwise from the fallback tag."""
         answer = self._get(f"referrers/{digest}", also_missing=(400, 405))
         if answer is not None:
             raw = self._body(answer, oci_types.MAX_MANIFEST, "the list of referrers")
@@ -92,13 +92,13 @@ class Repository:
         return oci_types.descriptors(index.document, "manifests") if index else []
 
     def put_blob(self, raw: bytes) -> None:
-        """Does nothing if it is there."""
+        """Upload a blob unless it exists."""
         digest = oci_types.digest_of(raw)
         if not self._has(digest):
             self._upload(digest, raw)
 
     def put_file(self, digest: str, file: Path) -> None:
-        """A blob of any size, from a file; does nothing if it is there."""
+        """Upload a blob of any size from a file unless it exists."""
         if not self._has(digest):
             with file.open("rb") as stream:
                 self._upload(digest, stream)
@@ -115,7 +115,8 @@ class Repository:
         self._require(answer, (201,), f"does not take the blob {digest}")
 
     def put_manifest(self, target: str, manifest: Manifest) -> bool:
-        """Under a tag or its own digest. Whether the registry lists it as a referrer of its subject by itself."""
+        """Upload a manifest under a tag or its own digest. Returns whether the registry itself lists it as a referrer
+        of its subject."""
         headers = {"Content-Type": manifest.media_type}
         answer = self._send("PUT", f"{self._url}/manifests/{target}", data=manifest.raw, headers=headers)
         self._require(answer, (201,), f"does not take the manifest {target}")
@@ -158,7 +159,7 @@ class Repository:
 
 
 def _told(answer: requests.Response) -> str:
-    """The registry's own words."""
+    """The error message in the registry's response."""
     try:
         errors = json.loads(registry_http_and_auth.whole_body(answer, 1 << 16, "the error"))["errors"]
         words = "; ".join(f"{item.get('code')}: {item.get('message')}" for item in errors[:3])
@@ -168,7 +169,7 @@ def _told(answer: requests.Response) -> str:
 
 
 def _origin(host: str, authority: str | None) -> str:
-    """https; on this very machine http too, where nothing speaks TLS, as docker does."""
+    """The base URL: https; for a local registry without TLS http, as in docker."""
     if registry_http_and_auth.is_local(urlsplit(f"//{host}").hostname or ""):
         try:
             once = registry_http_and_auth.registry_session(authority, tries=1)

@@ -1,7 +1,7 @@
-"""Access to a registry: docker's credentials, tokens, and the hosts that may get them.
+"""Access to a registry: docker's credentials, tokens, and the hosts that may receive them.
 
-A registry may refer to other hosts for a token or a blob. Credentials go to the registry's own host and port, and to a
-token service of its domain or of the settings, over TLS where the registry uses TLS; no other host gets any.
+A registry may redirect to other hosts for a token or a blob. Credentials are sent to the registry's own host and port,
+and to a token service of its domain or of the settings, over TLS if the registry uses TLS; to no other host.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from envbuild.util.rejected_input_errors import Refusal
 if TYPE_CHECKING:
     from publicsuffixlist import PublicSuffixList
 
-TIMEOUT = (15, 120)  # seconds: to connect, and between two pieces of an answer
+TIMEOUT = (15, 120)  # seconds: to connect, and between two reads of a response
 _TOKEN_BYTES = 1 << 20
 _REDIRECTS = 5
 
@@ -37,7 +37,7 @@ Send = Callable[..., requests.Response]
 
 
 class _Adapter(Adapter):
-    """Trusts the system's authorities, `authority`'s, and those that requests is told of."""
+    """Trusts the certificate authorities of the system, of `authority`, and those configured for requests."""
 
     def __init__(self, authority: str | None, limits: Network | None, **options: Any) -> None:
         self._authority = authority
@@ -49,7 +49,7 @@ class _Adapter(Adapter):
 
 @cache
 def _context(authority: str | None) -> ssl.SSLContext:
-    """Made once: reading the system's authorities takes tens of milliseconds."""
+    """The TLS context, cached: reading the system's authorities takes tens of milliseconds."""
     context = ssl.create_default_context()
     if authority:
         context.load_verify_locations(authority)
@@ -57,8 +57,8 @@ def _context(authority: str | None) -> ssl.SSLContext:
 
 
 def registry_session(authority: str | None, tries: int = 4, limits: Network | None = None) -> requests.Session:
-    """Proxies as the environment has them, but no netrc; `authority`: a file of more certificates to trust; `limits`:
-    None: as they are configured."""
+    """A session with proxies from the environment, but without netrc. `authority`: a file of additional trusted
+    certificates; `limits`: None for the configured limits."""
     made = requests.Session()
     made.auth = _nobody
     made.headers["Accept-Encoding"] = "identity"
@@ -70,7 +70,7 @@ def registry_session(authority: str | None, tries: int = 4, limits: Network | No
 
 
 def _nobody(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    """Instead of netrc: what we say of ourselves stands in the headers that we write."""
+    """Disables netrc: only explicitly set headers carry credentials."""
     return request
 
 
@@ -80,7 +80,7 @@ def _docker_logins() -> docker.auth.AuthConfig:
 
 
 def login(host: str) -> dict[str, str]:
-    """What docker's config.json or its credential helper knows for a host, keys in lower case; empty: nothing.
+    """The credentials for a host from docker's config.json or its credential helper, keys in lower case; empty if none.
 
     Raises NetworkError if a helper fails.
     """
@@ -93,7 +93,7 @@ def login(host: str) -> dict[str, str]:
 
 
 def logins() -> list[str]:
-    """The registries that docker's config.json knows: logged in at, or with a credential helper of their own."""
+    """The registries in docker's config.json: those with a login, or with their own credential helper."""
     try:
         known = _docker_logins()
     except (docker.errors.DockerException, OSError, ValueError):
@@ -102,16 +102,16 @@ def logins() -> list[str]:
 
 
 class Access:
-    """Sends requests to one registry, as whoever docker is logged in as there. `base` is its origin."""
+    """Sends requests to one registry with docker's login for it. `base`: its origin."""
 
     def __init__(self, host: str, base: str, http: requests.Session) -> None:
         self.host, self.base, self._http = host, base, http
-        self._proofs: dict[str, str] = {}  # scope -> the header's value
+        self._proofs: dict[str, str] = {}  # scope -> value of the Authorization header
 
     def send(self, method: str, url: str, scope: str, **options: Any) -> requests.Response:
-        """The answer, whatever its status; a redirected answer is followed. Raises NetworkError or Refusal."""
+        """The response, whatever its status; redirects are followed. Raises NetworkError or Refusal."""
         answer = self._follow(method, url, scope, **options)
-        if answer.status_code == 401:  # not asked yet, or the token is too old by now
+        if answer.status_code == 401:  # no token yet, or it has expired
             proof = self._proof(answer.headers.get("WWW-Authenticate", ""), scope)
             if proof:
                 answer.close()
@@ -129,7 +129,7 @@ class Access:
         raise Refusal("redirect", f"{self.host} redirects more than {_REDIRECTS} times")
 
     def moved(self, url: str, answer: requests.Response) -> str:
-        """Where an answer from `url` sends us. Raises Refusal."""
+        """The URL that a response redirects to. Raises Refusal."""
         try:
             there = urljoin(url, answer.headers.get("Location", ""))
         except ValueError:
@@ -137,9 +137,10 @@ class Access:
         return self.inside(there)
 
     def inside(self, url: str) -> str:
-        """The URL as requests will send it, if it may be asked. Raises Refusal where it is invalid, or leaves TLS.
+        """The URL as requests will send it. Raises Refusal if it is invalid or leaves TLS.
 
-        Only that form is judged: of `https://a\\@b` urlsplit says host b, and requests connects to a.
+        The check uses that form, because parsers differ: in `https://a\\@b` urlsplit finds host b, and requests
+        connects to a.
         """
         try:
             scheme, host, _ = _origin(url)
@@ -148,13 +149,13 @@ class Access:
                 raise Refusal("insecure", f"{self.host} redirects to {scheme or 'no scheme'}, which is not https")
             prepared = requests.Request("GET", url).prepare().url or ""
             _origin(prepared)
-        except ValueError:  # brackets that do not close, a port that is not a number
+        except ValueError:  # unclosed brackets, or a port that is not a number
             raise Refusal("redirect", f"{self.host} redirects to an invalid URL") from None
         return prepared
 
     def _one(self, method: str, url: str, scope: str, **options: Any) -> requests.Response:
         headers = dict(options.pop("headers", {}))
-        if hasattr(options.get("data"), "seek"):  # a file that was sent before, to one who then asked who we are
+        if hasattr(options.get("data"), "seek"):  # a file that was sent before the registry asked for authentication
             options["data"].seek(0)
         if _origin(url) == _origin(self.base) and scope in self._proofs:
             headers["Authorization"] = self._proofs[scope]
@@ -164,7 +165,7 @@ class Access:
             )
         except requests.RequestException as error:
             raise unreachable(self.host, error) from None
-        except ValueError:  # requests reads the Location of an answer, whether or not it follows it
+        except ValueError:  # requests parses the Location of a response even if it does not follow it
             raise Refusal("redirect", f"{self.host} redirects to an invalid URL") from None
 
     def _proof(self, challenge: str, scope: str) -> str | None:
@@ -178,7 +179,7 @@ class Access:
         return f"Bearer {self._token(asked, known, asked.get('scope') or scope)}"
 
     def _trusts(self, realm: str) -> bool:
-        """Whether a token service may have the registry's credentials."""
+        """Whether a token service may receive the registry's credentials."""
         named = network_settings.configured_limits().token_services.get(self.host)
         return related(self.base, realm) or (named is not None and _origin(realm) == _origin(f"https://{named}"))
 
@@ -228,7 +229,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 
 
 def is_local(host: str) -> bool:
-    """Whether a host's name or address means this machine, to which http is spoken too."""
+    """Whether a host name or IP address means this machine, where http is allowed too."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -236,8 +237,9 @@ def is_local(host: str) -> bool:
 
 
 def related(registry: str, service: str) -> bool:
-    """Whether a token service has its registry's scheme, host and port, or is https on port 443 of the same registrable
-    domain, as registry-1.docker.io and auth.docker.io, or registry.gitlab.com and gitlab.com. Both are URLs."""
+    """Whether a token service belongs to its registry: the same scheme, host and port, or https on port 443 of the same
+    registrable domain, like registry-1.docker.io and auth.docker.io, or registry.gitlab.com and gitlab.com. Both are
+    URLs."""
     if _origin(registry) == _origin(service):
         return True
     domains = {_domain(urlsplit(url).hostname or "") for url in (registry, service)}
@@ -246,14 +248,15 @@ def related(registry: str, service: str) -> bool:
 
 @cache
 def _public_suffixes() -> PublicSuffixList:
-    """The list that the package brings; it is read once, in tens of milliseconds."""
+    """The list in the package publicsuffixlist, cached: reading it takes tens of milliseconds."""
     from publicsuffixlist import PublicSuffixList
 
     return PublicSuffixList()
 
 
 def _domain(host: str) -> str | None:
-    """What was registered, a.co.uk of www.a.co.uk; None for an address, a public suffix and a name without a dot."""
+    """The registrable domain: a.co.uk for www.a.co.uk; None for an IP address, a public suffix and a name without a
+    dot."""
     return None if _is_address(host) else _public_suffixes().privatesuffix(host)
 
 
@@ -266,7 +269,7 @@ def _is_address(host: str) -> bool:
 
 
 def whole_body(answer: requests.Response, limit: int, what: str) -> bytes:
-    """All of an answer. Raises Refusal beyond `limit` bytes, requests' errors where it is cut off."""
+    """The whole body of a response. Raises Refusal beyond `limit` bytes, requests' errors if it is incomplete."""
     found = http_deadlines.body(answer, limit)
     if len(found) > limit:
         raise Refusal("too-large", f"{what} is larger than {limit} bytes")
@@ -274,7 +277,7 @@ def whole_body(answer: requests.Response, limit: int, what: str) -> bytes:
 
 
 def unreachable(host: str, error: requests.RequestException) -> NetworkError:
-    """In words of our own: requests' may hold addresses with secrets in them."""
+    """The error for a failed request, in our own words: requests' messages may contain URLs with secrets."""
     if isinstance(error, requests.exceptions.SSLError):
         hint = f"put its authority into /etc/docker/certs.d/{host}/ca.crt, or name it in REQUESTS_CA_BUNDLE"
         return NetworkError(f"the certificate of {host} is not one that this machine trusts", hint=hint)

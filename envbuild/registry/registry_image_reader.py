@@ -1,4 +1,4 @@
-"""An image read where it is, piece by piece: its configuration, and the files of its layers. Everything is bounded."""
+"""Reads an image from its source in blocks: its configuration, and the files of its layers. All sizes are limited."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from envbuild.util.errors import printable
 from envbuild.util.rejected_input_errors import Malformed, Refusal
 
 CONFIG_BYTES = 8 << 20
-_HEADER_BYTES = 1 << 20  # of a long name in a layer
-_MOST = 5_000_000  # files of a layer
-_LARGEST = 1 << 40  # bytes of one: tarfile goes on reading for as long as a head says, though the layer has ended
+_HEADER_BYTES = 1 << 20  # for a long name in a layer
+_MOST = 5_000_000  # files per layer
+_LARGEST = 1 << 40  # bytes per file: tarfile continues for as long as a header claims, even after the end of the layer
 _BLOCK = 1 << 20
-_OF_WINDOWS = ("ArgsEscaped",)  # which a builder notes or does not
+_OF_WINDOWS = ("ArgsEscaped",)  # only some builders set it
 
 
 @dataclass(frozen=True)
 class Config:
-    """An image's configuration: its id, the diff ids of its layers, and what it says of itself. `settings`: what else a
-    container gets of it (user, entrypoint, command ...), where it says anything."""
+    """An image's configuration: its id, the diff ids of its layers, labels and environment. `settings`: other non-empty
+    settings of a container (user, entrypoint, command ...)."""
 
     id: str
     layers: tuple[str, ...]
@@ -36,7 +36,8 @@ class Config:
 
 
 def config_of(place: ImageSource, manifest: Manifest) -> Config:
-    """Raises Refusal if the registry's answer is not what the manifest names, NetworkError."""
+    """Read and parse the configuration of a manifest. Raises Refusal if the content does not match the manifest,
+    NetworkError."""
     found = parse_config(manifest.config, place.blob(manifest.config, CONFIG_BYTES))
     if len(found.layers) != len(manifest.layers):
         raise Malformed("the image's manifest and its configuration name different layers")
@@ -44,7 +45,7 @@ def config_of(place: ImageSource, manifest: Manifest) -> Config:
 
 
 def parse_config(image_id: str, raw: bytes) -> Config:
-    """A configuration as its bytes tell it. Raises Malformed."""
+    """Parse the bytes of a configuration. Raises Malformed."""
     document = oci_types.parse_document(raw, "the image's configuration", CONFIG_BYTES)
     try:
         inner = document.get("config") or {}
@@ -57,7 +58,7 @@ def parse_config(image_id: str, raw: bytes) -> Config:
     if any("\0" in name or "\0" in value or not name for name, value in variables):
         raise Malformed("the image's configuration has an invalid variable")
     environment = dict(variables)
-    if len(environment) != len(variables):  # which one counts is the runtime's choice
+    if len(environment) != len(variables):  # runtimes differ in which one they use
         raise Malformed("the image's configuration sets a variable twice")
     return Config(image_id, layers, labels, environment, settings)
 
@@ -67,8 +68,8 @@ DAMAGED = (tarfile.TarError, zlib.error, EOFError, ValueError, OverflowError)
 
 
 class Member(tarfile.TarInfo):
-    """Long names and attributes are read into memory: only so much of them. The map of a sparse file is read whole, and
-    says that a few bytes are exabytes; no engine writes one."""
+    """A tar entry with limits. Long names and attributes are read into memory, so their size is limited. Sparse files
+    are refused: their map is read completely and can expand a few bytes to exabytes, and no engine writes them."""
 
     def _bounded(self) -> None:
         if self.size > _HEADER_BYTES:
@@ -91,10 +92,10 @@ class Member(tarfile.TarInfo):
 def entries(
     place: ImageSource, digest: str, diff_id: str, watch: Callable[[bytes], object] = lambda block: None
 ) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
-    """Every entry of a layer, with the archive to read its content from before the next one is asked for. `watch` is
-    told all bytes of the tar; it may raise ValueError.
+    """Every entry of a layer, with the archive; read an entry's content before requesting the next entry. `watch` gets
+    all bytes of the tar; it may raise ValueError.
 
-    Raises Refusal if it is not the layer of its digests, or cannot be looked into.
+    Raises Refusal if the layer does not match its digests or cannot be inspected.
     """
     with (
         _unpacked(place, digest, diff_id, watch) as stream,
@@ -112,7 +113,7 @@ def entries(
 def content(member: tarfile.TarInfo, archive: tarfile.TarFile) -> Iterator[bytes]:
     """The blocks of an entry's content; none unless it is a regular file.
 
-    Raises Malformed where it is cut off: `entries` cannot catch an error that is raised while its caller reads.
+    Raises Malformed if it is truncated: `entries` cannot catch an error that is raised while its caller reads.
     """
     try:
         stream = archive.extractfile(member) if member.isreg() else None
@@ -123,7 +124,7 @@ def content(member: tarfile.TarInfo, archive: tarfile.TarFile) -> Iterator[bytes
 
 
 def require_layer(place: ImageSource, digest: str, diff_id: str) -> None:
-    """Reads a layer to its end. Raises Refusal if it is not the one of its digests."""
+    """Read a layer to its end. Raises Refusal if it does not match its digests."""
     with _unpacked(place, digest, diff_id):
         pass
 
@@ -132,7 +133,7 @@ def require_layer(place: ImageSource, digest: str, diff_id: str) -> None:
 def _unpacked(
     place: ImageSource, digest: str, diff_id: str, watch: Callable[[bytes], object] = lambda block: None
 ) -> Iterator[Unpacked]:
-    """What is left of it is read at the end."""
+    """The decompressed layer. Reads the rest at the end and checks the diff id."""
     stream = Unpacked(place.blocks(digest), watch)
     try:
         yield stream

@@ -1,4 +1,4 @@
-"""An advisory's change as a profile takes it: one version each, of those that the index is known to have. Pure."""
+"""Converts an advisory's change to profile values: one version each, from the versions known on the index. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from envbuild.facts.fact_field_types import VersionRange, is_version
 
 
 def written(change: Change, known: Situation, there: Situation | None = None) -> dict[str, Any]:
-    """Keys of a profile and their values: {"pins": {"cublas": "12.4.5.8"}}; what is as it should be already, or what no
-    version known for this CUDA satisfies, is left out. `known`: the nearest version to what it has is taken, but none
-    older than what is `there` without what is asked for, where that will do."""
+    """The profile keys and values of a change: {"pins": {"cublas": "12.4.5.8"}}. Leaves out values that already fit,
+    and libraries without a fitting version for this CUDA. `known`: the current versions; the nearest fitting one is
+    taken. `there`: the situation without the requested pins; its version is preferred to an older one if it fits."""
     found: dict[str, Any] = {}
     torch = _torch(change.torch, known, there.torch if there else None) if change.torch else None
     release = database.torch_release(torch) if torch else None
@@ -48,7 +48,7 @@ def yaml_lines(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _torch(wanted: VersionRange, known: Situation, there: str | None) -> str | None:
-    """A release that has code for the cards."""
+    """The nearest release that has code for the GPUs."""
     fits = [
         release.version
         for release in database.torch_releases().values()
@@ -58,7 +58,7 @@ def _torch(wanted: VersionRange, known: Situation, there: str | None) -> str | N
 
 
 def _version(library: str, cuda: str | None, wanted: VersionRange, now: str | None, there: str | None) -> str | None:
-    """Of those for this CUDA; where it is not known, of CUDA 12's, else of another's."""
+    """The nearest version for this CUDA; if CUDA is unknown, for CUDA 12, otherwise for another CUDA version."""
     distributions = database.libraries()[library].distributions
     majors = [cuda.partition(".")[0]] if cuda else sorted(distributions, key=lambda major: (major != "12", major))
     found = (_nearest(_versions(distributions.get(major, "")), wanted, now, there) for major in majors)
@@ -71,8 +71,8 @@ def _versions(distribution: str) -> list[str]:
 
 
 def _nearest(versions: Iterable[str], wanted: VersionRange, now: str | None, there: str | None) -> str | None:
-    """The next one up, else the next one down; where `now` is unknown, the oldest above a floor, else the newest. Not
-    older than `there`, where that fits."""
+    """The next higher fitting version, otherwise the next lower; None if `now` fits. If `now` is unknown: the oldest
+    one if a minimum is set, otherwise the newest. Not older than `there` if that one fits."""
     if now is not None and now in wanted:
         return None
     found = _next(versions, wanted, now)

@@ -1,4 +1,5 @@
-"""What a profile's extensions are compiled with, and for which cards: decided before anything is fetched. Pure."""
+"""Chooses the compiler toolchain and GPU architectures for a profile's extensions, before anything is downloaded.
+Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from envbuild.util.errors import Fault
 
 @dataclass(frozen=True)
 class ExtensionRequest:
-    """An extension to compile. `at`: where the profile names it; `places`: where each variable of its build stands."""
+    """An extension to compile. `at`: its position in the profile; `places`: the position of each variable of its
+    build."""
 
     extension: Extension
     at: Fault
@@ -26,7 +28,7 @@ class ExtensionRequest:
 
 @dataclass(frozen=True)
 class ExtensionToolchain:
-    """What a profile's extensions are compiled with. `arch`: TORCH_CUDA_ARCH_LIST, the profile's own cards alone."""
+    """The toolchain for a profile's extensions. `arch`: TORCH_CUDA_ARCH_LIST, only for the profile's own GPUs."""
 
     toolchain: Toolchain
     arch: str
@@ -35,7 +37,7 @@ class ExtensionToolchain:
 
     @property
     def wishes(self) -> list[object]:
-        """What the locked part depends on; no address is in it."""
+        """The inputs of the extensions' part of a lock; URLs are not included."""
         archive, debian = self.toolchain.archive, self.toolchain.debian
         return [
             self.arch,
@@ -54,7 +56,7 @@ def _wish(extension: Extension) -> list[object]:
 
 
 def choose_extension_toolchain(source: Source, toolchain: Toolchain, arch: str) -> ExtensionToolchain | None:
-    """None where the profile compiles nothing."""
+    """The toolchain for a profile's extensions; None if it compiles none."""
     named = enumerate(source.profile.extensions)
     wanted = tuple(_wanted(source, index, one) for index, one in named if one.none is None)
     asked = {text for item in wanted for text in (*BUILD_TOOLS, *item.extension.build.requires)}
@@ -69,17 +71,17 @@ def _wanted(source: Source, index: int, extension: Extension) -> ExtensionReques
 
 
 def toolchain_contradictions(source: Source, suite: Suite | None, cuda: str | None) -> Iterator[Fault]:
-    """What cannot work, known beforehand: probes of what is not there, no card to compile for, a compiler that nvcc
-    refuses."""
+    """Contradictions known before the build: required probes of a missing extension, no GPU to compile for, a compiler
+    that nvcc refuses."""
     yield from _without_extension(source)
     compiled = [index for index, one in enumerate(source.profile.extensions) if one.none is None]
     if not compiled:
         return
     fault = source.document.fault
-    if not source.profile.gpus and Version(source.profile.torch).local != "cpu":  # which is said already
+    if not source.profile.gpus and Version(source.profile.torch).local != "cpu":  # that is reported elsewhere
         yield fault(("extensions", compiled[0]), "it is compiled for the profile's own cards, and gpus names none")
     bound = extension_compilers.hosts().get(cuda) if cuda else None
-    own = source.profile.toolchain == "debian"  # which brings a g++ that fits
+    own = source.profile.toolchain == "debian"  # Debian's nvcc comes with a matching g++
     if suite and bound and suite.gcc >= bound.gcc_below and not own:
         fits = [f"{s.name} (g++ {s.gcc})" for s in database.suites().values() if s.gcc < bound.gcc_below]
         yield fault(
@@ -90,8 +92,8 @@ def toolchain_contradictions(source: Source, suite: Suite | None, cuda: str | No
 
 
 def _without_extension(source: Source) -> Iterator[Fault]:
-    """Probes that are required, and of an extension that nothing compiles: `norm.apex` is one of apex's. A child that
-    names extensions of its own has dropped its parent's, as with every list."""
+    """Required probes of an extension that is not compiled: `norm.apex` belongs to apex. A child profile with its own
+    extensions replaces its parent's list, as with every list."""
     required = source.profile.selftest.require
     for extension in probe_catalogue_reader.EXTENSIONS - {one.name for one in source.profile.compiled}:
         named = [index for index, name in enumerate(required) if name.endswith(f".{extension}")]

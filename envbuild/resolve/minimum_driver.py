@@ -9,8 +9,8 @@ from envbuild.profile.model import Profile
 
 
 def minimum_drivers(profile: Profile) -> dict[str, str]:
-    """The oldest driver for torch's CUDA ("cuda"), for the profile ("profile") and for its cards ("cards"), as far as
-    they are known."""
+    """The oldest driver for torch's CUDA ("cuda"), for the profile ("profile") and for its GPUs ("cards"), each if
+    known."""
     release = database.torch_release(profile.torch)
     floors = [gpu.min_driver for name in profile.gpus if (gpu := database.gpus().get(name)) and gpu.min_driver]
     least = {
@@ -22,11 +22,11 @@ def minimum_drivers(profile: Profile) -> dict[str, str]:
 
 
 def oldest(profile: Profile) -> str | None:
-    """The newest of its parts; None for the CPU, and where nothing is known.
+    """The highest of these minimum drivers; None for the CPU, and if nothing is known.
 
-    Forward-compatibility libraries stand in for CUDA's own part. What the profile declares speaks of the host all the
-    same; where it declares nothing, the driver that CUDA's major version before needs is a lower bound, and no more:
-    each package of NVIDIA's has its own list of drivers.
+    Forward-compatibility libraries replace CUDA's own minimum. A minimum in the profile still applies to the host.
+    Without one, the minimum driver of the previous CUDA major version is only a lower bound: each of NVIDIA's packages
+    has its own list of drivers.
     """
     found = minimum_drivers(profile) if profile.gpus else {}
     if profile.driver.compat and "cuda" in found:

@@ -1,7 +1,7 @@
-"""Where a profile's nvcc comes from: NVIDIA's wheels, Debian's packages, an archive, or the base image. Pure.
+"""Chooses the source of a profile's nvcc: NVIDIA's wheels, Debian's packages, an archive, or the base image. Pure.
 
-It must be of torch's own CUDA release, since extensions refuse any other. Whether it stays in the image is `variant`'s
-matter; extensions are compiled with it either way.
+It must match torch's own CUDA release, because extensions refuse any other. `variant` decides whether it stays in the
+image; extensions are compiled with it in both cases.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from envbuild.util.yaml_document import Path
 
 @dataclass(frozen=True)
 class Toolchain:
-    """`home` is CUDA_HOME; `release` torch's CUDA, as in "13.0", which nvcc's must be.
+    """A CUDA toolkit with nvcc. `home`: CUDA_HOME; `release`: torch's CUDA, such as "13.0", which nvcc's must match.
 
-    `requirements`: the wheels that bring it; `archive`: the file that does; `debian`: the packages. None of them: the
-    base has it.
+    `requirements`: its wheels; `archive`: its archive; `debian`: its packages. If all are empty, the base image has it.
     """
 
     home: str
@@ -36,15 +35,15 @@ class Toolchain:
     debian: Debian | None = None
 
     def environment(self, path: str) -> Mapping[str, str]:
-        """`path` is PATH without it, the virtual environment's own folder first."""
+        """Its environment variables. `path`: PATH without it; the first folder is the virtual environment's."""
         first, _, rest = path.partition(":")
         return {"CUDA_HOME": self.home, "PATH": f"{first}:{self.home}/bin:{rest}"}
 
 
 def choose_toolchain(source: Source, cuda: str | None, packages: str) -> Toolchain | Fault | None:
-    """The toolchain of a profile that names or needs one; why it cannot be had; None where none is asked for.
+    """The toolchain of a profile that names or needs one, or the fault if it is not available; None if none is needed.
 
-    `cuda` is torch's, None where it is not known; `packages` the folder of the environment's packages.
+    `cuda`: torch's CUDA, None if unknown; `packages`: site-packages of the environment.
     """
     profile, fault = source.profile, source.document.fault
     wanted = profile.toolchain
@@ -78,7 +77,7 @@ def choose_toolchain(source: Source, cuda: str | None, packages: str) -> Toolcha
 
 
 def _packaged(profile: Profile, cuda: str) -> Debian | str:
-    """Debian's nvcc for this CUDA, or why it cannot be had."""
+    """Debian's nvcc for this CUDA, or why it is not available."""
     if profile.variant == "devel":
         return (
             "Debian's nvcc comes with the driver's libcuda, which would take the place of the host's in an image: it "
@@ -94,7 +93,7 @@ def _packaged(profile: Profile, cuda: str) -> Debian | str:
 
 
 def _instead(profile: Profile, cuda: str, known: Iterable[Debian]) -> Iterator[str]:
-    """What serves where Debian's nvcc does not, the cheapest first."""
+    """Alternatives to Debian's nvcc, the cheapest first."""
     compiler = extension_compilers.compiler_wheels().get(Version(cuda).major)
     if compiler and not compiler.lacks:
         yield "leave toolchain out, and nvcc comes as wheels"
@@ -111,7 +110,7 @@ def _instead(profile: Profile, cuda: str, known: Iterable[Debian]) -> Iterator[s
 
 
 def _serves(release: database.TorchRelease, row: Debian, profile: Profile) -> bool:
-    """Whether that torch is built for this CUDA, with a wheel for the suite's Python and code for the cards."""
+    """Whether that torch is built for this CUDA, with a wheel for the suite's Python and code for the GPUs."""
     cards = [database.gpus()[name] for name in profile.gpus if name in database.gpus()]
     return (
         release.cuda == row.cuda
@@ -130,7 +129,8 @@ def _suites(rows: Iterable[Debian]) -> str:
 
 
 def _requirement(compiler: extension_compilers.Wheels, cuda: str, torch: str) -> str:
-    """What torch brings itself is left out: the meta-package would pin it where torch leaves it a range."""
+    """The requirement for nvcc's wheels. Extras that torch already installs are left out: the meta-package would pin
+    their version where torch allows a range."""
     release = database.torch_release(torch)
     brought = {**release.expands_to, **release.pins} if release else {}
     extras = [extra for extra in compiler.extras if database.distribution_of(extra, cuda) not in brought]

@@ -1,7 +1,7 @@
-"""What else is wrong with a profile of which some values are malformed: the others, held against the facts. Pure.
+"""Finds contradictions in the valid part of a profile that also has malformed values. Pure.
 
-So that who corrects the malformed ones does not meet the contradictions only then. What hangs on a malformed value is
-left out: nobody knows yet what it will say.
+This reports semantic errors together with malformed values. Contradictions that depend on a malformed value are left
+out, because its correct content is unknown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from envbuild.util.errors import Fault, ProfileError
 from envbuild.util.yaml_document import Document
 
 _ALL = ""
-# Malformed key -> where contradictions stand that hang on its value.
+# Malformed key -> positions of contradictions that depend on its value.
 _DECIDES: Mapping[str, tuple[str, ...]] = {
     "extends": (_ALL,),
     "torch": (_ALL,),
@@ -46,7 +46,8 @@ _PASSES = 3
 def contradictions(
     meant: Meant, merged: Document, malformed: Sequence[Malformed], known: Iterable[Fault]
 ) -> tuple[list[Fault], str | None]:
-    """Of the values that are well formed, and the hint to them. `known`: what else was found beside `malformed`."""
+    """Contradictions between the well-formed values, and their hint. `known`: faults found in addition to
+    `malformed`."""
     wrong = {_key(path) for path, _ in malformed} | {fault.field or "" for fault in known}
     blurred = {place for key in wrong for place in _DECIDES.get(key, ())}
     if _ALL in blurred:
@@ -63,7 +64,7 @@ def contradictions(
 
 
 def _key(path: yaml_document.Path) -> str:
-    """What of _DECIDES a path belongs to; an unknown key is taken for the known one that is like it, else for any."""
+    """The key of a path in _DECIDES; an unknown key counts as the most similar known one, otherwise as torch."""
     if path[:1] == ("selftest",):
         return ".".join(map(str, path[:2]))
     if path and path[0] not in (*Profile.model_fields, "extends"):
@@ -76,7 +77,7 @@ def _within(field: str, places: Iterable[str]) -> bool:
 
 
 def _well_formed(merged: Document, malformed: Sequence[Malformed]) -> tuple[Profile, Document] | None:
-    """The profile without its malformed values; a base and a Python stand in where these are malformed."""
+    """The profile without its malformed values; a malformed base or Python is replaced by a default."""
     rest = merged
     for _ in range(_PASSES):
         rest = yaml_document.without(rest, [path for path, _ in malformed])

@@ -1,4 +1,4 @@
-"""Profile and facts -> plan: every wish with the reason for it. Pure: no network, no clock, no files."""
+"""Turns profile and facts into a plan, with the reason for each choice. Pure: no network, no clock, no files."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from envbuild.util.yaml_document import Place
 
 VENV = "/opt/venv"
 
-# HOME and the compilers' caches must be writable for any uid, also where the root file system is read-only: torch
-# looks the user's name up (pytorch/pytorch#140765), so one is given. A profile's own values win.
+# HOME and the compilers' caches must be writable for any uid, also with a read-only root file system. torch looks up
+# the user's name (pytorch/pytorch#140765), so USER is set. A profile's own values take precedence.
 ENVIRONMENT = {
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
@@ -37,24 +37,25 @@ ENVIRONMENT = {
     "USER": "envbuild",
     "VIRTUAL_ENV": VENV,
 }
-# A base image may have set these for itself.
+# Variables that a base image may have set.
 _UNSET = {"PYTHONHOME": "", "PYTHONPATH": ""}
-# pip lives in the environment, so that a child image's `RUN pip install` works.
+# pip is installed in the environment, so that a child image's `RUN pip install` works.
 TOOLS = ("pip",)
-# What extensions are compiled for, in the image too.
+# The architectures that extensions are compiled for, in child images too.
 ARCH_LIST = "TORCH_CUDA_ARCH_LIST"
 
 
 def computing(versions: Mapping[str, str]) -> dict[str, str]:
-    """Without the tools, which an environment that is no image of ours may have in any version."""
+    """The versions without the tools, which may have any version in an environment outside our images."""
     return {name: version for name, version in versions.items() if name not in TOOLS}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is wanted, before anything is looked up. `asked`: as Source has it, `suite` or `image` is the base,
-    `toolchain` stays in the image, `extension_toolchain` is what its extensions are compiled with, `extensions` what
-    each is known by; None: it is left out. `notes`: as Source has them.
+    """The inputs of a lock, before anything is looked up.
+
+    `suite` or `image`: the base image; `toolchain`: stays in the image; `extension_toolchain`: compiles its extensions;
+    `extensions`: name -> id of the source, None if left out. `asked`, `notes`: as in Source.
     """
 
     name: str
@@ -83,7 +84,7 @@ class Plan:
 
     @property
     def wishes(self) -> dict[str, object]:
-        """What each part of a lock depends on; a part whose wishes did not change is not locked again."""
+        """The inputs of each part of a lock; a part with unchanged inputs is not locked again."""
         return {
             "base": [self.platform, self.suite, self.image, list(self.base_packages)],
             "apt": list(self.apt),
@@ -102,23 +103,23 @@ class Plan:
         }
 
     def place(self, name: str) -> Place | None:
-        """Where the profile asks for a distribution (its normal name); torch's line for what comes with it."""
+        """The position in the profile of a distribution (normalised name); torch's position for its dependencies."""
         asking = (wish for wish in self.packages if canonicalize_name(Requirement(wish).name) == name)
         return self.places.get(next(asking, self.core[-1]))
 
     def faults(self, said: str) -> list[Fault]:
-        """Where the profile asks for what `said`, a resolver's message, names."""
+        """Faults with the positions of the requirements named in a resolver's message."""
         words = set(re.split(r"[^A-Za-z0-9+.-]+", said.replace("==", " ")))
         named = [wish for wish in self.places if re.split(r"[^A-Za-z0-9+.-]", wish)[0] in words]
         return [Fault(wish, self.places[wish].file, self.places[wish].line) for wish in named]
 
 
-# An image base says nothing of its C library before it is pulled; wheels are chosen for the oldest that torch takes.
+# The C library of an image base is unknown before it is pulled; wheels are chosen for the oldest one torch supports.
 _IMAGE_GLIBC = "2.28"
 
 
 def resolve(source: Source) -> Plan:
-    """Raises ProfileError with every contradiction in the profile."""
+    """Resolve a profile to a plan. Raises ProfileError with every contradiction in the profile."""
     profile = source.profile
     suite = database.suites()[profile.base.bootstrap] if profile.base.bootstrap else None
     choice = choose_stack(source)
@@ -170,7 +171,7 @@ def _environment(suite: database.Suite | None, choice: Choice, kept: Toolchain |
 
 
 def _archives(source: Source, choice: Choice, kept: Toolchain | None) -> Iterator[ArchiveRequest]:
-    """What is unpacked in the image, in that order: the second lies in a folder of the first."""
+    """The archives to unpack in the image, in this order: the second one's folder is inside the first one's."""
     if kept and kept.archive:
         yield kept.archive
     compat = source.profile.driver.compat
@@ -181,9 +182,9 @@ def _archives(source: Source, choice: Choice, kept: Toolchain | None) -> Iterato
 
 
 def as_locked(plan: Plan, versions: Mapping[str, str]) -> Choice:
-    """The plan's choice, held against all that was locked for it (distribution -> version).
+    """The plan's choice with the locked versions (distribution -> version).
 
-    Raises ProfileError where an advisory refuses a version that no profile named and a resolver chose.
+    Raises ProfileError if an advisory refuses a version that the resolver chose and no profile named.
     """
     choice = plan.choice.locked(versions)
     faults = [_locked_fault(plan, choice, item) for item in choice.advice if item.state == "refused"]
@@ -193,7 +194,7 @@ def as_locked(plan: Plan, versions: Mapping[str, str]) -> Choice:
 
 
 def _way_out(source: Source, choice: Choice) -> str | None:
-    """The nearest versions that no advisory refuses, as they would be asked for: with --pin where one was."""
+    """A hint with the nearest versions that no advisory refuses, as --pin options if the user gave some."""
     found: dict[str, Any] = {}
     there = choose_stack(source.unpinned).situation if any(item.state == "refused" for item in choice.advice) else None
     for item in choice.advice:
@@ -224,7 +225,7 @@ def _refusal(name: str, choice: Choice, faults: list[Fault], hint: str | None = 
 
 
 def pinned_distribution(plan: Plan, pin: str) -> str:
-    """What has the versions of a pin: torch, a package of the profile, or the wheel of a library.
+    """The distribution for the name of a pin: torch, a package of the profile, or the wheel of a library.
 
     Raises UsageError for any other name.
     """
@@ -241,7 +242,8 @@ def pinned_distribution(plan: Plan, pin: str) -> str:
 
 
 def _torch(profile: Profile) -> str:
-    """2.13.0 alone also takes a 2.13.0+cpu that find-links may offer (PEP 440): a GPU's torch is named exactly."""
+    """torch's requirement. ==2.13.0 would also accept a 2.13.0+cpu from find-links (PEP 440), so for GPUs it is exact
+    (===)."""
     exact = "===" if profile.gpus and "+" not in profile.torch else "=="
     return f"torch{exact}{profile.torch}"
 
@@ -279,7 +281,7 @@ def _below(gpu: Gpu, least: tuple[int, int]) -> bool:
 
 
 def _places(source: Source, choice: Choice, kept: Toolchain | None) -> dict[str, Place]:
-    """Where each requirement, pin and Debian package stands."""
+    """The position of each requirement, pin and Debian package in the profile."""
     profile, place = source.profile, source.document.place
     found = {_torch(profile): place(("torch",))}
     found |= {text: place(("packages", index)) for index, text in enumerate(profile.packages)}
@@ -315,7 +317,7 @@ def required_by(torch: str) -> str:
 
 
 def _libraries(source: Source, choice: Choice) -> dict[str, str]:
-    """Why each CUDA library has its version: torch's metadata, or a pin of the profile."""
+    """The reason for each CUDA library's version: torch's metadata, or a pin of the profile."""
     overrides = {override.library: override for override in choice.overrides}
     found = dict.fromkeys(choice.situation.libraries, required_by(source.profile.torch))
     for name in source.profile.pins:

@@ -1,4 +1,4 @@
-"""Reading a profile: found by name or path, with `extends`, pins and requirements of a command line in."""
+"""Reads a profile by name or path, and applies `extends` and the pins and requirements of the command line."""
 
 from __future__ import annotations
 
@@ -29,12 +29,11 @@ _PACKAGE = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^]]*\])?")  # a 
 
 
 def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None = None) -> Source:
-    """Find and read a profile by name or path; `pins` replace its own: of libraries, torch, python or its packages.
+    """Find and read a profile by name or path; `pins` replace its own versions of libraries, torch, python or packages.
 
-    `<profile>-devel` is a profile's variant devel, with a lock and a Dockerfile of that name. `wanted` is a project's
-    requirements.txt or pyproject.toml: its packages join the profile's, under the name `<profile>-<folder of the
-    file>`, whose lock and Dockerfile go to the working folder. Where that lock is, its name alone says all of it.
-
+    `<profile>-devel` is the devel variant of a profile, with its own lock and Dockerfile. `wanted` is a project's
+    requirements.txt or pyproject.toml: its packages are added to the profile's, under the name `<profile>-<folder of
+    the file>`, and the lock and Dockerfile are written to the working folder. Once locked, that name alone is enough.
     Raises ProfileError with all faults, each with its file and line.
     """
     asked = profile_name_lookup.meant(name, wanted)
@@ -43,7 +42,7 @@ def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None =
 
 
 def unwritten(gpu: str, pins: Mapping[str, str] | None = None) -> Source:
-    """The profile that `envbuild new` would write for a GPU of the facts that has none. No file is written."""
+    """The profile that `envbuild new` would write for a GPU without one. Writes no file."""
     file = Path.cwd() / "profiles" / f"{gpu}.yaml"
     here = yaml_document.parse(starter_profile.for_gpu(gpu), yaml_document.display(file))
     asked = profile_name_lookup.Meant(gpu, file, gpu, gpu)
@@ -52,7 +51,7 @@ def unwritten(gpu: str, pins: Mapping[str, str] | None = None) -> Source:
 
 
 def _source(asked: Meant, merged: Document, pins: Mapping[str, str], faults: list[Fault]) -> Source:
-    """`faults`: what is wrong with the files that were merged."""
+    """Build the profile from the merged files. `faults`: errors found in these files."""
     file, wanted = asked.file, asked.requirements
     merged.data.pop("extends", None)
     if asked.profile == f"{file.stem}-{profile_name_lookup.DEVEL}":
@@ -62,7 +61,7 @@ def _source(asked: Meant, merged: Document, pins: Mapping[str, str], faults: lis
         merged = yaml_document.merge(merged, variant)
     notes: list[str] = []
     faults += _require(merged, wanted, pins, notes) if wanted else []
-    plain = tried(yaml_document.without(merged, [("selftest", "script")])) if pins else None  # which is not read yet
+    plain = tried(yaml_document.without(merged, [("selftest", "script")])) if pins else None  # the script is read later
     if pins:
         merged = yaml_document.merge(merged, _pinned(_repin(merged, pins)))
     faults += read_script(merged)
@@ -77,7 +76,8 @@ def _source(asked: Meant, merged: Document, pins: Mapping[str, str], faults: lis
 
 
 def ignored_uv_settings(found: Iterable[Source]) -> list[str]:
-    """The settings of uv that a lock leaves out: of the working folder, and of these profiles' requirements files."""
+    """Warnings about uv settings that a lock ignores: in the working folder, and next to these profiles' requirements
+    files."""
     files = {source.meant.requirements for source in found if source.meant and source.meant.requirements}
     return list(
         uv_config.ignored_by_uv_config(dict.fromkeys([Path.cwd(), *sorted(file.resolve().parent for file in files)]))
@@ -85,8 +85,8 @@ def ignored_uv_settings(found: Iterable[Source]) -> list[str]:
 
 
 def _require(merged: Document, wanted: Path, pins: Mapping[str, str], notes: list[str]) -> list[Fault]:
-    """Put a project's requirements behind the profile's packages, each with its own place; returns what is wrong with
-    them. A line that contradicts an exact version of --pin or of the profile is left out, and added to `notes`."""
+    """Append a project's requirements to the profile's packages, each with its own position; return the faults. A line
+    that contradicts an exact version of --pin or of the profile is left out, and added to `notes`."""
     packages = merged.data.setdefault("packages", [])
     found = requirements_reader.read(wanted)
     notes += found.notes
@@ -106,7 +106,8 @@ ORDER = "--pin comes before the profile, and the profile before the requirements
 
 
 def _overruled(text: str, exact: Mapping[str, tuple[str, str]], pins: Mapping[str, str]) -> tuple[str, str] | None:
-    """Of a requirement that contradicts an exact version: what is left to require, and the reason."""
+    """For a requirement that contradicts an exact version: the remaining requirement, and the reason. None
+    otherwise."""
     asked = _parsed(text)
     if asked is None:
         return None
@@ -114,13 +115,13 @@ def _overruled(text: str, exact: Mapping[str, tuple[str, str]], pins: Mapping[st
     version, whose = exact.get(name, ("", ""))
     if not version or asked.specifier.contains(Version(version), prereleases=True):
         return None
-    bare = name != "torch" and name in map(canonicalize_name, pins)  # --pin sets its version, and nothing else names it
+    bare = name != "torch" and name in map(canonicalize_name, pins)  # its version comes only from --pin
     left = f"{asked.name}[{','.join(sorted(asked.extras))}]" if asked.extras else asked.name if bare else ""
     return left, f"{text} is left out: {whose} has {asked.name} {version} ({ORDER})"
 
 
 def _parsed(text: str) -> Requirement | None:
-    """None for an invalid requirement, which is reported as a fault of the profile."""
+    """The requirement; None if it is invalid, which is reported as a fault of the profile."""
     try:
         return Requirement(text)
     except (InvalidRequirement, RecursionError):
@@ -128,7 +129,7 @@ def _parsed(text: str) -> Requirement | None:
 
 
 def _exact(merged: Document, pins: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Distribution -> the version that --pin or else the profile sets, and which of the two does."""
+    """Distribution -> its exact version from --pin, otherwise from the profile, and which of the two sets it."""
     data = merged.data
     torch = pins.get("torch", data.get("torch"))
     release = database.torch_release(str(torch))
@@ -148,9 +149,9 @@ def _exact(merged: Document, pins: Mapping[str, str]) -> dict[str, tuple[str, st
 
 
 def _repin(merged: Document, pins: Mapping[str, str]) -> dict[str, str]:
-    """Pin the profile's own packages; returns the pins that name no package of the profile.
+    """Pin the profile's own packages; return the pins that do not name a package of the profile.
 
-    torch, Python and CUDA are keys of a profile, also where a requirements file names torch.
+    torch, Python and CUDA are keys of a profile, even if a requirements file names torch.
     """
     packages, pinned = merged.data.get("packages"), set()
     wanted = {str(canonicalize_name(name)): version for name, version in pins.items() if name not in _KEYS}
@@ -165,7 +166,7 @@ def _repin(merged: Document, pins: Mapping[str, str]) -> dict[str, str]:
 
 
 def _pinned(pins: Mapping[str, str]) -> Document:
-    """What `--pin` asks for beside packages, as a document on top of the profile."""
+    """The pins from `--pin` other than packages, as a document to merge onto the profile."""
     own = {name: version for name, version in pins.items() if name in _KEYS}
     libraries = {name: {"version": v, "reason": "given with --pin"} for name, v in pins.items() if name not in own}
     data: dict[str, Any] = {**own, **({"pins": libraries} if libraries else {})}
@@ -175,8 +176,8 @@ def _pinned(pins: Mapping[str, str]) -> Document:
 
 
 def _extended(file: Path, root: Path, seen: tuple[Path, ...], faults: list[Fault]) -> Document:
-    """With its parents, those that it names by their path from within `root`; `faults` takes what is wrong with single
-    keys of them."""
+    """The profile merged with its parents. Parents given by path must be within `root`; `faults` receives the faults of
+    single keys."""
     return _inherited(yaml_document.read(file, faults=faults), file, root, seen, faults)
 
 

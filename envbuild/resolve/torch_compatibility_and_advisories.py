@@ -1,6 +1,6 @@
-"""What a profile's GPUs and torch mean: CUDA, the libraries torch brings, overrides of its pins, advisories. Pure.
+"""Derives from a profile's GPUs and torch: CUDA, torch's libraries, overrides of its pins, and advisories. Pure.
 
-Advisories are held against it twice: before anything is looked up, by exact pins alone, and against what was locked.
+Advisories are checked twice: before any look-up, only with exact pins, and later with the locked versions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STATES = {"refuse": "refused", "warn": "warned", "note": "noted"}
 
 @dataclass(frozen=True)
 class Advice:
-    """An advisory that holds for this profile. `state`: refused, accepted, warned or noted."""
+    """An advisory that applies to this profile. `state`: refused, accepted, warned or noted."""
 
     advisory: Advisory
     state: str
@@ -40,7 +40,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Override:
-    """A pin of torch's own metadata that this profile replaces."""
+    """A version that replaces a pin in torch's own metadata."""
 
     library: str
     distribution: str
@@ -51,8 +51,8 @@ class Override:
 
 @dataclass(frozen=True)
 class Choice:
-    """What follows from GPUs, torch and pins. `situation`: all that advisories ask for, as far as it is known.
-    `driver`: the oldest that the image runs on."""
+    """The results derived from GPUs, torch and pins. `situation`: the known properties that advisories check. `driver`:
+    the oldest one that the image runs on."""
 
     situation: Situation
     driver: str | None
@@ -65,21 +65,22 @@ class Choice:
 
     @property
     def states(self) -> list[dict[str, str]]:
-        """Every advisory that holds, as `--json` shows it."""
+        """Every advisory that applies, for `--json`."""
         return [
             {"id": a.advisory.id, "state": a.state, "reason": a.reason, "remedy": a.advisory.remedy}
             for a in self.advice
         ]
 
     def locked(self, versions: Mapping[str, str]) -> Choice:
-        """The same with the versions of all that was locked (by distribution), and the advisories that hold then."""
+        """The same choice with the locked versions (by distribution), and the advisories that then apply."""
         libraries = {**self.situation.libraries, **database.libraries_among(versions, self.situation.cuda)}
         now = replace(self.situation, libraries=libraries, distributions=versions)
         return replace(self, situation=now, advice=tuple(_advice(self.accepted, now)))
 
 
 def choose_stack(source: Source) -> Choice:
-    """Never raises: what contradicts is in `faults`, for all of it to be shown at once."""
+    """Derive the choice for a profile. Never raises: contradictions are collected in `faults`, to be reported
+    together."""
     profile = source.profile
     faults: list[Fault] = []
     gpus = tuple(_gpus(source, faults))
@@ -106,7 +107,7 @@ def choose_stack(source: Source) -> Choice:
 
 
 def stated(profile: Profile) -> Situation:
-    """What a profile says by itself, whatever is locked, measured or planned for it."""
+    """The situation given by the profile alone, without locked, measured or planned data."""
     release = database.torch_release(profile.torch)
     return Situation(
         torch=profile.torch,
@@ -132,7 +133,7 @@ def _gpus(source: Source, faults: list[Fault]) -> Iterator[Gpu]:
 
 
 def _torch(source: Source, gpus: tuple[Gpu, ...], release: TorchRelease | None) -> Iterator[Fault]:
-    """What of torch itself does not fit: its CUDA, its Python, its kernels."""
+    """Conflicts of torch itself: its CUDA, its Python, its kernels."""
     profile, fault = source.profile, source.document.fault
     if gpus and Version(profile.torch).local == "cpu":
         yield fault(("torch",), f"torch {profile.torch} has no GPU code; {gpus[0].id} needs a CUDA build")
@@ -156,7 +157,7 @@ def _torch(source: Source, gpus: tuple[Gpu, ...], release: TorchRelease | None) 
             )
 
 
-# A profile that takes either of these on builds torch, or gets it, with the missing architecture.
+# A profile that accepts one of these builds or obtains a torch with the missing architecture.
 _NO_KERNEL = frozenset({"no-kernel-image-blackwell", "volta-dropped"})
 
 
@@ -165,7 +166,7 @@ def _accepts(profile: Profile, ids: frozenset[str]) -> bool:
 
 
 def _fitting(gpu: Gpu) -> str:
-    """Which releases have code for a card: "2.8.0 to 2.10.0"."""
+    """The releases with code for a GPU: "2.8.0 to 2.10.0"."""
     fits = [r.version for r in database.torch_releases().values() if r.kernels(gpu.compute_capability) == "compiled"]
     fits.sort(key=Version)
     return f"{fits[0]} to {fits[-1]}" if fits else "(none is known)"
@@ -174,7 +175,7 @@ def _fitting(gpu: Gpu) -> str:
 def _pins(
     source: Source, release: TorchRelease | None, faults: list[Fault]
 ) -> tuple[dict[str, str], tuple[Override, ...]]:
-    """Distribution -> version of every pin, and which of them replace torch's own."""
+    """Distribution -> version of every pin, and the pins that replace torch's own."""
     pinned: dict[str, str] = {}
     overrides = []
     asked = {**release.expands_to, **release.pins} if release else {}
@@ -209,14 +210,14 @@ def _unknown_pin(name: str, release: TorchRelease | None) -> str:
 
 
 def _driver(source: Source, release: TorchRelease | None) -> str | None:
-    """The oldest driver of the fleet, for advisories to be held against: declared, else what this CUDA's minor-version
-    compatibility needs."""
+    """The oldest driver of the fleet, for advisories: from the profile, otherwise the minimum of this CUDA's
+    minor-version compatibility."""
     declared = source.profile.driver.minimum
     return declared or (database.driver_minimum(release.cuda).compatible if release and source.profile.gpus else None)
 
 
 def _compat(source: Source, gpus: tuple[Gpu, ...]) -> Iterator[Fault]:
-    """Cards on which the driver refuses forward-compatibility libraries."""
+    """GPUs on which the driver refuses forward-compatibility libraries."""
     if source.profile.driver.compat is None:
         return
     others = [gpu.id for gpu in gpus if not gpu.datacentre]
@@ -231,7 +232,7 @@ _NO_COMPAT = "error-804-forward-compat"
 
 
 def _environment(gpus: tuple[Gpu, ...]) -> dict[str, str]:
-    """What the driver's container toolkit and a fleet of unequal cards need."""
+    """Variables for NVIDIA's container toolkit, and for a mix of GPU models."""
     if not gpus:
         return {}
     capabilities = sorted({gpu.compute_capability for gpu in gpus}, key=Version)
@@ -244,7 +245,7 @@ def _environment(gpus: tuple[Gpu, ...]) -> dict[str, str]:
 
 
 def _exact(profile: Profile) -> dict[str, str]:
-    """Versions of packages that the profile itself pins exactly; others are known once locked."""
+    """Versions of packages that the profile itself pins exactly; others are known after locking."""
     found: dict[str, str] = {}
     for text in profile.packages:
         name, _, version = text.partition("==")
@@ -276,7 +277,7 @@ def _refusals(source: Source, advice: tuple[Advice, ...]) -> Iterator[Fault]:
 
 
 def _blamed(source: Source, advisory: Advisory) -> Path:
-    """The line of the profile that a refusal is about: the pin it names, else torch."""
+    """The position in the profile for a refusal: the pin that the advisory changes, otherwise torch."""
     for name in advisory.change.pins:
         if ("pins", name) in source.document.places:
             return ("pins", name)

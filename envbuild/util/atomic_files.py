@@ -1,4 +1,4 @@
-"""Writes files whole or not at all, and only where their folder's owner means them to be."""
+"""Atomic file writes: completely or not at all. A project's file is not written through a link out of the project."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _LOG = logging.getLogger(__name__)
 
 
 def holds_text(file: Path, text: str) -> bool:
-    """Whether a file is there with exactly this content."""
+    """Whether the file exists and has exactly this content."""
     return file.is_file() and file.read_bytes() == text.encode()
 
 
 def write_within(project: Path, file: Path, content: str | bytes) -> None:
-    """Write a file of a project. Raises FileError where a link leads out of the project: its author may not choose
-    which file is written."""
+    """Write a file of a project. Raises FileError if a link leads out of the project: the project's author must not
+    choose which other file is written."""
     try:
         inside(str(file.absolute()), file.parent, project)
     except ValueError as error:
@@ -29,9 +29,11 @@ def write_within(project: Path, file: Path, content: str | bytes) -> None:
 
 
 def write_atomically(file: Path, content: str | bytes) -> None:
-    """Write beside, flush to disk, then rename: a reader sees the old content or the new, never half.
+    """Write a temporary file in the same folder, flush it to disk, then rename it: a reader sees the old or the new
+    content, never a part.
 
-    What is no file, as /dev/stdout, is written to; a link stays one, and a file keeps its permissions.
+    A path that is not a regular file, such as /dev/stdout, is written directly. A link stays a link, and an existing
+    file keeps its permissions.
     """
     raw = content if isinstance(content, bytes) else content.encode()
     if file.exists() and not file.is_file():

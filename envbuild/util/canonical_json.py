@@ -8,7 +8,8 @@ from typing import Any
 
 
 def encode(value: Any, *, ascii_only: bool = False) -> bytes:
-    """In UTF-8; `ascii_only`: other characters are escaped, as the documents in registries have always been."""
+    """The value as canonical JSON in UTF-8. `ascii_only`: escape non-ASCII characters, as documents in registries
+    do."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=ascii_only).encode()
 
 

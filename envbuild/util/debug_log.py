@@ -1,7 +1,7 @@
-"""What -v, -vv and ENVBUILD_LOG show: each process started, request made, file written and step taken.
+"""Debug log for -v, -vv and ENVBUILD_LOG: processes started, requests made, files written, steps taken.
 
-Modules log to `logging.getLogger(__name__)`: INFO for an action, DEBUG for what it gave. Secrets are masked in every
-line, wherever it goes.
+Modules log to `logging.getLogger(__name__)`: INFO for an action, DEBUG for its result. Secrets are masked in every line
+and every destination.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pathlib import Path
 from envbuild.util import url_redaction
 from envbuild.util.errors import FileError, printable
 
-FILE = "ENVBUILD_LOG"  # a file to add everything to, whatever -v says
+FILE = "ENVBUILD_LOG"  # names a file that every log line is appended to, independent of -v
 _ROOT = logging.getLogger("envbuild")
 _SECRET = re.compile(r"passw|passphrase|token|secret|credential|_key$|apikey", re.IGNORECASE)
-_LEAST = 6  # characters; a shorter value would be masked in words that only look like it
+_LEAST = 6  # characters; masking a shorter value would also change unrelated words
 _AUTHORIZATION = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}")
-_MOST = 4000  # characters of a line
+_MOST = 4000  # characters per line
 
 
 def masked(text: str) -> str:
-    """The text without passwords in addresses, HTTP credentials, and values of variables that are named as secrets."""
+    """Mask passwords in URLs, HTTP credentials, and values of environment variables with names of secrets."""
     for name, value in os.environ.items():
         if _SECRET.search(name) and len(value) >= _LEAST:
             text = text.replace(value, "***")
@@ -34,7 +34,8 @@ def masked(text: str) -> str:
 
 
 class _Masked(logging.Formatter):
-    """`dated`: with date and process, for a file that several runs write to; otherwise seconds since the start."""
+    """Formats masked log lines. `dated`: prefix with date and process id, for a file that several runs write to;
+    otherwise with seconds since the start."""
 
     def __init__(self, dated: bool) -> None:
         super().__init__()
@@ -51,7 +52,7 @@ class _Masked(logging.Formatter):
 
 
 class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]  # generic in the stubs alone
-    """Writes to what stderr is when a line comes: while a table is shown in a terminal, that is another stream."""
+    """Writes to the current sys.stderr: it is replaced while a table is shown in a terminal."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -59,7 +60,7 @@ class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]  # generic in th
 
 
 def log_to_stderr(verbosity: int) -> None:
-    """Show actions on stderr (1), and what they gave too (2 or more); the last call counts."""
+    """Show actions on stderr (1), and their results too (2 or more). A later call replaces an earlier one."""
     for before in [handler for handler in _ROOT.handlers if isinstance(handler, _Stderr)]:
         _ROOT.removeHandler(before)
     handler = _Stderr()
@@ -68,7 +69,8 @@ def log_to_stderr(verbosity: int) -> None:
 
 
 def log_to_file() -> None:
-    """Add everything to the file that ENVBUILD_LOG names, if it does. Raises FileError where that cannot be written."""
+    """Append every log line to the file named by ENVBUILD_LOG, if set. Raises FileError if the file cannot be
+    written."""
     named = os.environ.get(FILE)
     if not named:
         return
@@ -87,5 +89,5 @@ def _add(handler: logging.Handler, *, dated: bool) -> None:
 
 
 def traceback_text() -> str:
-    """The exception that is being handled, with its traceback."""
+    """The exception being handled, with its traceback and masked secrets."""
     return masked(traceback.format_exc().rstrip())

@@ -1,7 +1,7 @@
-"""Interruptions that are not lost while a program is started.
+"""Delays interruptions while a program is being started, so that they are not lost.
 
-The hooks that Python runs around a fork (those of `logging`, say) ignore exceptions, and with them what a signal's
-handler raises.
+Python ignores exceptions in hooks that it runs around a fork (those of `logging`, for example), including exceptions
+raised by a signal handler at that moment.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ import threading
 
 
 class _State:
-    """`starting`: the main thread, where handlers run, is starting a program. `pending`: raised meanwhile."""
+    """`starting`: the main thread, where signal handlers run, is starting a program. `pending`: the delayed error."""
 
     starting = False
     pending: type[BaseException] | None = None
 
 
 def interrupt(error: type[BaseException]) -> None:
-    """For a signal's handler: raise the error at once, or on `let_go` while a program is started."""
+    """Raise the error at once, or in `let_go` if a program is being started. Called by signal handlers."""
     if not _State.starting:
         raise error
     _State.pending = error
 
 
 def hold_back() -> None:
-    """Before a program is started."""
+    """Delay interruptions; call before starting a program."""
     _State.starting = threading.current_thread() is threading.main_thread()
 
 
 def let_go() -> None:
-    """After it was started, or could not be. Raises what was held back."""
+    """Raise a delayed interruption; call after the program was started or failed to start."""
     if threading.current_thread() is threading.main_thread():
         error, _State.starting, _State.pending = _State.pending, False, None
         if error:

@@ -1,4 +1,4 @@
-"""How much room the disks have that envbuild writes to, and what is said where one has none."""
+"""Free disk space of the folders that envbuild writes to, and the error for a full disk."""
 
 from __future__ import annotations
 
@@ -15,31 +15,33 @@ import platformdirs
 
 from envbuild.util.errors import DiskError
 
-_LOW = 64 << 20  # bytes: a write of ours is larger than that only where room was asked for before
+_LOW = 64 << 20  # bytes: larger writes check the free space first
 _SAID = re.compile(r"no space left on device|disk quota exceeded|os error (28|122)\b", re.IGNORECASE)
 _HINT = "free some, then run the same command again: envbuild prune; docker buildx prune; docker image prune"
 
 
 def is_disk_full(error: OSError) -> bool:
-    """Whether a call failed because a disk, or this user's quota of it, is full; tempfile says so in words alone."""
+    """Whether a call failed because the disk or this user's quota is full. tempfile reports that only in its
+    message."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT) or (
         error.errno == errno.ENOENT and "No usable temporary directory" in str(error.strerror)
     )
 
 
 def lacked(said: str) -> bool:
-    """The same of what a program or an engine said."""
+    """Whether the output of a program or engine reports a full disk or quota."""
     return bool(_SAID.search(said))
 
 
 def is_none(folder: Path) -> bool:
-    """Whether a folder's disk has not even a MiB: some programs, apt for one, go on as if they had written."""
+    """Whether the folder's disk has less than 1 MiB free. Some programs, such as apt, then continue as if they had
+    written."""
     return shutil.disk_usage(_there(folder)).free < 1 << 20
 
 
 def full(folders: Iterable[Path | None] = (), what: str = "the disk is full", hint: str = _HINT) -> DiskError:
-    """The error to raise, with figures: of those `folders` that have hardly any room, or of all where none is low (a
-    quota is used up, or room was made meanwhile). Without any, of all folders that envbuild writes to."""
+    """The error for a full disk, with the free space. It lists those of `folders` that are nearly full, or all of them
+    if none is (a quota is used up, or space was freed meanwhile). Default: all folders that envbuild writes to."""
     found = list(_apart([folder for folder in folders if folder] or written_folders()))
     low = [folder for folder in found if is_low(folder)]
     when = "" if low else ", or was a moment ago"
@@ -47,9 +49,10 @@ def full(folders: Iterable[Path | None] = (), what: str = "the disk is full", hi
 
 
 def written_folders() -> list[Path]:
-    """Where envbuild writes here: the project, its own folders, temporary files, and stdout if that is a file."""
+    """The folders that envbuild writes to: the project, its own folders, temporary files, and stdout if it is a
+    file."""
     own = [Path(platformdirs.user_cache_dir("envbuild")), Path(platformdirs.user_state_dir("envbuild"))]
-    # gettempdir raises where no place for temporary files has room
+    # gettempdir raises if no temporary folder has free space
     temporary = [Path(os.environ.get("TMPDIR") or "/tmp")]
     with contextlib.suppress(OSError):
         temporary = [Path(tempfile.gettempdir())]
@@ -58,7 +61,7 @@ def written_folders() -> list[Path]:
 
 
 def free_space(folder: Path) -> str:
-    """`/x: 1.2 of 8.0 GB free`, of the file system that the folder is on."""
+    """The free space of the folder's file system: `/x: 1.2 of 8.0 GB free`."""
     usage = shutil.disk_usage(_there(folder))
     unit, size = ("GB", 1e9) if usage.total >= 1e9 else ("MB", 1e6)
     nodes = os.statvfs(_there(folder))
@@ -67,13 +70,13 @@ def free_space(folder: Path) -> str:
 
 
 def is_low(folder: Path) -> bool:
-    """Whether a folder's disk has next to nothing free, for bytes or for files."""
+    """Whether the folder's disk is nearly full, in bytes or in inodes."""
     nodes = os.statvfs(_there(folder))
     return shutil.disk_usage(_there(folder)).free < _LOW or bool(nodes.f_files and not nodes.f_favail)
 
 
 def _apart(folders: Iterable[Path]) -> Iterator[Path]:
-    """One of each file system, the first that is named."""
+    """The first folder of each file system."""
     seen: set[int] = set()
     for folder in folders:
         device = _there(folder).stat().st_dev
@@ -83,5 +86,5 @@ def _apart(folders: Iterable[Path]) -> Iterator[Path]:
 
 
 def _there(folder: Path) -> Path:
-    """The folder, or the nearest above it that is there."""
+    """The folder, or its nearest existing parent."""
     return next(path for path in (folder, *folder.absolute().parents) if path.exists())

@@ -1,4 +1,4 @@
-"""What can go wrong, as users see it: one base class, a hint, an exit code for each kind.
+"""Errors that users see: one base class with a hint, and one exit code per kind.
 
 Commands raise; `cli.entry.main` catches once, prints, and exits with `code`.
 """
@@ -12,30 +12,31 @@ from typing import Any, ClassVar
 
 
 def printable(text: str) -> str:
-    """Text for a terminal, whoever wrote it: no escape sequences, nothing that turns the direction of writing."""
+    """Make text from any source safe for a terminal: replace escape sequences and characters that change the writing
+    direction."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def near(name: str, known: Iterable[str], most: int = 1) -> str | None:
-    """The question whether one of at most `most` other names was meant, None where no known one is like it."""
+    """A question that suggests up to `most` similar known names, or None if no known name is similar."""
     found = difflib.get_close_matches(name, list(known), most, 0.5 if most > 1 else 0.6)
     return f"did you mean {' or '.join(found)}?" if found else None
 
 
 def unknown(name: str, known: Iterable[str]) -> str:
-    """What is said of a setting that there is not."""
+    """The message for an unknown setting, with a similar name if there is one."""
     meant = near(name, known)
     return f"unknown setting ({meant})" if meant else "unknown setting"
 
 
 def some(number: int, noun: str, many: str = "") -> str:
-    """ "1 block", "2 blocks"; `many`: the plural of a noun that takes more than an s."""
+    """A number with its noun: "1 block", "2 blocks". `many`: the plural if it is not the noun with an s."""
     return f"{number} {noun if number == 1 else many or f'{noun}s'}"
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong in a file: `file:line: field: message`."""
+    """One error in a file, shown as `file:line: field: message`."""
 
     message: str
     file: str | None = None
@@ -48,7 +49,7 @@ class Fault:
 
 
 class EnvbuildError(Exception):
-    """Base of everything a user can cause. `hint` says what to do; `faults` lists all that is wrong at once."""
+    """Base of every error that a user can cause. `hint`: what to do; `faults`: all errors found, not only the first."""
 
     code: int = 1
     kind: ClassVar[str] = "error"
@@ -58,7 +59,7 @@ class EnvbuildError(Exception):
         self.message = message
         self.hint = hint
         self.faults = tuple(faults)
-        self.partial: dict[str, Any] = {}  # what a command had come to, for its `--json`
+        self.partial: dict[str, Any] = {}  # partial result of a command, for its `--json`
 
     def document(self) -> dict[str, Any]:
         """The value of `error` in `--json` output."""
@@ -84,7 +85,7 @@ class FactsError(EnvbuildError):
 
 
 class SettingsError(EnvbuildError):
-    """The site's config.yaml is at fault."""
+    """Invalid config.yaml."""
 
     code, kind = 3, "settings"
 
@@ -94,38 +95,38 @@ class LockError(EnvbuildError):
 
 
 class FileError(EnvbuildError):
-    """A file that a command line names is not there, cannot be read, or what it holds is at fault: a policy, a key, a
-    log, a document, hosts. For profiles, locks, facts, fingerprints and settings there are errors of their own."""
+    """A file named on the command line is missing, unreadable or invalid: a policy, a key, a log, a document, hosts.
+    Profiles, locks, facts, fingerprints and settings have their own errors."""
 
     code, kind = 3, "file"
 
 
 class FingerprintError(EnvbuildError):
-    """A fingerprint's file is at fault."""
+    """Invalid fingerprint file."""
 
     code, kind = 3, "fingerprint"
 
 
 class HashMismatch(EnvbuildError):
-    """A wheel or package is not the one that was locked."""
+    """A wheel or package differs from the locked one."""
 
     code, kind = 3, "hash"
 
 
 class NotProved(EnvbuildError):
-    """Built, but not proved here."""
+    """The image was built, but not verified on this machine."""
 
     code, kind = 4, "not-proved"
 
 
 class CheckFailed(EnvbuildError):
-    """A self-test, audit or verification says no."""
+    """A self-test, audit or verification failed."""
 
     code, kind = 5, "check"
 
 
 class EngineError(EnvbuildError):
-    """No engine, an engine too old, or one that failed."""
+    """The container engine is missing, too old, or failed."""
 
     code, kind = 6, "engine"
 
@@ -139,13 +140,13 @@ class DiskError(EnvbuildError):
 
 
 class SystemFault(EnvbuildError):
-    """The machine refuses something: a folder that may not be written, say."""
+    """The operating system refused an operation, such as writing to a folder."""
 
     code, kind = 6, "system"
 
 
 class NetworkError(EnvbuildError):
-    """An index, a mirror or a registry did not answer, does not have what is asked for, or has another than it says."""
+    """An index, mirror or registry did not answer, lacks the requested content, or served wrong content."""
 
     code, kind = 7, "network"
 
@@ -155,7 +156,7 @@ class OutOfDate(EnvbuildError):
 
 
 class SomeFailed(EnvbuildError):
-    """Of several profiles; `code` is the worst of theirs."""
+    """Some of several profiles failed; `code` is the highest of their exit codes."""
 
     kind = "profiles"
 
@@ -165,7 +166,7 @@ class SomeFailed(EnvbuildError):
 
 
 class HungUp(KeyboardInterrupt):
-    """The terminal is gone, as where ssh lost its connection; nobody asked for an end."""
+    """The terminal was closed, for example by a lost ssh connection; the user did not ask to stop."""
 
 
 class Interrupted(EnvbuildError):

@@ -1,8 +1,8 @@
 """The only module that starts host processes.
 
-Both pipes are drained at once (a child that writes much to stderr cannot deadlock), every child leads a process
-group of its own, and the whole group is ended on a time-out or an interruption. Where this process is killed, which
-nothing can catch, the kernel kills its children: a build or a download that went on would meet that of the next run.
+Both pipes are drained concurrently, so a child that writes much to stderr cannot deadlock. Every child leads its own
+process group, and the whole group is ended after a time-out or an interruption. If this process is killed with SIGKILL,
+the kernel kills its children: a build or download that continued would conflict with that of the next run.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from envbuild.util.errors import EnvbuildError, Interrupted
 
 _LOG = logging.getLogger(__name__)
 _GRACE_SECONDS = 10.0
-# For a program that ends programs of its own first, each with the grace above.
+# For a program that first ends its own child processes, each with the grace period above.
 _LONG_GRACE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Completed:
-    """How a program ended, and what it wrote. `cut`: it wrote too much, and was stopped."""
+    """Exit code and output of a program. `cut`: it was stopped because it wrote too much."""
 
     code: int
     stdout: str
@@ -48,7 +48,7 @@ class ProcessMissing(EnvbuildError):
 
 
 class ProcessTimeout(EnvbuildError):
-    """It was stopped; `done` has what it wrote until then."""
+    """The program was stopped at its time-out; `done` has its output until then."""
 
     code, kind = 6, "timeout"
 
@@ -58,7 +58,8 @@ class ProcessTimeout(EnvbuildError):
 
 
 class Stop:
-    """Ends, from another thread, the programs that were started with it; those that would be raise Interrupted."""
+    """Ends, from another thread, the programs that were started with it. A program that is started later raises
+    Interrupted."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -67,7 +68,7 @@ class Stop:
         self._killer: threading.Timer | None = None
 
     def __call__(self) -> None:
-        """SIGTERM, and SIGKILL for what is left after 30 s; does not wait."""
+        """Send SIGTERM, and SIGKILL after 30 s to programs that still run. Does not wait."""
         with self._lock:
             self._stopped = True
             self._signal(signal.SIGTERM)
@@ -76,7 +77,7 @@ class Stop:
         self._killer.start()
 
     def lift(self) -> None:
-        """Programs may be started again; to be called once those that were stopped have ended."""
+        """Allow programs to be started again. Call it after the stopped programs have ended."""
         if self._killer:
             self._killer.cancel()
         self._stopped = False
@@ -107,7 +108,7 @@ class Stop:
                 os.killpg(child.pid, number)
 
 
-# Of all programs that no other Stop ends: for a command whose threads run them.
+# The default Stop, for all programs started without a separate one: for a command whose threads run programs.
 stop_all = Stop()
 
 
@@ -123,13 +124,13 @@ def run(
     limit: int | None = None,
     stop: Stop = stop_all,
 ) -> Completed:
-    """Run a program to its end; the exit code is the caller's to judge.
+    """Run a program until it ends; the caller checks the exit code.
 
-    `env` is added to this process' environment; None takes a variable out of it. `on_line` gets each line of stderr as
-    it comes, `on_output` each of stdout. A program that writes more than `limit` bytes to one of them is stopped.
-    `stop` lets another thread end it.
+    `env` is added to this process's environment; a value of None removes a variable. `on_line` gets each line of stderr
+    as it comes, `on_output` each of stdout. A program that writes more than `limit` bytes to one of them is stopped.
+    `stop` lets another thread end the program.
 
-    Raises ProcessMissing if the program is not there, ProcessTimeout after `timeout` seconds.
+    Raises ProcessMissing if the program is not installed, ProcessTimeout after `timeout` seconds.
     """
     arguments = [str(part) for part in argv]
     stop.check()
@@ -175,7 +176,7 @@ def run(
     finally:
         _end_group(child)
     for thread in threads:
-        thread.join(_GRACE_SECONDS)  # what left the group may hold the pipes for ever
+        thread.join(_GRACE_SECONDS)  # a process that left the group may keep the pipes open
     _LOG.info("%s ended with %d after %.2f s", arguments[0], child.returncode, time.monotonic() - begin)
     done = Completed(child.returncode, "".join(out.lines), "".join(err.lines), out.cut or err.cut)
     if expired:
@@ -187,9 +188,10 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def _tied() -> Callable[[], None] | None:
-    """What a child does before it starts: SIGKILL for it when the thread that waits for it is gone. None but on Linux.
+    """A function for the child to run before exec: the child gets SIGKILL when the thread that waits for it ends. None
+    outside Linux.
 
-    Nothing is allocated or imported there: another thread may have held a lock when the child was made.
+    The function must not allocate or import: another thread may have held a lock at the fork.
     """
     if sys.platform != "linux":
         return None
@@ -197,14 +199,14 @@ def _tied() -> Callable[[], None] | None:
 
     def tie() -> None:
         prctl(_PR_SET_PDEATHSIG, kill)
-        if os.getppid() != parent:  # gone already
+        if os.getppid() != parent:  # the parent has ended already
             os.kill(os.getpid(), kill)
 
     return tie
 
 
 class _Pipe:
-    """What a child writes to one of its pipes; one that writes more than `limit` bytes is ended."""
+    """Collects what a child writes to one pipe; a child that writes more than `limit` bytes is killed."""
 
     def __init__(
         self,
@@ -231,20 +233,21 @@ class _Pipe:
             self.lines.append(line)
             _LOG.debug("%s: %s", self._name, line.rstrip("\n"))
             if self._on_line:
-                with contextlib.suppress(Exception):  # whoever watches must not stop the pipe from being emptied
+                with contextlib.suppress(Exception):  # an error in the callback must not stop the draining
                     self._on_line(line.rstrip("\n"))
 
 
 def _feed(pipe: IO[str] | None, text: str | None) -> None:
     if pipe is None or text is None:
         return
-    with contextlib.suppress(BrokenPipeError):  # a child that ends without reading all says why by its exit code
+    with contextlib.suppress(BrokenPipeError):  # the exit code of a child that stops reading early tells why
         pipe.write(text)
         pipe.close()
 
 
 def _end_group(child: subprocess.Popen[str]) -> None:
-    """Nothing of the group stays: SIGTERM to a leader that still runs, so that it can clean up, then SIGKILL to all."""
+    """End the whole process group: SIGTERM to a leader that still runs, so that it can clean up, then SIGKILL to
+    all."""
     with contextlib.suppress(ProcessLookupError):
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGTERM)

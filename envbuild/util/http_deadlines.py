@@ -1,9 +1,9 @@
-"""HTTP requests that end: each has a deadline, and what it transfers has a minimum rate.
+"""HTTP requests with a deadline and a minimum transfer rate.
 
-The time-outs of requests and urllib3 bound each wait for the next bytes, so a server that sends one byte a second holds
-its client as long as it likes. Here a request has a budget of waiting time: `deadline` seconds at first. Each wait
-reduces it; each byte received adds 1/`rate` seconds, up to `deadline` again. An answer of n bytes ends within
-`deadline` + n/`rate` seconds of waiting. The time in which the caller works on what came does not count.
+The time-outs of requests and urllib3 limit each wait for the next bytes, so a server that sends one byte per second can
+block its client indefinitely. Here a request has a budget of waiting time, `deadline` seconds at first. Each wait
+reduces it; each byte received adds 1/`rate` seconds, up to `deadline` again. A response of n bytes ends within
+`deadline` + n/`rate` seconds of waiting. Time in which the caller processes data does not count.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class _Budget:
         self._left: float = network.deadline
 
     def spend(self, sock: socket.socket, transfer: Callable[[], int]) -> int:
-        """Run one transfer and return its number of bytes. Raises NetworkError where nothing is left: unlike errors
-        of urllib3, it is not tried again; TimeoutError after the socket's own time-out, if that is shorter."""
+        """Run one transfer and return its number of bytes. Raises NetworkError when the budget is used up (unlike
+        errors of urllib3, it is not retried), and TimeoutError after the socket's own time-out if that is shorter."""
         patience = sock.gettimeout()
         whole = patience is None or patience >= self._left
         sock.settimeout(self._left if whole else patience)
@@ -68,7 +68,7 @@ class _Budget:
 
 
 class _Stream(io.RawIOBase):
-    """What a socket receives, on a budget."""
+    """Reads from a socket within the budget."""
 
     def __init__(self, sock: socket.socket, budget: _Budget) -> None:
         self._sock, self._budget = sock, budget
@@ -86,7 +86,7 @@ class _Stream(io.RawIOBase):
 
 
 class _Response(http.client.HTTPResponse):
-    """Reads its head and body on a budget."""
+    """Reads its head and body within the budget."""
 
     def __init__(self, budget: _Budget, sock: socket.socket, *arguments: Any, **options: Any) -> None:
         super().__init__(sock, *arguments, **options)
@@ -95,7 +95,7 @@ class _Response(http.client.HTTPResponse):
 
 
 class _Bounded(HTTPConnection):
-    """Sends on a budget, too. Each request has a new one; the first one is for a proxy's tunnel."""
+    """Sends within the budget too. Each request has a new budget; the first one is for a proxy's tunnel."""
 
     network = Network()
 
@@ -141,8 +141,8 @@ def _pools(network: Network) -> dict[str, type[HTTPConnectionPool]]:
 
 
 class Adapter(HTTPAdapter):
-    """Applies the limits to a session of requests. `network`: None for the configured ones. Connections through a SOCKS
-    proxy have no limits. Raises SettingsError where the settings are needed and invalid."""
+    """Applies the limits to a session of requests. `network`: None for the configured limits. Connections through a
+    SOCKS proxy have no limits. Raises SettingsError if the settings are needed and invalid."""
 
     def __init__(self, network: Network | None = None, **options: Any) -> None:
         self._pools = _pools(network or network_settings.configured_limits())
@@ -170,9 +170,9 @@ class Adapter(HTTPAdapter):
 
 
 def body(answer: requests.Response, limit: int) -> bytes:
-    """All of an answer; of one that is longer than `limit`, more than `limit` bytes of its begin.
+    """The whole body of a response, or just over `limit` bytes of its start if it is longer.
 
-    Raises RequestException where it is cut off: urllib3's own errors, of `answer.raw`, are of other classes.
+    Raises RequestException if the body is incomplete; `answer.raw` would raise urllib3's own classes instead.
     """
     found = bytearray()
     for block in answer.iter_content(1 << 16):

@@ -1,4 +1,4 @@
-"""The section `network` of the settings: how long a request may take, and who may have a registry's credentials."""
+"""The settings section `network`: limits of requests, and hosts that may receive a registry's credentials."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]{1,253})(:[0-9]{1,5})?")
 
 @dataclass(frozen=True)
 class Network:
-    """The setting `network`. `deadline`: seconds; `rate`: bytes per second; `token_services`: registry -> the host of
-    another domain that may have its credentials, both HOST or HOST:PORT."""
+    """The settings section `network`. `deadline`: seconds; `rate`: bytes per second; `token_services`: registry -> host
+    of another domain that may receive its credentials, both HOST or HOST:PORT."""
 
     deadline: int = 120
     rate: int = 10_000
@@ -28,12 +28,12 @@ KNOWN = (*_NUMBERS, "token_services")
 
 
 def configured_limits() -> Network:
-    """Raises SettingsError."""
+    """The limits from config.yaml. Raises SettingsError."""
     return settings.read("network", parse, {})
 
 
 def parse(found: Mapping[str, Any], given: Mapping[str, str]) -> Network:
-    """Raises UsageError with every fault; no option of a command line changes this section."""
+    """Validate the section. Raises UsageError with every fault. No command-line option changes this section."""
     faults = [Fault(unknown(str(key), KNOWN), field=printable(str(key)[:100])) for key in found if key not in KNOWN]
     for key, (most, unit) in _NUMBERS.items():
         value = found.get(key, 1)

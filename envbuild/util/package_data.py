@@ -1,4 +1,4 @@
-"""Where shipped profiles and templates lie: in the checkout, or as data of the installed package."""
+"""Location of the shipped profiles and templates: in the checkout, or in the data of the installed package."""
 
 from __future__ import annotations
 

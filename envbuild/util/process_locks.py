@@ -1,5 +1,5 @@
-"""Locks among the envbuilds of one machine. They lie in the cache folder, as most of what they keep whole does: two
-checkouts, or two state folders, may share it."""
+"""Locks between envbuild processes of one machine. They are in the cache folder, like most of the files they protect:
+several checkouts or state folders may share it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from filelock import FileLock, Timeout
 from envbuild.util import user_folders
 from envbuild.util.errors import EnvbuildError
 
-# In the environment of those that one `make` started beside each other: who is waited for is likely one of them.
+# Set in the environment of the processes that one `make` starts in parallel: a process that waits probably waits for
+# one of them.
 BESIDE = "ENVBUILD_BESIDE_OTHERS"
 
 
 class Taken(EnvbuildError):
-    """Another process holds what was not to be waited for."""
+    """Another process holds the lock, and the caller asked not to wait."""
 
 
 @contextlib.contextmanager
 def exclusive(name: str, doing: str, say: Callable[[str], None], wait: bool = True) -> Iterator[None]:
-    """One process at a time holds `name`, until it ends, however that is. Another waits, and says so: `doing` tells
-    what for; without `wait` it raises Taken. No profile's name begins with an underscore."""
+    """Hold the lock `name`; the kernel releases it however the process ends. If another process holds it, report with
+    `doing` what that one does, and wait, or raise Taken if `wait` is false. Names of
+    locks for other purposes than a profile begin with an underscore, because no profile name does."""
     file = FileLock(user_folders.cache_folder("locks") / f"{name}.lock")
     try:
         file.acquire(timeout=0)

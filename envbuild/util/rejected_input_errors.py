@@ -1,4 +1,4 @@
-"""An error with a stable reason id, for input that was served or signed and is not what it must be."""
+"""Errors with a stable reason id, for input that was served or signed and is invalid."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Reason:
 
 
 class Refusal(CheckFailed):
-    """Something that was served or signed is not what it must be."""
+    """Served or signed input is invalid."""
 
     def __init__(self, reason: str, detail: str, *, hint: str | None = None) -> None:
         super().__init__(detail, hint=hint)
@@ -25,7 +25,7 @@ class Refusal(CheckFailed):
 
 
 class Malformed(Refusal):
-    """What came is not a document of the kind that was asked for."""
+    """The input is not a document of the requested kind."""
 
     def __init__(self, detail: str) -> None:
         super().__init__("malformed", detail)

@@ -1,4 +1,5 @@
-"""The runners by name, as an option or a setting chooses one. Pure; the command line's help needs it."""
+"""The names of the runners for options and settings. Without other imports, because the command line's help needs
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a site sets once, in `config.yaml` of the user's configuration folder."""
+"""Site settings, from `config.yaml` in the user's configuration folder."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from envbuild.util.runner_names import RUNNERS
 from envbuild.util.yaml_document import Document
 
 T = TypeVar("T")
-# Of a section: its keys, and over them those of a command line. Raises UsageError with every fault.
+# Arguments: the keys of a section, and the keys from the command line that replace them. Raises UsageError with every
+# fault.
 Reader = Callable[[Mapping[str, Any], Mapping[str, str]], T]
 
-# Every setting there is; each a string, but for the sections.
+# All settings; each is a string, except the sections.
 _KNOWN = {
     "on": "where self-tests run: local, slurm or kubernetes",
     "archives": "where archives lie, asked before a profile's own address; {sha256} stands for the 64 digits",
@@ -29,7 +30,7 @@ _KNOWN = {
     "torch_index": "where torch's builds such as +cpu come from: pytorch (its own index), or the address of a mirror",
     "debian_snapshot": "root of a snapshot archive; {timestamp} stands for 20261121T000000Z",
 }
-# Mappings, whose content its own reader judges.
+# Mappings, each validated by its own reader.
 _SECTIONS = {
     "slurm": "partition, account, container, ...: runners/slurm/slurm_settings.py",
     "kubernetes": "namespace, registry, nodes, ...: runners/kubernetes/kubernetes_settings.py",
@@ -42,8 +43,8 @@ HINT = f"known: {', '.join([*_KNOWN, *_SECTIONS])}"
 
 @cache
 def settings_document() -> tuple[Document, tuple[Fault, ...]]:
-    """The file, and what is wrong in it, but for what only the readers of its sections can say. Raises SettingsError
-    where it cannot be read."""
+    """The settings file and its faults, except those that only the readers of its sections find. Raises SettingsError
+    if it cannot be read."""
     file = user_folders.config_file()
     if not file.exists():
         return Document(str(file), {}), ()
@@ -73,21 +74,22 @@ def _faults(found: Document) -> Iterator[Fault]:
 
 
 def names() -> tuple[str, ...]:
-    """What the site sets. Raises SettingsError with all that is wrong in the file, each with its line."""
+    """The names of the settings in the file. Raises SettingsError with every fault and its line."""
     return tuple(_settings().data)
 
 
 def section(name: str) -> dict[str, Any]:
-    """A site's mapping of that name, empty where there is none. Raises SettingsError if the file is at fault."""
+    """The mapping of a section, empty if it is not set. Raises SettingsError if the file is invalid."""
     assert name in _SECTIONS
     found: dict[str, Any] = _settings().data.get(name, {})
     return found
 
 
 def read(name: str, reader: Reader[T], given: Mapping[str, str]) -> T:
-    """A section, and over it what the command line gives, by its own reader. What is at fault in the file has its line.
+    """Read a section with its reader; values from the command line replace those of the file. Faults of the file have
+    their line.
 
-    Raises SettingsError where all that is wrong stands in the file, UsageError where the command line has a share.
+    Raises SettingsError if all faults are in the file, UsageError if the command line causes some.
     """
     try:
         return reader(section(name), given)
@@ -99,7 +101,7 @@ def read(name: str, reader: Reader[T], given: Mapping[str, str]) -> T:
 
 
 def _own(name: str, reader: Reader[T]) -> tuple[Fault, ...]:
-    """What is wrong in a section, whatever the command line puts over it."""
+    """The faults of the section itself, without the command line."""
     try:
         reader(section(name), {})
     except UsageError as error:
@@ -108,15 +110,14 @@ def _own(name: str, reader: Reader[T]) -> tuple[Fault, ...]:
 
 
 def placed(name: str, fault: Fault) -> Fault:
-    """A fault of a setting with its file and line. `field`: a key of the section, or KEY.INNER, where INNER may hold
-    dots, as a label's name does."""
+    """The fault with the file and line of its setting. `field`: a key of the section, or KEY.INNER, where INNER may
+    contain dots, as in the name of a label."""
     path = (name, *(fault.field or "").split(".", 1))
     return replace(settings_document()[0].fault(path, fault.message), field=".".join(filter(None, path)))
 
 
 def origins(name: str, given: Mapping[str, str]) -> dict[str, str]:
-    """Where each value of a section is set, once both are read: KEY or KEY.INNER -> the file with the line, or the
-    command line's option."""
+    """The origin of each value of a valid section: KEY or KEY.INNER -> file and line, or the command-line option."""
     keys: list[str] = []
     for key, value in section(name).items():
         keys += [f"{key}.{inner}" for inner in value] if isinstance(value, Mapping) else [key]
@@ -125,7 +126,7 @@ def origins(name: str, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def setting(name: str) -> str | None:
-    """A site's value for one of the known settings, or None. Raises SettingsError if the file is at fault."""
+    """The value of a known setting, or None. Raises SettingsError if the file is invalid."""
     assert name in _KNOWN
     value = _settings().data.get(name)
     return str(value) if value is not None else None

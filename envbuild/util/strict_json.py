@@ -1,5 +1,5 @@
-"""JSON from elsewhere: bounded in size and depth, no key twice (two readers would take two different ones), no NaN, no
-infinity, no giant integer."""
+"""Strict parser for untrusted JSON: limited size and depth, no duplicate keys (two readers could take different ones),
+no NaN, no infinity, no integers of 20 or more characters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ MAX_DEPTH = 64
 
 
 class NotStrict(ValueError):
-    """What is wrong with a text, as what follows its name; the line, where one is to blame."""
+    """Invalid JSON. The message continues a sentence that begins with the document's name. `line`: the faulty line, if
+    known."""
 
     def __init__(self, text: str, line: int | None = None) -> None:
         super().__init__(text)
@@ -23,7 +24,7 @@ class NotStrict(ValueError):
 
 
 def parse(raw: bytes, what: str, limit: int = MAX_BYTES) -> dict[str, Any]:
-    """The JSON object in `raw`. Raises Malformed, naming `what`, for anything else."""
+    """The JSON object in `raw`. Raises Malformed, with the name `what`, for anything else."""
     try:
         found = strict(raw, limit)
     except NotStrict as error:
@@ -34,7 +35,7 @@ def parse(raw: bytes, what: str, limit: int = MAX_BYTES) -> dict[str, Any]:
 
 
 def strict(raw: bytes, limit: int) -> Any:
-    """The JSON in at most `limit` bytes. Raises NotStrict."""
+    """The JSON value in at most `limit` bytes. Raises NotStrict."""
     if len(raw) > limit:
         raise NotStrict(f"is larger than {limit} bytes")
     try:
@@ -76,7 +77,8 @@ def _finite(text: str) -> float:
 
 
 def _deeper(value: Any, depth: int) -> bool:
-    """Level by level, so that no nesting can exhaust the stack."""
+    """Whether a value is nested deeper than `depth`. Iterates level by level, so that no nesting can exhaust the
+    stack."""
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(depth):
         level = [

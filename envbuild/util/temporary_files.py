@@ -1,8 +1,8 @@
-"""Temporary folders and files that do not outlive their process: gone at its end; where it was killed, the next one
-that makes one in the same place sweeps.
+"""Temporary folders and files that are removed when their process ends. If it was killed, the next process that creates
+one in the same folder removes them.
 
-Each is locked by its process. One that nobody holds is abandoned, or so young that its maker has not locked it yet:
-that one then finds it gone, and makes another.
+Each is locked by its process. An unlocked one is abandoned, or so new that its process has not locked it yet. If a new
+one is removed that way, its process creates another.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _PREFIX = "envbuild-tmp-"
 
 @contextlib.contextmanager
 def folder(kind: str, inside: Path | None = None) -> Iterator[Path]:
-    """A folder of its own, locked while it is in use; `kind` says in its name what it is for. `inside`: hidden in that
-    folder, so that what it holds can be moved to a place there in one step; otherwise where temporary files go.
-    """
+    """A new temporary folder, locked while it is in use; `kind` becomes part of its name. `inside`: create it hidden in
+    that folder, so that its content can be moved within that folder in one step. Default: the system's temporary
+    folder."""
     sweep(inside)
     prefix = f".{_PREFIX}{kind}-" if inside else f"{_PREFIX}{kind}-"
     while True:
@@ -41,7 +41,8 @@ def folder(kind: str, inside: Path | None = None) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def file(inside: Path) -> Iterator[tuple[BinaryIO, Path]]:
-    """A hidden file, to be written and moved to its place in that folder; otherwise it is gone afterwards."""
+    """A new hidden temporary file in a folder, to be written and renamed within it; otherwise it is removed
+    afterwards."""
     sweep(inside)
     while True:
         handle, name = tempfile.mkstemp(dir=inside, prefix=f".{_PREFIX}")
@@ -57,10 +58,10 @@ def file(inside: Path) -> Iterator[tuple[BinaryIO, Path]]:
 
 
 def abandoned(inside: Path | None = None) -> Iterator[Path]:
-    """Folders and files of this user whose process is gone; each is locked while it is looked at."""
+    """Temporary folders and files of this user whose process has ended. Each is locked while the caller handles it."""
     pattern = f".{_PREFIX}*" if inside else f"{_PREFIX}*"
     for path in sorted((inside or Path(tempfile.gettempdir())).glob(pattern)):
-        with contextlib.suppress(OSError):  # somebody else is sweeping, or it is in use
+        with contextlib.suppress(OSError):  # another process is sweeping, or it is in use
             found = path.lstat()
             ours = stat.S_ISDIR(found.st_mode) or (inside is not None and stat.S_ISREG(found.st_mode))
             if ours and found.st_uid == os.getuid():
@@ -69,7 +70,7 @@ def abandoned(inside: Path | None = None) -> Iterator[Path]:
 
 
 def sweep(inside: Path | None = None) -> None:
-    """Remove what killed processes left."""
+    """Remove temporary files and folders of killed processes."""
     for path in abandoned(inside):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -78,7 +79,7 @@ def sweep(inside: Path | None = None) -> None:
 
 
 def _open(path: Path) -> int | None:
-    """A folder that was just made, locked; None where a sweep took it for abandoned."""
+    """Lock a folder that was just created. None if a sweep removed it."""
     try:
         held = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
@@ -90,9 +91,9 @@ def _open(path: Path) -> int | None:
 
 
 def _hold(handle: int, path: Path) -> bool:
-    """Lock it; the kernel lets go of it, however this process ends. Whether it is still there: a sweep that was faster
-    has it locked until it is gone."""
-    with contextlib.suppress(OSError):  # a file system without locks: nothing is swept there either
+    """Lock it until this process ends. Returns whether it still exists: a sweep that came first holds the lock until it
+    has removed it."""
+    with contextlib.suppress(OSError):  # file systems without locks are never swept either
         fcntl.flock(handle, fcntl.LOCK_SH)
     try:
         return os.path.samestat(os.fstat(handle), path.lstat())
@@ -102,7 +103,7 @@ def _hold(handle: int, path: Path) -> bool:
 
 @contextlib.contextmanager
 def _claimed(path: Path) -> Iterator[None]:
-    """Raises BlockingIOError where it is in use."""
+    """Lock it exclusively. Raises BlockingIOError if it is in use."""
     held = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

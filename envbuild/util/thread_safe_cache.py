@@ -1,4 +1,4 @@
-"""What several threads ask for is found once."""
+"""Thread-safe memoisation."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 
 class thread_safe_cache(Generic[T]):
-    """functools.cache among threads: who asks for what another is finding waits for that one's answer. What failed is
-    tried again by whoever asks next."""
+    """functools.cache for threads: concurrent calls with the same arguments wait for one result. Errors are not cached;
+    the next call tries again."""
 
     def __init__(self, work: Callable[..., T]) -> None:
         functools.update_wrapper(self, work)

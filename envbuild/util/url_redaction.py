@@ -1,4 +1,4 @@
-"""Addresses as people write them: with a user and a password, which nobody else is shown. Pure."""
+"""Removes credentials from URLs before they are shown. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ IN_TEXT = re.compile(r"\b[a-z][a-z0-9+.-]{0,30}://[^\s`\"<>]*[^\s`\"<>).,;:']")
 
 
 def validate_url(text: str) -> str:
-    """One that can be taken apart, which a pattern alone does not say of `https://a[b/c`. Raises ValueError."""
+    """Return the URL if urllib can parse it; a pattern alone accepts `https://a[b/c`. Raises ValueError."""
     try:
         urllib.parse.urlsplit(text)
     except ValueError as error:
@@ -19,10 +19,10 @@ def validate_url(text: str) -> str:
 
 
 def redact_url(address: str) -> str:
-    """Without user, password, query and fragment; `***` where it is not sure at which @ a password ends."""
+    """The URL without user, password, query and fragment; `***` if it is ambiguous at which @ a password ends."""
     scheme, separator, rest = address.rpartition("://")
     middle = re.split(r"[/?#]", rest, maxsplit=1)[0] if separator else rest
-    later = rest.count("@", len(middle))  # of the path, or of a password with a / ? or # in it
+    later = rest.count("@", len(middle))  # part of the path, or of a password with / ? or # in it
     if separator and not later:
         rest = host(rest)
     elif later and re.search("[:@]", middle):
@@ -32,10 +32,10 @@ def redact_url(address: str) -> str:
 
 
 def struck(text: str) -> str:
-    """A text whose addresses are as `redact_url` has them."""
+    """The text with every URL redacted by `redact_url`."""
     return IN_TEXT.sub(lambda found: redact_url(found[0]), text)
 
 
 def host(place: str) -> str:
-    """`host:port` of an address's middle part, `user:password@host:port`; the rest of an address may follow."""
+    """`host:port` from `user:password@host:port`, the middle part of a URL; the rest of the URL may follow."""
     return place.rpartition("@")[2]

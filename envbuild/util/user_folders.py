@@ -1,4 +1,4 @@
-"""The user's folders in which envbuild keeps things, and the file of settings there."""
+"""The user's folders for envbuild's files, and the settings file."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ def config_file() -> Path:
 
 
 def cache_folder(kind: str, make: bool = True) -> Path:
-    """Things that can be made or fetched again: wheels, debs, bases. `make`: the folder, where it is not there."""
+    """Folder for files that can be created or downloaded again: wheels, debs, base images. `make`: create it if
+    missing."""
     return _made(Path(platformdirs.user_cache_dir(_APP)) / kind, make)
 
 
 def state_folder(kind: str, make: bool = True) -> Path:
-    """Things that cannot: evidence, build records. Never removed by envbuild."""
+    """Folder for files that cannot be created again: evidence, build records. envbuild never removes them."""
     return _made(Path(platformdirs.user_state_dir(_APP)) / kind, make)
 
 
 def _made(folder: Path, make: bool) -> Path:
-    """What only reads need not make it: a full disk has no room for a folder either."""
+    """Create the folder only if `make` is set: callers that only read must work on a full disk."""
     if make:
         folder.mkdir(parents=True, exist_ok=True)
     return folder

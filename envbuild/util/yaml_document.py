@@ -1,6 +1,6 @@
-"""YAML as data with the place of every value, read defensively: a profile may be hostile.
+"""YAML parser that records the file and line of every value, and treats a profile as untrusted.
 
-No tags, no aliases (an alias bomb is a few hundred bytes), no duplicate keys, bounded size and depth.
+No tags, no aliases (an alias bomb is a few hundred bytes), no duplicate keys, limited size and depth.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Document:
     places: dict[Path, Place] = field(default_factory=dict)
 
     def place(self, path: Path) -> Place:
-        """The place of `path`, or of the nearest enclosing value that has one."""
+        """The file and line of `path`, or of the nearest enclosing value that has them."""
         while path and path not in self.places:
             path = path[:-1]
         return self.places.get(path, Place(self.file, 1))
@@ -51,7 +51,7 @@ class Document:
 
 
 def field_name(path: Path) -> str | None:
-    """("env", "A") -> "env.A"; ("apt", 0) -> "apt[0]"."""
+    """The name of a field in messages: ("env", "A") -> "env.A"; ("apt", 0) -> "apt[0]"."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
@@ -65,8 +65,8 @@ def read(
     empty: bool = False,
     faults: list[Fault] | None = None,
 ) -> Document:
-    """Read one YAML mapping; `empty`: a file that holds nothing, or comments alone, is one without keys. `faults`:
-    takes what is wrong with single keys and values, which are left out; without it that is raised.
+    """Read one YAML mapping. `empty`: accept a file that is empty or has only comments. `faults`: receives the faults
+    of single keys and values, which are left out of the result; without it they are raised.
 
     Raises `error` with the file and line for anything unreadable.
     """
@@ -93,7 +93,7 @@ def parse(
     empty: bool = False,
     faults: list[Fault] | None = None,
 ) -> Document:
-    """The same of a text; `name`: what faults call it."""
+    """Parse one YAML mapping from text, as `read` does; `name`: the file's name in faults."""
     try:
         _refuse_aliases(text, name, error)
         node = yaml.compose(text, Loader=_Loader)
@@ -119,7 +119,7 @@ def parse(
 
 
 class _Loader(yaml.CSafeLoader):
-    """Whole numbers are decimal, as in YAML 1.2: 1:30:00 and 0012 are texts, no numbers of base 60 and 8."""
+    """Integers are decimal, as in YAML 1.2: 1:30:00 and 0012 are strings, not numbers of base 60 and 8."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
         first: [known for known in every if known[0] != "tag:yaml.org,2002:int"]
@@ -131,7 +131,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9
 
 _UNFIT = "this fits nothing above: lines that belong together are set equally far in"
 _AT_BEGIN = ("found unexpected end of stream", "could not find expected ':'")
-# By what libyaml says; {line}: where the value that it was at begins.
+# By libyaml's message; {line}: the line where the value being parsed begins.
 _SYNTAX = {
     "mapping values are not allowed in this context": "a colon that belongs to no key: put a value that holds `: ` in "
     "quotes, and set the lines of one mapping equally far in",
@@ -150,7 +150,7 @@ _SYNTAX = {
 
 
 def _syntax(problem: yaml.MarkedYAMLError, name: str) -> Fault:
-    """What the parser met, in a person's words where we have them."""
+    """A parser error, with our own text for known messages."""
     line = problem.problem_mark.line + 1 if problem.problem_mark else None
     begin = problem.context_mark.line + 1 if problem.context_mark else line
     said = problem.problem or "syntax"
@@ -171,7 +171,7 @@ def _refuse_aliases(text: str, name: str, error: type[EnvbuildError]) -> None:
 
 
 _SCALARS = yaml.constructor.SafeConstructor()
-_AS_WRITTEN = {"tag:yaml.org,2002:str", "tag:yaml.org,2002:timestamp"}  # a date stays the text that was written
+_AS_WRITTEN = {"tag:yaml.org,2002:str", "tag:yaml.org,2002:timestamp"}  # a date stays a string, as written
 _TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "timestamp", "map", "seq")}
 
 
@@ -211,7 +211,8 @@ def _mapping(node: yaml.MappingNode, path: Path, document: Document, faults: lis
 
 
 def merge(parent: Document, child: Document) -> Document:
-    """`child` on top of `parent`: mappings merge key by key, everything else replaces. Places come along."""
+    """`child` on top of `parent`: mappings merge key by key, every other value replaces. Keeps file and line of
+    values."""
     merged = Document(child.file, {}, {(): child.places.get((), parent.place(()))})
 
     def copy(source: Document, path: Path, value: Any) -> Any:
@@ -238,8 +239,8 @@ def merge(parent: Document, child: Document) -> Document:
 
 
 def without(doc: Document, paths: Iterable[Path]) -> Document:
-    """A copy that lacks the values at `paths`. Of a list the whole is left out, since what stays would have other
-    numbers; where a value is missing, the mapping that lacks it."""
+    """A copy without the values at `paths`. A path into a list removes the whole list, because the other indices would
+    change; a path to a missing value removes the mapping that lacks it."""
     rest = Document(doc.file, copy.deepcopy(doc.data), doc.places)
     for path in paths:
         holders: list[tuple[dict[str, Any], str]] = []
@@ -263,7 +264,7 @@ def _children(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def open_regular(file: FilePath) -> BinaryIO:
-    """Open a regular file to read. Raises OSError, also for a FIFO or a device, without waiting for it."""
+    """Open a regular file for reading. Raises OSError, also for a FIFO or a device, without blocking."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return open(descriptor, "rb")  # noqa: PTH123
@@ -272,20 +273,21 @@ def open_regular(file: FilePath) -> BinaryIO:
 
 
 def regular(file: FilePath, most: int) -> bytes:
-    """The first `most` + 1 bytes of a regular file, whatever its size says: below /proc that is 0. Raises OSError."""
+    """The first `most` + 1 bytes of a regular file. Ignores the reported size, which is 0 below /proc. Raises
+    OSError."""
     with open_regular(file) as stream:
         return stream.read(most + 1)
 
 
 def inside(named: str, folder: FilePath, root: FilePath) -> FilePath:
-    """The file that `named` means in `folder`, with links resolved. Opens nothing.
+    """Resolve the path `named` relative to `folder`, including links. Opens nothing.
 
-    Raises ValueError where that lies outside `root`, the project's folder: who wrote the document that names it must
-    not have another file read, whose content an error could quote.
+    Raises ValueError if the result is outside `root`, the project's folder: the author of a document must not be able
+    to have another file read, whose content an error could quote.
     """
     try:
         root, file = root.resolve(), (folder / named).resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # links in a circle; a NUL in the name
+    except (OSError, RuntimeError, ValueError) as error:  # circular links, or a NUL in the name
         raise ValueError(f"{named} cannot be read: {error}") from None
     if not file.is_relative_to(root):
         raise ValueError(f"{named} leads out of the project's folder, {display(root)}")
@@ -293,9 +295,9 @@ def inside(named: str, folder: FilePath, root: FilePath) -> FilePath:
 
 
 def home(file: FilePath) -> FilePath:
-    """The folder of the project that a profile's file belongs to: the one that holds profiles/.
+    """The project folder of a profile's file: the folder that contains profiles/.
 
-    `file` may be relative, and a bare name where the working folder is profiles/.
+    `file` may be relative, also a bare name if the working folder is profiles/.
     """
     folder = FilePath(os.path.abspath(file)).parent  # noqa: PTH100 - a link to a profile does not move it
     while folder.name in ("projects", "profiles"):
@@ -304,7 +306,7 @@ def home(file: FilePath) -> FilePath:
 
 
 def display(file: FilePath) -> str:
-    """A path as messages show it: relative to the working folder where it lies below it."""
+    """The path as shown in messages: relative to the working folder if it is below it."""
     try:
         return str(file.resolve().relative_to(FilePath.cwd()))
     except ValueError:
