@@ -75,7 +75,7 @@ use:
     - python -c "import torch; print(torch.__version__)"
 """
 
-# Where the file goes, what the CI system must hold, the job, and what it has more for a GPU.
+# The path of the file, the credentials that the CI system needs, the job, and its additional lines for a GPU.
 _SYSTEMS: Mapping[str, tuple[str, str, str, str]] = {
     "github": (
         ".github/workflows/{name}.yml",
@@ -125,7 +125,8 @@ def render(system: str, name: str, image: str, gpus: Sequence[str], source: str 
 
 
 def _install(source: str | None) -> list[str]:
-    """The shell's lines. pip checks the hash in a URL; that of a file in the repository is checked before."""
+    """Return the shell commands. pip checks the hash in a URL; the hash of a file in the repository is checked
+    before."""
     if not source:
         raise UsageError("No source to install envbuild from in the job", hint=HINT)
     wheel = _WHEEL.fullmatch(source)

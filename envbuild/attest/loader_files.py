@@ -18,13 +18,13 @@ _SYSTEM = re.compile(
     r"ld-linux.*\.so.*|lib(c|m|dl|rt|pthread|util|stdc\+\+|gcc_s|z|expat)\.so\.\d.*"
     r"|(ld|libc|libm|libdl|librt|libpthread|libutil)-[\d.]+\.so"
 )
-_MOST, _SHOWN = 20_000, 10  # entries of a cache, which has a few hundred; changes of a file that are named
+_MOST, _SHOWN = 20_000, 10  # entries of a cache (normally a few hundred); changes of a file that are listed
 _CACHE = b"glibc-ld.so.cache1.1"
 _HEAD, _ENTRY = struct.Struct("<20s2I20x"), struct.Struct("<i2I12x")  # sysdeps/generic/dl-cache.h of glibc
 
 
 def is_system_library(path: PurePosixPath) -> bool:
-    """Whether Python or a library loads this file for the C library, the loader or the like."""
+    """Whether Python or a library loads this file as the C library, the loader or another system library."""
     below = any(path.is_relative_to(folder) for folder in _LIBRARIES)
     installed = {"site-packages", "dist-packages"} & set(path.parts)
     return below and not installed and _SYSTEM.fullmatch(path.name) is not None
