@@ -24,7 +24,7 @@ from envbuild.registry.registry_image_reader import Config
 from envbuild.selftest.inventory import startup_files
 from envbuild.util.rejected_input_errors import Reason, Refusal
 
-# The links of every image that envbuild builds. Wheels bring none, and those of an archive stay in its folder. A base
+# The links of every image that envbuild builds. Wheels contain none, and those of an archive stay in its folder. A base
 # image that the profile names by digest may have more: its layers are not read.
 _LINKS = {
     **{name: f"usr/{name}" for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32")},
@@ -33,7 +33,7 @@ _LINKS = {
 _LOADER = dict.fromkeys(("lib/ld.so", "lib64/ld.so"), "the dynamic loader")
 _LARGEST = 8 << 20  # size limit in bytes of a file that is read
 _PACKAGES = ("site-packages", "dist-packages")
-_FILES = (".py", ".pyc", ".so")  # of modules
+_FILES = (".py", ".pyc", ".so")  # suffixes of modules
 _PREFIXES = ("opt/venv/", "usr/", "usr/local/")  # prefixes of Python installations
 _NOT_IMPORTED = (*_PACKAGES, "EXTERNALLY-MANAGED")  # names in Python's library folder that it does not import
 
@@ -96,7 +96,7 @@ class _Watch:
 
         @cache
         def content() -> bytes | None:
-            """None for a link, whose target is not read, and for more than _LARGEST bytes."""
+            """Return None for a link, whose target is not read, and for more than _LARGEST bytes."""
             small = member.isreg() and member.size <= _LARGEST
             return b"".join(registry_image_reader.content(member, archive)) if small else None
 
@@ -201,7 +201,7 @@ def _normal(name: str) -> str:
 
 
 def _of_python(version: str) -> Iterator[str]:
-    """Files and folders that decide which Python runs, without the modules of its library."""
+    """Yield the files and folders that decide which Python runs, without the modules of its library."""
     yield from (f"opt/venv/bin/{name}" for name in ("python", "python3", f"python{version}"))
     yield f"etc/python{version}"
     for prefix in _PREFIXES:
@@ -218,7 +218,7 @@ def _module(path: str) -> str | None:
 
 
 def _libraries(record: Mapping[str, Any]) -> Iterator[str]:
-    """File names of the CUDA libraries that were measured."""
+    """Yield the file names of the CUDA libraries that were measured."""
     found = record["environment"].get("libraries")
     for item in found if isinstance(found, list) else ():
         if isinstance(item, dict) and database.library_of(str(item.get("owner")).partition("==")[0]):

@@ -1,4 +1,4 @@
-"""CI jobs that use an image only after its evidence was checked, and then by digest. Pure."""
+"""Renders CI jobs that use an image only after its evidence was checked, and then by digest. Pure."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ set ci_install in config.yaml, or --install, to one of:
 
 
 def render(system: str, name: str, image: str, gpus: Sequence[str], source: str | None) -> str:
-    """The file for one CI system; `gpus` are the profile's models, `image` a repository without a tag.
+    """Render the file for one CI system; `gpus` are the profile's models, `image` a repository without a tag.
 
     `source`: what envbuild is installed from. Raises UsageError unless that is one commit or one file: a name on an
     index may belong to anybody.

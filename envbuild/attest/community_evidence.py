@@ -57,7 +57,7 @@ def _model(row: EvidenceRow) -> str:
 
 
 def read(folder: Path, now: datetime.datetime) -> list[EvidenceRow]:
-    """The rows of a folder; none where it is missing. Raises CheckFailed as `evidence_rows` does."""
+    """Return the rows of a folder; empty if it is missing. Raises CheckFailed as `evidence_rows` does."""
     keys = {file.stem: key for file in sorted(folder.glob("keys/*.pub")) if (key := keys_and_signatures.trusted(file))}
     envelopes: list[tuple[str, Envelope | Refusal]] = []
     for file in sorted(folder.glob("*.json")):

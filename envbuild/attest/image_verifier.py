@@ -218,8 +218,8 @@ def _judge(
 ) -> None:
     """Judge by each trusted build statement: an image may belong to several profiles, and one of them is enough.
 
-    Test results name the image id, so they count in every repository. The build statement names the profile and the
-    lock, and with these the required proofs, and where the image was pushed.
+    Test results name the image id, so they are valid in every repository. The build statement names the profile and the
+    lock, which determine the required evidence, and the repositories that the image was pushed to.
     """
     if not believed.builds:
         verdict.reasons += [*believed.refused, Reason("no-build", "no build statement about this image is believed")]
@@ -240,7 +240,7 @@ def _judge(
 
 
 def _unbound(build: SignedBuild, place: ImageSource, manifest: Manifest, policy: Policy) -> Iterator[Reason]:
-    """Reasons why a build statement is not about this manifest in this repository. A bundle has no repository."""
+    """Yield why a build statement is not about this manifest in this repository. A bundle has no repository."""
     pushed = build.repositories(manifest.digest)
     if not pushed:
         yield Reason("subject", f"the build statement is not about the manifest {manifest.digest}")

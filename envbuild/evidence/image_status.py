@@ -1,4 +1,5 @@
-"""Computes the status of an image, every time anew, from the lock, the image, its build record and the evidence."""
+"""Computes the status of an image from the lock, the image, its build record and the evidence, each time it is
+needed."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def _denial(record: Mapping[str, Any], wanted: RequiredProof) -> list[str]:
 
 
 def _outweighs(record: Mapping[str, Any], digest: str, denial: Mapping[str, Any], wanted: RequiredProof) -> bool:
-    """Whether a run that is no valid evidence still overrides an earlier failure: it ran later, with the profile's own
+    """Whether a run that is not valid evidence still overrides an earlier failure: it ran later, with the profile's own
     script and shapes, and everything that had failed passed. This only decides which result is the newest."""
     if digest not in record["before"] or failures(record) or record["selftest"]["own"] != dict(wanted.own):
         return False

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from envbuild.facts import extension_compilers
 
-_MOST = 12  # lines
+_MOST = 12  # maximum number of lines
 _NUMBERS = re.compile(r"(?:#[0-9]+ )?(?:[0-9]+\.[0-9]+ )?")  # BuildKit's prefix: the step's number and seconds
 _MARKS = ("error:", "Error:", "error ", "fatal", "FAILED:", "install:")
 

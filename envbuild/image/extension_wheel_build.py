@@ -121,7 +121,7 @@ def find_wheel(lock: Lock, one: LockedExtension) -> BuiltWheel | None:
 
 @dataclass(frozen=True)
 class CompileOrder:
-    """The order to compile an extension of a profile's lock: in the engine, in a stage of `text`, the profile's
+    """An order to compile an extension of a profile's lock: in the engine, in a stage of `text`, the profile's
     Dockerfile.
 
     `say` receives messages for the user, `on_line` each line of the build.

@@ -110,7 +110,8 @@ class Bisection:
     found: Found | None = None
 
     def document(self) -> dict[str, Any]:
-        """`first`: the oldest version known to pass; `change`: the two versions between which the outcome changes."""
+        """Return the JSON document. `first`: the oldest version known to pass; `change`: the two versions between which
+        the outcome changes."""
         found, versions = self.found, self.versions
         first = found.passing if found else None
         return {

@@ -35,8 +35,8 @@ _CPUS_EACH = 4 / 3
 # Memory that a machine reports less than its nominal size, in units of self-tests: a machine of 24 GiB reports 23.5,
 # and must still run three self-tests of 8 GiB.
 _KERNELS_SHARE = 0.1
-# Exit codes by severity: first faults found in an image, then what could not be done here, then errors the user must
-# fix, last images that are only unverified.
+# Exit codes, most severe first: faults found in an image, then what could not be done here, then errors the user must
+# fix, and last images that are only unverified.
 _WORST_FIRST = (130, 5, 6, 7, 3, 8, 2, 4, 0)
 # A line for a finished step, as cli/console.py prints it: the step's name, then its seconds or "up to date".
 _STEP = re.compile(r"  (\S[^:]{0,12}?) +(up to date|[0-9.]+ s)  ")

@@ -220,7 +220,7 @@ class Session:
                 build_records_and_comparison.remove_record(record)
 
     def extensions(self, source: Source, plan: Plan, locked: Lock, text: str) -> tuple[BuiltWheel, ...]:
-        """Return the wheels of the extensions compiled from source; without extensions there is no such step."""
+        """Return the wheels of the extensions compiled from source; without extensions the step is omitted."""
 
         def work() -> StepResult[tuple[BuiltWheel, ...]]:
             found = [extension_wheel_build.find_wheel(locked, one) for one in locked.extensions]
@@ -369,7 +369,7 @@ class Session:
         self.made.proofs = self._proofs(source, image, locked)
 
     def proved_already(self, source: Source, image: Image, locked: Lock) -> bool:
-        """Whether the evidence on disk still proves this image; then the self-test need not run again."""
+        """Whether the evidence on disk still verifies this image; if so, the self-test is not run again."""
         proofs = self._proofs(source, image, locked)
         self.made.proofs = proofs
         if any(proof.state != "proved" or proof.evidence is None for proof in proofs):
@@ -385,7 +385,7 @@ class Session:
         return True
 
     def evidence(self, source: Source, image: Image, locked: Lock, run: TestRun, signer: Signer | None) -> None:
-        """Write the run record, and where there is a signer, its signed statement."""
+        """Write the run record, and if there is a signer, its signed statement."""
 
         def work() -> StepResult[None]:
             now = datetime.datetime.now(datetime.UTC)

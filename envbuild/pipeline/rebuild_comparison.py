@@ -90,7 +90,7 @@ def _compared(
 
 
 def _made(session: Session, build: SignedBuild) -> Image:
-    """Build the image under a separate name, every layer anew."""
+    """Build the image under a separate name, without the build cache."""
     name = session.made.name
     with temporary_files.folder("rebuild") as folder:
         source = Source(name, folder / "profiles" / f"{name}.yaml", build.profile, build.document)

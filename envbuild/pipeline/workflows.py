@@ -1,4 +1,5 @@
-"""`make` as a list of steps, each passing its value to the next; `build`, `prove` and `test` are parts of it."""
+"""`make` as a list of steps, each passing its value to the next; `build`, `prove` and `test` use some of these
+steps."""
 
 from __future__ import annotations
 
@@ -133,7 +134,7 @@ def _locked(session: Session) -> tuple[Source, Lock]:
 
 
 def existing(session: Session, reference: str | None) -> tuple[Source, Lock, Image]:
-    """A profile, its current lock, and an image in the engine: `reference`, else the one built from the lock."""
+    """Return a profile, its current lock, and an image in the engine: `reference`, else the one built from the lock."""
     source, locked, image = _known(session, reference)
     if image is None:
         raise BuildError(f"{source.name} is not built", hint=f"run: envbuild build {source.known}")

@@ -40,7 +40,7 @@ DType = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,30}$")]
 class Against(_Part):
     """The error compared with the float64 result. `ratio`: the largest ratio of error to bound; `median`: the median of
     these ratios; `relative`: the root mean square error divided by that of the exact values; `nonfinite`: the number of
-    elements that are not finite in both results, without masked ones."""
+    elements that are finite in neither result, without masked ones."""
 
     ulps: dict[Annotated[str, Field(pattern=r"^(0|-?[1-9][0-9]{0,3})$")], Count]
     error: Number

@@ -176,7 +176,7 @@ def judge_nodes(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRu
     for code, size in output.parts:
         stdout = output.stdout[begin : begin + size]
         begin += size
-        late = output.timed_out and code not in (0, 5)  # this node ended by itself, another one did not
+        late = output.timed_out and code not in (0, 5)  # this node ended by itself, a different node did not
         own = replace(output, stdout=stdout, exit_code=None if late else code, timed_out=late)
         runs.append(judge_output(own, nonce, require))
     if not runs:

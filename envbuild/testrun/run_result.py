@@ -33,7 +33,7 @@ class RawOutput:
 class TestRun:
     """A judged run. `errors` are faults of the run itself: with any of them, nothing in the run counts as passed.
 
-    `skipped_required`: required probes that could not run here; they are no failures, but the run verifies nothing.
+    `skipped_required`: required probes that could not run here; the run did not fail, but is not valid evidence either.
     """
 
     results: tuple[Mapping[str, Any], ...]
