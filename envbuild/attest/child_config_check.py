@@ -31,16 +31,16 @@ _ROOT = re.compile(r"(0|root)(:(0|root))?")
 
 
 def configuration_differences(child: Config, base: Config) -> dict[str, Any]:
-    """The child's settings that differ from its base's, by key; of Env and other mappings only the items that differ.
-    None: the child removed it."""
+    """Return the child's settings that differ from the base's, by key; for Env and other mappings only the items that
+    differ. None: the child removed it."""
     theirs, ours = _settings(child), _settings(base)
     return {key: _difference(theirs.get(key), ours.get(key)) for key in sorted({*theirs, *ours})
             if theirs.get(key) != ours.get(key)}  # fmt: skip
 
 
 def configuration_objections(child: Config, base: Config, forbidden: Collection[str]) -> Iterator[Reason]:
-    """Reasons why the proof of the base does not hold with the child's configuration. `forbidden`: keys that the policy
-    allows no child to set."""
+    """Yield why the verification of the base does not hold with the child's configuration. `forbidden`: keys that the
+    policy does not allow a child to set."""
     ours = _settings(base)
     for key, found in configuration_differences(child, base).items():
         if key == "Env":
@@ -68,7 +68,7 @@ def _difference(theirs: Any, ours: Any) -> Any:
 
 
 def _changed(key: str, found: Any, ours: Any) -> bool:
-    """Whether the child changed or removed a value of the base. Of labels only envbuild's own count."""
+    """Whether the child changed or removed a value of the base. Only envbuild's own labels count."""
     if key == "Labels":
         return any(name.startswith(LABEL) for name in found)
     if isinstance(ours, Mapping) and isinstance(found, Mapping):

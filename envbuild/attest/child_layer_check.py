@@ -1,6 +1,6 @@
-"""Checks a child image: its lowest layers are the proved ones, and the layers above replace nothing that is locked.
+"""Checks a child image: its lowest layers are the verified ones, and the layers above replace nothing that is locked.
 
-This finds files that replace locked ones, or that Python or the loader takes instead. Other files are not judged.
+This finds files that replace locked ones, or that Python or the loader uses instead. Other files are not judged.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from envbuild.registry.registry_image_reader import Config
 from envbuild.selftest.inventory import startup_files
 from envbuild.util.rejected_input_errors import Reason, Refusal
 
-# The links of every image that envbuild builds. Wheels bring none, and those of an archive stay in its folder. A base
+# The links of every image that envbuild builds. Wheels contain none, and those of an archive stay in its folder. A base
 # image that the profile names by digest may have more: its layers are not read.
 _LINKS = {
     **{name: f"usr/{name}" for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32")},
     "opt/venv/lib64": "lib",
 }
 _LOADER = dict.fromkeys(("lib/ld.so", "lib64/ld.so"), "the dynamic loader")
-_LARGEST = 8 << 20  # bytes of a file that is read
+_LARGEST = 8 << 20  # size limit in bytes of a file that is read
 _PACKAGES = ("site-packages", "dist-packages")
-_FILES = (".py", ".pyc", ".so")  # of modules
-_PREFIXES = ("opt/venv/", "usr/", "usr/local/")  # of Python's installations
-_NOT_IMPORTED = (*_PACKAGES, "EXTERNALLY-MANAGED")  # by Python, of its library's folder
+_FILES = (".py", ".pyc", ".so")  # suffixes of modules
+_PREFIXES = ("opt/venv/", "usr/", "usr/local/")  # prefixes of Python installations
+_NOT_IMPORTED = (*_PACKAGES, "EXTERNALLY-MANAGED")  # names in Python's library folder that it does not import
 
 
 def child_objections(
@@ -47,9 +47,9 @@ def child_objections(
     records: Sequence[Mapping[str, Any]],
     forbidden: Collection[str] = (),
 ) -> Iterator[Reason]:
-    """Reasons why the proof of `base`, by its run `records`, does not hold for `child`. Reads the layers above.
+    """Yield why the verification of `base`, by its run `records`, does not hold for `child`. Reads the layers above.
 
-    `forbidden`: keys of the configuration that the policy allows no child to set.
+    `forbidden`: keys of the configuration that the policy does not allow a child to set.
     """
     if child.layers[: len(base.layers)] != base.layers:
         yield Reason("base", f"the image is not built on the proved image {base.id}")
@@ -63,7 +63,7 @@ def child_objections(
 
 
 class _Watch:
-    """Looks at each entry above the proved layers, at every path where an engine may put it."""
+    """Checks each entry above the verified layers, at every path where an engine may put it."""
 
     def __init__(self, build: SignedBuild, records: Sequence[Mapping[str, Any]]) -> None:
         python = build.lock.python
@@ -79,23 +79,24 @@ class _Watch:
         self._library = {f"{prefix}lib/python{python}" for prefix in ("usr/", "usr/local/")}
         self._cuda = {name for record in records for name in _libraries(record)}
         self._links = Links(_LINKS)
-        # Debian's Python takes dist-packages of a virtual environment too (site.getsitepackages).
+        # Debian's Python also searches dist-packages of a virtual environment (site.getsitepackages).
         folders = (f"lib/python{python}", f"local/lib/python{python}", "lib/python3")
         self._sites = {self._site, *(f"opt/venv/{folder}/dist-packages" for folder in folders)}
         self._files: set[str] = set()
-        self._customizers: list[tuple[str, str]] = []  # (folder on whose path it would count, file)
+        # (folder that must be on Python's path for the file to run, file)
+        self._customizers: list[tuple[str, str]] = []
         self._path = {*self._sites, *self._library, *(f"{folder}/lib-dynload" for folder in self._library)}
         self._found: dict[tuple[str, str], list[str]] = {}
 
     def see(self, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
-        """Raises Refusal where its path or its links cannot be resolved."""
+        """Check one entry. Raises Refusal if its path or its links cannot be resolved."""
         path = _normal(member.name)
         if any(".overlay." in key for key in member.pax_headers):
             self._note("layer", "an attribute of the overlay file system is set", path)
 
         @cache
         def content() -> bytes | None:
-            """None for a link, whose target is not read, and for more than _LARGEST bytes."""
+            """Return None for a link, whose target is not read, and for more than _LARGEST bytes."""
             small = member.isreg() and member.size <= _LARGEST
             return b"".join(registry_image_reader.content(member, archive)) if small else None
 
@@ -115,10 +116,10 @@ class _Watch:
         if path.name == ".wh..wh..opq":
             self._over(path.parent, "emptied")
         elif path.name.startswith(".wh."):
-            # engines join the rest to the folder, so that `.wh.` and `.wh...` remove the folder and the one above it
+            # engines join the rest to the folder, so `.wh.` and `.wh...` remove the folder and its parent
             gone = _normal(f"{path.parent}/{path.name.removeprefix('.wh.')}")
             self._over(PurePosixPath(gone), "removed")
-        elif member.isdir():  # its own folder may come along with what is new in it, anything below may not
+        elif member.isdir():  # the folder itself may be listed together with new files in it, a folder below it may not
             if path.suffix in _FILES or str(path) not in self._known:
                 self._over(path, "replaced")
         else:
@@ -131,7 +132,7 @@ class _Watch:
             return self._note("replaced", f"{self._parents[str(path)]} is {how} above the proved layers", str(path))
         for part in (path, *path.parents):
             name = self._owners.get(str(part)) or self._modules.get(_module(str(part)) or "")
-            if name is None and part.parent.name == "__pycache__":  # six.cpython-311.pyc is of six.py
+            if name is None and part.parent.name == "__pycache__":  # six.cpython-311.pyc belongs to six.py
                 name = self._modules.get(str(part.parent.parent / part.name.partition(".")[0]))
             if str(part.parent) in self._library and _module(part.name) and part.name not in _NOT_IMPORTED:
                 name = "Python"
@@ -167,8 +168,8 @@ class _Watch:
             self._named(path, content())
 
     def _named(self, path: PurePosixPath, pth: bytes | None) -> None:
-        """Add the folders of a .pth file to Python's path. One that Python releases may read differently is refused
-        like an unreadable one: they decode it, and end its lines, in several ways."""
+        """Add the folders of a .pth file to Python's path. A file that Python releases may read differently is refused
+        like an unreadable one: they decode it and split its lines in different ways."""
         decoded = (pth or b"").decode(errors="replace")
         if pth is None or "\ufffd" in decoded or not decoded.translate(dict.fromkeys(b"\t\r\n")).isprintable():
             return self._note("environment", "a .pth file cannot be read, or has control characters", str(path))
@@ -200,24 +201,24 @@ def _normal(name: str) -> str:
 
 
 def _of_python(version: str) -> Iterator[str]:
-    """Files and folders that decide which Python runs, without the modules of its library."""
+    """Yield the files and folders that decide which Python runs, without the modules of its library."""
     yield from (f"opt/venv/bin/{name}" for name in ("python", "python3", f"python{version}"))
     yield f"etc/python{version}"
     for prefix in _PREFIXES:
         yield from (f"{prefix}{file}" for file in ("pyvenv.cfg", "bin/pyvenv.cfg", "bin/pybuilddir.txt"))
         yield from (f"{prefix}bin/python{version}", f"{prefix}lib/python{version.replace('.', '')}.zip")
-    yield f"usr/local/lib/libpython{version}.so.1.0"  # Debian's python needs none
+    yield f"usr/local/lib/libpython{version}.so.1.0"  # Debian's python does not need it
 
 
 def _module(path: str) -> str | None:
-    """The path, without suffixes, of the module that a file or folder is; None where Python would not import it."""
+    """Return the module path of a file or folder, without suffixes; None if Python would not import it."""
     folder, name = posixpath.split(path)
     stem, dot, _ = name.partition(".")
     return posixpath.join(folder, stem) if not dot or name.endswith(_FILES) else None
 
 
 def _libraries(record: Mapping[str, Any]) -> Iterator[str]:
-    """File names of the CUDA libraries that were measured."""
+    """Yield the file names of the CUDA libraries that were measured."""
     found = record["environment"].get("libraries")
     for item in found if isinstance(found, list) else ():
         if isinstance(item, dict) and database.library_of(str(item.get("owner")).partition("==")[0]):
@@ -226,7 +227,7 @@ def _libraries(record: Mapping[str, Any]) -> Iterator[str]:
 
 _LONGEST = 4096  # PATH_MAX of Linux
 _HOPS = 40  # links that Linux follows in one path
-_STEPS = 2000  # of resolving one path; ordinary images take a handful
+_STEPS = 2000  # steps to resolve one path; ordinary images need a handful
 _TOTAL = 64 << 20  # characters of all links
 
 
@@ -240,7 +241,7 @@ class Links:
             self.add(path, target)
 
     def add(self, path: str, target: str) -> None:
-        """A link at `path`, relative to the root. Raises Refusal where there are too many."""
+        """Add a link at `path`, relative to the root. Raises Refusal if there are too many."""
         self._total += len(path) + len(target)
         if self._total > _TOTAL:
             raise Refusal("too-large", "the layers have too many symbolic links")

@@ -1,4 +1,4 @@
-"""CI jobs that use an image only after its evidence was checked, and then by digest. Pure."""
+"""Renders CI jobs that use an image only after its evidence was checked, and then by digest. Pure."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ use:
     - python -c "import torch; print(torch.__version__)"
 """
 
-# Where the file goes, what the CI system must hold, the job, and what it has more for a GPU.
+# The path of the file, the credentials that the CI system needs, the job, and its additional lines for a GPU.
 _SYSTEMS: Mapping[str, tuple[str, str, str, str]] = {
     "github": (
         ".github/workflows/{name}.yml",
@@ -104,7 +104,7 @@ set ci_install in config.yaml, or --install, to one of:
 
 
 def render(system: str, name: str, image: str, gpus: Sequence[str], source: str | None) -> str:
-    """The file for one CI system; `gpus` are the profile's models, `image` a repository without a tag.
+    """Render the file for one CI system; `gpus` are the profile's models, `image` a repository without a tag.
 
     `source`: what envbuild is installed from. Raises UsageError unless that is one commit or one file: a name on an
     index may belong to anybody.
@@ -125,7 +125,8 @@ def render(system: str, name: str, image: str, gpus: Sequence[str], source: str 
 
 
 def _install(source: str | None) -> list[str]:
-    """The shell's lines. pip checks the hash in a URL; that of a file in the repository is checked before."""
+    """Return the shell commands. pip checks the hash in a URL; the hash of a file in the repository is checked
+    before."""
     if not source:
         raise UsageError("No source to install envbuild from in the job", hint=HINT)
     wheel = _WHEEL.fullmatch(source)

@@ -1,6 +1,6 @@
-"""Evidence that others sent, on cards that we don't have: one signed statement a file, and what each says.
+"""Reads evidence that others sent, for GPU models that we do not have: one signed statement per file.
 
-In the folder, `NAME.dsse.json` is a statement, and `keys/WHO.pub` the public key of who may sign one.
+In the folder, `NAME.dsse.json` is a statement, and `keys/WHO.pub` the public key of a permitted signer.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _CPU = "CPU"
 
 @dataclass(frozen=True)
 class EvidenceRow:
-    """One run of the self-test: on which card, of which profile, lock and image (ids), by whom, on which day.
+    """One run of the self-test: the GPU, the profile, the lock and the image (ids), the signer, and the day.
 
-    `objections`: why it is no proof, or no longer one: it failed, the self-test is another by now, a fault is known.
+    `objections`: why it is not valid evidence: it failed, the self-test has changed since, or an advisory applies.
     """
 
     gpu: str
@@ -41,7 +41,7 @@ class EvidenceRow:
 
 
 def community_proofs(found: Iterable[EvidenceRow], profile: str, lock: str, models: Iterable[str]) -> list[Proof]:
-    """The runs that prove this lock on one of the GPU models, or on the CPU."""
+    """Return the runs that verify this lock on one of the GPU models, or on the CPU."""
     counted = [row for row in found if (row.profile, row.lock) == (profile, lock) and not row.objections]
     return [
         Proof(model, "proved", None, f"proved on {'the CPU' if row.gpu == _CPU else row.gpu}, {row.when}")
@@ -57,7 +57,7 @@ def _model(row: EvidenceRow) -> str:
 
 
 def read(folder: Path, now: datetime.datetime) -> list[EvidenceRow]:
-    """The rows of a folder; none where it is missing. Raises CheckFailed as `evidence_rows` does."""
+    """Return the rows of a folder; empty if it is missing. Raises CheckFailed as `evidence_rows` does."""
     keys = {file.stem: key for file in sorted(folder.glob("keys/*.pub")) if (key := keys_and_signatures.trusted(file))}
     envelopes: list[tuple[str, Envelope | Refusal]] = []
     for file in sorted(folder.glob("*.json")):
@@ -71,9 +71,10 @@ def read(folder: Path, now: datetime.datetime) -> list[EvidenceRow]:
 def evidence_rows(
     found: Iterable[tuple[str, Envelope | Refusal]], keys: Mapping[str, PublicKey], now: datetime.datetime
 ) -> list[EvidenceRow]:
-    """The table's rows, by card, profile and day; `found` are envelopes by file name, `keys` by whose they are. Pure.
+    """Return the rows of the table, sorted by GPU, profile and day. `found`: envelopes by file name; `keys`: public
+    keys by owner. Pure.
 
-    Raises CheckFailed with a fault for every file that does not count as somebody's word.
+    Raises CheckFailed with a fault for every file that is not valid signed evidence.
     """
     made: list[EvidenceRow] = []
     faults: list[Fault] = []
@@ -103,7 +104,8 @@ def _row(envelope: Envelope | Refusal, keys: Mapping[str, PublicKey], now: datet
 
 
 def _signer(envelope: Envelope, keys: Mapping[str, PublicKey]) -> tuple[str, Trusted]:
-    """Who signed it, and what they say. Raises Refusal where none of them did, or it cannot be believed."""
+    """Return the signer, and the trusted content. Raises Refusal if no owner of a key signed it, or if it is
+    invalid."""
     refused = Reason("signature", "nobody whose key is in keys/ signed this")
     for who, key in keys.items():
         believed = trusted_statements.believe([envelope], [key], None)

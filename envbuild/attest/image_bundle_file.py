@@ -1,6 +1,6 @@
 """A verified image as one file for a closed site: an OCI layout with its evidence, the public key and the lock.
 
-What the engine is given is made anew from checked blobs: it never sees the file itself.
+The engine receives an archive that is rebuilt from checked blobs, never the file itself.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _BLOCK = 1 << 20
 
 
 class Bundle:
-    """A bundle as it came, read where it lies; nothing is unpacked, and nothing read is other than its digest says."""
+    """Reads a bundle in place: nothing is unpacked, and every blob is checked against its digest."""
 
     def __init__(self, file: Path) -> None:
-        """Raises Malformed unless it is a tar with an OCI layout of plain files."""
+        """Open a bundle. Raises Malformed unless it is a tar with an OCI layout of plain files."""
         try:
             self._tar = tarfile.open(file, "r:", tarinfo=registry_image_reader.Member)  # noqa: SIM115 - as long as this object
             members = self._tar.getmembers()
@@ -49,7 +49,7 @@ class Bundle:
                 self._tags[noted[REF]] = item
 
     def file(self, name: str, limit: int = strict_json.MAX_BYTES) -> bytes:
-        """Raises Refusal if it is not there, or larger than `limit`."""
+        """Return the content of a file. Raises Refusal if it is missing, or larger than `limit`."""
         member = self._members.get(name)
         stream = self._tar.extractfile(member) if member else None
         if member is None or stream is None:
@@ -88,8 +88,8 @@ class Bundle:
         return oci_types.descriptors(index.document, "manifests") if index else []
 
     def loadable(self, image: Manifest, diff_ids: tuple[str, ...], name: str) -> Iterator[bytes]:
-        """The image alone as an archive that an engine loads under `name`, made from checked blobs: no other file of
-        the bundle is in it. Raises Refusal where a layer is not the one of its digest."""
+        """Yield the image as an archive that an engine loads under `name`. It is made from checked blobs and contains
+        no other file of the bundle. Raises Refusal if a layer does not match its digest."""
         layers = [oci_types.digest_in(layer) for layer in image.layers]
         if tuple(layers) != diff_ids:
             raise Malformed("the bundle's layers are not those that the image's configuration names")

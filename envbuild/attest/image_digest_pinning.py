@@ -1,4 +1,4 @@
-"""References to `verified` images in other people's files, and the digests that they mean. Pure."""
+"""Finds references to `verified` images in other people's files, and pins them to digests. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from envbuild.image.image_naming import VERIFIED
 
-# A host with a dot or a port, or localhost: without one it is an image of the engine, which has no digest to pin.
+# A host with a dot or a port, or localhost. A name without a host is an image in the engine, with no digest to pin.
 _HOST = r"(?:localhost|[a-zA-Z0-9-]+(?:\.[a-zA-Z0-9-]+)+|[a-zA-Z0-9-]+(?=:[0-9]))(?::[0-9]{1,5})?"
 _IMAGE = re.compile(
     rf"(?<![\w./:@-])(?P<image>{_HOST}(?:/[a-z0-9][a-z0-9._-]*)+):{VERIFIED}(?![\w.-])"
@@ -18,7 +18,8 @@ _IMAGE = re.compile(
 
 @dataclass(frozen=True)
 class ImagePin:
-    """`line` counts from 1; `before` is the digest that stands there, None for none; `after` what it means now."""
+    """A pinned reference. `line` counts from 1; `before`: the digest in the text, None if there is none; `after`: the
+    current digest."""
 
     line: int
     image: str
@@ -31,14 +32,14 @@ class ImagePin:
 
 
 def image_references(text: str) -> Iterator[tuple[int, str, str | None]]:
-    """(line, image with its tag, digest) of every reference."""
+    """Yield (line, image with its tag, digest) of every reference."""
     for match in _IMAGE.finditer(text):
         line = text.count("\n", 0, match.start()) + 1
         yield line, f"{match['image']}:{VERIFIED}", match["digest"][1:] if match["digest"] else None
 
 
 def pinned(text: str, digest: Callable[[str], str]) -> tuple[str, list[ImagePin]]:
-    """The text with every reference at the digest that `digest` knows for it, and what stood there."""
+    """Return the text with every reference pinned to the digest that `digest` returns for it, and the list of pins."""
     pins = [ImagePin(line, image, before, digest(image)) for line, image, before in image_references(text)]
     after = iter(pins)
     return _IMAGE.sub(lambda match: f"{match['image']}:{VERIFIED}@{next(after).after}", text), pins

@@ -1,4 +1,5 @@
-"""Whether an image in a registry may be used: its digest, its evidence, and a policy. No Docker Engine is needed."""
+"""Decides by its digest, its evidence and a policy whether an image in a registry may be used. Needs no Docker
+Engine."""
 
 from __future__ import annotations
 
@@ -40,16 +41,17 @@ Envelopes = Sequence[Envelope]
 
 @dataclass
 class Verdict:
-    """The answer. `digest`: of the manifest that the reference names now. `profile` and `lock` (its id): what the image
-    was built from. `gpus`: the models that it is proved on; `level`: the lowest level of these proofs; `unconfined`:
-    the restrictions of an engine's containers that they lacked.
+    """The result of a verification. `digest`: of the manifest that the reference names now. `profile` and `lock` (its
+    id): what the image was built from. `gpus`: the models that it is verified on; `level`: the lowest level of the
+    evidence; `unconfined`: the restrictions of an engine's containers that were missing.
 
-    `base`: of a child image the proved one, by digest; `child_sets`: the child's settings that differ from the base's.
+    `base`: for a child image, the verified base, by digest; `child_sets`: the child's settings that differ from the
+    base's.
 
-    `reordered`: numbers of layers, from 1, that a rebuild gave with the same files in another order.
+    `reordered`: numbers, from 1, of layers that have the same files in another order after a rebuild.
 
-    `image`: what the reference names; `build`: the build statement that decided; `proved`: what that is about, the
-    image itself or its base.
+    `image`: the image that the reference names; `build`: the build statement that decided; `proved`: the image that
+    this statement is about, either the image itself or its base.
     """
 
     ref: str | None
@@ -72,7 +74,7 @@ class Verdict:
         return not self.reasons
 
     def document(self) -> dict[str, Any]:
-        """`unconfined` and `reordered` only where there is something to say, `child_sets` only for a child."""
+        """Return the JSON document: `unconfined` and `reordered` only if not empty, `child_sets` only for a child."""
         return {
             "ref": self.ref,
             "digest": self.digest,
@@ -90,7 +92,7 @@ class Verdict:
 
     @property
     def summary(self) -> str:
-        """What was verified, for a person; for a child what it sets, too."""
+        """What was verified, in a form for people; for a child also the settings it changes."""
         parts = {"profile": self.profile, "lock": self.lock and self.lock.removeprefix("sha256:")[:12],
                  "level": self.level}  # fmt: skip
         known = ", ".join(f"{name} {value}" for name, value in parts.items() if value)
@@ -102,14 +104,15 @@ class Verdict:
         return text
 
     def take(self, proofs: Sequence[Proof], profiles: Iterable[str], locks: Iterable[str]) -> None:
-        """Fill in what was proved. `profiles` and `locks`: of all that was judged; reported if it is only one."""
+        """Set the verified values. `profiles` and `locks`: those of all judged evidence, reported if there is only
+        one."""
         self.profile, self.lock = _only(profiles), _only(locks)
         self.level = min((proof.level for proof in proofs if proof.level), key=LEVELS.index, default=None)
         self.gpus = list(dict.fromkeys(proof.model for proof in proofs))
         self.unconfined = list(dict.fromkeys(lack for proof in proofs for lack in proof.unconfined))
 
     def require(self) -> None:
-        """Raises CheckFailed with every reason, carrying the document."""
+        """Raise CheckFailed with every reason and the document, unless the image is verified."""
         if self.reasons:
             what = self.ref or "the evidence"
             error = CheckFailed(f"{what} is not verified", hint="\n".join(map(str, self.reasons)))
@@ -118,14 +121,14 @@ class Verdict:
 
 
 def verify_image(reference: Reference, policy: Policy, given: Envelopes, now: datetime.datetime) -> Verdict:
-    """Judge an image in a registry; `given` is evidence from files. Raises NetworkError."""
+    """Verify an image in a registry; `given` is evidence from files. Raises NetworkError."""
     return verify_at(Repository(reference), reference, policy, given, now)
 
 
 def verify_at(
     place: ImageSource, reference: Reference, policy: Policy, given: Envelopes, now: datetime.datetime
 ) -> Verdict:
-    """The same for an image in a registry or a bundle. Only in a registry the base of a child is looked up."""
+    """Verify an image in a registry or a bundle. The base of a child is looked up only in a registry."""
     verdict = Verdict(str(reference))
     try:
         _image(verdict, place, reference, policy, given, now)
@@ -136,7 +139,7 @@ def verify_at(
 
 
 def verify_statement(given: Envelopes, policy: Policy, now: datetime.datetime) -> Verdict:
-    """Judge evidence without its image, as others send it: its signer, and whether it agrees with its run record."""
+    """Verify evidence without its image, as others send it: its signer, and whether it agrees with its run record."""
     believed = trusted_statements.believe(given, policy.keys, None)
     verdict = Verdict(None)
     proofs, verdict.reasons = policy_check.of_records(believed.records, policy, now)
@@ -150,7 +153,7 @@ def verify_statement(given: Envelopes, policy: Policy, now: datetime.datetime) -
 
 
 def _only(values: Iterable[str]) -> str | None:
-    """The one value there is, None for several or none."""
+    """Return the only value; None if there are several or none."""
     found = set(values)
     return found.pop() if len(found) == 1 else None
 
@@ -177,8 +180,8 @@ def _image(
 
 
 def resolve_reference(place: ImageSource, reference: Reference) -> Manifest:
-    """The image's manifest that the reference names, itself or as the only image of an index. Raises NetworkError where
-    nothing is there, Refusal for any other index."""
+    """Return the image manifest that the reference names, directly or as the only image of an index. Raises
+    NetworkError if nothing is there, Refusal for any other index."""
     top = place.manifest(reference.target)
     if top is None:
         named = reference if reference.tag or reference.digest else reference.tagged(reference.target)
@@ -215,8 +218,8 @@ def _judge(
 ) -> None:
     """Judge by each trusted build statement: an image may belong to several profiles, and one of them is enough.
 
-    Test results name the image id, so they count in every repository. The build statement names the profile and the
-    lock, and with these the required proofs, and where the image was pushed.
+    Test results name the image id, so they are valid in every repository. The build statement names the profile and the
+    lock, which determine the required evidence, and the repositories that the image was pushed to.
     """
     if not believed.builds:
         verdict.reasons += [*believed.refused, Reason("no-build", "no build statement about this image is believed")]
@@ -237,7 +240,7 @@ def _judge(
 
 
 def _unbound(build: SignedBuild, place: ImageSource, manifest: Manifest, policy: Policy) -> Iterator[Reason]:
-    """Reasons why a build statement is not about this manifest in this repository. A bundle has no repository."""
+    """Yield why a build statement is not about this manifest in this repository. A bundle has no repository."""
     pushed = build.repositories(manifest.digest)
     if not pushed:
         yield Reason("subject", f"the build statement is not about the manifest {manifest.digest}")
@@ -252,8 +255,8 @@ def _newer(believed: Trusted) -> list[Reason]:
 
 
 def _base(named: Reference, config: Config) -> tuple[Repository, Manifest]:
-    """The base image that `named` means: without a tag or digest, the one tagged with the child's lock. Raises
-    Refusal if that is not there, NetworkError if a named one is not."""
+    """Return the base image for `named`; without a tag or digest, the image tagged with the child's lock. Raises
+    Refusal if no image has that tag, NetworkError if a named image does not exist."""
     if not named.tag and not named.digest:
         lock = config.labels.get(LOCK_LABEL, "")
         if not _LOCK.fullmatch(lock):
@@ -297,7 +300,7 @@ def _child(
 
 
 def read_file(file: Path) -> dict[str, Any]:
-    """An envelope from a file: DSSE as it is, or in a sigstore bundle. Raises FileError, Malformed."""
+    """Read an envelope from a file: plain DSSE, or in a sigstore bundle. Raises FileError, Malformed."""
     try:
         with file.open("rb") as stream:
             raw = stream.read(strict_json.MAX_BYTES + 1)

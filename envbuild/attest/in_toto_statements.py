@@ -1,6 +1,7 @@
-"""What is said of an image for others to check: in-toto statements that carry all that a reader needs. Pure.
+"""Writes and reads in-toto statements about an image, which contain everything that is needed to check them. Pure.
 
-One a GPU model (test-result, with the whole run record in it), one of the build (SLSA provenance), one SBOM.
+There is one per GPU model (test-result, with the complete run record), one about the build (SLSA provenance), and one
+SBOM.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ BUILDER = "urn:envbuild:builder"
 
 @dataclass(frozen=True)
 class Subject:
-    """An image by its id, and once it is in a registry, by its manifest too; digests are "sha256:...".
+    """An image by its id, and if it is in a registry, also by its manifest; digests are "sha256:...".
 
-    `name` is what the engine calls it, `repository` what the registry does.
+    `name`: the image's name in the engine; `repository`: its name in the registry.
     """
 
     name: str
@@ -50,7 +51,8 @@ class Subject:
 
 @dataclass(frozen=True)
 class BuildDetails:
-    """What is known of a build: which profile and lock, by what. `facts` and `recipe` are sha256, hex."""
+    """The facts about a build: its profile, its lock, and the versions of the tools. `facts` and `recipe` are sha256,
+    hex."""
 
     profile: str
     document: Mapping[str, Any]
@@ -69,7 +71,7 @@ def digest_set(digest: str) -> dict[str, str]:
 
 
 def canonical(statement: Mapping[str, Any]) -> bytes:
-    """The bytes that are signed: the same statement gives the same ones."""
+    """Return the bytes to sign; the same statement always gives the same bytes."""
     return canonical_json.encode(statement)
 
 
@@ -78,14 +80,14 @@ def _statement(subject: Subject, kind: str, predicate: Mapping[str, Any]) -> dic
 
 
 def _enclosed(name: str, raw: bytes, media_type: str) -> dict[str, Any]:
-    """A resource descriptor that holds what it describes."""
+    """Return a resource descriptor that contains the described data."""
     content = base64.b64encode(raw).decode()
     digest = {"sha256": hashlib.sha256(raw).hexdigest()}
     return {"name": name, "digest": digest, "content": content, "mediaType": media_type}
 
 
 def descriptor_content(descriptor: Any, what: str) -> bytes:
-    """The content of a descriptor. Raises Malformed where it is not that of its digest."""
+    """Return the content of a descriptor. Raises Malformed if it does not match its digest."""
     try:
         raw = base64.b64decode(descriptor["content"], validate=True)
         wanted = descriptor["digest"]["sha256"]
@@ -97,7 +99,7 @@ def descriptor_content(descriptor: Any, what: str) -> bytes:
 
 
 def test_result(record: Mapping[str, Any], raw: bytes, subject: Subject) -> dict[str, Any]:
-    """The stored statement about a record, with the record's own bytes enclosed."""
+    """Return the stored statement about a record, with the bytes of the record enclosed."""
     made = evidence_statements_and_store.test_statement(record, hashlib.sha256(raw).hexdigest())
     predicate = made["predicate"]
     enclosed = _enclosed("run-record", raw, "application/json")
@@ -106,7 +108,8 @@ def test_result(record: Mapping[str, Any], raw: bytes, subject: Subject) -> dict
 
 
 def read_test_result(predicate: Any) -> tuple[str, dict[str, Any]]:
-    """(digest, record) of a test-result's run record. Raises Refusal unless the predicate says what it says."""
+    """Return (digest, record) of the run record in a test result. Raises Refusal unless the predicate agrees with
+    it."""
     try:
         descriptors = [item for item in predicate["configuration"] if item["name"] == "run-record"]
     except (KeyError, TypeError):
@@ -125,7 +128,7 @@ def read_test_result(predicate: Any) -> tuple[str, dict[str, Any]]:
 
 
 def slsa_provenance(made: BuildDetails, subject: Subject) -> dict[str, Any]:
-    """SLSA provenance: the profile and the lock it was made from, and every file that went in, by hash."""
+    """Return SLSA provenance: the profile and the lock of the build, and every file that went into it, by hash."""
     dependencies = [
         *(_deb(deb) for deb in (*made.lock.base, *made.lock.apt)),
         *(_archive(archive) for archive in made.lock.archives),
@@ -156,7 +159,7 @@ def slsa_provenance(made: BuildDetails, subject: Subject) -> dict[str, Any]:
 
 
 def _profile(made: BuildDetails) -> dict[str, Any]:
-    """The wishes as they were written; the source of a script of the project's own is enclosed."""
+    """Return the profile as it was written; the source of the project's own script is enclosed."""
     selftest = made.document.get("selftest")
     script = selftest.get("script") if isinstance(selftest, Mapping) else None
     if not isinstance(script, Script) or not isinstance(selftest, Mapping):
@@ -176,7 +179,8 @@ def _wheel(locked: LockedWheel, roots: Sequence[str]) -> dict[str, Any]:
 
 
 def _source(extension: LockedExtension) -> dict[str, Any]:
-    """By the commit, or the sdist's sha256; whence it came is the site's matter."""
+    """Describe the source by its commit, or its sdist's sha256; its location is left out, since it is specific to a
+    site."""
     digest = {"gitCommit": extension.digest} if extension.kind == "git" else digest_set(extension.digest)
     return {"name": extension.name, "uri": extension_url(extension), "digest": digest}
 
@@ -186,7 +190,7 @@ def _tools(lock: Lock) -> Sequence[LockedWheel | Archive | Deb]:
 
 
 def _tool(item: LockedWheel | Archive | Deb) -> dict[str, Any]:
-    """What extensions were compiled with: it is not in the image, so it fills nothing there."""
+    """Describe a tool that compiled extensions: it is not in the image, so it has no roots."""
     if isinstance(item, Deb):
         return _deb(item)
     if isinstance(item, Archive):
@@ -195,7 +199,7 @@ def _tool(item: LockedWheel | Archive | Deb) -> dict[str, Any]:
 
 
 def _compiled(one: CompiledRecord) -> dict[str, Any]:
-    """A wheel that was made on the way. `key`: of all that it was made from."""
+    """Describe a wheel that was compiled during the build. `key`: the hash of everything it was made from."""
     annotations = {"extension": one.name, "key": one.key, "roots": list(one.roots)}
     return {"name": one.file, "digest": digest_set(one.sha256), "annotations": annotations}
 
@@ -221,7 +225,8 @@ def wheel_url(locked: LockedWheel) -> str:
 
 
 def _package_url(kind: str, namespace: str | None, name: str, version: str, arch: str | None = None) -> str:
-    from packageurl import PackageURL  # only where something is published: the command line starts without it
+    # imported here: only publishing needs it, and the command line starts faster without it
+    from packageurl import PackageURL
 
     return PackageURL(kind, namespace, name, version, {"arch": arch} if arch else None).to_string()
 

@@ -1,6 +1,6 @@
 """Signatures: DSSE envelopes signed with ECDSA P-256. Neither a private key nor its passphrase is ever printed.
 
-The libraries are loaded when something is signed or checked, not before: most commands do neither.
+The libraries are imported only when something is signed or checked, because most commands do neither.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ NO_KEY = "no public key is given: nothing tells who proved it (--key, keys in th
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 KEY = "ENVBUILD_SIGNING_KEY"
 PASSPHRASE, PASSPHRASE_FILE = "ENVBUILD_KEY_PASSPHRASE", "ENVBUILD_KEY_PASSPHRASE_FILE"
-_TYPED = "ENVBUILD_KEY_PASSPHRASE_TYPED"  # from one envbuild to another, which takes it out as it begins
-_received: list[str] = []  # one, until it is used
+_TYPED = "ENVBUILD_KEY_PASSPHRASE_TYPED"  # passed from one envbuild to another, which removes it at its start
+_received: list[str] = []  # one passphrase, until it is used
 
 
 @dataclass(frozen=True)
 class PublicKey:
-    """`pem` as it is written to files; `fingerprint` is its sha256, hex."""
+    """A public key. `pem`: the text as in files; `fingerprint`: its sha256, hex."""
 
     pem: bytes
     key: SSlibKey = field(compare=False, repr=False)
@@ -50,7 +50,7 @@ class Signer:
 
 
 def generate(passphrase: str) -> tuple[bytes, bytes]:
-    """A new key pair: the private key as PKCS #8 under the passphrase, the public key; both PEM."""
+    """Generate a key pair: the private key as PKCS #8, encrypted with the passphrase, and the public key; both PEM."""
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 
@@ -60,17 +60,19 @@ def generate(passphrase: str) -> tuple[bytes, bytes]:
 
 
 def configured_signer() -> Signer | None:
-    """The key to sign with: ENVBUILD_SIGNING_KEY (a file, or the PEM text itself), else the setting `signing_key`.
+    """Return the key to sign with: ENVBUILD_SIGNING_KEY (a file, or the PEM text itself), else the setting
+    `signing_key`.
 
-    None where there is none: evidence is then unsigned. Raises FileError if it cannot be used, UsageError without a
-    passphrase.
+    Returns None if neither is set: evidence is then unsigned. Raises FileError if the key cannot be used, UsageError
+    without a passphrase.
     """
     found = _configured()
     return private(*found) if found else None
 
 
 def for_children() -> dict[str, str]:
-    """The environment in which a process without a terminal can use the key, one time: its passphrase, asked for here.
+    """Return the environment that lets a process without a terminal use the key once: the passphrase, prompted for
+    here.
 
     Raises FileError if the key cannot be used, UsageError without a passphrase.
     """
@@ -86,7 +88,7 @@ def for_children() -> dict[str, str]:
 
 
 def receive() -> None:
-    """Take out of the environment what `for_children` put there: no process that is started from here on has it."""
+    """Remove what `for_children` set from the environment, so that processes started from now on do not inherit it."""
     if _TYPED in os.environ:
         _received[:] = [os.environ.pop(_TYPED)]
 
@@ -100,24 +102,24 @@ def _configured() -> tuple[bytes, str] | None:
 
 
 def trusted(file: Path | None = None) -> PublicKey | None:
-    """The public key in `file`, else of the setting `public_key`; None where there is neither."""
+    """Return the public key in `file`, else that of the setting `public_key`; None if neither is set."""
     named = file or settings.setting("public_key")
     return public(_read(Path(named), "public key"), str(named)) if named else None
 
 
 def _read(file: Path, what: str) -> bytes:
-    """At most 64 kB of it; ~ is the user's folder."""
+    """Read at most 64 kB of a file; ~ is the user's home directory."""
     try:
         with file.expanduser().open("rb") as stream:
             return stream.read(1 << 16)
     except OSError as error:
         raise FileError(f"the {what} {file} cannot be read: {error.strerror}") from None
-    except (ValueError, RuntimeError) as error:  # a NUL in its path; ~ of a user that there is not
+    except (ValueError, RuntimeError) as error:  # a NUL in the path; ~ of a user who does not exist
         raise FileError(f"the {what} {file} cannot be read: {error}") from None
 
 
 def public(pem: bytes, name: str) -> PublicKey:
-    """Raises FileError unless `pem` is an ECDSA P-256 public key."""
+    """Load a public key. Raises FileError unless `pem` is an ECDSA P-256 public key."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
@@ -148,9 +150,9 @@ _PROMPT = "passphrase of the signing key: "
 
 
 def private(pem: bytes, name: str, secret: str | None = None) -> Signer:
-    """`secret`: its passphrase, else that which `passphrase` finds or asks for where it has one.
+    """Load a private key. `secret`: its passphrase; if None and the key is encrypted, `passphrase` provides it.
 
-    Raises FileError unless `pem` is an ECDSA P-256 private key that the passphrase opens.
+    Raises FileError unless `pem` is an ECDSA P-256 private key that the passphrase decrypts.
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -163,7 +165,7 @@ def private(pem: bytes, name: str, secret: str | None = None) -> Signer:
         secret = passphrase(_PROMPT)
     try:
         key = load_pem_private_key(pem, secret.encode() if secret is not None else None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):  # what they say may hold parts of the key
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # their messages may contain parts of the key
         raise FileError(
             f"{name} cannot be opened: not a private key in PKCS #8 form, or another passphrase",
             hint=f"the passphrase comes from {PASSPHRASE}, {PASSPHRASE_FILE}, or a terminal",
@@ -174,7 +176,8 @@ def private(pem: bytes, name: str, secret: str | None = None) -> Signer:
 
 
 def passphrase(prompt: str, confirm: bool = False) -> str:
-    """From the environment, a file, or a terminal, in this order. Raises UsageError where none of them gives one.
+    """Return the passphrase from the environment, a file, or a terminal, in this order. Raises UsageError if none has
+    one.
 
     `confirm`: at a terminal it must be typed twice.
     """
@@ -197,7 +200,7 @@ def passphrase(prompt: str, confirm: bool = False) -> str:
 
 
 def seal(payload: bytes, signer: Signer | None) -> dict[str, Any]:
-    """The DSSE envelope around a statement; without a signer it has no signature."""
+    """Return the DSSE envelope of a statement; without a signer it has no signature."""
     if signer is None:
         return {"payload": base64.b64encode(payload).decode(), "payloadType": PAYLOAD_TYPE, "signatures": []}
     from securesystemslib.dsse import Envelope
@@ -209,7 +212,7 @@ def seal(payload: bytes, signer: Signer | None) -> dict[str, Any]:
 
 
 def envelope_payload(envelope: Mapping[str, Any]) -> bytes:
-    """What an envelope holds, believed or not. Raises Malformed."""
+    """Return the payload of an envelope, without checking its signatures. Raises Malformed."""
     try:
         if envelope["payloadType"] != PAYLOAD_TYPE:
             raise Malformed("the envelope holds no in-toto statement")
@@ -219,7 +222,7 @@ def envelope_payload(envelope: Mapping[str, Any]) -> bytes:
 
 
 def envelope_signatures(envelope: Mapping[str, Any]) -> list[bytes]:
-    """The signatures of an envelope, whatever they are worth. Raises Malformed."""
+    """Return the signatures of an envelope, without checking them. Raises Malformed."""
     try:
         return [base64.b64decode(item["sig"], validate=True) for item in envelope["signatures"]]
     except (KeyError, TypeError, ValueError, binascii.Error):
@@ -227,9 +230,9 @@ def envelope_signatures(envelope: Mapping[str, Any]) -> list[bytes]:
 
 
 def signed_statement(envelope: Mapping[str, Any], keys: Sequence[PublicKey]) -> dict[str, Any]:
-    """The statement in an envelope, once one of `keys` is known to have signed it.
+    """Return the statement in an envelope after checking that one of `keys` signed it.
 
-    Key ids are not looked at: they are hints, and the sigstore bundle leaves them empty. Raises Refusal.
+    Key ids are ignored: they are hints, and the sigstore bundle leaves them empty. Raises Refusal.
     """
     from securesystemslib.dsse import Envelope
     from securesystemslib.exceptions import UnverifiedSignatureError, VerificationError

@@ -9,31 +9,33 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 from pathlib import PurePosixPath
 
-# The dynamic loader searches these folders by default, with those of the architecture, and no folder below them.
+# The dynamic loader searches these folders and their subfolders for the architecture by default, but no other
+# subfolders.
 _LIBRARIES = ("lib", "lib64", "usr/lib", "usr/lib64", "usr/local/lib")
 _DEFAULT = frozenset(f"{folder}{triple}" for folder in _LIBRARIES for triple in ("", "/x86_64-linux-gnu"))
 # The loader, the C library, the run-time libraries of C++ and the others that Debian's python3 links, by the name that
-# is loaded or that of the file behind it.
+# is loaded or by the name of the actual file.
 _SYSTEM = re.compile(
     r"ld-linux.*\.so.*|lib(c|m|dl|rt|pthread|util|stdc\+\+|gcc_s|z|expat)\.so\.\d.*"
     r"|(ld|libc|libm|libdl|librt|libpthread|libutil)-[\d.]+\.so"
 )
-_MOST, _SHOWN = 20_000, 10  # entries of a cache, which has a few hundred; changes of a file that are named
+_MOST, _SHOWN = 20_000, 10  # entries of a cache (normally a few hundred); changes of a file that are listed
 _CACHE = b"glibc-ld.so.cache1.1"
 _HEAD, _ENTRY = struct.Struct("<20s2I20x"), struct.Struct("<i2I12x")  # sysdeps/generic/dl-cache.h of glibc
 
 
 def is_system_library(path: PurePosixPath) -> bool:
-    """Whether Python or a library loads this file for the C library, the loader or the like."""
+    """Whether Python or a library loads this file as the C library, the loader or another system library."""
     below = any(path.is_relative_to(folder) for folder in _LIBRARIES)
     installed = {"site-packages", "dist-packages"} & set(path.parts)
     return below and not installed and _SYSTEM.fullmatch(path.name) is not None
 
 
 def of_loader(path: str, content: bytes | None, names: Collection[str], locked: Collection[str]) -> Iterator[str]:
-    """What a configuration file of the dynamic loader changes; `content` None: a link, or a file too large to read.
+    """Yield what a configuration file of the dynamic loader changes; `content` None: a link, or a file too large to
+    read.
 
-    `names`: libraries that may come from the default folders and the `locked` ones only, as the system's may.
+    `names`: libraries that may only come from the default folders and the `locked` ones, like the system's libraries.
     """
     if path == "etc/ld.so.preload":
         yield "libraries are preloaded"
@@ -48,7 +50,7 @@ def of_loader(path: str, content: bytes | None, names: Collection[str], locked: 
 
 
 def _foreign(conf: bytes, locked: Collection[str]) -> Iterator[str]:
-    """The folders in a file of ld.so.conf.d that are not default ones, subfolders of these, or `locked`."""
+    """Yield the folders in a file of ld.so.conf.d that are not default ones, subfolders of these, or `locked`."""
     for line in conf.decode(errors="replace").splitlines():
         text = line.partition("#")[0].strip()
         for word in re.split(r"[ \t,:]+", text) if text not in ("", "include /etc/ld.so.conf.d/*.conf") else ():
@@ -58,8 +60,8 @@ def _foreign(conf: bytes, locked: Collection[str]) -> Iterator[str]:
 
 
 def _redirected(cache: bytes, names: Collection[str], locked: Collection[str]) -> Iterator[str]:
-    """Entries of ld.so.cache that lead to a file of another name, or from one of these libraries to a file outside the
-    allowed folders. Only glibc's format since 2.32 is read."""
+    """Yield the entries of ld.so.cache that lead to a file of another name, or from one of these libraries to a file
+    outside the allowed folders. Only glibc's format since 2.32 is read."""
     try:
         magic, count, _ = _HEAD.unpack_from(cache)
         if magic != _CACHE or count > _MOST:

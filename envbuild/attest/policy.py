@@ -1,4 +1,4 @@
-"""What a site asks of an image before it is used: policy.yaml, and the options of a command line on top of it."""
+"""The requirements of a site for an image before its use: policy.yaml, with the command line's options on top."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class _File(BaseModel):
 
 @dataclass(frozen=True)
 class Policy:
-    """`gpus`: ids of the facts, or names that they do not know; none: those that the image's profile is for. `lock`:
-    how the lock's id begins. `copies`: repositories that the image may have been pushed to instead of the one that
-    serves it. `forbid_in_child`: keys of an image's configuration."""
+    """A site's policy. `gpus`: ids in the facts, or names that the facts do not contain; empty: those of the image's
+    profile. `lock`: prefix of the lock's id. `copies`: repositories that the image may have been pushed to instead of
+    the one that serves it. `forbid_in_child`: keys of an image's configuration."""
 
     keys: tuple[PublicKey, ...] = ()
     gpus: tuple[str, ...] = ()
@@ -69,10 +69,10 @@ class Policy:
 
 
 def read(file: Path | None, given: dict[str, Any], key: Path | None) -> Policy:
-    """The policy in `file`, each of its keys replaced by one that is `given`; `key` is trusted alone if given.
+    """Return the policy in `file`; values in `given` replace its keys. If `key` is given, only that key is trusted.
 
-    Without any key there, the setting `public_key` is. Raises FileError with every fault of the
-    file, UsageError with those of the command line.
+    If there is no key at all, the setting `public_key` is used. Raises FileError with every fault of the file,
+    UsageError with those of the command line.
     """
     doc = yaml_document.read(file, FileError) if file else yaml_document.Document("the command line", {})
     try:
@@ -107,7 +107,7 @@ def _repository(text: str) -> str:
 
 
 def _said(item: Any) -> str:
-    """What is wrong with a key, and what it is for."""
+    """Return what is wrong with a key, and its description."""
     name, known = str(item["loc"][0]), {field.alias or name: field for name, field in _File.model_fields.items()}
     if name not in known:
         hint = near(name, known) or f"known: {', '.join(known)}"
@@ -117,7 +117,7 @@ def _said(item: Any) -> str:
 
 
 def model_names(names: Sequence[str]) -> tuple[str, ...]:
-    """ "NVIDIA H20" and "h20" are h20."""
+    """Return the ids of GPU models: "NVIDIA H20" and "h20" both give h20."""
     found = []
     for name in names:
         known = database.gpus().get(name.lower()) or database.gpu_by_name(name)

@@ -1,4 +1,4 @@
-"""Whether what is believed of an image is enough for a policy, with the faults that are known by now. Pure."""
+"""Checks whether the trusted evidence about an image is sufficient for a policy and the advisories known now. Pure."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from envbuild.resolve.torch_compatibility_and_advisories import stated
 from envbuild.util.rejected_input_errors import Reason
 
 Records = Sequence[tuple[Path, dict[str, Any]]]
-_AHEAD = datetime.timedelta(hours=24)  # clocks differ, and by no more
+_AHEAD = datetime.timedelta(hours=24)  # largest accepted difference between clocks
 
 
 def of_build(
     build: SignedBuild, records: Records, policy: Policy, now: datetime.datetime
 ) -> tuple[list[Proof], list[Reason]]:
-    """(a proof for each model that it is proved on, why that is not enough) for an image and all that its profile asks
-    for."""
+    """Check an image against everything its profile requires. Return (a proof for each model that it is verified on,
+    reasons why these are not sufficient)."""
     asked = _stricter(profile_proofs.wanted(build.name, build.profile, build.lock), policy)
     named = policy.gpus or profile_proofs.models_to_prove(build.profile)
     return _each(named, asked, records, policy, now, build.profile)
 
 
 def unexpected_origin(profile: str, lock: str, policy: Policy) -> Iterator[Reason]:
-    """Why this is not the profile or the lock that the policy names."""
+    """Yield why this is not the profile or the lock that the policy names."""
     if policy.profile not in (None, profile):
         yield Reason("profile", f"wrong profile: {profile}, expected {policy.profile}")
     if policy.lock and not lock.startswith(policy.lock):
@@ -44,7 +44,7 @@ def unexpected_origin(profile: str, lock: str, policy: Policy) -> Iterator[Reaso
 
 
 def of_records(records: Records, policy: Policy, now: datetime.datetime) -> tuple[list[Proof], list[Reason]]:
-    """The same for run records alone: is each enough for what it was made for?"""
+    """Check run records without a build statement: is each sufficient for the requirements it was made for?"""
     on: list[Proof] = []
     reasons: list[Reason] = []
     for item in records:
@@ -103,7 +103,7 @@ def _record(
 
 
 def _driver(record: Mapping[str, Any], policy: Policy) -> Iterator[Reason]:
-    """A driver runs what an older one ran; of a newer one nothing is known."""
+    """Check the driver. Evidence from an older driver also holds for a newer one, but not the other way round."""
     if policy.driver is None:
         return
     measured = record["gpu"].get("driver") if record["gpu"] else None
@@ -117,7 +117,7 @@ def _driver(record: Mapping[str, Any], policy: Policy) -> Iterator[Reason]:
 
 
 def proved_situation(record: Mapping[str, Any], policy: Policy, profile: Profile | None) -> Situation:
-    """What was there when it was proved, for the advisories: what was loaded comes before what was installed."""
+    """Return the situation of the run for the advisories: loaded libraries take precedence over installed ones."""
     held = _of(record["environment"], "distributions", dict)
     installed = {str(name): str(version) for name, version in held.items()}
     said = stated(profile) if profile else Situation()

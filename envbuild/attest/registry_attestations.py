@@ -1,7 +1,8 @@
-"""Signed statements beside an image in a registry, in the two forms that clients read.
+"""Stores and reads signed statements about an image in a registry, in the two forms that clients read.
 
-New clients: a sigstore bundle as an OCI referrer. Older ones: cosign's tag `sha256-<hex>.att`, a layer a statement.
-Statements of other signers stay. Existing blobs are not written again, so an interrupted push can be repeated.
+New clients read a sigstore bundle as an OCI referrer; older ones read cosign's tag `sha256-<hex>.att`, with one layer
+per statement. Statements of other signers stay. Existing blobs are not written again, so an interrupted push can be
+repeated.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from envbuild.util.rejected_input_errors import Malformed, Refusal
 
 ENVELOPE = "application/vnd.dsse.envelope.v1+json"
 BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
-_MOST = 200  # pieces of evidence that are read
-_TOTAL = 128 << 20  # bytes of them
+_MOST = 200  # maximum number of pieces of evidence that are read
+_TOTAL = 128 << 20  # maximum size of all of them in bytes
 
 Envelope = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Attestation:
-    """An envelope, and the kind of its statement for those who look for one kind."""
+    """An envelope, and the kind of its statement for clients that search by kind."""
 
     envelope: Envelope
     kind: str
@@ -40,7 +41,7 @@ class Attestation:
 
 
 def bundle(attestation: Attestation, key: PublicKey) -> dict[str, Any]:
-    """The envelope as a sigstore bundle: a key as hint, no transparency log."""
+    """Return the envelope as a sigstore bundle, with the key as a hint and no transparency log."""
     envelope = attestation.envelope
     signatures = [
         {"sig": base64.b64encode(sig).decode(), "keyid": ""}
@@ -54,10 +55,11 @@ def bundle(attestation: Attestation, key: PublicKey) -> dict[str, Any]:
 
 
 def publish(repository: Target, subject: Manifest, wanted: Sequence[tuple[str, bytes]], signer: Signer | None) -> int:
-    """Put statements, each as (kind, payload), beside an image; how many were not there yet.
+    """Store statements, each as (kind, payload), with an image, and return how many were new.
 
-    Each is signed unless the very same one is there, signed by this key. Without a key there is only the older form.
-    With one, unsigned statements of the same kinds go: they count for nothing, and `verify` would still name them.
+    A statement is signed, unless the same statement with this key's signature exists already. Without a key, only the
+    older form is written. With a key, unsigned statements of the same kinds are removed: they have no value, and
+    `verify` would still report them.
     """
     reader = _Reader(repository)
     before = reader.layers(subject.digest)
@@ -138,7 +140,7 @@ def _put_bundle(repository: Target, subject: Manifest, made: Attestation, key: P
 
 
 def _list_by_tag(repository: Target, digest: str, item: Mapping[str, Any]) -> None:
-    """For a registry without the referrers API: the list is kept by its clients, under a tag."""
+    """Add a referrer in a registry without the referrers API: clients maintain the list, under a tag."""
     before = repository.manifest(oci_types.fallback_tag(digest))
     listed = oci_types.descriptors(before.document, "manifests") if before else []
     document = {"schemaVersion": 2, "mediaType": oci_types.INDEX, "manifests": [*listed, dict(item)]}
@@ -150,9 +152,9 @@ def att_tag(digest: str) -> str:
 
 
 def fetch_envelopes(repository: ImageSource, digest: str) -> tuple[list[Envelope], list[Refusal]]:
-    """Every envelope beside an image, each once, believed or not; and what is there that is none.
+    """Return every envelope stored with an image, without duplicates and unchecked, and the refusals of invalid ones.
 
-    Raises NetworkError; Refusal where a list itself is not as it should be.
+    Raises NetworkError; Refusal if a list itself is invalid.
     """
     reader = _Reader(repository)
     everything = [*(found for _, found in reader.layers(digest)), *reader.bundles(digest)]
@@ -166,14 +168,15 @@ def fetch_envelopes(repository: ImageSource, digest: str) -> tuple[list[Envelope
 
 
 class _Reader:
-    """Reads what others may have written: so many pieces and bytes, and no more. A bad one does not hide the others."""
+    """Reads what others may have written, with limits on number and bytes. An invalid piece does not hide the
+    others."""
 
     def __init__(self, repository: ImageSource) -> None:
         self._repository = repository
         self._pieces, self._left = _MOST, _TOTAL
 
     def layers(self, digest: str) -> list[tuple[dict[str, Any], Envelope | Refusal]]:
-        """What the older form holds, each with its descriptor."""
+        """Return the envelopes of the older form, each with its descriptor."""
         manifest = self._repository.manifest(att_tag(digest))
         return [(item, self._envelope(partial(self._json, item))) for item in (manifest.layers if manifest else ())]
 

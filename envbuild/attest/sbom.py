@@ -1,4 +1,4 @@
-"""The software bill of materials of a lock: CycloneDX 1.6, every component with the hash that was locked. Pure."""
+"""The software bill of materials of a lock: CycloneDX 1.6, every component with its locked hash. Pure."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from packageurl import PackageURL
 from envbuild.attest import in_toto_statements
 from envbuild.lock.lock_file import Lock
 
-_SPACE = uuid.UUID("5d1c5e9e-2f2e-5e0e-9a51-6f0a6f2f9d0b")  # any constant: the same lock has the same serial number
+# arbitrary constant: the same lock has the same serial number
+_SPACE = uuid.UUID("5d1c5e9e-2f2e-5e0e-9a51-6f0a6f2f9d0b")
 
 
 def make_sbom(profile: str, lock: Lock, image_id: str) -> dict[str, Any]:
-    """Byte-stable: its time is the lock's, its serial number follows from image and lock."""
+    """Return the SBOM, stable byte for byte: its time is the lock's, its serial number is derived from image and
+    lock."""
     image = Component(
         name=profile,
         version=lock.short,
@@ -59,7 +61,7 @@ def _components(lock: Lock) -> Iterator[Component]:
     for locked in lock.wheels:
         wheel = locked.wheel
         yield _library(wheel.name, wheel.version, wheel.sha256, wheel.file, in_toto_statements.wheel_url(locked))
-    for one in lock.extensions:  # the wheel's own hash is in the build statement: the lock does not know it
+    for one in lock.extensions:  # the wheel's own hash is in the build statement, not in the lock
         url = PackageURL.from_string(in_toto_statements.extension_url(one))
         yield Component(
             name=one.name, version=one.digest, type=ComponentType.LIBRARY, bom_ref=f"extension:{one.name}", purl=url

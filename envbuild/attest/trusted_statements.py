@@ -1,4 +1,5 @@
-"""From envelopes that anybody may have written to what is believed of one image, and why the rest is not. Pure."""
+"""Selects the trusted statements about one image from envelopes that anybody may have written, and reports why the
+others are refused. Pure."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ from envbuild.util.yaml_document import Document
 
 @dataclass(frozen=True)
 class SignedBuild:
-    """A build statement as read: the profile, the lock, and what each locked distribution fills below site-packages.
+    """A build statement: the profile, the lock, and what each locked distribution fills below site-packages.
 
-    `subjects`: (name, digest in hex) of all that it is about: the image, and where it was pushed its manifest.
+    `subjects`: (name, hex digest) of everything it is about: the image, and its manifest where it was pushed to.
     """
 
     name: str
@@ -39,13 +40,14 @@ class SignedBuild:
     subjects: frozenset[tuple[str, str]]
 
     def repositories(self, manifest: str) -> list[str]:
-        """Where it was pushed with this manifest."""
+        """Return the repositories that it was pushed to with this manifest."""
         return sorted(name for name, digest in self.subjects if digest == manifest.removeprefix("sha256:"))
 
 
 @dataclass(frozen=True)
 class Trusted:
-    """`records`: run records under the name of their digest, the newest first. `refused`: why others do not count."""
+    """The trusted statements. `records`: run records with file names made of their digests, the newest first.
+    `refused`: why other statements do not count."""
 
     builds: tuple[SignedBuild, ...]
     records: tuple[tuple[Path, dict[str, Any]], ...]
@@ -53,7 +55,7 @@ class Trusted:
 
 
 def believe(envelopes: Iterable[Mapping[str, Any]], keys: Sequence[PublicKey], image_id: str | None) -> Trusted:
-    """What the owners of `keys` say of the image; `image_id` None: of whatever image each is about."""
+    """Return what the owners of `keys` state about the image; `image_id` None: about any image."""
     builds: list[SignedBuild] = []
     records: dict[str, dict[str, Any]] = {}
     refused: list[Reason] = []
@@ -90,7 +92,7 @@ def _subjects(statement: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
 
 
 def _build(statement: Mapping[str, Any]) -> list[SignedBuild]:
-    """The build, none if it is of another builder. Raises Malformed."""
+    """Return the build; empty if it is of another builder. Raises Malformed."""
     try:
         definition = statement["predicate"]["buildDefinition"]
         kind = str(definition["buildType"])

@@ -1,4 +1,4 @@
-"""An audit: what an environment really holds, judged against a profile, its lock and the known faults. Pure.
+"""Audits an environment: compares its actual contents with a profile, its lock and the known faults. Pure.
 
 The collector runs in the environment: in a container for an image, as a process for a Python. environment_contents.py
 reads its document, library_and_distribution_findings.py judges the libraries, and this module compares the rest with
@@ -35,9 +35,10 @@ _MEMORY, _SECONDS = 4 << 30, 480.0
 
 
 def collector_job(image: str, python: str = "python", wheels: Mapping[str, Mapping[str, str]] | None = None) -> Job:
-    """What collects the holdings. Python's own variables count, in an image too: they decide what an import finds.
+    """Return the job that runs the collector. Python's own environment variables are in effect, in an image too: they
+    decide what an import finds.
 
-    `wheels`: the sha256 of each file by its distribution's wheel, as wheel_contents.wheel_hashes has them.
+    `wheels`: the sha256 of each file, by its distribution's wheel, as returned by wheel_contents.wheel_hashes.
     """
     nonce = secrets.token_hex(16)
     document = json.dumps({"version": 1, "nonce": nonce, "wheels": wheels or {}}).encode()
@@ -47,9 +48,9 @@ def collector_job(image: str, python: str = "python", wheels: Mapping[str, Mappi
 
 @dataclass(frozen=True)
 class Expected:
-    """What a profile says should be there; empty where none is given. `claimed`: the image says it is of that lock;
-    `image`: it is not an environment of this machine; `asked`: as Source.known; `modules`: to be built, by
-    distribution; `startup`: the files that may run code at Python's start, with the reason."""
+    """The contents that a profile expects; empty without a profile. `claimed`: the image's label names that lock;
+    `image`: False for an environment of this machine; `asked`: as Source.known; `modules`: the modules to be built, by
+    distribution; `startup`: the files that may run code when Python starts, with the reason."""
 
     profile: str | None = None
     gpus: tuple[Gpu, ...] = ()
@@ -83,7 +84,7 @@ def expected_contents(source: Source, lock: Lock | None, claimed: bool = False) 
 
 
 def of_machine(held: Holdings) -> Expected:
-    """For an environment of this very machine, where no profile is given: the cards and the driver it has."""
+    """Return what to expect of an environment on this machine without a profile: the machine's GPUs and driver."""
     cards = [card for name in held.machine.gpus for card in [database.gpu_by_name(name)] if card]
     return Expected(
         gpus=tuple(dict.fromkeys(cards)), gpu_count=max(1, len(cards)), driver=held.machine.driver, image=False
@@ -95,7 +96,7 @@ NOTHING = "nothing to audit: torch is not installed"
 
 @dataclass(frozen=True)
 class Audit:
-    """The answer. `clean`: nothing above a note."""
+    """The result of an audit. `clean`: no findings except notes."""
 
     target: str
     wanted: Expected
@@ -117,7 +118,7 @@ class Audit:
 
     @property
     def summary(self) -> str:
-        """As "1 defect, 2 notes"."""
+        """The number of findings, as in "1 defect, 2 notes"."""
         if self.clean:
             return "clean" if self.held.torch else NOTHING
         plural = {"defect": "defects", "refuse": "refusals", "warn": "warnings", "note": "notes"}
@@ -125,7 +126,7 @@ class Audit:
         return ", ".join(f"{n} {(singular if n == 1 else plural)[severity]}" for severity, n in self.counts.items())
 
     def require(self) -> None:
-        """Raises CheckFailed, carrying the document, if anything was found that must not be."""
+        """Raise CheckFailed, with the document, if there is a defect or a refusal."""
         if self.failed:
             worst = [finding for finding in self.findings if finding.severity in ("defect", "refuse")]
             text = "\n".join(f"{f.id}: {f.message}; remedy: {f.remedy}" for f in worst[:10])
@@ -154,7 +155,7 @@ class Audit:
 
 
 def labels(held: Holdings) -> dict[str, str]:
-    """What an image says of itself from outside: versions as measured in it, never as they were wished for."""
+    """Return the labels of an image: versions as measured in it, not as requested."""
     torch = held.torch
     found = {"torch": torch.version if torch else None, "cuda": torch.cuda if torch else None}
     for library in ("cublas", "cudnn", "nccl"):
@@ -209,7 +210,7 @@ def _torch(held: Holdings, wanted: Expected) -> Iterator[Finding]:
 
 
 def _other_torch(held: Holdings, wanted: Expected, otherwise: str) -> str:
-    """The torch of the lock, and how it gets there; `otherwise` without a lock."""
+    """Return how to install the lock's torch; `otherwise` if there is no lock."""
     if wanted.claimed:
         return f"envbuild make {wanted.asked}"
     version = wanted.lock.versions.get("torch") if wanted.lock else None
@@ -249,11 +250,11 @@ def _locked(held: Holdings, wanted: Expected) -> Iterator[Finding]:
         yield Finding("not-as-locked", severity, text, _as_locked(held, wanted, lock, others))
 
 
-_MOST = 8  # versions that are named
+_MOST = 8  # versions that are listed
 
 
 def _as_locked(held: Holdings, wanted: Expected, lock: Lock, others: Sequence[str]) -> str:
-    """How the `others` get their locked versions."""
+    """Return how to install the locked versions of `others`."""
     if wanted.claimed:
         return f"envbuild make {wanted.asked}"
     exact = [f"{name}=={lock.versions[name]}" for name in others[:_MOST]]
@@ -281,7 +282,7 @@ def _remedy(advisory: Advisory, now: Situation, held: Holdings, wanted: Expected
 
 
 def _elsewhere(now: Situation) -> Iterator[Finding]:
-    """No card is known: the refusals that would hold on some, since that is what an image is for."""
+    """If the GPU is unknown: report the refusals that would apply on some GPU models, as notes."""
     cards: dict[str, list[Gpu]] = {}
     known = {advisory.id: advisory for advisory in database.advisories() if advisory.severity == "refuse"}
     for gpu in database.gpus().values():
@@ -303,7 +304,8 @@ def _names(gpus: tuple[Gpu, ...] | list[Gpu]) -> str:
 
 
 def held_situation(held: Holdings, wanted: Expected) -> Situation:
-    """What is known for the advisories: of the libraries, what is loaded comes before what distributions say."""
+    """Return the situation for the advisories: versions of loaded libraries take precedence over those of
+    distributions."""
     installed, torch = held.installed, held.torch
     versions: dict[str, str] = {}
     if not _is_cpu_only(held):
@@ -337,7 +339,7 @@ def _is_foreign(copy: Copy) -> bool:
 
 
 def install(held: Holdings, image: bool, *requirements: Sequence[str], env: Mapping[str, str] | None = None) -> str:
-    """A pip or uv command for each list of `requirements`, as lines of a Dockerfile for an `image`."""
+    """Return a pip or uv command for each list of `requirements`; for an `image` as lines of a Dockerfile."""
     python = held.python.executable
     pip = [python, "-m", "pip", "install"] if "pip" in held.installed else ["uv", "pip", "install", "--python", python]
     commands = [f"{'RUN ' if image else ''}{shlex.join([*pip, *words])}" for words in requirements]
@@ -346,19 +348,19 @@ def install(held: Holdings, image: bool, *requirements: Sequence[str], env: Mapp
 
 
 def against(advisory: Advisory, now: Situation, held: Holdings, image: bool) -> str:
-    """An advisory's remedy, and the commands that install the versions of it that the facts know."""
+    """Return an advisory's remedy, with the commands that install its versions as far as the facts know them."""
     written = advisory_remedy.written(advisory.change, now)
     cuda = written.get("cuda") or now.cuda or ""
     known = {database.distribution_of(name, cuda): version for name, version in written.get("pins", {}).items()}
     pins = [f"{name}=={version}" for name, version in known.items() if name]
     whole = [*([f"torch=={written['torch']}"] if "torch" in written else []), *written.get("packages", ())]
-    # without dependencies: torch's own metadata may ask for another version of a library
+    # --no-deps: torch's own metadata may require another version of a library
     words = [*([whole] if whole else []), *([["--no-deps", *pins]] if pins else [])]
     env = written.get("env", {})
     return f"{advisory.remedy}; {install(held, image, *words, env=env)}" if words or env else advisory.remedy
 
 
 def in_profile(advisory: Advisory, now: Situation, asked: str) -> str:
-    """The same for an image of a profile's lock: what to write into the profile `asked`."""
+    """Return the remedy for an image built from a profile's lock: what to write into the profile `asked`."""
     lines = "; ".join(advisory_remedy.yaml_lines(advisory_remedy.written(advisory.change, now)))
     return f"{advisory.remedy}; in the profile: {lines}; then: envbuild make {asked}" if lines else advisory.remedy

@@ -1,4 +1,4 @@
-"""What an environment holds, as the collector inside it says: one framed document, not trusted until it is checked."""
+"""The contents of an environment, as reported by the collector in it: one framed document, which is validated first."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ class _Model(BaseModel):
 
 
 class Copy(_Model):
-    """A library file. `library`: cublas, cublasLt, cudnn, ...; `version`: its distribution's where `record` is true
-    (the file is the one recorded), else what its name or the library itself says; `reported`: only the latter."""
+    """A library file. `library`: cublas, cublasLt, cudnn, ...; `version`: its distribution's if `record` is true (the
+    file matches RECORD), else the version in its name or the one it reports; `reported`: only the version it
+    reports."""
 
     library: Word
     name: Word
@@ -58,7 +59,7 @@ class Copy(_Model):
 
     @property
     def group(self) -> str:
-        """Libraries that must be of one version and one folder: cuBLAS with cuBLASLt, cuDNN with its parts."""
+        """The libraries that must have the same version and folder: cuBLAS with cuBLASLt, cuDNN with its parts."""
         return next((name for name in ("cublas", "cudnn") if self.library.startswith(name)), self.library)
 
     @property
@@ -90,13 +91,13 @@ class HeldStartupFile(_Model):
 
     @property
     def file(self) -> str:
-        """Its path below the package folder that it lies in."""
+        """Its path relative to the package folder that contains it."""
         return re.split(r"/(?:site|dist)-packages/", self.path)[-1]
 
 
 class Altered(_Model):
-    """A file that is not what its distribution (`owner`, name==version) brought, as its wheel or its RECORD (`by`) has
-    it. `sha256` None: it is missing."""
+    """A file that differs from what its distribution (`owner`, name==version) installed, according to its wheel or its
+    RECORD (`by`). `sha256` is None if the file is missing."""
 
     path: Text
     owner: Word
@@ -105,7 +106,8 @@ class Altered(_Model):
 
 
 class Torch(_Model):
-    """`failure`: how its process ended, if not well; it may still have been imported before."""
+    """The installed torch. `failure`: how its process ended, if abnormally; torch may have been imported before
+    that."""
 
     version: Word | None
     cuda: Word | None
@@ -117,7 +119,8 @@ class Torch(_Model):
 
 
 class LoadOrder(_Model):
-    """Which libcublasLt (`alone`) a process has that loads `cublas` first, and then (`both`) the one `beside` it."""
+    """The libcublasLt that a process gets if it loads `cublas` first (`alone`), and if it then loads the one in the
+    same folder, `beside` (`both`)."""
 
     cublas: Text
     beside: Text | None
@@ -133,9 +136,9 @@ class Apex(_Model):
 
 
 class HeldExtension(_Model):
-    """A file of a compiled extension. `there`: RECORD lists it, and it is there; `module`: None for a library;
-    `architectures`: as "sm_90", None for host code alone; `failure`: why it could not be loaded; where it was not
-    `tried`, why not, or None where there was nothing to try."""
+    """A file of a compiled extension. `there`: RECORD lists it and it exists; `module`: None for a library;
+    `architectures`: for example "sm_90", None if it has only host code; `failure`: why it could not be loaded; if not
+    `tried`, why not, or None if there was nothing to try."""
 
     distribution: Word
     version: Word
@@ -161,7 +164,7 @@ class HeldMachine(_Model):
 
 
 class Holdings(_Model):
-    """All of it. `torch` None: not installed; `cut`: a bound kept something out."""
+    """The complete contents. `torch`: None if not installed; `cut`: a limit excluded some files."""
 
     python: Python
     distributions: list[Distribution] = Field(max_length=5000)
@@ -183,7 +186,7 @@ class Holdings(_Model):
 
     @property
     def installed(self) -> dict[str, str]:
-        """Distribution -> version, of each the one that an import takes."""
+        """Distribution -> version; for duplicates the one that an import uses."""
         return {item.name: item.version for item in reversed(self.distributions)}
 
     @property
@@ -197,7 +200,7 @@ class Holdings(_Model):
 
 
 def read(output: RawOutput, nonce: str, target: str) -> Holdings:
-    """The document in a collector's output. Raises CheckFailed where there is none, or not one as it should be."""
+    """Read the document in a collector's output. Raises CheckFailed if it is missing or invalid."""
     if output.timed_out:
         raise CheckFailed(f"the audit of {target} was stopped after {output.seconds:.0f} s")
     if len(output.stdout) <= _LARGEST and not output.too_long:

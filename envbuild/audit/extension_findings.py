@@ -1,4 +1,4 @@
-"""What is wrong with the compiled extensions of an environment: apex and whatever else is built against torch. Pure."""
+"""Finds faults in the compiled extensions of an environment: apex and others built against torch. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from envbuild.facts import torch_cuda_arch_list_parser
 from envbuild.facts.gpu_models import Gpu
 
 _DRIVERS = ("libcuda.so.1: cannot open", "libnvidia-ml.so.1: cannot open")
-_MOST = 8  # files of one distribution that are named
+_MOST = 8  # files of one distribution that are listed
 
 
 def extension_findings(held: Holdings, gpus: Iterable[Gpu], asked: Mapping[str, Sequence[str]]) -> list[Finding]:
-    """`asked`: distribution -> the modules that a profile wants built; what is wrong with those is a defect."""
+    """Return all findings. `asked`: distribution -> modules that a profile requires; a fault in one of these is a
+    defect."""
     found = [*_apex(held), *_missing(held, asked)]
     for (name, version), files in held.extended.items():
         found += _broken(f"{name} {version}", files)
@@ -24,7 +25,8 @@ def extension_findings(held: Holdings, gpus: Iterable[Gpu], asked: Mapping[str, 
 
 
 def _apex(held: Holdings) -> Iterator[Finding]:
-    """The index's apex is an unrelated package; NVIDIA's installs without kernels unless it is told to build them."""
+    """Check apex. The package index's apex is an unrelated package; NVIDIA's apex is built without kernels by
+    default."""
     apex, version = held.apex, held.installed.get("apex")
     what = apex.path if apex else f"apex {version}"
     if apex is None and version is None:
@@ -52,7 +54,8 @@ def _missing(held: Holdings, asked: Mapping[str, Sequence[str]]) -> Iterator[Fin
 
 
 def _broken(who: str, files: Sequence[HeldExtension]) -> Iterator[Finding]:
-    """Only a symbol that nobody has is surely wrong: a library that is not there may be one of an optional part."""
+    """Check that extensions load. Only an undefined symbol is certainly a defect: a missing library may belong to an
+    optional part."""
     for file in files:
         if file.damaged:
             text = f"{file.path} of {who} is no shared library, or its device code cannot be read"
@@ -74,8 +77,8 @@ def _broken(who: str, files: Sequence[HeldExtension]) -> Iterator[Finding]:
 
 
 def _kernels(who: str, files: Sequence[HeldExtension], gpu: Gpu, asked: frozenset[str]) -> Iterator[Finding]:
-    """Files may be for different cards, so one that does not serve this one is only surely wrong if a profile asks for
-    it."""
+    """Check device code. Files may be for different GPUs, so a file without code for this GPU is a defect only if a
+    profile requires it."""
     card = f"{gpu.id} (compute capability {gpu.compute_capability})"
     coded = [(file, file.architectures) for file in files if file.architectures is not None]
     serves = [torch_cuda_arch_list_parser.serves(found, gpu.compute_capability) for _, found in coded]

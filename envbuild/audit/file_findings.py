@@ -1,4 +1,4 @@
-"""Findings about an environment's files: changed ones, foreign ones, and those that run at Python's start. Pure."""
+"""Findings about an environment's files: changed files, foreign files, and files that run when Python starts. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _MOST = 5
 def file_findings(
     held: Holdings, accepted: Mapping[StartupFile, str], *, built: bool, strict: bool
 ) -> Iterator[Finding]:
-    """`accepted`: by the profile, with the reason. `built`: the image is made from a lock, and may hold nothing else.
-    `strict`: it is not a developer's own environment, whose files may be edited."""
+    """Yield all findings about files. `accepted`: files accepted by the profile, with the reason. `built`: the image
+    was built from a lock, and may contain nothing else. `strict`: False for a developer's own environment, where files
+    may be edited."""
     yield from _startup(held, accepted, "refuse" if strict else "warn")
     yield from _altered(held, built, "defect" if strict else "warn")
     if built and held.unrecorded:
@@ -53,12 +54,12 @@ def _startup(held: Holdings, accepted: Mapping[StartupFile, str], severity: str)
 def _altered(held: Holdings, built: bool, severity: str) -> Iterator[Finding]:
     reported = {
         copy.path for copy in held.libraries if copy.record is False and copy.sha256
-    }  # by library_findings.cuda_library_findings
+    }  # by library_and_distribution_findings.cuda_library_findings
     namespaces = {hashlib.sha256(text).hexdigest() for text in database.namespace_texts()}
     by_owner: dict[tuple[str, str], list[Altered]] = defaultdict(list)
     for item in held.altered:
         shared = item.path.endswith("/__init__.py") and item.sha256 in namespaces
-        # outside of such an image files may have been removed to save space
+        # in other environments, files may have been removed to save space
         if item.path not in reported and not shared and (item.sha256 or built):
             by_owner[item.owner, item.by].append(item)
     for (owner, by), items in by_owner.items():

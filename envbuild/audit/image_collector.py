@@ -1,4 +1,4 @@
-"""Has an image collect what it holds, in a container of it."""
+"""Collects the contents of an image in a container."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from envbuild.image.docker_engine import Engine, Image
 from envbuild.runners import docker_runner
 from envbuild.util.errors import CheckFailed
 
-_NOT_THERE = (126, 127)  # of the container's init, where it cannot start the program
+_NOT_THERE = (126, 127)  # exit codes if the container cannot start the program
 
 
 def collect_from_image(
     engine: Engine, image: Image, name: str, wheels: Mapping[str, Mapping[str, str]] | None = None
 ) -> Holdings:
-    """`name` is what messages call it; `wheels` as in audit.job.
+    """Run the collector in the image. `name`: the image in messages; `wheels`: as in environment_audit.collector_job.
 
-    Raises CheckFailed where it has no Python, or one that brings no result.
+    Raises CheckFailed if the image has no Python, or one that gives no result.
     """
     for python in ("python", "python3"):
         job = environment_audit.collector_job(image.handle, python, wheels)

@@ -1,4 +1,4 @@
-"""What is wrong with the libraries and distributions of an environment. Pure: holdings in, findings out."""
+"""Finds faults in the libraries and distributions of an environment. Pure: contents in, findings out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_REQUIREMENTS = 50
 
 @dataclass(frozen=True)
 class Finding:
-    """`severity`: defect, or an advisory's refuse, warn or note. Only note leaves an environment clean."""
+    """A finding. `severity`: defect, or an advisory's refuse, warn or note. An environment with only notes is clean."""
 
     id: str
     severity: str
@@ -28,9 +28,9 @@ class Finding:
 
 
 def not_imported(version: str, failure: str, memory: int) -> Finding:
-    """A torch that cannot be imported. `memory`: bytes that the container may take.
+    """Return the finding for a torch that cannot be imported. `memory`: the container's memory limit in bytes.
 
-    The collector kills only what takes too long, and says so: another SIGKILL is the kernel's, for want of memory.
+    The collector itself kills only on a timeout, and reports that: any other SIGKILL is from the kernel's OOM killer.
     """
     text = f"torch {version} cannot be imported: {failure}".replace("  ", " ")
     if "SIGKILL" in failure:
@@ -43,7 +43,7 @@ def not_imported(version: str, failure: str, memory: int) -> Finding:
 
 
 def cuda_library_findings(held: Holdings) -> Iterator[Finding]:
-    """Everything about the copies of CUDA libraries that are found, and those that are loaded."""
+    """Yield all findings about the copies of CUDA libraries in the environment, loaded or not."""
     for copy in held.libraries:
         yield from _one(copy, held)
     for group, name in NAMES.items():
@@ -73,7 +73,7 @@ def _one(copy: Copy, held: Holdings) -> Iterator[Finding]:
 
 
 def agree(version: str, reported: str) -> bool:
-    """12.5.2.13 and 12.5.2 agree: as many numbers as both have are equal."""
+    """Whether two versions are equal in the components that both have, as 12.5.2.13 and 12.5.2."""
     return all(one == other for one, other in zip(version.split("."), reported.split("."), strict=False))
 
 
@@ -88,7 +88,7 @@ def _remedy_of_a_shadow(copy: Copy) -> str:
 
 
 def _several(name: str, copies: list[Copy]) -> Iterator[Finding]:
-    """Copies in several folders. Only a note where nothing but the system's own folders hold the others."""
+    """Report copies in several folders; only a note if at most one is outside the system's own folders."""
     kinds = [copy.library for copy in copies]
     if len(set(kinds)) == len(kinds):
         return
@@ -119,7 +119,7 @@ def _mixed(name: str, copies: list[Copy]) -> Iterator[Finding]:
 
 
 def _bundled(held: Holdings) -> Iterator[Finding]:
-    """Libraries in a package that is not NVIDIA's own."""
+    """Report libraries bundled in packages that are not NVIDIA's own."""
     foreign = [copy for copy in held.libraries if copy.in_packages and "/nvidia/" not in copy.path]
     for owner, grouped in groupby(sorted(foreign, key=lambda c: (c.owner, c.path)), key=lambda c: c.owner):
         copies = list(grouped)
@@ -135,7 +135,7 @@ def _bundled(held: Holdings) -> Iterator[Finding]:
 
 
 def _on_the_loaders_path(held: Holdings) -> Iterator[Finding]:
-    """Copies that torch does not take and that other programs will."""
+    """Report copies that torch does not load but other programs will."""
     whom = {LD_PATH: "whatever has no RPATH takes them", LD_PRELOAD: "every program loads them first"}
     for way, variable in ((LD_PATH, "LD_LIBRARY_PATH"), (LD_PRELOAD, "LD_PRELOAD")):
         others = {copy.library for copy in held.libraries if way not in copy.ways}
@@ -167,7 +167,7 @@ def _cublas_first(held: Holdings) -> Iterator[Finding]:
 
 
 def distribution_findings(held: Holdings) -> Iterator[Finding]:
-    """One name twice, and what pip check would say."""
+    """Yield findings about duplicate distributions, and unmet requirements as reported by `pip check`."""
     places: dict[str, dict[str, list[str]]] = {}
     for item in held.distributions:
         places.setdefault(item.name, {}).setdefault(item.folder, []).append(item.version)
@@ -197,7 +197,8 @@ def _requirements(held: Holdings) -> Iterator[Finding]:
 
 
 def held_requirements(held: Holdings) -> Iterator[tuple[str, Requirement]]:
-    """(who, what) of every requirement that holds here, those of the extras that somebody asks for included."""
+    """Yield (distribution, requirement) for every requirement that applies here, including those of requested
+    extras."""
     requires = {item.name: list(_parsed(item.requires)) for item in reversed(held.distributions)}
     todo = [(name, "") for name in requires]
     seen = set(todo)
@@ -217,7 +218,7 @@ def _parsed(texts: Iterable[str]) -> Iterator[Requirement]:
         try:
             yield Requirement(text)
         except (ValueError, RecursionError):
-            continue  # old metadata holds much that is no requirement
+            continue  # old metadata has many invalid requirements
 
 
 def _holds(wanted: Requirement, markers: Mapping[str, str], extra: str) -> bool:

@@ -1,6 +1,6 @@
-"""A commented profile from what an image holds. Pure: what cannot be told from outside stands in a comment.
+"""Drafts a commented profile from the contents of an image. Pure. What the image does not show is left as a comment.
 
-What an image says is not trusted: names and versions are held against their grammar, and text is quoted as JSON.
+The image's data is not trusted: names and versions are validated against their grammar, and text is quoted as JSON.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from envbuild.facts.database import TorchRelease
 from envbuild.facts.fact_field_types import is_version
 from envbuild.util.errors import CheckFailed
 
-# They come with every environment.
+# Part of every environment.
 _TOOLS = {"pip", "setuptools", "wheel"}
 
 
 def draft_profile(name: str, image: str, held: Holdings) -> str:
-    """A profile for what `image` holds. Raises CheckFailed where there is no torch in it."""
+    """Return a profile for the contents of `image`. Raises CheckFailed if the image has no torch."""
     version = held.installed.get("torch") or (held.torch.version if held.torch else None)
     if version is None or not is_version(version):
         raise CheckFailed(f"{image} has no torch: there is nothing to write a profile for")
@@ -52,7 +52,7 @@ def draft_profile(name: str, image: str, held: Holdings) -> str:
 
 
 def _python(held: Holdings, release: TorchRelease | None) -> Iterator[str]:
-    """The Debian suite that carries this Python, else the nearest that this torch has a wheel for."""
+    """Select the Debian suite with this Python, else the closest for which this torch has a wheel."""
     python = ".".join(held.python.version.split(".")[:2])
     fits = [suite for suite in database.suites().values() if release is None or suite.python in release.pythons]
     suite = min(fits or database.suites().values(), key=lambda suite: _distance(suite.python, python))
@@ -75,7 +75,7 @@ def _cuda(held: Holdings) -> Iterator[str]:
 
 
 def _pins(held: Holdings, release: TorchRelease | None, version: str) -> Iterator[str]:
-    """CUDA libraries in another version than torch asks for."""
+    """Pin the CUDA libraries whose version differs from what torch requires."""
     found = database.libraries_among(held.installed, held.torch.cuda if held.torch else None)
     if release is None:
         unknown = ", ".join(f"{name} {found[name]}" for name in found if name != "torch")
@@ -99,8 +99,8 @@ def _pins(held: Holdings, release: TorchRelease | None, version: str) -> Iterato
 
 
 def _packages(held: Holdings, torch: str) -> tuple[list[str], list[str]]:
-    """What is installed beside torch and that nobody else asks for, pinned; and what cannot be named so, with the
-    reason. What these need comes along when they are locked."""
+    """Return the pinned packages, and those that cannot be named in a profile, with the reason. Packages that torch or
+    another package requires are left out: the lock adds them."""
     installed = {canonicalize_name(name): version for name, version in held.installed.items()}
     needs: dict[str, set[str]] = {name: set() for name in installed}
     for who, wanted in library_and_distribution_findings.held_requirements(held):
@@ -108,7 +108,7 @@ def _packages(held: Holdings, torch: str) -> tuple[list[str], list[str]]:
     needed = {name for who, names in needs.items() for name in names - {who}}
     covered = _closure(needs, {"torch", *_TOOLS})
     named, left = [], []
-    for name in sorted(installed, key=lambda name: (name in needed, name)):  # of a circle the first stands for all
+    for name in sorted(installed, key=lambda name: (name in needed, name)):  # of a cycle, the first one represents all
         if name not in covered:
             covered |= _closure(needs, {name})
             text = f"{name}=={installed[name]}"
@@ -130,7 +130,7 @@ def _closure(needs: Mapping[str, set[str]], roots: set[str]) -> set[str]:
 
 
 def _unnamable(name: str, version: str, torch: str) -> str | None:
-    """Why an installed distribution cannot be asked for in a profile, None if it can."""
+    """Return why an installed distribution cannot be named in a profile; None if it can."""
     meant = misleading_packages.refusal_reason(name)
     if meant:
         return meant

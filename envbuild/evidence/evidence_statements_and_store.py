@@ -1,7 +1,7 @@
-"""Evidence: an in-toto statement about one image on one GPU model, and the run record that it points at.
+"""Stores evidence: an in-toto statement about one image on one GPU model, and the run record that it refers to.
 
-On disk under the user's state folder, by image id; the statement is written last, so one that is there is whole.
-`verified` is computed from it every time, never stored.
+The files are in the user's state folder, by image id. The statement is written last, so an existing statement is
+complete. `verified` is computed from the evidence every time, never stored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from envbuild.testrun.selftest_job import selftest_id
 from envbuild.util import user_folders
 from envbuild.util.atomic_files import write_atomically
 
-if TYPE_CHECKING:  # evidence on disk is read without an engine, and without its client
+if TYPE_CHECKING:  # evidence on disk can be read without an engine and its client library
     from envbuild.image.docker_engine import Image
 
 STATEMENT = "https://in-toto.io/Statement/v1"
@@ -41,12 +41,13 @@ def run_record(
     finished: datetime.datetime,
     machine: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Everything that was measured, in one document; named by the sha256 of its bytes.
+    """Return the run record: one document with everything that was measured, named by the sha256 of its bytes.
 
-    `before`: the records of this image that were there already. A later pass outweighs a failure that it names there;
-    no clock decides. `machine`: the engine's (processor, cores, memory, system), where it is this one. `where`: which
-    runner had it in another place, by what engine, and how less confined; empty here. What else the runner says (node,
-    job, ...) names a site's machines: `save` keeps it beside the record, which is published.
+    `before`: the records of this image that existed already. A later pass overrides a failure listed there,
+    independently of any clock. `machine`: processor, cores, memory and system of the engine's machine, if it is this
+    machine. `where`: for a run elsewhere, the runner, its engine and the missing confinement; empty for a run here.
+    Other data of the runner (node, job, ...) identifies a site's machines: `save` stores it next to the record, because
+    the record is published.
     """
     return {
         "version": VERSION,
@@ -73,16 +74,16 @@ def run_record(
         "seconds": round(run.seconds, 3),
         "start": dict(run.start),
         "environment": dict(run.environment),
-        # what a script printed is shown, and kept out of what is published
+        # the output of a script is shown, but not published
         "results": [{key: value for key, value in result.items() if key != "output"} for result in run.results],
         "errors": list(run.errors),
     }
 
 
 def gpu_of(run: TestRun) -> dict[str, Any] | None:
-    """The card as env.identity measured it: {"model", "name", "count", "uuids", "driver", ...}; None for the CPU.
+    """Return the GPU as measured by env.identity: {"model", "name", "count", "uuids", "driver", ...}; None for the CPU.
 
-    `model` is its id in the facts, or its name where they do not know it; `uuids` are the sha256 of each card's.
+    `model` is its id in the facts, or its name if the facts do not contain it; `uuids`: the sha256 of each GPU's UUID.
     """
     traits: Mapping[str, Any] = next((r["traits"] for r in run.results if r["probe"] == "env.identity"), {})
     cards = traits.get("gpus")
@@ -101,7 +102,7 @@ def gpu_of(run: TestRun) -> dict[str, Any] | None:
 
 
 def test_statement(record: Mapping[str, Any], record_digest: str) -> dict[str, Any]:
-    """In-toto Statement v1 with test-result v0.1, as its schema has it; a probe that did not run is in no list."""
+    """Return an in-toto Statement v1 with test-result v0.1, according to its schema; a skipped probe is in no list."""
     model, own = model_of(record), record["selftest"]["own"]
     named = {
         status: [f"{model}/{result['probe']}" for result in record["results"] if result["status"] == status]
@@ -128,8 +129,8 @@ def test_statement(record: Mapping[str, Any], record_digest: str) -> dict[str, A
 
 
 def save(record: Mapping[str, Any], where: Mapping[str, Any] | None = None) -> Path:
-    """Write the record, then the statement that points at it; returns the statement's path. `where`: all that the
-    runner says of another place; it is kept beside them, and nothing is computed from it."""
+    """Write the record, then the statement that refers to it; return the statement's path. `where`: everything a runner
+    reports about a run elsewhere; it is stored next to them, and nothing is computed from it."""
     text = json.dumps(record, indent=1, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()
     folder = _folder(record["image"]["id"])
@@ -143,14 +144,14 @@ def save(record: Mapping[str, Any], where: Mapping[str, Any] | None = None) -> P
 
 
 def save_envelope(statement_file: Path, envelope: Mapping[str, Any]) -> Path:
-    """Write the signed form of a statement beside it: one file that can be given to others."""
+    """Write the signed form of a statement next to it: a single file that can be given to others."""
     file = statement_file.with_name(f"{record_digest(statement_file)}.dsse.json")
     write_atomically(file, json.dumps(envelope, sort_keys=True))
     return file
 
 
 def run_of(statement_file: Path, image_id: str) -> TestRun:
-    """The run that a proof's statement points at. Raises FileNotFoundError if it went away meanwhile."""
+    """Return the run that a proof's statement refers to. Raises FileNotFoundError if it has disappeared."""
     record = record_of(statement_file, image_id)
     return TestRun(
         tuple(record["results"]), record["environment"], record["start"], tuple(record["errors"]), record["seconds"]
@@ -158,9 +159,9 @@ def run_of(statement_file: Path, image_id: str) -> TestRun:
 
 
 def record_of(statement_file: Path, image_id: str | None = None) -> dict[str, Any]:
-    """The record that a statement points at; the image is the one that its folder is named after, where none is given.
+    """Return the record that a statement refers to; if no image is given, it is the one that names the folder.
 
-    Raises FileNotFoundError if it went away meanwhile, or is no longer whole.
+    Raises FileNotFoundError if the record has disappeared or is damaged.
     """
     record = _read(statement_file, image_id or f"sha256:{statement_file.parent.name}")
     if record is None:
@@ -169,7 +170,7 @@ def record_of(statement_file: Path, image_id: str | None = None) -> dict[str, An
 
 
 def record_text(statement_file: Path) -> bytes:
-    """The record that a statement points at, as it was written. Raises OSError."""
+    """Return the bytes of the record that a statement refers to. Raises OSError."""
     return statement_file.with_name(statement_file.name.replace(".statement.", ".record.")).read_bytes()
 
 
@@ -182,9 +183,9 @@ def _hex(digest: str) -> str:
 
 
 def newest_proofs(image_id: str, wanted: RequiredProof, models: Sequence[str] = (CPU,)) -> list[Proof]:
-    """For each model the newest evidence that counts, else the newest with the reason why it does not.
+    """Return for each model the newest valid evidence, or else the newest evidence with the reason why it is not valid.
 
-    Beside evidence of a later format none counts: it may say that the self-test failed since.
+    If there is evidence of a later format, no evidence is valid: the later one may report a failed self-test.
     """
     found = stored(image_id)
     known = {path for path, _ in found}
@@ -195,7 +196,7 @@ def newest_proofs(image_id: str, wanted: RequiredProof, models: Sequence[str] = 
 
 
 def ever_proved(image_id: str, name: str, locks: Collection[str]) -> bool:
-    """Whether this image was once proved as profile `name`, for one of `locks`, by whatever self-test."""
+    """Whether this image was ever verified for profile `name` and one of `locks`, by any version of the self-test."""
     return any(
         record["profile"] == name and record["lock"] in locks and _result(record) == "PASSED"
         for _, record in stored(image_id)
@@ -203,7 +204,7 @@ def ever_proved(image_id: str, name: str, locks: Collection[str]) -> bool:
 
 
 def stored(image_id: str) -> list[tuple[Path, dict[str, Any]]]:
-    """Every whole piece of evidence on an image, the newest first."""
+    """Return all intact evidence on an image, the newest first."""
     paths = _folder(image_id).glob("*.statement.json")
     return newest_first((path, record) for path in paths if (record := _read(path, image_id)))
 
@@ -217,7 +218,7 @@ def _result(record: Mapping[str, Any]) -> str:
 
 
 def _newer(path: Path) -> str | None:
-    """Why a statement's record is not read, where it is of a later format."""
+    """Return why a statement's record cannot be read, if its format is newer; else None."""
     try:
         validate_record(json.loads(record_text(path)))
     except Newer as newer:
@@ -228,7 +229,7 @@ def _newer(path: Path) -> str | None:
 
 
 def _read(path: Path, image_id: str) -> dict[str, Any] | None:
-    """The record behind a statement; None unless the two, their names and the image fit together to the byte."""
+    """Return the record of a statement; None unless both, their file names and the image match byte for byte."""
     try:
         stated = json.loads(path.read_text(encoding="utf-8"))
         text = record_text(path)

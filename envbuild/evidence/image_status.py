@@ -1,4 +1,5 @@
-"""Verified or why not, recomputed from the lock, the image, its build record and the evidence every time."""
+"""Computes the status of an image from the lock, the image, its build record and the evidence, each time it is
+needed."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from envbuild.resolve import plan_resolver
 
 @dataclass(frozen=True)
 class Status:
-    """`state`: verified, unproved, failed, out-of-date, missing or tampered; `reasons` say why."""
+    """The status of an image. `state`: verified, unproved, failed, out-of-date, missing or tampered; `reasons`: why."""
 
     name: str
     state: str
@@ -40,7 +41,8 @@ class Status:
 
 
 def compute(engine: Engine, source: Source) -> Status:
-    """Raises ProfileError or LockError where profile or lock are at fault."""
+    """Compute the status of a profile's image. Raises ProfileError or LockError if the profile or the lock is
+    invalid."""
     plan = plan_resolver.resolve(source)
     locked = lock_file.read(source.known_lock)
     if locked is None:
@@ -52,7 +54,8 @@ def compute(engine: Engine, source: Source) -> Status:
 
 
 def status_of(engine: Engine, source: Source, locked: Lock | None, stale: list[str], text: str) -> Status:
-    """`stale`: the parts of the lock that no longer fit the profile; `text`: the Dockerfile of the lock."""
+    """Compute the status from a lock. `stale`: the parts of the lock that no longer match the profile; `text`: the
+    lock's Dockerfile."""
     name, profile = source.name, source.profile
     named = repository(name)
     tags = engine.tags(named)
@@ -92,7 +95,7 @@ _ELSEWHERE = (
 def _tag(
     engine: Engine, name: str, tags: dict[str, str], image: Image | None, is_proved: bool, locked: Lock | None
 ) -> str | None:
-    """What is wrong with the tag `verified`, None if it is what the evidence says."""
+    """Return what is wrong with the tag `verified`, or None if it agrees with the evidence."""
     handle = tags.get(VERIFIED)
     if handle is None:
         return "the tag verified is missing" if is_proved else None
@@ -100,7 +103,7 @@ def _tag(
     locks = {record.lock for record in build_records_and_comparison.all_records(tagged.id)} if tagged else set()
     if locked and not locks and tags.get(locked.short) == handle:
         return _ELSEWHERE
-    # An image that was proved in its time keeps the tag until its successor is.
+    # An image that was verified once keeps the tag until its successor is verified.
     if tagged is None or not evidence_statements_and_store.ever_proved(tagged.id, name, locks):
         return _BY_HAND
     return _ANOTHER if is_proved and tagged != image else None

@@ -1,4 +1,4 @@
-"""What must be proved of a profile, and what the evidence on disk says of its lock. Asks no engine."""
+"""Determines the evidence that a profile requires, and the evidence on disk for its lock. Uses no engine."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def wanted(name: str, profile: Profile, lock: Lock) -> RequiredProof:
 
 
 def models_to_prove(profile: Profile) -> tuple[str, ...]:
-    """What must be proved: each of the profile's GPUs, or the CPU."""
+    """Return the models that need evidence: each of the profile's GPUs, or the CPU."""
     return profile.gpus or (proof_rules.CPU,)
 
 
 def proofs_of(image_id: str, name: str, profile: Profile, lock: Lock) -> tuple[Proof, ...]:
-    """For each model the evidence on one image."""
+    """Return the evidence on one image, for each model."""
     return tuple(
         evidence_statements_and_store.newest_proofs(image_id, wanted(name, profile, lock), models_to_prove(profile))
     )
@@ -48,9 +48,9 @@ _BEST_FIRST = ("proved", "stale", "missing")
 def on_disk(
     name: str, profile: Profile, lock: Lock | None, built: Iterable[Record], published: Iterable[Proof] = ()
 ) -> tuple[Proof, ...]:
-    """For each model the best proof of any image that was built from this lock, wherever that image is now.
+    """Return for each model the best evidence on any image built from this lock, whether or not the image still exists.
 
-    `published`: proofs of this lock that others signed.
+    `published`: evidence on this lock that others signed.
     """
     found = list(map(proof_rules.untested, models_to_prove(profile)))
     for record in built:
@@ -61,19 +61,20 @@ def on_disk(
 
 
 def reason(name: str, proof: Proof) -> str:
-    """What is known of one model; the CPU, which is many profiles' one, goes by the name of its profile."""
+    """Return the reason of a proof with its model; for the CPU with the profile's name, since many profiles use the
+    CPU."""
     return f"{name if proof.model == proof_rules.CPU else proof.model}: {proof.reason}"
 
 
 def proof_sentence(name: str, proofs: Iterable[Proof]) -> str:
-    """`proved on NVIDIA H20, 2026-11-21`; `proved: never` where no card was ever tried."""
+    """Return a sentence such as `proved on NVIDIA H20, 2026-11-21`; `proved: never` if no GPU was ever tested."""
     told = [p.reason if p.state == "proved" else reason(name, p) for p in proofs if p.state != "missing"]
     never = [proof.model for proof in proofs if proof.state == "missing"]
     return "; ".join([*told, *(f"{model}: never" for model in never)]) if told else "proved: never"
 
 
 def document(proofs: Iterable[Proof]) -> list[dict[str, Any]]:
-    """For `--json`; `unconfined` only where there is something to say."""
+    """Return the proofs for `--json`; `unconfined` only if not empty."""
     return [
         {
             "model": proof.model,

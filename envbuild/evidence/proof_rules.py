@@ -1,4 +1,4 @@
-"""Which evidence counts: what must have been proved, and whether run records say so of a GPU model. Pure."""
+"""The rules for valid evidence: what a profile requires, and whether run records fulfil it for a GPU model. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ CPU = "cpu"
 
 @dataclass(frozen=True)
 class Proof:
-    """What the evidence says of one GPU model ("cpu" where the profile names none).
+    """The result of the evidence for one GPU model ("cpu" if the profile names no GPU).
 
-    `state`: proved, stale (the evidence is for another self-test or level, lacks a probe, or says no), or missing.
-    `failed`: the self-test said no, and nothing since then said yes to the same. `unconfined`: what the container
-    lacked of the confinement that this engine's has, where it was run elsewhere. `level`: of the run that proved it.
+    `state`: proved, stale (the evidence is for another self-test or level, lacks a probe, or reports a failure), or
+    missing. `failed`: the self-test failed, and no later run of the same passed. `unconfined`: the restrictions of this
+    engine's containers that were missing in a run elsewhere. `level`: the level of the run.
     """
 
     model: str
@@ -35,11 +35,11 @@ class Proof:
 
 @dataclass(frozen=True)
 class RequiredProof:
-    """What counts as a proof: this lock, these probes, this level or a higher one, these settings of torch.
+    """The requirements for evidence: this lock, these probes, at least this level, these settings of torch.
 
-    `gpu_count`: so many cards or more were there; `transport`: it was required of NCCL; None: it may have been.
-    `own`: the sha256 of what the profile adds to the self-test, by "script" and "shapes".
-    `demands`: by name, what was asked for at least (job.performance_requirements).
+    `gpu_count`: minimum number of GPUs. `transport`: the NCCL transport that must have been required; None: any. `own`:
+    the sha256 of each part that the profile adds to the self-test, by "script" and "shapes". `demands`: minimum values
+    by name (selftest_job.performance_requirements).
     """
 
     profile: str
@@ -54,7 +54,7 @@ class RequiredProof:
 
 
 def as_recorded(record: Mapping[str, Any]) -> RequiredProof:
-    """What a record was made for: whether it meets that is asked where nothing else says what is wanted."""
+    """Return the requirements that a record was made for; used if nothing else defines the requirements."""
     made = record["selftest"]
     return RequiredProof(
         profile=record["profile"],
@@ -74,15 +74,15 @@ def model_of(record: Mapping[str, Any]) -> str:
 
 
 def models_sharing_proof(model: str) -> frozenset[str]:
-    """The models whose proof is also this one's."""
+    """Return the models for which evidence on this model is also valid."""
     gpu = database.gpus().get(model)
     return frozenset(other.id for other in database.family(gpu)) if gpu else frozenset({model})
 
 
 def judge_model(model: str, wanted: RequiredProof, found: Sequence[tuple[Path, dict[str, Any]]]) -> Proof:
-    """What statements (named by their records' digests, the newest first) and records say of one model.
+    """Judge one model by its statements (named by their records' digests, the newest first) and records.
 
-    A failure is the answer until a run that came after it is a proof, or at least had what failed pass.
+    A failure decides until a later run is valid evidence, or at least passes the probes that had failed.
     """
     found = [(path, record) for path, record in found if model_of(record) in models_sharing_proof(model)]
     denials = {record_digest(path): (path, said) for path, record in found if (said := _denial(record, wanted))}
@@ -90,7 +90,7 @@ def judge_model(model: str, wanted: RequiredProof, found: Sequence[tuple[Path, d
     for path, record in found:
         mine = denials.get(record_digest(path))
         if mine is None and failures(record):
-            continue  # what failed is none of this profile's, and nothing else is believed of such a run
+            continue  # only probes that this profile does not run failed; nothing else in such a run is trusted
         reason = _objection(record, wanted)
         later = [denials[digest] for digest in denials if digest not in record["before"]]
         if reason is None and not later:
@@ -116,7 +116,8 @@ def _proof(model: str, path: Path, record: Mapping[str, Any]) -> Proof:
 
 
 def untested(model: str) -> Proof:
-    """For a GPU without evidence. A name close to that of a known GPU is questioned, as it may be misspelt."""
+    """Return the proof of a GPU without evidence. A name similar to that of a known GPU is reported as a possible
+    typo."""
     known = database.gpus()
     meant = near(model, known) if model not in known and model != CPU else None
     question = f"; the facts have no GPU {model}: {meant}" if meant else ""
@@ -128,11 +129,13 @@ def _device(record: Mapping[str, Any]) -> str:
 
 
 def _denial(record: Mapping[str, Any], wanted: RequiredProof) -> list[str]:
-    """What speaks against the image as this profile is proved; nothing where all that failed is what it does not run.
+    """Return the failures in a record that count against this profile; empty if only probes failed that it does not
+    run.
 
-    Of its own runs every probe that failed, and the faults of the run. Of another profile's the probes that both run,
-    which are all but another script. A shape of that profile's own counts too: it is a case of a probe that both run,
-    and whether that one's other cases would have passed is not known where it died of this one.
+    In a run of the same profile, every failed probe and the faults of the run count. In a run of another profile, the
+    failed probes that both profiles run count: all except a different script. A failure in the other profile's own
+    shape counts too: it is a case of a common probe, and if that probe crashed in it, the result of its other cases is
+    unknown.
     """
     if record["profile"] == wanted.profile:
         return failures(record)
@@ -141,8 +144,8 @@ def _denial(record: Mapping[str, Any], wanted: RequiredProof) -> list[str]:
 
 
 def _outweighs(record: Mapping[str, Any], digest: str, denial: Mapping[str, Any], wanted: RequiredProof) -> bool:
-    """Whether a run that is no proof came after a denial and shows that it holds no longer: with the profile's own
-    script and shapes, and all that had failed passed. It only says which answer is the newest."""
+    """Whether a run that is not valid evidence still overrides an earlier failure: it ran later, with the profile's own
+    script and shapes, and everything that had failed passed. This only decides which result is the newest."""
     if digest not in record["before"] or failures(record) or record["selftest"]["own"] != dict(wanted.own):
         return False
     return set(_probes(denial, "failed")) <= set(_probes(record, "passed"))
@@ -153,19 +156,19 @@ def _probes(record: Mapping[str, Any], status: str) -> list[str]:
 
 
 def record_digest(statement_file: Path) -> str:
-    """Of the record that it points at, hex."""
+    """Return the hex digest of the record that a statement refers to."""
     return statement_file.name.partition(".")[0]
 
 
 def failures(record: Mapping[str, Any]) -> list[str]:
-    """The probes that failed, and the faults of the run; that nothing passed is one."""
+    """Return the failed probes and the faults of the run; a run in which no probe passed is a fault too."""
     nothing = [] if _probes(record, "passed") else ["no probe passed"]
     return [*_probes(record, "failed"), *record["errors"], *nothing]
 
 
 def _outdated(record: Mapping[str, Any], wanted: RequiredProof) -> str | None:
-    """Why another self-test's word does not count, None if it does: of all that this one runs at the wanted level, it
-    had the same versions."""
+    """Return why the result of another self-test is not valid; None if it is: every probe that this self-test runs at
+    the required level had the same version."""
     made = record["selftest"]
     if made["id"] == selftest_id():
         return None
@@ -181,7 +184,7 @@ def _outdated(record: Mapping[str, Any], wanted: RequiredProof) -> str | None:
 
 
 def _objection(record: Mapping[str, Any], wanted: RequiredProof) -> str | None:
-    """Why this evidence does not count, None if it does."""
+    """Return why this evidence is not valid, None if it is."""
     if record["lock"] != wanted.lock:
         return "proved for another lock"
     if failed := failures(record):

@@ -1,4 +1,4 @@
-"""The shape that a run record must have, whoever wrote it, before anything of it is believed."""
+"""The schema that a run record must match before any of its content is used, whoever wrote it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ FINISHED = "%Y-%m-%dT%H:%M:%SZ"
 
 
 class _Part(BaseModel):
-    """What is read of a record must have its shape, whoever wrote it; the rest is only carried along."""
+    """Part of a record. The fields that are read must match the schema, whoever wrote them; other fields are kept
+    unchanged."""
 
     model_config = ConfigDict(extra="allow", strict=True, defer_build=True)
 
@@ -24,7 +25,7 @@ class _Selftest(_Part):
     level: Level
     require: list[str]
     settings: dict[str, bool]
-    # What a record from before these were asked for was made with.
+    # Defaults for records made before these fields existed.
     gpu_count: int = 1
     transport: str | None = None
     own: dict[str, str] = {}
@@ -73,11 +74,11 @@ class _Record(_Part):
 
 
 class Newer(ValueError):
-    """A run record of a later format: what it says is not known, and so it may be a denial."""
+    """A run record of a later format: its content is unknown, so it may report a failure."""
 
 
 def validate_record(record: Any) -> dict[str, Any]:
-    """The same, if it has the shape of a run record, with all that one may leave out. Raises ValueError, Newer."""
+    """Validate a run record, and return it with defaults for optional fields. Raises ValueError, Newer."""
     version = record.get("version") if isinstance(record, dict) else None
     if isinstance(version, int) and version > VERSION:
         raise Newer(f"a run record has format {version}, this envbuild reads {VERSION}: use a newer envbuild")

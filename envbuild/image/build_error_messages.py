@@ -1,6 +1,6 @@
-"""What BuildKit, compilers and build tools say when a build fails: which lines tell why, and what to make of it. Pure.
+"""Finds the cause in the output of a failed build (BuildKit, compilers, build tools), and what to do about it. Pure.
 
-What is known of compilers is data: facts/data/compilers.yaml.
+The known messages of compilers are data: facts/data/compilers.yaml.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Sequence
 
 from envbuild.facts import extension_compilers
 
-_MOST = 12  # lines
-_NUMBERS = re.compile(r"(?:#[0-9]+ )?(?:[0-9]+\.[0-9]+ )?")  # BuildKit's, of the step and of its seconds
+_MOST = 12  # maximum number of lines
+_NUMBERS = re.compile(r"(?:#[0-9]+ )?(?:[0-9]+\.[0-9]+ )?")  # BuildKit's prefix: the step's number and seconds
 _MARKS = ("error:", "Error:", "error ", "fatal", "FAILED:", "install:")
 
 
 def is_out_of_memory(said: str) -> bool:
-    """The kernel's killer, or an allocation that failed."""
+    """Whether the output shows the kernel's OOM killer or a failed allocation."""
     return any(row.pattern.search(said) for row in extension_compilers.out_of_memory_messages())
 
 
 def explained(said: str) -> str:
-    """What to do, where that is known, and the lines that name the fault."""
+    """Return the lines that show the error, after advice if the error is known."""
     for row in extension_compilers.complaints():
         match = row.pattern.search(said)
         if match:
@@ -30,7 +30,7 @@ def explained(said: str) -> str:
 
 
 def first_errors(said: str) -> Sequence[str]:
-    """The first lines that name an error; else what BuildKit itself says, else the last lines."""
+    """Return the first lines with an error, else BuildKit's own errors, else the last lines."""
     own = builders(said)
     lines = _lines(said)
     named = [line for line in lines if line not in own and any(mark in line for mark in _MARKS)]
@@ -38,7 +38,7 @@ def first_errors(said: str) -> Sequence[str]:
 
 
 def builders(said: str) -> Sequence[str]:
-    """BuildKit's own errors, not those of what ran in a step."""
+    """Return BuildKit's own errors, without those of the programs that ran in a step."""
     return list(dict.fromkeys(line for line in _lines(said) if line.startswith("ERROR: ")))
 
 

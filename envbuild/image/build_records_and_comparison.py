@@ -1,7 +1,7 @@
-"""Build records: which lock gave which image.
+"""Build records: which lock produced which image.
 
-A record is what allows an image to be proved: the self-test's output can be forged by an image that controls its own
-Python, so only an image that this envbuild made from a lock may be called verified.
+An image can only be verified if it has a record. An image that controls its own Python can forge the self-test's
+output, so only an image that this envbuild built from a lock can get the tag `verified`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from envbuild.util.errors import some
 
 @dataclass(frozen=True)
 class CompiledRecord:
-    """An extension's wheel as it went into an image: `key` is that of the cache, `roots` what it fills below
+    """The wheel of an extension in an image. `key`: its key in the cache; `roots`: the paths it fills below
     site-packages."""
 
     name: str
@@ -30,8 +30,8 @@ class CompiledRecord:
 
 @dataclass(frozen=True)
 class Record:
-    """One build: this lock gave this image. `recipe` is the hash of all else that decides what is in it, but for what
-    was compiled from source: `extensions`."""
+    """One build: this lock produced this image. `recipe` is the hash of everything else that determines the contents,
+    except the wheels compiled from source, which are in `extensions`."""
 
     image: str
     handle: str
@@ -51,7 +51,7 @@ def remove_record(record: Record) -> None:
 
 
 def all_records(image_id: str | None = None) -> Iterator[Record]:
-    """All of them, or those of one image."""
+    """Return all records, or those of one image."""
     for file in sorted(user_folders.state_folder("builds", make=False).glob("*.json")):
         record = _read(file)
         if record and image_id in (None, record.image):
@@ -74,8 +74,8 @@ def _read(file: Path) -> Record | None:
 
 
 def another(before: Sequence[Record], now: Record, titles: Sequence[str]) -> str | None:
-    """What to tell where one recipe gave another image before; of several the one most like this. None where it did
-    not. `titles`: of the last layers; what is below them is the base."""
+    """Return a message if the same recipe produced a different image before, else None. Of several earlier images it
+    compares with the most similar one. `titles`: titles of the last layers; the layers below are the base."""
     others = [record for record in before if record.image != now.image]
     if not others:
         return None
@@ -92,7 +92,7 @@ def another(before: Sequence[Record], now: Record, titles: Sequence[str]) -> str
 
 
 def _differing(a: Record, b: Record) -> list[int]:
-    """The numbers of layers, from 1, that are not in both at that place."""
+    """Return the numbers, from 1, of the layers that differ between the two images."""
     most = max(len(a.layers), len(b.layers))
     return [index + 1 for index in range(most) if a.layers[index : index + 1] != b.layers[index : index + 1]]
 

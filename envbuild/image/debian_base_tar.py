@@ -1,6 +1,8 @@
-"""The root file system: a tar made by mmdebstrap from the locked packages alone, the same byte for byte every time.
+"""The root file system of an image: a tar that mmdebstrap makes from the locked packages only, reproducible byte for
+byte.
 
-mmdebstrap sees a local archive that holds exactly those packages, so nothing depends on what a mirror serves today.
+mmdebstrap reads a local archive with exactly those packages, so the result does not depend on what a mirror serves
+today.
 """
 
 from __future__ import annotations
@@ -20,19 +22,20 @@ from envbuild.util.canonical_json import canonical_digest
 from envbuild.util.errors import BuildError, HashMismatch
 from envbuild.util.host_processes import ProcessMissing, run
 
-# Every file of an image carries at most this time: 2024-01-01T00:00:00Z. Any fixed moment that zip files can hold does.
+# No file of an image has a later time than this: 2024-01-01T00:00:00Z. Any fixed time that zip files can store works.
 SOURCE_DATE_EPOCH = 1704067200
 
-# Run in the finished root ($1): what the host's name and resolver, the local archive, logs and caches left behind.
-# apt's own cleaning is skipped: it makes folders anew, whose owner hangs on whether the host's _apt may enter TMPDIR.
+# Run in the finished root ($1): removes the host's name and resolver, the local archive, logs and caches. apt's own
+# cleanup is skipped: it recreates directories whose owner depends on whether the host's _apt may enter TMPDIR.
 _CLEAN = (
     'rm -rf "$1"/etc/apt/sources.list "$1"/etc/resolv.conf "$1"/etc/hostname "$1"/var/log/* "$1"/var/lib/apt/lists/* '
     '"$1"/var/cache/apt/archives/* "$1"/var/cache/apt/*.bin "$1"/var/cache/ldconfig/aux-cache '
     '"$1"/var/cache/debconf/*-old "$1"/var/lib/dpkg/*-old'
 )
-# The builder mounts these; where they were missing it would make and remove them, which shows in /etc of every layer.
+# The builder mounts these files. If they were missing, it would create and remove them, which changes /etc in every
+# layer.
 _MOUNT_POINTS = ': >"$1"/etc/resolv.conf; : >"$1"/etc/hosts'
-# Bytecode names the source's time, which is changed afterwards: it would never be used.
+# Bytecode contains the source's time, which is changed afterwards, so the bytecode would never be used.
 _NO_BYTECODE = 'find "$1"/usr/lib -name __pycache__ -type d -prune -exec rm -rf {} +'
 
 
@@ -49,7 +52,7 @@ _OPTIONS = (
 
 
 def tar_file(lock: Lock, make: bool = True) -> Path:
-    """Where the base of this lock lies once it is made. `make`: the folder, where it is not there."""
+    """Return the path of this lock's base tar, whether it exists or not. `make`: create the directory if missing."""
     return user_folders.cache_folder("bases", make) / f"{_key(lock)}.tar"
 
 
@@ -58,12 +61,12 @@ def _key(lock: Lock) -> str:
 
 
 def base_recipe() -> str:
-    """sha256 over what a base is made with, beside the packages."""
+    """Return the sha256 of everything except the packages that determines a base."""
     return canonical_digest([_OPTIONS, SOURCE_DATE_EPOCH])
 
 
 def intact_base(lock: Lock) -> Path:
-    """The base, still as it was made. Raises HashMismatch if not; it is removed then."""
+    """Return the base after checking that it is unchanged. If it is not, remove it and raise HashMismatch."""
     target = tar_file(lock)
     noted = target.with_suffix(".sha256")
     if not noted.is_file() or noted.read_text(encoding="utf-8") != file_digest(target):
@@ -76,9 +79,9 @@ def intact_base(lock: Lock) -> Path:
 
 
 def make_base(lock: Lock, store: Store, on_line: Callable[[str], None]) -> Path:
-    """Make the base of `lock` from packages that `store` holds, or find it made already.
+    """Make the base of `lock` from packages in `store`, unless it exists already, and return its path.
 
-    Raises ProcessMissing without mmdebstrap, BuildError if it fails.
+    Raises ProcessMissing if mmdebstrap is missing, BuildError if it fails.
     """
     target = tar_file(lock)
     if target.is_file():
@@ -87,7 +90,7 @@ def make_base(lock: Lock, store: Store, on_line: Callable[[str], None]) -> Path:
     with temporary_files.folder("base") as folder:
         folder.chmod(0o755)  # mmdebstrap's download step may run as another user
         _archive(folder, lock.suite, lock.base, store)
-        with temporary_files.folder("base", target.parent) as beside:  # moving it into place is one step
+        with temporary_files.folder("base", target.parent) as beside:  # same file system: the move is atomic
             made = beside / target.name
             _bootstrap(lock.suite, lock.base, folder, made, on_line)
             write_atomically(target.with_suffix(".sha256"), file_digest(made))
@@ -96,13 +99,13 @@ def make_base(lock: Lock, store: Store, on_line: Callable[[str], None]) -> Path:
 
 
 def _archive(folder: Path, suite: str, debs: Sequence[Deb], store: Store) -> None:
-    """A flat Debian archive: the files, their index, and a Release that names the suite."""
+    """Write a flat Debian archive: the packages, their index, and a Release file that names the suite."""
     stanzas = []
     for deb in debs:
         store.check(deb.sha256, deb.file)
         source = store.path(deb.sha256, deb.file)
         shutil.copyfile(source, folder / deb.file)
-        # TMPDIR: where it is killed, it leaves what it unpacked there
+        # TMPDIR: if dpkg-deb is killed, its unpacked files stay in there
         control = run(["dpkg-deb", "--field", source], env={"TMPDIR": str(folder)}).stdout.strip()
         stanzas.append(f"{control}\nFilename: ./{deb.file}\nSize: {deb.bytes}\nSHA256: {deb.sha256}\n")
     index = "\n".join(stanzas).encode()
@@ -114,10 +117,12 @@ def _archive(folder: Path, suite: str, debs: Sequence[Deb], store: Store) -> Non
 
 
 def _contained() -> list[str]:
-    """What mmdebstrap is started with: as root it mounts /proc, /sys and devices into its root, and where it is killed
-    they would stay, in what is then swept as a temporary folder. In a namespace of their own they end with it.
+    """Return the command prefix that runs mmdebstrap in namespaces of its own. As root, mmdebstrap mounts /proc, /sys
+    and devices into its root. If it is killed, these mounts would stay in a directory that is later deleted as
+    temporary; in its own namespaces they end with it.
 
-    Without root it makes its own; a root that may make none may not mount either.
+    Without root, mmdebstrap creates its own namespaces. A root user that may not create namespaces may not mount
+    either.
     """
     own = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     if os.geteuid():
@@ -129,7 +134,7 @@ def _contained() -> list[str]:
 
 
 def _bootstrap(suite: str, debs: Sequence[Deb], folder: Path, target: Path, on_line: Callable[[str], None]) -> None:
-    if shutil.which("mmdebstrap") is None:  # what starts it would be the one to miss it
+    if shutil.which("mmdebstrap") is None:  # check it here: otherwise unshare would report it missing
         raise ProcessMissing(
             "mmdebstrap is not installed; a bootstrap base is made with it",
             hint="install it (Debian: apt-get install mmdebstrap), or name an image: base in the profile",

@@ -1,4 +1,4 @@
-"""The docker client whose buildx builds: beside this Python, or on PATH."""
+"""Finds the docker client whose buildx builds: next to this Python, or on PATH."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from envbuild.util.host_processes import ProcessMissing, ProcessTimeout, run
 
 
 class Client(NamedTuple):
-    """A docker client, and what `docker buildx version` writes."""
+    """A docker client, and the output of `docker buildx version`."""
 
     program: Path
     buildx: str
 
 
 def program() -> Path:
-    """A docker client with buildx. Raises EngineError if there is none."""
+    """Return the path of a docker client with buildx. Raises EngineError if none is found."""
     return find_client().program
 
 
 def find_client(seconds: float = 30.0) -> Client:
-    """A docker client with buildx: beside this Python first (the private engine's is linked there), then on PATH.
+    """Find a docker client with buildx: next to this Python first (a private engine's client is linked there), then on
+    PATH.
 
-    Raises EngineError if none answers within `seconds`.
+    Raises EngineError if none responds within `seconds`.
     """
     silent = ""
     folders = [str(Path(sys.executable).parent), *os.environ.get("PATH", "").split(os.pathsep)]

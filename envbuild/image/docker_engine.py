@@ -1,4 +1,4 @@
-"""The Docker Engine: found as docker's own client finds it, asked through its API; builds go through buildx."""
+"""The Docker Engine, found as docker's own client finds it and accessed through its API; builds run through buildx."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ START = "start one (in a checkout: make engine), or point DOCKER_HOST or a docke
 class Image:
     """An image in the engine.
 
-    `id` is the sha256 of its configuration, the same in every engine and registry; `handle` is what this engine's API
-    calls it (on the containerd store that is the manifest's digest). `layers` are diff ids.
+    `id` is the sha256 of its configuration, the same in every engine and registry. `handle` is the id in this engine's
+    API (on the containerd store that is the manifest's digest). `layers` are diff ids.
     """
 
     id: str
@@ -53,12 +53,12 @@ class Image:
 
 
 class Engine:
-    """One connection. Everything raises EngineError if the engine goes away."""
+    """A connection to the engine. Every method raises EngineError if the engine stops responding."""
 
     def __init__(self, timeout: int = 120, builder: str | None = None) -> None:
-        """`timeout`: seconds for one answer; `builder`: the one of buildx that builds for it, if not its own.
+        """`timeout`: seconds for one response; `builder`: the buildx builder to use, if not the engine's default.
 
-        Raises EngineError if no engine answers, one older than 23.0, or Podman.
+        Raises EngineError if no engine responds, if it is older than 23.0, or if it is Podman.
         """
         self.builder = builder
         self.host = os.environ.get("DOCKER_HOST") or "the default socket"
@@ -80,14 +80,14 @@ class Engine:
 
     @cached_property
     def info(self) -> dict[str, Any]:
-        """What the engine tells of itself, as its API's /info."""
+        """The engine's description of itself: /info of its API."""
         with asking(self):
             info: dict[str, Any] = self.client.info()
         return info
 
     def require_bounds(self) -> None:
-        """Raises EngineError where it would run a container without the bounds it is given, as it does with no more
-        than a warning: rootless without cgroup v2, say."""
+        """Raise EngineError if the engine would run a container without the limits that are set for it. It does so with
+        only a warning, for example rootless without cgroup v2."""
         lacking = [what for what, key in _BOUNDS.items() if self.info.get(key) is False]
         if lacking:
             rootless = any("rootless" in option for option in self.info.get("SecurityOptions") or ())
@@ -102,7 +102,7 @@ class Engine:
 
     @property
     def identity(self) -> str:
-        """Its own id, by whatever address it is reached; the address where it tells none."""
+        """The engine's own id, independent of the address it is reached at; the address if the engine reports no id."""
         return str(self.info.get("ID") or self.host)
 
     @property
@@ -115,26 +115,27 @@ class Engine:
 
     @property
     def data_folder(self) -> Path | None:
-        """Where the engine keeps its images; None where that is not on this machine."""
+        """The directory where the engine stores its images; None if that is not on this machine."""
         folder = Path(self.info.get("DockerRootDir", ""))
         return folder if self.host.startswith("unix://") and folder.is_dir() else None
 
     def full(self) -> DiskError:
-        """What to raise where the engine says that it has no room; with figures where its disk is this machine's."""
+        """Return the error to raise if the engine reports a full disk; with numbers if the disk is on this machine."""
         if self.data_folder is None:
             return DiskError(f"the disk of the Docker Engine at {self.host} is full", hint=_NO_ROOM)
         return disk_space.full([self.data_folder], "the Docker Engine's disk is full")
 
     def without_room(self) -> DiskError | None:
-        """What to raise where the engine went away and its disk is full, as dockerd itself may end of that; None where
-        there is room, or where nobody knows: one that went away cannot be asked any more where its data is."""
+        """Return the error to raise if the engine disappeared and its disk is full, since a full disk can end dockerd
+        itself. Return None if there is space, or if it is unknown where the data is: an engine that is gone cannot be
+        asked."""
         known = self.data_folder if "info" in vars(self) else None
         if known is None or not disk_space.is_low(known):
             return None
         return disk_space.full([known], "the Docker Engine went away, and its disk is full", _GONE_FULL)
 
     def find(self, reference: str) -> Image | None:
-        """The image of a tag, id or digest; None if the engine does not have it."""
+        """Return the image of a tag, id or digest; None if the engine does not have it."""
         with asking(self):
             try:
                 found: dict[str, Any] = self.client.api.inspect_image(reference)  # type: ignore[no-untyped-call]
@@ -155,21 +156,23 @@ class Engine:
         )
 
     def layer_sizes(self, image: Image) -> tuple[int, ...] | None:
-        """Bytes of each layer, unpacked; None where the engine's history does not tell which step made which."""
+        """Return the uncompressed size of each layer in bytes; None if the engine's history does not show which step
+        made which layer."""
         with asking(self):
             history = self.client.api.history(image.handle)  # type: ignore[no-untyped-call]
         sizes = [int(step["Size"]) for step in reversed(history) if step["Size"]]
         return tuple(sizes) if len(sizes) == len(image.layers) else None
 
     def get(self, reference: str) -> Image:
-        """The image of a tag, id or digest. Raises EngineError if the engine does not have it."""
+        """Return the image of a tag, id or digest. Raises EngineError if the engine does not have it."""
         image = self.find(reference)
         if image is None:
             raise EngineError(f"the engine has no image {reference}", hint="docker image ls; docker pull")
         return image
 
     def _image_id(self, handle: str) -> str:
-        """The configuration's digest. On the containerd store only an export tells it, so the answer is kept."""
+        """Return the configuration's digest. On the containerd store only an export contains it, so the result is
+        cached."""
         if not self.containerd_store:
             return handle
         known = user_folders.cache_folder("image-ids") / handle.replace(":", "-")
@@ -192,7 +195,7 @@ class Engine:
             self.client.api.tag(image.handle, repository, tag)
 
     def push(self, repository: str, tag: str, on_line: Callable[[str], None]) -> None:
-        """Push a tag, as whoever docker is logged in as. Raises NetworkError with the engine's words."""
+        """Push a tag with docker's current login. Raises NetworkError with the engine's message."""
         with asking(self):
             for told in self.client.api.push(repository, tag, stream=True, decode=True):
                 if "error" in told:
@@ -203,7 +206,7 @@ class Engine:
                 on_line(" ".join(filter(None, (told.get("id"), told.get("status"), told.get("progress")))))
 
     def saved(self, image: Image) -> tarfile.TarFile:
-        """The image as an archive, to be read once from its begin to its end."""
+        """Return the image as a tar archive, which can only be read once from beginning to end."""
         with asking(self):
             return self._archive(image.handle)
 
@@ -211,7 +214,7 @@ class Engine:
         return tarfile.open(None, "r|", fileobj=Blocks(self.client.api.get_image(handle)), bufsize=_BLOCK)
 
     def load(self, archive: Iterator[bytes]) -> None:
-        """Take the images of an archive in."""
+        """Load the images of an archive into the engine."""
         with asking(self):
             for told in self.client.api.load_image(archive):  # type: ignore[no-untyped-call]
                 if "error" in told:
@@ -220,7 +223,7 @@ class Engine:
                     raise EngineError(f"the engine does not load the image: {told['error']}")
 
     def remove(self, reference: str) -> None:
-        """Remove a tag, and the image with its last one; nothing if a container uses it or it is gone."""
+        """Remove a tag, and the image with its last tag. Does nothing if a container uses the image or it is gone."""
         with asking(self):
             try:
                 self.client.api.remove_image(reference)
@@ -231,9 +234,9 @@ class Engine:
                     raise
 
     def images(self, prefix: str) -> list[tuple[str, str, int]]:
-        """(tag, handle, bytes) of every tagged image whose name begins with `prefix`, by tag.
+        """Return (tag, handle, bytes) of every tagged image whose name begins with `prefix`, sorted by tag.
 
-        The engine itself lists images of one age in no order, and reproducible images are of one age.
+        The engine lists images of the same age in no fixed order, and reproducible images all have the same age.
         """
         with asking(self):
             listed = self.client.api.images()
@@ -245,18 +248,18 @@ class Engine:
         )
 
     def untagged(self, label: str) -> list[tuple[str, str, int]]:
-        """(value of `label`, handle, bytes) of images that have it and that no tag names any longer."""
+        """Return (value of `label`, handle, bytes) of the images that have the label and no longer have a tag."""
         with asking(self):
             listed = self.client.api.images(filters={"dangling": True, "label": label})
         return [((item.get("Labels") or {}).get(label, ""), item["Id"], item["Size"]) for item in listed]
 
     def used(self) -> set[str]:
-        """Handles of images that a container, running or not, was made from."""
+        """Return the handles of the images that a container, running or not, was made from."""
         with asking(self):
             return {container["ImageID"] for container in self.client.api.containers(all=True)}
 
     def tags(self, repository: str) -> dict[str, str]:
-        """Tag -> handle of every image of a repository."""
+        """Return tag -> handle for every image of a repository."""
         with asking(self):
             listed = self.client.api.images(repository)
         names = {name: item["Id"] for item in listed for name in item.get("RepoTags") or ()}
@@ -264,7 +267,7 @@ class Engine:
 
 
 class asking:
-    """Turns what the client library raises into EngineError; into DiskError where the engine has no room."""
+    """Converts errors of the client library to EngineError, or to DiskError if the engine's disk is full."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -1,4 +1,4 @@
-"""Lock -> Dockerfile. Pure: the rendered text is committed, so that a moved pin is a readable diff."""
+"""Renders a lock as a Dockerfile. Pure. The text is committed, so that a changed pin shows as a readable diff."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from envbuild.util import package_data
 from envbuild.util.errors import LockError
 
 TEMPLATE = package_data.DOCKERFILES / "Dockerfile.j2"
-# What the build binds as /mnt/bin beside uv.
+# Files that the build mounts in /mnt/bin, in addition to uv.
 TOOLS = (*(package_data.DOCKERFILES / name for name in ("install", "check", "repin")), UNPACKER)
 
-# Folders of the build context for Debian packages: the image's, and those of its extensions' builder alone.
+# Directories of the build context for Debian packages: the image's, and those only used to compile extensions.
 DEBS, BUILDER_DEBS = "debs", "builder/debs"
 
-# The engine's overlay store takes 127 layers at most; some are left to child images.
+# The engine's overlay store allows at most 127 layers; some are left to child images.
 MAX_LAYERS = 100
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
@@ -38,8 +38,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 
 @dataclass(frozen=True)
 class Layer:
-    """One RUN of the installer: its arguments, and what it gets as `target`: a folder of the build context
-    ("source=debs"), or a context of its own ("from=wheels-torch")."""
+    """One RUN of the installer: its arguments, and what is mounted at `target`: a directory of the build context
+    ("source=debs") or a separate context ("from=wheels-torch")."""
 
     title: str
     arguments: tuple[str, ...]
@@ -49,7 +49,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class BuildStage:
-    """Where an extension's wheel is compiled; its target is `wheel-<name>`."""
+    """The stage in which an extension's wheel is compiled; its target is `wheel-<name>`."""
 
     name: str
     layer: Layer
@@ -57,7 +57,8 @@ class BuildStage:
 
 @dataclass(frozen=True)
 class Parts:
-    """The image is `shared`, then `own`. Extensions are compiled on `shared` and `tools`, in stages of their own."""
+    """The layers of an image: `shared`, then `own`. Extensions are compiled on `shared` and `tools`, in separate
+    stages."""
 
     shared: tuple[Layer, ...]
     own: tuple[Layer, ...]
@@ -66,17 +67,19 @@ class Parts:
 
 
 def layer_parts(lock: Lock) -> Parts:
-    """Layers in the order they are made, from what profiles share to what is this one's own."""
+    """Return the layers in build order, from those shared between profiles to those of this profile alone."""
     epoch = str(SOURCE_DATE_EPOCH)
-    # Debian packages first: they remove bytecode, and a whiteout of what a layer below has keeps the time of the build.
+    # Debian packages come first: they remove bytecode, and a whiteout of a file in a lower layer has the time of the
+    # build.
     shared = [_debs("Debian packages", lock.apt, DEBS)] if lock.apt else []
     shared.append(Layer("the virtual environment, /opt/venv", ("venv", epoch, lock.python)))
     wheels = [(name, list(group)) for name, group in itertools.groupby(lock.wheels, key=lambda locked: locked.layer)]
     overrides = {override.name: f"{override.name}=={override.version}" for override in lock.overrides}
     late = next((i for i, (name, _) in enumerate(wheels) if name in overrides or name == PACKAGES), len(wheels))
     own = next((i for i, (name, _) in enumerate(wheels) if name == PACKAGES), len(wheels))
-    # Of what torch brings the smallest first, so that there is work while the large ones come to the builder. What a
-    # devel image has more stays behind it: it shares all that a runtime image has.
+    # Among torch and its dependencies the smallest layers come first, so that the builder has work while the large
+    # wheels are transferred to it. The additional layers of a devel image come later, so that it shares all layers of a
+    # runtime image.
     torchs = 1 + max((i for i, (name, _) in enumerate(wheels[:late]) if name in ("torch", "triton")), default=-1)
     early = sorted(wheels[:torchs], key=lambda layer: sum(wheel.bytes for wheel in layer[1]))
     shared += [_wheels(name, group, overrides.get(name)) for name, group in (*early, *wheels[torchs:late])]
@@ -90,12 +93,12 @@ def layer_parts(lock: Lock) -> Parts:
 
 
 def wheels_context(layer: str) -> str:
-    """The name of the build context that holds a layer's wheels."""
+    """Return the name of the build context that holds a layer's wheels."""
     return f"wheels-{layer}"
 
 
 def image_layers(lock: Lock) -> list[Layer]:
-    """Those of the image."""
+    """Return the layers of the image."""
     found = layer_parts(lock)
     return [*found.shared, *found.own]
 
@@ -105,7 +108,7 @@ def _nvcc(nvcc: Nvcc) -> Layer:
 
 
 def _extension(one: LockedExtension, arch: str) -> Layer:
-    """It takes the one wheel that is there; the other words only say which that is."""
+    """The installer takes the only wheel in the directory; the other arguments only identify that wheel."""
     arguments = ("extension", str(SOURCE_DATE_EPOCH), one.name, one.digest, arch)
     return Layer(
         f"{one.name}, compiled from {one.digest[:12]}", arguments, f"source=extensions/{one.name}", "/mnt/wheels"
@@ -113,7 +116,8 @@ def _extension(one: LockedExtension, arch: str) -> Layer:
 
 
 def _tools(lock: Lock) -> tuple[Layer, ...]:
-    """nvcc's release is looked at last, so before anything is compiled."""
+    """Return the layers with the tools that compile extensions. nvcc's release is checked last, just before
+    compiling."""
     if lock.builder is None:
         return ()
     debs = [_debs("nvcc, of Debian", lock.builder.debs, BUILDER_DEBS)] if lock.builder.debs else []
@@ -132,12 +136,12 @@ def _stages(lock: Lock) -> Iterator[BuildStage]:
 
 
 def compiling(one: LockedExtension, builder: Builder) -> tuple[str, ...]:
-    """The command that makes a wheel of a source. MAX_JOBS alone is free, which changes no result."""
+    """Return the command that builds a wheel from source. Only MAX_JOBS is not fixed; it does not change the result."""
     home = builder.nvcc.home
     fixed = {
         "CUDA_HOME": home,
         "HOME": "/build",
-        # else the number of nvcc's process gets into what it makes
+        # otherwise nvcc's process id gets into the output
         "NVCC_APPEND_FLAGS": " ".join(filter(None, (one.env.get("NVCC_APPEND_FLAGS"), "--objdir-as-tempdir"))),
         "PATH": f"{VENV}/bin:{home}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "PYTHONHASHSEED": "0",
@@ -152,7 +156,8 @@ def compiling(one: LockedExtension, builder: Builder) -> tuple[str, ...]:
 
 
 def _wheels(name: str, wheels: Sequence[LockedWheel], override: str | None) -> Layer:
-    """What the installer is to do: for an override also to mend the metadata that asked for another version."""
+    """Return the layer that installs wheels; for an override it also repairs the metadata that requires another
+    version."""
     task = ("override", str(SOURCE_DATE_EPOCH), override) if override else ("wheels", str(SOURCE_DATE_EPOCH))
     requirements = (f"{w.wheel.name}=={w.wheel.version} --hash=sha256:{w.wheel.sha256}" for w in wheels)
     return Layer(name, (*task, *requirements), f"from={wheels_context(name)}", "/mnt/wheels")
@@ -167,12 +172,12 @@ def _archive(archive: Archive) -> Layer:
     return Layer(f"{archive.name} {archive.version}", arguments, f"source=archives/{archive.name}", "/mnt/archive")
 
 
-# So that pip and Python in a RUN of a child image write no compiled code for locked modules, which `verify` refuses.
+# Prevents pip and Python in a RUN of a child image from writing bytecode for locked modules, which `verify` refuses.
 _ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def render(lock: Lock, name: str) -> str:
-    """The Dockerfile of a lock. Nothing in a lock can add an instruction to it or reach a shell."""
+    """Render the Dockerfile of a lock. Nothing in a lock can add an instruction or reach a shell."""
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
@@ -193,20 +198,20 @@ def render(lock: Lock, name: str) -> str:
 
 
 def beginning(text: str) -> str:
-    """Of a rendered Dockerfile what needs no wheel: the base, the virtual environment, Debian packages. Without
-    comments, which name the lock: it is the same where another wheel alone was locked."""
+    """Return the part of a rendered Dockerfile that needs no wheel: the base, the virtual environment, Debian packages.
+    Comments are removed because they name the lock: the text stays the same if only a wheel changed in the lock."""
     steps = itertools.takewhile(lambda step: "=wheels-" not in step, text.split("\n\n# "))
     lines = "\n\n# ".join(steps).splitlines()
     return "".join(f"{line}\n" for line in lines if line and not line.startswith("#"))
 
 
 def _exec(arguments: Sequence[str]) -> str:
-    """The JSON form of RUN, which no shell reads; an argument to a line."""
+    """Format the JSON form of RUN, which uses no shell; one argument per line."""
     return "[" + ", \\\n     ".join(json.dumps(argument) for argument in arguments) + "]"
 
 
 def _variable(key: str, value: str) -> str:
-    """NAME="value" as ENV and LABEL take it: quotes, backslashes and the builder's own $ expansion are escaped."""
+    """Format NAME="value" for ENV and LABEL; quotes, backslashes and $ (which the builder would expand) are escaped."""
     if not _VARIABLE.fullmatch(key) or _CONTROL.search(value):
         raise ValueError(f"not a name and a one-line value: {key!r}, {value!r}")
     escaped = re.sub(r"([\\\"$])", r"\\\1", value)

@@ -1,4 +1,4 @@
-"""Where docker's own client would find the engine; and why it does not answer there."""
+"""Finds the engine where docker's own client would, and explains why it does not respond."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import requests
 
 from envbuild.util.errors import EngineError
 
-_DEEPEST = 20  # errors wrapped in one another that are looked into
+_DEEPEST = 20  # nested errors to search at most
 
 
 def endpoint() -> tuple[str, docker.tls.TLSConfig | None]:
-    """DOCKER_HOST, else the current docker context, else the default socket."""
+    """Return the engine's address: DOCKER_HOST, else the current docker context, else the default socket."""
     if os.environ.get("DOCKER_HOST"):
         parameters = docker.utils.kwargs_from_env()
         return parameters.get("base_url") or os.environ["DOCKER_HOST"], parameters.get("tls") or None
@@ -32,7 +32,7 @@ def endpoint() -> tuple[str, docker.tls.TLSConfig | None]:
 
 
 def why(error: BaseException) -> str:
-    """What the machine itself said, out of what libraries wrapped around it; else their first line."""
+    """Return the operating system's message from an error that libraries wrapped; else the error's first line."""
     told, left = str(error), [error]
     for depth in range(_DEEPEST):
         if depth == len(left):

@@ -1,4 +1,4 @@
-"""What an engine saves of an image, file by file."""
+"""Reads an image that an engine saves, file by file."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ BLOCK = 1 << 20
 
 @contextlib.contextmanager
 def files(engine: Engine, image: Image) -> Iterator[Iterator[Unpacked]]:
-    """Each file, to be read before the next is asked for. What it is, its digest tells, not its name; that is of it
-    unpacked: an engine on containerd's store saves layers as they came.
+    """Yield each file of a saved image; read a file before requesting the next. Identify a file by its digest, not by
+    its name. The digest is of the uncompressed content: an engine on containerd's store saves layers as it received
+    them.
 
-    Raises EngineError if the engine goes away while they are read, or what it saves cannot be read.
+    Raises EngineError if the engine disappears during reading, or if its archive cannot be read.
     """
     try:
         with asking(engine), engine.saved(image) as archive:
@@ -34,4 +35,4 @@ def _files(archive: tarfile.TarFile) -> Iterator[Unpacked]:
         stream = archive.extractfile(member) if member.isfile() else None
         if stream is not None:
             yield Unpacked(iter(partial(stream.read, BLOCK), b""))
-        archive.members = []  # type: ignore[attr-defined]  # else each is kept
+        archive.members = []  # else every member stays in memory

@@ -1,6 +1,7 @@
-"""Extensions compiled from source: each is a wheel, kept under all that it is made from, and made once.
+"""Compiles extensions from source. Each becomes a wheel, compiled once and cached under the hash of its inputs.
 
-A wheel is there whole, with what it was made from beside it, or not at all; one that fails its check is not kept.
+A wheel is cached completely, with a description of its inputs, or not at all. A wheel that fails its check is not
+cached.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ from envbuild.util.atomic_files import write_atomically
 from envbuild.util.canonical_json import canonical_digest
 from envbuild.util.errors import BuildError, printable
 
-# Raised where the same source would give another wheel: by a change of `compile` in dockerfiles/install, say.
+# Increment if the same source would give another wheel, for example after a change of `compile` in dockerfiles/install.
 _RECIPE = 1
 _ABOUT = "built.json"
 _MOST_NAMED = 10
 _MOST_METADATA = 1 << 20  # bytes; torch's has 30 kB
-# Of memory for each job, measured: apex' largest compiler (cicc, nvcc's own) took 3.1 GB, four at once 6.8 GB.
+# Memory per job, measured: the largest compiler of apex (cicc, part of nvcc) took 3.1 GB, four at once 6.8 GB.
 _JOB_BYTES = 3 << 30
 
 
 @dataclass(frozen=True)
 class BuiltWheel:
-    """A wheel in the cache. `key`: what it is kept under; `made`: UTC; `jobs`: compilers at once."""
+    """A wheel in the cache. `key`: its cache key; `made`: UTC; `jobs`: number of parallel compilers."""
 
     name: str
     key: str
@@ -71,7 +72,7 @@ class BuiltWheel:
 
 
 def material(lock: Lock, one: LockedExtension) -> dict[str, Any]:
-    """All that a wheel is made from: its key is the sha256 of this."""
+    """Return everything that a wheel is made from; the sha256 of this is its cache key."""
     builder = lock.builder
     assert builder
     tools = {item.wheel.name: item.wheel.sha256 for item in lock.wheels if _compiles(item.wheel.name)}
@@ -92,7 +93,7 @@ def material(lock: Lock, one: LockedExtension) -> dict[str, Any]:
 
 
 def _compiles(name: str) -> bool:
-    """Whether headers, libraries or code of this distribution may get into a wheel."""
+    """Whether headers, libraries or code of this distribution can get into a wheel."""
     return name in ("torch", *BUILD_TOOLS) or name.startswith(("nvidia-", "cuda-"))
 
 
@@ -105,7 +106,7 @@ def _folder(name: str) -> Path:
 
 
 def find_wheel(lock: Lock, one: LockedExtension) -> BuiltWheel | None:
-    """The wheel, if it was made before and is still what was made. Only looks: another may be making it just now."""
+    """Return the wheel if it is cached and unchanged. Only reads: another process may be compiling it at the moment."""
     name = key(lock, one)
     try:
         about = json.loads((_folder(name) / _ABOUT).read_text(encoding="utf-8"))
@@ -120,9 +121,10 @@ def find_wheel(lock: Lock, one: LockedExtension) -> BuiltWheel | None:
 
 @dataclass(frozen=True)
 class CompileOrder:
-    """An extension of a profile's lock, to be compiled by an engine in a stage of `text`, the profile's Dockerfile.
+    """An order to compile an extension of a profile's lock: in the engine, in a stage of `text`, the profile's
+    Dockerfile.
 
-    `say` is told what the user should know, `on_line` each line of the build.
+    `say` receives messages for the user, `on_line` each line of the build.
     """
 
     engine: Engine
@@ -135,9 +137,10 @@ class CompileOrder:
 
 
 def compile_wheel(order: CompileOrder) -> BuiltWheel:
-    """Compile an extension, or find it compiled meanwhile. Its source and all that compiles it must be at hand.
+    """Compile an extension, unless another process has compiled it in the meantime. Its source and its build tools must
+    have been downloaded.
 
-    Raises BuildError with what is wrong and what to do; what buildx.build raises.
+    Raises BuildError with what is wrong and what to do, and what buildx.build raises.
     """
     lock, one = order.lock, order.one
     with process_locks.exclusive(f"_extension-{key(lock, one)[:16]}", f"compiles {one.name}", order.say):
@@ -157,7 +160,7 @@ def _make(order: CompileOrder) -> BuiltWheel:
         wrong = extension_wheel_check.wheel_faults(
             wheel, name=one.name, modules=one.modules, arch=_arch(lock), python=lock.python
         )
-        wrong = wrong or list(_lacking(wheel, lock))  # which opens it: only one that has no fault
+        wrong = wrong or list(_lacking(wheel, lock))  # opens the wheel, so only after it passed the check
         if wrong:
             raise BuildError(f"the wheel of {one.name} is not what was asked for", hint="\n".join([*wrong, *_why(one)]))
         about = {
@@ -169,11 +172,11 @@ def _make(order: CompileOrder) -> BuiltWheel:
             "made": datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ"),
             "from": material(lock, one),
         }
-        whole = folder / "whole"  # a folder of our own: in the other, the build had its hands
+        whole = folder / "whole"  # a separate folder: the build could write to the other one
         whole.mkdir()
         wheel.rename(whole / wheel.name)
         write_atomically(whole / _ABOUT, json.dumps(about, indent=1))
-        shutil.rmtree(target, ignore_errors=True)  # a damaged one; whoever makes it holds its lock
+        shutil.rmtree(target, ignore_errors=True)  # a damaged wheel; this process holds the lock
         whole.rename(target)
     found = find_wheel(lock, one)
     assert found
@@ -186,14 +189,14 @@ def _arch(lock: Lock) -> str:
 
 
 def jobs_for(cpus: int, memory_bytes: int) -> int:
-    """Compilers at once: one for each processor, as far as the memory goes."""
+    """Return the number of parallel compilers: one per CPU, as far as the memory allows."""
     return max(1, min(cpus, memory_bytes // _JOB_BYTES))
 
 
 def _compile(order: CompileOrder, out: Path) -> int:
-    """Write the wheel into `out`; where memory runs out, again with half as many jobs. Returns the jobs it took.
+    """Write the wheel into `out`; if memory runs out, retry with half as many jobs. Return the number of jobs used.
 
-    BuildKit's own cache is not asked: what is made here is made, and kept by its hash.
+    BuildKit's own cache is not used for this stage: the wheel is always compiled, and cached here by its hash.
     """
     engine, one = order.engine, order.one
     jobs = jobs_for(engine.cpus, engine.memory_bytes)
@@ -219,9 +222,10 @@ def _explained(one: LockedExtension, failed: buildx.Failed) -> BuildError:
 
 
 def _only(out: Path, one: LockedExtension) -> Path:
-    """The one wheel that a build left. What it runs is not ours: a link in `out` would lead to any file of this host.
+    """Return the only wheel that a build left. The build runs foreign code: a link in `out` could lead to any file of
+    this host.
 
-    Raises BuildError where anything else is there.
+    Raises BuildError if anything else is there.
     """
     there = sorted(path.name for path in islice(out.iterdir(), _MOST_NAMED))
     if len(there) == 1 and there[0].endswith(".whl") and stat.S_ISREG((out / there[0]).lstat().st_mode):
@@ -232,9 +236,10 @@ def _only(out: Path, one: LockedExtension) -> Path:
 
 
 def _lacking(wheel: Path, lock: Lock) -> Iterator[str]:
-    """What the wheel asks for and the image has not: nobody resolved it, for it was made after the lock.
+    """Yield the requirements of the wheel that the image does not satisfy: the wheel was built after the lock, so
+    nothing resolved them.
 
-    The wheel must have passed its check: it is opened here without another.
+    The wheel must have passed its check: here it is opened without another check.
     """
     with zipfile.ZipFile(wheel) as archive:
         name = next((name for name in archive.namelist() if name.endswith(".dist-info/METADATA")), None)

@@ -1,7 +1,7 @@
-"""Whether a wheel that was built from source is what was asked for. Nothing of it is unpacked or run.
+"""Checks that a wheel built from source is what was requested. Unpacks and runs nothing from it.
 
-A build that finds no compiler, or is told nothing, ends well and leaves a wheel without its kernels; and what a build
-runs is not ours, so the wheel is read as hostile: names, counts and sizes are bounded.
+A build that finds no compiler, or gets no settings, succeeds and leaves a wheel without its kernels. A build also runs
+foreign code, so the wheel is treated as hostile: names, counts and sizes are limited.
 """
 
 from __future__ import annotations
@@ -33,31 +33,32 @@ _MOST_MEMBERS = 50_000
 _LARGEST, _LARGEST_TOTAL = 4 << 30, 8 << 30  # bytes, unpacked; libtorch_cuda, the largest library known, has 1.6 GB
 _LARGEST_TEXT = 1 << 20
 _BLOCK = 1 << 20
-_NEWEST_GLIBC = "2.99"  # the wheel was built in the very base that it is for
+_NEWEST_GLIBC = "2.99"  # the wheel was built in the same base that it is for
 _DATA = re.compile(r"[^/]+\.data/(?:platlib|purelib)/(.+)")
-_ELSEWHERE = re.compile(r"[^/]+\.data/(?!(?:platlib|purelib)/).*")  # scripts, headers, data: into Python's own folders
+# scripts, headers, data: installed into Python's own directories
+_ELSEWHERE = re.compile(r"[^/]+\.data/(?!(?:platlib|purelib)/).*")
 _INFO = ".dist-info"
 _ENCRYPTED = 1
 
 
 @dataclass(frozen=True)
 class Module:
-    """A compiled file of a wheel: `path` below site-packages, and what it says of itself."""
+    """A compiled file of a wheel: its `path` below site-packages, and the data read from it."""
 
     path: str
     file: Compiled
 
 
 class _Unreadable(Exception):
-    """The wheel must not be opened, or cannot be: every reason in `args`."""
+    """The wheel cannot be opened safely, or not at all; `args` has every reason."""
 
 
 def wheel_faults(wheel: Path, *, name: str, modules: Sequence[str], arch: str, python: str | None = None) -> list[str]:
-    """Everything that is wrong with the wheel of distribution `name`, a sentence each; none: it is as asked.
+    """Return every fault of the wheel of distribution `name`, one sentence each; an empty list if it is as requested.
 
-    `modules`: what must be importable. `arch`: TORCH_CUDA_ARCH_LIST as it was built with ("9.0;10.0"; PTX is not asked
-    for), "" for what has no device code; another text is a ValueError. `python`: as "3.11"; None: whichever the wheel
-    says, so that only its own words must agree.
+    `modules`: modules that must be importable. `arch`: TORCH_CUDA_ARCH_LIST of the build ("9.0;10.0"; PTX is not
+    required), "" for a wheel without device code; any other text raises ValueError. `python`: for example "3.11"; if
+    None, any version is accepted, and only the wheel's own metadata must be consistent.
     """
     try:
         tags = _named(wheel)[1]
@@ -76,7 +77,7 @@ def wheel_faults(wheel: Path, *, name: str, modules: Sequence[str], arch: str, p
 
 
 def contents(wheel: Path) -> tuple[Module, ...]:
-    """Its compiled files. Raises ValueError, with every reason, where it cannot be read."""
+    """Return the compiled files. Raises ValueError, with every reason, if the wheel cannot be read."""
     try:
         with _opened(wheel) as archive:
             return tuple(_compiled(archive))
@@ -84,7 +85,7 @@ def contents(wheel: Path) -> tuple[Module, ...]:
         raise ValueError("; ".join(error.args)) from None
 
 
-# the archive
+# archive
 
 
 def _opened(wheel: Path) -> zipfile.ZipFile:
@@ -100,7 +101,7 @@ def _opened(wheel: Path) -> zipfile.ZipFile:
 
 
 def _hostile(archive: zipfile.ZipFile) -> Iterator[str]:
-    """What would write outside, twice, or without end. At most ten of each kind are named."""
+    """Yield the members that would write outside, twice, or without limit. At most ten of each kind are named."""
     infos = archive.infolist()
     if len(infos) > _MOST_MEMBERS:
         yield f"{len(infos)} files are more than {_MOST_MEMBERS}"
@@ -133,13 +134,13 @@ def _files(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
 
 
 def _installed(name: str) -> str:
-    """Where an installer puts it, below site-packages."""
+    """Return the path below site-packages where an installer puts the file."""
     match = _DATA.fullmatch(name)
     return match[1] if match else name
 
 
 def _compiled(archive: zipfile.ZipFile) -> Iterator[Module]:
-    """Its compiled files; all others are read too, since only that shows whether they are whole."""
+    """Yield the compiled files. All other files are read too, since only reading shows whether they are intact."""
     with temporary_files.folder("wheel") as folder:
         copy, nowhere = folder / "file.so", Path(os.devnull)
         for info in _files(archive):
@@ -155,7 +156,7 @@ def _compiled(archive: zipfile.ZipFile) -> Iterator[Module]:
                 yield Module(path, compiled_file_reader.read(str(copy), path))
 
 
-# what it says it is
+# file name and metadata
 
 
 def _named(wheel: Path) -> tuple[str, frozenset[Tag]]:
@@ -183,7 +184,7 @@ def _tags(tags: frozenset[Tag], python: str | None) -> Iterator[str]:
 
 
 def _interpreter(tags: frozenset[Tag]) -> str | None:
-    """ "3.11" of cp311; the newest where there are several, and the newest known where any will do."""
+    """Return "3.11" for cp311; the newest of several versions; the newest known version if any version fits."""
     found = [match for tag in tags for match in [re.fullmatch(r"(?:cp|py)3([0-9]{1,2})", tag.interpreter)] if match]
     if found:
         return f"3.{max(int(match[1]) for match in found)}"
@@ -223,7 +224,7 @@ def _is_own(folder: str, wheel: Path) -> bool:
     return named[:2] == parse_wheel_filename(wheel.name)[:2]
 
 
-# what is in it
+# contents
 
 
 def _modules(paths: list[str], inside: list[Module], asked: Sequence[str], python: str | None) -> Iterator[str]:
@@ -244,7 +245,7 @@ def _modules(paths: list[str], inside: list[Module], asked: Sequence[str], pytho
 
 
 def _code(inside: list[Module], arch: str) -> Iterator[str]:
-    """A file without any device code is host code, as apex_C is; but of some file it must be there."""
+    """Check device code. A file without device code is host code, as apex_C is, but at least one file must have it."""
     wanted = torch_cuda_arch_list_parser.capabilities(arch)
     coded = [(item.path, item.file.architectures) for item in inside if item.file.architectures is not None]
     if wanted and not coded:
@@ -258,7 +259,7 @@ def _code(inside: list[Module], arch: str) -> Iterator[str]:
             yield f"{_quoted(path)} has no device code for compute capability {', '.join(lacking)}: {has}"
 
 
-# words
+# formatting
 
 
 def _said(error: BaseException) -> str:

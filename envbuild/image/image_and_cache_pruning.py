@@ -1,4 +1,5 @@
-"""What is old: images that no lock names, and cached files that no lock needs. Never a verified or a running image."""
+"""Finds what can be removed: images that no lock names, and cached files that no lock needs. Never a verified image or
+one that a container uses."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _DAY = 24 * 3600
 
 @dataclass(frozen=True)
 class Removable:
-    """An image tag or a cached file or folder, with its size in bytes. `holds`: what a hash as a name stands for."""
+    """An image tag, or a cached file or folder, with its size in bytes. `holds`: the contents, if the name is a
+    hash."""
 
     kind: str
     name: str
@@ -31,8 +33,8 @@ class Removable:
 def images(
     engine: Engine, names: Iterable[str], current: Iterable[Lock], elsewhere: Iterable[str] = ()
 ) -> Iterator[Removable]:
-    """Images of these profiles that are neither verified, nor in use by a container, nor those of a current lock; of
-    profiles `elsewhere`, which are not seen from here, only those that this envbuild built."""
+    """Yield the images of these profiles that are neither verified, nor used by a container, nor built from a current
+    lock. For profiles `elsewhere`, whose locks are not visible here, only images that this envbuild built."""
     repositories, others = {repository(name) for name in names}, {repository(name) for name in elsewhere}
     made = {record.handle for record in build_records_and_comparison.all_records()}
     keep_tags = {lock.short for lock in current} | {VERIFIED}
@@ -44,13 +46,13 @@ def images(
         if mine and handle not in kept and tag.rpartition(":")[2] not in keep_tags:
             yield Removable("image", tag, size)
     for lock_id, handle, size in engine.untagged(LOCK_LABEL):
-        if handle in made and handle not in kept:  # a child image inherits the label, and is not ours
+        if handle in made and handle not in kept:  # a child image inherits the label but is not ours
             yield Removable("image", handle, size, f"without a tag, of lock {lock_id.removeprefix('sha256:')[:12]}")
 
 
 def caches(names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]:
-    """Files in our caches that no current lock names, the build contexts of `names`, whose locks the caller holds, and
-    what interrupted runs left."""
+    """Yield cached files that no current lock names, the build contexts of `names`, whose process locks the caller
+    holds, and what interrupted runs left."""
     locks = list(current)
     wheels = {locked.wheel.sha256 for lock in locks for locked in _wheels(lock)}
     debs = {deb.sha256 for lock in locks for deb in lock.debs}
@@ -65,7 +67,7 @@ def caches(names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]
     for kind, wanted in kinds.items():
         folder = user_folders.cache_folder(kind, make=False)
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            # what begins with a dot is on its way in, unless it is old
+            # a name with a leading dot is a file in transfer, unless it is old
             if path.name not in wanted and (not path.name.startswith(".") or time.time() - path.stat().st_mtime > _DAY):
                 inside = ", ".join(sorted(file.name for file in path.iterdir())) if path.is_dir() else ""
                 yield Removable(kind, str(path), _size(path), inside)
@@ -76,7 +78,7 @@ def caches(names: Iterable[str], current: Iterable[Lock]) -> Iterator[Removable]
 
 
 def forget_gone_locks(engine: Engine, noted: Iterable[Path]) -> None:
-    """Locks that are gone, once no image of theirs is there."""
+    """Forget the locks that no longer exist and have no image left."""
     there = {tag.rpartition(":")[0] for tag, _, _ in engine.images(PREFIX)}
     for file in noted:
         if not file.exists() and repository(noted_lock_paths.name(file)) not in there:
@@ -84,7 +86,7 @@ def forget_gone_locks(engine: Engine, noted: Iterable[Path]) -> None:
 
 
 def temporary() -> Iterator[Removable]:
-    """What killed processes left of their temporary folders."""
+    """Yield temporary folders that killed processes left."""
     yield from (Removable("temporary", str(path), _size(path)) for path in temporary_files.abandoned())
 
 
@@ -93,7 +95,7 @@ def _wheels(lock: Lock) -> tuple[LockedWheel, ...]:
 
 
 def _archives(lock: Lock) -> Iterator[str]:
-    """An sdist is one of them."""
+    """Yield the hashes of the archives; sdists are archives too."""
     yield from (archive.sha256 for archive in (*lock.archives, *(lock.builder.archives if lock.builder else ())))
     yield from (one.digest for one in lock.extensions if one.kind == "sdist")
 

@@ -26,21 +26,21 @@ from envbuild.util import user_folders
 from envbuild.util.canonical_json import canonical_digest
 from envbuild.util.errors import DiskError, EngineError
 
-# Layer over wheel, measured: 3.6 for torch 2.13.0+cpu (699 of 192 MB), 1.5 for cuBLAS 12.5.2.13 (553 of 363), 1.8 for
-# all of step-video; base over its Debian packages: 4.1 (201 of 49 MB).
+# Layer size over wheel size, measured: 3.6 for torch 2.13.0+cpu (699 of 192 MB), 1.5 for cuBLAS 12.5.2.13 (553 of 363),
+# 1.8 for all of step-video; base over its Debian packages: 4.1 (201 of 49 MB).
 _WHEEL_UNPACKED, _DEB_UNPACKED = 3.7, 4.5
-# CUDA's Debian packages by their Installed-Size: 2.7 (5.0 of 1.88 GB), and they are unpacked once, in the builder.
+# CUDA's Debian packages by their Installed-Size: 2.7 (5.0 of 1.88 GB). They are unpacked once, in the builder.
 _TOOL_UNPACKED = 3.0
 
 
 def matching_records(lock: Lock, text: str) -> list[Record]:
-    """What was built from this lock with this Dockerfile by this envbuild, in whatever engine."""
+    """Return the records of builds from this lock and Dockerfile by this envbuild, in any engine."""
     wanted = recipe_digest(lock, text)
     return [record for record in build_records_and_comparison.all_records() if record.recipe == wanted]
 
 
 def existing_image(engine: Engine, lock: Lock, text: str) -> Image | None:
-    """The image that was built from this lock and Dockerfile, if the engine still has it."""
+    """Return the image built from this lock and Dockerfile, if the engine still has it."""
     for record in matching_records(lock, text):
         image = engine.find(record.handle)
         if image and image.id == record.image:
@@ -49,16 +49,17 @@ def existing_image(engine: Engine, lock: Lock, text: str) -> Image | None:
 
 
 def recipe_digest(lock: Lock, text: str) -> str:
-    """sha256 over all that decides what is in an image: lock, Dockerfile, installers, recipe of the base."""
+    """Return the sha256 of everything that determines an image: lock, Dockerfile, installers, recipe of the base."""
     tools = [tool.read_text(encoding="utf-8") for tool in dockerfile_renderer.TOOLS]
     uv = importlib.metadata.version("uv")
     return canonical_digest([lock.id, text, tools, uv, debian_base_tar.base_recipe() if lock.suite else None])
 
 
 def needed_bytes(lock: Lock, compiling: bool = False) -> int:
-    """Disk that a build takes in the engine: the context, what is unpacked of it, and the layers made of that.
+    """Return the bytes a build takes on the engine's disk: the context, its unpacked contents, and the layers made of
+    them.
 
-    `compiling`: with what extensions are compiled with.
+    `compiling`: include the tools that compile extensions.
     """
     wheels, archives, tools = _packed(lock, compiling)
     packed_bytes = sum(wheel.bytes for wheel in wheels) + sum(archive.bytes for archive in archives)
@@ -69,7 +70,8 @@ def needed_bytes(lock: Lock, compiling: bool = False) -> int:
 
 
 def _packed(lock: Lock, compiling: bool) -> tuple[Sequence[LockedWheel], Sequence[Archive], Sequence[Deb]]:
-    """Wheels and archives, those of the builder among them where something is compiled; and its Debian packages."""
+    """Return the wheels, the archives, and the builder's Debian packages; with `compiling`, wheels and archives include
+    the builder's."""
     tools = lock.builder
     if tools is None or not compiling:
         return lock.wheels, lock.archives, ()
@@ -77,9 +79,9 @@ def _packed(lock: Lock, compiling: bool) -> tuple[Sequence[LockedWheel], Sequenc
 
 
 def fetched_bytes(lock: Lock, compiling: bool = False) -> int:
-    """What our own caches still have to take: wheels and archives they lack, and the base before it is made.
+    """Return the bytes that our own caches still need: missing wheels and archives, and the base if it is not made yet.
 
-    `compiling`: with what extensions are compiled with.
+    `compiling`: include the tools that compile extensions.
     """
     wheels, archives, tools = _packed(lock, compiling)
     wheel_store, archive_store, deb_store = (
@@ -95,7 +97,7 @@ def fetched_bytes(lock: Lock, compiling: bool = False) -> int:
 
 
 def require_disk_space(engine: Engine, lock: Lock, compiling: bool = False) -> None:
-    """Raises DiskError, with the figures, where a disk cannot take what is fetched and built; `compiling`: where an
+    """Raise DiskError, with the numbers, if a disk has no space for the downloads and the build. `compiling`: an
     extension is compiled first."""
     places = [(user_folders.cache_folder("wheels"), fetched_bytes(lock, compiling))]
     if engine.data_folder:
@@ -112,10 +114,10 @@ def require_disk_space(engine: Engine, lock: Lock, compiling: bool = False) -> N
 
 
 def start_build(engine: Engine, lock: Lock, name: str, text: str) -> None:
-    """Build what needs no wheel, for build_layers to find in the engine's cache; the base must be made. Nothing, where
-    that engine was given it by a build of this name before.
+    """Build the part that needs no wheel, so that build_layers finds it in the engine's cache; the base must exist.
+    Does nothing if an earlier build of this name already did that in this engine.
 
-    Raises what build_layers raises, and Taken while another builds on the same base.
+    Raises what build_layers raises, and Taken while another process builds on the same base.
     """
     _require_platform(engine, lock)
     beginning = dockerfile_renderer.beginning(text)
@@ -147,9 +149,9 @@ def build_layers(
     say: Callable[[str], None],
     on_line: Callable[[str], None],
 ) -> Image:
-    """Build all but the labels of a lock's image, under a tag of its own, to be measured.
+    """Build the image of a lock without its labels, under a separate tag, so that it can be audited.
 
-    Everything it is made of must be in the stores, its extensions built. Raises EngineError, BuildError or DiskError.
+    All its parts must be in the stores and its extensions compiled. Raises EngineError, BuildError or DiskError.
     """
     _require_platform(engine, lock)
     build_context_folders.fill_context(lock, name, {one.name: one.path for one in extensions})
@@ -159,7 +161,8 @@ def build_layers(
 
 
 def layers_tag(lock: Lock, name: str) -> str:
-    """What names the layers until they are labelled; it stays where they are found wanting, to be looked at."""
+    """Return the tag of the layers before they are labelled. It remains if the audit fails, so that the layers can be
+    inspected."""
     return f"{repository(name)}:{lock.short}-layers"
 
 
@@ -175,22 +178,23 @@ def build_labelled(
     on_line: Callable[[str], None],
     note: Callable[[str], None],
 ) -> Image:
-    """The same build again with labels, tagged `envbuild/<name>:<12 hex of the lock id>`; writes the record. `note` is
-    told where another image was recorded before.
+    """Build the same image with labels, tag it `envbuild/<name>:<12 hex of the lock id>`, and write the build record.
+    `note` receives a message if a different image was recorded before.
 
-    Follows build_layers, whose context and cached layers it takes. Raises EngineError, BuildError or DiskError.
+    Runs after build_layers and uses its context and cached layers. Raises EngineError, BuildError or DiskError.
     """
     options = [f"--label={key}={value}" for key, value in sorted(labels.items())]
     image = _image(engine, lock, name, text, f"{repository(name)}:{lock.short}", options, say, on_line)
     builder = f"docker {engine.version}" + (f", builder {engine.builder}" if engine.builder else "")
     compiled = tuple(one.record for one in extensions)
-    engine.remove(layers_tag(lock, name))  # before the record: with that there is no next build, to remove it
+    # before the record: once recorded, the image is not built again, and nothing else would remove the tag
+    engine.remove(layers_tag(lock, name))
     record = Record(image.id, image.handle, lock.id, recipe_digest(lock, text), image.layers, builder, compiled)
     told = build_records_and_comparison.another(
         matching_records(lock, text), record, [layer.title for layer in dockerfile_renderer.image_layers(lock)]
     )
     if told:
-        note(told)  # before the record: with that there is no next build, to tell it
+        note(told)  # before the record: once recorded, the image is not built again, and the note would never be shown
     build_records_and_comparison.write(record)
     return image
 

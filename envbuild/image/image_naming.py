@@ -1,4 +1,4 @@
-"""What images are called, and what they say of themselves."""
+"""Names of images and of their labels."""
 
 from __future__ import annotations
 

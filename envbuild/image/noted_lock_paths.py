@@ -1,4 +1,5 @@
-"""Where the locks lie that images were built from: a profile given by its path is in no folder that is looked at."""
+"""Remembers the paths of locks that images were built from: a profile given by path is in no directory that prune
+searches."""
 
 from __future__ import annotations
 
@@ -16,16 +17,17 @@ _KIND = "built"
 
 
 def note_lock(lock_file: Path) -> None:
-    """Nothing for a lock that is no file, as of what is made again for a comparison: it would wait for ever."""
+    """Note the path of a lock. Does nothing if the file does not exist, as for the lock of a rebuild: its entry would
+    never be removed."""
     file = _file(lock_file.absolute())
     if lock_file.is_file() and not file.is_file():
         write_atomically(file, os.fsencode(lock_file.absolute()))
 
 
 def all_locks() -> Iterator[Path]:
-    """The locks that were noted, whether they are still there or not."""
+    """Yield the noted locks, whether they still exist or not."""
     for file in sorted(user_folders.cache_folder(_KIND, make=False).glob("*.txt")):
-        with contextlib.suppress(FileNotFoundError):  # another prune forgot it meanwhile
+        with contextlib.suppress(FileNotFoundError):  # another prune removed it in the meantime
             path = Path(os.fsdecode(file.read_bytes()))
             if _file(path) == file:
                 yield path
@@ -36,7 +38,7 @@ def forget_lock(lock_file: Path) -> None:
 
 
 def name(lock_file: Path) -> str:
-    """Of the profile, and so of its images."""
+    """Return the name of the lock's profile, which is also the name of its images."""
     return lock_file.name.removesuffix(LOCK)
 
 

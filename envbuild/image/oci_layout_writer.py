@@ -1,4 +1,4 @@
-"""An OCI image layout in a folder: an image that the engine saves, with unpacked layers; written as one tar."""
+"""Writes an OCI image layout: an image that the engine saves, with uncompressed layers, as one tar."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LAYER = "application/vnd.oci.image.layer.v1.tar"
 
 
 class Folder:
-    """A layout being made, in a folder of its own."""
+    """An OCI layout that is being written, in a separate folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -64,8 +64,8 @@ class Folder:
         return False
 
     def take(self, engine: Engine, image: Image) -> Manifest:
-        """An image that the engine saves, its layers as blobs, unpacked. Raises EngineError, also if it saves
-        another."""
+        """Save an image of the engine into the layout, its layers as uncompressed blobs. Raises EngineError, also if
+        the engine saves a different image."""
         wanted = {image.id, *image.layers}
         with engine_save_stream.files(engine, image) as contents:
             taken = {self._take(content) for content in contents}
@@ -90,7 +90,7 @@ class Folder:
         return content.digest
 
     def write(self, file: Path, files: Mapping[str, bytes]) -> Path:
-        """The whole as one tar, the same for the same content."""
+        """Write the layout as one tar; the same content gives the same tar."""
         tagged = [(tag, self.manifest(tag)) for tag in sorted(self._tags) if not oci_types.DIGEST.fullmatch(tag)]
         manifests = [{**found.descriptor, "annotations": {REF: tag}} for tag, found in tagged if found]
         own = {
@@ -109,7 +109,7 @@ class Folder:
 
 @contextlib.contextmanager
 def saved(engine: Engine, image: Image) -> Iterator[Folder]:
-    """An image of the engine as a layout, for as long as it is looked into. Raises EngineError."""
+    """Yield an image of the engine as a temporary layout. Raises EngineError."""
     with temporary_files.folder("saved") as folder:
         local = Folder(folder / "layout")
         local.take(engine, image)
@@ -117,12 +117,12 @@ def saved(engine: Engine, image: Image) -> Iterator[Folder]:
 
 
 def blob_path(digest: str) -> str:
-    """Where a layout has the blob of this digest."""
+    """Return the path of a blob in a layout."""
     return f"blobs/sha256/{digest.removeprefix('sha256:')}"
 
 
 def tar_member(name: str, size: int) -> tarfile.TarInfo:
-    """A plain file of `size` bytes, without a time or an owner."""
+    """Return the tar header of a regular file of `size` bytes, without time and owner."""
     member = tarfile.TarInfo(name)
     member.size = size
     return member

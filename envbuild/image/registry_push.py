@@ -1,4 +1,4 @@
-"""An image into a registry, and whether it is there: by a tag of its own id."""
+"""Pushes an image to a registry, and checks whether it is there, under a tag that contains its image id."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from envbuild.util.errors import CheckFailed, UsageError
 
 
 def parse_repository(text: str) -> Reference:
-    """Raises UsageError for what names an image of it, or nothing."""
+    """Parse the name of a repository. Raises UsageError if the text is invalid or has a tag or digest."""
     try:
         reference = Reference.parse(text)
     except UsageError as error:
@@ -27,13 +27,17 @@ def parse_repository(text: str) -> Reference:
 def pushed(
     engine: Engine, place: Repository, image: Image, on_line: Callable[[str], None], zstd: bool = False
 ) -> tuple[Manifest, bool]:
-    """The image in a registry, and whether it was there, however its layers are packed: under a tag of its own id, for
-    one cannot push by digest. `zstd`: we pack its layers and send them; else the engine does. Nothing is believed but
-    the manifest. Raises CheckFailed where that is another's, NetworkError, DiskError."""
+    """Push an image unless the registry has it, with any compression. Return its manifest and whether it was there
+    already.
+
+    The image gets a tag with its id, since a push by digest is not possible. With `zstd`, envbuild compresses and
+    uploads the layers; otherwise the engine does. Only the manifest in the registry counts as success. Raises
+    CheckFailed if that is of a different image, NetworkError, DiskError.
+    """
     tag, found = _tag(image), there(place, image)
     name = place.reference.repository
     if found is not None:
-        engine.remove(f"{name}:{tag}")  # of one that was killed just after it had pushed
+        engine.remove(f"{name}:{tag}")  # left if an earlier run was killed just after its push
         return found, True
     if zstd:
         zstd_push.push_zstd(engine, place, image, tag, on_line)
@@ -58,6 +62,6 @@ def _tag(image: Image) -> str:
 
 
 def there(place: Repository, image: Image) -> Manifest | None:
-    """The image's manifest, where its tag names that."""
+    """Return the image's manifest, if its tag refers to that image."""
     found = place.manifest(_tag(image))
     return found if found is not None and not found.is_index and found.config == image.id else None

@@ -1,6 +1,6 @@
-"""An image's layers packed with zstd, and brought into a registry by us: the engine packs them with gzip alone.
+"""Compresses an image's layers with zstd and uploads them to a registry: the engine itself only compresses with gzip.
 
-What in the engine's archive is a layer, and what the configuration, is told by its digest, not by its name there.
+Files in the engine's archive are identified as layer or configuration by their digest, not by their name.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from envbuild.util import disk_space, temporary_files
 from envbuild.util.errors import DiskError, EngineError
 
 LAYER = "application/vnd.oci.image.layer.v1.tar+zstd"
-_LEVEL = 3  # zstd's own choice; another gives other digests
+_LEVEL = 3  # zstd's default; another level gives other digests
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A file that the engine saves. `digest` and `size` are of its content, unpacked. A layer has `packed`, the
-    descriptor of its packed form; what is small and none has `raw`, the content itself."""
+    """A file that the engine saves. `digest` and `size` describe the uncompressed content. A layer has `packed`, the
+    descriptor of its compressed form; a small file that is not a layer has `raw`, its content."""
 
     digest: str
     size: int
@@ -39,9 +39,9 @@ class _Part:
 
 
 def push_zstd(engine: Engine, place: Repository, image: Image, tag: str, on_line: Callable[[str], None]) -> None:
-    """The image under a tag. What the registry has of it is not sent again; the manifest comes last, and is the same
-    for the same image and release of zstd. Raises DiskError without room for the largest layer, EngineError if the
-    engine saves something else, NetworkError."""
+    """Push the image under a tag. Layers that the registry has are not sent again. The manifest is pushed last, and is
+    the same for the same image and release of zstd. Raises DiskError without space for the largest layer, EngineError
+    if the engine saves something else, NetworkError."""
     found: dict[str, dict[str, Any]] = {}
     raw = b""
     with temporary_files.folder("push") as folder:
@@ -71,7 +71,7 @@ def push_zstd(engine: Engine, place: Repository, image: Image, tag: str, on_line
 
 
 def _require_room(engine: Engine, image: Image, folder: Path) -> None:
-    """Packed, a layer is hardly ever larger than it was."""
+    """Check for space for the largest layer: compressed, a layer is hardly ever larger than before."""
     largest = max(engine.layer_sizes(image) or (0,))
     if shutil.disk_usage(folder).free < largest:
         free = disk_space.free_space(folder.parent)
@@ -80,22 +80,22 @@ def _require_room(engine: Engine, image: Image, folder: Path) -> None:
 
 
 def _parts(engine: Engine, image: Image, file: Path) -> Iterator[_Part]:
-    """Each file that the engine saves; a packed form is in `file` until the next one is asked for."""
+    """Yield each file that the engine saves; the compressed form is in `file` until the next one is requested."""
     with engine_save_stream.files(engine, image) as contents:
         for content in contents:
             begin = content.read(registry_image_reader.CONFIG_BYTES)
             if (
                 len(begin) < registry_image_reader.CONFIG_BYTES and content.digest not in image.layers
-            ):  # read to its end
+            ):  # the whole content was read
                 yield _Part(content.digest, len(begin), begin)
             else:
                 yield _packed(begin, content, file)
 
 
 def _packed(begin: bytes, content: Unpacked, file: Path) -> _Part:
-    import zstandard  # here and in unpacking alone: few commands need it
+    import zstandard  # imported here and for decompression only: few commands need it
 
-    # All that the bytes depend on beside the content: the level, one thread, a checksum, and no size at the begin.
+    # Everything except the content that determines the bytes: the level, one thread, a checksum, no size in the header.
     packer = zstandard.ZstdCompressor(level=_LEVEL, threads=0, write_checksum=True, write_content_size=False)
     compressor, seen, before = packer.compressobj(), hashlib.sha256(), 0
     with file.open("wb") as target:

@@ -1,4 +1,5 @@
-"""Where an outcome changes in a row of versions, found with few tries. Pure: how a version is tried is the caller's."""
+"""Binary search for the version where an outcome changes, and the types of its result. Pure: the caller tries
+versions."""
 
 from __future__ import annotations
 
@@ -10,8 +11,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Found:
-    """Two indexes and whether each passes. Where they differ, nothing between them could be tried; where they agree,
-    they are the ends of the row."""
+    """The result of the search: two indexes, and whether each version passes.
+
+    If the outcomes differ, no version between the two could be tried. If they agree, the indexes are the two ends of
+    the list.
+    """
 
     low: int
     high: int
@@ -24,15 +28,16 @@ class Found:
 
     @property
     def passing(self) -> int | None:
-        """The oldest known to pass."""
+        """The oldest version known to pass."""
         return self.low if self.low_passes else self.high if self.high_passes else None
 
 
 def search_versions(count: int, passes: Callable[[int], bool | None]) -> Found | None:
-    """Try both ends, then halve what lies between them, if they differ; None where nothing could be tried.
+    """Try both ends; if they differ, bisect between them. Return None if no version could be tried.
 
-    `passes` says None for what cannot be tried at all; its neighbours are then. With one change in the row that one is
-    found; with several, one of them: what is returned was tried in any case.
+    `passes` returns None for a version that cannot be tried; the search then tries its neighbours. If the outcome
+    changes once in the list, the search finds that change; if it changes several times, it finds one of the changes.
+    Both returned versions were actually tried.
     """
     outcomes: dict[int, bool | None] = {}
 
@@ -60,14 +65,15 @@ def search_versions(count: int, passes: Callable[[int], bool | None]) -> Found |
 
 
 def most_tries(count: int) -> int:
-    """How often `search_versions` asks at most of a row of `count`, where each can be tried: both ends, then halves."""
+    """The largest number of tries that `search_versions` needs for `count` versions if each can be tried: both ends,
+    then a binary search."""
     return min(count, 2) + max(0, count - 2).bit_length()
 
 
 @dataclass(frozen=True)
 class Hunt:
-    """What a bisection looks for: the pin to move, what decides (a probe, or the file `script`), and between which
-    versions to search, both included."""
+    """The parameters of a bisection: the pin to vary, what decides (a probe, or the file `script`), and the range of
+    versions to search, bounds included."""
 
     pin: str
     decides: str
@@ -83,7 +89,7 @@ class Hunt:
 
 @dataclass(frozen=True)
 class Try:
-    """One version of a bisection. `passed` None: no image can be made of it."""
+    """The try of one version. `passed` is None if no image can be built with it."""
 
     version: str
     passed: bool | None
@@ -93,7 +99,8 @@ class Try:
 
 @dataclass
 class Bisection:
-    """What a bisection came to; filled in as it goes. `versions`: all that lay within its bounds, oldest first."""
+    """The state and result of a bisection, updated during the run. `versions`: all versions within the bounds, oldest
+    first."""
 
     profile: str
     hunt: Hunt
@@ -103,7 +110,8 @@ class Bisection:
     found: Found | None = None
 
     def document(self) -> dict[str, Any]:
-        """`first`: the oldest version known to pass; `change`: the two versions between which the outcome changes."""
+        """Return the JSON document. `first`: the oldest version known to pass; `change`: the two versions between which
+        the outcome changes."""
         found, versions = self.found, self.versions
         first = found.passing if found else None
         return {

@@ -1,4 +1,4 @@
-"""What a build needs is brought to the stores, and shown as it comes."""
+"""Downloads what a build needs into the stores, and shows the progress."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from envbuild.util.errors import EnvbuildError, HashMismatch
 
 
 def show_download(progress: Progress) -> Callable[[str, int], None]:
-    """Shows how much has come, and the file under way."""
+    """Return a callback that shows the number of bytes downloaded and the current file."""
     came: dict[str, int] = {}
 
     def show(file: str, count: int) -> None:
@@ -34,14 +34,15 @@ def show_download(progress: Progress) -> Callable[[str, int], None]:
 
 
 def one_fetch_at_a_time(progress: Progress) -> contextlib.AbstractContextManager[None]:
-    """One process at a time fetches: what two profiles share comes once."""
+    """Let only one process download at a time, so that files shared by two profiles are downloaded once."""
     return process_locks.exclusive("_fetch", "fetches what an image is made of", progress.say)
 
 
 @contextlib.contextmanager
 def beside(work: Callable[[], None]) -> Iterator[None]:
-    """`work` runs in a thread meanwhile; it is only done ahead: what it fails with shows where it is done for good.
-    HashMismatch alone is raised here: its file is removed, and would only be missed there."""
+    """Run `work` in a thread while the body of the `with` runs. `work` is only done ahead of time: its other errors are
+    ignored here, since they occur again where its result is really needed. HashMismatch alone is raised here: its file
+    is removed, so that the later step would only find it missing."""
     damaged: list[HashMismatch] = []
 
     def ahead() -> None:
@@ -70,8 +71,8 @@ def beside(work: Callable[[], None]) -> Iterator[None]:
 def fetch_image_parts(
     plan: Plan, locked: Lock, progress: Progress, meanwhile: Callable[[], None] | None = None
 ) -> None:
-    """All that an image is made of, but for its extensions; its base is made, first. `meanwhile`: what can be done once
-    it is, while the rest is fetched."""
+    """Download everything an image is made of, except its extensions. Build the base first; run `meanwhile` once the
+    base exists, while the rest is downloaded."""
     show = show_download(progress)
     with one_fetch_at_a_time(progress):
         if locked.suite:
@@ -86,7 +87,7 @@ def fetch_image_parts(
 
 
 def builder(plan: Plan, locked: Lock, one: LockedExtension, progress: Progress) -> None:
-    """What an extension is compiled with and from, as far as it is not in the image."""
+    """Download what an extension is compiled with and from, as far as the image does not contain it."""
     assert locked.builder and plan.extension_toolchain
     show = show_download(progress)
     with one_fetch_at_a_time(progress):

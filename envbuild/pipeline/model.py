@@ -1,4 +1,4 @@
-"""What a run of the pipeline is asked for, what it comes to, and where a person sees it happen."""
+"""Types of a pipeline run: its options, its results, and the interface that shows its progress."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Progress(Protocol):
-    """Where a person sees what happens; nothing of it goes to stdout."""
+    """Shows progress to the user; writes nothing to stdout."""
 
     def begin(self, step: str) -> None: ...
     def line(self, text: str) -> None: ...
@@ -43,7 +43,7 @@ class Step:
 
 @dataclass(frozen=True)
 class StepResult(Generic[T]):
-    """What a step came to. `cached`: nothing had to be done; `note`: for the reader, behind the step's name."""
+    """The result of a step. `cached`: nothing had to be done; `note`: text shown after the step's name."""
 
     value: T
     cached: bool = False
@@ -52,10 +52,9 @@ class StepResult(Generic[T]):
 
 @dataclass(frozen=True)
 class On:
-    """Where the self-test runs. `runner` None: as the site's settings say. `given`: a runner's name -> its settings,
-    over the site's. `resume`: the id of a job there that was begun before. `gpu`: on which of the profile's GPUs.
-    `nodes`: on as many machines together too.
-    """
+    """Where the self-test runs. `runner`: None means as configured in the site's settings. `given`: maps a runner's
+    name to settings that override the site's. `resume`: the id of a job started there earlier. `gpu`: the GPU model to
+    test on, one of the profile's. `nodes`: if more than one, the self-test also runs on that many nodes together."""
 
     runner: str | None = None
     given: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -75,34 +74,34 @@ class Options:
     write: bool = False
     requirements: Path | None = None
     asked: RunRequest = selftest_job.ALL
-    tolerant: bool = False  # known faults are tried, not refused
-    script: Script | None = None  # instead of the profile's own
+    tolerant: bool = False  # known faults are tried instead of refused
+    script: Script | None = None  # replaces the profile's own script
     on: On = HERE
-    builder: str | None = None  # of buildx, if not the engine's own
-    unproved: bool = False  # what cannot be proved here is built all the same
+    builder: str | None = None  # name of a buildx builder, if not the engine's default
+    unproved: bool = False  # build even what cannot be verified here
     accept_old: tuple[str, ...] = ()  # packages that may be far behind their newest release
 
     @property
     def trial(self) -> bool:
-        """Pins to try: no file is changed and `verified` is never moved."""
+        """True if pins are only tried: no file is changed and the tag `verified` is not moved."""
         return bool(self.pins) and not self.write
 
 
 @dataclass
 class Made:
-    """What `make` and its parts came to; filled in as the steps go."""
+    """The results of `make` and its parts, filled in as the steps run."""
 
     name: str
     steps: list[Step] = field(default_factory=list)
     lock: Lock | None = None
     image: Image | None = None
-    interpreter: Path | None = None  # of this machine, tested instead of an image
+    interpreter: Path | None = None  # interpreter on this machine, tested instead of an image
     tags: list[str] = field(default_factory=list)
     run: TestRun | None = None
-    memory_gb: float | None = None  # what the self-test's container may take
+    memory_gb: float | None = None  # memory limit of the self-test's container
     evidence: Path | None = None
     proofs: tuple[Proof, ...] = ()
-    notes: list[str] = field(default_factory=list)  # what is to be known of it beside the steps
+    notes: list[str] = field(default_factory=list)  # notes for the user, in addition to the steps
 
     @property
     def status(self) -> str:

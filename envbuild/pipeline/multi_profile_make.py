@@ -1,7 +1,9 @@
-"""`make` of several profiles: each is an envbuild of its own, so that none stops another; all share BuildKit's cache.
+"""Runs `make` for several profiles. Each runs in envbuild processes of its own, so that a failure does not stop the
+others; all share BuildKit's cache.
 
-Builds on one base take turns at the engine, by a lock that every envbuild takes; audits run beside the next build, and
-self-tests take turns at what they need of the machine. Why: docs/decisions/0013-several-profiles.md.
+Builds on the same base use the engine one after the other, by a lock that every envbuild takes. Audits run while the
+next profile is built. Self-tests wait until the CPU or the GPUs they need are free. Reasons:
+docs/decisions/0013-several-profiles.md.
 """
 
 from __future__ import annotations
@@ -28,13 +30,15 @@ from envbuild.util import process_locks
 from envbuild.util.errors import EnvbuildError, SystemFault, UsageError
 from envbuild.util.host_processes import Stop, run
 
-# What a self-test on the CPU keeps busy: level standard is 47 s of work, and takes 35 s on two processors.
+# CPUs that one self-test on the CPU keeps busy: level standard is 47 s of work and takes 35 s on two processors.
 _CPUS_EACH = 4 / 3
-# What a machine is short of its nominal memory, in self-tests: one of 24 GiB says 23.5, and is to hold three of 8.
+# Memory that a machine reports less than its nominal size, in units of self-tests: a machine of 24 GiB reports 23.5,
+# and must still run three self-tests of 8 GiB.
 _KERNELS_SHARE = 0.1
-# What was found wrong in an image, then what could not be done here, what is yours to mend, what is only unproved.
+# Exit codes, most severe first: faults found in an image, then what could not be done here, then errors the user must
+# fix, and last images that are only unverified.
 _WORST_FIRST = (130, 5, 6, 7, 3, 8, 2, 4, 0)
-# A step that ended, as cli/console.py tells it: its name, and its seconds or that it is up to date.
+# A line for a finished step, as cli/console.py prints it: the step's name, then its seconds or "up to date".
 _STEP = re.compile(r"  (\S[^:]{0,12}?) +(up to date|[0-9.]+ s)  ")
 
 Say = Callable[[str, str], None]
@@ -42,7 +46,8 @@ Say = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class BatchItem:
-    """What every profile is made with. `gpus`: cards to hand out; without them a GPU's self-test has all, alone."""
+    """The options common to all profiles. `gpus`: GPUs to distribute; if empty, one GPU self-test at a time uses all
+    GPUs."""
 
     locked: bool = False
     no_cache: bool = False
@@ -55,8 +60,8 @@ class BatchItem:
 
 @dataclass(frozen=True)
 class BatchOutcome:
-    """How one profile ended: the exit code and the document that `make --json` of it alone would have given. `asked`:
-    how a command line asks for it."""
+    """The result of one profile: the exit code and the JSON document that `make --json` of that profile alone would
+    have given. `asked`: the profile as written on a command line."""
 
     name: str
     code: int
@@ -74,12 +79,12 @@ class BatchOutcome:
 
 
 def worst_exit_code(codes: Sequence[int]) -> int:
-    """The exit code of all: a code that is not known is worse than any."""
+    """Return the exit code of the whole run: the most severe one; an unknown code is the most severe."""
     return min(codes, key=lambda code: _WORST_FIRST.index(code) if code in _WORST_FIRST else -1)
 
 
 class ResourcePool:
-    """Units of something, each in one pair of hands at a time."""
+    """A pool of units, each used by one thread at a time."""
 
     def __init__(self, units: Sequence[str]) -> None:
         self._all = len(units)
@@ -88,7 +93,7 @@ class ResourcePool:
 
     @contextlib.contextmanager
     def taking(self, count: int) -> Iterator[tuple[str, ...]]:
-        """`count` of them, or all where there are fewer; waits until they are free."""
+        """Take `count` units, or all if there are fewer; wait until they are free."""
         count = min(count, self._all)
         with self._changed:
             self._changed.wait_for(lambda: len(self._free) >= count)
@@ -103,18 +108,18 @@ class ResourcePool:
 
 @dataclass
 class BatchRun:
-    """The profiles that are made, and what they take turns at."""
+    """Makes several profiles and distributes the resources they share."""
 
     wanted: BatchItem
     say: Say
     builds: ResourcePool
-    tests: ResourcePool  # on the CPU
+    tests: ResourcePool  # self-tests on the CPU
     cards: ResourcePool
-    environment: Mapping[str, str]  # of those that sign
+    environment: Mapping[str, str]  # environment variables for the processes that sign
     stop: Stop = field(default_factory=Stop)
 
     def make(self, name: str, source: Source) -> BatchOutcome:
-        """Build, wait for a turn, prove. Raises nothing that a profile can cause."""
+        """Build the profile, wait for free resources, then test it. Raises nothing that a profile can cause."""
         begin = time.monotonic()
         told = _Told(source.name, self.say)
         with self.builds.taking(1):
@@ -129,7 +134,7 @@ class BatchRun:
 
     @contextlib.contextmanager
     def _turn(self, source: Source) -> Iterator[tuple[str, ...]]:
-        """The cards that this self-test is to use; none are named where it may use all, or needs none."""
+        """Yield the GPUs that this self-test must use; an empty tuple if it may use all or needs none."""
         if not source.profile.gpus:
             with self.tests.taking(1):
                 yield ()
@@ -147,7 +152,7 @@ class BatchRun:
         options += [f"--accept-old={package}" for package in wanted.accept_old]
         options += [f"--builder={wanted.builder}"] if wanted.builder else []
         options += [f"--gpus={','.join(gpus)}"] if gpus else []
-        # -P: no module of the working folder is taken for one of ours
+        # -P: a module in the working directory cannot shadow one of ours
         argv = [sys.executable, "-P", "-m", "envbuild", verb, "--json", *options, "--", name]
         signs = self.environment if verb == "make" else {}
         done = run(argv, env={**signs, process_locks.BESIDE: "1"}, on_line=told, stop=self.stop)
@@ -168,7 +173,8 @@ def _document(text: str) -> dict[str, Any] | None:
 
 
 class _Told:
-    """What a profile's two processes say, each step once: the second repeats those that are up to date."""
+    """Forwards the output of a profile's two processes and shows each step once: the second process repeats the steps
+    that are up to date."""
 
     def __init__(self, name: str, say: Say) -> None:
         self._name, self._say = name, say
@@ -194,11 +200,11 @@ def _refused(error: EnvbuildError) -> tuple[int, dict[str, Any]]:
 def make_profiles(
     names: Sequence[str], wanted: BatchItem, say: Say, done: Callable[[BatchOutcome], None]
 ) -> list[BatchOutcome]:
-    """Make every profile; one that fails stops no other. `say` gets a profile's name and what it says, `done` each
-    outcome as it comes; both from several threads.
+    """Make every profile; a failure does not stop the others. `say` receives a profile's name and a line of its output;
+    `done` receives each outcome when its profile ends. Both are called from several threads.
 
-    A name that is no profile's, and a profile that is not valid, are outcomes too. Raises EngineError where no engine
-    answers, UsageError where the signing key cannot be used.
+    An unknown name or an invalid profile is an outcome too. Raises EngineError if no engine responds, UsageError if the
+    signing key cannot be used.
     """
     engine = Engine()
     found: dict[str, tuple[str, Source]] = {}
@@ -237,7 +243,7 @@ def _batch_run(engine: Engine, profiles: Sequence[Source], wanted: BatchItem, sa
     return BatchRun(
         wanted,
         say,
-        builds=_pool(cpus),  # most of them wait for their turn at the engine
+        builds=_pool(cpus),  # most builds wait for the engine's lock
         tests=_pool(min(int(cpus / _CPUS_EACH), int(held))),
         cards=ResourcePool(wanted.gpus) if wanted.gpus else _pool(1),
         environment=keys_and_signatures.for_children(),

@@ -1,4 +1,5 @@
-"""The steps of one profile, from reading it to the tag `verified`. Each is timed and says whether it had to work."""
+"""The steps of one profile, from reading it to the tag `verified`. Each is timed and reports whether it did any
+work."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ class Session:
         self.progress = progress
         self.made = Made(name)
         self.engine: Engine | None = None
-        self.recorded: list[Record] = []  # of images that were not recorded before
+        self.recorded: list[Record] = []  # records of images that had no record before
 
     def step(self, name: str, work: Callable[[], StepResult[T]]) -> T:
         """Run one step and return its value."""
@@ -81,7 +82,7 @@ class Session:
         return result.value
 
     def note(self, text: str) -> None:
-        """What is to be known of what was made: told now, and in the document."""
+        """Show a note now and include it in the result document."""
         self.progress.say(text)
         self.made.notes.append(text)
 
@@ -117,7 +118,7 @@ class Session:
         return self.step("resolve", work)
 
     def lock(self, source: Source, plan: Plan) -> Lock:
-        """The lock, current, and the packages of its base at hand."""
+        """Return the current lock, after downloading its base packages."""
 
         def work() -> StepResult[Lock]:
             before = lock_file.read(source.known_lock)
@@ -143,7 +144,8 @@ class Session:
         return lock_update.update_lock(plan, before, progress=show, accept_old=frozenset(accepted), say=self.note)
 
     def at_hand(self, plan: Plan, found: Lock) -> Lock:
-        """Base packages that no mirror has any longer are locked again, unless --locked forbids it."""
+        """Download the base packages. Those that no mirror has any longer are locked again, unless --locked forbids
+        it."""
         if found.suite is None or (debian_base_tar.tar_file(found).is_file() and not found.apt):
             return found
         wanted = found.apt if debian_base_tar.tar_file(found).is_file() else (*found.base, *found.apt)
@@ -178,8 +180,9 @@ class Session:
         return self.step("render", work)
 
     def build(self, source: Source, plan: Plan, locked: Lock, text: str) -> Image:
-        """The image of a lock: built already, or its layers made, audited, and labelled with what is in them."""
-        noted_lock_paths.note_lock(source.known_lock)  # before there is an image that prune would not know
+        """Return the image of a lock: an existing one, or a new one whose layers are built, audited, and labelled with
+        the result."""
+        noted_lock_paths.note_lock(source.known_lock)  # before an image exists that prune would not recognise
         there = None if self.options.no_cache else image_build.existing_image(self.connected(), locked, text)
         if there is not None:
             image = self.step("build", lambda: self._built(source, locked, there))
@@ -193,7 +196,7 @@ class Session:
         return image
 
     def look_for_card(self) -> None:
-        """Before anything is built for it. Raises NotProved where the engine has no GPU."""
+        """Check for a GPU before anything is built that needs one. Raises NotProved if the engine has no GPU."""
 
         def work() -> StepResult[None]:
             docker_runner.look_for_gpu(self.connected())
@@ -202,8 +205,8 @@ class Session:
         self.step("card", work)
 
     def discard(self, image: bool = True) -> None:
-        """Remove the context of the build, and the image that was made of it, unless that was there before; with the
-        image its record, which would be told as another image than the next one."""
+        """Remove the build context, and the image built from it unless it existed before. Remove the image's build
+        record too: otherwise the next image would be reported as differing from it."""
         build_context_folders.discard(self.made.name)
         if not image:
             return
@@ -213,11 +216,11 @@ class Session:
             for reference in (tag, image_build.layers_tag(self.made.lock, self.made.name)):
                 self.connected().remove(reference)
         for record in self.recorded:
-            if self.connected().find(record.handle) is None:  # by no other name, and not kept by a container
+            if self.connected().find(record.handle) is None:  # the image has no other name and no container keeps it
                 build_records_and_comparison.remove_record(record)
 
     def extensions(self, source: Source, plan: Plan, locked: Lock, text: str) -> tuple[BuiltWheel, ...]:
-        """The wheels of what is compiled from source; no step where there is none."""
+        """Return the wheels of the extensions compiled from source; without extensions the step is omitted."""
 
         def work() -> StepResult[tuple[BuiltWheel, ...]]:
             found = [extension_wheel_build.find_wheel(locked, one) for one in locked.extensions]
@@ -241,7 +244,7 @@ class Session:
         )
 
     def _built(self, source: Source, locked: Lock, image: Image) -> StepResult[Image]:
-        """It is there already; its tag may not be."""
+        """The image exists already; set its tag if missing."""
         engine, named = self.connected(), repository(source.name)
         if engine.tags(named).get(locked.short) != image.handle:
             engine.tag(image, named, locked.short)
@@ -262,7 +265,7 @@ class Session:
         return StepResult(image, note=f"{some(len(image.layers), 'layer')}, {image.size / 1e6:.0f} MB")
 
     def _audit(self, source: Source, locked: Lock, image: Image) -> StepResult[dict[str, str]]:
-        """What the layers really hold; a defect or a known fault ends the build."""
+        """Audit the actual contents of the layers; a defect or a known fault ends the build."""
         target = image_build.layers_tag(locked, source.name)
         held = image_collector.collect_from_image(self.connected(), image, target, wheel_contents.wheel_hashes(locked))
         done = environment_audit.assess(target, held, environment_audit.expected_contents(source, locked, claimed=True))
@@ -283,7 +286,7 @@ class Session:
         return StepResult(image, note=said)
 
     def selftest(self, source: Source, runner: Runner, versions: Mapping[str, str], python: str) -> TestRun:
-        """Where the runner runs it; without an image nothing confines it."""
+        """Run the self-test by the runner. Without an image it runs unconfined."""
 
         def work() -> StepResult[TestRun]:
             prepared = self.job(source, runner, versions, python)
@@ -303,7 +306,8 @@ class Session:
     def _across(
         self, alone: TestRun, source: Source, runner: Runner, versions: Mapping[str, str], python: str
     ) -> TestRun:
-        """And on several nodes together, once it is sound on one: a job of its own, which alone has a network."""
+        """Run the multi-node test after the self-test passed on one node: a separate job, the only one with a
+        network."""
 
         def work() -> StepResult[TestRun]:
             prepared = self.job(source, runner, versions, python, self.options.on.nodes)
@@ -315,10 +319,10 @@ class Session:
         return self.step("nodes", work)
 
     def runner(self, source: Source, image: Image, locked: Lock, *, dry: bool = False) -> Runner:
-        """Of the place that the self-test is to run in. `dry`: it is only asked what it would do."""
+        """Return the runner that will run the self-test. `dry`: only show what it would do."""
 
         def tried(found: Runner) -> None:
-            """What would be refused is, before an image of gigabytes is pushed for it."""
+            """Validate the job before pushing the image."""
             if isinstance(found, Scheduled):
                 for wanted in self.jobs(source, found, locked):
                     found.script(wanted)
@@ -327,12 +331,13 @@ class Session:
         return runner_selection.runner(self.options, self.connected(), image, source.name, say, dry=dry, tried=tried)
 
     def jobs(self, source: Source, runner: Runner, locked: Lock) -> list[Job]:
-        """Each that a cluster is handed, in that order: on one node, then on several."""
+        """Return the jobs submitted to a cluster, in that order: on one node, then on several."""
         counted = sorted({1, self.options.on.nodes})
         return [self.job(source, runner, locked.versions, locked.python, nodes) for nodes in counted]
 
     def job(self, source: Source, runner: Runner, versions: Mapping[str, str], python: str, nodes: int = 1) -> Job:
-        """What the runner is handed. `nodes`: several are asked for what only they can show."""
+        """Return the job for the runner. `nodes`: if more than one, the job runs only the probe that needs several
+        nodes."""
         wanted = source.profile.selftest
         asked = replace(self.options.asked, probes=(selftest_job.ACROSS,)) if nodes > 1 else self.options.asked
         models = runner_selection.models_to_test(source.profile, self.options.on.gpu)
@@ -355,7 +360,8 @@ class Session:
         return profile_proofs.proofs_of(image.id, source.name, source.profile, locked)
 
     def there(self, source: Source, image: Image, locked: Lock) -> None:
-        """What holds of an image before it is tested again: a self-test that never ran takes nothing from it."""
+        """Record the status of an image before it is tested again: if the self-test cannot run, the status does not
+        change."""
         named = repository(source.name)
         tags = sorted(self.connected().tags(named).items())
         self.made.image, self.made.lock = image, locked
@@ -363,7 +369,7 @@ class Session:
         self.made.proofs = self._proofs(source, image, locked)
 
     def proved_already(self, source: Source, image: Image, locked: Lock) -> bool:
-        """Whether the evidence on disk still proves this image; then the self-test need not run again."""
+        """Whether the evidence on disk still verifies this image; if so, the self-test is not run again."""
         proofs = self._proofs(source, image, locked)
         self.made.proofs = proofs
         if any(proof.state != "proved" or proof.evidence is None for proof in proofs):
@@ -379,7 +385,7 @@ class Session:
         return True
 
     def evidence(self, source: Source, image: Image, locked: Lock, run: TestRun, signer: Signer | None) -> None:
-        """Write the run record, and where there is a signer, its signed statement."""
+        """Write the run record, and if there is a signer, its signed statement."""
 
         def work() -> StepResult[None]:
             now = datetime.datetime.now(datetime.UTC)
@@ -404,7 +410,7 @@ class Session:
         self.step("evidence", work)
 
     def withdraw(self, source: Source, image: Image) -> None:
-        """An image whose latest self-test failed is not called verified any longer."""
+        """Remove the tag `verified` from an image whose latest self-test failed."""
         named = repository(source.name)
         if not self.options.trial and self.connected().tags(named).get(VERIFIED) == image.handle:
             self.connected().remove(f"{named}:{VERIFIED}")
@@ -412,7 +418,8 @@ class Session:
             self.progress.say(f"{named}:{VERIFIED} is withdrawn: what it named failed its self-test")
 
     def tag(self, source: Source, image: Image) -> None:
-        """Publish the answer of the evidence, last; not for pins that are only tried."""
+        """Set the tag `verified` if the evidence verifies the image, as the last step; not for pins that are only
+        tried."""
         if self.options.trial:
             return
         if self.made.status != VERIFIED:

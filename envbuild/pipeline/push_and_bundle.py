@@ -1,4 +1,4 @@
-"""`push` and `bundle` as lists of steps: the image, then what is known of it, then the tags that say so."""
+"""`push` and `bundle` as lists of steps: first the image, then its evidence, then the tags."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ envbuild keygen -o team; then set signing_key in config.yaml, or {keys_and_signa
 
 @dataclass
 class Pushed:
-    """What `push` came to; filled in as the steps go. `signed`: the key's fingerprint, None where there is no key."""
+    """The result of `push`, filled in as the steps run. `signed`: the key's fingerprint, None without a key."""
 
     profile: str
     repository: str
@@ -69,10 +69,10 @@ class Pushed:
 
 
 def push(name: str, target: str, progress: Progress, *, zstd: bool = False, unsigned: bool = False) -> Pushed:
-    """A verified image to a registry, with its evidence; the tags come last. Repeated, it does what is left to do.
+    """Push a verified image with its evidence to a registry; set the tags last. A repeated run does only what remains.
 
-    `zstd`: its layers are packed with that, unless the registry has the image already. Raises UsageError without a
-    signing key unless it may stay `unsigned`, NotProved unless all evidence is there, NetworkError, CheckFailed if the
+    `zstd`: compress the layers with zstd, unless the registry has the image already. Raises UsageError without a
+    signing key unless `unsigned` allows it, NotProved if evidence is missing, NetworkError, and CheckFailed if the
     registry has something else.
     """
     reference = registry_push.parse_repository(target)
@@ -96,7 +96,7 @@ def push(name: str, target: str, progress: Progress, *, zstd: bool = False, unsi
 
 
 def export_bundle(name: str, file: Path, progress: Progress) -> Pushed:
-    """A verified image with its evidence, the public key and its lock as one file. Raises NotProved."""
+    """Write a verified image with its evidence, the public key and its lock to one file. Raises NotProved."""
     if file.exists():
         raise UsageError(f"{file} is there already", hint="choose another name")
     session = Session(name, Options(locked=True), progress)
@@ -138,9 +138,9 @@ def _saved(session: Session, place: oci_layout_writer.Folder, image: Image) -> S
 
 
 def import_bundle(file: Path, policy: Policy, progress: Progress) -> tuple[Verdict, str]:
-    """Load a bundle's image, after its evidence and every byte were checked; (the verdict, the image's tag).
+    """Load the image of a bundle after checking its evidence and every byte. Return the verdict and the image's tag.
 
-    Raises CheckFailed with every reason, and then nothing was loaded.
+    Raises CheckFailed with every reason; in that case nothing is loaded.
     """
     bundle = image_bundle_file.Bundle(file)
     name = bundle.file(image_bundle_file.PROFILE, 100).decode(errors="replace")
@@ -155,7 +155,7 @@ def import_bundle(file: Path, policy: Policy, progress: Progress) -> tuple[Verdi
     tag = f"{repository(verdict.build.name)}:{verdict.build.lock.short}"
     manifest = bundle.manifest(verdict.digest or "")
     assert manifest
-    for digest in verdict.image.layers:  # before the engine sees any of it
+    for digest in verdict.image.layers:  # before the engine receives any data
         for _ in bundle.blocks(digest):
             pass
     progress.say(f"loading {tag}")
@@ -186,7 +186,8 @@ def _image(session: Session, place: Repository, image: Image, zstd: bool) -> Ste
 
 
 def statements_of(source: Source, locked: Lock, image: Image, subject: Subject) -> list[tuple[str, bytes]]:
-    """Every statement about an image, as (kind, payload): its build, its contents, and each run of its self-test."""
+    """Return every statement about an image as (kind, payload): its build, its contents, and each run of its
+    self-test."""
     made = [
         in_toto_statements.slsa_provenance(build_details(source, locked, image), subject),
         in_toto_statements.sbom(sbom.make_sbom(source.name, locked, image.id), subject),
@@ -200,7 +201,8 @@ def statements_of(source: Source, locked: Lock, image: Image, subject: Subject) 
 
 
 def build_details(source: Source, locked: Lock, image: Image) -> BuildDetails:
-    """What this envbuild recorded of the build. Wheels that are no longer in the store are fetched again."""
+    """Return what this envbuild recorded about the build. Wheels that are no longer in the store are downloaded
+    again."""
     record = next(record for record in build_records_and_comparison.all_records(image.id) if record.lock == locked.id)
     plan = plan_resolver.resolve(source)
     wheel_resolution_and_download.fetch_wheels(
@@ -232,7 +234,7 @@ def _evidence(
 
 
 def _tags(place: Repository, manifest: Manifest, locked: Lock, done: Pushed) -> StepResult[None]:
-    """`verified` last: whoever follows it finds evidence."""
+    """Set `verified` last, so that the evidence exists for anyone who pulls that tag."""
     moved = False
     for tag in (locked.short, VERIFIED):
         before = place.manifest(tag)

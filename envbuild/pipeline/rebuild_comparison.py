@@ -1,4 +1,4 @@
-"""`verify --rebuild`: the image made again from the lock that its evidence names, compared layer by layer."""
+"""`verify --rebuild`: rebuilds the image from the lock named in its evidence, and compares it layer by layer."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _NAMES = "the registry's image", "what the lock gives"
 
 
 def rebuild_objections(verdict: Verdict, progress: Progress) -> list[Reason]:
-    """Why what the lock gives is not the image that was proved; empty if it is the same. The verdict learns
-    which layers hold the same in another order.
+    """Return why the rebuilt image differs from the verified image; an empty list if it is the same. The verdict
+    records which layers hold the same files in another order.
 
-    Another builder may write another history; layers, and what a container gets of the configuration, must be the same.
-    Each layer is read where it was proved: its blob may be another than the configuration says.
-    Raises what a build raises. Whatever comes of it, nothing of the rebuild stays.
+    Another builder may write another history; the layers, and the configuration that a container receives, must be the
+    same. Each layer is read from where it was verified, since its blob may differ from what the configuration says.
+    Raises what a build raises. Nothing of the rebuild remains, whatever the result.
     """
     assert verdict.build and verdict.proved
     if verdict.base:
@@ -65,8 +65,8 @@ def _same(reordered: Sequence[int]) -> str:
 def _compared(
     session: Session, made: Image, place: ImageSource, manifest: Manifest, config: Config
 ) -> Reason | list[int]:
-    """The first objection; without any, the numbers of the layers whose order is another. Raises Refusal for a layer
-    that is not what its digests say."""
+    """Return the first objection, or else the numbers of the layers whose files have another order. Raises Refusal for
+    a layer that does not match its digests."""
     count = len(made.layers)
     if len(config.layers) != count:
         return Reason("rebuild", f"it has {some(len(config.layers), 'layer')}, the lock gives {count}")
@@ -90,7 +90,7 @@ def _compared(
 
 
 def _made(session: Session, build: SignedBuild) -> Image:
-    """Under a name of its own, every layer anew."""
+    """Build the image under a separate name, without the build cache."""
     name = session.made.name
     with temporary_files.folder("rebuild") as folder:
         source = Source(name, folder / "profiles" / f"{name}.yaml", build.profile, build.document)

@@ -1,4 +1,4 @@
-"""Which runner takes a self-test, and by what name it knows the image."""
+"""Selects the runner of a self-test, and the name under which the runner finds the image."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from envbuild.runners.slurm.slurm_runner import Slurm
 from envbuild.util import settings
 from envbuild.util.errors import NetworkError, NotProved, UsageError
 
-# By what a site says under which name its scheduler knows a card.
+# The setting in which a site names a GPU model as its scheduler knows it.
 _CALLED = {"slurm": "slurm: {gres: ...}", "kubernetes": "kubernetes: {products: ...}"}
 
 
@@ -35,12 +35,12 @@ def runner(
     dry: bool = False,
     tried: Callable[[Runner], None] = lambda runner: None,
 ) -> Runner:
-    """The one that is asked for, else the site's (setting `on`), else the engine's own: one of RUNNERS.
+    """Return the runner: the requested one, else the site's (setting `on`), else the engine's own; one of RUNNERS.
 
-    Pushes the image where the runner fetches it from a registry, unless `dry`: its script is only shown then, and where
-    the registry lacks the image, with a digest of zeros, which `on_line` is told. `tried`: before a push it gets a
-    runner of such an image, to raise what the true one would raise after it. Raises UsageError for what does not go
-    together, SettingsError for what is at fault in the site's settings.
+    Pushes the image if the runner pulls it from a registry. With `dry` nothing is pushed: only the script is shown,
+    with a digest of zeros if the registry lacks the image, and `on_line` receives a message about that. `tried` is
+    called before a push with a runner of such a placeholder image, to raise errors that would otherwise occur only
+    after the push. Raises UsageError for incompatible options, SettingsError for invalid site settings.
     """
     on = options.on
     chosen = on.runner or settings.setting("on") or "local"
@@ -64,13 +64,13 @@ def runner(
     made: Callable[[str | None], Runner]
     if chosen == "slurm":
         cluster = settings.read("slurm", partial(slurm_settings.parse, knows=known), given)
-        if on.nodes > 1:  # told now, and not after the self-test on one
+        if on.nodes > 1:  # raised now, not after the self-test on one node
             multi_node_script.network(cluster)
         registry, origins = cluster.registry, settings.origins("slurm", given)
         made = partial(Slurm, cluster, image, profile=name, resume=on.resume, origins=origins)
     else:
         place = settings.read("kubernetes", partial(kubernetes_settings.parse, knows=known), given)
-        if dry and not place.registry:  # a run says so itself
+        if dry and not place.registry:  # a real run reports this itself
             on_line(ALONE)
         registry, made = place.registry, partial(Kubernetes, place, image, profile=name, resume=on.resume)
     if dry:
@@ -79,7 +79,7 @@ def runner(
     return made(_fetched(registry, engine, image, on_line))
 
 
-_ZEROS = f"sha256:{0:064}"  # for the digest of what is not pushed yet
+_ZEROS = f"sha256:{0:064}"  # placeholder digest of an image that is not pushed yet
 
 
 def _repository(registry: str) -> Repository:
@@ -87,7 +87,8 @@ def _repository(registry: str) -> Repository:
 
 
 def _fetched(registry: str | None, engine: Engine, image: Image, on_line: Callable[[str], None]) -> str | None:
-    """By which name a node gets the image from a registry, where it is now; None without one."""
+    """Push the image if needed and return the name by which a node pulls it from the registry; None without a
+    registry."""
     if not registry:
         return None
     place = _repository(registry)
@@ -95,7 +96,7 @@ def _fetched(registry: str | None, engine: Engine, image: Image, on_line: Callab
 
 
 def _known(registry: str | None, engine: Engine, image: Image, on_line: Callable[[str], None]) -> str | None:
-    """The same name where the registry has the image already; nothing is pushed."""
+    """Return the same name without pushing: with the image's digest if the registry has it, else with zeros."""
     if not registry:
         return None
     place = _repository(registry)
@@ -111,7 +112,8 @@ def _known(registry: str | None, engine: Engine, image: Image, on_line: Callable
 
 
 def require_cards(source: Source, gpus: Sequence[str]) -> None:
-    """Before anything is built for it. Raises NotProved where fewer are named than work together in the profile."""
+    """Check the number of GPUs before anything is built. Raises NotProved if `gpus` names fewer than the profile uses
+    together."""
     wanted = source.profile.gpu_count
     if gpus and source.profile.gpus and len(gpus) < wanted:
         raise NotProved(
@@ -121,7 +123,8 @@ def require_cards(source: Source, gpus: Sequence[str]) -> None:
 
 
 def models_to_test(profile: Profile, gpu: str | None) -> tuple[str, ...]:
-    """The GPUs on one of which the self-test is to run. Raises UsageError if `gpu` is none of the profile's."""
+    """Return the GPU models on one of which the self-test must run. Raises UsageError if `gpu` is not in the
+    profile."""
     if gpu is None:
         return tuple(profile.gpus)
     if gpu not in profile.gpus:

@@ -1,4 +1,4 @@
-"""`bisect`: a trial image for one version after the other, each made, tested and removed by the pipeline's steps."""
+"""`bisect`: builds a trial image for one version after the other, tests it and removes it, by the pipeline's steps."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from envbuild.util.errors import CheckFailed, NotProved, ProfileError, UsageErro
 
 
 def bisect(name: str, hunt: Hunt, progress: Progress) -> Bisection:
-    """Make trial images of one version after the other and test each, until it is known where the outcome changes.
+    """Build and test trial images of one version after the other until the version where the outcome changes is found.
 
-    Changes no file of the project, moves no tag, writes no evidence. Raises NotProved where the probe cannot run here.
+    Changes no file of the project, moves no tag, writes no evidence. Raises NotProved if the probe cannot run here.
     """
     session = Session(name, Options(), progress)
     done = Bisection(name, hunt)
@@ -63,11 +63,11 @@ def _versions(plan: Plan, distribution: str, hunt: Hunt) -> StepResult[list[str]
     return StepResult(found, note=f"{len(found)} of {distribution}, {found[0]} to {found[-1]}: {tries}")
 
 
-_CARD = "env.identity"  # of another card than the profile's, an outcome would say nothing
+_CARD = "env.identity"  # on a GPU model that is not the profile's, an outcome would mean nothing
 
 
 def _try(name: str, version: str, options: Options, hunt: Hunt, progress: Progress) -> StepResult[Try]:
-    """One version: whether the probe passes in an image that has it, which is gone afterwards."""
+    """Try one version: build an image with it, run the probe, and remove the image."""
     session = Session(name, options, _Within(progress, version))
     begin = time.monotonic()
     try:
@@ -97,7 +97,8 @@ def _outcome(session: Session, hunt: Hunt) -> tuple[bool | None, str]:
 
 
 class _Within:
-    """The progress of a try: its own steps are only what the try is at, those that take long a line as they begin."""
+    """The progress of a try. Its steps are shown only as the current activity; a long step gets a line when it
+    begins."""
 
     def __init__(self, progress: Progress, version: str) -> None:
         self.line = progress.line
@@ -109,25 +110,26 @@ class _Within:
             self._progress.say(f"{self._version}: {step}")
 
     def say(self, text: str) -> None:
-        """Nothing."""
+        """Show nothing."""
 
     def probe(self, told: Mapping[str, Any]) -> None:
-        """Nothing: the try tells its outcome."""
+        """Show nothing: the try reports its outcome."""
 
     def end(self, step: Step) -> None:
-        """Nothing."""
+        """Show nothing."""
 
     def abort(self) -> None:
-        """Nothing: the try ends as a step of its own."""
+        """Show nothing: the try ends as a step of the bisection."""
 
 
 def releases_between(
     name: str, python: str, glibc: str, oldest: str | None = None, newest: str | None = None
 ) -> list[str]:
-    """Those with a wheel that fits, oldest first, the bounds included; no pre-releases where there are others.
+    """Return the releases that have a compatible wheel, oldest first, bounds included; pre-releases only if there are
+    no others.
 
-    The newest below the last one is asked for until there is none: so they are what a lock would take, from the same
-    indexes. Raises NetworkError if an index does not answer.
+    Asks repeatedly for the newest release below the previous one, so that the result is what a lock would select, from
+    the same indexes. Raises NetworkError if an index does not respond.
     """
     found: list[str] = []
     wanted = f"{name}<={Version(newest).public}" if newest else name

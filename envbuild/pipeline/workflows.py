@@ -1,4 +1,5 @@
-"""`make` as a list of steps, each handing its value to the next; build, prove and test are parts of it."""
+"""`make` as a list of steps, each passing its value to the next; `build`, `prove` and `test` use some of these
+steps."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from envbuild.util.errors import BuildError, CheckFailed, EnvbuildError, NotProv
 
 
 def make(name: str, options: Options, progress: Progress) -> Made:
-    """From a profile to a verified image. Raises what the steps raise; CheckFailed if the self-test fails."""
+    """Make a verified image from a profile. Raises what the steps raise; CheckFailed if the self-test fails."""
     keys_and_signatures.receive()
     session = Session(name, options, progress)
     with working(session, session.made.document):
@@ -37,7 +38,7 @@ def make(name: str, options: Options, progress: Progress) -> Made:
         text = session.render(source, locked)
         image = session.build(source, plan, locked, text)
         if not session.proved_already(source, image, locked):
-            signer = keys_and_signatures.configured_signer()  # before the long part: it may ask for a passphrase
+            signer = keys_and_signatures.configured_signer()  # before the long part: it may prompt for a passphrase
             run = session.selftest(source, session.runner(source, image, locked), locked.versions, locked.python)
             session.evidence(source, image, locked, run, signer)
             _passed(session, source, image)
@@ -46,7 +47,7 @@ def make(name: str, options: Options, progress: Progress) -> Made:
 
 
 def build_only(name: str, options: Options, progress: Progress) -> Made:
-    """Layers and tags, no proof."""
+    """Build the layers and set the tags, without a self-test."""
     session = Session(name, options, progress)
     with working(session, session.made.document):
         build_image(session)
@@ -54,7 +55,7 @@ def build_only(name: str, options: Options, progress: Progress) -> Made:
 
 
 def build_image(session: Session) -> tuple[Source, Lock, Image]:
-    """From the profile to an image that is built, by whatever the session's options say."""
+    """Build the image of the profile, with the session's options."""
     source = session.load()
     plan = session.resolve(source)
     locked = session.lock(source, plan)
@@ -62,7 +63,8 @@ def build_image(session: Session) -> tuple[Source, Lock, Image]:
 
 
 def prove(name: str, reference: str | None, progress: Progress, gpus: tuple[str, ...] = (), on: On = HERE) -> Made:
-    """Test, evidence and the tag, for an image that was built from this lock. Raises CheckFailed for any other."""
+    """Run the self-test, write evidence and set the tag for an image built from this lock. Raises CheckFailed for any
+    other image."""
     session = Session(name, Options(locked=True, asked=RunRequest(gpus=gpus), on=on), progress)
     with working(session, session.made.document):
         source, locked, image = existing(session, reference)
@@ -83,7 +85,7 @@ def prove(name: str, reference: str | None, progress: Progress, gpus: tuple[str,
 
 
 def test(name: str, reference: str | None, progress: Progress, asked: RunRequest = ALL, on: On = HERE) -> Made:
-    """Run the self-test, or what is asked for of it, and report; no evidence, no tag."""
+    """Run the self-test, or the selected probes, and report; write no evidence and set no tag."""
     session = Session(name, Options(locked=True, asked=asked, on=on), progress)
     source, locked, image = existing(session, reference)
     session.made.image, session.made.lock = image, locked
@@ -94,8 +96,8 @@ def test(name: str, reference: str | None, progress: Progress, asked: RunRequest
 def cluster_script(
     name: str, reference: str | None, progress: Progress, on: On, asked: RunRequest = ALL, *, brief: bool = False
 ) -> str:
-    """What `test` or `prove` would hand to a cluster, `brief` as Scheduled.script has it; of an image that is only
-    locked, with a digest of zeros. Raises UsageError where the runner is none."""
+    """Return what `test` or `prove` would submit to a cluster, `brief` as in Scheduled.script. For an image that is
+    locked but not built, the digest is zeros. Raises UsageError if the runner uses no scheduler."""
     session = Session(name, Options(locked=True, asked=asked, on=on), progress)
     source, locked, found = _known(session, reference)
     if found is None:
@@ -108,13 +110,14 @@ def cluster_script(
     if len(shown) == 1:
         return shown[0]
     what = ("the self-test, on one node", f"dist.nodes, on {on.nodes} nodes, where the first has passed")
-    # Nothing runs of all at once: sbatch takes no script whose first line is another remark.
+    # The two scripts together cannot be run: sbatch accepts no script whose first line is another comment.
     said = (f"# job {number} of 2: {words}" for number, words in enumerate(what, 1))
     return "\n".join(f"{remark}\n{text}" for remark, text in zip(said, shown, strict=True))
 
 
 def test_environment(name: str, python: str, progress: Progress, asked: RunRequest = ALL) -> Made:
-    """The same by an interpreter of this machine, or that of an environment's folder; needs no engine."""
+    """Run the self-test with an interpreter of this machine, or that of a virtual environment's directory; needs no
+    engine."""
     session = Session(name, Options(locked=True, asked=asked), progress)
     source, locked = _locked(session)
     runner = Here(python)
@@ -124,14 +127,14 @@ def test_environment(name: str, python: str, progress: Progress, asked: RunReque
 
 
 def _locked(session: Session) -> tuple[Source, Lock]:
-    """The profile and its lock, which must fit."""
+    """Return the profile and its lock, which must match."""
     source = session.load()
     plan = session.resolve(source)
     return source, lock_file.current(lock_file.read(source.known_lock), plan, source.lock_file)
 
 
 def existing(session: Session, reference: str | None) -> tuple[Source, Lock, Image]:
-    """A profile, its current lock, and an image in the engine: `reference`, else the one built from the lock."""
+    """Return a profile, its current lock, and an image in the engine: `reference`, else the one built from the lock."""
     source, locked, image = _known(session, reference)
     if image is None:
         raise BuildError(f"{source.name} is not built", hint=f"run: envbuild build {source.known}")
@@ -139,7 +142,7 @@ def existing(session: Session, reference: str | None) -> tuple[Source, Lock, Ima
 
 
 def _known(session: Session, reference: str | None) -> tuple[Source, Lock, Image | None]:
-    """The same; no image where nothing was built from the lock."""
+    """Like `existing`, but the image is None if none was built from the lock."""
     source, locked = _locked(session)
     engine = session.connected()
     if reference is None:
@@ -160,8 +163,8 @@ def _passed(session: Session, source: Source, image: Image) -> None:
 
 
 def require_passed(made: Made) -> None:
-    """Raises CheckFailed, naming every failure, unless the self-test passed; NotProved where a required probe, or all
-    of them, could not run."""
+    """Raise CheckFailed, naming every failure, unless the self-test passed; NotProved if a required probe, or every
+    probe, could not run."""
     if made.run is None:
         return
     failures = made.run.failures()
@@ -187,7 +190,7 @@ def require_passed(made: Made) -> None:
 
 @contextlib.contextmanager
 def working(session: Session, partial: Callable[[], dict[str, Any]]) -> Iterator[None]:
-    """The profile is this process' own meanwhile. A failure carries what the command has come to so far."""
+    """Lock the profile for this process during the `with` body. An error carries the partial result of the command."""
     name = profile_name_lookup.meant(session.made.name, session.options.requirements).name
     with one_run_per_profile(name, session.progress.say):
         try:
@@ -198,5 +201,5 @@ def working(session: Session, partial: Callable[[], dict[str, Any]]) -> Iterator
 
 
 def one_run_per_profile(name: str, say: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
-    """One process at a time works on a profile, and has its build context."""
+    """Let only one process at a time work on a profile and use its build context."""
     return process_locks.exclusive(name, f"is making {name}", say)

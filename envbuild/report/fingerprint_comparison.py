@@ -1,8 +1,9 @@
-"""Two fingerprints, operation by operation: where they first part, by how much, and whether that is rounding. Pure.
+"""Compares two fingerprints, operation by operation: where they first differ, by how much, and whether that is
+rounding. Pure.
 
-Outputs are never compared by hash, but for operations that are exact: each is judged by its own float64 reference and
-bound, so that it is known which of the two is off. What is out of its bound is `precision` where many elements are off
-by little, as computing in fewer bits leaves them, and `breakage` where it is anything else.
+Only exact operations are compared by hash. Every other output is compared with its own float64 reference and bound,
+which shows which of the two is wrong. An output outside its bound is `precision` if many elements have small errors, as
+after computing with fewer bits, and `breakage` otherwise.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from envbuild.util.errors import UsageError
 KINDS = IDENTICAL, ROUNDING, PRECISION, BREAKAGE = ("identical", "rounding", "precision", "breakage")
 TEACHER, FREE = "teacher-forced", "free-running"
 
-# Fewer bits leave many elements out of their bound, or, where it is just passed, all at much the same part of it: among
-# 10^5 normal errors the largest is 7 times the middle one. What is computed in bfloat16 keeps 2^-8; 2^-6 leaves room
-# for a few roundings in a row.
+# With fewer bits, many elements are outside their bound; or, if the bound is barely exceeded, all errors are a similar
+# fraction of it: among 10^5 normal errors the largest is 7 times the median. A bfloat16 result has a relative error of
+# 2^-8; 2^-6 allows for a few successive roundings.
 _MANY, _ALIKE, _LOWEST = 1 / 16, 32, 2.0**-6
 _BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 _HINT = "compare what one version of envbuild recorded of the same operations, or of one model on the same inputs"
@@ -29,8 +30,8 @@ _HINT = "compare what one version of envbuild recorded of the same operations, o
 
 @dataclass(frozen=True)
 class FingerprintSide:
-    """What one fingerprint says of an operation in one pass: the largest error over its bound (None without a
-    reference), the relative error, the drift from the golden output; `reason` where it is worse than rounding."""
+    """The result for one fingerprint, operation and pass: the largest ratio of error to bound (None without a
+    reference), the relative error, and the drift from the golden output. `reason`: set if it is worse than rounding."""
 
     kind: str
     ratio: float | None
@@ -41,7 +42,8 @@ class FingerprintSide:
 
 @dataclass(frozen=True)
 class Pass:
-    """An operation in one pass. `apart`: how far the two outputs are from each other by what was kept, relative."""
+    """An operation in one pass. `apart`: the relative distance of the two outputs, estimated from the recorded
+    values."""
 
     op: str
     name: str
@@ -56,28 +58,28 @@ class Pass:
 
     @property
     def off(self) -> frozenset[str]:
-        """Those that are worse than rounding by themselves."""
+        """The sides that are worse than rounding."""
         return frozenset(name for name, side in self.sides.items() if side.reason)
 
 
 @dataclass(frozen=True)
 class ComparedOperation:
-    """An operation, and the passes that both recorded."""
+    """An operation, and the passes that both fingerprints recorded."""
 
     op: str
     passes: tuple[Pass, ...]
 
     @property
     def kind(self) -> str | None:
-        """The worst of its passes; None if nothing can be compared."""
+        """The worst kind of its passes; None if nothing can be compared."""
         return max((found.kind for found in self.passes), key=KINDS.index, default=None)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """`verdict`: the worst kind. `first`: where the two first part, beyond rounding if anywhere. `growth`: the first
-    operation that is right on golden input and wrong on what the free-running pass gave it; if none, all
-    growth of errors is explained by the roundings of single operations."""
+    """The result of a comparison. `verdict`: the worst kind. `first`: the first difference beyond rounding, or else the
+    first difference. `growth`: the first operation that is right on golden input and wrong on the input of the
+    free-running pass; if None, the roundings of single operations explain all growth of errors."""
 
     verdict: str
     first: Pass | None
@@ -87,7 +89,7 @@ class Comparison:
 
 
 def compare_fingerprints(a: Fingerprint, b: Fingerprint) -> Comparison:
-    """Raises UsageError where the two were not recorded of the same operations on the same inputs."""
+    """Compare two fingerprints. Raises UsageError if they were recorded from different operations or inputs."""
     _comparable(a, b)
     rows = tuple(_row(*ops) for ops in zip(a.ops, b.ops, strict=True))
     passes = [found for row in rows for found in row.passes]
@@ -130,8 +132,8 @@ def _pass(name: str, op_a: FingerprintOp, op_b: FingerprintOp, a: Observed, b: O
 
 
 def _together(op: FingerprintOp, a: Observed, b: Observed, apart: float) -> str:
-    """Neither is off by itself. Where one has no reference, half of the bits of the coarser dtype must agree, and fewer
-    bits show in the middle one of the samples."""
+    """Compare two outputs of which neither is worse than rounding. If one has no reference, half of the bits of the
+    coarser dtype must agree; a lower precision shows in the median difference of the samples."""
     if op.exact:
         return BREAKAGE
     if (a.against and b.against) or a.fed or b.fed:
@@ -152,7 +154,7 @@ def _side(op: FingerprintOp, seen: Observed) -> FingerprintSide:
 
 
 def _judged(op: FingerprintOp, seen: Observed) -> tuple[str, str | None]:
-    """The kind of one output by its own reference, and why it is worse than rounding."""
+    """Return the kind of one output by its own reference, and why it is worse than rounding."""
     if (seen.dtype, seen.shape) != (op.dtype, op.shape):
         return BREAKAGE, f"the output is {seen.dtype} {seen.shape}, should be {op.dtype} {op.shape}"
     found = seen.against
@@ -170,19 +172,19 @@ def _judged(op: FingerprintOp, seen: Observed) -> tuple[str, str | None]:
     spread = found.wrong >= _MANY * found.count or found.ratio <= _ALIKE * found.median
     if op.exact or not (spread and math.isfinite(found.ratio) and 0 < found.relative <= _LOWEST):
         return BREAKAGE, text
-    # rounding to p bits leaves a root mean square of about 2^-(p + 1.2)
+    # rounding to p bits causes a root mean square error of about 2^-(p + 1.2)
     bits = round(-math.log2(found.relative) - 1.2)
     return PRECISION, f"many are off by little, as if about {bits} bits were kept: {text}"
 
 
 def _not_finite(op: FingerprintOp) -> bool:
-    """In some pass it gives what is not finite, and no mask, from what is."""
+    """Whether some pass gives nonfinite values, masks excluded, for finite inputs."""
     passes = [seen for seen in (op.teacher, op.free) if seen and not seen.fed]
     return any(seen.against.nonfinite if seen.against else seen.nonfinite for seen in passes)
 
 
 def _apart(a: Observed, b: Observed) -> float:
-    """The largest of three relative distances: of the samples, of the root mean squares, of the largest values."""
+    """Return the largest of three relative distances: of the samples, the root mean squares, and the largest values."""
     if list(map(math.isfinite, a.samples)) != list(map(math.isfinite, b.samples)):
         return math.inf
     pairs = [(x, y) for x, y in zip(a.samples, b.samples, strict=True) if math.isfinite(x)]
@@ -201,7 +203,7 @@ def _growth(rows: Sequence[ComparedOperation]) -> Pass | None:
 
 
 def _notes(a: Fingerprint, b: Fingerprint) -> Iterator[str]:
-    """What a reader must know to judge the rest."""
+    """Yield the notes that a reader needs to interpret the result."""
     if a.inputs != b.inputs:
         yield "the inputs are not the same to the bit, as they cannot be in another dtype"
     for name, one, other in (("a", a, b), ("b", b, a)):
@@ -226,14 +228,14 @@ def _notes(a: Fingerprint, b: Fingerprint) -> Iterator[str]:
 
 
 def machine_line(found: FingerprintMachine) -> str:
-    """What a fingerprint was recorded on, in one line: `NVIDIA H20, torch 2.7.1, cublas 12.6.4, cudnn 9.5.1`."""
+    """Describe the recorded machine in one line: `NVIDIA H20, torch 2.7.1, cublas 12.6.4, cudnn 9.5.1`."""
     device = found.gpu.name if found.gpu else " ".join(filter(None, (found.cpu, found.cpu_capability)))
     libraries = (f"{name} {found.libraries[name]}" for name in ("cublas", "cudnn") if name in found.libraries)
     return ", ".join([device or "a CPU", f"torch {found.torch}", *libraries])
 
 
 def document(found: Comparison) -> dict[str, Any]:
-    """For `--json`: {"verdict", "first", "growth", "ops", "notes"}."""
+    """Return the JSON document: {"verdict", "first", "growth", "ops", "notes"}."""
     return {
         "verdict": found.verdict,
         "first": _plain(found.first) if found.first else None,
@@ -249,5 +251,5 @@ def _plain(found: Pass) -> dict[str, Any]:
 
 
 def _json(value: float | str | None) -> float | str | None:
-    """JSON has no NaN and no infinity."""
+    """Convert NaN and infinity to text, since JSON has neither."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

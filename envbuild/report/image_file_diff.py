@@ -1,4 +1,4 @@
-"""Two images of the engine file by file, where their layers differ."""
+"""Compares two images of the engine file by file, in the layers that differ."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _NAMES = "the second image", "the first"
 
 
 def changed_layers(engine: Engine, a: Image, b: Image, say: Callable[[str], None]) -> tuple[Pair, ...]:
-    """Each layer that is another in `b`, and how its files differ. Takes the room of both images in a temporary folder.
+    """Return each layer of `b` that differs, and how its files differ. Needs disk space for both images in a temporary
+    folder.
 
-    Raises UsageError where one has more layers, EngineError, DiskError, or Refusal for a layer that cannot be read.
+    Raises UsageError if one has more layers, EngineError, DiskError, or Refusal for a layer that cannot be read.
     """
     if len(a.layers) != len(b.layers):
         raise UsageError(

@@ -1,10 +1,10 @@
 """Blocks of a Markdown file that are filled from data, between two comments. Pure.
 
     <!-- envbuild:table h20,a100 -->
-    ... what stands here is replaced ...
+    ... the text here is replaced ...
     <!-- envbuild:end -->
 
-A marker stands alone on its line; one inside a code fence is text about markers, and stays.
+A marker must be alone on its line. A marker inside a code fence is ordinary text, and is not replaced.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from envbuild.util.errors import Fault, near
 
 KINDS = ("table", "minimum", "requirements", "constraints", "evidence")
 _MARKER = re.compile(r"[ \t]*<!--[ \t]*envbuild:([^\s>]*)((?:\s[^>]*)?)-->[ \t]*")
-# What follows backticks that open a fence holds none (CommonMark): else they are code within a line.
+# The text after opening backticks contains no backtick (CommonMark): otherwise they are inline code.
 _FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})([^\n]*)")
 _END = "end"
 
 
 @dataclass(frozen=True)
 class Block:
-    """Lines `first` to `last` of a file, both markers included, counted from 0; `names`: the profiles it is about,
-    or of evidence the folders."""
+    """The lines `first` to `last` of a file, both markers included, counted from 0. `names`: the profiles that the
+    block is about; for evidence, the folders."""
 
     kind: str
     names: tuple[str, ...]
@@ -34,7 +34,7 @@ class Block:
 
 
 def blocks(text: str, file: str) -> tuple[list[Block], list[Fault]]:
-    """The blocks of a file, and all that is wrong with its markers."""
+    """Return the blocks of a file, and all faults of its markers."""
     found: list[Block] = []
     faults: list[Fault] = []
     begun: tuple[int, str, tuple[str, ...]] | None = None
@@ -65,8 +65,8 @@ _UNENDED = "this block is not ended: <!-- envbuild:end -->"
 
 
 def _markers(text: str) -> tuple[list[tuple[int, str, tuple[str, ...]]], int | None]:
-    """Line, kind and names of every marker outside a code fence; and the line of a fence that is never closed, where
-    markers stand in it."""
+    """Return line, kind and names of every marker outside code fences; and the line of an unclosed fence, if it
+    contains markers."""
     found: list[tuple[int, str, tuple[str, ...]]] = []
     fence: str | None = None
     since, hidden = 0, False
@@ -84,7 +84,7 @@ def _markers(text: str) -> tuple[list[tuple[int, str, tuple[str, ...]]], int | N
 
 
 def fill_blocks(text: str, found: list[Block], content: Callable[[Block], str]) -> tuple[str, list[Block]]:
-    """The text with the content of its blocks made anew, and those that changed. Line ends stay as they are."""
+    """Return the text with new content in its blocks, and the blocks that changed. Line endings are preserved."""
     lines = text.splitlines(keepends=True)
     changed = []
     for block in reversed(found):
@@ -97,13 +97,13 @@ def fill_blocks(text: str, found: list[Block], content: Callable[[Block], str]) 
 
 
 def markdown_table(rows: list[tuple[str, ...]]) -> str:
-    """A table; the first row is its head. What the cells hold is shown as text, whoever wrote it."""
+    """Return a table; the first row is its header. The content of cells is escaped, so that it is shown as text."""
     head, *body = [[cell_text(cell) for cell in row] for row in rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body))
 
 
-# What would end the cell or the line, open a tag, an address, a link, a picture or code, or be taken for a marker of
-# ours. A `<` that opens nothing, as in <2.11, stays.
+# Characters that would end the cell or the line, start a tag, an address, a link, a picture or code, or look like one
+# of our markers. A `<` that starts nothing, as in <2.11, is kept.
 _SPECIAL = re.compile(r"[\\`*\[\]|~!&]|<(?=[A-Za-z/!?]|[^\s<>]*@)|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 
 

@@ -1,4 +1,4 @@
-"""What a profile pins, and why each version is what it is. Pure."""
+"""Lists what a profile pins, and the reason for each version. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from envbuild.resolve.torch_compatibility_and_advisories import Choice
 
 
 def pin_versions(plan: Plan, choice: Choice, locked: Mapping[str, str]) -> dict[str, str | None]:
-    """Everything by its short name, else by its distribution's; None where nothing is pinned. `choice` is the plan's,
-    as it holds against `locked` (distribution -> version; empty where no lock fits)."""
+    """Return all versions, by short name or else by distribution; None if not pinned. `choice`: the plan's choice,
+    checked against `locked` (distribution -> version; empty without a matching lock)."""
     known = choice.situation
     found: dict[str, str | None] = {
         "python": plan.python,
@@ -29,7 +29,7 @@ def pin_versions(plan: Plan, choice: Choice, locked: Mapping[str, str]) -> dict[
 
 
 def pin_reasons(plan: Plan, choice: Choice, locked: Mapping[str, str]) -> dict[str, str]:
-    """Why each has its version: a line of the profile, torch's requirement, or that a resolver chose it."""
+    """Return the reason for each version: a line of the profile, torch's requirement, or the resolver's choice."""
     torch = str(choice.situation.torch)
     found = {**dict.fromkeys([*locked, *choice.situation.libraries], "locked"), **plan.reasons}
     for library, required in _required(torch).items():
@@ -40,13 +40,13 @@ def pin_reasons(plan: Plan, choice: Choice, locked: Mapping[str, str]) -> dict[s
 
 
 def _required(torch: str) -> dict[str, str]:
-    """Library -> what torch's metadata says of its version."""
+    """Return library -> the version that torch's metadata requires."""
     release = database.torch_release(torch)
     asked = {**release.expands_to, **release.pins} if release else {}
     return {library: text for name, text in asked.items() for library in [database.library_of(name)] if library}
 
 
 def fleet_settings(plan: Plan, choice: Choice) -> list[Setting]:
-    """The image's variables that unequal cards need; where the profile has a value of its own, that one wins."""
+    """Return the variables of the image that different GPU models need; a value set in the profile takes precedence."""
     settings = mixed_gpu_settings.mixed_gpu_settings(choice.situation.gpus)
     return [setting for setting in settings if plan.environment[setting.variable] == setting.value]

@@ -1,4 +1,4 @@
-"""What changes between two profiles, locks or images: pins, layers and bytes, environment, advisories. Pure."""
+"""Compares two profiles, locks or images: pins, layers and bytes, environment, advisories. Pure."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from envbuild.image import dockerfile_renderer
 from envbuild.lock.lock_file import Lock
 from envbuild.resolve.torch_compatibility_and_advisories import STATES, Choice
 
-if TYPE_CHECKING:  # profiles are compared without the engine's client
+if TYPE_CHECKING:  # profiles are compared without the engine's client library
     from envbuild.audit.environment_audit import Audit
     from envbuild.image.docker_engine import Image
 
 
 @dataclass(frozen=True)
 class DiffLayer:
-    """`identity`: the same where the layer is the same. `bytes`: of its files to fetch, or in an image unpacked; None
-    where only the whole is known."""
+    """A layer of one side. `identity`: equal if the layers are equal. `bytes`: of its files to fetch, or of the
+    unpacked layer of an image; None if only the total is known."""
 
     title: str
     identity: str
@@ -30,9 +30,9 @@ class DiffLayer:
 
 @dataclass(frozen=True)
 class DiffSide:
-    """What is known of one of the two; `basics` has the keys that its kind of thing tells. None where that does not
-    tell: an image has no advisories accepted, and a lock knows no cards. `bytes`: of the whole, in `unit` (to fetch, or
-    in the engine); None where a part's are not known. `id`: of an image."""
+    """One of the two sides. `basics` has the keys that its kind provides. None means that the kind does not provide the
+    value: an image has no accepted advisories, and a lock has no GPUs. `bytes`: of the whole, in `unit` (to fetch, or
+    in the engine); None if a part is unknown. `id`: of an image."""
 
     name: str
     kind: str
@@ -48,7 +48,7 @@ class DiffSide:
 
 @dataclass(frozen=True)
 class ChangedValue:
-    """A value on both sides; None where it is not there."""
+    """A value on both sides; None if missing."""
 
     name: str
     a: str | None
@@ -57,8 +57,8 @@ class ChangedValue:
 
 @dataclass(frozen=True)
 class Pair:
-    """The layer of that number, from 1, of two images. `difference`: the first file that differs, and how; None where
-    only their order does."""
+    """The layer with this number, from 1, of two images. `difference`: the first file that differs, and how; None if
+    only the order of the files differs."""
 
     layer: int
     difference: str | None
@@ -66,8 +66,8 @@ class Pair:
 
 @dataclass(frozen=True)
 class Diff:
-    """`layers` are those of `b` that `a` does not have; None where they cannot be held against each other. `files`: of
-    layers that differ; None where nobody looked."""
+    """The result of a comparison. `layers`: those of `b` that `a` does not have; None if they cannot be compared.
+    `files`: differences in the layers' files; None if they were not compared."""
 
     a: DiffSide
     b: DiffSide
@@ -86,18 +86,18 @@ class Diff:
 
     @property
     def only_configuration(self) -> bool:
-        """The same layers, and something else that differs."""
+        """True if the layers are the same, but something else differs."""
         return not self.same and self.layers is not None and self._layers_alike
 
     @property
     def _layers_alike(self) -> bool:
-        """Each of one is in the other, in the same order."""
+        """Whether both have the same layers in the same order."""
         a, b = ([layer.identity for layer in side.layers] for side in (self.a, self.b))
         return a == b
 
     @property
     def new_bytes(self) -> int | None:
-        """What `b` adds where `a` is there, in `b.unit`: files to fetch, or an image's layers unpacked."""
+        """The bytes that `b` adds if `a` exists, in `b.unit`: files to fetch, or an image's layers unpacked."""
         return None if self.layers is None else _total(self.layers)
 
     def document(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def _changes(a: Mapping[str, str | None], b: Mapping[str, str | None]) -> Iterat
 
 
 def of_lock(name: str, lock: Lock, choice: Choice | None = None) -> DiffSide:
-    """A lock, and what a profile adds to it: `choice` as it holds against what was locked."""
+    """Return the side of a lock, and of the profile's `choice`, checked against the locked versions."""
     basics: dict[str, str | None] = {"python": lock.python, "base": lock.suite or lock.image, "platform": lock.platform}
     if choice:
         known = choice.situation
@@ -160,9 +160,9 @@ def of_lock(name: str, lock: Lock, choice: Choice | None = None) -> DiffSide:
 
 
 def side_of_image(name: str, image: Image, sizes: Sequence[int] | None, found: Audit) -> DiffSide:
-    """An image as it is. `sizes`: bytes of its layers, unpacked, where the engine tells them."""
+    """Return the side of an image. `sizes`: bytes of its unpacked layers, if the engine reports them."""
     held, torch = found.held, found.held.torch
-    # A library that no distribution brought is known by its file alone.
+    # A library that belongs to no distribution is listed by its file name.
     loose = {copy.name: copy.version for copy in held.libraries if copy.loaded and not copy.distribution}
     known = {item.id: STATES[item.severity] for item in database.advisories()}
     each: Sequence[int | None] = sizes if sizes is not None else [None] * len(image.layers)
@@ -187,7 +187,7 @@ def _total(layers: Sequence[DiffLayer]) -> int | None:
 
 
 def _base(lock: Lock) -> DiffLayer:
-    """An image that is built upon is named by its digest alone; how large it is, only its registry knows."""
+    """Return the base layer. A base image is identified by its digest only; its size is known only to its registry."""
     if lock.image:
         return DiffLayer(f"base {lock.image}", lock.image, None)
     packages = " ".join(deb.sha256 for deb in lock.base)
@@ -195,7 +195,7 @@ def _base(lock: Lock) -> DiffLayer:
 
 
 def _layer(layer: dockerfile_renderer.Layer, lock: Lock) -> DiffLayer:
-    """The installer's input names every file by its hash, so it identifies the layer."""
+    """Return a layer. The installer's input contains the hash of every file, so it identifies the layer."""
     sizes = {locked.wheel.sha256: locked.bytes for locked in lock.wheels} | {a.sha256: a.bytes for a in lock.archives}
     files = {deb.file: deb.bytes for deb in lock.apt}
     total = sum(sizes.get(word.rpartition("sha256:")[2], files.get(word, 0)) for word in layer.arguments)

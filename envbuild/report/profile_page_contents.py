@@ -1,6 +1,6 @@
-"""What is known of a profile, as one page tells it: whether it is proved, what was measured, what is in it. Pure.
+"""The contents of a profile's page: whether it is verified, what was measured, what it contains. Pure.
 
-Nothing here is the clock's: the same evidence gives the same page to the byte.
+Nothing depends on the current time: the same evidence gives the same page, byte for byte.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROVED, FAILED, OUT_OF_DATE, UNPROVED, UNLOCKED = "proved", "failed", "out of da
 
 @dataclass(frozen=True)
 class PageGpu:
-    """What the evidence says of one model that the profile is for. `state`: proved, stale or missing."""
+    """The evidence for one GPU model of the profile. `state`: proved, stale or missing."""
 
     model: str
     state: str
@@ -38,8 +38,8 @@ class PageGpu:
 
 @dataclass(frozen=True)
 class PageStatus:
-    """`state` is one of those above; `reasons` say why; `next`: the command to run, and `where` or when; `images`: the
-    ids that builds of this lock gave."""
+    """The status of a profile. `state`: one of the constants above; `reasons`: why; `next`: the command to run;
+    `where`: where or when to run it; `images`: the ids of images built from this lock."""
 
     state: str
     reasons: tuple[str, ...]
@@ -52,7 +52,7 @@ class PageStatus:
 
 @dataclass(frozen=True)
 class PageLayer:
-    """A layer of the image. `bytes`: of the files to fetch for it; None where only the base image's digest is known.
+    """A layer of the image. `bytes`: of the files to fetch for it; None if only the base image's digest is known.
     `shared`: the other profiles whose image has the same layer."""
 
     number: int
@@ -63,19 +63,19 @@ class PageLayer:
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers from the largest down; `compared`: how many other profiles were looked at."""
+    """The layers, the largest first. `compared`: how many other profiles they were compared with."""
 
     layers: tuple[PageLayer, ...]
     compared: int
 
     def bytes(self, shared: bool | None = None) -> int:
-        """Of all layers, or of those that are (not) shared."""
+        """Return the bytes of all layers, or of those that are (not) shared."""
         return sum(item.bytes or 0 for item in self.layers if shared in (None, bool(item.shared)))
 
 
 @dataclass(frozen=True)
 class PageAdvice:
-    """An advisory that holds. `state`: refused, accepted, warned or noted."""
+    """An advisory that applies. `state`: refused, accepted, warned or noted."""
 
     state: str
     reason: str
@@ -91,7 +91,7 @@ class PagePin:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """An extension that the profile does without, and its reason."""
+    """An extension that the profile leaves out, and the reason."""
 
     name: str
     reason: str
@@ -99,7 +99,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Variable:
-    """Of the image's environment; `reason` where the cards of a fleet need it."""
+    """A variable of the image's environment. `reason`: set if different GPU models need it."""
 
     name: str
     value: str
@@ -108,7 +108,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Compared:
-    """Two fingerprints: the machines that they were recorded on, and where they part."""
+    """Two fingerprints: the machines that they were recorded on, and the result of their comparison."""
 
     a: str
     b: str
@@ -117,8 +117,8 @@ class Compared:
 
 @dataclass(frozen=True)
 class Page:
-    """`name` to `driver`: of the profile. `runs`: what the evidence measured, one for each card that was tried.
-    `layers`: None without a lock; `compared`: None where no fingerprints were given."""
+    """The page of a profile. `name` to `driver` are the profile's. `runs`: the measurements, one run for each tested
+    GPU model. `layers`: None without a lock; `compared`: None if no fingerprints were given."""
 
     name: str
     description: str
@@ -136,7 +136,7 @@ class Page:
     compared: Compared | None
 
     def document(self) -> dict[str, Any]:
-        """For `--json`: all of the above; what is not finite is text."""
+        """Return the JSON document: all fields; numbers that are not finite become text."""
         found: dict[str, Any] = _json({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
         if self.compared:
             found["compared"] = {
@@ -158,8 +158,8 @@ def page(
     others: Mapping[str, Lock],
     compared: Compared | None = None,
 ) -> Page:
-    """`choice`: the plan's, as it holds against a lock that fits. `images`: what builds of the lock gave. `runs`: those
-    that `proofs` point at. `others`: the locks of other profiles, by name."""
+    """Collect the contents of a page. `choice`: the plan's choice, checked against a matching lock. `images`: built
+    from the lock. `runs`: those that `proofs` refer to. `others`: the locks of other profiles, by name."""
     fits = lock is not None and not lock.stale(plan)
     versions = lock.versions if lock and fits else {}
     reasons = pin_reasons.pin_reasons(plan, choice, versions)
@@ -193,9 +193,10 @@ def page(
 def status(
     plan: Plan, lock: Lock | None, proofs: Sequence[Proof], images: Iterable[str], gpus: Sequence[str] = ()
 ) -> PageStatus:
-    """From evidence alone, as evidence/image_status.py computes it for an image of the engine; no tag is read.
+    """Compute the status from evidence alone, with the rules of evidence/image_status.py; tags are not read.
 
-    `gpus`: that the profile is for."""
+    `gpus`: the profile's GPUs.
+    """
     stale = lock.stale(plan) if lock else []
     images = tuple(dict.fromkeys(images))
     reasons = [f"{part} changed in the profile since it was locked" for part in stale]
@@ -221,7 +222,7 @@ def status(
 
 
 def _next(name: str, asked: str, state: str, cards: Sequence[str]) -> tuple[str, str]:
-    """The command that leads on from a state, and where it is run: `cards` are those that are not proved."""
+    """Return the next command for a state, and where to run it. `cards`: the GPU models that are not verified."""
     if state == PROVED:
         return f"envbuild push {asked} REGISTRY/{name}", "to let others use it"
     there = f"where there is {' and '.join(cards)}" if cards else ""
@@ -236,13 +237,14 @@ def _card(proof: Proof) -> PageGpu:
 
 
 def page_layers(name: str, lock: Lock, others: Mapping[str, Lock]) -> Layers:
-    """The largest first, those of one size in the image's order. Layers are compared as `envbuild diff` does."""
+    """Return the layers, the largest first, those of equal size in the image's order. Layers are compared as in
+    `envbuild diff`."""
     holders: dict[str, list[str]] = {}
     for other, held in sorted(others.items()):
         for layer in profile_and_image_diff.of_lock(other, held).layers:
             holders.setdefault(layer.identity, []).append(other)
     found = [
-        # of a base image by digest no size is locked
+        # the lock has no size for a base image
         PageLayer(
             number,
             layer.title,
@@ -255,7 +257,7 @@ def page_layers(name: str, lock: Lock, others: Mapping[str, Lock]) -> Layers:
 
 
 def comparison(a: Fingerprint, b: Fingerprint) -> Compared:
-    """Raises UsageError where the two cannot be compared."""
+    """Compare two fingerprints. Raises UsageError if they cannot be compared."""
     return Compared(
         fingerprint_comparison.machine_line(a.machine),
         fingerprint_comparison.machine_line(b.machine),
@@ -264,7 +266,7 @@ def comparison(a: Fingerprint, b: Fingerprint) -> Compared:
 
 
 def _json(value: Any) -> Any:
-    """Dataclasses as mappings; JSON has no NaN and no infinity."""
+    """Convert dataclasses to mappings, and NaN and infinity to text, since JSON has neither."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What documents say of profiles: locked versions, the least ones that faults leave, and who proved them. Pure."""
+"""Tables about profiles for documents: locked versions, minimum versions because of known faults, evidence. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _LIBRARIES = {"cublas": "cuBLAS", "cudnn": "cuDNN", "nccl": "NCCL"}
 
 @dataclass(frozen=True)
 class ProfileRow:
-    """A profile with its lock: `choice` is held against what was locked; `proofs`: one for each of its GPU models."""
+    """A profile with its lock. `choice`: checked against the locked versions; `proofs`: one for each of its GPU
+    models."""
 
     name: str
     choice: Choice
@@ -30,7 +31,7 @@ class ProfileRow:
 
 
 def versions_table(rows: Iterable[ProfileRow]) -> str:
-    """One line a profile: cards, locked versions, oldest driver, advisories taken on, proof."""
+    """Return a table with one line per profile: GPUs, locked versions, oldest driver, accepted advisories, evidence."""
     head = ("Profile", "GPU", "CUDA", "torch", *_LIBRARIES.values(), "Python", "Driver", "Accepted", "Proved")
     return markdown_generated_sections.markdown_table([head, *map(_cells, rows)])
 
@@ -51,8 +52,9 @@ def _cells(row: ProfileRow) -> tuple[str, ...]:
 
 
 def minimum(situations: Sequence[Situation]) -> str:
-    """What known faults ask for on these GPUs, whatever a profile pins now: refusals and warnings. Each row says where
-    the fault is; versions outside of that need nothing. Several GPUs have a column."""
+    """Return a table of the versions that known faults require on these GPUs, independently of a profile's pins:
+    refusals and warnings. Each row names the affected versions; other versions need nothing. Several GPUs get a
+    column."""
     found: dict[tuple[str, ...], list[str]] = {}
     for situation in situations:
         for row, gpus in _asking(situation):
@@ -73,7 +75,7 @@ def _named(gpus: Sequence[Gpu]) -> list[str]:
 
 
 def proofs_table(rows: Sequence[community_evidence.EvidenceRow]) -> str:
-    """Who proved which profile on which card; a run that is no proof, or none any longer, says why."""
+    """Return a table of the evidence by GPU and profile; for invalid evidence with the reason."""
     if not rows:
         return "No evidence yet: no profile is proved on a GPU."
     said = [(row.gpu, row.profile, row.who, row.when, "; ".join(row.objections) or "yes") for row in rows]
@@ -81,7 +83,7 @@ def proofs_table(rows: Sequence[community_evidence.EvidenceRow]) -> str:
 
 
 def _asking(situation: Situation) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Needs, condition, title and source of each fault, and the GPUs that it concerns."""
+    """Yield needs, condition, title and source of each fault, and the GPUs it affects."""
     for advisory in database.advisories():
         if advisory.severity == "note" or not advisory.decidable:
             continue
@@ -92,7 +94,7 @@ def _asking(situation: Situation) -> Iterator[tuple[tuple[str, ...], list[str]]]
         alone = [replace(situation, gpus=(gpu,)) for gpu in situation.gpus] or [situation]
         apart = [(on, match) for on in alone for match in advisory.match if _concerns(match, on)]
         together = [(situation, match) for match in advisory.match if _concerns(match, situation)]
-        found = apart or together  # unequal GPUs have a fault that none of them has alone
+        found = apart or together  # different GPUs together can have a fault that none of them has alone
         if needs and found:
             where = "; or ".join(dict.fromkeys(_condition(match) for _, match in found))
             gpus = list(dict.fromkeys(name for on, _ in found for name in _named(on.gpus)))
@@ -104,12 +106,12 @@ def _concerns(match: Match, situation: Situation) -> bool:
 
 
 def _is_made(name: str, situation: Situation) -> bool:
-    """Whether it is not a library, or there is one for this CUDA."""
+    """Whether the name is not a library, or the library exists for this CUDA version."""
     return name not in database.libraries() or database.distribution_of(name, situation.cuda or "") is not None
 
 
 def _condition(match: Match) -> str:
-    """All that a fault depends on but the GPU model."""
+    """Return all conditions of a fault except the GPU model."""
     stated = {"torch": match.torch, "driver": match.driver, **match.libraries, **match.distributions}
     return ", ".join(
         [
@@ -125,5 +127,5 @@ def _condition(match: Match) -> str:
 
 
 def _versions(known: Mapping[str, VersionRange]) -> list[str]:
-    """As "cuBLAS >=12.4.5.8"."""
+    """Return texts such as "cuBLAS >=12.4.5.8"."""
     return [f"{_LIBRARIES.get(name, name)} {versions}" for name, versions in known.items()]

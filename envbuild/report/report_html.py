@@ -1,6 +1,7 @@
-"""The page of a report as HTML: one file, no script, nothing fetched. Pure but for its template.
+"""Renders the page of a report as HTML: one file, no script, no external resources. Pure, except for reading the
+template.
 
-Whatever a page holds is text here: jinja escapes it, and what would steer a reader's display is replaced.
+All contents are shown as text: jinja escapes them, and characters that would control the display are replaced.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from envbuild.util.errors import printable
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
-# The one scale of errors over their bounds, in percent of a figure's width: zero, ten to the power of the decades
-# below, and values that are not numbers; what lies beyond the decades is drawn at their ends.
+# The common scale for ratios of error to bound, in percent of a plot's width: zero, powers of ten in the range of the
+# decades below, and values that are not numbers. Values outside the range are drawn at its ends.
 _ZERO, _FIRST, _LAST, _BEYOND = 3.0, 11.0, 89.0, 96.0
 _DECADES = (-6, 2)
-_STEP = 0.5  # percent: figures that are nearer to each other are drawn as one mark, the taller the more there are
-_FULL = 110.0  # percent of a datasheet's figure that the width of a speed's bar stands for
-_MOST_ROWS = 300  # of a table of operations
-_MOST_NAMES = 3  # of profiles that are named next to each layer that they share
+_STEP = 0.5  # percent: values that are closer together are drawn as one mark, whose height shows their number
+_FULL = 110.0  # percent of a datasheet's value that the full width of a speed's bar represents
+_MOST_ROWS = 300  # limit for a table of operations
+_MOST_NAMES = 3  # limit for the profiles listed next to each shared layer
 
 _THREAD = re.compile(r"([A-Za-z0-9-]+/[A-Za-z0-9._-]+)#([0-9]+)")
 _ADDRESS = re.compile(r"https://[A-Za-z0-9.-]+(/[^\s\"'<>]*)?")
 
 
 def html(page: Page) -> str:
-    """The whole document."""
+    """Render the complete document."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -75,7 +76,7 @@ def html(page: Page) -> str:
 
 
 def scale_position(share: float | None) -> float | None:
-    """Where a share of a bound stands on the scale, in percent of its width; None for none."""
+    """Return the position of an error ratio on the scale, in percent of its width; None for None."""
     if share is None:
         return None
     if not math.isfinite(share):
@@ -88,13 +89,13 @@ def scale_position(share: float | None) -> float | None:
 
 
 def marks(shares: Iterable[float]) -> list[tuple[float, float]]:
-    """Where figures stand, each place once, and how tall its mark is: 1 for one figure, 4 for a thousand."""
+    """Return the position and height of each mark, one mark per position: height 1 for one value, 4 for a thousand."""
     found = Counter(round((scale_position(share) or 0.0) / _STEP) * _STEP for share in shares)
     return [(at, round(1 + math.log10(count), 2)) for at, count in sorted(found.items())]
 
 
 def _axis() -> list[tuple[float, str, str]]:
-    """(place, label, kind) of what is written on the scale; `minor` goes where there is little room."""
+    """Return (position, label, kind) of the scale's labels; `minor` labels are hidden if there is little space."""
     first, last = _DECADES
     powers = [
         (
@@ -112,7 +113,7 @@ def _raised(power: int) -> str:
 
 
 def three_digits(value: float | str | None) -> str:
-    """Three digits, of thousands all; what a record tells as text is read as the number it is."""
+    """Format a number with three digits, thousands with all digits; text from a record is read as a number."""
     try:
         found = float(value) if value not in (None, "") else None
     except ValueError:
@@ -137,17 +138,17 @@ def percent(part: float | None) -> str:
 
 
 def bar(part: float, whole: float) -> float:
-    """The width of a bar in percent of the largest."""
+    """Return the width of a bar in percent of the largest."""
     return round(100 * part / whole, 2) if whole else 0.0
 
 
 def speed(part: float) -> float:
-    """The width that stands for a part of what a datasheet promises; what is more than fits is drawn as all."""
+    """Return the width that represents a fraction of a datasheet's value; larger values fill the bar."""
     return round(min(100.0, 100 * 100 * part / _FULL), 2)
 
 
 def link(cited: str) -> Markup:
-    """A source as a link, where it is an address or a thread of GitHub; else as it is."""
+    """Return a source as a link if it is an address or a GitHub thread; else as text."""
     thread = _THREAD.fullmatch(cited)
     address = f"https://github.com/{thread[1]}/issues/{thread[2]}" if thread else cited
     if not _ADDRESS.fullmatch(address):
@@ -156,7 +157,7 @@ def link(cited: str) -> Markup:
 
 
 def groups(run: Run) -> Mapping[str, list[MeasuredStage]]:
-    """The stages of dist.staged by what they are, in the order in which they were tried."""
+    """Group the stages of dist.staged by kind, in the order in which they ran."""
     found: dict[str, list[MeasuredStage]] = {}
     for stage in run.stages:
         found.setdefault(stage.kind, []).append(stage)
@@ -164,7 +165,7 @@ def groups(run: Run) -> Mapping[str, list[MeasuredStage]]:
 
 
 def speeds_by_gpu(run: Run) -> list[tuple[str, list[Speed]]]:
-    """The speeds by the card that reached them; several of one name are numbered in the order of their GPUs."""
+    """Group the speeds by GPU; GPUs with the same name are numbered by their index."""
     found: dict[tuple[str, int], list[Speed]] = {}
     for speed in run.speeds:
         found.setdefault((speed.card, speed.index), []).append(speed)
@@ -173,7 +174,7 @@ def speeds_by_gpu(run: Run) -> list[tuple[str, list[Speed]]]:
 
 
 def skipped_by_reason(run: Run) -> Mapping[str, list[MeasuredProbe]]:
-    """The probes that did not run, by the reason."""
+    """Group the skipped probes by reason."""
     found: dict[str, list[MeasuredProbe]] = {}
     for probe in run.by_status("skipped"):
         found.setdefault(probe.reason or "no reason is given", []).append(probe)
@@ -181,28 +182,28 @@ def skipped_by_reason(run: Run) -> Mapping[str, list[MeasuredProbe]]:
 
 
 def bare(run: Run) -> list[MeasuredProbe]:
-    """The probes that passed and have no figure to show."""
+    """Return the probes that passed and have no errors to show."""
     return [probe for probe in run.by_status("passed") if not probe.shares]
 
 
 def sharing_letters(layers: Layers) -> dict[tuple[str, ...], str]:
-    """A letter for each set of profiles that is too long to be named with every layer that it shares."""
+    """Assign a letter to each set of profiles that is too long to be listed with every layer that it shares."""
     found = dict.fromkeys(layer.shared for layer in layers.layers if len(layer.shared) > _MOST_NAMES)
     return {names: _letter(number) for number, names in enumerate(found)}
 
 
 def _letter(number: int) -> str:
-    """A, B, ... Z, A1, B1, ..."""
+    """Return A, B, ... Z, A1, B1, ..."""
     return chr(ord("A") + number % 26) + (str(number // 26) if number >= 26 else "")
 
 
 def differing_operations(rows: Iterable[ComparedOperation], name: str) -> tuple[list[Pass], int]:
-    """Of one pass the operations that are not the same to the bit, and how many more there are than a page takes."""
+    """Return the operations of one pass that are not identical, and the number of those beyond the page's limit."""
     found = [one for row in rows for one in row.passes if one.name == name and one.kind != IDENTICAL]
     return found[:_MOST_ROWS], max(0, len(found) - _MOST_ROWS)
 
 
 def counts_by_kind(rows: Iterable[ComparedOperation]) -> list[tuple[str, int]]:
-    """How many operations are of each kind."""
+    """Return the number of operations of each kind."""
     found = Counter(row.kind or "not compared" for row in rows)
     return [(kind, found[kind]) for kind in (*KINDS, "not compared") if found[kind]]

@@ -1,6 +1,6 @@
-"""From a run record to what was measured. Pure.
+"""Reads the measurements from a run record. Pure.
 
-A record comes from a container: what in it has not the form that the self-test gives it is left out, never guessed.
+A record comes from a container: data that does not have the self-test's format is left out, never guessed.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from envbuild.testrun import expected_hardware
 
 _STAGE = re.compile(r"(?P<backend>nccl|gloo) (?P<members>\d{1,4}(\+\d{1,4}){0,63})(?P<settings>( [A-Z0-9_]+=\w+){0,8})")
 _MOST_STAGES = 2000
-# The kinds of speed: the probe, its trait and unit, and what a floor of the profile calls it.
+# The kinds of speed: the probe, its trait and unit, and the name of the profile's minimum.
 _SPEEDS = (("perf.gemm", "TFLOP/s", "gemm"), ("perf.memory", "GB/s", "memory"))
 
 
 def measured_run(record: Mapping[str, Any], evidence: str) -> Run:
-    """`record` as evidence_store.record_of gives it; `evidence`: the sha256 of its bytes, hex."""
+    """Return the measurements of a run. `record`: from evidence_statements_and_store.record_of; `evidence`: the sha256
+    of its bytes, hex."""
     gpu, start, environment = record["gpu"] or {}, _mapping(record.get("start")), record["environment"]
     staged: Mapping[str, Any] = next((result for result in record["results"] if result["probe"] == "dist.staged"), {})
     stages = tuple(_stages(_mapping(staged.get("traits")).get("stages")))
@@ -101,7 +102,7 @@ def _figures(listed: Any) -> Iterator[MeasuredFigure]:
 
 
 def _signed(result: Mapping[str, Any]) -> KnownAdvisory | None:
-    """The advisory that a failure is the signature of."""
+    """Return the advisory whose signature matches a failure."""
     checked = {**result, "traits": _mapping(result.get("traits"))}
     found = next((item for item in database.advisories() if item.matches(checked)), None)
     return known_advisory(found) if found else None
@@ -112,7 +113,7 @@ def known_advisory(advisory: Advisory) -> KnownAdvisory:
 
 
 def _speeds(record: Mapping[str, Any]) -> Iterator[Speed]:
-    """Each figure of each card, whether or not the profile asked for a floor."""
+    """Yield each measured speed of each GPU, whether or not the profile sets a minimum."""
     demands = record["selftest"]["demands"]
     traits = {result["probe"]: _mapping(result.get("traits")) for result in record["results"]}
     for probe, unit, kind in _SPEEDS:
@@ -163,7 +164,7 @@ def _libraries(listed: Any) -> Iterator[MeasuredLibrary]:
 
 
 def _number(value: Any) -> float | None:
-    """None for anything but a finite number."""
+    """Return a finite number; None for anything else."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) else None
 

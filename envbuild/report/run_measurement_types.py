@@ -1,4 +1,4 @@
-"""What was measured in a run of the self-test: errors by probe, speeds next to datasheets, ranks by stages. Pure."""
+"""Types for the measurements of a self-test run: errors by probe, speeds and datasheet values, ranks by stage. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MeasuredFigure:
-    """An error and its bound. `share`: the error over its bound, the rounding of the result left out of both; of the
-    whole error in records from before that was done; infinite where the record has no number. `checks`: how many
-    comparisons it is the worst of."""
+    """The largest error of some checks, and its bound. `share`: the ratio of error to bound, both without the rounding
+    of the result; older records include that rounding; infinite if the record has no number. `checks`: the number of
+    checks."""
 
     case: str
     dtype: str
@@ -22,7 +22,7 @@ class MeasuredFigure:
 
 @dataclass(frozen=True)
 class KnownAdvisory:
-    """An advisory, as far as a page tells it."""
+    """The part of an advisory that a page shows."""
 
     id: str
     title: str
@@ -32,8 +32,8 @@ class KnownAdvisory:
 
 @dataclass(frozen=True)
 class MeasuredProbe:
-    """A probe's result. `shares`: those of every figure, rising; `worst`: the figure with the largest; `checks`: how
-    many comparisons the figures are of."""
+    """A probe's result. `shares`: the error ratios of all figures, ascending; `worst`: the figure with the largest
+    ratio; `checks`: the number of checks in all figures."""
 
     name: str
     status: str
@@ -52,8 +52,8 @@ class MeasuredProbe:
 
 @dataclass(frozen=True)
 class Speed:
-    """What a card, the GPU `index`, reached in one precision, or copying (`name`), in `unit`. `promised`: by its
-    datasheet, None where none has a source; `floor`: the part of it that the profile asks for."""
+    """The speed that GPU `index` reached in one precision, or in copying (`name`), in `unit`. `promised`: the
+    datasheet's value, None without a source; `floor`: the fraction of it that the profile requires."""
 
     card: str
     index: int
@@ -70,8 +70,8 @@ class Speed:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many cases of an operation the run sampled, and how many pairs of values of two dimensions they cover, `of`
-    all that are possible."""
+    """The number of cases of an operation that a run sampled, and the number of covered pairs of values of two
+    dimensions, out of `of` possible ones."""
 
     operation: str
     cases: int
@@ -85,7 +85,7 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Blame:
-    """A rank that failed a stage, at which step and how; `member` is the GPU or process that it ran on."""
+    """A rank that failed a stage, with the step and the reason. `member`: the GPU or process that it ran on."""
 
     rank: int
     member: int
@@ -95,7 +95,7 @@ class Blame:
 
 @dataclass(frozen=True)
 class MeasuredStage:
-    """A world that dist.staged tried. `blamed` is empty where it passed, or where the record names nobody."""
+    """A group of ranks that dist.staged tested. `blamed` is empty if it passed, or if the record blames no rank."""
 
     name: str
     backend: str
@@ -114,7 +114,7 @@ class MeasuredStage:
         return f"{size}, over {self.backend}"
 
     def mark(self, member: int) -> str:
-        """`absent`, `passed`, `blamed`, or `failed`: it took part in a stage that failed, and is not blamed."""
+        """Return `absent`, `passed`, `blamed`, or `failed` (took part in a failed stage without being blamed)."""
         if member not in self.members:
             return "absent"
         if self.passed:
@@ -135,7 +135,7 @@ class MeasuredLibrary:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the self-test. `unit`: what the members of `stages` are, GPU or process."""
+    """One run of the self-test. `unit`: the kind of the members of `stages`, GPU or process."""
 
     model: str
     card: str

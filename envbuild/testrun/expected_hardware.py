@@ -1,4 +1,4 @@
-"""What the facts say of a profile's driver and cards, as the self-test's job document takes it."""
+"""Looks up the expected driver versions and GPU properties of a profile, for the self-test's job document."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ _PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 
 
 def expected_hardware(profile: Profile) -> dict[str, Any]:
-    """Of the job document's `expect`, as far as the facts know: the oldest driver for torch's CUDA and for the profile,
-    and by the cards' names what is known of each, and its datasheet.
-    """
+    """Return the hardware part of the job document's `expect`, as far as the facts know it: the minimum driver versions
+    for torch's CUDA and for the profile, and the properties and datasheet of each GPU, by name."""
     return devices_by_name(map(database.gpus().__getitem__, profile.gpus)) | {
         "driver": {
             who: ".".join(map(str, Version(text).release))
@@ -28,7 +27,7 @@ def expected_hardware(profile: Profile) -> dict[str, Any]:
 
 
 def devices_by_name(gpus: Iterable[Gpu]) -> dict[str, Any]:
-    """By each name that a driver prints for these GPUs: what the self-test compares with the device."""
+    """Return what the self-test compares with the device, by each name that a driver prints for these GPUs."""
     named = {name: gpu for gpu in gpus for name in gpu.all_names}
     return {
         "cards": {
@@ -40,6 +39,6 @@ def devices_by_name(gpus: Iterable[Gpu]) -> dict[str, Any]:
 
 
 def sheet(datasheet: Datasheet) -> dict[str, float]:
-    """By the job document's names; what has no source is absent."""
+    """Return the datasheet values by the job document's names, without values that have no source."""
     figures = {name: getattr(datasheet, f"tflops_{name}") for name in _PRECISIONS} | {"copy": datasheet.gb_per_s}
     return {name: value for name, value in figures.items() if value is not None}

@@ -1,7 +1,7 @@
-"""One file that checks an environment against a profile's lock, wherever there is torch. Pure.
+"""Renders a single file that checks an environment against a profile's lock, wherever torch is installed. Pure.
 
-The file is a Python script whose payload, the self-test and what the profile expects, stands in comments behind the
-code: cut short anywhere, it is either no Python (a string without its end) or finds that its seal does not fit.
+The file is a Python script. The payload (the self-test and the profile's expectations) is in comments after the code.
+If the file is cut off anywhere, it is either invalid Python (an unterminated string) or its checksum does not match.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from envbuild.profile.loaded_profile import Source
 from envbuild.resolve import plan_resolver
 from envbuild.testrun import expected_hardware, selftest_job
 
-# One statement, of which no part is a program that ends with 0: where the code is cut, Python shows its first line.
+# One single statement: no prefix of it is a program that exits with 0. If the code is cut off, Python shows its first
+# line.
 _SCRIPT = '''\
 raise eval(compile(r"""# envbuild check: where Python shows this line, this file is cut short; export it again
 #: Is this environment what envbuild's profile NAME needs? The lock is LOCK.
@@ -67,8 +68,8 @@ finally:
 
 
 def render(source: Source, locked: Lock) -> str:
-    """The script; the same bytes for the same lock and self-test. Only ASCII, and nothing of a profile outside comments
-    but its name."""
+    """Render the script; the same lock and self-test give the same bytes. It is ASCII only, and outside of comments it
+    contains nothing from the profile except its name."""
     code = _SCRIPT.replace("NAME", source.name).replace("LOCK", locked.short)
     told = json.dumps(_document(source, locked), sort_keys=True)
     archive = base64.b64encode(selftest_job.selftest_zip()).decode()
@@ -82,11 +83,12 @@ def _comments(mark: str, text: str) -> Iterator[str]:
 
 
 def _document(source: Source, locked: Lock) -> dict[str, Any]:
-    """What the self-test's own `environment_check.main` takes."""
+    """Return the document for the self-test's `environment_check.main`."""
     cards = [name for gpu in source.profile.gpus for name in database.gpus()[gpu].all_names]
     asked, expected = selftest_job.RunRequest(level="quick"), expected_hardware.expected_hardware(source.profile)
     selftest, versions = selftest_job.on_host(source.profile.selftest), plan_resolver.computing(locked.versions)
-    require = [name for name in selftest.require if name != selftest_job.OWN_SCRIPT]  # it is left out, required or not
+    # the script is left out even if it is required
+    require = [name for name in selftest.require if name != selftest_job.OWN_SCRIPT]
     selftest = selftest.model_copy(update={"require": require})
     wanted = selftest_job.document(selftest, versions, locked.python, cards, asked, hardware=expected)
     return {
@@ -101,7 +103,7 @@ _NO_GPU_CODE = r"no GPU is visible to torch .{1,60} \(built with no CUDA\)"
 
 
 def _remedies(name: str, cards: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The advisories that a probe's result alone can name, then what to do about anything else."""
+    """Yield the remedies of the advisories that a probe's result alone identifies, then those for any other failure."""
     for advisory in database.advisories():
         for signature in advisory.signature:
             when = {key: pattern.pattern for key, pattern in signature.items()}

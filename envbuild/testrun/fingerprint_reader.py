@@ -1,6 +1,6 @@
-"""Fingerprints as they come in, from a self-test's output or a file: neither is trusted.
+"""Reads fingerprints from a self-test's output or from a file, and validates them: neither source is trusted.
 
-The form is that of `envbuild/selftest/numerics/fingerprint_document.py` and `output_statistics.py`, version 1.
+The format is version 1 of `envbuild/selftest/numerics/fingerprint_document.py` and `output_statistics.py`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ DType = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,30}$")]
 
 
 class Against(_Part):
-    """The error against the float64 result: `ratio` is the largest error over bound, `median` the middle one,
-    `relative` the root of the mean squared error over that of the exact values; `nonfinite` counts what is finite
-    neither here nor in float64, masks aside."""
+    """The error compared with the float64 result. `ratio`: the largest ratio of error to bound; `median`: the median of
+    these ratios; `relative`: the root mean square error divided by that of the exact values; `nonfinite`: the number of
+    elements that are finite in neither result, without masked ones."""
 
     ulps: dict[Annotated[str, Field(pattern=r"^(0|-?[1-9][0-9]{0,3})$")], Count]
     error: Number
@@ -57,7 +57,7 @@ class Against(_Part):
 
 
 class Observed(_Part):
-    """An output. `fed`: how many of the inputs were not finite; `nonfinite`: how many of the values."""
+    """An output of an operation. `fed`: number of nonfinite inputs; `nonfinite`: number of nonfinite output values."""
 
     dtype: DType
     shape: Shape
@@ -72,7 +72,7 @@ class Observed(_Part):
 
 
 class FingerprintOp(_Part):
-    """An operation or a module, and its two passes. `note`: why a pass or a judgement is not there."""
+    """An operation or a module, with its two passes. `note`: why a pass or a comparison is missing."""
 
     id: Annotated[Said, Field(min_length=1, max_length=500)]
     dtype: DType
@@ -94,7 +94,8 @@ class FingerprintGpu(_Part):
 
 
 class FingerprintMachine(_Part):
-    """`gpu` is None for the CPU. `libraries`: what each mapped CUDA library says its version is."""
+    """The machine that was measured. `gpu` is None on the CPU. `libraries`: the version that each mapped CUDA library
+    reports."""
 
     gpu: FingerprintGpu | None
     cpu: Short | None
@@ -107,7 +108,7 @@ class FingerprintMachine(_Part):
 
 
 class Fingerprint(_Part):
-    """`subject`: the self-test's own operations, or a model's modules."""
+    """A fingerprint. `subject`: the self-test's own operations, or a model's modules."""
 
     version: Literal[1]
     subject: Literal["operations", "model"]
@@ -125,9 +126,9 @@ class Fingerprint(_Part):
 
 
 def text_of(run: TestRun) -> str:
-    """The file that holds a run's fingerprint.
+    """Return the text of a run's fingerprint file.
 
-    Raises CheckFailed where the run came to none, or to one that is not as it should be.
+    Raises CheckFailed if the run has no fingerprint or an invalid one.
     """
     if not run.fingerprint:
         raise CheckFailed("the self-test came to no fingerprint", hint="its probe fingerprint says why")
@@ -142,7 +143,7 @@ def text_of(run: TestRun) -> str:
 
 
 def read(file: Path) -> Fingerprint:
-    """Raises FingerprintError with file, line and field of every fault."""
+    """Read a fingerprint file. Raises FingerprintError with file, line and field of every fault."""
     name = yaml_document.display(file)
     try:
         with file.open("rb") as stream:
@@ -164,7 +165,7 @@ def read(file: Path) -> Fingerprint:
 
 
 def _faults(error: ValidationError, found: Any) -> list[tuple[yaml_document.Path, str]]:
-    """Path and message of each thing that is wrong; another version is told as that alone."""
+    """Return path and message of each fault; an unsupported version is the only fault reported."""
     version = found.get("version") if isinstance(found, dict) else None
     if isinstance(version, int) and version != VERSION:
         return [(("version",), f"version {version}; this envbuild reads version {VERSION}")]
@@ -172,7 +173,7 @@ def _faults(error: ValidationError, found: Any) -> list[tuple[yaml_document.Path
 
 
 def _placed(faults: Sequence[tuple[yaml_document.Path, str]], raw: bytes, name: str) -> list[Fault]:
-    """The first of them, with lines as far as the YAML reader, which knows of places, can read this JSON."""
+    """Return the first faults, with line numbers if the YAML reader, which records positions, can parse this JSON."""
     told, more = faults[:_MOST_FAULTS], len(faults) - _MOST_FAULTS
     rest = [Fault(f"and {more} more", name)] if more > 0 else []
     if len(raw) <= yaml_document.MAX_BYTES:

@@ -1,7 +1,8 @@
-"""A judged run as JUnit XML, which CI systems read: a test case for each probe. Pure.
+"""Writes a judged run as JUnit XML for CI systems: a test case for each probe. Pure.
 
-Only what the schema of Jenkins's xunit plugin knows is written, which others read too: so figures are properties of the
-suite. A fault of the run itself, with which nothing of it counts, is a failed test case of its own.
+The output uses only elements from the schema of Jenkins's xunit plugin, which other tools also read; measurements are
+therefore properties of the suite. A fault of the run itself, which invalidates all results, is a separate failed test
+case.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from xml.etree.ElementTree import Element, SubElement
 
 from envbuild.testrun.run_result import TestRun
 
-# What XML 1.0 has no place for, even escaped (section 2.2, Char).
+# Characters that XML 1.0 does not allow, even escaped (section 2.2, Char).
 _ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def render(name: str, run: TestRun, properties: Mapping[str, str]) -> str:
-    """The document. `properties`: what else is known of the run, such as the image's id."""
+    """Return the XML document. `properties`: additional data about the run, such as the image's id."""
     root = Element("testsuites")
     suite = SubElement(root, "testsuite", name=_clean(f"envbuild {name}"), time=_seconds(run.seconds))
     held = SubElement(suite, "properties")
@@ -64,7 +65,7 @@ def _failure(case: Element, failure: Mapping[str, Any], detail: str | None) -> N
 
 
 def _figures(run: TestRun) -> Iterator[tuple[str, str]]:
-    """Each figure under its probe, case and dtype; a case that comes again has a number."""
+    """Yield the measurements by probe, case and dtype; a repeated case gets a number."""
     seen: dict[str, int] = {}
     for result in run.results:
         for figure in result["figures"]:

@@ -1,6 +1,6 @@
-"""From a self-test's raw output to a judged run. Pure.
+"""Converts the raw output of a self-test to a judged run. Pure.
 
-The output is not trusted: it counts only if every frame of this run is there, whole, once, and in order.
+The output is not trusted: it counts only if every frame of this run is present, complete, unique, and in order.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _End(_Frame):
 
 
 def frame(line: bytes, nonce: str) -> tuple[int, dict[str, Any]] | None:
-    """(sequence number, document) of a line that is a whole frame of this run; None for any other line."""
+    """Return (sequence number, document) if the line is a complete frame of this run, else None."""
     parts = line.rstrip(b"\n").split(b" ", 4)
     if len(parts) != 5 or parts[0] != b"ENVBUILD" or parts[1] != nonce.encode():
         return None
@@ -66,7 +66,8 @@ def frame(line: bytes, nonce: str) -> tuple[int, dict[str, Any]] | None:
 
 
 def progress_of(line: bytes, nonce: str) -> dict[str, Any] | None:
-    """What a line says for whoever waits: {"probes": names} that will run, or the result of one; None for any other."""
+    """Return the progress that a line reports: {"probes": names} of the probes that will run, or a probe's result; None
+    for any other line."""
     found = frame(line, nonce)
     models: dict[str, type[_Frame]] = {"start": _Start, "probe": _Probe}
     model = models.get(str(found[1].get("kind"))) if found else None
@@ -77,7 +78,7 @@ def progress_of(line: bytes, nonce: str) -> dict[str, Any] | None:
 
 
 def judge_output(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRun:
-    """What the output says, every doubt counted as an error."""
+    """Judge the output; anything doubtful counts as an error."""
     ended = _ending(output)
     errors = [*ended]
     documents: list[dict[str, Any]] = []
@@ -92,7 +93,7 @@ def judge_output(output: RawOutput, nonce: str, require: Sequence[str]) -> TestR
             break
         documents.append(found[1])
     planned, results, shape = _results(documents)
-    if documents or not ended:  # where nothing came at all, why it ended says enough
+    if documents or not ended:  # if there is no output at all, the reason why the run ended is enough
         errors += shape
     if output.timed_out:
         results += _hung(planned, results, output.seconds)
@@ -117,7 +118,7 @@ def judge_output(output: RawOutput, nonce: str, require: Sequence[str]) -> TestR
 
 
 def _hung(planned: Sequence[str], results: Sequence[object], seconds: float) -> list[dict[str, Any]]:
-    """The probe that was running when the time for all of them was over, as a result of its own."""
+    """Return a failed result for the probe that was running when the time limit of the whole self-test was reached."""
     running = planned[len(results) :][:1]
     reason = f"it did not end; the whole self-test was stopped after {seconds:.0f} s"
     given = {"level": "", "status": "failed", "failure": "hang", "reason": reason, "signal": None, "at": None}
@@ -138,7 +139,7 @@ def _ending(output: RawOutput) -> list[str]:
 
 
 def _results(documents: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[dict[str, Any]], list[str]]:
-    """The planned probes, their results, and what is wrong with the sequence start, probe..., environment, end."""
+    """Return the planned probes, their results, and the errors in the sequence start, probe..., environment, end."""
     kinds = [document.get("kind") for document in documents]
     if not kinds or kinds[0] != "start":
         return [], [], ["the self-test's output holds no frame of this run"]
@@ -165,17 +166,17 @@ def _results(documents: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[di
     return start.probes, results, errors
 
 
-_ORDER = ("failed", "skipped", "passed")  # the worst first
+_ORDER = ("failed", "skipped", "passed")  # worst first
 
 
 def judge_nodes(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRun:
-    """What all nodes say: a probe has passed where it passed on each, and what is wrong names its node."""
+    """Judge the output of all nodes: a probe passed if it passed on each node. Every error names its node."""
     runs = []
     begin = 0
     for code, size in output.parts:
         stdout = output.stdout[begin : begin + size]
         begin += size
-        late = output.timed_out and code not in (0, 5)  # such a node came to its end, and another did not
+        late = output.timed_out and code not in (0, 5)  # this node ended by itself, a different node did not
         own = replace(output, stdout=stdout, exit_code=None if late else code, timed_out=late)
         runs.append(judge_output(own, nonce, require))
     if not runs:
@@ -199,7 +200,7 @@ def _worst(name: str, runs: Sequence[TestRun]) -> Mapping[str, Any]:
 
 
 def join_runs(alone: TestRun, across: TestRun) -> TestRun:
-    """Both, as one run: what each lacked in confinement is said of it."""
+    """Join two runs into one; the result lists the missing confinement of both."""
     lacks = [*alone.where.get("unconfined", ()), *across.where.get("unconfined", ())]
     return replace(
         alone,

@@ -1,4 +1,4 @@
-"""What comes out of a test run: a runner's raw output, and what it was judged to be. Pure."""
+"""Types for the result of a test run: a runner's raw output, and the judged run. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 from envbuild.facts import database, probe_catalogue_reader
 
 _SUBJECT = ("python", "torch", "device", "level", "threads", "seed")
-MAX_STDOUT = 64 << 20  # bytes that a runner takes of it
+MAX_STDOUT = 64 << 20  # limit in bytes for a runner
 
 
 @dataclass(frozen=True)
 class RawOutput:
-    """What a runner brings back. `exit_code` None: never ended by itself. `where`: where it ran; empty: here. `parts`:
-    of several nodes, each one's exit code and the bytes of its stdout; they follow each other."""
+    """The raw output of a run. `exit_code`: None if it did not end by itself. `where`: where it ran, empty for this
+    machine. `parts`: for several nodes, the exit code of each and the number of bytes of its stdout, which follow one
+    another."""
 
     stdout: bytes
     stderr: str
@@ -30,9 +31,9 @@ class RawOutput:
 
 @dataclass(frozen=True)
 class TestRun:
-    """A judged run. `errors` are faults of the run itself: with any of them nothing in it counts as passed.
+    """A judged run. `errors` are faults of the run itself: with any of them, nothing in the run counts as passed.
 
-    `skipped_required`: probes that the profile requires and that could not run here; no failure, and no proof.
+    `skipped_required`: required probes that could not run here; the run did not fail, but is not valid evidence either.
     """
 
     results: tuple[Mapping[str, Any], ...]
@@ -42,34 +43,34 @@ class TestRun:
     seconds: float
     skipped_required: tuple[str, ...] = ()
     log: str = field(default="", compare=False)
-    fingerprint: Mapping[str, Any] = field(default_factory=dict)  # as it came, unjudged; empty where none was asked for
-    where: Mapping[str, Any] = field(default_factory=dict)  # as the runner said
-    short: bool = False  # of memory: the container was ended for it
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)  # as received, not judged; empty if not requested
+    where: Mapping[str, Any] = field(default_factory=dict)  # as reported by the runner
+    short: bool = False  # the container was killed because it ran out of memory
 
     def by_status(self, status: str) -> list[str]:
         return [result["probe"] for result in self.results if result["status"] == status]
 
     @property
     def passed(self) -> bool:
-        """No failure, and something ran."""
+        """True if nothing failed and at least one probe passed."""
         return not self.errors and bool(self.by_status("passed")) and not self.by_status("failed")
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether a probe, or the container, was ended for want of memory, as far as that can be told."""
+        """Whether a probe or the container was killed because it ran out of memory, as far as this can be detected."""
         return self.short or any(result.get("failure") == "oom" for result in self.results)
 
     @property
     def subject(self) -> dict[str, str]:
-        """What the self-test says of where it ran, in its words: those of _SUBJECT."""
+        """Return where the self-test ran, as it reported itself: the keys in _SUBJECT."""
         return {key: str(self.start[key])[:100] for key in _SUBJECT if key in self.start}
 
     def leaving_out(self, reasons: Mapping[str, str]) -> TestRun:
-        """The same, with probes that were not even planned as skipped for these reasons."""
+        """Return the same run with additional skipped probes that were not planned, with the given reasons."""
         return replace(self, results=(*self.results, *(_skipped(name, reason) for name, reason in reasons.items())))
 
     def failures(self) -> list[dict[str, Any]]:
-        """{"probe", "signal", "advisory", "detail"} for each failed probe, and for each fault of the run."""
+        """Return {"probe", "signal", "advisory", "detail"} for each failed probe, and for each fault of the run."""
         found = [_failure(result) for result in self.results if result["status"] == "failed"]
         found += [{"probe": None, "signal": None, "advisory": None, "detail": text} for text in self.errors]
         return found

@@ -1,4 +1,4 @@
-"""What goes into a test run: the self-test, its job document, and the limits. Pure."""
+"""Builds the input of a test run: the self-test, its job document, and the limits. Pure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from envbuild.facts import probe_catalogue_reader
 from envbuild.profile.model import SelfTest
 from envbuild.util.canonical_json import canonical_digest
 
-FINGERPRINT = "fingerprint"  # the probe that records one
-OWN_SCRIPT = "own.script"  # the probe that runs a profile's own
-ACROSS = "dist.nodes"  # the probe of several machines
+FINGERPRINT = "fingerprint"  # the probe that records a fingerprint
+OWN_SCRIPT = "own.script"  # the probe that runs a profile's own script
+ACROSS = "dist.nodes"  # the probe that runs on several nodes
 _SOURCES = Path(__file__).parent.parent / "selftest"
 
-# Its arguments: the module whose main takes the job, and the file to read where that is not stdin (a bind mount would
-# name a path of the engine's host). It reads a line with two lengths, the zip, the job document.
+# Arguments: the module whose `main` receives the job, and optionally a file to read instead of stdin (a bind mount
+# would need a path on the engine's host). The input is a line with two lengths, the zip, and the job document.
 BOOTSTRAP = """
 import importlib, json, os, sys, tempfile
 if sys.version_info < (3, 9):
@@ -47,7 +47,7 @@ sys.exit(importlib.import_module(sys.argv[1]).main(job))
 
 @dataclass(frozen=True)
 class Limits:
-    """Of the container: memory and shared memory in bytes, time in seconds."""
+    """Limits of the container: memory and shared memory in bytes, time in seconds."""
 
     memory: int
     timeout: float
@@ -58,10 +58,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What of a profile's self-test is asked for this once; all of it where nothing is said.
+    """The part of a profile's self-test to run this time; the default is everything.
 
-    `level`: another than the profile's. `probes`: exactly these. `gpus`: those of the machine, by index or UUID.
-    `fingerprint`: its probe too, which no level runs. `seed`: what decides which cases are sampled; None: the default.
+    `level`: replaces the profile's level. `probes`: run exactly these. `gpus`: the machine's GPUs to use, by index or
+    UUID. `fingerprint`: also run the fingerprint probe, which no level includes. `seed`: determines the sampled cases;
+    None: the default.
     """
 
     level: str | None = None
@@ -77,12 +78,12 @@ _MOST_SEED = 2**31 - 1
 
 @dataclass(frozen=True)
 class Job:
-    """One run, ready for any runner: what to start, what to write to its stdin, and its limits.
+    """One run, ready for any runner: the command, its stdin, and its limits.
 
-    `image`: its name by digest, as the engine knows it that runs it. `devices`: which of the machine's GPUs, by index
-    or UUID; none: all that are there, or where a scheduler hands them out, `count` of one of `models` (ids in the
-    facts). `require`: the probes that must pass. `nodes`: machines that run it at the same time, each with as many
-    GPUs, and with a network between them.
+    `image`: the image's digest reference in the engine that runs it. `devices`: the machine's GPUs to use, by index or
+    UUID; empty: all GPUs, or with a scheduler, `count` GPUs of one of `models` (ids in the facts). `require`: the
+    probes that must pass. `nodes`: number of nodes that run it at the same time, each with `count` GPUs, connected by a
+    network.
     """
 
     image: str
@@ -98,14 +99,15 @@ class Job:
     nodes: int = 1
 
 
-_AROUND_BURN = 240  # seconds to make its matrices, and to check what the last of them gave
-# What makes the zip a program: `python selftest.zip --level quick`.
+_AROUND_BURN = 240  # seconds to create the matrices, and to check the last results
+# Makes the zip executable: `python selftest.zip --level quick`.
 _PROGRAM = b"import sys\nfrom envbuild.selftest.__main__ import command\nsys.exit(command())\n"
 
 
 @cache
 def selftest_zip() -> bytes:
-    """The self-test's own sources, deterministic: fixed times, sorted names. Any Python that has torch can run it."""
+    """Return a zip of the self-test's sources, deterministic: fixed times, sorted names. Any Python with torch can run
+    it."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(zipfile.ZipInfo("__main__.py"), _PROGRAM)
@@ -118,7 +120,7 @@ def selftest_zip() -> bytes:
 
 @cache
 def selftest_id() -> str:
-    """sha256 over the names and contents of the sources; a compressor's version does not change it."""
+    """Return the sha256 of the names and contents of the sources; it does not depend on the compressor's version."""
     digest = hashlib.sha256()
     for file in sorted(_SOURCES.rglob("*.py")):
         content = file.read_bytes()
@@ -127,12 +129,12 @@ def selftest_id() -> str:
 
 
 def drawn_seed() -> int:
-    """A seed drawn at random."""
+    """Return a random seed."""
     return 1 + secrets.randbelow(_MOST_SEED)
 
 
 def bootstrap_payload(document: bytes) -> bytes:
-    """What BOOTSTRAP reads: the self-test and a job document for it."""
+    """Return the input of BOOTSTRAP: the self-test and a job document."""
     archive = selftest_zip()
     return f"{len(archive)} {len(document)}\n".encode() + archive + document
 
@@ -149,10 +151,10 @@ def make_job(
     models: Sequence[str] = (),
     nonce: str | None = None,
 ) -> Job:
-    """The job that tests `image` (the engine's handle) against locked `versions` (distribution -> version).
+    """Return the job that tests `image` (the engine's handle) against locked `versions` (distribution -> version).
 
-    `image` empty: an environment of this machine, where Python's own variables count. `models`: the ids of the `gpus`.
-    The rest as `document` has it.
+    `image` empty: test an environment of this machine, with Python's environment variables in effect. `models`: the ids
+    of the `gpus`. The other parameters are as in `document`.
     """
     made = document(wanted, versions, python, gpus, asked, gpu_count, hardware, nonce)
     return Job(
@@ -170,14 +172,14 @@ def make_job(
 
 
 def started(image: str) -> tuple[str, ...]:
-    """Python's options: no package may run code before the self-test does (-S); in an image (-I) the working folder and
-    PYTHON* variables do not count either."""
+    """Return Python's options: no package may run code before the self-test (-S); in an image (-I), the working
+    directory and PYTHON* variables are ignored too."""
     return ("-I", "-S") if image else ("-S",)
 
 
 def _limits(wanted: SelfTest, gpu: bool) -> Limits:
     memory = int(wanted.memory_gb * (1 << 30))
-    # NCCL's segments for cards without P2P: 10 MB each (NVIDIA/nccl#290), or 193 MB (vllm-project/vllm#18831)
+    # NCCL's segments for GPUs without P2P: 10 MB each (NVIDIA/nccl#290), or 193 MB (vllm-project/vllm#18831)
     return Limits(memory, float(wanted.timeout), shm=memory // 2 if gpu else Limits.shm)
 
 
@@ -191,10 +193,10 @@ def document(
     hardware: Mapping[str, Any] | None = None,
     nonce: str | None = None,
 ) -> dict[str, Any]:
-    """What the self-test is told, with a nonce of its own unless it is one that was begun before.
+    """Return the job document. `nonce`: that of a run started earlier; if None, a new one is generated.
 
-    `gpus`: the names that the card may have, as the driver prints them; none: the CPU. `gpu_count`: as many must be
-    there and work together. `hardware`: more of what is expected, as expected_hardware.expected_hardware gives it.
+    `gpus`: allowed GPU names as the driver prints them; empty: the CPU. `gpu_count`: this many GPUs must be present and
+    work together. `hardware`: more expectations, as returned by expected_hardware.expected_hardware.
     """
     return {
         "version": 1,
@@ -226,14 +228,16 @@ def document(
 
 
 def performance_requirements(wanted: SelfTest) -> dict[str, float]:
-    """What is asked for by degrees: fractions of the datasheet's speed, and seconds of burning. A proof has as much."""
+    """Return the numeric requirements: fractions of the datasheet's speed, and seconds of the burn. Evidence must have
+    at least these values."""
     burn = {"burn": float(wanted.burn_seconds)} if wanted.level == "full" else {}
     return {**wanted.floor.model_dump(exclude_none=True), **burn}
 
 
 def required_probes(wanted: SelfTest, gpu: bool, asked: RunRequest = ALL, gpu_count: int = 1) -> list[str]:
-    """What must pass: the probes asked for by name; else the profile's list, on a GPU which card it is, on several that
-    they work together, and a script that the profile brings, as far as the level asked for has them."""
+    """Return the probes that must pass: those requested by name, else the profile's list, env.identity on a GPU,
+    dist.staged for several GPUs or a required transport, and the profile's own script, as far as the requested level
+    includes them."""
     extra = [FINGERPRINT] if asked.fingerprint else []
     if asked.probes:
         return list(dict.fromkeys([*asked.probes, *extra]))
@@ -248,17 +252,18 @@ def required_probes(wanted: SelfTest, gpu: bool, asked: RunRequest = ALL, gpu_co
 
 
 def on_host(wanted: SelfTest, asked: RunRequest = ALL) -> SelfTest:
-    """Where nothing confines it, a profile's own script runs only if it is asked for by name."""
+    """Remove the profile's own script, which runs without confinement only if it is requested by name."""
     return wanted if OWN_SCRIPT in asked.probes else wanted.model_copy(update={"script": None})
 
 
 def left_out_on_host(wanted: SelfTest, asked: RunRequest = ALL) -> dict[str, str]:
-    """What `on_host` takes away of what would have run, with the reason."""
+    """Return the probe that `on_host` removed although it would have run, with the reason."""
     gone = wanted.script and not on_host(wanted, asked).script and not asked.probes
     return {OWN_SCRIPT: f"outside a container only with --probe {OWN_SCRIPT}"} if gone else {}
 
 
 def project_tests_digests(wanted: SelfTest) -> dict[str, str]:
-    """What the profile adds to the self-test, each part by its sha256: a proof is made with these and no others."""
+    """Return the sha256 of each part that the profile adds to the self-test; evidence must be made with exactly
+    these."""
     shapes = {"shapes": canonical_digest([shape.model_dump() for shape in wanted.shapes])} if wanted.shapes else {}
     return shapes | ({"script": wanted.script.sha256} if wanted.script else {})
