@@ -149,7 +149,7 @@ _TRUST = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE
 
 
 def authorities() -> Iterator[Authorities]:
-    """What the environment and pip name as the certificates to trust, each file read."""
+    """Reads the certificate files that the environment and pip trust."""
     named = {name: os.environ.get(name) for name in _TRUST} | {"pip's cert": index_config.certificate()}
     for variable, value in named.items():
         several = variable == "SSL_CERT_DIR"  # a list of folders with separators, as PATH

@@ -143,7 +143,7 @@ def _create(api: Any, name: str, job: Job) -> None:
         memswap_limit=limits.memory,
         shm_size=limits.shm,
         pids_limit=limits.pids,
-        # Docker's tmpfs is noexec by default, which breaks dlopen of what torch compiles
+        # Docker's tmpfs is noexec by default, which breaks dlopen of libraries that torch compiles
         tmpfs={"/tmp": f"exec,mode=1777,size={limits.tmp}"},
         device_requests=_devices(job),
         log_config=LogConfig(type="none"),  # keeps untrusted output off the engine's disk

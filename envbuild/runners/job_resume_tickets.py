@@ -19,8 +19,8 @@ _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 @dataclass(frozen=True)
 class Ticket:
-    """What is needed to resume a job. `payload`: sha256 of the job's input, `image`: the tested image; both must be
-    unchanged. `place`: a value for the runner alone, as a folder."""
+    """The data to resume a job. `payload`: sha256 of the job's input, `image`: the tested image; both must be
+    unchanged. `place`: a runner-specific value, for example a folder."""
 
     job: str
     name: str
