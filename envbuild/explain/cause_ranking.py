@@ -55,7 +55,7 @@ class SignatureMatch:
     find_out: tuple[str, ...] = ()
 
     def profile(self, known: Container[str]) -> str | None:
-        """The profile of an affected GPU, if it is one of the known profiles, which have the names of GPUs."""
+        """The id of the first affected GPU that is also the name of a known profile; None without one."""
         return next((gpu.id for gpu in self.cards if gpu.id in known), None)
 
 

@@ -86,8 +86,8 @@ class Kubernetes:
         return output
 
     def _submit(self, cluster: Cluster, job: Job, config: Object, work: Object, watch: Watch) -> None:
-        """Submits the job. On failure everything is removed, because nobody could resume the job without a ticket. No
-        message about the removal is shown for a job that cannot exist."""
+        """Submits the job. On failure everything is removed, because nobody could resume the job without a ticket.
+        Nothing is removed or reported if the job cannot exist."""
         try:
             job_resume_tickets.keep(_RUNNER, self._created(cluster, job, config, work))
         except BaseException:

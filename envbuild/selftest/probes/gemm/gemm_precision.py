@@ -38,7 +38,7 @@ FP8_LARGE, FP8_APART = 64, 32
 
 
 def gemm_accumulator(context: Context) -> None:
-    """gemm.accumulator: sums of float16 products keep growing at 2048, where a float16 sum does not.
+    """gemm.accumulator: sums of float16 products keep growing beyond 2048, where a float16 sum stops.
 
     The results with torch's own default flags, which may allow float16 sums, are reported and not judged.
     """
