@@ -1,4 +1,4 @@
-"""A check's result, and what several of them share. Pure."""
+"""The result of a check, and helpers that several checks share. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ LATE = "not read in time"
 
 @dataclass(frozen=True)
 class Check:
-    """`id` is a stable name. `detail`: what was found. `remedy`: what to do; None where nothing need be done."""
+    """The result of a check. `id` is a stable name. `detail`: what was found. `remedy`: what to do; None where nothing
+    is needed."""
 
     id: str
     status: Status
@@ -31,7 +32,8 @@ def skipped_check(name: str, reason: str) -> Check:
 
 
 def worst_check(name: str, found: Sequence[tuple[Status, str, str]], fine: str) -> Check:
-    """One check of several findings (status, detail, remedy): the worst status, every word once; `fine` without any."""
+    """Joins several findings (status, detail, remedy) to one check: the worst status, each text once; `fine` if there
+    are none."""
     if not found:
         return ok(name, fine)
     status: Status = "fail" if any(item[0] == "fail" for item in found) else "warn"

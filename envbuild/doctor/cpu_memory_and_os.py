@@ -1,4 +1,5 @@
-"""The computer itself, without its cards: in evidence, benchmarks and what doctor writes. Standard library only."""
+"""CPU, memory and operating system of a machine: part of evidence, benchmarks and doctor's output. Standard library
+only."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ UNKNOWN = "unknown CPU"
 
 @dataclass(frozen=True)
 class Machine:
-    """`cores`: logical ones. `memory`: bytes, 0 where unknown. `system`: kernel, architecture and C library."""
+    """The machine without its GPUs. `cores`: logical cores. `memory`: bytes, 0 where unknown. `system`: kernel,
+    architecture and C library."""
 
     cpu: str
     cores: int
@@ -25,14 +27,14 @@ class Machine:
 
 
 def read(root: Path = Path("/")) -> Machine:
-    """`root`: where the machine's /proc is mounted."""
+    """Reads the machine. `root`: the folder in which the machine's /proc is mounted."""
     cpu, memory = _field(root / "proc" / "cpuinfo", "model name"), _field(root / "proc" / "meminfo", "MemTotal")
     kib = memory.partition(" ")[0]
     return replace(unread(), cpu=cpu[:200] or UNKNOWN, memory=int(kib) * 1024 if kib.isdigit() else 0)
 
 
 def unread() -> Machine:
-    """What is known without its files."""
+    """The values that are known without reading the machine's files."""
     return Machine(
         cpu=UNKNOWN,
         cores=os.cpu_count() or 0,
@@ -43,7 +45,7 @@ def unread() -> Machine:
 
 
 def _field(file: Path, name: str) -> str:
-    """The first value of a name in a file of `name: value` lines; "" where there is none."""
+    """The first value of a name in a file of `name: value` lines; "" if missing."""
     try:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,6 +1,7 @@
-"""The local Docker Engine, read: version, runtimes, CDI devices, NVIDIA's hooks and mirrors; and the client's buildx.
+"""Reads the Docker Engine (version, runtimes, CDI devices, NVIDIA's hooks, mirrors) and the version of the client's
+buildx.
 
-Nothing here raises where no engine answers.
+Nothing here raises if no engine answers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _HOOKS = ("nvidia-container-runtime-hook", "nvidia-cdi-hook")
 
 
 def read() -> EngineReading:
-    """The engine that docker's client finds, and whether a client with buildx is here."""
+    """Reads the engine that docker's client uses, and finds out whether a client with buildx is installed."""
     late = f"no answer within {ENGINE_SECONDS} s"
     answering, found = run_in_parallel([_engine, _buildx], ENGINE_SECONDS)
     return EngineReading(**{"fault": late} if answering is None else answering, **found or {"buildx_fault": late})

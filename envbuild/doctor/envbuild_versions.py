@@ -1,4 +1,5 @@
-"""What of envbuild is installed: for a bug report, `envbuild --version --json` and `doctor --json`."""
+"""The installed versions of envbuild and its packages: for bug reports, `envbuild --version --json` and `doctor
+--json`."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from envbuild.testrun.selftest_job import selftest_id
 
 
 def document() -> dict[str, Any]:
-    """Versions of envbuild, of Python and of the packages that envbuild needs (None: not installed), and the digests of
-    its facts and of its self-test. Without paths and names of people and machines."""
+    """The versions of envbuild, of Python and of the packages that envbuild needs (None: not installed), and the
+    digests of its facts and of its self-test. It contains no paths and no names of people or machines."""
     return {
         "envbuild": metadata.version("envbuild"),
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""The checks of driver and cards. Pure: what was read, and what profiles need, in; results out."""
+"""Checks the driver and the GPUs. Pure: takes the data read and the needs of the profiles, and returns results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DRAIN = "drain the card and reset it (nvidia-smi --gpu-reset)"
 
 
 def check_gpus(host: Host, needs: Sequence[Need]) -> Iterator[Check]:
-    """All of them; skipped where there is no GPU at all."""
+    """Yields all checks of GPUs; they are skipped where there is no GPU."""
     checks: dict[str, Callable[[], Check]] = {
         "gpu.driver": lambda: check_driver(host, needs),
         "gpu.answers": lambda: check_answers(host),
@@ -31,7 +31,7 @@ def check_gpus(host: Host, needs: Sequence[Need]) -> Iterator[Check]:
         "gpu.fabric": lambda: check_fabric(host),
         "gpu.xid": lambda: check_xids(host),
     }
-    about_cards = tuple(checks)[2:-1]  # a card that fell off the bus may be known from the log alone
+    about_cards = tuple(checks)[2:-1]  # a GPU that fell off the bus may appear only in the log
     for name, check in checks.items():
         if "NVML" in host.late and name != "gpu.xid":
             detail = "NVML does not answer: the driver hangs"
@@ -44,7 +44,8 @@ def check_gpus(host: Host, needs: Sequence[Need]) -> Iterator[Check]:
 
 
 def check_driver(host: Host, needs: Sequence[Need]) -> Check:
-    """New enough for a profile of each card that is here, and for which others it is not."""
+    """Checks that the driver is new enough for a profile of each GPU here, and lists the profiles that need a newer
+    one."""
     name, found = "gpu.driver", host.driver
     if found.fault and not host.pci:
         return skipped_check(name, f"no NVIDIA GPU: {found.fault}")
@@ -73,13 +74,13 @@ def check_driver(host: Host, needs: Sequence[Need]) -> Check:
     detail = "; ".join(filter(None, words))
     if not wanting:
         return ok(name, detail)
-    serves = all(database.gpus()[gpu].datacentre for gpu in wanting)  # on others CUDA ends with 804
+    serves = all(database.gpus()[gpu].datacentre for gpu in wanting)  # on other GPUs CUDA fails with error 804
     libraries = ", or bring compatibility libraries (driver.compat in the profile)" if serves else ""
     return Check(name, "fail", detail, f"update the driver{libraries}")
 
 
 def check_answers(host: Host) -> Check:
-    """Every card on the bus answers."""
+    """Checks that every GPU on the bus answers."""
     cards, name = host.driver.cards, "gpu.answers"
     if host.driver.lost:
         remedy = f"see gpu.xid and the kernel's log; {DRAIN}, or reboot"
@@ -93,7 +94,7 @@ def check_answers(host: Host) -> Check:
 
 
 def check_container_runtime(host: Host) -> Check:
-    """Whether the engine can give a container the cards, as `docker run --gpus` asks for them."""
+    """Checks that the engine can give a container GPUs, as `docker run --gpus` requires."""
     name, engine = "gpu.runtime", host.engine
     if engine.version is None:
         return skipped_check(name, "no engine to ask")
@@ -117,7 +118,7 @@ def check_models(cards: Sequence[GpuReading]) -> Check:
 
 
 def check_same_settings(cards: Sequence[GpuReading]) -> Check:
-    """One model and one size of memory."""
+    """Checks that all GPUs are of one model with one size of memory."""
     found: list[tuple[Status, str, str]] = []
     if len({card.name for card in cards}) > 1:
         gpus = list(dict.fromkeys(_known(cards)))
@@ -183,7 +184,7 @@ def check_compute_mode(cards: Sequence[GpuReading]) -> Check:
 
 
 def check_free_memory(cards: Sequence[GpuReading]) -> Check:
-    """Free on every card, or who holds it."""
+    """Checks that the memory of every GPU is free, and lists the processes that use it."""
     found: list[tuple[Status, str, str]] = []
     for card in cards:
         if card.memory_total and card.memory_free is not None and card.memory_free < FREE * card.memory_total:
@@ -206,7 +207,7 @@ def _holders(card: GpuReading) -> str:
 
 
 def check_fabric(host: Host) -> Check:
-    """Where there are NVSwitches: CUDA starts (no error 802) once the fabric manager has joined every card to them."""
+    """On machines with NVSwitches, CUDA fails with error 802 until the fabric manager has registered every GPU."""
     name, states = "gpu.fabric", {card.index: card.fabric for card in host.driver.cards}
     remedy = "systemctl start nvidia-fabricmanager; its version must be the driver's"
     bad = {index: state for index, state in states.items() if state not in (None, "none", "completed")}
@@ -224,7 +225,7 @@ def check_fabric(host: Host) -> Check:
 
 
 def check_xids(host: Host) -> Check:
-    """Errors that the driver wrote to the kernel's log since this boot."""
+    """Checks for errors that the driver wrote to the kernel's log since this boot."""
     if host.log is None:
         return skipped_check("gpu.xid", LATE)
     if host.log.fault:

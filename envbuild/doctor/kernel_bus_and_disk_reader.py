@@ -1,5 +1,7 @@
-"""What the kernel tells of a machine: log, PCI bus, RDMA, memory, disks, installed libraries. Never raises for what is
-not there or may not be read."""
+"""Reads a machine's kernel log, PCI bus, RDMA, memory, disks and installed libraries.
+
+It never raises for something that is missing or not readable.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ from pathlib import Path
 from envbuild.doctor.model import Disk, KernelLog, Port, Role, Xid, clean
 from envbuild.util import user_folders
 
-MAX_LOG = 16 << 20  # bytes; the kernel's own ring is smaller unless it was told otherwise
+MAX_LOG = 16 << 20  # bytes; the kernel's ring buffer is smaller unless configured larger
 MAX_XIDS = 200
 _XID = re.compile(rb"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]{4,20})\): ([0-9]{1,4})(?![0-9])(?:,\s*([^\n]{0,400}))?")
-_NVIDIA, _DISPLAY, _3D = "0x10de", "0x0300", "0x0302"  # PCI vendor, and the two classes of its GPUs
-_FABRIC_MANAGER = "nv-fabricmanage"  # the kernel cuts names after 15 letters
+_NVIDIA, _DISPLAY, _3D = "0x10de", "0x0300", "0x0302"  # PCI vendor, and the two device classes of its GPUs
+_FABRIC_MANAGER = "nv-fabricmanage"  # the kernel cuts process names after 15 characters
 
 
 def log(root: Path) -> KernelLog:
@@ -34,14 +36,14 @@ def log(root: Path) -> KernelLog:
 
 
 def _records(handle: int) -> bytes:
-    """One read gives one record; a plain file is read whole."""
+    """The content of the log: one read returns one record, or a whole plain file."""
     found = bytearray()
     while len(found) < MAX_LOG:
         try:
             record = os.read(handle, 64 << 10)
-        except BlockingIOError:  # the end, for now
+        except BlockingIOError:  # no more records yet
             break
-        except BrokenPipeError:  # overwritten while we read: the next read goes on behind it
+        except BrokenPipeError:  # the record was overwritten: the next read continues after it
             continue
         except OSError:
             break
@@ -52,7 +54,7 @@ def _records(handle: int) -> bytes:
 
 
 def parse_xids(text: bytes) -> list[Xid]:
-    """Those in a kernel log of any form, oldest first, the newest 200."""
+    """The Xid errors in a kernel log of any format, oldest first, at most the newest 200."""
     found = [
         Xid(int(number), card.decode(), clean(words.decode("utf-8", "replace")))
         for card, number, words in _XID.findall(text)
@@ -61,7 +63,7 @@ def parse_xids(text: bytes) -> list[Xid]:
 
 
 def pci(root: Path) -> int | None:
-    """How many of NVIDIA's GPUs are on the bus; None where the kernel does not tell."""
+    """The number of NVIDIA GPUs on the PCI bus; None where the kernel does not list the bus."""
     folder = root / "sys" / "bus" / "pci" / "devices"
     if not folder.is_dir():
         return None
@@ -70,19 +72,19 @@ def pci(root: Path) -> int | None:
 
 
 def switches(root: Path) -> bool:
-    """Whether the driver serves NVSwitches."""
+    """Whether the driver has NVSwitches."""
     return any(root.glob("dev/nvidia-nvswitch[0-9]*")) or any(root.glob("proc/driver/nvidia-nvswitch/devices/*"))
 
 
 def fabric_manager(root: Path) -> bool | None:
-    """Whether it runs; None where the host's processes are not seen, as in a container."""
+    """Whether the fabric manager runs; None where the host's processes are not visible, as in a container."""
     if _word(root / "proc" / "2" / "comm") != "kthreadd":
         return None
     return any(_word(file) == _FABRIC_MANAGER for file in root.glob("proc/[0-9]*/comm"))
 
 
 def rdma_ports(root: Path) -> Iterator[Port]:
-    """The ports of RDMA devices; state "ACTIVE", link "InfiniBand" or "Ethernet"."""
+    """The ports of RDMA devices, with state "ACTIVE" and link "InfiniBand" or "Ethernet", for example."""
     for port in sorted(root.glob("sys/class/infiniband/*/ports/*"))[:64]:
         state = _word(port / "state").rpartition(": ")[2]
         name = clean(f"{port.parents[1].name}/{port.name}")
@@ -90,13 +92,13 @@ def rdma_ports(root: Path) -> Iterator[Port]:
 
 
 def memlock() -> int | None:
-    """How many bytes a process may lock, as RDMA must; None: any."""
+    """The number of bytes that a process may lock, which RDMA requires; None: unlimited."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def shm_bytes(root: Path) -> int:
-    """Size of /dev/shm; 0 without one."""
+    """The size of /dev/shm in bytes; 0 if missing."""
     try:
         found = os.statvfs(root / "dev" / "shm")
     except OSError:
@@ -105,7 +107,7 @@ def shm_bytes(root: Path) -> int:
 
 
 def disks(engine: str | None) -> Iterator[Disk]:
-    """The cache folder's and, where it is on this machine, the engine's."""
+    """The disk of the cache folder, and the engine's disk where it is on this machine."""
     try:
         yield _disk("cache", user_folders.cache_folder("wheels"))
     except OSError as error:
@@ -121,8 +123,8 @@ def _disk(role: Role, folder: Path) -> Disk:
 
 
 def software(root: Path) -> dict[str, str]:
-    """Versions by short name, as far as files tell: the CUDA toolkit in /usr/local, NCCL of the system, and torch and
-    NCCL of the active environment (else the one that runs envbuild)."""
+    """Versions by short name, read from files only: the CUDA toolkit in /usr/local, the system's NCCL, and torch and
+    NCCL of the active environment (else of the one that runs envbuild)."""
     found: dict[str, str] = {}
     toolkit = re.search(r'"cuda"\s*:\s*{[^}]*"version"\s*:\s*"([0-9.]+)"', _text(root / "usr/local/cuda/version.json"))
     if toolkit:

@@ -1,4 +1,4 @@
-"""All checks of a machine, whether it suits a profile, and its description as JSON. Pure."""
+"""Runs all checks of a machine, checks whether it suits a profile, and describes it as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ PROFILE = "profile"
 
 
 def check_machine(host: Host, needs: Sequence[Need]) -> list[Check]:
-    """Every check, those of the engine first. `needs`: of all profiles, or of the one that is asked for."""
+    """Every check, those of the engine first. `needs`: the needs of all profiles, or of the requested one."""
     around = {check.id: check for check in system_checks.check_system(host, needs)}
     first = [around.pop("engine"), around.pop("buildx")]
     return [*first, *gpu_checks.check_gpus(host, needs), *around.values()]
 
 
 def suits(host: Host, need: Need, checks: Sequence[Check]) -> Check:
-    """Whether the image can be made and proved here: yes, or no with every reason.
+    """Checks whether the image can be built and tested here: yes, or no with every reason.
 
-    What concerns cards does not count for a profile of the CPU, nor the network where nothing is left to be fetched.
+    Checks of GPUs do not count for a CPU profile, nor checks of the network where nothing has to be fetched.
     """
     found = list(_missing(host, need)) if need.gpus else []
     failed = [check for check in relevant(need, checks) if check.status == "fail"]
@@ -46,7 +46,8 @@ def relevant(need: Need, checks: Sequence[Check]) -> list[Check]:
 
 
 def _missing(host: Host, need: Need) -> Iterator[tuple[str, str]]:
-    """What of the cards is not as the profile needs it, beside what the checks find, and what to do."""
+    """The GPU requirements of the profile that the machine does not meet and no other check reports, each with its
+    remedy."""
     here = host.driver.cards
     known = [(card, database.gpu_by_name(card.name)) for card in here]
     fitting = [card for card, gpu in known if gpu and gpu.id in need.gpus]
@@ -67,7 +68,7 @@ def _missing(host: Host, need: Need) -> Iterator[tuple[str, str]]:
 
 
 def document(host: Host, checks: Sequence[Check]) -> dict[str, Any]:
-    """The machine's description. Sizes are bytes; `time` is UTC by its own clock; addresses are without secrets.
+    """The description of the machine. Sizes are bytes; `time` is UTC by its own clock; addresses contain no secrets.
 
     {"version", "envbuild", "host", "engine", "driver", "gpus", "software", "rdma", "shm", "disks", "checks"}
     """

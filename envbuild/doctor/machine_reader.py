@@ -1,4 +1,4 @@
-"""A machine, read: everything at once, within a few seconds, whatever hangs."""
+"""Reads everything about a machine in parallel, within a few seconds even if something hangs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ MARGIN = 0.2
 
 
 def read(root: Path = Path("/")) -> Host:
-    """`root`: where the machine's own /proc, /sys, /dev and /usr are, "/" unless this is a container.
+    """Reads a machine. `root`: the folder with the machine's own /proc, /sys, /dev and /usr, "/" outside containers.
 
-    Never raises for what a machine lacks; FactsError for a site's own facts.
+    Raises nothing for something that the machine lacks; raises FactsError for invalid facts of the site.
     """
     end = time.monotonic() + SECONDS - MARGIN
 
@@ -39,7 +39,7 @@ def read(root: Path = Path("/")) -> Host:
         return {"engine": found, "disks": disks, "mirrors": network_reader.mirrors(found, end)}
 
     def packages() -> dict[str, Any]:
-        trusted = tuple(network_reader.authorities())  # first: what pip is configured with is asked of it once
+        trusted = tuple(network_reader.authorities())  # first, so that pip is asked for its configuration only once
         return {"authorities": trusted, "indexes": network_reader.index_answers(end)}
 
     def kernel() -> dict[str, Any]:
@@ -68,7 +68,7 @@ def read(root: Path = Path("/")) -> Host:
     parts: dict[str, Any] = {}
     for part in found:
         parts |= part or {}
-    if "machine" not in parts:  # "the kernel" is late: what Python itself knows
+    if "machine" not in parts:  # "the kernel" was late: use what Python knows
         parts["machine"] = cpu_memory_and_os.unread()
     return Host(
         name=clean(platform.node(), 100),

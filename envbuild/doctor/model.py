@@ -1,4 +1,4 @@
-"""What was read of a machine: plain values, for the checks to judge. Sizes are bytes, None is unknown."""
+"""The data read from a machine: plain values that the checks judge. Sizes are bytes; None means unknown."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ MAX_TEXT = 200
 
 
 def clean(text: str, most: int = MAX_TEXT) -> str:
-    """One line for a terminal and a document, whoever wrote it: a driver, a kernel log, another host."""
+    """Reduces untrusted text to one safe line for a terminal and a document. The text may come from a driver, a kernel
+    log or another host."""
     line = " ".join(printable(text[: 4 * most]).split())
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
 def short_address(address: str) -> str:
-    """An address without its secrets, on a bounded line."""
+    """An address without its secrets, of bounded length."""
     return clean(url_redaction.redact_url(address))
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that holds memory of a card; `name` is "" where the process cannot be seen from here."""
+    """A process that uses memory of a GPU; `name` is "" where the process is not visible from here."""
 
     pid: int
     name: str
@@ -35,7 +36,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class Mig:
-    """`pending`: what a reset of the card will make it; `slices`: how many instances there are."""
+    """MIG of a GPU. `pending`: the setting after the next reset of the GPU; `slices`: the number of MIG instances."""
 
     enabled: bool
     pending: bool
@@ -44,8 +45,8 @@ class Mig:
 
 @dataclass(frozen=True)
 class Ecc:
-    """Faults of a card's memory. `enabled`, `uncorrected` (errors since the driver was loaded): None where not told.
-    `pending`: a bad row or page waits for a reset. `failed`: no spare row was left."""
+    """Errors of a GPU's memory. `enabled`, `uncorrected` (errors since the driver was loaded): None where NVML reports
+    none. `pending`: a bad row or page will be replaced at the next reset. `failed`: no spare row was left."""
 
     enabled: bool | None = None
     uncorrected: int | None = None
@@ -55,8 +56,8 @@ class Ecc:
 
 @dataclass(frozen=True)
 class GpuReading:
-    """A GPU as NVML tells of it. `fabric`: its registration with the NVSwitch fabric: "none" (it has none),
-    "not started", "in progress", "completed", or the error it ended with."""
+    """A GPU as NVML describes it. `fabric`: its registration with the NVSwitch fabric: "none" (not supported), "not
+    started", "in progress", "completed", or the error that ended the registration."""
 
     index: int
     name: str
@@ -74,8 +75,8 @@ class GpuReading:
 
 @dataclass(frozen=True)
 class DriverReading:
-    """NVIDIA's driver through NVML. `fault`: why it cannot be asked. `lost`: what it says of cards that do not answer.
-    `cuda`: the newest CUDA it serves, "12.4"."""
+    """NVIDIA's driver as NVML describes it. `fault`: why NVML cannot be used. `lost`: the errors of GPUs that do not
+    answer. `cuda`: the newest CUDA version that the driver supports, "12.4"."""
 
     version: str | None = None
     cuda: str | None = None
@@ -86,8 +87,9 @@ class DriverReading:
 
 @dataclass(frozen=True)
 class EngineReading:
-    """`fault`, `buildx_fault`: why there is none. `local`: on this machine. `hooks`: NVIDIA's programs found here that
-    give containers GPUs. `cdi`: GPUs that the engine knows as CDI devices. `data`: the folder of its images."""
+    """The Docker Engine and buildx. `fault`, `buildx_fault`: why they are missing. `local`: the engine is on this
+    machine. `hooks`: the installed NVIDIA programs that give containers GPUs. `cdi`: GPUs that the engine knows as CDI
+    devices. `data`: the folder of its images."""
 
     host: str = ""
     version: str | None = None
@@ -134,8 +136,8 @@ Role = Literal["cache", "engine"]
 
 @dataclass(frozen=True)
 class Disk:
-    """A folder and what is free on its file system; `device` is equal for folders on one. `fault`: why it cannot be
-    used."""
+    """A folder and the free space on its file system; `device` is equal for folders on the same file system. `fault`:
+    why the folder cannot be used."""
 
     role: Role
     folder: str
@@ -146,8 +148,8 @@ class Disk:
 
 @dataclass(frozen=True)
 class Answer:
-    """A place that was asked. `status`: of HTTP. `fault`: it gave no answer. `ahead`: how many seconds this machine's
-    clock is ahead of the one that answered."""
+    """The response of a server. `status`: the HTTP status. `fault`: why there is no response. `ahead`: how many seconds
+    this machine's clock is ahead of the server's."""
 
     address: str
     status: int | None = None
@@ -157,7 +159,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Proxy:
-    """`variables`: the environment's names for it. `fault`: it is not an address, or nothing listens there."""
+    """A proxy. `variables`: the environment variables that set it. `fault`: its address is invalid, or nothing listens
+    there."""
 
     variables: tuple[str, ...]
     address: str
@@ -166,7 +169,8 @@ class Proxy:
 
 @dataclass(frozen=True)
 class Authorities:
-    """A file or folder of certificates that a variable or pip names; `certificates`: how many a file holds."""
+    """A file or folder of CA certificates that a variable or pip's configuration names; `certificates`: the number in a
+    file."""
 
     variable: str
     path: str
@@ -177,7 +181,7 @@ class Authorities:
 
 @dataclass(frozen=True)
 class SiteReading:
-    """The site's settings: their file, what they set, what is wrong in them with file and line, and what is known."""
+    """The site's settings: their file, the names that are set, the errors with file and line, and a hint."""
 
     file: str
     names: tuple[str, ...] = ()
@@ -187,9 +191,10 @@ class SiteReading:
 
 @dataclass(frozen=True)
 class Host:
-    """All of a machine. `pci`: NVIDIA's cards on its bus. `switches`: it has NVSwitches. `fabric_manager`: whether that
-    runs, None where the host's processes are not seen. `shm`: 0 where there is no /dev/shm. `software`: toolkit, nccl,
-    torch -> version. `late`: what did not answer in time; its parts are None, or the defaults."""
+    """Everything read from a machine. `pci`: the number of NVIDIA GPUs on its PCI bus. `switches`: whether it has
+    NVSwitches. `fabric_manager`: whether the fabric manager runs, None where the host's processes are not visible.
+    `shm`: 0 where there is no /dev/shm. `software`: toolkit, nccl, torch -> version. `late`: the sources that did not
+    answer in time; their fields are None or the defaults."""
 
     name: str
     time: str

@@ -1,6 +1,6 @@
-"""What a machine reaches: the indexes, registries and proxies that it is configured with.
+"""Checks that the configured indexes, registries and proxies are reachable.
 
-No other host is asked, each once, with short time-outs. Nothing here raises for what does not answer.
+It contacts no other host, and each host once with short time-outs. A host that does not answer raises no error.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from envbuild.registry import registry_http_and_auth
 from envbuild.util import url_redaction
 from envbuild.util.network_settings import Network
 
-TIMEOUT = (1.5, 2.5)  # seconds: to connect, and for the head of an answer, which a busy machine sends late
-PLACE_SECONDS = 2.5  # for both together, and a name's look-up
+TIMEOUT = (1.5, 2.5)  # seconds: to connect, and to receive the response's head, which a busy machine sends late
+PLACE_SECONDS = 2.5  # for both together and the DNS look-up
 MAX_PLACES = 32
-_LIMITS = Network()  # whatever the settings say: they may be what is wrong
+_LIMITS = Network()  # the defaults, because the site's settings may be wrong
 
 
 def index_answers(end: float) -> tuple[Answer, ...]:
-    """Every index, page and folder that pip and uv take packages from, in parallel; `end`: of time.monotonic()."""
+    """Requests every index, page and folder that pip and uv take packages from, in parallel. `end`: a value of
+    time.monotonic()."""
     return _each(_index, index_config.package_sources(), end)
 
 
@@ -47,12 +48,13 @@ def _index(address: str) -> Answer:
 
 
 def mirrors(engine: EngineReading, end: float) -> tuple[Answer, ...]:
-    """Those of the default registry that the engine is configured with; `end`: of time.monotonic()."""
+    """Requests the mirrors of the default registry that the engine is configured with. `end`: a value of
+    time.monotonic()."""
     return _each(_registry, list(engine.mirrors), end)
 
 
 def registries() -> tuple[Answer, ...]:
-    """Those that docker is logged in at or has a helper for."""
+    """Requests the registries that docker is logged in to or has a credential helper for."""
     return _each(_registry, registry_http_and_auth.logins())
 
 
@@ -61,7 +63,7 @@ def _registry(place: str) -> Answer:
     file = Path("/etc/docker/certs.d") / host / "ca.crt"
     authority = str(file) if file.is_file() else None
     name = urlsplit(f"//{host}").hostname or ""
-    # as docker does: plain http to this machine, or where a mirror's own address says so
+    # as docker does: plain http to this machine, or where a mirror's address begins with http://
     plain = place.startswith("http://") or name in ("localhost", "127.0.0.1", "::1")
     return _ask(
         lambda: registry_http_and_auth.registry_session(authority, 1, _LIMITS),
@@ -80,7 +82,7 @@ def _each(function: Callable[[str], Answer], places: list[str], end: float = mat
 
 
 def _ask(session: Callable[[], requests.Session], address: str) -> Answer:
-    """The head of an answer alone: an index's page may be 50 MB."""
+    """Requests an address but reads only the head of the response: an index's page may be 50 MB."""
     try:
         with session() as http, http.get(address, stream=True, timeout=TIMEOUT) as answer:
             return Answer(short_address(address), answer.status_code, ahead=_ahead(answer))
@@ -89,7 +91,7 @@ def _ask(session: Callable[[], requests.Session], address: str) -> Answer:
 
 
 def _words(error: Exception) -> str:
-    """In words of our own: requests' may hold addresses with secrets in them."""
+    """Describes the error in our own words: the message of requests may contain addresses with secrets."""
     if isinstance(error, requests.exceptions.SSLError):
         return "its certificate is not one that this machine trusts"
     if isinstance(error, requests.exceptions.ProxyError):
@@ -100,7 +102,7 @@ def _words(error: Exception) -> str:
 
 
 def _ahead(answer: requests.Response) -> float | None:
-    """By the Date of the answer, and the Age that a cache adds to it; to a second or two."""
+    """The clock's difference by the response's Date and the Age that a cache adds, accurate to a second or two."""
     told = answer.headers.get("Date", "")
     age = answer.headers.get("Age", "0")
     with contextlib.suppress(ValueError, TypeError, OverflowError):
@@ -110,7 +112,7 @@ def _ahead(answer: requests.Response) -> float | None:
 
 
 def proxies() -> tuple[Proxy, ...]:
-    """Those of the environment, each tried with a connection that says nothing."""
+    """Tests the proxies of the environment: opens a connection to each and sends nothing."""
     found: dict[str, list[str]] = {}
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         for variable in (name, name.upper()):
@@ -147,10 +149,10 @@ _TRUST = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE
 
 
 def authorities() -> Iterator[Authorities]:
-    """What the environment and pip name as the certificates to trust, each file read."""
+    """Reads the certificate files that the environment and pip trust."""
     named = {name: os.environ.get(name) for name in _TRUST} | {"pip's cert": index_config.certificate()}
     for variable, value in named.items():
-        several = variable == "SSL_CERT_DIR"  # OpenSSL's list of folders, as PATH is one
+        several = variable == "SSL_CERT_DIR"  # a list of folders with separators, as PATH
         for path in filter(None, value.split(os.pathsep) if several and value else [value]):
             yield _authorities(variable, path)
 

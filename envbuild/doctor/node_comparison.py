@@ -1,4 +1,5 @@
-"""Nodes compared: which one differs from the others. Pure; what a node says of itself is hostile until parsed here."""
+"""Compares nodes and finds those that differ from the others. Pure. A node's own description is untrusted until
+parsed."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ class _Host(_Part):
 
 class _Gpu(_Part):
     name: _Text
-    memory_total: Annotated[int, Field(ge=0, lt=1 << 64)] | None = None  # as NVML counts
+    memory_total: Annotated[int, Field(ge=0, lt=1 << 64)] | None = None  # bytes, as reported by NVML
     mig: bool = False
 
 
@@ -54,7 +55,7 @@ class _Check(_Part):
 
 
 class Described(_Part):
-    """What is read of a machine's description; the rest of it is ignored."""
+    """The part of a machine's description that is read; everything else is ignored."""
 
     version: Literal[1]
     host: _Host
@@ -67,7 +68,7 @@ class Described(_Part):
 
 @dataclass(frozen=True)
 class Node:
-    """`fault`: why there is no description of it."""
+    """A node and its description. `fault`: why there is no description."""
 
     name: str
     described: Described | None = None
@@ -75,7 +76,7 @@ class Node:
 
 
 def parse(name: str, text: str | bytes) -> Node:
-    """A node by what `doctor --json` wrote there. Never raises."""
+    """Parses the output of `doctor --json` on a node. Never raises."""
     if len(text) > MAX_BYTES:
         return Node(name, fault=f"its description is larger than {MAX_BYTES} bytes")
     try:
@@ -89,7 +90,8 @@ def parse(name: str, text: str | bytes) -> Node:
 
 @dataclass(frozen=True)
 class _Trait:
-    """What should be equal on all nodes. `severity` of a difference; `tell`: a node's value, None where it has none."""
+    """A property that should be equal on all nodes. `severity`: the status if it differs; `tell`: gets a node's value,
+    None if the node has none."""
 
     id: str
     severity: Status
@@ -102,7 +104,7 @@ def _software(name: str) -> Callable[[Described], str | None]:
 
 
 def _sorted(names: Iterable[str]) -> str | None:
-    """Counted, in an order that does not depend on which slot a card is in."""
+    """Counts the names, in an order that does not depend on the slots of the GPUs."""
     return counted(sorted(names)) or None
 
 
@@ -125,7 +127,7 @@ _TRAITS = (
 
 @dataclass(frozen=True)
 class _Compared:
-    """A trait's value by node."""
+    """The values of a trait by node."""
 
     trait: _Trait
     values: Mapping[str, str | None]
@@ -136,13 +138,13 @@ class _Compared:
 
     @property
     def usual(self) -> tuple[str | None, int] | None:
-        """The value that more than half have, and how many."""
+        """The value that more than half of the nodes have, and their number."""
         most = self.told.most_common(1)
         return most[0] if most and 2 * most[0][1] > len(self.values) else None
 
     @property
     def odd(self) -> list[str]:
-        """The nodes that have another; all, where no value is the usual one."""
+        """The nodes with a different value; all nodes if there is no majority."""
         usual = self.usual
         return [name for name, value in self.values.items() if usual is None or value != usual[0]]
 
@@ -153,13 +155,14 @@ def _compared(nodes: Sequence[Node]) -> list[_Compared]:
 
 
 def compare_nodes(nodes: Sequence[Node]) -> list[Check]:
-    """Whether every node answers and is sound, and what is not the same on all; the odd one is named."""
+    """Checks that every node answers, that its own checks pass, and that its traits are the same as on the other
+    nodes."""
     answered = {node.name: node.described for node in nodes if node.described}
     return [_answers(nodes), _sound(answered), *map(_same, _compared(nodes))]
 
 
 def odd(nodes: Sequence[Node]) -> dict[str, list[str]]:
-    """By node, the ids in which it is not as most are; all nodes, where no value is the most usual."""
+    """By node, the ids of the traits that differ from the majority; all nodes where there is no majority."""
     found: dict[str, list[str]] = {}
     for compared in _compared(nodes):
         for name in compared.odd:
@@ -176,7 +179,8 @@ def _answers(nodes: Sequence[Node]) -> Check:
 
 
 def _sound(answered: Mapping[str, Described]) -> Check:
-    """What each node's own checks say, of what a job needs there; images may be made elsewhere."""
+    """The failed checks of the nodes, as far as a job needs them there. Builds may run elsewhere, so their checks do
+    not count."""
     bad = [
         f"{name}: {check.id}: {check.detail}"
         for name, node in answered.items() for check in node.checks
@@ -216,7 +220,8 @@ def _some(texts: Sequence[str]) -> Iterator[str]:
 
 
 def document(nodes: Sequence[Node], checks: Sequence[Check]) -> dict[str, Any]:
-    """{"version", "nodes": [{"name", "fault", "odd", "description"}], "checks"}; of descriptions, what is compared."""
+    """{"version", "nodes": [{"name", "fault", "odd", "description"}], "checks"}; a description has only the compared
+    fields."""
     differing = odd(nodes)
     return {
         "version": VERSION,

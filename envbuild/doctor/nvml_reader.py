@@ -1,4 +1,4 @@
-"""The driver and its cards, read through NVML (NVIDIA's nvidia-ml-py). What a card does not tell is None."""
+"""Reads the driver and the GPUs through NVML (NVIDIA's nvidia-ml-py). A value that a GPU does not report is None."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pynvml
 from envbuild.doctor.model import DriverReading, Ecc, GpuReading, Holder, Mig, clean
 
 MAX_CARDS, MAX_HOLDERS = 64, 50
-# What only says that a card has no such thing, or that this NVML does not know it.
+# Errors which mean only that the GPU lacks a feature, or that this version of NVML does not know it.
 _ORDINARY = (
     pynvml.NVML_ERROR_NOT_SUPPORTED,
     pynvml.NVML_ERROR_NO_PERMISSION,
@@ -37,7 +37,8 @@ _FABRIC = {
 
 
 def read(root: Path = Path("/")) -> DriverReading:
-    """Never raises: `fault` says why NVML cannot be asked, `lost` which card does not answer."""
+    """Reads driver and GPUs; never raises. `fault` is the reason why NVML cannot be used, `lost` lists GPUs that do not
+    answer."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -102,7 +103,7 @@ def _ecc(handle: Any) -> Ecc:
     modes = _ask(pynvml.nvmlDeviceGetEccMode, handle)
     kind, counter = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
     uncorrected = _ask(pynvml.nvmlDeviceGetTotalEccErrors, handle, kind, counter)
-    rows = _ask(pynvml.nvmlDeviceGetRemappedRows, handle)  # from Ampere on; before, pages are retired
+    rows = _ask(pynvml.nvmlDeviceGetRemappedRows, handle)  # since Ampere; older GPUs retire pages
     _, _, pending, failed = rows or (0, 0, _ask(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, handle), 0)
     return Ecc(bool(modes[0]) if modes else None, uncorrected, bool(pending), bool(failed))
 
@@ -118,7 +119,7 @@ def _fabric(handle: Any) -> str | None:
 
 
 def _holders(handle: Any, root: Path) -> Iterator[Holder]:
-    """Who computes or draws on a card; a process that does both once, with what it holds in all."""
+    """The processes that compute or draw on a GPU. A process that does both is listed once, with all of its memory."""
     held: dict[int, int | None] = {}
     for function in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
         for process in _ask(function, handle) or ():
@@ -126,13 +127,13 @@ def _holders(handle: Any, root: Path) -> Iterator[Holder]:
     for pid, memory in list(held.items())[:MAX_HOLDERS]:
         try:
             name = (root / "proc" / str(pid) / "comm").read_text(encoding="utf-8", errors="replace")
-        except OSError:  # of another container, or gone
+        except OSError:  # the process is in another container, or has ended
             name = ""
         yield Holder(pid, clean(name, 40), memory)
 
 
 def _ask(function: Callable[..., Any], *arguments: Any) -> Any:
-    """NVML's answer; None where the card or the driver has none. Raises NVMLError where a card is at fault."""
+    """NVML's answer; None where the GPU or the driver has none. Raises NVMLError for an error of the GPU."""
     try:
         return function(*arguments)
     except pynvml.NVMLError as error:

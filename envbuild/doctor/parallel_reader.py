@@ -1,4 +1,4 @@
-"""Readings at the same time, each of which may hang: a wedged driver, a name server that does not answer."""
+"""Runs readers in parallel. Each may hang, for example at a wedged driver or a name server that does not answer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ T = TypeVar("T")
 
 
 def run_in_parallel(tasks: Sequence[Callable[[], T]], seconds: float) -> list[T | None]:
-    """The results in order; None of a task that takes longer: its thread is left alone, and ends with the process at
-    the latest. What a task raises is raised here.
+    """Runs the tasks and returns their results in order; None for a task that takes longer than `seconds`.
+
+    The thread of such a task is left running, and ends with the process at the latest. An exception of a task is raised
+    here.
     """
     results: list[T | None] = [None] * len(tasks)
     raised: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""What profiles need of a machine: cards, driver, room on its disks."""
+"""The requirements of profiles for a machine: GPUs, driver, disk space."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from envbuild.util.errors import EnvbuildError
 
 @dataclass(frozen=True)
 class Need:
-    """`gpus`: ids in the facts, none for the CPU. `driver`: the oldest, None where unknown. `fetched`, `built`: bytes
-    that a build takes in our cache and in the engine, None where nothing is locked yet. `pulls`: its base is an image
-    from a registry. `asked`: how a command line asks for the profile."""
+    """The requirements of a profile. `gpus`: ids in the facts, empty for CPU profiles. `driver`: the oldest one that
+    works, None where unknown. `fetched`, `built`: bytes that a build needs in our cache and in the engine, None without
+    a lock. `pulls`: the base is an image from a registry. `asked`: the name of the profile on a command line."""
 
     profile: str
     gpus: tuple[str, ...]
@@ -39,16 +39,16 @@ class Need:
         return tuple(known[name] for name in self.gpus if name in known)
 
     def runs_on(self, driver: str) -> bool:
-        """Whether a driver is new enough, with the libraries that the profile may bring."""
+        """Whether a driver is new enough, including the compatibility libraries that the profile may bring."""
         return self.driver is None or Version(driver) >= Version(self.driver)
 
 
 def needs_of(source: Source) -> Need:
-    """Raises LockError where its lock is at fault."""
+    """The requirements of a profile. Raises LockError for an invalid lock."""
     profile = source.profile
     locked = lock_file.read(source.known_lock)
     fetched = None
-    with contextlib.suppress(OSError):  # the cache cannot be used: that is told of the disk
+    with contextlib.suppress(OSError):  # the check of the disk reports an unusable cache
         fetched = image_build.fetched_bytes(locked) if locked else None
     return Need(
         profile=source.name,
@@ -63,7 +63,8 @@ def needs_of(source: Source) -> Need:
 
 
 def all_needs() -> Iterator[Need]:
-    """Of all profiles that can be read; what is wrong with another one is told by the commands that use it."""
+    """The requirements of all readable profiles. The errors of other profiles are reported by the commands that use
+    them."""
     for name in profile_name_lookup.profile_names():
         try:
             yield needs_of(profile_reader_and_overrides.load(name))

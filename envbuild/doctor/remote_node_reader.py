@@ -1,4 +1,4 @@
-"""The nodes of a cluster: `doctor --json` run on each through ssh or srun, or descriptions gathered before."""
+"""Describes the nodes of a cluster: runs `doctor --json` on each through ssh or srun, or reads saved descriptions."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ PARALLEL = 32
 MAX_NODES = 4096
 SECONDS = 40.0
 """For one node: its doctor takes 5, a connection at most 10, and a busy scheduler a while to start a step."""
-# No word of a command line that ssh could take for an option, and nothing that a remote shell would read.
+# Excludes words that ssh could take for an option, and characters that a remote shell would interpret.
 _HOST = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]{0,63}@)?[A-Za-z0-9_][A-Za-z0-9._:-]{0,252}")
 _PROGRAM = re.compile(r"[A-Za-z0-9_~./][A-Za-z0-9_./+-]{0,500}")
 
 
 def gather_nodes(source: str) -> list[Node]:
-    """The nodes of `slurm` (of the allocation that we are in), of a YAML file (`hosts: [...]`, and `envbuild:`, the
-    program's path there), or of a folder of JSON files. Raises FileError for a
-    source that is none of these, UsageError outside of an allocation."""
+    """Describes the nodes of `slurm` (the current allocation), of a YAML file (`hosts: [...]`, and `envbuild:`, the
+    path of the program on the nodes), or of a folder of JSON files. Raises FileError for any other source, and
+    UsageError outside an allocation."""
     if source == SLURM:
         return _run(_slurm())
     path = Path(source)
@@ -63,7 +63,8 @@ _KEYS = {"hosts", "envbuild"}
 
 
 def _slurm() -> dict[str, list[str]]:
-    """A step on each node of the allocation, run by this very Python: clusters share their file system."""
+    """The commands for each node of the allocation. They use this Python interpreter: clusters share their file
+    system."""
     listed = os.environ.get("SLURM_JOB_NODELIST")
     if not listed:
         raise UsageError("this is no Slurm allocation", hint="salloc -N 4 envbuild doctor --cluster slurm")
@@ -79,7 +80,8 @@ def _slurm() -> dict[str, list[str]]:
 
 
 def _run(commands: dict[str, list[str]]) -> list[Node]:
-    """All of them, in order. An interruption ends those that run, and starts no more."""
+    """Runs all commands and returns the nodes in order. An interruption ends the running commands and starts no
+    more."""
     stop = Stop()
     with ThreadPoolExecutor(PARALLEL) as pool:
         asked = [pool.submit(_one, name, command, stop) for name, command in commands.items()]
@@ -92,7 +94,7 @@ def _run(commands: dict[str, list[str]]) -> list[Node]:
 
 
 def _one(name: str, command: Sequence[str], stop: Stop) -> Node:
-    """Whatever its exit code, for a doctor that finds a fault ends with 5."""
+    """Runs one command. Exit code 5 is valid too: doctor ends with it when a check fails."""
     try:
         done = run(command, timeout=SECONDS, limit=MAX_BYTES, stop=stop)
     except ProcessMissing:
@@ -107,7 +109,8 @@ def _one(name: str, command: Sequence[str], stop: Stop) -> Node:
 
 
 def _read(folder: Path) -> list[Node]:
-    """A node of each JSON file, named after the file: names that machines give themselves may be equal."""
+    """One node for each JSON file. The file's name is the node's name, because names that machines report may be
+    equal."""
     files = sorted(folder.glob("*.json"))
     if not files:
         raise FileError(

@@ -1,4 +1,4 @@
-"""The site's settings, read whole: what every command would say of them, at once, whatever else is wrong there."""
+"""Validates all of the site's settings: collects the errors that the commands would report one by one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KEYS = ("signing_key", "public_key")
 
 
 def read() -> SiteReading:
-    """Raises FactsError where a site's own facts are at fault."""
+    """Reads the settings and their errors. Raises FactsError for invalid facts of the site."""
     name = display(user_folders.config_file())
     try:
         found = site_faults()
@@ -36,7 +36,7 @@ def read() -> SiteReading:
 
 
 def site_faults() -> list[Fault]:
-    """Raises SettingsError where the file cannot be read, FactsError."""
+    """All errors in the settings. Raises SettingsError if the file cannot be read, and FactsError for invalid facts."""
     knows = database.gpus().__contains__
     document, above = settings.settings_document()
     found = [*above, *_keys(document.data)]
@@ -51,13 +51,13 @@ def site_faults() -> list[Fault]:
 
 
 def complete(error: SettingsError) -> None:
-    """What a command met in the file first is told with all else that is wrong there."""
+    """Adds all other errors in the settings file to the error that a command found first."""
     file = display(user_folders.config_file())
     if error.faults and all(fault.file == file for fault in error.faults):
         try:
             error.faults = tuple(dict.fromkeys([*error.faults, *site_faults()]))
         except EnvbuildError:
-            return  # nothing more can be read
+            return  # the file cannot be read any further
 
 
 def _keys(data: dict[str, Any]) -> Iterator[Fault]:
@@ -65,7 +65,7 @@ def _keys(data: dict[str, Any]) -> Iterator[Fault]:
         file = data.get(name)
         try:
             missing = isinstance(file, str) and not Path(file).expanduser().is_file()
-        except (ValueError, RuntimeError, OSError):  # a NUL in its path; ~ of a user that there is not; too long
+        except (ValueError, RuntimeError, OSError):  # a NUL in the path; ~ of an unknown user; a path that is too long
             missing = True
         if missing:
             yield settings.placed(name, Fault(f"there is no file {file}"))

@@ -1,4 +1,4 @@
-"""The checks of what is around the cards: engine, memory, disks, network, clock. Pure."""
+"""Checks everything except the GPUs: engine, memory, disks, network, clock. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DRIFT = 5.0
 
 
 def check_system(host: Host, needs: Sequence[Need]) -> Iterator[Check]:
-    """`needs`: of one profile or of all."""
+    """Yields all checks of the system. `needs`: the needs of one profile or of all."""
     yield check_engine(host)
     yield check_buildx(host)
     yield check_shm(host)
@@ -65,7 +65,7 @@ def check_shm(host: Host) -> Check:
 
 
 def check_rdma(host: Host) -> Check:
-    """Ports that are up, and memory that may be locked for them."""
+    """Checks that a port is active, and that processes may lock enough memory for RDMA."""
     if host.rdma is None:
         return skipped_check("rdma", LATE)
     if not host.rdma:
@@ -82,7 +82,8 @@ def check_rdma(host: Host) -> Check:
 
 
 def check_disk(host: Host, needs: Sequence[Need]) -> Check:
-    """Room to build: the one profile that is asked for, else the smallest (fail) and the largest (warn) of all."""
+    """Checks the free space for a build: of the requested profile, else of the smallest (fail) and the largest (warn)
+    one."""
     if not host.disks:
         return skipped_check("disk", "neither the cache nor the engine's folder can be asked")
     for item in host.disks:
@@ -108,7 +109,8 @@ def _size(need: Need) -> int:
 
 
 def _short(disks: Sequence[Disk], need: Need) -> Disk | None:
-    """The first that cannot take its share, or all where cache and engine are on one."""
+    """The first disk without enough space for its share, or for both shares where cache and engine are on the same
+    disk."""
     shares = {"cache": need.fetched or 0, "engine": need.built or 0}
     for item in disks:
         if item.free < sum(shares[other.role] for other in disks if other.device == item.device):
@@ -121,7 +123,7 @@ def _distinct(disks: Sequence[Disk]) -> list[Disk]:
 
 
 def check_reached(name: str, answers: Sequence[Answer], late: bool, remedy: str) -> Check:
-    """Each place that is configured answers, and lets us in."""
+    """Checks that each configured server answers and gives access."""
     if late:
         who = "pip did not tell in time which indexes it uses" if name == "index" else "no answer in time"
         return Check(name, "fail", who, remedy)
@@ -186,7 +188,7 @@ def check_ca(host: Host) -> Check:
 
 
 def check_clock(host: Host) -> Check:
-    """Against the time that indexes and registries answer with."""
+    """Compares the clock with the time in the responses of indexes and registries."""
     aheads = [item.ahead for item in (*host.indexes, *host.mirrors, *host.registries) if item.ahead is not None]
     if not aheads:
         return skipped_check("clock", "nobody answered who tells the time")
@@ -200,7 +202,7 @@ def check_clock(host: Host) -> Check:
 
 
 def check_settings(host: Host) -> Check:
-    """Of the site, every fault at once."""
+    """Reports all errors in the site's settings at once."""
     site = host.site
     if site is None:
         return skipped_check("settings", LATE)

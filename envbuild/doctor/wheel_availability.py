@@ -1,4 +1,5 @@
-"""Whether the configured indexes have every file of a lock, read from their pages: nothing is downloaded."""
+"""Checks that the configured indexes have every file of a lock. It reads only the index pages and downloads no
+files."""
 
 from __future__ import annotations
 
@@ -15,11 +16,12 @@ from envbuild.util.errors import NetworkError, some
 
 WHEELS = "wheels"
 """The id of the check."""
-_MOST = 5  # files that are named
+_MOST = 5  # files listed in the message
 
 
 def check_wheels(source: Source, checks: Sequence[Check]) -> Check:
-    """The check of a profile's lock. `checks`: those of the machine; where an index does not answer, none is read."""
+    """Checks the files of a profile's lock. `checks`: the checks of the machine; if an index does not answer, none is
+    read."""
     locked = lock_file.read(source.known_lock)
     if locked is None:
         return skipped_check(WHEELS, "nothing is locked yet")

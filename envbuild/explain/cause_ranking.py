@@ -1,7 +1,7 @@
-"""From a log to causes: each with its lines, how sure it is, what cures it and what proves it. Pure.
+"""Ranks the causes that a log shows: each with its lines, confidence, remedy and the command that proves it. Pure.
 
-A line of a cause is worth what signatures.yaml says. The surroundings that the log names then confirm the cause (its
-advisory holds for these versions and cards), fit it, or contradict it; lines elsewhere raise or lower it.
+signatures.yaml gives the confidence that a line gives to a cause. The versions and GPUs in the log then confirm the
+cause (they match its advisory), fit it, or contradict it; other lines raise or lower the confidence.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ CANDIDATE = 0.3
 MOST_POSSIBLE = 3
 LINES = 5
 
-# What is left of the doubt: our own judgement, held to the corpus in tests/logs.
+# Factors on the doubt (1 - confidence). The values are our judgement, checked against the corpus in tests/logs.
 _DOUBT = {"holds": 0.3, "fits": 0.6, "open": 1.0}
 _RAISED, _LOWERED = 0.5, 0.5
 
 
 @dataclass(frozen=True)
 class SignatureMatch:
-    """A cause that the log shows. `advisory`: None for a cause that no version is to blame for. `standing`: what the
-    versions and cards in the log say of the advisory. `prove`: a command; NAME in it, and in `remedy`, is the
-    profile. `cards`: those of the log that it may be about. `write`: the change as a profile takes it. `find_out`: what
-    the log does not show and the diagnosis or the change depends on, each with the command that shows it."""
+    """A cause that the log shows. `advisory`: None for a cause that does not depend on a version. `standing`: how the
+    versions and GPUs in the log relate to the advisory. `prove`: a command; NAME in it, and in `remedy`, stands for the
+    profile. `cards`: the GPUs of the log that may be affected. `write`: the change in the form that a profile has.
+    `find_out`: facts that the log lacks and on which the diagnosis or the change depends, each with the command that
+    shows it."""
 
     id: str
     advisory: Advisory | None
@@ -54,13 +55,13 @@ class SignatureMatch:
     find_out: tuple[str, ...] = ()
 
     def profile(self, known: Container[str]) -> str | None:
-        """The profile of a card that it is about, of those that are known by the card's name."""
+        """The id of the first affected GPU that is also the name of a known profile; None without one."""
         return next((gpu.id for gpu in self.cards if gpu.id in known), None)
 
 
 @dataclass(frozen=True)
 class Ruled:
-    """An advisory whose lines are there, and which the versions or cards in the log contradict."""
+    """An advisory that is ruled out: its lines are in the log, but the versions or GPUs in the log contradict it."""
 
     advisory: Advisory
     line: Line
@@ -68,10 +69,13 @@ class Ruled:
 
 @dataclass(frozen=True)
 class Explanation:
-    """`matches`: the surest first; none: not known. `possible`, each below NAMED: advisories whose lines are there, and
-    which only versions contradict that are not shown to be loaded; where nothing matches, also those that hold for the
-    GPUs and versions in the log and may show as it does, and causes whose lines are there and do not suffice.
-    `advice`: what to turn on before the next run."""
+    """The result of `explain`. `matches`: sorted by confidence, highest first; empty if no cause is known.
+
+    `possible`: causes with a confidence below NAMED: advisories whose lines are in the log and that are contradicted
+    only by versions not shown to be loaded. Where `matches` is empty, also advisories that match the GPUs and versions
+    and can cause such lines, and causes whose lines are in the log but do not suffice. `advice`: what to turn on before
+    the next run.
+    """
 
     matches: tuple[SignatureMatch, ...]
     possible: tuple[SignatureMatch, ...]
@@ -85,7 +89,7 @@ class Explanation:
 
 
 def explain(log: Log) -> Explanation:
-    """Every cause that the log shows with a confidence of NAMED or more, but for those that follow from another."""
+    """Finds every cause with a confidence of NAMED or more, without those that follow from another cause."""
     known = log_facts.read(log)
     advisories = {advisory.id: advisory for advisory in database.advisories()}
     found: list[SignatureMatch] = []
@@ -139,7 +143,7 @@ def _sure(match: SignatureMatch | None) -> float:
 
 
 def _lines(log: Log, signature: Signature, advisory: Advisory | None, known: Reading) -> tuple[Line, ...]:
-    """The lines that show it, in order, at most LINES."""
+    """The lines that show the cause, in order, at most LINES."""
     of_facts = (one for fact, shown in signature.shown_by.items() if fact in known.states for one in shown)
     patterns = (*(advisory.shows.patterns if advisory else ()), *signature.lines, *of_facts)
     never, heard = signature.never, log_signatures.hearsay()
@@ -148,8 +152,9 @@ def _lines(log: Log, signature: Signature, advisory: Advisory | None, known: Rea
 
 
 def _standing(advisory: Advisory, known: Reading) -> str:
-    """Contradicted only by every version that may be meant. Of several unlike GPUs, one that it is not about may be
-    the one that failed: then it is not sure to hold."""
+    """How the advisory relates to the log. Only if every possible combination of versions contradicts it, it is
+    "contradicted". Of several different GPUs, one that is not affected may be the one that failed; then the result is
+    at most "fits"."""
     found = {advisory.standing(situation) for situation in known.situations}
     standing = next(name for name in ("holds", "fits", "open", "contradicted") if name in found)
     doubtful = "contradicted" in found or len(_about(advisory, known.situation)) < len(known.situation.gpus)
@@ -157,7 +162,7 @@ def _standing(advisory: Advisory, known: Reading) -> str:
 
 
 def _without(known: Reading, libraries: Container[str]) -> Reading:
-    """As if nothing were known of these libraries' versions."""
+    """The facts without the versions of these libraries."""
 
     def stripped(situation: Situation) -> Situation:
         left = {name: version for name, version in situation.libraries.items() if name not in libraries}
@@ -167,7 +172,7 @@ def _without(known: Reading, libraries: Container[str]) -> Reading:
 
 
 def _about(advisory: Advisory | None, known: Situation) -> tuple[Gpu, ...]:
-    """The cards of the log for which it is not ruled out."""
+    """The GPUs of the log that the advisory may affect."""
     return tuple(
         gpu
         for gpu in known.gpus
@@ -184,7 +189,8 @@ def _may(log: Log, signature: Signature, known: Reading) -> bool:
 
 
 def _confidence(log: Log, signature: Signature, standing: str, known: Reading) -> float:
-    """The stack of a crash raises a cause whose library is in its innermost frames, and lowers it where others are."""
+    """The confidence of a cause. The stack of a crash raises it where the innermost frames are in the cause's library,
+    and lowers it where they are in others."""
     doubt = (1 - signature.confidence) * _DOUBT[standing]
     within = bool(signature.stack & known.crashed_in)
     if log.has(signature.raised_by) or within:
@@ -202,7 +208,7 @@ def _match(
     known: Reading,
     unloaded: Iterable[str] = (),
 ) -> SignatureMatch:
-    """`unloaded`: libraries of which the loaded version would decide."""
+    """Builds the match. `unloaded`: libraries whose loaded version would decide whether the advisory applies."""
     probe = next(iter(advisory.shows.probes), None) if advisory else None
     prove = signature.prove or (f"envbuild test NAME --probe {probe}" if probe else None)
     about: Advisory | Signature = advisory or signature
@@ -228,7 +234,7 @@ _TORCH_CHANGE = re.compile(r"\btorch \d")
 
 
 def _yielded(found: Iterable[SignatureMatch]) -> list[SignatureMatch]:
-    """Without the matches that another cause explains better."""
+    """Removes the matches that another cause explains better."""
     rows, matches = log_signatures.signatures(), list(found)
     ids = {match.id for match in matches}
     last = {match.id for match in matches if ANY in rows[match.id].yields_to}
@@ -244,16 +250,16 @@ def _yielded(found: Iterable[SignatureMatch]) -> list[SignatureMatch]:
 
 
 def of_profile(text: str, name: str) -> str:
-    """A remedy or a command with the profile's name in it."""
+    """A remedy or a command with NAME replaced by the profile's name."""
     return re.sub(r"\bNAME\b", lambda _: name, text)
 
 
 def document(found: Explanation, profiles: Container[str] = ()) -> Mapping[str, Any]:
-    """For `--json`: {"matches", "possible", "unknown", "ruled_out", "advice", "first_failure", "last_work", "error",
-    "read"}.
+    """The document for `--json`: {"matches", "possible", "unknown", "ruled_out", "advice", "first_failure",
+    "last_work", "error", "read"}.
 
-    `profiles`: the names of those that are known. The commands of a match name its `profile`, NAME where that is None;
-    `write` is what a profile takes to have its `change`.
+    `profiles`: the names of the known profiles. The commands of a match contain its `profile`, or NAME where that is
+    None. `write` is the `change` in the form that a profile has.
     """
     first, said, error = found.read.first, found.read.situation, found.read.error
     return {
@@ -300,12 +306,12 @@ def _document(match: SignatureMatch, profile: str | None) -> dict[str, Any]:
 
 
 def _place(line: Line) -> dict[str, Any]:
-    """`file` only where several were read."""
+    """The position of a line; `file` only where several files were read."""
     return {"file": line.file, "line": line.number} if line.file else {"line": line.number}
 
 
 def change(wanted: Change) -> dict[str, Any]:
-    """What versions cure it, as text: {"pins": {"cublas": ">=12.4.5.8"}}."""
+    """The versions that fix the cause, as text: {"pins": {"cublas": ">=12.4.5.8"}}."""
     changes = {
         "torch": str(wanted.torch) if wanted.torch else None,
         "pins": {name: str(versions) for name, versions in wanted.pins.items()},

@@ -1,4 +1,4 @@
-"""Which rank failed first, and how far each came in its collectives, by what the ranks of a job wrote. Pure."""
+"""Finds the rank that failed first, and the last collectives of each rank, in the log of a distributed job. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ MOST = 4096
 
 @dataclass(frozen=True)
 class Failure:
-    """The rank that failed first and the line that says so. `exit`: as elastic prints it, a signal negative. `local`:
-    its number among those of its node, where the log has only that."""
+    """The rank that failed first and its line in the log. `exit`: the exit code as torch elastic prints it, negative
+    for a signal. `local`: the rank within its node, set where the log has only that."""
 
     rank: int | None
     exit: int | None
@@ -27,7 +27,8 @@ class Failure:
 
 @dataclass(frozen=True)
 class Work:
-    """The last collectives of a rank, as NCCL's watchdog counts them; `completed`: None where the log has none."""
+    """The numbers of the last collectives of a rank, as NCCL's watchdog counts them. `completed`: None where the log
+    has none."""
 
     rank: int
     enqueued: int
@@ -36,8 +37,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Late:
-    """The collective in which a rank ran into its time limit: the number that it has in its process group, and which
-    one it is, as NCCL's watchdog names it (ALLREDUCE)."""
+    """The collective in which a rank timed out: its sequence number in the process group, and the operation as NCCL's
+    watchdog names it (ALLREDUCE)."""
 
     rank: int
     number: int
@@ -46,10 +47,10 @@ class Late:
 
 @dataclass(frozen=True)
 class Works:
-    """`told`: the last work of each rank in the log, in order. `behind`: those that the others wait for, which enqueued
-    less, or completed less of as much; none where all are level. `silent`: ranks of the job without any, where the
-    group is of them all. `diverged`: where ranks of one group waited in different collectives, each by its first
-    rank."""
+    """The progress of the ranks. `told`: the last work of each rank in the log, in order. `behind`: the ranks that the
+    others wait for, because they enqueued fewer collectives, or enqueued as many and completed fewer; empty where all
+    are equal. `silent`: ranks of the job without such a line, known only for the group of all ranks. `diverged`: where
+    ranks of one group waited in different collectives, the first rank of each collective."""
 
     told: tuple[Work, ...] = ()
     behind: tuple[int, ...] = ()
@@ -71,10 +72,10 @@ _WORLD = ("", "0")
 
 
 def works(log: Log, count: int | None) -> Works:
-    """The last work of each rank in one process group, the one with most ranks in the log. `count`: of ranks;
-    None: unknown."""
+    """Reads the last work of each rank in one process group: the group with most ranks in the log. `count`: the number
+    of ranks, None if unknown."""
     groups: dict[str, dict[int, Work]] = {}
-    for line in log.lines:  # each of them: find() looks at some of those that differ in their numbers alone
+    for line in log.lines:  # all lines: find() samples lines that differ only in their numbers
         place = line.text.find(_LAST)
         near = line.text[max(0, place - _BEFORE) : place + _AFTER] if place >= 0 else ""
         if match := compiled(_WORK).search(near):
@@ -101,14 +102,17 @@ _MOST_LATE = 4 * MOST
 
 
 def _diverged(log: Log) -> tuple[Late, ...]:
-    """Of the first group whose ranks waited in collectives of different kinds, one rank of each; of one kind and
-    different numbers, a rank is behind, or ran another number of steps."""
+    """One rank for each kind of collective, from the first process group whose ranks waited in different kinds.
+
+    Ranks that wait in the same kind under different numbers do not count: one of them is behind, or ran another number
+    of steps.
+    """
     groups: dict[str, dict[int, Late]] = {}
     for line in islice((line for line in log.lines if _TIMED_OUT in line.text), _MOST_LATE):
         place = line.text.index(_TIMED_OUT)
         before, after = line.text[max(0, place - 2 * _BEFORE) : place], line.text[place : place + _AFTER]
         rank, waits = compiled(_JOB).search(before), compiled(_WAITS).search(after)
-        if rank and waits:  # the rank in the job comes first, where the log has it
+        if rank and waits:  # the rank in the job precedes the rank in the group, where the log has both
             group = compiled(_GROUP).search(before)
             late = Late(int(rank[1]), int(waits[1]), waits[2])
             groups.setdefault((group[2] or group[1]) if group else "", {}).setdefault(late.rank, late)
@@ -120,7 +124,7 @@ def _diverged(log: Log) -> tuple[Late, ...]:
 
 
 def _least(counts: Mapping[int, int]) -> tuple[int, ...]:
-    """The ranks with the lowest count, where not all have it."""
+    """The ranks with the lowest count; empty where all ranks have the same count."""
     least = min(counts.values(), default=0)
     ranks = tuple(rank for rank, count in counts.items() if count == least)
     return ranks if len(ranks) < len(counts) else ()
@@ -142,7 +146,8 @@ _LATE = r"watchdog caught collective|ncclremoteerror|connection closed by|connec
 
 
 def first_failure(log: Log) -> Failure | None:
-    """The root cause that elastic names, else the child that it saw fail first, else the first rank with an error."""
+    """Finds the root cause that torch elastic reports, else the first failed child that it reports, else the first rank
+    with an error."""
     for line, _ in log.find(compiled(_ROOT), 1):
         block = [o for o in log.lines if o.file == line.file and line.number < o.number <= line.number + 8]
         rank, status = _among(block, _RANK_LINE), _among(block, _EXIT_LINE)
@@ -161,8 +166,11 @@ def _troubled(log: Log) -> Failure | None:
 
 
 def by_itself(log: Log, failed: Failure) -> bool:
-    """Whether that rank ended before the others complained: by a signal that no watchdog sends, or an earlier error; in
-    another file, whose times are not known, an error of its own is taken for the earlier one."""
+    """Whether that rank ended before the other ranks reported errors.
+
+    That is: it ended by a signal that no watchdog sends, or its error precedes theirs. The order of lines in different
+    files is unknown; there, the rank's own error counts as the earlier one.
+    """
     if failed.exit is not None and failed.exit < 0 and failed.exit not in (-signal.SIGABRT, -signal.SIGTERM):
         return True
     trouble, late = _troubled(log), log.find(compiled(_LATE), 1)

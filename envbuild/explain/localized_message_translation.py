@@ -1,7 +1,7 @@
 """Rewrites exit statuses and localized messages of the loader and the kernel to one form. Pure.
 
-"浮点数例外" becomes "Floating point exception",
-and "Exit Code:    136" is followed by "[ended by SIGFPE]": each pattern of signatures.yaml is written once.
+"浮点数例外" becomes "Floating point exception", and "Exit Code:    136" is followed by "[ended by SIGFPE]". Thus each
+pattern of signatures.yaml is written only once.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _EXITS = tuple(
 
 
 def patterns() -> tuple[re.Pattern[str], ...]:
-    """What a line that is rewritten has one of."""
+    """The patterns of lines to rewrite: each rewritten line matches at least one."""
     return (*_EXITS, *(form for row in log_signatures.system_messages() for form in row.forms))
 
 
 def rewritten(text: str) -> str:
-    """A line with the English message in the place of a localized one, and with the signal after an exit status."""
+    """Replaces localized messages in a line by the English ones, and adds the signal after an exit status."""
     for row in log_signatures.system_messages():
         for form in row.forms:
             text = form.sub(row.english, text)
@@ -58,5 +58,5 @@ def _with_signal(match: re.Match[str]) -> str:
 
 
 def _number(status: int) -> int:
-    """The signal that a status stands for: Python's is negative, a shell's is larger by 128."""
+    """The signal number in an exit status: Python's status is the negative number, a shell's is the number plus 128."""
     return -status if status < 0 else status - _STATUS

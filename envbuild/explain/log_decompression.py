@@ -1,4 +1,4 @@
-"""A log's bytes, unpacked where gzip packed them, and which kind of file is not text. Any of it may be hostile."""
+"""Decompresses a log that gzip compressed, and detects files that are not text. The input may be hostile."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import BinaryIO
 UNPACKED = 2 << 30
 """Bytes that a packed log is unpacked to at most."""
 
-_BLOCK = 1 << 14  # what comes before damage in a block is lost with it
+_BLOCK = 1 << 14  # damage in a block also loses the data before it in that block
 _MARK, _OF_GZIP = b"\x1f\x8b", 31
-# Random bytes have nine odd ones in a hundred, a progress bar only backspaces, and UTF-16 a NUL in two.
+# Of random bytes 9% are odd ones, a progress bar has only backspaces, and every second byte of UTF-16 is NUL.
 _ODD = bytes({*range(32), 127} - {0, *b"\a\b\t\n\v\f\r\x1b"})
 _FEW, _SOME = 0.04, 0.3
 _KINDS = {
@@ -26,7 +26,7 @@ _KINDS = {
 
 
 class LogSource:
-    """A stream as it is. `fault`: why it stopped before its end."""
+    """A stream that is not compressed. `fault`: why reading stopped before its end."""
 
     fault: str | None = None
 
@@ -34,13 +34,14 @@ class LogSource:
         self._begin, self._stream = begin, stream
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes; none at the end."""
+        """At most `size` bytes; empty at the end."""
         piece, self._begin = self._begin[:size], self._begin[size:]
         return piece + self._stream.read(size - len(piece)) if len(piece) < size else piece
 
 
 class _Unpacked(LogSource):
-    """What gzip packed, as far as it can be read: a file that is still written, or was cut, has no end."""
+    """A gzip stream, decompressed as far as possible: a file that is still being written, or was cut, has no end
+    marker."""
 
     def __init__(self, begin: bytes, stream: BinaryIO) -> None:
         super().__init__(begin, stream)
@@ -67,7 +68,7 @@ class _Unpacked(LogSource):
                 return b""
             self._open = (self._open or bool(self._packed)) and not self._zip.eof
             self._packed = self._zip.unconsumed_tail or self._zip.unused_data
-            if self._zip.eof:  # files that were packed one by one and put behind each other are one
+            if self._zip.eof:  # concatenated gzip files are one log
                 self._zip = zlib.decompressobj(_OF_GZIP)
             if piece:
                 return piece
@@ -79,13 +80,14 @@ class _Unpacked(LogSource):
 
 
 def open_log(stream: BinaryIO) -> LogSource:
-    """The stream, or what it unpacks to: by its first bytes, whatever its name."""
+    """The stream, decompressed if its first bytes are those of gzip, whatever its name."""
     begin = stream.read(len(_MARK))
     return (_Unpacked if begin == _MARK else LogSource)(begin, stream)
 
 
 def foreign(begin: bytes) -> str | None:
-    """What a file is instead of text, None for text: by its first bytes, or by control characters that no log has."""
+    """The kind of a file that is not text, by its first bytes or by control characters that no log has; None for
+    text."""
     known = next((kind for mark, kind in _KINDS.items() if begin.startswith(mark)), None)
     if known or begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return known

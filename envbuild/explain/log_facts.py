@@ -1,4 +1,4 @@
-"""What a log says of where it comes from: versions, GPUs, driver, and which rank failed first. Pure."""
+"""Extracts the facts of a log: versions, GPUs, driver, and the rank that failed first. Pure."""
 
 from __future__ import annotations
 
@@ -41,14 +41,17 @@ _UNITS = {"k": 2**-20, "m": 2**-10, "g": 1.0}
 
 @dataclass(frozen=True)
 class Reading:
-    """`states`: each log_signatures.State that holds; `first`: who failed first, None where nobody is named; `works`:
-    how far the ranks came; `error`: what Python ended with, None where no exception is in the log; `more_gpus`: there
-    may be more than those that are seen; `stated`: the libraries whose versions the log names itself, and not its
-    torch.
+    """The facts of a log.
 
-    `situations`: one for each combination of the versions that may be meant; `situation`: what they agree on;
-    `candidates`: the versions on which they do not, of torch and of libraries. `loaded`: the libraries whose loaded
-    version the log shows. `crashed_in`: the components whose frames are innermost in the stack of a crash."""
+    `states`: each log_signatures.State that is true. `first`: the first failure, None where the log shows none.
+    `works`: the progress of the ranks. `error`: the line of the exception that ended Python, None where the log has
+    none. `more_gpus`: there may be more GPUs than the log shows. `stated`: the libraries whose versions are in the log
+    itself, and not only inferred from its torch.
+
+    `situations`: one for each combination of the possible versions. `situation`: what all of these agree on.
+    `candidates`: the versions on which they differ, of torch and of libraries. `loaded`: the libraries whose loaded
+    version the log shows. `crashed_in`: the components of the innermost frames in the stack of a crash.
+    """
 
     situation: Situation
     situations: tuple[Situation, ...]
@@ -85,7 +88,8 @@ def read(log: Log) -> Reading:
 
 
 def _situations(log: Log, said: LogVersions) -> Iterator[Situation]:
-    """With the libraries that each torch brings, where the log has no other version of them."""
+    """The possible combinations of versions. A torch release adds the libraries that it brings, except where the log
+    has another version."""
     words: dict[str, set[str]] = {"environment": set(), "features": set(), "extensions": set()}
     for word in log_signatures.words():
         if log.has(word.lines) and not log.has(word.unless):
@@ -136,7 +140,8 @@ def _candidates(situations: Sequence[Situation], common: Situation) -> dict[str,
 
 
 def _torch(said: str | None, cuda: str | None) -> tuple[str | None, str | None]:
-    """The distribution's version and its CUDA: what imports as 2.3.1+cu121 is the index's 2.3.1 where that has 12.1."""
+    """The version of the distribution, and its CUDA version. `torch.__version__` 2.3.1+cu121 is the package index's
+    2.3.1 where that was built for CUDA 12.1."""
     try:
         version = Version((said or "").rstrip(".+"))
     except InvalidVersion:
@@ -152,7 +157,7 @@ def _torch(said: str | None, cuda: str | None) -> tuple[str | None, str | None]:
 
 
 def _gpus(log: Log) -> tuple[Gpu, ...]:
-    """Those that the log is of: not one on which it says that all went well."""
+    """The GPUs that the log is about, without those that worked, according to the log."""
     names = {name.lower(): gpu for gpu in database.gpus().values() for name in _called(gpu)}
     found: dict[str, Gpu] = {}
     lines = log.find(_models(), 50)
@@ -169,8 +174,8 @@ def _gpus(log: Log) -> tuple[Gpu, ...]:
 
 
 def _supported(log: Log, situation: Situation) -> Iterator[str]:
-    """Which of these hold for a GPU that torch has no code for: torch has code for newer GPUs (card-below-torch, by
-    what torch printed or by its release); the list that torch printed lacks the GPU (card-not-in-torch)."""
+    """States of a GPU that torch has no code for. card-below-torch: torch has code only for newer GPUs, by its printed
+    list or by its release. card-not-in-torch: the list that torch printed lacks the GPU."""
     cards = [Version(gpu.compute_capability) for gpu in situation.gpus]
     for _, match in log.find(compiled(_RANGE), 1):
         if any(card < Version(match[1]) for card in cards):
@@ -189,7 +194,8 @@ def _supported(log: Log, situation: Situation) -> Iterator[str]:
 
 
 def _called(gpu: Gpu) -> Iterator[str]:
-    """As drivers print it, and as people write it: H20, RTX 4090. Two characters (T4, L4) mean anything else too."""
+    """The names of a GPU as drivers print them and as people write them: H20, RTX 4090. Names of two characters (T4,
+    L4) are left out because they are ambiguous."""
     yield from gpu.all_names
     short = re.sub(r"^(rtx)(pro)?", lambda m: "rtx pro " if m[2] else "rtx ", gpu.id)
     if len(short) > 2:
@@ -214,10 +220,10 @@ def _unlisted(capability: str) -> Gpu:
 
 
 def _count(log: Log) -> tuple[int | None, bool]:
-    """GPUs that work together, where the log says or shows that there are several, and whether there may be more."""
+    """The number of GPUs that work together, where the log shows several, and whether there may be more."""
     said = [int(match[1]) for _, match in log.find(compiled(_WORLD), 50)]
     seen = [int(match[1]) + more for pattern, more in _RANKS for _, match in log.find(compiled(pattern), 50)]
-    # the highest rank that has a line is not the last one
+    # the highest rank with a line in the log need not be the last rank of the job
     return max((count for count in said or seen if count > 1), default=None), not said
 
 
@@ -229,13 +235,14 @@ _LAUNCHER = r"childfailederror|calledprocesserror"
 
 
 def _error(log: Log) -> Line | None:
-    """What Python ended with: the last line that an exception's name begins."""
+    """The exception that ended Python: the last line that begins with an exception's name."""
     lines = [line for line, _ in log.find(compiled(_RAISED), TRIED, [compiled(_LAUNCHER)])]
     return lines[-1] if lines else None
 
 
 def _memory(log: Log) -> Iterator[str]:
-    """Whether what torch holds unused would have been enough, and whether others hold more than torch does."""
+    """States of an out-of-memory error: torch's unused reserved memory would have sufficed (fragmented), or other
+    processes use more memory than torch does (memory-of-others)."""
     for line, match in log.find(compiled(_PARTS), 20):
         sizes = {"tried": _gib(match["tried"])}
         for pattern in (_UNUSED, _OLD, _TOTAL, _FREE, _HELD, _OWN):
@@ -253,7 +260,7 @@ _TENSOR = r"tensor\((\[[-0-9.,e+ \[\]]{1,400}\]), device='cuda:(\d{1,2})'"
 
 
 def _copy_differs(log: Log) -> bool:
-    """Whether the log prints a tensor on one GPU, and one of its size on another GPU where all values are zero."""
+    """Whether the log prints a tensor on one GPU, and an all-zero tensor of the same size on another GPU."""
     printed = [(match[2], re.findall(r"-?\d[\d.e+-]{0,20}", match[1])) for _, match in log.find(compiled(_TENSOR), 20)]
     zeros = [(gpu, len(values)) for gpu, values in printed if values and not any(_number(value) for value in values)]
     return any(

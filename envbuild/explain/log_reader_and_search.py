@@ -1,7 +1,7 @@
-"""A log as lines that can be searched: hostile, of any size, in any language around what matters.
+"""Reads a log into lines and searches them. Logs may be hostile, of any size, and in any language.
 
-A log is read as a stream and a bounded number of its bytes and lines is kept, so memory is bounded too. Control
-sequences are taken out, and a pattern is tried only on lines that hold a text it cannot do without, so that ten
+A log is read as a stream, and only a bounded number of bytes and lines is kept, which bounds the memory. Control
+sequences are removed. A pattern is tried only on lines that contain a text that each of its matches needs: ten
 megabytes take less than a second.
 """
 
@@ -43,8 +43,8 @@ _LETTERS = bytes(code if chr(code).isalpha() and code < 128 else 32 for code in 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`number` counts from 1, as editors do; `text` is a piece of it where it is long; `file`: its name, where several
-    are read as one."""
+    """`number` counts from 1, as in editors. `text`: the line, or one piece of a long line. `file`: the name of the
+    file, where several files are read as one log."""
 
     number: int
     text: str
@@ -53,7 +53,7 @@ class Line:
 
 @dataclass(frozen=True)
 class LogPart:
-    """Of a log, where all of it is too much."""
+    """The size of a part of a log."""
 
     lines: int
     size: int
@@ -64,7 +64,7 @@ class LogPart:
 
 @dataclass(frozen=True)
 class Cut:
-    """What was read of a large log, and what was not: its middle."""
+    """The parts of a large log: begin and end were read, the middle was not."""
 
     begin: LogPart
     skipped: LogPart
@@ -77,10 +77,11 @@ class Cut:
 
 
 class Log:
-    """Lines, of one file or several. `foreign`: what it is instead of text; `note`: why its end was not read."""
+    """The lines of one file or several. `foreign`: the kind of a file that is not text. `note`: why its end was not
+    read."""
 
     def __init__(self, raw: bytes | Iterable[bytes] = b"", share: int = 1, file: str = "") -> None:
-        """`share`: of the room for one log, where so many are read together."""
+        """`share`: the number of logs that share the limits for one log."""
         self.foreign: str | None = None
         self.note: str | None = None
         self.files: tuple[str, ...] = (file,)
@@ -98,8 +99,9 @@ class Log:
         never: Sequence[re.Pattern[str]] = (),
         before: Sequence[re.Pattern[str]] = (),
     ) -> list[tuple[Line, re.Match[str]]]:
-        """The first lines, at most `most`, that the pattern fits and none of `never` does, nor one of `before` what
-        stands before the match. Each is searched as it stands, then as localized_message_translation.py rewrites it."""
+        """Finds the first lines, at most `most`, that match `pattern`. It skips lines that match one of `never`, and
+        lines where one of `before` matches the text before the match. Each line is searched as it is, then as
+        localized_message_translation.py rewrites it."""
         found: list[tuple[Line, re.Match[str]]] = []
         texts, rewritten = self._rewritten
         for index in sorted({*self._index.candidates(pattern), *rewritten.candidates(pattern)}):
@@ -122,7 +124,7 @@ class Log:
 
     @cached_property
     def _rewritten(self) -> tuple[dict[int, str], _Index]:
-        """The lines that have another canonical form, by their places."""
+        """The lines that localized_message_translation.py changes, by index."""
         texts: dict[int, str] = {}
         for index in {
             index for pattern in localized_message_translation.patterns() for index in self._index.candidates(pattern)
@@ -134,7 +136,7 @@ class Log:
 
 
 def join_logs(parts: Iterable[Log]) -> Log:
-    """Several logs as one, in this order."""
+    """Joins several logs to one, in this order."""
     whole, whole.files = Log(), ()
     for log in parts:
         whole.lines += log.lines
@@ -143,11 +145,11 @@ def join_logs(parts: Iterable[Log]) -> Log:
 
 
 class _Index:
-    """The shapes of lines: what is left of a line without the case of letters and the value of digits. A progress bar
-    of a million lines has few."""
+    """An index of lines by shape: the line in lower case, with each digit replaced by 0. A progress bar of a million
+    lines has few shapes."""
 
     def __init__(self, lines: Iterable[tuple[int, str]]) -> None:
-        """`lines`: places and texts."""
+        """`lines`: indexes and texts."""
         shapes: dict[bytes, list[int]] = {}
         for index, text in lines:
             alike = shapes.setdefault(text.encode().lower().translate(_DIGITS), [])
@@ -160,14 +162,14 @@ class _Index:
         words: set[bytes] = set()
         for shape in shapes:
             words.update(word for word in shape.translate(_LETTERS).split() if len(word) >= _WORD)
-            if len(words) > _MOST_WORDS:  # random text: nothing would be ruled out, and memory runs out
+            if len(words) > _MOST_WORDS:  # random text: the words would rule out nothing and need too much memory
                 words = {self._joined}
                 break
         self._words = b" ".join(words)
         self._held: dict[bytes, tuple[int, ...]] = {}  # many patterns need the same text
 
     def candidates(self, pattern: re.Pattern[str]) -> list[int]:
-        """The places of lines that the pattern may fit."""
+        """The indexes of lines that the pattern may match."""
         wanted = anchors(pattern)
         shapes = {shape for text in wanted for shape in self._shapes(text)} if wanted else range(len(self._where))
         found = sorted(index for shape in shapes for index in self._where[shape])
@@ -179,7 +181,8 @@ class _Index:
         return self._held[text]
 
     def _holding(self, text: bytes) -> Iterator[int]:
-        """The first shapes and the last that hold a text. Most texts are ruled out by their longest word alone."""
+        """The first and the last shapes that contain a text. For most texts, the longest word alone shows that there
+        are none."""
         if not text.isascii() and text not in self._foreign:
             return
         word = max(text.translate(_LETTERS).split(), key=len, default=b"")
@@ -204,8 +207,8 @@ class _Index:
 
 
 def read(stream: BinaryIO, share: int = 1, file: str = "") -> Log:
-    """All of a stream, unpacked where it is of gzip, or its begin and end where it is larger than both together.
-    `share`: of that room, where so many logs are read together; `file`: its name, where there are several."""
+    """Reads a stream, decompressing gzip; of a stream above the limits, only the begin and the end. `share`: the number
+    of logs that share these limits. `file`: the name of the file, where several are read."""
     source = log_decompression.open_log(stream)
     begin = source.read(_SNIFFED)
     foreign = log_decompression.foreign(begin)
@@ -215,7 +218,7 @@ def read(stream: BinaryIO, share: int = 1, file: str = "") -> Log:
 
 
 def _blocks(source: log_decompression.LogSource, share: int) -> Iterator[bytes]:
-    """Each small enough that one of line breaks alone stays within the bound on lines."""
+    """Blocks so small that even a block of line breaks alone does not exceed the limit on lines."""
     while block := source.read(min(_BLOCK, TAIL // share, TAIL_LINES // share)):
         yield block
 
@@ -225,7 +228,7 @@ def _slices(raw: bytes) -> Iterator[bytes]:
 
 
 def _utf8(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """What PowerShell writes begins with a mark of its encoding."""
+    """Converts UTF-16 to UTF-8: PowerShell writes UTF-16 with a byte order mark."""
     following = iter(blocks)
     begin = next(following, b"")
     for mark, encoding in ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")):
@@ -239,7 +242,8 @@ def _utf8(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _kept(blocks: Iterator[bytes], share: int, file: str) -> tuple[list[Line], Cut | None]:
-    """The lines of the begin and the end. A block is dropped once those after it fill the end by bytes or by lines."""
+    """The lines of the begin and the end. A block is dropped once the blocks after it reach the limit on bytes or on
+    lines."""
     head: list[bytes] = []
     size = count = 0
     while size < HEAD // share and count < HEAD_LINES // share and (block := next(blocks, b"")):
@@ -277,14 +281,14 @@ def _text(raw: bytes) -> str:
 
 
 def _lines(blocks: Iterable[bytes], number: int, file: str) -> Iterator[Line]:
-    """`number`: of the first."""
+    """`number`: the number of the first line."""
     rest = b""
     for block in blocks:
         whole, end, rest = (rest + block).rpartition(b"\n")
         for line in _text(whole).split("\n") if end else ():
             yield from _pieces(line, number, file)
             number += 1
-        if len(rest) > _BLOCK:  # a line without an end is cut between words
+        if len(rest) > _BLOCK:  # a very long line is cut between words
             cut = rest.rfind(b" ", -LONGEST) + 1 or len(rest)
             yield from _pieces(_text(rest[:cut]), number, file)
             rest = rest[cut:]
@@ -303,14 +307,15 @@ def _pieces(line: str, number: int, file: str) -> Iterator[Line]:
 
 @cache
 def anchors(pattern: re.Pattern[str]) -> tuple[bytes, ...]:
-    """Texts, in a shape's form, of which every line that the pattern fits holds one; none where nothing is sure."""
+    """Texts in the form of a shape: each line that the pattern matches contains at least one. Empty where no text is
+    required."""
     return tuple(
         text.encode().lower().translate(_DIGITS) for text in _needed(_parser.parse(pattern.pattern, pattern.flags))
     )
 
 
 def _needed(parsed: Any) -> tuple[str, ...]:
-    """Of the items that follow each other, the one whose shortest text is longest."""
+    """The texts that a match needs: of the items in sequence, the one whose shortest text is longest."""
     best: tuple[str, ...] = ()
     run = ""
     for operation, argument in [*parsed, ("END", None)]:
@@ -337,5 +342,6 @@ def _worth(texts: tuple[str, ...]) -> int:
 
 @cache
 def compiled(pattern: str) -> re.Pattern[str]:
-    """As patterns of signatures are: in any case of letters; a word ends where another script begins."""
+    """Compiles a pattern as those of signatures.yaml: case-insensitive, and with ASCII word boundaries, so a word ends
+    where another script begins."""
     return re.compile(pattern, re.IGNORECASE | re.ASCII)

@@ -1,4 +1,4 @@
-"""The versions in a log: loaded, installed, or only stated. Pure.
+"""Reads the versions in a log: loaded, installed, or only stated. Pure.
 
 A version that a log recommends, requires or downloads is none of these; the table `mentions` of signatures.yaml has the
 patterns of such texts.
@@ -42,7 +42,7 @@ _DRIVER = (
     r"\b(?:nvidia[ -])?driver(?: version)?[ :=v]{1,4}(\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b",
 )
 _FULL = r"(1[1-3]\.\d{1,2}\.\d{1,2}\.\d{1,4})"
-# NCCL prints its version. For cuBLAS: a file that is mapped or on a stack, or a line of `envbuild audit`.
+# NCCL prints its version. For cuBLAS: a mapped file, a file in a stack trace, or a line of `envbuild audit`.
 _LOADED = {
     "nccl": (r"nccl version:? {0,2}(2\.\d{1,2}\.\d{1,2})",),
     "cublas": (
@@ -55,7 +55,7 @@ _LOADED = {
 _CUBLAS_STATED = rf"\b(?:lib)?cublas(?:lt)?(?:\.so\.| version| |=)[ :=]{{0,3}}{_FULL}\b"
 _VERSION = r"(\d{1,4}\.\d{1,3}[a-z0-9.+]{0,40})"
 _DISTRIBUTION = rf"\b(?:%s)(?:==| {{1,60}}|[ :=]{{1,3}}(?:version[ :=]{{1,3}})?)v?{_VERSION}"
-# A line of pip list, pip freeze, uv pip install or collect_env; of conda list, with a build and a channel.
+# A line of pip list, pip freeze, uv pip install or collect_env; a line of conda list has a build and a channel as well.
 _BUILD = r" {1,60}(?=\S{0,60}\d)\S{1,60}(?: {1,60}\S{1,80})?"
 _BY_PIP = rf"^\s{{0,8}}(?:\[pip3?\] {{1,8}}|[+~] )?(?:%s)(?:==| {{1,60}}){_VERSION}(?:{_BUILD})?\s{{0,8}}$"
 _BY_CONDA = rf"^\s{{0,8}}(?:\[conda\] {{1,8}})?(?:%s) {{1,60}}{_VERSION}{_BUILD}\s{{0,8}}$"
@@ -68,7 +68,7 @@ _REPORTED = (
     (r"\byou(?:'ll)? have ", rf"\bhave {_NAME}(?:==| )v?{_VERSION}"),
     ("requirement already satisfied: ", rf"satisfied: {_NAME}(?:\[|[<>=!~]| ).{{0,400}} \({_VERSION}\)\s{{0,4}}$"),
 )
-# A requirements file within a log: the line before names the file, or it has a line that pip freeze never prints.
+# A requirements file printed in a log: the line before names it, or a line has a form that pip freeze never prints.
 _REQUIREMENTS_HEAD = r"\b(?:requirements|constraints)[\w-]{0,30}\.(?:txt|in)\b[`'\"*:) ]{0,6}$"
 _REQUIREMENT_ONLY = (
     r"^\s{0,8}[a-z0-9][\w.-]{0,60}(?:\[[\w,-]{0,60}\])?\s{0,4}(?:[<>~!]=|<|>)\s{0,4}\d\S{0,60}\s{0,8}$",
@@ -81,8 +81,8 @@ _READ, _SEVERAL, _EACH = 50, 4, 3
 
 @dataclass(frozen=True)
 class LogVersions:
-    """Versions by distribution; those of a library that conda installed, that is loaded, or that prose names, by its
-    short name. `torch`: the versions that torch may have, by the best evidence in the log."""
+    """Versions by distribution. A library that conda installed, that is loaded, or that prose names has its short name.
+    `torch`: the possible versions of torch, by the best evidence in the log."""
 
     torch: tuple[str, ...]
     cuda: str | None
@@ -92,8 +92,9 @@ class LogVersions:
     stated: Found
 
     def libraries(self, cuda: str | None) -> Options:
-        """By short name, the versions that may be loaded; None: the one that torch brings. A version that is only
-        stated does not exclude that one, nor does conda's exclude pip's."""
+        """The versions of each library that may be loaded, by short name; None stands for the version that torch
+        brings. A version that is only stated does not exclude torch's, and a version from conda does not exclude one
+        from pip."""
         found: dict[str, tuple[str | None, ...]] = {}
         for row in database.libraries().values():
             names = [name for major, name in row.distributions.items() if cuda is None or major == cuda.split(".")[0]]
@@ -120,8 +121,8 @@ class LogVersions:
 
 
 def combinations(options: Options) -> Iterator[dict[str, str]]:
-    """Combinations of one version of each, without those that are None. Only the first few names with several versions
-    are varied; of the others the last one is taken."""
+    """Yields the combinations of one version for each name, without None. Only the first few names with several
+    versions are varied; for the others the last version is used."""
     several = [name for name, found in options.items() if len(found) > 1][:_SEVERAL]
     choices = [found[:_EACH] if name in several else found[-1:] for name, found in options.items()]
     for chosen in product(*choices):
@@ -157,7 +158,7 @@ def _lines(log: Log, pattern: str, required: Places) -> list[Line]:
 
 
 def _stated(lines: Iterable[Line], pattern: str) -> tuple[str, ...]:
-    """The versions in these lines that are not only mentioned."""
+    """The versions in these lines, without those that are only mentioned."""
     matches = ((line.text, match) for line in lines for match in compiled(pattern).finditer(line.text))
     kept = (
         m[1].rstrip(".+") for text, m in matches if not log_signatures.mentioned(text[: m.start()], text[m.end() :])
@@ -166,7 +167,8 @@ def _stated(lines: Iterable[Line], pattern: str) -> tuple[str, ...]:
 
 
 def _distributions(log: Log, required: Places) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
-    """The installed and the stated versions of CUDA's libraries, of torch, and of what advisories name."""
+    """The installed and the stated versions of CUDA libraries, of torch, and of the distributions that advisories
+    name."""
     asked = {name for advisory in database.advisories() for match in advisory.match for name in match.distributions}
     carried = {name for row in database.libraries().values() for name in row.distributions.values()}
     reported = _reported(log)
@@ -197,7 +199,7 @@ def _reported(log: Log) -> dict[str, list[str]]:
 
 
 def _requirements(log: Log) -> set[tuple[str, int]]:
-    """The lines of requirements files that stand in the log."""
+    """The lines of the log that belong to a requirements file."""
     marks = [
         (line.file, line.number) for pattern in _REQUIREMENT_ONLY for line, _ in log.find(compiled(pattern), _READ)
     ]

@@ -1,6 +1,6 @@
-"""The frames of a stack as facts: the library in which a program crashed, or that it hangs. Pure.
+"""Reads stack traces, and names the library in which a program crashed or hangs. Pure.
 
-Reads stacks of gdb, lldb, pstack, coredumpctl, UCX, glibc, torch, Python's faulthandler and py-spy, and the kernel's
+Supported formats: gdb, lldb, pstack, coredumpctl, UCX, glibc, torch, Python's faulthandler and py-spy, and the kernel's
 line about a trap. The table `components` of signatures.yaml names libraries and functions.
 """
 
@@ -60,7 +60,8 @@ _MORE = re.compile(r"^\s{2,12}(?:from|at) \S")
 
 @dataclass(frozen=True)
 class Frame:
-    """`source`: of a Python frame, or of a native one whose debugger has no library for it."""
+    """One frame. `source`: the source file of a Python frame, or of a native frame whose debugger printed no
+    library."""
 
     function: str
     library: str
@@ -80,8 +81,8 @@ class Frame:
 
 @dataclass(frozen=True)
 class Stacks:
-    """`crashed_in`: the components of the innermost frames of the stack that crashed; empty: unknown. `hang`: a
-    debugger took stacks of a process that no signal had ended."""
+    """`crashed_in`: the components of the innermost frames of the stack that crashed; empty if unknown. `hang`: a
+    debugger took the stacks of a process that no signal had ended."""
 
     crashed_in: frozenset[str] = frozenset()
     hang: bool = False
@@ -98,7 +99,7 @@ def read(log: Log) -> Stacks:
 
 
 def _inner(found: list[list[Frame]]) -> frozenset[str]:
-    """The components of the first stack whose frames are not all neutral."""
+    """The components of the first stack that has frames other than neutral ones."""
     for frames in found:
         named = [component for frame in frames if (component := frame.component) != NEUTRAL]
         if named:
@@ -107,7 +108,7 @@ def _inner(found: list[list[Frame]]) -> frozenset[str]:
 
 
 def _stacks(log: Log, heads: set[int]) -> Iterator[list[Frame]]:
-    """The stack of faulthandler's current thread first, then the others as they stand in the log."""
+    """All stacks: that of faulthandler's current thread first, then the others in the log's order."""
     places = [place for place, line in enumerate(log.lines) if id(line) in heads]
     current = [place for place in places if log.lines[place].text.lstrip().lower().startswith("current thread")]
     for place in [*current, *(place for place in places if place not in current)]:
@@ -115,7 +116,7 @@ def _stacks(log: Log, heads: set[int]) -> Iterator[list[Frame]]:
 
 
 def _frames(log: Log, place: int) -> Iterator[Frame]:
-    """The frames that follow a head, up to the first line that is not a frame."""
+    """The frames after the head of a stack, up to the first line that is not a frame."""
     lines = list(islice(log.lines, place, place + 2 * DEPTH))
     began = False
     for number, line in enumerate(lines):
@@ -127,7 +128,7 @@ def _frames(log: Log, place: int) -> Iterator[Frame]:
             if (began and not _MORE.match(text)) or number > 2:
                 return
             continue
-        if began and _INNERMOST.match(text):  # of the next stack
+        if began and _INNERMOST.match(text):  # the next stack begins
             return
         began = True
         yield frame

@@ -1,4 +1,4 @@
-"""Runs a job in a container of the engine: no network, no capabilities, read-only, bounded, and always removed."""
+"""Runs a job in a container of the engine: without network or capabilities, read-only, bounded, and always removed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from envbuild.util.errors import EngineError, EnvbuildError, Fault, NotProved, U
 OWNER = "io.envbuild.owner"
 MAX_STDERR = 64 << 10
 _LOOK = "envbuild-look-"
-# Nobody: what must run for any uid is tested as one that owns nothing.
+# The user nobody: images must run under any uid, so they are tested with one that owns no files.
 _USER = "65534:65534"
 
 
@@ -45,10 +45,10 @@ class Local:
 
 
 def run_in_container(engine: Engine, job: Job, on_line: Callable[[bytes], None] = lambda line: None) -> RawOutput:
-    """Run the job to its end. `on_line` gets each whole line of its stdout as it comes.
+    """Runs the job to its end. `on_line` gets each whole line of its stdout as it arrives.
 
-    Raises EngineError if the container cannot be started. The container is gone afterwards, also after an
-    interruption; one that a killed envbuild, or an engine that went away, left behind is removed first.
+    Raises EngineError if the container cannot be started. The container is removed afterwards, even after an
+    interruption. Containers that remained because envbuild was killed, or the engine went away, are removed first.
     """
     sweep_containers(engine)
     name = f"envbuild-test-{uuid.uuid4().hex[:12]}"
@@ -64,8 +64,8 @@ def run_in_container(engine: Engine, job: Job, on_line: Callable[[bytes], None] 
 
 @contextlib.contextmanager
 def _cleared(what: str, clear: Callable[[], None]) -> Iterator[None]:
-    """`clear` is done afterwards. Where that fails as well, the error is still what went wrong first, and `what` is
-    named below it: an engine that went away explains both. An interruption stays one."""
+    """Calls `clear` afterwards. If that fails too, the first error is kept and names `what` as a remainder: an engine
+    that went away explains both failures. An interruption remains an interruption."""
     try:
         yield
     except BaseException as error:
@@ -80,7 +80,8 @@ def _cleared(what: str, clear: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _card_asked(job: Job) -> Iterator[None]:
-    """An engine without a GPU, or without that one, says so when the container starts: no fault of the engine."""
+    """Translates the engine's error about a missing GPU, which it reports when the container starts, into a usage error
+    or NotProved."""
     try:
         yield
     except docker.errors.APIError as error:
@@ -105,9 +106,10 @@ def _no_gpu(text: str) -> NotProved:
 
 
 def look_for_gpu(engine: Engine) -> None:
-    """Ask the engine for a GPU before anything is built: starts a container of an empty image, which cannot run.
+    """Checks that the engine has a GPU before anything is built: starts a container of an empty image, which cannot
+    run.
 
-    Raises NotProved where the engine has none to give. Which card it has, only the self-test in an image can say.
+    Raises NotProved if the engine has no GPU. Only a self-test in an image can find out the GPU's model.
     """
     api: Any = engine.client.api
     name, tag = f"{_LOOK}{uuid.uuid4().hex[:12]}", "0"
@@ -123,7 +125,7 @@ def look_for_gpu(engine: Engine) -> None:
         _create(api, name, job)
         try:
             api.start(name)
-        except docker.errors.APIError as error:  # there is nothing to start: only why, matters
+        except docker.errors.APIError as error:  # starting always fails: only the reason matters
             text = str(error.explanation or error)
             if _NO_DRIVER in text or "nvidia-container-cli: initialization error" in text:
                 raise _no_gpu(text) from error
@@ -132,7 +134,7 @@ def look_for_gpu(engine: Engine) -> None:
 def _create(api: Any, name: str, job: Job) -> None:
     limits = job.limits
     host = api.create_host_config(
-        init=True,  # without it PID 1 survives its own SIGFPE
+        init=True,  # without an init process the self-test is PID 1, which survives its own SIGFPE
         read_only=True,
         network_mode="none",
         cap_drop=["ALL"],
@@ -141,10 +143,10 @@ def _create(api: Any, name: str, job: Job) -> None:
         memswap_limit=limits.memory,
         shm_size=limits.shm,
         pids_limit=limits.pids,
-        # Docker's tmpfs is noexec by default, which breaks dlopen of what torch compiles
+        # Docker's tmpfs is noexec by default, which breaks dlopen of libraries that torch compiles
         tmpfs={"/tmp": f"exec,mode=1777,size={limits.tmp}"},
         device_requests=_devices(job),
-        log_config=LogConfig(type="none"),  # nothing of an untrusted output stays on the engine's disk
+        log_config=LogConfig(type="none"),  # keeps untrusted output off the engine's disk
     )
     api.create_container(
         job.image,
@@ -210,11 +212,12 @@ def _follow(
 
 
 def _feed(stdin: Any, payload: bytes) -> None:
-    """In a thread of its own: an image that never reads its stdin must not stop us."""
+    """Writes the job's input. Runs in a thread of its own, because an image that never reads its stdin must not block
+    us."""
     connection = getattr(stdin, "_sock", stdin)
     with contextlib.suppress(OSError):
         connection.sendall(payload)
-        connection.shutdown(socket.SHUT_WR)  # an image that reads to the end of its input must see one
+        connection.shutdown(socket.SHUT_WR)  # sends end-of-file to an image that reads all of its input
 
 
 def _kill(api: Any, name: str) -> None:
@@ -234,8 +237,8 @@ def _remove(api: Any, name: str) -> None:
 
 
 def sweep_containers(engine: Engine) -> int:
-    """Remove containers and images of look_for_gpu whose envbuild process is gone (killed, or the machine restarted);
-    returns how many."""
+    """Removes the containers, and the images of look_for_gpu, whose envbuild process is gone (killed, or the machine
+    restarted). Returns their number."""
     api: Any = engine.client.api
     removed = 0
     with asking(engine):
@@ -243,7 +246,7 @@ def sweep_containers(engine: Engine) -> int:
             if _abandoned(container["Labels"][OWNER]):
                 _remove(api, container["Id"])
                 removed += 1
-        # The names too: an image that somebody made of a container of ours has its label.
+        # Compare the names too: an image that somebody committed from our container has the same label.
         for image in api.images(filters={"label": OWNER, "reference": f"{_LOOK}*"}):
             if _abandoned(image["Labels"][OWNER]):
                 for tag in image["RepoTags"] or ():
@@ -254,12 +257,13 @@ def sweep_containers(engine: Engine) -> int:
 
 
 def _owner() -> str:
-    """place:pid:start, the start of the process in ticks since boot: a pid alone may be another's by now."""
+    """place:pid:start. The start is the process's start time in ticks since boot, because a pid may be reused."""
     return f"{_place()}:{os.getpid()}:{_started(os.getpid())}"
 
 
 def _place() -> str:
-    """Where a pid means this process: the machine, and in a container its own pid namespace. A boot ends both."""
+    """Identifies where a pid means this process: the machine, and in a container its pid namespace. A reboot ends
+    both."""
     machine = Path("/etc/machine-id")
     known = machine.read_text(encoding="ascii").strip() if machine.is_file() else ""
     return f"{socket.gethostname()}/{known}/{Path('/proc/self/ns/pid').stat().st_ino}"
@@ -268,13 +272,13 @@ def _place() -> str:
 def _abandoned(owner: str) -> bool:
     place, pid, started = [*owner.rsplit(":", 2), "", ""][:3]
     if place != _place() or not pid.isdigit():
-        return False  # another machine's, which we cannot ask
+        return False  # on another machine, whose processes are not visible
     now = _started(int(pid))
     return not _exists(int(pid)) if now is None else now != started
 
 
 def _exists(pid: int) -> bool:
-    """Whether there is such a process, though /proc does not show it: with hidepid it shows no other user's."""
+    """Whether the process exists although /proc does not show it: with hidepid, /proc hides other users' processes."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -285,7 +289,7 @@ def _exists(pid: int) -> bool:
 
 
 def _started(pid: int) -> str | None:
-    """Field 22 of /proc/PID/stat (proc(5)), counted from behind the command's name, which may hold anything."""
+    """Field 22 of /proc/PID/stat (proc(5)), counted after the command's name, which may contain any character."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Runs a job with a Python of this machine, in this shell's environment: no container, no engine."""
+"""Runs a job with a Python interpreter of this machine, in the shell's environment: without a container or engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from envbuild.util.host_processes import ProcessTimeout, run
 
 
 class Here:
-    """The runner of an interpreter, or of an environment's folder. Raises UsageError if none runs there."""
+    """The runner for an interpreter or for an environment's folder. Raises UsageError if there is no working
+    interpreter."""
 
     image = ""
     nonce: str | None = None
@@ -28,7 +29,8 @@ class Here:
 
 
 def find_interpreter(named: str) -> Path:
-    """The interpreter of a path: itself, or that of an environment's folder. Raises UsageError if none runs there."""
+    """The interpreter at a path, which is itself an interpreter or an environment's folder. Raises UsageError if it
+    does not work."""
     path = Path(named).absolute()
     if path.is_dir():
         inside = [path / "bin" / name for name in ("python", "python3") if (path / "bin" / name).exists()]
@@ -41,7 +43,7 @@ def find_interpreter(named: str) -> Path:
 
 
 def version(python: Path) -> str | None:
-    """Of a Python; None for a file that is none, or does not run."""
+    """The version of a Python interpreter; None if the file is not one, or does not run."""
     try:
         done = run([python, "-S", "-c", "import sys; print('Python %d.%d' % sys.version_info[:2])"], timeout=20)
     except (OSError, EnvbuildError):
@@ -51,9 +53,9 @@ def version(python: Path) -> str | None:
 
 
 def run_on_host(python: Path, job: Job, on_line: Callable[[bytes], None] = lambda line: None) -> RawOutput:
-    """Run the job to its end; `on_line` gets each line of its stdout. Whatever it writes is gone afterwards.
+    """Runs the job to its end; `on_line` gets each line of its stdout. Its temporary files are removed afterwards.
 
-    Raises ProcessMissing if the file is no program.
+    Raises ProcessMissing if the file is not a program.
     """
     begin, timed_out = time.monotonic(), False
     with temporary_files.folder("here") as folder:

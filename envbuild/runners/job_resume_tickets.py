@@ -1,4 +1,4 @@
-"""What brings one back to a job whose waiting process was lost: kept beside the user's state, by the job's id."""
+"""Tickets to resume a job whose waiting process was lost: files in the user's state folder, by the job's id."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 @dataclass(frozen=True)
 class Ticket:
-    """`payload`: sha256 of what the job was given, `image`: what it tests; both must be the same. `place`: the runner's
-    own, as a folder."""
+    """The data to resume a job. `payload`: sha256 of the job's input, `image`: the tested image; both must be
+    unchanged. `place`: a runner-specific value, for example a folder."""
 
     job: str
     name: str
@@ -39,7 +39,7 @@ def _file(runner: str, job: str) -> Path:
 
 
 def read(runner: str, job: str) -> Ticket:
-    """Raises UsageError where no such job was submitted from here."""
+    """Reads a ticket. Raises UsageError if no such job was submitted from here."""
     hint = "only whoever submitted a job can resume it, until its output was read"
     if not _ID.fullmatch(job):
         raise UsageError(f"{printable(job[:50])!r} is no job's id", hint=hint)
@@ -54,15 +54,15 @@ def keep(runner: str, ticket: Ticket) -> None:
 
 
 def forget_ticket(runner: str, name: str) -> None:
-    """Those of a job by its name, which is known before its id is."""
+    """Removes the tickets of a job by its name, which is known before its id."""
     for file in user_folders.state_folder(runner).glob("*.ticket.json"):
-        with contextlib.suppress(FileNotFoundError):  # another process forgets its own
+        with contextlib.suppress(FileNotFoundError):  # another process removed its ticket
             if f'"{name}"' in file.read_text(encoding="utf-8", errors="replace"):
                 file.unlink()
 
 
 def require_same(ticket: Ticket, image: str, job: Job) -> None:
-    """Raises UsageError where what is asked for now is not what was submitted then."""
+    """Raises UsageError if the job or the image is not the one that was submitted."""
     if (ticket.image, ticket.payload) != (image, hashlib.sha256(job.stdin).hexdigest()):
         raise UsageError(
             f"job {ticket.job} tests something else: its image, profile, lock or self-test is another",

@@ -1,4 +1,4 @@
-"""What every runner is: it takes a job, and brings back the raw output of it. Where that is, is its own matter."""
+"""The interface of all runners: a runner executes a job somewhere and returns its raw output."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from envbuild.util.errors import EnvbuildError
 
 
 class RunnerError(EnvbuildError):
-    """The job did not come to its end, for a reason that says nothing about the image: a node died, somebody
-    cancelled it, its output was lost. It is no failure of the self-test, and no pass; `ending` says which."""
+    """The job did not finish, for a reason that says nothing about the image: a node failed, somebody cancelled it, its
+    output was lost. The self-test has neither passed nor failed; `ending` names the reason."""
 
     code, kind = 6, "runner"
 
@@ -23,13 +23,13 @@ class RunnerError(EnvbuildError):
 
 
 def _nothing(told: object) -> None:
-    """Whoever asked for the job does not watch."""
+    """The callback of a caller that does not watch the job."""
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Who watches a job. `line` gets each whole line of its stdout as it comes; `say` where the job is: in a queue, on
-    which node, and that it left it."""
+    """Callbacks that watch a job. `line` gets each whole line of its stdout as it arrives. `say` gets the job's state:
+    it is queued, it runs on a node, it has ended."""
 
     line: Callable[[bytes], None] = _nothing
     say: Callable[[str], None] = _nothing
@@ -38,8 +38,8 @@ class Watch:
 class Runner(Protocol):
     """Runs jobs of one image in one place.
 
-    `image`: the name by digest that the place's engine knows it by, for the Job; empty where there is none.
-    `nonce`: of the job that it wants, where that is one that was begun before; None: a new one.
+    `image`: the name by digest of the image in the place's engine, for the Job; empty where there is no image. `nonce`:
+    the nonce of a job that was submitted before and is resumed; None: use a new one.
     """
 
     @property
@@ -48,19 +48,19 @@ class Runner(Protocol):
     def nonce(self) -> str | None: ...
 
     def run(self, job: Job, watch: Watch) -> RawOutput:
-        """Run the job to its end. Nothing of it stays where it ran, also after an interruption.
+        """Runs the job to its end. Nothing of it remains where it ran, even after an interruption.
 
-        RawOutput's `where` says where it ran, for the evidence, unless that is this machine. Raises RunnerError where
-        it came to no end of its own, NotProved where there is no such GPU, and EngineError or NetworkError where the
-        image could not be had or started.
+        RawOutput's `where` records where the job ran, for the evidence, unless it ran on this machine. Raises
+        RunnerError if the job did not finish, NotProved if there is no such GPU, and EngineError or NetworkError if the
+        image could not be fetched or started.
         """
         ...
 
 
 @runtime_checkable
 class Scheduled(Runner, Protocol):
-    """A runner that hands the job to a scheduler, as text or objects that can be shown."""
+    """A runner that submits the job to a scheduler, as text or objects that can be shown."""
 
     def script(self, job: Job, *, brief: bool = False) -> str:
-        """What the scheduler would be given; `brief`: without what no person reads. Nothing is submitted."""
+        """The text that would be submitted; `brief`: without the parts that nobody reads. It submits nothing."""
         ...

@@ -1,4 +1,4 @@
-"""The cluster's API, by the official client; objects come as they are, as JSON. Nothing is decided here."""
+"""Calls the cluster's API through the official client, and returns objects as unchanged JSON. It makes no decisions."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from envbuild.runners.kubernetes.job_manifest import Object
 from envbuild.util.errors import printable
 from envbuild.util.host_processes import ProcessMissing
 
-_SECONDS = (5.0, 30.0)  # for a connection, and for an answer
-_MAX = 16 << 20  # bytes of an answer that is no log
-_PAGE = 200  # nodes; one is tens of kB
+_SECONDS = (5.0, 30.0)  # to connect, and to receive a response
+_MAX = 16 << 20  # bytes of a response other than a log
+_PAGE = 200  # nodes; one has tens of kB
 
 
 class Silent(Exception):
-    """The API server does not answer, or not now."""
+    """The API server does not answer now."""
 
 
 class Unreached(Silent):
-    """There was not even a connection: nothing of what was asked for can have been done."""
+    """There was no connection, so the server cannot have done what was requested."""
 
 
 class ApiRefused(Exception):
-    """It answers that it will not. `status`: as in HTTP."""
+    """The API server refused the request. `status`: the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -34,15 +34,15 @@ class ApiRefused(Exception):
 
 
 class Cluster:
-    """A connection, as kubectl would have it: ~/.kube/config or KUBECONFIG, else from inside a pod.
+    """A connection to the cluster, configured as kubectl's: ~/.kube/config or KUBECONFIG, else from inside a pod.
 
-    `made`: whether a Job of ours may be there, also where nobody heard so.
+    `made`: whether our Job may exist, even if its creation was not confirmed.
     """
 
     def __init__(self, context: str | None, namespace: str | None) -> None:
-        """Raises ProcessMissing where the client is not installed, and what kubeconfig.configure does."""
+        """Raises ProcessMissing if the client is not installed, and the errors of kubeconfig.configure."""
         try:
-            from kubernetes import client, config  # half a second, and an extra
+            from kubernetes import client, config  # takes half a second to import, and is an optional dependency
         except ImportError as error:
             raise ProcessMissing(
                 "--on kubernetes needs Kubernetes' Python client", hint="pip install 'envbuild[kubernetes]'"
@@ -56,8 +56,11 @@ class Cluster:
         self._core, self._batch = client.CoreV1Api(api), client.BatchV1Api(api)
 
     def create(self, config: Object, work: Object) -> str:
-        """The Job, and the ConfigMap that it owns: that goes when the Job goes, whoever is lost in between. Its pod
-        waits for the ConfigMap, as for any that is not there yet. Returns the Job's uid."""
+        """Creates the Job, and the ConfigMap that it owns, and returns the Job's uid.
+
+        The ConfigMap is deleted with the Job, even if this process is lost between the two calls. The pod waits until
+        the ConfigMap exists.
+        """
         self.made = True
         try:
             made = uid(self._ask(self._batch.create_namespaced_job, self.namespace, work))
@@ -75,17 +78,17 @@ class Cluster:
         return self._found(self._batch.read_namespaced_job, name, self.namespace)
 
     def pods(self, name: str) -> list[Object]:
-        """Of a Job."""
+        """The pods of a Job."""
         return self._items(self._core.list_namespaced_pod, self.namespace, label_selector=f"job-name={name}")
 
     def events(self, name: str) -> list[Object]:
-        """Of a Job."""
+        """The events of a Job."""
         return self._items(
             self._core.list_namespaced_event, self.namespace, field_selector=f"involvedObject.name={name}"
         )
 
     def nodes(self) -> list[Object]:
-        """All of them, by pages: a node lists its images, and a cluster of thousands is more than an answer holds."""
+        """All nodes, read in pages: a node lists its images, so thousands of nodes exceed the size of one response."""
         found: list[Object] = []
         more: dict[str, Any] = {}
         while True:
@@ -98,7 +101,8 @@ class Cluster:
 
     @contextlib.contextmanager
     def log(self, pod: str, seconds: float, *, follow: bool) -> Iterator[Iterator[bytes]]:
-        """The blocks of a pod's log from its beginning. Raises Silent after `seconds` without one, midway too."""
+        """The blocks of a pod's log from its beginning. Raises Silent after `seconds` without one, also in the middle
+        of the log."""
         with _asking():
             response: Any = self._core.read_namespaced_pod_log(
                 pod, self.namespace, follow=follow, _preload_content=False, _request_timeout=(_SECONDS[0], seconds)
@@ -109,7 +113,7 @@ class Cluster:
             response.close()
 
     def remove(self, name: str) -> None:
-        """The Job with its pod, and the ConfigMap. What is gone already is fine."""
+        """Removes the Job with its pod, and the ConfigMap. Objects that are already gone are not an error."""
         now = {"propagation_policy": "Background", "grace_period_seconds": 0}
         for call, options in (
             (self._batch.delete_namespaced_job, now),
@@ -145,7 +149,7 @@ class Cluster:
 
 
 def _blocks(response: Any) -> Iterator[bytes]:
-    """Apart from whoever takes them, whose own errors are not the API server's."""
+    """Reads the response apart from its consumer, so that the consumer's errors do not count as the API server's."""
     with _asking():
         yield from response.stream(1 << 16)
 
@@ -167,10 +171,10 @@ def _objects(page: Object) -> list[Object]:
 
 @contextlib.contextmanager
 def _asking() -> Iterator[None]:
-    """Of the client's exceptions ours are made: what may be asked again, and what is a refusal."""
+    """Translates the client's exceptions into ours, which separate errors to retry from refusals."""
     import urllib3
     from kubernetes.client.exceptions import ApiException
-    from urllib3.exceptions import ConnectTimeoutError, ProxyError  # one that is refused is of the former too
+    from urllib3.exceptions import ConnectTimeoutError, ProxyError  # the former also covers a refused connection
 
     try:
         yield

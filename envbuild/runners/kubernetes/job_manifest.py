@@ -1,5 +1,5 @@
-"""The objects of a job: a ConfigMap with the self-test, and the Job. Pure: the same job, site and name give
-the same."""
+"""Renders the objects of a job: a ConfigMap with the self-test, and the Job. Pure: the same job, site and name give the
+same objects."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Object = dict[str, Any]
 GPU = "nvidia.com/gpu"
 PRODUCT = "nvidia.com/gpu.product"  # a label that NVIDIA's GPU feature discovery gives nodes
 LABEL = "app.kubernetes.io/managed-by"
-_STDERR = "/dev/termination-log"  # the end of it is in the pod's status; its log has stdout alone
-_MAX_STDERR = 4096  # bytes of it that a kubelet takes
-_DISK = 256 << 20  # bytes of a node's disk: for the log alone, the rest is memory
-LATE = 124  # what it ends with where the self-test had its time, as timeout(1) has it
-_FETCHING = 900  # seconds to fetch the image, beside the self-test's own time
+_STDERR = "/dev/termination-log"  # the pod's status has the end of this file; the pod's log has only stdout
+_MAX_STDERR = 4096  # bytes of it that a kubelet reads
+_DISK = 256 << 20  # bytes of a node's disk: for the log only, everything else is in memory
+LATE = 124  # exit code if the self-test exceeded its time, as of timeout(1)
+_FETCHING = 900  # seconds to fetch the image, added to the self-test's own time
 QUEUE = 24 * 60  # minutes
-_KEPT = 3600  # seconds that a finished Job stays where nobody is left to remove it
-_MAX_PAYLOAD = 1 << 20  # bytes that a ConfigMap takes
-_NAME = re.compile(r"envbuild-[a-z0-9-]{1,46}[a-z0-9]")  # a pod's name is longer by 6, and a label of 63 holds it
+_KEPT = 3600  # seconds until the cluster removes a finished Job that we did not remove
+_MAX_PAYLOAD = 1 << 20  # bytes that a ConfigMap can contain
+_NAME = re.compile(r"envbuild-[a-z0-9-]{1,46}[a-z0-9]")  # a pod's name has 6 more and must fit into a label of 63
 # With shareProcessNamespace the pause container is PID 1, and not the self-test: PID 1 survives its own SIGFPE.
-# The pod's own deadline counts the fetching of the image too, so the self-test has its time from here. Its stderr goes
-# to a file of the node's disk that nothing else bounds.
+# The pod's deadline includes fetching the image, so this wrapper measures the self-test's time. It also bounds stderr,
+# which goes to a file on the node's disk without any other limit.
 _AROUND = """import os, subprocess, sys, threading
 log = os.open({stderr!r}, os.O_WRONLY)
 child = subprocess.Popen(sys.argv[1:], stderr=subprocess.PIPE)
@@ -54,14 +54,14 @@ code = child.wait()
 reader.join(5)
 os._exit({late} if late.is_set() else code if code >= 0 else 128 - code)
 """
-# What is not as in the local runner's container; the evidence says so.
+# Differences from the local runner's container, for the evidence.
 UNCONFINED = ("the network is the pod's, and open unless the cluster closes it",
               "processes are bounded by the node alone")  # fmt: skip
 
 
 def render(job: Job, site: KubernetesSite, name: str, image: str) -> tuple[Object, Object]:
-    """(ConfigMap, Job), both called `name`. Raises UsageError for a GPU that is not one of one model, an image that is
-    not named by its digest, and a self-test that a ConfigMap does not take."""
+    """(ConfigMap, Job), both with the name `name`. Raises UsageError for GPUs of several models, for an image that is
+    not pinned by digest, and for a self-test that is too large for a ConfigMap."""
     require_digest(image)
     if not _NAME.fullmatch(name):
         raise UsageError(f"a job cannot be named {name!r}")
@@ -69,7 +69,7 @@ def render(job: Job, site: KubernetesSite, name: str, image: str) -> tuple[Objec
         raise UsageError(f"the self-test is {len(job.stdin)} bytes, more than a ConfigMap takes",
                          hint="shorten the profile's own script")  # fmt: skip
     meta = {"name": name, "labels": {LABEL: "envbuild"}}
-    told: Object = {"labels": {**site.labels, LABEL: "envbuild"}}  # for queues, quotas and meshes of the cluster
+    told: Object = {"labels": {**site.labels, LABEL: "envbuild"}}  # for the cluster's queues, quotas and service meshes
     if site.annotations:
         told["annotations"] = dict(site.annotations)
     config = {
@@ -150,12 +150,13 @@ def _pod(job: Job, site: KubernetesSite, name: str, image: str, seconds: int) ->
 
 
 def wrapper_command(seconds: float, stderr: str = _STDERR) -> str:
-    """A program that runs its arguments for so long, and keeps the end of what they write to stderr in that file."""
+    """A program that runs its arguments for at most `seconds`, and writes the end of their stderr to the file
+    `stderr`."""
     return _AROUND.format(stderr=stderr, most=_MAX_STDERR, seconds=seconds, late=LATE)
 
 
 def _resources(job: Job, site: KubernetesSite) -> Object:
-    """A request that is not given is the limit."""
+    """Requests and limits. A request that is not set equals the limit."""
     gpus = {GPU: str(job.count)} if job.gpus else {}
     cpu = {"cpu": str(site.cpu)} if site.cpu else {}
     limits = {"memory": str(job.limits.memory), "ephemeral-storage": str(_DISK), **cpu, **gpus}
@@ -163,7 +164,7 @@ def _resources(job: Job, site: KubernetesSite) -> Object:
 
 
 def _placed(job: Job, site: KubernetesSite) -> Object:
-    """On which nodes: a label of one value is a nodeSelector, one of several takes an affinity."""
+    """Selects the nodes: one product label becomes a nodeSelector, several become an affinity."""
     selector = dict(site.nodes)
     found: Object = {"tolerations": tolerations(job, site)}
     names = product_labels(job, site)
@@ -177,9 +178,9 @@ def _placed(job: Job, site: KubernetesSite) -> Object:
 
 
 def product_labels(job: Job, site: KubernetesSite) -> tuple[str, ...]:
-    """The values of the product label on one of which the job may run; none: on any node.
+    """The values of the product label that the job accepts; empty: any node.
 
-    GPU feature discovery joins a name's words by "-". Raises UsageError where several models are asked for.
+    GPU feature discovery joins the words of a GPU's name with "-". Raises UsageError for several models.
     """
     if not job.gpus:
         return ()

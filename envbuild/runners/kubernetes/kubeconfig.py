@@ -1,4 +1,4 @@
-"""How kubectl's configuration reaches a cluster, by the official client; and what is wrong where it does not."""
+"""Configures the official client from kubectl's configuration, and explains what is wrong if that fails."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SHOWN = "kubectl config view --minify shows it; KUBECONFIG, or ~/.kube/config, 
 
 
 class _Heard(logging.Handler):
-    """What the client tells the root logger, which would be written to stderr: it says nowhere else that a login
-    failed, and goes on without one. It stays there for what the client says later."""
+    """Collects what the client logs to the root logger, which would be written to stderr. The client reports a failed
+    login only there, and continues without one. The handler stays installed for later messages of the client."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -33,10 +33,11 @@ _HEARD = _Heard()
 
 
 def configure(config: Any, context: str | None, known: Any) -> str | None:
-    """Fills `known`, a client's Configuration; returns the namespace that is configured. `config`: the client's module.
+    """Fills `known`, a Configuration of the client, and returns the configured namespace. `config`: the client's
+    module.
 
-    Raises SettingsError where no cluster is configured or the configuration is malformed, ProcessMissing where the
-    program is not there that logs in, and SystemFault where it fails.
+    Raises SettingsError if no cluster is configured or the configuration is malformed, ProcessMissing if the program
+    that logs in is missing, and SystemFault if that program fails.
     """
     logging.getLogger().addHandler(_HEARD)
     _HEARD.said.clear()
@@ -44,7 +45,7 @@ def configure(config: Any, context: str | None, known: Any) -> str | None:
         active = _load(config, context, known)
     except (config.ConfigException, OSError) as error:
         raise SettingsError(f"no cluster is configured: {error}", hint=_SHOWN) from error
-    except (yaml.YAMLError, TypeError, AttributeError, KeyError, ValueError) as error:  # as the client meets it
+    except (yaml.YAMLError, TypeError, AttributeError, KeyError, ValueError) as error:  # raised inside the client
         raise SettingsError(f"kubectl's configuration is malformed: {_line(str(error))}", hint=_SHOWN) from error
     if _HEARD.said and not known.api_key and not known.cert_file:
         raise _refused(_line(_HEARD.said[-1]))
@@ -58,7 +59,7 @@ def _refused(said: str) -> EnvbuildError:
             f"{missing[1]} is not installed or not on PATH: kubectl's configuration logs in to the cluster by it",
             hint=f"install this plugin of the cluster's provider, or name another context; {_SHOWN}",
         )
-    if "NoneType" in said:  # the client's own fault: in a terminal, where the program has stderr to itself
+    if "NoneType" in said:  # an error of the client: in a terminal, the program writes to stderr directly
         said = "what it says stands above"
     return SystemFault(f"the program that logs in to the cluster failed: {said}", hint=_SHOWN)
 

@@ -1,5 +1,7 @@
-"""Hands a job to Kubernetes, follows its pod, and reads its log back. However that ends, its objects are removed; where
-this process is lost, it can be resumed, until the cluster removes them an hour after the job's end."""
+"""Submits a job to Kubernetes, watches its pod, and reads its log. Its objects are removed however it ends.
+
+If this process is lost, the job can be resumed until the cluster removes it, an hour after its end.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from envbuild.testrun.selftest_job import Job
 from envbuild.util.errors import HungUp, Interrupted, NetworkError
 
 _RUNNER = "kubernetes"
-# Of an image that nodes are not told to fetch.
+# The warning about an image that the nodes do not fetch.
 ALONE = (
     "warning: no registry is set (imagePullPolicy: Never): only a node that shares this engine has the image; "
     "kubernetes: {registry: HOST/NAME} says where the others get it"
@@ -28,11 +30,11 @@ ALONE = (
 
 
 class Kubernetes:
-    """The runner. `reference`: by which a registry has the image, with its digest; None: the nodes have it.
+    """The runner for Kubernetes. `reference`: the image in a registry, with its digest; None: the nodes have the image.
     `resume`: the name of a job whose waiting process was lost.
 
-    Raises UsageError where that is not known here; SettingsError where no cluster is configured, once it is asked for
-    more than its manifests.
+    Raises UsageError if that job is unknown here, and SettingsError if no cluster is configured, once more than its
+    manifests is requested.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class Kubernetes:
         self._name = self._ticket.name if self._ticket else f"envbuild-{short}-{secrets.token_hex(6)}"
 
     def script(self, job: Job, *, brief: bool = False) -> str:
-        """What the API server would be given, as YAML; `brief`: without the self-test, 200 kB in base64."""
+        """The manifests for the API server, as YAML; `brief`: without the self-test, which has 200 kB in base64."""
         import yaml
 
         config, work = job_manifest.render(job, self._site, self._name, self.image)
@@ -56,7 +58,8 @@ class Kubernetes:
         return str(yaml.safe_dump_all((config, work), sort_keys=False))
 
     def run(self, job: Job, watch: Watch) -> RawOutput:
-        """As Runner.run. Where the terminal is gone the job goes on, and Interrupted says how to come back to it."""
+        """Implements Runner.run. If the terminal is closed, the job continues, and Interrupted says how to resume
+        it."""
         config, work = job_manifest.render(job, self._site, self._name, self.image)
         if not self._site.registry:
             watch.say(ALONE)
@@ -74,7 +77,7 @@ class Kubernetes:
             raise Interrupted(
                 f"the terminal is gone; job {self._name} goes on", hint=f"to wait for it: --resume {self._name}"
             ) from None
-        except pod_states.Unknown:  # of a job that may well go on
+        except pod_states.Unknown:  # the job may still run
             raise
         except BaseException:
             self._remove(cluster, watch)
@@ -83,8 +86,8 @@ class Kubernetes:
         return output
 
     def _submit(self, cluster: Cluster, job: Job, config: Object, work: Object, watch: Watch) -> None:
-        """Nothing of it stays where that fails: without its ticket nobody could come back to it. Nor is anything said
-        of a job that there cannot be."""
+        """Submits the job. On failure everything is removed, because nobody could resume the job without a ticket.
+        Nothing is removed or reported if the job cannot exist."""
         try:
             job_resume_tickets.keep(_RUNNER, self._created(cluster, job, config, work))
         except BaseException:
@@ -106,8 +109,8 @@ class Kubernetes:
         return job_resume_tickets.made(self._name, self._name, self.image, job, made)
 
     def _resumed(self, ticket: Ticket, cluster: Cluster, job: Job) -> None:
-        """Raises UsageError where this job was not given what is asked for now, and RunnerError where it is gone, or
-        not shown."""
+        """Raises UsageError if the job was submitted with a different input, and RunnerError if it is gone or not
+        visible."""
         job_resume_tickets.require_same(ticket, self.image, job)
         try:
             found = cluster.job(self._name)
@@ -126,7 +129,7 @@ class Kubernetes:
             )
 
     def _remove(self, cluster: Cluster, watch: Watch) -> None:
-        """What is left of it where that fails goes an hour after its end."""
+        """Removes the job. If that fails, the cluster removes the remaining objects an hour after the job's end."""
         job_resume_tickets.forget_ticket(_RUNNER, self._name)
         try:
             cluster.remove(self._name)

@@ -1,5 +1,8 @@
-"""What a site says of its Kubernetes: the `kubernetes:` mapping of the settings, and what a command line puts over it.
-Pure. Every value has the characters that its place in a manifest allows, and no others."""
+"""The settings of a Kubernetes site: the `kubernetes:` mapping of the settings file, overridden by the command line.
+Pure.
+
+Every value may contain only the characters that its field in a manifest allows.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from envbuild.util.errors import Fault, UsageError, printable, unknown
 
 @dataclass(frozen=True)
 class KubernetesSite:
-    """`context`, `namespace`: None: as kubectl would. `queue`: minutes to wait for a node; None: a day, but not where
-    none of the nodes could ever take the job. `nodes`: labels that the node must have too. `products`: GPU id -> the
-    values of its label nvidia.com/gpu.product. `tolerations`: KEY[=VALUE][:EFFECT], beside that of nvidia.com/gpu.
-    `labels`, `annotations`: of the Job and its pod. `cpu`: processors that it may take at most.
-    """
+    """The settings of a Kubernetes site. `context`, `namespace`: None: kubectl's default. `queue`: minutes to wait for
+    a node; None: one day, except where no node could ever take the job. `nodes`: labels that the node must have as
+    well. `products`: GPU id -> the values of its label nvidia.com/gpu.product. `tolerations`: KEY[=VALUE][:EFFECT], in
+    addition to that for nvidia.com/gpu. `labels`, `annotations`: of the Job and its pod. `cpu`: the limit on
+    processors."""
 
     context: str | None = None
     namespace: str | None = None
@@ -35,7 +38,7 @@ class KubernetesSite:
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 
-_NAME = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"  # RFC 1123, as object names are
+_NAME = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"  # RFC 1123, for names of objects
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _KEY = rf"({_NAME}/)?{_LABEL}"
 _FREE = rf"(?!(batch\.kubernetes\.io|app\.kubernetes\.io/managed-by|job-name$|controller-uid$)){_KEY}"
@@ -50,7 +53,7 @@ _TEXTS = {
     "cpu": ("[1-9][0-9]{0,3}", "a number of processors"),
 }
 _LISTS = {"pull_secrets": (_NAME, "names of Secrets"), "tolerations": (TOLERATION.pattern, "KEY[=VALUE][:EFFECT]")}
-# What a label, or an annotation, is called and holds. What the cluster and envbuild find a job's pod by is theirs.
+# The patterns of keys and values. Labels by which the cluster and envbuild find a job's pod cannot be set.
 _META = {
     "nodes": (_KEY, "a label's key", _LABEL, "a label's value"),
     "labels": (_FREE, "a label's key that is not the cluster's", _LABEL, "a label's value"),
@@ -68,9 +71,10 @@ _EXAMPLES = {
 
 
 def parse(settings: Mapping[str, Any], given: Mapping[str, str], knows: Callable[[str], bool]) -> KubernetesSite:
-    """The settings, and over them those of the command line, where lists are a,b and products.h20=... names one.
+    """Merges the settings with those of the command line, which take precedence; there, lists are a,b and
+    products.h20=... sets one entry.
 
-    `knows`: whether there is a GPU of that id. Raises UsageError with every fault.
+    `knows`: whether a GPU id exists. Raises UsageError with every error.
     """
     merged: dict[str, Any] = dict(settings)
     for key, value in given.items():

@@ -1,5 +1,7 @@
-"""What a cluster says of a pod and its nodes, as data; and what that means. Pure. Nothing in it is believed to have its
-documented type."""
+"""Parses the state of pods, nodes and Jobs, and explains it. Pure.
+
+No field of the cluster's objects is assumed to have its documented type.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,13 @@ _AGAIN = "run it again"
 
 
 class Unknown(RunnerError):
-    """The job may well go on: nothing of it is removed."""
+    """The job may still run: nothing of it is removed."""
 
     def __init__(self, message: str, name: str) -> None:
         super().__init__(message, ending="unknown", hint=f"when it does: --resume {name}")
 
 
-# The reason of a pod that failed as a whole, or of its condition DisruptionTarget -> (our word, what happened, hint)
+# The reason of a failed pod, or of its condition DisruptionTarget -> (our name for it, what happened, hint)
 _ENDINGS = {
     "Evicted": ("evicted", "was evicted from its node {node}", _AGAIN),
     "Preempting": ("preempted", "was preempted on its node {node}", f"{_AGAIN}, or with a priority_class"),
@@ -39,8 +41,8 @@ _ENDINGS = {
     "NodeAffinity": ("refused", "was refused by its node {node}, whose labels changed", _AGAIN),
 }  # fmt: skip
 DEADLINE = "DeadlineExceeded"
-_TERMINATED = 143  # 128 + SIGTERM: a kubelet says so to what it stops
-_REFUSED = ("UnexpectedAdmissionError", "OutOf")  # the node's own last look at what it has
+_TERMINATED = 143  # 128 + SIGTERM, which a kubelet sends to containers that it stops
+_REFUSED = ("UnexpectedAdmissionError", "OutOf")  # the node's own final check of its resources
 _PULL = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ImageInspectError", "SignatureValidationFailed")
 _START = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "InvalidImageName", "StartError",
           "ContainerCannotRun")  # fmt: skip
@@ -48,7 +50,7 @@ _START = ("CreateContainerConfigError", "CreateContainerError", "RunContainerErr
 
 @dataclass(frozen=True)
 class Ended:
-    """The container's own end. `message`: the end of what it wrote to stderr."""
+    """The end of the container. `message`: the end of its stderr."""
 
     code: int
     reason: str
@@ -58,8 +60,8 @@ class Ended:
 
 @dataclass(frozen=True)
 class Pod:
-    """`waiting`: why its container does not run yet: (reason, message). `unplaced`: why it has no node. `queued`:
-    seconds from its making to its start, by the cluster's clocks."""
+    """The state of a pod. `waiting`: why its container does not run yet: (reason, message). `unplaced`: why it has no
+    node. `queued`: seconds from its creation to its start, by the cluster's clocks."""
 
     name: str
     node: str
@@ -80,7 +82,7 @@ class Pod:
         return self.running or self.ended is not None
 
     def told(self) -> str:
-        """For whoever waits."""
+        """The state as text for the user."""
         where = f" on {self.node}" if self.node else ""
         if self.ended:
             return f"ended{where}"
@@ -119,7 +121,7 @@ def _between(begin: object, end: object) -> float | None:
 
 
 def pod(document: Object) -> Pod:
-    """Of an object of kind Pod that has one container."""
+    """Parses an object of kind Pod that has one container."""
     meta, status = _dict(document.get("metadata")), _dict(document.get("status"))
     container = next(iter(_list(status.get("containerStatuses"))), {})
     state = _dict(container.get("state"))
@@ -153,8 +155,8 @@ def pod(document: Object) -> Pod:
 
 
 def pod_error(seen: Pod) -> EnvbuildError | None:
-    """Why it came to no end of its own; None where it did, or may yet. A self-test that ended as it does counts,
-    whatever became of the pod afterwards."""
+    """The error of a pod that did not finish; None if it finished, or may still finish. A self-test that finished
+    counts, whatever happened to the pod afterwards."""
     if seen.ended and seen.ended.code in (0, 5):
         return None
     what = seen.reason if seen.reason in _ENDINGS else seen.disrupted
@@ -184,7 +186,7 @@ def pod_error(seen: Pod) -> EnvbuildError | None:
 
 
 def unpulled(seen: Pod) -> EnvbuildError | None:
-    """An image that cannot be fetched, for now: the node tries again."""
+    """The error of an image that cannot be fetched now; the node tries again."""
     reason, message = seen.waiting
     if reason not in _PULL:
         return None
@@ -196,19 +198,21 @@ def unpulled(seen: Pod) -> EnvbuildError | None:
 
 @dataclass(frozen=True)
 class Lacks:
-    """What keeps a pod from a node: `ever`, or for as long as the node is `now` as it is. `ready`: it answers."""
+    """Why a node cannot run a pod: `ever` reasons are permanent, `now` reasons depend on the node's current state.
+    `ready`: the node is ready."""
 
     ever: tuple[str, ...]
     now: tuple[str, ...]
     ready: bool = True
 
 
-# Kubernetes' own taints say how a node is: not ready, cordoned, short of memory.
+# Kubernetes' own taints describe a node's current state: not ready, cordoned, short of memory.
 _PASSING = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 
 
 def node_lacks(node: Object, spec: Object, wanted: Sequence[str], count: int) -> Lacks:
-    """What keeps a pod of this `spec` from a node, by what the node says; `wanted`: values of the product label."""
+    """Why a node cannot run a pod of this `spec`, by the node's status; `wanted`: accepted values of the product
+    label."""
     meta, status = _dict(node.get("metadata")), _dict(node.get("status"))
     labels = _dict(meta.get("labels"))
     found: list[str] = []
@@ -226,7 +230,7 @@ def node_lacks(node: Object, spec: Object, wanted: Sequence[str], count: int) ->
             found.append(f"{key} is {_text(labels.get(key), 100) or 'not set'}, not {value}")
     free = _text(_dict(status.get("allocatable")).get(GPU), 20)
     if count and (int(free) if free.isascii() and free.isdigit() else 0) < count:
-        # A node that comes back says so before its device plugin does.
+        # A node that comes back reports its state before its device plugin does.
         (found if here else now).append(f"{GPU}: {free or 'none'} of {count}")
     taints = [taint for taint in _list(_dict(node.get("spec")).get("taints")) if not _tolerated(taint, spec)]
     keys = [_text(taint.get("key"), 100) for taint in taints]
@@ -246,14 +250,14 @@ def _tolerated(taint: Mapping[str, Any], spec: Object) -> bool:
 
 
 def by_node(nodes: Iterable[Object], spec: Object, wanted: Sequence[str], count: int) -> dict[str, Lacks]:
-    """Node -> what it lacks; nothing where only what runs there now is in the way."""
+    """Node -> why it cannot run the pod; empty where only other running pods prevent it."""
     return {
         _text(_dict(node.get("metadata")).get("name"), 253): node_lacks(node, spec, wanted, count) for node in nodes
     }
 
 
 def node_reasons(found: Mapping[str, Lacks], most: int = 20) -> str:
-    """A line for each node, of which there may be many."""
+    """One line for each node, at most `most` of them."""
     said = {name: ", ".join([*what.now, *what.ever]) for name, what in found.items()}
     lines = [f"{name}: {words or 'in use, or too little memory left'}" for name, words in said.items()]
     more = [f"and {len(lines) - most} more"] if len(lines) > most else []
@@ -261,12 +265,12 @@ def node_reasons(found: Mapping[str, Lacks], most: int = 20) -> str:
 
 
 def suspended(document: Object) -> bool:
-    """Whether a Job is held back, so that it has no pod yet."""
+    """Whether a Job is suspended, so that it has no pod yet."""
     return _dict(document.get("spec")).get("suspend") is True
 
 
 def job_ended(document: Object) -> tuple[str, str] | None:
-    """(reason, message) of a Job that failed; None where it did not."""
+    """(reason, message) of a failed Job; None if it did not fail."""
     for item in _list(_dict(document.get("status")).get("conditions")):
         if item.get("type") == "Failed" and item.get("status") == "True":
             return _text(item.get("reason"), 100), _text(item.get("message"))

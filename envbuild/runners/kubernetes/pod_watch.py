@@ -1,4 +1,4 @@
-"""A job that a cluster took: its pod is watched, its log read, and what became of it told apart."""
+"""Watches the pod of a submitted job, reads its log, and classifies how it ended."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from envbuild.testrun.run_result import MAX_STDOUT, RawOutput
 from envbuild.testrun.selftest_job import Job
 from envbuild.util.errors import EnvbuildError, NotProved
 
-POLL = 1.0  # seconds between two questions
-FOLLOW = 10.0  # without a line, before the pod is looked at again
-PULLING = 60.0  # for an image that a node cannot fetch to be fetched all the same
-GRACE = 30.0  # for what the cluster's own parts tell each other
-PATIENCE = 900.0  # for an API server that does not answer
-CLOCK = 2.0  # a cluster's stamps are whole seconds
+POLL = 1.0  # seconds between two queries
+FOLLOW = 10.0  # seconds without a line before the pod's state is read again
+PULLING = 60.0  # seconds in which a failing image pull may still succeed
+GRACE = 30.0  # seconds for the cluster's components to update each other
+PATIENCE = 900.0  # seconds to wait for an API server that does not answer
+CLOCK = 2.0  # seconds; the cluster's time stamps are whole seconds
 
 
 def _gone(hint: str) -> RunnerError:
@@ -31,19 +31,19 @@ def _gone(hint: str) -> RunnerError:
 
 
 class Attempt:
-    """A job that was taken, and what is known of it."""
+    """A submitted job and what is known about it."""
 
     def __init__(self, cluster: Cluster, site: KubernetesSite, name: str, job: Job, work: Object, watch: Watch) -> None:
         self._cluster, self._site, self._name, self._job, self._watch = cluster, site, name, job, watch
         self._spec: Object = work["spec"]["template"]["spec"]
         self._image = str(self._spec["containers"][0]["image"])
-        self._given = 0  # whole lines of the log that were given on
+        self._given = 0  # whole lines of the log that were forwarded
         self._pod, self._told, self._why = "", "", ""
         self._next_look = 0.0
         self._since: dict[str, float] = {}
 
     def output(self) -> RawOutput:
-        """Raises what Runner.run does."""
+        """Waits for the job's output. Raises the errors of Runner.run."""
         while True:
             try:
                 done = self._look()
@@ -96,7 +96,8 @@ class Attempt:
         return None
 
     def _same(self, found: Sequence[Pod]) -> Pod:
-        """The one that was there first: where that is deleted, a cluster before 1.26 may begin the job anew."""
+        """The pod that was seen first. If it is deleted, a cluster before 1.26 may start the job anew in another
+        pod."""
         self._pod = self._pod or found[-1].name
         for pod in found:
             if pod.name == self._pod:
@@ -104,7 +105,7 @@ class Attempt:
         raise _gone("another one runs in its place: run it again")
 
     def _deleted(self, pod: Pod) -> EnvbuildError:
-        """It is to go for long, and its node does not end it."""
+        """The error of a pod that has been marked for deletion for long, and that its node does not end."""
         found = (self._nodes() or {}).get(pod.node)
         if found and not found.ready:
             return RunnerError(f"the pod was removed because its node {pod.node} failed, or is cut off",
@@ -115,7 +116,7 @@ class Attempt:
     # waiting
 
     def _lasts(self, what: str, so: bool) -> float:
-        """Seconds for which it has been so, by our own clock."""
+        """Seconds since the condition became true, by our own clock."""
         if not so:
             self._since.pop(what, None)
             return 0.0
@@ -128,7 +129,7 @@ class Attempt:
             self._watch.say(f"job {self._name}: {text}")
 
     def _without(self) -> None:
-        """There is no pod: none yet, or none any longer. Raises RunnerError for the latter."""
+        """Handles a job without a pod: it has none yet, or none any more. Raises RunnerError for the latter."""
         job = self._cluster.job(self._name)
         if job is None:
             raise RunnerError("the job was deleted, and not by this command", ending="cancelled", hint="run it again")
@@ -139,7 +140,7 @@ class Attempt:
         if ended:
             raise _gone(ended[1])
         held = self._lasts("suspended", pod_states.suspended(job))
-        if pod_states.suspended(job):  # by Kueue, say: until its turn comes, no deadline of the Job's own counts
+        if pod_states.suspended(job):  # for example by Kueue; the Job's own deadline does not run while it is suspended
             self._lasts("no pod", False)
             self._tell("is suspended: it waits in a queue of the cluster")
             queue = job_manifest.QUEUE if self._site.queue is None else self._site.queue
@@ -156,7 +157,7 @@ class Attempt:
                               hint="\n".join(said) or "kubectl describe job tells more")  # fmt: skip
 
     def _nodes(self) -> dict[str, Lacks] | None:
-        """None where this account may not list them, or they do not come."""
+        """What each node lacks; None if this account may not list nodes, or the API server does not answer."""
         try:
             nodes = self._cluster.nodes()
         except (ApiRefused, Silent):
@@ -170,7 +171,8 @@ class Attempt:
         return pod_states.node_reasons({name: lacks}) if lacks and (lacks.ever or lacks.now) else "run it again"
 
     def _placeable(self, pod: Pod) -> None:
-        """Raises NotProved where no node could ever take the pod; RunnerError where none did for long enough."""
+        """Raises NotProved if no node could ever take the pod, and RunnerError if none did within the time set by
+        `queue`."""
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + GRACE
@@ -188,10 +190,9 @@ class Attempt:
             self._why = why
             self._watch.say(why)
 
-    # its log
-
+    # the log
     def _follow(self, pod: Pod) -> None:
-        """Give on the lines that come, until none does for a while."""
+        """Forwards new lines of the log until none arrives for a while."""
         seen, rest = 0, b""
         with contextlib.suppress(Silent, ApiRefused), self._cluster.log(pod.name, FOLLOW, follow=True) as blocks:
             for block in blocks:
@@ -216,11 +217,11 @@ class Attempt:
 
     def _ended(self, pod: Pod) -> RawOutput | None:
         ended = pod.ended
-        if ended is None:  # its node has yet to say how
+        if ended is None:  # the node has not reported the end yet
             if self._lasts("expired", True) < GRACE:
                 return None
             raise self._late(pod)
-        had = ended.seconds + CLOCK >= self._job.limits.timeout  # the time that it is to have
+        had = ended.seconds + CLOCK >= self._job.limits.timeout  # it had its full time
         if pod.reason == pod_states.DEADLINE and ended.code not in (0, 5) and not had:
             raise self._late(pod)
         expired = had and (
@@ -234,7 +235,7 @@ class Attempt:
             self._given += 1
             self._watch.line(line)
         if ended.code in (0, 5) and not self._whole(stdout):
-            if self._lasts("cut", True) < GRACE / 3:  # its last lines may be on their way
+            if self._lasts("cut", True) < GRACE / 3:  # its last lines may still arrive
                 return None
             raise self._truncated(pod, "it lacks the end of what the self-test wrote")
         for lack in job_manifest.UNCONFINED:
@@ -261,7 +262,7 @@ class Attempt:
         )
 
     def _whole(self, stdout: bytes) -> bool:
-        """Whether the frame that is a run's last is there, and no line is gone that was there before."""
+        """Whether the log has the last frame of a run, and no line that was there before is missing."""
         if len(stdout) > MAX_STDOUT:
             return True
         frames = (output_judge.frame(line, self._job.nonce) for line in stdout.splitlines()[-50:])

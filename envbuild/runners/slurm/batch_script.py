@@ -1,7 +1,7 @@
-"""The batch script of a job. Pure: the same job, site and folder give the same text.
+"""Renders the batch script of a job. Pure: the same job, site and folder give the same text.
 
-It runs the container, and leaves in its folder what came of it: `stdout` and `stderr`, and at last `outcome`, which is
-moved into place, so that one that is there is whole. A job that was stopped leaves none.
+The script runs the container and writes files into its folder: `stdout` and `stderr`, and finally `outcome`, which is
+renamed into place, so an existing one is complete. A job that was stopped leaves no `outcome`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from envbuild.testrun.run_result import MAX_STDOUT
 from envbuild.testrun.selftest_job import Job
 from envbuild.util.errors import UsageError
 
-MAX_STDERR = 64 << 10  # bytes of its end
-_AROUND = 15  # minutes for fetching the image, beside the self-test's own time
-_BESIDE = 1 << 10  # MiB for the runtime's client, beside the container's memory
-# Before anything else is asked of it: without it every later answer would look like one about the image.
+MAX_STDERR = 64 << 10  # bytes kept of the end of stderr
+_AROUND = 15  # minutes for fetching the image, added to the self-test's own time
+_BESIDE = 1 << 10  # MiB for the runtime's client, added to the container's memory
+# Runs before any other use of the program: if it is missing, later failures would look like failures of the image.
 THERE = """command -v "$program" >/dev/null || finish program 127 # this node has none
 """
-# What each runtime does not do of the local runner's confinement; the evidence says so.
+# The confinement of the local runner that each runtime lacks; it is recorded in the evidence.
 UNCONFINED = {
     "docker": (),
     "podman": (),
@@ -36,10 +36,10 @@ _JOB_NAME = re.compile(r"envbuild-[A-Za-z0-9._-]{1,100}")
 
 
 def render(job: Job, site: SlurmSite, folder: PurePosixPath, name: str, names: Sequence[str]) -> str:
-    """The script for sbatch. `folder` is shared with the node and holds `payload`; `name` is the job's.
+    """The script for sbatch. `folder` is shared with the node and contains `payload`; `name` is the job's name.
 
-    `names`: by which the node's runtime may know the image, each a digest; the first that it has is taken. Raises
-    UsageError for a value that does not belong into a script, and for a GPU that is not one of one model.
+    `names`: digests by which the node's runtime may know the image; the first that it has is used. Raises UsageError
+    for a value that a script must not contain, and for GPUs of several models.
     """
     require_plain_values(folder, name, names)
     image = fetched(site, names[0]) if site.registry else image_lookup(names)
@@ -48,7 +48,7 @@ def render(job: Job, site: SlurmSite, folder: PurePosixPath, name: str, names: S
 
 
 def require_plain_values(folder: PurePosixPath, name: str, names: Sequence[str]) -> None:
-    """Raises UsageError for what does not belong into a script."""
+    """Raises UsageError for values that a script must not contain."""
     for one in names:
         require_digest(one)
     if not re.fullmatch(PATH, str(folder)) or not _JOB_NAME.fullmatch(name):
@@ -57,7 +57,7 @@ def require_plain_values(folder: PurePosixPath, name: str, names: Sequence[str])
 
 
 def sbatch_options(job: Job, site: SlurmSite, folder: PurePosixPath, name: str) -> str:
-    """#SBATCH lines: sbatch reads double quotes in them; no value holds one, or a `#`."""
+    """The #SBATCH lines. sbatch interprets double quotes in them; no value contains a double quote or a `#`."""
     memory = f"{(job.limits.memory >> 20) + _BESIDE}M"
     options = {
         "job-name": name,
@@ -69,7 +69,7 @@ def sbatch_options(job: Job, site: SlurmSite, folder: PurePosixPath, name: str) 
         "cpus-per-task": site.cpus_per_task,
         "mem": site.mem or memory,
         "time": site.time or str(math.ceil(job.limits.timeout / 60) + _AROUND),
-        "export": "HOME,LOGNAME,PATH,USER",  # no secret of the environment goes to the controller
+        "export": "HOME,LOGNAME,PATH,USER",  # sends no secrets of the environment to the controller
         "partition": site.partition,
         "account": site.account,
         "qos": site.qos,
@@ -191,9 +191,10 @@ GPU = {
 
 
 def engine_command(job: Job, site: SlurmSite, network: str = "none") -> str:
-    """As the local runner has it: runners/docker_runner.py says why. `network`: and options that come with one.
+    """The same options as in runners/docker_runner.py, which explains them. `network`: the network, and options that it
+    needs.
 
-    Before bash 4.4 an array without elements is unset, where `set -u` stands: ${a[@]+...} is nothing then.
+    Before bash 4.4, an array without elements is unset under `set -u`; ${a[@]+...} then expands to nothing.
     """
     limits, kind = job.limits, site.container
     program, entry, command = quote(site.program or kind), quote(job.argv[0]), " ".join(map(quote, job.argv[1:]))
@@ -216,7 +217,7 @@ run() {{
 
 
 def image_lookup(names: Sequence[str]) -> str:
-    """Without a registry the node's engine has the image, or has not."""
+    """Looks the image up in the node's engine; used without a registry."""
     return f"""for one in {" ".join(map(quote, names))}; do
     "$program" image inspect "$one" >/dev/null 2>>"$at/stderr" && image=$one && break
 done

@@ -1,5 +1,8 @@
-"""The batch script of a job on several nodes. Pure. srun starts the same script on each: first it brings the image,
-then it runs the container, which has the node's network, and InfiniBand where the node has it."""
+"""Renders the batch script of a job on several nodes. Pure.
+
+srun starts the same script on each node: first it fetches the image, then it runs the container. The container uses the
+node's network, and InfiniBand where the node has it.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,14 @@ _RUNTIMES = ("docker", "podman")
 
 
 def unconfined(site: SlurmSite, fabric: Sequence[bool]) -> list[str]:
-    """What the containers had more than the local runner's; the evidence says so."""
+    """The permissions that the containers had and the local runner's do not have, for the evidence."""
     lacks = [f"dist.nodes: the nodes' network, by {site.interface}"]
     return [*lacks, "dist.nodes: /dev/infiniband, and memory that it may lock"] if any(fabric) else lacks
 
 
 def network(site: SlurmSite) -> str:
-    """The interface between several nodes. Raises UsageError where a site has none for containers, or names none."""
+    """The network interface between the nodes. Raises UsageError if the container runtime cannot use it, or none is
+    set."""
     if site.container not in _RUNTIMES:
         raise UsageError(f"--nodes is not possible with {site.container}", hint=f"container: {' or '.join(_RUNTIMES)}")
     if not site.interface:
@@ -33,7 +37,7 @@ def network(site: SlurmSite) -> str:
 
 
 def render(job: Job, site: SlurmSite, folder: PurePosixPath, name: str, names: Sequence[str]) -> str:
-    """As batch_script.render has it, for `job.nodes`. Raises UsageError too where no network is declared."""
+    """Like batch_script.render, for `job.nodes` nodes. Raises UsageError also if no network is set."""
     batch_script.require_plain_values(folder, name, names)
     interface = network(site)
     image = batch_script.fetched(site, names[0]) if site.registry else batch_script.image_lookup(names)
@@ -57,7 +61,7 @@ def render(job: Job, site: SlurmSite, folder: PurePosixPath, name: str, names: S
 
 _NETWORK = """host ${fabric[@]+"${fabric[@]}"} --env ENVBUILD_NODE="$SLURM_NODEID" \\
         --env ENVBUILD_MEETING="$meeting" --env ENVBUILD_INTERFACE="$interface\""""
-# What srun runs on each node: `image`, then `run HOST:PORT`. What it leaves there is the whole script's to judge.
+# What srun runs on each node: `image`, then `run HOST:PORT`. The main script evaluates the files that it leaves there.
 _PART_BEGIN = """part() { # image, or run HOST:PORT
 at="$at/node-$SLURM_NODEID"
 name="$name-$SLURM_NODEID"

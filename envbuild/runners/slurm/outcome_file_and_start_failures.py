@@ -1,4 +1,4 @@
-"""What a job's script left at its end, in the file `outcome`, as data; and what that means. Pure."""
+"""Parses the file `outcome` that a job's script writes at its end, and detects jobs that never started. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from envbuild.util.errors import EngineError, NetworkError, NotProved, printable
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """What a script left at its end. `stage`: what it came to, gpu, program, image, network or run; `size` and
-    `sha256` of its stdout. `parts`: of several nodes, each one's exit code and the bytes of its stdout, which follow
-    each other; `fabric`: whether each had InfiniBand's devices."""
+    """The outcome that a script wrote at its end. `stage`: the last stage that it reached: gpu, program, image, network
+    or run. `size` and `sha256`: of its stdout. `parts`: for several nodes, each node's exit code and number of bytes of
+    stdout, which are concatenated. `fabric`: whether each node had InfiniBand devices."""
 
     stage: str
     exit: int
@@ -44,7 +44,7 @@ _SHAPE = {
 
 
 def parse_outcome(text: str) -> JobOutcome | None:
-    """Of the file `outcome`; None where it is not as the script writes it."""
+    """Parses the file `outcome`; None if its format is invalid."""
     found = dict(line.partition("=")[::2] for line in text.splitlines())
     if set(found) != set(_SHAPE) or not all(re.fullmatch(_SHAPE[key], value) for key, value in found.items()):
         return None
@@ -65,13 +65,13 @@ def parse_outcome(text: str) -> JobOutcome | None:
     )
 
 
-_RAN = (0, 5, 124, 137)  # exit codes with which a self-test ends that wrote nothing
+_RAN = (0, 5, 124, 137)  # exit codes of a self-test that started and wrote nothing
 _NO_CARD = ("nvidia", "device driver", "cdi device")
-_NOT_FETCHED = "pyxis: failed to import docker image"  # pyxis fetches as it starts; its own words
+_NOT_FETCHED = "pyxis: failed to import docker image"  # pyxis fetches the image at start; this is its message
 
 
 def where(outcome: JobOutcome, site: SlurmSite, job: Job) -> dict[str, Any]:
-    """For the evidence."""
+    """Where the job ran, for the evidence."""
     lacks = list(batch_script.UNCONFINED[site.container])
     found: dict[str, Any] = {
         "job": outcome.job,
@@ -88,7 +88,8 @@ def where(outcome: JobOutcome, site: SlurmSite, job: Job) -> dict[str, Any]:
 
 
 def require_started(outcome: JobOutcome, site: SlurmSite, image: str, words: str) -> None:
-    """Raises where the self-test never began, which says nothing of the image. `words`: the end of its stderr."""
+    """Raises an error if the self-test never started, which says nothing about the image. `words`: the end of its
+    stderr."""
     node, said = outcome.node or "the node", printable(words.strip()[-600:])
     if outcome.stage == "gpu" and outcome.gpus:
         raise NotProved(

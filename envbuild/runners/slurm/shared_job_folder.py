@@ -1,4 +1,4 @@
-"""What lies in the folder that a job shares with us."""
+"""Reads and removes the files in the folder that a job shares with us."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _OUTCOME = 32 << 10  # bytes: 64 nodes have names of 16 kB at most
 
 
 def remove_job_folder(folder: Path) -> None:
-    """What there is of a job, here."""
+    """Removes all files of a job from this machine."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 class FileTail:
-    """Gives on whole lines of a file that another machine writes to."""
+    """Forwards whole lines of a file that another machine writes."""
 
     def __init__(self, on_line: Callable[[bytes], None]) -> None:
         self._on_line = on_line
@@ -45,7 +45,7 @@ class FileTail:
 
 
 def latest_attempt(folder: Path) -> Path | None:
-    """The newest: what an earlier one wrote, before its node was lost, does not count."""
+    """The newest attempt. Output of an earlier attempt, whose node failed, does not count."""
     try:
         found = [path for path in folder.iterdir() if re.fullmatch("attempt-[0-9]{1,6}", path.name)]
     except OSError:
@@ -54,7 +54,7 @@ def latest_attempt(folder: Path) -> Path | None:
 
 
 def read_outcome(attempt: Path) -> JobOutcome | None:
-    """None where it has not ended yet, or was stopped."""
+    """The outcome of an attempt; None if it has not ended yet, or was stopped."""
     try:
         with (attempt / "outcome").open("rb") as file:
             return outcome_file_and_start_failures.parse_outcome(file.read(_OUTCOME).decode(errors="replace"))
@@ -63,7 +63,7 @@ def read_outcome(attempt: Path) -> JobOutcome | None:
 
 
 def is_complete(attempt: Path, outcome: JobOutcome) -> bool:
-    """Whether the stdout that is there is the one that was written."""
+    """Whether the stdout on disk is the one that the job wrote."""
     digest, size = hashlib.sha256(), 0
     try:
         with (attempt / "stdout").open("rb") as file:
@@ -78,7 +78,7 @@ def is_complete(attempt: Path, outcome: JobOutcome) -> bool:
 
 
 def end(file: Path, most: int = 2000) -> str:
-    """The last of a text file, to be shown; empty where there is none."""
+    """The end of a text file, for messages; empty if it is missing."""
     try:
         with file.open("rb") as stream:
             stream.seek(max(0, file.stat().st_size - most))

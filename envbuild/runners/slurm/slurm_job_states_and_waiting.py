@@ -1,4 +1,4 @@
-"""What Slurm says of a job, as data: its state, how it ended, and whether waiting for it is in vain. Pure."""
+"""Reads a job's state from Slurm's output: its state, how it ended, and whether it can ever start. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from envbuild.runners.runner_interface import RunnerError
 from envbuild.util.errors import EnvbuildError, NotProved, printable
 
 WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
-# Slurm's own ending -> (our word for it, what happened, what to do)
+# Slurm's final state -> (our name for it, what happened, what to do)
 _AGAIN = "run it again"
 _ENDINGS = {
     "CANCELLED": ("cancelled", "was cancelled, and not by this command", "who did: sacct -j {id}; then run it again"),
@@ -22,15 +22,16 @@ _ENDINGS = {
     "OUT_OF_MEMORY": ("memory", "had more memory than Slurm allows it", "selftest.memory_gb says how much"),
     "REVOKED": ("cancelled", "was revoked: another cluster of the federation ran it", _AGAIN),
 }  # fmt: skip
-# Slurm's manual: base states are few, and flags, which hide them, become more. Where one that is not known here hides
-# an end, Slurm forgets the job soon.
+# Slurm's manual: there are few base states, but flags hide them, and new flags are added. If an unknown flag hides the
+# end of a job, Slurm soon forgets the job, which ends the waiting.
 _OVER = {*_ENDINGS, "COMPLETED", "FAILED"}
 LOST = "lost"
 
 
 @dataclass(frozen=True)
 class Seen:
-    """`queued`: seconds from its submission to its start, both by the controller's clock; None before."""
+    """The state of a job. `queued`: seconds from its submission to its start, both by the controller's clock; None
+    before the start."""
 
     state: str
     reason: str
@@ -43,7 +44,7 @@ class Seen:
         return self.state in _OVER
 
     def told(self) -> str:
-        """For whoever waits."""
+        """The state as text for the user."""
         if self.state in WAITING:
             again = f", for the {_ordinal(self.restarts + 1)} time" if self.restarts else ""
             return f"queued{again} ({self.reason})"
@@ -57,7 +58,7 @@ def _ordinal(number: int) -> str:
 
 
 def seen(text: str) -> Seen | None:
-    """Of `scontrol --oneliner show job ID`; None where that is no such line."""
+    """Parses the output of `scontrol --oneliner show job ID`; None if it is not such a line."""
     found = {}
     for key in ("JobState", "Reason", "NodeList", "Restarts", "SubmitTime", "StartTime"):
         match = re.search(rf"(?:^|\s){key}=(\S*)", text)
@@ -81,7 +82,8 @@ def _time(text: str) -> datetime.datetime | None:
 
 
 def ending(job: str, last: Seen | None, log: str) -> RunnerError:
-    """A job that is over and left no outcome. `last` None: Slurm does not know it any longer. `log`: its own words."""
+    """The error of a job that ended without an outcome. `last` None: Slurm does not know the job any more. `log`: the
+    end of its Slurm log."""
     said = f"\n{log.strip()}" if log.strip() else ""
     if last is None:
         return RunnerError(
@@ -100,10 +102,11 @@ def ending(job: str, last: Seen | None, log: str) -> RunnerError:
     )
 
 
-GRACE = 30.0  # seconds that a reason must last: Slurm looks at a job again and again
-_PENDING = WAITING - {"CONFIGURING"}  # that one has its nodes, which boot
-# Slurm's manual, job reason codes: those that other jobs' ends do not change -> what each means. What a person holds
-# (JobHeldUser, JobHeldAdmin), a person releases; what runs now (GrpCpuRunMinutes) passes, what was used does not soon.
+GRACE = 30.0  # seconds that a reason must last, because Slurm reconsiders jobs repeatedly
+_PENDING = WAITING - {"CONFIGURING"}  # a job in CONFIGURING has its nodes, which boot
+# Job reason codes of Slurm's manual that do not change when other jobs end -> meaning. Left out: jobs that a person
+# holds and can release (JobHeldUser, JobHeldAdmin), and limits on running jobs (GrpCpuRunMinutes), which free up.
+# Limits on past use are included, because they do not free up soon.
 _NEVER = (
     ("PartitionTimeLimit", "its partition allows no such time: --slurm time=MINUTES, or another partition"),
     ("PartitionNodeLimit", "its partition does not give so many nodes, or those that it has are down"),
@@ -121,7 +124,7 @@ _NEVER = (
 
 
 class Queue:
-    """What is known of a job's wait. `minutes`: as long as it may last at most; None: for ever, but not in vain."""
+    """The waiting time of a job. `minutes`: the longest wait; None: unlimited, except for jobs that can never start."""
 
     def __init__(self, minutes: int | None) -> None:
         self._minutes = minutes
@@ -129,7 +132,8 @@ class Queue:
         self._vain: float | None = None
 
     def ends(self, job: str, seen: Seen | None, now: float) -> EnvbuildError | None:
-        """Why the job is not waited for any longer. `seen` None: Slurm says nothing of it now; `now`: in seconds."""
+        """The reason to stop waiting for the job, or None. `seen` None: Slurm reports nothing about it now; `now`: in
+        seconds."""
         if seen is None:
             return None
         if seen.state not in _PENDING:
@@ -155,6 +159,6 @@ class Queue:
 
 
 def endless_wait(reason: str) -> str | None:
-    """What a reason means that does not end by itself; None for any other."""
+    """The meaning of a reason that does not go away by itself; None for any other reason."""
     word = reason.partition(",")[0]
     return next((why for pattern, why in _NEVER if re.fullmatch(pattern, word)), None)

@@ -1,7 +1,7 @@
-"""Hands a job to Slurm and waits for what it leaves in a folder that both share.
+"""Submits a job to Slurm and waits for its output in a shared folder.
 
-The files decide: an outcome that is there and whole counts, whatever became of the job afterwards. Slurm is only asked
-where the job is, and why it ended without one.
+The files decide: a complete outcome counts, even if the job failed afterwards. Slurm is asked only for the job's state,
+and for the reason why it ended without an outcome.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from envbuild.util import user_folders
 from envbuild.util.errors import EnvbuildError, HungUp, Interrupted, SystemFault, printable
 from envbuild.util.host_processes import Completed, ProcessMissing, ProcessTimeout, run
 
-POLL = 1.0  # seconds between two looks at the files
-ASK = 3.0  # and between two questions to the controller, which others ask too
-LEAVING = 20.0  # for a job that was cancelled to leave the queue
-PATIENCE = 900.0  # for a controller that does not answer
+POLL = 1.0  # seconds between two reads of the files
+ASK = 3.0  # seconds between two queries of the controller, which others query too
+LEAVING = 20.0  # seconds for a cancelled job to leave the queue
+PATIENCE = 900.0  # seconds to wait for a controller that does not answer
 _ANSWER = 30.0
 _NAME = "slurm"
 
 
 class Slurm:
-    """The runner. `resume`: the id of a job whose waiting process was lost.
+    """The runner for Slurm. `resume`: the id of a job whose waiting process was lost.
 
-    Raises UsageError where that is not known here, and ProcessMissing, once it runs a job, where Slurm's commands are
+    Raises UsageError if that job is unknown here, and, once it runs a job, ProcessMissing if Slurm's commands are
     missing.
     """
 
@@ -57,8 +57,8 @@ class Slurm:
         *,
         origins: Mapping[str, str] | None = None,
     ) -> None:
-        """`reference`: by which a registry has the image, with its digest; None: the nodes' engines have it.
-        `origins`: where the site's values are set, as slurm_runner.requested_resources has it."""
+        """`reference`: the image in a registry, with its digest; None: the nodes' engines already have the image.
+        `origins`: where the site's values are set, as in slurm_runner.requested_resources."""
         self._site, self._profile, self._origins = site, profile, origins or {}
         self._names = (reference,) if reference else tuple(dict.fromkeys((image.id, image.handle)))
         self.image = self._names[0]
@@ -69,7 +69,7 @@ class Slurm:
         self._last: Seen | None = None
 
     def script(self, job: Job, *, brief: bool = False) -> str:
-        """What sbatch would be given; it reads the self-test from a file."""
+        """The script for sbatch; it reads the self-test from a file."""
         render = multi_node_script.render if job.nodes > 1 else batch_script.render
         return render(job, self._site, PurePosixPath(self._folder()), self._token, self._names)
 
@@ -81,8 +81,9 @@ class Slurm:
         return base / self._token
 
     def run(self, job: Job, watch: Watch) -> RawOutput:
-        """As Runner.run. Where the terminal is gone the job goes on, and Interrupted says how to come back to it; one
-        on several nodes ends: what its result was to be joined with is gone with this process."""
+        """Implements Runner.run. If the terminal is closed, the job continues, and Interrupted says how to resume it. A
+        job on several nodes ends instead: the results that its own would be combined with are lost with this
+        process."""
         ticket = self._resumed(job) if self._ticket else self._submit(job, watch)
         try:
             if job.nodes > 1:
@@ -116,7 +117,7 @@ class Slurm:
         try:
             ticket = self._handed_over(job, text, folder)
         except BaseException as error:
-            if not isinstance(error, ProcessMissing):  # Slurm may have it already, whatever sbatch said
+            if not isinstance(error, ProcessMissing):  # Slurm may have the job, whatever sbatch reported
                 self._cancel(self._token, Watch() if isinstance(error, _NotTaken) else watch)
             _forget(self._token, folder)
             raise
@@ -150,8 +151,8 @@ class Slurm:
     # waiting
 
     def _wait(self, ticket: Ticket, job: Job, watch: Watch) -> tuple[Path, JobOutcome]:
-        """Until there is an outcome of the job's last attempt, and all of what it names. Raises RunnerError, and
-        NotProved where Slurm can never start it."""
+        """Waits for the outcome of the job's last attempt, and for all files that it lists. Raises RunnerError, and
+        NotProved if Slurm can never start the job."""
         tail, told, asked, over_since, silent_since = shared_job_folder.FileTail(watch.line), "", -ASK, None, None
         queue = Queue(self._site.queue)
         while True:
@@ -196,19 +197,19 @@ class Slurm:
         return last.told() if last else "Slurm knows it no longer; looking for its output"
 
     def _without(self, ticket: Ticket, attempt: Path | None) -> RunnerError:
-        """Why it left nothing that counts."""
+        """The error of a job that left no valid output."""
         if attempt and shared_job_folder.read_outcome(attempt):
             return RunnerError(
                 f"job {ticket.job} ended, and its output is not what it wrote: cut off, or changed since",
                 ending="truncated",
                 hint=f"is the disk of {attempt.parent.parent} full? run it again",
             )
-        seen = self._last if self._last and self._last.over else None  # Slurm forgets what is over after MinJobAge
+        seen = self._last if self._last and self._last.over else None  # Slurm forgets ended jobs after MinJobAge
         return slurm_job_states_and_waiting.ending(
             ticket.job, seen, shared_job_folder.end(Path(ticket.place) / "slurm.log")
         )
 
-    # what it left
+    # its output
 
     def _output(self, job: Job, attempt: Path, outcome: JobOutcome, watch: Watch) -> RawOutput:
         words = shared_job_folder.end(attempt / "stderr", batch_script.MAX_STDERR)
@@ -221,7 +222,7 @@ class Slurm:
         with (attempt / "stdout").open("rb") as file:
             stdout = file.read(MAX_STDOUT)
         limit = outcome.size > MAX_STDOUT
-        timed_out = outcome.seconds >= job.limits.timeout and outcome.exit in (124, 137)  # as timeout(1) has it
+        timed_out = outcome.seconds >= job.limits.timeout and outcome.exit in (124, 137)  # exit codes of timeout(1)
         return RawOutput(
             stdout=stdout,
             stderr=words,
@@ -234,10 +235,10 @@ class Slurm:
             where=where,
         )
 
-    # leaving
+    # cancelling
 
     def _cancel(self, name: str, watch: Watch) -> None:
-        """By its name, which is known before its id is. Its container is removed by its own script."""
+        """Cancels the job by its name, which is known before its id. Its own script removes its container."""
         try:
             done = run(["scancel", f"--name={name}"], timeout=_ANSWER)
             if done.code != 0:
@@ -254,15 +255,15 @@ class Slurm:
 
 
 class _NotTaken(RunnerError):
-    """sbatch says that there is no job: that none can be cancelled is no news."""
+    """sbatch refused the job: cancelling it then fails as expected, so that is not reported."""
 
 
 class _Unknown(RunnerError):
-    """The job may well go on: nothing of it is removed, if it can be taken up."""
+    """The job may still run: nothing of it is removed if it can be resumed."""
 
 
 def _ask(job: str) -> tuple[bool, Seen | None]:
-    """Whether the controller answers, and what it knows of the job; None: nothing any longer."""
+    """Whether the controller answers, and what it knows of the job; None: nothing any more."""
     try:
         done = run(["scontrol", "--oneliner", "show", "job", job], timeout=_ANSWER, limit=1 << 20)
     except ProcessMissing:
@@ -297,7 +298,8 @@ _SET = ("partition", "account", "qos", "reservation", "constraint", "time", "cpu
 
 
 def requested_resources(job: Job, site: SlurmSite, profile: str, origins: Mapping[str, str]) -> str:
-    """Lines. `origins`: a setting, or gres.MODEL -> where it is set; one that is not there is nobody's."""
+    """The resources that the job requests, one per line. `origins`: a setting, or gres.MODEL -> where it is set. A
+    setting without an origin is shown without one."""
     lines = [f"{key} {value}{_by(origins.get(key))}" for key in _SET if (value := getattr(site, key))]
     if job.gpus:
         model = job.models[0]

@@ -1,6 +1,6 @@
-"""What a site says of its Slurm: the `slurm:` mapping of the settings, and what a command line puts over it. Pure.
+"""The settings of a Slurm site: the `slurm:` mapping of the settings file, overridden by the command line. Pure.
 
-Each value ends in a batch script or on a command line, so each has the characters that it needs and no others.
+Each value goes into a batch script or a command line, so it may contain only the characters that it needs.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from envbuild.registry.image_reference_grammar import REGISTRY
 from envbuild.util.errors import Fault, UsageError, printable, unknown
 
 CONTAINERS = ("docker", "podman", "apptainer", "pyxis")
-_PULLED = ("apptainer", "pyxis")  # have no store of their own that an image could lie in already
+_PULLED = ("apptainer", "pyxis")  # have no image store, so they always pull
 
 
 @dataclass(frozen=True)
 class SlurmSite:
-    """`folder`: shared with the nodes; None: in the user's state folder. `gres`: GPU id -> what Slurm calls it.
+    """The settings of a Slurm site. `folder`: shared with the nodes; None: in the user's state folder. `gres`: GPU id
+    -> the site's name for the GPU.
 
-    `mem`: of a node; None: what the self-test's container may take, and some beside. `program`: of the container
-    runtime on the nodes, where PATH does not have it. `requeue`: after a node's failure or a preemption the job waits
-    again, instead of ending. `queue`: minutes that it may wait; None: as long as it takes, but not where Slurm says
-    that it can never start. `grace`: seconds until files that another machine wrote are surely seen here, which a
-    network's file system may hold back. `interface`: of the network between nodes, for what runs on several; no
-    container has a network otherwise.
+    `mem`: memory on a node; None: the limit of the self-test's container plus a margin. `program`: the path of the
+    container runtime on the nodes, where PATH does not contain it. `requeue`: after a node failure or a preemption the
+    job is queued again instead of ending. `queue`: minutes that it may wait; None: unlimited, except where Slurm
+    reports that it can never start. `grace`: seconds until files written by another machine are certainly visible here,
+    because network file systems may delay them. `interface`: the network interface between nodes, for jobs on several
+    nodes; other jobs' containers have no network.
     """
 
     partition: str | None = None
@@ -48,13 +49,13 @@ class SlurmSite:
     gres: Mapping[str, str] = field(default_factory=dict)
 
     def gres_of(self, model: str, count: int) -> str:
-        """The request for `count` of a GPU: gpu:h20:1 unless the site calls it otherwise."""
+        """The gres request for `count` GPUs of a model: gpu:h20:1, unless the site has another name for it."""
         return f"{self.gres.get(model, f'gpu:{model}')}:{count}"
 
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.,+-]{0,99}"
-PATH = r"/[A-Za-z0-9_./+@=~-]{1,300}"  # no %: Slurm expands it in file names; nothing that a shell reads
-# sbatch(1): a time of zero is no limit at all
+PATH = r"/[A-Za-z0-9_./+@=~-]{1,300}"  # no %, which Slurm expands in file names, and no characters special to a shell
+# sbatch(1): a time of zero means no time limit
 _TIME = r"(?=.*[1-9])([0-9]{1,3}-[0-9]{1,2}(:[0-9]{2}){0,2}|[0-9]{1,5}(:[0-9]{2}){0,2})"
 _SHAPES = {
     "partition": (_NAME, "a partition's name"),
@@ -81,9 +82,10 @@ _GRES = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,60}(:[A-Za-z0-9_][A-Za-z0-9_.-
 
 
 def parse(settings: Mapping[str, Any], given: Mapping[str, str], knows: Callable[[str], bool]) -> SlurmSite:
-    """The settings, and over them those of the command line, where gres.h20=... names one GPU's.
+    """Merges the settings with those of the command line, which take precedence; there, gres.h20=... sets one GPU's
+    name.
 
-    `knows`: whether there is a GPU of that id. Raises UsageError with every fault.
+    `knows`: whether a GPU id exists. Raises UsageError with every error.
     """
     listed = given.get("gres", settings.get("gres", {}))
     gres: dict[str, Any] = dict(listed) if isinstance(listed, Mapping) else {}
@@ -106,7 +108,7 @@ def parse(settings: Mapping[str, Any], given: Mapping[str, str], knows: Callable
 
 
 def _as_text(key: str, value: object) -> object:
-    """What YAML takes for something else."""
+    """Converts values that YAML parsed as booleans or integers back to text."""
     if key == "requeue" and isinstance(value, bool):
         return "yes" if value else "no"
     return str(value) if key in _NUMBERS and type(value) is int else value

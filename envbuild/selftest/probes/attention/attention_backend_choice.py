@@ -1,4 +1,4 @@
-"""Which of torch's attention kernels is called, and torch's words where it has none."""
+"""Selects torch's attention backend, and recognises torch's errors about a missing one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BACKENDS = {
     "efficient": "EFFICIENT_ATTENTION",
     "cudnn": "CUDNN_ATTENTION",
 }
-# "to have the same dtype": autocast leaves attention alone on the CPU of torch 2.0. "enable_gqa": torch 2.5 and newer.
+# "to have the same dtype": on the CPU, autocast of torch 2.0 ignores attention. "enable_gqa": torch 2.5 and newer.
 _NO_KERNEL = (
     "No available kernel",
     "No viable backend",
@@ -29,7 +29,7 @@ _NO_KERNEL = (
 
 @contextlib.contextmanager
 def only(backend: str) -> Iterator[None]:
-    """Only this backend may be chosen; Skip where this torch has none of that name or no way to choose it."""
+    """Allows only this backend. Raises Skip if this torch has no such backend, or no way to select it."""
     attention = getattr(torch.nn, "attention", None)
     if attention is not None:
         member = getattr(attention.SDPBackend, _BACKENDS[backend], None)

@@ -1,11 +1,11 @@
-"""attention.<backend>: each of torch's attention kernels, against what attention must be and against float64.
+"""attention.<backend>: each of torch's attention kernels, against known results and against float64.
 
-Four problems lie in one batch, so that each kernel is called once for all: random values, compared with float64; V = 1,
-whose output is 1; q = 0, whose output is the mean of V; and q = k = 40, whose logits leave float16 where they are not
-scaled first, and whose output is again the mean of V, as all logits are equal. From level standard on, gradients too.
+One batch contains four problems, so that each kernel is called once for all: random values, compared with float64;
+V = 1, whose output is 1; q = 0, whose output is the mean of V; and q = k = 40, whose logits exceed float16's range
+unless they are scaled first, and whose output is again the mean of V, as all logits are equal. From level standard on,
+gradients are checked too.
 
-attention_needle_cases.py adds what models ask for beyond that: masks, grouped heads, other head sizes, lengths and
-strides.
+attention_needle_cases.py adds masks, grouped heads, other head sizes, lengths and strides, as models use them.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from envbuild.selftest.probes.attention.attention_backend_choice import is_refus
 from envbuild.selftest.probes.attention.attention_half_precision_traits import note_upcast, report_traits
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-AUTOCAST, AUTOCAST_CPU = (torch.float16, torch.bfloat16), (torch.bfloat16,)  # torch 2.0's CPU knows bfloat16 alone
+AUTOCAST, AUTOCAST_CPU = (torch.float16, torch.bfloat16), (torch.bfloat16,)  # torch 2.0's CPU has only bfloat16
 DEPTHS = (64, 128)
 SHORT, LONG, LONG_CPU = 128, 2925, 365  # 2925 is a video model's; neither long one is a multiple of a tile
-HEADS, HEADS_FEW = 2, 1  # few on the CPU, and at level quick of the long ones: making inputs and comparing take longest
+HEADS, HEADS_FEW = 2, 1  # few on the CPU, and for long cases at level quick: making inputs and comparing take longest
 PROBLEMS = ("random", "V=1", "q=0", "q=k=40")
 LARGE = 40.0
-TILE, SAMPLES = 64, 48  # queries of a kernel's smallest tile; about as many of a long case are held to float64
+TILE, SAMPLES = 64, 48  # queries of a kernel's smallest tile; about as many of a long case are compared with float64
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class AttentionCase:
     depth: int
     causal: bool
     autocast: bool = False
-    own: bool = False  # a shape that the profile brought
+    own: bool = False  # a shape from the profile
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -73,27 +73,27 @@ class Inputs:
 
 
 def attention_math(context: Context) -> None:
-    """attention.math: products and a softmax, one by one, give what attention must be and as float64 has it."""
+    """attention.math: separate products and softmax give known results, and match float64."""
     check_backend(context, "math")
 
 
 def attention_flash(context: Context) -> None:
-    """attention.flash: FlashAttention's kernel gives what attention must be and as float64 has it."""
+    """attention.flash: FlashAttention's kernel gives known results, and matches float64."""
     check_backend(context, "flash")
 
 
 def attention_efficient(context: Context) -> None:
-    """attention.efficient: the memory-efficient kernel gives what attention must be and as float64 has it."""
+    """attention.efficient: the memory-efficient kernel gives known results, and matches float64."""
     check_backend(context, "efficient")
 
 
 def attention_cudnn(context: Context) -> None:
-    """attention.cudnn: cuDNN's fused kernel gives what attention must be and as float64 has it."""
+    """attention.cudnn: cuDNN's fused kernel gives known results, and matches float64."""
     check_backend(context, "cudnn")
 
 
 def attention_shapes(context: Context) -> Iterator[AttentionCase]:
-    """The profile's own shapes first, all of them."""
+    """All shapes of the profile first, then those of the probe."""
     for shape in context.job.own.attentions:
         yield AttentionCase(getattr(torch, shape.dtype), shape.heads, shape.length, shape.depth, shape.causal, own=True)
     quick = not context.at_least("standard")
@@ -109,19 +109,19 @@ def attention_shapes(context: Context) -> Iterator[AttentionCase]:
 
 
 def attention_inputs(case: AttentionCase) -> Inputs:
-    """q and k in [-1, 1) and v in [0, 1), then the problems' own values; all from counters."""
+    """q and k in [-1, 1) and v in [0, 1), then the problems' own values. All values come from counters."""
     return _rounded(case.dtype, case.shape)
 
 
 @functools.lru_cache(maxsize=1)
 def _rounded(dtype: torch.dtype, shape: tuple[int, int, int, int]) -> Inputs:
-    """Successive cases, one causal and one not, have the same inputs."""
+    """Cached, because successive cases, one causal and one not, have the same inputs."""
     return Inputs(*(values.to(dtype) for values in _values(shape)))
 
 
 @functools.lru_cache(maxsize=2 * len(DEPTHS))
 def _values(shape: tuple[int, int, int, int]) -> tuple[torch.Tensor, ...]:
-    """q, k and v in float32; made once for a shape, as that takes longer than all that is done with them."""
+    """q, k and v in float32. Made once per shape, because making them takes longer than all calculations with them."""
     q, k = (hashed_inputs.signed(shape, seed) for seed in (31, 32))
     v = hashed_inputs.uniform(shape, seed=33)
     v[PROBLEMS.index("V=1")] = 1
@@ -132,7 +132,8 @@ def _values(shape: tuple[int, int, int, int]) -> tuple[torch.Tensor, ...]:
 
 
 def mean_of_keys(v: torch.Tensor, causal: bool) -> torch.Tensor:
-    """Equal weights: the mean of v over its keys, or over those up to each query's place; float64, of v's shape."""
+    """The result for equal weights: the mean of v over its keys, or over those up to each query's position; float64, in
+    v's shape."""
     if not causal:
         return v.mean(dim=-2, keepdim=True, dtype=torch.float64).expand_as(v)
     places = torch.arange(1, v.shape[-2] + 1, dtype=torch.float64)
@@ -140,9 +141,8 @@ def mean_of_keys(v: torch.Tensor, causal: bool) -> torch.Tensor:
 
 
 def sampled_queries(length: int) -> torch.Tensor:
-    """The queries whose output is computed in float64: all of a short one; of a long one the ends, both sides of a
-    tile's edges, and others between. The other problems hold every query to its value.
-    """
+    """The queries whose output is computed in float64: all of a short case; of a long case the ends, both sides of tile
+    edges, and others between them. The other problems check every query."""
     if length <= SHORT:
         return torch.arange(length)
     edges = [place for tile in range(TILE, length, 4 * TILE) for place in (tile - 1, tile)]
@@ -175,7 +175,7 @@ def shared_attention(case: AttentionCase, data: Inputs) -> tuple[torch.Tensor, f
 
 
 def check_backend(context: Context, backend: str) -> None:
-    """One backend, "math", "flash", "efficient" or "cudnn". Raises Skip where torch cannot choose it."""
+    """Checks one backend: "math", "flash", "efficient" or "cudnn". Raises Skip if torch cannot select it."""
     if context.on_cpu and backend != "math" and not hasattr(torch.nn, "attention"):
         raise Skip(f"torch {torch.__version__} cannot choose a backend on the CPU")
     context.traits["torch"] = str(torch.__version__)
@@ -185,7 +185,7 @@ def check_backend(context: Context, backend: str) -> None:
         context.traits["shapes"] = "cpu subset"
     for case in attention_shapes(context):
         data = attention_inputs(case)
-        # The math path takes every shape: a profile's own that it does not take is a fault.
+        # The math path supports every shape: if it refuses a shape of the profile, that is a failure.
         with context.step(f"{backend} {case.name}", None if case.own and backend == "math" else is_refused) as step:
             got = _attend(context, backend, data, case.causal, case.autocast)
         if not step.refused:
@@ -199,7 +199,7 @@ def check_backend(context: Context, backend: str) -> None:
 
 
 def _attend(context: Context, backend: str, data: Inputs, causal: bool, autocast: bool = False) -> torch.Tensor:
-    """The output on the host. Under autocast q comes in float32, as from a norm, while k and v stay as they are."""
+    """The output on the host. Under autocast q is float32, as from a norm, while k and v keep their dtype."""
     q, k, v = (values.to(context.device) for values in (data.q, data.k, data.v))
     with only(backend):
         if autocast:
@@ -209,7 +209,8 @@ def _attend(context: Context, backend: str, data: Inputs, causal: bool, autocast
 
 
 def _upcast(context: Context, backend: str, data: Inputs, causal: bool) -> torch.Tensor:
-    """The same values in float32, by this backend, or by the math path where it takes none."""
+    """The output for the same values in float32, by this backend, or by the math path if the backend does not support
+    float32."""
     wide = Inputs(*(values.to(torch.float32) for values in (data.q, data.k, data.v)))
     try:
         return _attend(context, backend, wide, causal)
@@ -242,7 +243,7 @@ def _judge(
     reference, logit = shared_attention(case, data)
     known = [mean_of_keys(v, case.causal) for v in data.v[1:]]
     limits = (_random_bound(context, backend, case, data, reference, logit), equal, equal, equal)
-    smallest, largest = float(got.min()), float(got.max())  # NaN where there is one
+    smallest, largest = float(got.min()), float(got.max())  # NaN if any element is NaN
     is_finite = math.isfinite(smallest) and math.isfinite(largest)
     found = [
         _compare_sampled(reference, got, limits[0], is_finite),
@@ -259,7 +260,7 @@ def _judge(
             compare(values, wanted).error <= limit
             for values, wanted, limit in zip(wide, [_completed(reference, wide), *known], limits)
         )
-        context.traits.setdefault("cure", "upcast" if helps else "none")  # of the first that is wrong
+        context.traits.setdefault("cure", "upcast" if helps else "none")  # of the first wrong case
         if helps:
             note_upcast(context, case.dtype)
     low, high = float(data.v.min()) - equal, float(data.v.max()) + equal
@@ -268,7 +269,7 @@ def _judge(
 
 
 def _compare_sampled(reference: torch.Tensor, output: torch.Tensor, limit: float, is_finite: bool) -> Worst:
-    """Compare the random problem's sampled queries; where something is wrong, the whole output, for its place there."""
+    """Compares the random problem's sampled queries; on errors, the whole output, to find the position there."""
     bound = torch.tensor(limit, dtype=torch.float64)
     worst = compare(output[0, :, sampled_queries(output.shape[-2])], reference, bound)
     if worst.wrong or not is_finite:
@@ -277,7 +278,8 @@ def _compare_sampled(reference: torch.Tensor, output: torch.Tensor, limit: float
 
 
 def _completed(reference: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    """The sampled queries' reference within the random problem's output: of the others only NaN and infinity differ."""
+    """The random problem's output, with the reference in the sampled queries: in the others only NaN and infinity
+    count."""
     whole = output[0].to(torch.float64)
     whole[..., sampled_queries(output.shape[-2]), :] = reference
     return whole
@@ -286,7 +288,7 @@ def _completed(reference: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
 def _random_bound(
     context: Context, backend: str, case: AttentionCase, data: Inputs, reference: torch.Tensor, logit: float
 ) -> float:
-    """Twice the error of the same-precision math path, within what rounding allows at least and at most."""
+    """Twice the error of the math path in the same precision, within the lower and upper bounds of rounding."""
     cap = tolerances.attention_cap(case.dtype, logit, case.depth, case.length, context.job.allow_tf32)
     if backend == "math":
         return cap

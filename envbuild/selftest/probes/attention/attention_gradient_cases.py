@@ -1,11 +1,11 @@
-"""The gradients of attention kernels, against what they must be and against float64; a part of attention.<backend>.
+"""The gradients of attention kernels, against known results and against float64; a part of attention.<backend>.
 
-Three problems lie in one batch: random values; V = 1, whose output does not depend on the weights, so that the gradient
-of q and k is 0, and that of V adds up over the keys to that of the output over the queries; and scores near -120, whose
-rows have a logarithmic sum below -88.7: a key beyond the last, scored 0, would be an infinity in float32. There cuDNN
-gives NaN with a mask and a length of 64 modulo 128 (pytorch/pytorch#196678), and for a single query
-(NVIDIA/cudnn-frontend#1072). So large a score, rounded to half precision, tells nothing of small errors: of the math
-path in a half type this problem asks hardly more than numbers.
+One batch contains three problems: random values; V = 1, whose output does not depend on the weights, so that the
+gradient of q and k is 0, and that of V, summed over the keys, is the output's gradient summed over the queries; and
+scores near -120, whose rows have a log-sum-exp below -88.7: a key beyond the last, scored 0, would be an infinity in
+float32. There cuDNN gives NaN with a mask and a length of 64 modulo 128 (pytorch/pytorch#196678), and for a single
+query (NVIDIA/cudnn-frontend#1072). Such large scores, rounded to half precision, hide small errors: for the math path
+in a half type this problem checks little more than that the results are finite.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEPTHS = (64, 128)
 SHORT, LONG, LONG_CPU = 128, 397, 205  # neither long one is a multiple of a tile
 MASKED = 192  # 64 modulo 128
 HEADS, HEADS_CPU = 2, 1
-# torch's CPU flash kernel adds up the gradients of k and v in the inputs' dtype, some queries at a time (2.13).
+# torch's CPU flash kernel sums the gradients of k and v in the inputs' dtype, some queries at a time (2.13).
 ROUNDINGS, ROUNDINGS_CPU = 1, 5
 PROBLEMS = ("random", "V=1", "scores -120")
 SCORE = -120.0
@@ -40,8 +40,8 @@ Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class GradientCase:
-    """One call and its way back: of (len(PROBLEMS), heads, queries or keys, depth). `masked`: by a mask that is all
-    true."""
+    """One forward and backward call, of (len(PROBLEMS), heads, queries or keys, depth). `masked`: with a mask that is
+    all true."""
 
     dtype: torch.dtype
     heads: int
@@ -63,7 +63,7 @@ class GradientCase:
 
     @property
     def ahead(self) -> torch.Tensor:
-        """Which keys (columns) no query (row) may see."""
+        """Which keys (columns) each query (row) may not see."""
         every = torch.ones(self.queries, self.keys, dtype=torch.bool)
         return every.triu(diagonal=1) if self.causal else ~every
 
@@ -80,8 +80,8 @@ class GradientInputs:
 
 @dataclass(frozen=True)
 class ExactGradients:
-    """The gradients of q, k and v in float64; what tolerances.attention_gradient_* are relative to, of the same shapes;
-    and of each problem the largest sum of |q| |k| / sqrt(d)."""
+    """The gradients of q, k and v in float64; the spreads that tolerances.attention_gradient_* are relative to, of the
+    same shapes; and the largest sum of |q| |k| / sqrt(d) of each problem."""
 
     gradients: Three
     spreads: Three
@@ -118,7 +118,7 @@ def _values(heads: int, queries: int, keys: int, depth: int) -> tuple[torch.Tens
     grad = hashed_inputs.signed(of_queries, 37)
     constant = PROBLEMS.index("V=1")
     v[constant] = 1
-    grad[constant] = grad[constant].abs()  # so that nothing cancels in the sum over the queries
+    grad[constant] = grad[constant].abs()  # avoids cancellation in the sum over the queries
     low = PROBLEMS.index("scores -120")
     q[low, ..., 0] = 1
     k[low, ..., 0] = SCORE * math.sqrt(depth)
@@ -127,19 +127,18 @@ def _values(heads: int, queries: int, keys: int, depth: int) -> tuple[torch.Tens
 
 def exact_gradients(case: GradientCase, given: GradientInputs) -> ExactGradients:
     """With weights P, dP = dO V^T and D = rows of sum(P dP): dS = P (dP - D), and the gradients are dS K / sqrt(d),
-    dS^T Q / sqrt(d) and P^T dO. The spreads take |dP| + |dO| |V| + |D| + P |dO| |V| for dP - D, where |dO| |V| is the
-    root of the sum of squares; what an error of D does to a whole row of dS is added with its signs.
-    """
+    dS^T Q / sqrt(d) and P^T dO. The spreads use |dP| + |dO| |V| + |D| + P |dO| |V| for dP - D, where |dO| |V| is the
+    root of the sum of squares. An error of D shifts a whole row of dS, so its effect is added with its signs."""
     q, k, v, grad = (values.to(torch.float64) for values in (given.q, given.k, given.v, given.grad))
     scale = 1 / math.sqrt(case.depth)
-    # In place: new memory for each of these tensors took a tenth of the time (tried).
+    # In place: allocating memory for each of these tensors took a tenth of the time (measured).
     weights = torch.softmax((q @ k.mT).mul_(scale).masked_fill_(case.ahead, -math.inf), dim=-1)
     slope, sizes = grad @ v.mT, (grad.square() @ v.square().mT).sqrt_()
     total = (weights * slope).sum(dim=-1, keepdim=True)
     row = total.abs() + (weights * sizes).sum(dim=-1, keepdim=True)
     terms = sizes.add_(slope.abs()).add_(row).mul_(weights).square_()
     change = slope.sub_(total).mul_(weights)
-    change[PROBLEMS.index("V=1")] = 0  # as it is, but for float64's rounding
+    change[PROBLEMS.index("V=1")] = 0  # removes float64's rounding errors
     spread_q = (terms @ k.square()).sqrt() + row * (weights @ k).abs()
     spreads = (scale * spread_q, scale * (terms.mT @ q.square()).sqrt(), (weights.square().mT @ grad.square()).sqrt())
     gradients = (scale * (change @ k), scale * (change.mT @ q), weights.mT @ grad)
@@ -148,7 +147,7 @@ def exact_gradients(case: GradientCase, given: GradientInputs) -> ExactGradients
 
 
 def shared(case: GradientCase, given: GradientInputs) -> ExactGradients:
-    """The same, computed once for all backends."""
+    """The exact gradients, computed once for all backends."""
 
     def compute() -> tuple[torch.Tensor, ...]:
         found = exact_gradients(case, given)
@@ -159,7 +158,7 @@ def shared(case: GradientCase, given: GradientInputs) -> ExactGradients:
 
 
 def check_gradients(context: Context, backend: str) -> None:
-    """Try and judge every case; those that the backend has no kernel for are noted."""
+    """Runs and judges every case. Cases for which the backend has no kernel are recorded."""
     for case in gradient_cases(context.on_cpu):
         given = gradient_inputs(case)
         try:
@@ -217,8 +216,8 @@ def _compare(
 
 
 def _limits(context: Context, case: GradientCase, known: ExactGradients, plain: Three | None) -> Three:
-    """Of each gradient, elementwise: twice what `plain`, the math path's in the same precision, needs, within floor and
-    cap; the cap where there is none to compare with."""
+    """The tolerances of each gradient, elementwise: twice the error of `plain`, the math path's gradients in the same
+    precision, within floor and cap; the cap without `plain`."""
     length, tf32 = max(case.queries, case.keys), context.job.allow_tf32
     floors, caps = (
         torch.tensor([form(case.dtype, logit, case.depth, length, tf32) for logit in known.logits], dtype=torch.float64)

@@ -1,14 +1,14 @@
-"""What an attention kernel does in half precision, besides passing and failing: recorded as traits, never a
-fault.
+"""How an attention kernel behaves in half precision, recorded as traits, never as a failure.
 
-Five problems, whose right answers are known without a reference, lie in one batch:
+One batch contains five problems, whose right answers are known without a reference:
 
-- unscaled: q = k = 40 and V = 1. The scores leave float16, and come back once they are scaled.
-- scaled: q = k = 256 and V = 1. The scores leave float16 for good: right only where they are kept in float32.
-- output: equal scores, and in each column of V one value so large that float16 adds up to 16 ones to it in vain. The
-  large values lie at other keys in each column, as nobody knows where a kernel begins.
-- scores, first and last: every second key has ones next to one such large value, the others have that alone; their
-  scores differ by the ones, so that nearly all weight is on the former. V is 1 there and 0 else.
+- unscaled: q = k = 40 and V = 1. The scores exceed float16's range until they are scaled.
+- scaled: q = k = 256 and V = 1. The scores exceed float16's range even after scaling: the result is right only if they
+  are kept in float32.
+- output: equal scores, and in each column of V one value so large that adding up to 16 ones to it in float16 does not
+  change it. Each column has the large value at a different key, because the kernel's order of keys is unknown.
+- scores, first and last: every second key has ones in addition to one such large value, the others have only the large
+  value. Their scores differ by the ones, so that the former have nearly all of the weight. V is 1 there and else 0.
 
 For bfloat16 the large value is smaller, so that as many ones are lost.
 """
@@ -25,16 +25,16 @@ from envbuild.selftest.numerics import tolerances
 
 DTYPES = (torch.float16, torch.bfloat16)
 QUERIES, KEYS, DEPTH = 64, 4096, 64
-BLOCK = 16  # products that a tensor core adds at a time; its accumulator is rounded after each
+BLOCK = 16  # products that a tensor core adds at a time; its accumulator is rounded after each such block
 PROBLEMS = ("unscaled", "scaled", "output", "scores", "scores")
 
-# q, k and v in, the output out; None where there is no kernel for them.
+# Takes q, k and v and returns the output; None where there is no kernel for them.
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Optional[torch.Tensor]]
 
 
 @dataclass(frozen=True)
 class Problems:
-    """q, k and v of (len(PROBLEMS), 1, QUERIES or KEYS, DEPTH), and what must come out, of (len(PROBLEMS), DEPTH)."""
+    """q, k and v of (len(PROBLEMS), 1, QUERIES or KEYS, DEPTH), and the expected output of (len(PROBLEMS), DEPTH)."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -43,8 +43,8 @@ class Problems:
 
 
 def problems(dtype: torch.dtype) -> Problems:
-    """The problems, exact in `dtype`; what is expected is in float64."""
-    large = 2 * BLOCK / torch.finfo(dtype).eps  # the distance of numbers there is twice the ones that come at a time
+    """The problems, exact in `dtype`; the expected output is in float64."""
+    large = 2 * BLOCK / torch.finfo(dtype).eps  # the spacing of numbers there is twice the ones of a block
     q, k, v = (torch.zeros(len(PROBLEMS), length, DEPTH) for length in (QUERIES, KEYS, KEYS))
     q[0] = k[0] = 40
     q[1] = k[1] = 256
@@ -61,22 +61,22 @@ def problems(dtype: torch.dtype) -> Problems:
 
 
 def wrong(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> list[str]:
-    """The problems whose output (len(PROBLEMS), 1, QUERIES, DEPTH) is not what is expected, computed in `dtype`.
+    """The problems whose output (len(PROBLEMS), 1, QUERIES, DEPTH), computed in `dtype`, differs from the expected one.
 
-    Where the scores are equal, every term is positive and the bound is relative. Scores that were rounded to `dtype`
-    once, and not added up in it, leave at least 0.98 of the weight where it belongs; added up in it, they leave half.
+    Where the scores are equal, every term is positive and the tolerance is relative. Scores that were rounded to
+    `dtype` once, but not summed in it, leave at least 0.98 of the weight on the right keys; scores summed in it leave
+    half.
     """
     error = (got.to("cpu", torch.float64)[:, 0] - expected[:, None]).abs().amax(dim=1)
     limit = tolerances.attention_floor(dtype, 0.0, DEPTH, KEYS) * expected
     limit[3:] = 0.25
-    right = (error <= limit).all(dim=1).tolist()  # NaN is not
+    right = (error <= limit).all(dim=1).tolist()  # False for NaN
     return [name for name, fits in zip(PROBLEMS, right) if not fits]
 
 
 def report_traits(context: Context, attend: Attend, upcast: Attend) -> None:
-    """Tell of each dtype that `attend` takes: which scores beyond float16 it bears, whether it adds up in half
-    precision, and whether `upcast`, which is given the same values in float32, cures what is wrong.
-    """
+    """Record for each dtype that `attend` supports: which scores beyond float16's range it handles, whether it
+    accumulates in half precision, and whether `upcast`, which gets the same values in float32, fixes wrong results."""
     beyond: dict[str, dict[str, bool]] = {}
     halves: dict[str, list[str]] = {}
     context.traits.update(right_beyond_fp16=beyond, accumulates_in_half=halves)
@@ -95,7 +95,7 @@ def report_traits(context: Context, attend: Attend, upcast: Attend) -> None:
 
 
 def note_upcast(context: Context, dtype: torch.dtype) -> None:
-    """Upcasting to float32 cures something that is wrong in `dtype`."""
+    """Record that upcasting to float32 fixes a result that is wrong in `dtype`."""
     known = context.traits.setdefault("needs_upcast", [])
     if short_name(dtype) not in known:
         known.append(short_name(dtype))

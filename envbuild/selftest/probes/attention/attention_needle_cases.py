@@ -1,18 +1,18 @@
 """Attention in which a few keys decide every result: masks, grouped heads, head sizes, lengths and strides of models.
 
-Keys fall into classes, and each query looks for one class. All keys of a class carry the same code of +-1 with small
-differences, the query carries the code 16 times as large, and one column subtracts what a full match scores. So the
-keys of the class score between -4 and 4, and any other key so far below that its weight is lost in rounding. The
-result depends on a handful of keys, on each by more than the tolerance, and some query looks for each key (with local
-masks for nearly each; tests/selftest/probes/attention/test_attention_needle_cases.py holds every case to both): a key
-that is not read, is read twice, comes from another tile or head, or is shown or hidden by mistake is found. A key read
-beyond the last as zeros would score 0, like a match.
+Keys belong to classes, and each query looks for one class. All keys of a class have the same code of +-1 with small
+differences, the query has the code times 16, and one column subtracts the score of a full match. So the keys of the
+class score between -4 and 4, and any other key so far below that its weight is lost in rounding. The result depends on
+a handful of keys, on each by more than the tolerance, and some query looks for each key (with local masks, for nearly
+each key). tests/selftest/probes/attention/test_attention_needle_cases.py checks both for every case. Thus a key that is
+not read, is read twice, comes from another tile or head, or is shown or hidden by mistake is found. A key read beyond
+the last as zeros would score 0, like a match.
 
-Neighbouring keys share a class, so that causal and local masks are decided on both sides of their edge. Scores rise
+Neighbouring keys share a class, so that causal and local masks are tested on both sides of their edge. Scores rise
 along the keys: the largest come last, and an online softmax must rescale. In every eighth column queries are 0 and keys
 differ, so that gradients of the queries are large there. Every input is exact in each dtype, and every product and sum
-that makes a score is exact in float32. Therefore one reference serves all dtypes: the softmax over the keys of the
-class, in float64.
+in a score is exact in float32. Therefore one reference serves all dtypes: the softmax over the keys of the class, in
+float64.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DEPTHS = (40, 64, 72, 80, 96, 128, 160, 256)
 MASKS = ("none", "causal", "window", "padding", "bias")
 LAYOUTS = ("contiguous", "heads inside", "padded", "packed")
 HEADS = ((2, 2), (4, 2), (3, 1))  # of queries, and of keys and values
-# Queries and keys, most of them next to multiples of a tile.
+# Numbers of queries and keys, most of them near multiples of a tile.
 LENGTHS = (
     (129, 129),
     (127, 127),
@@ -52,16 +52,16 @@ LENGTHS = (
     (64, 255),
     (257, 257),
 )
-CASES, CASES_QUICK = 40, 8  # 40: every pair of depth, mask, layout and heads; 8: every one of them
+CASES, CASES_QUICK = 40, 8  # 40: every pair of values of depth, mask, layout and heads; 8: every value
 LONG, LONG_CPU_QUICK = 2925, 365  # as in attention_backend_probes.py
 BATCH = 2
 
-SHARP = 16  # a query's code over a key's
+SHARP = 16  # the ratio of a query's code to a key's
 NEAR = 4.0  # the largest score of a key of the class
-LOST = tolerances.ROUNDED  # more than all keys of other classes weigh together
-LEVEL, OFFSET, FREE = 0, 1, 7  # two columns; and of every eight the one where queries are 0, for their gradients
+LOST = tolerances.ROUNDED  # more than the total weight of all keys of other classes
+LEVEL, OFFSET, FREE = 0, 1, 7  # two columns; and the one of every eight where queries are 0, for their gradients
 WINDOW = 40  # keys that a query sees on each side, with the mask "window"
-STRIDE = 1237  # a prime: how far the keys of successive queries lie apart
+STRIDE = 1237  # a prime: the distance of the keys of successive queries
 SEED = 81
 
 Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -96,7 +96,7 @@ class NeedleCase:
 
     @property
     def classes(self) -> int:
-        """Few enough that each has four keys or more, and that each is looked for by some query."""
+        """The number of classes: each has four keys or more, and some query looks for each."""
         return min(self.keys // 4, max(self.heads, self.queries * self.heads // 8))
 
     @property
@@ -107,9 +107,10 @@ class NeedleCase:
 
 @dataclass(frozen=True)
 class Needle:
-    """Inputs in float32, the mask that torch is given (bool, or float32 to be added), and what must come out, float64.
+    """Inputs in float32, torch's mask (bool, or float32 to be added), and the expected results in float64.
 
-    `spreads`: what tolerances.attention_gradient_floor is relative to, as attention_backward.ExactGradients has it.
+    `spreads`: the values that tolerances.attention_gradient_floor is relative to, as in
+    attention_backward.ExactGradients.
     """
 
     q: torch.Tensor
@@ -123,11 +124,11 @@ class Needle:
 
 
 def needle_cases(context: Context, backend: str) -> Iterator[tuple[NeedleCase, torch.dtype]]:
-    """Long ones first, then those that vary everything, each in one of the dtypes that the backend may take."""
+    """Long cases first, then cases that vary everything; each in one of the dtypes that the backend may support."""
     quick = not context.at_least("standard")
     dtypes = _dtypes(context, backend)
     long = LONG_CPU_QUICK if context.on_cpu and quick else LONG
-    # A depth of 128: weights that are neither 0 nor normal numbers, as with 64, take a CPU five times as long.
+    # A depth of 128: with 64 some weights are subnormal numbers, on which a CPU takes five times as long.
     yield NeedleCase(1, 1, 1, long, long, 128), dtypes[0]
     yield NeedleCase(1, 1, 1, long, long, 128, "causal"), dtypes[-1]
     drawn = hashed_inputs.hashes(CASES, SEED).tolist()
@@ -136,7 +137,8 @@ def needle_cases(context: Context, backend: str) -> Iterator[tuple[NeedleCase, t
 
 
 def varied(index: int) -> NeedleCase:
-    """Numbers of choices that have no common factor, so that all pairs come soon; layouts are shifted once a round."""
+    """The case with this index. The numbers of choices have no common factor, so that all pairs occur soon; layouts are
+    shifted once a round."""
     heads, groups = HEADS[index % len(HEADS)]
     queries, keys = LENGTHS[index % len(LENGTHS)]
     depth, mask = DEPTHS[index % len(DEPTHS)], MASKS[index % len(MASKS)]
@@ -146,7 +148,8 @@ def varied(index: int) -> NeedleCase:
 
 
 def _dtypes(context: Context, backend: str) -> tuple[torch.dtype, ...]:
-    """The math path rounds scaled factors, so that what it is given must be finer than half precision or TF32."""
+    """The dtypes for a backend. The math path rounds scaled factors, so its inputs need a finer dtype than half or
+    TF32."""
     if backend == "math":
         return (torch.float64 if context.job.allow_tf32 else torch.float32,)
     halves = (torch.float16, torch.bfloat16)
@@ -155,12 +158,12 @@ def _dtypes(context: Context, backend: str) -> tuple[torch.dtype, ...]:
 
 @functools.lru_cache(maxsize=1)
 def make_needle(case: NeedleCase) -> Needle:
-    """The inputs and the reference of a case, which is computed once for all backends; all from counters."""
+    """The inputs and the reference of a case, computed once for all backends. All values come from counters."""
     low, high = _seen(case)
     wanted = _wanted(case, low, high)
     batches, heads = torch.arange(case.batch)[:, None], torch.arange(case.heads)
     group = heads // (case.heads // case.groups)
-    shift = batches + torch.arange(case.groups)  # so that pairs begin at even keys in some heads, at odd ones in others
+    shift = batches + torch.arange(case.groups)  # pairs begin at even keys in some heads, at odd ones in others
     classes = (torch.arange(case.keys) + shift[..., None]) // 2 % case.classes
     sought = (wanted + shift[:, group, None]) // 2 % case.classes
 
@@ -191,7 +194,7 @@ def _solved(
     """The output, the gradients of q, k and v, and their spreads. `places`: the keys of each query's class, (batch,
     heads, queries, some); `visible`: which of them it sees.
 
-    The gradients and their spreads are attention_backward.exact_gradients's, summed over those keys alone.
+    The gradients and their spreads are those of attention_backward.exact_gradients, summed over these keys only.
     """
 
     def dotted(of_keys: torch.Tensor, of_queries: torch.Tensor) -> torch.Tensor:
@@ -232,8 +235,8 @@ def _signs(shape: tuple[int, ...] | torch.Size, seed: int) -> torch.Tensor:
 
 
 def _seen(case: NeedleCase) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first key that each query sees, and the one after the last: (batch, queries) each. With "causal" query i sees
-    keys 0 to i whatever the lengths, as torch documents."""
+    """The first key that each query sees, and the one after the last: (batch, queries) each. With "causal", query i
+    sees keys 0 to i whatever the lengths, as torch documents."""
     rows, zero = torch.arange(case.queries), torch.zeros(case.batch, case.queries, dtype=torch.int64)
     low, high = zero, zero + case.keys
     if case.mask == "causal":
@@ -247,8 +250,8 @@ def _seen(case: NeedleCase) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _wanted(case: NeedleCase, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """One key of the class that each query looks for, (batch, heads, queries): far apart; in every second head the last
-    that a moving edge shows."""
+    """A key of the class that each query looks for, (batch, heads, queries). Successive keys are far apart; in every
+    second head, it is the last key before a moving edge."""
     low, high = low[:, None], high[:, None]
     batch, head = torch.arange(case.batch)[:, None, None], torch.arange(case.heads)[:, None]
     apart = low + (torch.arange(case.queries) * STRIDE + 2 * (case.heads * batch + head)) % (high - low)
@@ -258,8 +261,8 @@ def _wanted(case: NeedleCase, low: torch.Tensor, high: torch.Tensor) -> torch.Te
 
 
 def _mask(case: NeedleCase, low: torch.Tensor, high: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor | None:
-    """Boolean, of (queries, keys) or (batch, 1, 1, keys), or to be added, of (1, heads, queries, keys): eighths in
-    [-1, 1), and -inf in one place of four."""
+    """A boolean mask of (queries, keys) or (batch, 1, 1, keys), or an added mask of (1, heads, queries, keys):
+    multiples of 1/8 in [-1, 1), and -inf in one of four positions."""
     if case.mask == "window":
         places = torch.arange(case.keys)
         return (places >= low[0, :, None]) & (places < high[0, :, None])
@@ -274,8 +277,8 @@ def _mask(case: NeedleCase, low: torch.Tensor, high: torch.Tensor, wanted: torch
 
 
 def check_needles(context: Context, backend: str) -> None:
-    """Try and judge every case, from level standard on its gradients too; those that the backend, or this torch, has no
-    kernel for are noted."""
+    """Runs and judges every case, from level standard on with gradients. Cases for which the backend or this torch has
+    no kernel are recorded."""
     for case, dtype in needle_cases(context, backend):
         needle = make_needle(case)
         name = f"{short_name(dtype)} {case.name}"
@@ -317,8 +320,9 @@ def _attend(context: Context, backend: str, case: NeedleCase, needle: Needle, dt
 
 
 def lay_out_heads(values: torch.Tensor, layout: str) -> torch.Tensor:
-    """(batch, heads, length, depth) with other strides: heads within each position; rows and columns of a larger tensor
-    ("padded"); half of one projection ("packed"). What lies between is NaN, so that whoever reads it shows."""
+    """(batch, heads, length, depth) with different strides: heads within each position; rows and columns of a larger
+    tensor ("padded"); half of one projection ("packed"). Gaps contain NaN, so that a kernel that reads them is
+    found."""
     batch, heads, length, depth = values.shape
     if layout == "heads inside":
         return values.transpose(1, 2).contiguous().transpose(1, 2)
@@ -330,8 +334,8 @@ def lay_out_heads(values: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def _limits(context: Context, backend: str, case: NeedleCase, needle: Needle, dtype: torch.dtype) -> Four:
-    """Of the output and of each gradient. What makes a score is exact but on the math path, which scales the factors
-    first and rounds them: a fused kernel errs only in what a score of at most NEAR can."""
+    """The tolerances of the output and of each gradient. Scores are exact except on the math path, which scales the
+    factors first and rounds them: a fused kernel errs only as a score of at most NEAR allows."""
     by_math, length, tf32 = backend == "math", max(case.queries, case.keys), context.job.allow_tf32
     logit = case.largest_sum if by_math else NEAR
     forward = tolerances.attention_cap if by_math else tolerances.attention_floor

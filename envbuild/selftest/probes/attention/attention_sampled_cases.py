@@ -1,12 +1,13 @@
-"""attention.cases: scaled_dot_product_attention, by torch's choice and by each backend, at points of what models vary.
+"""attention.cases: scaled_dot_product_attention with torch's default backend and with each backend, on sampled
+arguments.
 
-All inputs are integers, small enough for every dtype, so that most scores are exact. Keys fall into classes of +-1
-codes, with four variants each; a query carries the code of one visible key, the one nearest to a place that moves from
-query to query. The keys of that class share nearly all weight, at the edge of a mask as well. Where there are many keys
-for few queries, the variants repeat.
+All inputs are integers, small enough for every dtype, so that most scores are exact. Keys belong to classes with codes
+of +-1, each with four variants. A query has the code of one visible key: the one nearest to a position that moves from
+query to query. The keys of that class have nearly all of the weight, also at the edge of a mask. Where there are many
+keys for few queries, the variants repeat.
 
-The inputs of a case are those elements that matter in every dtype: queries that see all variants of their class, keys
-and values that some query looks for, and what a mask adds to those. The others are part of the call.
+The inputs of a case are the elements that matter in every dtype: queries that see all variants of their class, keys and
+values that some query looks for, and the elements of an added mask for those. The others are constants of the call.
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ COUNTS = {"quick": 64, "standard": 320, "full": 3000}
 TITLES = ("gradient of q", "gradient of k", "gradient of v", "gradient of the mask")
 MOST = 200_000  # elements of all inputs and scores of a case
 
-# How the keys of a class lie, and how scores are distributed.
+# How the keys of a class are arranged, and how scores are distributed.
 SCATTERED, LATE, FLAT, HIGH, LOW = "scattered", "late", "flat", "near 100", "near -100"
-SCORES = (SCATTERED, LATE, FLAT, HIGH, LOW)  # with flat ones, all keys are of one class
-OFFSET = 100.0  # beyond it exponentials leave float32
-VARIANTS = 4  # of a key in a class: two pairs, each of which differs in every column
-MATCH, ELEMENT = 8.0, 0.25  # what a key of the class scores at least, and what each element adds to that
-SPREAD, SPREAD_FLAT = 0.7, 0.2  # of the scores of a class, about
+SCORES = (SCATTERED, LATE, FLAT, HIGH, LOW)  # with FLAT, all keys belong to one class
+OFFSET = 100.0  # exponentials of larger scores exceed float32's range
+VARIANTS = 4  # of a key in a class: two pairs; the two of a pair differ in every column
+MATCH, ELEMENT = 8.0, 0.25  # the lowest score of a key of the class, and how much each element adds to it
+SPREAD, SPREAD_FLAT = 0.7, 0.2  # of the scores of a class, approximately
 SHARED = {torch.bfloat16: 60}  # the most queries that look for the same key, by dtype: its gradient is their sum
 SHARED_OTHERS = 200
-COARSE = 1 / 12  # of scores around +-100 in bfloat16: what they are multiplied by, at least
-REPEATED = 16  # the most keys of a class of which a mask's elements are inputs
+COARSE = 1 / 12  # the smallest factor of scores around +-100 in bfloat16
+REPEATED = 16  # the most keys per class for which elements of a mask are inputs
 
 HIDING = ("causal", "boolean", "added -inf", "learned -inf")
 GIVEN = ("boolean", "added", "learned", "added -inf", "learned -inf")  # masks that are tensors
@@ -57,7 +58,7 @@ LEARNED = ("learned", "learned -inf")  # masks that have a gradient
 _NO_MASK_GRADIENT = "derivative for 'attn_bias' is not implemented"  # cuDNN's
 SHAPES = ("queries x keys", "1x1", "batch x 1", "1 x heads", "batch x heads", "batch x 1 x 1")
 
-# Lengths are these, of tiles and blocks, and what they are past them.
+# A length is the sum of a size of tiles or blocks and an offset.
 LENGTHS, PAST = (0, 16, 32, 64, 128, 256), (1, -1, 0, 1, 2, 5, 8, -3, -8)
 LENGTHS_KEYS = (0, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
@@ -86,15 +87,15 @@ SPACE: Mapping[str, Sequence[Any]] = {
 
 @dataclass(frozen=True)
 class AttentionArithmetic:
-    """How a device may round. `roundings`: of a gradient, to its dtype. `tf32`: factors in float32 may be cut to TF32.
-    `half_scores`: the math path may compute in half types, as torch's before 2.5 does."""
+    """How a device may round. `roundings`: how often a gradient is rounded to its dtype. `tf32`: float32 factors may be
+    rounded to TF32. `half_scores`: the math path may compute in half types, as torch before 2.5 does."""
 
     roundings: int = ROUNDINGS_CPU
     tf32: bool = False
     half_scores: bool = not hasattr(torch.backends.cuda, "allow_fp16_bf16_reduction_math_sdp")
 
     def factor(self, dtype: torch.dtype) -> float:
-        """Unit roundoff of what the math path computes in."""
+        """The unit roundoff of the math path's arithmetic."""
         wide = dtype == torch.float32 or self.half_scores
         return tolerances.factor_roundoff(dtype if wide else torch.float32, self.tf32 and dtype == torch.float32)
 
@@ -151,18 +152,18 @@ class Call:
 
     @property
     def size(self) -> int:
-        """Elements of inputs and scores."""
+        """The number of elements of inputs and scores."""
         of_queries = self.heads * self.queries * (self.depth + self.values + 2 * self.keys)
         return self.batch * (of_queries + self.groups * self.keys * (self.depth + self.values))
 
     @property
     def element(self) -> float:
-        """What 1 more in an element of a key adds to a score of its class, about."""
+        """How much 1 more in an element of a key adds to a score of its class, approximately."""
         return max(ELEMENT, MATCH / (2 * self.depth))
 
     @property
     def rows(self) -> int:
-        """Queries on the same keys, those of all heads that share them."""
+        """The number of queries on the same keys: those of all heads that share the keys."""
         return self.heads // self.groups * self.queries
 
     @property
@@ -171,12 +172,12 @@ class Call:
 
     @property
     def factor(self) -> float:
-        """What scores are multiplied by."""
+        """The factor of the scores."""
         return 1 / math.sqrt(self.depth) if self.scale is None else self.scale
 
     @property
     def masked(self) -> str:
-        """The mask, in words."""
+        """The mask as text."""
         if self.mask not in GIVEN:
             return "" if self.mask == "none" else f", {self.mask}"
         pattern = f", {self.pattern}" if self.mask in HIDING else ""
@@ -203,13 +204,13 @@ class Call:
 
 
 def length(multiple: int, past: int) -> int:
-    """A length next to a multiple of a tile; small ones next to 0."""
+    """A length near a multiple of a tile; near 0 for small lengths."""
     return multiple + past if multiple else abs(past) + 1 if past <= 0 else past
 
 
 def possible(point: Point, half_only: Sequence[str] = ()) -> bool:
-    """Small enough, such that each element matters, and nothing that a fused kernel refuses by its shape or strides;
-    `half_only`: backends without float32."""
+    """Whether the point is small enough, each of its elements matters, and no fused kernel refuses its shape or
+    strides. `half_only`: backends without float32."""
     call = Call.at(point)
     shared = call.rows / call.classes
     if call.dtype == torch.bfloat16 and call.scores in (HIGH, LOW) and call.factor < COARSE:
@@ -228,7 +229,7 @@ def possible(point: Point, half_only: Sequence[str] = ()) -> bool:
 def sampled_operations(
     backends: Sequence[str], how: AttentionArithmetic, half_only: Sequence[str] = ()
 ) -> tuple[Operation, ...]:
-    """The operations of this probe, by these backends."""
+    """The operations of this probe for these backends."""
     make = functools.partial(case, how=how)
     may_be = functools.partial(possible, half_only=half_only)
     return (
@@ -268,7 +269,7 @@ class AttentionPart:
         return self.whole[self.given]
 
     def filled(self, values: torch.Tensor) -> torch.Tensor:
-        """The tensor with these inputs, on their device and of their dtype."""
+        """The tensor with these inputs, on their device and in their dtype."""
         found = self.whole.to(values.device, values.dtype, copy=True)
         if self.any:
             found[self.given.to(values.device)] = values
@@ -277,7 +278,7 @@ class AttentionPart:
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """What a case is made of. `keys` and `values` have the variants, `index` says which one lies at each place.
+    """The parts of a case. `keys` and `values` have the variants; `index` gives the variant at each position.
 
     `mask`: boolean, of the call's shape. `visible`: which keys each query sees, (batch, heads, queries, keys).
     """
@@ -296,7 +297,7 @@ class AttentionProblem:
 
 
 def _made(call: Call, seed: int, how: AttentionArithmetic) -> tuple[Any, Any, Any]:
-    """The inputs on the host, and what `run` and `exact` do with them."""
+    """The inputs on the host, and the functions `run` and `exact` of the case."""
     problem = _problem(call, seed)
     given = tuple(part.inputs.to(call.dtype) for part in problem.parts.values() if part.any)
     return (
@@ -357,8 +358,8 @@ def _problem(call: Call, seed: int) -> AttentionProblem:
 
 
 def _preferred(call: Call) -> torch.Tensor:
-    """The place among the keys that each query looks at, (heads, queries): every second one from the last back, so that
-    all are looked at and half of them lie past the edge of a causal mask."""
+    """The position of the key that each query looks for, (heads, queries). Every second query counts back from the last
+    key, so that all keys are covered and half of the positions lie beyond the edge of a causal mask."""
     each = call.heads // call.groups
     row = torch.arange(call.queries) * each + torch.arange(call.heads)[:, None] % each
     forward = row * call.keys // call.rows
@@ -366,8 +367,8 @@ def _preferred(call: Call) -> torch.Tensor:
 
 
 def _bits(call: Call, shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """0 or 1 for each element of the keys' variants. Half of each are 1, so that all variants would score the same;
-    some of the second pair are turned, so that they do not."""
+    """0 or 1 for each element of the keys' variants. Half of each variant are 1, which would give all variants the same
+    score; some elements of the second pair are flipped, so that the scores differ."""
     column = torch.arange(call.depth)
     first, second = column % 2, column // 2 % 2
     regular = torch.stack((first, 1 - first, second, 1 - second)).to(torch.float32)
@@ -378,7 +379,7 @@ def _bits(call: Call, shape: tuple[int, ...], seed: int) -> torch.Tensor:
 
 
 def _pattern(call: Call, seed: int) -> torch.Tensor:
-    """True where a mask of the call's shape shows a key to a query: one at least to each."""
+    """A mask of the call's shape, True where a query sees a key. Each query sees at least one key."""
     sizes = (1,) * (4 - len(call.mask_sizes)) + call.mask_sizes
     batch, head, i, j = torch.meshgrid(*map(torch.arange, sizes), indexing="ij")
     shift, queries, keys = batch + head, sizes[2], call.keys
@@ -411,7 +412,8 @@ def _laid_out(values: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def _run(*given: torch.Tensor, call: Call, problem: AttentionProblem) -> dict[str, torch.Tensor]:
-    """The output and all gradients, and once more the output alone; before, a call with other values and scale."""
+    """The output with all gradients, then the output without gradients. Before them, a call with other values and
+    another scale."""
     tensors = problem.filled(given)
     leaves = [_laid_out(tensors[name], call.layout) for name in "qkv"]
     grad = _laid_out(tensors["grad"], call.gradient_layout)
@@ -457,7 +459,8 @@ def _attend(
 
 
 def _exact(*given: torch.Tensor, call: Call, problem: AttentionProblem, how: AttentionArithmetic) -> dict[str, Exact]:
-    """As attention_backward.exact_gradients has the gradients and their spreads; products in float64 over every key."""
+    """The output, and the gradients with their spreads as in attention_backward.exact_gradients, with products in
+    float64 over every key."""
     tensors = problem.filled(given)
     q, grad, visible = tensors["q"], tensors["grad"], problem.visible
     its_k, its_v = (tensors[name].repeat_interleave(call.heads // call.groups, 1) for name in "kv")
@@ -498,8 +501,8 @@ def _exact(*given: torch.Tensor, call: Call, problem: AttentionProblem, how: Att
 def _below_normal(
     call: Call, tensors: Mapping[str, torch.Tensor], sizes: torch.Tensor, k: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """What gradients may lose where weights and gradients of scores are below the normal range of their dtype and may
-    be 0, as may the gradient of each head before they are summed. `sizes`: what a weight is multiplied by there."""
+    """The possible loss in gradients where weights and gradients of scores are subnormal in their dtype and may become
+    0, as may the gradient of each head before the sum over heads. `sizes`: the factors of a weight there."""
     least = tolerances.rounding(torch.zeros((), dtype=torch.float64), call.dtype)
     each, q, grad = call.heads // call.groups, tensors["q"].abs(), tensors["grad"].abs()
     if call.dtype != torch.float16:  # others have float32's range
@@ -521,8 +524,8 @@ def _summed(call: Call, values: torch.Tensor) -> torch.Tensor:
 def _output_bound(
     call: Call, how: AttentionArithmetic, weights: torch.Tensor, moved: torch.Tensor, v: torch.Tensor
 ) -> torch.Tensor:
-    """`moved`: how far each score may be from the exact one. As float64_operations.attention has it: what the
-    exponential and the sum of all make of that, and three roundings on the way to v."""
+    """The tolerance of the output, as in float64_operations.attention: the errors of the scores after the exponential
+    and the sum, and three roundings before the product with v. `moved`: the largest error of each score."""
     powers = moved.exp()
     change = powers * (weights * powers).sum(-1, keepdim=True) - 1
     rounded = 3 * tolerances.factor_roundoff(call.dtype, how.tf32) + 2 * tolerances.gamma(
@@ -532,8 +535,8 @@ def _output_bound(
 
 
 def _gradient_bound(call: Call, how: AttentionArithmetic, moved: float) -> float:
-    """Relative to a spread: tolerances.attention_gradient_floor of scores that may be off by `moved`, and the roundings
-    of tolerances.attention_gradient_cap in what the math path computes in."""
+    """The tolerance relative to a spread: tolerances.attention_gradient_floor for scores with errors of up to `moved`,
+    and the roundings of tolerances.attention_gradient_cap in the math path's arithmetic."""
     logit = moved / tolerances.gamma(call.depth + 2, tolerances.ACCUMULATOR)
     floor = tolerances.attention_gradient_floor(call.dtype, logit, call.depth, max(call.queries, call.keys), how.tf32)
     return floor + 7 * tolerances.LIKELY * how.factor(call.dtype)

@@ -1,6 +1,6 @@
 """nn.MultiheadAttention, a part of attention.cases: its projections, masks and weights, in training and evaluation.
 
-In evaluation without gradients torch takes another path, in which projections and attention are one operation.
+In evaluation without gradients torch uses a different path, in which projections and attention are one operation.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _possible(point: Point) -> bool:
 
 
 def case(point: Point, seed: int, tf32: bool) -> Case:
-    """Inputs are integers, weights +-1 times a power of two that keeps projections near 1."""
+    """The case at a point. Inputs are integers; weights are +-1 times a power of two that keeps projections near 1."""
     width, batch, queries, keys = _sizes(point)
     own = point["keys"] == "its own"
     scale = 2.0 ** -round(math.log2(1.6 * math.sqrt(width)))
@@ -55,7 +55,7 @@ def case(point: Point, seed: int, tf32: bool) -> Case:
         *([hashed_inputs.whole((3, width), 8 * seed + 4, 2) / 4] if point["bias"] else []),
         *([hashed_inputs.whole((queries, keys), 8 * seed + 5, 2) / 2] if point["mask"] == "added" else []),
     ]
-    # The first key is hidden from every second sample: in self-attention it is an input all the same, as a query.
+    # The first key is hidden in every second sample: in self-attention it is still an input, as a query.
     hidden = torch.zeros(batch, keys, dtype=torch.bool)
     if point["padding"] and own and batch > 1 and point["mask"] != "causal":
         hidden[::2, 0] = True
@@ -89,7 +89,7 @@ def _named(given: Sequence[torch.Tensor], point: Point) -> dict[str, torch.Tenso
     names = ["query", *([] if point["keys"] == "its own" else ["memory"]), "projections", "out"]
     names += [*(["bias"] if point["bias"] else []), *(["added"] if point["mask"] == "added" else [])]
     found = dict(zip(names, given))
-    if point["bias"]:  # the keys' bias moves all scores of a query alike, so nothing depends on it
+    if point["bias"]:  # the keys' bias adds the same to all scores of a query, so no result depends on it
         of_query, of_value, of_output = found["bias"]
         found["bias"] = torch.stack((of_query, torch.full_like(of_query, KEY_BIAS), of_value, of_output))
     return {"memory": found["query"], **found}
@@ -136,8 +136,9 @@ def _run(
 def _exact(
     *given: torch.Tensor, point: Point, mask: torch.Tensor | None, hidden: torch.Tensor, tf32: bool
 ) -> dict[str, Exact]:
-    """Projections of integers by powers of two are exact, also in TF32; then as in attention_cases. The last projection
-    has independent roundings (Higham and Mary, 2019, as in tolerances.attention_gradient_floor)."""
+    """The exact results. Projections of integers by powers of two are exact, also in TF32; the rest is as in
+    attention_cases. The last projection has independent roundings (Higham and Mary, 2019, as in
+    tolerances.attention_gradient_floor)."""
     tensors = _named(given, point)
     width = _sizes(point)[0]
     bias = tensors.get("bias", torch.zeros(4, width, dtype=torch.float64))

@@ -1,20 +1,20 @@
-"""conv: convolutions as image, video and audio models have them, on integers and on values in [0, 1).
+"""conv: convolutions of image, video and audio models, on integers and on values in [0, 1).
 
-The reference gathers the patches by indexing and multiplies matrices on the host, so no convolution has a part in it.
-Its gradients are autograd's, through the indexing and that product.
+The reference gathers the patches by indexing and multiplies matrices on the host: it uses no convolution. Its gradients
+come from autograd through the indexing and that product.
 
 On integers there is one right result. Inputs are 1 or -1 everywhere, and a filter has 8 to 15 weights of 1 or -1,
-placed so that together the filters use every tap of every channel (of two wide ones, half of them): every element
-counts, and every sum is a small whole number that float16 and bfloat16 hold, in whatever parts and order it is added
-up. So a result of whole numbers must be equal. Only Winograd's and Fourier's transforms compute with fractions on the
-way, and leave fractions behind; they must come so close that rounding to the nearest integer gives the right one. What
-is lost or taken twice, a product or a channel, is off by 1 at least, and is caught in every dtype and by every
-algorithm. Which results were not exact is reported.
+placed so that together the filters use every tap of every channel (of two wide ones, half of them). So every element
+counts, and every sum is a small integer that float16 and bfloat16 represent, whatever the order and the parts in which
+it is summed. A result of integers must therefore be equal. Only Winograd and Fourier transforms compute with fractions,
+and leave fractions behind; they must come so close that rounding to the nearest integer gives the right one. A product
+or channel that is lost or added twice changes a result by 1 at least, and is found in every dtype and with every
+algorithm. Results that were not exact are reported.
 
 On values in [0, 1) an element is a sum of k = channels x kernel products, and the tolerance is that of a product with
 this inner length; as the transforms mix neighbours, the largest |A||B| of the output counts for each of its elements.
 In float16 cuDNN may keep parts of a sum in half precision (split-K, Winograd): there the wider tolerances.half_sums is
-the limit, and what leaves the other is reported as a trait.
+the limit, and results outside the other tolerance are reported as a trait.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from envbuild.selftest.numerics.element_comparison import compare
 from envbuild.selftest.numerics.reference_products import patches
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-CHECKED = 96  # output channels that are all compared on values in [0, 1); of more of them about 16
-NEAREST = 0.49  # how far a whole number may be off where fractions appear: below 1/2
+CHECKED = 96  # on values in [0, 1), up to so many output channels are all compared, of more only about 16
+NEAREST = 0.49  # the largest error of an integer where fractions appear: below 1/2
 FEWEST, MOST = 8, 15  # weights of a filter that are not 0, on integers; MOST keeps tolerances.half_sums below NEAREST
-STEP = 1009  # a prime: how far they lie apart
+STEP = 1009  # a prime: the distance between them
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Convolution:
     """An input (batch, channels, sizes...) and `out` filters of (channels / groups, kernel...).
 
     `transposed`: torch's transposed convolution, whose weights are (channels, out / groups, kernel...); `extra` is its
-    output padding. `last`: the input lies with its channels last.
+    output padding. `last`: the input has the channels-last layout.
     """
 
     shape: tuple[int, ...]
@@ -68,7 +68,7 @@ class Convolution:
 
     @property
     def products(self) -> int:
-        """k: how many are summed to one element of the output."""
+        """k: the number of products summed to one element of the output."""
         return self.shape[1] // self.groups * int(torch.Size(self.kernel).numel())
 
     @property
@@ -82,7 +82,7 @@ class Convolution:
 
     @property
     def channels(self) -> list[int]:
-        """Those output channels that are compared on values in [0, 1): all, or some from the first to the last."""
+        """The output channels that are compared on values in [0, 1): all, or some from the first to the last."""
         if self.out <= CHECKED:
             return list(range(self.out))
         return sorted({*range(0, self.out, self.out // 16), self.out - 1})
@@ -105,7 +105,7 @@ class Convolution:
         return forth(x, w, bias, self.stride, self.padding, self.dilation, self.groups)
 
 
-# Few sizes are multiples of 16, so that the kernels' edges are met.
+# Few sizes are multiples of 16, so that the kernels' edges are tested.
 SMALL = (
     Convolution((2, 45, 211), 51, (7,), padding=9, dilation=3),  # a vocoder's, dilated
     Convolution((2, 64, 33, 31), 48, (3, 3), padding=1),
@@ -117,7 +117,7 @@ SMALL = (
     Convolution((1, 40, 7, 13, 15), 56, (3, 1, 1), padding=(1, 0, 0)),  # along time only
     Convolution((1, 4, 4, 32, 34), 96, (1, 2, 2), stride=(1, 2, 2)),  # a video cut into patches
 )
-# As wide as models have them, since the size decides which algorithm is taken; too slow for a CPU.
+# As wide as in models, because the algorithm depends on the size; too slow for a CPU.
 WIDE = (
     Convolution((1, 320, 64, 64), 320, (3, 3), padding=1),
     Convolution((1, 128, 5, 30, 52), 128, (3, 3, 3), padding=1),
@@ -140,7 +140,8 @@ TRAINED = (
 
 
 def conv(context: Context) -> None:
-    """conv: image, video and audio convolutions are exact on integers, gradients too, and near on other values."""
+    """conv: image, video and audio convolutions and their gradients are exact on integers, and close on other
+    values."""
     version = None if context.on_cpu else torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     context.traits.update(torch=str(torch.__version__), cudnn=version)
     for case in SMALL if context.on_cpu else SMALL + WIDE:
@@ -164,8 +165,8 @@ def conv(context: Context) -> None:
 
 
 def sparse(rows: int, size: int, seed: int) -> torch.Tensor:
-    """float32 (rows, size) of {-1, 0, 1}, from FEWEST to MOST of each row not 0, as many as it takes for those of all
-    rows to be in every column."""
+    """float32 (rows, size) of {-1, 0, 1}. FEWEST to MOST elements of each row are not 0: as many as needed for a
+    nonzero element in every column."""
     count = min(max(FEWEST, -(-size // rows)), MOST, size)
     places = torch.arange(rows * count).view(rows, count) * STEP % size
     return torch.zeros(rows, size).scatter(1, places, hashed_inputs.signs(rows * count, seed).view(rows, count))
@@ -180,7 +181,7 @@ def integer_inputs(case: Convolution) -> tuple[torch.Tensor, torch.Tensor]:
 
 def reference(case: Convolution, x: torch.Tensor, w: torch.Tensor, channels: Sequence[int]) -> torch.Tensor:
     """These output channels, (channels, images x places), in the dtype of x and w: float64, or float32 for integers,
-    which it adds up exactly."""
+    which it sums exactly."""
     strides, paddings = case.each(case.stride), case.each(case.padding)
     if case.transposed:
         x, w = _spread(case, x, strides), _turned(case, w)
@@ -196,7 +197,7 @@ def reference(case: Convolution, x: torch.Tensor, w: torch.Tensor, channels: Seq
 
 
 def _spread(case: Convolution, x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """A transposed convolution's input with the zeros between its elements, and `extra` after the last."""
+    """A transposed convolution's input with zeros between its elements, and `extra` zeros after the last."""
     sizes = [(n - 1) * stride + 1 + case.extra for n, stride in zip(x.shape[2:], strides)]
     wide = x.new_zeros(*x.shape[:2], *sizes)
     wide[(slice(None), slice(None), *(slice(0, n - case.extra, stride) for n, stride in zip(sizes, strides)))] = x
@@ -204,15 +205,16 @@ def _spread(case: Convolution, x: torch.Tensor, strides: tuple[int, ...]) -> tor
 
 
 def _turned(case: Convolution, w: torch.Tensor) -> torch.Tensor:
-    """A transposed convolution's weights as those of the plain one that it is: (out, channels / groups, kernel...)."""
+    """A transposed convolution's weights as those of the equivalent plain one: (out, channels / groups, kernel...)."""
     grouped = w.flip(*range(2, w.dim())).view(case.groups, -1, *w.shape[1:])
     return grouped.transpose(1, 2).reshape(case.out, -1, *case.kernel)
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Integers of a case in float32: what goes in, what comes out, and the gradients, which are zero-free in `full` for
-    the input's sake and sparse in `few` for that of weights and bias. All sums are small, as those of `sparse` are."""
+    """The integers of a case in float32: inputs, output and gradients. The output's gradient has no zeros in `full`,
+    for the input's gradient, and is sparse in `few`, for those of weights and bias. All sums are small, as those of
+    `sparse`."""
 
     x: torch.Tensor
     w: torch.Tensor
@@ -237,7 +239,7 @@ class Trained:
 def gradients_of(
     output: torch.Tensor, leaves: tuple[torch.Tensor, ...], full: torch.Tensor, few: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """Of the input, by one gradient of the output, and of weights and bias, by another."""
+    """The gradient of the input for one gradient of the output, and those of weights and bias for another."""
     first = backward_pass.gradients(output, leaves[:1], full, retain_graph=True)
     return (*first, *backward_pass.gradients(output, leaves[1:], few))
 
@@ -274,12 +276,12 @@ def _try(context: Context, case: Convolution, kind: str, x: torch.Tensor, w: tor
 
 
 def channel_rows(values: torch.Tensor) -> torch.Tensor:
-    """(channels, images x places) of (images, channels, places...)."""
+    """Reorders (images, channels, places...) to (channels, images x places)."""
     return values.transpose(0, 1).flatten(1)
 
 
 def _judge_integers(context: Context, name: str, got: torch.Tensor, exact: torch.Tensor, seconds: float) -> None:
-    """Whole numbers must be equal; what has fractions must be nearest to the right integer."""
+    """Integers must be equal; results with fractions must be nearest to the right integer."""
     whole = bool((got == got.round()).all())
     worst = compare(got, exact, torch.tensor(0.0 if whole else NEAREST, dtype=torch.float64))
     context.compared(name, got.dtype, got.shape, worst, seconds)
@@ -290,7 +292,7 @@ def _judge_integers(context: Context, name: str, got: torch.Tensor, exact: torch
 
 
 def _judge_uniform(context: Context, name: str, k: int, got: torch.Tensor, exact: torch.Tensor, seconds: float) -> None:
-    """None of the values is negative: `exact` is the magnitude too."""
+    """Judges values in [0, 1). None of them is negative, so `exact` is also the magnitude."""
     tight = tolerances.gemm(exact, exact.max(), k, got.dtype, context.job.allow_tf32)
     may_be_half = got.dtype == torch.float16 and not context.on_cpu
     limit = tolerances.half_sums(exact, exact.max(), k, got.dtype) if may_be_half else tight

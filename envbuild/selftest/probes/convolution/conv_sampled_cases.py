@@ -1,14 +1,14 @@
-"""conv.cases: convolutions of one, two and three dimensions, also transposed, forward and backward, sampled.
+"""conv.cases: sampled convolutions of one, two and three dimensions, also transposed, forward and backward.
 
-The reference adds up one product of matrices in float64 for each tap of the kernel, over slices of the padded input: no
-convolution has a part in it. A plain convolution gathers a small tensor from a large one, a transposed one spreads a
-small tensor over a large one, and each is the other's data gradient.
+The reference sums one matrix product in float64 for each tap of the kernel, over slices of the padded input: it uses no
+convolution. A plain convolution gathers a small tensor from a large one, a transposed one spreads a small tensor over a
+large one, and each is the other's data gradient.
 
-On whole numbers all values are 1 or -1, so that every element counts and a product that is lost or taken twice changes
-a result by 1 at least. Only Winograd's and Fourier's transforms leave fractions behind: a result must be so close that
+In the "whole" cases all values are 1 or -1, so that every element counts and a product that is lost or added twice
+changes a result by 1 at least. Only Winograd and Fourier transforms leave fractions: a result must be so close that
 rounding gives the right number. In float16 on a GPU, where cuDNN may keep parts of a sum in half precision, sums of
-more than about 100 products have a wider tolerance (tolerances.half_sums), which a few lost products pass. On fractions
-float32 is held to the tolerance of a product, so that a narrower format on the way is seen.
+more than about 100 products have a wider tolerance (tolerances.half_sums), which a few lost products pass. With
+fractions, float32 has the tolerance of a product, so that a narrower intermediate format is found.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ from envbuild.selftest.probes.convolution.conv_sampled_shapes import (
 
 Results = Mapping[str, torch.Tensor]
 
-NEAREST = 0.49  # how far a whole number may be off: below 1/2
-FEWEST_TERMS = 64  # transforms round about as often where there are few products
-UNCOVERED = 1.0  # what lies where no window reads
+NEAREST = 0.49  # the largest error of an integer: below 1/2
+FEWEST_TERMS = 64  # transforms round about as often even where there are few products
+UNCOVERED = 1.0  # the value at positions that no window reads
 COUNTS = {"quick": 40, "standard": 200, "full": 1200}
 
 GRADIENTS = ("gradient of the input", "gradient of the weights", "gradient of the bias")
 Layout = tuple[str, str, str]  # of input, weights and the gradient of the output
 Variant = tuple[torch.dtype, Layout]
 Sums = tuple[torch.Tensor, int, "torch.Tensor | None"]  # see _exactly
-Missing = Mapping[Variant, Collection[str]]  # the results that are left out
+Missing = Mapping[Variant, Collection[str]]  # the results that are not computed
 APART = "fp32 output (weights alone channels last)"
 CONTIGUOUS, ALL_LAST = ("contiguous",) * 3, ("channels last",) * 3
 PER_IMAGE = ("output", GRADIENTS[0])
-# The layouts that are not for convolutions alone, by their names there.
+# The layouts that other operations share, with their names there.
 COMMON_LAYOUTS = {"channels last": "channels last", "turned": "last two swapped", "offset": "shifted by 1"}
 
 
 def conv_cases(context: Context) -> None:
-    """conv.cases: sampled convolutions, plain and transposed, and their gradients are exact on whole numbers."""
+    """conv.cases: sampled convolutions, plain and transposed, and their gradients are exact on integers."""
     case_sampling.check(context, sampled_operations(context.device, context.job.allow_tf32))
 
 
@@ -72,7 +72,7 @@ def sampled_operations(device: torch.device, tf32: bool) -> tuple[Operation, ...
 
 
 def case(point: Point, seed: int, device: torch.device, tf32: bool) -> Case:
-    """The convolution at a point: whole numbers in each dtype that the device has it for, fractions in float32."""
+    """The convolution at a point: integers in each dtype that the device supports for it, fractions in float32."""
     point = with_usual(point)
     what, kind = shape(point), point["values"]
     channels, _ = what.read
@@ -99,7 +99,7 @@ def case(point: Point, seed: int, device: torch.device, tf32: bool) -> Case:
 
 @functools.cache
 def _halves(device: torch.device, function: str) -> tuple[torch.dtype, ...]:
-    """The dtypes of 16 bits in which a device has this convolution."""
+    """The 16-bit dtypes in which a device supports this convolution."""
     found = []
     for dtype in (torch.float16, torch.bfloat16):
         ones = [1] * int(function[-2])
@@ -115,7 +115,7 @@ def _halves(device: torch.device, function: str) -> tuple[torch.dtype, ...]:
 
 
 def _layout(point: Point, number: int) -> Layout:
-    """Of the dtype with this number: the point's, channels last, or contiguous."""
+    """The layout for the dtype with this number: the point's, channels last, or contiguous."""
     own = point["input"], point["weights"], point["gradient"]
     return (own, ALL_LAST, CONTIGUOUS)[(number + point["turn"]) % 3]
 
@@ -132,13 +132,13 @@ def _named(name: str, variant: Variant) -> str:
 
 
 def _values(sizes: Sizes, seed: int, kind: str) -> torch.Tensor:
-    """1 or -1, or in +-[1/2, 1)."""
+    """1 or -1, or values in +-[1/2, 1)."""
     signs = hashed_inputs.signs(math.prod(sizes), seed).reshape(sizes)
     return signs if kind == "whole" else signs * (1 + hashed_inputs.uniform(sizes, seed + 20)) / 2
 
 
 def lay_out_images(x: torch.Tensor, layout: str) -> torch.Tensor:
-    """The same values in another layout; what lies between them is NaN."""
+    """The same values in another layout; gaps contain NaN."""
     if layout in COMMON_LAYOUTS:
         return with_nan_gaps(x, COMMON_LAYOUTS[layout])
     if layout == "rows apart":
@@ -158,7 +158,7 @@ def _within(x: torch.Tensor, dimension: int, before: int, after: int) -> torch.T
 
 
 def _run(*given: torch.Tensor, what: ConvShape, point: Point, missing: Missing) -> Results:
-    """Each dtype has its own layout; the output is also computed with weights in another layout than the input."""
+    """Each dtype has its own layout. The output is also computed with weights in another layout than the input's."""
     whole = [_whole(given[0], what), *given[1:]]
     found = {}
     for (dtype, layout), without in missing.items():
@@ -212,7 +212,7 @@ def convolve(what: ConvShape, x: torch.Tensor, w: torch.Tensor, bias: torch.Tens
 
 
 def _whole(x: torch.Tensor, what: ConvShape) -> torch.Tensor:
-    """The input, with the places that no window reads."""
+    """The input, including the positions that no window reads."""
     _, sizes = what.read
     if tuple(x.shape[2:]) == sizes:
         return x
@@ -241,8 +241,8 @@ def _exact(
 
 
 def _exactly(given: Sequence[torch.Tensor], what: ConvShape, point: Point, rounded: bool) -> dict[str, Sums]:
-    """Each result, and how many products its elements are sums of; then the sums of each image where torch adds those
-    up in the dtype of the result: of a dilated convolution in its own kernel for the CPU (`rounded`)."""
+    """Each result, and the number of products in its elements. In addition the sums of each image where torch adds
+    those in the dtype of the result: its own CPU kernel does so for a dilated convolution (`rounded`)."""
     x, w = _whole(given[0], what), given[1]
     output = spread_windows(what, x, w) if what.transposed else sum_windows(what, x, w)
     if has_bias(point):
@@ -263,12 +263,12 @@ def _exactly(given: Sequence[torch.Tensor], what: ConvShape, point: Point, round
 
 
 def _within_tolerance(sums: Sums, how: Arithmetic, whole: bool) -> Exact:
-    """Of sums of products, each of which is at most 1."""
+    """Adds the tolerance to sums of products, each of which is at most 1."""
     value, terms, images = sums
     size = torch.tensor(float(terms), dtype=torch.float64)
     if not whole:
         return Exact(value, tolerances.gemm(value, size, max(terms, FEWEST_TERMS), how.dtype, how.tf32))
-    digits = 1 / tolerances.unit_roundoff(how.dtype)  # up to here the dtype holds every whole number
+    digits = 1 / tolerances.unit_roundoff(how.dtype)  # up to here the dtype represents every integer
     limit = NEAREST + torch.where(value.abs() <= digits, 0.0, tolerances.rounding(value, how.dtype))
     if images is not None:
         limit = limit + tolerances.running_sum(images, how.dtype)
@@ -278,7 +278,7 @@ def _within_tolerance(sums: Sums, how: Arithmetic, whole: bool) -> Exact:
 
 
 def sum_windows(what: ConvShape, large: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """The small tensor whose elements are the sums over windows of the large one times the weights."""
+    """The small tensor: sums over windows of the large one times the weights."""
     padded, weights = _grouped(what, _padded(what, large), what.channels), _by_tap(what, w)
     total: torch.Tensor | float = 0.0
     for tap, window in _windows(what):
@@ -287,7 +287,7 @@ def sum_windows(what: ConvShape, large: torch.Tensor, w: torch.Tensor) -> torch.
 
 
 def spread_windows(what: ConvShape, small: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """The large tensor to whose windows each element of the small one adds its product with the weights."""
+    """The large tensor: each element of the small one, times the weights, is added to its window."""
     flat, weights = _grouped(what, small, what.filters).flatten(3), _by_tap(what, w)
     sizes = [n + before + after for n, (before, after) in zip(what.large, what.padding)]
     total = small.new_zeros(what.images, what.groups, what.channels, *sizes)
@@ -306,7 +306,8 @@ def paired(what: ConvShape, small: torch.Tensor, large: torch.Tensor) -> torch.T
 
 
 def _windows(what: ConvShape) -> Iterator[tuple[int, Any]]:
-    """Of each tap its number, and what it reads of the padded large tensor (images, groups, channels, ...)."""
+    """Each tap's number, and the index of the elements that it reads of the padded large tensor (images, groups,
+    channels, ...)."""
     for number, tap in enumerate(itertools.product(*map(range, what.kernel))):
         each = zip(tap, what.dilation, what.small, what.stride)
         yield number, (..., *(slice(t * d, t * d + (n - 1) * s + 1, s) for t, d, n, s in each))

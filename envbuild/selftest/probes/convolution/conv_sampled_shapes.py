@@ -11,18 +11,18 @@ from envbuild.selftest.numerics.case_sampling import Point
 
 Sizes = tuple[int, ...]
 
-# Values that stand here several times are used more often. Many sizes are past several multiples at once, and odd.
+# Values that are listed several times are used more often. Many sizes are beyond several multiples at once, and odd.
 SPACE: Mapping[str, Sequence[Any]] = {
     "usual": ("any", "dense", "3x3", "long", "depthwise", "grouped", "volume", "transposed"),
     "values": (*["whole"] * 5, "fractions"),
     "rank": (1, *[2] * 4, 3),
     "way": (*["plain"] * 3, "transposed"),
     "images": (1, 2, 3, 5, 7, 67),
-    "channels": (1, 2, 3, 4, 8, 9, 13, 17, 24, 33, 40),  # of a group, as are the filters
+    "channels": (1, 2, 3, 4, 8, 9, 13, 17, 24, 33, 40),  # per group, and so are the filters
     "filters": (1, 2, 3, 4, 5, 7, 8, 12, 17, 33),
     "groups": (*["one"] * 3, "two", "three", "depthwise", "depthwise twice"),
     "wide": ("nothing", "nothing", "images", "channels", "filters", "length"),
-    "multiple": (16, 32, 64, 128),  # of the wide one, and what it is past or short of it
+    "multiple": (16, 32, 64, 128),  # the size of the wide dimension is `multiple` + `past`
     "past": (-7, -3, -1, 0, 1, 2, 5, 8),
     "length": (4, 5, 7, 8, 9, 12, 15, 16, 17),
     "width": (3, 4, 5, 6, 7, 9),
@@ -30,7 +30,7 @@ SPACE: Mapping[str, Sequence[Any]] = {
     "stride": (*[(1, 1, 1)] * 3, *[(2, 2, 2)] * 3, (3, 3, 2), (2, 1, 1), (1, 2, 3)),
     "dilation": (*[(1, 1, 1)] * 4, (2, 2, 2), (1, 2, 1), (3, 1, 2)),
     "padding": ("none", "one", "one", "half", "uneven", "full", "same"),
-    "extra": (0, 1, 2),  # output padding of a transposed convolution, as far as stride and dilation allow it
+    "extra": (0, 1, 2),  # output padding of a transposed convolution, limited by stride and dilation
     "bias": (True, True, False),
     "input": ("channels last", "rows apart", "images apart", "turned", "offset", "channels last apart"),
     "weights": ("contiguous", "channels last", "turned", "offset"),
@@ -40,7 +40,7 @@ SPACE: Mapping[str, Sequence[Any]] = {
 }
 _UNSTRIDED = {"stride": (1, 1, 1), "dilation": (1, 1, 1)}
 _DENSE = {"way": "plain", "groups": "one"}
-# What models use most, which points drawn from all values alone would have seldom: these replace the point's own.
+# Values that models use most, but that random points would seldom have: these replace the point's own.
 USUAL: Mapping[str, Mapping[str, Any]] = {
     "any": {},
     "dense": {**_DENSE, "rank": 2, "wide": "nothing"},
@@ -51,18 +51,21 @@ USUAL: Mapping[str, Mapping[str, Any]] = {
     "volume": {"way": "plain", "rank": 3, "wide": "nothing"},
     "transposed": {"way": "transposed"},
 }
-# `multiple` of the length of a tensor of one dimension
+# `multiple` -> length of a tensor of one dimension
 LONG = {16: 1040, 32: 1088, 64: 2048, 128: 256}
-MOST_VOLUME_GROUPS = 12  # in three dimensions, where torch's kernels for the CPU take milliseconds for each
-MOST_PRODUCTS = 1 << 22  # of a case; beyond, there are fewer images, channels or filters
+MOST_VOLUME_GROUPS = 12  # in three dimensions, where torch's CPU kernels take milliseconds for each
+MOST_PRODUCTS = 1 << 22  # of a case; above this limit, there are fewer images, channels or filters
 FEW_IMAGES = 5
 
 
 @dataclass(frozen=True)
 class ConvShape:
-    """`large` and `small`: the sizes of the tensor with more places and of the one with fewer, which are input and
-    output of a plain convolution, output and input of a transposed one; `channels` those of a group of the large one,
-    `filters` of the small one. `padding`: before and after."""
+    """The shape of a convolution.
+
+    `large` and `small`: the sizes of the tensor with more positions and of the one with fewer. They are input and
+    output of a plain convolution, and output and input of a transposed one. `channels`: per group of the large tensor;
+    `filters`: per group of the small one. `padding`: before and after.
+    """
 
     images: int
     groups: int
@@ -76,7 +79,7 @@ class ConvShape:
     dilation: Sizes
     transposed: bool
     extra: Sizes
-    same: bool  # padding is given as that word
+    same: bool  # the padding argument is the word "same"
 
     @property
     def weights(self) -> Sizes:
@@ -91,7 +94,7 @@ class ConvShape:
 
     @property
     def written(self) -> tuple[int, Sizes]:
-        """The output's."""
+        """The output's channels and sizes."""
         return (
             (self.groups * self.channels, self.large) if self.transposed else (self.groups * self.filters, self.small)
         )
@@ -102,17 +105,17 @@ class ConvShape:
 
     @property
     def function(self) -> str:
-        """Its name in torch.nn.functional."""
+        """The name of the function in torch.nn.functional."""
         return f"conv{'_transpose' if self.transposed else ''}{self.rank}d"
 
     @property
     def products(self) -> tuple[int, int]:
-        """How many are summed to an element of the small tensor, and of the large one."""
+        """The number of products summed to an element of the small tensor, and of the large one."""
         return self.channels * math.prod(self.kernel), self.filters * math.prod(self.kernel)
 
     @property
     def covered(self) -> list[list[int]]:
-        """Which places of the input some window reads, by dimension."""
+        """The positions of the input that some window reads, by dimension."""
         if self.transposed:
             return [list(range(n)) for n in self.small]
         return [
@@ -140,7 +143,8 @@ def with_usual(point: Point) -> Point:
 
 
 def shape(point: Point) -> ConvShape:
-    """What a point stands for: sizes that are too small for the kernel grow, padding that is too wide shrinks."""
+    """The shape at a point: sizes that are too small for the kernel are enlarged, padding that is too wide is
+    reduced."""
     rank, transposed = point["rank"], point["way"] == "transposed"
     kernel, stride, dilation = (point[name][:rank] for name in ("kernel", "stride", "dilation"))
     extents = [d * (k - 1) + 1 for k, d in zip(kernel, dilation)]
@@ -150,14 +154,14 @@ def shape(point: Point) -> ConvShape:
     sizes = _sizes(point)
     if transposed:
         extra = tuple(min(point["extra"], max(s, d) - 1) for s, d in zip(stride, dilation))
-        # Two more than the padding takes, so that something is left.
+        # Two more than the padding removes, so that the output is not empty.
         small = tuple(max(2 + before // s, n // s) for n, s, (before, _) in zip(sizes, stride, padding))
         reached = ((n - 1) * s + extent for n, s, extent in zip(small, stride, extents))
         large = tuple(n - 2 * before + more for n, (before, _), more in zip(reached, padding, extra))
     else:
         extra = (0,) * rank
-        # Each tap reads something, and strides have two places: with one, oneDNN 3.12 (torch 2.13) computes bfloat16
-        # wrongly on processors with AMX, in two dimensions without padding.
+        # Each tap reads an element, and strided windows have two positions: with one, oneDNN 3.12 (torch 2.13) computes
+        # bfloat16 wrongly on processors with AMX, in two dimensions without padding.
         least = (extent if s == 1 else extent + s for extent, s in zip(extents, stride))
         large = tuple(max(n, needed) for n, needed in zip(sizes, least))
         wide = (n + before + after for n, (before, after) in zip(large, padding))
@@ -167,12 +171,13 @@ def shape(point: Point) -> ConvShape:
 
 
 def has_bias(point: Point) -> bool:
-    """Always where some of the output may be nothing but bias, whose gradient would not matter without one."""
+    """Always true where some of the output may consist of bias only, because its gradient would not matter without a
+    bias."""
     return bool(point["bias"]) or point["way"] == "transposed"
 
 
 def _padding(kind: str, dimension: int, extent: int, same: bool) -> tuple[int, int]:
-    """Before and after; no window lies in the padding alone."""
+    """The padding before and after; no window lies in the padding only."""
     if same:
         return (extent - 1) // 2, extent - 1 - (extent - 1) // 2
     width = {"none": 0, "one": 1, "uneven": (2, 0, 1)[dimension], "full": extent - 1}.get(kind, extent // 2)
@@ -184,7 +189,7 @@ def _wide(point: Point) -> int:
 
 
 def _counts(point: Point) -> tuple[int, int, int, int]:
-    """Images, groups, and the channels and filters of a group: where another size is large, these are small."""
+    """Images, groups, and the channels and filters of a group; these are small where another size is large."""
     images, channels, filters, wide = point["images"], point["channels"], point["filters"], point["wide"]
     few = 5 if wide not in ("nothing", "images") or point["rank"] == 3 else max(channels, filters)
     channels, filters = (_wide(point) if wide == name else min(point[name], few) for name in ("channels", "filters"))
@@ -216,7 +221,7 @@ def _counts(point: Point) -> tuple[int, int, int, int]:
 
 
 def _sizes(point: Point) -> list[int]:
-    """Of the tensor with more places, roughly."""
+    """The approximate sizes of the tensor with more positions."""
     long = LONG[point["multiple"]] + point["past"] if point["rank"] == 1 else _wide(point)
     sizes = [point["length"], *(min(point["width"] + n, 6 + n) for n in range(point["rank"] - 1))]
     if point["wide"] == "length" or (point["wide"] == "nothing" and point["rank"] == 1):

@@ -1,4 +1,4 @@
-"""gemm.exact and gemm.accuracy: matrix products against references that no GEMM had a part in."""
+"""gemm.exact and gemm.accuracy: matrix products against references that use no GEMM."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from envbuild.selftest.numerics.tensor_digests import digest
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 ACCURACY_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
-# Over 500 in each dimension, so that tiled kernels are taken, and none a multiple of 16, so that their edges are too.
+# Over 500 in each dimension, so that tiled kernels are used; no multiple of 16, so that their edges are tested.
 ROWS, INNER, COLUMNS = 509, 521, 503
 BATCH = (3, 67, 131, 53)
 ACCURACY = (256, 4096, 256)
 
-# sha256 of the integer results (reference.digest). Made in Python's own integers, as a test does again: they hold for
-# every device, dtype, order of summation and version of torch.
+# sha256 of the integer results (reference.digest). Computed with Python's integers, as a test repeats: they are valid
+# for every device, dtype, order of summation and version of torch.
 GOLDEN = {
     "Linear forward": "b57a6d8b5f71116fa096031503119453dfa4402a1f88014b186da638bc3db229",
     "Linear grad input": "a39368139ad72c196b9d5ec26184a7a05ae25e02440842b282335f9237ccf599",
@@ -39,7 +39,8 @@ Result = tuple[str, torch.Tensor, float]
 
 @dataclass(frozen=True)
 class Integers:
-    """Inputs of {-1, 0, 1}: y = x w^T + b with x (m, k), w (n, k), b (n), the gradient of y (m, n); a pair for bmm."""
+    """Inputs of {-1, 0, 1}: y = x w^T + b with x (m, k), w (n, k), b (n); the gradient of y (m, n); two factors for
+    bmm."""
 
     x: torch.Tensor
     w: torch.Tensor
@@ -117,8 +118,8 @@ def _exact_results(context: Context, data: Integers, dtype: torch.dtype) -> Iter
 def gemm_accuracy(context: Context) -> None:
     """gemm.accuracy: products of inputs uniform in [0, 1) stay within the bound of float32 accumulation.
 
-    Zero-mean inputs would let float16 accumulation pass: only sums that grow show its rounding. What torch's own
-    default flags give, which may allow that, is told and not judged: the error over the same bound.
+    Zero-mean inputs would let float16 accumulation pass: only growing sums show its rounding. The results with torch's
+    own default flags, which may allow it, are reported and not judged: the ratio of the error to the same bound.
     """
     m, k, n = ACCURACY
     a, b = hashed_inputs.uniform((m, k), seed=11), hashed_inputs.uniform((k, n), seed=12)

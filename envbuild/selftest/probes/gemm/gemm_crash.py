@@ -1,7 +1,8 @@
-"""gemm.crash: the shapes that killed processes, and many like them.
+"""gemm.crash: the shapes that crashed processes, and many similar shapes.
 
 cuBLAS of CUDA 11.8 to 12.4.0 divides by zero on some Hopper GPUs while it chooses an algorithm on the host, before any
-kernel runs: the shape decides, not the values. So the probe's first purpose is to live; what comes out is checked too.
+kernel runs: this depends on the shape, not on the values. So the probe mainly tests that the process survives; it
+checks the results as well.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from envbuild.selftest.harness.probe_context import Context, is_unsupported, sho
 from envbuild.selftest.numerics import hashed_inputs
 from envbuild.selftest.numerics.element_comparison import compare
 
-_ONES = 96  # about as many products of an inner sum are not zero: exact in bfloat16, whose integers reach 256
+_ONES = 96  # approximate number of nonzero products of an inner sum: exact in bfloat16, whose integers reach 256
 _CPU_LIMIT = 1 << 25  # multiplications of one shape of the sweep on the CPU
 
 
 @dataclass(frozen=True)
 class Gemm:
-    """One product (m, k) x (k, n). `layout` says of each factor whether it lies in memory transposed: "nn" to "tt".
+    """One product (m, k) x (k, n). `layout` gives the layout of each factor, "n" or transposed "t": "nn" to "tt".
 
-    `linear` calls F.linear with a bias, as a model does, where layout is "nt" by nature; otherwise torch.matmul.
+    `linear` calls F.linear with a bias, as a model does, which has the layout "nt"; otherwise torch.matmul is called.
     """
 
     m: int
@@ -43,21 +44,21 @@ class Gemm:
         return f"{self.source} {name}" if self.source else name
 
 
-# In the order of how well they are known to crash (NVIDIA H20).
+# Sorted by how well the crash is documented (NVIDIA H20).
 PUBLISHED = (
     Gemm(2, 1024, 18432, torch.bfloat16, linear=True, source="pytorch#133548"),
     Gemm(64, 14688, 1536, torch.float16, source="pytorch#152017"),
     Gemm(8, 1024, 4096, torch.bfloat16, source="Paddle#66921"),
     Gemm(8, 1024, 4096, torch.bfloat16, layout="tn", source="Paddle#66921"),
 )
-# The second takes 2.5 s on two CPU cores, since fp16 has no fast GEMM there; the quick level takes a narrower one.
+# The second takes 2.5 s on two CPU cores, where fp16 has no fast GEMM; the quick level uses a narrower one.
 PUBLISHED_CPU_QUICK = (
     PUBLISHED[0],
     Gemm(64, 14688, 96, torch.float16, source="pytorch#152017 narrowed"),
     *PUBLISHED[2:],
 )
 
-OWN = "own"  # a shape that the profile brought: where it cannot run at all, the probe fails
+OWN = "own"  # a shape from the profile: if it cannot run at all, the probe fails
 
 _ROWS = (1, 2, 7, 64, 333)
 _INNER_COLUMNS = ((1024, 1024), (1024, 4096), (1536, 8960), (4096, 1024), (14688, 1536))
@@ -66,7 +67,7 @@ _LAYOUTS = ("nn", "nt", "tn", "tt")
 
 
 def sweep_shapes() -> Iterator[Gemm]:
-    """375 shapes x layouts x bias x dtypes, of sizes that models have and that crashed."""
+    """375 combinations of shape, layout, bias and dtype, with sizes that models have and that crashed."""
     for k, n in _INNER_COLUMNS:
         for m in _ROWS:
             for dtype in _DTYPES:
@@ -76,9 +77,9 @@ def sweep_shapes() -> Iterator[Gemm]:
 
 
 def crash_cases(context: Context) -> tuple[Gemm, ...]:
-    """The profile's own shapes first, all of them; then the published ones, and from the standard level on the sweep.
+    """All shapes of the profile first, then the published ones, and from the standard level on the sweep.
 
-    Of these the CPU takes what it can afford.
+    On a CPU, only the small ones of the sweep are used.
     """
     own = tuple(
         Gemm(shape.m, shape.k, shape.n, getattr(torch, shape.dtype), shape.layout, shape.bias, OWN)
@@ -93,7 +94,7 @@ def crash_cases(context: Context) -> tuple[Gemm, ...]:
 
 
 def gemm_crash(context: Context) -> None:
-    """gemm.crash: the process lives through every shape, and every element of each result is right."""
+    """gemm.crash: the process survives every shape, and every element of each result is right."""
     chosen = crash_cases(context)
     context.traits["shapes"] = "cpu subset" if context.on_cpu else "all"
     context.traits["count"] = len(chosen)
@@ -102,10 +103,11 @@ def gemm_crash(context: Context) -> None:
 
 
 def _multiply(context: Context, gemm: Gemm) -> None:
-    """Multiply matrices of rank one, r x^T and x c^T of {-1, 0, 1}: r c^T (x . x), exact; its check costs m n.
+    """Multiplies matrices of rank one, r x^T and x c^T of {-1, 0, 1}: the result r c^T (x . x) is exact, and its check
+    costs m n.
 
-    All numbers are whole and exact in each dtype, so the device can compare. Only where it finds a difference does the
-    host compare too, element by element in float64: of 375 products that took most of this probe's processor time.
+    All numbers are integers and exact in each dtype, so the device can compare. Only if it finds a difference, the host
+    compares too, element by element in float64: for all 375 products that took most of this probe's processor time.
     """
     device, dtype = context.device, gemm.dtype
     r, x, c = _vectors(gemm.m, gemm.k, gemm.n)
@@ -130,14 +132,14 @@ def _multiply(context: Context, gemm: Gemm) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _vectors(m: int, k: int, n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """r (m), x (k) and c (n) on the host. Successive gemms differ in dtype and layout alone."""
+    """r (m), x (k) and c (n) on the host. Cached, because successive gemms differ only in dtype and layout."""
     inner = hashed_inputs.ternary((k,), seed=23, every=max(4, k // _ONES))
-    inner[0] = 1  # however short it is, the product is not zero
+    inner[0] = 1  # so that the product is not zero, even for a short vector
     return hashed_inputs.signs(m, 21), inner, hashed_inputs.signs(n, 22)
 
 
 def _product(gemm: Gemm, r: torch.Tensor, x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """r c^T (x . x), and c^T more for F.linear; where r and c lie, in their dtype."""
+    """r c^T (x . x), plus c^T for F.linear; on the device and in the dtype of r and c."""
     found = r[:, None] * (c * float(x.abs().sum()))
     return found + c if gemm.linear else found
 

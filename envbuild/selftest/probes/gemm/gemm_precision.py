@@ -1,4 +1,4 @@
-"""In what precision products are summed and their factors taken: gemm.accumulator, tf32.mode and gemm.fp8."""
+"""gemm.accumulator, tf32.mode and gemm.fp8: the precision in which products are summed, and that of their factors."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from envbuild.selftest.numerics.element_comparison import compare
 from envbuild.selftest.numerics.reference_products import product
 
 # A float16 sum that has reached 2048 does not grow by 1. Tensor cores add 16 products at a time before they round, and
-# 2048 + 16 is exact: so in the second case no 16 neighbours hold two ones.
+# 2048 + 16 is exact: so in the second case, 16 neighbours never contain two ones.
 START, LENGTH, APART = 2048, 4096, 16
 SUMS = {
     f"{START} + {LENGTH - 1} x 1": slice(1, None),
     f"{START} + {LENGTH // APART - 1} x 1, {APART} apart": slice(APART, None, APART),
 }
-SIDE = 128  # of the results, all of whose elements are equal
+SIDE = 128  # of the results, which have only equal elements
 
-STEP = 2.0**-12  # 1 + this is a float32, and 1 in TF32, which keeps 10 bits of fraction
+STEP = 2.0**-12  # 1 + STEP is exact in float32, and becomes 1 in TF32, which has 10 bits of fraction
 TF32_SIDE = 512
 TF32_CAPABILITY = (8, 0)
 OVERRIDE = "NVIDIA_TF32_OVERRIDE"  # read by NVIDIA's libraries: 0 forbids TF32, 1 forces it, whatever torch asks for
 
-# Multiples of 16, as _scaled_mm asks. On a CPU torch multiplies fp8 element by element: 16 million products a second.
+# Multiples of 16, as _scaled_mm needs. On a CPU torch multiplies fp8 element by element: 16 million products a second.
 FP8_SIZE = {"cuda": (272, 1040, 304), "cpu": (48, 1040, 80)}
 FP8_SCALE = 2.0
-# In float16, 64 * 64 + 1 is 64 * 64 again. Tensor cores add at most 32 products at a time, so the ones are 32 apart;
-# 13 fraction bits, which Hopper's fp8 sums have, hold every sum up to 2^14.
+# In float16, 64 * 64 + 1 equals 64 * 64. Tensor cores add at most 32 products at a time, so the ones are 32 apart;
+# the 13 fraction bits of Hopper's fp8 sums represent every sum up to 2^14 exactly.
 FP8_LARGE, FP8_APART = 64, 32
 
 
 def gemm_accumulator(context: Context) -> None:
-    """gemm.accumulator: sums of float16 products go on where a float16 sum would stand still, at 2048.
+    """gemm.accumulator: sums of float16 products keep growing beyond 2048, where a float16 sum stops.
 
-    What torch's own default flags give, which may allow that, is told and not judged.
+    The results with torch's own default flags, which may allow float16 sums, are reported and not judged.
     """
     for case, places in SUMS.items():
         row = torch.zeros(LENGTH)
@@ -74,19 +74,19 @@ def _mm_float32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _has_none(error: Exception) -> bool:
-    """Whether this torch has no such product; a TypeError: it takes no such argument."""
+    """Whether this torch has no such product; a TypeError means that it has no such argument."""
     return isinstance(error, TypeError) or is_unsupported(error) or "only supported" in str(error)
 
 
 def _with_default_flags(context: Context, left: torch.Tensor, right: torch.Tensor) -> list[float]:
-    """The least and the greatest element with torch's own flags, which let float16 be reduced in float16."""
+    """The smallest and the largest element with torch's default flags, which allow reductions of float16 in float16."""
     with context.with_default_flags():
         got = torch.mm(left, right)
     return [float(got.min()), float(got.max())]
 
 
 def tf32_mode(context: Context) -> None:
-    """tf32.mode: float32 products take TF32 where the profile allows it, and nowhere else."""
+    """tf32.mode: float32 products use TF32 where the profile allows it, and only there."""
     allowed = context.job.allow_tf32
     context.traits.update({"allow_tf32": allowed, OVERRIDE: os.environ.get(OVERRIDE)})
     if allowed and (context.on_cpu or torch.cuda.get_device_capability() < TF32_CAPABILITY):
@@ -105,7 +105,7 @@ def tf32_mode(context: Context) -> None:
 
 
 def judge_tf32(context: Context, case: str, got: torch.Tensor, allowed: bool, seconds: float) -> None:
-    """Judge by what 1 + 2^-12 came out as. cuDNN may compute a convolution without TF32 though it is allowed."""
+    """Judges by the result of 1 + 2^-12. cuDNN may compute a convolution without TF32 even if it is allowed."""
     wanted = {"float32": 1 + STEP, "TF32": 1.0} if allowed else {"float32": 1 + STEP}
     if allowed and case == "mm":
         del wanted["float32"]
@@ -148,7 +148,7 @@ def gemm_fp8(context: Context) -> None:
                 got = multiply(a, b, scale_a=scale, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=fast)
             if step.refused:
                 continue
-            got = got[0] if isinstance(got, tuple) else got  # until torch 2.4 with the largest value beside it
+            got = got[0] if isinstance(got, tuple) else got  # until torch 2.4 a tuple with the largest value
             worst = compare(got, exact, limit)
             context.compared(name, dtype, size, worst, step.seconds)
             if worst.wrong:
@@ -158,7 +158,7 @@ def gemm_fp8(context: Context) -> None:
 
 
 def _large_sums(shape: tuple[int, int], seed: int) -> torch.Tensor:
-    """Equal rows whose products with each other sum up to 4096 + 32; a float16 sum stays at 4096."""
+    """Equal rows whose products with each other sum to 4096 + 32; a float16 sum stays at 4096."""
     row = torch.zeros(shape[1])
     row[FP8_APART::FP8_APART] = 1
     row[0] = FP8_LARGE

@@ -1,9 +1,9 @@
 """gemm.cases: matrix products of sampled sizes, layouts, dtypes and arguments.
 
-Each case tries several sizes: products of the first rows, inner elements and columns of two matrices. One sum of outer
-products gives the expected results of them all, so that sizes cost little. Values are of two kinds. "integers" demand
-exact results, and take more digits than TF32, float16 or bfloat16 keep where the dtype holds more. With "fractions"
-the second half of a sum cancels the first: little is left of the result and its rounding, while a partial sum that
+Each case tests several sizes: products of the first rows, inner elements and columns of two matrices. One sum of outer
+products gives the expected results for all of them, so that sizes are cheap. There are two kinds of values. "integers"
+require exact results; they have more digits than TF32, float16 or bfloat16 keep, where the dtype has more. With
+"fractions" the second half of a sum cancels the first: the result and its rounding are small, while a partial sum that
 was kept in too few digits, or left out, shows in full.
 """
 
@@ -31,20 +31,20 @@ Results = Mapping[str, torch.Tensor]
 Expected = Mapping[str, Exact]
 Size = tuple[int, int, int]  # rows, inner elements, columns
 Pair = tuple[str, str]  # the layouts of both factors
-Weights = tuple[float, float]  # alpha, of the product, and beta, of what is added to it
+Weights = tuple[float, float]  # alpha, the factor of the product, and beta, that of the added tensor
 
 SMALL = (torch.float32, torch.float16, torch.bfloat16)
 DTYPES = (*SMALL, *SMALL, torch.float64)  # models seldom multiply in float64
 VALUES = ("integers", "fractions")
-MULTIPLES = (0, 16, 32, 64, 128, 256)  # sizes of a case are next to one of these: up to REACH more or less
+MULTIPLES = (0, 16, 32, 64, 128, 256)  # sizes of a case differ from one of these by at most REACH
 LONG = (512, 2048)
 REACH = 8
-NEAREST = (-1, 0, 1)  # of a multiple: half of all sizes
+NEAREST = (-1, 0, 1)  # offsets from a multiple, for half of all sizes
 TRIED = 5  # sizes of a case, the largest first
 MOST = 1 << 21  # multiplications of a case's largest product
-SUMMED = 1 << 11  # the longest sum of fractions: beyond, a tolerance leaves out single elements
+SUMMED = 1 << 11  # the longest sum of fractions: for longer ones the tolerance hides single elements
 _ZERO = torch.zeros((), dtype=torch.float64)
-BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}  # integers of so many are exact
+BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}  # integers with so many are exact
 FACTOR_BITS = 12  # of an integer factor: one more than TF32 and float16 keep
 TF32_BITS = 11
 
@@ -54,12 +54,13 @@ BIASES = ("none", *VECTORS)
 
 
 def gemm_cases(context: Context) -> None:
-    """gemm.cases: products of many sizes, layouts, dtypes and arguments are right, and gradients of linear."""
+    """gemm.cases: products of many sizes, layouts, dtypes and arguments are right, and so are the gradients of
+    linear."""
     case_sampling.check(context, sampled_operations(context.job.allow_tf32))
 
 
 def sampled_operations(tf32: bool) -> tuple[Operation, ...]:
-    """Every operation; `tf32`: float32 factors may be cut to TF32."""
+    """Every operation; `tf32`: float32 factors may be rounded to TF32."""
     sizes = {"rows": (*MULTIPLES, *LONG), "inner": (*MULTIPLES, *LONG), "columns": (*MULTIPLES, *LONG)}
     few = {"rows": MULTIPLES[:5], "inner": (*MULTIPLES, 512), "columns": MULTIPLES[:5]}
     kinds = {"dtype": DTYPES, "values": VALUES}
@@ -151,12 +152,13 @@ def sampled_operations(tf32: bool) -> tuple[Operation, ...]:
 
 
 def neighbour_sizes(multiple: int) -> list[int]:
-    """The sizes next to a multiple."""
+    """The sizes near a multiple."""
     return list(range(max(1, multiple - REACH), multiple + REACH + 1))
 
 
 def _fits(point: Point) -> bool:
-    """At most one size is large, so that the reference is cheap, and a tolerance sees a single element."""
+    """Whether at most one size is large, so that the reference is cheap and the tolerance does not hide a single
+    element."""
     most = [point[name] + REACH for name in ("rows", "inner", "columns") if name in point]
     work = math.prod(most) * point.get("batch", 1)
     is_seen: bool = point["values"] != "fractions" or point["inner"] <= SUMMED
@@ -164,7 +166,7 @@ def _fits(point: Point) -> bool:
 
 
 def _fits_added(point: Point) -> bool:
-    """One matrix alone has nothing that differs from one matrix to another."""
+    """Like _fits, without points that need several matrices but have only one."""
     single = point["batch"] == 1
     alone = single and (point["added"] == "row of each matrix" or _is_batched(point["left"], point["right"]))
     return _fits(point) and not alone
@@ -181,7 +183,7 @@ def _mm_into_columns(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-# How each is called: functions, so that torch's are looked up when they are.
+# How each product is called. These are functions, so that torch's functions are looked up at each call.
 PLAIN: dict[str, Product] = {
     "mm": lambda a, b: torch.mm(a, b),
     "mm out= columns": _mm_into_columns,
@@ -194,11 +196,12 @@ PLAIN: dict[str, Product] = {
 
 @dataclass(frozen=True)
 class Batched:
-    """A call with (batch, rows, inner) and (batch, inner, columns), or one matrix on a side that is `single`."""
+    """A call with (batch, rows, inner) and (batch, inner, columns), or with one matrix on the side named by
+    `single`."""
 
     call: Product
     single: str = ""
-    pairs: bool = False  # each left matrix with each right one
+    pairs: bool = False  # each left matrix times each right one
 
 
 BATCHED = {
@@ -217,7 +220,7 @@ BATCHED = {
 
 @dataclass(frozen=True)
 class OfVector:
-    """A call with a matrix and a vector; `rows`: None for as many as there are. `left`: the vector stands there."""
+    """A call with a matrix and a vector; `rows`: None for any number. `left`: the vector is the left factor."""
 
     call: Callable[..., torch.Tensor]
     rows: int | None = None
@@ -240,7 +243,7 @@ OF_VECTORS = {
 
 @dataclass(frozen=True)
 class GemmMakers:
-    """The case at a point of each operation."""
+    """Makes the case at a point of each operation."""
 
     tf32: bool
 
@@ -263,7 +266,7 @@ class GemmMakers:
         return Case(name, point["dtype"], given, call, exact)
 
     def weighted(self, point: Point, seed: int) -> Case:
-        """addmm or baddbmm: beta times what is added, and alpha times the product."""
+        """addmm or baddbmm: beta times the added tensor, plus alpha times the product."""
         sizes = _sizes(point, seed)
         count = point["batch"]
         batch = (count,) if count > 1 else ()
@@ -329,10 +332,10 @@ class GemmMakers:
     def _factors(
         self, point: Point, size: Size, seed: int, left: tuple[int, ...] = (), right: tuple[int, ...] = ()
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """On the host: (left, rows, inner) and (right, inner, columns)."""
+        """The factors on the host: (left, rows, inner) and (right, inner, columns)."""
         (m, k, n), dtype = size, point["dtype"]
         if point["values"] == "fractions":
-            # Between 1/2 and 1, so that each element matters about as much as any other.
+            # Between 1/2 and 1, so that all elements matter about equally.
             a, b = (
                 (1 + hashed_inputs.uniform((*left, m, k), seed)) / 2,
                 (1 + hashed_inputs.uniform((*right, k, n), seed + 1)) / 2,
@@ -349,31 +352,31 @@ class GemmMakers:
         return a.to(dtype), b.to(dtype)
 
     def _most(self, dtype: torch.dtype, k: int) -> int:
-        """The largest factor with which a sum of k products of random signs stays among the integers that the dtype
-        holds, or nearly always does."""
+        """The largest factor for which a sum of k products of random signs is, or nearly always is, an integer that the
+        dtype can represent."""
         bits = TF32_BITS if self.tf32 and dtype == torch.float32 else min(FACTOR_BITS, BITS[dtype])
         return int(max(1, min((1 << bits) - 1, 2 ** BITS[dtype] // (4 * math.sqrt(k)))))
 
 
 @dataclass(frozen=True)
 class How:
-    """What results are rounded to, and what the factors are."""
+    """The dtype of the results, and the kind of the factors."""
 
     dtype: torch.dtype
     values: str
     tf32: bool
 
     def judged(self, value: torch.Tensor, magnitude: torch.Tensor, k: int, *steps: torch.Tensor) -> Exact:
-        """A result with its tolerance. `steps`: what may be rounded before the result is; whole numbers that the dtype
-        has are not rounded. `magnitude`: the result with every product and every term positive."""
+        """A result with its tolerance. `steps`: intermediate results that may be rounded too; integers that the dtype
+        can represent are not rounded. `magnitude`: the result with every product and every term positive."""
         rounded = sum((self._rounding(step) for step in steps), self._rounding(value))
         if self.values == "integers":
             return Exact(value, rounded.expand_as(value))
-        # What is added to a product, and alpha, bring another four roundings to the accumulator.
+        # The added tensor and alpha bring another four roundings to the accumulator.
         return Exact(value, tolerances.gemm(_ZERO, magnitude, k + 4, self.dtype, self.tf32) + rounded)
 
     def _rounding(self, value: torch.Tensor) -> torch.Tensor:
-        """Of one shape with the value, or one zero for all."""
+        """The rounding errors, in the shape of the value, or one zero for all elements."""
         nearest = value.to(self.dtype).to(torch.float64)
         if torch.equal(nearest, value):
             return _ZERO
@@ -381,7 +384,7 @@ class How:
 
 
 def _sizes(point: Point, seed: int) -> list[Size]:
-    """The sizes that a case tries: first the largest, which has every element."""
+    """The sizes of a case: first the largest, which contains every element."""
     numbers = random.Random(f"sizes {seed}")
     dimensions = [neighbour_sizes(point.get(name, 0)) for name in ("rows", "inner", "columns")]
     sizes = [tuple(sizes[-1] for sizes in dimensions)]
@@ -391,14 +394,14 @@ def _sizes(point: Point, seed: int) -> list[Size]:
 
 
 def _near(numbers: random.Random, sizes: Sequence[int]) -> int:
-    """One of these sizes; every second time one next to the multiple in their middle."""
+    """One of these sizes; in half of the cases one near the multiple in their middle."""
     if len(sizes) > REACH and numbers.random() < 0.5:
         return sizes[-1] - REACH + NEAREST[int(numbers.random() * len(NEAREST))]
     return sizes[int(numbers.random() * len(sizes))]
 
 
 def leading(a: torch.Tensor, b: torch.Tensor, sizes: Sequence[Size]) -> list[torch.Tensor]:
-    """a[..., :m, :k] times b[..., :k, :n] for each (m, k, n), in float64: the sum goes on from one k to the next."""
+    """a[..., :m, :k] times b[..., :k, :n] for each (m, k, n), in float64: the sum continues from one k to the next."""
     found: dict[Size, torch.Tensor] = {}
     total, done = torch.zeros((), dtype=torch.float64), 0
     for m, k, n in sorted(sizes, key=lambda size: size[1]):
@@ -412,14 +415,14 @@ def leading(a: torch.Tensor, b: torch.Tensor, sizes: Sequence[Size]) -> list[tor
 def _each(
     how: How, a: torch.Tensor, b: torch.Tensor, sizes: Sequence[Size]
 ) -> Iterator[tuple[Size, torch.Tensor, torch.Tensor]]:
-    """Each size with its product, and the same of absolute values; only fractions need those."""
+    """Each size with its product, and with the product of absolute values, which only fractions need."""
     values = leading(a, b, sizes)
     magnitudes = leading(a.abs(), b.abs(), sizes) if how.values == "fractions" else values
     yield from zip(sizes, values, magnitudes)
 
 
 def _with_optional(given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Both factors, and what is added to their product, where there is such a tensor."""
+    """Both factors, and the added tensor if there is one."""
     a, b, *added = given
     return a, b, added[0] if added else None
 
@@ -430,20 +433,21 @@ def _title(size: Size, layouts: Pair | None = None) -> str:
 
 
 def _part(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """The first rows and columns, where there are more than one."""
+    """The first rows and columns; a dimension of size 1 is kept."""
     x = x[..., :columns] if x.shape[-1] > 1 else x
     return x[..., :rows, :] if x.dim() > 1 and x.shape[-2] > 1 else x
 
 
 def _layouts(point: Point, number: int, is_batched: bool) -> tuple[str, str]:
-    """The layouts for the size of this number: the point's for the first size, and others for each further size."""
+    """The layouts for the size with this number: the point's for the first size, different ones for each further
+    size."""
     choices = BATCHES if is_batched else MATRICES
     left, right = (choices.index(layout) if layout in choices else 0 for layout in (point["left"], point["right"]))
     return choices[(left + number) % len(choices)], choices[(right + 3 * number) % len(choices)]
 
 
 def _call(a: torch.Tensor, b: torch.Tensor, call: Product, sizes: Sequence[Size], layouts: Sequence[Pair]) -> Results:
-    """Each size; then the largest once more, and with its rows reversed, which shows a result that a cache kept."""
+    """Each size; then the largest again, and with its rows reversed, which shows a result that a cache kept."""
 
     def run(left: torch.Tensor, right: torch.Tensor, pair: Pair) -> torch.Tensor:
         return call(with_large_gaps(left, pair[0]), with_large_gaps(right, pair[1]))
@@ -473,8 +477,8 @@ def _products(
 
 
 def _weighted(*given: torch.Tensor, point: Point, sizes: Sequence[Size], layouts: Sequence[Pair]) -> Results:
-    """Into a new tensor, and where the shape is the result's, in place; with a beta of 0 over NaN, which is not read
-    (torch.addmm's documentation)."""
+    """The weighted product into a new tensor, and in place where the shape is the result's. With a beta of 0 the added
+    tensor is NaN, because it must not be read (torch.addmm's documentation)."""
     a, b, c = _with_optional(given)
     alpha, beta = point["weights"]
     found = {}
@@ -496,7 +500,8 @@ def _weighted(*given: torch.Tensor, point: Point, sizes: Sequence[Size], layouts
 def _weighted_products(
     *given: torch.Tensor, how: How, sizes: Sequence[Size], weights: Weights, layouts: Sequence[Pair] | None = None
 ) -> Expected:
-    """The product may be rounded before it is weighted, and what is weighted before it is added."""
+    """The expected results. The product may be rounded before it is weighted, and weighted terms before they are
+    added."""
     a, b, c = _with_optional(given)
     alpha, beta = weights
     found = {}
@@ -576,7 +581,7 @@ def _linear_exactly(*given: torch.Tensor, how: How, sizes: Sequence[Size]) -> Ex
 
 
 def of_bytes(point: Point, seed: int) -> Case:
-    """torch._int_mm, whose sums of products up to 127^2 need more than 16 bits."""
+    """torch._int_mm, with sums of products up to 127^2, which need more than 16 bits."""
     m, k, n = (point[name] for name in ("rows", "inner", "columns"))
     a, b = (
         hashed_inputs.whole((m, k), seed, 127).to(torch.int8),

@@ -1,14 +1,14 @@
 """norm.apex: apex's four norms over mixed dtypes, with and without autocast, forward and backward.
 
-They take the cases of norm.torch. What each is held to was read in apex's sources at 6424da3b (2026-07-08):
+They run the cases of norm.torch. The expected behaviour comes from apex's sources at 6424da3b (2026-07-08):
 
-- Fused* gives the input's dtype and reads the weight as that, so that any other pair is refused, by torch, in the words
-  "expected scalar type Float but found Half". Mixed* gives the weight's dtype, and takes a float32 input with any.
-- Under autocast all four cast all that they are given to its dtype.
+- Fused* returns the input's dtype and reads the weight as that dtype, so torch refuses any other pair with the message
+  "expected scalar type Float but found Half". Mixed* returns the weight's dtype, and accepts a float32 input with any.
+- Under autocast all four cast all of their inputs to autocast's dtype.
 - The kernels compute in float32, round x / sigma to the result's dtype and multiply (and add) in it.
-- Off the GPU there is no kernel: LayerNorm is torch's own, RMSNorm single operations of torch.
+- Without a GPU there is no kernel: LayerNorm is torch's own, RMSNorm consists of single torch operations.
 
-Refusals of pairs that apex never took are no fault. They are told apart, with what a model that meets one can do.
+Refusals of pairs that apex never supported are not failures. They are reported with a remedy for models that use them.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ LAYER, RMS = ("FusedLayerNorm", "MixedFusedLayerNorm"), ("FusedRMSNorm", "MixedF
 SAME: frozenset[Pair] = frozenset((dtype, dtype) for dtype in DTYPES)
 MIXED: frozenset[Pair] = SAME | {(torch.float32, dtype) for dtype in DTYPES}
 
-# torch's words where a kernel reads a tensor as another dtype than it has; the advisory of those has the remedy.
+# torch's message if a kernel reads a tensor as a dtype that it does not have; the advisory has the remedy.
 SCALAR_TYPE = re.compile(r"expected scalar type \w+ but found \w+")
 ADVISORY = "apex-t5-mixed-dtype"
 
 
 def norm_apex(context: Context) -> None:
-    """norm.apex: apex's fused norms in mixed dtypes, forward and backward, against float64; refused pairs are told."""
+    """norm.apex: apex's fused norms in mixed dtypes, forward and backward, match float64; refused pairs are
+    reported."""
     module = apex_loader.part("normalization", "fused_layer_norm_cuda")
     if on_kernels(context):
         found = kernels(module, norm_torch.autocast_dtype(context))
@@ -46,12 +47,12 @@ def norm_apex(context: Context) -> None:
 
 
 def on_kernels(context: Context) -> bool:
-    """Whether what runs here are apex's own kernels."""
+    """Whether apex's own kernels run here."""
     return not context.on_cpu
 
 
 def kernels(module: Any, autocast: torch.dtype) -> tuple[Norm, ...]:
-    """The four norms as their kernels have them."""
+    """The four norms as implemented by apex's kernels."""
     return tuple(
         Norm(
             name,
@@ -67,7 +68,7 @@ def kernels(module: Any, autocast: torch.dtype) -> tuple[Norm, ...]:
 
 
 def fallbacks(module: Any) -> tuple[Norm, ...]:
-    """The four norms as they are without a GPU, whose pairs are torch's and not apex's to declare."""
+    """The four norms without a GPU. torch determines their pairs of dtypes, so apex declares none."""
     layers = [Norm(name, _call(getattr(module, name))) for name in LAYER]
     rms = [Norm(name, _call(getattr(module, name)), centred=False, outputs=_weights, roundings=1) for name in RMS]
     return (*layers, *rms)
@@ -78,7 +79,7 @@ def _weights(x: torch.dtype, weight: torch.dtype) -> tuple[torch.dtype, ...]:
 
 
 def _call(kind: Any) -> Any:
-    """The module's forward over parameters that are given to it, whatever their dtypes."""
+    """Calls the module's forward with the given parameters, whatever their dtypes."""
 
     def call(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
         layer = kind(tuple(weight.shape), eps=EPSILON)
@@ -89,7 +90,8 @@ def _call(kind: Any) -> Any:
 
 
 def _note_mixed(context: Context) -> None:
-    """Tell which pairs each norm refuses in the words that models which mix dtypes meet, and the advisory of those."""
+    """Records which pairs each norm refuses with the message that models with mixed dtypes get, and the advisory for
+    it."""
     refused = {
         name: {pair: said for pair, said in pairs.items() if SCALAR_TYPE.fullmatch(said)}
         for name, pairs in context.traits["pairs"].items()

@@ -1,8 +1,8 @@
-"""Norms, the cases that they all take, and what must come out, in float64.
+"""Norms, the cases for all of them, and the expected results in float64.
 
-Each case has rows of four kinds: around 0; around 1, whose variance cancels where it is taken as E[x^2] - E[x]^2;
-512 times as large, whose squares leave float16; and 2^-6 times as large, where epsilon counts and 1 / sigma^3, which
-the backward pass needs, leaves float16.
+Each case has rows of four kinds: around 0; around 1, where the variance cancels if it is computed as E[x^2] - E[x]^2;
+512 times as large, where squares exceed float16's range; and 2^-6 times as large, where epsilon matters and
+1 / sigma^3, which the backward pass needs, exceeds float16's range.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from envbuild.selftest.harness.probe_context import short_name
 from envbuild.selftest.numerics import hashed_inputs
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-WIDTHS = (256, 1023, 4096, 8192)  # elements of one normalisation; the second is no multiple of anything
+WIDTHS = (256, 1023, 4096, 8192)  # elements of one normalisation; the second is odd
 AUTOCAST_WIDTHS = WIDTHS[1:3]
 ROWS = 8
-GROUPS, CHANNELS = 4, 8  # of a GroupNorm: its groups, and the channels of each
+GROUPS, CHANNELS = 4, 8  # of a GroupNorm: the number of groups, and the channels of each group
 EPSILON = 1e-5
-MANY_ROWS, NARROW = 4096, 32  # sums over so many rows are what half precision cannot hold
+MANY_ROWS, NARROW = 4096, 32  # half precision cannot hold sums over so many rows
 
 Pair = tuple[torch.dtype, torch.dtype]
 
@@ -39,12 +39,12 @@ def inputs_dtype(x: torch.dtype, weight: torch.dtype) -> tuple[torch.dtype, ...]
 class Norm:
     """One implementation: `call(x, weight, bias)`, x being (rows, n), or (rows, channels, length) where it has groups.
 
-    `centred`: it takes the mean off. `groups`: how many groups of channels are normalised each on its own.
+    `centred`: it subtracts the mean. `groups`: the number of groups of channels that are normalised separately.
     `outputs`: the dtypes that its result may have. `declared`: the pairs of dtypes, input's and weight's, that it must
-    take. `roundings`: how often it may round on the way, to the input's dtype or its result's, whichever holds less.
-    `upcasts`: it computes in float32; where it need not, rows that leave float16 on the way are tried apart and only
-    told. `autocast`: the dtype to which it casts all that it is given under autocast, so that it takes every pair
-    there; None: it leaves autocast to torch.
+    support. `roundings`: how often it may round intermediate results, to the input's dtype or its result's, whichever
+    is less precise. `upcasts`: it computes in float32; if it need not, rows that exceed float16's range in between are
+    tested separately and only reported. `autocast`: the dtype to which it casts all inputs under autocast, so that it
+    supports every pair there; None: it leaves autocast to torch.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class NormCase:
-    """One call of one norm. `number`: its place among all, so that no two have the same values."""
+    """One call of one norm. `number`: its index among all cases, so that no two have the same values."""
 
     norm: Norm
     x: torch.dtype
@@ -86,14 +86,14 @@ class NormCase:
 
     @property
     def outputs(self) -> tuple[torch.dtype, ...]:
-        """The dtypes that the result may have; torch's autocast may take a norm in float32."""
+        """The dtypes that the result may have; torch's autocast may compute a norm in float32."""
         if self.cast is not None:
             return (self.cast,)
         return (*self.norm.outputs(self.x, self.weight), *((torch.float32,) if self.autocast else ()))
 
     @property
     def cast(self) -> torch.dtype | None:
-        """The dtype to which the norm casts all that it is given, if it does."""
+        """The dtype to which the norm casts all inputs, if it does."""
         return self.norm.autocast if self.autocast else None
 
     @property
@@ -111,7 +111,7 @@ class NormCase:
 
 @dataclass(frozen=True)
 class NormInputs:
-    """What a norm is given; `grad` is the gradient of its result."""
+    """The inputs of a norm; `grad` is the gradient of its result."""
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -124,7 +124,7 @@ class NormInputs:
 
 @dataclass(frozen=True)
 class Results:
-    """The result y, and the gradients of what was given."""
+    """The result y, and the gradients of the inputs."""
 
     y: torch.Tensor
     x: torch.Tensor
@@ -135,7 +135,8 @@ class Results:
 def torch_norms(on_cpu: bool = True) -> tuple[Norm, ...]:
     """torch's own norms, looked up when they are called.
 
-    On a GPU they must take both of one dtype; the CPU's got their half types with torch's later releases.
+    On a GPU they must support input and weight of the same dtype. The CPU's norms support half types only in later
+    releases of torch.
     """
     declared = frozenset((dtype, dtype) for dtype in DTYPES if dtype == torch.float32 or not on_cpu)
 
@@ -143,7 +144,7 @@ def torch_norms(on_cpu: bool = True) -> tuple[Norm, ...]:
         return F.layer_norm(x, weight.shape, weight, bias, EPSILON)
 
     def rms(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        if hasattr(F, "rms_norm"):  # from torch 2.4 on
+        if hasattr(F, "rms_norm"):  # since torch 2.4
             return F.rms_norm(x, tuple(weight.shape), weight, EPSILON)
         wide = x.to(torch.float32)
         return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON) * weight.to(torch.float32)).to(x.dtype)
@@ -153,7 +154,7 @@ def torch_norms(on_cpu: bool = True) -> tuple[Norm, ...]:
 
     return (
         Norm("layer_norm", layer, declared=declared),
-        # torch 2.4 and 2.5 make it of single operations in the input's dtype; then the weight's may promote it.
+        # torch 2.4 and 2.5 compose it of single operations in the input's dtype, which the weight's may promote.
         Norm(
             "rms_norm",
             rms,
@@ -169,7 +170,7 @@ def torch_norms(on_cpu: bool = True) -> tuple[Norm, ...]:
 
 
 def norm_case_groups(norms: Sequence[Norm]) -> Iterator[list[NormCase]]:
-    """For each norm and pair of dtypes, without autocast and with it: a case of each width."""
+    """For each norm and pair of dtypes, without autocast and with it: one case of each width."""
     number = itertools.count()
     for norm, x, weight, autocast in itertools.product(norms, DTYPES, DTYPES, (False, True)):
         extreme = norm.upcasts or x != torch.float16
@@ -178,8 +179,8 @@ def norm_case_groups(norms: Sequence[Norm]) -> Iterator[list[NormCase]]:
 
 
 def norm_inputs(case: NormCase) -> NormInputs:
-    """x in [-1, 1) and the kinds of rows, weight in [0.5, 1.5), bias and grad in [-1, 1), as quantised to their dtypes;
-    all from counters, and turned by the case's number."""
+    """x in [-1, 1) and the kinds of rows, weight in [0.5, 1.5), bias and grad in [-1, 1), quantised to their dtypes.
+    All values come from counters, and are rolled by the case's number."""
     channels, count = case.shape[1], math.prod(case.shape)
     x, grad = (_values(case.rows, count // case.rows, seed).roll(case.number, dims=-1) for seed in (51, 54))
     x[1::4] += 1
@@ -194,7 +195,7 @@ def norm_inputs(case: NormCase) -> NormInputs:
 
 @functools.cache
 def _values(rows: int, columns: int, seed: int) -> torch.Tensor:
-    """Hashed once for each shape, which takes longer than a norm does."""
+    """Cached for each shape, because hashing takes longer than a norm."""
     return hashed_inputs.signed((rows, columns), seed)
 
 
@@ -232,7 +233,8 @@ def exact_norm(norm: Norm, given: NormInputs) -> tuple[Results, Results]:
 
 
 def long_sum(case: NormCase) -> NormInputs:
-    """For a case of MANY_ROWS: gradients of the weights that only grow, as x keeps its sign in each channel."""
+    """Inputs for a case of MANY_ROWS: the sums of the weights' gradients only grow, as x keeps its sign in each
+    channel."""
     count, channels = case.rows * case.width, case.shape[1]
     sign = 1 - 2 * (torch.arange(channels) % 2).to(torch.float32)
     length = count // channels // case.shape[0]

@@ -1,9 +1,9 @@
-"""norm.cases: layer_norm, rms_norm, group_norm, batch_norm and instance_norm at points of what models vary.
+"""norm.cases: layer_norm, rms_norm, group_norm, batch_norm and instance_norm on sampled arguments.
 
-A batch norm is a group norm of one row in which every channel is a group; one reference in float64 serves all, on a
-view of (rows, groups, channels, length) that is normalised over channels and length (Norm.view). Inputs are integers,
-moved or scaled: around 0, far from it compared with the deviation, so small that epsilon counts, and so large that
-squares leave float16.
+A batch norm is a group norm of one row in which every channel is a group. One reference in float64 serves all norms, on
+a view of (rows, groups, channels, length) that is normalised over channels and length (Norm.view). Inputs are integers,
+shifted or scaled: around 0; far from 0 compared with the deviation; so small that epsilon matters; and so large that
+squares exceed float16's range.
 """
 
 from __future__ import annotations
@@ -32,19 +32,18 @@ COUNTS: Mapping[str, Mapping[str, int]] = {
     "instance_norm": {"quick": 16, "standard": 90, "full": 1000},
 }
 MOST = 40_000  # elements of an input
-FEWEST = 8  # of those that are normalised together: of two, the result is their order
+FEWEST = 8  # elements that are normalised together: with two, the result depends only on their order
 
 NEAR, FAR, SMALL, LARGE = "near 0", "far from 0", "small", "large"
 CENTRE, CENTRE_NEARER = 4000.0, 64.0  # of values far from 0; the latter is exact in half types
-WHOLE, WHOLE_FAR = 8, 3  # the largest of the integers that are taken, and of those added to a centre in half types
+WHOLE, WHOLE_FAR = 8, 3  # the largest integer, and the largest added to a centre in half types
 SCALE = 512.0
 EPSILONS = (1e-12, 1e-6, 1e-5, 1e-3, 1.0)
 FINEST = {torch.float16: 2.0**-12}  # the smallest scale: the reciprocal of the deviation stays a float16
-# As norm_torch.py: torch's CPU kernels keep mean and 1 / sigma in the input's dtype, and add up gradients of weights in
-# it.
+# As norm_torch.py: torch's CPU kernels keep mean and 1 / sigma in the input's dtype, and sum weights' gradients in it.
 ROUNDINGS_X, ROUNDINGS_WEIGHT = 2, 2
-# As norm_fixed_cases.torch_norms: what may be rounded to the input's dtype on every device. Batch norms keep statistics
-# in it.
+# As norm_fixed_cases.torch_norms: the number of roundings to the input's dtype on every device. Batch norms keep
+# statistics in it.
 ROUNDINGS = {"rms_norm": 5, "group_norm": 2, "batch_norm": 2, "instance_norm": 2}
 _REFUSED = ("dtype", "scalar type", "not implemented for", "data type")
 
@@ -61,7 +60,7 @@ ROWS: Mapping[str, Sequence[Any]] = {
     "rows": ((1,), (5,), (9,), (131,), (3, 5), (2, 3, 4)),
     "width": (0, 16, 32, 64, 128, 256, 512, 1024, 4096),
     "past": (1, -1, 0, 2, 3, 5, 8, -3, -8),
-    "outer width": (1, 1, 3),  # of two normalised dimensions, the first
+    "outer width": (1, 1, 3),  # the first of two normalised dimensions
 }
 IMAGES: Mapping[str, Sequence[Any]] = {
     **DIMENSIONS,
@@ -87,7 +86,7 @@ class SampledNorm:
     shape: tuple[int, ...]
     groups: int = 1
     normalised: int = 1  # dimensions of a layer norm or an RMS norm
-    training: bool = True  # of a batch norm, or whether an instance norm takes the input's own statistics
+    training: bool = True  # of a batch norm; for an instance norm: whether it uses the input's own statistics
     tracked: bool = False
     momentum: float = 0.1
 
@@ -117,19 +116,19 @@ class SampledNorm:
 
     @property
     def backward(self) -> bool:
-        """Far from 0, what an error of the mean may do to a gradient leaves no digit of it."""
+        """Whether gradients are checked. Far from 0, an error of the mean may change every digit of a gradient."""
         return self.values != FAR
 
     @property
     def centre(self) -> float:
-        """What is added to the integers. cuDNN does not say how it computes the variance of a batch norm."""
+        """The offset added to the integers. cuDNN does not document how it computes the variance of a batch norm."""
         if self.values != FAR:
             return 0.0
         return CENTRE_NEARER if self.is_half or self.kind in ("batch_norm", "instance_norm") else CENTRE
 
     @property
     def scale(self) -> float:
-        """By what the integers are multiplied, a power of two; of small values so that epsilon counts."""
+        """The factor of the integers, a power of two. For small values it is so small that epsilon matters."""
         if self.values != SMALL:
             return SCALE if self.values == LARGE else 1.0
         epsilon = torch.finfo(self.dtype).eps if self.epsilon is None else self.epsilon
@@ -153,7 +152,7 @@ class SampledNorm:
         return f"{self.kind} of {shape}{groups}{over}, {self.weights}{how}, {epsilon}, {layouts}, values {self.values}"
 
     def view(self, x: torch.Tensor) -> torch.Tensor:
-        """As (rows, groups, channels, length), normalised over the last two."""
+        """x as (rows, groups, channels, length), normalised over the last two."""
         if self.kind in ("layer_norm", "rms_norm"):
             return x.reshape(-1, 1, math.prod(self.affine), 1)
         if self.kind == "batch_norm":
@@ -169,7 +168,7 @@ class SampledNorm:
 
     @property
     def together(self) -> int:
-        """How many elements are normalised together."""
+        """The number of elements that are normalised together."""
         if self.kind in ("layer_norm", "rms_norm"):
             return math.prod(self.affine)
         if self.kind == "batch_norm":
@@ -178,16 +177,17 @@ class SampledNorm:
 
 
 def possible(point: Point, kind: str) -> bool:
-    """Not large, with elements to normalise, and such that each element matters and no statistic leaves its dtype."""
+    """Whether the point is not too large and has enough elements to normalise, each element matters, and no statistic
+    exceeds the range of its dtype."""
     norm = SampledNorm.at(kind, point)
     if math.prod(norm.shape) > MOST or norm.together < FEWEST:
         return False
     if norm.values == FAR and norm.is_half:
         return kind == "layer_norm" or (kind == "rms_norm" and norm.dtype == torch.float16)
-    # torch's kernel for channels last on the CPU takes the variance as a difference of squares.
+    # torch's CPU kernel for channels last computes the variance as a difference of squares.
     if norm.values == FAR and kind == "group_norm" and norm.layout == "channels last":
         return False
-    # torch's instance_norm on the CPU takes such a gradient of one sample in another order than it lies in.
+    # torch's instance_norm on the CPU reads such a gradient of one sample in the wrong order of memory.
     if kind == "instance_norm" and norm.shape[0] == 1 and norm.gradient_layout == "channels last":
         return False
     if kind in ("batch_norm", "instance_norm") and norm.values in (SMALL, LARGE):
@@ -222,7 +222,7 @@ def sampled_operations() -> tuple[Operation, ...]:
 
 
 def norm_cases(context: Context) -> None:
-    """norm.cases: layer, RMS, group, batch and instance norms over shapes, strides and epsilons drawn by seed."""
+    """norm.cases: layer, RMS, group, batch and instance norms over sampled shapes, strides and epsilons are right."""
     case_sampling.check(context, OPERATIONS)
 
 
@@ -255,7 +255,8 @@ def _values(norm: SampledNorm, name: str, seed: int) -> torch.Tensor:
 
 
 def _run(*given: torch.Tensor, names: Sequence[str], norm: SampledNorm) -> dict[str, torch.Tensor]:
-    """The result, its gradients and the running statistics, after a call with another epsilon and other values."""
+    """The result, its gradients and the running statistics, after a call with a different epsilon and different
+    values."""
     tensors = dict(zip(names, given))
     leaves: dict[str, torch.Tensor] = {n: tensors[n].detach().clone() for n in ("weight", "bias") if n in tensors}
     leaves["x"] = with_nan_gaps(norm.centre + norm.scale * tensors["x"], norm.layout).detach()
@@ -300,7 +301,7 @@ def _call(
 
 
 def _exact(*given: torch.Tensor, names: Sequence[str], norm: SampledNorm) -> dict[str, Exact]:
-    """As norm_fixed_cases.exact_norm has the results and their magnitudes, every term of which is positive."""
+    """The results and their magnitudes (the same with every term positive), as in norm_fixed_cases.exact_norm."""
     tensors = dict(zip(names, given))
     x = norm.view(norm.centre + norm.scale * tensors["x"])
     epsilon = torch.finfo(norm.dtype).eps if norm.epsilon is None else norm.epsilon
@@ -313,7 +314,7 @@ def _exact(*given: torch.Tensor, names: Sequence[str], norm: SampledNorm) -> dic
         return values.mean((2, 3), keepdim=True)
 
     weight, bias = of_channels("weight", 1.0), of_channels("bias", 0.0)
-    centred = float(norm.kind != "rms_norm" and norm.training)  # whether the input's own mean is taken off
+    centred = float(norm.kind != "rms_norm" and norm.training)  # whether the input's own mean is subtracted
     own = float(norm.training)  # whether the deviation is the input's own
     centre = centred * mean(x) if norm.training else of_channels("mean", 0.0)
     distance = x.abs()
@@ -366,8 +367,8 @@ def _bound(
 
 
 def _statistics(norm: SampledNorm, tensors: Mapping[str, torch.Tensor], x: torch.Tensor) -> dict[str, Exact]:
-    """Of an instance norm, the mean over the rows. An error of the mean moves each x - mean, by way of which it enters
-    the variance; in half types statistics are rounded before they are added and after."""
+    """The running statistics; for an instance norm their mean over the rows. An error of the mean changes each
+    x - mean, and thereby the variance. In half types, statistics are rounded before and after they are added."""
     n = x.shape[2] * x.shape[3]
     centre, size = x.mean((2, 3), keepdim=True), x.abs().mean((2, 3), keepdim=True)
     shifted = x - centre

@@ -1,8 +1,8 @@
 """norm.torch: LayerNorm, RMSNorm and GroupNorm over mixed dtypes, with and without autocast, forward and backward.
 
-All implementations take the same cases, so that others can be put beside torch's: what a model calls may have been
-replaced. A pair of dtypes that an implementation refuses is told with its words; that is a fault only where the
-implementation declares the pair.
+All implementations run the same cases, so that others can be compared with torch's: models may call a replacement. If
+an implementation refuses a pair of dtypes, its message is reported; that is a failure only if the implementation
+declares the pair.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from envbuild.selftest.probes.normalization.norm_fixed_cases import (
     torch_norms,
 )
 
-# torch's CPU kernels keep mean and 1 / sigma in the input's dtype for the backward pass, and add up the gradients of
-# weights in it, row by row (tried with 2.0, 2.4 and 2.13).
+# torch's CPU kernels keep mean and 1 / sigma in the input's dtype for the backward pass, and sum the gradients of
+# weights in it, row by row (tested with 2.0, 2.4 and 2.13).
 ROUNDINGS_X, ROUNDINGS_WEIGHT = 2, ROWS + 2
 TITLES = {"y": "y", "x": "grad input", "weight": "grad weight", "bias": "grad bias"}
 
@@ -46,7 +46,7 @@ def norm_torch(context: Context) -> None:
 
 
 def check_norms(context: Context, norms: Sequence[Norm]) -> None:
-    """All cases of these norms. Raises Skip where none takes any pair of dtypes, and none had to."""
+    """Runs all cases of these norms. Raises Skip if none supports any pair of dtypes, and none was required to."""
     pairs: dict[str, dict[str, str]] = {norm.name: {} for norm in norms}
     context.traits.update(pairs=pairs, needs_upcast=[], accumulates_in_half=[])
     for first, *others in norm_case_groups(norms):
@@ -104,12 +104,12 @@ def _autocast(context: Context) -> contextlib.AbstractContextManager[object]:
 
 
 def autocast_dtype(context: Context) -> torch.dtype:
-    """What autocast casts to here."""
+    """The dtype that autocast casts to here."""
     return torch.bfloat16 if context.on_cpu else torch.float16
 
 
 def _compare(case: NormCase, got: Results, given: NormInputs) -> dict[str, Worst]:
-    """The worst element of the result and of each gradient that this norm has, by the fields of Results."""
+    """The worst element of the result, and of each gradient that this norm has, by the fields of Results."""
     seen = given.to(case.cast) if case.cast else given
     results, magnitudes = exact_norm(case.norm, dataclasses.replace(seen, grad=given.grad.to(got.y.dtype)))
     roundings = case.norm.roundings
@@ -131,7 +131,7 @@ def _compare(case: NormCase, got: Results, given: NormInputs) -> dict[str, Worst
 
 
 def _note_upcast(context: Context, case: NormCase, given: NormInputs) -> None:
-    """Note that upcasting cures what is wrong with the case, if the same values as float32 come out right."""
+    """Records that upcasting fixes a wrong case, if the same values in float32 give the right result."""
     upcast = dataclasses.replace(case, x=torch.float32, weight=torch.float32, autocast=False)
     known = context.traits["needs_upcast"]
     if case.label in known or case.label == upcast.label:
@@ -142,7 +142,7 @@ def _note_upcast(context: Context, case: NormCase, given: NormInputs) -> None:
 
 
 def _note_extreme(context: Context, first: NormCase) -> None:
-    """Note where a norm that need not upcast is wrong for values that leave float16 on the way."""
+    """Records where a norm that need not upcast is wrong for values that exceed float16's range in between."""
     if first.extreme:
         return
     case = dataclasses.replace(first, extreme=True)
@@ -153,7 +153,7 @@ def _note_extreme(context: Context, first: NormCase) -> None:
 
 
 def _note_long_sum(context: Context, first: NormCase) -> None:
-    """Note where the weights' gradients over many rows are added up in half precision."""
+    """Records where the weights' gradients over many rows are summed in half precision."""
     if first.autocast or first.x == first.weight == torch.float32:
         return
     case = dataclasses.replace(first, rows=MANY_ROWS, width=NARROW)
@@ -163,7 +163,7 @@ def _note_long_sum(context: Context, first: NormCase) -> None:
     results, magnitudes = exact_norm(case.norm, dataclasses.replace(given, grad=given.grad.to(got.y.dtype)))
     for name in ("weight", "bias") if case.norm.centred else ("weight",):
         wanted = getattr(results, name)
-        # One rounding to either dtype is no accumulation.
+        # One rounding to either dtype is not an accumulation.
         single = tolerances.rounding(wanted, case.x) + tolerances.rounding(wanted, case.weight)
         limit = single + tolerances.gamma(MANY_ROWS, tolerances.ACCUMULATOR) * getattr(magnitudes, name)
         if compare(getattr(got, name), wanted, limit).wrong:

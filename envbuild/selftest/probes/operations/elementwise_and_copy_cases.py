@@ -25,15 +25,15 @@ Values = tuple[torch.Tensor, torch.Tensor]
 Elementwise = Callable[[torch.Tensor], torch.Tensor]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Next to what a vector register, a warp or a block takes.
+# Near the sizes of a vector register, a warp or a block.
 LENGTHS = (1, 3, 7, 8, 9, 15, 17, 31, 33, 37, 63, 65, 127, 129, 255, 257, 511, 513, 1023, 1025, 2049, 4099)
 ROWS = (1, 2, 3, 5, 17)
-SPREAD = (4.0, 100.0, 2.0**-10)  # of elements in turns: where functions bend, where they end, and close to 0
+SPREAD = (4.0, 100.0, 2.0**-10)  # factors of elements, in turn: where functions bend, where they end, and close to 0
 
 
 @dataclass(frozen=True)
 class Activation:
-    """`call` as models have it; `exact`: its value and derivative in float64."""
+    """`call`: as in models; `exact`: its value and derivative in float64."""
 
     call: Elementwise
     exact: Callable[[torch.Tensor], Values]
@@ -80,7 +80,7 @@ def _elu(x: torch.Tensor) -> Values:
 
 
 def _pieces(x: torch.Tensor, low: float, high: float, negative: float) -> Values:
-    """Slope 1 between two places, `negative` below and 0 above; the slope at a place is that of below or above it."""
+    """Slope 1 between two points, `negative` below and 0 above. At a point, the slope is that of the outer side."""
     inside = (x > low) & (x < high)
     y = torch.where(x > low, x.clamp(max=high), low + negative * (x - low))
     return y, torch.where(inside, 1.0, torch.where(x <= low, negative, 0.0)).to(x.dtype)
@@ -109,15 +109,15 @@ ACTIVATIONS = {
     "log": Activation(lambda x: torch.log(x), lambda x: (torch.log(x), 1 / x)),
     "log1p": Activation(lambda x: torch.log1p(x), lambda x: (torch.log1p(x), 1 / (1 + x))),
 }
-PIECEWISE = ("relu", "relu6", "leaky_relu", "hardtanh")  # of which nothing is rounded but the result
-AROUND_ONE = ("sigmoid", "softplus", "exp", "logsigmoid", "cos")  # which half types round to one number near 0
-FROM_RESULT = ("sigmoid", "tanh", "exp", "elu", "logsigmoid")  # whose derivative is computed from the rounded result
+PIECEWISE = ("relu", "relu6", "leaky_relu", "hardtanh")  # only the result is rounded
+AROUND_ONE = ("sigmoid", "softplus", "exp", "logsigmoid", "cos")  # half types round them to one number near 0
+FROM_RESULT = ("sigmoid", "tanh", "exp", "elu", "logsigmoid")  # the derivative is computed from the rounded result
 POWERS = ("sqrt", "rsqrt", "reciprocal")  # likewise: the derivative is a power of the result, up to its cube
-POSITIVE, LEAST = (*POWERS, "log", "log1p"), 2.0**-6  # of arguments from here on
-# How often torch rounds to the dtype on the way to a derivative that it composes of other operations, on each device
-# (its derivatives.yaml: log1p's is grad / (x + 1)).
+POSITIVE, LEAST = (*POWERS, "log", "log1p"), 2.0**-6  # functions of positive arguments, and the smallest argument
+# How often torch rounds to the dtype within a derivative that it composes of other operations, on each device (its
+# derivatives.yaml: log1p's is grad / (x + 1)).
 COMPOSED = {"sin": 1, "cos": 1, "log1p": 1, "reciprocal": 2, "rsqrt": 3}
-LARGEST = {torch.float32: 80.0, torch.float16: 9.0, torch.bfloat16: 80.0}  # whose exponential, three times, is finite
+LARGEST = {torch.float32: 80.0, torch.float16: 9.0, torch.bfloat16: 80.0}  # three times the exponential is finite
 
 ARITHMETIC: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "add": lambda x, y: torch.add(x, y),
@@ -193,7 +193,7 @@ BY_HAND: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "trunc": lambda x, y: (x / 4).trunc(),
     "addcdiv": lambda x, y: x + 2 * x * torch.sign(y),
 }
-FRACTIONAL = ("div", "lerp", "floor", "ceil", "round", "trunc", "addcdiv")  # that integers do not have
+FRACTIONAL = ("div", "lerp", "floor", "ceil", "round", "trunc", "addcdiv")  # not for integers
 OTHERS = ("same", "row", "column", "column of a matrix", "number", "vector")
 
 MOVES: dict[str, Callable[[torch.Tensor, torch.dtype, str], torch.Tensor]] = {
@@ -210,13 +210,14 @@ MOVES: dict[str, Callable[[torch.Tensor, torch.dtype, str], torch.Tensor]] = {
     ),
 }
 COPIED = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8)
-FEW, MOST = 5000, 20000  # elements of an activation, and that are copied
-HALFWAYS = 400  # numbers that a case casts, and as many halfway between two, and next to that
-BLOCKS = (65536, 131072, 1 << 20)  # elements; a copy of half a MiB and more has kernels of its own
+FEW, MOST = 5000, 20000  # elements of an activation, and of a copy
+HALFWAYS = 400  # numbers that a case casts; as many are halfway between two, and just below and above halfway
+BLOCKS = (65536, 131072, 1 << 20)  # elements; copies of half a MiB and more use different kernels
 
 
 def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
-    """Every operation; `rounded_sums`: kernels may round to the dtype on the way, as torch's for the CPU do."""
+    """Every operation; `rounded_sums`: kernels may round intermediate results to the dtype, as torch's CPU kernels
+    do."""
     makers = ElementwiseMakers(rounded_sums)
     return (
         Operation(
@@ -259,7 +260,7 @@ def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
             {"source": (torch.float32, torch.float64), "target": tuple(exact_fixed_cases.FORMATS), "layout": MATRICES},
             cast,
             {"quick": 16, "standard": 36, "full": 60},
-            # torch casts float64 to less than float32 by way of float32, and rounds twice.
+            # torch casts float64 to smaller dtypes than float32 via float32, and rounds twice.
             lambda point: (point["source"] == torch.float64) == (point["target"] == torch.float32),
         ),
         Operation(
@@ -298,7 +299,7 @@ def _fits(point: Point, most: int) -> bool:
 
 @dataclass(frozen=True)
 class ElementwiseMakers:
-    """The case at a point of each operation."""
+    """Makes the case at a point of each operation."""
 
     rounded_sums: bool
 
@@ -351,7 +352,7 @@ class ElementwiseMakers:
 
 def cast(point: Point, seed: int) -> Case:
     """Numbers of a smaller dtype, halfway to the next, just before and after that, and, for 16 bits, beyond the largest
-    (dtypes of 8 bits differ in that). The result is the nearest number; halfway between two, the even one."""
+    (8-bit dtypes differ there). The result is the nearest number; halfway between two, the even one."""
     source, target = point["source"], point["target"]
     numbers = (
         exact_fixed_cases.decode(exact_fixed_cases.finite_patterns(target), target)
@@ -373,7 +374,7 @@ def cast(point: Point, seed: int) -> Case:
 
 
 def _floats(seed: int) -> torch.Tensor:
-    """float32 numbers next to each other, as float64; half of them subnormal."""
+    """Consecutive float32 numbers, as float64; half of them subnormal."""
     first = (1 << 23) - 1000
     return torch.arange(first, first + 2000, dtype=torch.float64) * 2.0 ** (-149 if seed % 2 else 3)
 
@@ -389,14 +390,14 @@ def _nearest(x: torch.Tensor, target: torch.dtype) -> Expected:
 
 
 def cast_of_integers(point: Point, seed: int) -> Case:
-    """Integers, some of them with more digits than the floating-point dtype has; fractions, which are cut."""
+    """Integers, some of them with more digits than the floating-point dtype has, and fractions, which are truncated."""
     source, target = point["source"], point["target"]
     if source.is_floating_point:
         most = {torch.float16: 1 << 14, torch.bfloat16: 1 << 14}.get(source, 1 << 15)
         x = (hashed_inputs.signed((50, 9), seed) * most).to(source)
         x[::2] /= 256
     else:
-        # Half types come by way of float32 in torch: of more bits they would be rounded twice.
+        # torch converts to half types via float32: integers with more bits would be rounded twice.
         bits = {torch.float16: 15, torch.bfloat16: 23}.get(target, 40 if source == torch.int64 else 30)
         x = hashed_inputs.hashes(450, seed) * 251 % (1 << bits) + torch.arange(450)
         x = (
@@ -431,8 +432,8 @@ def _activated(x: torch.Tensor, grad: torch.Tensor, function: str, layout: str) 
 def _activated_exactly(
     x: torch.Tensor, grad: torch.Tensor, function: str, dtype: torch.dtype, rounded: bool
 ) -> Expected:
-    """tolerances.activation of what the factor in [0, 1] is multiplied with; of a derivative that comes from the
-    rounded result, what that rounding moves it by."""
+    """The tolerance is tolerances.activation of the value that the factor in [0, 1] is multiplied by. For a derivative
+    that is computed from the rounded result, the effect of that rounding is added."""
     value, slope = ACTIVATIONS[function].exact(x)
     if function in ("exp", "tanh", *POWERS):
         size = value.abs()
@@ -442,7 +443,7 @@ def _activated_exactly(
     if function in PIECEWISE:
         size = steepness = torch.zeros_like(x)
     output = Exact(value, tolerances.rounding(value, dtype) + tolerances.activation(size))
-    if rounded and function == "rsqrt":  # torch's for the CPU rounds the root, and then what it divides
+    if rounded and function == "rsqrt":  # torch's CPU kernel rounds the root, and then the quotient
         output = Exact(value, output.bound + tolerances.unit_roundoff(dtype) * value)
     gradient = grad * slope
     limit = tolerances.rounding(gradient, dtype) + grad.abs() * tolerances.activation(steepness)
@@ -470,7 +471,7 @@ def _combined_by_hand(x: torch.Tensor, y: torch.Tensor, functions: Sequence[str]
 
 
 def _images(x: torch.Tensor) -> torch.Tensor:
-    """The same elements as images of three channels where that is possible, else of as many as there are rows."""
+    """The same elements as images, with three channels where possible, else with as many channels as there are rows."""
     rows, length = x.shape
     return x.reshape(rows, 3, 1, length // 3) if length % 3 == 0 else x[None, :, None]
 

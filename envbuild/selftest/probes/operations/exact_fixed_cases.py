@@ -1,8 +1,8 @@
 """Operations with one right result: products, embeddings and sums of integers, casts, copies and extremes.
 
-Sums of integers are exact in every dtype and order while no partial sum leaves the integers that the dtype holds: up to
-2^8 for bfloat16. Expected results come from outer products (reference.product), Python's own lists and integers, or
-arithmetic on bit patterns: no tested operation has a part in them.
+Sums of integers are exact in every dtype and order while every partial sum is within the integers that the dtype
+represents: up to 2^8 for bfloat16. Expected results come from outer products (reference.product), Python's lists and
+integers, or arithmetic on bit patterns: they use no tested operation.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ Results = Mapping[str, torch.Tensor]
 Expected = Mapping[str, Exact]
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-SHAPES = ((67, 131, 41), (129, 65, 33), (15, 257, 17))  # m, k, n: just past multiples of tiles, and just before
+SHAPES = ((67, 131, 41), (129, 65, 33), (15, 257, 17))  # m, k, n: just above multiples of tiles, and just below
 FACTORS = ((2.0, -1.0), (0.5, 3.0))  # alpha, beta: the products of integers stay exact
 BATCH = 5
-KEYS, WIDTH, LOOKUPS, FREQUENT = 97, 33, 601, 300  # of an embedding: rows, columns, indices, and how many are the same
+KEYS, WIDTH, LOOKUPS, FREQUENT = 97, 33, 601, 300  # of an embedding: rows, columns, indices, equal indices
 PADDING = 0
 LENGTHS = (1, 33, 1025)  # of cumulative sums: one element, past a warp, past a block
 PRIME = 257
 
-# Exponent and fraction bits. float8_e4m3fn has no infinity: its largest exponent holds numbers, but for one NaN.
+# Exponent and fraction bits. float8_e4m3fn has no infinity: its largest exponent has numbers, except for one NaN.
 FORMATS = {torch.float16: (5, 10), torch.bfloat16: (8, 7), torch.float32: (8, 23)}
-_EIGHT_BITS = {"float8_e4m3fn": (4, 3), "float8_e5m2": (5, 2)}  # not before torch 2.1
+_EIGHT_BITS = {"float8_e4m3fn": (4, 3), "float8_e5m2": (5, 2)}  # since torch 2.1
 FORMATS.update({getattr(torch, name): bits for name, bits in _EIGHT_BITS.items() if hasattr(torch, name)})
 
 
@@ -55,7 +55,7 @@ def cases() -> Iterator[Case]:
 
 
 def exact_products(dtype: torch.dtype) -> Iterator[Case]:
-    """addmm, baddbmm and bmm of +-1, contiguous, transposed, and with gaps of NaN between the elements."""
+    """addmm, baddbmm and bmm of +-1: contiguous, transposed, and with gaps of NaN between the elements."""
     for (m, k, n), (alpha, beta) in itertools.product(SHAPES, FACTORS):
         c, a, b = (
             hashed_inputs.whole((m, n), 301, 3),
@@ -86,7 +86,7 @@ def _addmm(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float, beta
 
 
 def _addmm_over_nan(a: torch.Tensor, b: torch.Tensor) -> Results:
-    """With beta 0 what is there before is not read (torch.addmm's documentation: NaN and infinity do not propagate)."""
+    """With beta 0 the added tensor is not read (torch.addmm's documentation: NaN and infinity do not propagate)."""
     return {"output": torch.addmm(a.new_full((a.shape[0], b.shape[1]), math.nan), a, b, beta=0)}
 
 
@@ -95,7 +95,7 @@ def _baddbmm(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float, be
 
 
 def _bmm_with_gaps(a: torch.Tensor, b: torch.Tensor) -> Results:
-    """Rows, columns and matrices of the batch lie apart; also with the last two dimensions in the other order."""
+    """Rows, columns and matrices of the batch have gaps; also with the last two dimensions swapped in memory."""
     swapped = _spread(b.transpose(1, 2), (1, 1, 1)).transpose(1, 2)
     return {
         "rows apart": torch.bmm(_spread(a, (2, 1, 1)), _spread(b, (1, 1, 1))),
@@ -104,7 +104,7 @@ def _bmm_with_gaps(a: torch.Tensor, b: torch.Tensor) -> Results:
 
 
 def _spread(x: torch.Tensor, steps: tuple[int, ...]) -> torch.Tensor:
-    """The same values as a view that leaves NaN between them: `steps` elements from one to the next, by dimension."""
+    """The same values as a view with NaN between them: `steps` elements from one to the next, by dimension."""
     buffer = x.new_full([n * step + 1 for n, step in zip(x.shape, steps)], math.nan)
     return buffer[tuple(slice(1, 1 + n * step, step) for n, step in zip(x.shape, steps))].copy_(x)
 
@@ -123,7 +123,7 @@ def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def exact_embedding(dtype: torch.dtype) -> Case:
-    """Rows by index, one of them 300 times, and sums of the gradients by row; the padding row's gradient is 0."""
+    """Rows by index, one of them 300 times, and sums of the gradients by row. The padding row's gradient is 0."""
     indices = 1 + hashed_inputs.hashes(LOOKUPS, 311) % (KEYS - 1)
     indices[:FREQUENT] = 5
     indices[FREQUENT : FREQUENT + KEYS - 1] = torch.arange(1, KEYS)
@@ -150,7 +150,7 @@ def _looked_up(indices: torch.Tensor, table: torch.Tensor, grad: torch.Tensor) -
 
 
 def cumulative_sums(dtype: torch.dtype) -> Iterator[Case]:
-    """Along rows and along columns."""
+    """Cumulative sums along rows and along columns."""
     most = 1 if dtype.is_floating_point else 1 << 20
     for length in LENGTHS:
         x = hashed_inputs.whole((3, length), 321 + length, most).to(dtype)
@@ -167,7 +167,7 @@ def _accumulated(x: torch.Tensor) -> Expected:
 
 
 def extremes(dtype: torch.dtype) -> Case:
-    """Largest and smallest elements: each column holds the largest of one row and the smallest of another."""
+    """Largest and smallest elements: each column has the largest of one row and the smallest of another."""
     rows, columns = torch.arange(1, PRIME)[:, None], torch.arange(7, PRIME)[None, :]
     x = (rows * columns % PRIME - PRIME // 2).to(dtype)
     return Case(f"max and min {len(x)}x{x.shape[1]}", dtype, (x,), _extremes, _found_by_hand)
@@ -248,8 +248,8 @@ def _moved(matrix: torch.Tensor, images: torch.Tensor) -> Expected:
 
 
 def casts() -> Iterator[Case]:
-    """Between dtypes: every finite number of the small ones to float32 and float64, back with each way to round, and
-    to and from integers."""
+    """Casts between dtypes: every finite number of the small ones to float32 and float64, back with each kind of
+    rounding, and to and from integers."""
     for small in FORMATS:
         if small != torch.float32:
             yield widening(small)
@@ -271,7 +271,7 @@ def casts() -> Iterator[Case]:
         values = torch.arange(500) / 4
         signed = values if target == torch.uint8 else torch.cat((values, -values))
         for dtype in FLOATS:
-            if dtype != torch.bfloat16:  # which has no quarters above 64
+            if dtype != torch.bfloat16:  # bfloat16 has no quarters above 64
                 name = f"{short_name(dtype)} to {short_name(target)}"
                 yield Case(name, dtype, (signed.to(dtype),), functools.partial(_cast, target=target), _truncated)
 
@@ -290,7 +290,7 @@ def _truncated(x: torch.Tensor) -> Expected:
 
 
 def widening(small: torch.dtype) -> Case:
-    """Every finite number of a dtype of 8 or 16 bits, as its pattern."""
+    """Every finite number of an 8-bit or 16-bit dtype, given as its bit pattern."""
     patterns = finite_patterns(small)
     exponent, fraction = FORMATS[small]
     bits = torch.uint8 if exponent + fraction == 7 else torch.int16
@@ -307,12 +307,12 @@ def widening(small: torch.dtype) -> Case:
 
 
 def narrowing(small: torch.dtype) -> Case:
-    """float32 at each number of a smaller dtype, halfway to the next, and just before and after halfway: the nearest
-    is taken, of two the even one; what is larger than the largest becomes infinite."""
+    """float32 numbers at each number of a smaller dtype, halfway to the next, and just before and after halfway. The
+    nearest number is right, of two the even one; numbers beyond the largest become infinite."""
     numbers = decode(finite_patterns(small), small)
     numbers = numbers[~torch.signbit(numbers)]
     halfway = (numbers[1:] + numbers[:-1]) / 2
-    if small in (torch.float16, torch.bfloat16):  # those of 8 bits differ in what they make of larger numbers
+    if small in (torch.float16, torch.bfloat16):  # 8-bit dtypes differ in their conversion of larger numbers
         halfway = torch.cat((halfway, numbers[-1:] + (numbers[-1:] - numbers[-2:-1]) / 2))
     ties = halfway.to(torch.float32)
     below, above = (torch.nextafter(ties, torch.full_like(ties, end)) for end in (0.0, math.inf))
@@ -329,7 +329,8 @@ def narrowing(small: torch.dtype) -> Case:
 
 
 def finite_patterns(dtype: torch.dtype) -> torch.Tensor:
-    """The bit patterns, int64, of the finite numbers of a dtype of 8 or 16 bits, the positive ones first, rising."""
+    """The bit patterns (int64) of the finite numbers of an 8-bit or 16-bit dtype: the positive ones first, in rising
+    order."""
     exponent, fraction = FORMATS[dtype]
     first_nonfinite = 127 if str(dtype) == "torch.float8_e4m3fn" else ((1 << exponent) - 1) << fraction
     positive = torch.arange(first_nonfinite)
@@ -337,7 +338,7 @@ def finite_patterns(dtype: torch.dtype) -> torch.Tensor:
 
 
 def decode(patterns: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The numbers, float64, that bit patterns (int64) stand for, by IEEE 754's formula."""
+    """The numbers (float64) that bit patterns (int64) represent, by IEEE 754's formula."""
     exponent, fraction = FORMATS[dtype]
     bias = (1 << exponent - 1) - 1
     power = patterns >> fraction & (1 << exponent) - 1
@@ -348,7 +349,7 @@ def decode(patterns: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def nearest(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """float64 rounded to the nearest number of a smaller dtype, ties to even, subnormal ones included."""
+    """float64 rounded to the nearest number of a smaller dtype, ties to even, including subnormal numbers."""
     exponent, fraction = FORMATS[dtype]
     power = torch.frexp(x)[1].to(torch.int64) - 1
     spacing = _power_of_two(power.clamp(min=2 - (1 << exponent - 1)) - fraction)

@@ -1,7 +1,7 @@
 """fft and linalg: Fourier transforms, and factorizations and solutions of matrices (cuFFT and cuSOLVER on a GPU).
 
 Transforms are compared with sums over sines and cosines in float64. Factorizations have more than one right result:
-their factors are multiplied in float64 on the host, and what comes out is compared with the matrix.
+their factors are multiplied in float64 on the host, and the product is compared with the matrix.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ Results = Mapping[str, torch.Tensor]
 Expected = Mapping[str, Exact]
 
 DTYPES = (torch.float32, torch.float64)
-ROWS = 3  # transforms at a time
+ROWS = 3  # transforms per call
 LENGTHS = (256, 243, 360, 251)  # powers of 2 and 3, several factors, and a prime
 PLANE = (24, 45)
-SIZES = ((1, 129), (4, 33))  # matrices at a time, and their size: libraries have other functions for several
+SIZES = ((1, 129), (4, 33))  # matrices per call, and their size: libraries have different functions for several
 SPECTRUM = 64  # size of the matrix whose eigenvalues are known
 
 
 def fft(context: Context) -> None:
-    """fft: Fourier transforms of real and complex numbers, there and back, are the sums that they stand for."""
+    """fft: Fourier transforms of real and complex numbers, and their inverses, match sums over sines and cosines."""
     for case in transforms():
         check(context, case)
 
 
 def linalg(context: Context) -> None:
-    """linalg: qr, cholesky, solve, solve_triangular and eigh are right, of single matrices and of several."""
+    """linalg: qr, cholesky, solve, solve_triangular and eigh are right, for one matrix and for several."""
     for case in factorizations():
         check(context, case)
 
@@ -105,7 +105,7 @@ def _real_plane(x: torch.Tensor, norm: str) -> Results:
 
 
 def _real_plane_sums(x: torch.Tensor, norm: str, dtype: torch.dtype) -> Expected:
-    """`norm` says whether the transform is divided by its number of elements, by the root of that, or not at all."""
+    """`norm`: whether the transform is divided by its number of elements, by the root of that, or not at all."""
     count = math.prod(x.shape)
     scale = {"backward": 1.0, "ortho": count**-0.5, "forward": 1.0 / count}[norm]
     found = _plane_sums(torch.stack((x, torch.zeros_like(x)), dim=-1), dtype)["output"]
@@ -115,7 +115,7 @@ def _real_plane_sums(x: torch.Tensor, norm: str, dtype: torch.dtype) -> Expected
 
 
 def _transform(real: torch.Tensor, imaginary: torch.Tensor, sign: int) -> torch.Tensor:
-    """sum over k of x_k exp(sign 2 pi i j k / n), of each row, as pairs: (rows, n) twice to (rows, n, 2)."""
+    """sum over k of x_k exp(sign 2 pi i j k / n) for each row, as pairs: two inputs of (rows, n) to (rows, n, 2)."""
     n = real.shape[1]
     numbers = torch.arange(n)
     angles = (numbers[:, None] * numbers % n).to(torch.float64) * (2 * math.pi / n)
@@ -137,10 +137,10 @@ def factorizations() -> Iterator[Case]:
     for dtype, (count, n) in itertools.product(DTYPES, SIZES):
         shape = f"{count}x{n}x{n}"
         a = hashed_inputs.signed((count, n, n), 611)
-        # The diagonal outweighs its row, so that the matrix is far from singular, and positive definite if symmetric.
+        # Diagonally dominant, so that the matrix is far from singular, and positive definite if symmetric.
         heavy = a + n * torch.eye(n)
         rows, columns = torch.tril_indices(n, n)
-        # Of one size, so that every column of the matrix counts.
+        # Values of similar size, so that every column of the matrix matters.
         b = hashed_inputs.signs(count * n * 3, 612).reshape(count, n, 3) * (
             1 + hashed_inputs.uniform((count, n, 3), 613)
         )
@@ -150,7 +150,7 @@ def factorizations() -> Iterator[Case]:
         yield _case(f"eigh {shape}", dtype, (a[:, rows, columns],), _eigh, _eigh_again)
         for upper, unit in itertools.product((False, True), (False, True)):
             below = torch.tril_indices(n, n, -1 if unit else 0)
-            # Of a unit diagonal too the rest is small enough that solutions do not grow.
+            # With a unit diagonal the other elements are small, so that solutions do not grow.
             given = (a / n if unit else heavy)[:, below[0], below[1]]
             kind = f"{'upper' if upper else 'lower'}{', unit diagonal' if unit else ''}"
             run = functools.partial(_triangular, upper=upper, unit=unit)
@@ -172,7 +172,7 @@ def _case(
 
 
 def _times(*factors: torch.Tensor) -> torch.Tensor:
-    """Products of several matrices at a time, in float64 on the host."""
+    """Products of several matrices, in float64 on the host."""
     left, *rest = (factor.cpu().to(torch.float64) for factor in factors)
     for right in rest:
         left = torch.stack([product(*pair) for pair in zip(left, right)])
@@ -200,7 +200,7 @@ def _orthonormal(a: torch.Tensor, dtype: torch.dtype) -> Exact:
 
 
 def _symmetric(below: torch.Tensor) -> torch.Tensor:
-    """Matrices (count, n, n) from what is on and below their diagonals, row by row."""
+    """Symmetric matrices (count, n, n) from the elements on and below their diagonals, row by row."""
     n = math.isqrt(2 * below.shape[1])
     rows, columns = torch.tril_indices(n, n, device=below.device)
     whole = below.new_zeros(len(below), n, n)
@@ -228,8 +228,9 @@ def _solve(a: torch.Tensor, b: torch.Tensor) -> Results:
 
 
 def _solve_again(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Expected:
-    """x by elimination without pivots, which a heavy diagonal allows; |L||U| is then at most twice |A|. What is left of
-    b - A x moves x by the norm of the inverse times as much: at most 1 over what a diagonal has more than its row."""
+    """x by elimination without pivots, which a dominant diagonal allows; |L||U| is then at most twice |A|. The residual
+    b - A x changes x by at most the norm of the inverse times the residual; that norm is at most 1 over the smallest
+    excess of the diagonal over the rest of its row."""
     x = torch.stack([_eliminated(*pair) for pair in zip(a, b)])
     rows, diagonal = a.abs().sum(dim=2), a.diagonal(dim1=1, dim2=2).abs()
     left = 2 * tolerances.elimination(a.shape[-1], dtype) * rows.amax(dim=1) / (2 * diagonal - rows).amin(dim=1)
@@ -237,7 +238,7 @@ def _solve_again(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Expect
 
 
 def _triangle(below: torch.Tensor, n: int, upper: bool, unit: bool, diagonal: float) -> torch.Tensor:
-    """Triangular matrices from what is on and below their diagonals (below only, for a unit one), row by row."""
+    """Triangular matrices from the elements on and below their diagonals (only below, for a unit one), row by row."""
     rows, columns = torch.tril_indices(n, n, -1 if unit else 0, device=below.device)
     whole = torch.eye(n, dtype=below.dtype, device=below.device) * diagonal
     whole = whole.repeat(len(below), 1, 1)
@@ -246,7 +247,7 @@ def _triangle(below: torch.Tensor, n: int, upper: bool, unit: bool, diagonal: fl
 
 
 def _triangular(below: torch.Tensor, b: torch.Tensor, upper: bool, unit: bool) -> Results:
-    """What is stored of a unit diagonal is not read; the other order of memory as well."""
+    """The stored elements of a unit diagonal must not be read. The matrices are also used in the other memory order."""
     a = _triangle(below, b.shape[1], upper, unit, 7.0)
     solve = functools.partial(torch.linalg.solve_triangular, upper=upper, unitriangular=unit)
     from_right = solve(a.mT.contiguous().mT, b.mT.contiguous(), left=False)
@@ -254,14 +255,14 @@ def _triangular(below: torch.Tensor, b: torch.Tensor, upper: bool, unit: bool) -
 
 
 def _triangular_again(below: torch.Tensor, b: torch.Tensor, upper: bool, unit: bool, dtype: torch.dtype) -> Expected:
-    """The tolerance is that of elimination, whose second half this is."""
+    """The tolerance is that of elimination, whose second half is the triangular solution."""
     a = _triangle(below, b.shape[1], upper, unit, 1.0)
     left = _solve_again(a, b, dtype)["x"]
     return {"x": left, "x of columns": left, "x from the right": _solve_again(a.mT, b, dtype)["x"]}
 
 
 def _eliminated(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a^-1 b by Gauss and Jordan's elimination, column after column: (n, n) and (n, m) to (n, m)."""
+    """a^-1 b by Gauss-Jordan elimination, column after column: (n, n) and (n, m) to (n, m)."""
     work = torch.cat((a, b), dim=1)
     for k in range(len(a)):
         row = work[k] / work[k, k]
@@ -282,12 +283,13 @@ def _eigh_again(below: torch.Tensor, dtype: torch.dtype) -> Expected:
 
 
 def eigenvalues() -> torch.Tensor:
-    """Whole numbers from -32 to 31, (64)."""
+    """Integers from -32 to 31, (64)."""
     return torch.arange(SPECTRUM, dtype=torch.float32) - SPECTRUM // 2
 
 
 def _reflected(values: torch.Tensor) -> Results:
-    """Eigenvalues of H diag(values) H with the reflection H = 1 - 2 v v^T / n, v of +-1: float32 holds it exactly."""
+    """Eigenvalues of H diag(values) H with the reflection H = 1 - 2 v v^T / n, v of +-1: float32 represents it
+    exactly."""
     v = hashed_inputs.signs(SPECTRUM, 613).to(values.device, values.dtype)
     reflection = torch.eye(SPECTRUM, device=v.device, dtype=v.dtype) - v[:, None] * v * (2 / SPECTRUM)
     a = ((reflection * values)[:, :, None] * reflection[None]).sum(dim=1)
@@ -295,6 +297,6 @@ def _reflected(values: torch.Tensor) -> Results:
 
 
 def _eigenvalues_again(values: torch.Tensor, dtype: torch.dtype) -> Expected:
-    """Eigenvalues move by no more than the 2-norm of the matrix's change (Weyl)."""
+    """Eigenvalues change by at most the 2-norm of the matrix's change (Weyl)."""
     exact = Exact(values.sort()[0], tolerances.orthogonal(SPECTRUM, dtype) * values.norm())
     return {"values": exact, "by eigh": exact}

@@ -1,6 +1,6 @@
 """Embeddings, and taking, putting, adding and joining by index, of sampled sizes, layouts and dtypes.
 
-Every value is a whole number, and so are all sums: results are exact. Expected ones are made of Python's lists.
+Every value is an integer, and so are all sums: results are exact. Expected results come from Python's lists.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ MOST = 12000  # elements of a case
 
 
 def embedding(point: Point, seed: int) -> Case:
-    """Rows by index and sums of the gradients by row. How often a row is looked up is a power of two, so that gradients
-    scaled by that are exact."""
+    """Rows by index and sums of the gradients by row. The number of look-ups of each row is a power of two, so that
+    gradients scaled by it are exact."""
     keys, width, dtype = point["rows"], point["width"], point["dtype"]
     indices = _indices(point["count"], keys, seed)
     table, grad = hashed_inputs.whole((keys, width), seed, 100), hashed_inputs.whole((len(indices), width), seed + 1, 1)
@@ -49,7 +49,7 @@ def embedding(point: Point, seed: int) -> Case:
 
 
 def _indices(count: int, keys: int, seed: int) -> torch.Tensor:
-    """Each row at least once, and how often is a power of two: about `count` in all, or as many as there are rows."""
+    """Each row at least once, and a power of two times: about `count` in all, or as many as there are rows."""
     left, drawn = count - keys, []
     for row in hashed_inputs.hashes(keys, seed).argsort().tolist():
         often = 1
@@ -68,7 +68,7 @@ def _embedding(
     layout: str,
     options: Mapping[str, Any],
 ) -> Results:
-    """Indices as a line, a matrix, or a matrix in the other order in memory."""
+    """Indices as a line, a matrix, or a matrix with transposed memory."""
     leaf = with_large_gaps(table, layout).detach().requires_grad_()
     given = indices
     if shape != "in a line" and len(indices) % 2 == 0:
@@ -94,7 +94,8 @@ def _looked_up(indices: torch.Tensor, table: torch.Tensor, grad: torch.Tensor, o
     return {"output": _exactly([rows[index] for index in order]), "gradient": _exactly(sums)}
 
 
-# x (rows, width), y (count, width), an index of `count` rows, and the dimension of the rows: for 1, x and y are turned.
+# x (rows, width), y (count, width), an index of `count` rows, and the dimension of the rows; with 1, x and y are
+# transposed.
 Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
 ALONG: dict[str, Call] = {
     "index_select": lambda x, y, index, dim: torch.index_select(x, dim, index),
@@ -124,12 +125,12 @@ CALLS: dict[str, Call] = {
     "triu": lambda x, y, index, dim: torch.triu(x, 1),
     "pad": lambda x, y, index, dim: F.pad(x, (1, 2, 3, 4), value=5),
 }
-DISTINCT = ("scatter", "index_copy")  # take each row at most once
+DISTINCT = ("scatter", "index_copy")  # use each row at most once
 ADDING = ("index_add", "scatter_add", "index_put accumulate")
-WITH_OTHERS = (*DISTINCT, *ADDING, "cat")  # that take y
+WITH_OTHERS = (*DISTINCT, *ADDING, "cat")  # calls that use y
 WITHOUT_INDEX = ("cat", "roll", "repeat_interleave", "tril", "triu", "pad")
 TAKING = ("index_select", "x[index]", "gather", "take_along_dim")
-# Calls of one case: they take the same.
+# Calls of one case: they have the same inputs.
 GROUPS = {
     "by index": TAKING,
     "to distinct places": DISTINCT,
@@ -143,18 +144,18 @@ GROUPS = {
 
 
 def _everywhere(index: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
-    """The index of each row for every element of it."""
+    """Repeats the index of each row for all of its elements."""
     return index[:, None].expand(-1, x.shape[1]) if dim == 0 else index.expand(x.shape[0], -1)
 
 
 def _mask(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Of x's shape: whether row plus column plus the first index is a multiple of 3."""
+    """A mask of x's shape: whether row plus column plus the first index is a multiple of 3."""
     rows, columns = (torch.arange(n, device=x.device) for n in x.shape)
     return (rows[:, None] + columns + index[:1]) % 3 == 0
 
 
 def indexing(point: Point, seed: int) -> Case:
-    """Calls with whole numbers, and what else they take: other rows, or an index."""
+    """Calls with integers and their other inputs: other rows, or an index."""
     rows, width, dtype, functions = point["rows"], point["width"], point["dtype"], GROUPS[point["functions"]]
     index = _indices(point["count"], rows, seed)
     if functions == DISTINCT:
@@ -171,7 +172,7 @@ def indexing(point: Point, seed: int) -> Case:
 
 
 def _named(given: tuple[torch.Tensor, ...], function: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x, y and index of a case; x stands for those that its calls do not take."""
+    """x, y and index of a case; x replaces those that its calls do not use."""
     x, *rest = given
     y = rest.pop(0) if function in WITH_OTHERS else x
     return x, y, rest[0] if rest else x
@@ -192,7 +193,7 @@ def _indexed_by_hand(*given: torch.Tensor, functions: Sequence[str]) -> Expected
 
 
 def _by_hand(function: str, x: Lists, y: Lists, index: list[int]) -> Any:
-    """What the call gives, of lists."""
+    """The result of the call, computed with lists."""
     if function in TAKING:
         return [x[row] for row in index]
     if function in ADDING:
@@ -220,7 +221,7 @@ def _by_hand(function: str, x: Lists, y: Lists, index: list[int]) -> Any:
 
 
 def _element(function: str, i: int, j: int, value: float, first: int) -> float | None:
-    """Of a call that keeps, changes or leaves out each element by its row and column."""
+    """An element's result in a call that keeps, changes or omits elements by row and column."""
     if function in ("tril", "triu"):
         return value if (j <= i + 1 if function == "tril" else j >= i + 1) else 0.0
     name, _, by = function.partition(" by ")
@@ -235,7 +236,7 @@ def _exactly(values: Any) -> Exact:
 
 
 def _is_possible(point: Point) -> bool:
-    """Of few rows masked_select may select nothing."""
+    """Excludes few rows for masked_select, which could then select nothing."""
     fits = point["count"] * point["width"] <= MOST // 2 and (point["functions"] != "by a mask" or point["rows"] > 2)
     return fits and (point["dim"] == 0 or set(GROUPS[point["functions"]]) <= set(ALONG))
 

@@ -1,4 +1,4 @@
-"""operations: what models call besides the operations that have probes of their own, forward and backward."""
+"""operations: operations of models that have no probe of their own, forward and backward."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from envbuild.selftest.probes.operations import (
 
 
 def operations(context: Context) -> None:
-    """operations: softmax, cross-entropy, activations, indexing, sums, orders, pooling, casts and copies are right."""
+    """operations: softmax, cross-entropy, activations, indexing, sums, sorting, pooling, casts and copies are right."""
     if context.at_least("standard"):
         for case in cases(rounded_sums=context.on_cpu):
             check(context, case)
@@ -28,7 +28,7 @@ def operations(context: Context) -> None:
 
 
 def cases(rounded_sums: bool) -> Iterator[Case]:
-    """Every fixed case, on the host; `rounded_sums` as rounded_cases.Rounding has it."""
+    """Every fixed case, on the host; `rounded_sums` as in rounded_cases.Rounding."""
     yield from exact_fixed_cases.cases()
     yield from rounded_fixed_cases.cases(rounded_sums)
 

@@ -1,6 +1,6 @@
 """Pooling and resizing of images, forward and backward, of sampled sizes, layouts and dtypes.
 
-All but the maximum are linear in rows and columns: an output is A x B^T with a matrix for each dimension, and a
+All except the maximum are linear in rows and columns: an output is A x B^T with a matrix for each dimension, and a
 gradient A^T g B, in float64 on the host.
 """
 
@@ -27,27 +27,27 @@ Expected = Mapping[str, Exact]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SIZES = (4, 5, 7, 8, 9, 15, 17, 31)
-MOST = 256  # elements of an image: as many different whole numbers has bfloat16
+MOST = 256  # elements of an image: bfloat16 has so many different consecutive integers
 MARGIN = 1000.0  # above the padding, which is 0
 
 
 @dataclass(frozen=True)
 class Resize:
-    """`call(x, kernel, stride, padding)` with images, and `matrix(n, kernel, stride, padding)`, (outputs, n)."""
+    """`call(x, kernel, stride, padding)` for images, and `matrix(n, kernel, stride, padding)` of (outputs, n)."""
 
     call: Callable[[torch.Tensor, int, int, int], torch.Tensor]
     matrix: Callable[[int, int, int, int], torch.Tensor]
 
 
 def _averages(n: int, kernel: int, stride: int, padding: int) -> torch.Tensor:
-    """Windows of a size, of which the padding counts as well."""
+    """Windows of a fixed size, in which the padding counts too."""
     first = torch.arange((n + 2 * padding - kernel) // stride + 1)[:, None] * stride - padding
     place = torch.arange(n)
     return ((place >= first) & (place < first + kernel)).to(torch.float64) / kernel
 
 
 def _parts(n: int, kernel: int, stride: int, padding: int) -> torch.Tensor:
-    """Of `kernel` + 1 windows, number i is from floor(i n / (kernel + 1)) to ceil((i + 1) n / (kernel + 1))."""
+    """Window number i of `kernel` + 1 windows: from floor(i n / (kernel + 1)) to ceil((i + 1) n / (kernel + 1))."""
     numbers, place = torch.arange(kernel + 1)[:, None], torch.arange(n)
     first, end = numbers * n // (kernel + 1), -(-(numbers + 1) * n // (kernel + 1))
     inside = ((place >= first) & (place < end)).to(torch.float64)
@@ -64,7 +64,7 @@ def _nearest(n: int, kernel: int, stride: int, padding: int) -> torch.Tensor:
 
 
 def _linear(n: int, kernel: int, stride: int, padding: int, aligned: bool) -> torch.Tensor:
-    """The centres of first and last elements are at the same place if `aligned`, else the edges of the images."""
+    """If `aligned`, the centres of the first and last elements coincide, else the edges of the images."""
     out = _resized(n, stride, padding)
     number = torch.arange(out, dtype=torch.float64)
     place = number * (n - 1) / max(1, out - 1) if aligned else ((number + 0.5) * n / out - 0.5).clamp(min=0)
@@ -91,7 +91,7 @@ RESIZES = {
 
 
 def case(point: Point, seed: int) -> Case:
-    """Images of different whole numbers, so that each maximum is at one place."""
+    """Images of distinct integers, so that each maximum is at one position."""
     function, dtype, h, w = point["function"], point["dtype"], point["height"], point["width"]
     images, channels = point["images"], point["channels"]
     order = hashed_inputs.hashes(images * channels * h * w, seed).view(images, channels, h * w).argsort(-1)
@@ -122,7 +122,7 @@ def _both(x: torch.Tensor, grad: torch.Tensor, point: Point) -> Expected:
 
 
 def _exactly(function: str, x: torch.Tensor, grad: torch.Tensor, point: Point, dtype: torch.dtype | None) -> Expected:
-    """Without a dtype the output alone."""
+    """The output and the gradient; without a dtype, only the output."""
     arguments = point["kernel"], point["stride"], point["padding"]
     if function == "max_pool2d":
         return _maxima(x, grad if dtype else None, *arguments)
@@ -133,8 +133,8 @@ def _exactly(function: str, x: torch.Tensor, grad: torch.Tensor, point: Point, d
 
 
 def _within(a: torch.Tensor, x: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> Exact:
-    """Sums of few terms, each of which may be rounded to the dtype, as additions to memory are; the place between two
-    elements is known to a few roundings of the length, and a weight that is 0 may be as large as that."""
+    """Sums of few terms, each of which may be rounded to the dtype, as additions to memory are. The position between
+    two elements is accurate to a few roundings of the length, and a weight of 0 may have an error of that size."""
     value, size = a @ x @ b.mT, a.abs() @ x.abs() @ b.abs().mT
     terms = int((a != 0).sum(1).max() * (b != 0).sum(1).max())
     whole = bool((value == value.round()).all()) and bool((a == a.round()).all()) and bool((b == b.round()).all())

@@ -1,4 +1,4 @@
-"""Sums, means, variances, norms, running sums, extremes and orders, of sampled sizes, layouts and dtypes."""
+"""Sums, means, variances, norms, cumulative sums, extremes and sorting, of sampled sizes, layouts and dtypes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LENGTHS = (1, 2, 7, 31, 33, 64, 127, 129, 255, 257, 511, 515, 1023, 1025, 1500, 2049, 4099, 8191, 20001)
 ROWS = (1, 2, 3, 5, 16, 33, 65)
 MOST = 1 << 15  # elements of a case
-SCANNED = 2049  # of a running sum
-LISTED = 1 << 13  # of one that is ordered by Python
+SCANNED = 2049  # elements of a cumulative sum
+LISTED = 1 << 13  # elements of a case that Python sorts
 
 SUMS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "sum": lambda x, dim: torch.sum(x, dim),
@@ -51,12 +51,12 @@ SPREADS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "norm 1": lambda x, dim: torch.linalg.vector_norm(x, 1, dim=dim),
     "norm inf": lambda x, dim: torch.linalg.vector_norm(x, math.inf, dim=dim),
 }
-LONGEST = {torch.float32: 4099, torch.float16: 1025, torch.bfloat16: 515}  # of which one element shows in a variance
+LONGEST = {torch.float32: 4099, torch.float16: 1025, torch.bfloat16: 515}  # one element still changes a variance
 
 
 def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
-    """Every operation; `rounded_sums`: a sum may be rounded to the dtype before it is divided, as torch's mean for the
-    CPU does."""
+    """Every operation; `rounded_sums`: a sum may be rounded to the dtype before it is divided, as in torch's mean for
+    the CPU."""
     makers = ReductionMakers(rounded_sums)
     return (
         Operation(
@@ -77,7 +77,7 @@ def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
             "order",
             {
                 "dtype": (*DTYPES, torch.int64, torch.int32),
-                "length": (*LENGTHS[1:-1], 6007, 8191),  # of one element the place is known
+                "length": (*LENGTHS[1:-1], 6007, 8191),  # without 1, where the position is known
                 "rows": ROWS[:-1],
                 "over": ("rows", "columns"),
                 "layout": MATRICES,
@@ -104,7 +104,7 @@ def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
         Operation(
             "place in a long vector",
             {
-                "past": (-1, 0, 1, 2, 3, 1025),  # of 2^24, from where on float32 does not have every number
+                "past": (-1, 0, 1, 2, 3, 1025),  # relative to 2^24, above which float32 does not have every integer
                 "from the end": (0, 1, 2, 4097),
                 "dtype": DTYPES,
             },
@@ -115,13 +115,13 @@ def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
 
 
 def _can_be_ordered(point: Point) -> bool:
-    """Close to each other half types do not have as many numbers."""
+    """Half types do not have enough numbers for crowded values."""
     fits: bool = point["length"] * point["rows"] <= LISTED
     return fits and (point["values"] != "crowded" or point["dtype"] not in DTYPES[1:])
 
 
 def _can_be_added(point: Point) -> bool:
-    """Large integers show how wide a sum of integers or a mean of float16 is."""
+    """Large integers test the width of a sum of integers or of a mean of float16."""
     dtype, values = point["dtype"], point["values"]
     if point["length"] * point["rows"] > MOST or (dtype in INTEGERS and values == "fractions"):
         return False
@@ -129,7 +129,7 @@ def _can_be_added(point: Point) -> bool:
 
 
 def _functions(point: Point) -> list[str]:
-    """Those that such numbers have: no mean of integers, and no sum that leaves float16."""
+    """The functions for such numbers: no mean of integers, and no sum that exceeds float16's range."""
     if point["dtype"] in INTEGERS:
         functions = ["sum", "sum of all", "sum of both dimensions", "count of nonzero"]
     elif point["values"] == "large integers":
@@ -141,13 +141,13 @@ def _functions(point: Point) -> list[str]:
 
 @dataclass(frozen=True)
 class ReductionMakers:
-    """The case at a point of `sum`."""
+    """Makes the case at a point of `sum`."""
 
     rounded_sums: bool
 
     def sum(self, point: Point, seed: int) -> Case:
         dtype, shape = point["dtype"], (point["rows"], point["length"])
-        if point["values"] == "fractions":  # the second half cancels the first: what was lost on the way shows
+        if point["values"] == "fractions":  # the second half cancels the first: lost digits of partial sums show
             x = (1 + hashed_inputs.uniform(shape, seed)) / 2
             x[:, point["length"] // 2 :] *= -1
         elif point["values"] == "large integers":
@@ -165,7 +165,7 @@ class ReductionMakers:
 
 
 def _turned(x: torch.Tensor, over: str, layout: str) -> tuple[torch.Tensor, int]:
-    """(rows, length), or (length, rows), and the dimension of the length."""
+    """(rows, length) or (length, rows), and the dimension of the length."""
     return (with_large_gaps(x, layout), 1) if over == "rows" else (with_large_gaps(x.t(), layout), 0)
 
 
@@ -180,7 +180,8 @@ def _sums_exactly(x: torch.Tensor, functions: Sequence[str], point: Point, round
 
 
 def _sum_exactly(x: torch.Tensor, function: str, point: Point, rounded: bool) -> Exact:
-    """Whole numbers are exact where the dtype has the sum; a float32 sum of fractions errs by tolerances.summation."""
+    """Integers are exact where the dtype represents the sum; a float32 sum of fractions has the error
+    tolerances.summation."""
     dtype = point["dtype"]
     if function == "count of nonzero":
         return without_rounding(torch.tensor([sum(map(bool, row)) for row in x.tolist()], dtype=torch.float64))
@@ -204,13 +205,13 @@ def _sum_exactly(x: torch.Tensor, function: str, point: Point, rounded: bool) ->
 
 
 def _lost(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What rounding to the dtype takes; nothing where it has the number. Sums of integers are 64 bits wide."""
+    """The error of rounding to the dtype; 0 where it represents the number. Sums of integers have 64 bits."""
     if not dtype.is_floating_point:
         return torch.zeros_like(value)
     return torch.where(value.to(dtype).to(torch.float64) == value, 0.0, tolerances.rounding(value, dtype))
 
 
-# Each with its results by name.
+# Each returns its results by name.
 ORDERS: dict[str, Callable[[torch.Tensor, int], dict[str, torch.Tensor]]] = {
     "max": lambda x, dim: dict(zip(("largest", "place"), torch.max(x, dim))),
     "min": lambda x, dim: dict(zip(("smallest", "place"), torch.min(x, dim))),
@@ -237,12 +238,12 @@ def _taken(x: torch.Tensor, dim: int) -> int:
 
 
 def order(point: Point, seed: int) -> Case:
-    """Numbers that differ from each other within each row: 16-bit patterns in an order of their own."""
+    """Distinct numbers within each row: 16-bit patterns in an order of their own."""
     dtype, rows, length = point["dtype"], point["rows"], point["length"]
     places = hashed_inputs.hashes(rows * length, seed).reshape(rows, length).argsort(1)
     if point["values"] == "equal":
         x = (places % 120 - 60).to(dtype)
-    elif point["values"] == "crowded":  # they agree in their first bits
+    elif point["values"] == "crowded":  # the first bits are equal
         x = (8 + places * 2.0**-20 if dtype.is_floating_point else (1 << 20) + places).to(dtype)
     elif dtype in (torch.float16, torch.bfloat16):
         patterns = finite_patterns(dtype)
@@ -252,14 +253,14 @@ def order(point: Point, seed: int) -> Case:
     else:
         x = ((places - length // 2) * 1237).to(dtype)
     name = f"orders of {rows}x{length} over {point['over']}, {point['layout']}, {point['values']}"
-    # Of equal numbers, the first is asked for where torch promises it.
+    # For equal numbers, only functions for which torch promises the first one are used.
     functions = FIRST_OF_EQUALS if point["values"] == "equal" else tuple(ORDERS)
     run = functools.partial(_ordered, functions=functions, over=point["over"], layout=point["layout"])
     return Case(name, dtype, (x,), run, functools.partial(_ordered_by_hand, functions=functions))
 
 
 def _ordered(x: torch.Tensor, functions: Sequence[str], over: str, layout: str) -> Results:
-    """Maxima and minima of rows with a NaN must be NaN."""
+    """The results; maxima and minima of rows with a NaN must be NaN."""
     given, dim = _turned(x, over, layout)
     found = {f"{name}: {what}": part for name in functions for what, part in ORDERS[name](given, dim).items()}
     if x.is_floating_point():
@@ -301,19 +302,19 @@ def _ordered_by_hand(x: torch.Tensor, functions: Sequence[str]) -> Expected:
 
 
 def _picked(rows: list[list[float]], places: list[list[int]]) -> dict[str, torch.Tensor]:
-    """These places of each row, and the values there."""
+    """These positions of each row, and the values there."""
     values = [[row[place] for place in order] for row, order in zip(rows, places)]
     lists: dict[str, list[Any]] = {"values": values, "places": places}
     return {name: torch.tensor(numbers, dtype=torch.float64) for name, numbers in lists.items()}
 
 
 def spread(point: Point, seed: int) -> Case:
-    """Variances, deviations and norms of positive numbers, so that each sign counts."""
+    """Variances, deviations and norms of positive numbers, so that each sign matters."""
     dtype, rows, length = point["dtype"], point["rows"], point["length"]
     x = hashed_inputs.whole((rows, length), seed, 8).abs()
     if point["values"] == "far from 0":
         x = x + (2000 if dtype == torch.float32 else 50)
-    elif point["values"] == "large":  # squares, whose sum just stays in float32, and does not in float16
+    elif point["values"] == "large":  # the sum of squares is just within float32's range, and exceeds float16's
         x = x * 2.0 ** (3 if dtype == torch.float16 else 60 - math.ceil(math.log2(8 * length) / 2))
     name = f"variances and norms of {rows}x{length} over {point['over']}, {point['layout']}, {point['values']}"
     run = functools.partial(_spreads, over=point["over"], layout=point["layout"])
@@ -326,8 +327,8 @@ def _spreads(x: torch.Tensor, over: str, layout: str) -> Results:
 
 
 def _spreads_exactly(x: torch.Tensor, dtype: torch.dtype) -> Expected:
-    """An error of the mean moves each x - mean, by way of which it enters the variance (as norm_cases has it); a root
-    halves a relative error."""
+    """An error of the mean changes each x - mean, and thereby the variance (as in norm_cases); a root halves a relative
+    error."""
     n = x.shape[1]
     mean, error = x.mean(1), 4 * tolerances.summation(n)
     shifted = (x - mean[:, None]).abs()
@@ -357,7 +358,7 @@ FINDERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def place(point: Point, seed: int) -> Case:
-    """The one element of many that is not 0."""
+    """The position of the only element of many that is not 0."""
     length = (1 << 24) + 4099 + point["past"]
     where = torch.tensor([(1 << 24) + point["past"] + point["from the end"]])
     run = functools.partial(_found, length=length, dtype=point["dtype"])

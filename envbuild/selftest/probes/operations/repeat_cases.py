@@ -1,4 +1,5 @@
-"""The operations of the probe repeat, their inputs (others of the same shapes for each call), and exact results."""
+"""The operations of the probe repeat, their inputs (different values of the same shapes for each call), and exact
+results."""
 
 from __future__ import annotations
 
@@ -24,14 +25,14 @@ from envbuild.selftest.probes.convolution.conv_sampled_cases import NEAREST, pai
 Run = Callable[..., torch.Tensor]
 Exactly = Callable[..., Exact]
 Shape = tuple[int, ...]
-Given = Sequence[tuple[Callable[[Shape, int], torch.Tensor], Shape]]  # how each input is made of its shape and a seed
+Given = Sequence[tuple[Callable[[Shape, int], torch.Tensor], Shape]]  # how each input is made from its shape and a seed
 
 SINGLE, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
 VARIANTS, VARIANTS_LARGE = 3, 2  # inputs of an operation
 RARE = 8  # rounds from one call of a large tensor to the next
 KEYS = 97  # rows of a table
 HOW = Arithmetic(SINGLE)
-# Of images of 8 and 12 channels in two groups.
+# A convolution of images from 8 to 12 channels in two groups.
 IMAGES = conv_sampled_shapes.ConvShape(
     images=2,
     groups=2,
@@ -51,8 +52,9 @@ IMAGES = conv_sampled_shapes.ConvShape(
 
 @dataclass(frozen=True)
 class Repeated:
-    """An operation with inputs of the same shapes. `whole`: results are exact in any order of summation, and so have
-    the same bits in each mode. `narrow`: so they are in half precision. `every`: rounds from one call to the next."""
+    """An operation with inputs of the same shapes. `whole`: results are exact in any order of summation, so they have
+    the same bits in each mode. `narrow`: that is true in half precision too. `every`: rounds from one call to the
+    next."""
 
     name: str
     cases: tuple[Case, ...]
@@ -63,7 +65,7 @@ class Repeated:
 
 @functools.cache
 def repeated_operations() -> tuple[Repeated, ...]:
-    """Each has more than fits into vectors, tiles or blocks, and a rest."""
+    """The operations. The sizes of each exceed vectors, tiles or blocks, with a remainder."""
     ones, many = functools.partial(hashed_inputs.whole, most=1), functools.partial(hashed_inputs.whole, most=99)
     signed, shifted = hashed_inputs.signed, lambda shape, seed: 1 + hashed_inputs.uniform(shape, seed)
     turned = lambda shape, seed: many(shape[::-1], seed).t()  # noqa: E731
@@ -127,7 +129,7 @@ def _case(name: str, dtype: torch.dtype, run: Run, exact: Exactly, given: Given,
 
 
 def _norms(given: Given) -> Repeated:
-    """Each input has an epsilon of its own."""
+    """Each input has a different epsilon."""
     cases = []
     for variant, epsilon in enumerate((1e-5, 0.5, 2.0)):
         run = functools.partial(_norm, epsilon=epsilon)

@@ -19,10 +19,10 @@ Results = Mapping[str, torch.Tensor]
 Expected = Mapping[str, Exact]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Larger than 88.7, whose exponential leaves float32; bfloat16 has multiples of 1/2 there.
+# Larger than 88.7, so the exponential exceeds float32's range; bfloat16 has multiples of 1/2 there.
 LARGE, STEPS = 96.0, 5
-SHAPES = ((37, 2), (37, 33), (5, 1025))  # rows and classes: CUDA has another softmax for more than 1024
-ROWS = 29  # of cross-entropy, every fourth of which is ignored
+SHAPES = ((37, 2), (37, 33), (5, 1025))  # rows and classes: CUDA has a different softmax for more than 1024
+ROWS = 29  # of cross-entropy, without the ignored ones, which are every fourth row of the call
 CLASSES = (33, 1031)
 IGNORED = -100
 ACTIVATED = 4099
@@ -30,21 +30,20 @@ ACTIVATED = 4099
 
 @dataclass(frozen=True)
 class Rounding:
-    """What an operation's result is rounded to; `sums`: so are exponentials, their sum and its logarithm on the way, as
-    by torch's kernels for the CPU. Those for GPUs keep float32 until the result.
-    """
+    """The dtype of an operation's result. `sums`: exponentials, their sum and its logarithm are rounded to it as well,
+    as by torch's CPU kernels. Kernels for GPUs keep float32 until the result."""
 
     dtype: torch.dtype
     sums: bool
 
     @property
     def unit(self) -> float:
-        """Of what is rounded on the way: 0 where nothing is."""
+        """The unit roundoff of intermediate results; 0 where they are not rounded."""
         return tolerances.unit_roundoff(self.dtype) if self.sums else 0.0
 
 
 def cases(rounded_sums: bool) -> Iterator[Case]:
-    """Every case, on the host; `rounded_sums` as Rounding has it."""
+    """Every case, on the host; `rounded_sums` as in Rounding."""
     for dtype in DTYPES:
         rounding = Rounding(dtype, rounded_sums)
         for rows, classes in SHAPES:
@@ -71,7 +70,7 @@ def normalized_exponentials(rows: int, classes: int, rounding: Rounding) -> Iter
 
 
 def gelu_case(form: str, dtype: torch.dtype) -> Case:
-    """From where gelu is close to 0 up to where it is close to its argument."""
+    """gelu, from arguments where it is close to 0 to arguments where it is close to its argument."""
     x, grad = hashed_inputs.signed((ACTIVATED,), 411) * 3.5, hashed_inputs.whole((ACTIVATED,), 412, 3)
     run = functools.partial(_gelu, form=form)
     exact = functools.partial(_gelu_exactly, form=form, dtype=dtype)
@@ -81,7 +80,7 @@ def gelu_case(form: str, dtype: torch.dtype) -> Case:
 
 
 def logits(rows: int, classes: int, dtype: torch.dtype) -> torch.Tensor:
-    """From 96 to 98: so close to each other that every class keeps a measurable probability."""
+    """From 96 to 98: so close to each other that every class has a measurable probability."""
     return (LARGE + hashed_inputs.hashes(rows * classes, 401).reshape(rows, classes) % STEPS / 2).to(dtype)
 
 
@@ -102,14 +101,14 @@ def _along(x: torch.Tensor, grad: torch.Tensor, function: Callable[..., torch.Te
 def _over(
     x: torch.Tensor, grad: torch.Tensor, exact: Callable[..., dict[str, Exact]], dim: int, rounding: Rounding
 ) -> Expected:
-    """`exact`, which is over the last dimension, over this one."""
+    """Applies `exact`, which works over the last dimension, over the dimension `dim`."""
     if dim:
         return exact(x, grad, rounding)
     return {name: Exact(part.value.t(), part.bound.t()) for name, part in exact(x.t(), grad.t(), rounding).items()}
 
 
 def softmax_results(x: torch.Tensor, grad: torch.Tensor, rounding: Rounding) -> dict[str, Exact]:
-    """The gradient y (g - sum g y) has the errors of y, as it was rounded, and of the sum."""
+    """The gradient y (g - sum g y) has the errors of the rounded y, and of the sum."""
     found = float64_operations.softmax(Arithmetic(rounding.dtype), x)
     y, n = found.value, x.shape[-1]
     error = found.bound + 2 * rounding.unit * y
@@ -121,7 +120,7 @@ def softmax_results(x: torch.Tensor, grad: torch.Tensor, rounding: Rounding) -> 
 
 
 def log_softmax_results(x: torch.Tensor, grad: torch.Tensor, rounding: Rounding) -> dict[str, Exact]:
-    """The gradient g - exp(y) sum g has the errors of y, as it was rounded, and of the sum."""
+    """The gradient g - exp(y) sum g has the errors of the rounded y, and of the sum."""
     output = log_probabilities(x, rounding)
     total, size = grad.sum(-1, keepdim=True), grad.abs().sum(-1, keepdim=True)
     p = output.value.exp()
@@ -132,7 +131,7 @@ def log_softmax_results(x: torch.Tensor, grad: torch.Tensor, rounding: Rounding)
 
 
 def log_probabilities(x: torch.Tensor, rounding: Rounding) -> Exact:
-    """A sum that is rounded moves its logarithm by one unit, which is then rounded itself."""
+    """The rounding of a sum changes its logarithm by one unit; the logarithm is then rounded itself."""
     shifted = x - x.amax(dim=-1, keepdim=True)
     total = shifted.exp().sum(dim=-1, keepdim=True).log()
     value = shifted - total
@@ -141,7 +140,7 @@ def log_probabilities(x: torch.Tensor, rounding: Rounding) -> Exact:
 
 
 def cross_entropy(classes: int, rounding: Rounding) -> Case:
-    """The mean over the rows that count; between them lie rows to ignore, whose gradients are 0."""
+    """The mean over the rows that count; ignored rows lie between them, and their gradients are 0."""
     x, targets = logits(ROWS, classes, rounding.dtype), hashed_inputs.hashes(ROWS, 421) % classes
     exact = functools.partial(_mean_of_counted, rounding=rounding)
     return Case(f"cross_entropy {ROWS}x{classes}", rounding.dtype, (x, targets), _cross_entropy, exact)
@@ -159,7 +158,7 @@ def _cross_entropy(x: torch.Tensor, targets: torch.Tensor) -> Results:
 
 
 def _among_ignored(targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the rows that count lie among all, every fourth of which is ignored, and all targets."""
+    """The positions of the rows that count among all rows, of which every fourth is ignored, and all targets."""
     kept = torch.arange(len(targets), device=targets.device)
     kept = kept + kept // 3 + 1
     everyone = torch.full((int(kept[-1]) + 2,), IGNORED, device=targets.device)
@@ -168,7 +167,7 @@ def _among_ignored(targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _mean_of_counted(x: torch.Tensor, targets: torch.Tensor, rounding: Rounding) -> Expected:
-    """The log-probabilities and the gradients of their mean are rounded on the way; sums are in float32."""
+    """The log-probabilities and the gradients of their mean are rounded; sums are in float32."""
     dtype = rounding.dtype
     kept, everyone = _among_ignored(targets)
     hits = targets[:, None] == torch.arange(x.shape[1])
@@ -191,7 +190,8 @@ def _gelu(x: torch.Tensor, grad: torch.Tensor, form: str) -> Results:
 
 
 def _gelu_exactly(x: torch.Tensor, grad: torch.Tensor, form: str, dtype: torch.dtype) -> Expected:
-    """x w with w in [0, 1], and its derivative w + x w', both factors known as tolerances.activation has it."""
+    """x w with w in [0, 1], and its derivative w + x w'. The accuracy of both factors is that of
+    tolerances.activation."""
     how = Arithmetic(dtype)
     if form == "tanh":
         inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)

@@ -23,7 +23,7 @@ Results = Mapping[str, torch.Tensor]
 Expected = Mapping[str, Exact]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Next to what a warp, a block or one pass of a kernel takes; CUDA has another softmax for more than 1024.
+# Near the sizes of a warp, a block or one pass of a kernel; CUDA has a different softmax for more than 1024.
 WIDTHS = (2, 7, 31, 33, 64, 127, 129, 257, 509, 513, 777, 1000, 1023, 1025, 1031, 2049, 4099)
 ROWS = (1, 2, 5, 17, 33)
 VALUES = ("near 0", "near 96", "near -200", "late maximum")
@@ -31,13 +31,13 @@ MOST = 9000  # elements of a case
 
 CLASSES = (2, 5, 33, 127, 1000, 1031, 4099)
 IGNORED = (None, -100, 1)
-SMOOTHED = 3000  # the sum of so many logarithms stays in float16: torch adds them up before it weighs them
+SMOOTHED = 3000  # the sum of so many logarithms is within float16's range: torch sums them before it weights them
 REDUCTIONS = ("mean", "sum", "none")
-PLACES = ((), (7,), (3, 5))  # of each sample: one, a line, an image
+PLACES = ((), (7,), (3, 5))  # the positions of each sample: one, a line, an image
 
 
 def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
-    """Every operation; `rounded_sums` as rounded_cases.Rounding has it."""
+    """Every operation; `rounded_sums` as in rounded_cases.Rounding."""
     makers = LossMakers(rounded_sums)
     return (
         Operation(
@@ -97,14 +97,14 @@ def _fits(point: Point) -> bool:
 
 @dataclass(frozen=True)
 class LossMakers:
-    """The case at a point of each operation."""
+    """Makes the case at a point of each operation."""
 
     rounded_sums: bool
 
     def softmax(self, point: Point, seed: int) -> Case:
         dtype, rows, width = point["dtype"], point["rows"], point["width"]
         x = _logits(rows, width, point["values"], seed).to(dtype)
-        grad = hashed_inputs.whole((rows, width), seed + 1, 3).abs().to(dtype)  # so that its sum counts
+        grad = hashed_inputs.whole((rows, width), seed + 1, 3).abs().to(dtype)  # so that its sum matters
         function = point["function"]
         exactly = (
             rounded_fixed_cases.softmax_results if function == "softmax" else rounded_fixed_cases.log_softmax_results
@@ -117,7 +117,7 @@ class LossMakers:
         return Case(name, dtype, (x, grad), run, exact)
 
     def cross_entropy(self, point: Point, seed: int) -> Case:
-        """The loss over targets of which some are ignored, and its gradient."""
+        """The loss over targets, some of which are ignored, and its gradient."""
         dtype, classes, samples, places = point["dtype"], point["classes"], point["rows"], point["places"]
         shape = (samples, *places)
         count = torch.Size(shape).numel()
@@ -144,9 +144,9 @@ class LossMakers:
 
 
 def _logits(rows: int, width: int, values: str, seed: int) -> torch.Tensor:
-    """Multiples of 1/2 up to 5 apart from each other, so that each keeps a measurable probability."""
+    """Multiples of 1/2 that differ by at most 5, so that each has a measurable probability."""
     drawn = (hashed_inputs.hashes(rows * width, seed) % 5).reshape(rows, width) / 2
-    if values == "late maximum":  # what an online softmax has summed before must be rescaled
+    if values == "late maximum":  # an online softmax must rescale its partial sum
         drawn[:, width // 2 :] += 2
         drawn[:, -1:] += 1
         return drawn
@@ -154,7 +154,7 @@ def _logits(rows: int, width: int, values: str, seed: int) -> torch.Tensor:
 
 
 def _softmax(x: torch.Tensor, grad: torch.Tensor, function: str, over: str, layout: str) -> Results:
-    """Twice, as what is kept from a call could be taken for the next: then with the rows in the other order."""
+    """Two calls, the first with the rows in reverse order, to find results that are kept from an earlier call."""
     again = _one_softmax(x.flip(0), grad.flip(0), function, over, layout)
     reversed_rows = {f"{name} of reversed rows": part.flip(0) for name, part in again.items()}
     return {**_one_softmax(x, grad, function, over, layout), **reversed_rows}
@@ -163,7 +163,7 @@ def _softmax(x: torch.Tensor, grad: torch.Tensor, function: str, over: str, layo
 def _softmax_exactly(
     x: torch.Tensor, grad: torch.Tensor, exactly: Callable[..., dict[str, Exact]], rounding: Rounding, over: str
 ) -> Expected:
-    """Each row on its own; over the middle dimension columns of other rows lie in between."""
+    """Each row separately; over the middle dimension, columns of other rows lie in between."""
     found = exactly(x, grad, rounding)
     if over == "middle":
         found = {name: Exact(_three_times(part.value), _three_times(part.bound)) for name, part in found.items()}
@@ -171,12 +171,12 @@ def _softmax_exactly(
 
 
 def _three_times(rows: torch.Tensor) -> torch.Tensor:
-    """Columns next to each other that have other sums, but in a single row."""
+    """Neighbouring columns with different sums, except for a single row."""
     return torch.stack((rows, rows.flip(0), rows.flip(1)), -1)
 
 
 def _one_softmax(x: torch.Tensor, grad: torch.Tensor, function: str, over: str, layout: str) -> dict[str, torch.Tensor]:
-    """Rows are moved to where the dimension is to be: (rows, width), (width, rows) or (rows, width, 3)."""
+    """Moves the rows to the position of the dimension: (rows, width), (width, rows) or (rows, width, 3)."""
 
     def turned(y: torch.Tensor) -> torch.Tensor:
         return y.t() if over == "first" else _three_times(y) if over == "middle" else y
@@ -214,7 +214,7 @@ def _losses(
     point: Point,
     rounding: Rounding,
 ) -> Expected:
-    """The loss of a row is -sum q log p, with q = (1 - s) w[target] at the target, and s w / classes everywhere more.
+    """The loss of a row is -sum q log p, with q = (1 - s) w[target] at the target, plus s w / classes everywhere.
 
     log p is rounded, and so are its products with q and their sums, the gradients of log p, and the mean.
     """
@@ -239,7 +239,7 @@ def _losses(
     p, mass = y.value.exp(), q.sum(1, keepdim=True)
     gradient = scale * (p * mass - q)
     limit = scale.abs() * (p * mass * torch.expm1(y.bound) + arithmetic * (p * mass + q))
-    smallest = 8 * tolerances.rounding(torch.zeros_like(gradient), dtype)  # gradients on the way may be subnormal
+    smallest = 8 * tolerances.rounding(torch.zeros_like(gradient), dtype)  # intermediate gradients may be subnormal
     reshaped = (
         part.reshape(shape) if part.dim() else part for part in (value, tolerances.rounding(value, dtype) + around)
     )
