@@ -96,6 +96,10 @@ def main() -> int:
     options = parser.parse_args()
     levels = LEVELS[: LEVELS.index(options.level) + 1]
     clean = {level: judge(None, level, options.seed) for level in levels}
+    alarms = [f"{level}: {said.probe}, {said.reason}" for level, said in clean.items() if said.probe]
+    if alarms:  # each kernel would count as found by the same alarm
+        print("a run with nothing wrong fails", *alarms, sep="\n", file=sys.stderr)
+        return 1
     verdicts = read_verdicts(options.again)
     chosen = {half: kernels(half) for half in HALVES}
     os.environ["GOMP_SPINCOUNT"] = "0"  # threads that wait for a processor shall not take it from another worker
@@ -112,7 +116,6 @@ def main() -> int:
             verdicts[half][said.kernel] = said
             write_verdicts(verdicts)
             print(f"{half} {said.kernel}: {said.level or 'not found'} {said.probe or ''}", file=sys.stderr, flush=True)
-    alarms = [f"{level}: {said.probe}, {said.reason}" for level, said in clean.items() if said.probe]
     seconds = [said.seconds for found in verdicts.values() for said in found.values() if said.level == "quick"]
     write(
         "wrong_kernels",
@@ -125,7 +128,7 @@ def main() -> int:
             f"seed {options.seed}. Their two authors saw neither the probes nor each other's kernels. "
             "The cases were developed with `known` at hand; `unseen` is the measure.",
             "",
-            f"- A run with nothing wrong: {'; '.join(alarms) or 'no failure at any of these levels'}; "
+            "- A run with nothing wrong: no failure at any of these levels; "
             + ", ".join(f"{level} {said.seconds:.0f} s" for level, said in clean.items())
             + " (without the probes that do not look at results).",
             f"- Until the first failure at quick: {statistics.median(seconds):.1f} s (median)." if seconds else "",
@@ -134,7 +137,7 @@ def main() -> int:
             *(row for half in HALVES for row in table(half, chosen[half], verdicts[half], levels)),
         ],
     )
-    return 1 if alarms else 0
+    return 0
 
 
 if __name__ == "__main__":

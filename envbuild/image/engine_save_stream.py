@@ -35,4 +35,4 @@ def _files(archive: tarfile.TarFile) -> Iterator[Unpacked]:
         stream = archive.extractfile(member) if member.isfile() else None
         if stream is not None:
             yield Unpacked(iter(partial(stream.read, BLOCK), b""))
-        archive.members = []  # else every member stays in memory
+        archive.members = []  # type: ignore[attr-defined]  # else every member stays in memory

@@ -1,17 +1,19 @@
 """Exact results needed by several probes, in memory shared by all probe processes, so that each is computed once.
 
-The harness imports this before it starts a probe, so that all probes inherit the memory. There is no lock: the probes
-that use it must run one after the other.
+The harness imports this before it starts a probe, so that all probes inherit the memory. A lock lets only one process
+append at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import math
 import mmap
+import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Callable
 
 import torch
@@ -26,12 +28,12 @@ _ELEMENT = 8  # bytes of a float64
 
 
 class SharedResults:
-    """Results by key, for this process and all processes forked from it. Only one process at a time may use it.
+    """Results by key, for this process and all processes forked from it.
 
     The memory begins with the offset of the end of the last record. A record is the length of its description, the
     description (the key and the shapes, as JSON) and the tensors. The end offset is written last, so an incomplete
     record of a process that died does not count. If the system grants no memory, or `size` bytes are not enough, each
-    process computes for itself.
+    process computes for itself; so do two processes that need a result at the same time.
     """
 
     def __init__(self, size: int = SIZE) -> None:
@@ -39,7 +41,9 @@ class SharedResults:
         self._next = _ALIGNMENT
         self._memory: mmap.mmap | None = None
         with contextlib.suppress(OSError):
-            self._memory = mmap.mmap(-1, size)
+            self._file = os.memfd_create("envbuild-exact-results")
+            os.ftruncate(self._file, size)
+            self._memory = mmap.mmap(self._file, size)
             _NUMBER.pack_into(self._memory, 0, self._next)
 
     def get(self, key: str, compute: Callable[[], Tensors]) -> Tensors:
@@ -48,9 +52,22 @@ class SharedResults:
             return compute()
         self._read(self._memory)
         if key not in self._found:
-            self._write(self._memory, key, compute())
+            tensors = compute()
+            with self._locked():
+                self._read(self._memory)
+                if key not in self._found:
+                    self._write(self._memory, key, tensors)
             self._read(self._memory)
         return self._found[key]
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """The kernel also releases the lock when the process dies."""
+        fcntl.lockf(self._file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     def _read(self, memory: mmap.mmap) -> None:
         """Read the records written since the last call."""

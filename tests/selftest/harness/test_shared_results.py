@@ -1,8 +1,10 @@
 """Exact results that one probe's process computes and later ones read."""
 
+import multiprocessing
 import os
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -94,3 +96,26 @@ def test_without_memory_each_call_computes(monkeypatch: pytest.MonkeyPatch) -> N
     results = SharedResults()
     assert equal(results.get("a", A), A.results) and equal(results.get("a", A), A.results)
     assert A.calls == 2
+
+
+def test_processes_that_write_at_the_same_time_do_not_overwrite_each_other() -> None:
+    """Both read up to the same end before either appends: each result takes longer to compute than to write."""
+    results, both_ready = SharedResults(), multiprocessing.Barrier(2)
+
+    def fill(name: str, value: float) -> None:
+        def compute() -> Tensors:
+            both_ready.wait(10)
+            return (torch.full((500_000,), value, dtype=torch.float64),)
+
+        for index in range(20):
+            (found,) = results.get(f"{name} {index}", compute)
+            assert bool((found == value).all())
+        for index in range(20):
+            assert bool((results.get(f"{name} {index}", compute)[0] == value).all())
+
+    with ThreadPoolExecutor(2) as pool:
+        statuses = list(pool.map(lambda given: in_process(lambda: fill(*given)), [("a", 1.0), ("b", 2.0)]))
+    assert statuses == [0, 0]
+    for index in range(20):
+        assert bool((results.get(f"a {index}", A)[0] == 1).all()) and bool((results.get(f"b {index}", A)[0] == 2).all())
+    assert A.calls == 0

@@ -170,7 +170,7 @@ def shared_attention(case: AttentionCase, data: Inputs) -> tuple[torch.Tensor, f
         reference, logit = exact_attention(data, case.causal)
         return reference, torch.tensor([logit], dtype=torch.float64)
 
-    reference, logit = EXACT.get(f"attention_torch {case}", compute)
+    reference, logit = EXACT.get(f"attention {case}", compute)
     return reference, float(logit)
 
 

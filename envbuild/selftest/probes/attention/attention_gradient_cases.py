@@ -153,7 +153,7 @@ def shared(case: GradientCase, given: GradientInputs) -> ExactGradients:
         found = exact_gradients(case, given)
         return *found.gradients, *found.spreads, torch.tensor(found.logits, dtype=torch.float64)
 
-    q, k, v, of_q, of_k, of_v, logits = EXACT.get(f"attention_backward {case}", compute)
+    q, k, v, of_q, of_k, of_v, logits = EXACT.get(f"attention gradients {case}", compute)
     return ExactGradients((q, k, v), (of_q, of_k, of_v), tuple(logits.tolist()))
 
 

@@ -110,7 +110,7 @@ class Needle:
     """Inputs in float32, torch's mask (bool, or float32 to be added), and the expected results in float64.
 
     `spreads`: the values that tolerances.attention_gradient_floor is relative to, as in
-    attention_backward.ExactGradients.
+    attention_gradient_cases.ExactGradients.
     """
 
     q: torch.Tensor
@@ -184,7 +184,7 @@ def make_needle(case: NeedleCase) -> Needle:
     places = torch.stack((pairs, pairs + 1), dim=-1).flatten(-2)
     visible = (places >= low[:, None, :, None]) & (places < high[:, None, :, None])
     solve = functools.partial(_solved, case, (q, k, v, grad), mask, places.clamp(0, case.keys - 1), visible)
-    output, for_q, for_k, for_v, of_q, of_k, of_v = EXACT.get(f"attention_needle {case}", solve)
+    output, for_q, for_k, for_v, of_q, of_k, of_v = EXACT.get(f"attention needle {case}", solve)
     return Needle(q, k, v, grad, mask, output, (for_q, for_k, for_v), (of_q, of_k, of_v))
 
 
@@ -194,7 +194,7 @@ def _solved(
     """The output, the gradients of q, k and v, and their spreads. `places`: the keys of each query's class, (batch,
     heads, queries, some); `visible`: which of them it sees.
 
-    The gradients and their spreads are those of attention_backward.exact_gradients, summed over these keys only.
+    The gradients and their spreads are those of attention_gradient_cases.exact_gradients, summed over these keys only.
     """
 
     def dotted(of_keys: torch.Tensor, of_queries: torch.Tensor) -> torch.Tensor:

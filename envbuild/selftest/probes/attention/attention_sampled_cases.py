@@ -459,7 +459,7 @@ def _attend(
 
 
 def _exact(*given: torch.Tensor, call: Call, problem: AttentionProblem, how: AttentionArithmetic) -> dict[str, Exact]:
-    """The output, and the gradients with their spreads as in attention_backward.exact_gradients, with products in
+    """The output, and the gradients with their spreads as in attention_gradient_cases.exact_gradients, with products in
     float64 over every key."""
     tensors = problem.filled(given)
     q, grad, visible = tensors["q"], tensors["grad"], problem.visible

@@ -24,8 +24,8 @@ ROWS, INNER, COLUMNS = 509, 521, 503
 BATCH = (3, 67, 131, 53)
 ACCURACY = (256, 4096, 256)
 
-# sha256 of the integer results (reference.digest). Computed with Python's integers, as a test repeats: they are valid
-# for every device, dtype, order of summation and version of torch.
+# sha256 of the integer results (tensor_digests.digest). Computed with Python's integers, as a test repeats: they are
+# valid for every device, dtype, order of summation and version of torch.
 GOLDEN = {
     "Linear forward": "b57a6d8b5f71116fa096031503119453dfa4402a1f88014b186da638bc3db229",
     "Linear grad input": "a39368139ad72c196b9d5ec26184a7a05ae25e02440842b282335f9237ccf599",

@@ -1,8 +1,8 @@
 """Operations with one right result: products, embeddings and sums of integers, casts, copies and extremes.
 
 Sums of integers are exact in every dtype and order while every partial sum is within the integers that the dtype
-represents: up to 2^8 for bfloat16. Expected results come from outer products (reference.product), Python's lists and
-integers, or arithmetic on bit patterns: they use no tested operation.
+represents: up to 2^8 for bfloat16. Expected results come from outer products (reference_products.product), Python's
+lists and integers, or arithmetic on bit patterns: they use no tested operation.
 """
 
 from __future__ import annotations

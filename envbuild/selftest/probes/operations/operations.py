@@ -28,7 +28,7 @@ def operations(context: Context) -> None:
 
 
 def cases(rounded_sums: bool) -> Iterator[Case]:
-    """Every fixed case, on the host; `rounded_sums` as in rounded_cases.Rounding."""
+    """Every fixed case, on the host; `rounded_sums` as in rounded_fixed_cases.Rounding."""
     yield from exact_fixed_cases.cases()
     yield from rounded_fixed_cases.cases(rounded_sums)
 

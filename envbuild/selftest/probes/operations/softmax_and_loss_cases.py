@@ -37,7 +37,7 @@ PLACES = ((), (7,), (3, 5))  # the positions of each sample: one, a line, an ima
 
 
 def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
-    """Every operation; `rounded_sums` as in rounded_cases.Rounding."""
+    """Every operation; `rounded_sums` as in rounded_fixed_cases.Rounding."""
     makers = LossMakers(rounded_sums)
     return (
         Operation(
