@@ -53,7 +53,8 @@ def command(name: str | None, asks_index: bool, as_json: bool) -> None:
     if name is None:
         _all(as_json)
         return
-    found = image_status.compute(Engine(), profile_reader_and_overrides.load(name))
+    source = profile_reader_and_overrides.load(name)
+    found = image_status.compute(Engine(), source)
     if found.state == VERIFIED:
         if as_json:
             emit(found.document())
