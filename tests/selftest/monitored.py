@@ -101,4 +101,5 @@ PROBES = (
     Probe("aborts", "quick", "cpu", 60, aborts),
     *(sleeping(f"sleeps{index}") for index in range(2)),
     working("last"),
+    during("ecc later still", "STUB_ECC=7"),
 )

@@ -82,7 +82,8 @@ def judge(kernel: WrongKernel | None, level: str, seed: int, patience: float = 6
     os.waitpid(child, 0)
     found = json.loads(said) if said else {}
     at = level if found.get("probe") else None
-    return Verdict(name, at, found.get("probe"), found.get("reason"), round(time.monotonic() - begin, 2))
+    reason = found.get("reason") if said else f"no end after {patience:g} s"
+    return Verdict(name, at, found.get("probe"), reason, round(time.monotonic() - begin, 2))
 
 
 def _first_failure(kernel: WrongKernel | None, level: str, seed: int) -> Mapping[str, Any]:

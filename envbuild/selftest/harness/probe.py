@@ -39,7 +39,7 @@ class Probe:
 
     @property
     def may_accompany(self) -> bool:
-        """Whether it may work while another probe works; what a script does is unknown."""
+        """Whether the probe may run while another one runs; what a script does is unknown."""
         return not self.alone and self.needs != "script"
 
     @property

@@ -14,7 +14,7 @@ import contextlib
 import os
 import platform
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Callable, NoReturn
 
@@ -33,7 +33,7 @@ _INTERRUPTIONS = (signal.SIGTERM, signal.SIGINT)
 _MOST_AHEAD = 2
 _NEED_MIB = {"quick": 8 << 10, "standard": 14 << 10}  # GPU memory, for the probe of each level that needs most
 _CONTEXT_MIB = 1 << 10  # more than a CUDA context takes
-_PAIR_MIB = 4 << 10  # of the machine's memory: twice what a probe takes at most, up to level standard
+_PAIR_MIB = 4 << 10  # host memory: twice the most that a CPU probe takes, up to level standard; not measured on a GPU
 
 
 class RunInterrupted(BaseException):
@@ -79,40 +79,39 @@ def run(
 
 
 def free_mib(report: Report) -> int:
-    """The free memory of the GPU that has least; 0 where NVML does not report it, and where the compute mode keeps
-    other processes from a GPU."""
+    """The smallest free memory of any GPU; 0 if NVML does not report it, or if a compute mode allows one process."""
     last = [window.last for window in report.gpus.values()]
     return min((now.get("free_mib", 0) if now.get("compute_mode") == 0 else 0 for now in last), default=0)
 
 
 def works_in_pairs(job: JobDocument, memory: int, report: Report) -> bool:
-    """Whether two probes may work at the same time: processors and memory suffice for both. `memory`: of the machine,
-    in bytes. Not at level full and with the profile's own shapes, whose need of memory is unknown."""
+    """Whether two probes may run at the same time: there are processors and memory for both. `memory`: of the host, in
+    bytes. Never at level full or with the profile's own shapes, whose need of memory is unknown."""
     if job.level not in _NEED_MIB or job.own.shapes or job.thread_count < 2 or memory < _PAIR_MIB << 20:
         return False
     return job.device == "cpu" or free_mib(report) >= 2 * (_NEED_MIB[job.level] + _CONTEXT_MIB)
 
 
 def start_ahead(job: JobDocument, report: Report, working: int) -> int:
-    """How many probes may start CUDA while `working` others work: as many as processors and GPU memory are left for.
+    """How many probes may start CUDA while `working` others run, limited by free processors and GPU memory.
 
-    None at level full and with the profile's own shapes, whose need of memory is unknown.
+    None at level full or with the profile's own shapes, whose need of memory is unknown.
     """
     if job.level not in _NEED_MIB or job.own.shapes:
         return 0
-    spare = (free_mib(report) - working * _NEED_MIB[job.level]) // _CONTEXT_MIB
-    return max(0, min(_MOST_AHEAD, job.thread_count - 1, spare))
+    spare = free_mib(report) // _CONTEXT_MIB - working * (_NEED_MIB[job.level] // _CONTEXT_MIB + 1)
+    return max(0, min(_MOST_AHEAD, job.thread_count - working, spare))
 
 
-def next_in_line(waiting: Sequence[Probe], most: int) -> list[Probe]:
-    """The probes that start CUDA while the first one runs, at most `most`: none after a probe that runs alone, nor
-    during it.
+def next_in_line(waiting: Sequence[Probe], most: int, running: Collection[str] = ()) -> list[Probe]:
+    """The probes that start CUDA while the first one runs, at most `most`, without those that run already: none after
+    a probe that runs alone, nor during it.
     """
     found: list[Probe] = []
     for before, probe in zip(waiting, waiting[1:]):
         if before.alone or len(found) == most:
             break
-        if probe.may_start_ahead:
+        if probe.may_start_ahead and probe.name not in running:
             found.append(probe)
     return found
 
@@ -135,17 +134,18 @@ class _Processes:
         self._together = 1
         self._monitor: Monitor | None = None
         self._children: dict[str, probe_supervisor.Child] = {}
-        self._reports: dict[str, Report] = {}  # by probe that works: what NVML reported since it began
+        self._reports: dict[str, Report] = {}  # by running probe: what NVML reported since it began
+        self._ended: dict[str, Report] = {}  # by probe that ended before its turn to be reported
 
     def prepare(self) -> None:
-        """Watch the GPUs from now on, where the job has any; decide how many probes work and start CUDA at a time."""
+        """Start to watch the GPUs, if the job has any; decide how many probes run and how many start CUDA at a time."""
         report = Report()
         if self._job.device == "cuda":
             with _uninterrupted():
                 self._monitor = Monitor(self._terms.hidden)
             report = self._monitor.report()
         self._together = 2 if works_in_pairs(self._job, host_memory.available_bytes(), report) else 1
-        self._ahead = start_ahead(self._job, report, self._together) if self._monitor else 0
+        self._ahead = start_ahead(self._job, report, self._together)
 
     def run(self, waiting: Sequence[Probe]) -> tuple[Outcome, list[dict[str, Any]]]:
         """Run the first of the remaining probes, and others that may run at the same time."""
@@ -157,13 +157,16 @@ class _Processes:
             process = self._working(probe)
         except OSError as error:
             return Outcome(FAILED, failure="exception", reason=f"no process could be started: {error}"), []
-        with contextlib.suppress(OSError):  # it is tried again when the probe's turn comes
-            for later in next_in_line(waiting, self._ahead + self._together - 1 if self._ahead else 0):
+        with contextlib.suppress(OSError):  # retried when the probe's turn comes
+            self._accompany(waiting)
+            running = [name for name, child in self._children.items() if child.works]
+            for later in next_in_line(waiting, self._ahead, running):
                 self._started(later)
         while not process.over:
             with contextlib.suppress(OSError):
                 self._accompany(waiting)
             probe_supervisor.attend([child for child in self._children.values() if child.works])
+            self._close_reports()
         ending = process.ending()
         with _uninterrupted():
             self._children.pop(probe.name).end()
@@ -183,8 +186,8 @@ class _Processes:
         """The probe's process, started if necessary and released to run."""
         process = self._started(probe)
         if not (process.works or process.over):
-            if self._reports:  # what NVML has to report until now is not this probe's
-                self._look_at_gpus()
+            if self._reports:  # events up to now belong to the probes that run already
+                self._read_monitor()
             self._reports[probe.name] = Report()
             process.go(self._timeout(probe), self._terms)
         return process
@@ -211,12 +214,21 @@ class _Processes:
             return self._children[probe.name]
 
     def _attributed(self, probe: Probe, outcome: Outcome) -> Outcome:
-        """The outcome with what NVML reported since the probe began: where two worked, both have it."""
-        latest = self._look_at_gpus()
-        report = self._reports.pop(probe.name, latest)
-        return attribute(outcome, report) if self._monitor else outcome
+        """The outcome with what NVML reported while the probe ran: if two ran, both have it."""
+        if not self._monitor:
+            return outcome
+        report = self._ended.pop(probe.name, None)  # None: it died before its turn
+        return attribute(outcome, self._read_monitor() if report is None else report)
 
-    def _look_at_gpus(self) -> Report:
+    def _close_reports(self) -> None:
+        """Keep the reports of the probes that have just ended: what NVML reports from now on is not theirs."""
+        over = [name for name in self._reports if self._children[name].over]
+        if over:
+            self._read_monitor()
+            self._ended.update((name, self._reports.pop(name)) for name in over)
+
+    def _read_monitor(self) -> Report:
+        """What NVML reported since the last time; all running probes have it."""
         latest = self._monitor.report() if self._monitor else Report()
         self._reports = {name: report.then(latest) for name, report in self._reports.items()}
         return latest

@@ -40,24 +40,25 @@ class SharedResults:
         self._found: dict[str, Tensors] = {}
         self._next = _ALIGNMENT
         self._memory: mmap.mmap | None = None
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, AttributeError):  # a Python for an old glibc has no memfd_create
             self._file = os.memfd_create("envbuild-exact-results")
             os.ftruncate(self._file, size)
             self._memory = mmap.mmap(self._file, size)
-            _NUMBER.pack_into(self._memory, 0, self._next)
+            self._memory[: _NUMBER.size] = _NUMBER.pack(self._next)
 
     def get(self, key: str, compute: Callable[[], Tensors]) -> Tensors:
         """The result with this key: not empty, float64, on the host. Callers must not write to it."""
         if self._memory is None:
             return compute()
-        self._read(self._memory)
+        with self._locked():
+            self._read(self._memory)
         if key not in self._found:
             tensors = compute()
             with self._locked():
                 self._read(self._memory)
                 if key not in self._found:
                     self._write(self._memory, key, tensors)
-            self._read(self._memory)
+                    self._read(self._memory)
         return self._found[key]
 
     @contextlib.contextmanager
@@ -92,7 +93,7 @@ class SharedResults:
         memory[begin : begin + len(description)] = description
         for place, values in zip(places, tensors):
             _view(memory, place, values.shape).copy_(values)
-        _NUMBER.pack_into(memory, 0, end)
+        memory[: _NUMBER.size] = _NUMBER.pack(end)  # at once: pack_into writes zeros first
 
 
 def _places(after: int, shapes: Sequence[Shape]) -> list[int]:

@@ -125,10 +125,12 @@ def test_one_thread_is_one_probe_at_a_time(tmp_path: Path) -> None:
 def test_both_have_what_the_driver_reports_while_they_work(tmp_path: Path) -> None:
     """Neither a probe that ended before, nor one that begins afterwards."""
     libraries = {**stubs.build(tmp_path), "STUB_NOW": str(tmp_path / "now"), "ENVBUILD_TEST_NOTES": str(tmp_path / "n")}
-    names = ["alone", "work0", "ecc later", "untouched", "last"]
+    names = ["ecc later", "work0", "alone", "more0", "untouched", "ecc later still"]  # in the catalogue's order
     found = outcomes(run("monitored", job(device="cuda", probes=names, threads=2), tmp_path / "frames", **libraries)[0])
+    assert list(found) == names
     failed = {name for name, frame in found.items() if frame["status"] == "failed"}
-    assert failed == {"work0", "ecc later"}
+    assert {"ecc later", "work0", "ecc later still"} <= failed
+    assert not {"alone", "untouched"} & failed, "untouched ended while more0, the probe before it, still ran"
     assert "2 uncorrected memory errors meanwhile" in found["work0"]["reason"]
 
 

@@ -48,29 +48,41 @@ def test_who_starts_ahead(waiting: str, ahead: str) -> None:
     assert " ".join(one.name for one in found) == ahead
 
 
+@pytest.mark.parametrize(("waiting", "ahead"), [("1 2 3 4 5", "3 4"), ("1 2 a 3", "a"), ("1 2", "")])
+def test_who_starts_ahead_while_two_run(waiting: str, ahead: str) -> None:
+    found = probe_scheduler.next_in_line([probe(name) for name in waiting.split()], 2, running=["1", "2"])
+    assert " ".join(one.name for one in found) == ahead
+
+
 @pytest.mark.parametrize(
-    ("changes", "numbers", "most"),
+    ("changes", "numbers", "by_one", "by_two"),
     [
-        ({}, [WHOLE], 2),
-        ({"level": "standard"}, [WHOLE], 2),
-        ({"level": "full"}, [WHOLE], 0),
-        ({"threads": 2}, [WHOLE], 1),
-        ({"threads": 1}, [WHOLE], 0),
-        ({"own": ProjectTestSpec(shapes=({},))}, [WHOLE], 0),
-        ({}, [{**WHOLE, "compute_mode": 3}], 0),
-        ({}, [{"free_mib": 80 << 10}], 0),
-        ({}, [{"compute_mode": 0}], 0),
-        ({}, [WHOLE, {**WHOLE, "free_mib": 9 << 10}], 1),
-        ({}, [WHOLE, {"free_mib": 80 << 10}], 0),
-        ({"level": "standard"}, [{**WHOLE, "free_mib": 15000}], 0),
-        ({}, [], 0),
+        ({}, [WHOLE], 2, 2),
+        ({"level": "standard"}, [WHOLE], 2, 2),
+        ({"level": "full"}, [WHOLE], 0, 0),
+        ({"threads": 3}, [WHOLE], 2, 1),
+        ({"threads": 2}, [WHOLE], 1, 0),
+        ({"threads": 1}, [WHOLE], 0, 0),
+        ({"own": ProjectTestSpec(shapes=({},))}, [WHOLE], 0, 0),
+        ({}, [{**WHOLE, "compute_mode": 3}], 0, 0),
+        ({}, [{"free_mib": 80 << 10}], 0, 0),
+        ({}, [{"compute_mode": 0}], 0, 0),
+        ({}, [WHOLE, {**WHOLE, "free_mib": 9 << 10}], 0, 0),
+        ({}, [WHOLE, {**WHOLE, "free_mib": 10 << 10}], 1, 0),
+        ({}, [WHOLE, {**WHOLE, "free_mib": 19 << 10}], 2, 1),
+        ({}, [WHOLE, {"free_mib": 80 << 10}], 0, 0),
+        ({"level": "standard"}, [{**WHOLE, "free_mib": 15000}], 0, 0),
+        ({}, [], 0, 0),
     ],
 )
-def test_how_many_start_ahead(changes: dict[str, object], numbers: list[dict[str, int]], most: int) -> None:
+def test_how_many_start_ahead(
+    changes: dict[str, object], numbers: list[dict[str, int]], by_one: int, by_two: int
+) -> None:
+    """While one probe runs, and while two run."""
     asked = dataclasses.replace(JobDocument(nonce="0" * 32, device="cuda", threads=16), **changes)  # type: ignore[arg-type]
     report = Report({str(index): Window.at(one) for index, one in enumerate(numbers)})
-    assert probe_scheduler.start_ahead(asked, report, working=1) == most
-    assert probe_scheduler.start_ahead(asked, report, working=2) <= most
+    assert probe_scheduler.start_ahead(asked, report, working=1) == by_one
+    assert probe_scheduler.start_ahead(asked, report, working=2) == by_two
 
 
 @pytest.fixture(scope="module")

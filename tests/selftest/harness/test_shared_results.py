@@ -119,3 +119,10 @@ def test_processes_that_write_at_the_same_time_do_not_overwrite_each_other() -> 
     for index in range(20):
         assert bool((results.get(f"a {index}", A)[0] == 1).all()) and bool((results.get(f"b {index}", A)[0] == 2).all())
     assert A.calls == 0
+
+
+def test_a_python_for_an_old_glibc_computes_in_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("os.memfd_create")
+    results = SharedResults()
+    assert equal(results.get("a", A), A.results) and equal(results.get("a", A), A.results)
+    assert A.calls == 2

@@ -125,6 +125,15 @@ def test_gradients_of_a_short_volume_are_left_out() -> None:
         assert left_out <= results(**{**point, "groups": "one", "bias": True, **change}), change
 
 
+def test_a_gradient_is_left_out_where_the_output_padding_reaches_the_stride() -> None:
+    point = {"way": "transposed", "rank": 1, "mode": "gradients", "dilation": (3, 1, 2), "stride": (2, 2, 2)}
+    halves = {"fp16 gradient of the weights", "bf16 gradient of the weights"}
+    there = results(**point, extra=2)
+    assert not halves & there and "fp32 gradient of the weights" in there
+    for change in ({"extra": 1}, {"extra": 2, "dilation": (1, 1, 1)}):
+        assert halves <= results(**{**point, **change}), change
+
+
 def test_gradients_of_a_strided_1x1_convolution_are_left_out_in_channels_last() -> None:
     point = {name: values[0] for name, values in STRIDED.where.items() if name != "dtype"}
     point = {**point, "mode": "gradients", "bias": True, "dilation": (1, 1, 1)}

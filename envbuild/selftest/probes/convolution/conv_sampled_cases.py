@@ -39,6 +39,7 @@ from envbuild.selftest.probes.convolution.conv_sampled_shapes import (
     ConvShape,
     Sizes,
     has_bias,
+    output_padding,
     shape,
     with_usual,
 )
@@ -122,7 +123,8 @@ def _layout(point: Point, number: int) -> Layout:
 
 def _left_out(point: Point, variant: Variant, device: torch.device) -> Collection[str]:
     dtype, (x, w, grad) = variant
-    at = {**point, "dtype": dtype, "input": x, "weights": w, "gradient": grad}
+    long = any(more >= stride for more, stride in zip(output_padding(point), point["stride"]))
+    at = {**point, "dtype": dtype, "input": x, "weights": w, "gradient": grad, "output padding of a stride": long}
     return torch_fault_exclusions.uncomputed_results("convolution", device.type, at)
 
 

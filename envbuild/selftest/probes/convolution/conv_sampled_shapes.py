@@ -142,6 +142,13 @@ def with_usual(point: Point) -> Point:
     return {**point, **USUAL[point["usual"]]}
 
 
+def output_padding(point: Point) -> Sizes:
+    """Of a transposed convolution, as far as torch allows it: below the stride or below the dilation."""
+    return tuple(min(point["extra"], max(s, d) - 1) for s, d in zip(point["stride"], point["dilation"]))[
+        : point["rank"]
+    ]
+
+
 def shape(point: Point) -> ConvShape:
     """The shape at a point: sizes that are too small for the kernel are enlarged, padding that is too wide is
     reduced."""
@@ -153,7 +160,7 @@ def shape(point: Point) -> ConvShape:
     images, groups, channels, filters = _counts(point)
     sizes = _sizes(point)
     if transposed:
-        extra = tuple(min(point["extra"], max(s, d) - 1) for s, d in zip(stride, dilation))
+        extra = output_padding(point)
         # Two more than the padding removes, so that the output is not empty.
         small = tuple(max(2 + before // s, n // s) for n, s, (before, _) in zip(sizes, stride, padding))
         reached = ((n - 1) * s + extent for n, s, extent in zip(small, stride, extents))
