@@ -67,7 +67,7 @@ def test_whoever_comes_early_waits_for_those_who_are_late(monkeypatch: pytest.Mo
         return [SimpleNamespace()]
 
     monkeypatch.setattr(dist_nodes, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(dist_nodes.rank_processes, "run_worlds", run)
+    monkeypatch.setattr(dist_nodes.rank_processes_and_faults, "run_worlds", run)
     monkeypatch.setattr(dist_nodes.dist_staged, "import_ahead", lambda: None)
     monkeypatch.setattr(dist_nodes, "_tell", lambda context, spot, done: done.clear())
     variables = {"ENVBUILD_NODE": "7", "ENVBUILD_MEETING": "127.0.0.1:0", "ENVBUILD_INTERFACE": "lo"}
