@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from envbuild.image import buildx
 signal.signal(signal.SIGINT, signal.default_int_handler)
 client, name, image, engine = sys.argv[1:]
-buildx.docker_client.program = lambda: Path(client)
+buildx.docker_client_finder.program = lambda: Path(client)
 buildx.build(
     SimpleNamespace(host="unix:///nowhere", identity=engine, builder=None),
     SimpleNamespace(image=image, platform="linux/amd64"),
