@@ -249,8 +249,23 @@ def test_without_dates_releases_are_counted(project: Path, index: Index, newer: 
         assert done.code == 0, done.stderr
         (note,) = done.document["notes"]
         assert note.startswith("sample: alpha 2.0 is 78 releases behind 3.77: 3.77 has no wheel for Python 3.11")
+        assert note.endswith("; to compile a package from source: extensions: in the profile (docs/profiles.md)")
     else:
         assert "alpha 2.0 is 79 releases behind 3.78" in refusal(done)
+
+
+@pytest.mark.attack(
+    "an index", "the newest release has no wheel, and one before it does not fit", "both are named, with the way out"
+)
+def test_a_newest_release_without_a_wheel_is_named_next_to_one_that_does_not_fit(project: Path, index: Index) -> None:
+    profile(project, "alpha")
+    write_wheel(index.folder, "alpha", "3.0", ["torch>=2.15"])
+    sdist(index, "4.0")
+    done = run()
+    assert done.code == 0, done.stderr
+    (note,) = done.document["notes"]
+    assert "alpha 2.0 is 2 releases behind 4.0: 4.0 has no wheel for Python 3.11" in note
+    assert "; 3.0 has a wheel, but does not fit" in note and "extensions: in the profile" in note
 
 
 @pytest.mark.legitimate("a user", "the old version is pinned: in the profile, or with --pin", "locked")
