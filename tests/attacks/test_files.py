@@ -193,6 +193,18 @@ def test_a_line_of_a_file_outside_that_is_left_out_is_not_quoted(project: Path, 
     assert note.startswith("../home/secret:1: this line is left out: the profile has torch 2.13.0+cpu")
 
 
+@pytest.mark.attack("author of a lock", "names a file outside that is called as a requirements file", UNQUOTED)
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.in", "pyproject.toml"])
+@pytest.mark.parametrize("command", ["show", "lock", "render"])
+def test_a_lock_that_names_a_requirements_file_outside(project: Path, outside: Path, name: str, command: str) -> None:
+    write_profile(project, PROFILE)
+    for text, expected in TOML.values() if name.endswith(".toml") else LEAKING.values():
+        (outside / name).write_text(text, encoding="utf-8")
+        of = {"profile": "sample", "requirements": f"../../home/{name}"}
+        written(project, {"profiles/other.lock.yaml": as_yaml({"of": of})})
+        assert expected in refused(project, command, "other")
+
+
 @pytest.mark.legitimate("user", "an invalid line in a requirements file of the project", "the error quotes it")
 @pytest.mark.parametrize("folder", [".", "app", "profiles"])
 def test_a_line_of_a_file_of_the_project_is_quoted(project: Path, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
