@@ -54,6 +54,11 @@ class Lag:
         return self.far and self.reason != "python"
 
     @property
+    def lacks_wheel(self) -> bool:
+        """Whether the newest release has no usable wheel."""
+        return self.reason == "no wheel" or (self.reason == "incompatible" and self.rival != self.newest)
+
+    @property
     def distance(self) -> str:
         months = f", {some(round(self.days / 30.4), 'month')}" if self.days is not None else ""
         return f"{some(self.releases, 'release')}{months} behind {self.newest}"
@@ -132,18 +137,23 @@ def lag(name: str, chosen: str, wanted: SpecifierSet, known: Sequence[Release]) 
 
 def lag_sentence(found: Lag, target: str) -> str:
     """The version, the newest release, and why that was not chosen. `target`: the platform a wheel must support."""
-    why = {
-        "no wheel": f"{found.newest} has no wheel for {target}",
-        "python": f"{found.newest} needs another Python",
-        "incompatible": f"{found.rival} has a wheel, but does not fit what else is asked for",
-    }
-    return f"{found.name} {found.chosen} is {found.distance}: {why[found.reason]}"
+    why = [f"{found.newest} has no wheel for {target}"] if found.lacks_wheel else []
+    if found.reason == "python":
+        why.append(f"{found.newest} needs another Python")
+    if found.reason == "incompatible":
+        why.append(f"{found.rival} has a wheel, but does not fit what else is asked for")
+    return f"{found.name} {found.chosen} is {found.distance}: {'; '.join(why)}"
+
+
+def lag_note(found: Lag, target: str) -> str:
+    """The sentence with the way out, for a version that is locked."""
+    return lag_sentence(found, target) + (f"; {COMPILE}" if found.lacks_wheel else "")
 
 
 def refusal(found: Sequence[Lag], target: str, reasons: Mapping[str, str]) -> ProfileError:
     """The error for versions that are far behind and not pinned. `reasons`: name and version of a newer release -> why
     it does not fit, in uv's words."""
-    ways = [COMPILE] if any(one.reason == "no wheel" for one in found) else []
+    ways = [COMPILE] if any(one.lacks_wheel for one in found) else []
     accepting = " ".join(f"--accept-old {one.name}" for one in found)
     pins = ", ".join(f"{one.name}=={one.chosen}" for one in found)
     ways.append(f"to take the old version: {accepting} (recorded in the lock), or require it: {pins}")

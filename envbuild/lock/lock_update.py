@@ -280,7 +280,7 @@ def _judged(wishes: _Wishes, versions: Mapping[str, str]) -> tuple[tuple[str, ..
     if refused:
         raise release_lag.refusal(refused, target, dict(_contradictions(wishes, refused)))
     accepted = tuple(AcceptedOld(found.name, found.chosen, found.newest) for found in far)
-    return tuple(release_lag.lag_sentence(found, target) for found in lags), accepted
+    return tuple(release_lag.lag_note(found, target) for found in lags), accepted
 
 
 def _contradictions(wishes: _Wishes, lags: Iterable[Lag]) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,8 @@ from envbuild.util.errors import Fault, LockError, ProfileError
 from envbuild.util.thread_safe_cache import thread_safe_cache
 
 _MOST = 20
+# The folders that Python's site reads; those called dist-packages are Debian's, also in a virtual environment.
+_SITES = re.compile(rf"(?:{SITE}|(?:local/)?lib/python3(?:\.[0-9]+)?/dist-packages)/(.+)")
 _HINT = "leave one of the packages out, or lock another version of it"
 
 
@@ -134,11 +137,14 @@ def _startup(name: str, wheel: Path, listing: Listing, accepted: Collection[Star
         row.sha256 for row in database.startup_files() if row.distribution == wheel_contents.distribution_name(wheel)
     }
     for path in listing.files:
-        below = path.removeprefix(f"{SITE}/")
+        match = _SITES.fullmatch(path)
+        if match is None:
+            continue
+        below = match[1]
         is_pth = "/" not in below and below.endswith(".pth")
         is_entry_points = startup_files.ENTRY_POINTS.fullmatch(below) is not None
-        is_module = (module(path) or "").split("/")[0] in startup_files.MODULES
-        if path == below or not (is_pth or is_entry_points or is_module):
+        is_module = (module(f"{SITE}/{below}") or "").split("/")[0] in startup_files.MODULES
+        if not (is_pth or is_entry_points or is_module):
             continue
         content, sha256 = wheel_contents.read(wheel, path), wheel_contents.installed_sha256(wheel, path)
         takes_effect = (is_pth and startup_files.pth_lines(content)) or (
@@ -148,7 +154,8 @@ def _startup(name: str, wheel: Path, listing: Listing, accepted: Collection[Star
             continue
         if sha256 not in known | _accepted(below, accepted):
             when = "torch is imported" if is_entry_points else "Python starts"
-            yield f"{name} installs {below} (sha256 {sha256}), which takes effect whenever {when}"
+            shown = path.removeprefix(f"{SITE}/")
+            yield f"{name} installs {shown} (sha256 {sha256}), which takes effect whenever {when}"
 
 
 def _accepted(file: str, accepted: Iterable[StartupFile]) -> set[str]:

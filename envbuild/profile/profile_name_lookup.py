@@ -262,7 +262,7 @@ def _refuse_foreign(lock: Path, made_for: str, wanted: Path) -> None:
     """Refuse a lock that names a file outside its project: the lock's author may be untrusted.
 
     A requirements file may be outside, because --requirements allows it, but then its name must be one of a
-    requirements file.
+    requirements file, and no message quotes its text (see requirements_reader).
     """
     root = yaml_document.home(lock)
     try:

@@ -1,4 +1,8 @@
-"""Reads a project's requirements file, each requirement with its line. Included files must be inside the project."""
+"""Reads a project's requirements file, each requirement with its line. Included files must be inside the project.
+
+A file outside the project is read if the command line or a lock names it, but no message quotes its text: it may be
+any file of the machine.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from envbuild.facts import misleading_packages
+from envbuild.profile.value_types import PackageSpec, requirement_problem
 from envbuild.util.errors import Fault, ProfileError
 from envbuild.util.yaml_document import Place, display, home, inside, regular
 
@@ -27,11 +34,13 @@ MAX_INCLUDES = 100
 
 @dataclass(frozen=True)
 class Requirements:
-    """The requirements of a file, each with its place; `faults`: what cannot be locked; `notes`: what was not used."""
+    """The requirements of a file, each with its place; `faults`: what cannot be locked; `notes`: what was not used;
+    `quotable`: whether messages may quote the file's text."""
 
     lines: list[tuple[str, Place]] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    quotable: bool = True
 
 
 def read(file: Path) -> Requirements:
@@ -39,15 +48,33 @@ def read(file: Path) -> Requirements:
 
     Does not open files outside the project. Raises ProfileError if `file` itself cannot be read.
     """
-    found = Requirements()
+    text = _text(file)
+    found = Requirements(quotable=file.resolve().is_relative_to(home(Path.cwd() / file.name).resolve()))
     if file.suffix == ".toml":
-        lines = _pyproject(file, found.faults)
+        lines = _pyproject(file, text, found)
     else:
-        lines = _lines(file, _text(file), _project(file), (), found, iter(range(MAX_INCLUDES)))
-    found.lines.extend(islice(lines, MAX_REQUIREMENTS + 1))
+        lines = _lines(file, text, _project(file), (), found, iter(range(MAX_INCLUDES)))
+    for line, place in islice(lines, MAX_REQUIREMENTS + 1):
+        problem = None if found.quotable else _problem(line)
+        if problem:
+            found.faults.append(Fault(problem, place.file, place.line))
+        else:
+            found.lines.append((line, place))
     if len(found.lines) > MAX_REQUIREMENTS:
         raise ProfileError(f"{display(file)} has more than {MAX_REQUIREMENTS} requirements")
     return found
+
+
+_PACKAGE: TypeAdapter[str] = TypeAdapter(PackageSpec)
+
+
+def _problem(line: str) -> str | None:
+    """Why a requirement cannot be locked, without its text; None if it can."""
+    try:
+        _PACKAGE.validate_python(line)
+    except ValidationError:
+        return requirement_problem(line, "this line") or "this line is too long, or has control characters"
+    return None
 
 
 def _project(file: Path) -> Path:
@@ -95,14 +122,16 @@ def _lines(
                 target = inside(include[2], file.parent, root)
                 included = _text(target)
             except (ProfileError, ValueError) as error:
-                faults.append(Fault(str(error), name, number))
+                why = str(error) if found.quotable else "the included file cannot be read, or leads out of this folder"
+                faults.append(Fault(why, name, number))
                 continue
             if target in (*seen, file.resolve()):
                 faults.append(Fault("includes itself", name, number))
                 continue
             yield from _lines(target, included, root, (*seen, file.resolve()), found, left)
         elif line.startswith("-"):
-            option = f"option {line.split()[0].partition('=')[0]} is not taken from here: {_ELSEWHERE}"
+            shown = f"option {line.split()[0].partition('=')[0]}" if found.quotable else "this option"
+            option = f"{shown} is not taken from here: {_ELSEWHERE}"
             meant = (
                 misleading_packages.refusal_reason(line.partition(" ")[2])
                 if line.startswith(("-e", "--editable"))
@@ -116,9 +145,9 @@ def _lines(
 _ELSEWHERE = "indexes and find-links are pip's and uv's configuration, editable installs belong into a child image"
 
 
-def _pyproject(file: Path, faults: list[Fault]) -> Iterator[tuple[str, Place]]:
+def _pyproject(file: Path, text: str, found: Requirements) -> Iterator[tuple[str, Place]]:
     """The dependencies in the table [project]; a fault if the project lists them differently."""
-    text, name = _text(file), display(file)
+    name, faults = display(file), found.faults
     try:
         document = tomllib.loads(text)
         project = document.get("project", {})
@@ -126,7 +155,9 @@ def _pyproject(file: Path, faults: list[Fault]) -> Iterator[tuple[str, Place]]:
         dynamic = "dependencies" in project.get("dynamic", [])
         poetry = "dependencies" in document.get("tool", {}).get("poetry", {})
     except (tomllib.TOMLDecodeError, AttributeError, TypeError, RecursionError) as error:
-        raise ProfileError(f"{name} is not a usable pyproject.toml: {error}") from error
+        where = re.search(r"at line [0-9]+, column [0-9]+", str(error))
+        why = str(error) if found.quotable else f"invalid TOML {where[0] if where else ''}".rstrip()
+        raise ProfileError(f"{name} is not a usable pyproject.toml: {why}") from None
     if not isinstance(dependencies, list) or not all(isinstance(item, str) for item in dependencies):
         faults.append(Fault("project.dependencies is not a list of texts", name, _line(text, "dependencies")))
         return

@@ -23,17 +23,23 @@ def _version(text: str) -> str:
         raise ValueError(f"{text!r} is not a version (write it in full, as in 2.13.0)") from None
 
 
-def _requirement(text: str) -> str:
+def requirement_problem(text: str, shown: str) -> str | None:
+    """Why a requirement cannot be locked; None if it can. `shown`: what the message calls it."""
     meant = misleading_packages.refusal_reason(text)
     if meant:
-        raise ValueError(meant)
+        return meant
     try:
         requirement = Requirement(text)
     except (InvalidRequirement, RecursionError):  # thousands of nested brackets in a marker
-        raise ValueError(f"{text!r} is not a requirement (as in numpy>=2 or numpy==2.4.6)") from None
-    if requirement.url:
-        raise ValueError("an address cannot be locked: name a package that the index has")
-    return str(requirement)
+        return f"{shown} is not a requirement (as in numpy>=2 or numpy==2.4.6)"
+    return "an address cannot be locked: name a package that the index has" if requirement.url else None
+
+
+def _requirement(text: str) -> str:
+    problem = requirement_problem(text, repr(text))
+    if problem:
+        raise ValueError(problem)
+    return str(Requirement(text))
 
 
 def _platform(text: str) -> str:

@@ -94,8 +94,9 @@ def _require(merged: Document, wanted: Path, pins: Mapping[str, str], notes: lis
     for text, place in found.lines if isinstance(packages, list) else ():
         overruled = _overruled(text, exact, pins)
         if overruled:
-            text, reason = overruled
-            notes.append(f"{place.file}:{place.line}: {reason}")
+            left, reason = overruled
+            notes.append(f"{place.file}:{place.line}: {text if found.quotable else 'this line'} is left out: {reason}")
+            text = left
         if text:
             merged.places[("packages", len(packages))] = place
             packages.append(text)
@@ -117,7 +118,7 @@ def _overruled(text: str, exact: Mapping[str, tuple[str, str]], pins: Mapping[st
         return None
     bare = name != "torch" and name in map(canonicalize_name, pins)  # its version comes only from --pin
     left = f"{asked.name}[{','.join(sorted(asked.extras))}]" if asked.extras else asked.name if bare else ""
-    return left, f"{text} is left out: {whose} has {asked.name} {version} ({ORDER})"
+    return left, f"{whose} has {asked.name} {version} ({ORDER})"
 
 
 def _parsed(text: str) -> Requirement | None:

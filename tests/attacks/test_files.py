@@ -146,6 +146,79 @@ def test_a_lock_that_names_a_link(project: Path, outside: Path) -> None:
     assert "leads out of the project's folder" in refused(project, "show", "other")
 
 
+UNQUOTED = "the error names file and line, without the text"
+LEAKING = {
+    "passwd": (SECRETS["passwd"], ":1: this line is not a requirement"),
+    "netrc": (SECRETS["netrc"], ":1: this line is not a requirement"),
+    "key": (SECRETS["key.yaml"], ":1: this option is not taken from here"),
+    "address": ("numpy\npackage @ https://me:hunter2@index.example/a.whl\n", ":2: an address cannot be locked"),
+    "long": (f"numpy>={TRACE}{'a' * 300}\n", ":1: this line is not a requirement"),
+    "longer": (f"{TRACE}{'a' * 300}\n", ":1: this line is too long"),
+    "tab": (f"{TRACE}\t>=1\n", ":1: this line is too long, or has control characters"),
+    "option": (f"--password={TRACE}\n--{TRACE}\n", ":2: this option is not taken from here"),
+    "include": (f"-r {TRACE}.txt\n", ":1: the included file cannot be read, or leads out of this folder"),
+    "include of another folder": (f"-r ../{TRACE}/a.txt\n", ":1: the included file cannot be read, or leads out"),
+}
+TOML = {
+    "a key twice": (f"[{TRACE}]\n[{TRACE}]\n", "invalid TOML at line 2, column"),
+    "no TOML": (f"{TRACE}:{TRACE}\n", "invalid TOML at line 1, column"),
+    "a dependency": (f'[project]\ndependencies = ["{TRACE} {TRACE}"]\n', ":2: this line is not a requirement"),
+}
+
+
+@pytest.mark.attack("user's own mistake", "--requirements of a file outside the project that is none", UNQUOTED)
+@pytest.mark.parametrize("case", LEAKING)
+@pytest.mark.parametrize("way", ["relative", "absolute", "link"])
+def test_a_file_outside_on_the_command_line_is_not_quoted(project: Path, outside: Path, case: str, way: str) -> None:
+    write_profile(project, PROFILE)
+    (outside / "secret").write_text(LEAKING[case][0], encoding="utf-8")
+    (project / "linked").symlink_to(outside / "secret")
+    file = {"relative": "../home/secret", "absolute": str(outside / "secret"), "link": "linked"}[way]
+    assert f"{file}{LEAKING[case][1]}" in refused(project, "lock", "sample", "--requirements", file)
+
+
+@pytest.mark.attack("user's own mistake", "--requirements of a .toml file outside the project that is none", UNQUOTED)
+@pytest.mark.parametrize("case", TOML)
+def test_a_toml_file_outside_on_the_command_line_is_not_quoted(project: Path, outside: Path, case: str) -> None:
+    write_profile(project, PROFILE)
+    (outside / "secret.toml").write_text(TOML[case][0], encoding="utf-8")
+    assert TOML[case][1] in refused(project, "lock", "sample", "--requirements", "../home/secret.toml")
+
+
+@pytest.mark.attack("user's own mistake", "a line of a file outside the project contradicts the profile", UNQUOTED)
+def test_a_line_of_a_file_outside_that_is_left_out_is_not_quoted(project: Path, outside: Path) -> None:
+    write_profile(project, PROFILE)
+    (outside / "secret").write_text(f"torch[{TRACE}]==2.11.0\n", encoding="utf-8")
+    (note,) = profile_reader_and_overrides.load("sample", {}, Path("../home/secret")).notes
+    assert note.startswith("../home/secret:1: this line is left out: the profile has torch 2.13.0+cpu")
+
+
+@pytest.mark.attack("author of a lock", "names a file outside that is called as a requirements file", UNQUOTED)
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.in", "pyproject.toml"])
+@pytest.mark.parametrize("command", ["show", "lock", "render"])
+def test_a_lock_that_names_a_requirements_file_outside(project: Path, outside: Path, name: str, command: str) -> None:
+    write_profile(project, PROFILE)
+    for text, expected in TOML.values() if name.endswith(".toml") else LEAKING.values():
+        (outside / name).write_text(text, encoding="utf-8")
+        of = {"profile": "sample", "requirements": f"../../home/{name}"}
+        written(project, {"profiles/other.lock.yaml": as_yaml({"of": of})})
+        assert expected in refused(project, command, "other")
+
+
+@pytest.mark.legitimate("user", "an invalid line in a requirements file of the project", "the error quotes it")
+@pytest.mark.parametrize("folder", [".", "app", "profiles"])
+def test_a_line_of_a_file_of_the_project_is_quoted(project: Path, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    write_profile(project, PROFILE)
+    written(project, {f"{folder}/requirements.txt": "numpy\nnumpy 2.4\n-r nosuch.txt\n--pre\n"})
+    if folder == "profiles":
+        monkeypatch.chdir(project / folder)
+    file = "requirements.txt" if folder == "profiles" else f"{folder}/requirements.txt"
+    done = envbuild("lock", "sample.yaml" if folder == "profiles" else "sample", "--requirements", file)
+    assert done.code == 3
+    for text in ("'numpy 2.4' is not a requirement (as in", "nosuch.txt cannot be read", "option --pre is not taken"):
+        assert text in done.stderr
+
+
 WRITES = "links out of the project where envbuild writes"
 
 

@@ -249,8 +249,23 @@ def test_without_dates_releases_are_counted(project: Path, index: Index, newer: 
         assert done.code == 0, done.stderr
         (note,) = done.document["notes"]
         assert note.startswith("sample: alpha 2.0 is 78 releases behind 3.77: 3.77 has no wheel for Python 3.11")
+        assert note.endswith("; to compile a package from source: extensions: in the profile (docs/profiles.md)")
     else:
         assert "alpha 2.0 is 79 releases behind 3.78" in refusal(done)
+
+
+@pytest.mark.attack(
+    "an index", "the newest release has no wheel, and one before it does not fit", "both are named, with the way out"
+)
+def test_a_newest_release_without_a_wheel_is_named_next_to_one_that_does_not_fit(project: Path, index: Index) -> None:
+    profile(project, "alpha")
+    write_wheel(index.folder, "alpha", "3.0", ["torch>=2.15"])
+    sdist(index, "4.0")
+    done = run()
+    assert done.code == 0, done.stderr
+    (note,) = done.document["notes"]
+    assert "alpha 2.0 is 2 releases behind 4.0: 4.0 has no wheel for Python 3.11" in note
+    assert "; 3.0 has a wheel, but does not fit" in note and "extensions: in the profile" in note
 
 
 @pytest.mark.legitimate("a user", "the old version is pinned: in the profile, or with --pin", "locked")
@@ -330,6 +345,43 @@ def test_a_pin_of_torch_comes_before_a_requirements_file(project: Path, index: I
         f"sample-app: app/requirements.txt:2: {reason} (--pin comes before the profile, "
         "and the profile before the requirements file)"
     ]
+
+
+CUDA_LEFT = "is left out: --pin has torch 2.13.0 (--pin comes before the profile, and the profile before the"
+
+
+@pytest.mark.legitimate(
+    "a user", "--pin torch and --pin cuda with a requirements file that names torch", "the pins are locked"
+)
+@pytest.mark.parametrize(
+    ("line", "left"),
+    [
+        ("torch", False),
+        ("torch>=2.4", False),
+        ("torch==2.11.0", True),
+        ("torch<2.12", True),
+        ("torch[opt-einsum]==2.11.0", True),
+    ],
+)
+@pytest.mark.parametrize("own", ["2.13.0", "2.11.0"])
+def test_pins_of_torch_and_cuda_come_before_a_requirements_file(
+    project: Path, index: Index, own: str, line: str, left: bool
+) -> None:
+    profile(project, torch=own)
+    options = required(project, "alpha", line)
+    done = run(*options, "--pin", "torch=2.13.0", "--pin", "cuda=13.0", "--write")
+    assert done.code == 0, done.stderr
+    assert of_project(project).items() >= {"torch": "2.13.0", "alpha": "2.0"}.items()
+    notes = done.document["notes"]
+    assert [f"app/requirements.txt:2: {line} {CUDA_LEFT}" in note for note in notes] == [True] * left
+
+
+@pytest.mark.attack("a user's mistake", "--pin cuda of another CUDA than torch's", "refused at --pin, not at the file")
+def test_a_pin_of_another_cuda_is_refused_at_the_pin(project: Path, index: Index) -> None:
+    profile(project)
+    done = run(*required(project, "alpha", "torch==2.11.0"), "--pin", "torch=2.13.0", "--pin", "cuda=12.8")
+    assert "torch 2.13.0 is built for CUDA 13.0, not 12.8" in refusal(done)
+    assert [(fault["file"], fault["field"]) for fault in done.document["error"]["faults"]] == [("--pin", "cuda")]
 
 
 @pytest.mark.parametrize(

@@ -337,6 +337,52 @@ def test_a_folder_that_a_pth_file_adds_is_not_installed(tmp_path: Path) -> None:
         wheel_conflicts.refuse_stored(stored(write_wheel(tmp_path, "evil", "1.0", files=HIDDEN)))
 
 
+DEBIAN = {
+    "lib/python3": "Debian's folder for all Python releases",
+    "lib/python3.11": "Debian's old folder for this release",
+    "lib64/python3.11": "the same through the link lib64",
+    "local/lib/python3.11": "Debian's folder for local packages",
+}
+DATA_FILES = {
+    "lib/python3/dist-packages/mine/evil.pth": b"import mine\n",
+    "lib/python3/dist-packages/comment.pth": b"# import mine\n",
+    "lib/python3/dist-packages/mine.json": b"{}",
+    "share/mine/evil.pth": b"import mine\n",
+    "share/mine/sitecustomize.py": b"import mine\n",
+    "etc/mine.conf": b"a = 1\n",
+}
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        pytest.param(folder, marks=pytest.mark.attack(AUTHOR, f"a start-up file in {what}, from .data/data", "refused"))
+        for folder, what in DEBIAN.items()
+    ],
+)
+@pytest.mark.parametrize("path", ["evil.pth", "sitecustomize.py", "usercustomize/__init__.py"])
+def test_what_runs_at_python_s_start_is_not_installed_in_dist_packages(path: str, folder: str, tmp_path: Path) -> None:
+    files = {f"evil-1.0.data/data/{folder}/dist-packages/{path}": b"import evil\n"}
+    with pytest.raises(LockError) as caught:
+        wheel_conflicts.refuse_stored(stored(write_wheel(tmp_path, "evil", "1.0", files=files)))
+    (fault,) = caught.value.faults
+    assert f"evil 1.0 installs {folder.replace('lib64', 'lib')}/dist-packages/{path} (sha256 " in fault.message
+
+
+@pytest.mark.attack(AUTHOR, "a .pth file in lib/python3/dist-packages, from .data/data", "refused before the image")
+def test_a_pth_file_in_dist_packages_makes_no_image(project: Path, tmp_path: Path) -> None:
+    files = {"evil-1.0.data/data/lib/python3/dist-packages/evil.pth": b"import evil\n"}
+    made = locked(project, stored(write_wheel(tmp_path, "evil", "1.0", files=files)))
+    with pytest.raises(LockError, match="refused packages"):
+        build_context_folders.fill_context(made, "sample", {})
+
+
+@pytest.mark.legitimate("a package", "installs data files by .data/data, also in dist-packages", "accepted")
+def test_data_files_are_accepted(tmp_path: Path) -> None:
+    files = {f"mine-1.0.data/data/{path}": content for path, content in DATA_FILES.items()}
+    wheel_conflicts.refuse_stored(stored(write_wheel(tmp_path, "mine", "1.0", files=files)))
+
+
 BACKENDS = {
     "evil-1.0.dist-info": (b"[torch.backends]\nevil = evil:start\n", "an entry point of torch.backends"),
     "evil-1.0.DIST-INFO": (b"[torch.backends]\nevil = evil:start\n", "the same in a .DIST-INFO folder"),
