@@ -28,9 +28,12 @@ from envbuild.util.rejected_input_errors import Reason, Refusal
 # image that the profile names by digest may have more: its layers are not read.
 _LINKS = {
     **{name: f"usr/{name}" for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32")},
+    "usr/bin/X11": ".",  # of Debian's x11-common, which `apt` in a profile may bring
     "opt/venv/lib64": "lib",
 }
 _LOADER = dict.fromkeys(("lib/ld.so", "lib64/ld.so"), "the dynamic loader")
+# Names the libraries that OpenSSL loads, and so Python's ssl and hashlib. The second is a link to the first.
+_OPENSSL = dict.fromkeys(("etc/ssl/openssl.cnf", "usr/lib/ssl/openssl.cnf"), "OpenSSL's configuration")
 _LARGEST = 8 << 20  # size limit in bytes of a file that is read
 _PACKAGES = ("site-packages", "dist-packages")
 _FILES = (".py", ".pyc", ".so")  # suffixes of modules
@@ -71,7 +74,7 @@ class _Watch:
         self._versions = {canonicalize_name(name): version for name, version in build.lock.versions.items()}
         self._archives = {FOLDERS[item.name].lstrip("/"): item.name for item in build.lock.archives}
         roots = {f"{self._site}/{root}": name for name, roots in build.roots.items() for root in roots}
-        self._owners = {**roots, **self._archives, **dict.fromkeys(_of_python(python), "Python")}
+        self._owners = {**roots, **self._archives, **dict.fromkeys(_of_python(python), "Python"), **_OPENSSL}
         above = ((path, name) for path, name in (*self._owners.items(), *_LOADER.items()))
         self._parents = {str(folder): name for path, name in above for folder in PurePosixPath(path).parents}
         self._known = {*self._owners, *self._parents}

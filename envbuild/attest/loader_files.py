@@ -13,11 +13,15 @@ from pathlib import PurePosixPath
 # subfolders.
 _LIBRARIES = ("lib", "lib64", "usr/lib", "usr/lib64", "usr/local/lib")
 _DEFAULT = frozenset(f"{folder}{triple}" for folder in _LIBRARIES for triple in ("", "/x86_64-linux-gnu"))
-# The loader, the C library, the run-time libraries of C++ and the others that Debian's python3 links, by the name that
-# is loaded or by the name of the actual file.
+# The loader, the C library, the run-time libraries of C++, those that Debian's python3 and the modules of its standard
+# library link (_ctypes: libffi), and the NVIDIA driver's, which the host provides; by the name that is loaded or by the
+# name of the actual file. The libraries that only NCCL or the module nis loads are not included (libibverbs, libnuma,
+# libtirpc): `apt-get install` adds them for other programs.
 _SYSTEM = re.compile(
-    r"ld-linux.*\.so.*|lib(c|m|dl|rt|pthread|util|stdc\+\+|gcc_s|z|expat)\.so\.\d.*"
-    r"|(ld|libc|libm|libdl|librt|libpthread|libutil)-[\d.]+\.so"
+    r"ld-linux.*\.so.*|lib(c|m|dl|rt|pthread|util|resolv|nss_(dns|files)|stdc\+\+|gcc_s|z|expat)\.so\.\d.*"
+    r"|lib(ffi|crypto|ssl|zstd|bz2|lzma|sqlite3|uuid|crypt|readline|tinfo|ncursesw|panelw|mpdec)\.so\.\d.*"
+    r"|lib(cuda|nvidia-[\w-]+)\.so\.\d.*"
+    r"|(ld|libc|libm|libdl|librt|libpthread|libutil|libresolv|libnss_dns|libnss_files|libdb)-[\d.]+\.so"
 )
 _MOST, _SHOWN = 20_000, 10  # entries of a cache (normally a few hundred); changes of a file that are listed
 _CACHE = b"glibc-ld.so.cache1.1"

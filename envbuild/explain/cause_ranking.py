@@ -104,8 +104,9 @@ def explain(log: Log) -> Explanation:
         standing = _standing(advisory, known) if advisory else "open"
         if advisory and standing == "contradicted":
             unloaded = signature.loaded - known.loaded
-            if _standing(advisory, _without(known, unloaded)) in ("holds", "fits"):
-                confidence = round(_confidence(log, signature, "fits", known) * _LOWERED, 2)
+            if (otherwise := _standing(advisory, _without(known, unloaded))) != "contradicted":
+                at_most = "open" if otherwise == "open" else "fits"
+                confidence = round(_confidence(log, signature, at_most, known) * _LOWERED, 2)
                 unsure.append(_match(signature, advisory, confidence, "not loaded", lines, known, unloaded))
             else:
                 ruled.append(Ruled(advisory, lines[0]))

@@ -185,6 +185,16 @@ BELOW = [
     "lib64/ld-linux-x86-64.so.2",
     "lib/x86_64-linux-gnu/libstdc++.so.6.0.30",
     "usr/lib/x86_64-linux-gnu/glibc-hwcaps/x86-64-v3/libm.so.6",
+    "usr/lib/x86_64-linux-gnu/glibc-hwcaps/x86-64-v3/libcuda.so.1",
+    "usr/lib/x86_64-linux-gnu/libnvidia-ptxjitcompiler.so.1",
+    "usr/lib/x86_64-linux-gnu/libffi.so.8",
+    "usr/lib/x86_64-linux-gnu/libffi.so.8.1.2",
+    "usr/local/lib/libcrypto.so.3",
+    "usr/lib/x86_64-linux-gnu/libssl.so.3",
+    "usr/lib/x86_64-linux-gnu/libdb-5.3.so",
+    "etc/ssl/openssl.cnf",
+    "usr/lib/ssl/openssl.cnf",
+    "usr/bin/X11/python3.11",
 ]
 
 
@@ -279,6 +289,11 @@ ORDINARY = {
         ("usr/lib/gcc/x86_64-linux-gnu/12/libstdc++.so", "-> ../../../x86_64-linux-gnu/libstdc++.so.6"),
         ("usr/lib/python3/dist-packages/apt/__init__.py", b""), (f"{LIBRARY}/.wh.EXTERNALLY-MANAGED", b""),
         (f"{LIBRARY}/config-3.11-x86_64-linux-gnu/Makefile", b""),
+    ],
+    "apt-get install ffmpeg openmpi-bin libssl-dev": [
+        *((f"usr/lib/x86_64-linux-gnu/{name}", b"") for name in ("libnuma.so.1", "libibverbs.so.1", "libsslcommon.so")),
+        ("usr/lib/x86_64-linux-gnu/libssl.so", "-> libssl.so.3"), ("etc/ssl", "dir"), ("etc/ssl/certs/a.pem", b""),
+        ("usr/lib/x86_64-linux-gnu/stubs/libcuda.so", b""),
     ],
     "COPY . /app": [("app", "dir"), ("app/main.py", b""), ("app/torch/version.py", b""), ("app/lib/libc.so.6", b"")],
 }  # fmt: skip

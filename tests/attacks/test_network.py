@@ -31,8 +31,9 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 60
 
 
 @contextlib.contextmanager
-def sending(at_once: bytes, piece: bytes, pause: float, count: int) -> Iterator[str]:
-    """host:port of a server whose answer is `at_once`, then `count` pieces, one after each pause."""
+def sending(at_once: bytes, piece: bytes, pause: float, count: int, seen: list[bytes] | None = None) -> Iterator[str]:
+    """host:port of a server whose answer is `at_once`, then `count` pieces, one after each pause. `seen` gets the first
+    line of each connection's request."""
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
@@ -41,6 +42,8 @@ def sending(at_once: bytes, piece: bytes, pause: float, count: int) -> Iterator[
                 received += part
                 if received.startswith(b"\x16"):  # it does not speak TLS
                     return
+            if seen is not None:
+                seen.append(received.partition(b"\r\n")[0])
             with contextlib.suppress(OSError):
                 self.request.sendall(at_once)
                 for _ in range(count):
@@ -55,8 +58,8 @@ def sending(at_once: bytes, piece: bytes, pause: float, count: int) -> Iterator[
         yield f"127.0.0.1:{server.server_address[1]}"
 
 
-def dripping(at_once: bytes) -> contextlib.AbstractContextManager[str]:
-    return sending(at_once, b" ", 1, 600)
+def dripping(at_once: bytes, seen: list[bytes] | None = None) -> contextlib.AbstractContextManager[str]:
+    return sending(at_once, b" ", 1, 600, seen)
 
 
 @pytest.mark.attack("registry", "one byte a second, for ever", "exit 7 after the deadline of the request")
@@ -104,7 +107,8 @@ def test_a_blob_that_starts_fast_and_then_drips_is_given_up() -> None:
 @pytest.mark.parametrize("at_once", [b"HTTP/1.1 200 OK\r\nX: ", HEAD], ids=["head", "body"])
 def test_an_index_that_drips_is_given_up(tmp_path: Path, at_once: bytes) -> None:
     configure(LIMITS)
-    with dripping(at_once) as host:
+    seen: list[bytes] = []
+    with dripping(at_once, seen) as host:
         begin = time.monotonic()
         with pytest.raises(NetworkError, match="too slowly"):
             file_download_and_range_reads.fetch_file(
@@ -116,6 +120,7 @@ def test_an_index_that_drips_is_given_up(tmp_path: Path, at_once: bytes) -> None
                 limit=9999,
             )
         assert time.monotonic() - begin < LONG
+    assert seen == [b"GET /a.whl HTTP/1.1"]
 
 
 @pytest.mark.attack("mirror or index", "one byte a second, for ever, to uv as it resolves", "exit 7 after a limit")

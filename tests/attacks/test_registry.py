@@ -314,6 +314,13 @@ def test_a_child_with_one_more_layer(site: Site) -> None:
         ({"Env": ["PATH=/bin", "NVIDIA_TF32_OVERRIDE=1"]}, "environment"),
         ({"Env": ["PATH=/bin", "NCCL_NET_PLUGIN=/evil.so"]}, "environment"),
         ({"Env": ["PATH=/bin", "TRITON_CACHE_DIR=/evil"]}, "environment"),
+        ({"Env": ["PATH=/bin", "TRITON_HOME=/evil"]}, "environment"),
+        ({"Env": ["PATH=/bin", "TRITON_INTERPRET=1"]}, "environment"),
+        ({"Env": ["PATH=/bin", "TRITON_CACHE_MANAGER=evil:Manager"]}, "environment"),
+        ({"Env": ["PATH=/bin", "CC=/evil"]}, "environment"),
+        ({"Env": ["PATH=/bin", "CXX=/evil"]}, "environment"),
+        ({"Env": ["PATH=/bin", "PYTORCH_TUNABLEOP_ENABLED=1"]}, "environment"),
+        ({"Env": ["PATH=/bin", "PYTORCH_TUNABLEOP_FILENAME=/evil.csv"]}, "environment"),
         ({"Env": ["PATH=/bin", "TORCHINDUCTOR_CACHE_DIR=/evil"]}, "environment"),
         ({"Env": ["PATH=/bin", "TORCH_EXTENSIONS_DIR=/evil"]}, "environment"),
         ({"Env": ["PATH=/bin", "TORCH_DEVICE_BACKEND_AUTOLOAD=1"]}, "environment"),
@@ -387,7 +394,8 @@ def test_an_image_whose_base_is_not_in_the_repository(site: Site) -> None:
 )
 def test_an_ordinary_child(site: Site) -> None:
     own = {"APP_PORT": "1", "ENV": "production", "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": "0",
-           "CUDNN_LOGINFO_DBG": "1", "MKL_NUM_THREADS": "4"}  # fmt: skip
+           "CUDNN_LOGINFO_DBG": "1", "MKL_NUM_THREADS": "4", "TRITON_PRINT_AUTOTUNING": "1",
+           "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}  # fmt: skip
     settings = {
         "Cmd": ["serve"],
         "WorkingDir": "/app",

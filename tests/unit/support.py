@@ -14,7 +14,7 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +24,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from envbuild.cli import entry
-from envbuild.fetch import index_config
+from envbuild.fetch import index_config, sha256_file_store
 from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import COMPAT, TOOLKIT, Archive, ArchiveRequest
 from envbuild.fetch.locked_artifact_types import Builder, LockedExtension, LockedWheel, Nvcc, Wheel
@@ -345,6 +345,23 @@ def serving(index: Index) -> Iterator[Index]:
     index.port = server.server_port
     with served(server):
         yield index
+
+
+@contextlib.contextmanager
+def serving_locked(project: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    """The configured index, with every wheel that the profile `sample` of `project` has locked. `folder`: of the
+    wheels."""
+    quick_pip(monkeypatch)
+    made = lock_for(plan_of(project, PROFILE))
+    real = []
+    for item in made.wheels:
+        file = write_wheel(folder, item.wheel.name, item.wheel.version)
+        one = replace(item.wheel, file=file.name, sha256=sha256_file_store.file_digest(file))
+        real.append(replace(item, wheel=one))
+    lock_file.write(replace(made, wheels=tuple(real)), project / "profiles" / "sample.lock.yaml", "sample")
+    with serving(Index(folder)) as found:
+        monkeypatch.setenv("PIP_INDEX_URL", found.address)
+        yield found
 
 
 def quick_pip(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,9 @@ class Cluster:
             from kubernetes import client, config  # takes half a second to import, and is an optional dependency
         except ImportError as error:
             raise ProcessMissing(
-                "--on kubernetes needs Kubernetes' Python client", hint="pip install 'envbuild[kubernetes]'"
+                "--on kubernetes needs Kubernetes' Python client",
+                hint="install envbuild with its extra `kubernetes`, from where you installed envbuild; in a checkout: "
+                "pip install '.[kubernetes]'",
             ) from error
         known = client.Configuration()
         active = kubeconfig.configure(config, context, known)

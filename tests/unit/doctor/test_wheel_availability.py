@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,25 +10,15 @@ import pytest
 from envbuild.doctor import wheel_availability
 from envbuild.doctor.check_result import Check
 from envbuild.fetch import sha256_file_store
-from envbuild.lock import lock_file
 from envbuild.resolve import profile_reader_and_overrides
 from unit.conftest import forget
-from unit.support import PROFILE, Index, lock_for, plan_of, quick_pip, serving, write_wheel
+from unit.support import Index, serving, serving_locked, write_wheel
 
 
 @pytest.fixture
 def served(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
     """The index has every wheel that the profile `sample` has locked."""
-    quick_pip(monkeypatch)
-    made = lock_for(plan_of(project, PROFILE))
-    real = []
-    for item in made.wheels:
-        file = write_wheel(tmp_path / "served", item.wheel.name, item.wheel.version)
-        one = dataclasses.replace(item.wheel, file=file.name, sha256=sha256_file_store.file_digest(file))
-        real.append(dataclasses.replace(item, wheel=one))
-    lock_file.write(dataclasses.replace(made, wheels=tuple(real)), project / "profiles" / "sample.lock.yaml", "sample")
-    with serving(Index(tmp_path / "served")) as found:
-        monkeypatch.setenv("PIP_INDEX_URL", found.address)
+    with serving_locked(project, tmp_path / "served", monkeypatch) as found:
         yield found
 
 

@@ -171,9 +171,10 @@ def test_the_versions_in_the_log_confirm_an_advisory() -> None:
     [
         "torch 2.3.0, Tesla V100-SXM2-32GB\n",
         "torch==2.6.0\nGPU 0: NVIDIA H20\n  cublas  12.4.5.8  loaded  /v/libcublas.so.12\n",
-        "torch==2.6.0\n",
+        "torch==2.6.0\nGPU 0: NVIDIA A100-SXM4-80GB\n",
+        "torch==2.6.0+cpu\n",
     ],
-    ids=["another GPU", "a fixed cuBLAS is loaded", "a torch with a fixed cuBLAS, and no Hopper GPU"],
+    ids=["another GPU", "a fixed cuBLAS is loaded", "a torch with a fixed cuBLAS, and another GPU", "a torch for CPUs"],
 )
 def test_the_versions_in_the_log_rule_an_advisory_out(surroundings: str) -> None:
     found = told(surroundings + CRASH)
@@ -191,6 +192,15 @@ def test_a_fixed_version_that_is_not_shown_to_be_loaded_leaves_it_possible() -> 
     said = run("-", stdin=text)
     assert "possible: the log does not show which version is loaded" in said
     assert "  find out which cublas is loaded: envbuild audit --here" in said
+
+
+def test_where_gpu_and_loaded_version_are_unknown_a_cause_is_less_possible_and_not_ruled_out() -> None:
+    hopper, unknown = told(f"torch==2.6.0\nGPU 0: NVIDIA H20\n{CRASH}"), told(f"torch==2.6.0\npython a.py\n{CRASH}")
+    assert [(found.matches, found.ruled_out) for found in (hopper, unknown)] == [((), ())] * 2
+    (sure,), (match,) = hopper.possible, unknown.possible
+    assert (match.id, match.standing, match.cards) == ("cublas-hopper-fpe", "not loaded", ())
+    assert match.confidence < sure.confidence
+    assert match.find_out == ("which cublas is loaded: envbuild audit --here",)
 
 
 def test_a_version_in_prose_that_nothing_else_shows_rules_nothing_out() -> None:

@@ -1,0 +1,70 @@
+"""`doctor --for` and `--torch-index`, from the command line to the answer."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.doctor import cpu_memory_and_os, machine_reader
+from envbuild.doctor.model import Host
+from envbuild.fetch import index_config
+from unit.conftest import forget
+from unit.support import Index, envbuild, serving, serving_locked
+
+TORCH = "torch-2.13.0+cpu-py3-none-any.whl"
+
+
+@pytest.fixture
+def served(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    """The index of the profile `sample`, on a machine of which nothing is known. The variable is restored afterwards:
+    --torch-index sets it."""
+    monkeypatch.setenv(index_config.TORCH_INDEX, "")
+    monkeypatch.setattr(machine_reader, "read", lambda root: Host("node", "", cpu_memory_and_os.unread()))
+    with serving_locked(project, tmp_path / "served", monkeypatch) as found:
+        yield found
+
+
+def checks(*options: str) -> dict[str, dict[str, Any]]:
+    """The checks of `doctor`, by id."""
+    forget()
+    envbuild("doctor", "-o", "doctor.json", *options)
+    return {check["id"]: check for check in json.loads(Path("doctor.json").read_text(encoding="utf-8"))["checks"]}
+
+
+def test_doctor_for_a_profile_checks_that_the_index_has_its_wheels(served: Index) -> None:
+    assert "wheels" not in checks()
+    found = checks("--for", "sample")
+    assert (found["wheels"]["status"], "wheels:" in found["profile"]["detail"]) == ("ok", False)
+    (served.folder / TORCH).unlink()
+    found = checks("--for", "sample")
+    assert (found["wheels"]["status"], found["profile"]["status"]) == ("fail", "fail")
+    assert f"wheels: no configured index has {TORCH}" in found["profile"]["detail"]
+    assert "--torch-index pytorch" in found["wheels"]["remedy"]
+
+
+def test_the_option_adds_pytorchs_index_for_torch(served: Index, tmp_path: Path) -> None:
+    (tmp_path / "pytorch").mkdir()
+    (served.folder / TORCH).rename(tmp_path / "pytorch" / TORCH)
+    with serving(Index(tmp_path / "pytorch")) as mirror:
+        assert checks("--for", "sample")["wheels"]["status"] == "fail"
+        assert mirror.asked == []
+        assert checks("--for", "sample", "--torch-index", mirror.address)["wheels"]["status"] == "ok"
+        assert {line.split()[1] for line in mirror.asked} == {"/simple/torch/"}
+
+
+@pytest.mark.parametrize("command", ["build", "doctor", "lock", "make"])
+def test_an_invalid_torch_index_is_refused(command: str, served: Index) -> None:
+    done = envbuild(command, "--torch-index", "pytroch")
+    assert done.code == 2
+    assert "'pytroch' is neither pytorch nor an address" in done.stderr
+    assert os.environ[index_config.TORCH_INDEX] == ""
+
+
+def test_the_option_of_lock_takes_the_name_pytorch(served: Index) -> None:
+    assert envbuild("lock", "sample", "--check", "--torch-index", "pytorch").code == 0
+    assert os.environ[index_config.TORCH_INDEX] == "pytorch"
