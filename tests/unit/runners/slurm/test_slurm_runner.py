@@ -129,7 +129,8 @@ class Stub:
     def run(self, job: Job = JOB, site: SlurmSite | None = None, resume: str | None = None, **how: Any) -> RawOutput:
         self.said.clear()
         self.lines.clear()
-        made = dataclasses.replace(site or SlurmSite(), folder=str(self.shared), grace=1)
+        # Seconds until a job without output counts as lost: a test that waits for it says few, all others many.
+        made = dataclasses.replace(site or SlurmSite(), folder=str(self.shared), grace=how.get("grace", 60))
         reference = how.get("reference")
         return Slurm(made, IMAGE, reference, "sample", resume).run(job, Watch(self.lines.append, self.said.append))
 
@@ -149,7 +150,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
 
 def fails(stub: Stub, kind: type[EnvbuildError] = RunnerError, **how: Any) -> EnvbuildError:
     with pytest.raises(kind) as caught:
-        stub.run(**how)
+        stub.run(**{"grace": 1, **how})
     return caught.value
 
 
