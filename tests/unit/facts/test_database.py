@@ -129,6 +129,13 @@ def test_every_source_that_is_described_is_used(name: str) -> None:
 # GPUs
 
 
+def test_every_source_of_a_gpu_names_a_page() -> None:
+    """`public-logs` says only where a figure comes from; no row has it alone."""
+    sources = yaml_document.read(fact_file_reader._FOLDER / "gpus.yaml").data["sources"]
+    assert [key for key, text in sources.items() if "https://" not in text] == ["public-logs"]
+    assert [gpu.id for gpu in database.gpus().values() if gpu.source == ("public-logs",)] == []
+
+
 def test_every_gpu_of_the_facts_is_there() -> None:
     expected = """v100 t4 a100 a800 a30 a10 a40 rtx3090 rtx4090 l4 l20 l40s h100 h800 h20 h20-3e h200 gh200 b200 b300
         gb200 gb300 gb10 rtx5090 rtxpro6000
@@ -147,7 +154,15 @@ def test_every_gpu_of_the_facts_is_there() -> None:
         rtxpro500-laptop rtxpro1000-laptop rtxpro2000-laptop rtxpro3000-laptop rtxpro4000-laptop
         rtxpro5000-laptop quadro-gv100 titan-v p100 quadro-gp100 p40 p4 titan-xp gtx1080ti gtx1080 gtx1070ti
         gtx1070 gtx1060 gtx1050 quadro-p6000 quadro-p5000 quadro-p4000 quadro-p2000 m60 m40 gtx980ti gtx980
-        gtx970 k80 jetson-orin jetson-thor"""
+        gtx970 k80 jetson-orin jetson-thor
+        gtx1630 gtx1650 gtx1650-super gtx1650ti gtx1660 gtx1660-super gtx1660ti mx450 mx550 t400 t500
+        t550-laptop t600 t600-laptop t1000 t1200-laptop quadro-t1000 quadro-t2000 ax800 mx570
+        rtxa500-embedded rtxa1000-embedded rtxa2000-embedded rtxa4500-embedded rtx2000-ada-embedded
+        rtx3500-ada-embedded rtx5000-ada-embedded h20-nvl16 rtxpro4500-server rtxpro500-embedded
+        rtxpro2000-embedded rtxpro4000-embedded rtxpro5000-embedded titan-x gtx1050ti gt1030 mx350 mx330
+        mx250 mx230 mx150 p6 quadro-p5200 quadro-p4200 quadro-p3200 quadro-p3000 quadro-p2200 quadro-p1000
+        quadro-p620 quadro-p600 quadro-p500 quadro-p400 gtx-titan-x gtx960 gtx950 quadro-m6000 quadro-m5000
+        quadro-m4000 quadro-m2000 gtx750ti gtx750 k40 k20 jetson-xavier jetson-tx2 jetson-nano"""
     assert sorted(database.gpus()) == sorted(words(expected))
 
 
@@ -201,7 +216,8 @@ def test_a_gpu_is_found_by_its_whole_name(name: str, found: str | None) -> None:
 
 def test_the_gpus_of_arm64_hosts_are_known() -> None:
     arm64 = {gpu.id for gpu in database.gpus().values() if gpu.host == "arm64"}
-    assert arm64 == {"gh200", "gb200", "gb300", "gb10", "jetson-orin", "jetson-thor"}
+    jetsons = {f"jetson-{name}" for name in ("orin", "thor", "xavier", "tx2", "nano")}
+    assert arm64 == {"gh200", "gb200", "gb300", "gb10", *jetsons}
 
 
 @pytest.mark.parametrize("command", ["show", "lock", "make"])
@@ -228,10 +244,13 @@ def test_the_name_of_a_gpu_on_an_arm64_host_has_the_reason() -> None:
         ("p100", "the last torch with code for it is 2.7.1"),
         ("gtx1080ti", "the last torch with code for it is 2.7.1"),
         ("m60", "the last torch with code for it is 2.7.1"),
+        ("gtx750ti", "the last torch with code for it is 2.7.1"),
+        ("k40", "no known torch has code for it"),
         ("k80", "the last torch with code for it is 2.0.1"),
         ("jetson-orin", "jetson-orin has an arm64 host, and envbuild builds linux/amd64 images only"),
         ("jetson-orin", "its torch comes from another index, NVIDIA's for JetPack"),
         ("jetson-thor", "its torch comes from another index, NVIDIA's for JetPack"),
+        ("jetson-nano", "its torch comes from another index, NVIDIA's for JetPack"),
         ("gb300", "gb300 has an arm64 host"),
     ],
 )
