@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from selftest.named import RECORDED
 
 from envbuild.facts import database, fact_file_reader, mixed_gpu_settings
-from envbuild.facts.advisory_matching import Advisory, Change, Shows, Situation
+from envbuild.facts.advisory_matching import Advisory, Change, Match, Shows, Situation
 from envbuild.facts.fact_field_types import VersionRange
 from envbuild.util import yaml_document
 from envbuild.util.errors import FactsError
@@ -677,7 +678,41 @@ def test_a_signature_reaches_traits_and_has_alternatives(said: dict[str, Any], m
         ("cublaslt-shadow-runpath", False, situation("a100", "2.10.0")),
         ("cudnn-sdpa-b300-noplan", True, situation("b300", "2.11.0+cu128")),
         ("cudnn-sdpa-b300-noplan", False, situation("b300", "2.11.0")),
-        ("cublas-13-5-rtx50", False, situation("rtxpro6000", libraries={"cublas": "13.5.1.27"})),
+        *(
+            ("cublas-13-5-rtx50", holds, situation(gpu, libraries={"cublas": "13.5.1.27"}))
+            for gpu, holds in (("rtx5070-laptop", True), ("rtx5090", True), ("rtxpro6000", False), ("rtx4090", False))
+        ),
+        *(
+            ("cudnn-sdpa-bwd-9.26", holds, situation(gpu, libraries={"cudnn": "9.26.0.51"}))
+            for gpu, holds in (("h200", True), ("h20", True), ("h100", True), ("b200", False), ("a100", False))
+        ),
+        *(
+            ("nccl-2.20.5-graph-hang", count > 1, situation(gpu, libraries={"nccl": "2.20.5"}, gpu_count=count))
+            for gpu in ("h100", "a100", "l40s")
+            for count in (1, 2)
+        ),
+        *(
+            ("nccl-4090-p2p", holds, situation(gpu, driver="550.54.15", gpu_count=2))
+            for gpu, holds in (("rtx4090", True), ("rtx4080-super", True), ("rtx3090", False), ("l40s", False))
+        ),
+        ("nccl-4090-p2p", False, situation("rtx4080", driver="570.26", gpu_count=2)),
+        *(
+            ("nccl-h800-nvls-bf16", holds, situation(gpu, gpu_count=2))
+            for gpu, holds in (("h800", True), ("h20", True), ("h200", True), ("b200", False), ("a100", False))
+        ),
+        *(
+            ("error-802-fabricmanager", holds, situation(gpu, environment=frozenset({"fabric-manager-down"})))
+            for gpu, holds in (("v100", True), ("b300", True), ("l40s", False))
+        ),
+        *(
+            ("error-804-forward-compat", holds, situation(gpu, environment=frozenset({"cuda-compat"})))
+            for gpu, holds in (("rtx2060", True), ("rtx5080-laptop", True), ("rtxa6000", False), ("h20", False))
+        ),
+        (
+            "nccl-2.28.3-2.29.2",
+            True,
+            situation("h20", libraries={"nccl": "2.28.3"}, gpu_count=2, environment=frozenset({"source-build"})),
+        ),
         ("conv3d-bf16", True, situation("a100", "2.9.0")),
         ("conv3d-bf16", False, situation(None, "2.9.0+cpu")),
         ("tf32-default", True, situation("a100", "2.13.0")),
@@ -694,6 +729,13 @@ def test_both_conditions_are_of_one_card() -> None:
     both = (database.gpus()["a100"], database.gpus()["h20"])
     assert "cublas-hopper-fpe" in hits(None, "2.3.1", gpus=both)
     assert "cublas-nvfp4-scale" not in hits(None, gpus=both, libraries={"cublas": "13.4.0.1"})
+
+
+def test_the_series_and_the_capability_are_of_one_card() -> None:
+    match = Match(series=("NVIDIA GeForce",), compute_capability=VersionRange((SpecifierSet("==9.0"),)))
+    geforce, hopper = database.gpus()["rtx5090"], database.gpus()["h20"]
+    assert not match.holds(Situation(gpus=(geforce, hopper)))
+    assert Match(series=("NVIDIA GeForce",)).holds(Situation(gpus=(geforce, hopper)))
 
 
 def test_the_severe_come_first() -> None:
@@ -759,6 +801,7 @@ def test_everything_wrong_with_a_sites_file_is_told_at_once() -> None:
     ("change", "line", "word"),
     [
         (("[x1], gpu", "[h2o], gpu"), 10, "did you mean h20?"),
+        (("gpus: [x1], gpu", "series: [GeFroce], gpu"), 10, "no GPU's name begins with 'GeFroce'"),
         ((": [ops]\n    status", ": [nobody]\n    status"), 15, "'nobody'"),
         (("wiki.example", " example"), 14, "owner/repo#N"),
         (("as_of: 2026-12\n", ""), 3, "missing"),
