@@ -145,11 +145,11 @@ class Match:
         fitting = [
             card for card in cards if not self.compute_capability or card.compute_capability in self.compute_capability
         ]
-        if any(self.names(card) for card in fitting):
+        if any(self._fits(card) for card in fitting):
             return True
         return None if not cards or any(card.id == UNLISTED for card in fitting) else False
 
-    def names(self, card: Gpu) -> bool:
+    def _fits(self, card: Gpu) -> bool:
         """Whether it is one of `gpus` and of `series`, as far as they are set."""
         return (not self.gpus or card.id in self.gpus) and (
             not self.series or any(name.startswith(self.series) for name in card.all_names)

@@ -49,7 +49,7 @@ def candidates(name: str) -> tuple[Gpu, ...]:
     return _meant_by(text) or (tuple(dict.fromkeys(chain(*parts))) if all(parts) else ())
 
 
-def near(name: str, others: Iterable[str]) -> str | None:
+def suggestion(name: str, others: Iterable[str]) -> str | None:
     """A question that suggests models and `others` with a similar name; None if there is none."""
     return errors.near(_key(name[:_LONGEST]), dict.fromkeys([*others, *database.gpus()]), most=4)
 

@@ -118,7 +118,7 @@ def find_profile(name: str, beside: Path | None = None) -> Path:
     if text:
         raise ProfileError(text)
     known = profile_names()
-    hint = gpu_names.near(name, known) or f"known profiles: {', '.join(known) or 'none'}"
+    hint = gpu_names.suggestion(name, known) or f"known profiles: {', '.join(known) or 'none'}"
     raise ProfileError(f"there is no profile {name!r}", hint=hint)
 
 

@@ -202,8 +202,8 @@ def test_any_text_means_the_same_models_again(text: str) -> None:
     ],
 )
 def test_names_near_an_unknown_one(name: str, first: str) -> None:
-    assert str(gpu_names.near(name, ["onediff-svd", "h20"])).startswith(f"did you mean {first}")
+    assert str(gpu_names.suggestion(name, ["onediff-svd", "h20"])).startswith(f"did you mean {first}")
 
 
 def test_a_name_like_no_other_has_no_near_ones() -> None:
-    assert gpu_names.near("myproject", ["onediff-svd"]) is None
+    assert gpu_names.suggestion("myproject", ["onediff-svd"]) is None
