@@ -118,8 +118,7 @@ def _written_or_not(name: str, pins: dict[str, str]) -> Source:
     try:
         return profile_reader_and_overrides.load(name, pins)
     except profile_name_lookup.UnwrittenProfile as missing:
-        note = f"note: no profile is shipped for {missing.gpu}; `envbuild new {missing.gpu}` writes this one"
-        click.echo(printable(note), err=True)
+        click.echo(printable(f"note: {missing.note}"), err=True)
         return profile_reader_and_overrides.unwritten(missing.gpu, pins)
 
 

@@ -60,10 +60,12 @@ class Situation:
 
 @dataclass(frozen=True, config=STRICT)
 class Match:
-    """Conditions that must all be true; fields that are not set are ignored. `without`: environment words that must be
-    absent; `unequal_cards`: GPUs of several compute capabilities."""
+    """Conditions that must all be true; fields that are not set are ignored. `gpus` (ids), `series` (beginnings of
+    names: "NVIDIA GeForce RTX 50") and `compute_capability` are conditions on the same GPU. `without`: environment
+    words that must be absent; `unequal_cards`: GPUs of several compute capabilities."""
 
     gpus: frozenset[str] = frozenset()
+    series: tuple[Text, ...] = ()
     compute_capability: Spec | None = None
     unequal_cards: bool = False
     gpu_count: Spec | None = None
@@ -86,7 +88,7 @@ class Match:
         cards, build = situation.gpus, situation.build
         if self._needs_cuda and build == "cpu":
             yield False
-        if self.gpus or self.compute_capability:
+        if self.gpus or self.series or self.compute_capability:
             yield self._takes(cards)
         if self.unequal_cards:
             yield True if len({gpu.compute_capability for gpu in cards}) > 1 else None
@@ -133,7 +135,9 @@ class Match:
 
     @property
     def _needs_cuda(self) -> bool:
-        return bool(self.gpus or self.compute_capability or self.unequal_cards or self.driver or self.gpu_count)
+        return bool(
+            self.gpus or self.series or self.compute_capability or self.unequal_cards or self.driver or self.gpu_count
+        )
 
     def _takes(self, cards: tuple[Gpu, ...]) -> bool | None:
         """Whether any of the GPUs matches. None if there are no GPUs, or if one with a matching capability has no known
@@ -141,9 +145,15 @@ class Match:
         fitting = [
             card for card in cards if not self.compute_capability or card.compute_capability in self.compute_capability
         ]
-        if any(not self.gpus or card.id in self.gpus for card in fitting):
+        if any(self._fits(card) for card in fitting):
             return True
         return None if not cards or any(card.id == UNLISTED for card in fitting) else False
+
+    def _fits(self, card: Gpu) -> bool:
+        """Whether it is one of `gpus` and of `series`, as far as they are set."""
+        return (not self.gpus or card.id in self.gpus) and (
+            not self.series or any(name.startswith(self.series) for name in card.all_names)
+        )
 
 
 def _within(wanted: VersionRange, version: object | None) -> bool | None:

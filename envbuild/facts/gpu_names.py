@@ -6,18 +6,28 @@ For names that a machine reports, use `database.gpu_by_name`, which accepts only
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
+from itertools import chain
 
 from envbuild.facts import database
 from envbuild.facts.gpu_models import Gpu
+from envbuild.util import errors
 
 _LONGEST = 120  # characters of a name
-# lspci prints "NVIDIA Corporation GH100 [H100 PCIe] (rev a1)".
+_SHORTEST = 4  # of a name that is cut off: RTX... begins a hundred names
+# lspci prints "NVIDIA Corporation GH100 [H100 PCIe] (rev a1)", nvidia-smi -L "GPU 0: NVIDIA H20 (UUID: GPU-1f2e...)", a
+# label of Kubernetes "NVIDIA-L40S-SHARED" (in time slices).
 _PCI_NAME = re.compile(r"\[([^\[\]]+)\][^\[\]]*$")
+_AROUND = re.compile(r"^ *gpu *\d+ *:|\((?:r|tm|rev \w+|uuid:[^()]*)\)|-shared$")
 _MIG = re.compile(r"\bmig\b.*")
 _LAPTOP = re.compile(r"(?:\bmax-?q */ *)?\b(?:mobile|notebook)\b(?: */ *max-?q\b)?")
-# Parts that do not distinguish models: the memory (80GB), its kind (HBM3), how the GPU is connected.
-_VARIANT = re.compile(r"\b(?:\d+ ?g(?:i?b)?|hbm\d?e?|sxm\d?|pcie|nvl\d*|dgxs|fhhl)\b")
+# Parts that do not distinguish models: the memory (80GB), its kind (HBM3), how the GPU is connected, its revision.
+_VARIANT = re.compile(
+    r"\b(?:\d+ ?g(?:i?b)?|hbm\d?e?|gddr\d?x?|sxm\d?|pcie|nvl\d*|dgxs|fhhl|lite hash rate|refresh|rev\. ?\w"
+    r"|developer kit)\b"
+)
+_CUT = ("...", "…")  # nvidia-smi's table shortens names: NVIDIA A100-SXM...
 _MAKER = re.compile(r"^(?:nvidia|corporation|geforce|tesla|jetson|hgx|dgx)+")
 _OPTIONAL = {"ac", "active", "ada", "blackwell", "design", "edition", "generation", "server", "with", "workstation"}
 _OPTIONAL_AHEAD = {"gtx", "quadro", "rtx"}  # at the start of a name only: a TITAN RTX is not a TITAN
@@ -27,15 +37,35 @@ def candidates(name: str) -> tuple[Gpu, ...]:
     """The models that a name may mean: none, one, or several if the name is ambiguous ("RTX 6000").
 
     The whole name must match: "NVIDIA H2" is not an H20. Case, blanks, dashes, NVIDIA, GeForce, memory and form factor
-    are ignored; "Ti", "SUPER", "Laptop" and letters after the number are significant.
+    are ignored; "Ti", "SUPER", "Laptop" and letters after the number are significant. A name that nvidia-smi cut off
+    ("GeForce RTX 208...") may mean every model whose name begins so, and "A2 / A16" means both.
     """
     text = name[:_LONGEST].lower()
     inside = _PCI_NAME.search(text)
-    text = _LAPTOP.sub("laptop", _MIG.sub("", inside[1] if inside else text))
-    written, plain = _key(text), _key(_VARIANT.sub(" ", text))
-    gpus = tuple(database.gpus().values())
-    exact = tuple(gpu for gpu in gpus if written in _keys(gpu))
-    return exact or tuple(gpu for gpu in gpus if plain in _keys(gpu) or _pattern(gpu).fullmatch(plain))
+    text = _LAPTOP.sub("laptop", _MIG.sub("", _AROUND.sub("", inside[1] if inside else text)))
+    if text.rstrip().endswith(_CUT):
+        return _beginning_with(_key(text))
+    parts = [_meant_by(part) for part in text.split("/")]
+    return _meant_by(text) or (tuple(dict.fromkeys(chain(*parts))) if all(parts) else ())
+
+
+def suggestion(name: str, others: Iterable[str]) -> str | None:
+    """A question that suggests models and `others` with a similar name; None if there is none."""
+    return errors.near(_key(name[:_LONGEST]), dict.fromkeys([*others, *database.gpus()]), most=4)
+
+
+def _meant_by(text: str) -> tuple[Gpu, ...]:
+    plain = _key(_VARIANT.sub(" ", text))
+    for key in (_key(text), plain):
+        if found := tuple(gpu for gpu in database.gpus().values() if key in _keys(gpu)):
+            return found
+    return tuple(gpu for gpu in database.gpus().values() if _pattern(gpu).fullmatch(plain))
+
+
+def _beginning_with(start: str) -> tuple[Gpu, ...]:
+    if len(start) < _SHORTEST:
+        return ()
+    return tuple(gpu for gpu in database.gpus().values() if any(key.startswith(start) for key in _keys(gpu)))
 
 
 def _key(text: str) -> str:

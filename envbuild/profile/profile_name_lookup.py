@@ -11,7 +11,7 @@ from pathlib import Path
 from shlex import quote
 
 from envbuild.util import package_data, yaml_document
-from envbuild.util.errors import EnvbuildError, LockError, ProfileError, near
+from envbuild.util.errors import EnvbuildError, LockError, ProfileError
 
 _LONGEST = 63
 NAME = re.compile(rf"[a-z0-9][a-z0-9-]{{0,{_LONGEST - 1}}}")
@@ -20,14 +20,16 @@ LOCK = ".lock.yaml"
 
 
 class UnwrittenProfile(ProfileError):
-    """The GPU of this name has no profile. `gpu`: its id in the facts, which would be the profile's name."""
+    """The GPU of this name has no profile. `gpu`: its id in the facts, which would be the profile's name. `note`: what
+    commands say that use the profile without its file."""
 
     def __init__(self, gpu: str) -> None:
+        writes = f"envbuild init {gpu}"
         super().__init__(
-            f"no profile is shipped for {gpu}, and there is no file profiles/{gpu}.yaml",
-            hint=f"to write it: envbuild new {gpu}",
+            f"no profile is shipped for {gpu}, and there is no file profiles/{gpu}.yaml", hint=f"to write it: {writes}"
         )
         self.gpu = gpu
+        self.note = f"no profile is shipped for {gpu}: this is what `{writes}` would write"
 
 
 @dataclass(frozen=True)
@@ -109,14 +111,14 @@ def find_profile(name: str, beside: Path | None = None) -> Path:
             return folder / f"{name}.yaml"
     if name in (".", "..") or (NAME.fullmatch(name) and (Path.cwd() / name).is_dir()):
         raise _folder(name, Path.cwd() / name)
-    from envbuild.facts import database  # imported only here: every command imports this module
+    from envbuild.facts import database, gpu_names  # imported only here: every command imports this module
     from envbuild.profile import value_types  # imported only here: every command imports this module
 
     text = database.unsupported(name, value_types.PLATFORM)
     if text:
         raise ProfileError(text)
     known = profile_names()
-    hint = near(name, [*known, *database.gpus()]) or f"known profiles: {', '.join(known) or 'none'}"
+    hint = gpu_names.suggestion(name, known) or f"known profiles: {', '.join(known) or 'none'}"
     raise ProfileError(f"there is no profile {name!r}", hint=hint)
 
 
@@ -134,7 +136,7 @@ def refuse_link(file: Path, error: type[EnvbuildError]) -> None:
         raise error(str(problem), hint="use a copy of the file, or name a profile by the path of its file") from None
 
 
-_MOST = 10  # profiles of a folder that are listed
+_MOST = 10  # profiles of a folder, or models of a name, that are listed
 
 
 def _folder(name: str, folder: Path) -> ProfileError:
@@ -192,8 +194,9 @@ def _of_gpu(name: str, unknown: ProfileError) -> str:
     if not found:
         raise unknown
     if len(found) > 1:
-        listed = ", ".join(f"{gpu.id} ({gpu.names[0]})" for gpu in found)
-        raise ProfileError(f"{name!r} is the name of several GPUs: {listed}", hint="use one of these names")
+        listed = ", ".join(f"{gpu.id} ({gpu.names[0]})" for gpu in found[:_MOST])
+        more = f", and {len(found) - _MOST} more" if len(found) > _MOST else ""
+        raise ProfileError(f"{name!r} is the name of several GPUs: {listed}{more}", hint="use one of these names")
     text = database.unsupported(found[0].id, value_types.PLATFORM)
     if text:
         raise ProfileError(text)

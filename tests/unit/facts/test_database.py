@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from selftest.named import RECORDED
 
 from envbuild.facts import database, fact_file_reader, mixed_gpu_settings
-from envbuild.facts.advisory_matching import Advisory, Change, Shows, Situation
+from envbuild.facts.advisory_matching import Advisory, Change, Match, Shows, Situation
 from envbuild.facts.fact_field_types import VersionRange
 from envbuild.util import yaml_document
 from envbuild.util.errors import FactsError
@@ -129,6 +130,13 @@ def test_every_source_that_is_described_is_used(name: str) -> None:
 # GPUs
 
 
+def test_every_source_of_a_gpu_names_a_page() -> None:
+    """`public-logs` says only where a figure comes from; no row has it alone."""
+    sources = yaml_document.read(fact_file_reader._FOLDER / "gpus.yaml").data["sources"]
+    assert [key for key, text in sources.items() if "https://" not in text] == ["public-logs"]
+    assert [gpu.id for gpu in database.gpus().values() if gpu.source == ("public-logs",)] == []
+
+
 def test_every_gpu_of_the_facts_is_there() -> None:
     expected = """v100 t4 a100 a800 a30 a10 a40 rtx3090 rtx4090 l4 l20 l40s h100 h800 h20 h20-3e h200 gh200 b200 b300
         gb200 gb300 gb10 rtx5090 rtxpro6000
@@ -147,7 +155,15 @@ def test_every_gpu_of_the_facts_is_there() -> None:
         rtxpro500-laptop rtxpro1000-laptop rtxpro2000-laptop rtxpro3000-laptop rtxpro4000-laptop
         rtxpro5000-laptop quadro-gv100 titan-v p100 quadro-gp100 p40 p4 titan-xp gtx1080ti gtx1080 gtx1070ti
         gtx1070 gtx1060 gtx1050 quadro-p6000 quadro-p5000 quadro-p4000 quadro-p2000 m60 m40 gtx980ti gtx980
-        gtx970 k80 jetson-orin jetson-thor"""
+        gtx970 k80 jetson-orin jetson-thor
+        gtx1630 gtx1650 gtx1650-super gtx1650ti gtx1660 gtx1660-super gtx1660ti mx450 mx550 t400 t500
+        t550-laptop t600 t600-laptop t1000 t1200-laptop quadro-t1000 quadro-t2000 ax800 mx570
+        rtxa500-embedded rtxa1000-embedded rtxa2000-embedded rtxa4500-embedded rtx2000-ada-embedded
+        rtx3500-ada-embedded rtx5000-ada-embedded h20-nvl16 rtxpro4500-server rtxpro500-embedded
+        rtxpro2000-embedded rtxpro4000-embedded rtxpro5000-embedded titan-x gtx1050ti gt1030 mx350 mx330
+        mx250 mx230 mx150 p6 quadro-p5200 quadro-p4200 quadro-p3200 quadro-p3000 quadro-p2200 quadro-p1000
+        quadro-p620 quadro-p600 quadro-p500 quadro-p400 gtx-titan-x gtx960 gtx950 quadro-m6000 quadro-m5000
+        quadro-m4000 quadro-m2000 gtx750ti gtx750 k40 k20 jetson-xavier jetson-tx2 jetson-nano"""
     assert sorted(database.gpus()) == sorted(words(expected))
 
 
@@ -201,7 +217,8 @@ def test_a_gpu_is_found_by_its_whole_name(name: str, found: str | None) -> None:
 
 def test_the_gpus_of_arm64_hosts_are_known() -> None:
     arm64 = {gpu.id for gpu in database.gpus().values() if gpu.host == "arm64"}
-    assert arm64 == {"gh200", "gb200", "gb300", "gb10", "jetson-orin", "jetson-thor"}
+    jetsons = {f"jetson-{name}" for name in ("orin", "thor", "xavier", "tx2", "nano")}
+    assert arm64 == {"gh200", "gb200", "gb300", "gb10", *jetsons}
 
 
 @pytest.mark.parametrize("command", ["show", "lock", "make"])
@@ -228,10 +245,13 @@ def test_the_name_of_a_gpu_on_an_arm64_host_has_the_reason() -> None:
         ("p100", "the last torch with code for it is 2.7.1"),
         ("gtx1080ti", "the last torch with code for it is 2.7.1"),
         ("m60", "the last torch with code for it is 2.7.1"),
+        ("gtx750ti", "the last torch with code for it is 2.7.1"),
+        ("k40", "no known torch has code for it"),
         ("k80", "the last torch with code for it is 2.0.1"),
         ("jetson-orin", "jetson-orin has an arm64 host, and envbuild builds linux/amd64 images only"),
         ("jetson-orin", "its torch comes from another index, NVIDIA's for JetPack"),
         ("jetson-thor", "its torch comes from another index, NVIDIA's for JetPack"),
+        ("jetson-nano", "its torch comes from another index, NVIDIA's for JetPack"),
         ("gb300", "gb300 has an arm64 host"),
     ],
 )
@@ -658,7 +678,41 @@ def test_a_signature_reaches_traits_and_has_alternatives(said: dict[str, Any], m
         ("cublaslt-shadow-runpath", False, situation("a100", "2.10.0")),
         ("cudnn-sdpa-b300-noplan", True, situation("b300", "2.11.0+cu128")),
         ("cudnn-sdpa-b300-noplan", False, situation("b300", "2.11.0")),
-        ("cublas-13-5-rtx50", False, situation("rtxpro6000", libraries={"cublas": "13.5.1.27"})),
+        *(
+            ("cublas-13-5-rtx50", holds, situation(gpu, libraries={"cublas": "13.5.1.27"}))
+            for gpu, holds in (("rtx5070-laptop", True), ("rtx5090", True), ("rtxpro6000", False), ("rtx4090", False))
+        ),
+        *(
+            ("cudnn-sdpa-bwd-9.26", holds, situation(gpu, libraries={"cudnn": "9.26.0.51"}))
+            for gpu, holds in (("h200", True), ("h20", True), ("h100", True), ("b200", False), ("a100", False))
+        ),
+        *(
+            ("nccl-2.20.5-graph-hang", count > 1, situation(gpu, libraries={"nccl": "2.20.5"}, gpu_count=count))
+            for gpu in ("h100", "a100", "l40s")
+            for count in (1, 2)
+        ),
+        *(
+            ("nccl-4090-p2p", holds, situation(gpu, driver="550.54.15", gpu_count=2))
+            for gpu, holds in (("rtx4090", True), ("rtx4080-super", True), ("rtx3090", False), ("l40s", False))
+        ),
+        ("nccl-4090-p2p", False, situation("rtx4080", driver="570.26", gpu_count=2)),
+        *(
+            ("nccl-h800-nvls-bf16", holds, situation(gpu, gpu_count=2))
+            for gpu, holds in (("h800", True), ("h20", True), ("h200", True), ("b200", False), ("a100", False))
+        ),
+        *(
+            ("error-802-fabricmanager", holds, situation(gpu, environment=frozenset({"fabric-manager-down"})))
+            for gpu, holds in (("v100", True), ("b300", True), ("l40s", False))
+        ),
+        *(
+            ("error-804-forward-compat", holds, situation(gpu, environment=frozenset({"cuda-compat"})))
+            for gpu, holds in (("rtx2060", True), ("rtx5080-laptop", True), ("rtxa6000", False), ("h20", False))
+        ),
+        (
+            "nccl-2.28.3-2.29.2",
+            True,
+            situation("h20", libraries={"nccl": "2.28.3"}, gpu_count=2, environment=frozenset({"source-build"})),
+        ),
         ("conv3d-bf16", True, situation("a100", "2.9.0")),
         ("conv3d-bf16", False, situation(None, "2.9.0+cpu")),
         ("tf32-default", True, situation("a100", "2.13.0")),
@@ -675,6 +729,13 @@ def test_both_conditions_are_of_one_card() -> None:
     both = (database.gpus()["a100"], database.gpus()["h20"])
     assert "cublas-hopper-fpe" in hits(None, "2.3.1", gpus=both)
     assert "cublas-nvfp4-scale" not in hits(None, gpus=both, libraries={"cublas": "13.4.0.1"})
+
+
+def test_the_series_and_the_capability_are_of_one_card() -> None:
+    match = Match(series=("NVIDIA GeForce",), compute_capability=VersionRange((SpecifierSet("==9.0"),)))
+    geforce, hopper = database.gpus()["rtx5090"], database.gpus()["h20"]
+    assert not match.holds(Situation(gpus=(geforce, hopper)))
+    assert Match(series=("NVIDIA GeForce",)).holds(Situation(gpus=(geforce, hopper)))
 
 
 def test_the_severe_come_first() -> None:
@@ -740,6 +801,7 @@ def test_everything_wrong_with_a_sites_file_is_told_at_once() -> None:
     ("change", "line", "word"),
     [
         (("[x1], gpu", "[h2o], gpu"), 10, "did you mean h20?"),
+        (("gpus: [x1], gpu", "series: [GeFroce], gpu"), 10, "no GPU's name begins with 'GeFroce'"),
         ((": [ops]\n    status", ": [nobody]\n    status"), 15, "'nobody'"),
         (("wiki.example", " example"), 14, "owner/repo#N"),
         (("as_of: 2026-12\n", ""), 3, "missing"),
