@@ -86,7 +86,7 @@ def fetch_image_parts(
         archive_fetcher.fetch_archives(plan.archives, show)
 
 
-def builder(plan: Plan, locked: Lock, one: LockedExtension, progress: Progress) -> None:
+def fetch_compiler_and_sources(plan: Plan, locked: Lock, one: LockedExtension, progress: Progress) -> None:
     """Download what an extension is compiled with and from, as far as the image does not contain it."""
     assert locked.builder and plan.extension_toolchain
     show = show_download(progress)

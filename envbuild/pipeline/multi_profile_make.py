@@ -213,7 +213,7 @@ def make_profiles(
         try:
             source = profile_reader_and_overrides.load(name, wanted=wanted.requirements)
             if not wanted.allow_unproved:
-                runner_selection.require_cards(source, wanted.gpus)
+                runner_selection.require_enough_gpus(source, wanted.gpus)
             found.setdefault(source.name, (name, source))
         except EnvbuildError as error:
             code, document = _refused(error)

@@ -8,8 +8,9 @@ from envbuild.attest.image_verifier import Verdict
 from envbuild.attest.trusted_statements import SignedBuild
 from envbuild.image import dockerfile_renderer, oci_layout_writer
 from envbuild.image.docker_engine import Image
-from envbuild.pipeline.model import Options, Progress
-from envbuild.pipeline.pipeline_steps import Session
+from envbuild.pipeline.image_steps import discard_build, fetch_base, find_or_build_image
+from envbuild.pipeline.model import BuiltImage, Made, Progress, Recipe
+from envbuild.pipeline.step_context import PartialResult, StepContext
 from envbuild.pipeline.workflows import one_run_per_profile
 from envbuild.profile.loaded_profile import Source
 from envbuild.registry import layer_comparison, registry_image_reader
@@ -34,22 +35,24 @@ def rebuild_objections(verdict: Verdict, progress: Progress) -> list[Reason]:
     assert verdict.build and verdict.proved
     if verdict.base:
         progress.say(f"building the base again, {verdict.base}: nothing above it is built or compared")
-    session = Session(f"{verdict.build.name[:55]}-rebuild", Options(locked=True, no_cache=True), progress)
-    session.made.lock = verdict.build.lock
-    with one_run_per_profile(session.made.name, progress.say):
+    context = StepContext(progress)
+    made = PartialResult(Made(f"{verdict.build.name[:55]}-rebuild", lock=verdict.build.lock))
+    with one_run_per_profile(made.value.name, progress.say):
         try:
-            made = _made(session, verdict.build)
-            found = _compared(session, made, *verdict.proved)
+            built = _rebuild(context, made.value.name, verdict.build)
+            made.update(new_records=built.new_records)
+            found = _compare(context, built.image, *verdict.proved)
             if isinstance(found, Reason):
                 progress.say("the lock gives another image")
                 return [found]
             verdict.reordered = found
-            progress.say(_same(found) if made.id != verdict.proved[2].id else "the lock gives the same image")
+            same_id = built.image.id == verdict.proved[2].id
+            progress.say("the lock gives the same image" if same_id else _same(found))
             return []
         except Refusal as refusal:
             return [refusal.reason]
         finally:
-            session.discard()
+            discard_build(context, made.value)
 
 
 def _same(reordered: Sequence[int]) -> str:
@@ -62,8 +65,8 @@ def _same(reordered: Sequence[int]) -> str:
     )
 
 
-def _compared(
-    session: Session, made: Image, place: ImageSource, manifest: Manifest, config: Config
+def _compare(
+    context: StepContext, made: Image, place: ImageSource, manifest: Manifest, config: Config
 ) -> Reason | list[int]:
     """Return the first objection, or else the numbers of the layers whose files have another order. Raises Refusal for
     a layer that does not match its digests."""
@@ -78,7 +81,7 @@ def _compared(
             differing.append((number, (place, digest_in(layer), there), here))
     if made.id == config.id:
         return []
-    with oci_layout_writer.saved(session.connected(), made) as local:
+    with oci_layout_writer.saved(context.engine, made) as local:
         for number, where, here in differing:
             if how := layer_comparison.difference(where, (local, here, here), _NAMES):
                 return Reason("rebuild", f"layer {number} of {count} is another: {how}")
@@ -89,11 +92,11 @@ def _compared(
     return [number for number, *_ in differing]
 
 
-def _made(session: Session, build: SignedBuild) -> Image:
+def _rebuild(context: StepContext, name: str, build: SignedBuild) -> BuiltImage:
     """Build the image under a separate name, without the build cache."""
-    name = session.made.name
     with temporary_files.folder("rebuild") as folder:
         source = Source(name, folder / "profiles" / f"{name}.yaml", build.profile, build.document)
         plan = plan_resolver.resolve(source)
-        locked = session.at_hand(plan, build.lock)
-        return session.build(source, plan, locked, dockerfile_renderer.render(locked, name))
+        lock = fetch_base(context, plan, build.lock, lock_again=False)
+        recipe = Recipe(source, plan, lock, dockerfile_renderer.render(lock, name))
+        return find_or_build_image(context, recipe, no_cache=True)
