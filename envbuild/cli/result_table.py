@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from envbuild.selftest.harness.probe_outcome_and_figures import result_note
@@ -48,24 +48,25 @@ class Live:
     def __init__(self, rich: Rich, kept: bool) -> None:
         from rich.live import Live as RichLive
 
-        self._planned: list[str] = []
+        self._planned: Sequence[str] = ()
         self._done: list[Mapping[str, Any]] = []
         self._since = time.monotonic()
         self._rows = max(4, rich.size.height - 2)
         self._live = RichLive(console=rich, get_renderable=self._table, refresh_per_second=8, transient=not kept)
         self._live.start()
 
-    def take(self, told: Mapping[str, Any]) -> None:
-        """The names of the probes that will run, or the result of one."""
-        if "probes" in told:
-            self._planned = list(told["probes"])
-        else:
-            self._done.append(told)
+    def plan(self, names: Sequence[str]) -> None:
+        """The names of the probes that will run."""
+        self._planned = names
+        self._since = time.monotonic()
+
+    def add(self, result: Mapping[str, Any]) -> None:
+        self._done.append(result)
         self._since = time.monotonic()
 
     def stop(self) -> None:
         """Give the terminal back; what is left of the table, if any, is all of what has ended."""
-        self._planned, self._rows = [], len(self._done)
+        self._planned, self._rows = (), len(self._done)
         self._live.stop()
 
     def _table(self) -> Table:

@@ -16,7 +16,7 @@ from envbuild.fetch.locked_artifact_types import LockedExtension
 from envbuild.image import debian_base_tar
 from envbuild.lock import extension_source_fetcher, wheel_conflicts
 from envbuild.lock.lock_file import Lock
-from envbuild.pipeline.model import Progress
+from envbuild.pipeline.progress_events import Progress
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.util import host_processes, process_locks
 from envbuild.util.errors import EnvbuildError, HashMismatch

@@ -1,11 +1,11 @@
-"""Types of a pipeline run: its options, its results, and the interface that shows its progress."""
+"""Types of a pipeline run: its options, and the values that its steps and workflows give."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from envbuild.evidence import evidence_statements_and_store, profile_proofs
 from envbuild.evidence.proof_rules import Proof
@@ -13,6 +13,7 @@ from envbuild.image.build_records_and_comparison import Record
 from envbuild.image.docker_engine import Image
 from envbuild.image.image_naming import VERIFIED
 from envbuild.lock.lock_file import Lock
+from envbuild.pipeline.progress_events import Step
 from envbuild.profile.loaded_profile import Source
 from envbuild.profile.project_shapes_and_script import Script
 from envbuild.resolve.plan_resolver import Plan
@@ -21,27 +22,6 @@ from envbuild.testrun.run_result import TestRun
 from envbuild.testrun.selftest_job import RunRequest
 
 T = TypeVar("T")
-
-
-class Progress(Protocol):
-    """Shows progress to the user; writes nothing to stdout."""
-
-    def begin(self, step: str) -> None: ...
-    def line(self, text: str) -> None: ...
-    def say(self, text: str) -> None: ...
-    def probe(self, told: Mapping[str, Any]) -> None: ...
-    def end(self, step: Step) -> None: ...
-    def abort(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Step:
-    """A finished step. `cached`: nothing had to be done."""
-
-    name: str
-    seconds: float
-    cached: bool
-    note: str
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ from envbuild.image.image_naming import VERIFIED, repository
 from envbuild.lock import wheel_contents
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline.image_steps import load_profile
-from envbuild.pipeline.model import Progress, StepResult
+from envbuild.pipeline.model import StepResult
+from envbuild.pipeline.progress_events import Listener, Note
 from envbuild.pipeline.step_context import PartialResult, StepContext
 from envbuild.pipeline.workflows import existing, working
 from envbuild.profile import profile_name_lookup
@@ -70,7 +71,7 @@ class Pushed:
         }
 
 
-def push(name: str, target: str, progress: Progress, *, zstd: bool = False, unsigned: bool = False) -> Pushed:
+def push(name: str, target: str, listener: Listener, *, zstd: bool = False, unsigned: bool = False) -> Pushed:
     """Push a verified image with its evidence to a registry; set the tags last. A repeated run does only what remains.
 
     `zstd`: compress the layers with zstd, unless the registry has the image already. Raises UsageError without a
@@ -78,12 +79,12 @@ def push(name: str, target: str, progress: Progress, *, zstd: bool = False, unsi
     registry has something else.
     """
     reference = registry_push.parse_repository(target)
-    context = StepContext(progress)
+    context = StepContext(listener)
     signer = None if unsigned else keys_and_signatures.configured_signer()
     if signer is None and not unsigned:
         raise UsageError("No signing key: nothing was pushed", hint=_NO_SIGNER)
     pushed = PartialResult(Pushed(name, reference.repository, signer.public.fingerprint if signer else None))
-    with working(name, progress, pushed.document):
+    with working(context, name, pushed.document):
         source, lock, image = _proved(context, name)
         pushed.update(profile=source.name)
         place = Repository(reference)
@@ -97,15 +98,15 @@ def push(name: str, target: str, progress: Progress, *, zstd: bool = False, unsi
     return pushed.value
 
 
-def export_bundle(name: str, file: Path, progress: Progress) -> Pushed:
+def export_bundle(name: str, file: Path, listener: Listener) -> Pushed:
     """Write a verified image with its evidence, the public key and its lock to one file. Raises NotProved."""
     if file.exists():
         raise UsageError(f"{file} is there already", hint="choose another name")
-    context = StepContext(progress)
+    context = StepContext(listener)
     signer = keys_and_signatures.configured_signer()
     saved = PartialResult(Pushed(name, str(file), signer.public.fingerprint if signer else None))
     with (
-        working(name, progress, saved.document),
+        working(context, name, saved.document),
         temporary_files.folder("bundle", inside=file.parent) as folder,
     ):
         source, lock, image = _proved(context, name)
@@ -138,7 +139,7 @@ def _save_image(context: StepContext, place: oci_layout_writer.Folder, image: Im
     return StepResult(place.take(context.engine, image), note=some(len(image.layers), "layer"))
 
 
-def import_bundle(file: Path, policy: Policy, progress: Progress) -> tuple[Verdict, str]:
+def import_bundle(file: Path, policy: Policy, listener: Listener) -> tuple[Verdict, str]:
     """Load the image of a bundle after checking its evidence and every byte. Return the verdict and the image's tag.
 
     Raises CheckFailed with every reason; in that case nothing is loaded.
@@ -159,7 +160,7 @@ def import_bundle(file: Path, policy: Policy, progress: Progress) -> tuple[Verdi
     for digest in verdict.image.layers:  # before the engine receives any data
         for _ in bundle.blocks(digest):
             pass
-    progress.say(f"loading {tag}")
+    listener(Note(f"loading {tag}"))
     engine = Engine()
     engine.load(bundle.loadable(manifest, verdict.image.layers, tag))
     loaded = engine.find(tag)

@@ -9,7 +9,8 @@ from envbuild.attest.trusted_statements import SignedBuild
 from envbuild.image import dockerfile_renderer, oci_layout_writer
 from envbuild.image.docker_engine import Image
 from envbuild.pipeline.image_steps import discard_build, fetch_base, find_or_build_image
-from envbuild.pipeline.model import BuiltImage, Made, Progress, Recipe
+from envbuild.pipeline.model import BuiltImage, Made, Recipe
+from envbuild.pipeline.progress_events import Listener
 from envbuild.pipeline.step_context import PartialResult, StepContext
 from envbuild.pipeline.workflows import one_run_per_profile
 from envbuild.profile.loaded_profile import Source
@@ -24,7 +25,7 @@ from envbuild.util.rejected_input_errors import Reason, Refusal
 _NAMES = "the registry's image", "what the lock gives"
 
 
-def rebuild_objections(verdict: Verdict, progress: Progress) -> list[Reason]:
+def rebuild_objections(verdict: Verdict, listener: Listener) -> list[Reason]:
     """Return why the rebuilt image differs from the verified image; an empty list if it is the same. The verdict
     records which layers hold the same files in another order.
 
@@ -33,21 +34,22 @@ def rebuild_objections(verdict: Verdict, progress: Progress) -> list[Reason]:
     Raises what a build raises. Nothing of the rebuild remains, whatever the result.
     """
     assert verdict.build and verdict.proved
+    context = StepContext(listener)
+    say = context.progress.say
     if verdict.base:
-        progress.say(f"building the base again, {verdict.base}: nothing above it is built or compared")
-    context = StepContext(progress)
+        say(f"building the base again, {verdict.base}: nothing above it is built or compared")
     made = PartialResult(Made(f"{verdict.build.name[:55]}-rebuild", lock=verdict.build.lock))
-    with one_run_per_profile(made.value.name, progress.say):
+    with one_run_per_profile(made.value.name, say):
         try:
             built = _rebuild(context, made.value.name, verdict.build)
             made.update(new_records=built.new_records)
             found = _compare(context, built.image, *verdict.proved)
             if isinstance(found, Reason):
-                progress.say("the lock gives another image")
+                say("the lock gives another image")
                 return [found]
             verdict.reordered = found
             same_id = built.image.id == verdict.proved[2].id
-            progress.say("the lock gives the same image" if same_id else _same(found))
+            say("the lock gives the same image" if same_id else _same(found))
             return []
         except Refusal as refusal:
             return [refusal.reason]

@@ -19,7 +19,8 @@ from envbuild.image.docker_engine import Image
 from envbuild.image.image_naming import VERIFIED, repository
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import runner_selection
-from envbuild.pipeline.model import Progress, SelfTestOrder, StepResult, probe_counts
+from envbuild.pipeline.model import SelfTestOrder, StepResult, probe_counts
+from envbuild.pipeline.progress_events import Progress
 from envbuild.pipeline.step_context import StepContext
 from envbuild.profile.loaded_profile import Source
 from envbuild.runners import docker_runner

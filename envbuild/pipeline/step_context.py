@@ -11,7 +11,8 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from envbuild.image import buildx
 from envbuild.image.docker_engine import Engine
-from envbuild.pipeline.model import Progress, Step, StepResult
+from envbuild.pipeline.model import StepResult
+from envbuild.pipeline.progress_events import Listener, Progress, Step
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=Any)
@@ -23,8 +24,8 @@ class StepContext:
     """The progress, the engine, the finished steps and the notes of one workflow. `builder`: name of a buildx builder,
     if not the engine's default."""
 
-    def __init__(self, progress: Progress, builder: str | None = None) -> None:
-        self.progress = progress
+    def __init__(self, listener: Listener, builder: str | None = None) -> None:
+        self.progress = Progress(listener)
         self.steps: tuple[Step, ...] = ()
         self.notes: tuple[str, ...] = ()
         self._builder = builder

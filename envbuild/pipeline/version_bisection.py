@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from packaging.version import Version
 
@@ -14,7 +13,8 @@ from envbuild.fetch import wheel_resolution_and_download
 from envbuild.pipeline import workflows
 from envbuild.pipeline.bisection_search_and_result import Bisection, Hunt, Try, most_tries, search_versions
 from envbuild.pipeline.image_steps import discard_build, load_profile, resolve_profile
-from envbuild.pipeline.model import Made, Options, Progress, SelfTestOrder, Step, StepResult
+from envbuild.pipeline.model import Made, Options, SelfTestOrder, StepResult
+from envbuild.pipeline.progress_events import Activity, Event, Listener, Note, StepBegan
 from envbuild.pipeline.selftest_steps import require_gpu, select_runner
 from envbuild.pipeline.step_context import PartialResult, StepContext
 from envbuild.profile import project_shapes_and_script
@@ -24,14 +24,14 @@ from envbuild.testrun.selftest_job import RunRequest
 from envbuild.util.errors import CheckFailed, NotProved, ProfileError, UsageError, some
 
 
-def bisect(name: str, hunt: Hunt, progress: Progress) -> Bisection:
+def bisect(name: str, hunt: Hunt, listener: Listener) -> Bisection:
     """Build and test trial images of one version after the other until the version where the outcome changes is found.
 
     Changes no file of the project, moves no tag, writes no evidence. Raises NotProved if the probe cannot run here.
     """
-    context = StepContext(progress)
+    context = StepContext(listener)
     done = PartialResult(Bisection(name, hunt))
-    with workflows.working(name, progress, done.document):
+    with workflows.working(context, name, done.document):
         source = context.step("load profile", load_profile, name)
         plan = context.step("resolve", resolve_profile, source)
         done.update(profile=source.name)
@@ -52,7 +52,7 @@ def bisect(name: str, hunt: Hunt, progress: Progress) -> Bisection:
 
         def passes(index: int) -> bool | None:
             options = replace(trial, pins={hunt.pin: versions[index]})
-            tried = context.step(versions[index], _try_version, name, options, hunt, progress)
+            tried = context.step(versions[index], _try_version, name, options, hunt, listener)
             done.update(tries=(*done.value.tries, tried))
             return tried.passed
 
@@ -71,10 +71,10 @@ def _find_versions(plan: Plan, distribution: str, hunt: Hunt) -> StepResult[tupl
 _IDENTITY = "env.identity"  # on a GPU model that is not the profile's, an outcome would mean nothing
 
 
-def _try_version(name: str, options: Options, hunt: Hunt, progress: Progress) -> StepResult[Try]:
+def _try_version(name: str, options: Options, hunt: Hunt, listener: Listener) -> StepResult[Try]:
     """Build an image with the version that `options` pin, run the probe in it, and remove the image."""
     version = options.pins[hunt.pin]
-    context = StepContext(_TryProgress(progress, version))
+    context = StepContext(partial(_show_try, listener, version))
     made = PartialResult(Made(name))
     begin = time.monotonic()
     try:
@@ -107,30 +107,15 @@ def _outcome(
     return True, ""
 
 
-class _TryProgress:
-    """The progress of a try. Its steps are shown only as the current activity; a long step gets a line when it
-    begins."""
-
-    def __init__(self, progress: Progress, version: str) -> None:
-        self.line = progress.line
-        self._progress, self._version = progress, version
-
-    def begin(self, step: str) -> None:
-        self.line(step)
-        if step in ("lock", "build", "self-test"):
-            self._progress.say(f"{self._version}: {step}")
-
-    def say(self, text: str) -> None:
-        """Show nothing."""
-
-    def probe(self, told: Mapping[str, Any]) -> None:
-        """Show nothing: the try reports its outcome."""
-
-    def end(self, step: Step) -> None:
-        """Show nothing."""
-
-    def abort(self) -> None:
-        """Show nothing: the try ends as a step of the bisection."""
+def _show_try(listener: Listener, version: str, event: Event) -> None:
+    """Show the steps of a try only as the current activity, with a note when a long one begins. The try reports its
+    outcome as a step of the bisection."""
+    if isinstance(event, StepBegan):
+        listener(Activity(event.step))
+        if event.step in ("lock", "build", "self-test"):
+            listener(Note(f"{version}: {event.step}"))
+    elif isinstance(event, Activity):
+        listener(event)
 
 
 def releases_between(

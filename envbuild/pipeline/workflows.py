@@ -24,7 +24,8 @@ from envbuild.pipeline.image_steps import (
     render_dockerfile,
     resolve_profile,
 )
-from envbuild.pipeline.model import HERE, Made, On, Options, Progress, Recipe, SelfTestOrder
+from envbuild.pipeline.model import HERE, Made, On, Options, Recipe, SelfTestOrder
+from envbuild.pipeline.progress_events import Listener
 from envbuild.pipeline.selftest_steps import (
     cluster_jobs,
     is_proved,
@@ -50,10 +51,10 @@ from envbuild.util import process_locks
 from envbuild.util.errors import BuildError, CheckFailed, EnvbuildError, NotProved, UsageError
 
 
-def make(name: str, options: Options, progress: Progress) -> Made:
+def make(name: str, options: Options, listener: Listener) -> Made:
     """Make a verified image from a profile. Raises what the steps raise; CheckFailed if the self-test fails."""
     keys_and_signatures.receive()
-    context = StepContext(progress, options.builder)
+    context = StepContext(listener, options.builder)
     with _making(context, name, options.requirements) as made:
         source = context.step("load profile", load_profile, name, options.asked.gpus, options)
         made.update(name=source.name)
@@ -120,9 +121,9 @@ def _tag_verified(context: StepContext, made: PartialResult[Made], source: Sourc
     made.update(tags=tuple(dict.fromkeys([*made.value.tags, tag])))
 
 
-def build_only(name: str, options: Options, progress: Progress) -> Made:
+def build_only(name: str, options: Options, listener: Listener) -> Made:
     """Build the layers and set the tags, without a self-test."""
-    context = StepContext(progress, options.builder)
+    context = StepContext(listener, options.builder)
     with _making(context, name, options.requirements) as made:
         build_image(context, name, options, made)
     return made.value
@@ -143,10 +144,10 @@ def build_image(
     return source, lock, built.image
 
 
-def prove(name: str, reference: str | None, progress: Progress, gpus: tuple[str, ...] = (), on: On = HERE) -> Made:
+def prove(name: str, reference: str | None, listener: Listener, gpus: tuple[str, ...] = (), on: On = HERE) -> Made:
     """Run the self-test, write evidence and set the tag for an image built from this lock. Raises CheckFailed for any
     other image."""
-    context = StepContext(progress)
+    context = StepContext(listener)
     with _making(context, name) as made:
         source = context.step("load profile", load_profile, name, gpus)
         made.update(name=source.name)
@@ -172,9 +173,9 @@ def _require_own_build(source: Source, lock: Lock, image: Image, reference: str 
         )
 
 
-def test(name: str, reference: str | None, progress: Progress, asked: RunRequest = ALL, on: On = HERE) -> Made:
+def test(name: str, reference: str | None, listener: Listener, asked: RunRequest = ALL, on: On = HERE) -> Made:
     """Run the self-test, or the selected probes, and report; write no evidence and set no tag."""
-    context = StepContext(progress)
+    context = StepContext(listener)
     source = context.step("load profile", load_profile, name, asked.gpus)
     lock, image = existing(context, source, reference)
     made = PartialResult(Made(source.name, lock=lock, image=image))
@@ -184,15 +185,15 @@ def test(name: str, reference: str | None, progress: Progress, asked: RunRequest
 
 
 def cluster_script(
-    name: str, reference: str | None, progress: Progress, on: On, asked: RunRequest = ALL, *, brief: bool = False
+    name: str, reference: str | None, listener: Listener, on: On, asked: RunRequest = ALL, *, brief: bool = False
 ) -> str:
     """Return what `test` or `prove` would submit to a cluster, `brief` as in Scheduled.script. For an image that is
     locked but not built, the digest is zeros. Raises UsageError if the runner uses no scheduler."""
-    context = StepContext(progress)
+    context = StepContext(listener)
     source = context.step("load profile", load_profile, name, asked.gpus)
     lock, found = _locked_and_image(context, source, reference)
     if found is None:
-        progress.say(f"{source.name} is not built: zeros stand for its image's digest")
+        context.progress.say(f"{source.name} is not built: zeros stand for its image's digest")
     image = found or Image(f"sha256:{0:064}", f"sha256:{0:064}", (), {}, {}, 0)
     order = SelfTestOrder(source, lock.versions, lock.python, asked, on)
     runner = select_runner(context, order, image, dry=True)
@@ -207,10 +208,10 @@ def cluster_script(
     return "\n".join(f"{remark}\n{text}" for remark, text in zip(remarks, scripts, strict=True))
 
 
-def test_environment(name: str, python: str, progress: Progress, asked: RunRequest = ALL) -> Made:
+def test_environment(name: str, python: str, listener: Listener, asked: RunRequest = ALL) -> Made:
     """Run the self-test with an interpreter of this machine, or that of a virtual environment's directory; needs no
     engine."""
-    context = StepContext(progress)
+    context = StepContext(listener)
     source = context.step("load profile", load_profile, name, asked.gpus)
     lock = _current_lock(context, source)
     runner = Here(python)
@@ -278,17 +279,17 @@ def _making(context: StepContext, name: str, requirements: Path | None = None) -
         made.update(steps=context.steps, notes=context.notes)
         return made.document()
 
-    with working(name, context.progress, document, requirements):
+    with working(context, name, document, requirements):
         yield made
     made.update(steps=context.steps, notes=context.notes)
 
 
 @contextlib.contextmanager
 def working(
-    name: str, progress: Progress, partial: Callable[[], dict[str, Any]], requirements: Path | None = None
+    context: StepContext, name: str, partial: Callable[[], dict[str, Any]], requirements: Path | None = None
 ) -> Iterator[None]:
     """Lock the profile for this process during the `with` body. An error carries the partial result of the command."""
-    with one_run_per_profile(profile_name_lookup.meant(name, requirements).name, progress.say):
+    with one_run_per_profile(profile_name_lookup.meant(name, requirements).name, context.progress.say):
         try:
             yield
         except EnvbuildError as error:

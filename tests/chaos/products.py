@@ -57,18 +57,9 @@ def _each(product: Product) -> Iterator[dict[str, str]]:
 
 
 def _stocked(product: Product, pins: dict[str, str]) -> Lock:
-    context, options = StepContext(_Quiet()), Options(locked=not pins, pins=pins)
+    context, options = StepContext(lambda event: None), Options(locked=not pins, pins=pins)
     source = load_profile(product.extends, options=options).value
     plan = resolve_profile(source).value
     locked = lock_profile(context, source, plan, options).value
     build_downloads.fetch_image_parts(plan, locked, context.progress)
     return locked
-
-
-class _Quiet:
-    def begin(self, step: str) -> None: ...
-    def line(self, text: str) -> None: ...
-    def say(self, text: str) -> None: ...
-    def probe(self, told: object) -> None: ...
-    def end(self, step: object) -> None: ...
-    def abort(self) -> None: ...

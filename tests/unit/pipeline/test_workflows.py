@@ -23,7 +23,8 @@ from envbuild.fetch import archive_fetcher, wheel_resolution_and_download
 from envbuild.image import build_records_and_comparison, buildx, image_build, noted_lock_paths
 from envbuild.lock import extension_source_fetcher, lock_file
 from envbuild.pipeline import build_downloads, image_steps, workflows
-from envbuild.pipeline.model import Made, On, Options, Progress, Recipe, SelfTestOrder, StepResult
+from envbuild.pipeline.model import Made, On, Options, Recipe, SelfTestOrder, StepResult
+from envbuild.pipeline.progress_events import Listener, Note
 from envbuild.pipeline.selftest_steps import WrittenEvidence
 from envbuild.pipeline.step_context import PartialResult, StepContext
 from envbuild.profile.loaded_profile import Source
@@ -232,7 +233,7 @@ def test_another_image_than_before_is_told_and_stands_in_the_document(
     monkeypatch.setattr(StepContext, "engine", SimpleNamespace())
     made = workflows.build_only("sample", Options(locked=True), progress)
     assert made.document()["notes"] == ["another image than before"]
-    progress.say.assert_called_once_with("another image than before")
+    progress.assert_any_call(Note("another image than before"))
 
 
 def test_layers_with_a_defect_are_no_image(
@@ -349,7 +350,7 @@ def test_test_reports_a_required_probe_that_was_skipped(monkeypatch: pytest.Monk
 def test_what_is_asked_for_reaches_the_pipeline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[selftest_job.RunRequest] = []
 
-    def test(name: str, reference: str | None, progress: Progress, wanted: selftest_job.RunRequest, on: On) -> Made:
+    def test(name: str, reference: str | None, listener: Listener, wanted: selftest_job.RunRequest, on: On) -> Made:
         asked.append(wanted)
         return made(passed_run())
 
@@ -388,7 +389,7 @@ def test_a_fingerprint_is_kept_of_a_failed_run_too(monkeypatch: pytest.MonkeyPat
     file = tmp_path / "new" / "card.json"
     asked: list[selftest_job.RunRequest] = []
 
-    def test(name: str, reference: str | None, progress: Progress, wanted: selftest_job.RunRequest, on: On) -> Made:
+    def test(name: str, reference: str | None, listener: Listener, wanted: selftest_job.RunRequest, on: On) -> Made:
         asked.append(wanted)
         return made(dataclasses.replace(passed_run(probe("fingerprint", "failed")), fingerprint=fingerprints.load()))
 
@@ -508,7 +509,7 @@ def test_a_builder_that_is_not_there_ends_what_has_nothing_to_build_too(monkeypa
     engine = "envbuild.pipeline.step_context.Engine"
     monkeypatch.setattr(engine, lambda builder: SimpleNamespace(builder=builder, require_bounds=list))
     monkeypatch.setattr(buildx, "require_builder", refuse)
-    context = StepContext(cast(Progress, MagicMock()), "nope")
+    context = StepContext(cast(Listener, MagicMock()), "nope")
     for _ in range(2):  # nor is it taken for found the second time
         with pytest.raises(EngineError, match="no builder 'nope'"):
             _ = context.engine
