@@ -235,6 +235,7 @@ class Console:
 
             self._rich = Rich(stderr=True, highlight=False)
             self._live = self._rich.status("")
+            self._write = self._print_above
 
     def __call__(self, event: Event) -> None:
         from envbuild.pipeline import progress_events as kinds  # not for --help
@@ -267,17 +268,29 @@ class Console:
         for result in judged[self._shown :]:
             self._print_result(result)
 
+    def _print_above(self, line: str) -> None:
+        """Print a line on the terminal, above what is shown live. A long one is wrapped by the terminal."""
+        from rich.text import Text
+
+        self._rich.print(Text(line), soft_wrap=True)
+
     def _begin(self, step: str) -> None:
         self._name = step
         if self._live:
-            self._live.update(step)
+            self._show_live(step)
             self._live.start()
 
     def _show_activity(self, text: str) -> None:
         if self._live:
-            from rich.markup import escape
+            self._show_live(f"{self._name}: {text[:500]}")
 
-            self._live.update(f"{self._name}: {escape(printable(text[:150]))}")
+    def _show_live(self, text: str) -> None:
+        """Show what is going on, on one line behind the spinner."""
+        from rich.text import Text
+
+        shown = Text(" ".join(printable(text).split()))
+        shown.truncate(max(1, self._rich.width - len("* ")), overflow="ellipsis")
+        self._live.update(shown)
 
     def _probe_table(self) -> Live | None:
         """The table of probes in a terminal, in place of the line that says what the step is at."""
