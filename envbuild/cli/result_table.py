@@ -88,8 +88,11 @@ class Live:
             for row in shown
         ]
         table = Table.grid(padding=(0, len(_GAP), 0, 0))
-        for width, justify in zip(self._widths(cells), ("left", "left", "right", "left"), strict=True):
-            table.add_column(width=width, no_wrap=True, overflow="ellipsis", justify=justify)
+        status_width, name_width, time_width, note_width = self._widths(cells)
+        table.add_column(width=status_width, no_wrap=True)
+        table.add_column(width=name_width, no_wrap=True, overflow="ellipsis")
+        table.add_column(width=time_width, no_wrap=True, justify="right")
+        table.add_column(width=note_width, no_wrap=True, overflow="ellipsis")
         for (status, *others), row in zip(cells, shown, strict=True):
             table.add_row(Text(status, style=_COLOURS[row["status"]]), *map(Text, others))
         return table
