@@ -3,11 +3,11 @@ from pathlib import Path
 import click
 
 from envbuild.cli.console import (
-    Console,
     accept_old_option,
     builder_option,
     emit,
     json_option,
+    listener,
     profile_argument,
     requirements_option,
     torch_index_option,
@@ -42,7 +42,7 @@ def command(
     options = Options(
         locked=locked, no_cache=no_cache, requirements=requirements, builder=builder, accept_old=accept_old
     )
-    made = workflows.build_only(name, options, Console())
+    made = workflows.build_only(name, options, listener())
     if as_json:
         emit(made.document())
     elif made.image:

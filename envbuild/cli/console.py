@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +19,7 @@ from envbuild.util.runner_names import RUNNERS
 
 if TYPE_CHECKING:  # the steps bring in the engine's client, which `show` and `schema` need not wait for
     from envbuild.cli.result_table import Live
-    from envbuild.pipeline.model import Step
+    from envbuild.pipeline.progress_events import Event, Listener, Step
 
     _Choice = click.Choice[str]
 else:  # older releases of click have no such type to name
@@ -201,85 +202,136 @@ def emit(document: Mapping[str, Any]) -> None:
     click.echo(json.dumps(document, indent=2))
 
 
+def listener() -> Listener:
+    """The console; in a process that `make A B C` started, the pipe to that one."""
+    from envbuild.pipeline import progress_events  # not for --help
+
+    return progress_events.listener_of_parent() or Console()
+
+
 class Console:
-    """Steps, and the probes of a self-test, as lines on stderr; in a terminal the running one shows what it is at.
+    """Shows events: steps, and the probes of a self-test, as lines on stderr; in a terminal the running one shows what
+    it is at.
 
     `results`: the probes are what was asked for. Each is then a line on stdout as soon as it has ended, and on stderr
-    only a table that a terminal takes away again: a log that has both streams has each probe once.
+    only a table that a terminal takes away again: a log that has both streams has each probe once. `write`: takes each
+    line instead of stderr, and nothing is shown that goes away again.
     """
 
-    def __init__(self, results: bool = False, verbose: bool = False) -> None:
+    def __init__(
+        self, results: bool = False, verbose: bool = False, write: Callable[[str], None] | None = None
+    ) -> None:
         self._results, self._verbose = results, verbose
-        self._told = 0
-        self._planned: list[str] = []
+        self._write = write or partial(click.echo, err=True)
+        self._shown = 0
+        self._planned: tuple[str, ...] = ()
         self._ended: list[Mapping[str, Any]] = []
         self._live: Any = None
         self._probes: Live | None = None
         self._kept = not (results and sys.stdout.isatty())
         self._name = ""
-        if sys.stderr.isatty():
+        if write is None and sys.stderr.isatty():
             from rich.console import Console as Rich
 
             self._rich = Rich(stderr=True, highlight=False)
             self._live = self._rich.status("")
+            self._write = self._print_above
 
-    def begin(self, step: str) -> None:
-        self._name = step
-        if self._live:
-            self._live.update(step)
-            self._live.start()
+    def __call__(self, event: Event) -> None:
+        from envbuild.pipeline import progress_events as kinds  # not for --help
 
-    def line(self, text: str) -> None:
-        if self._live:
-            from rich.markup import escape
-
-            self._live.update(f"{self._name}: {escape(printable(text[:150]))}")
+        match event:
+            case kinds.StepBegan():
+                self._begin(event.step)
+            case kinds.Activity():
+                self._show_activity(event.text)
+            case kinds.Note():
+                self.say(event.text)
+            case kinds.OutputLine():
+                self._write(printable(event.text))
+            case kinds.ProbesPlanned():
+                self._planned = event.names
+                if live := self._probe_table():
+                    live.plan(event.names)
+            case kinds.ProbeEnded():
+                self._show_probe(event.result)
+            case kinds.StepEnded():
+                self._end(event.step)
+            case kinds.StepAborted():
+                self._abort()
 
     def say(self, text: str) -> None:
-        click.echo(f"  {'':<13} {printable(text)}", err=True)
-
-    def probe(self, told: Mapping[str, Any]) -> None:
-        """The probes that will run ("probes"), or the result of one."""
-        from envbuild.cli import result_table  # not for --help
-
-        if "probes" in told:
-            self._planned = list(told["probes"])
-        else:
-            self._ended.append(told)
-        if self._live:
-            self._live.stop()
-            self._probes = self._probes or result_table.Live(self._rich, self._kept)
-            self._probes.take(told)
-        elif "probe" in told and self._results:
-            self._result(told)
-        elif "probe" in told:
-            self.say(result_table.result_line(told))
+        self._write(f"  {'':<13} {printable(text)}")
 
     def results(self, judged: Sequence[Mapping[str, Any]]) -> None:
         """Every result of the run on stdout, of which those that came as lines are there already."""
-        for result in judged[self._told :]:
-            self._result(result)
+        for result in judged[self._shown :]:
+            self._print_result(result)
 
-    def _result(self, result: Mapping[str, Any]) -> None:
+    def _print_above(self, line: str) -> None:
+        """Print a line on the terminal, above what is shown live. A long one is wrapped by the terminal."""
+        from rich.text import Text
+
+        self._rich.print(Text(line), soft_wrap=True)
+
+    def _begin(self, step: str) -> None:
+        self._name = step
+        if self._live:
+            self._show_live(step)
+            self._live.start()
+
+    def _show_activity(self, text: str) -> None:
+        if self._live:
+            self._show_live(f"{self._name}: {text[:500]}")
+
+    def _show_live(self, text: str) -> None:
+        """Show what is going on, on one line behind the spinner."""
+        from rich.text import Text
+
+        shown = Text(" ".join(printable(text).split()))
+        shown.truncate(max(1, self._rich.width - len("* ")), overflow="ellipsis")
+        self._live.update(shown)
+
+    def _probe_table(self) -> Live | None:
+        """The table of probes in a terminal, in place of the line that says what the step is at."""
+        if self._live and not self._probes:
+            from envbuild.cli import result_table  # not for --help
+
+            self._live.stop()
+            self._probes = result_table.Live(self._rich, self._kept)
+        return self._probes
+
+    def _show_probe(self, result: Mapping[str, Any]) -> None:
+        from envbuild.cli import result_table  # not for --help
+
+        self._ended.append(result)
+        if table := self._probe_table():
+            table.add(result)
+        elif self._results:
+            self._print_result(result)
+        else:
+            self.say(result_table.result_line(result))
+
+    def _print_result(self, result: Mapping[str, Any]) -> None:
         from envbuild.cli.result_table import result_lines
 
-        self._told += 1
+        self._shown += 1
         for text in result_lines(result, self._verbose):
             click.echo(printable(text))
 
-    def end(self, step: Step) -> None:
+    def _end(self, step: Step) -> None:
         self._give_back()
-        self._planned, self._ended = [], []
+        self._planned, self._ended = (), []
         done = "up to date" if step.cached else f"{step.seconds:6.2f} s"
-        click.echo(f"  {step.name:<13} {done:>10}  {printable(step.note)}", err=True)
+        self._write(f"  {step.name:<13} {done:>10}  {printable(step.note)}")
 
-    def abort(self) -> None:
+    def _abort(self) -> None:
         """The step did not end: before an error is printed, what has ended of it is kept, and what ran is named."""
         self._give_back()
         if self._results:
             self.results(self._ended)
         running = self._planned[len(self._ended) :][:1]
-        self._planned, self._ended = [], []
+        self._planned, self._ended = (), []
         for name in running:
             self.say(f"interrupted in {name}")
 
@@ -290,8 +342,8 @@ class Console:
         if self._probes:
             self._probes.stop()
             self._probes = None
-        for told in () if self._results else self._ended:
+        for result in () if self._results else self._ended:
             from envbuild.cli.result_table import printed
 
-            for text in printed(told) if told["status"] == "failed" else ():
+            for text in printed(result) if result["status"] == "failed" else ():
                 self.say(text)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from envbuild.cli.console import (
     emit,
     gpus_option,
     json_option,
+    listener,
     pin_option,
     profile_argument,
     requirements_option,
@@ -25,7 +27,8 @@ from envbuild.util.yaml_document import display
 
 if TYPE_CHECKING:
     from envbuild.pipeline.model import Options
-    from envbuild.pipeline.multi_profile_make import BatchItem, BatchOutcome
+    from envbuild.pipeline.multi_profile_make import BatchOptions, BatchOutcome
+    from envbuild.pipeline.progress_events import Event
 
 
 @click.command("make", short_help="From a profile to a verified image.")
@@ -70,10 +73,10 @@ def command(
     if every or len(names) > 1:
         if pins or write:
             raise UsageError("--pin and --write are for one profile")
-        from envbuild.pipeline.multi_profile_make import BatchItem
+        from envbuild.pipeline.multi_profile_make import BatchOptions
         from envbuild.profile import profile_name_lookup  # not for --help
 
-        wanted = BatchItem(locked, no_cache, allow_unproved, requirements, builder, gpus, accept_old)
+        wanted = BatchOptions(locked, no_cache, allow_unproved, requirements, builder, gpus, accept_old)
         _several(names or tuple(profile_name_lookup.own_names()), wanted, as_json)
         return
     from envbuild.pipeline.model import Options  # not for --help
@@ -109,7 +112,7 @@ def _one(name: str, options: Options, as_json: bool) -> None:
     from envbuild.pipeline import workflows  # not for --help
 
     try:
-        made = workflows.make(name, options, Console())
+        made = workflows.make(name, options, listener())
     except NotProved as unproved:
         if not options.unproved:
             raise
@@ -125,19 +128,23 @@ def _one(name: str, options: Options, as_json: bool) -> None:
         click.echo(f"{made.status} {made.image.id}")
 
 
-def _several(names: tuple[str, ...], wanted: BatchItem, as_json: bool) -> None:
+def _several(names: tuple[str, ...], wanted: BatchOptions, as_json: bool) -> None:
     from envbuild.pipeline import multi_profile_make  # not for --help
 
     width = max(map(len, names))
+    consoles: dict[str, Console] = {}
 
-    def say(name: str, line: str) -> None:
+    def write(name: str, line: str) -> None:
         click.echo(f"{name:<{width}}{printable(line)}", err=True)
+
+    def show(name: str, event: Event) -> None:
+        consoles.setdefault(name, Console(write=partial(write, name)))(event)
 
     def done(outcome: BatchOutcome) -> None:
         for line in _reasons(outcome):
-            say(outcome.name, f"  {line}")
+            write(outcome.name, f"  {line}")
 
-    outcomes = multi_profile_make.make_profiles(names, wanted, say, done)
+    outcomes = multi_profile_make.make_profiles(names, wanted, show, done)
     code = multi_profile_make.worst_exit_code([outcome.code for outcome in outcomes])
     error = SomeFailed(_told(outcomes), code) if code else None
     document = {

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from envbuild.selftest.harness.probe_outcome_and_figures import result_note
+from envbuild.util.errors import printable
 
 if TYPE_CHECKING:  # loaded where there is a terminal
     from rich.console import Console as Rich
     from rich.table import Table
 
 _MOST_LINES = 20  # of what a script printed, where a person did not ask for all
+_GAP = "  "  # behind each column
+_NONE = 0, 0, 0, 0
 _COLOURS = {"passed": "green", "failed": "bold red", "skipped": "yellow", "running": "cyan"}
 
 
@@ -48,24 +51,26 @@ class Live:
     def __init__(self, rich: Rich, kept: bool) -> None:
         from rich.live import Live as RichLive
 
-        self._planned: list[str] = []
+        self._planned: Sequence[str] = ()
         self._done: list[Mapping[str, Any]] = []
         self._since = time.monotonic()
+        self._rich = rich
         self._rows = max(4, rich.size.height - 2)
         self._live = RichLive(console=rich, get_renderable=self._table, refresh_per_second=8, transient=not kept)
         self._live.start()
 
-    def take(self, told: Mapping[str, Any]) -> None:
-        """The names of the probes that will run, or the result of one."""
-        if "probes" in told:
-            self._planned = list(told["probes"])
-        else:
-            self._done.append(told)
+    def plan(self, names: Sequence[str]) -> None:
+        """The names of the probes that will run."""
+        self._planned = names
+        self._since = time.monotonic()
+
+    def add(self, result: Mapping[str, Any]) -> None:
+        self._done.append(result)
         self._since = time.monotonic()
 
     def stop(self) -> None:
         """Give the terminal back; what is left of the table, if any, is all of what has ended."""
-        self._planned, self._rows = [], len(self._done)
+        self._planned, self._rows = (), len(self._done)
         self._live.stop()
 
     def _table(self) -> Table:
@@ -77,12 +82,25 @@ class Live:
             seconds = time.monotonic() - self._since
             name = self._planned[len(rows)]
             rows.append({"status": "running", "probe": name, "seconds": seconds, "reason": "", "figures": []})
-        table = Table.grid(padding=(0, 2, 0, 0))
-        table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True, justify="right")
-        table.add_column(no_wrap=True, overflow="ellipsis")
-        for row in rows[-self._rows :] if self._rows else []:
-            state = Text(f"  {row['status']}", style=_COLOURS[row["status"]])
-            table.add_row(state, Text(row["probe"]), Text(f"{row['seconds']:.2f} s"), Text(result_note(row)))
+        shown = rows[-self._rows :] if self._rows else []
+        cells = [
+            (f"  {row['status']}", row["probe"], f"{row['seconds']:.2f} s", printable(result_note(row)))
+            for row in shown
+        ]
+        table = Table.grid(padding=(0, len(_GAP), 0, 0))
+        status_width, name_width, time_width, note_width = self._widths(cells)
+        table.add_column(width=status_width, no_wrap=True)
+        table.add_column(width=name_width, no_wrap=True, overflow="ellipsis")
+        table.add_column(width=time_width, no_wrap=True, justify="right")
+        table.add_column(width=note_width, no_wrap=True, overflow="ellipsis")
+        for (status, *others), row in zip(cells, shown, strict=True):
+            table.add_row(Text(status, style=_COLOURS[row["status"]]), *map(Text, others))
         return table
+
+    def _widths(self, cells: Sequence[tuple[str, ...]]) -> tuple[int, int, int, int]:
+        """The widths of the columns. In a narrow terminal the note is cut first, then the probe's name; status and time
+        always have their place."""
+        status, name, seconds, _ = (max(map(len, column)) for column in zip(*cells, strict=True)) if cells else _NONE
+        left = self._rich.width - status - seconds - 4 * len(_GAP)
+        name = max(1, min(name, left))
+        return status, name, seconds, max(1, left - name)

@@ -4,7 +4,7 @@ versions."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -97,16 +97,16 @@ class Try:
     seconds: float
 
 
-@dataclass
+@dataclass(frozen=True)
 class Bisection:
-    """The state and result of a bisection, updated during the run. `versions`: all versions within the bounds, oldest
-    first."""
+    """The result of a bisection; a field keeps its default until its value is known. `versions`: all versions within
+    the bounds, oldest first."""
 
     profile: str
     hunt: Hunt
     distribution: str | None = None
-    versions: list[str] = field(default_factory=list)
-    tries: list[Try] = field(default_factory=list)
+    versions: tuple[str, ...] = ()
+    tries: tuple[Try, ...] = ()
     found: Found | None = None
 
     def document(self) -> dict[str, Any]:
@@ -121,6 +121,6 @@ class Bisection:
             "decides": self.hunt.decides,
             "first": versions[first] if first is not None else None,
             "change": [versions[found.low], versions[found.high]] if found and found.changes else None,
-            "versions": versions,
+            "versions": list(versions),
             "tries": [asdict(item) for item in self.tries],
         }

@@ -16,7 +16,7 @@ from envbuild.fetch.locked_artifact_types import LockedExtension
 from envbuild.image import debian_base_tar
 from envbuild.lock import extension_source_fetcher, wheel_conflicts
 from envbuild.lock.lock_file import Lock
-from envbuild.pipeline.model import Progress
+from envbuild.pipeline.progress_events import Progress
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.util import host_processes, process_locks
 from envbuild.util.errors import EnvbuildError, HashMismatch
@@ -86,7 +86,7 @@ def fetch_image_parts(
         archive_fetcher.fetch_archives(plan.archives, show)
 
 
-def builder(plan: Plan, locked: Lock, one: LockedExtension, progress: Progress) -> None:
+def fetch_compiler_and_sources(plan: Plan, locked: Lock, one: LockedExtension, progress: Progress) -> None:
     """Download what an extension is compiled with and from, as far as the image does not contain it."""
     assert locked.builder and plan.extension_toolchain
     show = show_download(progress)

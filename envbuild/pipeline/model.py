@@ -1,44 +1,27 @@
-"""Types of a pipeline run: its options, its results, and the interface that shows its progress."""
+"""Types of a pipeline run: its options, and the values that its steps and workflows give."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from envbuild.evidence import evidence_statements_and_store, profile_proofs
 from envbuild.evidence.proof_rules import Proof
+from envbuild.image.build_records_and_comparison import Record
 from envbuild.image.docker_engine import Image
 from envbuild.image.image_naming import VERIFIED
 from envbuild.lock.lock_file import Lock
+from envbuild.pipeline.progress_events import Step
+from envbuild.profile.loaded_profile import Source
 from envbuild.profile.project_shapes_and_script import Script
+from envbuild.resolve.plan_resolver import Plan
 from envbuild.testrun import selftest_job
 from envbuild.testrun.run_result import TestRun
 from envbuild.testrun.selftest_job import RunRequest
 
 T = TypeVar("T")
-
-
-class Progress(Protocol):
-    """Shows progress to the user; writes nothing to stdout."""
-
-    def begin(self, step: str) -> None: ...
-    def line(self, text: str) -> None: ...
-    def say(self, text: str) -> None: ...
-    def probe(self, told: Mapping[str, Any]) -> None: ...
-    def end(self, step: Step) -> None: ...
-    def abort(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Step:
-    """A finished step. `cached`: nothing had to be done."""
-
-    name: str
-    seconds: float
-    cached: bool
-    note: str
 
 
 @dataclass(frozen=True)
@@ -87,21 +70,55 @@ class Options:
         return bool(self.pins) and not self.write
 
 
-@dataclass
+@dataclass(frozen=True)
+class Recipe:
+    """What an image is built from. `dockerfile`: the text rendered from the lock."""
+
+    source: Source
+    plan: Plan
+    lock: Lock
+    dockerfile: str
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+
+@dataclass(frozen=True)
+class BuiltImage:
+    """An image built from a recipe. `new_records`: build records written for it that did not exist before."""
+
+    image: Image
+    new_records: tuple[Record, ...] = ()
+
+
+@dataclass(frozen=True)
+class SelfTestOrder:
+    """A self-test to run. `versions` and `python`: those that it must find, by distribution and as in 3.11."""
+
+    source: Source
+    versions: Mapping[str, str]
+    python: str
+    asked: RunRequest = selftest_job.ALL
+    on: On = HERE
+
+
+@dataclass(frozen=True)
 class Made:
-    """The results of `make` and its parts, filled in as the steps run."""
+    """The result of `make` and its parts; a field keeps its default until the step that gives its value has ended."""
 
     name: str
-    steps: list[Step] = field(default_factory=list)
+    steps: tuple[Step, ...] = ()
     lock: Lock | None = None
     image: Image | None = None
+    new_records: tuple[Record, ...] = ()  # build records written for the image
     interpreter: Path | None = None  # interpreter on this machine, tested instead of an image
-    tags: list[str] = field(default_factory=list)
+    tags: tuple[str, ...] = ()
     run: TestRun | None = None
     memory_gb: float | None = None  # memory limit of the self-test's container
     evidence: Path | None = None
     proofs: tuple[Proof, ...] = ()
-    notes: list[str] = field(default_factory=list)  # notes for the user, in addition to the steps
+    notes: tuple[str, ...] = ()  # notes for the user, in addition to the steps
 
     @property
     def status(self) -> str:
@@ -111,21 +128,21 @@ class Made:
         return VERIFIED if proved else "built"
 
     def _gpu(self) -> dict[str, Any] | None:
-        card = evidence_statements_and_store.gpu_of(self.run) if self.run else None
-        return {"model": card["model"], "count": card["count"]} if card else None
+        gpu = evidence_statements_and_store.gpu_of(self.run) if self.run else None
+        return {"model": gpu["model"], "count": gpu["count"]} if gpu else None
 
     def document(self) -> dict[str, Any]:
         return {
             "profile": self.name,
             "status": self.status,
-            "image": {"id": self.image.id, "tags": self.tags} if self.image else None,
+            "image": {"id": self.image.id, "tags": list(self.tags)} if self.image else None,
             "lock": self.lock.id if self.lock else None,
             "gpu": self._gpu(),
             "evidence": str(self.evidence) if self.evidence else None,
             "proofs": profile_proofs.document(self.proofs),
             "selftest": self.run.summary() if self.run else None,
             "steps": [{"name": s.name, "seconds": round(s.seconds, 3), "cached": s.cached} for s in self.steps],
-            "notes": self.notes,
+            "notes": list(self.notes),
         }
 
 

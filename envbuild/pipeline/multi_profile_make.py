@@ -1,5 +1,5 @@
 """Runs `make` for several profiles. Each runs in envbuild processes of its own, so that a failure does not stop the
-others; all share BuildKit's cache.
+others; all share BuildKit's cache. Progress comes from them as events (progress_events.py).
 
 Builds on the same base use the engine one after the other, by a lock that every envbuild takes. Audits run while the
 next profile is built. Self-tests wait until the CPU or the GPUs they need are free. Reasons:
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from typing import Any
 from envbuild.attest import keys_and_signatures
 from envbuild.image.docker_engine import Engine
 from envbuild.pipeline import runner_selection
+from envbuild.pipeline.progress_events import Event, Note, OutputLine, StepBegan, StepEnded, parse_event
 from envbuild.profile.loaded_profile import Source
 from envbuild.resolve import profile_reader_and_overrides
 from envbuild.util import process_locks
@@ -38,14 +38,12 @@ _KERNELS_SHARE = 0.1
 # Exit codes, most severe first: faults found in an image, then what could not be done here, then errors the user must
 # fix, and last images that are only unverified.
 _WORST_FIRST = (130, 5, 6, 7, 3, 8, 2, 4, 0)
-# A line for a finished step, as cli/console.py prints it: the step's name, then its seconds or "up to date".
-_STEP = re.compile(r"  (\S[^:]{0,12}?) +(up to date|[0-9.]+ s)  ")
 
-Say = Callable[[str, str], None]
+Show = Callable[[str, Event], None]
 
 
 @dataclass(frozen=True)
-class BatchItem:
+class BatchOptions:
     """The options common to all profiles. `gpus`: GPUs to distribute; if empty, one GPU self-test at a time uses all
     GPUs."""
 
@@ -110,40 +108,40 @@ class ResourcePool:
 class BatchRun:
     """Makes several profiles and distributes the resources they share."""
 
-    wanted: BatchItem
-    say: Say
+    wanted: BatchOptions
+    show: Show
     builds: ResourcePool
-    tests: ResourcePool  # self-tests on the CPU
-    cards: ResourcePool
+    cpu_tests: ResourcePool
+    gpus: ResourcePool
     environment: Mapping[str, str]  # environment variables for the processes that sign
     stop: Stop = field(default_factory=Stop)
 
     def make(self, name: str, source: Source) -> BatchOutcome:
         """Build the profile, wait for free resources, then test it. Raises nothing that a profile can cause."""
         begin = time.monotonic()
-        told = _Told(source.name, self.say)
+        events = _ProfileEvents(source.name, self.show)
         with self.builds.taking(1):
-            code, document = self._run("build", name, told, no_cache=self.wanted.no_cache)
+            code, document = self._run("build", name, events, no_cache=self.wanted.no_cache)
         if code == 0:
             built = document
-            with self._turn(source) as gpus:
-                code, document = self._run("make", name, told, gpus, allow_unproved=self.wanted.allow_unproved)
+            with self._units_to_test(source) as gpus:
+                code, document = self._run("make", name, events, gpus, allow_unproved=self.wanted.allow_unproved)
             document = {**document, "steps": _joined(built.get("steps", ()), document.get("steps", ()))}
             document |= {"notes": list(dict.fromkeys([*built.get("notes", ()), *document.get("notes", ())]))}
         return BatchOutcome(source.name, code, time.monotonic() - begin, document, source.known)
 
     @contextlib.contextmanager
-    def _turn(self, source: Source) -> Iterator[tuple[str, ...]]:
+    def _units_to_test(self, source: Source) -> Iterator[tuple[str, ...]]:
         """Yield the GPUs that this self-test must use; an empty tuple if it may use all or needs none."""
         if not source.profile.gpus:
-            with self.tests.taking(1):
+            with self.cpu_tests.taking(1):
                 yield ()
             return
-        with self.cards.taking(source.profile.gpu_count) as cards:
-            yield cards if self.wanted.gpus else ()
+        with self.gpus.taking(source.profile.gpu_count) as gpus:
+            yield gpus if self.wanted.gpus else ()
 
     def _run(
-        self, verb: str, name: str, told: _Told, gpus: Sequence[str] = (), **flags: bool
+        self, verb: str, name: str, events: _ProfileEvents, gpus: Sequence[str] = (), **flags: bool
     ) -> tuple[int, dict[str, Any]]:
         wanted = self.wanted
         options = [f"--{flag.replace('_', '-')}" for flag, given in flags.items() if given]
@@ -155,10 +153,11 @@ class BatchRun:
         # -P: a module in the working directory cannot shadow one of ours
         argv = [sys.executable, "-P", "-m", "envbuild", verb, "--json", *options, "--", name]
         signs = self.environment if verb == "make" else {}
-        done = run(argv, env={**signs, process_locks.BESIDE: "1"}, on_line=told, stop=self.stop)
+        env = {**signs, process_locks.BESIDE: "1"}
+        done = run(argv, env=env, on_line=events.add_output, on_event=events.add_line, stop=self.stop)
         document = _document(done.stdout)
         if document is None or (done.code and "error" not in document):
-            last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "it said nothing")
+            last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), events.last)
             how = f"signal {-done.code}" if done.code < 0 else f"exit code {done.code}"
             return _refused(SystemFault(f"envbuild {verb} {name} ended with {how}", hint=last))
         return done.code, document
@@ -172,20 +171,31 @@ def _document(text: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-class _Told:
-    """Forwards the output of a profile's two processes and shows each step once: the second process repeats the steps
-    that are up to date."""
+class _ProfileEvents:
+    """Shows the events of a profile's two processes. Each step is shown once: the second process repeats the steps that
+    are up to date."""
 
-    def __init__(self, name: str, say: Say) -> None:
-        self._name, self._say = name, say
-        self._steps: set[str] = set()
+    def __init__(self, name: str, show: Show) -> None:
+        self._name, self._show = name, show
+        self._ended: set[str] = set()
+        self.last = "it said nothing"
 
-    def __call__(self, line: str) -> None:
-        step = _STEP.match(line)
-        if step is None or step[1] not in self._steps:
-            self._say(self._name, line)
-        if step:
-            self._steps.add(step[1])
+    def add_line(self, line: str) -> None:
+        """Show an event, received as a line of JSON."""
+        event = parse_event(line)
+        if isinstance(event, StepEnded):
+            if event.step.name in self._ended:
+                return
+            self._ended.add(event.step.name)
+        if isinstance(event, StepBegan):
+            self.last = f"the last step that began: {event.step}"
+        elif isinstance(event, Note):
+            self.last = event.text
+        self._show(self._name, event)
+
+    def add_output(self, line: str) -> None:
+        """Show a line that the process wrote to stderr."""
+        self._show(self._name, OutputLine(line))
 
 
 def _joined(built: Sequence[Mapping[str, Any]], made: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -198,10 +208,10 @@ def _refused(error: EnvbuildError) -> tuple[int, dict[str, Any]]:
 
 
 def make_profiles(
-    names: Sequence[str], wanted: BatchItem, say: Say, done: Callable[[BatchOutcome], None]
+    names: Sequence[str], wanted: BatchOptions, show: Show, done: Callable[[BatchOutcome], None]
 ) -> list[BatchOutcome]:
-    """Make every profile; a failure does not stop the others. `say` receives a profile's name and a line of its output;
-    `done` receives each outcome when its profile ends. Both are called from several threads.
+    """Make every profile; a failure does not stop the others. `show` receives a profile's name and an event; `done`
+    receives each outcome when its profile ends. Both are called from several threads.
 
     An unknown name or an invalid profile is an outcome too. Raises EngineError if no engine responds, UsageError if the
     signing key cannot be used.
@@ -213,7 +223,7 @@ def make_profiles(
         try:
             source = profile_reader_and_overrides.load(name, wanted=wanted.requirements)
             if not wanted.allow_unproved:
-                runner_selection.require_cards(source, wanted.gpus)
+                runner_selection.require_enough_gpus(source, wanted.gpus)
             found.setdefault(source.name, (name, source))
         except EnvbuildError as error:
             code, document = _refused(error)
@@ -221,7 +231,7 @@ def make_profiles(
             done(outcomes[-1])
     if wanted.gpus and found and not any(source.profile.gpus for _, source in found.values()):
         raise UsageError("--gpus: none of these profiles names gpus", hint="they are tested on the CPU")
-    batch_run = _batch_run(engine, [source for _, source in found.values()], wanted, say)
+    batch_run = _batch_run(engine, [source for _, source in found.values()], wanted, show)
 
     def one(item: tuple[str, Source]) -> BatchOutcome:
         outcome = batch_run.make(*item)
@@ -236,16 +246,16 @@ def make_profiles(
             raise
 
 
-def _batch_run(engine: Engine, profiles: Sequence[Source], wanted: BatchItem, say: Say) -> BatchRun:
+def _batch_run(engine: Engine, profiles: Sequence[Source], wanted: BatchOptions, show: Show) -> BatchRun:
     cpus, memory = int(engine.info.get("NCPU") or 1), int(engine.info.get("MemTotal") or 0)
     most = max((s.profile.selftest.memory_gb for s in profiles if not s.profile.gpus), default=1.0)
     held = memory / (most * (1 << 30)) + _KERNELS_SHARE
     return BatchRun(
         wanted,
-        say,
+        show,
         builds=_pool(cpus),  # most builds wait for the engine's lock
-        tests=_pool(min(int(cpus / _CPUS_EACH), int(held))),
-        cards=ResourcePool(wanted.gpus) if wanted.gpus else _pool(1),
+        cpu_tests=_pool(min(int(cpus / _CPUS_EACH), int(held))),
+        gpus=ResourcePool(wanted.gpus) if wanted.gpus else _pool(1),
         environment=keys_and_signatures.for_children(),
     )
 

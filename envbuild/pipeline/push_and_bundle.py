@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,10 @@ from envbuild.image.docker_engine import Engine, Image
 from envbuild.image.image_naming import VERIFIED, repository
 from envbuild.lock import wheel_contents
 from envbuild.lock.lock_file import Lock
-from envbuild.pipeline.model import Options, Progress, StepResult
-from envbuild.pipeline.pipeline_steps import Session
+from envbuild.pipeline.image_steps import load_profile
+from envbuild.pipeline.model import StepResult
+from envbuild.pipeline.progress_events import Listener, Note
+from envbuild.pipeline.step_context import PartialResult, StepContext
 from envbuild.pipeline.workflows import existing, working
 from envbuild.profile import profile_name_lookup
 from envbuild.profile.loaded_profile import Source
@@ -38,7 +40,7 @@ from envbuild.registry.oci_types import Manifest, Reference, Target
 from envbuild.registry.registry_client import Repository
 from envbuild.resolve import plan_resolver
 from envbuild.util import temporary_files
-from envbuild.util.errors import EngineError, NotProved, UsageError, some
+from envbuild.util.errors import EngineError, EnvbuildError, NotProved, UsageError, some
 from envbuild.util.rejected_input_errors import Malformed
 
 _NO_SIGNER = f"""\
@@ -46,16 +48,17 @@ envbuild keygen -o team; then set signing_key in config.yaml, or {keys_and_signa
 --unsigned pushes without a signature: `envbuild verify` refuses such an image"""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Pushed:
-    """The result of `push`, filled in as the steps run. `signed`: the key's fingerprint, None without a key."""
+    """The result of `push`; a field keeps its default until the step that gives its value has ended. `signed`: the
+    key's fingerprint, None without a key."""
 
     profile: str
     repository: str
     signed: str | None
     digest: str | None = None
     statements: int = 0
-    tags: list[str] = field(default_factory=list)
+    tags: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
         return {
@@ -64,11 +67,11 @@ class Pushed:
             "digest": self.digest,
             "statements": self.statements,
             "signed": self.signed,
-            "tags": self.tags,
+            "tags": list(self.tags),
         }
 
 
-def push(name: str, target: str, progress: Progress, *, zstd: bool = False, unsigned: bool = False) -> Pushed:
+def push(name: str, target: str, listener: Listener, *, zstd: bool = False, unsigned: bool = False) -> Pushed:
     """Push a verified image with its evidence to a registry; set the tags last. A repeated run does only what remains.
 
     `zstd`: compress the layers with zstd, unless the registry has the image already. Raises UsageError without a
@@ -76,68 +79,67 @@ def push(name: str, target: str, progress: Progress, *, zstd: bool = False, unsi
     registry has something else.
     """
     reference = registry_push.parse_repository(target)
-    session = Session(name, Options(locked=True), progress)
+    context = StepContext(listener)
     signer = None if unsigned else keys_and_signatures.configured_signer()
     if signer is None and not unsigned:
         raise UsageError("No signing key: nothing was pushed", hint=_NO_SIGNER)
-    done = Pushed(name, reference.repository, signer.public.fingerprint if signer else None)
-    with working(session, done.document):
-        source, locked, image = _proved(session)
-        done.profile = source.name
+    pushed = PartialResult(Pushed(name, reference.repository, signer.public.fingerprint if signer else None))
+    with working(context, name, pushed.document):
+        source, lock, image = _proved(context, name)
+        pushed.update(profile=source.name)
         place = Repository(reference)
-        manifest = session.step("push image", lambda: _image(session, place, image, zstd))
-        done.digest = manifest.digest
+        manifest = context.step("push image", _push_image, context, place, image, zstd)
+        pushed.update(digest=manifest.digest)
         subject = Subject(repository(source.name), image.id, reference.repository, manifest.digest)
-        wanted = statements_of(source, locked, image, subject)
-        done.statements = len(wanted)
-        session.step("evidence", lambda: _evidence(place, manifest, wanted, signer))
-        session.step("tags", lambda: _tags(place, manifest, locked, done))
-    return done
+        statements = statements_of(source, lock, image, subject)
+        pushed.update(statements=len(statements))
+        context.step("evidence", _publish_evidence, place, manifest, statements, signer)
+        pushed.update(tags=context.step("tags", _set_tags, place, manifest, lock))
+    return pushed.value
 
 
-def export_bundle(name: str, file: Path, progress: Progress) -> Pushed:
+def export_bundle(name: str, file: Path, listener: Listener) -> Pushed:
     """Write a verified image with its evidence, the public key and its lock to one file. Raises NotProved."""
     if file.exists():
         raise UsageError(f"{file} is there already", hint="choose another name")
-    session = Session(name, Options(locked=True), progress)
+    context = StepContext(listener)
     signer = keys_and_signatures.configured_signer()
-    done = Pushed(name, str(file), signer.public.fingerprint if signer else None)
+    saved = PartialResult(Pushed(name, str(file), signer.public.fingerprint if signer else None))
     with (
-        working(session, done.document),
+        working(context, name, saved.document),
         temporary_files.folder("bundle", inside=file.parent) as folder,
     ):
-        source, locked, image = _proved(session)
-        done.profile = source.name
+        source, lock, image = _proved(context, name)
+        saved.update(profile=source.name)
         place = oci_layout_writer.Folder(folder / "layout")
-        manifest = session.step("save image", lambda: _saved(session, place, image))
-        done.digest = manifest.digest
+        manifest = context.step("save image", _save_image, context, place, image)
+        saved.update(digest=manifest.digest)
         place.put_manifest(source.name, manifest)
-        wanted = statements_of(
-            source, locked, image, Subject(repository(source.name), image.id, str(file.name), manifest.digest)
-        )
-        done.statements = len(wanted)
-        session.step("evidence", lambda: _evidence(place, manifest, wanted, signer))
+        subject = Subject(repository(source.name), image.id, str(file.name), manifest.digest)
+        statements = statements_of(source, lock, image, subject)
+        saved.update(statements=len(statements))
+        context.step("evidence", _publish_evidence, place, manifest, statements, signer)
         files = {
             image_bundle_file.LOCK: source.known_lock.read_bytes(),
             image_bundle_file.PROFILE: source.name.encode(),
         }
         files |= {image_bundle_file.KEY: signer.public.pem} if signer else {}
         partial = folder / "bundle.tar"
-        session.step("write", lambda: _written(place, partial, files))
+        context.step("write", _write_bundle, place, partial, files)
         partial.replace(file)
-    return done
+    return saved.value
 
 
-def _written(place: oci_layout_writer.Folder, file: Path, files: Mapping[str, bytes]) -> StepResult[None]:
+def _write_bundle(place: oci_layout_writer.Folder, file: Path, files: Mapping[str, bytes]) -> StepResult[None]:
     place.write(file, files)
     return StepResult(None, note=f"{file.stat().st_size / 1e6:.0f} MB")
 
 
-def _saved(session: Session, place: oci_layout_writer.Folder, image: Image) -> StepResult[Manifest]:
-    return StepResult(place.take(session.connected(), image), note=some(len(image.layers), "layer"))
+def _save_image(context: StepContext, place: oci_layout_writer.Folder, image: Image) -> StepResult[Manifest]:
+    return StepResult(place.take(context.engine, image), note=some(len(image.layers), "layer"))
 
 
-def import_bundle(file: Path, policy: Policy, progress: Progress) -> tuple[Verdict, str]:
+def import_bundle(file: Path, policy: Policy, listener: Listener) -> tuple[Verdict, str]:
     """Load the image of a bundle after checking its evidence and every byte. Return the verdict and the image's tag.
 
     Raises CheckFailed with every reason; in that case nothing is loaded.
@@ -158,7 +160,7 @@ def import_bundle(file: Path, policy: Policy, progress: Progress) -> tuple[Verdi
     for digest in verdict.image.layers:  # before the engine receives any data
         for _ in bundle.blocks(digest):
             pass
-    progress.say(f"loading {tag}")
+    listener(Note(f"loading {tag}"))
     engine = Engine()
     engine.load(bundle.loadable(manifest, verdict.image.layers, tag))
     loaded = engine.find(tag)
@@ -167,9 +169,12 @@ def import_bundle(file: Path, policy: Policy, progress: Progress) -> tuple[Verdi
     return verdict, tag
 
 
-def _proved(session: Session) -> tuple[Source, Lock, Image]:
-    source, locked, image = existing(session, None)
-    wanted = profile_proofs.wanted(source.name, source.profile, locked)
+def _proved(context: StepContext, name: str) -> tuple[Source, Lock, Image]:
+    """Return the profile, its current lock and the image built from it. Raises NotProved if the image is not verified
+    for every GPU model."""
+    source = context.step("load profile", load_profile, name)
+    lock, image = existing(context, source)
+    wanted = profile_proofs.wanted(source.name, source.profile, lock)
     found = evidence_statements_and_store.newest_proofs(
         image.id, wanted, profile_proofs.models_to_prove(source.profile)
     )
@@ -177,11 +182,11 @@ def _proved(session: Session) -> tuple[Source, Lock, Image]:
     if missing:
         text = f"{source.name} is not proved on all it is for: nothing is published"
         raise NotProved(text, hint="\n".join([*missing, f"run: envbuild make {source.known}"]))
-    return source, locked, image
+    return source, lock, image
 
 
-def _image(session: Session, place: Repository, image: Image, zstd: bool) -> StepResult[Manifest]:
-    found, there = registry_push.pushed(session.connected(), place, image, session.progress.line, zstd)
+def _push_image(context: StepContext, place: Repository, image: Image, zstd: bool) -> StepResult[Manifest]:
+    found, there = registry_push.pushed(context.engine, place, image, context.progress.line, zstd)
     return StepResult(found, cached=there, note=found.digest)
 
 
@@ -225,21 +230,26 @@ def build_details(source: Source, locked: Lock, image: Image) -> BuildDetails:
     )
 
 
-def _evidence(
-    place: Target, manifest: Manifest, wanted: list[tuple[str, bytes]], signer: Signer | None
+def _publish_evidence(
+    place: Target, manifest: Manifest, statements: list[tuple[str, bytes]], signer: Signer | None
 ) -> StepResult[int]:
-    new = registry_attestations.publish(place, manifest, wanted, signer)
+    new = registry_attestations.publish(place, manifest, statements, signer)
     by = f"signed by {signer.public.fingerprint[:12]}" if signer else "unsigned"
-    return StepResult(new, cached=new == 0, note=f"{some(len(wanted), 'statement')}, {by}")
+    return StepResult(new, cached=new == 0, note=f"{some(len(statements), 'statement')}, {by}")
 
 
-def _tags(place: Repository, manifest: Manifest, locked: Lock, done: Pushed) -> StepResult[None]:
-    """Set `verified` last, so that the evidence exists for anyone who pulls that tag."""
-    moved = False
-    for tag in (locked.short, VERIFIED):
-        before = place.manifest(tag)
-        if before is None or before.digest != manifest.digest:
-            place.put_manifest(tag, manifest)
-            moved = True
-        done.tags.append(f"{done.repository}:{tag}")
-    return StepResult(None, cached=not moved, note=" ".join(done.tags))
+def _set_tags(place: Repository, manifest: Manifest, lock: Lock) -> StepResult[tuple[str, ...]]:
+    """Set `verified` last, so that the evidence exists for anyone who pulls that tag. Return the tags; an error carries
+    those that were set before it."""
+    moved, tags = False, tuple[str, ...]()
+    for tag in (lock.short, VERIFIED):
+        try:
+            before = place.manifest(tag)
+            if before is None or before.digest != manifest.digest:
+                place.put_manifest(tag, manifest)
+                moved = True
+        except EnvbuildError as error:
+            error.partial = {"tags": list(tags)}
+            raise
+        tags += (f"{place.reference.repository}:{tag}",)
+    return StepResult(tags, cached=not moved, note=" ".join(tags))

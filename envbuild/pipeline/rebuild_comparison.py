@@ -8,8 +8,10 @@ from envbuild.attest.image_verifier import Verdict
 from envbuild.attest.trusted_statements import SignedBuild
 from envbuild.image import dockerfile_renderer, oci_layout_writer
 from envbuild.image.docker_engine import Image
-from envbuild.pipeline.model import Options, Progress
-from envbuild.pipeline.pipeline_steps import Session
+from envbuild.pipeline.image_steps import discard_build, fetch_base, find_or_build_image
+from envbuild.pipeline.model import BuiltImage, Made, Recipe
+from envbuild.pipeline.progress_events import Listener
+from envbuild.pipeline.step_context import PartialResult, StepContext
 from envbuild.pipeline.workflows import one_run_per_profile
 from envbuild.profile.loaded_profile import Source
 from envbuild.registry import layer_comparison, registry_image_reader
@@ -23,7 +25,7 @@ from envbuild.util.rejected_input_errors import Reason, Refusal
 _NAMES = "the registry's image", "what the lock gives"
 
 
-def rebuild_objections(verdict: Verdict, progress: Progress) -> list[Reason]:
+def rebuild_objections(verdict: Verdict, listener: Listener) -> list[Reason]:
     """Return why the rebuilt image differs from the verified image; an empty list if it is the same. The verdict
     records which layers hold the same files in another order.
 
@@ -32,24 +34,27 @@ def rebuild_objections(verdict: Verdict, progress: Progress) -> list[Reason]:
     Raises what a build raises. Nothing of the rebuild remains, whatever the result.
     """
     assert verdict.build and verdict.proved
+    context = StepContext(listener)
+    say = context.progress.say
     if verdict.base:
-        progress.say(f"building the base again, {verdict.base}: nothing above it is built or compared")
-    session = Session(f"{verdict.build.name[:55]}-rebuild", Options(locked=True, no_cache=True), progress)
-    session.made.lock = verdict.build.lock
-    with one_run_per_profile(session.made.name, progress.say):
+        say(f"building the base again, {verdict.base}: nothing above it is built or compared")
+    made = PartialResult(Made(f"{verdict.build.name[:55]}-rebuild", lock=verdict.build.lock))
+    with one_run_per_profile(made.value.name, say):
         try:
-            made = _made(session, verdict.build)
-            found = _compared(session, made, *verdict.proved)
+            built = _rebuild(context, made.value.name, verdict.build)
+            made.update(new_records=built.new_records)
+            found = _compare(context, built.image, *verdict.proved)
             if isinstance(found, Reason):
-                progress.say("the lock gives another image")
+                say("the lock gives another image")
                 return [found]
             verdict.reordered = found
-            progress.say(_same(found) if made.id != verdict.proved[2].id else "the lock gives the same image")
+            same_id = built.image.id == verdict.proved[2].id
+            say("the lock gives the same image" if same_id else _same(found))
             return []
         except Refusal as refusal:
             return [refusal.reason]
         finally:
-            session.discard()
+            discard_build(context, made.value)
 
 
 def _same(reordered: Sequence[int]) -> str:
@@ -62,8 +67,8 @@ def _same(reordered: Sequence[int]) -> str:
     )
 
 
-def _compared(
-    session: Session, made: Image, place: ImageSource, manifest: Manifest, config: Config
+def _compare(
+    context: StepContext, made: Image, place: ImageSource, manifest: Manifest, config: Config
 ) -> Reason | list[int]:
     """Return the first objection, or else the numbers of the layers whose files have another order. Raises Refusal for
     a layer that does not match its digests."""
@@ -78,7 +83,7 @@ def _compared(
             differing.append((number, (place, digest_in(layer), there), here))
     if made.id == config.id:
         return []
-    with oci_layout_writer.saved(session.connected(), made) as local:
+    with oci_layout_writer.saved(context.engine, made) as local:
         for number, where, here in differing:
             if how := layer_comparison.difference(where, (local, here, here), _NAMES):
                 return Reason("rebuild", f"layer {number} of {count} is another: {how}")
@@ -89,11 +94,11 @@ def _compared(
     return [number for number, *_ in differing]
 
 
-def _made(session: Session, build: SignedBuild) -> Image:
+def _rebuild(context: StepContext, name: str, build: SignedBuild) -> BuiltImage:
     """Build the image under a separate name, without the build cache."""
-    name = session.made.name
     with temporary_files.folder("rebuild") as folder:
         source = Source(name, folder / "profiles" / f"{name}.yaml", build.profile, build.document)
         plan = plan_resolver.resolve(source)
-        locked = session.at_hand(plan, build.lock)
-        return session.build(source, plan, locked, dockerfile_renderer.render(locked, name))
+        lock = fetch_base(context, plan, build.lock, lock_again=False)
+        recipe = Recipe(source, plan, lock, dockerfile_renderer.render(lock, name))
+        return find_or_build_image(context, recipe, no_cache=True)

@@ -8,7 +8,7 @@ from functools import partial
 from envbuild.facts import database
 from envbuild.image import registry_push
 from envbuild.image.docker_engine import Engine, Image
-from envbuild.pipeline.model import Options
+from envbuild.pipeline.model import SelfTestOrder
 from envbuild.profile.loaded_profile import Source
 from envbuild.profile.model import Profile
 from envbuild.registry.registry_client import Repository
@@ -26,23 +26,22 @@ _CALLED = {"slurm": "slurm: {gres: ...}", "kubernetes": "kubernetes: {products: 
 
 
 def runner(
-    options: Options,
+    order: SelfTestOrder,
     engine: Engine,
     image: Image,
-    name: str,
     on_line: Callable[[str], None],
     *,
     dry: bool = False,
-    tried: Callable[[Runner], None] = lambda runner: None,
+    validate: Callable[[Runner], None] = lambda runner: None,
 ) -> Runner:
     """Return the runner: the requested one, else the site's (setting `on`), else the engine's own; one of RUNNERS.
 
     Pushes the image if the runner pulls it from a registry. With `dry` nothing is pushed: only the script is shown,
-    with a digest of zeros if the registry lacks the image, and `on_line` receives a message about that. `tried` is
-    called before a push with a runner of such a placeholder image, to raise errors that would otherwise occur only
+    with a digest of zeros if the registry lacks the image, and `on_line` receives a message about that. `validate`
+    is called before a push with a runner of such a placeholder image, to raise errors that would otherwise occur only
     after the push. Raises UsageError for incompatible options, SettingsError for invalid site settings.
     """
-    on = options.on
+    on, name = order.on, order.source.name
     chosen = on.runner or settings.setting("on") or "local"
     for other in on.given:
         if other != chosen:
@@ -55,7 +54,7 @@ def runner(
         raise UsageError("--resume takes up one job, and --nodes makes two", hint="leave --nodes out, or run anew")
     if chosen == "local":
         return Local(engine, image)
-    if options.asked.gpus:
+    if order.asked.gpus:
         raise UsageError(
             "--gpus names GPUs of the engine's machine; a scheduler hands out its own",
             hint=f"--gpu MODEL says which card, gpu_count in the profile how many, {_CALLED[chosen]} what it is called",
@@ -75,7 +74,7 @@ def runner(
         registry, made = place.registry, partial(Kubernetes, place, image, profile=name, resume=on.resume)
     if dry:
         return made(_known(registry, engine, image, on_line))
-    tried(made(f"{_repository(registry).reference.repository}@{_ZEROS}" if registry else None))
+    validate(made(f"{_repository(registry).reference.repository}@{_ZEROS}" if registry else None))
     return made(_fetched(registry, engine, image, on_line))
 
 
@@ -111,7 +110,7 @@ def _known(registry: str | None, engine: Engine, image: Image, on_line: Callable
     return f"{name}@{found.digest if found else _ZEROS}"
 
 
-def require_cards(source: Source, gpus: Sequence[str]) -> None:
+def require_enough_gpus(source: Source, gpus: Sequence[str]) -> None:
     """Check the number of GPUs before anything is built. Raises NotProved if `gpus` names fewer than the profile uses
     together."""
     wanted = source.profile.gpu_count

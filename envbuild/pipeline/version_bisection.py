@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from packaging.version import Version
 
@@ -13,8 +12,11 @@ from envbuild.facts import probe_catalogue_reader
 from envbuild.fetch import wheel_resolution_and_download
 from envbuild.pipeline import workflows
 from envbuild.pipeline.bisection_search_and_result import Bisection, Hunt, Try, most_tries, search_versions
-from envbuild.pipeline.model import Options, Progress, Step, StepResult
-from envbuild.pipeline.pipeline_steps import Session
+from envbuild.pipeline.image_steps import discard_build, load_profile, resolve_profile
+from envbuild.pipeline.model import Made, Options, SelfTestOrder, StepResult
+from envbuild.pipeline.progress_events import Activity, Event, Listener, Note, StepBegan
+from envbuild.pipeline.selftest_steps import require_gpu, select_runner
+from envbuild.pipeline.step_context import PartialResult, StepContext
 from envbuild.profile import project_shapes_and_script
 from envbuild.resolve import plan_resolver
 from envbuild.resolve.plan_resolver import Plan
@@ -22,104 +24,98 @@ from envbuild.testrun.selftest_job import RunRequest
 from envbuild.util.errors import CheckFailed, NotProved, ProfileError, UsageError, some
 
 
-def bisect(name: str, hunt: Hunt, progress: Progress) -> Bisection:
+def bisect(name: str, hunt: Hunt, listener: Listener) -> Bisection:
     """Build and test trial images of one version after the other until the version where the outcome changes is found.
 
     Changes no file of the project, moves no tag, writes no evidence. Raises NotProved if the probe cannot run here.
     """
-    session = Session(name, Options(), progress)
-    done = Bisection(name, hunt)
-    with workflows.working(session, done.document):
-        plan = session.resolve(session.load())
-        done.profile = session.made.name
+    context = StepContext(listener)
+    done = PartialResult(Bisection(name, hunt))
+    with workflows.working(context, name, done.document):
+        source = context.step("load profile", load_profile, name)
+        plan = context.step("resolve", resolve_profile, source)
+        done.update(profile=source.name)
         gpus = plan.choice.situation.gpus
         if probe_catalogue_reader.known_probes()[hunt.probe].needs == "cuda" and not gpus:
-            raise UsageError(f"{hunt.probe} needs a GPU; {session.made.name} is for the CPU")
+            raise UsageError(f"{hunt.probe} needs a GPU; {source.name} is for the CPU")
         trial = Options(
             tolerant=True,
-            asked=RunRequest(probes=tuple(dict.fromkeys((*([_CARD] if gpus else []), hunt.probe)))),
+            asked=RunRequest(probes=tuple(dict.fromkeys((*([_IDENTITY] if gpus else []), hunt.probe)))),
             script=project_shapes_and_script.given(hunt.script, plan.python) if hunt.script else None,
         )
-        distribution = done.distribution = plan_resolver.pinned_distribution(plan, hunt.pin)
+        distribution = plan_resolver.pinned_distribution(plan, hunt.pin)
+        done.update(distribution=distribution)
         if gpus:
-            session.look_for_card()
-        versions = done.versions = session.step("versions", lambda: _versions(plan, distribution, hunt))
+            context.step("card", require_gpu, context)
+        versions = context.step("versions", _find_versions, plan, distribution, hunt)
+        done.update(versions=versions)
 
         def passes(index: int) -> bool | None:
-            version = versions[index]
-            options = replace(trial, pins={hunt.pin: version})
-            done.tries.append(session.step(version, lambda: _try(name, version, options, hunt, progress)))
-            return done.tries[-1].passed
+            options = replace(trial, pins={hunt.pin: versions[index]})
+            tried = context.step(versions[index], _try_version, name, options, hunt, listener)
+            done.update(tries=(*done.value.tries, tried))
+            return tried.passed
 
-        done.found = search_versions(len(versions), passes)
-    return done
+        done.update(found=search_versions(len(versions), passes))
+    return done.value
 
 
-def _versions(plan: Plan, distribution: str, hunt: Hunt) -> StepResult[list[str]]:
+def _find_versions(plan: Plan, distribution: str, hunt: Hunt) -> StepResult[tuple[str, ...]]:
     found = releases_between(distribution, plan.python, plan.glibc, hunt.oldest, hunt.newest)
     if not found:
         raise UsageError(f"no release of {distribution} lies within these bounds", hint="--from and --to are versions")
     tries = f"at most {some(most_tries(len(found)), 'try', 'tries')} if each can be made"
-    return StepResult(found, note=f"{len(found)} of {distribution}, {found[0]} to {found[-1]}: {tries}")
+    return StepResult(tuple(found), note=f"{len(found)} of {distribution}, {found[0]} to {found[-1]}: {tries}")
 
 
-_CARD = "env.identity"  # on a GPU model that is not the profile's, an outcome would mean nothing
+_IDENTITY = "env.identity"  # on a GPU model that is not the profile's, an outcome would mean nothing
 
 
-def _try(name: str, version: str, options: Options, hunt: Hunt, progress: Progress) -> StepResult[Try]:
-    """Try one version: build an image with it, run the probe, and remove the image."""
-    session = Session(name, options, _Within(progress, version))
+def _try_version(name: str, options: Options, hunt: Hunt, listener: Listener) -> StepResult[Try]:
+    """Build an image with the version that `options` pin, run the probe in it, and remove the image."""
+    version = options.pins[hunt.pin]
+    context = StepContext(partial(_show_try, listener, version))
+    made = PartialResult(Made(name))
     begin = time.monotonic()
     try:
-        passed, reason = _outcome(session, hunt)
+        passed, reason = _outcome(context, name, options, hunt, made)
     finally:
-        session.discard(image=not hunt.keep)
+        discard_build(context, made.value, image=not hunt.keep)
     word = {True: "passed", False: "failed", None: "cannot be tried"}[passed]
     return StepResult(
         Try(version, passed, reason, time.monotonic() - begin), note=f"{word}: {reason}" if reason else word
     )
 
 
-def _outcome(session: Session, hunt: Hunt) -> tuple[bool | None, str]:
+def _outcome(
+    context: StepContext, name: str, options: Options, hunt: Hunt, made: PartialResult[Made]
+) -> tuple[bool | None, str]:
+    """Return whether the version passes, None if it cannot be tried, and the reason unless it passes."""
     try:
-        source, locked, image = workflows.build_image(session)
+        source, lock, image = workflows.build_image(context, name, options, made)
     except (ProfileError, CheckFailed) as error:
         return None, error.message
-    session.selftest(source, session.runner(source, image, locked), locked.versions, locked.python)
-    for failure in session.made.run.failures() if session.made.run and hunt.probe != _CARD else ():
-        if failure["probe"] == _CARD:
+    order = SelfTestOrder(source, lock.versions, lock.python, options.asked)
+    run = workflows.run_selftest(context, made, order, select_runner(context, order, image))
+    for failure in run.failures() if hunt.probe != _IDENTITY else ():
+        if failure["probe"] == _IDENTITY:
             raise NotProved(f"the card here is none of {source.name}'s", hint=failure["detail"])
     try:
-        workflows.require_passed(session.made)
+        workflows.require_passed(made.value)
     except CheckFailed as error:
         return False, (error.hint or error.message).partition("\n")[0]
     return True, ""
 
 
-class _Within:
-    """The progress of a try. Its steps are shown only as the current activity; a long step gets a line when it
-    begins."""
-
-    def __init__(self, progress: Progress, version: str) -> None:
-        self.line = progress.line
-        self._progress, self._version = progress, version
-
-    def begin(self, step: str) -> None:
-        self.line(step)
-        if step in ("lock", "build", "self-test"):
-            self._progress.say(f"{self._version}: {step}")
-
-    def say(self, text: str) -> None:
-        """Show nothing."""
-
-    def probe(self, told: Mapping[str, Any]) -> None:
-        """Show nothing: the try reports its outcome."""
-
-    def end(self, step: Step) -> None:
-        """Show nothing."""
-
-    def abort(self) -> None:
-        """Show nothing: the try ends as a step of the bisection."""
+def _show_try(listener: Listener, version: str, event: Event) -> None:
+    """Show the steps of a try only as the current activity, with a note when a long one begins. The try reports its
+    outcome as a step of the bisection."""
+    if isinstance(event, StepBegan):
+        listener(Activity(event.step))
+        if event.step in ("lock", "build", "self-test"):
+            listener(Note(f"{version}: {event.step}"))
+    elif isinstance(event, Activity):
+        listener(event)
 
 
 def releases_between(

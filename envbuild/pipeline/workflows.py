@@ -5,161 +5,243 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from envbuild.attest import keys_and_signatures
+from envbuild.evidence import profile_proofs
 from envbuild.image import build_records_and_comparison, dockerfile_renderer, image_build
 from envbuild.image.docker_engine import Image
+from envbuild.image.image_naming import VERIFIED
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import runner_selection
-from envbuild.pipeline.model import HERE, Made, On, Options, Progress
-from envbuild.pipeline.pipeline_steps import Session
+from envbuild.pipeline.image_steps import (
+    find_or_build_image,
+    image_tag,
+    load_profile,
+    lock_profile,
+    render_dockerfile,
+    resolve_profile,
+)
+from envbuild.pipeline.model import HERE, Made, On, Options, Recipe, SelfTestOrder
+from envbuild.pipeline.progress_events import Listener
+from envbuild.pipeline.selftest_steps import (
+    cluster_jobs,
+    is_proved,
+    keep_evidence,
+    read_earlier_run,
+    select_runner,
+    tag_verified,
+    tags_of,
+    test_across_nodes,
+    test_on_one_node,
+    withdraw_verified,
+    write_evidence,
+)
+from envbuild.pipeline.step_context import PartialResult, StepContext
 from envbuild.profile import profile_name_lookup
 from envbuild.profile.loaded_profile import Source
 from envbuild.resolve import plan_resolver
 from envbuild.runners.host_runner import Here
-from envbuild.runners.runner_interface import Scheduled
+from envbuild.runners.runner_interface import Runner, Scheduled
+from envbuild.testrun.run_result import TestRun
 from envbuild.testrun.selftest_job import ALL, RunRequest
 from envbuild.util import process_locks
 from envbuild.util.errors import BuildError, CheckFailed, EnvbuildError, NotProved, UsageError
 
 
-def make(name: str, options: Options, progress: Progress) -> Made:
+def make(name: str, options: Options, listener: Listener) -> Made:
     """Make a verified image from a profile. Raises what the steps raise; CheckFailed if the self-test fails."""
     keys_and_signatures.receive()
-    session = Session(name, options, progress)
-    with working(session, session.made.document):
-        source = session.load()
+    context = StepContext(listener, options.builder)
+    with _making(context, name, options.requirements) as made:
+        source = context.step("load profile", load_profile, name, options.asked.gpus, options)
+        made.update(name=source.name)
         if not options.unproved:
-            runner_selection.require_cards(source, options.asked.gpus)
-        plan = session.resolve(source)
-        locked = session.lock(source, plan)
-        text = session.render(source, locked)
-        image = session.build(source, plan, locked, text)
-        if not session.proved_already(source, image, locked):
-            signer = keys_and_signatures.configured_signer()  # before the long part: it may prompt for a passphrase
-            run = session.selftest(source, session.runner(source, image, locked), locked.versions, locked.python)
-            session.evidence(source, image, locked, run, signer)
-            _passed(session, source, image)
-        session.tag(source, image)
-    return session.made
+            runner_selection.require_enough_gpus(source, options.asked.gpus)
+        plan = context.step("resolve", resolve_profile, source)
+        lock = context.step("lock", lock_profile, context, source, plan, options)
+        made.update(lock=lock)
+        dockerfile = context.step("render", render_dockerfile, source, lock, options)
+        built = find_or_build_image(context, Recipe(source, plan, lock, dockerfile), no_cache=options.no_cache)
+        made.update(image=built.image, tags=(image_tag(source, lock),))
+        proofs = profile_proofs.proofs_of(built.image.id, source.name, source.profile, lock)
+        made.update(proofs=proofs)
+        if is_proved(proofs):
+            made.update(run=context.step("self-test", read_earlier_run, built.image, proofs))
+            context.step("evidence", keep_evidence, proofs)
+        else:
+            order = SelfTestOrder(source, lock.versions, lock.python, options.asked, options.on)
+            _test_and_record(context, made, order, lock, built.image, may_withdraw=not options.trial)
+        if not options.trial:
+            _tag_verified(context, made, source, built.image)
+    return made.value
 
 
-def build_only(name: str, options: Options, progress: Progress) -> Made:
+def _test_and_record(
+    context: StepContext,
+    made: PartialResult[Made],
+    order: SelfTestOrder,
+    lock: Lock,
+    image: Image,
+    *,
+    may_withdraw: bool = True,
+) -> None:
+    """Run the self-test in the image and write evidence. Raises CheckFailed if it failed, after withdrawing the tag
+    `verified` from the image if `may_withdraw`; NotProved if a required probe was skipped."""
+    signer = keys_and_signatures.configured_signer()  # before the long part: it may prompt for a passphrase
+    run = run_selftest(context, made, order, select_runner(context, order, image))
+    written = context.step("evidence", write_evidence, context, order.source, lock, image, run, signer)
+    made.update(evidence=written.file, proofs=written.proofs)
+    try:
+        require_passed(made.value)
+    except CheckFailed:
+        withdrawn = withdraw_verified(context, order.source, image) if may_withdraw else None
+        made.update(tags=tuple(tag for tag in made.value.tags if tag != withdrawn))
+        raise
+
+
+def run_selftest(context: StepContext, made: PartialResult[Made], order: SelfTestOrder, runner: Runner) -> TestRun:
+    """Run the self-test; if several nodes were requested and it passed on one, also on all of them together."""
+    run = context.step("self-test", test_on_one_node, context.progress, order, runner)
+    made.update(run=run, memory_gb=order.source.profile.selftest.memory_gb if runner.image else None)
+    if order.on.nodes > 1 and run.passed:
+        run = context.step("nodes", test_across_nodes, context.progress, order, runner, run)
+        made.update(run=run)
+    return run
+
+
+def _tag_verified(context: StepContext, made: PartialResult[Made], source: Source, image: Image) -> None:
+    """Set the tag `verified`, as the last step. Raises NotProved if the evidence does not verify the image."""
+    if made.value.status != VERIFIED:
+        missing = [profile_proofs.reason(source.name, proof) for proof in made.value.proofs if proof.state != "proved"]
+        raise NotProved(f"{source.name} is built, and not proved on all it is for", hint="\n".join(missing))
+    tag = context.step("tag", tag_verified, context, source, image)
+    made.update(tags=tuple(dict.fromkeys([*made.value.tags, tag])))
+
+
+def build_only(name: str, options: Options, listener: Listener) -> Made:
     """Build the layers and set the tags, without a self-test."""
-    session = Session(name, options, progress)
-    with working(session, session.made.document):
-        build_image(session)
-    return session.made
+    context = StepContext(listener, options.builder)
+    with _making(context, name, options.requirements) as made:
+        build_image(context, name, options, made)
+    return made.value
 
 
-def build_image(session: Session) -> tuple[Source, Lock, Image]:
-    """Build the image of the profile, with the session's options."""
-    source = session.load()
-    plan = session.resolve(source)
-    locked = session.lock(source, plan)
-    return source, locked, session.build(source, plan, locked, session.render(source, locked))
+def build_image(
+    context: StepContext, name: str, options: Options, made: PartialResult[Made]
+) -> tuple[Source, Lock, Image]:
+    """Build the image of the profile: the steps of `make` up to the image."""
+    source = context.step("load profile", load_profile, name, options.asked.gpus, options)
+    made.update(name=source.name)
+    plan = context.step("resolve", resolve_profile, source)
+    lock = context.step("lock", lock_profile, context, source, plan, options)
+    made.update(lock=lock)
+    dockerfile = context.step("render", render_dockerfile, source, lock, options)
+    built = find_or_build_image(context, Recipe(source, plan, lock, dockerfile), no_cache=options.no_cache)
+    made.update(image=built.image, new_records=built.new_records, tags=(image_tag(source, lock),))
+    return source, lock, built.image
 
 
-def prove(name: str, reference: str | None, progress: Progress, gpus: tuple[str, ...] = (), on: On = HERE) -> Made:
+def prove(name: str, reference: str | None, listener: Listener, gpus: tuple[str, ...] = (), on: On = HERE) -> Made:
     """Run the self-test, write evidence and set the tag for an image built from this lock. Raises CheckFailed for any
     other image."""
-    session = Session(name, Options(locked=True, asked=RunRequest(gpus=gpus), on=on), progress)
-    with working(session, session.made.document):
-        source, locked, image = existing(session, reference)
-        recipe = image_build.recipe_digest(locked, dockerfile_renderer.render(locked, source.name))
-        if not any(record.recipe == recipe for record in build_records_and_comparison.all_records(image.id)):
-            raise CheckFailed(
-                f"{reference or image.id} was not built by this envbuild from the lock of {source.name}",
-                hint=f"its self-test output could be forged; build it: envbuild build {source.known}, "
-                f"or only look: envbuild test {source.known}",
-            )
-        session.there(source, image, locked)
-        signer = keys_and_signatures.configured_signer()
-        run = session.selftest(source, session.runner(source, image, locked), locked.versions, locked.python)
-        session.evidence(source, image, locked, run, signer)
-        _passed(session, source, image)
-        session.tag(source, image)
-    return session.made
+    context = StepContext(listener)
+    with _making(context, name) as made:
+        source = context.step("load profile", load_profile, name, gpus)
+        made.update(name=source.name)
+        lock, image = existing(context, source, reference)
+        _require_own_build(source, lock, image, reference)
+        # the status before the self-test: if it cannot run, the status does not change
+        proofs = profile_proofs.proofs_of(image.id, source.name, source.profile, lock)
+        made.update(image=image, lock=lock, tags=tags_of(context, source, image), proofs=proofs)
+        order = SelfTestOrder(source, lock.versions, lock.python, RunRequest(gpus=gpus), on)
+        _test_and_record(context, made, order, lock, image)
+        _tag_verified(context, made, source, image)
+    return made.value
 
 
-def test(name: str, reference: str | None, progress: Progress, asked: RunRequest = ALL, on: On = HERE) -> Made:
+def _require_own_build(source: Source, lock: Lock, image: Image, reference: str | None) -> None:
+    """Raise CheckFailed unless this envbuild recorded that it built the image from the lock."""
+    recipe = image_build.recipe_digest(lock, dockerfile_renderer.render(lock, source.name))
+    if not any(record.recipe == recipe for record in build_records_and_comparison.all_records(image.id)):
+        raise CheckFailed(
+            f"{reference or image.id} was not built by this envbuild from the lock of {source.name}",
+            hint=f"its self-test output could be forged; build it: envbuild build {source.known}, "
+            f"or only look: envbuild test {source.known}",
+        )
+
+
+def test(name: str, reference: str | None, listener: Listener, asked: RunRequest = ALL, on: On = HERE) -> Made:
     """Run the self-test, or the selected probes, and report; write no evidence and set no tag."""
-    session = Session(name, Options(locked=True, asked=asked, on=on), progress)
-    source, locked, image = existing(session, reference)
-    session.made.image, session.made.lock = image, locked
-    session.selftest(source, session.runner(source, image, locked), locked.versions, locked.python)
-    return session.made
+    context = StepContext(listener)
+    source = context.step("load profile", load_profile, name, asked.gpus)
+    lock, image = existing(context, source, reference)
+    made = PartialResult(Made(source.name, lock=lock, image=image))
+    order = SelfTestOrder(source, lock.versions, lock.python, asked, on)
+    run_selftest(context, made, order, select_runner(context, order, image))
+    return made.value
 
 
 def cluster_script(
-    name: str, reference: str | None, progress: Progress, on: On, asked: RunRequest = ALL, *, brief: bool = False
+    name: str, reference: str | None, listener: Listener, on: On, asked: RunRequest = ALL, *, brief: bool = False
 ) -> str:
     """Return what `test` or `prove` would submit to a cluster, `brief` as in Scheduled.script. For an image that is
     locked but not built, the digest is zeros. Raises UsageError if the runner uses no scheduler."""
-    session = Session(name, Options(locked=True, asked=asked, on=on), progress)
-    source, locked, found = _known(session, reference)
+    context = StepContext(listener)
+    source = context.step("load profile", load_profile, name, asked.gpus)
+    lock, found = _locked_and_image(context, source, reference)
     if found is None:
-        progress.say(f"{source.name} is not built: zeros stand for its image's digest")
+        context.progress.say(f"{source.name} is not built: zeros stand for its image's digest")
     image = found or Image(f"sha256:{0:064}", f"sha256:{0:064}", (), {}, {}, 0)
-    runner = session.runner(source, image, locked, dry=True)
+    order = SelfTestOrder(source, lock.versions, lock.python, asked, on)
+    runner = select_runner(context, order, image, dry=True)
     if not isinstance(runner, Scheduled):
         raise UsageError("--dry-run shows what a cluster is given", hint="--on slurm, or --on kubernetes")
-    shown = [runner.script(job, brief=brief) for job in session.jobs(source, runner, locked)]
-    if len(shown) == 1:
-        return shown[0]
+    scripts = [runner.script(job, brief=brief) for job in cluster_jobs(order, runner)]
+    if len(scripts) == 1:
+        return scripts[0]
     what = ("the self-test, on one node", f"dist.nodes, on {on.nodes} nodes, where the first has passed")
     # The two scripts together cannot be run: sbatch accepts no script whose first line is another comment.
-    said = (f"# job {number} of 2: {words}" for number, words in enumerate(what, 1))
-    return "\n".join(f"{remark}\n{text}" for remark, text in zip(said, shown, strict=True))
+    remarks = (f"# job {number} of 2: {words}" for number, words in enumerate(what, 1))
+    return "\n".join(f"{remark}\n{text}" for remark, text in zip(remarks, scripts, strict=True))
 
 
-def test_environment(name: str, python: str, progress: Progress, asked: RunRequest = ALL) -> Made:
+def test_environment(name: str, python: str, listener: Listener, asked: RunRequest = ALL) -> Made:
     """Run the self-test with an interpreter of this machine, or that of a virtual environment's directory; needs no
     engine."""
-    session = Session(name, Options(locked=True, asked=asked), progress)
-    source, locked = _locked(session)
+    context = StepContext(listener)
+    source = context.step("load profile", load_profile, name, asked.gpus)
+    lock = _current_lock(context, source)
     runner = Here(python)
-    session.made.lock, session.made.interpreter = locked, runner.python
-    session.selftest(source, runner, plan_resolver.computing(locked.versions), locked.python)
-    return session.made
+    made = PartialResult(Made(source.name, lock=lock, interpreter=runner.python))
+    run_selftest(
+        context, made, SelfTestOrder(source, plan_resolver.computing(lock.versions), lock.python, asked), runner
+    )
+    return made.value
 
 
-def _locked(session: Session) -> tuple[Source, Lock]:
-    """Return the profile and its lock, which must match."""
-    source = session.load()
-    plan = session.resolve(source)
-    return source, lock_file.current(lock_file.read(source.known_lock), plan, source.lock_file)
+def _current_lock(context: StepContext, source: Source) -> Lock:
+    """Return the profile's lock. Raises OutOfDate if it does not match the profile."""
+    plan = context.step("resolve", resolve_profile, source)
+    return lock_file.current(lock_file.read(source.known_lock), plan, source.lock_file)
 
 
-def existing(session: Session, reference: str | None) -> tuple[Source, Lock, Image]:
-    """Return a profile, its current lock, and an image in the engine: `reference`, else the one built from the lock."""
-    source, locked, image = _known(session, reference)
+def existing(context: StepContext, source: Source, reference: str | None = None) -> tuple[Lock, Image]:
+    """Return a profile's current lock and an image in the engine: `reference`, else the one built from the lock."""
+    lock, image = _locked_and_image(context, source, reference)
     if image is None:
         raise BuildError(f"{source.name} is not built", hint=f"run: envbuild build {source.known}")
-    return source, locked, image
+    return lock, image
 
 
-def _known(session: Session, reference: str | None) -> tuple[Source, Lock, Image | None]:
+def _locked_and_image(context: StepContext, source: Source, reference: str | None) -> tuple[Lock, Image | None]:
     """Like `existing`, but the image is None if none was built from the lock."""
-    source, locked = _locked(session)
-    engine = session.connected()
-    if reference is None:
-        return (
-            source,
-            locked,
-            image_build.existing_image(engine, locked, dockerfile_renderer.render(locked, source.name)),
-        )
-    return source, locked, engine.get(reference)
-
-
-def _passed(session: Session, source: Source, image: Image) -> None:
-    try:
-        require_passed(session.made)
-    except CheckFailed:
-        session.withdraw(source, image)
-        raise
+    lock = _current_lock(context, source)
+    if reference is not None:
+        return lock, context.engine.get(reference)
+    return lock, image_build.existing_image(context.engine, lock, dockerfile_renderer.render(lock, source.name))
 
 
 def require_passed(made: Made) -> None:
@@ -170,8 +252,8 @@ def require_passed(made: Made) -> None:
     failures = made.run.failures()
     if failures:
         named = [f["probe"] for f in failures if f["probe"]]
-        told = [f"{f['probe']}: {f['detail']}" if f["probe"] else f["detail"] for f in failures]
-        hints = told if named or len(failures) > 1 else []
+        details = [f"{f['probe']}: {f['detail']}" if f["probe"] else f["detail"] for f in failures]
+        hints = details if named or len(failures) > 1 else []
         if made.run.out_of_memory and made.memory_gb:
             hints.append(f"its container may take {made.memory_gb:g} GB: selftest: memory_gb in the profile")
         raise CheckFailed(
@@ -189,10 +271,25 @@ def require_passed(made: Made) -> None:
 
 
 @contextlib.contextmanager
-def working(session: Session, partial: Callable[[], dict[str, Any]]) -> Iterator[None]:
+def _making(context: StepContext, name: str, requirements: Path | None = None) -> Iterator[PartialResult[Made]]:
+    """As `working`, for a workflow whose result is Made; its steps and notes are those of the context."""
+    made = PartialResult(Made(name))
+
+    def document() -> dict[str, Any]:
+        made.update(steps=context.steps, notes=context.notes)
+        return made.document()
+
+    with working(context, name, document, requirements):
+        yield made
+    made.update(steps=context.steps, notes=context.notes)
+
+
+@contextlib.contextmanager
+def working(
+    context: StepContext, name: str, partial: Callable[[], dict[str, Any]], requirements: Path | None = None
+) -> Iterator[None]:
     """Lock the profile for this process during the `with` body. An error carries the partial result of the command."""
-    name = profile_name_lookup.meant(session.made.name, session.options.requirements).name
-    with one_run_per_profile(name, session.progress.say):
+    with one_run_per_profile(profile_name_lookup.meant(name, requirements).name, context.progress.say):
         try:
             yield
         except EnvbuildError as error:

@@ -108,6 +108,8 @@ class Stop:
                 os.killpg(child.pid, number)
 
 
+# Names, in the environment of a program started with `on_event`, the file descriptor that it writes its events to.
+EVENTS = "ENVBUILD_EVENTS"
 # The default Stop, for all programs started without a separate one: for a command whose threads run programs.
 stop_all = Stop()
 
@@ -121,14 +123,16 @@ def run(
     timeout: float | None = None,
     on_line: Callable[[str], None] | None = None,
     on_output: Callable[[str], None] | None = None,
+    on_event: Callable[[str], None] | None = None,
     limit: int | None = None,
     stop: Stop = stop_all,
 ) -> Completed:
     """Run a program until it ends; the caller checks the exit code.
 
     `env` is added to this process's environment; a value of None removes a variable. `on_line` gets each line of stderr
-    as it comes, `on_output` each of stdout. A program that writes more than `limit` bytes to one of them is stopped.
-    `stop` lets another thread end the program.
+    as it comes, `on_output` each of stdout, `on_event` each that the program writes to a pipe of its own: the file
+    descriptor whose number is in the environment variable ENVBUILD_EVENTS. A program that writes more than `limit`
+    bytes to one of its pipes is stopped. `stop` lets another thread end the program.
 
     Raises ProcessMissing if the program is not installed, ProcessTimeout after `timeout` seconds.
     """
@@ -138,6 +142,8 @@ def run(
     if env:
         _LOG.debug("with the variables %s", ", ".join(env))
     begin = time.monotonic()
+    events, event_end = _event_pipe() if on_event else (None, None)
+    variables = {**os.environ, **(env or {}), EVENTS: None if event_end is None else str(event_end)}
     deferred_interruption.hold_back()
     try:
         child = subprocess.Popen(
@@ -145,26 +151,29 @@ def run(
             stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={name: value for name, value in {**os.environ, **(env or {})}.items() if value is not None},
+            env={name: value for name, value in variables.items() if value is not None},
             cwd=cwd,
             text=True,
             errors="replace",
             start_new_session=True,
             preexec_fn=_tied(),
+            pass_fds=() if event_end is None else (event_end,),
         )
-    except FileNotFoundError as error:
-        deferred_interruption.let_go()
-        raise ProcessMissing(f"{arguments[0]} is not installed or not on PATH") from error
     except OSError as error:
+        if events:
+            events.close()
         deferred_interruption.let_go()
-        raise ProcessMissing(f"{arguments[0]} cannot be started: {error.strerror}") from error
+        missing = isinstance(error, FileNotFoundError)
+        why = "is not installed or not on PATH" if missing else f"cannot be started: {error.strerror}"
+        raise ProcessMissing(f"{arguments[0]} {why}") from error
+    finally:
+        if event_end is not None:
+            os.close(event_end)  # the child has its own; it must be the only one, so that its end is seen
     out, err = _Pipe(child, child.stdout, on_output, limit), _Pipe(child, child.stderr, on_line, limit)
+    pipes = [out, err, *([_Pipe(child, events, on_event, limit)] if events else [])]
     expired = False
-    threads = [
-        threading.Thread(target=out.drain, daemon=True),
-        threading.Thread(target=err.drain, daemon=True),
-        threading.Thread(target=_feed, args=(child.stdin, stdin), daemon=True),
-    ]
+    threads = [threading.Thread(target=pipe.drain, daemon=True) for pipe in pipes]
+    threads.append(threading.Thread(target=_feed, args=(child.stdin, stdin), daemon=True))
     try:
         deferred_interruption.let_go()
         for thread in threads:
@@ -182,6 +191,12 @@ def run(
     if expired:
         raise ProcessTimeout(f"{arguments[0]} took longer than {timeout:.0f} s and was stopped", done)
     return done
+
+
+def _event_pipe() -> tuple[IO[str], int]:
+    """Return the end to read, and the file descriptor of the end to write."""
+    read, write = os.pipe()
+    return os.fdopen(read, errors="replace"), write
 
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h

@@ -28,7 +28,7 @@ from envbuild.image import build_context_folders
 from envbuild.lock import lock_file, lock_update, wheel_conflicts, wheel_contents
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import build_downloads
-from envbuild.pipeline.model import Progress
+from envbuild.pipeline.progress_events import Progress
 from envbuild.profile.model import SelfTest
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.runners import host_runner

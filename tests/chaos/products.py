@@ -11,8 +11,9 @@ from e2e.support import CHECKOUT, OTHER_CUBLAS
 
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import build_downloads
+from envbuild.pipeline.image_steps import load_profile, lock_profile, resolve_profile
 from envbuild.pipeline.model import Options
-from envbuild.pipeline.pipeline_steps import Session
+from envbuild.pipeline.step_context import StepContext
 
 VARIANTS = ("a", "b")
 
@@ -56,18 +57,9 @@ def _each(product: Product) -> Iterator[dict[str, str]]:
 
 
 def _stocked(product: Product, pins: dict[str, str]) -> Lock:
-    session = Session(product.extends, Options(locked=not pins, pins=pins), _Quiet())
-    source = session.load()
-    plan = session.resolve(source)
-    locked = session.lock(source, plan)
-    build_downloads.fetch_image_parts(plan, locked, session.progress)
+    context, options = StepContext(lambda event: None), Options(locked=not pins, pins=pins)
+    source = load_profile(product.extends, options=options).value
+    plan = resolve_profile(source).value
+    locked = lock_profile(context, source, plan, options).value
+    build_downloads.fetch_image_parts(plan, locked, context.progress)
     return locked
-
-
-class _Quiet:
-    def begin(self, step: str) -> None: ...
-    def line(self, text: str) -> None: ...
-    def say(self, text: str) -> None: ...
-    def probe(self, told: object) -> None: ...
-    def end(self, step: object) -> None: ...
-    def abort(self) -> None: ...

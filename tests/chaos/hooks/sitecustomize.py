@@ -57,22 +57,22 @@ class Effects:
 
 
 def watch(moment: str, trace: str | None) -> None:
-    from envbuild.pipeline.pipeline_steps import Session
+    from envbuild.pipeline.step_context import StepContext
 
     kind, _, rest = moment.partition(" ")
     effects = Effects(int(rest) if kind == "effect" else 0, trace)
-    original: Any = Session.step
+    original: Any = StepContext.step
 
-    def step(self: Session, name: str, work: Callable[[], Any]) -> Any:
+    def step(self: StepContext, name: str, function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         effects.begun = True
         if (kind, rest) == ("begin", name):
             die()
-        value = original(self, name, work)
+        value = original(self, name, function, *inputs, **options)
         if (kind, rest) == ("end", name):
             die()
         return value
 
-    setattr(Session, "step", step)  # noqa: B010
+    setattr(StepContext, "step", step)  # noqa: B010
     if kind == "effect" or trace:
         sys.addaudithook(effects)
 

@@ -27,24 +27,24 @@ def hold(*_: object) -> None:
 
 
 def hold_step(wanted: str, moment: str) -> None:
-    from envbuild.pipeline.pipeline_steps import Session
+    from envbuild.pipeline.step_context import StepContext
 
-    original: Any = Session.step
+    original: Any = StepContext.step
 
-    def step(self: Session, name: str, work: Callable[[], Any]) -> Any:
+    def step(self: StepContext, name: str, function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         if name != wanted:
-            return original(self, name, work)
+            return original(self, name, function, *inputs, **options)
         if moment == "write":
             setattr(os, "fsync", hold)  # noqa: B010
-            return original(self, name, work)
+            return original(self, name, function, *inputs, **options)
 
         def held() -> Any:
             hold()
-            return work()
+            return function(*inputs, **options)
 
         return original(self, name, held)
 
-    setattr(Session, "step", step)  # noqa: B010
+    setattr(StepContext, "step", step)  # noqa: B010
 
 
 def pretend_free(count: int) -> None:

@@ -12,12 +12,12 @@ import pytest
 
 from envbuild.cli.console import Console
 from envbuild.cli.result_table import result_line, result_lines
-from envbuild.pipeline.model import Step
+from envbuild.pipeline.progress_events import Note, ProbeEnded, ProbesPlanned, Step, StepAborted, StepBegan, StepEnded
 from envbuild.selftest.harness.standalone_output import Table
 from unit.evidence.runs import NAMES, probe
 from unit.support import envbuild
 
-PLAN = {"probes": list(NAMES)}
+PLAN = ProbesPlanned(NAMES)
 HOSTILE = "[red]x[/red]\x1b[2J\nsecond"
 
 
@@ -43,13 +43,13 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 
 def run(console: Console, *results: dict[str, Any]) -> None:
-    console.begin("self-test")
-    console.probe(PLAN)
+    console(StepBegan("self-test"))
+    console(PLAN)
     for result in results:
-        console.probe(result)
+        console(ProbeEnded(result))
 
 
-DONE = Step("self-test", 1.5, False, "3 passed")
+DONE = StepEnded(Step("self-test", 1.5, False, "3 passed"))
 
 
 def test_no_gpu_at_all_is_not_all_gpus() -> None:
@@ -61,15 +61,15 @@ def test_no_gpu_at_all_is_not_all_gpus() -> None:
 
 def test_a_note_of_others_turns_no_text_round(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console()
-    console.say("a\u202eb")
-    console.end(Step("1.5", 1.0, False, "failed: \u202eb"))
+    console(Note("a\u202eb"))
+    console(StepEnded(Step("1.5", 1.0, False, "failed: \u202eb")))
     assert "\u202e" not in capsys.readouterr().err
 
 
 def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console()
     run(console, probe("env.libs"), probe("gemm.crash", "failed", reason=HOSTILE))
-    console.end(DONE)
+    console(DONE)
     said = capsys.readouterr()
     assert said.out == ""
     assert [text.split()[:2] for text in said.err.splitlines()] == [
@@ -87,7 +87,7 @@ def test_where_results_are_asked_for_each_is_a_line_on_stdout_and_nowhere_else(
     assert (live.err, [text.split()[:2] for text in live.out.splitlines()]) == (
         "", [["passed", "env.libs"], ["failed", "gemm.crash"], ["the", "stack"]],
     )  # fmt: skip
-    console.end(DONE)
+    console(DONE)
     console.results([probe("env.libs"), probe("gemm.crash", "failed"), hung])
     said = capsys.readouterr()
     assert [text.split()[0] for text in said.err.splitlines()] == ["self-test"]
@@ -101,7 +101,7 @@ def test_what_a_failed_script_printed_is_shown_beside_other_steps(
     seen = opened(monkeypatch) if terminal else None
     console = Console()
     run(console, probe("env.libs", output="not this"), probe("own.script", "failed", output="loss\nis \x1b[2Jnan"))
-    console.end(DONE)
+    console(DONE)
     told = shown(seen.getvalue() if seen else capsys.readouterr().err)
     assert told[told.index("own.script printed:") + 1 :][:2] == ["loss", "is \ufffd[2Jnan"]
     assert "not this" not in told
@@ -117,7 +117,7 @@ def test_what_had_ended_is_kept_and_what_ran_is_named_when_it_is_interrupted(
         monkeypatch.setattr(sys, "stdout", out)
     console = Console(results=results)
     run(console, probe("env.libs"))
-    console.abort()
+    console(StepAborted())
     caught = capsys.readouterr()
     said, on_stdout = (seen.getvalue() if seen else caught.err), (out.getvalue() if out else caught.out)
     left = shown(said.rpartition("\x1b[2K")[2]) + shown(on_stdout)
@@ -128,8 +128,8 @@ def test_what_had_ended_is_kept_and_what_ran_is_named_when_it_is_interrupted(
 
 def test_what_fails_before_a_probe_runs_names_none(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console()
-    console.begin("build")
-    console.abort()
+    console(StepBegan("build"))
+    console(StepAborted())
     assert capsys.readouterr().err == ""
 
 
@@ -185,7 +185,7 @@ def test_a_terminal_shows_what_ended_and_what_runs(monkeypatch: pytest.MonkeyPat
     console = Console()
     run(console, probe("env.libs"))
     console._probes._live.refresh()  # type: ignore[union-attr]
-    console.abort()
+    console(StepAborted())
     assert any(re.fullmatch(r"running +gemm\.crash +0\.\d\d s", text) for text in shown(terminal.getvalue()))
     assert "\x1b[?25h" in terminal.getvalue(), "the cursor is given back"
 
@@ -194,7 +194,7 @@ def test_a_terminal_keeps_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> No
     terminal = opened(monkeypatch)
     console = Console()
     run(console, *map(probe, NAMES))
-    console.end(DONE)
+    console(DONE)
     last = shown(terminal.getvalue().rpartition("\x1b[2K")[2])
     assert [text.split()[:2] for text in last if text.startswith("passed")] == [["passed", name] for name in NAMES]
     assert last[-2].startswith("self-test")
@@ -206,16 +206,16 @@ def test_a_table_longer_than_the_terminal_shows_its_end_and_is_kept_whole(monkey
     monkeypatch.setenv("LINES", "8")
     names = [f"probe.n{number}" for number in range(30)]
     console = Console()
-    console.begin("self-test")
-    console.probe({"probes": names})
+    console(StepBegan("self-test"))
+    console(ProbesPlanned(tuple(names)))
     for name in names[:20]:
-        console.probe(probe(name))
+        console(ProbeEnded(probe(name)))
     live = console._probes
     assert live is not None
     assert live._table().row_count == 6
     for name in names[20:]:
-        console.probe(probe(name))
-    console.end(DONE)
+        console(ProbeEnded(probe(name)))
+    console(DONE)
     last = shown(terminal.getvalue().rpartition("\x1b[2K")[2])
     assert [text.split()[1] for text in last if text.startswith("passed")] == names
 
@@ -225,7 +225,7 @@ def test_where_results_follow_on_the_terminal_the_table_goes(monkeypatch: pytest
     monkeypatch.setattr(sys, "stdout", Terminal())
     console = Console(results=True)
     run(console, *map(probe, NAMES))
-    console.end(DONE)
+    console(DONE)
     erased = terminal.getvalue().rpartition("\x1b[2K")[2]
     assert "env.libs" not in erased and "self-test" in erased
 
@@ -234,7 +234,7 @@ def test_what_an_image_says_is_neither_markup_nor_lines(monkeypatch: pytest.Monk
     terminal = opened(monkeypatch)
     console = Console()
     run(console, probe("env.libs", "failed", reason="[red]x[/red]\nsecond"))
-    console.end(DONE)
+    console(DONE)
     assert any(text.endswith("[red]x[/red] second") for text in shown(terminal.getvalue()))
 
 

@@ -18,7 +18,7 @@ from envbuild.image.docker_engine import Engine, Image
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import runner_selection, workflows
-from envbuild.pipeline.pipeline_steps import Session
+from envbuild.pipeline.step_context import StepContext
 from envbuild.profile import profile_name_lookup
 from envbuild.profile.loaded_profile import Source
 from envbuild.runners.runner_interface import RunnerError
@@ -111,8 +111,8 @@ def test_a_self_test_that_never_began_takes_nothing_from_an_image(
     def refused(*_: object, **__: object) -> None:
         raise RunnerError("Slurm does not take the job", ending="refused")
 
-    monkeypatch.setattr(workflows, "existing", lambda *_: (world.source, world.lock, image))
-    monkeypatch.setattr(Session, "connected", lambda _: world.engine)
+    monkeypatch.setattr(workflows, "existing", lambda *_: (world.lock, image))
+    monkeypatch.setattr(StepContext, "engine", world.engine)
     monkeypatch.setattr(runner_selection, "runner", refused)
     document = envbuild("prove", "sample", "--on", "slurm", "--json").document
     assert (document["error"]["kind"], document["status"], document["selftest"]) == ("runner", "verified", None)
@@ -151,7 +151,7 @@ def test_what_is_not_built_ends_as_it_does_for_test_and_prove(
     if known:
         lock_file.write(world.lock, world.source.lock_file, "sample")
     monkeypatch.setattr(command, "Engine", lambda: world.engine)
-    monkeypatch.setattr(Session, "connected", lambda session: world.engine)
+    monkeypatch.setattr(StepContext, "engine", world.engine)
     said = envbuild("status", "sample", "--json")
     assert (said.code, said.document["status"]) == (code, "missing")
     assert {envbuild(verb, "sample").code for verb in ("test", "prove")} == {code}

@@ -12,12 +12,21 @@ from typing import Any
 
 import pytest
 
-from envbuild.cli.console import Console
-from envbuild.pipeline import multi_profile_make
-from envbuild.pipeline.model import Step
+from envbuild.pipeline import multi_profile_make, progress_events
+from envbuild.pipeline.progress_events import (
+    Event,
+    Note,
+    ProbeEnded,
+    ProbesPlanned,
+    Step,
+    StepAborted,
+    StepBegan,
+    StepEnded,
+)
 from envbuild.util import process_locks
 from envbuild.util.errors import Interrupted
 from envbuild.util.host_processes import Completed
+from unit.evidence.runs import NAMES, probe
 from unit.support import PROFILE, envbuild, write_profile
 
 GPU = {"extends": "h20"}
@@ -70,12 +79,15 @@ class Children:
         self.told: list[list[str]] = []
         self.answers: dict[tuple[str, str], Completed] = {}
         self.environments: dict[str, Mapping[str, str]] = {}
-        self.words: tuple[str, ...] = ()
+        self.stderr: tuple[str, ...] = ()
+        self.events: tuple[Event, ...] = ()
         self._lock = threading.Lock()
         self._testing = 0
         self.most = 0
 
-    def __call__(self, argv: Sequence[str], *, env: Mapping[str, str], on_line: Any, stop: Any) -> Completed:
+    def __call__(
+        self, argv: Sequence[str], *, env: Mapping[str, str], on_line: Any, on_event: Any, stop: Any
+    ) -> Completed:
         stop.check()
         words = [str(word) for word in argv][3:]
         assert words[0] == "envbuild" and words[-2] == "--" and "--json" in words
@@ -87,9 +99,10 @@ class Children:
         threading.Event().wait(0.05)
         with self._lock:
             self._testing -= words[1] == "make"
-        on_line(f"  {'lock':<13} {'up to date':>10}  x")
-        on_line(f"  {words[1]:<13}     1.00 s  x")
-        for line in self.words:
+        ended = StepEnded(Step("lock", 0.0, True, "x")), StepEnded(Step(words[1], 1.0, False, "x"))
+        for event in (StepBegan("lock"), *ended, *self.events):
+            on_event(progress_events.event_line(event).decode())
+        for line in self.stderr:
             on_line(line)
         steps = [{"name": name, "seconds": 1.0, "cached": words[1] == "make"} for name in ("lock", words[1])]
         document: dict[str, Any] = {
@@ -132,20 +145,27 @@ def test_each_is_built_then_proved_and_told_in_a_table(children: Children) -> No
     assert children.options("a", "build") == ["--json", "--no-cache", "--locked", "--builder=farm"]
     assert children.options("b", "make") == ["--json", "--allow-unproved", "--locked", "--builder=farm"]
     assert said.stderr.count("lock ") == 2  # the second process' repetition is not shown
+    lines = {f"{name}  {step:<13} {took:>10}  x" for name in "ab" for step, took in
+             (("lock", "up to date"), ("build", "1.00 s"), ("make", "1.00 s"))}  # fmt: skip
+    assert set(said.stderr.splitlines()) == lines
 
 
-@pytest.mark.parametrize("step", [Step("load profile", 0.0, False, ""), Step("self-test", 1234.5, False, "14 passed"),
-                                  Step("build", 0.1, True, "")], ids=lambda step: step.name)  # fmt: skip
-def test_a_step_is_known_as_a_process_tells_it(step: Step, capsys: pytest.CaptureFixture[str]) -> None:
-    Console().end(step)
-    found = multi_profile_make._STEP.match(capsys.readouterr().err)
-    assert found and found[1] == step.name
+def test_events_of_both_processes_are_shown_as_those_of_one_profile_are(children: Children) -> None:
+    failed = probe("own.script", "failed", output="loss is nan", reason="a note\x1b[2J")
+    children.events = Note("locked: a 1\x1b[2J"), ProbesPlanned(NAMES), ProbeEnded(failed), StepAborted()
+    said = envbuild("make", "a", "b")
+    assert "\x1b" not in said.stderr
+    for name in "ab":
+        own = [line[1:].strip() for line in said.stderr.splitlines() if line.startswith(name)]
+        assert own.count("locked: a 1\N{REPLACEMENT CHARACTER}[2J") == 2, "a note of each process"
+        assert next(line.split()[:2] for line in own if "own.script" in line) == ["failed", "own.script"]
+        assert own.count("loss is nan") == 2 and f"interrupted in {NAMES[1]}" in own
 
 
-def test_what_is_no_step_is_told_whole(children: Children) -> None:
+def test_what_a_process_writes_beside_its_events_is_told_whole(children: Children) -> None:
     """A traceback has lines that begin alike."""
     frame = '  File "/a/very/long/path/{}.py", line {}, in work'
-    children.words = (
+    children.stderr = (
         "Traceback (most recent call last):",
         frame.format("a", 1),
         frame.format("b", 2),
@@ -189,6 +209,13 @@ def test_one_that_fails_stops_no_other(children: Children, project: Path) -> Non
     assert "no index; do this" in why["a"] and "3 more: envbuild show wrong" in why["wrong"]
     assert "do that" not in plain.stdout
     assert "\x1b" not in plain.stdout + plain.stderr
+
+
+def test_of_a_process_that_died_silently_the_last_step_is_named(children: Children) -> None:
+    children.events = (Note("fetching"), StepBegan("audit"))
+    children.answers[("a", "build")] = Completed(-9, "", "")
+    found = {row["profile"]: row for row in envbuild("make", "a", "b", "--json").document["profiles"]}
+    assert found["a"]["error"]["hint"] == "the last step that began: audit"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from envbuild.cli.console import Console
 from envbuild.image.docker_engine import Image
 from envbuild.image.image_build import layers_tag
 from envbuild.pipeline import rebuild_comparison
-from envbuild.pipeline.pipeline_steps import Session
+from envbuild.pipeline.model import BuiltImage
+from envbuild.pipeline.step_context import StepContext
 from envbuild.registry import oci_types, registry_image_reader
 from envbuild.registry.oci_types import Manifest
 from envbuild.registry.registry_image_reader import Config
@@ -37,8 +38,8 @@ def site(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, engine: Engine, build: Callable[[], Image]) -> None:
     """`build` gives what the engine made."""
-    monkeypatch.setattr(rebuild_comparison, "_made", lambda session, _: build())
-    monkeypatch.setattr(Session, "connected", lambda session: engine)
+    monkeypatch.setattr(rebuild_comparison, "_rebuild", lambda *_: BuiltImage(build()))
+    monkeypatch.setattr(StepContext, "engine", engine)
 
 
 def tags(site: Site) -> list[str]:

@@ -16,9 +16,10 @@ import yaml
 from envbuild.image import build_records_and_comparison, registry_push
 from envbuild.image.docker_engine import Engine
 from envbuild.lock import lock_file
-from envbuild.pipeline import runner_selection, workflows
-from envbuild.pipeline.model import On, Options
-from envbuild.pipeline.pipeline_steps import Session
+from envbuild.pipeline import runner_selection, selftest_steps, workflows
+from envbuild.pipeline.model import On, SelfTestOrder
+from envbuild.pipeline.step_context import StepContext
+from envbuild.profile.loaded_profile import Source
 from envbuild.registry import oci_types
 from envbuild.resolve import plan_resolver
 from envbuild.runners.docker_runner import Local
@@ -30,12 +31,16 @@ from envbuild.util import user_folders
 from envbuild.util.errors import EnvbuildError, NetworkError, SettingsError, UsageError
 from unit.registries import Registry, serving
 from unit.runners.scripts import CPU
-from unit.support import PROFILE, Said, configure, envbuild, image_of, lock_for, plan_of, source_of
+from unit.support import PROFILE, Said, configure, envbuild, image_of, lock_for, plan_of, source_of, write_profile
+
+
+def order(on: On, asked: RunRequest | None = None) -> SelfTestOrder:
+    source = cast(Source, SimpleNamespace(name="sample"))
+    return SelfTestOrder(source, {}, "3.11", asked or RunRequest(), on)
 
 
 def runner(on: On, asked: RunRequest | None = None) -> Any:
-    options = Options(on=on, asked=asked or RunRequest())
-    return runner_selection.runner(options, cast(Engine, object()), image_of(), "sample", lambda line: None)
+    return runner_selection.runner(order(on, asked), cast(Engine, object()), image_of(), lambda line: None)
 
 
 def test_the_command_line_goes_before_the_settings() -> None:
@@ -150,18 +155,22 @@ def test_gpus_of_this_machine_mean_nothing_to_a_scheduler(name: str) -> None:
 @pytest.mark.parametrize("verb", ["test", "prove"])
 @pytest.mark.parametrize("dry", [True, False])
 def test_gpus_of_this_machine_are_lost_on_no_way_to_the_runner(
-    monkeypatch: pytest.MonkeyPatch, verb: str, dry: bool
+    project: Path, monkeypatch: pytest.MonkeyPatch, verb: str, dry: bool
 ) -> None:
-    found: list[Options] = []
+    found: list[SelfTestOrder] = []
 
-    class Session:
-        def __init__(self, name: str, options: Options, progress: object) -> None:
-            found.append(options)
-            raise UsageError("seen")
+    def select(context: object, wanted: SelfTestOrder, *_: object, **__: object) -> None:
+        found.append(wanted)
+        raise UsageError("seen")
 
-    monkeypatch.setattr(workflows, "Session", Session)
-    assert envbuild(verb, "sample", "--gpus", "0,1", "--on", "slurm", *(["--dry-run"] if dry else [])).code == 2
-    assert [options.asked.gpus for options in found] == [("0", "1")]
+    source = source_of(project, {**PROFILE, "gpus": ["a100"], "torch": "2.11.0"})
+    known = lock_for(plan_resolver.resolve(source)), image_of()
+    monkeypatch.setattr(workflows, "_locked_and_image", lambda *_: known)
+    monkeypatch.setattr(build_records_and_comparison, "all_records", lambda *_: [SimpleNamespace(recipe=mock.ANY)])
+    monkeypatch.setattr(workflows, "tags_of", lambda *_: ())
+    monkeypatch.setattr(workflows, "select_runner", select)
+    done = envbuild(verb, "sample", "--gpus", "0,1", "--on", "slurm", *(["--dry-run"] if dry else []))
+    assert (done.code, [wanted.asked.gpus for wanted in found]) == (2, [("0", "1")]), done.stderr
 
 
 def test_both_options_reach_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,14 +210,17 @@ def test_the_number_of_nodes_reaches_the_runner(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_what_each_of_several_scripts_is_stands_before_it(monkeypatch: pytest.MonkeyPatch, nodes: int) -> None:
+def test_what_each_of_several_scripts_is_stands_before_it(
+    project: Path, monkeypatch: pytest.MonkeyPatch, nodes: int
+) -> None:
     """One alone is as sbatch takes it; two at once are nothing that it takes."""
     cluster = runner(On("slurm", {"slurm": {"interface": "ib0"}}))
-    found = object(), SimpleNamespace(versions={}, python=""), object()
-    monkeypatch.setattr(workflows, "_known", lambda *_: found)
-    monkeypatch.setattr(Session, "runner", lambda *_, **__: cluster)
-    monkeypatch.setattr(Session, "job", lambda *asked: dataclasses.replace(CPU, nodes=asked[-1]))
-    text = workflows.cluster_script("sample", None, cast(Any, None), On("slurm", nodes=nodes))
+    write_profile(project, PROFILE)
+    found = SimpleNamespace(versions={}, python=""), object()
+    monkeypatch.setattr(workflows, "_locked_and_image", lambda *_: found)
+    monkeypatch.setattr(workflows, "select_runner", lambda *_, **__: cluster)
+    monkeypatch.setattr(selftest_steps, "job_for", lambda *asked: dataclasses.replace(CPU, nodes=asked[-1]))
+    text = workflows.cluster_script("sample", None, cast(Any, mock.MagicMock()), On("slurm", nodes=nodes))
     begun = [line for line in text.splitlines() if line.startswith(("#!", "# job"))]
     first, second = "# job 1 of 2: the self-test, on one node", "# job 2 of 2: dist.nodes, on 2 nodes, "
     if nodes == 1:
@@ -233,14 +245,14 @@ def test_what_would_run_is_shown_without_a_push(registry: Registry, name: str, t
     raw = json.dumps(document).encode()
     if there:
         registry.manifests[f"id-{image.id[7:]}"] = (oci_types.MANIFEST, raw)
-    options = Options(on=On(name, {name: {"registry": f"{registry.host}/team/x"}}))
-    made = runner_selection.runner(options, cast(Engine, object()), image, "sample", told.append, dry=True)
+    wanted = order(On(name, {name: {"registry": f"{registry.host}/team/x"}}))
+    made = runner_selection.runner(wanted, cast(Engine, object()), image, told.append, dry=True)
     digest = oci_types.digest_of(raw) if there else f"sha256:{'0' * 64}"
     assert made.image == f"{registry.host}/team/x@{digest}"
     assert any("zeros stand for its digest" in text for text in told) != there
     if not there:
         with pytest.raises(AttributeError):  # otherwise the engine is asked to push
-            runner_selection.runner(options, cast(Engine, object()), image, "sample", told.append)
+            runner_selection.runner(wanted, cast(Engine, object()), image, told.append)
 
 
 @pytest.mark.parametrize("verb", ["test", "prove"])
@@ -254,10 +266,10 @@ def test_what_is_refused_is_refused_before_a_push(
 ) -> None:
     source = source_of(project, {**PROFILE, "gpus": ["a100", "h200"], "torch": "2.11.0"})
     locked, pushed = lock_for(plan_resolver.resolve(source)), list[object]()
-    monkeypatch.setattr(workflows, "existing", lambda *_: (source, locked, image_of()))
+    monkeypatch.setattr(workflows, "existing", lambda *_: (locked, image_of()))
     monkeypatch.setattr(build_records_and_comparison, "all_records", lambda *_: [SimpleNamespace(recipe=mock.ANY)])
-    monkeypatch.setattr(Session, "there", lambda *_: None)
-    monkeypatch.setattr(Session, "connected", lambda session: object())
+    monkeypatch.setattr(workflows, "tags_of", lambda *_: ())
+    monkeypatch.setattr(StepContext, "engine", object())
     monkeypatch.setattr(registry_push, "pushed", lambda *asked: pushed.append(asked))
     given = ["--on", name, f"--{name}", "registry=registry.example/team/x"]
     done: Said = envbuild(verb, "sample", *given, *options)
@@ -271,9 +283,9 @@ def test_where_no_node_fetches_the_image_that_is_told(
 ) -> None:
     told: list[str] = []
     settings_ = {"registry": registry} if registry else {}
-    options = Options(on=On("kubernetes", {"kubernetes": {"namespace": "a", **settings_}}))
+    wanted = order(On("kubernetes", {"kubernetes": {"namespace": "a", **settings_}}))
     monkeypatch.setattr(runner_selection, "_fetched", lambda place, *_: f"r/x@{image_of().id}" if place else None)
-    made = runner_selection.runner(options, cast(Engine, object()), image_of(), "sample", told.append, dry=dry)
+    made = runner_selection.runner(wanted, cast(Engine, object()), image_of(), told.append, dry=dry)
     if not dry:
 
         def unreachable(*_: object) -> None:
@@ -287,8 +299,8 @@ def test_where_no_node_fetches_the_image_that_is_told(
 
 def test_what_would_run_is_shown_without_a_registry() -> None:
     told: list[str] = []
-    options = Options(on=On("kubernetes", {"kubernetes": {"registry": "127.0.0.1:9/team/x"}}))
-    made = runner_selection.runner(options, cast(Engine, object()), image_of(), "sample", told.append, dry=True)
+    wanted = order(On("kubernetes", {"kubernetes": {"registry": "127.0.0.1:9/team/x"}}))
+    made = runner_selection.runner(wanted, cast(Engine, object()), image_of(), told.append, dry=True)
     assert "@sha256:000" in made.image and "could not be asked" in told[0]
 
 
@@ -299,7 +311,7 @@ def test_what_would_run_is_shown_of_a_profile_that_is_only_locked(
 ) -> None:
     source = source_of(project, PROFILE)
     lock_file.write(lock_for(plan_of(project, PROFILE)), source.lock_file, "sample")
-    monkeypatch.setattr(Session, "connected", lambda session: object())
+    monkeypatch.setattr(StepContext, "engine", object())
     done: Said = envbuild(verb, "sample", "--on", name, "--dry-run")
     assert done.code == 0, done.stderr
     assert f"sha256:{'0' * 64}" in done.stdout

@@ -13,9 +13,9 @@ import pytest
 
 from envbuild.cli.console import Console
 from envbuild.facts import database
-from envbuild.pipeline import version_bisection, workflows
-from envbuild.pipeline.model import Options, Step
-from envbuild.pipeline.pipeline_steps import Session
+from envbuild.pipeline import image_steps, version_bisection, workflows
+from envbuild.pipeline.model import Made, Options, SelfTestOrder, StepResult
+from envbuild.pipeline.step_context import PartialResult, StepContext
 from envbuild.profile.project_shapes_and_script import Script
 from envbuild.resolve import profile_reader_and_overrides
 from envbuild.resolve.plan_resolver import pinned_distribution, resolve
@@ -54,34 +54,36 @@ class Workbench:
         self.kept: list[str] = []
         self.lock = lock_for(plan_of(folder, PROFILE))
 
-    def image(self, session: Session) -> Any:
-        version = session.options.pins["numpy"]
+    def image(self, context: StepContext, name: str, options: Options, made: object) -> Any:
+        version = options.pins["numpy"]
         self.made.append(version)
-        session.progress.begin("build")
-        self.options.append(session.options)
+        context.progress.begin("build")
+        self.options.append(options)
         if self.outcomes[version] == "unmakable":
             raise ProfileError("the packages cannot be resolved together")
         return profile_reader_and_overrides.load("sample"), self.lock, image_of(version)
 
-    def selftest(self, session: Session, *_: Any) -> None:
-        session.progress.begin("self-test")
-        outcome = self.outcomes[session.options.pins["numpy"]]
+    def selftest(self, context: StepContext, made: PartialResult[Made], order: SelfTestOrder, runner: object) -> Any:
+        context.progress.begin("self-test")
+        outcome = self.outcomes[self.made[-1]]
         if outcome == "skipped":
-            session.made.run = judged(lines(documents(probe("gemm.crash", "skipped"))), ["gemm.crash"])
+            run = judged(lines(documents(probe("gemm.crash", "skipped"))), ["gemm.crash"])
         else:
-            session.made.run = passed_run(*(probe(name, outcome) for name in session.options.asked.probes))
+            run = passed_run(*(probe(name, outcome) for name in order.asked.probes))
+        made.update(run=run)
+        return run
 
-    def discard(self, session: Session, image: bool = True) -> None:
-        (self.discarded if image else self.kept).append(session.options.pins["numpy"])
+    def discard(self, context: StepContext, made: Made, *, image: bool = True) -> None:
+        (self.discarded if image else self.kept).append(self.made[-1])
 
 
 def bench(monkeypatch: pytest.MonkeyPatch, project: Path, outcomes: Mapping[str, str]) -> Workbench:
     write_profile(project, PROFILE)
     made = Workbench(outcomes, project)
-    monkeypatch.setattr(Session, "connected", lambda session: None)
+    monkeypatch.setattr(StepContext, "engine", None)
     monkeypatch.setattr(workflows, "build_image", made.image)
-    monkeypatch.setattr(Session, "selftest", lambda *given: made.selftest(*given))
-    monkeypatch.setattr(Session, "discard", lambda *given, **how: made.discard(*given, **how))
+    monkeypatch.setattr(workflows, "run_selftest", made.selftest)
+    monkeypatch.setattr(version_bisection, "discard_build", made.discard)
     monkeypatch.setattr(version_bisection, "releases_between", lambda *_: list(outcomes))
     return made
 
@@ -125,10 +127,10 @@ def test_the_tries_are_told_as_json(monkeypatch: pytest.MonkeyPatch, project: Pa
 def test_a_failure_on_the_way_keeps_the_tries_so_far(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
     made = bench(monkeypatch, project, passing_from("1.6"))
 
-    def image(session: Session) -> Any:
+    def image(*given: Any) -> Any:
         if len(made.made) == 2:
             raise NetworkError("the index does not answer")
-        return made.image(session)
+        return made.image(*given)
 
     monkeypatch.setattr(workflows, "build_image", image)
     said = hunted("--json")
@@ -180,7 +182,7 @@ def test_what_is_interrupted_is_cleaned_up(monkeypatch: pytest.MonkeyPatch, proj
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Session, "selftest", interrupted)
+    monkeypatch.setattr(workflows, "run_selftest", interrupted)
     assert hunted().code == 130
     assert made.discarded == ["1.0"]
 
@@ -197,8 +199,8 @@ def test_a_script_may_decide(monkeypatch: pytest.MonkeyPatch, project: Path) -> 
 
 def test_the_script_of_a_try_is_the_one_given(project: Path) -> None:
     write_profile(project, PROFILE)
-    session = Session("sample", Options(script=Script("smoke.py", "pass")), Console())
-    assert session.load().profile.selftest.script == Script("smoke.py", "pass")
+    source = image_steps.load_profile("sample", options=Options(script=Script("smoke.py", "pass"))).value
+    assert source.profile.selftest.script == Script("smoke.py", "pass")
 
 
 @pytest.mark.parametrize(
@@ -232,7 +234,6 @@ def test_without_a_card_nothing_is_made(monkeypatch: pytest.MonkeyPatch, project
     def nowhere(engine: object) -> None:
         raise NotProved("the engine has no GPU")
 
-    monkeypatch.setattr(Session, "connected", lambda session: None)
     monkeypatch.setattr(docker_runner, "look_for_gpu", nowhere)
     monkeypatch.setattr(version_bisection, "releases_between", lambda *_: pytest.fail("the index was asked first"))
     assert (hunted().code, made.made) == (4, [])
@@ -243,7 +244,7 @@ def test_without_a_card_nothing_is_made(monkeypatch: pytest.MonkeyPatch, project
 def test_on_another_card_no_outcome_counts(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
     """All versions would fail, which says nothing of the pin."""
     made = on_a_card(monkeypatch, project, dict.fromkeys(VERSIONS, "failed"))
-    monkeypatch.setattr(Session, "look_for_card", lambda session: None)
+    monkeypatch.setattr(version_bisection, "require_gpu", lambda context: StepResult(None))
     said = hunted()
     assert (said.code, made.made, made.discarded) == (4, ["1.0"], ["1.0"])
     assert "the card here is none of sample's" in said.stderr
@@ -310,15 +311,15 @@ def test_only_what_was_made_is_discarded(monkeypatch: pytest.MonkeyPatch, projec
         def remove(self, reference: str) -> None:
             removed.append(reference)
 
-    session = Session("sample", Options(), version_bisection._Within(Console(), "1.0"))
-    session.engine = Engine()  # type: ignore[assignment]
-    session.made.lock = lock_for(plan_of(project, PROFILE))
-    session.made.steps.append(Step("build", 1.0, cached, ""))
-    context = user_folders.cache_folder("contexts") / "sample"
-    (context / "wheels").mkdir(parents=True)
-    session.discard()
-    assert not context.exists()
-    tag = f"envbuild/sample:{session.made.lock.short}"
+    context = StepContext(Console())
+    context.engine = Engine()  # type: ignore[assignment]
+    locked = lock_for(plan_of(project, PROFILE))
+    context.step("build", lambda: StepResult(None, cached))
+    folder = user_folders.cache_folder("contexts") / "sample"
+    (folder / "wheels").mkdir(parents=True)
+    image_steps.discard_build(context, Made("sample", lock=locked))
+    assert not folder.exists()
+    tag = f"envbuild/sample:{locked.short}"
     assert removed == ([] if cached else [tag, f"{tag}-layers"])
 
 

@@ -22,15 +22,17 @@ from envbuild.facts import probe_catalogue_reader
 from envbuild.fetch import archive_fetcher, wheel_resolution_and_download
 from envbuild.image import build_records_and_comparison, buildx, image_build, noted_lock_paths
 from envbuild.lock import extension_source_fetcher, lock_file
-from envbuild.pipeline import build_downloads, workflows
-from envbuild.pipeline.model import Made, On, Options, Progress
-from envbuild.pipeline.pipeline_steps import Session
+from envbuild.pipeline import build_downloads, image_steps, workflows
+from envbuild.pipeline.model import Made, On, Options, Recipe, SelfTestOrder, StepResult
+from envbuild.pipeline.progress_events import Listener, Note
+from envbuild.pipeline.selftest_steps import WrittenEvidence
+from envbuild.pipeline.step_context import PartialResult, StepContext
 from envbuild.profile.loaded_profile import Source
 from envbuild.testrun import run_result, selftest_job
 from envbuild.util import user_folders
 from envbuild.util.errors import CheckFailed, EngineError, NotProved
 from unit.evidence.runs import NAMES, documents, judged, lines, passed_run, probe
-from unit.support import PROFILE, Said, envbuild, image_of, lock_for, plan_of
+from unit.support import PROFILE, Said, envbuild, image_of, lock_for, plan_of, source_of
 from unit.testrun import fingerprints
 
 SOURCE = cast(Source, SimpleNamespace(name="sample", known_lock=Path("profiles/sample.lock.yaml")))
@@ -122,14 +124,13 @@ def test_a_run_that_nothing_came_of_says_why_in_its_message() -> None:
     ],
 )
 def test_the_status_of_what_was_made(run: run_result.TestRun | None, proofs: list[str], status: str) -> None:
-    found = made(run)
-    found.proofs = tuple(Proof("cpu", state, None, "") for state in proofs)
+    found = dataclasses.replace(made(run), proofs=tuple(Proof("cpu", state, None, "") for state in proofs))
     assert found.status == found.document()["status"] == status
 
 
 @pytest.fixture
-def being_made(monkeypatch: pytest.MonkeyPatch) -> tuple[Session, list[str]]:
-    """A session whose engine, builder and audit are stand-ins, and what they were asked to do."""
+def being_made(monkeypatch: pytest.MonkeyPatch) -> tuple[StepContext, list[str]]:
+    """A context whose engine, builder and audit are stand-ins, and what they were asked to do."""
     done: list[str] = []
 
     def note(name: str, value: Any) -> Any:
@@ -149,9 +150,10 @@ def being_made(monkeypatch: pytest.MonkeyPatch) -> tuple[Session, list[str]]:
     monkeypatch.setattr(environment_audit, "expected_contents", note("expected", Expected()))
     monkeypatch.setattr(environment_audit, "labels", note("labels", {"io.envbuild.torch": "2.3.1"}))
     monkeypatch.setattr(build_downloads, "fetch_image_parts", note("fetch", None))
-    session = Session("sample", Options(), cast(Any, MagicMock()))
-    session.engine = cast(Any, object())
-    return session, done
+    monkeypatch.setattr(image_steps, "fetch_base", lambda context, plan, lock, **_: lock)
+    context = StepContext(cast(Any, MagicMock()))
+    context.engine = cast(Any, object())
+    return context, done
 
 
 def judged_as(*findings: Finding) -> Any:
@@ -159,36 +161,36 @@ def judged_as(*findings: Finding) -> Any:
 
 
 def test_layers_are_audited_before_they_are_labelled(
-    being_made: tuple[Session, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
+    being_made: tuple[StepContext, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:
-    session, done = being_made
+    context, done = being_made
     monkeypatch.setattr(environment_audit, "assess", judged_as(Finding("a", "warn", "m", "r")))
     plan = plan_of(project, PROFILE)
     lock_file.write(lock_for(plan), SOURCE.known_lock, "sample")
-    image = session.build(SOURCE, plan, lock_for(plan), "FROM scratch")
-    assert image == session.made.image == image_of("labelled")
+    built = image_steps.find_or_build_image(context, Recipe(SOURCE, plan, lock_for(plan), "FROM scratch"))
+    assert built.image == image_of("labelled")
     assert [name for name in done if name in ("layers", "collect", "label")] == ["layers", "collect", "label"]
-    assert [step.name for step in session.made.steps] == ["build", "audit", "label"]
+    assert [step.name for step in context.steps] == ["build", "audit", "label"]
     assert list(noted_lock_paths.all_locks()) == [project / "profiles" / "sample.lock.yaml"], "prune would not know it"
 
 
 def test_what_has_no_lock_file_is_not_noted(
-    being_made: tuple[Session, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
+    being_made: tuple[StepContext, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:
     """As a rebuild, whose lock is that of the evidence: nothing of it would ever end the note."""
-    session, _ = being_made
+    context, _ = being_made
     monkeypatch.setattr(environment_audit, "assess", judged_as())
     plan = plan_of(project, PROFILE)
-    session.build(SOURCE, plan, lock_for(plan), "FROM scratch")
+    image_steps.find_or_build_image(context, Recipe(SOURCE, plan, lock_for(plan), "FROM scratch"))
     assert list(user_folders.cache_folder("built", make=False).glob("*")) == []
 
 
 @pytest.mark.parametrize("stays", [None, "a container's", "recorded before"])
 def test_a_discarded_image_leaves_no_record(
-    being_made: tuple[Session, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path, stays: str | None
+    being_made: tuple[StepContext, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path, stays: str | None
 ) -> None:
     """But where the image stays, or was recorded before: as of another engine."""
-    session, _ = being_made
+    context, _ = being_made
     plan = plan_of(project, PROFILE)
     locked = lock_for(plan)
     image = image_of("labelled")
@@ -207,10 +209,9 @@ def test_a_discarded_image_leaves_no_record(
     monkeypatch.setattr(image_build, "build_labelled", labelled)
     monkeypatch.setattr(environment_audit, "assess", judged_as())
     found = image if stays == "a container's" else None
-    session.engine = cast(Any, SimpleNamespace(remove=lambda reference: None, find=lambda handle: found))
-    session.made.lock = locked
-    session.build(SOURCE, plan, locked, "FROM scratch")
-    session.discard()
+    context.engine = cast(Any, SimpleNamespace(remove=lambda reference: None, find=lambda handle: found))
+    built = image_steps.find_or_build_image(context, Recipe(SOURCE, plan, locked, "FROM scratch"))
+    image_steps.discard_build(context, Made("sample", lock=locked, new_records=built.new_records))
     assert {one.image for one in build_records_and_comparison.all_records()} == {
         earlier.image,
         *([image.id] if stays else []),
@@ -218,45 +219,72 @@ def test_a_discarded_image_leaves_no_record(
 
 
 def test_another_image_than_before_is_told_and_stands_in_the_document(
-    being_made: tuple[Session, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
+    being_made: tuple[StepContext, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:
-    session, _ = being_made
-
     def labelled(*_: Any, note: Any, **__: Any) -> Any:
         note("another image than before")
         return image_of("labelled")
 
     monkeypatch.setattr(image_build, "build_labelled", labelled)
     monkeypatch.setattr(environment_audit, "assess", judged_as())
-    plan = plan_of(project, PROFILE)
-    session.build(SOURCE, plan, lock_for(plan), "FROM scratch")
-    assert session.made.document()["notes"] == ["another image than before"]
-    cast(Any, session.progress).say.assert_called_once_with("another image than before")
+    source, progress = source_of(project, PROFILE), MagicMock()
+    locked = lock_for(plan_of(project, PROFILE))
+    lock_file.write(locked, source.lock_file, "sample")
+    monkeypatch.setattr(StepContext, "engine", SimpleNamespace())
+    made = workflows.build_only("sample", Options(locked=True), progress)
+    assert made.document()["notes"] == ["another image than before"]
+    progress.assert_any_call(Note("another image than before"))
 
 
 def test_layers_with_a_defect_are_no_image(
-    being_made: tuple[Session, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
+    being_made: tuple[StepContext, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:
-    session, done = being_made
+    _, done = being_made
     monkeypatch.setattr(environment_audit, "assess", judged_as(Finding("two-copies", "defect", "m", "r")))
-    plan = plan_of(project, PROFILE)
-    locked = lock_for(plan)
-    with pytest.raises(CheckFailed, match=f"envbuild/sample:{locked.short}-layers: 1 defect"):
-        session.build(SOURCE, plan, locked, "FROM scratch")
+    source = source_of(project, PROFILE)
+    locked = lock_for(plan_of(project, PROFILE))
+    lock_file.write(locked, source.lock_file, "sample")
+    monkeypatch.setattr(StepContext, "engine", SimpleNamespace())
+    with pytest.raises(CheckFailed, match=f"envbuild/sample:{locked.short}-layers: 1 defect") as caught:
+        workflows.build_only("sample", Options(locked=True), MagicMock())
     assert "label" not in done
-    assert session.made.image is None and session.made.status == "failed"
+    partial = caught.value.partial
+    assert (partial["image"], partial["status"], partial["lock"]) == (None, "failed", locked.id)
+    assert [step["name"] for step in partial["steps"]] == ["load profile", "resolve", "lock", "render", "build"]
 
 
 @pytest.mark.parametrize(("tagged", "left"), [("this", []), ("another", ["verified"])])
-def test_what_failed_its_latest_test_is_verified_no_longer(tagged: str, left: list[str]) -> None:
+def test_what_failed_its_latest_test_is_verified_no_longer(
+    monkeypatch: pytest.MonkeyPatch, tagged: str, left: list[str]
+) -> None:
     image = image_of("this")
     tags = {"verified": image_of(tagged).handle, "0123": image.handle}
-    session = Session("sample", Options(), cast(Any, MagicMock()))
-    session.made.run = passed_run(probe("env.libs", "failed"))
-    session.engine = cast(Any, SimpleNamespace(tags=lambda _: tags, remove=lambda name: tags.pop(name.split(":")[1])))
+    context = StepContext(cast(Any, MagicMock()))
+    context.engine = cast(Any, SimpleNamespace(tags=lambda _: tags, remove=lambda name: tags.pop(name.split(":")[1])))
+    failed = passed_run(probe("env.libs", "failed"))
+    monkeypatch.setattr(workflows, "select_runner", lambda *_: None)
+    monkeypatch.setattr(workflows, "run_selftest", lambda context, made, *_: made.update(run=failed))
+    monkeypatch.setattr(workflows, "write_evidence", lambda *_: StepResult(WrittenEvidence(Path("x"), ())))
+    made = PartialResult(Made("sample", image=image, tags=("envbuild/sample:0123", "envbuild/sample:verified")))
     with pytest.raises(CheckFailed):
-        workflows._passed(session, SOURCE, image)
+        workflows._test_and_record(context, made, SelfTestOrder(SOURCE, {}, "3.11"), cast(Any, None), image)
     assert [tag for tag in tags if tag == "verified"] == left
+    assert ("envbuild/sample:verified" in made.value.tags) is bool(left)
+    assert made.value.evidence == Path("x"), "evidence of the failure is written first"
+
+
+def test_tags_of_a_trial_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pins that are only tried say nothing of what the tag names."""
+    image = image_of("this")
+    context = StepContext(cast(Any, MagicMock()))
+    context.engine = cast(Any, SimpleNamespace(tags=lambda _: {"verified": image.handle}))  # it cannot remove
+    monkeypatch.setattr(workflows, "select_runner", lambda *_: None)
+    failed = passed_run(probe("env.libs", "failed"))
+    monkeypatch.setattr(workflows, "run_selftest", lambda context, made, *_: made.update(run=failed))
+    monkeypatch.setattr(workflows, "write_evidence", lambda *_: StepResult(WrittenEvidence(Path("x"), ())))
+    made, order = PartialResult(Made("sample", image=image)), SelfTestOrder(SOURCE, {}, "3.11")
+    with pytest.raises(CheckFailed):
+        workflows._test_and_record(context, made, order, cast(Any, None), image, may_withdraw=False)
 
 
 # the commands, with a pipeline that is done at once
@@ -322,7 +350,7 @@ def test_test_reports_a_required_probe_that_was_skipped(monkeypatch: pytest.Monk
 def test_what_is_asked_for_reaches_the_pipeline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[selftest_job.RunRequest] = []
 
-    def test(name: str, reference: str | None, progress: Progress, wanted: selftest_job.RunRequest, on: On) -> Made:
+    def test(name: str, reference: str | None, listener: Listener, wanted: selftest_job.RunRequest, on: On) -> Made:
         asked.append(wanted)
         return made(passed_run())
 
@@ -361,7 +389,7 @@ def test_a_fingerprint_is_kept_of_a_failed_run_too(monkeypatch: pytest.MonkeyPat
     file = tmp_path / "new" / "card.json"
     asked: list[selftest_job.RunRequest] = []
 
-    def test(name: str, reference: str | None, progress: Progress, wanted: selftest_job.RunRequest, on: On) -> Made:
+    def test(name: str, reference: str | None, listener: Listener, wanted: selftest_job.RunRequest, on: On) -> Made:
         asked.append(wanted)
         return made(dataclasses.replace(passed_run(probe("fingerprint", "failed")), fingerprint=fingerprints.load()))
 
@@ -467,7 +495,7 @@ def test_what_two_profiles_need_is_fetched_by_one_process_at_a_time(
     if what == "image":
         build_downloads.fetch_image_parts(plan, locked, MagicMock())
     else:
-        build_downloads.builder(plan, locked, one, MagicMock())
+        build_downloads.fetch_compiler_and_sources(plan, locked, one, MagicMock())
     assert held and all(held)
 
 
@@ -478,11 +506,11 @@ def test_a_builder_that_is_not_there_ends_what_has_nothing_to_build_too(monkeypa
         asked.append(engine.builder)
         raise EngineError("there is no builder 'nope'")
 
-    engine = "envbuild.pipeline.pipeline_steps.Engine"
+    engine = "envbuild.pipeline.step_context.Engine"
     monkeypatch.setattr(engine, lambda builder: SimpleNamespace(builder=builder, require_bounds=list))
     monkeypatch.setattr(buildx, "require_builder", refuse)
-    session = Session("sample", Options(builder="nope"), cast(Progress, MagicMock()))
+    context = StepContext(cast(Listener, MagicMock()), "nope")
     for _ in range(2):  # nor is it taken for found the second time
         with pytest.raises(EngineError, match="no builder 'nope'"):
-            session.connected()
+            _ = context.engine
     assert asked == ["nope", "nope"]

@@ -55,6 +55,30 @@ def test_without_input_stdin_is_empty() -> None:
     assert run(["cat"], timeout=20).stdout == ""
 
 
+def test_events_come_by_a_pipe_of_their_own() -> None:
+    """A megabyte on each of three pipes; its own child does not keep the pipe open."""
+    lines: list[str] = []
+    code = "import os, subprocess; fd = int(os.environ['ENVBUILD_EVENTS']); os.write(fd, b'first\\n'); "
+    code += "os.write(1, b'o' * 1_000_000); os.write(2, b'e' * 1_000_000); os.write(fd, b'x' * 1_000_000 + b'\\n'); "
+    code += "subprocess.Popen(['sleep', '30'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)"
+    begin = time.monotonic()
+    done = run(python(code), on_event=lines.append, timeout=20)
+    assert (done.code, len(done.stdout), len(done.stderr)) == (0, 1_000_000, 1_000_000), done.stderr[-500:]
+    assert [len(line) for line in lines] == [5, 1_000_000]
+    assert time.monotonic() - begin < 8
+
+
+def test_nobody_but_the_program_has_the_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(host_processes.EVENTS, "1")
+    assert run(["sh", "-c", "echo $ENVBUILD_EVENTS"]).stdout == "\n"
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        with pytest.raises(ProcessMissing):
+            run(["/no/such/program"], on_event=lambda line: None)
+        run(["true"], on_event=lambda line: None)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 def test_lines_of_stderr_come_as_they_are_written() -> None:
     lines: list[str] = []
     run(["sh", "-c", "echo one >&2; echo out; printf two >&2"], on_line=lines.append)

@@ -1,0 +1,215 @@
+"""The steps from a profile to its image: load, resolve, lock, render, compile extensions, build, audit and label."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+from envbuild.audit import environment_audit, image_collector
+from envbuild.facts import database
+from envbuild.fetch import apt_resolution_and_download, sha256_file_store
+from envbuild.fetch.locked_artifact_types import LockedExtension
+from envbuild.image import (
+    build_context_folders,
+    build_records_and_comparison,
+    debian_base_tar,
+    dockerfile_renderer,
+    extension_wheel_build,
+    image_build,
+    noted_lock_paths,
+)
+from envbuild.image.docker_engine import Image
+from envbuild.image.extension_wheel_build import BuiltWheel, CompileOrder
+from envbuild.image.image_naming import repository
+from envbuild.lock import lock_file, lock_update, wheel_contents
+from envbuild.lock.lock_file import Lock
+from envbuild.pipeline import build_downloads
+from envbuild.pipeline.model import BuiltImage, Made, Options, Recipe, StepResult
+from envbuild.pipeline.step_context import StepContext
+from envbuild.profile.loaded_profile import Source
+from envbuild.resolve import plan_resolver, profile_reader_and_overrides
+from envbuild.resolve.plan_resolver import Plan
+from envbuild.util import atomic_files
+from envbuild.util.errors import OutOfDate, UsageError, some
+from envbuild.util.yaml_document import display
+
+_AS_WRITTEN = Options()
+
+
+def load_profile(name: str, gpus: Sequence[str] = (), options: Options = _AS_WRITTEN) -> StepResult[Source]:
+    """Read the profile, with the changes that `options` make to it. `gpus`: those that the self-test shall use; raises
+    UsageError if the profile is tested on the CPU."""
+    source = profile_reader_and_overrides.load(name, options.pins, options.requirements)
+    if options.tolerant:
+        source = source.accepting((item.id for item in database.advisories()), "only tried")
+    if options.script:
+        source = source.bringing(options.script)
+    if gpus and not source.profile.gpus:
+        error = UsageError(f"--gpus: {source.name} is tested on the CPU", hint="its profile names no gpus")
+        error.partial = {"profile": source.name}
+        raise error
+    return StepResult(source, note=display(source.file))
+
+
+def resolve_profile(source: Source) -> StepResult[Plan]:
+    plan = plan_resolver.resolve(source)
+    return StepResult(plan, note=", ".join([*plan.core[1:], *plan.packages[:4]]))
+
+
+def lock_profile(context: StepContext, source: Source, plan: Plan, options: Options) -> StepResult[Lock]:
+    """Return the current lock, after downloading its base packages."""
+    before = lock_file.read(source.known_lock)
+    if options.locked:
+        after = lock_file.current(before, plan, source.lock_file)
+    else:
+        accepted = {lock_update.EVERYTHING} if options.tolerant else set(options.accept_old)
+        show = build_downloads.show_download(context.progress)
+        after = lock_update.update_lock(plan, before, progress=show, accept_old=frozenset(accepted), say=context.note)
+    after = fetch_base(context, plan, after, lock_again=not options.locked)
+    if after is not before:
+        for note in (*profile_reader_and_overrides.ignored_uv_settings([source]), *source.notes):
+            context.note(note)
+        if not options.trial:
+            lock_file.write(after, source.lock_file, source.name, source.origin)
+        for change in lock_update.version_changes(before, after):
+            context.progress.say(f"locked: {change}")
+    return StepResult(after, cached=after is before, note=f"{after.short} {display(source.lock_file)}")
+
+
+def fetch_base(context: StepContext, plan: Plan, lock: Lock, *, lock_again: bool) -> Lock:
+    """Download the base packages and return the lock. `lock_again`: if no mirror has a package any longer, lock the
+    base again; otherwise raise AptUnavailable."""
+    if lock.suite is None or (debian_base_tar.tar_file(lock).is_file() and not lock.apt):
+        return lock
+    packages = lock.apt if debian_base_tar.tar_file(lock).is_file() else (*lock.base, *lock.apt)
+    try:
+        with build_downloads.one_fetch_at_a_time(context.progress):
+            apt_resolution_and_download.fetch_debs(packages, lock.suite, sha256_file_store.debs(), lock.made)
+        return lock
+    except apt_resolution_and_download.AptUnavailable as gone:
+        if not lock_again:
+            raise
+        context.progress.say(f"the base is locked again: {gone.message}")
+    again = lock_update.update_lock(plan, lock, frozenset({lock_update.BASE}))
+    with build_downloads.one_fetch_at_a_time(context.progress):
+        apt_resolution_and_download.fetch_debs(
+            (*again.base, *again.apt), lock.suite, sha256_file_store.debs(), again.made
+        )
+    return again
+
+
+def render_dockerfile(source: Source, lock: Lock, options: Options) -> StepResult[str]:
+    """Return the Dockerfile of the lock, and write it unless pins are only tried. Raises OutOfDate under --locked."""
+    text = dockerfile_renderer.render(lock, source.name)
+    same = atomic_files.holds_text(source.dockerfile, text)
+    if options.locked and source.dockerfile.is_file() and not same:
+        raise OutOfDate(
+            f"{display(source.dockerfile)} is not what the lock gives", hint=f"run: envbuild render {source.known}"
+        )
+    if not same and not options.trial:
+        atomic_files.write_within(source.project, source.dockerfile, text)
+    return StepResult(text, cached=same, note=display(source.dockerfile))
+
+
+def find_or_build_image(context: StepContext, recipe: Recipe, *, no_cache: bool = False) -> BuiltImage:
+    """Return the image of a recipe: an existing one, or a new one whose layers are built, audited, and labelled with
+    the result. `no_cache`: always build a new one."""
+    noted_lock_paths.note_lock(recipe.source.known_lock)  # before an image exists that prune would not recognise
+    found = None if no_cache else image_build.existing_image(context.engine, recipe.lock, recipe.dockerfile)
+    if found is not None:
+        return BuiltImage(context.step("build", tag_existing_image, context, recipe, found))
+    wheels = context.step("extensions", compile_extensions, context, recipe) if recipe.lock.extensions else ()
+    layers = context.step("build", build_unlabelled, context, recipe, wheels, no_cache=no_cache)
+    labels = context.step("audit", audit_layers, context, recipe, layers)
+    return context.step("label", label_image, context, recipe, wheels, labels)
+
+
+def image_tag(source: Source, lock: Lock) -> str:
+    return f"{repository(source.name)}:{lock.short}"
+
+
+def tag_existing_image(context: StepContext, recipe: Recipe, image: Image) -> StepResult[Image]:
+    """Set the tag of an image that exists already, if the tag is missing."""
+    engine, named = context.engine, repository(recipe.name)
+    if engine.tags(named).get(recipe.lock.short) != image.handle:
+        engine.tag(image, named, recipe.lock.short)
+    return StepResult(image, cached=True, note=f"{image_tag(recipe.source, recipe.lock)} {image.size / 1e6:.0f} MB")
+
+
+def compile_extensions(context: StepContext, recipe: Recipe) -> StepResult[tuple[BuiltWheel, ...]]:
+    """Return the wheels of the extensions compiled from source, those compiled before from the cache."""
+    extensions = recipe.lock.extensions
+    found = [extension_wheel_build.find_wheel(recipe.lock, one) for one in extensions]
+    wheels = tuple(
+        built or _compile_extension(context, recipe, one) for built, one in zip(found, extensions, strict=True)
+    )
+    note = ", ".join(f"{one.name} {one.path.stat().st_size / 1e6:.0f} MB {one.sha256[:12]}" for one in wheels)
+    return StepResult(wheels, cached=None not in found, note=note)
+
+
+def _compile_extension(context: StepContext, recipe: Recipe, extension: LockedExtension) -> BuiltWheel:
+    engine, lock, progress = context.engine, recipe.lock, context.progress
+    image_build.require_disk_space(engine, lock, compiling=True)
+    build_downloads.fetch_image_parts(recipe.plan, lock, progress)
+    build_downloads.fetch_compiler_and_sources(recipe.plan, lock, extension, progress)
+    return extension_wheel_build.compile_wheel(
+        CompileOrder(engine, lock, recipe.name, recipe.dockerfile, extension, progress.say, progress.line)
+    )
+
+
+def build_unlabelled(
+    context: StepContext, recipe: Recipe, wheels: Sequence[BuiltWheel], *, no_cache: bool
+) -> StepResult[Image]:
+    """Download the parts of the image and build its layers, without labels and under a separate tag."""
+    engine, lock, progress = context.engine, recipe.lock, context.progress
+    image_build.require_disk_space(engine, lock)
+    begin = functools.partial(image_build.start_build, engine, lock, recipe.name, recipe.dockerfile)
+    build_downloads.fetch_image_parts(recipe.plan, lock, progress, None if no_cache else begin)
+    image = image_build.build_layers(
+        engine, lock, recipe.name, recipe.dockerfile, wheels,
+        no_cache=no_cache, say=progress.say, on_line=progress.line,
+    )  # fmt: skip
+    return StepResult(image, note=f"{some(len(image.layers), 'layer')}, {image.size / 1e6:.0f} MB")
+
+
+def audit_layers(context: StepContext, recipe: Recipe, image: Image) -> StepResult[dict[str, str]]:
+    """Audit the actual contents of the layers, and return the labels that describe them. Raises CheckFailed for a
+    defect or a known fault."""
+    lock = recipe.lock
+    target = image_build.layers_tag(lock, recipe.name)
+    held = image_collector.collect_from_image(context.engine, image, target, wheel_contents.wheel_hashes(lock))
+    expected = environment_audit.expected_contents(recipe.source, lock, claimed=True)
+    done = environment_audit.assess(target, held, expected)
+    done.require()
+    return StepResult(environment_audit.labels(held), note=done.summary)
+
+
+def label_image(
+    context: StepContext, recipe: Recipe, wheels: Sequence[BuiltWheel], labels: Mapping[str, str]
+) -> StepResult[BuiltImage]:
+    """Add the labels and the image's tag to the layers, and write the build record."""
+    lock, text, progress = recipe.lock, recipe.dockerfile, context.progress
+    before = {record.image for record in image_build.matching_records(lock, text)}
+    image = image_build.build_labelled(
+        context.engine, lock, recipe.name, text, labels, wheels,
+        say=progress.say, on_line=progress.line, note=context.note,
+    )  # fmt: skip
+    new = tuple(record for record in image_build.matching_records(lock, text) if record.image not in before)
+    note = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in labels.items())
+    return StepResult(BuiltImage(image, new), note=note)
+
+
+def discard_build(context: StepContext, made: Made, *, image: bool = True) -> None:
+    """Remove the build context, and the image built from it unless it existed before. Remove the image's build record
+    too: otherwise the next image would be reported as differing from it. `image`: False keeps image and record."""
+    build_context_folders.discard(made.name)
+    if not image:
+        return
+    existed = any(step.name == "build" and step.cached for step in context.steps)
+    if made.lock and not existed:
+        tag = f"{repository(made.name)}:{made.lock.short}"
+        for reference in (tag, image_build.layers_tag(made.lock, made.name)):
+            context.engine.remove(reference)
+    for record in made.new_records:
+        if context.engine.find(record.handle) is None:  # the image has no other name and no container keeps it
+            build_records_and_comparison.remove_record(record)

@@ -1,0 +1,154 @@
+"""What a running workflow reports: events, which the console shows, and their form between two processes.
+
+`make A B C` runs each profile in processes of its own. Such a process shows nothing: it writes its events to the file
+descriptor whose number it finds in the environment variable ENVBUILD_EVENTS, a pipe to the process that started it
+(`on_event` of util.host_processes.run). Each event is an object of JSON on one line. `event` names its kind, the other
+keys are the fields of the class of that kind in this module:
+
+    {"step": "build", "event": "step-began"}
+    {"text": "locked: numpy 2.1.0", "event": "note"}
+    {"names": ["env.libs", "gemm.crash"], "event": "probes-planned"}
+    {"result": {"probe": "env.libs", "status": "passed", ...}, "event": "probe-ended"}
+    {"step": {"name": "build", "seconds": 3.2, "cached": false, "note": "..."}, "event": "step-ended"}
+    {"event": "step-aborted"}
+
+An activity is not written, because several profiles have no place to show it. Texts may contain anything that others
+wrote, such as escape sequences: whatever shows them makes them printable.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
+
+from envbuild.util import host_processes
+
+
+@dataclass(frozen=True)
+class Step:
+    """A finished step. `cached`: nothing had to be done."""
+
+    name: str
+    seconds: float
+    cached: bool
+    note: str
+
+
+@dataclass(frozen=True)
+class StepBegan:
+    step: str
+    event: Literal["step-began"] = "step-began"
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a step is doing at this moment; it may change many times in a second."""
+
+    text: str
+    event: Literal["activity"] = "activity"
+
+
+@dataclass(frozen=True)
+class Note:
+    """A message that stays visible."""
+
+    text: str
+    event: Literal["note"] = "note"
+
+
+@dataclass(frozen=True)
+class ProbesPlanned:
+    """The probes that a self-test will run, in their order."""
+
+    names: tuple[str, ...]
+    event: Literal["probes-planned"] = "probes-planned"
+
+
+@dataclass(frozen=True)
+class ProbeEnded:
+    """The result of one probe, as the self-test reported it."""
+
+    result: Mapping[str, Any]
+    event: Literal["probe-ended"] = "probe-ended"
+
+
+@dataclass(frozen=True)
+class StepEnded:
+    step: Step
+    event: Literal["step-ended"] = "step-ended"
+
+
+@dataclass(frozen=True)
+class StepAborted:
+    """The step did not end, because of an error or an interruption."""
+
+    event: Literal["step-aborted"] = "step-aborted"
+
+
+@dataclass(frozen=True)
+class OutputLine:
+    """A line that a profile's process wrote to stderr, such as a line of a traceback. No workflow reports it: it comes
+    from the process that reads that output."""
+
+    text: str
+    event: Literal["output-line"] = "output-line"
+
+
+Event = StepBegan | Activity | Note | ProbesPlanned | ProbeEnded | StepEnded | StepAborted | OutputLine
+Listener = Callable[[Event], None]
+_EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Reports events to a listener, with a method for each kind that steps report."""
+
+    listener: Listener
+
+    def begin(self, step: str) -> None:
+        self.listener(StepBegan(step))
+
+    def line(self, text: str) -> None:
+        self.listener(Activity(text))
+
+    def say(self, text: str) -> None:
+        self.listener(Note(text))
+
+    def probe(self, report: Mapping[str, Any]) -> None:
+        """`report`: a line of the self-test's output, either {"probes": names} or a result."""
+        self.listener(ProbesPlanned(tuple(report["probes"])) if "probes" in report else ProbeEnded(report))
+
+    def end(self, step: Step) -> None:
+        self.listener(StepEnded(step))
+
+    def abort(self) -> None:
+        self.listener(StepAborted())
+
+
+def event_line(event: Event) -> bytes:
+    return _EVENTS.dump_json(event) + b"\n"
+
+
+def parse_event(line: str) -> Event:
+    """Raises ValueError if the line is not an event."""
+    return _EVENTS.validate_json(line)
+
+
+def listener_of_parent() -> Listener | None:
+    """Return a listener that writes events to the process that started this one; None if it did not ask for events."""
+    number = os.environ.pop(host_processes.EVENTS, "")
+    if not number.isdecimal():
+        return None
+    pipe, turn = int(number), threading.Lock()
+
+    def write(event: Event) -> None:
+        if not isinstance(event, Activity):
+            with turn, os.fdopen(pipe, "wb", closefd=False) as stream:
+                stream.write(event_line(event))
+
+    return write

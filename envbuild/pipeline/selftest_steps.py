@@ -1,0 +1,174 @@
+"""The steps from a built image to the tag `verified`: self-test, evidence and tag."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from envbuild.attest import in_toto_statements, keys_and_signatures
+from envbuild.attest.in_toto_statements import Subject
+from envbuild.attest.keys_and_signatures import Signer
+from envbuild.doctor import cpu_memory_and_os
+from envbuild.evidence import evidence_statements_and_store, profile_proofs
+from envbuild.evidence.proof_rules import Proof
+from envbuild.facts import database
+from envbuild.image.docker_engine import Image
+from envbuild.image.image_naming import VERIFIED, repository
+from envbuild.lock.lock_file import Lock
+from envbuild.pipeline import runner_selection
+from envbuild.pipeline.model import SelfTestOrder, StepResult, probe_counts
+from envbuild.pipeline.progress_events import Progress
+from envbuild.pipeline.step_context import StepContext
+from envbuild.profile.loaded_profile import Source
+from envbuild.runners import docker_runner
+from envbuild.runners.runner_interface import Runner, Scheduled, Watch
+from envbuild.testrun import expected_hardware, output_judge, selftest_job
+from envbuild.testrun.run_result import TestRun
+from envbuild.testrun.selftest_job import Job
+from envbuild.util.errors import EngineError
+
+
+@dataclass(frozen=True)
+class WrittenEvidence:
+    """The statement's file, and the proofs of the image that follow from it and from earlier evidence."""
+
+    file: Path
+    proofs: tuple[Proof, ...]
+
+
+def require_gpu(context: StepContext) -> StepResult[None]:
+    """Check for a GPU before anything is built that needs one. Raises NotProved if the engine has no GPU."""
+    docker_runner.look_for_gpu(context.engine)
+    return StepResult(None, note="the engine has a GPU")
+
+
+def select_runner(context: StepContext, order: SelfTestOrder, image: Image, *, dry: bool = False) -> Runner:
+    """Return the runner that will run the self-test. `dry`: only show what it would do."""
+
+    def validate(found: Runner) -> None:
+        """Validate the jobs before the image is pushed."""
+        if isinstance(found, Scheduled):
+            for job in cluster_jobs(order, found):
+                found.script(job)
+
+    say = context.progress.say if dry else context.progress.line
+    return runner_selection.runner(order, context.engine, image, say, dry=dry, validate=validate)
+
+
+def cluster_jobs(order: SelfTestOrder, runner: Runner) -> list[Job]:
+    """Return the jobs submitted to a cluster, in that order: on one node, then on several."""
+    return [job_for(order, runner, nodes) for nodes in sorted({1, order.on.nodes})]
+
+
+def job_for(order: SelfTestOrder, runner: Runner, nodes: int = 1) -> Job:
+    """Return the job for the runner. `nodes`: if more than one, the job runs only the probe that needs several
+    nodes."""
+    profile = order.source.profile
+    asked = replace(order.asked, probes=(selftest_job.ACROSS,)) if nodes > 1 else order.asked
+    models = runner_selection.models_to_test(profile, order.on.gpu)
+    selftest = profile.selftest if runner.image else selftest_job.on_host(profile.selftest, asked)
+    gpu_names = [name for gpu in models for name in database.gpus()[gpu].all_names]
+    expected = expected_hardware.expected_hardware(profile)
+    expected |= {"nodes": nodes} if nodes > 1 else {}
+    job = selftest_job.make_job(
+        runner.image, selftest, order.versions, order.python, gpu_names, asked, profile.gpu_count, expected, models,
+        runner.nonce,
+    )  # fmt: skip
+    return replace(job, nodes=nodes)
+
+
+def test_on_one_node(progress: Progress, order: SelfTestOrder, runner: Runner) -> StepResult[TestRun]:
+    """Run the self-test on one node. Without an image it runs unconfined."""
+    job = job_for(order, runner)
+    run = output_judge.judge_output(runner.run(job, _watch(progress, job)), job.nonce, job.require)
+    if not runner.image:
+        run = run.leaving_out(selftest_job.left_out_on_host(order.source.profile.selftest, order.asked))
+    return StepResult(run, note=probe_counts(run))
+
+
+def test_across_nodes(progress: Progress, order: SelfTestOrder, runner: Runner, alone: TestRun) -> StepResult[TestRun]:
+    """Run the multi-node test after the self-test passed on one node, and return both as one run. It is a separate job,
+    the only one with a network."""
+    job = job_for(order, runner, order.on.nodes)
+    across = output_judge.judge_nodes(runner.run(job, _watch(progress, job)), job.nonce, job.require)
+    run = output_judge.join_runs(alone, across)
+    return StepResult(run, note=probe_counts(run))
+
+
+def _watch(progress: Progress, job: Job) -> Watch:
+    return Watch(functools.partial(_show_probe, progress, job.nonce), progress.say)
+
+
+def _show_probe(progress: Progress, nonce: str, line: bytes) -> None:
+    report = output_judge.progress_of(line, nonce)
+    if report:
+        progress.probe(report)
+
+
+def is_proved(proofs: Sequence[Proof]) -> bool:
+    """Whether the evidence on disk still verifies the image; if so, the self-test is not run again."""
+    return all(proof.state == "proved" and proof.evidence is not None for proof in proofs)
+
+
+def read_earlier_run(image: Image, proofs: Sequence[Proof]) -> StepResult[TestRun]:
+    assert proofs[0].evidence is not None
+    run = evidence_statements_and_store.run_of(proofs[0].evidence, image.id)
+    return StepResult(run, cached=True, note=probe_counts(run))
+
+
+def keep_evidence(proofs: Sequence[Proof]) -> StepResult[None]:
+    return StepResult(None, cached=True, note=proofs[0].reason)
+
+
+def write_evidence(
+    context: StepContext, source: Source, lock: Lock, image: Image, run: TestRun, signer: Signer | None
+) -> StepResult[WrittenEvidence]:
+    """Write the run record, and if there is a signer, its signed statement."""
+    now = datetime.datetime.now(datetime.UTC)
+    engine = run.where.get("engine") or f"docker {context.engine.version}"
+    wanted = profile_proofs.wanted(source.name, source.profile, lock)
+    machine = asdict(cpu_memory_and_os.read()) if context.engine.data_folder and not run.where else None
+    record = evidence_statements_and_store.run_record(image, wanted, run, engine, now, machine)
+    file = evidence_statements_and_store.save(record, run.where)
+    value = WrittenEvidence(file, profile_proofs.proofs_of(image.id, source.name, source.profile, lock))
+    if signer is None:
+        return StepResult(value, note=f"{file.name[:12]} unsigned: no signing_key is set")
+    statement = in_toto_statements.test_result(
+        record, evidence_statements_and_store.record_text(file), Subject(repository(source.name), image.id)
+    )
+    envelope = keys_and_signatures.seal(in_toto_statements.canonical(statement), signer)
+    signed = evidence_statements_and_store.save_envelope(file, envelope)
+    context.progress.say(f"the signed statement is {signed}")
+    return StepResult(value, note=f"{file.name[:12]} signed by {signer.public.fingerprint[:12]}")
+
+
+def tags_of(context: StepContext, source: Source, image: Image) -> tuple[str, ...]:
+    """Return the image's tags in the profile's repository."""
+    named = repository(source.name)
+    tags = sorted(context.engine.tags(named).items())
+    return tuple(f"{named}:{tag}" for tag, handle in tags if handle == image.handle)
+
+
+def tag_verified(context: StepContext, source: Source, image: Image) -> StepResult[str]:
+    """Set the tag `verified` and return it. Raises EngineError if another process moved it meanwhile."""
+    engine, named = context.engine, repository(source.name)
+    cached = engine.tags(named).get(VERIFIED) == image.handle
+    if not cached:
+        engine.tag(image, named, VERIFIED)
+    if engine.tags(named).get(VERIFIED) != image.handle:
+        raise EngineError(f"{named}:{VERIFIED} was moved by somebody else meanwhile")
+    return StepResult(f"{named}:{VERIFIED}", cached=cached, note=f"{named}:{VERIFIED}")
+
+
+def withdraw_verified(context: StepContext, source: Source, image: Image) -> str | None:
+    """Remove the tag `verified` from an image whose latest self-test failed; return the tag, None if the image did not
+    have it."""
+    tag = f"{repository(source.name)}:{VERIFIED}"
+    if context.engine.tags(repository(source.name)).get(VERIFIED) != image.handle:
+        return None
+    context.engine.remove(tag)
+    context.progress.say(f"{tag} is withdrawn: what it named failed its self-test")
+    return tag
