@@ -12,11 +12,13 @@ from envbuild.registry.registry_image_reader import Config
 from envbuild.util.rejected_input_errors import Reason
 
 # Variables that decide what the dynamic loader, shells, Python and the libraries of torch load, or how these compute;
-# CC and CXX are the compilers that Triton and torch.compile call.
+# CC and CXX are the compilers that Triton and torch.compile call, PYTORCH_KERNEL_CACHE_PATH the folder from which torch
+# loads compiled kernels, and NVCC_PREPEND_FLAGS and NVCC_APPEND_FLAGS change all GPU code that nvcc compiles.
 _DECISIVE = re.compile(
     r"LD_\w+|GLIBC_TUNABLES|GCONV_PATH|PYTHON\w+|CUDA\w*|CUBLAS\w+|CUDNN\w+|NVIDIA_\w+"
     r"|NCCL_(\w*PLUGIN|CONF_FILE)|TORCH_\w*(BLAS|CUDNN)\w*|TORCH_(EXTENSIONS_DIR|DEVICE_BACKEND_AUTOLOAD)"
     r"|PYTORCH_TUNABLEOP_\w+|TORCHINDUCTOR_\w+|TRITON_(HOME|INTERPRET|CACHE_MANAGER|\w*(PATH|DIR))|CC|CXX"
+    r"|NVCC_(PREPEND|APPEND)_FLAGS|NVCC_CCBIN|PYTORCH_KERNEL_CACHE_PATH"
     r"|OPENSSL_(CONF|MODULES)|OMP_TOOL_LIBRARIES|NVTX_INJECTION64_PATH|IBV_\w+"
     r"|ONEDNN_\w+|DNNL_\w+|MKL_\w+|OPENBLAS_\w+|ATEN_\w+|DISABLE_ADDMM_CUDA_LT|BASH_ENV"
 )

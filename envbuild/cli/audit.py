@@ -34,7 +34,7 @@ def command(image: str | None, python: str | None, here: bool, name: str | None,
     """Show which CUDA libraries, torch and distributions are really there and loaded, and what is wrong with them.
 
     Needs no GPU; --here and --python need no Docker. Exit 5 for a defect or a known fault that envbuild refuses, 3 for
-    an environment without torch. --here skips envbuild's own environment where torch is not in it.
+    an image or environment without torch. --here skips envbuild's own environment where torch is not in it.
     Example: envbuild audit --here
     """
     given = [name for name, there in (("IMAGE", image), ("--python", python), ("--here", here)) if there]
@@ -44,14 +44,15 @@ def command(image: str | None, python: str | None, here: bool, name: str | None,
         raise UsageError(f"one thing at a time: {' and '.join(given)} are given", hint=_ONE)
     wanted = _expected(name) if name else None
     done = _image(image, wanted) if image is not None else _environment(python or _nearest(), wanted)
-    empty = image is None and done.held.torch is None and not done.failed
+    empty = done.held.torch is None and not done.failed
     if as_json and not done.failed and not empty:
         emit(done.document())
     elif not as_json:
         _show(done)
     done.require()
     if empty:
-        error = FileError(f"{done.target}: {NOTHING}", hint="name another environment: envbuild audit --python PATH")
+        other = "another image: envbuild audit IMAGE" if image else "another environment: envbuild audit --python PATH"
+        error = FileError(f"{done.target}: {NOTHING}", hint=f"name {other}")
         error.partial = done.document()
         raise error
 

@@ -24,14 +24,16 @@ def command() -> None:
 @click.option(
     "-o", "--output", "file", required=True, type=output_files.FILE, metavar="FILE", help="The file to write."
 )
+@click.option("--unsigned", is_flag=True, help="Export without a signature; `bundle import` refuses such a file.")
 @json_option
-def export(name: str, file: Path, as_json: bool) -> None:
+def export(name: str, file: Path, unsigned: bool, as_json: bool) -> None:
     """Write an OCI layout with a profile's verified image, its evidence, the public key and the lock.
 
+    A signing key is needed (signing_key in config.yaml), or --unsigned.
     Example: envbuild bundle export h20 -o h20.tar
     """
     output_files.prepare(file, text=False)
-    done = push_and_bundle.export_bundle(name, file, Console())
+    done = push_and_bundle.export_bundle(name, file, Console(), unsigned=unsigned)
     if as_json:
         emit(done.document())
     else:

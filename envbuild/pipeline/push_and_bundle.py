@@ -45,7 +45,7 @@ from envbuild.util.rejected_input_errors import Malformed
 
 _NO_SIGNER = f"""\
 envbuild keygen -o team; then set signing_key in config.yaml, or {keys_and_signatures.KEY}
---unsigned pushes without a signature: `envbuild verify` refuses such an image"""
+--unsigned publishes without a signature: `envbuild verify` and `bundle import` refuse such an image"""
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,7 @@ def push(name: str, target: str, listener: Listener, *, zstd: bool = False, unsi
     """
     reference = registry_push.parse_repository(target)
     context = StepContext(listener)
-    signer = None if unsigned else keys_and_signatures.configured_signer()
-    if signer is None and not unsigned:
-        raise UsageError("No signing key: nothing was pushed", hint=_NO_SIGNER)
+    signer = _signer(unsigned)
     pushed = PartialResult(Pushed(name, reference.repository, signer.public.fingerprint if signer else None))
     with working(context, name, pushed.document):
         source, lock, image = _proved(context, name)
@@ -98,12 +96,23 @@ def push(name: str, target: str, listener: Listener, *, zstd: bool = False, unsi
     return pushed.value
 
 
-def export_bundle(name: str, file: Path, listener: Listener) -> Pushed:
-    """Write a verified image with its evidence, the public key and its lock to one file. Raises NotProved."""
+def _signer(unsigned: bool) -> Signer | None:
+    """The configured signer; None if `unsigned` allows it. Raises UsageError if there is none otherwise."""
+    signer = None if unsigned else keys_and_signatures.configured_signer()
+    if signer is None and not unsigned:
+        raise UsageError("No signing key: nothing was published", hint=_NO_SIGNER)
+    return signer
+
+
+def export_bundle(name: str, file: Path, listener: Listener, *, unsigned: bool = False) -> Pushed:
+    """Write a verified image with its evidence, the public key and its lock to one file.
+
+    Raises UsageError without a signing key unless `unsigned` allows it, and NotProved if evidence is missing.
+    """
     if file.exists():
         raise UsageError(f"{file} is there already", hint="choose another name")
     context = StepContext(listener)
-    signer = keys_and_signatures.configured_signer()
+    signer = _signer(unsigned)
     saved = PartialResult(Pushed(name, str(file), signer.public.fingerprint if signer else None))
     with (
         working(context, name, saved.document),

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import requests
 from requests.adapters import HTTPAdapter
-from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3 import PoolManager
+from urllib3.connection import HTTPConnection
+from urllib3.connectionpool import HTTPConnectionPool
 
 from envbuild.util import network_settings, url_redaction
 from envbuild.util.errors import NetworkError
@@ -52,7 +53,8 @@ class _Budget:
             if whole:
                 raise self._slow() from None
             raise
-        sock.settimeout(patience)
+        finally:
+            sock.settimeout(patience)
         waited = time.monotonic() - begin
         self._left = min(self._left - waited + count / self._network.rate, self._network.deadline)
         if self._left <= 0:
@@ -123,29 +125,24 @@ class _Bounded(HTTPConnection):
         self._budget.spend(self.sock, transfer)
 
 
-def _pools(network: Network) -> dict[str, type[HTTPConnectionPool]]:
-    class Plain(_Bounded):
-        pass
+def _limit(manager: PoolManager, network: Network) -> None:
+    """Give the limits to every connection that the manager will open, through whatever kind of proxy."""
 
-    class TLS(_Bounded, HTTPSConnection):
-        pass
+    def limited(pool: type[HTTPConnectionPool]) -> type[HTTPConnectionPool]:
+        if issubclass(pool.ConnectionCls, _Bounded):
+            return pool
+        connection = type("Limited", (_Bounded, pool.ConnectionCls), {"network": network})
+        return type("LimitedPool", (pool,), {"ConnectionCls": connection})
 
-    class Pool(HTTPConnectionPool):
-        ConnectionCls = Plain
-
-    class PoolTLS(HTTPSConnectionPool):
-        ConnectionCls = TLS
-
-    Plain.network = TLS.network = network
-    return {"http": Pool, "https": PoolTLS}
+    manager.pool_classes_by_scheme = {key: limited(pool) for key, pool in manager.pool_classes_by_scheme.items()}
 
 
 class Adapter(HTTPAdapter):
-    """Applies the limits to a session of requests. `network`: None for the configured limits. Connections through a
-    SOCKS proxy have no limits. Raises SettingsError if the settings are needed and invalid."""
+    """Applies the limits to a session of requests. `network`: None for the configured limits. Raises SettingsError if
+    the settings are needed and invalid."""
 
     def __init__(self, network: Network | None = None, **options: Any) -> None:
-        self._pools = _pools(network or network_settings.configured_limits())
+        self._network = network or network_settings.configured_limits()
         super().__init__(**options)
 
     def send(self, request: requests.PreparedRequest, *arguments: Any, **options: Any) -> requests.Response:
@@ -160,12 +157,11 @@ class Adapter(HTTPAdapter):
 
     def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
         super().init_poolmanager(*arguments, **options)
-        self.poolmanager.pool_classes_by_scheme = self._pools
+        _limit(self.poolmanager, self._network)
 
     def proxy_manager_for(self, proxy: str, **options: Any) -> Any:
         manager = super().proxy_manager_for(proxy, **options)
-        if not proxy.lower().startswith("socks"):
-            manager.pool_classes_by_scheme = self._pools
+        _limit(manager, self._network)
         return manager
 
 

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import datetime
+import importlib
 import io
+import ipaddress
+import socket
 import socketserver
+import ssl
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import requests
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from requests.adapters import BaseAdapter
 from unit.registries import Registry, docker_login, serving
 from unit.served import served
@@ -25,17 +35,36 @@ from envbuild.registry.registry_client import Repository
 from envbuild.util.errors import NetworkError
 
 SECRET = "correct horse battery staple"
-LIMITS = "network:\n  deadline: 1\n  rate: 1000\n"
+LIMITS = "network:\n  deadline: 2\n  rate: 1000\n"  # a byte comes in time for each wait, but not for all together
 LONG = 40  # seconds; the server would go on for ten minutes
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 600\r\n\r\n"
+CHUNKED = HEAD.replace(b"Content-Length: 600", b"Transfer-Encoding: chunked")
+DRIPS = {
+    "head": (b"HTTP/1.1 200 OK\r\nX: ", b" "),
+    "body": (HEAD, b" "),
+    "chunks": (CHUNKED, b"1\r\n \r\n"),
+    "size of a chunk": (CHUNKED, b"0"),
+}
+"""Where the answer drips: what comes at once, and what comes each second."""
 
 
 @contextlib.contextmanager
-def sending(at_once: bytes, piece: bytes, pause: float, count: int, seen: list[bytes] | None = None) -> Iterator[str]:
+def sending(
+    at_once: bytes,
+    piece: bytes,
+    pause: float,
+    count: int,
+    seen: list[bytes] | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> Iterator[str]:
     """host:port of a server whose answer is `at_once`, then `count` pieces, one after each pause. `seen` gets the first
     line of each connection's request."""
 
     class Handler(socketserver.BaseRequestHandler):
+        def setup(self) -> None:
+            if tls:
+                self.request = tls.wrap_socket(self.request, server_side=True)
+
         def handle(self) -> None:
             received = b""
             while b"\r\n\r\n" not in received and (part := self.request.recv(1 << 16)):
@@ -63,18 +92,53 @@ def dripping(at_once: bytes, seen: list[bytes] | None = None) -> contextlib.Abst
 
 
 @pytest.mark.attack("registry", "one byte a second, for ever", "exit 7 after the deadline of the request")
-@pytest.mark.parametrize("at_once", [b"HTTP/1.1 200 OK\r\nX: ", HEAD], ids=["head", "body"])
-def test_a_registry_that_drips_is_given_up(project: Path, at_once: bytes) -> None:
+@pytest.mark.parametrize("drips", DRIPS)
+def test_a_registry_that_drips_is_given_up(project: Path, drips: str) -> None:
     configure(LIMITS)
-    with dripping(at_once) as host:
+    at_once, piece = DRIPS[drips]
+    with sending(at_once, piece, 1, 600) as host:
         begin = time.monotonic()
         done = envbuild("verify", f"{host}/team/h20:verified", "--json")
         assert time.monotonic() - begin < LONG
     assert done.code == NetworkError.code
     assert done.document["error"]["message"] == (
-        "127.0.0.1 answers too slowly (deadline 1 s, minimum rate 1000 bytes/s)"
+        "127.0.0.1 answers too slowly (deadline 2 s, minimum rate 1000 bytes/s)"
     )
     assert "network.deadline" in done.document["error"]["hint"]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for 127.0.0.1 that signed itself, with its key, in one PEM file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    today = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(today - datetime.timedelta(days=1))
+        .not_valid_after(today + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    file = tmp_path_factory.mktemp("authority") / "server.pem"
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    file.write_bytes(made.public_bytes(serialization.Encoding.PEM) + key.private_bytes(*form))
+    return file
+
+
+@pytest.mark.attack("registry", "one byte a second over TLS, for ever", "exit 7 after the deadline of the request")
+@pytest.mark.parametrize("drips", DRIPS)
+def test_a_registry_that_drips_over_tls_is_given_up(authority: Path, drips: str) -> None:
+    configure(LIMITS)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(authority)
+    at_once, piece = DRIPS[drips]
+    with sending(at_once, piece, 1, 600, tls=tls) as host:
+        session = registry_http_and_auth.registry_session(str(authority))
+        begin = time.monotonic()
+        with pytest.raises(NetworkError, match="too slowly"):
+            session.get(f"https://{host}/", timeout=registry_http_and_auth.TIMEOUT)
+        assert time.monotonic() - begin < LONG
 
 
 @pytest.mark.attack("registry", "a token service that sends one byte a second", "exit 7 after the deadline")
@@ -132,6 +196,29 @@ def test_an_index_that_drips_while_uv_resolves_is_given_up(monkeypatch: pytest.M
         begin = time.monotonic()
         with pytest.raises(NetworkError, match="no answer from the indexes after 5 s"):
             wheel_resolution_and_download.offered(["alpha"], "3.11", "2.36")
+        assert time.monotonic() - begin < LONG
+
+
+@pytest.mark.attack("registry", "one byte a second, for ever, through a SOCKS proxy", "exit 7 after the deadline")
+def test_a_registry_that_drips_behind_a_socks_proxy_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PySocks, which requests needs for such a proxy, is not installed here: what it has is a connection."""
+
+    def connected(destination: tuple[str, int], *arguments: Any, **options: Any) -> socket.socket:
+        assert destination == ("registry.example", 80)
+        return socket.create_connection((options["proxy_addr"], options["proxy_port"]), options["timeout"])
+
+    pysocks = SimpleNamespace(PROXY_TYPE_SOCKS4=1, PROXY_TYPE_SOCKS5=2, ProxyError=OSError, create_connection=connected)
+    monkeypatch.setitem(sys.modules, "socks", pysocks)
+    monkeypatch.delitem(sys.modules, "urllib3.contrib.socks", raising=False)
+    manager = importlib.import_module("urllib3.contrib.socks").SOCKSProxyManager
+    monkeypatch.setattr("requests.adapters.SOCKSProxyManager", manager)
+    configure(LIMITS)
+    with dripping(HEAD) as host:
+        session = registry_http_and_auth.registry_session(None)
+        begin = time.monotonic()
+        for _ in range(2):
+            with pytest.raises(NetworkError, match=r"registry\.example answers too slowly"):
+                session.get("http://registry.example/", proxies={"http": f"socks5h://{host}"}, timeout=20)
         assert time.monotonic() - begin < LONG
 
 

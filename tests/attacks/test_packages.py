@@ -513,6 +513,24 @@ def test_another_record_does_not_excuse_a_changed_file(environment: Installed) -
     assert any("as its wheel has it" in text and "torch/__init__.py" in text for text in found)
 
 
+OUTSIDE = ("bin/tool", "share/mine/table.json", "etc/mine.conf")
+
+
+@pytest.mark.parametrize("path", OUTSIDE)
+@pytest.mark.attack(AUTHOR, "changes another package's command or data file outside site-packages", "defect")
+def test_a_changed_file_outside_site_packages_is_a_defect(path: str, environment: Installed) -> None:
+    """RECORD names them by a relative path, as installers write it; the wheel's bytes cover site-packages alone."""
+    made, prefix = environment.made, environment.python.parents[1]
+    above = "/".join([".."] * len(made.site.relative_to(prefix).parts))
+    made.wheel("mine", "1.0", {f"{above}/{name}": b"right = True\n" for name in OUTSIDE} | {"mine.py": b""})
+    wheel = {"mine==1.0": {"mine.py": hashlib.sha256(b"").hexdigest()}}
+    assert (prefix / path).is_file() and environment.found() == environment.found(wheel) == {}
+    (prefix / path).write_bytes(WRONG)
+    for wheels in (None, wheel):
+        (text,) = environment.found(wheels)["modified-file"]
+        assert text == f"mine==1.0 is not installed as its RECORD has it: {prefix / path}"
+
+
 @pytest.mark.attack(AUTHOR, "brings bin/pyvenv.cfg and a torch for it", "the self-test imports the environment's own")
 def test_a_pyvenv_cfg_next_to_the_interpreter_changes_nothing(environment: Installed) -> None:
     bin_folder = environment.python.parent

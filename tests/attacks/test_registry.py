@@ -319,6 +319,10 @@ def test_a_child_with_one_more_layer(site: Site) -> None:
         ({"Env": ["PATH=/bin", "TRITON_CACHE_MANAGER=evil:Manager"]}, "environment"),
         ({"Env": ["PATH=/bin", "CC=/evil"]}, "environment"),
         ({"Env": ["PATH=/bin", "CXX=/evil"]}, "environment"),
+        ({"Env": ["PATH=/bin", "NVCC_PREPEND_FLAGS=-use_fast_math"]}, "environment"),
+        ({"Env": ["PATH=/bin", "NVCC_APPEND_FLAGS=-include /evil.h"]}, "environment"),
+        ({"Env": ["PATH=/bin", "NVCC_CCBIN=/evil"]}, "environment"),
+        ({"Env": ["PATH=/bin", "PYTORCH_KERNEL_CACHE_PATH=/evil"]}, "environment"),
         ({"Env": ["PATH=/bin", "PYTORCH_TUNABLEOP_ENABLED=1"]}, "environment"),
         ({"Env": ["PATH=/bin", "PYTORCH_TUNABLEOP_FILENAME=/evil.csv"]}, "environment"),
         ({"Env": ["PATH=/bin", "TORCHINDUCTOR_CACHE_DIR=/evil"]}, "environment"),
@@ -394,8 +398,8 @@ def test_an_image_whose_base_is_not_in_the_repository(site: Site) -> None:
 )
 def test_an_ordinary_child(site: Site) -> None:
     own = {"APP_PORT": "1", "ENV": "production", "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": "0",
-           "CUDNN_LOGINFO_DBG": "1", "MKL_NUM_THREADS": "4", "TRITON_PRINT_AUTOTUNING": "1",
-           "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}  # fmt: skip
+           "CUDNN_LOGINFO_DBG": "1", "MKL_NUM_THREADS": "4", "TORCH_CUDA_ARCH_LIST": "9.0",
+           "TRITON_PRINT_AUTOTUNING": "1", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}  # fmt: skip
     settings = {
         "Cmd": ["serve"],
         "WorkingDir": "/app",

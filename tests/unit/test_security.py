@@ -1,5 +1,5 @@
-"""docs/security.md: every test that it names is there, everybody who may be hostile has one, and every dependency its
-reason and its hash."""
+"""docs/security.md and tests/attacks/README.md: every test that they name exists. In docs/security.md, everybody who
+may be hostile has a test, and every dependency its reason and its hash."""
 
 from __future__ import annotations
 
@@ -18,16 +18,21 @@ TESTS = ROOT / "tests"
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 
 
-def rows(heading: str) -> list[list[str]]:
-    """The cells of the one table below a heading, without its head."""
-    section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    lines = [line for line in section.splitlines() if line.startswith("|")]
+def cells(text: str) -> list[list[str]]:
+    """The cells of the one table in a text, without its head."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the one table below a heading."""
+    return cells(PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0])
 
 
 HOSTILE = rows("Who may be hostile")
 SHOWN = rows("What each cannot reach, and the test that shows it")
-NAMED = sorted({name for _, _, names in SHOWN for name in names.split(", ")})
+BROKEN = cells((TESTS / "attacks" / "README.md").read_text(encoding="utf-8"))
+NAMED = sorted({name for _, _, names in (*SHOWN, *BROKEN) for name in names.split(", ")})
 # Of whom the first table speaks in other words than the second.
 ALIKE = {
     "a registry, or who can write to it": "a registry",

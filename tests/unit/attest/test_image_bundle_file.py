@@ -14,6 +14,7 @@ import pytest
 import requests
 import zstandard
 
+from envbuild.attest import keys_and_signatures
 from envbuild.image.oci_layout_writer import REF
 from envbuild.registry import oci_types
 from envbuild.registry.block_iterator_file import Blocks
@@ -174,6 +175,19 @@ def test_a_file_of_exabytes_is_refused(site: Site, attributes: dict[str, str], r
         member.size, member.pax_headers = 1, attributes
         tar.addfile(member, io.BytesIO(b"x"))
     assert reasons(envbuild("bundle", "import", "a.tar", "--key", "team.pub", "--json")) == [reason]
+
+
+def test_without_a_key_nothing_is_exported_unless_unsigned_is_asked_for(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(keys_and_signatures.KEY)
+    refused = envbuild("bundle", "export", "sample", "-o", "a.tar", "--json")
+    assert (refused.code, Path("a.tar").exists()) == (UsageError.code, False)
+    assert "--unsigned" in refused.document["error"]["hint"]
+    done = envbuild("bundle", "export", "sample", "-o", "a.tar", "--unsigned", "--json")
+    assert (done.code, done.document["signed"]) == (0, None)
+    assert "unsigned" in done.stderr
+    assert reasons(envbuild("bundle", "import", "a.tar", "--key", "team.pub", "--json")) == ["unsigned"]
 
 
 def test_what_is_not_proved_is_not_exported(site: Site) -> None:

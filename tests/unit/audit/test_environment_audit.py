@@ -432,6 +432,19 @@ def test_an_environment_without_torch_has_nothing_to_audit(bare: Path) -> None:
     assert (said.code, said.document["error"]["code"], said.document["target"]) == (3, 3, str(bare))
 
 
+def test_an_image_without_torch_has_nothing_to_audit(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = environment_audit.collector_job("", str(bare))
+    held = environment_contents.read(host_runner.run_on_host(bare, asked), asked.nonce, "it")
+    image = SimpleNamespace(labels={})
+    monkeypatch.setattr("envbuild.image.docker_engine.Engine", lambda: SimpleNamespace(get=lambda reference: image))
+    monkeypatch.setattr("envbuild.audit.image_collector.collect_from_image", lambda *asked: held)
+    done = envbuild("audit", "an/image:1")
+    assert (done.code, done.stdout.splitlines()[-1]) == (3, environment_audit.NOTHING)
+    assert "an/image:1: nothing to audit" in done.stderr and "envbuild audit IMAGE" in done.stderr
+    said = envbuild("audit", "an/image:1", "--json")
+    assert (said.code, said.document["error"]["code"], said.document["target"]) == (3, 3, "an/image:1")
+
+
 @pytest.mark.parametrize("variable", ["VIRTUAL_ENV", "CONDA_PREFIX"])
 def test_the_active_environment_is_audited(
     place: Place, bare: Path, monkeypatch: pytest.MonkeyPatch, variable: str
