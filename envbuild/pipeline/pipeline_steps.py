@@ -171,7 +171,7 @@ class Session:
             if self.options.locked and source.dockerfile.is_file() and not same:
                 raise OutOfDate(
                     f"{display(source.dockerfile)} is not what the lock gives",
-                    hint=f"run: envbuild render {source.known}",
+                    hint=f"run: envbuild lock {source.known}",
                 )
             if not same and not self.options.trial:
                 atomic_files.write_within(source.project, source.dockerfile, text)

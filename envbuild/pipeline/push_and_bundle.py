@@ -1,4 +1,4 @@
-"""`push` and `bundle` as lists of steps: first the image, then its evidence, then the tags."""
+"""`push`, `save` and `load` as lists of steps: first the image, then its evidence, then the tags."""
 
 from __future__ import annotations
 

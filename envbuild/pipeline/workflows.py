@@ -1,5 +1,4 @@
-"""`make` as a list of steps, each passing its value to the next; `build`, `prove` and `test` use some of these
-steps."""
+"""`make` as a list of steps, each passing its value to the next; `build` and `test` use some of these steps."""
 
 from __future__ import annotations
 
@@ -96,7 +95,7 @@ def test(name: str, reference: str | None, progress: Progress, asked: RunRequest
 def cluster_script(
     name: str, reference: str | None, progress: Progress, on: On, asked: RunRequest = ALL, *, brief: bool = False
 ) -> str:
-    """Return what `test` or `prove` would submit to a cluster, `brief` as in Scheduled.script. For an image that is
+    """Return what `test` would submit to a cluster, `brief` as in Scheduled.script. For an image that is
     locked but not built, the digest is zeros. Raises UsageError if the runner uses no scheduler."""
     session = Session(name, Options(locked=True, asked=asked, on=on), progress)
     source, locked, found = _known(session, reference)

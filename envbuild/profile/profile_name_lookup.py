@@ -25,7 +25,7 @@ class UnwrittenProfile(ProfileError):
     def __init__(self, gpu: str) -> None:
         super().__init__(
             f"no profile is shipped for {gpu}, and there is no file profiles/{gpu}.yaml",
-            hint=f"to write it: envbuild new {gpu}",
+            hint=f"to write it: envbuild init {gpu}",
         )
         self.gpu = gpu
 
