@@ -33,11 +33,11 @@ from envbuild.util.errors import (
 # Short help stands here so that `--help` imports nothing else; a test compares it with each command's own.
 COMMANDS: Mapping[str, Mapping[str, str]] = {
     "Make an image": {
-        "make": "Make a verified image: lock, build, self-test, evidence, tag.",
+        "make": "Make a verified image of a profile or GPU: lock, build, self-test.",
         "init": "Write a new profile: for a GPU, or from an image or environment.",
         "lock": "Pin every file by version and hash; write lock and Dockerfile.",
         "build": "Build the image only, without a self-test.",
-        "test": "Self-test an image or environment; --record: as its evidence.",
+        "test": "Run the self-test in an image or environment; --record: as evidence.",
         "prune": "Remove old images and caches.",
     },
     "Look at profiles and images": {
@@ -99,7 +99,8 @@ class _Lazy(click.Group):
         try:
             return super().resolve_command(context, _with_new_name(args, quiet=context.resilient_parsing))
         except click.UsageError as error:
-            meant = near(args[0], self.list_commands(context))
+            moved = [f"`envbuild {new}`" for old, new in OLD_NAMES.items() if old.split()[0] == args[0]]
+            meant = f"now {' and '.join(moved)}" if moved else near(args[0], self.list_commands(context))
             said = f"{error.message.rstrip('.')} ({meant})" if meant else error.message
             raise click.UsageError(said, context) from None
 

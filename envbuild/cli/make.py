@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from envbuild.pipeline.multi_profile_make import BatchItem, BatchOutcome
 
 
-@click.command("make", short_help="Make a verified image: lock, build, self-test, evidence, tag.")
+@click.command("make", short_help="Make a verified image of a profile or GPU: lock, build, self-test.")
 @profile_argument("names", nargs=-1)
 @click.option("--all", "every", is_flag=True, help="Every profile of the working folder; all there are if it has none.")
 @click.option("--locked", is_flag=True, help="Refuse a missing or stale lock instead of making it again (exit 8).")

@@ -42,7 +42,7 @@ def _seed(context: click.Context, parameter: click.Parameter, value: str | None)
 
 @click.command(
     "test", cls=CommandWithClusterOptions,
-    short_help="Self-test an image or environment; --record: as its evidence.",
+    short_help="Run the self-test in an image or environment; --record: as evidence.",
 )  # fmt: skip
 @profile_argument("names", nargs=-1)
 @click.option("--record", is_flag=True, help="Write evidence, and move the tag `verified` if the self-test passes.")
