@@ -88,7 +88,7 @@ VERBS = {
     "Push",
     "Remove",
     "Save",
-    "Self-test",
+    "Run",
     "Show",
     "Write",
 }
