@@ -142,7 +142,7 @@ def locks(rounds: Rounds, folder: Path) -> None:
 def commands(rounds: Rounds) -> None:
     """Those that ask neither an index nor an engine."""
     env, folder = rounds.stock.outside, rounds.stock.project
-    asked = (("--help",), ("show", "cpu"), ("show", profile(PINS[0])), ("render", profile(PINS[0])))
+    asked = (("--help",), ("show", "cpu"), ("show", profile(PINS[0])), ("lock", profile(PINS[0])))
     seconds([*ENVBUILD, "show"], env, folder)  # warm: compiled modules
     for arguments in asked:
         rounds.note("commands", " ".join(arguments), seconds=seconds([*ENVBUILD, *arguments], env, folder))

@@ -157,8 +157,7 @@ def profiles(stock: Stock, say: Callable[[str], None]) -> None:
         if not target.exists():
             shutil.copy(shipped, target)
             say(f"locking {name}")
-            run(stock, "lock", name)
-        run(stock, "render", name)
+        run(stock, "lock", name)
 
 
 def _write(folder: Path, name: str, keys: Mapping[str, object]) -> None:

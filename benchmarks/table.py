@@ -109,7 +109,7 @@ def targets(document: Mapping[str, Any]) -> Iterator[tuple[str, float | None, fl
     for command, seconds in (("--help", 0.15), ("show cpu", 0.4), ("audit", 15.0)):
         yield command, f.median("commands", command), seconds, " s"
     for name in sorted(f.cases.get("commands", {})):
-        if name.startswith(("render", "show bench")):
+        if name.startswith(("lock bench", "render", "show bench")):
             yield name, f.median("commands", name), 0.4, " s"
     frame = f.ratio(("self-test", "cpu, standard"), ("self-test", "cpu, standard", "probes"))
     yield "self-test, what is not the probes' own work", None if frame is None else 1 - 1 / frame, 0.10, ""

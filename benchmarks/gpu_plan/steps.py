@@ -432,7 +432,7 @@ def commands(bench: Bench) -> None:
     else:
         wanted.append(([*envbuild, "test", profile, "--python", sys.executable, "--level", "quick", "--json"], (0, 5)))
     if others and own.exists():
-        wanted.append(([*envbuild, "compare", str(own), str(others[0])], (0,)))
+        wanted.append(([*envbuild, "diff", str(own), str(others[0])], (0,)))
     else:
         bench.saw("no fingerprint to compare with")
     faults = []
@@ -509,7 +509,7 @@ STEPS = (
     Step("fp8-chains", 1, 30, "how many fp8 products are added up before a float32 sum takes them", fp8),
     Step("standard-1", 1, 120, "level standard", level("standard-1")),
     Step("standard-2", 1, 120, "level standard again: what must repeat", level("standard-2")),
-    Step("fingerprint", 1, 30, "numbers for `envbuild compare`", fingerprint),
+    Step("fingerprint", 1, 30, "numbers for `envbuild diff`", fingerprint),
     Step("libraries", 1, 60, f"which libraries are those of the lock of {locked_files.PROFILE}", libraries),
     Step("full", 2, 250, f"level full, burn {_BURN_SECONDS} s, clocks sampled meanwhile", full),
     Step("rounding", 2, 80, "largest errors beyond the one correct rounding, over several inputs", rounding_errors),

@@ -1,6 +1,7 @@
-"""Drafts a commented profile from the contents of an image. Pure. What the image does not show is left as a comment.
+"""Drafts a commented profile from the contents of an image or an environment. Pure. What they do not show is left as a
+comment.
 
-The image's data is not trusted: names and versions are validated against their grammar, and text is quoted as JSON.
+Their data is not trusted: names and versions are validated against their grammar, and text is quoted as JSON.
 """
 
 from __future__ import annotations
@@ -18,30 +19,32 @@ from envbuild.audit.environment_contents import Holdings
 from envbuild.facts import database, misleading_packages
 from envbuild.facts.database import TorchRelease
 from envbuild.facts.fact_field_types import is_version
-from envbuild.util.errors import CheckFailed
+from envbuild.util.errors import CheckFailed, printable
 
 # Part of every environment.
 _TOOLS = {"pip", "setuptools", "wheel"}
 
 
-def draft_profile(name: str, image: str, held: Holdings) -> str:
-    """Return a profile for the contents of `image`. Raises CheckFailed if the image has no torch."""
+def draft_profile(name: str, source: str, held: Holdings, kind: str = "image") -> str:
+    """Return a profile for the contents of `source`, an image's reference or an environment's path. `kind`: what it is,
+    in a word. Raises CheckFailed if it has no torch."""
+    source = printable(source).replace("\n", "?")  # a path may hold anything; this stands in a comment
     version = held.installed.get("torch") or (held.torch.version if held.torch else None)
     if version is None or not is_version(version):
-        raise CheckFailed(f"{image} has no torch: there is nothing to write a profile for")
+        raise CheckFailed(f"{source} has no torch: there is nothing to write a profile for")
     release = database.torch_release(version)
     named, left = _packages(held, version)
     lines = [
-        f"# What {image} holds.",
+        f"# What {source} holds.",
         f"# `envbuild show {name}` explains every pin, `envbuild make {name}` builds and proves the image.",
-        "# Not read, for an image does not tell: the cards it is for, Debian packages, environment variables, where a",
-        "# package came from. A version with a local label (+...) is in no public index.",
-        f"description: {json.dumps(f'{name}, as {image} has it')}",
-        *_python(held, release),
+        f"# Not read, for an {kind} does not have it: the GPUs it is for, Debian packages, environment variables,",
+        "# where a package came from. A version with a local label (+...) is in no public index.",
+        f"description: {json.dumps(f'{name}, as {source} has it')}",
+        *_python(held, release, kind),
         f"torch: {json.dumps(version)}",
         *_cuda(held),
-        "# gpus: [h20]  # the cards it is for; none: the CPU",
-        *_pins(held, release, version),
+        "# gpus: [h20]  # the GPUs it is for; none: the CPU",
+        *_pins(held, release, version, kind),
         "packages:" if named else "packages: []",
         *(f"  - {json.dumps(text)}" for text in named),
         *(f"# {text}" for text in left),
@@ -51,14 +54,14 @@ def draft_profile(name: str, image: str, held: Holdings) -> str:
     return "\n".join([*lines, ""])
 
 
-def _python(held: Holdings, release: TorchRelease | None) -> Iterator[str]:
+def _python(held: Holdings, release: TorchRelease | None, kind: str) -> Iterator[str]:
     """Select the Debian suite with this Python, else the closest for which this torch has a wheel."""
     python = ".".join(held.python.version.split(".")[:2])
     fits = [suite for suite in database.suites().values() if release is None or suite.python in release.pythons]
     suite = min(fits or database.suites().values(), key=lambda suite: _distance(suite.python, python))
     if suite.python != python:
-        yield f"# The image has Python {python}: no Debian suite has it with this torch. A base image by digest could."
-    yield f"base: {{bootstrap: {suite.name}}}  # Debian; what else the image's base holds is not read"
+        yield f"# The {kind} has Python {python}: no Debian suite has it with this torch. A base image by digest could."
+    yield f"base: {{bootstrap: {suite.name}}}  # Debian; what else its base holds is not read"
     yield f'python: "{suite.python}"'
 
 
@@ -74,7 +77,7 @@ def _cuda(held: Holdings) -> Iterator[str]:
         yield "# cuda: torch could not be imported, so it did not say what it is built for"
 
 
-def _pins(held: Holdings, release: TorchRelease | None, version: str) -> Iterator[str]:
+def _pins(held: Holdings, release: TorchRelease | None, version: str, kind: str) -> Iterator[str]:
     """Pin the CUDA libraries whose version differs from what torch requires."""
     found = database.libraries_among(held.installed, held.torch.cuda if held.torch else None)
     if release is None:
@@ -89,9 +92,9 @@ def _pins(held: Holdings, release: TorchRelease | None, version: str) -> Iterato
         if wanted and is_version(installed) and not SpecifierSet(wanted).contains(installed, prereleases=True):
             other[name] = (installed, wanted)
     if other:
-        yield "pins:  # where the image has another version than torch asks for"
+        yield f"pins:  # where the {kind} has another version than torch asks for"
     for name, (installed, wanted) in other.items():
-        reason = json.dumps(f"as in the image; torch {version} asks for {wanted}")
+        reason = json.dumps(f"as in the {kind}; torch {version} asks for {wanted}")
         yield f"  {name}: {{version: {json.dumps(installed)}, reason: {reason}}}"
     for copy in held.libraries:
         if copy.loaded and copy.distribution is None:

@@ -13,6 +13,7 @@ import click
 
 from envbuild.audit import environment_audit, environment_contents
 from envbuild.audit.environment_audit import NOTHING, Audit, Expected
+from envbuild.audit.environment_contents import Holdings
 from envbuild.cli.console import emit, json_option, table
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock import lock_file, wheel_contents
@@ -24,7 +25,7 @@ if TYPE_CHECKING:  # an environment is audited without an engine, and without it
     from envbuild.image.docker_engine import Image
 
 
-@click.command("audit", short_help="What an image or environment really holds.")
+@click.command("audit", short_help="List what an image or environment contains and what is wrong.")
 @click.argument("image", required=False)
 @click.option("--python", "python", metavar="PATH", help="An interpreter, or the folder of an environment.")
 @click.option("--here", is_flag=True, help="The environment of this shell: its active one, or python3 on PATH.")
@@ -74,13 +75,18 @@ def _image(reference: str, wanted: Expected | None) -> Audit:
 
 
 def _environment(python: str, wanted: Expected | None) -> Audit:
-    from envbuild.runners import host_runner
-
-    found, job = host_runner.find_interpreter(python), environment_audit.collector_job("", "", _contents(wanted))
-    held = environment_contents.read(host_runner.run_on_host(found, job), job.nonce, str(found))
+    found, held = collect_from_environment(python, wanted)
     return environment_audit.assess(
         str(found), held, replace(wanted, image=False) if wanted else environment_audit.of_machine(held)
     )
+
+
+def collect_from_environment(python: str, wanted: Expected | None = None) -> tuple[Path, Holdings]:
+    """The interpreter that `python` leads to, a path of one or of an environment, and what its environment holds."""
+    from envbuild.runners import host_runner
+
+    found, job = host_runner.find_interpreter(python), environment_audit.collector_job("", "", _contents(wanted))
+    return found, environment_contents.read(host_runner.run_on_host(found, job), job.nonce, str(found))
 
 
 def _contents(wanted: Expected | None) -> dict[str, dict[str, str]]:

@@ -16,7 +16,7 @@ def _release(context: click.Context, parameter: click.Parameter, value: str | No
         raise click.BadParameter(f"{value!r} is not a version") from None
 
 
-@click.command("bisect", short_help="The first version that passes a probe.")
+@click.command("bisect", short_help="Find the first version of a package that passes a probe.")
 @profile_argument("name")
 @click.option("--pin", required=True, metavar="NAME", help="What to move: cublas, torch, a package of the profile, ...")
 @click.option("--probe", metavar="NAME", help="What decides: a probe of the self-test.")

@@ -1,21 +1,23 @@
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
 from envbuild.cli.console import (
     accept_old_option,
     builder_option,
-    emit,
     json_option,
     listener,
     profile_argument,
     requirements_option,
     torch_index_option,
 )
+from envbuild.cli.several_profiles import for_each
 
 
-@click.command("build", short_help="Build the image, without proof.")
-@profile_argument("name")
+@click.command("build", short_help="Build the image only, without a self-test.")
+@profile_argument("names", nargs=-1, required=True)
 @click.option("--locked", is_flag=True, help="Refuse a missing or stale lock instead of making it again (exit 8).")
 @click.option("--no-cache", is_flag=True, help="Build every layer again.")
 @requirements_option
@@ -24,7 +26,7 @@ from envbuild.cli.console import (
 @torch_index_option
 @json_option
 def command(
-    name: str,
+    names: tuple[str, ...],
     locked: bool,
     no_cache: bool,
     requirements: Path | None,
@@ -32,7 +34,7 @@ def command(
     accept_old: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Build the image of a profile and tag it with its lock; no self-test, no evidence.
+    """Build the image of each profile and tag it with its lock; no self-test, no evidence.
 
     Example: envbuild build cpu
     """
@@ -42,8 +44,11 @@ def command(
     options = Options(
         locked=locked, no_cache=no_cache, requirements=requirements, builder=builder, accept_old=accept_old
     )
-    made = workflows.build_only(name, options, listener())
-    if as_json:
-        emit(made.document())
-    elif made.image:
-        click.echo(f"built {made.image.id}")
+
+    def build(name: str) -> Mapping[str, Any]:
+        made = workflows.build_only(name, options, listener())
+        if made.image and not as_json:
+            click.echo(f"built {made.image.id}")
+        return made.document()
+
+    for_each(names, build, as_json)

@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem
 from envbuild.util.errors import near, printable
 from envbuild.util.runner_names import RUNNERS
 
-if TYPE_CHECKING:  # the steps bring in the engine's client, which `show` and `schema` need not wait for
+if TYPE_CHECKING:  # the steps bring in the engine's client, which `show` need not wait for
     from envbuild.cli.result_table import Live
     from envbuild.pipeline.progress_events import Event, Listener, Step
 
@@ -32,7 +32,9 @@ _EXAMPLES = {"slurm": "partition=gpu", "kubernetes": "namespace=proofs"}
 
 
 def profile_argument(argument: str, **attributes: Any) -> Callable[[F], F]:
-    """A profile's name or path; shells complete the names."""
+    """A profile's name or path, or several; shells complete the names."""
+    if attributes.get("nargs") == -1:
+        attributes["metavar"] = "NAME..." if attributes.get("required") else "[NAME...]"
     return click.argument(argument, shell_complete=_profiles, **attributes)
 
 
@@ -110,30 +112,49 @@ class _Named(_Choice):
             raise
 
 
+class _ClusterOption(click.Option):
+    """One of the options that CommandWithClusterOptions lists apart."""
+
+
+class CommandWithClusterOptions(click.Command):
+    """A command whose help lists the options of `on_options` as a group."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {"Options": [], "Cluster options": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if record is not None:
+                groups["Cluster options" if isinstance(parameter, _ClusterOption) else "Options"].append(record)
+        for title, records in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
 def on_options(function: F) -> F:
     """`on` (a runner's name or None), `given`, `resume`, `gpu`, `nodes` and `dry_run`."""
+    cluster_option = partial(click.option, cls=_ClusterOption)
     for option in (
-        click.option(
+        cluster_option(
             "--dry-run", is_flag=True,
             help="Only show the script or objects that a cluster would be given; with --json the self-test too.",
         ),
-        click.option("--resume", metavar="JOB", help="Wait for a job that was submitted before: its id, or its name."),
-        click.option(
+        cluster_option("--resume", metavar="JOB", help="Wait for a job that was submitted before: its id or its name."),
+        cluster_option(
             "--nodes", default="1", metavar="N", callback=_nodes,
             help=f"Ranks on N nodes (1 to {_MOST}) together too, in a job of their own (dist.nodes; --on slurm).",
         ),
-        click.option(
+        cluster_option(
             "--gpu", metavar="MODEL", callback=gpu_model, help="On this one of the profile's GPUs, as in h20."
         ),
-        click.option(
+        cluster_option(
             "--kubernetes", multiple=True, metavar="KEY=VALUE", callback=_given, expose_value=False,
             help="context, namespace, registry, nodes.LABEL, queue, ... over the site settings; may be repeated.",
         ),
-        click.option(
+        cluster_option(
             "--slurm", multiple=True, metavar="KEY=VALUE", callback=_given, expose_value=False,
             help="partition, account, constraint, time, container, ... over the site settings; may be repeated.",
         ),
-        click.option("--on", type=_Named(RUNNERS), help="Where it runs (default: the site's)."),
+        cluster_option("--on", type=_Named(RUNNERS), help="Where it runs (default: the site's)."),
     ):  # fmt: skip
         function = option(function)
     return function

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from envbuild.cli import fingerprint_diff
 from envbuild.cli.console import Console, emit, json_option, table
 from envbuild.lock import lock_file
 from envbuild.profile import profile_name_lookup
@@ -17,7 +18,7 @@ from envbuild.util.errors import LockError, UsageError, printable, some
 _LOCK = ".lock.yaml"
 
 
-@click.command("diff", short_help="What changes from one profile, lock or image to another.")
+@click.command("diff", short_help="Compare two profiles, locks or images, or two GPUs' numbers.")
 @click.argument("a")
 @click.argument("b")
 @click.option("--files", is_flag=True, help="Of two images: which file of a layer is another, or only their order.")
@@ -25,13 +26,24 @@ _LOCK = ".lock.yaml"
 def command(a: str, b: str, files: bool, as_json: bool) -> None:
     """Show what changes from A to B: versions, environment, advisories, layers and the bytes to fetch for them.
 
-    Each is a profile (h20, path/to/mine.yaml), a lock (old.lock.yaml) or an image of the engine (anything with a
-    colon, such as name:tag or sha256:...). Images are looked into, in a container.
+    Each is a profile (h20, path/to/mine.yaml), a lock (old.lock.yaml), an image of the engine (anything with a colon,
+    such as name:tag or sha256:...) or a fingerprint (a .json file of `envbuild test --fingerprint`). The contents of
+    images are read in a container.
+
+    Of two fingerprints it finds the first operation where they part, by how much, and why. The verdict is identical,
+    rounding, precision (as if computed in fewer bits than the dtype has) or breakage; the exit code is 0 for each. In
+    the table, ratio is the largest error over its tolerance, drift the relative distance from the golden output.
 
     Example: envbuild diff a100 h20
+    Example: envbuild diff a100.json v100.json
     """
+    if _is_fingerprint(a) != _is_fingerprint(b):
+        raise UsageError("a fingerprint is compared with another one", hint="envbuild diff a100.json v100.json")
     if files and not (_is_image(a) and _is_image(b)):
         raise UsageError("--files compares two images of the engine", hint="envbuild diff --files name:tag sha256:...")
+    if _is_fingerprint(a):
+        fingerprint_diff.show_difference(Path(a), Path(b), as_json)
+        return
     found = profile_and_image_diff.compare_sides(_side(a), _side(b))
     if files:
         found = replace(found, files=_pairs(a, b))
@@ -53,8 +65,13 @@ def _side(name: str) -> DiffSide:
     return profile_and_image_diff.of_lock(source.name, locked, plan_resolver.as_locked(plan, locked.versions))
 
 
+def _is_fingerprint(name: str) -> bool:
+    return name.endswith(".json")
+
+
 def _is_image(name: str) -> bool:
-    return ":" in name and not name.endswith(_LOCK) and name not in profile_name_lookup.profile_names()
+    other = name.endswith(_LOCK) or _is_fingerprint(name)
+    return ":" in name and not other and name not in profile_name_lookup.profile_names()
 
 
 def _pairs(a: str, b: str) -> tuple[Pair, ...]:

@@ -22,7 +22,7 @@ from envbuild.util.errors import Fault, FileError, OutOfDate, some
 from envbuild.util.yaml_document import display
 
 
-@click.command("docs", short_help="Locked versions in your own documents.")
+@click.command("docs", short_help="Write locked versions into your own documents.")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--check", is_flag=True, help="Write nothing; exit 8 where a block is not what it would be.")
 @json_option

@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from envbuild.doctor.check_result import Check
 
 
-@click.command("doctor", short_help="What is wrong with this machine, or with a cluster's nodes.")
+@click.command("doctor", short_help="Check this machine and its GPUs, or compare a cluster's nodes.")
 @click.option("--for", "name", metavar="NAME", help="Does it suit this profile? Yes, or no with the reasons.")
 @click.option(
     "--cluster", metavar="HOSTS",
     help="Compare nodes: a YAML file with hosts: [...], a folder of what -o wrote, or slurm.",
 )  # fmt: skip
-@click.option("-o", "output", type=FILE, metavar="FILE", help="The description as JSON too; - is stdout, and it alone.")
+@click.option(
+    "-o", "--output", "output", type=FILE, metavar="FILE",
+    help="Write the description as JSON too; - is stdout, and it alone.",
+)  # fmt: skip
 @click.option(
     "--root", type=click.Path(path_type=Path, exists=True, file_okay=False), default=Path("/"), metavar="FOLDER",
     help="In a container: where the host's /proc, /sys and /dev are mounted.",
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
 @torch_index_option
 @json_option
 def command(name: str | None, cluster: str | None, output: Path | None, root: Path, as_json: bool) -> None:
-    """Check engine, driver, cards, memory, disks, network and clock, in seconds; change nothing.
+    """Check engine, driver, GPUs, memory, disks, network and clock, in seconds; change nothing.
 
     Each check is ok, warn, fail or skipped, with a remedy. Exit 5 if one fails; with --for, if the answer is no. Only
     hosts that pip, uv and docker are configured with are asked; with --for, the indexes for every locked wheel.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import inspect
 import json
 import os
 import select
@@ -29,44 +30,55 @@ from envbuild.util.errors import (
     printable,
 )
 
-# Short help stands here so that `--help` imports nothing else; a test holds it against each command's own.
+# Short help stands here so that `--help` imports nothing else; a test compares it with each command's own.
 COMMANDS: Mapping[str, Mapping[str, str]] = {
-    "Everyday": {
-        "make": "From a profile to a verified image.",
-        "build": "Build the image, without proof.",
-        "test": "Run the self-test in an image and report.",
-        "prove": "Self-test, evidence and the tag, for a built image.",
-        "status": "Verified or why not, recomputed.",
+    "Make an image": {
+        "make": "Make a verified image of a profile or GPU: lock, build, self-test.",
+        "init": "Write a new profile: for a GPU, or from an image or environment.",
+        "lock": "Pin every file by version and hash; write lock and Dockerfile.",
+        "build": "Build the image only, without a self-test.",
+        "test": "Run the self-test in an image or environment; --record: as evidence.",
         "prune": "Remove old images and caches.",
     },
-    "Plan": {
-        "show": "Pins and the reason for each.",
-        "lock": "Pin every file by version and hash.",
-        "render": "Write the Dockerfile of a lock.",
-        "new": "Write a commented profile to start from.",
-        "schema": "The JSON Schema of profiles.",
-        "facts": "What is known of GPUs, CUDA, torch and faults.",
+    "Look at profiles and images": {
+        "status": "Show which images are verified, and why the others are not.",
+        "show": "Show every pinned version and why it is there; --html: a report.",
+        "diff": "Compare two profiles, locks or images, or two GPUs' numbers.",
+        "advisories": "List the known faults of GPU software, with their fixes.",
     },
-    "Publish": {
-        "push": "A verified image to a registry, with its evidence.",
-        "verify": "Whether an image in a registry may be used.",
-        "bundle": "A verified image with its evidence as one file, for closed sites.",
-        "ci": "A CI job that verifies an image, then uses it by digest.",
-        "pin": "Digests for verified images in Dockerfiles and CI files.",
-        "keygen": "A key pair to sign evidence with.",
-        "export": "Files for machines that have no envbuild.",
-        "docs": "Locked versions in your own documents.",
+    "Find out what is wrong": {
+        "explain": "Find the cause of a crash in its log.",
+        "doctor": "Check this machine and its GPUs, or compare a cluster's nodes.",
+        "audit": "List what an image or environment contains and what is wrong.",
+        "bisect": "Find the first version of a package that passes a probe.",
     },
-    "Understand": {
-        "doctor": "What is wrong with this machine, or with a cluster's nodes.",
-        "audit": "What an image or environment really holds.",
-        "explain": "The cause of a crash, from its log.",
-        "bisect": "The first version that passes a probe.",
-        "diff": "What changes from one profile, lock or image to another.",
-        "compare": "Where two GPUs' numbers part, and why.",
-        "report": "One page of all that is known of a profile.",
+    "Share and use images": {
+        "push": "Push a verified image and its evidence to a registry.",
+        "verify": "Check whether an image in a registry is safe to use.",
+        "save": "Save a verified image to a file, for a site without a registry.",
+        "load": "Check a saved image, then load it into the engine.",
+        "pin-digests": "Write digests of verified images into Dockerfiles and CI files.",
+        "export": "Write requirements, a check script, a CI job, a schema, ...",
+        "docs": "Write locked versions into your own documents.",
+        "keygen": "Create a key pair to sign evidence with.",
     },
 }
+
+# Names of the release before, and what took their place. They work for one more release.
+OLD_NAMES: Mapping[str, str] = {
+    "bundle export": "save",
+    "bundle import": "load",
+    "ci": "export ci",
+    "compare": "diff",
+    "facts advisories": "advisories",
+    "new": "init",
+    "pin": "pin-digests",
+    "prove": "test --record",
+    "render": "lock",
+    "report": "show",
+    "schema": "export schema",
+}
+_OLD_OPTIONS: Mapping[str, Mapping[str, str]] = {"report": {"-o": "--html"}}
 
 
 class _Lazy(click.Group):
@@ -76,18 +88,19 @@ class _Lazy(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in self.list_commands(context):
             return None
-        command = importlib.import_module(f"envbuild.cli.{name}").command
+        command = importlib.import_module(f"envbuild.cli.{name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
-        _add_log_options(command)
+        _complete(command)
         return command
 
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         try:
-            return super().resolve_command(context, args)
+            return super().resolve_command(context, _with_new_name(args, quiet=context.resilient_parsing))
         except click.UsageError as error:
-            meant = near(args[0], self.list_commands(context))
+            moved = [f"`envbuild {new}`" for old, new in OLD_NAMES.items() if old.split()[0] == args[0]]
+            meant = f"now {' and '.join(moved)}" if moved else near(args[0], self.list_commands(context))
             said = f"{error.message.rstrip('.')} ({meant})" if meant else error.message
             raise click.UsageError(said, context) from None
 
@@ -106,6 +119,18 @@ class _Lazy(click.Group):
         for title, group in COMMANDS.items():
             with formatter.section(title):
                 formatter.write_dl(list(group.items()))
+
+
+def _with_new_name(args: list[str], *, quiet: bool) -> list[str]:
+    """Replace an old name of a command, with its options, and print the new one on stderr unless `quiet`."""
+    old = next((old for words in (2, 1) if (old := " ".join(args[:words])) in OLD_NAMES), None)
+    if old is None:
+        return args
+    options = _OLD_OPTIONS.get(old, {})
+    new = " ".join([OLD_NAMES[old], *options.values()])
+    if not quiet:
+        click.echo(f"note: `envbuild {old}` is now `envbuild {new}`", err=True)
+    return [*OLD_NAMES[old].split(), *(options.get(word, word) for word in args[len(old.split()) :])]
 
 
 def _reader_left(stream: TextIO) -> bool:
@@ -155,12 +180,25 @@ def _log_options() -> list[click.Parameter]:
     ]  # fmt: skip
 
 
-def _add_log_options(command: click.Command) -> None:
-    """To a command and all below it, so that they may stand at the end of what was typed before."""
+def _complete(command: click.Command) -> None:
+    """Add to a command, and to all below it, the log options, so that they may stand last, and its list of examples."""
     if not any("--debug" in parameter.opts for parameter in command.params):  # a command is loaded once
         command.params += _log_options()
+        command.help = _with_list_of_examples(command.help or "")
     for below in getattr(command, "commands", {}).values():
-        _add_log_options(below)
+        _complete(below)
+
+
+def _with_list_of_examples(text: str) -> str:
+    """Move the lines "Example: ..." of a command's help to a list at its end, one line each."""
+    lines = inspect.cleandoc(text).splitlines()
+    examples = [line.removeprefix(_EXAMPLE) for line in lines if line.startswith(_EXAMPLE)]
+    rest = "\n".join(line for line in lines if not line.startswith(_EXAMPLE)).rstrip()
+    keeps_lines = "\b"  # a paragraph that begins with this is not wrapped
+    return "\n".join([rest, "", keeps_lines, "Examples:", *(f"  {line}" for line in examples)]) if examples else text
+
+
+_EXAMPLE = "Example: "
 
 
 # True of every command: files get their names last, and a step that has ended is found again.
@@ -174,7 +212,7 @@ _INTERRUPTED = "interrupted: nothing is half-written, and steps that had ended a
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, hidden=True)
 def cli(as_json: bool) -> None:
-    """From a GPU's name to a container image that is proved on that GPU.
+    """Make container images for GPUs, prove each on its GPU, and find out why a run fails.
 
     \b
     Exit codes: 0 done; 2 usage; 3 profile, lock or a file that is read; 4 built, not proved here; 5 a check failed;
@@ -184,7 +222,7 @@ def cli(as_json: bool) -> None:
         raise click.UsageError("--json belongs behind the command, as in: envbuild show h20 --json")
 
 
-_add_log_options(cli)
+_complete(cli)
 
 
 def main() -> None:
@@ -256,11 +294,6 @@ def _report(error: EnvbuildError, wants_json: bool) -> int:
         with contextlib.suppress(OSError):  # stdout may be what cannot be written: it is said below then
             print(json.dumps(document, indent=2), flush=True)
             return error.code
-    lines = [f"error: {error.message}", *(f"  {fault}" for fault in error.faults)]
-    if error.hint:
-        lines += [
-            f"  {'hint: ' if index == 0 else '      '}{line}" for index, line in enumerate(error.hint.split("\n"))
-        ]
     with contextlib.suppress(OSError):  # nobody can be told; the exit code is still the one
-        print(printable("\n".join(lines)), file=sys.stderr)
+        print(printable("\n".join(error.lines())), file=sys.stderr)
     return error.code

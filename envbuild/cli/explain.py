@@ -31,7 +31,7 @@ _SECRET = re.compile(
 )
 
 
-@click.command("explain", short_help="The cause of a crash, from its log.")
+@click.command("explain", short_help="Find the cause of a crash in its log.")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @json_option
 def command(files: tuple[str, ...], as_json: bool) -> None:

@@ -1,79 +1,171 @@
 import hashlib
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
+from envbuild.attest import ci_job_renderer
 from envbuild.cli import output_files
 from envbuild.cli.console import emit, json_option, profile_argument
+from envbuild.cli.output_files import output_option
+from envbuild.cli.several_profiles import for_each
+from envbuild.evidence import profile_proofs
 from envbuild.lock import lock_file, requirements_export
 from envbuild.lock.lock_file import Lock
+from envbuild.profile import model as profile_model
 from envbuild.profile.loaded_profile import Source
+from envbuild.registry.oci_types import Reference
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.testrun import exported_check_script, selftest_job
+from envbuild.util import settings
+from envbuild.util.errors import UsageError
 from envbuild.util.yaml_document import display
 
 
-@click.group("export", short_help="Files for machines that have no envbuild.")
+@click.group("export", short_help="Write requirements, a check script, a CI job, a schema, ...")
 def command() -> None:
-    """Write what works where envbuild is not installed.
+    """Write files for others: for machines without envbuild, for CI systems and for editors.
 
-    Example: envbuild export check h20
+    Example: envbuild export requirements h20
+    Example: envbuild export ci github h20
     """
 
 
-@command.command("check")
-@profile_argument("name")
-@click.option("-o", "file", type=output_files.FILE, metavar="FILE", help="-: stdout. Default: check-NAME.py.")
+@command.command("requirements", short_help="Write the locked versions with their hashes.")
+@profile_argument("names", nargs=-1, required=True)
+@output_option("requirements-NAME.txt")
 @json_option
-def check_command(name: str, file: Path | None, as_json: bool) -> None:
+def requirements_command(names: tuple[str, ...], file: Path | None, as_json: bool) -> None:
+    """Write the locked versions with their hashes, to install them with pip or uv where there is no container.
+
+    Example: envbuild export requirements h20
+    Example: pip install --no-deps --require-hashes -r requirements-h20.txt
+    """
+
+    def text(source: Source, locked: Lock) -> str:
+        return requirements_export.requirements(locked, source.name)
+
+    _of_locks(names, file, "requirements-{}.txt", text, as_json)
+
+
+@command.command("constraints", short_help="Write the locked versions alone.")
+@profile_argument("names", nargs=-1, required=True)
+@output_option("constraints-NAME.txt")
+@json_option
+def constraints_command(names: tuple[str, ...], file: Path | None, as_json: bool) -> None:
+    """Write the locked versions, to hold them while other packages are installed.
+
+    Example: envbuild export constraints h20
+    Example: pip install -c constraints-h20.txt transformers
+    """
+
+    def text(source: Source, locked: Lock) -> str:
+        return requirements_export.constraints(locked, source.name)
+
+    _of_locks(names, file, "constraints-{}.txt", text, as_json)
+
+
+@command.command("check", short_help="Write a script that checks an environment, on every rank.")
+@profile_argument("names", nargs=-1, required=True)
+@output_option("check-NAME.py")
+@json_option
+def check_command(names: tuple[str, ...], file: Path | None, as_json: bool) -> None:
     """Write one Python file that checks an environment against a profile's lock, on every rank before training.
 
     It needs Python 3.9 and torch: versions, loaded libraries, GPU and the quick probes; exit 5 with the remedy.
-    Example: envbuild export check h20 && torchrun --nproc-per-node 8 check-h20.py
+
+    Example: envbuild export check h20
+    Example: torchrun --nproc-per-node 8 check-h20.py
     """
-    source, locked = _locked(name)
-    text = exported_check_script.render(source, locked)
-    _write(file or Path(f"check-{source.name}.py"), text.encode(), as_json, source.name, locked.id)
+    _of_locks(names, file, "check-{}.py", exported_check_script.render, as_json)
 
 
-@command.command("selftest")
-@click.option("-o", "file", type=output_files.FILE, metavar="FILE", help="Default: selftest.zip.")
+@command.command("selftest", short_help="Write the self-test as one zip.")
+@output_option("selftest.zip")
 @json_option
 def selftest_command(file: Path | None, as_json: bool) -> None:
     """Write the self-test as one zip, which any Python (3.9 or newer) that has torch can run.
 
-    Example: envbuild export selftest && python selftest.zip --level quick
+    Example: envbuild export selftest
+    Example: python selftest.zip --level quick
     """
     output_files.prepare(file, text=False)
-    _write(file or Path("selftest.zip"), selftest_job.selftest_zip(), as_json)
+    document = _write(file or Path("selftest.zip"), selftest_job.selftest_zip(), as_json)
+    if as_json:
+        emit(document)
 
 
-@command.command("requirements")
+@command.command("ci", short_help="Write a CI job that verifies an image, then uses it.")
+@click.argument("system", type=click.Choice(ci_job_renderer.SYSTEMS))
 @profile_argument("name")
-@click.option("-o", "file", type=output_files.FILE, metavar="FILE", help="-: stdout. Default: requirements-NAME.txt.")
+@click.option("--image", metavar="REGISTRY/NAME", help="Where it was pushed; default: registry.example/NAME.")
+@click.option(
+    "--install",
+    metavar="SOURCE",
+    help="What the job installs envbuild from: a commit (git+https://HOST/PATH@COMMIT) or a wheel with #sha256=HEX; "
+    "default: ci_install in config.yaml.",
+)
+@output_option("stdout")
 @json_option
-def requirements_command(name: str, file: Path | None, as_json: bool) -> None:
-    """Write the locked versions with their hashes, to install them with pip or uv where there is no container.
+def ci_command(
+    system: str, name: str, image: str | None, install: str | None, file: Path | None, as_json: bool
+) -> None:
+    """Write a job for a CI system: verify a profile's image by policy.yaml, then run in it by digest.
 
-    Example: envbuild export requirements h20 && pip install --no-deps --require-hashes -r requirements-h20.txt
+    Nothing is written unless the job would install one commit or one file of envbuild.
+
+    Example: envbuild export ci gitlab h20 --image registry.example/h20 -o .gitlab-ci.yml
     """
-    source, locked = _locked(name)
-    text = requirements_export.requirements(locked, source.name)
-    _write(file or Path(f"requirements-{source.name}.txt"), text.encode(), as_json, source.name, locked.id)
+    output_files.prepare(file, as_json=as_json)
+    source = profile_reader_and_overrides.load(name)
+    reference = Reference.parse(image or f"registry.example/{source.name}")
+    if reference.tag or reference.digest:
+        raise UsageError(f"{image} has a tag or a digest", hint=f"name the repository: {reference.repository}")
+    pinned = install or settings.setting("ci_install")
+    text = ci_job_renderer.render(
+        system, source.name, reference.repository, profile_proofs.models_to_prove(source.profile), pinned
+    )
+    if file or not as_json:
+        output_files.write(file or output_files.STDOUT, text)
+    if as_json:
+        emit({"system": system, "profile": source.name, "text": text})
 
 
-@command.command("constraints")
-@profile_argument("name")
-@click.option("-o", "file", type=output_files.FILE, metavar="FILE", help="-: stdout. Default: constraints-NAME.txt.")
+@command.command("schema", short_help="Write the JSON Schema of profiles.")
+@output_option("stdout")
 @json_option
-def constraints_command(name: str, file: Path | None, as_json: bool) -> None:
-    """Write the locked versions, to hold them while other packages are installed.
+def schema_command(file: Path | None, as_json: bool) -> None:
+    """Write the JSON Schema of profiles, by which editors complete and check them.
 
-    Example: envbuild export constraints h20 && pip install -c constraints-h20.txt transformers
+    Example: envbuild export schema -o profiles/profile.schema.json
     """
-    source, locked = _locked(name)
-    text = requirements_export.constraints(locked, source.name)
-    _write(file or Path(f"constraints-{source.name}.txt"), text.encode(), as_json, source.name, locked.id)
+    output_files.prepare(file, as_json=as_json)
+    if file:
+        output_files.write(file, json.dumps(profile_model.schema(), indent=2) + "\n")
+    if as_json or not file:
+        emit(profile_model.schema())
+
+
+def _of_locks(
+    names: tuple[str, ...],
+    file: Path | None,
+    default: str,
+    content: Callable[[Source, Lock], str],
+    as_json: bool,
+) -> None:
+    """Write one file for each profile. `default`: its name, with a place for the profile's."""
+    if file and len(names) > 1:
+        raise UsageError("-o names one file, and there are several profiles", hint="leave it out")
+    output_files.prepare(file, as_json=as_json)
+
+    def write(name: str) -> Mapping[str, Any]:
+        source, locked = _locked(name)
+        target = file or Path(default.format(source.name))
+        return _write(target, content(source, locked).encode(), as_json, source.name, locked.id)
+
+    for_each(names, write, as_json)
 
 
 def _locked(name: str) -> tuple[Source, Lock]:
@@ -81,19 +173,17 @@ def _locked(name: str) -> tuple[Source, Lock]:
     return source, lock_file.current(lock_file.read(source.known_lock), plan_resolver.resolve(source), source.lock_file)
 
 
-def _write(file: Path, content: bytes, as_json: bool, name: str | None = None, lock_id: str | None = None) -> None:
-    output_files.prepare(file, as_json=as_json)
+def _write(
+    file: Path, content: bytes, as_json: bool, name: str | None = None, lock_id: str | None = None
+) -> Mapping[str, Any]:
+    """Write a file and print its name, unless `as_json`; return the document about it."""
     output_files.write(file, content)
-    if as_json:
-        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-        emit(
-            {
-                "profile": name,
-                "lock": lock_id,
-                "selftest": selftest_job.selftest_id(),
-                "file": display(file),
-                "digest": digest,
-            }
-        )
-    elif file != output_files.STDOUT:
+    if not as_json and file != output_files.STDOUT:
         click.echo(display(file))
+    return {
+        "profile": name,
+        "lock": lock_id,
+        "selftest": selftest_job.selftest_id(),
+        "file": display(file),
+        "digest": f"sha256:{hashlib.sha256(content).hexdigest()}",
+    }

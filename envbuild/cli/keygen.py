@@ -10,7 +10,7 @@ from envbuild.cli.console import emit, json_option
 from envbuild.util.errors import UsageError
 
 
-@click.command("keygen", short_help="A key pair to sign evidence with.")
+@click.command("keygen", short_help="Create a key pair to sign evidence with.")
 @click.option(
     "-o",
     "--output",

@@ -15,6 +15,7 @@ from envbuild.cli.console import (
     requirements_option,
     torch_index_option,
 )
+from envbuild.image import dockerfile_renderer
 from envbuild.lock import lock_file, lock_update
 from envbuild.lock.lock_file import Lock
 from envbuild.profile import profile_name_lookup
@@ -22,6 +23,7 @@ from envbuild.profile.loaded_profile import Source
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.util import host_processes
+from envbuild.util.atomic_files import holds_text, write_within
 from envbuild.util.errors import EnvbuildError, Fault, LockError, OutOfDate, ProfileError, UsageError, printable, some
 from envbuild.util.yaml_document import display
 
@@ -34,9 +36,12 @@ class _Wanted(NamedTuple):
     before: Lock | None
 
 
-@click.command("lock", short_help="Pin every file by version and hash.")
+@click.command("lock", short_help="Pin every file by version and hash; write lock and Dockerfile.")
 @profile_argument("names", nargs=-1)
-@click.option("--check", is_flag=True, help="Only say whether the locks fit their profiles; offline; exit 8 if not.")
+@click.option(
+    "--check", is_flag=True,
+    help="Write nothing; offline; exit 8 if a lock does not fit its profile, or a Dockerfile its lock.",
+)  # fmt: skip
 @click.option(
     "--upgrade", "upgrades", multiple=True, is_flag=False, flag_value=lock_update.EVERYTHING, metavar="[NAME]",
     help="Move this package to the newest version that fits (may be repeated); 'base' the Debian packages; "
@@ -58,9 +63,10 @@ def command(
     accept_old: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Make the locks of profiles, changing only what must change; without a name, of all.
+    """Write the lock and the Dockerfile of each profile, changing only what must change; without a name, of all.
 
     Example: envbuild lock cpu --upgrade numpy
+    Example: envbuild lock --check
     """
     if check and upgrades:
         raise UsageError("--check changes nothing, --upgrade does: give one of them")
@@ -87,6 +93,8 @@ def command(
         )
         for change in row["changes"]:
             click.echo(f"  {change}")
+        if row["rendered"]:
+            click.echo(f"  wrote {row['dockerfile']}")
 
 
 def _load(name: str, pins: dict[str, str], requirements: Path | None) -> _Wanted:
@@ -95,7 +103,7 @@ def _load(name: str, pins: dict[str, str], requirements: Path | None) -> _Wanted
 
 
 def _checked(names: Iterable[str], load: Callable[[str], _Wanted]) -> list[dict[str, Any]]:
-    """The rows of locks that fit their profiles.
+    """The rows of locks that fit their profiles, and whose Dockerfiles fit them.
 
     Raises ProfileError with the faults of every profile and lock that cannot be read, OutOfDate with those that do not
     fit.
@@ -110,7 +118,9 @@ def _checked(names: Iterable[str], load: Callable[[str], _Wanted]) -> list[dict[
             refused.append(error)
             continue
         try:
-            found.append(_row(source, lock_file.current(before, plan, source.lock_file), []))
+            locked = lock_file.current(before, plan, source.lock_file)
+            _require_dockerfile(source, locked)
+            found.append(_row(source, locked))
         except OutOfDate as error:
             stale.append(error)
     old = [Fault(error.message) for error in stale]
@@ -124,11 +134,22 @@ def _checked(names: Iterable[str], load: Callable[[str], _Wanted]) -> list[dict[
         )
     if stale:
         raise OutOfDate(
-            f"not what the profile asks for: {len(stale)} of {len(stale) + len(found)} locks",
+            f"out of date: {len(stale)} of {some(len(stale) + len(found), 'profile')}",
             hint=stale[0].hint,
             faults=old,
         )
     return found
+
+
+def _require_dockerfile(source: Source, locked: Lock) -> None:
+    """Raise OutOfDate unless the Dockerfile is the lock's. In a folder that has no lock of its own, as for a shipped
+    profile, it may be missing."""
+    file = source.dockerfile
+    if not file.exists() and not source.lock_file.exists():
+        return
+    if not holds_text(file, dockerfile_renderer.render(locked, source.name)):
+        state = "is not what the lock gives" if file.exists() else "is missing"
+        raise OutOfDate(f"{display(file)} {state}", hint=f"run: envbuild lock {source.known}")
 
 
 def _locked(
@@ -143,7 +164,11 @@ def _locked(
         here = source.lock_file.exists()  # a shipped profile's lock is written into the working folder
         if keep and (after is not before or not here):
             lock_file.write(after, source.lock_file, source.name, source.origin)
-        found.append(_row(source, after, changes))
+        text = dockerfile_renderer.render(after, source.name)
+        rendered = keep and not holds_text(source.dockerfile, text)
+        if rendered:
+            write_within(source.project, source.dockerfile, text)
+        found.append(_row(source, after, changes, rendered))
     return found, notes
 
 
@@ -171,5 +196,13 @@ def _made(
         host_processes.stop_all.lift()
 
 
-def _row(source: Source, made: Lock, changes: list[str]) -> dict[str, Any]:
-    return {"profile": source.name, "lock": made.id, "file": display(source.known_lock), "changes": changes}
+def _row(source: Source, made: Lock, changes: Sequence[str] = (), rendered: bool = False) -> dict[str, Any]:
+    """`rendered`: whether the Dockerfile was written."""
+    return {
+        "profile": source.name,
+        "lock": made.id,
+        "file": display(source.known_lock),
+        "changes": list(changes),
+        "dockerfile": display(source.dockerfile),
+        "rendered": rendered,
+    }

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from envbuild.pipeline.progress_events import Event
 
 
-@click.command("make", short_help="From a profile to a verified image.")
+@click.command("make", short_help="Make a verified image of a profile or GPU: lock, build, self-test.")
 @profile_argument("names", nargs=-1)
 @click.option("--all", "every", is_flag=True, help="Every profile of the working folder; all there are if it has none.")
 @click.option("--locked", is_flag=True, help="Refuse a missing or stale lock instead of making it again (exit 8).")
@@ -59,13 +59,15 @@ def command(
     accept_old: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """From a profile to a verified image: lock, render, build, self-test, evidence, tag.
+    """Make a verified image from a profile: lock, Dockerfile, build, self-test, evidence, tag.
 
     NAME is the name of a profile or a GPU, or a path to a YAML file; the profile of a GPU without one is written first.
     Several are built in turns at the engine beside self-tests: as processors and memory allow, those of GPUs one at a
     time, or each on its share of --gpus. One that fails, is not valid or not there stops no other; the exit code is the
     worst: 130, then 5, 6, 7, 3, 8, 2, 4.
+
     Example: envbuild make cpu
+    Example: envbuild make h20 a100
     """
     if every == bool(names):
         raise UsageError("name profiles, or give --all" if every else "which profile?", hint="envbuild show lists them")
@@ -98,9 +100,9 @@ def _with_profile(name: str) -> str:
     try:
         profile_name_lookup.meant(name)
     except profile_name_lookup.UnwrittenProfile as missing:
-        from envbuild.cli import new
+        from envbuild.cli import init
 
-        file = new.write_for_gpu(missing.gpu)
+        file = init.write_for_gpu(missing.gpu)
         click.echo(f"note: no profile is shipped for {missing.gpu}; wrote {display(file)}", err=True)
         return missing.gpu
     except EnvbuildError:

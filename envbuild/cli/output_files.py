@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
@@ -13,8 +15,14 @@ from envbuild.util.atomic_files import write_atomically
 from envbuild.util.errors import UsageError
 from envbuild.util.yaml_document import display
 
+F = TypeVar("F", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path, dir_okay=False)
 STDOUT = Path("-")
+
+
+def output_option(default: str) -> Callable[[F], F]:
+    """`-o` and `--output`: the parameter `file`, None if it is not given. `default`: where the document goes then."""
+    return click.option("-o", "--output", "file", type=FILE, metavar="FILE", help=f"-: stdout. Default: {default}.")
 
 
 def prepare(*files: Path | None, as_json: bool = False, text: bool = True) -> None:

@@ -4,7 +4,7 @@ from envbuild.cli.console import Console, emit, json_option
 from envbuild.pipeline import push_and_bundle
 
 
-@click.command("push", short_help="A verified image to a registry, with its evidence.")
+@click.command("push", short_help="Push a verified image and its evidence to a registry.")
 @click.argument("name")
 @click.argument("repository", metavar="REGISTRY/NAME")
 @click.option(

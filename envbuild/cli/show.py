@@ -1,11 +1,14 @@
 import re
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
 from packaging.utils import canonicalize_name
 
 from envbuild.cli.console import emit, json_option, pin_option, profile_argument, table
+from envbuild.cli.output_files import FILE
+from envbuild.cli.several_profiles import for_each
 from envbuild.evidence import profile_proofs
 from envbuild.facts import database
 from envbuild.fetch.archive_spec import COMPAT
@@ -17,26 +20,56 @@ from envbuild.profile.loaded_profile import Source
 from envbuild.report import pin_reasons
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.util import settings
-from envbuild.util.errors import EnvbuildError, SettingsError, printable
+from envbuild.util.errors import EnvbuildError, SettingsError, UsageError, printable
 
 
-@click.command("show", short_help="Pins and the reason for each.")
-@profile_argument("name", required=False)
+@click.command("show", short_help="Show every pinned version and why it is there; --html: a report.")
+@profile_argument("names", nargs=-1)
 @pin_option
+@click.option("--html", "html", type=FILE, metavar="FILE", help="Write all that is known as one page; - is stdout.")
+@click.option(
+    "--compare", "prints", type=FILE, nargs=2, metavar="A B",
+    help="With --html: also where the numbers of two GPUs part; files of `envbuild test --fingerprint`.",
+)  # fmt: skip
 @json_option
-def command(name: str | None, pins: dict[str, str], as_json: bool) -> None:
-    """Show every pin of a profile and where it comes from; without a name, all profiles and their state.
+def command(
+    names: tuple[str, ...], pins: dict[str, str], html: Path | None, prints: tuple[Path, Path] | None, as_json: bool
+) -> None:
+    """Show every pin of a profile and where it comes from: the profile, torch or an advisory. Without a name, list all
+    profiles.
 
+    The page of --html needs no network and shows proof, errors beside their tolerances, layers, speed, ranks and
+    advisories; it is made from the evidence on disk, without an engine. The exit code is 0 whatever is shown;
+    `envbuild status` has one for each state.
+
+    Example: envbuild show
     Example: envbuild show h20 --pin cublas=12.1.3.1
+    Example: envbuild show h20 --html h20.html --compare a100.json h20.json
     """
+    if prints and not html:
+        raise UsageError("--compare belongs to --html", hint="envbuild diff A B compares two fingerprints")
+    if html:
+        if len(names) != 1 or pins:
+            raise UsageError("--html takes one profile, without --pin", hint="envbuild show h20 --html h20.html")
+        from envbuild.cli import html_report  # its template engine is only loaded for this
+
+        html_report.write_report(names[0], html, prints, as_json)
+        return
     _settings()
-    if name is None:
+    if not names:
         _all(as_json)
         return
-    document = _document(name, pins)
-    if as_json:
-        emit(document)
-        return
+
+    def show(name: str) -> dict[str, Any]:
+        document = _document(name, pins)
+        if not as_json:
+            _print(document)
+        return document
+
+    for_each(names, show, as_json)
+
+
+def _print(document: dict[str, Any]) -> None:
     click.echo(f"{document['profile']}: {document['description']}")
     if document["gpus"]:
         compat = " (forward-compatibility libraries: where it is older than theirs)" if document["compat"] else ""

@@ -6,7 +6,9 @@ from typing import Any
 import click
 
 from envbuild.cli.console import emit, json_option, profile_argument, table
+from envbuild.cli.several_profiles import for_each
 from envbuild.evidence import image_status
+from envbuild.evidence.image_status import Status
 from envbuild.fetch import index_config
 from envbuild.image.docker_engine import Engine
 from envbuild.image.image_naming import VERIFIED
@@ -33,75 +35,84 @@ _KINDS: dict[str, type[EnvbuildError]] = {
 }
 
 
-@click.command("status", short_help="Verified or why not, recomputed.")
-@profile_argument("name", required=False)
+@click.command("status", short_help="Show which images are verified, and why the others are not.")
+@profile_argument("names", nargs=-1)
 @click.option(
     "--outdated", "asks_index", is_flag=True,
     help="Ask the index instead: which pins have newer patch releases, and which an advisory asks for.",
 )  # fmt: skip
 @json_option
-def command(name: str | None, asks_index: bool, as_json: bool) -> None:
-    """Say whether a profile's image is verified, recomputed from its lock, image and evidence; without a name, of all.
+def command(names: tuple[str, ...], asks_index: bool, as_json: bool) -> None:
+    """Show whether the images of profiles are verified, recomputed from lock, image and evidence; without a name, of
+    all profiles. Each line ends with the command to type next.
 
     Exit 0 verified; 4 built, not proved; 5 the self-test failed or the tag was moved by hand; 6 not built; 8 no lock,
     or proved for another lock or self-test. A list of all, and --outdated, end with 0 whatever they find.
+
+    Example: envbuild status
     Example: envbuild status cpu
     """
     if asks_index:
-        _outdated(name, as_json)
+        _outdated(names, as_json)
         return
-    if name is None:
+    if not names:
         _all(as_json)
         return
-    source = profile_reader_and_overrides.load(name)
-    found = image_status.compute(Engine(), source)
-    if found.state == VERIFIED:
-        if as_json:
-            emit(found.document())
-        else:
-            assert found.image is not None
-            reasons = "; ".join(proof.reason for proof in found.proofs)
-            click.echo(printable(f"{found.name}: verified {found.image.id} ({reasons})"))
-        return
-    if not as_json:
-        click.echo(f"{found.name}: {found.state}")
-    kind = OutOfDate if found.state == "missing" and found.lock is None else _KINDS[found.state]
-    error = kind(f"{found.name} is not verified: {found.state}", hint="\n".join(found.reasons))
-    error.partial = found.document()
-    raise error
+
+    def status(name: str) -> dict[str, Any]:
+        source = profile_reader_and_overrides.load(name)
+        found = image_status.compute(Engine(), source)
+        if not as_json:
+            click.echo(_line(found))
+        if found.state == VERIFIED:
+            return found.document()
+        kind = OutOfDate if found.state == "missing" and found.lock is None else _KINDS[found.state]
+        hint = "\n".join([*found.reasons, f"run: {found.next}"])
+        error = kind(f"{found.name} is not verified: {found.state}", hint=hint)
+        error.partial = found.document()
+        raise error
+
+    for_each(names, status, as_json)
 
 
 def _all(as_json: bool) -> None:
     engine = Engine()
     rows = [_row(engine, name) for name in profile_name_lookup.profile_names()]
     if as_json:
-        emit({"profiles": rows})
+        emit({"profiles": [document for document, _ in rows]})
         return
-    cells = [(row["profile"], row["status"], "; ".join(row["reasons"]) or _image(row)) for row in rows]
-    for line in table(cells):
+    for _, line in rows:
         click.echo(line)
 
 
-def _image(row: dict[str, Any]) -> str:
-    lacks = dict.fromkeys(lack for proof in row["proofs"] for lack in proof.get("unconfined", ()))
-    return f"{row['image']['id']}{', proved less confined: ' if lacks else ''}{'; '.join(lacks)}"
-
-
-def _row(engine: Engine, name: str) -> dict[str, Any]:
+def _row(engine: Engine, name: str) -> tuple[dict[str, Any], str]:
+    """A profile's document and its line."""
     try:
-        return image_status.compute(engine, profile_reader_and_overrides.load(name)).document()
+        found = image_status.compute(engine, profile_reader_and_overrides.load(name))
     except (ProfileError, LockError) as error:
-        return {"profile": name, "status": "at fault", "reasons": [error.message]}
+        document = {"profile": name, "status": "at fault", "reasons": [error.message], "next": f"envbuild show {name}"}
+        return document, printable(f"{name}: at fault: {error.message}; next: {document['next']}")
+    return found.document(), _line(found)
 
 
-def _outdated(name: str | None, as_json: bool) -> None:
-    if name is None:
-        with ThreadPoolExecutor(index_config.PARALLEL) as pool:
-            rows = list(pool.map(_pins_or_fault, profile_name_lookup.profile_names()))
+def _line(found: Status) -> str:
+    """A profile with its state, the reasons or its image, and the command to type next."""
+    why = "; ".join(found.reasons)
+    if found.image and not why:
+        lacks = dict.fromkeys(lack for proof in found.proofs for lack in proof.unconfined)
+        proved = "; ".join(proof.reason for proof in found.proofs)
+        why = f"{found.image.id} ({proved}{', less confined: ' if lacks else ''}{'; '.join(lacks)})"
+    return printable(f"{found.name}: {found.state}: {why}; next: {found.next}")
+
+
+def _outdated(names: tuple[str, ...], as_json: bool) -> None:
+    if len(names) == 1:
+        rows = [_pins(names[0])]
     else:
-        rows = [_pins(name)]
+        with ThreadPoolExecutor(index_config.PARALLEL) as pool:
+            rows = list(pool.map(_pins_or_fault, names or profile_name_lookup.profile_names()))
     if as_json:
-        emit({"profiles": rows} if name is None else rows[0])
+        emit(rows[0] if len(names) == 1 else {"profiles": rows})
         return
     cells = [cell for row in rows for cell in _lines(row)]
     for line in table([("PROFILE", "PIN", "LOCKED", "PATCH", "ADVISORIES"), *cells]) if cells else ():

@@ -3,18 +3,30 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from envbuild.cli import output_files
-from envbuild.cli.console import VERBOSITY, Console, emit, gpus_option, json_option, on_options, profile_argument
+from envbuild.cli.console import (
+    VERBOSITY,
+    CommandWithClusterOptions,
+    Console,
+    emit,
+    gpus_option,
+    json_option,
+    on_options,
+    profile_argument,
+)
+from envbuild.cli.several_profiles import for_each
 from envbuild.facts import probe_catalogue_reader
 from envbuild.util.errors import CheckFailed, NotProved, UsageError
 
 if TYPE_CHECKING:
-    from envbuild.pipeline.model import Made
+    from envbuild.pipeline.model import Made, On
+    from envbuild.testrun.selftest_job import RunRequest
 
 
 _RANDOM = "random"
@@ -28,8 +40,12 @@ def _seed(context: click.Context, parameter: click.Parameter, value: str | None)
     return int(value)
 
 
-@click.command("test", short_help="Run the self-test in an image and report.")
-@profile_argument("name", required=False)
+@click.command(
+    "test", cls=CommandWithClusterOptions,
+    short_help="Run the self-test in an image or environment; --record: as evidence.",
+)  # fmt: skip
+@profile_argument("names", nargs=-1)
+@click.option("--record", is_flag=True, help="Write evidence, and move the tag `verified` if the self-test passes.")
 @click.option("--image", "reference", metavar="REF", help="Another image of the engine, by tag or digest.")
 @click.option(
     "--python", metavar="PATH", help="An interpreter or environment of this machine instead; needs no engine."
@@ -56,11 +72,12 @@ def _seed(context: click.Context, parameter: click.Parameter, value: str | None)
 @on_options
 @click.option(
     "--fingerprint", "print_file", metavar="FILE", type=output_files.FILE,
-    help="Record numbers too, for `envbuild compare`.",
+    help="Write the numbers too, for `envbuild diff`.",
 )  # fmt: skip
 @json_option
 def command(
-    name: str | None,
+    names: tuple[str, ...],
+    record: bool,
     reference: str | None,
     python: str | None,
     level: str | None,
@@ -78,16 +95,19 @@ def command(
     as_json: bool,
     given: dict[str, dict[str, str]] | None = None,
 ) -> None:
-    """Run the self-test in the image of a profile and report; moves no tag, writes no evidence.
+    """Run the self-test in the image of each profile and report. Only with --record it writes evidence and moves the
+    tag: then the image must be one that envbuild built from the profile's lock, and the self-test is the profile's own.
 
     With -v, what the profile's own script printed is shown also where it passed.
 
     Example: envbuild test cpu --image myproject:latest
+    Example: envbuild test h20 --python .venv
+    Example: envbuild test h20 --record --on slurm
     """
     if listing:
         _list(as_json)
         return
-    if name is None:
+    if not names:
         raise UsageError("name a profile", hint="envbuild test cpu, or: envbuild test --list")
     probe_catalogue_reader.refuse_unknown(asked)
     if reference and python:
@@ -98,39 +118,88 @@ def command(
         raise UsageError("--dry-run runs nothing: no --junit and no --fingerprint comes of it")
     if resume and seed is not None:
         raise UsageError("--resume waits for a run that has its seed already: leave out --seed")
+    if record:
+        changed = {
+            "--python": python, "--level": level, "--probe": asked, "--seed": seed, "--junit": report,
+            "--fingerprint": print_file,
+        }  # fmt: skip
+        _refuse(changed, "--record takes the self-test of the profile, in an image: leave out {}")
+    if len(names) > 1:
+        single = {"--image": reference, "--resume": resume, "--junit": report, "--fingerprint": print_file}
+        _refuse(single, "{} is for one profile")
+        if dry_run and not as_json:
+            raise UsageError("--dry-run is for one profile, or with --json")
     output_files.prepare(report, print_file, as_json=as_json)
-    taken = as_json or output_files.STDOUT in (report, print_file)  # stdout, by one document
-    from envbuild.pipeline import workflows  # not for --help
-    from envbuild.pipeline.model import On
+    from envbuild.pipeline.model import On  # not for --help
     from envbuild.testrun import selftest_job
 
-    console = Console(results=not taken, verbose=VERBOSITY in click.get_current_context().meta)
+    where = On(on, given or {}, resume, gpu, nodes)
+    if record:
+        for_each(names, lambda name: _record(name, reference, gpus, where, dry_run, as_json), as_json)
+        return
+    taken = as_json or output_files.STDOUT in (report, print_file)  # stdout, by one document
     if isinstance(seed, str):
         seed = selftest_job.drawn_seed()
-        console.say(f"seed {seed} was drawn; to repeat this run: {_repeating(seed)}")
+        Console().say(f"seed {seed} was drawn; to repeat this run: {_repeating(seed)}")
     wanted = selftest_job.RunRequest(level, asked, gpus, fingerprint=print_file is not None, seed=seed)
-    where = On(on, given or {}, resume, gpu, nodes)
+
+    def test(name: str) -> Mapping[str, Any]:
+        """Its document, which CheckFailed and NotProved have too."""
+        from envbuild.pipeline import workflows
+
+        console = Console(results=not taken, verbose=VERBOSITY in click.get_current_context().meta)
+        if dry_run:
+            return _script(name, reference, where, wanted, as_json)
+        if python:
+            made = workflows.test_environment(name, python, console, wanted)
+        else:
+            made = workflows.test(name, reference, console, wanted, where)
+        if report:
+            output_files.write(report, _junit(made))
+        if not taken and made.run:
+            console.results(made.run.results)
+        try:
+            if print_file:
+                _keep(made, print_file)
+            workflows.require_passed(made)
+        except (CheckFailed, NotProved) as error:
+            error.partial = document(made)
+            raise
+        return document(made)
+
+    for_each(names, test, as_json)
+
+
+def _refuse(options: Mapping[str, object], message: str) -> None:
+    """Raise UsageError naming the options that are given. `message`: with a place for them."""
+    given = [option for option, value in options.items() if value not in (None, ())]
+    if given:
+        raise UsageError(message.format(", ".join(given)))
+
+
+def _record(
+    name: str, reference: str | None, gpus: tuple[str, ...], where: On, dry_run: bool, as_json: bool
+) -> Mapping[str, Any]:
+    """Run the self-test of a profile, write evidence and move the tag."""
+    from envbuild.pipeline import workflows
+    from envbuild.testrun.selftest_job import RunRequest
+
     if dry_run:
-        script = workflows.cluster_script(name, reference, console, where, wanted, brief=not as_json)
-        emit({"script": script}) if as_json else click.echo(script, nl=False)
-        return
-    if python:
-        made = workflows.test_environment(name, python, console, wanted)
-    else:
-        made = workflows.test(name, reference, console, wanted, where)
-    if report:
-        output_files.write(report, _junit(made))
-    if not taken and made.run:
-        console.results(made.run.results)
-    try:
-        if print_file:
-            _keep(made, print_file)
-        workflows.require_passed(made)
-    except (CheckFailed, NotProved) as error:
-        error.partial = document(made)
-        raise
-    if as_json:
-        emit(document(made))
+        return _script(name, reference, where, RunRequest(gpus=gpus), as_json)
+    made = workflows.prove(name, reference, Console(), gpus, where)
+    if made.image and not as_json:
+        click.echo(f"{made.status} {made.image.id}")
+    return made.document()
+
+
+def _script(name: str, reference: str | None, where: On, wanted: RunRequest, as_json: bool) -> Mapping[str, Any]:
+    """What a cluster would be given."""
+    from envbuild.pipeline import workflows
+
+    text = workflows.cluster_script(name, reference, Console(), where, wanted, brief=not as_json)
+    if not as_json:
+        click.echo(text, nl=False)
+    return {"script": text}
 
 
 def _repeating(seed: int) -> str:

@@ -14,7 +14,7 @@ from envbuild.util.rejected_input_errors import Refusal
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
-@click.command("verify", short_help="Whether an image in a registry may be used.")
+@click.command("verify", short_help="Check whether an image in a registry is safe to use.")
 @click.argument("ref", required=False)
 @click.option("--key", type=_FILE, metavar="PUB", help="The public key that must have signed the evidence.")
 @click.option(

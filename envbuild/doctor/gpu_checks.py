@@ -112,7 +112,7 @@ def check_container_runtime(host: Host) -> Check:
 def check_models(cards: Sequence[GpuReading]) -> Check:
     unknown = [card.name for card in cards if database.gpu_by_name(card.name) is None]
     if unknown:
-        remedy = "give facts.d/ a row for it (see envbuild facts gpus), or update envbuild"
+        remedy = "give facts.d/ a row for it, or update envbuild"
         return Check("gpu.models", "warn", f"the facts do not know {counted(unknown)}", remedy)
     return ok("gpu.models", counted(card.name for card in cards))
 

@@ -19,7 +19,8 @@ from envbuild.resolve import plan_resolver
 
 @dataclass(frozen=True)
 class Status:
-    """The status of an image. `state`: verified, unproved, failed, out-of-date, missing or tampered; `reasons`: why."""
+    """The status of an image. `state`: verified, unproved, failed, out-of-date, missing or tampered; `reasons`: why;
+    `next`: the command to type next."""
 
     name: str
     state: str
@@ -28,12 +29,14 @@ class Status:
     image: Image | None
     tags: tuple[str, ...]
     proofs: tuple[Proof, ...]
+    next: str
 
     def document(self) -> dict[str, Any]:
         return {
             "profile": self.name,
             "status": self.state,
             "reasons": list(self.reasons),
+            "next": self.next,
             "lock": self.lock,
             "image": {"id": self.image.id, "tags": list(self.tags)} if self.image else None,
             "proofs": profile_proofs.document(self.proofs),
@@ -65,7 +68,7 @@ def status_of(engine: Engine, source: Source, locked: Lock | None, stale: list[s
     reasons += [profile_proofs.reason(name, proof) for proof in proofs if proof.state != "proved"]
     if image is None:
         state = "missing"
-        reasons.append(f"{'not built for its lock' if locked else 'never locked'}; run: envbuild make {source.known}")
+        reasons.append("not built for its lock" if locked else "never locked")
     elif any(proof.failed for proof in proofs):
         state = "failed"
     elif stale or any(proof.state == "stale" for proof in proofs):
@@ -74,10 +77,22 @@ def status_of(engine: Engine, source: Source, locked: Lock | None, stale: list[s
         state = "unproved" if reasons else VERIFIED
     tag = _tag(engine, name, tags, image, state == VERIFIED, locked)
     if tag:
-        reasons.append(f"{tag}; run: envbuild make {source.known}" if tag == _ANOTHER else tag)
+        reasons.append(tag)
         state = "tampered" if tag == _BY_HAND else "unproved" if state == VERIFIED else state
     names = tuple(f"{named}:{tag}" for tag, handle in sorted(tags.items()) if image and handle == image.handle)
-    return Status(name, state, tuple(reasons), locked.id if locked else None, image, names, proofs)
+    command = _next_command(state, source, proofs)
+    return Status(name, state, tuple(reasons), locked.id if locked else None, image, names, proofs, command)
+
+
+def _next_command(state: str, source: Source, proofs: tuple[Proof, ...]) -> str:
+    if state == VERIFIED:
+        gpus = "--gpus all " if source.profile.gpus else ""
+        return f"docker run --rm -it {gpus}{repository(source.name)}:{VERIFIED}"
+    if state == "failed":
+        return f"envbuild test {source.known}"
+    if state == "unproved" and any(proof.state != "proved" for proof in proofs):
+        return f"envbuild test {source.known} --record"
+    return f"envbuild make {source.known}"
 
 
 _BY_HAND = (

@@ -1,4 +1,4 @@
-"""`push` and `bundle` as lists of steps: first the image, then its evidence, then the tags."""
+"""`push`, `save` and `load` as lists of steps: first the image, then its evidence, then the tags."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from envbuild.util.rejected_input_errors import Malformed
 
 _NO_SIGNER = f"""\
 envbuild keygen -o team; then set signing_key in config.yaml, or {keys_and_signatures.KEY}
---unsigned publishes without a signature: `envbuild verify` and `bundle import` refuse such an image"""
+--unsigned publishes without a signature: `envbuild verify` and `envbuild load` refuse such an image"""
 
 
 @dataclass(frozen=True)

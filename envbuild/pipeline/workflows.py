@@ -1,5 +1,4 @@
-"""`make` as a list of steps, each passing its value to the next; `build`, `prove` and `test` use some of these
-steps."""
+"""`make` as a list of steps, each passing its value to the next; `build` and `test` use some of these steps."""
 
 from __future__ import annotations
 
@@ -187,7 +186,7 @@ def test(name: str, reference: str | None, listener: Listener, asked: RunRequest
 def cluster_script(
     name: str, reference: str | None, listener: Listener, on: On, asked: RunRequest = ALL, *, brief: bool = False
 ) -> str:
-    """Return what `test` or `prove` would submit to a cluster, `brief` as in Scheduled.script. For an image that is
+    """Return what `test` would submit to a cluster, `brief` as in Scheduled.script. For an image that is
     locked but not built, the digest is zeros. Raises UsageError if the runner uses no scheduler."""
     context = StepContext(listener)
     source = context.step("load profile", load_profile, name, asked.gpus)

@@ -1,4 +1,4 @@
-"""A commented starting profile: the text that `envbuild new` writes."""
+"""A commented starting profile: the text that `envbuild init` writes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def for_gpu(name: str) -> str:
     if parent is None:
         raise ProfileError(
             f"no shipped profile is for GPUs like {name} (compute capability {gpu.compute_capability})",
-            hint=f"envbuild new {name} --from PROFILE, then set gpus and torch",
+            hint=f"envbuild init {name} --from PROFILE, then set gpus and torch",
         )
     return "\n".join(
         [

@@ -42,7 +42,7 @@ def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None =
 
 
 def unwritten(gpu: str, pins: Mapping[str, str] | None = None) -> Source:
-    """The profile that `envbuild new` would write for a GPU without one. Writes no file."""
+    """The profile that `envbuild init` would write for a GPU without one. Writes no file."""
     file = Path.cwd() / "profiles" / f"{gpu}.yaml"
     here = yaml_document.parse(starter_profile.for_gpu(gpu), yaml_document.display(file))
     asked = profile_name_lookup.Meant(gpu, file, gpu, gpu)

@@ -60,7 +60,7 @@ def _case(suite: Element, name: str, probe: str, seconds: float) -> Element:
 def _failure(case: Element, failure: Mapping[str, Any], detail: str | None) -> None:
     kind = failure["advisory"] or failure["signal"] or "failed"
     found = SubElement(case, "failure", message=_clean(failure["detail"]), type=_clean(kind))
-    advisory = f"advisory: {failure['advisory']} (envbuild facts advisories)\n" if failure["advisory"] else ""
+    advisory = f"advisory: {failure['advisory']} (envbuild advisories)\n" if failure["advisory"] else ""
     found.text = _clean(f"{advisory}{failure['detail']}\n{detail or ''}".strip())
 
 

@@ -71,6 +71,12 @@ class EnvbuildError(Exception):
             "faults": [asdict(fault) for fault in self.faults],
         }
 
+    def lines(self) -> list[str]:
+        """The message, each fault and the hint, for a terminal."""
+        lines = [f"error: {self.message}", *(f"  {fault}" for fault in self.faults)]
+        hints = self.hint.split("\n") if self.hint else []
+        return [*lines, *(f"  {'hint: ' if index == 0 else '      '}{line}" for index, line in enumerate(hints))]
+
 
 class UsageError(EnvbuildError):
     code, kind = 2, "usage"

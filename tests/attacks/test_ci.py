@@ -29,7 +29,7 @@ COMMIT = "0" * 40
     ],
 )
 def test_a_job_that_installs_by_name(project: Path, source: str | None) -> None:
-    said = envbuild("ci", "github", "h20", *(["--install", source] if source else []), "--json")
+    said = envbuild("export", "ci", "github", "h20", *(["--install", source] if source else []), "--json")
     assert said.code == UsageError.code
     assert "ci_install" in said.document["error"]["hint"] and "pip install" not in said.stdout
 
@@ -45,5 +45,5 @@ def test_a_job_that_installs_by_name(project: Path, source: str | None) -> None:
 )
 def test_a_job_that_installs_what_is_pinned(project: Path, source: str) -> None:
     configure(f'ci_install: "{source}"\n')
-    said = envbuild("ci", "gitlab", "h20")
+    said = envbuild("export", "ci", "gitlab", "h20")
     assert said.code == 0 and f"pip install '{source}'" in said.stdout

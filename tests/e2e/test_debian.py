@@ -118,7 +118,7 @@ def test_a_snapshot_archive_has_it_and_then_mmdebstrap_is_missing(aged: Aged, sn
     config.parent.mkdir()
     config.write_text(f'debian_snapshot: "{snapshot}/{{timestamp}}"\n', encoding="utf-8")
     path = path_without(scratch / "bin", "mmdebstrap")
-    assert aged.project.run("render", aged.name).code == 0
+    assert aged.project.run("lock", aged.name).code == 0
     done = aged.project.run("build", aged.name, "--locked", "--json", PATH=path, no_proxy="127.0.0.1")
     assert Recording.asked == [f"/{aged.made}/{aged.deb.path}"]
     assert (aged.project.cached("debs") / aged.deb.sha256 / aged.deb.file).is_file()

@@ -33,7 +33,7 @@ def small(scratch: Path) -> Iterator[Disk]:
 
 
 @needs_disks
-@pytest.mark.parametrize("what", ["lock", "keygen", "export requirements", "report", "schema > file"])
+@pytest.mark.parametrize("what", ["lock", "keygen", "export requirements", "show --html", "export schema > file"])
 def test_a_command_says_that_the_disk_is_full_and_goes_on_when_there_is_room(
     small: Disk, scratch: Path, what: str
 ) -> None:

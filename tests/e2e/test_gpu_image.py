@@ -116,7 +116,7 @@ def test_it_runs_for_any_uid_and_carries_what_torch_needs(gpu_tag: str) -> None:
 def test_a_profile_is_written_from_what_it_holds(gpu_tag: str, gpu_project: Project, gpu_name: str) -> None:
     """The pins are the image's own, with numpy as it is; envbuild takes the profile and needs no card for that."""
     name = f"{gpu_name}-again"
-    done = gpu_project.run("new", name, "--from-image", gpu_tag, "--json")
+    done = gpu_project.run("init", name, "--from-image", gpu_tag, "--json")
     assert (done.code, done.document["file"]) == (0, f"profiles/{name}.yaml"), done.stderr
     shown = gpu_project.run("show", name, "--json")
     assert shown.code == 0, shown.stderr

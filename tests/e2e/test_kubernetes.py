@@ -1,5 +1,5 @@
-"""Through a real Kubernetes: what `prove --on kubernetes` proves, and ways it can fail to. Where all of it passes,
-benchmarks/results/kubernetes.md is written."""
+"""Through a real Kubernetes: what `test --record --on kubernetes` proves, and ways it can fail to. Where all of it
+passes, benchmarks/results/kubernetes.md is written."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def place(onenode: OneNode, quick: Proved, scratch: Path) -> Iterator[Place]:
 
 
 def test_an_image_is_verified_through_kubernetes(place: Place, told: Told) -> None:
-    done = place.start("prove").finish(300)
+    done = place.start("test", "--record").finish(300)
     assert done.code == 0, f"{done.stdout}\n{done.stderr}"
     assert done.document["status"] == "verified"
     record, where = recorded(Path(done.document["evidence"]))
@@ -117,20 +117,20 @@ def test_an_image_is_verified_through_kubernetes(place: Place, told: Told) -> No
 
 
 def test_a_lost_waiting_process_is_resumed(place: Place, told: Told) -> None:
-    begun = place.start("prove")
+    begun = place.start("test", "--record")
     begun.says(f"running on {NODE}", 120)
     job = begun.stderr.partition("--resume ")[2].split()[0]
     begun.kill()
-    done = place.start("prove", "--resume", job).finish(300)
+    done = place.start("test", "--record", "--resume", job).finish(300)
     assert (done.code, done.document["status"]) == (0, "verified"), done.stderr
     told("the waiting process is killed; --resume", done)
-    again = place.start("prove", "--resume", job).finish()
+    again = place.start("test", "--record", "--resume", job).finish()
     assert again.code == 2 and f"no job {job} was submitted from here" in again.words
 
 
 def test_an_image_that_the_node_lacks_is_told(place: Place, told: Told) -> None:
     place.cluster.docker("image", "rm", "--force", place.quick.id)
-    done = place.start("prove").finish(120)
+    done = place.start("test", "--record").finish(120)
     assert done.code == 6 and f"{NODE} has no such image" in done.words
     told("the node lacks the image, and no registry is named", done)
 
@@ -161,7 +161,7 @@ def test_a_registry_that_the_node_cannot_reach_is_told(place: Place, figures: li
 
 
 def test_a_job_that_no_node_can_take_says_why(place: Place, told: Told) -> None:
-    done = place.start("prove", "--kubernetes", "nodes.pool=other").finish(120)
+    done = place.start("test", "--record", "--kubernetes", "nodes.pool=other").finish(120)
     assert done.code == 4 and f"{NODE}: pool is not set, not other" in done.words
     told("no node fits", done)
 

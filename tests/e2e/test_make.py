@@ -184,7 +184,7 @@ def test_of_two_makes_at_once_one_waits(quick: Proved, scratch: Path) -> None:
 
 def test_prove_refuses_an_image_that_envbuild_did_not_build(quick: Proved, broken: Workshop, verified: str) -> None:
     before = quick.project.statements()
-    refused = quick.project.run("prove", quick.name, "--image", broken.image("forged"), "--json")
+    refused = quick.project.run("test", "--record", quick.name, "--image", broken.image("forged"), "--json")
     assert refused.code == 5
     assert "was not built by this envbuild from the lock" in refused.error["message"]
     assert handle(quick.verified) == verified

@@ -149,14 +149,14 @@ def test_a_child_that_touches_a_locked_library_is_refused(site: Site, child: str
 
 def test_a_bundle_is_verified_and_loaded_on_the_other_side(site: Site, scratch: Path) -> None:
     project, file = site.proved.project, scratch / "quick.tar"
-    done = project.run("bundle", "export", site.proved.name, "-o", str(file), **site.team.signing)
+    done = project.run("save", site.proved.name, "-o", str(file), **site.team.signing)
     assert done.code == 0, done.stderr
     other = Project.create(scratch / "elsewhere")
     before = handle(site.proved.tag)
     assert before
-    refused = other.run("bundle", "import", str(file), "--json")
+    refused = other.run("load", str(file), "--json")
     assert (refused.code, refused.document["reasons"][0]["id"]) == (5, "no-key")
-    loaded = other.run("bundle", "import", str(file), "--key", str(site.team.public), "--json")
+    loaded = other.run("load", str(file), "--key", str(site.team.public), "--json")
     assert loaded.code == 0, f"{loaded.stdout}\n{loaded.stderr}"
     assert loaded.document["tag"] == site.proved.tag
     docker("tag", before, site.proved.tag)
@@ -173,10 +173,10 @@ def test_a_pinned_dockerfile_names_the_digest(site: Site, scratch: Path) -> None
     file = scratch / "Dockerfile"
     file.write_text(f"FROM {site.place}:verified\n", encoding="utf-8")
     env = site.team.login
-    assert site.proved.project.run("pin", "--check", str(file), **env).code == 8
-    assert site.proved.project.run("pin", str(file), **env).code == 0
+    assert site.proved.project.run("pin-digests", "--check", str(file), **env).code == 8
+    assert site.proved.project.run("pin-digests", str(file), **env).code == 0
     assert file.read_text(encoding="utf-8") == f"FROM {site.place}:verified@{site.digest}\n"
-    assert site.proved.project.run("pin", "--check", str(file), **env).code == 0
+    assert site.proved.project.run("pin-digests", "--check", str(file), **env).code == 0
 
 
 def test_no_secret_is_anywhere(site: Site, workplace: Path) -> None:

@@ -1,4 +1,4 @@
-"""Through a real Slurm, in the real engine: what `prove --on slurm` proves, and every way it can fail to."""
+"""Through a real Slurm, in the real engine: what `test --record --on slurm` proves, and every way it can fail to."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def place(cluster: Cluster, quick: Proved, scratch: Path) -> Iterator[Place]:
 
 def test_an_image_is_verified_through_slurm(place: Place) -> None:
     place.project = replace(place.project, extra={})  # with every probe of the level
-    done = place.start("prove").finish(300)
+    done = place.start("test", "--record").finish(300)
     assert done.code == 0, f"{done.stdout}\n{done.stderr}"
     assert done.document["status"] == "verified"
     record, where = recorded(Path(done.document["evidence"]))
@@ -121,27 +121,27 @@ def test_an_image_is_verified_through_slurm(place: Place) -> None:
 
 
 def test_a_lost_waiting_process_is_resumed(place: Place) -> None:
-    begun = place.start("prove")
+    begun = place.start("test", "--record")
     begun.says("running on", 120)
     job = begun.stderr.partition("--resume ")[2].split()[0]
     begun.kill()
-    done = place.start("prove", "--resume", job).finish(300)
+    done = place.start("test", "--record", "--resume", job).finish(300)
     assert (done.code, done.document["status"]) == (0, "verified"), done.stderr
     assert place.left() == []
-    again = place.start("prove", "--resume", job).finish()
+    again = place.start("test", "--record", "--resume", job).finish()
     assert again.code == 2 and f"no job {job} was submitted from here" in again.words
 
 
 def test_output_that_was_cut_off_is_no_proof(place: Place) -> None:
     """A single frame less, of a run that passed."""
-    begun = place.start("prove")
+    begun = place.start("test", "--record")
     begun.says("running on", 120)
     job = begun.stderr.partition("--resume ")[2].split()[0]
     begun.kill()
     outcome = until("its outcome", lambda: next(place.shared.glob("*/attempt-0/outcome"), None), 240)
     written = outcome.with_name("stdout")
     written.write_bytes(written.read_bytes().rpartition(b"ENVBUILD")[0])
-    done = place.start("prove", "--resume", job).finish(120)
+    done = place.start("test", "--record", "--resume", job).finish(120)
     assert done.code == 6 and "is not what it wrote" in done.words
     assert place.left() == []
 
@@ -221,14 +221,14 @@ def test_a_card_that_is_another_than_slurm_says_is_no_proof(place: Place, bare: 
 def test_two_jobs_for_one_digest_do_not_meet(cluster: Cluster, quick: Proved, place: Place, scratch: Path) -> None:
     """At once, each on a node of its own, and each reads its own output alone."""
     other = Place(cluster, quick, scratch / "other")
-    begun = [one.start("prove") for one in (place, other)]
+    begun = [one.start("test", "--record") for one in (place, other)]
     done = [one.finish(400) for one in begun]
     assert [(one.code, one.document["status"]) for one in done] == [(0, "verified")] * 2, [one.stderr for one in done]
     assert place.left() == [] and other.left() == []
 
 
 def test_a_controller_that_restarts_is_waited_for(place: Place) -> None:
-    begun = place.start("prove")
+    begun = place.start("test", "--record")
     begun.says("running on", 120)
     place.cluster.daemons.end("slurmctld")
     try:
@@ -242,9 +242,9 @@ def test_a_controller_that_restarts_is_waited_for(place: Place) -> None:
 
 def test_ranks_on_two_nodes_work_together(place: Place) -> None:
     """Over the loopback, which the two nodes of this one machine share; only that job's containers have it."""
-    quiet = place.start("prove", "--nodes", "2").finish(120)
+    quiet = place.start("test", "--record", "--nodes", "2").finish(120)
     assert quiet.code == 2 and "none is declared" in quiet.words
-    done = place.start("prove", "--nodes", "2", "--slurm", "interface=lo").finish(300)
+    done = place.start("test", "--record", "--nodes", "2", "--slurm", "interface=lo").finish(300)
     assert (done.code, done.document["status"]) == (0, "verified"), done.stderr
     record, where = recorded(Path(done.document["evidence"]))
     (across,) = [result for result in record["results"] if result["probe"] == "dist.nodes"]

@@ -35,15 +35,14 @@ REQUIRED = ["env.libs", "gemm.crash"]
 # What each needs to be written to: a new file in the project, or one that is there.
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "lock": ("lock", "{name}"),
-    "render": ("render", "{name}"),
-    "new": ("new", "other", "--from", "cpu"),
+    "init": ("init", "other", "--from", "cpu"),
     "keygen": ("keygen", "-o", "team"),
     "export requirements": ("export", "requirements", "{name}", "-o", "requirements.txt"),
     "export check": ("export", "check", "{name}", "-o", "check.py"),
     "export selftest": ("export", "selftest", "-o", "selftest.zip"),
-    "report": ("report", "{name}", "-o", "page.html"),
+    "show --html": ("show", "{name}", "--html", "page.html"),
     "doctor": ("doctor", "-o", "machine.json"),
-    "schema > file": ("schema",),
+    "export schema > file": ("export", "schema"),
 }
 
 

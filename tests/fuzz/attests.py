@@ -408,7 +408,7 @@ def _beside(both: tuple[bytes, bytes]) -> None:
 
 @cache
 def _members() -> tuple[tuple[str, bytes], ...]:
-    """An image, its index and a key, as `bundle export` lays them out."""
+    """An image, its index and a key, as `save` lays them out."""
     config, blob = _config(), b"blobs/sha256/"
     manifest = oci_types.encoded(
         {

@@ -43,7 +43,7 @@ def lines(page: str) -> list[list[str]]:
 def test_commands_and_their_options_exist(page: str) -> None:
     for name, *words in lines(page):
         assert name in KNOWN, f"envbuild {name}"
-        command: click.Command = importlib.import_module(f"envbuild.cli.{name}").command
+        command: click.Command = importlib.import_module(f"envbuild.cli.{name.replace('-', '_')}").command
         known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
         if isinstance(command, click.Group):
             inner = command.commands[words[0]].params
@@ -56,5 +56,5 @@ def test_the_first_page_is_what_is_sought_first() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
     assert titles[:3] == ["A run has died", "Use a proved image", "Two commands"]
-    assert "envbuild ci github" in text.partition("## Two commands")[0]
+    assert "envbuild export ci github" in text.partition("## Two commands")[0]
     assert len(text.splitlines()) < 250

@@ -35,7 +35,7 @@ def site(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 
 def exported() -> Files:
-    said = envbuild("bundle", "export", "sample", "-o", "a.tar", "--json")
+    said = envbuild("save", "sample", "-o", "a.tar", "--json")
     assert said.code == 0, said.stderr
     assert said.document["statements"] == 3
     with tarfile.open("a.tar") as tar:
@@ -48,7 +48,7 @@ def brought(files: Files, *arguments: str) -> Said:
             member = tarfile.TarInfo(name)
             member.size = len(raw)
             tar.addfile(member, io.BytesIO(raw))
-    return envbuild("bundle", "import", "b.tar", *(arguments or ("--key", "team.pub")), "--json")
+    return envbuild("load", "b.tar", *(arguments or ("--key", "team.pub")), "--json")
 
 
 def reasons(said: Said) -> list[str]:
@@ -88,7 +88,7 @@ def test_an_engine_that_goes_away_while_it_saves_is_no_traceback(
     for blocks, said in ((iter([whole[:ends]]), "archive of sha256:"), (broken(), "the Docker Engine failed")):
         saved = partial(tarfile.open, None, "r|", Blocks(blocks))
         monkeypatch.setattr(site.engine, "saved", lambda _, saved=saved: saved())
-        done = envbuild("bundle", "export", "sample", "-o", "a.tar")
+        done = envbuild("save", "sample", "-o", "a.tar")
         assert done.code == EngineError.code and said in done.stderr
         assert not Path("a.tar").exists()
 
@@ -159,9 +159,9 @@ def test_links_and_doubles_are_refused(site: Site) -> None:
         member = tarfile.TarInfo("blobs/sha256/link")
         member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
         tar.addfile(member)
-    assert reasons(envbuild("bundle", "import", "a.tar", "--key", "team.pub", "--json")) == ["malformed"]
+    assert reasons(envbuild("load", "a.tar", "--key", "team.pub", "--json")) == ["malformed"]
     Path("c.tar").write_bytes(b"x" * 4096)
-    assert reasons(envbuild("bundle", "import", "c.tar", "--key", "team.pub", "--json")) == ["malformed"]
+    assert reasons(envbuild("load", "c.tar", "--key", "team.pub", "--json")) == ["malformed"]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_file_of_exabytes_is_refused(site: Site, attributes: dict[str, str], r
         member = tarfile.TarInfo(f"blobs/sha256/{'0' * 64}")
         member.size, member.pax_headers = 1, attributes
         tar.addfile(member, io.BytesIO(b"x"))
-    assert reasons(envbuild("bundle", "import", "a.tar", "--key", "team.pub", "--json")) == [reason]
+    assert reasons(envbuild("load", "a.tar", "--key", "team.pub", "--json")) == [reason]
 
 
 def test_without_a_key_nothing_is_exported_unless_unsigned_is_asked_for(
@@ -192,10 +192,10 @@ def test_without_a_key_nothing_is_exported_unless_unsigned_is_asked_for(
 
 def test_what_is_not_proved_is_not_exported(site: Site) -> None:
     site.prove(passed_run(probe("env.libs", "failed")), day=1)
-    assert envbuild("bundle", "export", "sample", "-o", "a.tar").code == NotProved.code
+    assert envbuild("save", "sample", "-o", "a.tar").code == NotProved.code
     assert not Path("a.tar").exists()
 
 
 def test_no_file_is_written_over(site: Site) -> None:
     Path("a.tar").touch()
-    assert envbuild("bundle", "export", "sample", "-o", "a.tar").code == UsageError.code
+    assert envbuild("save", "sample", "-o", "a.tar").code == UsageError.code

@@ -54,24 +54,24 @@ def test_pin_writes_and_check_tells(registry: Registry, project: Path) -> None:
     digest = registry.put(oci_types.MANIFEST, {"mediaType": oci_types.MANIFEST}, "verified")
     image = f"{registry.host}/team/h20:verified"
     Path("Dockerfile").write_text(f"# a comment\nFROM {image}\nRUN pip install einops\n", encoding="utf-8")
-    said = envbuild("pin", "--check", "Dockerfile", "--json")
+    said = envbuild("pin-digests", "--check", "Dockerfile", "--json")
     assert (said.code, said.document["error"]["faults"][0]["line"]) == (OutOfDate.code, 2)
-    assert envbuild("pin", "Dockerfile").code == 0
+    assert envbuild("pin-digests", "Dockerfile").code == 0
     assert Path("Dockerfile").read_text(encoding="utf-8").splitlines()[1] == f"FROM {image}@{digest}"
-    assert envbuild("pin", "--check", "Dockerfile").code == 0
+    assert envbuild("pin-digests", "--check", "Dockerfile").code == 0
     registry.put(oci_types.MANIFEST, {"mediaType": oci_types.MANIFEST, "annotations": {"a": "b"}}, "verified")
-    from envbuild.cli import pin
+    from envbuild.cli import pin_digests
 
-    pin._digest.cache_clear()
-    assert envbuild("pin", "--check", "Dockerfile").code == OutOfDate.code
+    pin_digests._digest.cache_clear()
+    assert envbuild("pin-digests", "--check", "Dockerfile").code == OutOfDate.code
 
 
 def test_pin_says_what_it_cannot_do(registry: Registry, project: Path) -> None:
     Path("a").write_text("FROM scratch\n", encoding="utf-8")
-    assert envbuild("pin", "a").code == UsageError.code
-    assert envbuild("pin", "nowhere").code == FileError.code
+    assert envbuild("pin-digests", "a").code == UsageError.code
+    assert envbuild("pin-digests", "nowhere").code == FileError.code
     Path("a").write_text(f"FROM {registry.host}/gone:verified\n", encoding="utf-8")
-    assert envbuild("pin", "a").code == NetworkError.code
+    assert envbuild("pin-digests", "a").code == NetworkError.code
 
 
 COMMIT = f"git+https://git.example/team/envbuild@{'0' * 40}"
@@ -81,7 +81,7 @@ IMAGE = "registry.example:5000/team/sample"
 
 def ci(system: str, *arguments: str, name: str = "sample") -> tuple[str, dict[str, Any]]:
     """The text that is printed, and its jobs."""
-    said = envbuild("ci", system, name, "--image", IMAGE, *arguments)
+    said = envbuild("export", "ci", system, name, "--image", IMAGE, *arguments)
     assert said.code == 0, said.stderr
     found = yaml.safe_load(said.stdout)
     return said.stdout, found.get("jobs", found)
@@ -131,5 +131,5 @@ def test_a_wheel_in_the_repository_is_checked_before_it_is_installed(project: Pa
 
 def test_a_ci_job_takes_a_repository_alone(project: Path) -> None:
     write_profile(project, PROFILE)
-    said = envbuild("ci", "github", "sample", "--image", "r.example/a:tag", "--install", COMMIT)
+    said = envbuild("export", "ci", "github", "sample", "--image", "r.example/a:tag", "--install", COMMIT)
     assert said.code == UsageError.code and "has a tag" in said.stderr

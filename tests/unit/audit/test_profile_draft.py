@@ -10,6 +10,7 @@ import pytest
 
 from envbuild.audit import profile_draft
 from envbuild.audit.environment_contents import Holdings
+from envbuild.cli import audit
 from envbuild.profile.loaded_profile import Source
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.resolve.plan_resolver import Plan
@@ -178,9 +179,32 @@ def test_nothing_that_an_image_says_is_more_than_text(project: Path, odd: str) -
 
 def test_new_takes_a_profile_or_an_image(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/docker.sock")
-    assert envbuild("new", "mine").code == 2
-    assert envbuild("new", "mine", "--from", "h20", "--from-image", "x").code == 2
-    assert envbuild("new", "mine", "--from-image", "x").code == 6
+    assert envbuild("init", "mine").code == 2
+    assert envbuild("init", "mine", "--from", "h20", "--from-image", "x").code == 2
+    assert envbuild("init", "mine", "--from-image", "x").code == 6
     assert not (project / "profiles" / "mine.yaml").exists()
-    assert envbuild("new", "mine", "--from", "h20").code == 0
-    assert envbuild("new", "mine", "--from-image", "x").code == 2  # it is there already
+    assert envbuild("init", "mine", "--from", "h20").code == 0
+    assert envbuild("init", "mine", "--from-image", "x").code == 2  # it is there already
+
+
+@pytest.mark.parametrize("other", [["--from", "cpu"], ["--from-image", "x"]])
+def test_init_takes_one_source(project: Path, other: list[str]) -> None:
+    done = envbuild("init", "mine", "--from-env", ".venv", *other)
+    assert (done.code, "give one of --from PROFILE" in done.stderr) == (2, True)
+
+
+def test_init_writes_what_an_environment_holds(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = "odd\nfolder\x85torch: 1"
+    monkeypatch.setattr(audit, "collect_from_environment", lambda python: (Path(folder), held()))
+    done = envbuild("init", "mine", "--from-env", folder)
+    assert (done.code, done.stdout) == (0, "profiles/mine.yaml; next: envbuild show mine\n")
+    text = (project / "profiles" / "mine.yaml").read_text(encoding="utf-8")
+    assert text.startswith("# What odd?folder\N{REPLACEMENT CHARACTER}torch: 1 holds.\n")
+    assert "for an environment does not have it" in text
+    assert profile_reader_and_overrides.load("mine").profile.torch == "2.3.1"
+
+
+def test_what_is_no_interpreter_is_named(project: Path) -> None:
+    done = envbuild("init", "mine", "--from-env", "nosuch")
+    assert (done.code, "nosuch" in done.stderr) == (2, True), done.stderr
+    assert not (project / "profiles").exists() or not list((project / "profiles").iterdir())

@@ -89,7 +89,7 @@ def test_show_writes_nothing_and_new_writes_the_profile_that_was_shown(project: 
     told = "no profile is shipped for rtx5080-laptop: this is what `envbuild init rtx5080-laptop` would write"
     assert before.stderr == f"note: {told}\n"
     assert files(project) == []
-    done = envbuild("new", "RTX 5080 Laptop")
+    done = envbuild("init", "RTX 5080 Laptop")
     assert (done.code, files(project)) == (0, ["rtx5080-laptop.yaml"])
     after = envbuild("show", "rtx5080-laptop")
     assert (after.code, after.stdout, after.stderr) == (0, before.stdout, "")
@@ -105,8 +105,8 @@ def test_a_profile_that_is_not_written_can_be_shown_with_pins_and_as_json() -> N
 
 @pytest.mark.parametrize(
     "command",
-    [["lock", "l20"], ["build", "NVIDIA L20"], ["make", "--locked", "l20"], ["render", "l20"], ["status", "l20"],
-     ["new", "mine", "--from", "l20"]],
+    [["lock", "l20"], ["build", "NVIDIA L20"], ["make", "--locked", "l20"], ["export", "check", "l20"],
+     ["status", "l20"], ["init", "mine", "--from", "l20"]],
 )  # fmt: skip
 def test_other_commands_name_the_command_that_writes_the_profile(command: list[str], project: Path) -> None:
     done = envbuild(*command)
@@ -132,11 +132,11 @@ def test_make_writes_the_profile_and_says_so(project: Path, monkeypatch: pytest.
 
 @pytest.mark.usefixtures("project")
 def test_new_refuses_what_is_no_gpu_without_a_profile() -> None:
-    there = envbuild("new", "NVIDIA H20")
+    there = envbuild("init", "NVIDIA H20")
     assert there.code == 2 and "there is a profile h20" in there.stderr
-    refused = envbuild("new", "Tesla P100-PCIE-16GB")
+    refused = envbuild("init", "Tesla P100-PCIE-16GB")
     assert refused.code == 3 and "unsupported: p100" in refused.stderr
-    other = envbuild("new", "myproject")
+    other = envbuild("init", "myproject")
     assert other.code == 2 and "or the name of a GPU" in other.stderr
 
 

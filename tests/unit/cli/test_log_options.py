@@ -17,14 +17,16 @@ def run(*arguments: str, cwd: Path | None = None, **variables: str) -> subproces
     return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, env=env)
 
 
-@pytest.mark.parametrize("arguments", [["-v", "new", "mine", "--from", "cpu"], ["new", "mine", "--from", "cpu", "-v"]])
+@pytest.mark.parametrize(
+    "arguments", [["-v", "init", "mine", "--from", "cpu"], ["init", "mine", "--from", "cpu", "-v"]]
+)
 def test_v_stands_before_or_behind_the_command(arguments: list[str], tmp_path: Path) -> None:
     done = run(*arguments, cwd=tmp_path)
     assert done.returncode == 0 and f"wrote {tmp_path}/" in done.stderr
 
 
 def test_v_is_known_below_a_group() -> None:
-    assert run("facts", "advisories", "-vv").returncode == 0
+    assert run("advisories", "-vv").returncode == 0
 
 
 def test_debug_prints_the_traceback_besides_the_error() -> None:
@@ -36,13 +38,13 @@ def test_debug_prints_the_traceback_besides_the_error() -> None:
 
 def test_the_log_goes_to_a_file(tmp_path: Path) -> None:
     file = tmp_path / "log"
-    done = run("new", "two", "--from", "cpu", cwd=tmp_path, ENVBUILD_LOG=str(file))
+    done = run("init", "two", "--from", "cpu", cwd=tmp_path, ENVBUILD_LOG=str(file))
     assert done.returncode == 0 and "wrote" not in done.stderr
     assert "wrote" in file.read_text(encoding="utf-8")
 
 
 def test_a_log_that_cannot_be_written_is_an_error() -> None:
-    done = run("schema", ENVBUILD_LOG="/nosuch/folder/log")
+    done = run("export", "schema", ENVBUILD_LOG="/nosuch/folder/log")
     assert done.returncode == 3 and "ENVBUILD_LOG" in done.stderr and "Traceback" not in done.stderr
 
 

@@ -29,13 +29,16 @@ def tested(monkeypatch: pytest.MonkeyPatch, project: Path) -> list[str]:
     return names
 
 
+COMMIT = f"git+https://git.example/envbuild@{'0123456789abcdef' * 2}01234567"
 WRITING = [
     (["test", "sample", "--junit"], "j.xml"),
     (["export", "check", "sample", "-o"], "c.py"),
     (["export", "selftest", "-o"], "s.zip"),
     (["export", "requirements", "sample", "-o"], "r.txt"),
     (["export", "constraints", "sample", "-o"], "r.txt"),
-    (["report", "sample", "-o"], "r.html"),
+    (["export", "schema", "--output"], "s.json"),
+    (["export", "ci", "github", "sample", "--install", COMMIT, "--output"], "ci.yml"),
+    (["show", "sample", "--html"], "r.html"),
     (["keygen", "-o"], "team"),
 ]
 
@@ -82,7 +85,7 @@ def test_a_dash_is_stdout_or_refused(ready: list[str], project: Path, arguments:
 
 def test_a_bundle_goes_to_no_terminal(project: Path) -> None:
     write_profile(project, PROFILE)
-    done = envbuild("bundle", "export", "sample", "-o", "-")
+    done = envbuild("save", "sample", "-o", "-")
     assert (done.code, "name a file instead of -" in done.stderr) == (2, True)
 
 
@@ -101,7 +104,7 @@ def test_stdout_holds_one_document(ready: list[str]) -> None:
 
 
 # These write where no option says.
-OWN_PLACES = {"docs", "pin", "render", "new", "output_files"}
+OWN_PLACES = {"docs", "pin_digests", "lock", "init", "output_files"}
 
 
 @pytest.mark.parametrize("file", sorted(COMMANDS.glob("*.py")), ids=lambda file: file.stem)

@@ -114,7 +114,7 @@ def test_a_self_test_that_never_began_takes_nothing_from_an_image(
     monkeypatch.setattr(workflows, "existing", lambda *_: (world.lock, image))
     monkeypatch.setattr(StepContext, "engine", world.engine)
     monkeypatch.setattr(runner_selection, "runner", refused)
-    document = envbuild("prove", "sample", "--on", "slurm", "--json").document
+    document = envbuild("test", "--record", "sample", "--on", "slurm", "--json").document
     assert (document["error"]["kind"], document["status"], document["selftest"]) == ("runner", "verified", None)
     assert document["image"]["tags"] == [f"envbuild/sample:{world.lock.short}", "envbuild/sample:verified"]
     assert [proof["state"] for proof in document["proofs"]] == ["proved"]
@@ -135,7 +135,10 @@ def test_what_a_clusters_container_lacked_is_told(world: World, monkeypatch: pyt
 def test_never_locked_is_missing(world: World) -> None:
     found = image_status.status_of(cast(Engine, world.engine), world.source, None, [], "")
     assert (found.state, found.lock) == ("missing", None)
-    assert f"run: envbuild make {world.source.file}" in found.reasons[0]  # as it was asked for
+    assert (found.reasons, found.next) == (
+        ("never locked",),
+        f"envbuild make {world.source.file}",
+    )  # as it was asked for
 
 
 def test_never_built_is_missing(world: World) -> None:
@@ -154,7 +157,7 @@ def test_what_is_not_built_ends_as_it_does_for_test_and_prove(
     monkeypatch.setattr(StepContext, "engine", world.engine)
     said = envbuild("status", "sample", "--json")
     assert (said.code, said.document["status"]) == (code, "missing")
-    assert {envbuild(verb, "sample").code for verb in ("test", "prove")} == {code}
+    assert {envbuild("test", "sample", *options).code for options in ((), ("--record",))} == {code}
 
 
 def test_an_image_that_the_engine_no_longer_has_is_missing(world: World) -> None:
@@ -368,7 +371,7 @@ def test_a_proved_image_with_the_tag_still_elsewhere_is_not_verified(world: Worl
     world.proved(world.built(image_of()))
     found = world.status()
     assert found.state == "unproved"
-    assert found.reasons == (f"{image_status._ANOTHER}; run: envbuild make {world.source.known}",)
+    assert (found.reasons, found.next) == ((image_status._ANOTHER,), f"envbuild make {world.source.known}")
 
 
 def test_a_damaged_build_record_proves_nothing(world: World) -> None:
@@ -393,7 +396,7 @@ def test_the_lock_on_disk_is_what_counts(world: World) -> None:
     assert "wheels changed in the profile since it was locked" in image_status.compute(engine, world.source).reasons
 
 
-def test_the_status_of_all_is_a_table(world: World, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_status_of_all_has_a_line_for_each(world: World, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "Engine", lambda: world.engine)
     monkeypatch.setattr(profile_name_lookup, "profile_names", lambda: ["broken", "sample"])
     (project / "profiles" / "broken.yaml").write_text("- x", encoding="utf-8")
@@ -405,4 +408,43 @@ def test_the_status_of_all_is_a_table(world: World, project: Path, monkeypatch: 
     assert rows == [("broken", "at fault"), ("sample", "unproved")]
     world.proved(image)
     world.verified(image)
-    assert envbuild("status").stdout.splitlines()[1].split() == ["sample", "verified", image.id]
+    broken, sample = envbuild("status").stdout.splitlines()
+    assert broken.startswith("broken: at fault: ") and broken.endswith("; next: envbuild show broken")
+    assert sample.startswith(f"sample: verified: {image.id} (")
+
+
+def test_each_state_has_its_next_command(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each line of `status` ends with it."""
+    known = world.source.known
+    found: dict[str, str] = {}
+
+    def note() -> None:
+        status = world.status()
+        monkeypatch.setattr(image_status, "compute", lambda engine, source: status)
+        monkeypatch.setattr(command, "Engine", lambda: None)
+        line = envbuild("status", known).stdout.rstrip("\n")
+        assert line.startswith(f"sample: {status.state}: ") and line.endswith(f"; next: {status.next}")
+        assert envbuild("status").stdout.splitlines()[-1].endswith(f"; next: {status.next}")
+        found[status.state] = status.next
+
+    note()
+    image = world.built(image_of())
+    note()
+    world.proved(image)
+    world.verified(image)
+    note()
+    world.stale = ["wheels"]
+    note()
+    world.stale = []
+    evidence_statements_and_store.save(world.record(image, passed_run(probe("env.libs", "failed"))))
+    note()
+    world.engine.tagged["verified"] = "sha256:gone"
+    note()
+    assert found == {
+        "missing": f"envbuild make {known}",
+        "unproved": f"envbuild test {known} --record",
+        "verified": "docker run --rm -it envbuild/sample:verified",
+        "out-of-date": f"envbuild make {known}",
+        "failed": f"envbuild test {known}",
+        "tampered": f"envbuild make {known}",
+    }

@@ -97,4 +97,4 @@ def test_where_another_package_needs_it(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_in_what_a_new_profile_extends(project: Path) -> None:
     write_profile(project, {**PROFILE, "packages": ["apex"]})
-    assert len(said("new", "mine", "--from", "sample")) == 1
+    assert len(said("init", "mine", "--from", "sample")) == 1

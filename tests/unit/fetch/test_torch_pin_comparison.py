@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ from envbuild.fetch import (
     wheel_listings_and_clashes,
 )
 from envbuild.util.errors import NetworkError
-from unit.support import Index, envbuild, quick_pip, serving, write_wheel
+from unit.support import Index, quick_pip, serving, write_wheel
 
 VERSION = "2.7.1"
 PINS = ["nvidia-cublas-cu12==12.6.4.1; platform_system == 'Linux'", "triton==3.3.1", "sympy>=1.13.3"]
@@ -87,12 +89,14 @@ def test_a_wheel_in_a_folder_is_read_there(
     assert torch_pin_comparison.pin_differences(release, pytest.fail) == DIFFERENT
 
 
-def test_the_command_compares_a_release_without_a_metadata_file(served: Index) -> None:
-    done = envbuild("facts", "refresh", "torch", "--release", VERSION, "--json")
-    assert done.code == 0, done.stderr
-    assert done.document["releases"] == [VERSION]
-    assert "nvidia-cublas-cu12" not in [row["distribution"] for row in done.document["differences"]]
-    assert "nvidia-cudnn-cu12" in [row["distribution"] for row in done.document["differences"]]
+def test_the_script_compares_a_release_without_a_metadata_file(served: Index) -> None:
+    script = Path(__file__).parents[3] / "scripts" / "torch_pins.py"
+    command = [sys.executable, str(script), "--release", VERSION]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert f"torch {VERSION}: nvidia-cublas-cu12:" not in done.stdout
+    assert f"torch {VERSION}: nvidia-cudnn-cu12: facts" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("1 releases read, ")
 
 
 def test_only_the_directory_and_the_metadata_are_fetched(served: Index) -> None:

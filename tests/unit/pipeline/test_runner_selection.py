@@ -140,7 +140,7 @@ def test_what_a_command_line_gives_is_told_with_what_was_meant(name: str, given:
     ],
 )  # fmt: skip
 def test_a_malformed_option_is_named(options: list[str], words: str) -> None:
-    done: Said = envbuild("prove", "sample", *options)
+    done: Said = envbuild("test", "--record", "sample", *options)
     assert done.code == 2 and words in done.stderr
 
 
@@ -152,10 +152,10 @@ def test_gpus_of_this_machine_mean_nothing_to_a_scheduler(name: str) -> None:
     assert "--gpu MODEL" in str(caught.value.hint) and f"{name}: {{{called}: ...}}" in str(caught.value.hint)
 
 
-@pytest.mark.parametrize("verb", ["test", "prove"])
+@pytest.mark.parametrize("words", [["test"], ["test", "--record"]])
 @pytest.mark.parametrize("dry", [True, False])
 def test_gpus_of_this_machine_are_lost_on_no_way_to_the_runner(
-    project: Path, monkeypatch: pytest.MonkeyPatch, verb: str, dry: bool
+    project: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], dry: bool
 ) -> None:
     found: list[SelfTestOrder] = []
 
@@ -169,7 +169,7 @@ def test_gpus_of_this_machine_are_lost_on_no_way_to_the_runner(
     monkeypatch.setattr(build_records_and_comparison, "all_records", lambda *_: [SimpleNamespace(recipe=mock.ANY)])
     monkeypatch.setattr(workflows, "tags_of", lambda *_: ())
     monkeypatch.setattr(workflows, "select_runner", select)
-    done = envbuild(verb, "sample", "--gpus", "0,1", "--on", "slurm", *(["--dry-run"] if dry else []))
+    done = envbuild(*words, "sample", "--gpus", "0,1", "--on", "slurm", *(["--dry-run"] if dry else []))
     assert (done.code, [wanted.asked.gpus for wanted in found]) == (2, [("0", "1")]), done.stderr
 
 
@@ -182,12 +182,12 @@ def test_both_options_reach_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(workflows, "cluster_script", script)
     options = ["--on", "kubernetes", "--kubernetes", "namespace=x", "--kubernetes", "nodes.pool=gpu"]
-    for verb in ("test", "prove"):
-        done: Said = envbuild(verb, "sample", "--dry-run", *options, "--slurm", "partition=p")
+    for words in (["test"], ["test", "--record"]):
+        done: Said = envbuild(*words, "sample", "--dry-run", *options, "--slurm", "partition=p")
         assert (done.code, done.stdout) == (0, "a: b\n")
     given = {"kubernetes": {"namespace": "x", "nodes.pool": "gpu"}, "slurm": {"partition": "p"}}
     assert [on.given for on in found] == [given] * 2
-    assert envbuild("prove", "sample", "--kubernetes", "namespace").code == 2
+    assert envbuild("test", "--record", "sample", "--kubernetes", "namespace").code == 2
 
 
 @pytest.mark.parametrize("given", ["two", "0", "65", "-1", "3.5", ""])
@@ -205,7 +205,7 @@ def test_the_number_of_nodes_reaches_the_runner(monkeypatch: pytest.MonkeyPatch,
         return ""
 
     monkeypatch.setattr(workflows, "cluster_script", script)
-    assert envbuild("prove", "sample", "--dry-run", "--on", "slurm", *given).code == 0
+    assert envbuild("test", "--record", "sample", "--dry-run", "--on", "slurm", *given).code == 0
     assert [on.nodes for on in found] == [nodes]
 
 
@@ -255,14 +255,14 @@ def test_what_would_run_is_shown_without_a_push(registry: Registry, name: str, t
             runner_selection.runner(wanted, cast(Engine, object()), image, told.append)
 
 
-@pytest.mark.parametrize("verb", ["test", "prove"])
+@pytest.mark.parametrize("words", [["test"], ["test", "--record"]])
 @pytest.mark.parametrize("name", ["kubernetes", "slurm"])
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "said"),
     [(["--gpu", "h20"], "is not for h20"), ([], "a job asks for one model of GPU")],
 )
 def test_what_is_refused_is_refused_before_a_push(
-    project: Path, monkeypatch: pytest.MonkeyPatch, verb: str, name: str, options: list[str], words: str
+    project: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], name: str, options: list[str], said: str
 ) -> None:
     source = source_of(project, {**PROFILE, "gpus": ["a100", "h200"], "torch": "2.11.0"})
     locked, pushed = lock_for(plan_resolver.resolve(source)), list[object]()
@@ -272,8 +272,8 @@ def test_what_is_refused_is_refused_before_a_push(
     monkeypatch.setattr(StepContext, "engine", object())
     monkeypatch.setattr(registry_push, "pushed", lambda *asked: pushed.append(asked))
     given = ["--on", name, f"--{name}", "registry=registry.example/team/x"]
-    done: Said = envbuild(verb, "sample", *given, *options)
-    assert (done.code, pushed) == (2, []) and words in done.stderr
+    done: Said = envbuild(*words, "sample", *given, *options)
+    assert (done.code, pushed) == (2, []) and said in done.stderr
 
 
 @pytest.mark.parametrize("registry", [None, "127.0.0.1:9/team/x"])
@@ -305,18 +305,18 @@ def test_what_would_run_is_shown_without_a_registry() -> None:
 
 
 @pytest.mark.parametrize("name", ["kubernetes", "slurm"])
-@pytest.mark.parametrize("verb", ["test", "prove"])
+@pytest.mark.parametrize("words", [["test"], ["test", "--record"]])
 def test_what_would_run_is_shown_of_a_profile_that_is_only_locked(
-    project: Path, monkeypatch: pytest.MonkeyPatch, verb: str, name: str
+    project: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], name: str
 ) -> None:
     source = source_of(project, PROFILE)
     lock_file.write(lock_for(plan_of(project, PROFILE)), source.lock_file, "sample")
     monkeypatch.setattr(StepContext, "engine", object())
-    done: Said = envbuild(verb, "sample", "--on", name, "--dry-run")
+    done: Said = envbuild(*words, "sample", "--on", name, "--dry-run")
     assert done.code == 0, done.stderr
     assert f"sha256:{'0' * 64}" in done.stdout
     assert "sample is not built: zeros stand for its image's digest" in done.stderr
-    without = envbuild(verb, "sample", "--on", name)
+    without = envbuild(*words, "sample", "--on", name)
     assert (without.code, "sample is not built" in without.stderr) == (6, True)
 
 

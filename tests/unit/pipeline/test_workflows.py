@@ -435,7 +435,7 @@ def reported(monkeypatch: pytest.MonkeyPatch, run: run_result.TestRun) -> tuple[
 UUID = "GPU-8f9a1c1e-4f0b-4c55-9d5e-0c1b2a3d4e5f"
 
 
-@pytest.mark.parametrize("verb", ["test", "prove", "make"])
+@pytest.mark.parametrize(("words", "called"), [(["test"], "test"), (["test", "--record"], "prove"), (["make"], "make")])
 @pytest.mark.parametrize(
     ("option", "gpus"),
     [
@@ -446,7 +446,7 @@ UUID = "GPU-8f9a1c1e-4f0b-4c55-9d5e-0c1b2a3d4e5f"
     ],
 )
 def test_the_gpus_that_are_named_reach_the_pipeline(
-    monkeypatch: pytest.MonkeyPatch, verb: str, option: list[str], gpus: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch, words: list[str], called: str, option: list[str], gpus: tuple[str, ...]
 ) -> None:
     given: list[Any] = []
 
@@ -454,10 +454,10 @@ def test_the_gpus_that_are_named_reach_the_pipeline(
         given.extend(arguments)
         return made(passed_run())
 
-    monkeypatch.setattr(workflows, verb, done)
-    assert envbuild(verb, "sample", *option).code == 0
+    monkeypatch.setattr(workflows, called, done)
+    assert envbuild(*words, "sample", *option).code == 0
     assert {"make": lambda: given[1].asked.gpus, "test": lambda: given[3].gpus, "prove": lambda: given[3]}[
-        verb
+        called
     ]() == gpus
 
 

@@ -506,7 +506,7 @@ def test_the_schema_is_json() -> None:
 
 
 def test_the_committed_schema_is_the_models() -> None:
-    """Editors read the file; `envbuild schema > profiles/profile.schema.json` writes it."""
+    """Editors read the file; `envbuild export schema -o profiles/profile.schema.json` writes it."""
     committed = json.loads((package_data.PROFILES / "profile.schema.json").read_text(encoding="utf-8"))
     assert committed == profile_model.schema()
 

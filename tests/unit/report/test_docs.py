@@ -193,7 +193,7 @@ def test_what_cannot_be_read_is_said(project: Path, name: str, content: bytes | 
 
 def test_the_hooks_that_ship_are_commands() -> None:
     hooks = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
-    assert {hook["id"] for hook in hooks} == {f"envbuild-{name}" for name in ("docs", "lock", "render", "pin")}
+    assert {hook["id"] for hook in hooks} == {f"envbuild-{name}" for name in ("docs", "lock", "pin-digests")}
     for hook in hooks:
         program, command, option = hook["entry"].split()
         assert (program, option) == ("envbuild", "--check")

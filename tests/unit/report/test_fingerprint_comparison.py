@@ -220,7 +220,7 @@ def test_what_is_not_of_the_same_operations_is_refused(change: Callable[[Documen
 def test_the_command_says_it_and_ends_with_0(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.json"
     wrong.write_text(json.dumps(changed(out_of_bound("fp16/linear.up", "teacher"))), encoding="utf-8")
-    done = envbuild("compare", str(NEW), str(wrong))
+    done = envbuild("diff", str(NEW), str(wrong))
     assert (done.code, done.stderr) == (0, "")
     told = done.stdout.splitlines()
     assert told[0] == "a: AMD EPYC AVX512, torch 2.13.0+cpu"
@@ -229,7 +229,7 @@ def test_the_command_says_it_and_ends_with_0(tmp_path: Path) -> None:
     assert told[4] == "  a: within its bound"
     assert told[5].startswith("  b: element [")
     assert told[-1] == "59 operations, 58 identical, 1 breakage"
-    assert envbuild("compare", str(OLD), str(NEW)).stdout.splitlines()[-1] == (
+    assert envbuild("diff", str(OLD), str(NEW)).stdout.splitlines()[-1] == (
         "59 operations, 19 identical, 25 rounding, 15 not compared"
     )
 
@@ -238,23 +238,23 @@ def test_the_document_has_all_of_it(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.json"
     change = out_of_bound("fp16/linear.up", "free", got="nan", ratio="inf", relative="nan")
     wrong.write_text(json.dumps(changed(change)), encoding="utf-8")
-    found = envbuild("compare", str(NEW), str(wrong), "--json").document
+    found = envbuild("diff", str(NEW), str(wrong), "--json").document
     assert list(found) == ["a", "b", "verdict", "first", "growth", "ops", "notes"]
     assert (found["verdict"], found["first"]["op"], found["growth"]["op"]) == ("breakage", *["fp16/linear.up"] * 2)
     assert (found["first"]["pass"], found["first"]["b"]["ratio"]) == ("free-running", "inf")
     assert found["a"]["machine"]["torch"] == "2.13.0+cpu" and found["b"]["file"] == str(wrong)
     assert len(found["ops"]) == 59
     assert {len(row["passes"]) for row in found["ops"]} == {1, 2}
-    assert envbuild("compare", str(NEW), str(NEW), "--json").document["first"] is None
+    assert envbuild("diff", str(NEW), str(NEW), "--json").document["first"] is None
 
 
 def test_a_file_at_fault_is_3_and_two_that_do_not_fit_are_2(tmp_path: Path) -> None:
     bad, other = tmp_path / "bad.json", tmp_path / "other.json"
     bad.write_text('{"version": 1}\n', encoding="utf-8")
     other.write_text(json.dumps(changed(lambda d: d["ops"].pop())), encoding="utf-8")
-    done = envbuild("compare", str(NEW), str(bad))
+    done = envbuild("diff", str(NEW), str(bad))
     assert (done.code, done.stdout) == (3, "")
     assert f"{bad}:1: inputs: Field required" in done.stderr
-    assert envbuild("compare", str(tmp_path / "none.json"), str(NEW)).code == 3
-    assert envbuild("compare", str(NEW), str(other)).code == 2
-    assert envbuild("compare", str(NEW)).code == 2
+    assert envbuild("diff", str(tmp_path / "none.json"), str(NEW)).code == 3
+    assert envbuild("diff", str(NEW), str(other)).code == 2
+    assert envbuild("diff", str(NEW)).code == 2

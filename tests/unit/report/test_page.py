@@ -1,4 +1,4 @@
-"""The page of `envbuild report` in a real browser: what it shows, at which widths, and to whom."""
+"""The page of `envbuild show --html` in a real browser: what it shows, at which widths, and to whom."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         pages.prove(*pages.lab(project), pages.outcome("gpu"))
         prints = ["--compare", *map(str, pages.PRINTS)]
         for name, more in (("cpu", []), ("lab", prints), ("h20", [])):
-            assert envbuild("report", name, "-o", str(folder / f"{name}.html"), *more).code == 0
+            assert envbuild("show", name, "--html", str(folder / f"{name}.html"), *more).code == 0
         pages.prove(*pages.lab(project), pages.hostile(), day=1)
-        assert envbuild("report", "lab", "-o", str(folder / "wild.html"), *prints).code == 0
+        assert envbuild("show", "lab", "--html", str(folder / "wild.html"), *prints).code == 0
     asked: list[str] = []
 
     class Handler(http.server.SimpleHTTPRequestHandler):
@@ -224,7 +224,7 @@ def test_the_layers_are_those_of_the_lock(browser: Browser, site: Site) -> None:
 
 def test_the_comparison_is_that_of_compare(browser: Browser, site: Site) -> None:
     browser.open(site.file("lab"))
-    done = envbuild("compare", *map(str, pages.PRINTS), "--json").document
+    done = envbuild("diff", *map(str, pages.PRINTS), "--json").document
     for number, name in enumerate(("teacher-forced", "free-running")):
         wanted = [
             (one["op"], one["a"]["ratio"], one["b"]["ratio"])

@@ -1,4 +1,4 @@
-"""`envbuild report`: what its page holds, and that nothing in the evidence becomes more than text."""
+"""`envbuild show --html`: what its page holds, and that nothing in the evidence becomes more than text."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def world(project: Path) -> Path:
 
 
 def page(name: str, *more: str) -> dict[str, Any]:
-    done = envbuild("report", name, "-o", "page.html", *more, "--json")
+    done = envbuild("show", name, "--html", "page.html", *more, "--json")
     assert done.code == 0, done.stderr
     return done.document
 
@@ -199,11 +199,12 @@ def test_the_same_evidence_gives_the_same_page(world: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (["report", "cpu"], 2),
-        (["report", "nosuch", "-o", "x.html"], 3),
-        (["report", "cpu", "-o", "x.html", "--compare", "a.json"], 2),
-        (["report", "cpu", "-o", "x.html", "--compare", "a.json", "b.json"], 3),
-        (["report", "cpu", "-o", "."], 2),
+        (["show", "cpu", "a100", "--html", "x.html"], 2),
+        (["show", "cpu", "--compare", "a.json", "b.json"], 2),
+        (["show", "nosuch", "--html", "x.html"], 3),
+        (["show", "cpu", "--html", "x.html", "--compare", "a.json"], 2),
+        (["show", "cpu", "--html", "x.html", "--compare", "a.json", "b.json"], 3),
+        (["show", "cpu", "--html", "."], 2),
     ],
 )
 def test_what_cannot_be_written_leaves_nothing(project: Path, arguments: list[str], code: int) -> None:
@@ -290,7 +291,7 @@ def test_json_holds_no_number_that_json_has_not(world: Path) -> None:
     def refuse(word: str) -> None:
         raise AssertionError(word)
 
-    done = envbuild("report", "lab", "-o", "page.html", "--json")
+    done = envbuild("show", "lab", "--html", "page.html", "--json")
     found = json.loads(done.stdout, parse_constant=refuse)
     assert found["file"] == "page.html"
     assert {field.name for field in dataclasses.fields(profile_page_contents.Page)} < set(found)

@@ -68,7 +68,7 @@ def test_a_case_for_each_probe() -> None:
     assert (failure.tag, failure.attrib["type"]) == ("failure", "cublas-hopper-fpe")
     assert failure.attrib["message"] == "signal at a step: why"
     assert failure.text is not None
-    assert failure.text.splitlines()[0] == "advisory: cublas-hopper-fpe (envbuild facts advisories)"
+    assert failure.text.splitlines()[0] == "advisory: cublas-hopper-fpe (envbuild advisories)"
     assert failure.text.endswith("signal at a step: why\nthe stack")
     assert told["train.step"][0].attrib == {"message": "skipped: why"}
 

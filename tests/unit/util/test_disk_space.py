@@ -102,7 +102,7 @@ def test_which_words_are_a_full_disk(said: str, full: bool) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="this system has no /dev/full")
-@pytest.mark.parametrize("arguments", [("show",), ("show", "--json"), ("--help",), ("schema",)])
+@pytest.mark.parametrize("arguments", [("show",), ("show", "--json"), ("--help",), ("export", "schema")])
 def test_an_answer_that_cannot_be_written_is_no_traceback(project: Path, arguments: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([sys.executable, "-m", "envbuild", *arguments], stdout=full, stderr=subprocess.PIPE)

@@ -12,7 +12,7 @@ from envbuild.util.atomic_files import write_atomically
 from envbuild.util.errors import Fault, FileError, NetworkError, OutOfDate, UsageError
 
 
-@click.command("pin", short_help="Digests for verified images in Dockerfiles and CI files.")
+@click.command("pin-digests", short_help="Write digests of verified images into Dockerfiles and CI files.")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False), metavar="FILE...")
 @click.option("--check", is_flag=True, help="Change nothing; exit 8 where a digest is missing or out of date.")
 @json_option
@@ -20,7 +20,7 @@ def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
     """Write the digest behind every REGISTRY/NAME:verified in files: what `verified` means now, for good.
 
     It asks the registry for the digest alone; `envbuild verify` says whether to trust it.
-    Example: envbuild pin Dockerfile .gitlab-ci.yml
+    Example: envbuild pin-digests Dockerfile .gitlab-ci.yml
     """
     done = [(file, *image_digest_pinning.pinned(_text(file), _digest)) for file in files]
     if not any(found for _, _, found in done):
@@ -35,7 +35,7 @@ def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
         if not pin.current
     ]
     if check and stale:
-        error = OutOfDate("digests are missing or out of date", hint="run: envbuild pin FILE...", faults=stale)
+        error = OutOfDate("digests are missing or out of date", hint="run: envbuild pin-digests FILE...", faults=stale)
         error.partial = {"pins": rows}
         raise error
     for file, text, found in done:

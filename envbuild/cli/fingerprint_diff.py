@@ -1,29 +1,22 @@
+"""`envbuild diff` of two fingerprints: where the numbers of two GPUs part."""
+
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from envbuild.cli.console import emit, json_option
+from envbuild.cli.console import emit
 from envbuild.report import fingerprint_comparison
 from envbuild.report.fingerprint_comparison import Comparison, Pass
 from envbuild.testrun import fingerprint_reader
 
-_FILE = click.Path(path_type=Path, dir_okay=False)
 _ROW = "{:<24} {:<15} {:<10} {:>9} {:>9} {:>9} {:>9}"
 
 
-@click.command("compare", short_help="Where two GPUs' numbers part, and why.")
-@click.argument("a", type=_FILE)
-@click.argument("b", type=_FILE)
-@json_option
-def command(a: Path, b: Path, as_json: bool) -> None:
-    """Find the first operation where two fingerprints part, by how much, and whether that is rounding or a fault.
+def show_difference(a: Path, b: Path, as_json: bool) -> None:
+    """Print the first operation where two fingerprints part, by how much, and whether that is rounding or a fault.
 
-    The verdict is identical, rounding, precision (as if computed in fewer bits than the dtype has) or breakage; the
-    exit code is 0 for each. In the table, ratio is the largest error over its bound, drift the relative distance from
-    the golden output.
-
-    Example: envbuild compare a100.json v100.json
+    Raises FingerprintError for an invalid file, UsageError for two files that cannot be compared.
     """
     read = {"a": fingerprint_reader.read(a), "b": fingerprint_reader.read(b)}
     result = fingerprint_comparison.compare_fingerprints(read["a"], read["b"])

@@ -11,20 +11,29 @@ from envbuild.util.errors import ProfileError, UsageError
 from envbuild.util.yaml_document import display
 
 
-@click.command("new", short_help="Write a commented profile to start from.")
+@click.command("init", short_help="Write a new profile: for a GPU, or from an image or environment.")
 @click.argument("name")
 @click.option("--from", "parent", metavar="PROFILE", help="The profile that the new one builds on.")
 @click.option("--from-image", "image", metavar="IMAGE", help="An image of the engine: write down what it holds.")
+@click.option(
+    "--from-env", "python", metavar="PATH",
+    help="An environment of this machine or its interpreter: write down what it holds; needs no engine.",
+)  # fmt: skip
 @json_option
-def command(name: str, parent: str | None, image: str | None, as_json: bool) -> None:
-    """Write profiles/NAME.yaml, a commented profile that builds on another, or on what an image holds. With neither
-    option, NAME is a GPU without a profile, which gets one.
+def command(name: str, parent: str | None, image: str | None, python: str | None, as_json: bool) -> None:
+    """Write profiles/NAME.yaml, a commented profile that builds on another, or on what an image or an environment
+    holds. Without an option, NAME is a GPU without a profile, which gets one.
 
-    Never over an existing file. Example: envbuild new myproject --from h20
+    An existing file is never replaced.
+
+    Example: envbuild init rtx5080-laptop
+    Example: envbuild init myproject --from h20
+    Example: envbuild init myproject --from-env .venv
     """
-    if parent and image:
-        raise UsageError("give one of --from PROFILE or --from-image IMAGE", hint="envbuild new myproject --from h20")
-    if parent is None and image is None:
+    given = [one for one in (parent, image, python) if one is not None]
+    if len(given) > 1:
+        raise UsageError(f"give one of {_SOURCES}", hint=_AS_IN)
+    if not given:
         _written(write_for_gpu(_gpu(name)), as_json)
         return
     if not profile_name_lookup.NAME.fullmatch(name):
@@ -32,13 +41,18 @@ def command(name: str, parent: str | None, image: str | None, as_json: bool) -> 
     file = Path.cwd() / "profiles" / f"{name}.yaml"
     if file.exists():
         raise UsageError(f"{display(file)} is there already", hint="choose another name, or edit it")
-    text = (
-        _held_by(name, image)
-        if image
-        else starter_profile.starter_profile(name, profile_reader_and_overrides.load(str(parent)))
-    )
+    if image is not None:
+        text = _from_image(name, image)
+    elif python is not None:
+        text = _from_environment(name, python)
+    else:
+        text = starter_profile.starter_profile(name, profile_reader_and_overrides.load(str(parent)))
     write_within(Path.cwd(), file, text)
     _written(file, as_json)
+
+
+_SOURCES = "--from PROFILE, --from-image IMAGE or --from-env PATH"
+_AS_IN = "envbuild init myproject --from h20"
 
 
 def write_for_gpu(gpu: str) -> Path:
@@ -65,20 +79,28 @@ def _gpu(name: str) -> str:
         if gpu_names.candidates(name):  # several, or one that envbuild does not build for
             raise
         raise UsageError(
-            "give one of --from PROFILE or --from-image IMAGE, or the name of a GPU",
-            hint="envbuild new myproject --from h20",
+            f"give one of {_SOURCES}, or the name of a GPU",
+            hint=_AS_IN,
         ) from None
     raise UsageError(
-        f"there is a profile {there.name}", hint=f"envbuild new myproject --from {there.name}: a profile on top of it"
+        f"there is a profile {there.name}", hint=f"envbuild init myproject --from {there.name}: a profile on top of it"
     )
 
 
-def _held_by(name: str, reference: str) -> str:
+def _from_image(name: str, reference: str) -> str:
     """The engine and its client are only loaded for this."""
     from envbuild.audit import image_collector, profile_draft
     from envbuild.image.docker_engine import Engine
 
     engine = Engine()
-    return profile_draft.draft_profile(
-        name, reference, image_collector.collect_from_image(engine, engine.get(reference), reference)
-    )
+    held = image_collector.collect_from_image(engine, engine.get(reference), reference)
+    return profile_draft.draft_profile(name, reference, held)
+
+
+def _from_environment(name: str, python: str) -> str:
+    """The code of the audit is only loaded for this."""
+    from envbuild.audit import profile_draft
+    from envbuild.cli import audit
+
+    found, held = audit.collect_from_environment(python)
+    return profile_draft.draft_profile(name, str(found), held, "environment")

@@ -1,11 +1,13 @@
+"""`envbuild show --html`: one page of all that is known of a profile."""
+
 from __future__ import annotations
 
 from pathlib import Path
 
 import click
 
-from envbuild.cli.console import emit, json_option, profile_argument
-from envbuild.cli.output_files import FILE, STDOUT, prepare, write
+from envbuild.cli.console import emit
+from envbuild.cli.output_files import STDOUT, prepare, write
 from envbuild.evidence import evidence_statements_and_store, profile_proofs
 from envbuild.evidence.proof_rules import Proof, record_digest
 from envbuild.image import build_records_and_comparison
@@ -20,21 +22,12 @@ from envbuild.util.errors import LockError
 from envbuild.util.yaml_document import display
 
 
-@click.command("report", short_help="One page of all that is known of a profile.")
-@profile_argument("name")
-@click.option("-o", "output", type=FILE, required=True, metavar="FILE", help="Where the page goes; - is stdout.")
-@click.option(
-    "--compare", "prints", type=FILE, nargs=2, metavar="A B",
-    help="Also where the numbers of two GPUs part: files of `envbuild test --fingerprint`.",
-)  # fmt: skip
-@json_option
-def command(name: str, output: Path, prints: tuple[Path, Path] | None, as_json: bool) -> None:
-    """Write one HTML page that needs no network: proof, errors beside their bounds, layers, speed, ranks, advisories.
+def write_report(name: str, output: Path, prints: tuple[Path, Path] | None, as_json: bool) -> None:
+    """Write one HTML page that needs no network: proof, errors beside their tolerances, layers, speed, ranks,
+    advisories.
 
-    It is told from the profile, its lock and the evidence on disk; no engine is asked. The same evidence gives the
-    same page. Exit 0 whatever the page says; the status is for `envbuild status`.
-
-    Example: envbuild report h20 -o h20.html --compare a100.json h20.json
+    It is made from the profile, its lock and the evidence on disk; no engine is asked. The same evidence gives the same
+    page. `prints`: fingerprints of two GPUs to compare.
     """
     prepare(output, as_json=as_json)
     page = _page(name, prints)

@@ -1,0 +1,41 @@
+from pathlib import Path
+
+import click
+
+from envbuild.attest import policy
+from envbuild.attest.image_verifier import Verdict
+from envbuild.cli import output_files
+from envbuild.cli.console import Console, emit, json_option
+from envbuild.pipeline import push_and_bundle
+from envbuild.util.errors import printable
+from envbuild.util.rejected_input_errors import Refusal
+
+
+@click.command("load", short_help="Check a saved image, then load it into the engine.")
+@click.argument("file", type=output_files.FILE)
+@click.option(
+    "--key",
+    type=output_files.FILE,
+    metavar="PUB",
+    help="The public key that must have signed it, not the file's own.",
+)
+@click.option(
+    "--policy", "policy_file", type=output_files.FILE, metavar="FILE", help="The requirements, as for verify."
+)
+@json_option
+def command(file: Path, key: Path | None, policy_file: Path | None, as_json: bool) -> None:
+    """Check the evidence and every byte of a file that `envbuild save` wrote, then load its image into the engine; exit
+    5 loads nothing.
+
+    Example: envbuild load h20.tar --key team.pub
+    """
+    try:
+        verdict, tag = push_and_bundle.import_bundle(file, policy.read(policy_file, {}, key), Console())
+    except Refusal as refusal:
+        Verdict(str(file), reasons=[refusal.reason]).require()
+        raise
+    if as_json:
+        emit({**verdict.document(), "tag": tag})
+    else:
+        click.echo(f"{tag} {verdict.image.id if verdict.image else ''}")
+        click.echo(printable(verdict.summary), err=True)

@@ -1,0 +1,30 @@
+from pathlib import Path
+
+import click
+
+from envbuild.cli import output_files
+from envbuild.cli.console import Console, emit, json_option, profile_argument
+from envbuild.pipeline import push_and_bundle
+
+
+@click.command("save", short_help="Save a verified image to a file, for a site without a registry.")
+@profile_argument("name")
+@click.option(
+    "-o", "--output", "file", required=True, type=output_files.FILE, metavar="FILE", help="The file to write."
+)
+@click.option("--unsigned", is_flag=True, help="Save without a signature; `envbuild load` refuses such a file.")
+@json_option
+def command(name: str, file: Path, unsigned: bool, as_json: bool) -> None:
+    """Write an OCI layout with a profile's verified image, its evidence, the public key and the lock.
+
+    Use it for a site that has no registry in common with this one; `envbuild load` reads the file there. A signing key
+    is needed (signing_key in config.yaml), or --unsigned.
+
+    Example: envbuild save h20 -o h20.tar
+    """
+    output_files.prepare(file, text=False)
+    done = push_and_bundle.export_bundle(name, file, Console(), unsigned=unsigned)
+    if as_json:
+        emit(done.document())
+    else:
+        click.echo(f"{file} {done.digest}")
