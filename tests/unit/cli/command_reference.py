@@ -29,7 +29,7 @@ is reported; `-` means stdout, for text only.
 | 0 | done, also if a reader such as `head` closed stdout before its end |
 | 1 | not done: stderr was closed by its reader |
 | 2 | usage: the command line is wrong |
-| 3 | invalid or unreadable input: profile, lock, settings, kubectl's configuration, any file that is named, a file's hash; `audit` without torch |
+| 3 | a file cannot be read or is not valid: profile, lock, settings, log, a wrong hash; `audit` without torch |
 | 4 | built, not proved here, or by no node of the cluster (0 with `--allow-unproved`) |
 | 5 | a check failed: self-test, verify, or a tag moved by hand |
 | 6 | engine, disk or build; not built; a program that is missing; a job that a scheduler refuses or does not finish |
@@ -37,15 +37,15 @@ is reported; `-` means stdout, for text only.
 | 8 | out of date, or no lock: `--check`, `--locked`, `status` |
 | 130 | interrupted |
 
-Most commands take several profiles; one that fails does not stop the others. The exit code is then the first that occurred in this
-order: 130, 5, 6, 7, 3, 8, 2, 4.
+Most commands take several profiles; one that fails does not stop the others. The exit code is then the first that
+occurred in this order: 130, 5, 6, 7, 3, 8, 2, 4.
 
-`-v`, after any command, shows each process, request, written file and step on stderr; `-vv` also shows what they returned.
-`ENVBUILD_LOG=FILE` adds all of it to a file. Secrets are masked. For a bug report, add `--debug` (the traceback of an error), and
-send the output of `envbuild --version --json` and the file that `envbuild doctor -o FILE` writes.
+`-v`, after any command, shows each process, request, written file and step on stderr; `-vv` also shows what they
+returned. `ENVBUILD_LOG=FILE` adds all of it to a file. Secrets are masked. For a bug report, add `--debug` (the traceback
+of an error), and send the output of `envbuild --version --json` and the file that `envbuild doctor -o FILE` writes.
 
-Shell completion, also of profiles' names: `eval "$(_ENVBUILD_COMPLETE=bash_source envbuild)"` (or `zsh_source`, `fish_source`) in
-the shell's start-up file.
+Shell completion, also of profiles' names: `eval "$(_ENVBUILD_COMPLETE=bash_source envbuild)"` (or `zsh_source`,
+`fish_source`) in the shell's start-up file.
 """
 
 
