@@ -15,7 +15,7 @@ from envbuild.explain import cause_ranking, log_reader_and_search
 from envbuild.explain.cause_ranking import Explanation
 
 FOLDER = Path(__file__).parents[2] / "logs"
-PARTS = ("develop", "held-out")
+PARTS = ("develop", "collected", "held-out")
 
 
 @dataclass(frozen=True)
