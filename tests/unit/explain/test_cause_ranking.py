@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from envbuild.cli.entry import cli
-from envbuild.cli.explain import safe_line
-from envbuild.explain import cause_ranking, log_reader_and_search
+from envbuild.explain import cause_ranking, cause_scoring, log_reader_and_search
+from envbuild.explain.diagnosis_text import safe_line
 from envbuild.facts import database, log_signatures
 from envbuild.facts.probe_catalogue_reader import known_probes
 from envbuild.util.errors import FactsError, FileError
@@ -190,8 +190,8 @@ def test_a_fixed_version_that_is_not_shown_to_be_loaded_leaves_it_possible() -> 
     assert (match["cause"], match["profile"]) == ("cublas-hopper-fpe", "h20")
     assert match["find_out"] == ["which cublas is loaded: envbuild audit --here"]
     said = run("-", stdin=text)
-    assert "possible: the log does not show which version is loaded" in said
-    assert "  find out which cublas is loaded: envbuild audit --here" in said
+    assert "Possible cause: cublas-hopper-fpe" in said
+    assert "  - find out which cublas is loaded: envbuild audit --here" in said
 
 
 def test_where_gpu_and_loaded_version_are_unknown_a_cause_is_less_possible_and_not_ruled_out() -> None:
@@ -335,7 +335,7 @@ def test_json() -> None:
 
 
 def test_not_known_is_said() -> None:
-    assert "not known" in run("-", stdin="ValueError: bad batch\n")
+    assert "No known cause" in run("-", stdin="ValueError: bad batch\n")
     assert json.loads(run("--json", "-", stdin=""))["unknown"] is True
 
 

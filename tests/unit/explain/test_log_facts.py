@@ -376,7 +376,7 @@ def test_the_number_of_ranks_is_the_one_that_is_said(text: str, count: int | Non
 def test_an_error_of_the_program_is_not_known_and_quoted(error: str, words: str) -> None:
     text = f'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\n{error}\n'
     said = piped(text)
-    assert "not known" in said and "the program's own error (line 3)" in said and words in said
+    assert "No known cause" in said and "the program's own error (line 3)" in said and words in said
     assert json.loads(piped(text, "--json"))["error"]["line"] == 3
 
 
