@@ -138,7 +138,8 @@ def explain(log: Log) -> Explanation:
     ]
     able = [cause for cause in scored if cause.standing != "contradicted"]
     matches = [_match(cause, known) for cause in able if cause.standing != "not loaded" and cause.confidence >= NAMED]
-    matches = sorted(_yielded(matches), key=lambda match: -match.confidence)
+    kept = without_yielded(match.id for match in matches)
+    matches = sorted((match for match in matches if match.id in kept), key=lambda match: -match.confidence)
     possible = [
         _match(cause, known)
         for cause in able
@@ -228,20 +229,19 @@ FIND_TORCH = "torch's version: python -c 'import torch; print(torch.__version__,
 _TORCH_CHANGE = re.compile(r"\btorch \d")
 
 
-def _yielded(found: Iterable[SignatureMatch]) -> list[SignatureMatch]:
-    """Removes the matches that another cause explains better."""
-    rows, matches = log_signatures.signatures(), list(found)
-    ids = {match.id for match in matches}
-    last = {match.id for match in matches if ANY in rows[match.id].yields_to}
-    kept = []
-    for match in matches:
-        better = rows[match.id].yields_to & ids
-        if ANY in rows[match.id].yields_to:
-            order = [name for name in rows if name in last]
-            better |= (ids - last) | set(order[: order.index(match.id)])
+def without_yielded(ids: Iterable[str]) -> frozenset[str]:
+    """The causes among these that no other one of them explains better."""
+    rows, found = log_signatures.signatures(), frozenset(ids)
+    last = {name for name in found if ANY in rows[name].yields_to}
+    order = [name for name in rows if name in last]
+    kept = set()
+    for name in found:
+        better = rows[name].yields_to & found
+        if name in last:
+            better |= (found - last) | set(order[: order.index(name)])
         if not better:
-            kept.append(match)
-    return kept
+            kept.add(name)
+    return frozenset(kept)
 
 
 def of_profile(text: str, name: str) -> str:

@@ -215,7 +215,7 @@ def test_an_installed_version_leaves_the_cause_possible(line: str) -> None:
     found = diagnosis(f"{H20}\n{line}\n")
     assert found.read.situation.libraries["cublas"] == "12.4.5.8"
     assert (found.matches, found.ruled_out) == ((), ())
-    (match,) = found.possible
+    match = found.possible[0]
     assert (match.id, match.find_out) == ("cublas-hopper-fpe", ("which cublas is loaded: envbuild audit --here",))
     assert match.confidence < cause_ranking.NAMED
 
@@ -232,7 +232,7 @@ LOADED = (
 @pytest.mark.parametrize("line", LOADED)
 def test_a_loaded_version_rules_out_the_cause(line: str) -> None:
     found = diagnosis(f"{H20}\n{line}\n")
-    assert not found.matches and not found.possible
+    assert "cublas-hopper-fpe" not in {match.id for match in (*found.matches, *found.possible)}
     assert [ruled.advisory.id for ruled in found.ruled_out] == ["cublas-hopper-fpe"]
 
 
