@@ -76,7 +76,7 @@ def main() -> int:
             "Logs that somebody collected who never saw the signatures, and that nobody opens who works on those "
             "(tests/logs/sealed). Precision and recall of the first answer; innocent: logs of other failures, or none.",
             "",
-            "| symptom | logs with a cause | precision | recall | innocent with a cause named | with an advisory named |",
+            "| symptom | logs with a cause | precision | recall | innocent with a cause named | with an advisory |",
             "|---|---|---|---|---|---|",
             *map(sealed, [*corpus.symptoms(), None]),
             "",

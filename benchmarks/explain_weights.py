@@ -1,7 +1,7 @@
 """Fits the weights of evidence (facts/data/symptoms.yaml) and reports how well confidences hold on threads left out.
 
-python benchmarks/explain_weights.py      writes benchmarks/results/explain_weights.md: the fitted weights beside those in
-                                          use, and the reliability by cross-validation over repositories
+python benchmarks/explain_weights.py      writes benchmarks/results/explain_weights.md: the fitted weights beside those
+                                          in use, and the reliability by cross-validation over repositories
 
 A weight is fitted by logistic regression on pairs of a log and a cause, from the parts of tests/logs that are not held
 out, with a pull towards the weight in use. Five folds: the threads of one repository are all in one fold.
@@ -13,6 +13,7 @@ import sys
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from machine import described, write
@@ -80,7 +81,7 @@ def fit(known: Collection[Pair], begin: Mapping[str, float]) -> dict[str, float]
 
 def reliability(found: Sequence[tuple[float, bool]]) -> list[str]:
     rows = []
-    for low, high in zip(BINS, BINS[1:], strict=False):
+    for low, high in pairwise(BINS):
         here = [(confidence, right) for confidence, right in found if low <= confidence < high]
         if here:
             mean = sum(confidence for confidence, _ in here) / len(here)

@@ -23,7 +23,7 @@ from envbuild.resolve import advisory_remedy
 
 NAMED = 0.5
 """Below this confidence a cause is not named."""
-CANDIDATE = 0.1
+CANDIDATE = 0.05
 """Below this confidence a cause is not even called possible."""
 MOST_POSSIBLE = 3
 
@@ -309,7 +309,7 @@ def evidence_words(match: SignatureMatch, sign: int) -> Iterator[str]:
     """The evidence for a cause in words (`sign`: 1), or that against it (-1)."""
     for name in match.evidence:
         row = log_signatures.weights()[name]
-        if row.weight * sign > 0:
+        if (row.weight < 0) == (sign < 0):
             yield row.say
 
 
