@@ -91,7 +91,7 @@ def reliability(found: Sequence[tuple[float, bool]]) -> list[str]:
 
 
 def main() -> int:
-    begin = {name: row.weight for name, row in log_signatures.weights().items()}
+    begin: dict[str, float] = {str(name): row.weight for name, row in log_signatures.weights().items()}
     known = [pair for case in corpus.cases() if case.part != "held-out" for pair in pairs(case)]
     held = [pair for case in corpus.cases() if case.part == "held-out" for pair in pairs(case)]
     left_out: list[tuple[float, bool]] = []
