@@ -40,7 +40,7 @@ def sealed(symptom: str | None) -> str:
     found = corpus.sealed(symptom)
     answers = found.right + found.wrong
     precision, recall = (f"{found.right / of:.2f}" if of else "-" for of in (answers, found.with_cause))
-    accused = f"{found.accused}/{found.innocent}"
+    accused = f"{found.accused}/{found.innocent} | {found.by_advisory}/{found.innocent}"
     return f"| {symptom or 'all'} | {found.with_cause} | {precision} | {recall} | {accused} |"
 
 
@@ -76,8 +76,8 @@ def main() -> int:
             "Logs that somebody collected who never saw the signatures, and that nobody opens who works on those "
             "(tests/logs/sealed). Precision and recall of the first answer; innocent: logs of other failures, or none.",
             "",
-            "| symptom | logs with a cause | precision | recall | innocent with a cause named |",
-            "|---|---|---|---|---|",
+            "| symptom | logs with a cause | precision | recall | innocent with a cause named | with an advisory |",
+            "|---|---|---|---|---|---|",
             *map(sealed, [*corpus.symptoms(), None]),
             "",
             "## Mistakes",

@@ -1,35 +1,31 @@
 """Ranks the causes that a log shows: each with its lines, confidence, remedy and the command that proves it. Pure.
 
-signatures.yaml gives the confidence that a line gives to a cause. The versions and GPUs in the log then confirm the
-cause (they match its advisory), fit it, or contradict it; other lines raise or lower the confidence.
+cause_scoring.py adds up the evidence for each cause. An advisory whose versions or GPUs the log contradicts is ruled
+out, whatever its lines.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from envbuild.explain import log_facts
+from envbuild.explain import cause_scoring, log_facts
+from envbuild.explain.cause_scoring import CauseLines
 from envbuild.explain.log_facts import Reading
 from envbuild.explain.log_reader_and_search import Line, Log
 from envbuild.facts import database, log_signatures
 from envbuild.facts.advisory_matching import Advisory, Change, Situation
 from envbuild.facts.gpu_models import Gpu
-from envbuild.facts.log_signatures import ANY, Signature
+from envbuild.facts.log_signatures import ANY, EvidenceName, Signature
 from envbuild.resolve import advisory_remedy
 
 NAMED = 0.5
 """Below this confidence a cause is not named."""
-CANDIDATE = 0.3
+CANDIDATE = 0.05
 """Below this confidence a cause is not even called possible."""
 MOST_POSSIBLE = 3
-LINES = 5
-
-# Factors on the doubt (1 - confidence). The values are our judgement, checked against the corpus in tests/logs.
-_DOUBT = {"holds": 0.3, "fits": 0.6, "open": 1.0}
-_RAISED, _LOWERED = 0.5, 0.5
 
 
 @dataclass(frozen=True)
@@ -38,7 +34,7 @@ class SignatureMatch:
     versions and GPUs in the log relate to the advisory. `prove`: a command; NAME in it, and in `remedy`, stands for the
     profile. `cards`: the GPUs of the log that may be affected. `write`: the change in the form that a profile has.
     `find_out`: facts that the log lacks and on which the diagnosis or the change depends, each with the command that
-    shows it."""
+    shows it. `evidence`: what the confidence is made of."""
 
     id: str
     advisory: Advisory | None
@@ -53,6 +49,7 @@ class SignatureMatch:
     cite: tuple[str, ...]
     cards: tuple[Gpu, ...]
     find_out: tuple[str, ...] = ()
+    evidence: tuple[EvidenceName, ...] = ()
 
     def profile(self, known: Container[str]) -> str | None:
         """The id of the first affected GPU that is also the name of a known profile; None without one."""
@@ -71,16 +68,16 @@ class Ruled:
 class Explanation:
     """The result of `explain`. `matches`: sorted by confidence, highest first; empty if no cause is known.
 
-    `possible`: causes with a confidence below NAMED: advisories whose lines are in the log and that are contradicted
-    only by versions not shown to be loaded. Where `matches` is empty, also advisories that match the GPUs and versions
-    and can cause such lines, and causes whose lines are in the log but do not suffice. `advice`: what to turn on before
-    the next run.
+    `possible`: causes with a confidence below NAMED. Where `matches` is not empty, only advisories whose lines are in
+    the log and that are contradicted only by versions not shown to be loaded. `decide`: where `matches` is empty, what
+    tells the causes of each symptom in the log apart. `advice`: what to turn on before the next run.
     """
 
     matches: tuple[SignatureMatch, ...]
     possible: tuple[SignatureMatch, ...]
     ruled_out: tuple[Ruled, ...]
     advice: tuple[str, ...]
+    decide: tuple[str, ...]
     read: Reading
 
     @property
@@ -88,68 +85,85 @@ class Explanation:
         return not self.matches
 
 
+@dataclass(frozen=True)
+class ScoredCause:
+    """A cause with the evidence for and against it, whatever its confidence. `advisory`: None without one.
+    `unloaded`: libraries whose loaded version would decide whether the advisory applies."""
+
+    signature: Signature
+    advisory: Advisory | None
+    found: CauseLines
+    standing: str
+    evidence: tuple[EvidenceName, ...]
+    unloaded: frozenset[str] = frozenset()
+
+    @property
+    def confidence(self) -> float:
+        return cause_scoring.confidence(self.signature.confidence, self.evidence)
+
+
+def score_causes(log: Log, known: Reading) -> Iterator[ScoredCause]:
+    """Scores every cause whose lines are in the log or that has a symptom in the log. Causes that the log contradicts
+    have the standing "contradicted" and no evidence."""
+    advisories = {advisory.id: advisory for advisory in database.advisories()}
+    for signature in log_signatures.signatures().values():
+        advisory = advisories.get(signature.id)
+        found = cause_scoring.find_lines(log, signature, advisory, known)
+        if not (found.lines or signature.symptoms & known.symptoms) or not _may(log, signature, known):
+            continue
+        standing, unloaded = _standing(advisory, known) if advisory else "open", frozenset[str]()
+        if advisory and standing == "contradicted":
+            unloaded = signature.loaded - known.loaded
+            if _standing(advisory, _without(known, unloaded)) == "contradicted":
+                yield ScoredCause(signature, advisory, found, standing, ())
+                continue
+            standing = "not loaded"
+        if advisory and not found.lines and (standing == "not loaded" or (standing == "open" and advisory.match)):
+            continue
+        left = _without(known, unloaded) if unloaded else known
+        names = cause_scoring.evidence(log, signature, found, standing, _states_version(advisory, known), known)
+        if advisory and standing == "not loaded" and _standing(advisory, left) != "open":
+            names = ("fits", *names)
+        yield ScoredCause(signature, advisory, found, standing, names, unloaded)
+
+
 def explain(log: Log) -> Explanation:
     """Finds every cause with a confidence of NAMED or more, without those that follow from another cause."""
     known = log_facts.read(log)
-    advisories = {advisory.id: advisory for advisory in database.advisories()}
-    found: list[SignatureMatch] = []
-    unsure: list[SignatureMatch] = []
-    candidates: list[SignatureMatch] = []
-    ruled: list[Ruled] = []
-    for signature in log_signatures.signatures().values():
-        advisory = advisories.get(signature.id)
-        lines = _lines(log, signature, advisory, known)
-        if not lines or not _may(log, signature, known):
-            continue
-        standing = _standing(advisory, known) if advisory else "open"
-        if advisory and standing == "contradicted":
-            unloaded = signature.loaded - known.loaded
-            if (otherwise := _standing(advisory, _without(known, unloaded))) != "contradicted":
-                at_most = "open" if otherwise == "open" else "fits"
-                confidence = round(_confidence(log, signature, at_most, known) * _LOWERED, 2)
-                unsure.append(_match(signature, advisory, confidence, "not loaded", lines, known, unloaded))
-            else:
-                ruled.append(Ruled(advisory, lines[0]))
-            continue
-        confidence = _confidence(log, signature, standing, known)
-        match = _match(signature, advisory, confidence, standing, lines, known)
-        if confidence >= NAMED:
-            found.append(match)
-        elif advisory is None and confidence >= CANDIDATE:
-            candidates.append(match)
-    found = _yielded(found)
-    found.sort(key=lambda match: -match.confidence)
+    scored = list(score_causes(log, known))
+    ruled = [
+        Ruled(cause.advisory, cause.found.lines[0])
+        for cause in scored
+        if cause.standing == "contradicted" and cause.advisory and cause.found.lines
+    ]
+    able = [cause for cause in scored if cause.standing != "contradicted"]
+    matches = [_match(cause, known) for cause in able if cause.standing != "not loaded" and cause.confidence >= NAMED]
+    kept = without_yielded(match.id for match in matches)
+    matches = sorted((match for match in matches if match.id in kept), key=lambda match: -match.confidence)
+    possible = [
+        _match(cause, known)
+        for cause in able
+        if cause.standing == "not loaded" or (not matches and CANDIDATE <= cause.confidence < NAMED)
+    ]
+    possible = sorted(possible, key=lambda match: -match.confidence)[:MOST_POSSIBLE]
     heard = log_signatures.hearsay()
     said = [row.say for row in log_signatures.advice() if log.has(row.lines, heard) and not log.has(row.unless)]
-    possible = [*unsure, *(() if found else (*_possible(log, known, advisories), *candidates))]
-    possible.sort(key=lambda match: -match.confidence)
-    possible = possible[:MOST_POSSIBLE]
-    return Explanation(tuple(found), tuple(possible), tuple(ruled), tuple(said), known)
+    decide = [row.decide for row in log_signatures.symptoms() if row.symptom in known.symptoms and not matches]
+    return Explanation(tuple(matches), tuple(possible), tuple(ruled), tuple(said), tuple(decide), known)
 
 
-def _possible(log: Log, known: Reading, advisories: Mapping[str, Advisory]) -> Iterable[SignatureMatch]:
-    found: dict[str, SignatureMatch] = {}
-    rows, heard = log_signatures.signatures(), log_signatures.hearsay()
-    for row in log_signatures.possible_causes():
-        matches = [match for pattern in row.lines for match in log.find(pattern, LINES, (), heard)]
-        lines = sorted({line for line, _ in matches}, key=lambda line: (log.files.index(line.file), line.number))
-        for name, confidence in row.advisories.items() if lines and not log.has(row.unless) else ():
-            if _standing(advisories[name], known) == "holds" and confidence > _sure(found.get(name)):
-                found[name] = _match(rows[name], advisories[name], confidence, "holds", lines[:LINES], known)
-    return found.values()
-
-
-def _sure(match: SignatureMatch | None) -> float:
-    return match.confidence if match else 0.0
-
-
-def _lines(log: Log, signature: Signature, advisory: Advisory | None, known: Reading) -> tuple[Line, ...]:
-    """The lines that show the cause, in order, at most LINES."""
-    of_facts = (one for fact, shown in signature.shown_by.items() if fact in known.states for one in shown)
-    patterns = (*(advisory.shows.patterns if advisory else ()), *signature.lines, *of_facts)
-    never, heard = signature.never, log_signatures.hearsay()
-    found = {line for pattern in patterns for line, _ in log.find(pattern, LINES, never, heard)}
-    return tuple(sorted(found, key=lambda line: (log.files.index(line.file), line.number))[:LINES])
+def _states_version(advisory: Advisory | None, known: Reading) -> bool:
+    """Whether the log itself states the one version of a library or distribution that the advisory is about."""
+    situation = known.situation
+    stated = {name: version for name, version in situation.libraries.items() if name in known.stated}
+    stated |= situation.distributions
+    return any(
+        stated[name] in versions
+        for match in (advisory.match if advisory else ())
+        if False not in match.answers(situation)
+        for name, versions in (*match.libraries.items(), *match.distributions.items())
+        if name in stated and all(item.operator == "==" for one in versions.any_of for item in one)
+    )
 
 
 def _standing(advisory: Advisory, known: Reading) -> str:
@@ -189,34 +203,15 @@ def _may(log: Log, signature: Signature, known: Reading) -> bool:
     )
 
 
-def _confidence(log: Log, signature: Signature, standing: str, known: Reading) -> float:
-    """The confidence of a cause. The stack of a crash raises it where the innermost frames are in the cause's library,
-    and lowers it where they are in others."""
-    doubt = (1 - signature.confidence) * _DOUBT[standing]
-    within = bool(signature.stack & known.crashed_in)
-    if log.has(signature.raised_by) or within:
-        doubt *= _RAISED
-    elsewhere = bool(signature.stack and known.crashed_in and not within)
-    return round((1 - doubt) * (_LOWERED if elsewhere or log.has(signature.lowered_by) else 1), 2)
-
-
-def _match(
-    signature: Signature,
-    advisory: Advisory | None,
-    confidence: float,
-    standing: str,
-    lines: Sequence[Line],
-    known: Reading,
-    unloaded: Iterable[str] = (),
-) -> SignatureMatch:
-    """Builds the match. `unloaded`: libraries whose loaded version would decide whether the advisory applies."""
+def _match(cause: ScoredCause, known: Reading) -> SignatureMatch:
+    signature, advisory = cause.signature, cause.advisory
     probe = next(iter(advisory.shows.probes), None) if advisory else None
     prove = signature.prove or (f"envbuild test NAME --probe {probe}" if probe else None)
     about: Advisory | Signature = advisory or signature
     cite = dict.fromkeys((*(advisory.cite if advisory else ()), *signature.cite))
     remedy, wanted, find_out = about.remedy or "", about.change, []
     asked = {name for match in (advisory.match if advisory else ()) for name in match.versioned}
-    for library in sorted({*unloaded, *(asked & set(known.candidates))}):
+    for library in sorted({*cause.unloaded, *(asked & set(known.candidates))}):
         find_out.append(f"which {library} is loaded: envbuild audit --here")
     if known.situation.torch is None and (wanted.torch or _TORCH_CHANGE.search(remedy)):
         find_out.insert(0, FIND_TORCH)
@@ -224,9 +219,9 @@ def _match(
         remedy = f"depends on torch's version{f' (affected: {affected})' if affected else ''}: {remedy}"
         wanted = replace(wanted, torch=None)
     return SignatureMatch(
-        signature.id, advisory, about.title or "", confidence, standing, tuple(lines), remedy, wanted,
+        signature.id, advisory, about.title or "", cause.confidence, cause.standing, cause.found.lines, remedy, wanted,
         advisory_remedy.written(wanted, known.situation), prove, tuple(cite),
-        _about(advisory, _without(known, frozenset(unloaded)).situation), tuple(find_out),
+        _about(advisory, _without(known, cause.unloaded).situation), tuple(find_out), cause.evidence,
     )  # fmt: skip
 
 
@@ -234,20 +229,19 @@ FIND_TORCH = "torch's version: python -c 'import torch; print(torch.__version__,
 _TORCH_CHANGE = re.compile(r"\btorch \d")
 
 
-def _yielded(found: Iterable[SignatureMatch]) -> list[SignatureMatch]:
-    """Removes the matches that another cause explains better."""
-    rows, matches = log_signatures.signatures(), list(found)
-    ids = {match.id for match in matches}
-    last = {match.id for match in matches if ANY in rows[match.id].yields_to}
-    kept = []
-    for match in matches:
-        better = rows[match.id].yields_to & ids
-        if ANY in rows[match.id].yields_to:
-            order = [name for name in rows if name in last]
-            better |= (ids - last) | set(order[: order.index(match.id)])
+def without_yielded(ids: Iterable[str]) -> frozenset[str]:
+    """The causes among these that no other one of them explains better."""
+    rows, found = log_signatures.signatures(), frozenset(ids)
+    last = {name for name in found if ANY in rows[name].yields_to}
+    order = [name for name in rows if name in last]
+    kept = set()
+    for name in found:
+        better = rows[name].yields_to & found
+        if name in last:
+            better |= (found - last) | set(order[: order.index(name)])
         if not better:
-            kept.append(match)
-    return kept
+            kept.add(name)
+    return frozenset(kept)
 
 
 def of_profile(text: str, name: str) -> str:
@@ -256,7 +250,7 @@ def of_profile(text: str, name: str) -> str:
 
 
 def document(found: Explanation, profiles: Container[str] = ()) -> Mapping[str, Any]:
-    """The document for `--json`: {"matches", "possible", "unknown", "ruled_out", "advice", "first_failure",
+    """The document for `--json`: {"matches", "possible", "unknown", "ruled_out", "advice", "decide", "first_failure",
     "last_work", "error", "read"}.
 
     `profiles`: the names of the known profiles. The commands of a match contain its `profile`, or NAME where that is
@@ -269,6 +263,7 @@ def document(found: Explanation, profiles: Container[str] = ()) -> Mapping[str, 
         "unknown": found.unknown,
         "ruled_out": [{"advisory": ruled.advisory.id, **_place(ruled.line)} for ruled in found.ruled_out],
         "advice": list(found.advice),
+        "decide": list(found.decide),
         "first_failure": {"rank": first.rank, "local_rank": first.local, "exit": first.exit, **_place(first.line)}
         if first
         else None,
@@ -284,6 +279,8 @@ def document(found: Explanation, profiles: Container[str] = ()) -> Mapping[str, 
             "loaded": sorted(found.read.loaded),
             "candidates": {name: list(versions) for name, versions in found.read.candidates.items()},
             "gpu_count": said.gpu_count,
+            "symptoms": sorted(found.read.symptoms),
+            "operations": sorted(found.read.operations),
         },
     }
 
@@ -303,7 +300,17 @@ def _document(match: SignatureMatch, profile: str | None) -> dict[str, Any]:
         "prove": of_profile(match.prove, name) if match.prove else None,
         "cite": list(match.cite),
         "find_out": list(match.find_out),
+        "for": list(evidence_words(match, 1)),
+        "against": list(evidence_words(match, -1)),
     }
+
+
+def evidence_words(match: SignatureMatch, sign: int) -> Iterator[str]:
+    """The evidence for a cause in words (`sign`: 1), or that against it (-1)."""
+    for name in match.evidence:
+        row = log_signatures.weights()[name]
+        if (row.weight < 0) == (sign < 0):
+            yield row.say
 
 
 def _place(line: Line) -> dict[str, Any]:

@@ -17,10 +17,12 @@ from envbuild.explain.log_versions import LogVersions
 from envbuild.facts import database, log_signatures
 from envbuild.facts.advisory_matching import Situation
 from envbuild.facts.gpu_models import UNLISTED, Gpu
+from envbuild.facts.log_signatures import OperationClass, SymptomClass
 
 _CAPABILITY = r"cuda capability (?:sm_)?(\d{1,2})\.?(\d)\b"
 _ARCHES = r"install supports cuda capabilities sm_"
 _RANGE = r"^\s{0,8}\((\d\.\d)\) - \(\d{1,2}\.\d\)"
+_TOO_OLD = r"too old to be supported by the triton"
 _WORLD = r"\b(?:world[_ -]?size|nranks|n_ranks|num_processes)[ =:'\"]{1,4}(\d{1,5})\b"
 _RANKS = (
     (r"\bnproc[-_]per[-_]node[ =:'\"]{1,4}(\d{1,5})\b", 0),
@@ -50,7 +52,8 @@ class Reading:
 
     `situations`: one for each combination of the possible versions. `situation`: what all of these agree on.
     `candidates`: the versions on which they differ, of torch and of libraries. `loaded`: the libraries whose loaded
-    version the log shows. `crashed_in`: the components of the innermost frames in the stack of a crash.
+    version the log shows. `crashed_in`: the components of the innermost frames in the stack of a crash. `symptoms` and
+    `operations`: the classes of failures and of operations that the log shows (symptoms.yaml).
     """
 
     situation: Situation
@@ -64,6 +67,8 @@ class Reading:
     stated: frozenset[str]
     loaded: frozenset[str]
     crashed_in: frozenset[str]
+    symptoms: frozenset[SymptomClass] = frozenset()
+    operations: frozenset[OperationClass] = frozenset()
 
 
 def read(log: Log) -> Reading:
@@ -76,6 +81,7 @@ def read(log: Log) -> Reading:
         ("rank-failed-first", first and first_failed_rank_and_progress.by_itself(log, first)),
         ("crash-in-cpu-math", "cpu-math" in stack.crashed_in),
         ("hang-stack", stack.hang),
+        ("interrupted", log.has([compiled(_INTERRUPTED)])),
         ("copy-differs", _copy_differs(log)),
         ("memory-grows", _memory_grows(log)),
     ) if holds}  # fmt: skip
@@ -83,8 +89,25 @@ def read(log: Log) -> Reading:
         situation, situations, _candidates(situations, situation), frozenset(states), first,
         first_failed_rank_and_progress.works(log, situation.gpu_count), _error(log), _count(log)[1],
         frozenset(said.libraries(situation.cuda)) & frozenset(situation.libraries), frozenset(said.loaded),
-        stack.crashed_in,
+        stack.crashed_in, frozenset(_symptoms(log, stack.hang)), frozenset(_operations(log)),
     )  # fmt: skip
+
+
+_INTERRUPTED = r"^(?:\S{1,40}: )?(?:KeyboardInterrupt|\^CTraceback)|received signal SIGINT"
+"""The user ended a program that did not end by itself."""
+
+
+def _symptoms(log: Log, hang: bool) -> Iterator[SymptomClass]:
+    heard, of_gpu = log_signatures.hearsay(), log.has(log_signatures.gpu_context())
+    for row in log_signatures.symptoms():
+        shown = log.has(row.lines, heard) or (hang and row.symptom == "hang")
+        able = (of_gpu or not row.of_gpu) and (not row.needs or log.has(row.needs))
+        if shown and able and not log.has(row.unless):
+            yield row.symptom
+
+
+def _operations(log: Log) -> Iterator[OperationClass]:
+    return (row.operation for row in log_signatures.operations() if log.has(row.lines))
 
 
 def _situations(log: Log, said: LogVersions) -> Iterator[Situation]:
@@ -187,7 +210,7 @@ def _supported(log: Log, situation: Situation) -> Iterator[str]:
         arches = [Version(f"{arch[:-1]}.{arch[-1]}") for arch in re.findall(r"sm_(\d{2,3})", line.text)]
         printed = bool(arches)
     without = [card for card in cards if not any(a.major == card.major and a.minor <= card.minor for a in arches)]
-    if any(card < max(arches, default=card) for card in without):
+    if any(card < max(arches, default=card) for card in without) or log.has([compiled(_TOO_OLD)]):
         yield "card-below-torch"
     if printed and without:
         yield "card-not-in-torch"
@@ -240,9 +263,13 @@ def _error(log: Log) -> Line | None:
     return lines[-1] if lines else None
 
 
+_PIECES = 0.15
+"""Share of torch's memory that is unused where pieces are the cause: a few percent are usual."""
+
+
 def _memory(log: Log) -> Iterator[str]:
-    """States of an out-of-memory error: torch's unused reserved memory would have sufficed (fragmented), or other
-    processes use more memory than torch does (memory-of-others)."""
+    """States of an out-of-memory error: torch's unused reserved memory or the GPU's free memory would have sufficed
+    (fragmented), or other processes use more memory than torch does (memory-of-others)."""
     for line, match in log.find(compiled(_PARTS), 20):
         sizes = {"tried": _gib(match["tried"])}
         for pattern in (_UNUSED, _OLD, _TOTAL, _FREE, _HELD, _OWN):
@@ -250,24 +277,56 @@ def _memory(log: Log) -> Iterator[str]:
             sizes |= {name: _gib(text) for name, text in found.groupdict().items()} if found else {}
         unused = sizes.get("unused", sizes.get("reserved", 0.0) - sizes.get("allocated", 0.0))
         own = sizes.get("own", sizes.get("reserved", sizes.get("held", 0.0) + unused))
-        if unused >= sizes["tried"]:
+        held = unused + sizes.get("held", sizes.get("allocated", 0.0))
+        if unused >= max(sizes["tried"], _PIECES * held) or sizes.get("free", 0.0) >= sizes["tried"]:
             yield "fragmented"
         if own and "total" in sizes and sizes["total"] - sizes.get("free", 0.0) - own > max(own, sizes["tried"]):
             yield "memory-of-others"
 
 
-_TENSOR = r"tensor\((\[[-0-9.,e+ \[\]]{1,400}\]), device='cuda:(\d{1,2})'"
+_ON_GPU = r"device='cuda:(\d{1,2})'"
+_TALL = 60
+"""Lines of one printed tensor."""
 
 
 def _copy_differs(log: Log) -> bool:
     """Whether the log prints a tensor on one GPU, and an all-zero tensor of the same size on another GPU."""
-    printed = [(match[2], re.findall(r"-?\d[\d.e+-]{0,20}", match[1])) for _, match in log.find(compiled(_TENSOR), 20)]
-    zeros = [(gpu, len(values)) for gpu, values in printed if values and not any(_number(value) for value in values)]
+    printed = list(_tensors(log))
+    zeros = [(gpu, len(values)) for gpu, values in printed if values and not any(map(_number, values))]
     return any(
-        gpu != other and size == len(values) and any(_number(value) for value in values)
+        gpu != other and size <= len(values) and any(map(_number, values))
         for gpu, size in zeros
         for other, values in printed
     )
+
+
+def _tensors(log: Log) -> Iterator[tuple[str, list[str]]]:
+    """The GPU and the printed values of each tensor."""
+    wanted = [(line, match) for line, match in log.find(compiled(_ON_GPU), 20) if "tensor(" in line.text]
+    rest = [(line, match) for line, match in log.find(compiled(_ON_GPU), 20) if "tensor(" not in line.text]
+    for line, match in wanted:
+        begin = line.text.rindex("tensor(", 0, match.start()) if "tensor(" in line.text[: match.start()] else 0
+        yield match[1], _values(line.text[begin : match.start()])
+    places = {id(line): place for place, line in enumerate(log.lines)} if rest else {}
+    for line, match in rest:
+        text = line.text[: match.start()]
+        for above in reversed(log.lines[max(0, places[id(line)] - _TALL) : places[id(line)]]):
+            text = above.text + " " + text
+            if "tensor(" in above.text:
+                yield match[1], _values(text[text.rindex("tensor(") :])
+                break
+            if len(text) > _LONG_TENSOR:
+                break
+
+
+_LONG_TENSOR = 10_000
+"""Characters of one printed tensor."""
+
+
+def _values(text: str) -> list[str]:
+    """The printed values; of a large tensor, which torch does not print whole, the first alone."""
+    values = re.findall(r"-?\d[\d.e+-]{0,20}", text)
+    return values if "..." not in text else [next((value for value in values if _number(value)), "0.")]
 
 
 _USED = (

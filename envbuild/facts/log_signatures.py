@@ -1,4 +1,5 @@
-"""Log signatures of causes, from facts/data/signatures.yaml; its head describes each key."""
+"""Log signatures of causes, from facts/data/signatures.yaml, and what a log shows besides the lines of a cause, from
+facts/data/symptoms.yaml; the heads of these files describe each key."""
 
 from __future__ import annotations
 
@@ -18,7 +19,16 @@ from envbuild.util.errors import FactsError, near
 Patterns = tuple[Pattern, ...]
 State = Literal[
     "card-below-torch", "card-not-in-torch", "copy-differs", "crash-in-cpu-math", "fragmented", "hang-stack",
-    "memory-grows", "memory-of-others", "rank-failed-first",
+    "interrupted", "memory-grows", "memory-of-others", "rank-failed-first",
+]  # fmt: skip
+SymptomClass = Literal[
+    "hang", "illegal-access", "kill", "nan", "out-of-memory", "signal-abrt", "signal-bus", "signal-fpe", "signal-ill",
+    "signal-segv", "slow", "time-out", "will-not-compile", "will-not-load", "wrong-value",
+]  # fmt: skip
+OperationClass = Literal["attention", "collective", "compile", "conv", "copy", "gemm", "input", "load", "norm"]
+EvidenceName = Literal[
+    "line", "hint", "no-line", "holds", "fits", "not-loaded", "versions", "symptom", "other-symptom", "operation",
+    "other-operation", "frames", "other-frames", "raised", "lowered",
 ]  # fmt: skip
 ANY = "*"
 NEUTRAL = "neutral"
@@ -33,8 +43,11 @@ class Signature(FactRow):
     id: Name
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.6
     lines: Patterns = ()
+    hints: Patterns = ()
     never: Patterns = ()
     needs: Patterns = ()
+    symptoms: frozenset[SymptomClass] = frozenset()
+    operations: frozenset[OperationClass] = frozenset()
     states: frozenset[State] = frozenset()
     shown_by: Mapping[State, Patterns] = Field(default_factory=dict)
     raised_by: Patterns = ()
@@ -78,12 +91,40 @@ class SignatureAdvice(FactRow):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Possible(FactRow):
-    """Possible causes of a crash or NaN that no log line names: advisory id -> confidence if the advisory applies."""
+class Symptom(FactRow):
+    """A class of failures. `needs`: any of these is in the log too; `of_gpu`: so is a word of a program that uses GPUs.
+    `decide`: what tells its causes apart."""
+
+    symptom: SymptomClass
+    lines: Patterns
+    needs: Patterns = ()
+    of_gpu: bool = False
+    unless: Patterns = ()
+    decide: Text
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class GpuContext(FactRow):
+    """Words of a program that uses GPUs."""
 
     lines: Patterns
-    unless: Patterns = ()
-    advisories: Mapping[Name, Annotated[float, Field(gt=0, lt=0.5)]]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Operation(FactRow):
+    """A class of operations that a log mentions."""
+
+    operation: OperationClass
+    lines: Patterns
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Weight(FactRow):
+    """What one kind of evidence adds to the log-odds of a cause. `say`: the evidence in words."""
+
+    evidence: EvidenceName
+    weight: float
+    say: Text
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -176,15 +217,25 @@ def system_messages() -> tuple[SystemMessage, ...]:
     return fact_file_reader.rows("signatures", "system_messages", SystemMessage)
 
 
-def possible_causes() -> tuple[Possible, ...]:
-    """Possible causes of unspecific failures. Raises FactsError if an advisory is unknown."""
-    rows, known = (
-        fact_file_reader.rows("signatures", "possible", Possible),
-        {advisory.id for advisory in database.advisories()},
-    )
-    for name in sorted({name for row in rows for name in row.advisories} - known):
-        raise FactsError(f"{name!r} is possible, and no advisory", hint=near(name, known))
-    return rows
+@cache
+def symptoms() -> tuple[Symptom, ...]:
+    return fact_file_reader.rows("symptoms", "symptoms", Symptom)
+
+
+@cache
+def gpu_context() -> Patterns:
+    return tuple(pattern for row in fact_file_reader.rows("symptoms", "context", GpuContext) for pattern in row.lines)
+
+
+@cache
+def operations() -> tuple[Operation, ...]:
+    return fact_file_reader.rows("symptoms", "operations", Operation)
+
+
+@cache
+def weights() -> Mapping[EvidenceName, Weight]:
+    """The weights by the name of the evidence; one for each."""
+    return {row.evidence: row for row in fact_file_reader.rows("symptoms", "weights", Weight)}
 
 
 @cache

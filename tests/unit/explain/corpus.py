@@ -15,7 +15,7 @@ from envbuild.explain import cause_ranking, log_reader_and_search
 from envbuild.explain.cause_ranking import Explanation
 
 FOLDER = Path(__file__).parents[2] / "logs"
-PARTS = ("develop", "held-out")
+PARTS = ("develop", "collected", "held-out")
 
 
 @dataclass(frozen=True)
@@ -77,20 +77,22 @@ def score(wanted: Iterable[Case]) -> Score:
 @dataclass(frozen=True)
 class Answers:
     """First answers to sealed logs: `right` of those `with_cause`, and `wrong`, of any kind of log. `innocent`: logs of
-    other failures, and of none; of them `accused` had a cause named."""
+    other failures, and of none; of them `accused` had a cause named,
+    `by_advisory` an advisory."""
 
     with_cause: int
     right: int
     wrong: int
     innocent: int
     accused: int
+    by_advisory: int
 
 
 def sealed(symptom: str | None = None) -> Answers:
     """Over tests/logs/sealed, which nobody opens who works on signatures: counts only, never which logs."""
     folder = FOLDER / "sealed"
     rows = yaml.safe_load((folder / "index.yaml").read_text(encoding="utf-8"))
-    with_cause = right = wrong = innocent = accused = 0
+    with_cause = right = wrong = innocent = accused = by_advisory = 0
     for name, row in rows.items():
         if symptom not in (None, row["symptom"]):
             continue
@@ -101,7 +103,8 @@ def sealed(symptom: str | None = None) -> Answers:
         wrong += first is not None and first not in row["expect"]
         innocent += row["kind"] == "innocent"
         accused += row["kind"] == "innocent" and first is not None
-    return Answers(with_cause, right, wrong, innocent, accused)
+        by_advisory += row["kind"] == "innocent" and any(match.advisory for match in matches)
+    return Answers(with_cause, right, wrong, innocent, accused, by_advisory)
 
 
 def symptoms() -> list[str]:

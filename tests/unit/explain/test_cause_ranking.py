@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from envbuild.cli.entry import cli
-from envbuild.cli.explain import safe_line
-from envbuild.explain import cause_ranking, log_reader_and_search
+from envbuild.explain import cause_ranking, cause_scoring, log_reader_and_search
+from envbuild.explain.diagnosis_text import safe_line
 from envbuild.facts import database, log_signatures
 from envbuild.facts.probe_catalogue_reader import known_probes
 from envbuild.util.errors import FactsError, FileError
@@ -101,8 +101,7 @@ def test_every_advisory_can_be_told_from_its_lines_and_surroundings() -> None:
     """Its own lines beside a confirming situation are enough, though not always its lines alone."""
     for advisory in database.advisories():
         row = log_signatures.signatures()[advisory.id]
-        sure = 1 - (1 - row.confidence) * 0.3
-        assert sure >= cause_ranking.NAMED, advisory.id
+        assert cause_scoring.confidence(row.confidence, ("line", "holds")) >= cause_ranking.NAMED, advisory.id
 
 
 @pytest.mark.parametrize("row", log_signatures.signatures().values(), ids=lambda row: row.id)
@@ -160,7 +159,7 @@ def test_what_is_read_once_is_kept() -> None:
 
 
 def test_the_versions_in_the_log_confirm_an_advisory() -> None:
-    bare, known_card = told("python: " + CRASH).matches[0], told(H20 + CRASH).matches[0]
+    bare, known_card = told("python: " + CRASH).possible[0], told(H20 + CRASH).matches[0]
     assert bare.id == known_card.id == "cublas-hopper-fpe"
     assert bare.confidence < known_card.confidence
     assert (bare.standing, known_card.standing) == ("open", "holds")
@@ -186,19 +185,21 @@ def test_a_fixed_version_that_is_not_shown_to_be_loaded_leaves_it_possible() -> 
     text = "torch==2.6.0\nGPU 0: NVIDIA H20\npython a.py\n" + CRASH
     document = json.loads(run("--json", "-", stdin=text))
     assert (document["matches"], document["ruled_out"], document["read"]["loaded"]) == ([], [], [])
-    (match,) = document["possible"]
+    match = document["possible"][0]
     assert (match["cause"], match["profile"]) == ("cublas-hopper-fpe", "h20")
     assert match["find_out"] == ["which cublas is loaded: envbuild audit --here"]
     said = run("-", stdin=text)
-    assert "possible: the log does not show which version is loaded" in said
-    assert "  find out which cublas is loaded: envbuild audit --here" in said
+    assert "Possible cause: cublas-hopper-fpe" in said
+    assert "  - find out which cublas is loaded: envbuild audit --here" in said
 
 
 def test_where_gpu_and_loaded_version_are_unknown_a_cause_is_less_possible_and_not_ruled_out() -> None:
     hopper, unknown = told(f"torch==2.6.0\nGPU 0: NVIDIA H20\n{CRASH}"), told(f"torch==2.6.0\npython a.py\n{CRASH}")
     assert [(found.matches, found.ruled_out) for found in (hopper, unknown)] == [((), ())] * 2
-    (sure,), (match,) = hopper.possible, unknown.possible
-    assert (match.id, match.standing, match.cards) == ("cublas-hopper-fpe", "not loaded", ())
+    sure, match = (
+        next(match for match in found.possible if match.id == "cublas-hopper-fpe") for found in (hopper, unknown)
+    )
+    assert (match.standing, match.cards) == ("not loaded", ())
     assert match.confidence < sure.confidence
     assert match.find_out == ("which cublas is loaded: envbuild audit --here",)
 
@@ -335,7 +336,7 @@ def test_json() -> None:
 
 
 def test_not_known_is_said() -> None:
-    assert "not known" in run("-", stdin="ValueError: bad batch\n")
+    assert "No known cause" in run("-", stdin="ValueError: bad batch\n")
     assert json.loads(run("--json", "-", stdin=""))["unknown"] is True
 
 

@@ -50,7 +50,7 @@ def test_a_folder_is_read_however_deep_and_without_what_is_no_log(tmp_path: Path
     (folder / "core.4711").write_bytes(b"\x7fELF" + bytes(4000))
     (tmp_path / ".hidden").write_text("EADDRINUSE\n", encoding="utf-8")
     said = envbuild("explain", str(tmp_path)).stdout
-    assert "cause rank-died" in said and "first to fail: rank 2" in said
+    assert "Cause: rank-died" in said and "first to fail: rank 2" in said
     assert "core.4711 is left out: it is a program, a library or a core dump" in said
     assert "port-in-use" not in said
 
@@ -124,7 +124,7 @@ def test_odd_text_is_still_text(raw: bytes) -> None:
 @pytest.mark.parametrize("raw", ["", "\n \n"])
 def test_an_empty_log_is_told(raw: str) -> None:
     said = piped(raw)
-    assert said.startswith("standard input is empty: there is nothing to explain") and "not known" not in said
+    assert said.startswith("standard input is empty: there is nothing to explain") and "No known cause" not in said
     assert json.loads(piped(raw, "--json"))["unknown"] is True
 
 

@@ -1,0 +1,92 @@
+"""Scores a cause from the evidence in a log: a sum of weights, which a maintainer can add up by hand. Pure.
+
+Where a line of the log names the cause, the sum begins with the log-odds of the cause's own confidence
+(signatures.yaml); such a line contains the symptom and the operation. Otherwise it begins with the weight of `hint` or
+`no-line`, and the symptom and the operation count. Each other piece of evidence adds its weight (symptoms.yaml): the
+GPU and versions of the advisory, the innermost frames, and other lines. The confidence is the probability with these
+log-odds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from envbuild.explain.log_facts import Reading
+from envbuild.explain.log_reader_and_search import Line, Log
+from envbuild.facts import log_signatures
+from envbuild.facts.advisory_matching import Advisory
+from envbuild.facts.log_signatures import EvidenceName, Signature
+
+LINES = 5
+"""Lines that are kept as evidence for a cause."""
+
+
+@dataclass(frozen=True)
+class CauseLines:
+    """The lines of a log that show a cause. `hints`: these lines alone say little."""
+
+    lines: tuple[Line, ...]
+    hints: bool = False
+
+
+def find_lines(log: Log, signature: Signature, advisory: Advisory | None, known: Reading) -> CauseLines:
+    """Finds the lines that show the cause, in order; its hints, where there are none."""
+    of_facts = (one for fact, shown in signature.shown_by.items() if fact in known.states for one in shown)
+    for hints, patterns in (
+        (False, (*(advisory.shows.patterns if advisory else ()), *signature.lines, *of_facts)),
+        (True, signature.hints),
+    ):
+        heard = log_signatures.hearsay()
+        found = {line for pattern in patterns for line, _ in log.find(pattern, LINES, signature.never, heard)}
+        if found:
+            lines = sorted(found, key=lambda line: (log.files.index(line.file), line.number))
+            return CauseLines(tuple(lines[:LINES]), hints)
+    return CauseLines(())
+
+
+def evidence(
+    log: Log, signature: Signature, found: CauseLines, standing: str, versions: bool, known: Reading
+) -> tuple[EvidenceName, ...]:
+    """Names the evidence for and against a cause. `standing`: how the GPU and versions in the log relate to it;
+    `versions`: the log states an affected version of a library."""
+    return tuple(_evidence(log, signature, found, standing, versions, known))
+
+
+def _evidence(
+    log: Log, signature: Signature, found: CauseLines, standing: str, versions: bool, known: Reading
+) -> Iterator[EvidenceName]:
+    yield "no-line" if not found.lines else "hint" if found.hints else "line"
+    if standing == "holds":
+        yield "holds"
+    elif standing in ("fits", "not loaded"):
+        yield "fits" if standing == "fits" else "not-loaded"
+    if versions:
+        yield "versions"
+    if found.hints or not found.lines:
+        if signature.symptoms and known.symptoms:
+            yield "symptom" if signature.symptoms & known.symptoms else "other-symptom"
+        if signature.operations and known.operations:
+            yield "operation" if signature.operations & known.operations else "other-operation"
+    if signature.stack and known.crashed_in:
+        yield "frames" if signature.stack & known.crashed_in else "other-frames"
+    if log.has(signature.raised_by):
+        yield "raised"
+    if log.has(signature.lowered_by):
+        yield "lowered"
+
+
+def confidence(prior: float, names: Collection[EvidenceName]) -> float:
+    """The probability of a cause with this evidence. `prior`: its own confidence, if a line of the log names it."""
+    weights = log_signatures.weights()
+    begin = log_odds(prior) if "line" in names else 0.0
+    return round(probability(begin + sum(weights[name].weight for name in names)), 2)
+
+
+def log_odds(probability: float) -> float:
+    return math.log(probability / (1 - probability))
+
+
+def probability(log_odds: float) -> float:
+    return 1 / (1 + math.exp(-log_odds))

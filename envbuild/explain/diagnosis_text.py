@@ -1,0 +1,307 @@
+"""Renders an explanation as text or Markdown that a person can paste into a bug report. Pure.
+
+Each cause has the sections Cause, Found, Fix, Prove and Sources. Lines have at most COLUMNS columns.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import textwrap
+import unicodedata
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from envbuild.explain import cause_ranking
+from envbuild.explain.cause_ranking import Explanation, SignatureMatch
+from envbuild.explain.log_reader_and_search import Line, Log, compiled
+from envbuild.facts import database
+from envbuild.facts.advisory_matching import Situation
+from envbuild.facts.gpu_models import UNLISTED
+from envbuild.resolve import advisory_remedy
+from envbuild.util.errors import some
+
+COLUMNS = 100
+WIDTH = 200
+"""Characters of a line of the log in the JSON document."""
+MOST_RANKS = 16
+MOST_XIDS = 5
+_SECRET = re.compile(
+    r"(?i)((?:[\w-]{0,40}(?:token|passw(?:or)?d|passphrase|secret|api_?key|credential)[\w-]{0,20})['\"]?\s{0,3}[=:]\s{0,3}['\"]?"
+    r"|--[\w-]{0,40}(?:token|password|passphrase|secret|key)\s{1,3}|\b(?:bearer|basic) )[^\s'\",;]+"
+    r"|(://)[^/\s@]{1,256}(?=@)"
+    r"|\b(?:hf_|gh[opsu]_|github_pat_|glpat-|xox[bp]-|sk-|nvapi-)[\w-]{16,}|\bAKIA[A-Z0-9]{16}\b"
+)
+_CONDA = {"cublas": "libcublas", "cudnn": "cudnn", "nccl": "nccl"}
+"""conda's packages of CUDA libraries; others have no package of their own there."""
+_XID = compiled(r"\bxid \(pci:[0-9a-f:.]{4,20}\): (\d{1,3})\b")
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the report. `quoted`: lines of the log. `commands`: each with the tool that it is for, or ""."""
+
+    title: str
+    text: str = ""
+    bullets: tuple[str, ...] = ()
+    quoted: tuple[Line, ...] = ()
+    commands: tuple[tuple[str, str], ...] = ()
+
+
+def render(log: Log, found: Explanation, profiles: Container[str], markdown: bool = False) -> Iterator[str]:
+    """The lines of the report. `profiles`: the names of the known profiles."""
+    first = True
+    for section in _sections(log, found, profiles):
+        if not first and (markdown or section.title.startswith(("Cause", "Possible", "No known"))):
+            yield ""
+        first = False
+        yield from _markdown(section) if markdown else _plain(section)
+
+
+def _sections(log: Log, found: Explanation, profiles: Container[str]) -> Iterator[Section]:
+    yield Section("Log", _read(log, found))
+    yield from _ranks(found)
+    yield from _xids(log)
+    for match in found.matches:
+        yield from _match(match, found.read.situation, match.profile(profiles))
+    if found.unknown:
+        yield Section("No known cause found in this log", bullets=tuple(_own_error(found)))
+        if found.read.symptoms:
+            yield Section("Symptom", ", ".join(sorted(found.read.symptoms)))
+    for match in found.possible:
+        yield from _match(match, found.read.situation, match.profile(profiles), possible=True)
+    if found.decide:
+        yield Section("Decide", bullets=found.decide)
+    if found.ruled_out:
+        yield Section(
+            "Ruled out",
+            bullets=tuple(
+                f"{ruled.advisory.id} ({_where(ruled.line)}): versions or GPU do not match" for ruled in found.ruled_out
+            ),
+        )
+    if found.advice:
+        yield Section("Before the next run", bullets=found.advice)
+
+
+def _match(
+    match: SignatureMatch, situation: Situation, profile: str | None, possible: bool = False
+) -> Iterator[Section]:
+    name = profile or "NAME"
+    kind = f"advisory, {match.advisory.severity}; " if match.advisory else ""
+    title = f"{'Possible cause' if possible else 'Cause'}: {match.id} ({kind}confidence {match.confidence:.2f})"
+    yield Section(title, match.title)
+    speaks = tuple(cause_ranking.evidence_words(match, 1))
+    against = tuple(cause_ranking.evidence_words(match, -1))
+    line = () if match.lines and not possible else ("no line of the log names it",) if not match.lines else ()
+    bullets = [f"for: {'; '.join(speaks)}"] if speaks else []
+    if against or line:
+        bullets.append(f"against: {'; '.join(dict.fromkeys((*against, *line)))}")
+    yield Section("Found", bullets=tuple(bullets), quoted=match.lines)
+    remedy = cause_ranking.of_profile(match.remedy, name)
+    prove = cause_ranking.of_profile(match.prove or "", name)
+    named = (
+        ("NAME is the profile of your GPU; `envbuild show` lists them",)
+        if profile is None and re.search(r"\bNAME\b", f"{remedy} {prove}")
+        else ()
+    )
+    yield Section(
+        "Fix",
+        remedy,
+        bullets=(*(f"find out {text}" for text in match.find_out), *named),
+        commands=tuple(fix_commands(match, situation)),
+    )
+    if prove:
+        yield Section("Prove", commands=(("", prove),))
+    if match.cite:
+        short = (cite if columns(cite) < COLUMNS - 2 else cite.partition("#")[0] for cite in match.cite)
+        yield Section("Sources", ", ".join(dict.fromkeys(short)))
+
+
+def fix_commands(match: SignatureMatch, situation: Situation) -> Iterator[tuple[str, str]]:
+    """The fix as a command for each tool, and as lines of a profile."""
+    write = match.write
+    major = str(write.get("cuda") or situation.cuda or "12").partition(".")[0]
+    pins: Mapping[str, str] = write.get("pins", {})
+    packages: Sequence[str] = write.get("packages", ())
+    wheels = [f"torch=={write['torch']}"] if "torch" in write else []
+    conda = [f"pytorch={write['torch']}"] if "torch" in write else []
+    for library, version in pins.items():
+        distribution = database.libraries()[library].distributions.get(major)
+        wheels += [f"{distribution}=={version}"] if distribution else []
+        conda += [f"{_CONDA[library]}={version}"] if library in _CONDA else []
+    if wheels or packages:
+        listed = shlex.join([*wheels, *packages])
+        yield "pip", f"pip install {listed}"
+        yield "uv", f"uv pip install {listed}"
+    if conda or packages:
+        yield "conda", f"conda install {shlex.join([*conda, *packages])}"
+    for name, value in write.get("env", {}).items():
+        yield "shell", f"export {name}={shlex.quote(value)}"
+    for line in advisory_remedy.yaml_lines(write):
+        yield "profile", line
+
+
+def _read(log: Log, found: Explanation) -> str:
+    """What was read from the log, so that a wrong guess about the machine is noticed."""
+    said = found.read.situation
+    named = [name for name in ("cublas", "cudnn", "nccl") if name in said.libraries]
+    libraries = [f"{name} {said.libraries[name]}" for name in named if name in found.read.stated]
+    brought = [f"{name} {said.libraries[name]}" for name in named if name not in found.read.stated]
+    whose = f" (which brings {', '.join(brought)})" if brought else ""
+    parts = [
+        ", ".join(
+            f"compute capability {gpu.compute_capability}" if gpu.id == UNLISTED else gpu.id for gpu in said.gpus
+        ),
+        f"torch {said.torch}{whose}" if said.torch else "",
+        *libraries,
+        *(
+            f"{name} {' or '.join(found.read.candidates[name])} (not sure)"
+            for name in ("torch", "cublas", "cudnn", "nccl")
+            if name in found.read.candidates
+        ),
+        f"driver {said.driver}" if said.driver else "",
+        f"{said.gpu_count} GPUs{' or more' if found.read.more_gpus else ''}" if said.gpu_count else "",
+    ]
+    return f"{some(len(log.lines), 'line')}; found: {', '.join(filter(None, parts)) or 'no versions, no GPU'}"
+
+
+def _own_error(found: Explanation) -> Iterator[str]:
+    """A fault of the program itself is not a cause that versions or GPUs have; it is shown too."""
+    error = found.read.error
+    if error:
+        yield f"the program's own error ({_where(error)}): {safe_line(error.text)}"
+        missing = re.search(r"(?:ModuleNotFoundError|ImportError): No module named '([\w.]{1,80})'", error.text)
+        if missing:
+            yield f"the package that has {missing[1]} is not in this environment: install it, or add it to the profile"
+
+
+def _ranks(found: Explanation) -> Iterator[Section]:
+    """The rank that lags, diverged or failed first, before the causes that its victims name."""
+    works, first = found.read.works, found.read.first
+    bullets: list[str] = []
+    if first:
+        local = f"local rank {first.local} of its node" if first.local is not None else "one"
+        rank = f"rank {first.rank}" if first.rank is not None else local
+        status = f", exit {first.exit}" if first.exit is not None else ""
+        bullets.append(f"first to fail: {rank}{status} ({_where(first.line)}: {safe_line(first.line.text)})")
+    if works.diverged:
+        waits = ", ".join(f"rank {late.rank} in {late.operation} {late.number}" for late in works.diverged)
+        bullets.append(f"the ranks diverged, each waited in another collective: {waits}")
+        bullets.append("look for a branch on the rank or on its data around a collective, or another number of steps")
+    counts = {work.rank: work.enqueued for work in works.told}
+    if works.behind:
+        which, last = ", ".join(map(str, works.behind[:MOST_RANKS])), counts[works.behind[0]]
+        how = "it has not ended its last one" if last == max(counts.values()) else f"it did not come to work {last + 1}"
+        bullets.append(f"the others wait for rank {which}: {how}")
+    if works.told:
+        listed = ", ".join(f"rank {work.rank}: {work.enqueued}" for work in works.told[:MOST_RANKS])
+        more = len(works.told) - MOST_RANKS
+        level = "; these ranks are level" if len(works.told) > 1 and not works.behind else ""
+        bullets.append(f"last enqueued work: {listed}{f' and {more} more' if more > 0 else ''}{level}")
+    if works.silent:
+        silent = ", ".join(map(str, works.silent[:MOST_RANKS]))
+        bullets.append(f"last work of rank {silent} unknown: see its own output")
+    if bullets:
+        yield Section("Ranks", bullets=tuple(bullets))
+
+
+def _xids(log: Log) -> Iterator[Section]:
+    """The meaning of each Xid in the kernel's log, and whether to drain the node."""
+    numbers = {int(match[1]): line for line, match in reversed(log.find(_XID, 50))}
+    rows = database.xids()
+    bullets = []
+    for number, line in sorted(numbers.items())[:MOST_XIDS]:
+        row = rows.get(number)
+        title = row.title if row else "not in the facts"
+        fit = "a program causes it: the GPU stays fit" if row and row.application else "drain the node, reset the GPU"
+        bullets.append(f"Xid {number} ({_where(line)}): {title}; {fit}")
+    if bullets:
+        yield Section("Kernel", bullets=tuple(bullets))
+
+
+def _plain(section: Section) -> Iterator[str]:
+    if section.title.endswith(")"):
+        yield section.title
+        yield from _wrapped(" ", section.text)
+    else:
+        yield from _wrapped(f"{section.title}:", section.text)
+    for bullet in section.bullets:
+        yield from _wrapped("  -", bullet)
+    for line in section.quoted:
+        yield cut(f"  {_quoted(line)}")
+    width = max((len(tool) for tool, _ in section.commands if tool), default=0)
+    for tool, command in section.commands:
+        yield from _command(f"  {f'{tool}:':{width + 1}} " if tool else "  ", command)
+
+
+def _markdown(section: Section) -> Iterator[str]:
+    if section.title.startswith(("Cause", "Possible", "No known")):
+        yield f"### {section.title}"
+        yield ""
+        if section.text:
+            yield from textwrap.wrap(section.text, COLUMNS, break_long_words=False, break_on_hyphens=False)
+    else:
+        yield from _wrapped(f"**{section.title}**:", section.text)
+    if section.bullets:
+        yield ""
+    for bullet in section.bullets:
+        yield from _wrapped("-", bullet)
+    for quoted in (
+        [_quoted(line) for line in section.quoted],
+        [part for tool, command in section.commands for part in _command(f"{tool}: " if tool else "", command)],
+    ):
+        if quoted:
+            yield from ("", "```text", *(line.replace("```", "'''") for line in quoted), "```")
+
+
+def _quoted(line: Line) -> str:
+    return cut(f"{line.file}{':' if line.file else ''}{line.number:>6}: {safe_line(line.text)}")
+
+
+def _wrapped(head: str, text: str) -> list[str]:
+    """The text after its head, in lines of at most COLUMNS columns."""
+    indent = " " * (len(head) + 1) if head.strip() == "-" else "  "
+    lines: list[str] = []
+    line = head
+    for word in text.split():
+        if columns(line) + 1 + columns(word) > COLUMNS and line.strip():
+            lines.append(line)
+            line = f"{indent}{word}"
+        else:
+            line = f"{line} {word}" if line else word
+    return [cut(part) for part in (*lines, line)]
+
+
+def _command(head: str, command: str) -> Iterator[str]:
+    """A command; where it is too long, it goes on after a backslash."""
+    line = head
+    for word in re.findall(r"\S+\s*", command):
+        if columns(line) + columns(word.rstrip()) + 2 > COLUMNS and line.strip() and line != head:
+            yield f"{line.rstrip()} \\"
+            line = " " * (len(head) + 2)
+        line += word
+    yield line.rstrip()
+
+
+def columns(text: str) -> int:
+    """The columns that a terminal needs: East Asian wide characters need two."""
+    return len(text) if text.isascii() else sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def cut(text: str) -> str:
+    """The text within COLUMNS columns, with its end left out where that is necessary."""
+    if columns(text) <= COLUMNS:
+        return text
+    while columns(text) > COLUMNS - 3:
+        text = text[: max(len(text) - max((columns(text) - COLUMNS + 3) // 2, 1), 0)]
+    return f"{text}..."
+
+
+def _where(line: Line) -> str:
+    return f"{line.file}:{line.number}" if line.file else f"line {line.number}"
+
+
+def safe_line(text: str) -> str:
+    """A line of a log as it may be repeated: short, and without what looks like a secret."""
+    hidden = _SECRET.sub(lambda match: f"{match[1] or match[2] or ''}***", text.strip())
+    return hidden if len(hidden) <= WIDTH else hidden[: WIDTH - 3] + "..."

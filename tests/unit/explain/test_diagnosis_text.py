@@ -1,0 +1,143 @@
+"""`explain`: the report, the reports of users that started it, and the score that a maintainer can add up."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from envbuild.explain import cause_ranking, cause_scoring, diagnosis_text, log_reader_and_search
+from envbuild.facts import log_signatures
+from unit.explain import corpus
+from unit.explain.corpus import piped
+
+H20 = "PyTorch version: 2.3.0+cu121\nGPU 0: NVIDIA H20\npython train.py\n"
+
+
+def told(text: str) -> cause_ranking.Explanation:
+    return cause_ranking.explain(log_reader_and_search.Log(text.encode()))
+
+
+def report(text: str, markdown: bool = False) -> list[str]:
+    log = log_reader_and_search.Log(text.encode())
+    return list(diagnosis_text.render(log, cause_ranking.explain(log), (), markdown))
+
+
+# ---- reports of users, in their own words ----
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "fix"),
+    [
+        ("torch 2.3.0, NVIDIA H20\nSignal 8 (SIGFPE) received by PID 4711\n", "cublas-hopper-fpe", "12.4.5.8"),
+        ("H20 单机训练 Signal 8 (SIGFPE)\n", "cublas-hopper-fpe", "12.4.5.8"),
+        ("torch finds multiple versions of libcublas in this environment\n", "library-copies", "one copy only"),
+        ("环境里 cublas 多版本冲突，训练报错\n", "library-copies", "one copy only"),
+        ("one GPU works, three die with SIGSEGV (torchrun)\n", "multi-gpu-only", "nvidia-smi topo -m"),
+        ("单卡正常，三卡段错误，torch 训练\n", "multi-gpu-only", "nvidia-smi topo -m"),
+        (
+            "the UNet of a video model gives NaN on A100 and A30 in half precision with OneDiff, not on V100\n",
+            "half-attention-nan",
+            "ONEFLOW_ATTENTION_ALLOW_HALF_PRECISION_ACCUMULATION=0",
+        ),
+        ("开启onediff优化后，A100上unet执行结果为nan，但是V100上unet计算结果正常\n", "half-attention-nan", "ONEFLOW_"),
+        (
+            "apex/normalization/fused_layer_norm.py, in FusedRMSNorm\n"
+            "RuntimeError: expected scalar type Float but found Half\n",
+            "apex-t5-mixed-dtype",
+            "pip uninstall apex",
+        ),
+        (
+            "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`\n",
+            "cublas-not-initialized",
+            "look at the free memory first",
+        ),
+    ],
+)
+def test_a_users_report_gets_its_cause_and_fix(text: str, cause: str, fix: str) -> None:
+    assert told(text).matches[0].id == cause
+    assert fix in " ".join(" ".join(report(text)).split())
+
+
+def test_a_signal_with_frames_in_the_cpu_math_library_is_not_given_to_cublas() -> None:
+    for signal in ("SIGFPE, Arithmetic exception", "SIGSEGV, Segmentation fault"):
+        for library in ("libmkl_core.so.2", "libopenblas.so.0"):
+            text = f"{H20}Program received signal {signal}.\n#0  0x1 in f () from /usr/lib/{library}\n"
+            found = told(text)
+            assert [match.id for match in found.matches] == ["cpu-math-library"]
+            assert "cublas" not in " ".join(match.id for match in found.matches)
+
+
+# ---- the score ----
+
+
+def test_the_confidence_is_the_sum_of_weights() -> None:
+    (match,) = told(f"{H20}Floating point exception (core dumped)\n").matches
+    assert match.evidence == ("line", "holds")
+    weights = log_signatures.weights()
+    prior = log_signatures.signatures()[match.id].confidence
+    total = cause_scoring.log_odds(prior) + weights["line"].weight + weights["holds"].weight
+    assert match.confidence == round(cause_scoring.probability(total), 2)
+
+
+def test_every_kind_of_evidence_has_a_weight() -> None:
+    names = set(log_signatures.EvidenceName.__args__)  # type: ignore[attr-defined]
+    assert set(log_signatures.weights()) == names
+
+
+# ---- what is possible ----
+
+BARE = {
+    "hang": "torchrun train.py hangs at step 12",
+    "illegal-access": "CUDA error: an illegal memory access was encountered",
+    "nan": "torch: loss: nan at step 3",
+    "signal-abrt": "torch: received SIGABRT",
+    "signal-bus": "python train.py with torch: Bus error",
+    "signal-fpe": "python train.py with torch: Floating point exception",
+    "signal-ill": "python train.py with torch: Illegal instruction (core dumped)",
+    "signal-segv": "python train.py with torch: Segmentation fault",
+    "slow": "training with torch is much slower on this GPU",
+    "wrong-value": "torch gives wrong results on this GPU",
+}
+
+
+@pytest.mark.parametrize("symptom", BARE)
+def test_where_no_cause_is_named_the_symptom_and_what_decides_are_shown(symptom: str) -> None:
+    found = told(BARE[symptom] + "\n")
+    assert found.unknown and symptom in found.read.symptoms
+    assert 1 <= len(found.possible) <= cause_ranking.MOST_POSSIBLE
+    row = next(row for row in log_signatures.symptoms() if row.symptom == symptom)
+    assert row.decide in found.decide
+    said = report(BARE[symptom])
+    assert any(line.startswith("Possible cause: ") for line in said) and "Decide:" in said
+    assert all(match.evidence for match in found.possible) and any(line.startswith("  - for: ") for line in said)
+
+
+# ---- the report ----
+
+
+def test_the_sections_of_a_cause() -> None:
+    said = report(f"{H20}Floating point exception (core dumped)\nNVRM: Xid (PCI:0000:dc:00): 94, pid=1\n")
+    heads = [line.partition(":")[0] for line in said if line[:1].isalpha()]
+    cause = heads.index("Cause", heads.index("Cause") + 1) if heads.count("Cause") > 1 else heads.index("Cause")
+    assert heads[cause : cause + 5] == ["Cause", "Found", "Fix", "Prove", "Sources"]
+    text = "\n".join(said)
+    assert "pip:     pip install nvidia-cublas-cu12==12.4.5.8" in text
+    assert "uv:      uv pip install nvidia-cublas-cu12==12.4.5.8" in text
+    assert "conda:   conda install libcublas=12.4.5.8" in text
+    assert "profile: pins: {cublas: 12.4.5.8}" in text
+    assert "Xid 94 (line 5): contained ECC error; drain the node" in text
+
+
+@pytest.mark.parametrize("markdown", [False, True])
+def test_lines_have_at_most_100_columns(markdown: bool) -> None:
+    for case in corpus.cases()[::7]:
+        for line in report(case.raw.decode(errors="replace"), markdown):
+            assert diagnosis_text.columns(line) <= diagnosis_text.COLUMNS, line
+
+
+def test_markdown_has_the_same_cause() -> None:
+    text = "EADDRINUSE ```\n"
+    said = piped(text, "--markdown")
+    assert "### Cause: port-in-use" in said and "EADDRINUSE '''" in said
+    assert json.loads(piped(text, "--json"))["matches"][0]["cause"] == "port-in-use"
