@@ -22,6 +22,7 @@ from envbuild.fetch.wheel_listings_and_clashes import ENVIRONMENT, is_inside
 from envbuild.image.layers.layer_writer import LayerEntry, LayerFile, LayerFolder, WheelContent
 from envbuild.image.layers.wheel_reader import WheelMember, WheelReader
 from envbuild.resolve.plan_resolver import VENV
+from envbuild.util.errors import printable
 
 _PLACEHOLDER = b"#!python"
 # uv refuses most of these names for a script; the others would hide an interpreter too.
@@ -66,20 +67,17 @@ def record_digest(content: bytes) -> str:
     return f"sha256={base64.urlsafe_b64encode(raw).rstrip(b'=').decode()}"
 
 
-def read_record(wheel: WheelReader, member: WheelMember) -> dict[str, RecordRow]:
-    """Return the rows of a wheel's RECORD by path; of two rows for one path the first one counts, as it does for uv.
-    Raises WheelRefused."""
-    rows: dict[str, RecordRow] = {}
+def parse_record(text: str) -> list[RecordRow]:
+    """Return the rows of a RECORD, in order. Raises ValueError."""
+    rows = []
     try:
-        for fields in csv.reader(io.StringIO(wheel.text(member).decode(), newline=""), strict=True):
-            if not fields:
-                continue
-            if len(fields) != 3 or not re.fullmatch("[0-9]*", fields[2], re.ASCII):
-                raise wheel.refused(member.name, f"invalid row {fields}"[:200])
-            path = fields[0].lstrip("/")
-            rows.setdefault(path, RecordRow(path, fields[1], fields[2]))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise wheel.refused(member.name, f"not a RECORD: {error}") from None
+        for fields in csv.reader(io.StringIO(text, newline=""), strict=True):
+            if fields and (len(fields) != 3 or not re.fullmatch("[0-9]*", fields[2], re.ASCII)):
+                raise ValueError(f"invalid row {fields}"[:200])
+            if fields:
+                rows.append(RecordRow(fields[0].lstrip("/"), fields[1], fields[2]))
+    except csv.Error as error:
+        raise ValueError(str(error)) from None
     return rows
 
 
@@ -102,7 +100,7 @@ class _Installer:
         self.data = f"{self.info.removesuffix('.dist-info')}.data"
         self.distribution = canonicalize_name(self.info.partition("-")[0])
         self.record = self._required("RECORD")
-        self.listed = read_record(wheel, self.record)
+        self.listed = self._listed()
         self._found: dict[str, LayerEntry] = {}
         self._rows: list[RecordRow] = []
 
@@ -129,6 +127,14 @@ class _Installer:
         if member is None:
             raise self.wheel.refused(f"{self.info}/{name}", "missing")
         return member
+
+    def _listed(self) -> dict[str, RecordRow]:
+        """Return the rows of the wheel's RECORD; of two rows for one path the first one counts, as it does for uv."""
+        try:
+            rows = parse_record(self.wheel.text(self.record).decode())
+        except ValueError as error:
+            raise self.wheel.refused(self.record.name, printable(str(error))) from None
+        return {row.path: row for row in reversed(rows)}
 
     def _check_format(self) -> None:
         member = self._required("WHEEL")
@@ -276,6 +282,8 @@ class _Installer:
                 continue
             header = _SECTION.fullmatch(line)
             name, separator, value = (part.strip(" ") for part in line.partition("="))
+            if section and raw[0] in " \t":  # uv reads it as a part of the line before
+                raise self.wheel.refused(member.name, f"indented line {number}")
             if header and header[1] not in sections:
                 section = sections[header[1]] = {}
             elif (

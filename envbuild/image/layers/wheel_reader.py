@@ -22,6 +22,7 @@ from envbuild.util.errors import LockError, printable
 LARGEST_TEXT = 16 << 20
 """Bytes of a member that is read into memory: RECORD, entry points, a script. torch's RECORD has 1.3 MB."""
 
+_INVALID: type[Exception] = isal_zlib.error  # type: ignore[assignment]
 _BLOCK = 1 << 18  # bytes read at a time
 _MOST = 1 << 20  # bytes inflated at a time: a block can expand to a thousand times its size
 _LOCAL = struct.Struct("<4s5H3I2H")
@@ -205,7 +206,7 @@ class WheelReader:
             return packed[:count]
         try:
             return isal_zlib.decompressobj(-15).decompress(packed, count)
-        except isal_zlib.error:
+        except _INVALID:
             raise self.refused(member.name, "invalid deflate stream") from None
 
     def text(self, member: WheelMember) -> bytes:
@@ -257,7 +258,7 @@ class WheelReader:
                 while not inflater.eof and (inflater.unconsumed_tail or len(plain) == _MOST):
                     plain = inflater.decompress(inflater.unconsumed_tail, _MOST)
                     yield b"", plain
-        except isal_zlib.error:
+        except _INVALID:
             raise self.refused(member.name, "invalid deflate stream") from None
         if not inflater.eof:
             raise self.refused(member.name, "the deflate stream does not end")
