@@ -28,6 +28,7 @@ _MOST = 1 << 20  # bytes inflated at a time: a block can expand to a thousand ti
 _LOCAL = struct.Struct("<4s5H3I2H")
 _END = struct.Struct("<4s4H2IH")
 _END64 = struct.Struct("<4sQ2H2I4Q")
+_ENTRY = 46  # bytes of an entry of the directory, without its name, extra fields and comment
 _LOCATOR = 20  # bytes, between the zip64 end record and the end record
 _ENCRYPTED = 0x1 | 0x40 | 0x2000
 _SPEED, _DESCRIPTOR, _UTF8 = 0x6, 0x8, 0x800  # the other flags that a wheel may have
@@ -70,7 +71,7 @@ class WheelReader:
         self._texts: dict[WheelMember, bytes] = {}
         try:
             self.members = self._read_directory()
-        except BROKEN as error:
+        except (*BROKEN, struct.error) as error:
             raise WheelRefused(name, f"not a readable zip file: {printable(str(error))[:200]}") from None
         self.by_name = {member.name: member for member in self.members}
 
@@ -189,6 +190,18 @@ class WheelReader:
             agrees = (entries, size, offset) == (count, end - start, start)
         if not agrees:
             raise self.refused(None, "the end record differs from the zip directory")
+        self._check_lengths(start, end, count)
+
+    def _check_lengths(self, start: int, end: int, count: int) -> None:
+        """The entries of the directory fill it exactly; zipfile reads the last one even if it is cut."""
+        self._stream.seek(start)
+        directory = self._exactly(end - start, None)
+        position = 0
+        for _ in range(count):
+            lengths = struct.unpack_from("<3H", directory[position : position + _ENTRY], 28)
+            position += _ENTRY + sum(lengths)
+        if position != len(directory):
+            raise self.refused(None, "the entries of the zip directory do not fill it")
 
     def _exactly(self, count: int, member: str | None) -> bytes:
         found = self._stream.read(count)

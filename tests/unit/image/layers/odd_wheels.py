@@ -188,7 +188,8 @@ REFUSED_BY_BOTH: dict[str, dict[str, object]] = {
     **{
         f"the entry point {line!r}": {"files": {}, "entry_points": f"[console_scripts]\n{line}\n"}
         for line in ("x = odd", "x = odd:f # c", "x : odd:f", "x", "a/x = odd:f", "x = odd:", "x = odd:a:b", "[",
-                     "x = odd:f\nx = odd:g", "x =\n  odd:f", "x = odd:f\n y = odd:g", "x = odd:f []", "python3 = odd:f", "Python = odd:f")
+                     "x = odd:f\nx = odd:g", "x =\n  odd:f", "x = odd:f\n y = odd:g",
+                     "x = odd:f []", "python3 = odd:f", "Python = odd:f")
     },
     "a second section": {"files": {}, "entry_points": "[console_scripts]\nx=a:b\n[console_scripts]\ny=a:b\n"},
     "an option before a section": {"files": {}, "entry_points": "x=a:b\n"},
