@@ -61,7 +61,7 @@ def installed_files(wheel: WheelReader, python: str, environment: str = VENV) ->
     return _Installer(wheel, python, environment).entries()
 
 
-def record_digest(content: bytes) -> str:
+def hash_in_record(content: bytes) -> str:
     """Return the sha256 as RECORD has it: base64 for URLs, without padding."""
     raw = hashlib.sha256(content).digest()
     return f"sha256={base64.urlsafe_b64encode(raw).rstrip(b'=').decode()}"
@@ -226,7 +226,7 @@ class _Installer:
 
     def _add_script(self, path: str, body: bytes, member: WheelMember | None) -> None:
         self._put(LayerFile(self._path(path), body, True), member)
-        self._rows.append(RecordRow(self._in_record(path), record_digest(body), str(len(body))))
+        self._rows.append(RecordRow(self._in_record(path), hash_in_record(body), str(len(body))))
 
     # RECORD
 

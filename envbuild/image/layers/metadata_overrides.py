@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from packaging.utils import NormalizedName, canonicalize_name
 
-from envbuild.image.layers.installed_tree import RecordRow, parse_record, record_digest, write_record
+from envbuild.image.layers.installed_tree import RecordRow, hash_in_record, parse_record, write_record
 from envbuild.image.layers.layer_writer import LayerEntry, LayerFile, WheelContent
 
 _REQUIREMENT = re.compile(
@@ -40,7 +40,7 @@ def overriding_files(entries: Iterable[LayerEntry], pins: Mapping[str, str]) -> 
         record = files[f"{folder}/RECORD"]
         name = f"{folder.rpartition('/')[2]}/METADATA"
         rows = [row for row in parse_record(_content(record).decode()) if row.path != name]
-        rows.append(RecordRow(name, record_digest(changed), str(len(changed))))
+        rows.append(RecordRow(name, hash_in_record(changed), str(len(changed))))
         yield LayerFile(record.path, write_record(rows), record.executable)
 
 

@@ -29,6 +29,7 @@ _LOCAL = struct.Struct("<4s5H3I2H")
 _END = struct.Struct("<4s4H2IH")
 _END64 = struct.Struct("<4sQ2H2I4Q")
 _ENTRY = 46  # bytes of an entry of the directory, without its name, extra fields and comment
+_NEWEST = 63  # zip version 6.3: uv refuses later ones
 _LOCATOR = 20  # bytes, between the zip64 end record and the end record
 _ENCRYPTED = 0x1 | 0x40 | 0x2000
 _SPEED, _DESCRIPTOR, _UTF8 = 0x6, 0x8, 0x800  # the other flags that a wheel may have
@@ -130,9 +131,11 @@ class WheelReader:
         """
         name = info.filename
         self._stream.seek(info.header_offset)
-        mark, _, flags, method, _, _, crc, packed, size, name_bytes, extra_bytes = _LOCAL.unpack(
+        mark, version, flags, method, _, _, crc, packed, size, name_bytes, extra_bytes = _LOCAL.unpack(
             self._exactly(_LOCAL.size, name)
         )
+        if version > _NEWEST:
+            raise self.refused(name, f"unsupported zip version {version}")
         raw_name, extra = self._exactly(name_bytes, name), self._exactly(extra_bytes, name)
         large = [value for value in (info.file_size, info.compress_size) if value >= _MAX32]
         wanted = (info.CRC, info.compress_size, info.file_size)

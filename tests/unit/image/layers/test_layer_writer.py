@@ -27,7 +27,7 @@ from envbuild.util.errors import LockError
 from unit.image.layers.odd_wheels import STORED, Item, odd_wheel
 from unit.image.layers.uv_oracle import read_layer
 
-FILES = {
+FILES: dict[str, bytes | Item] = {
     "odd/__init__.py": b"print(1)\n" * 5000,
     "odd/data.bin": Item(bytes(range(256)) * 2000, method=STORED),
     "odd/run": Item(b"#!/bin/sh\n", 0o100755),
@@ -173,7 +173,11 @@ def test_the_digest_is_the_same_with_another_zlib(wheel: Path, monkeypatch: pyte
 
 def test_the_digest_is_that_of_this_version_of_the_writer() -> None:
     """If it changes, raise WRITER_VERSION."""
-    entries = [LayerFile("a/b", b"1" * 70_000), LayerLink("a/l", "b"), LayerFile("\u00fc" * 60, b"", True)]
+    entries: list[LayerEntry] = [
+        LayerFile("a/b", b"1" * 70_000),
+        LayerLink("a/l", "b"),
+        LayerFile("\u00fc" * 60, b"", True),
+    ]
     layer = write_layer(entries)
     assert (layer_writer.WRITER_VERSION, layer.digest, layer.size) == (1, GOLDEN_DIGEST, 74_268)
 
@@ -218,7 +222,7 @@ def test_memory_does_not_grow_with_a_member(tmp_path: Path) -> None:
 
 # names and sizes
 
-_NAME = st.text(st.characters(codec="utf-8", exclude_characters="/\0", exclude_categories=("Cs",)), min_size=1,
+_NAME = st.text(st.characters(codec="utf-8", exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1,
                 max_size=90).filter(lambda name: name not in (".", ".."))  # fmt: skip
 _PATH = st.lists(_NAME, min_size=1, max_size=4).map("/".join)
 _CONTENT = st.integers(0, 1 << 18).map(lambda size: bytes(size)) | st.binary(max_size=2000)

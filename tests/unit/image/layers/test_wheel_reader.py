@@ -57,7 +57,7 @@ class _Pipe(io.RawIOBase):
 @pytest.mark.parametrize("zip64", [False, True])
 def test_zip64_and_data_descriptors_are_read(streamed: bool, zip64: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = _Pipe() if streamed else io.BytesIO()
-    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:  # type: ignore[call-overload]
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in "ab":
             with archive.open(name, "w", force_zip64=zip64) as member:
                 member.write(TEXT)
@@ -70,7 +70,7 @@ def test_zip64_and_data_descriptors_are_read(streamed: bool, zip64: bool, monkey
 
 def test_a_data_descriptor_that_lies_is_refused() -> None:
     sink = _Pipe()
-    with zipfile.ZipFile(sink, "w") as archive:  # type: ignore[call-overload]
+    with zipfile.ZipFile(sink, "w") as archive:
         archive.writestr("a", b"x")
     at = sink.raw.index(b"PK\7\10")
     sink.raw[at + 4] ^= 1
@@ -149,6 +149,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "a CRC in the local header": (lambda: patched(LOCAL, 14, b"zzzz"), "local header differs"),
     "a size in the local header": (lambda: patched(LOCAL, 22, b"zzzz"), "local header differs"),
     "flags in the local header": (lambda: patched(LOCAL, 6, b"\2\0"), "local header differs"),
+    "a version in the local header": (lambda: patched(LOCAL, 4, b"\x40"), "unsupported zip version 64"),
     "no local header": (lambda: patched(LOCAL, 0, b"XXXX"), "local header differs"),
     "a wrong CRC": (lambda: both(14, 16, b"zzzz"), "'a': wrong CRC"),
     "a smaller size": (lambda: repacked(lambda s: s, len(TEXT) - 1), "more than the recorded"),
@@ -223,7 +224,7 @@ def _all(raw: bytes, mark: bytes) -> list[int]:
 
 def test_a_mutated_wheel_gives_uvs_tree_or_a_refusal(tmp_path: Path, oracle: UvOracle) -> None:
     """Where we accept a wheel, uv does too, and the trees are equal; most mutations are refused."""
-    files = {
+    files: dict[str, bytes | Item] = {
         "odd/a.py": TEXT,
         "odd/b": Item(b"stored", 0o100755, STORED),
         "odd-1.0.data/scripts/s": b"#!python\n1\n",
