@@ -33,7 +33,7 @@ _DATA = re.compile(r"[^/]+\.data/([^/]+)/(.+)")
 _IN_SITE = re.compile(r"lib/python3\.[0-9]+/site-packages/(.+)")
 # Files of the virtual environment itself. `python._pth` in an interpreter's folder replaces its sys.path, even with -I
 # and -S.
-_ENVIRONMENT = re.compile(
+ENVIRONMENT = re.compile(
     r"(bin/)?pyvenv\.cfg|lib64|bin/(lib(64)?/.*|pybuilddir\.txt|python(3(\.[0-9]+)?)?(\._pth)?|activate.*)"
 )
 _DISTRIBUTION = re.compile(r"([^/]+?)(?:-[^/-]+)?(?:-py[^/]*)?\.(?:dist|egg)-info(?:/.*)?")
@@ -104,7 +104,7 @@ def read(stream: IO[bytes], file: str) -> Listing:
             members = [info for info in archive.infolist() if not info.is_dir()]
             faults = [f"{info.filename!r} has an ambiguous name" for info in members
                       if not is_inside(info.filename) or info.orig_filename != info.filename
-                      or _has_second_name(info.extra)]  # fmt: skip
+                      or has_second_name(info.extra)]  # fmt: skip
             faults += [f"{info.filename!r} is neither stored nor deflated" for info in members
                        if info.compress_type not in PACKED]  # fmt: skip
             files: dict[str, str] = {}
@@ -119,14 +119,14 @@ def read(stream: IO[bytes], file: str) -> Listing:
             files |= scripts
     except (InvalidWheelFilename, *BROKEN, configparser.Error) as error:
         raise ValueError(printable(str(error))[:200] or type(error).__name__) from None
-    faults += [f"it installs {path!r}, a part of the environment" for path in files if _ENVIRONMENT.fullmatch(path)]
+    faults += [f"it installs {path!r}, a part of the environment" for path in files if ENVIRONMENT.fullmatch(path)]
     faults += [f"it installs {path!r}, which the loader prefers to libraries of other packages" for path in files
                if elf_reader.HWCAPS in path.split("/")]  # fmt: skip
     faults += [f"it installs {path!r}, metadata of {name}" for path, name in _foreign(files, distribution)]
     return Listing(files, tuple(faults[:20]))
 
 
-def _has_second_name(extra: bytes) -> bool:
+def has_second_name(extra: bytes) -> bool:
     while len(extra) >= 4:
         if extra[:2] == _UNICODE_PATH:
             return True

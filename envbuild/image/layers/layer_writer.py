@@ -1,0 +1,261 @@
+"""Writes files as one image layer: a tar in a gzip file of many members, with nothing compressed.
+
+A wheel's members are deflate streams, and so is the content of a gzip member: each is copied as it is. Tar headers,
+padding and generated files stand between them in stored blocks. So the bytes depend on the files alone, not on a
+compressor. Order, times, owners and modes are fixed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from isal import isal_zlib
+
+from envbuild.image.debian_base_tar import SOURCE_DATE_EPOCH
+from envbuild.image.layers.wheel_reader import WheelMember, WheelReader
+from envbuild.util.errors import LockError
+
+WRITER_VERSION = 1
+"""Rises with every change after which the same files give another layer."""
+
+MEDIA_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
+
+_MODE, _EXECUTABLE = 0o644, 0o755
+_TAR_BLOCK = 512
+_STORED = 65535  # bytes, the most in one stored block
+_GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"  # deflate, no name, no time, unknown system
+_LARGEST_OCTAL = 8**11  # bytes: larger sizes do not fit into a tar header
+_LONGEST_NAME = 100  # bytes
+
+
+@dataclass(frozen=True)
+class WheelContent:
+    """The content of a wheel's member. `sha256`: what RECORD says, hex, if it says something."""
+
+    wheel: WheelReader
+    member: WheelMember
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class LayerFile:
+    """A regular file of a layer. Paths of layers have no leading slash."""
+
+    path: str
+    content: bytes | WheelContent
+    executable: bool = False
+
+
+@dataclass(frozen=True)
+class LayerFolder:
+    path: str
+
+
+@dataclass(frozen=True)
+class LayerLink:
+    """A symbolic link."""
+
+    path: str
+    target: str
+
+
+LayerEntry = LayerFile | LayerFolder | LayerLink
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """A file or link of a written layer. `sha256`: hex, of its content; None for a link."""
+
+    path: str
+    mode: int
+    size: int
+    sha256: str | None = None
+    target: str | None = None
+
+
+@dataclass(frozen=True)
+class WrittenLayer:
+    """`digest`, `size`: of the compressed layer; `diff_id`, `diff_size`: of the tar in it. Both digests begin with
+    "sha256:". `files`: in order, without folders."""
+
+    digest: str
+    size: int
+    diff_id: str
+    diff_size: int
+    files: tuple[WrittenFile, ...]
+
+
+def write_layer(
+    entries: Iterable[LayerEntry],
+    packed: Callable[[bytes], object] = len,
+    plain: Callable[[bytes], object] = len,
+) -> WrittenLayer:
+    """Write a layer. `packed` gets the bytes of its gzip file, `plain` those of the tar in it; both are dropped by
+    default. Reads every member once, block by block.
+
+    Raises WheelRefused for a member whose content is not the recorded one, and LockError if two entries have one path,
+    or a file is also a folder. What was written until then must be discarded.
+    """
+    writer = _Writer(packed, plain)
+    files = [written for entry in _sorted(entries) if (written := writer.add(entry))]
+    writer.store(b"\0" * 2 * _TAR_BLOCK)
+    writer.end_stored()
+    return WrittenLayer(
+        f"sha256:{writer.packed_sha256.hexdigest()}",
+        writer.packed_size,
+        f"sha256:{writer.plain_sha256.hexdigest()}",
+        writer.plain_size,
+        tuple(files),
+    )
+
+
+def _sorted(entries: Iterable[LayerEntry]) -> Iterator[LayerEntry]:
+    """Sort by path, and add the parent folders of each entry."""
+    found: dict[str, LayerEntry] = {}
+    folders: set[str] = set()
+    for entry in entries:
+        folders.update(str(parent) for parent in PurePosixPath(entry.path).parents if parent.name)
+        if isinstance(entry, LayerFolder):
+            folders.add(entry.path)
+        elif found.setdefault(entry.path, entry) is not entry:
+            raise LockError(f"two files of one layer have the path {entry.path}")
+    both = sorted(folders & found.keys())
+    if both:
+        raise LockError(f"{both[0]} is a file and a folder in one layer")
+    everything = found | {path: LayerFolder(path) for path in folders}
+    return (everything[path] for path in sorted(everything))
+
+
+class _Writer:
+    """Counts and hashes what passes: the gzip file, the tar in it, and each file."""
+
+    def __init__(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> None:
+        self._packed, self._plain = packed, plain
+        self.packed_sha256, self.plain_sha256 = hashlib.sha256(), hashlib.sha256()
+        self.packed_size = self.plain_size = 0
+        self._waiting = bytearray()  # of a gzip member with stored blocks
+        self._crc = self._stored = 0
+        self._begun = False
+
+    def add(self, entry: LayerEntry) -> WrittenFile | None:
+        """Add an entry. Return how it was written, or None for a folder."""
+        if isinstance(entry, LayerFolder):
+            self.store(tar_header(f"{entry.path}/", b"5", _EXECUTABLE))
+            return None
+        if isinstance(entry, LayerLink):
+            self.store(tar_header(entry.path, b"2", 0o777, target=entry.target))
+            return WrittenFile(entry.path, 0o777, 0, target=entry.target)
+        mode = _EXECUTABLE if entry.executable else _MODE
+        if isinstance(entry.content, bytes):
+            size, sha256 = len(entry.content), hashlib.sha256(entry.content).hexdigest()
+            self.store(tar_header(entry.path, b"0", mode, size))
+            self.store(entry.content)
+        else:
+            size = entry.content.member.size
+            self.store(tar_header(entry.path, b"0", mode, size))
+            sha256 = self._add_member(entry.content)
+        self.store(b"\0" * (-size % _TAR_BLOCK))
+        return WrittenFile(entry.path, mode, size, sha256)
+
+    def _add_member(self, content: WheelContent) -> str:
+        wheel, member = content.wheel, content.member
+        found = hashlib.sha256()
+        if member.deflated:
+            self.end_stored()
+            self._write_packed(_GZIP_HEADER)
+        for packed, plain in wheel.blocks(member):
+            found.update(plain)
+            if member.deflated:
+                self._write_packed(packed)
+                self._write_plain(plain)
+            else:
+                self.store(plain)
+        if member.deflated:
+            self._write_packed(_gzip_trailer(member.crc, member.size))
+        if content.sha256 not in (None, found.hexdigest()):
+            raise wheel.refused(member.name, f"sha256 {found.hexdigest()}, in RECORD {content.sha256}")
+        return found.hexdigest()
+
+    def store(self, raw: bytes) -> None:
+        """Add bytes in stored blocks. All but the last block of a gzip member are full, however the bytes arrive."""
+        self._write_plain(raw)
+        self._crc = isal_zlib.crc32(raw, self._crc)
+        self._stored += len(raw)
+        self._waiting += raw
+        while len(self._waiting) > _STORED:
+            self._write_block(last=False)
+
+    def end_stored(self) -> None:
+        """End the gzip member with stored blocks, if one was begun."""
+        if self._stored:
+            self._write_block(last=True)
+            self._write_packed(_gzip_trailer(self._crc, self._stored))
+            self._crc = self._stored = 0
+            self._begun = False
+
+    def _write_block(self, last: bool) -> None:
+        if not self._begun:
+            self._write_packed(_GZIP_HEADER)
+            self._begun = True
+        block = bytes(self._waiting[:_STORED])
+        del self._waiting[:_STORED]
+        self._write_packed(struct.pack("<BHH", last, len(block), len(block) ^ 0xFFFF) + block)
+
+    def _write_packed(self, raw: bytes) -> None:
+        self.packed_sha256.update(raw)
+        self.packed_size += len(raw)
+        self._packed(raw)
+
+    def _write_plain(self, raw: bytes) -> None:
+        self.plain_sha256.update(raw)
+        self.plain_size += len(raw)
+        self._plain(raw)
+
+
+def _gzip_trailer(crc: int, size: int) -> bytes:
+    return struct.pack("<II", crc, size & 0xFFFFFFFF)
+
+
+def tar_header(path: str, kind: bytes, mode: int, size: int = 0, target: str = "") -> bytes:
+    """Return the header of a tar member, after a PAX header if a name or the size does not fit. Written here and not by
+    tarfile: its bytes must be the same in all versions of Python."""
+    records = {}
+    for key, text in (("linkpath", target), ("path", path)):
+        if len(text.encode()) > _LONGEST_NAME or not text.isascii():
+            records[key] = text
+    if size >= _LARGEST_OCTAL:
+        records["size"] = str(size)
+    extended = b"".join(_pax_record(key, value) for key, value in sorted(records.items()))
+    prefix = b""
+    if extended:
+        padding = b"\0" * (-len(extended) % _TAR_BLOCK)
+        prefix = _ustar("PaxHeader", b"x", _MODE, len(extended), "") + extended + padding
+    return prefix + _ustar(path, kind, mode, 0 if "size" in records else size, target)
+
+
+def _pax_record(key: str, value: str) -> bytes:
+    """Return "LENGTH KEY=VALUE" and a line end; the length includes its own digits."""
+    rest = f" {key}={value}\n".encode()
+    length = len(rest)
+    while length != len(rest) + len(str(length)):
+        length = len(rest) + len(str(length))
+    return str(length).encode() + rest
+
+
+def _ustar(path: str, kind: bytes, mode: int, size: int, target: str) -> bytes:
+    """Return a header of 512 bytes; owner and group are 0."""
+    name, link = (text.encode("ascii", "replace")[:_LONGEST_NAME] for text in (path, target))
+    fields = (
+        name.ljust(100, b"\0"),
+        b"%07o\0%07o\0%07o\0%011o\0%011o\0" % (mode, 0, 0, size, SOURCE_DATE_EPOCH),
+        b" " * 8,  # the checksum counts as spaces
+        kind,
+        link.ljust(100, b"\0"),
+        b"ustar\x0000".ljust(8 + 32 + 32 + 8 + 8 + 155 + 12, b"\0"),
+    )
+    raw = b"".join(fields)
+    return raw[:148] + b"%06o\0 " % sum(raw) + raw[156:]

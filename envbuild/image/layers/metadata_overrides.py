@@ -1,0 +1,60 @@
+"""Makes the metadata of installed wheels require an overridden version, as files of a layer above theirs.
+
+torch pins its CUDA libraries exactly. Where a profile overrides one, a later `pip install` of something that needs
+torch would bring the old version back, and `pip check` would fail: docs/decisions/0005-overrides-in-metadata.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from packaging.utils import NormalizedName, canonicalize_name
+
+from envbuild.image.layers.installed_tree import RecordRow, hash_in_record, parse_record, write_record
+from envbuild.image.layers.layer_writer import LayerEntry, LayerFile, WheelContent
+
+_REQUIREMENT = re.compile(
+    r"(?m)^(Requires-Dist: *)([A-Za-z0-9._-]+) *(\[[^]\n]*\])? *\(?([<>=!~][^;)\r\n]*)\)?( *;[^\r\n]*)?(?=\r?$)"
+)
+_METADATA = re.compile(r".*\.dist-info/METADATA")
+
+
+def overriding_files(entries: Iterable[LayerEntry], pins: Mapping[str, str]) -> Iterator[LayerFile]:
+    """Yield the changed METADATA and RECORD of the wheels whose files are `entries`. `pins`: version by name.
+
+    Each requirement of a pinned name with some version becomes a requirement of exactly the pinned version; extras and
+    markers stay. Raises WheelRefused.
+    """
+    files = {entry.path: entry for entry in entries if isinstance(entry, LayerFile)}
+    versions = {canonicalize_name(name): version for name, version in pins.items()}
+    for path, entry in files.items():
+        if not _METADATA.fullmatch(path):
+            continue
+        metadata = _content(entry)
+        changed = _overridden(metadata, versions)
+        if changed == metadata:
+            continue
+        yield LayerFile(path, changed, entry.executable)
+        folder = path.removesuffix("/METADATA")
+        record = files[f"{folder}/RECORD"]
+        name = f"{folder.rpartition('/')[2]}/METADATA"
+        rows = [row for row in parse_record(_content(record).decode()) if row.path != name]
+        rows.append(RecordRow(name, hash_in_record(changed), str(len(changed))))
+        yield LayerFile(record.path, write_record(rows), record.executable)
+
+
+def _content(entry: LayerFile) -> bytes:
+    if isinstance(entry.content, WheelContent):
+        return entry.content.wheel.text(entry.content.member)
+    return entry.content
+
+
+def _overridden(metadata: bytes, versions: Mapping[NormalizedName, str]) -> bytes:
+    def replace(match: re.Match[str]) -> str:
+        version = versions.get(canonicalize_name(match[2]))
+        return match[0] if version is None else f"{match[1]}{match[2]}{match[3] or ''}=={version}{match[5] or ''}"
+
+    # bytes that are not UTF-8 stay as they are
+    head, separator, body = re.split(r"(\r?\n\r?\n|\Z)", metadata.decode(errors="surrogateescape"), maxsplit=1)
+    return (_REQUIREMENT.sub(replace, head) + separator + body).encode(errors="surrogateescape")

@@ -1,0 +1,180 @@
+"""The cache of layers: damaged entries, several writers, and a process that is killed at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from envbuild.fetch.sha256_file_store import file_digest
+from envbuild.image.layers import layer_cache, layer_writer
+from envbuild.image.layers.layer_cache import LayerRecipe, WheelOfLayer, known_layer, stream_wheels, write_blob
+from envbuild.util import user_folders
+from envbuild.util.errors import HashMismatch, LockError
+from unit.image.layers.odd_wheels import odd_wheel
+from unit.image.layers.uv_oracle import read_layer
+
+
+def of_layer(wheel: Path) -> WheelOfLayer:
+    return WheelOfLayer(wheel, file_digest(wheel))
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> LayerRecipe:
+    wheels = [
+        odd_wheel(tmp_path, {f"{name}/a.py": b"1" * 1000, "shared.py": b""}, name=name) for name in ("one", "two")
+    ]
+    return LayerRecipe("3.11", tuple(map(of_layer, wheels)))
+
+
+def entries() -> list[Path]:
+    return sorted(user_folders.cache_folder("layers").iterdir())
+
+
+def test_a_written_layer_is_remembered(recipe: LayerRecipe) -> None:
+    assert known_layer(recipe) is None
+    layer = stream_wheels(recipe)
+    assert known_layer(recipe) == layer
+    assert stream_wheels(recipe) == layer
+    assert len(entries()) == 1
+
+
+def test_a_file_that_two_wheels_share_is_written_once(recipe: LayerRecipe) -> None:
+    paths = [file.path for file in stream_wheels(recipe).files]
+    assert paths.count("opt/venv/lib/python3.11/site-packages/shared.py") == 1
+
+
+def test_a_file_of_one_wheel_cannot_be_a_folder_of_another(tmp_path: Path) -> None:
+    one, two = odd_wheel(tmp_path, {"x": b""}, name="one"), odd_wheel(tmp_path, {"x/y": b""}, name="two")
+    with pytest.raises(LockError, match="site-packages/x is a file and a folder"):
+        stream_wheels(LayerRecipe("3.11", (of_layer(one), of_layer(two))))
+    assert not user_folders.cache_folder("layers", make=False).exists()
+
+
+@pytest.mark.parametrize("damage", ["cut", "another size", "another file", "not JSON", "empty"])
+def test_a_damaged_entry_is_found_and_made_again(recipe: LayerRecipe, damage: str) -> None:
+    layer = stream_wheels(recipe)
+    (entry,) = entries()
+    text = entry.read_text()
+    changed = {
+        "cut": text[: len(text) // 2],
+        "another size": text.replace(f'"size":{layer.size}', f'"size":{layer.size + 1}'),
+        "another file": text.replace("one/a.py", "one/b.py"),
+        "not JSON": "x",
+        "empty": "",
+    }[damage]
+    assert changed != text
+    entry.write_text(changed)
+    assert known_layer(recipe) is None
+    assert stream_wheels(recipe) == layer
+    assert json.loads(entry.read_text()) == json.loads(text)
+
+
+def test_everything_that_determines_a_layer_is_in_its_key(recipe: LayerRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = recipe.wheels
+    keys = {
+        recipe.key,
+        LayerRecipe("3.12", recipe.wheels).key,
+        LayerRecipe("3.11", (one,)).key,
+        LayerRecipe("3.11", (two, one)).key,
+        LayerRecipe("3.11", recipe.wheels, (("a", "1"),)).key,
+    }
+    monkeypatch.setattr(layer_cache, "WRITER_VERSION", layer_writer.WRITER_VERSION + 1)
+    keys.add(recipe.key)
+    assert len(keys) == 6
+
+
+def test_a_wheel_that_is_not_the_locked_one_is_refused(recipe: LayerRecipe) -> None:
+    wheel = recipe.wheels[0].file
+    wheel.write_bytes(wheel.read_bytes()[:-1] + b"x")
+    with pytest.raises((HashMismatch, LockError), match=r"one-1\.0"):
+        stream_wheels(recipe)
+    another = odd_wheel(wheel.parent, {"other": b""}, name="one")
+    assert another == wheel
+    with pytest.raises(HashMismatch, match="not the locked wheel"):
+        stream_wheels(recipe)
+    assert known_layer(recipe) is None
+
+
+# blobs
+
+
+def test_a_blob_is_named_by_its_digest(recipe: LayerRecipe, tmp_path: Path) -> None:
+    layer = write_blob(recipe, tmp_path / "blobs")
+    (blob,) = (tmp_path / "blobs").iterdir()
+    assert f"sha256:{blob.name}" == f"sha256:{file_digest(blob)}" == layer.digest
+    assert len(read_layer(blob.read_bytes())) > 8
+    before = blob.stat().st_mtime_ns
+    assert write_blob(recipe, tmp_path / "blobs") == layer
+    assert blob.stat().st_mtime_ns == before
+
+
+def test_a_damaged_blob_is_written_again(recipe: LayerRecipe, tmp_path: Path) -> None:
+    layer = write_blob(recipe, tmp_path)
+    blob = tmp_path / layer.digest.removeprefix("sha256:")
+    for damage in (blob.read_bytes()[:-1], b""):
+        blob.write_bytes(damage)
+        assert write_blob(recipe, tmp_path) == layer
+        assert file_digest(blob) == blob.name
+
+
+def test_two_writers_at_once_leave_one_sound_blob(recipe: LayerRecipe, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        layers = set(pool.map(lambda _: write_blob(recipe, tmp_path / "blobs"), range(12)))
+    (blob,) = (tmp_path / "blobs").iterdir()
+    (layer,) = layers
+    assert file_digest(blob) == blob.name == layer.digest.removeprefix("sha256:")
+    assert known_layer(recipe) == layer
+
+
+_WRITER = """
+import sys
+from pathlib import Path
+from envbuild.image.layers.layer_cache import LayerRecipe, WheelOfLayer, write_blob
+wheel, sha256, folder = sys.argv[1:]
+recipe = LayerRecipe("3.11", (WheelOfLayer(Path(wheel), sha256),))
+print("begins", flush=True)
+write_blob(recipe, Path(folder))
+"""
+
+
+def test_a_writer_that_is_killed_leaves_nothing_wrong(tmp_path: Path) -> None:
+    """Killed at 12 moments of a run; what is left is complete or absent, and the next run removes the rest."""
+    wheel = of_layer(odd_wheel(tmp_path, {f"odd/{number}": os.urandom(200_000) for number in range(40)}))
+    recipe, blobs = LayerRecipe("3.11", (wheel,)), tmp_path / "blobs"
+    command = [sys.executable, "-c", _WRITER, str(wheel.file), wheel.sha256, str(blobs)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(layer_cache.__file__).parents[3])}
+    for moment in range(12):
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert process.stdout
+        process.stdout.readline()
+        time.sleep(moment * 0.01)
+        process.kill()
+        process.communicate()
+        complete = [path for path in blobs.glob("*") if not path.name.startswith(".")] if blobs.exists() else []
+        assert all(file_digest(path) == path.name for path in complete)
+        known = known_layer(recipe)
+        assert known is None or known == stream_wheels(recipe)
+        for path in complete:
+            path.unlink()
+        for path in entries():
+            path.unlink()
+    layer = write_blob(recipe, blobs)
+    assert [path.name for path in blobs.iterdir()] == [layer.digest.removeprefix("sha256:")]
+
+
+def test_a_full_disk_leaves_nothing(recipe: LayerRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(layer_cache, "write_layer", full)
+    with pytest.raises(OSError, match="No space"):
+        write_blob(recipe, tmp_path / "blobs")
+    assert list((tmp_path / "blobs").iterdir()) == []
+    assert known_layer(recipe) is None
