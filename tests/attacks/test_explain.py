@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from envbuild.explain import cause_ranking, log_reader_and_search
+from envbuild.explain.cause_ranking import ScoredCause
+from envbuild.explain.cause_scoring import CauseLines
 from envbuild.facts import database, log_signatures
 from envbuild.facts.advisory_matching import Advisory
 
@@ -274,7 +276,7 @@ def test_another_torch_is_proposed_where_torch_is_known() -> None:
 def test_no_cause_changes_a_torch_that_is_unknown(advisory: Advisory) -> None:
     known = diagnosis("nothing").read
     signature = log_signatures.signatures()[advisory.id]
-    match = cause_ranking._match(signature, advisory, 0.9, "open", (), known)
+    match = cause_ranking._match(ScoredCause(signature, advisory, CauseLines(()), "open", ()), known)
     assert match.change.torch is None and not {"torch", "cuda"} & set(match.write)
     assert (cause_ranking.FIND_TORCH in match.find_out) == (
         advisory.change.torch is not None or bool(re.search(r"\btorch \d", advisory.remedy))

@@ -40,9 +40,9 @@ is reported; `-` means stdout, for text only.
 Most commands take several profiles; one that fails does not stop the others. The exit code is then the first that
 occurred in this order: 130, 5, 6, 7, 3, 8, 2, 4.
 
-`-v`, after any command, shows each process, request, written file and step on stderr; `-vv` also shows what they
-returned. `ENVBUILD_LOG=FILE` adds all of it to a file. Secrets are masked. For a bug report, add `--debug` (the traceback
-of an error), and send the output of `envbuild --version --json` and the file that `envbuild doctor -o FILE` writes.
+`-v`, after any command, shows each process, request, written file and step on stderr; `-vv` also shows what
+they returned. `ENVBUILD_LOG=FILE` adds all of it to a file. Secrets are masked. For a bug report, add `--debug` (for
+tracebacks), and send the output of `envbuild --version --json` and the file that `envbuild doctor -o FILE` writes.
 
 Shell completion, also of profiles' names: `eval "$(_ENVBUILD_COMPLETE=bash_source envbuild)"` (or `zsh_source`,
 `fish_source`) in the shell's start-up file.
