@@ -134,7 +134,7 @@ def main() -> int:
             f"- Until the first failure at quick: {statistics.median(seconds):.1f} s (median)." if seconds else "",
             "- Kernels that a self-test of a minute cannot be asked to find, as their author said beforehand, count in "
             "the last column only.",
-            *(row for half in HALVES for row in table(half, chosen[half], verdicts[half], levels)),
+            *(row for half in HALVES if verdicts[half] for row in table(half, chosen[half], verdicts[half], levels)),
         ],
     )
     return 0

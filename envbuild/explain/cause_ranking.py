@@ -118,7 +118,7 @@ def score_causes(log: Log, known: Reading) -> Iterator[ScoredCause]:
                 yield ScoredCause(signature, advisory, found, standing, ())
                 continue
             standing = "not loaded"
-        if advisory and not found.lines and (standing == "not loaded" or (standing == "open" and advisory.match)):
+        if advisory and advisory.match and not found.lines and standing != "holds":
             continue
         left = _without(known, unloaded) if unloaded else known
         names = cause_scoring.evidence(log, signature, found, standing, _states_version(advisory, known), known)

@@ -107,7 +107,7 @@ def _symptoms(log: Log, hang: bool) -> Iterator[SymptomClass]:
 
 
 def _operations(log: Log) -> Iterator[OperationClass]:
-    return (row.operation for row in log_signatures.operations() if log.has(row.lines))
+    return (row.operation for row in log_signatures.operation_patterns() if log.has(row.lines))
 
 
 def _situations(log: Log, said: LogVersions) -> Iterator[Situation]:

@@ -111,7 +111,7 @@ class GpuContext(FactRow):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Operation(FactRow):
+class OperationPattern(FactRow):
     """A class of operations that a log mentions."""
 
     operation: OperationClass
@@ -228,8 +228,8 @@ def gpu_context() -> Patterns:
 
 
 @cache
-def operations() -> tuple[Operation, ...]:
-    return fact_file_reader.rows("symptoms", "operations", Operation)
+def operation_patterns() -> tuple[OperationPattern, ...]:
+    return fact_file_reader.rows("symptoms", "operations", OperationPattern)
 
 
 @cache

@@ -768,7 +768,7 @@ def test_every_old_name_works_and_says_the_new_one(locked: Lock, project: Path, 
     commit = f"git+https://git.example/envbuild@{'0123456789' * 4}"
     fingerprint = str(ROOT / "tests" / "golden" / "report" / "nosuch.json")
     calls = {
-        "bundle export": (["sample", "-o", "a.tar"], 6),
+        "bundle export": (["sample", "-o", "a.tar", "--unsigned"], 6),
         "bundle import": (["nosuch.tar"], 3),
         "ci": (["github", "sample", "--install", commit], 0),
         "compare": ([fingerprint, fingerprint], 3),

@@ -328,7 +328,10 @@ def test_names_and_profiles_that_are_none_are_rows_and_the_others_are_made(child
         "a": "verified", "b": "verified", "gpu-aa": "failed", "wrong": "failed", "nothing-like-it": "failed",
         "./none.yaml": "failed",
     }  # fmt: skip
-    assert "there is no profile 'gpu-aa'" in rows["gpu-aa"] and "did you mean gpu-a?" in said.stderr
+    assert (
+        "there is no profile 'gpu-aa'" in rows["gpu-aa"]
+        and "did you mean gpu-a or gpu-c or gpu-b or cpu?" in said.stderr
+    )
     document = envbuild("make", *names, "--json").document
     assert [row["code"] for row in document["profiles"]] == [3, 3, 3, 3, 0, 0]
     assert document["error"]["code"] == 3
