@@ -45,8 +45,10 @@ def command(
         locked=locked, no_cache=no_cache, requirements=requirements, builder=builder, accept_old=accept_old
     )
 
+    shown = listener()
+
     def build(name: str) -> Mapping[str, Any]:
-        made = workflows.build_only(name, options, listener())
+        made = workflows.build_only(name, options, shown)
         if made.image and not as_json:
             click.echo(f"built {made.image.id}")
         return made.document()

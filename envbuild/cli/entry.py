@@ -12,7 +12,6 @@ import select
 import signal
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
@@ -24,7 +23,6 @@ from envbuild.util.errors import (
     HungUp,
     Interrupted,
     SettingsError,
-    SystemFault,
     UsageError,
     near,
     printable,
@@ -99,8 +97,8 @@ class _Lazy(click.Group):
         try:
             return super().resolve_command(context, _with_new_name(args, quiet=context.resilient_parsing))
         except click.UsageError as error:
-            moved = [f"`envbuild {new}`" for old, new in OLD_NAMES.items() if old.split()[0] == args[0]]
-            meant = f"now {' and '.join(moved)}" if moved else near(args[0], self.list_commands(context))
+            moved = [f"`{old}` is now `{new}`" for old, new in OLD_NAMES.items() if old.split()[0] == args[0]]
+            meant = ", ".join(moved) or near(args[0], self.list_commands(context))
             said = f"{error.message.rstrip('.')} ({meant})" if meant else error.message
             raise click.UsageError(said, context) from None
 
@@ -255,19 +253,10 @@ def main() -> None:
     except EnvbuildError as error:
         code = _report(error, wants_json)
     except OSError as error:
-        code = _report(_system_error(error), wants_json)
+        from envbuild.util import disk_space  # not for --help
+
+        code = _report(disk_space.system_fault(error), wants_json)
     sys.exit(code)
-
-
-def _system_error(error: OSError) -> EnvbuildError:
-    """A full disk, a folder that may not be written: no traceback for what a machine can do to us."""
-    from envbuild.util import disk_space  # not for --help
-
-    if disk_space.is_disk_full(error):
-        named = Path(error.filename).parent if isinstance(error.filename, str) else None
-        return disk_space.full([named])
-    where = f"{error.filename}: " if error.filename else ""
-    return SystemFault(f"{where}{error.strerror or error}")
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:

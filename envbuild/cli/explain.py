@@ -18,7 +18,6 @@ MOST_FILES = 256
 """Of a folder: a node's ranks have two each."""
 MOST_NAMED = 3
 """Names in a note about files that were skipped."""
-MOST_RANKS = 16
 _KINDS = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
 
 

@@ -128,7 +128,7 @@ def _checked(names: Iterable[str], load: Callable[[str], _Wanted]) -> list[dict[
         faults = [fault for error in refused for fault in error.faults or [Fault(error.message)]]
         count = len(refused) + len(stale) + len(found)
         raise ProfileError(
-            f"at fault: {len(refused)} of {some(count, 'profile')}" + (f"; out of date: {len(stale)}" if stale else ""),
+            f"invalid: {len(refused)} of {some(count, 'profile')}" + (f"; out of date: {len(stale)}" if stale else ""),
             hint=f"correct what is named{'; then envbuild lock' if stale else ''}",
             faults=[*faults, *old],
         )

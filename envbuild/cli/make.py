@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @click.option("--write", is_flag=True, help="With --pin: change the profile's lock and Dockerfile for good.")
 @click.option("--no-cache", is_flag=True, help="Build every layer again.")
 @builder_option
-@click.option("--allow-unproved", is_flag=True, help="Exit 0 where the image is built and no card here can prove it.")
+@click.option("--allow-unproved", is_flag=True, help="Exit 0 if the image is built and no GPU here can prove it.")
 @gpus_option
 @accept_old_option
 @torch_index_option
@@ -62,19 +62,19 @@ def command(
     """Make a verified image from a profile: lock, Dockerfile, build, self-test, evidence, tag.
 
     NAME is the name of a profile or a GPU, or a path to a YAML file; the profile of a GPU without one is written first.
-    Several are built in turns at the engine beside self-tests: as processors and memory allow, those of GPUs one at a
-    time, or each on its share of --gpus. One that fails, is not valid or not there stops no other; the exit code is the
-    worst: 130, then 5, 6, 7, 3, 8, 2, 4.
+    Several profiles are built one after the other, while self-tests of earlier ones run as processors and memory allow.
+    Self-tests on GPUs run one at a time, or each on its share of --gpus. A profile that fails does not stop the others;
+    the exit code is the first that occurred in this order: 130, 5, 6, 7, 3, 8, 2, 4.
 
     Example: envbuild make cpu
     Example: envbuild make h20 a100
     """
     if every == bool(names):
         raise UsageError("name profiles, or give --all" if every else "which profile?", hint="envbuild show lists them")
+    if (every or len(names) > 1) and (pins or write):
+        raise UsageError("--pin and --write are for one profile")
     names = names if locked else tuple(map(_with_profile, names))
     if every or len(names) > 1:
-        if pins or write:
-            raise UsageError("--pin and --write are for one profile")
         from envbuild.pipeline.multi_profile_make import BatchOptions
         from envbuild.profile import profile_name_lookup  # not for --help
 

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from envbuild.cli.console import emit
+from envbuild.util import disk_space
 from envbuild.util.errors import EnvbuildError, SomeFailed, printable, some
 
 
@@ -28,7 +29,8 @@ def for_each(names: Sequence[str], work: Callable[[str], Mapping[str, Any]], as_
     for name in names:
         try:
             rows.append(work(name))
-        except EnvbuildError as error:
+        except (EnvbuildError, OSError) as raised:
+            error = disk_space.system_fault(raised) if isinstance(raised, OSError) else raised
             failed[name] = error.code
             rows.append({"profile": name, **error.partial, "error": error.document()})
             if not as_json:

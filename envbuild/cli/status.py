@@ -90,8 +90,8 @@ def _row(engine: Engine, name: str) -> tuple[dict[str, Any], str]:
     try:
         found = image_status.compute(engine, profile_reader_and_overrides.load(name))
     except (ProfileError, LockError) as error:
-        document = {"profile": name, "status": "at fault", "reasons": [error.message], "next": f"envbuild show {name}"}
-        return document, printable(f"{name}: at fault: {error.message}; next: {document['next']}")
+        document = {"profile": name, "status": "invalid", "reasons": [error.message], "next": f"envbuild show {name}"}
+        return document, printable(f"{name}: invalid: {error.message}; next: {document['next']}")
     return found.document(), _line(found)
 
 
@@ -136,7 +136,7 @@ def _pins_or_fault(name: str) -> dict[str, Any]:
 
 def _lines(row: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     if "error" in row:
-        yield row["profile"], "at fault", "", "", row["error"]
+        yield row["profile"], "invalid", "", "", row["error"]
     for pin in row["outdated"]:
         asked = (f"{item['advisory']} ({item['state']}) asks for {item['version']}" for item in pin["asked"])
         yield row["profile"], pin["name"], pin["version"], pin["newest"] or "-", "; ".join(asked)

@@ -34,11 +34,11 @@ class CauseLines:
 def find_lines(log: Log, signature: Signature, advisory: Advisory | None, known: Reading) -> CauseLines:
     """Finds the lines that show the cause, in order; its hints, where there are none."""
     of_facts = (one for fact, shown in signature.shown_by.items() if fact in known.states for one in shown)
+    heard = log_signatures.hearsay()
     for hints, patterns in (
         (False, (*(advisory.shows.patterns if advisory else ()), *signature.lines, *of_facts)),
         (True, signature.hints),
     ):
-        heard = log_signatures.hearsay()
         found = {line for pattern in patterns for line, _ in log.find(pattern, LINES, signature.never, heard)}
         if found:
             lines = sorted(found, key=lambda line: (log.files.index(line.file), line.number))
@@ -84,9 +84,9 @@ def confidence(prior: float, names: Collection[EvidenceName]) -> float:
     return round(probability(begin + sum(weights[name].weight for name in names)), 2)
 
 
-def log_odds(probability: float) -> float:
-    return math.log(probability / (1 - probability))
+def log_odds(share: float) -> float:
+    return math.log(share / (1 - share))
 
 
-def probability(log_odds: float) -> float:
-    return 1 / (1 + math.exp(-log_odds))
+def probability(logit: float) -> float:
+    return 1 / (1 + math.exp(-logit))

@@ -145,7 +145,7 @@ def _extensible(site: tuple[Path, ...]) -> Extensible:
     for advisory, doc, path in found.values():
         asked = {gpu for match in advisory.match for gpu in match.gpus}
         faults += [doc.fault((*path, "match"), _no(f"GPU {gpu!r}", gpu, gpus)) for gpu in sorted(asked - set(gpus))]
-        for series in {series for match in advisory.match for series in match.series}:
+        for series in sorted({series for match in advisory.match for series in match.series}):
             if not any(name.startswith(series) for name in names):
                 faults.append(doc.fault((*path, "match"), f"no GPU's name begins with {series!r}"))
         for other in sorted(advisory.shows.like - set(found)):

@@ -86,6 +86,8 @@ def _pattern(gpu: Gpu) -> re.Pattern[str]:
 
 def _with_options(name: str) -> str:
     words = [word for word in re.findall("[a-z0-9]+", name) if not _MAKER.fullmatch(word)]
+    if not words:
+        return "(?!)"  # matches nothing
     words[:1] = re.findall("^(?:gtx|rtx)|.+", words[0])  # an id is one word: rtx4090
     found, ahead = "", True
     for word in words:

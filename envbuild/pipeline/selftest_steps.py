@@ -28,7 +28,7 @@ from envbuild.runners.runner_interface import Runner, Scheduled, Watch
 from envbuild.testrun import expected_hardware, output_judge, selftest_job
 from envbuild.testrun.run_result import TestRun
 from envbuild.testrun.selftest_job import Job
-from envbuild.util.errors import EngineError
+from envbuild.util.errors import EngineError, EnvbuildError
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _show_probe(progress: Progress, nonce: str, line: bytes) -> None:
 
 def is_proved(proofs: Sequence[Proof]) -> bool:
     """Whether the evidence on disk still verifies the image; if so, the self-test is not run again."""
-    return all(proof.state == "proved" and proof.evidence is not None for proof in proofs)
+    return bool(proofs) and all(proof.state == "proved" and proof.evidence is not None for proof in proofs)
 
 
 def read_earlier_run(image: Image, proofs: Sequence[Proof]) -> StepResult[TestRun]:
@@ -139,8 +139,12 @@ def write_evidence(
     statement = in_toto_statements.test_result(
         record, evidence_statements_and_store.record_text(file), Subject(repository(source.name), image.id)
     )
-    envelope = keys_and_signatures.seal(in_toto_statements.canonical(statement), signer)
-    signed = evidence_statements_and_store.save_envelope(file, envelope)
+    try:
+        envelope = keys_and_signatures.seal(in_toto_statements.canonical(statement), signer)
+        signed = evidence_statements_and_store.save_envelope(file, envelope)
+    except EnvbuildError as error:  # the run record is evidence without a signature too
+        error.partial = {"evidence": str(file), **error.partial}
+        raise
     context.progress.say(f"the signed statement is {signed}")
     return StepResult(value, note=f"{file.name[:12]} signed by {signer.public.fingerprint[:12]}")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import platformdirs
 
-from envbuild.util.errors import DiskError
+from envbuild.util.errors import DiskError, EnvbuildError, SystemFault
 
 _LOW = 64 << 20  # bytes: larger writes check the free space first
 _SAID = re.compile(r"no space left on device|disk quota exceeded|os error (28|122)\b", re.IGNORECASE)
@@ -88,3 +88,11 @@ def _apart(folders: Iterable[Path]) -> Iterator[Path]:
 def _there(folder: Path) -> Path:
     """The folder, or its nearest existing parent."""
     return next(path for path in (folder, *folder.absolute().parents) if path.exists())
+
+
+def system_fault(error: OSError) -> EnvbuildError:
+    """What a full disk, or a file that may not be written, is to a user: an error without a traceback."""
+    if is_disk_full(error):
+        return full([Path(error.filename).parent if isinstance(error.filename, str) else None])
+    where = f"{error.filename}: " if error.filename else ""
+    return SystemFault(f"{where}{error.strerror or error}")

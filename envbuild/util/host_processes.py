@@ -196,7 +196,7 @@ def run(
 def _event_pipe() -> tuple[IO[str], int]:
     """Return the end to read, and the file descriptor of the end to write."""
     read, write = os.pipe()
-    return os.fdopen(read, errors="replace"), write
+    return os.fdopen(read, encoding="utf-8", errors="replace"), write
 
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h

@@ -21,7 +21,7 @@ Reader = Callable[[Mapping[str, Any], Mapping[str, str]], T]
 _KNOWN = {
     "on": "where self-tests run: local, slurm or kubernetes",
     "archives": "where archives lie, asked before a profile's own address; {sha256} stands for the 64 digits",
-    "ci_install": "what the jobs of `ci` install envbuild from: a commit, or a wheel with its sha256",
+    "ci_install": "what the jobs of `export ci` install envbuild from: a commit, or a wheel with its sha256",
     "debian_mirror": "root of a Debian archive, where apt has none configured",
     "debian_security_mirror": "root of the Debian security archive",
     "git_mirror": "where git repositories lie, asked instead of a profile's address; {host} and {path} are parts of it",

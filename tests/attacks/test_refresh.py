@@ -1,4 +1,4 @@
-"""What a package index can do to `facts refresh`, which reads metadata out of wheels that no lock names."""
+"""What a package index can do to `scripts/torch_pins.py`, which reads metadata out of wheels that no lock names."""
 
 from __future__ import annotations
 
@@ -57,23 +57,23 @@ def read(served: Index, content: bytes, metadata: bytes | None = None) -> list[t
     [
         pytest.param(
             archive(("torch-2.7.1", LONG)),
-            marks=pytest.mark.attack("index", "METADATA that unpacks to megabytes", "facts refresh: too long"),
+            marks=pytest.mark.attack("index", "METADATA that unpacks to megabytes", "torch_pins.py: too long"),
         ),
         pytest.param(
             archive(("torch-2.7.1", b"Name: a"), ("torch-2.7.2", b"Name: b")),
-            marks=pytest.mark.attack("index", "a wheel with two METADATA files", "facts refresh: invalid wheel"),
+            marks=pytest.mark.attack("index", "a wheel with two METADATA files", "torch_pins.py: invalid wheel"),
         ),
         pytest.param(
             archive(),
-            marks=pytest.mark.attack("index", "a wheel without METADATA", "facts refresh: invalid wheel"),
+            marks=pytest.mark.attack("index", "a wheel without METADATA", "torch_pins.py: invalid wheel"),
         ),
         pytest.param(
             claiming((1 << 32) - 1, VALID),
-            marks=pytest.mark.attack("index", "a zip directory of 4 GB", "facts refresh: invalid wheel"),
+            marks=pytest.mark.attack("index", "a zip directory of 4 GB", "torch_pins.py: invalid wheel"),
         ),
         pytest.param(
             b"no archive" * 9_000,
-            marks=pytest.mark.attack("index", "a wheel that is not a zip archive", "facts refresh: invalid wheel"),
+            marks=pytest.mark.attack("index", "a wheel that is not a zip archive", "torch_pins.py: invalid wheel"),
         ),
     ],
     ids=["long", "two", "none", "directory", "no archive"],
@@ -83,12 +83,12 @@ def test_an_invalid_wheel_is_refused(content: bytes, served: Index) -> None:
         read(served, content)
 
 
-@pytest.mark.attack("index", "a metadata file of megabytes", "facts refresh: longer than the limit, not read")
+@pytest.mark.attack("index", "a metadata file of megabytes", "torch_pins.py: longer than the limit, not read")
 def test_a_long_metadata_file_is_refused(served: Index) -> None:
     with pytest.raises(HashMismatch, match="longer than"):
         read(served, VALID, LONG)
 
 
-@pytest.mark.legitimate("index", "a wheel whose metadata file is missing", "facts refresh reads it by range requests")
+@pytest.mark.legitimate("index", "a wheel whose metadata file is missing", "torch_pins.py reads it by range requests")
 def test_a_valid_wheel_is_read(served: Index) -> None:
     assert "triton" not in [difference.distribution for difference in read(served, VALID)]

@@ -22,7 +22,6 @@ from envbuild.util.errors import LockError
 WRITER_VERSION = 1
 """Rises with every change after which the same files give another layer."""
 
-MEDIA_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
 
 _MODE, _EXECUTABLE = 0o644, 0o755
 _TAR_BLOCK = 512

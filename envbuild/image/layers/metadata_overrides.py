@@ -17,7 +17,7 @@ from envbuild.image.layers.layer_writer import LayerEntry, LayerFile, WheelConte
 _REQUIREMENT = re.compile(
     r"(?m)^(Requires-Dist: *)([A-Za-z0-9._-]+) *(\[[^]\n]*\])? *\(?([<>=!~][^;)\r\n]*)\)?( *;[^\r\n]*)?(?=\r?$)"
 )
-_METADATA = re.compile(r".*\.dist-info/METADATA")
+_METADATA = re.compile(r".*/site-packages/[^/]+\.dist-info/METADATA")  # not of a package that another one vendors
 
 
 def overriding_files(entries: Iterable[LayerEntry], pins: Mapping[str, str]) -> Iterator[LayerFile]:

@@ -181,13 +181,13 @@ def test_without_a_key_nothing_is_exported_unless_unsigned_is_asked_for(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(keys_and_signatures.KEY)
-    refused = envbuild("bundle", "export", "sample", "-o", "a.tar", "--json")
+    refused = envbuild("save", "sample", "-o", "a.tar", "--json")
     assert (refused.code, Path("a.tar").exists()) == (UsageError.code, False)
     assert "--unsigned" in refused.document["error"]["hint"]
-    done = envbuild("bundle", "export", "sample", "-o", "a.tar", "--unsigned", "--json")
+    done = envbuild("save", "sample", "-o", "a.tar", "--unsigned", "--json")
     assert (done.code, done.document["signed"]) == (0, None)
     assert "unsigned" in done.stderr
-    assert reasons(envbuild("bundle", "import", "a.tar", "--key", "team.pub", "--json")) == ["unsigned"]
+    assert reasons(envbuild("load", "a.tar", "--key", "team.pub", "--json")) == ["unsigned"]
 
 
 def test_what_is_not_proved_is_not_exported(site: Site) -> None:

@@ -37,8 +37,9 @@ is reported; `-` means stdout, for text only.
 | 8 | out of date, or no lock: `--check`, `--locked`, `status` |
 | 130 | interrupted |
 
-Most commands take several profiles; one that fails does not stop the others. The exit code is then the first that
-occurred in this order: 130, 5, 6, 7, 3, 8, 2, 4.
+`make`, `build`, `test`, `status`, `show` and `export` take several profiles; one that fails does not stop the others.
+The exit code of `make`, `build`, `test` and `export` is then the first that occurred in this order: 130, 5, 6, 7, 3, 8,
+2, 4.
 
 `-v`, after any command, shows each process, request, written file and step on stderr; `-vv` also shows what
 they returned. `ENVBUILD_LOG=FILE` adds all of it to a file. Secrets are masked. For a bug report, add `--debug` (for

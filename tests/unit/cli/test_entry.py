@@ -564,7 +564,7 @@ def test_lock_check_tells_all_that_is_at_fault_and_out_of_date(locked: Lock, pro
     (profiles / "odd.lock.yaml").write_text("format: [\n", encoding="utf-8")
     done = envbuild("lock", "--check")
     assert done.code == 3, "of several the worst counts: 3 before 8"
-    assert done.stderr.startswith("error: at fault: 2 of 4 profiles; out of date: 1\n")
+    assert done.stderr.startswith("error: invalid: 2 of 4 profiles; out of date: 1\n")
     assert "profiles/broken.yaml:2: torhc: unknown key" in done.stderr
     assert "profiles/odd.lock.yaml:2: " in done.stderr and "new" in done.stderr
     assert "hint: correct what is named; then envbuild lock" in done.stderr

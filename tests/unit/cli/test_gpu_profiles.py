@@ -163,3 +163,8 @@ def test_a_folder_and_a_path_are_no_gpus(project: Path) -> None:
 def test_a_gpu_of_the_profile_is_named_as_on_its_box() -> None:
     done = envbuild("test", "fleet", "--on", "slurm", "--gpu", "RTX 6000")
     assert done.code == 2 and "several GPUs: quadro-rtx6000, rtx6000-ada" in done.stderr
+
+
+def test_make_writes_no_profile_where_its_options_are_refused(project: Path) -> None:
+    done = envbuild("make", "rtx5080-laptop", "h20", "--pin", "cublas=12.6.4.1")
+    assert (done.code, files(project)) == (2, [])

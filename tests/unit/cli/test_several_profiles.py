@@ -49,6 +49,19 @@ def test_a_document_of_several_is_a_list(three: list[str]) -> None:
     assert failed.document["error"]["kind"] == "profiles"
 
 
+def test_a_file_that_cannot_be_written_stops_no_other(three: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(name: str, *_: object) -> Made:
+        if name == "closed":
+            raise PermissionError(13, "Permission denied", "closed.json")
+        return Made(name, image=image_of())
+
+    monkeypatch.setattr(workflows, "build_only", run)
+    done = envbuild("build", "closed", "good", "--json")
+    closed, good = done.document["profiles"]
+    assert (done.code, closed["error"]["message"]) == (6, "closed.json: Permission denied")
+    assert good["profile"] == "good"
+
+
 def test_a_document_of_one_stands_alone(three: list[str]) -> None:
     assert envbuild("build", "good", "good", "--json").document["profile"] == "good"
 

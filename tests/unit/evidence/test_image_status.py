@@ -405,11 +405,11 @@ def test_the_status_of_all_has_a_line_for_each(world: World, project: Path, monk
     done = envbuild("status", "--json")
     assert done.code == 0
     rows = [(row["profile"], row["status"]) for row in done.document["profiles"]]
-    assert rows == [("broken", "at fault"), ("sample", "unproved")]
+    assert rows == [("broken", "invalid"), ("sample", "unproved")]
     world.proved(image)
     world.verified(image)
     broken, sample = envbuild("status").stdout.splitlines()
-    assert broken.startswith("broken: at fault: ") and broken.endswith("; next: envbuild show broken")
+    assert broken.startswith("broken: invalid: ") and broken.endswith("; next: envbuild show broken")
     assert sample.startswith(f"sample: verified: {image.id} (")
 
 

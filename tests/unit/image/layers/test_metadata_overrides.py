@@ -56,6 +56,12 @@ def test_only_requirements_of_another_version_change(wheels: list[Path]) -> None
     ]
 
 
+def test_metadata_that_a_package_vendors_stays(tmp_path: Path) -> None:
+    vendored = {"odd/_vendor/foo-1.0.dist-info/METADATA": b"Requires-Dist: pinned==1\n"}
+    with open_wheel(odd_wheel(tmp_path, vendored)) as wheel:
+        assert list(overriding_files(installed_files(wheel, "3.11"), PINS)) == []
+
+
 def test_the_files_are_those_of_todays_installer(wheels: list[Path], tmp_path: Path) -> None:
     oracle = UvOracle(tmp_path)
     oracle.install(*wheels)
