@@ -78,10 +78,8 @@ def _gpu(name: str) -> str:
     except ProfileError:
         if gpu_names.candidates(name):  # several, or one that envbuild does not build for
             raise
-        raise UsageError(
-            f"give one of {_SOURCES}, or the name of a GPU",
-            hint=_AS_IN,
-        ) from None
+        near = gpu_names.suggestion(name, ())
+        raise UsageError(f"give one of {_SOURCES}, or the name of a GPU", hint=near or _AS_IN) from None
     raise UsageError(
         f"there is a profile {there.name}", hint=f"envbuild init myproject --from {there.name}: a profile on top of it"
     )

@@ -111,10 +111,20 @@ def _match(
         commands=tuple(fix_commands(match, situation)),
     )
     if prove:
-        yield Section("Prove", commands=(("", prove),))
+        yield Section("Prove", commands=tuple(prove_commands(prove)))
     if match.cite:
         short = (cite if columns(cite) < COLUMNS - 2 else cite.partition("#")[0] for cite in match.cite)
         yield Section("Sources", ", ".join(dict.fromkeys(short)))
+
+
+def prove_commands(prove: str) -> Iterator[tuple[str, str]]:
+    """The command that tests a fix: a probe both in this environment, which pip changes, and in the profile's image."""
+    test, probe, name = prove.partition(" --probe ")
+    if probe:
+        yield "here", f'{test} --python "$(which python)"{probe}{name}'
+        yield "image", prove
+    else:
+        yield "", prove
 
 
 def fix_commands(match: SignatureMatch, situation: Situation) -> Iterator[tuple[str, str]]:

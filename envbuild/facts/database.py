@@ -204,7 +204,11 @@ def unsupported(name: str, platform: str) -> str | None:
 
 def _last_torch(compute_capability: str) -> str:
     fits = [row.version for row in torch_releases().values() if row.kernels(compute_capability) == "compiled"]
-    return f"the last torch with code for it is {max(fits, key=Version)}" if fits else "no known torch has code for it"
+    return (
+        f"the last torch whose default build has code for it is {max(fits, key=Version)}"
+        if fits
+        else "no known torch has code for it"
+    )
 
 
 def family(gpu: Gpu) -> tuple[Gpu, ...]:

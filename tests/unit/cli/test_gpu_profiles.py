@@ -168,3 +168,10 @@ def test_a_gpu_of_the_profile_is_named_as_on_its_box() -> None:
 def test_make_writes_no_profile_where_its_options_are_refused(project: Path) -> None:
     done = envbuild("make", "rtx5080-laptop", "h20", "--pin", "cublas=12.6.4.1")
     assert (done.code, files(project)) == (2, [])
+
+
+@pytest.mark.parametrize(("name", "near"), [("RTX 4900", "rtx4090"), ("H2O", "h20")])
+def test_init_suggests_gpus_of_a_similar_name(project: Path, name: str, near: str) -> None:
+    done = envbuild("init", name)
+    assert (done.code, files(project)) == (2, [])
+    assert near in done.stderr.partition("did you mean ")[2]
