@@ -128,7 +128,16 @@ def _with_new_name(args: list[str], *, quiet: bool) -> list[str]:
     new = " ".join([OLD_NAMES[old], *options.values()])
     if not quiet:
         click.echo(f"note: `envbuild {old}` is now `envbuild {new}`", err=True)
-    return [*OLD_NAMES[old].split(), *(options.get(word, word) for word in args[len(old.split()) :])]
+    words = [new_word for word in args[len(old.split()) :] for new_word in _with_new_option(word, options)]
+    if options and not {"-h", "--help", *options.values()} & set(words):
+        raise click.UsageError(f"`envbuild {old}` needs {' '.join(options)}")
+    return [*OLD_NAMES[old].split(), *words]
+
+
+def _with_new_option(word: str, options: Mapping[str, str]) -> list[str]:
+    """A word of the command line, with an old short option replaced. Its value may be part of the word."""
+    old = next((old for old in options if word.startswith(old)), None)
+    return [word] if old is None else [options[old], *filter(None, [word[len(old) :]])]
 
 
 def _reader_left(stream: TextIO) -> bool:

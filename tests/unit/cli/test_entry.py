@@ -821,3 +821,11 @@ def test_no_text_names_an_old_command() -> None:
         text = file.read_text(encoding="utf-8", errors="replace")
         found += [f"{name}: {match[0]}" for match in NAMED.finditer(text)]
     assert found == []
+
+
+def test_the_old_report_needs_its_file(project: Path) -> None:
+    assert envbuild("report", "cpu", "-opage.html").code == 0
+    assert Path("page.html").exists()
+    done = envbuild("report", "cpu")
+    assert (done.code, done.stdout) == (2, "")
+    assert "`envbuild report` needs -o" in done.stderr
