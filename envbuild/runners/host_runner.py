@@ -38,7 +38,7 @@ def find_interpreter(named: str) -> Path:
             raise UsageError(f"{path} is no environment: it has no bin/python", hint="name an interpreter or a venv")
         path = inside[0]
     if version(path) is None:
-        raise UsageError(f"{path} is no Python that runs", hint="name an interpreter or a venv")
+        raise UsageError(f"{path} cannot be run as Python", hint="name an interpreter or a venv")
     return path
 
 
