@@ -180,14 +180,17 @@ def _placed(job: Job, site: KubernetesSite) -> Object:
 def product_labels(job: Job, site: KubernetesSite) -> tuple[str, ...]:
     """The values of the product label that the job accepts; empty: any node.
 
-    GPU feature discovery joins the words of a GPU's name with "-". Raises UsageError for several models.
+    GPU feature discovery joins the words of a GPU's name with "-", and leaves out what no label may hold, as
+    parentheses. Raises UsageError for several models.
     """
     if not job.gpus:
         return ()
     if len(job.models) != 1:
         raise UsageError("a job asks for one model of GPU", hint=f"--gpu {' or --gpu '.join(job.models)}")
     (model,) = job.models
-    return site.products.get(model) or tuple(name.replace(" ", "-") for name in database.gpus()[model].all_names)
+    return site.products.get(model) or tuple(
+        "-".join(re.sub(r"[^A-Za-z0-9_. -]", "", name).split()) for name in database.gpus()[model].all_names
+    )
 
 
 def tolerations(job: Job, site: KubernetesSite) -> list[Mapping[str, str]]:

@@ -758,7 +758,7 @@ def test_a_mistyped_command_is_named() -> None:
     done = envbuild("mkae", "cpu")
     assert (done.code, "did you mean make?" in done.stderr) == (2, True)
     assert "did you mean" not in envbuild("zzzzzz").stderr
-    assert "(now `envbuild save` and `envbuild load`)" in envbuild("bundle", "--help").stderr
+    assert "(`bundle export` is now `save`, `bundle import` is now `load`)" in envbuild("bundle", "--help").stderr
 
 
 # names of the release before
