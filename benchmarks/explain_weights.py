@@ -1,6 +1,6 @@
 """Fits the weights of evidence (facts/data/symptoms.yaml) and reports how well confidences hold on threads left out.
 
-python benchmarks/explain_weights.py      writes benchmarks/results/explain_weights.md: the fitted weights beside those
+python benchmarks/explain_weights.py      writes benchmarks/results/explain_weights.md: the fitted weights and those
                                           in use, and the reliability by cross-validation over repositories
 
 A weight is fitted by logistic regression on pairs of a log and a cause, from the parts of tests/logs that are not held

@@ -21,7 +21,7 @@ _LOCK = ".lock.yaml"
 @click.command("diff", short_help="Compare two profiles, locks or images, or two GPUs' numbers.")
 @click.argument("a")
 @click.argument("b")
-@click.option("--files", is_flag=True, help="Of two images: which file of a layer is another, or only their order.")
+@click.option("--files", is_flag=True, help="Of two images: which file of a layer differs, or only their order.")
 @json_option
 def command(a: str, b: str, files: bool, as_json: bool) -> None:
     """Show what changes from A to B: versions, environment, advisories, layers and the bytes to fetch for them.

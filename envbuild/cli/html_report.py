@@ -23,7 +23,7 @@ from envbuild.util.yaml_document import display
 
 
 def write_report(name: str, output: Path, prints: tuple[Path, Path] | None, as_json: bool) -> None:
-    """Write one HTML page that needs no network: proof, errors beside their tolerances, layers, speed, ranks,
+    """Write one HTML page that needs no network: proof, errors with their tolerances, layers, speed, ranks,
     advisories.
 
     It is made from the profile, its lock and the evidence on disk; no engine is asked. The same evidence gives the same

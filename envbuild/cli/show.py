@@ -38,7 +38,7 @@ def command(
     """Show every pin of a profile and where it comes from: the profile, torch or an advisory. Without a name, list all
     profiles.
 
-    The page of --html needs no network and shows proof, errors beside their tolerances, layers, speed, ranks and
+    The page of --html needs no network and shows proof, errors with their tolerances, layers, speed, ranks and
     advisories; it is made from the evidence on disk, without an engine. The exit code is 0 whatever is shown;
     `envbuild status` has one for each state.
 
