@@ -5,9 +5,7 @@ The command runs in a process of its own, over a driver's library that the tests
 
 from __future__ import annotations
 
-import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -163,13 +161,10 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return stubs.build(tmp_path_factory.mktemp("driver"), cuda=False)
 
 
-# Where this machine itself has too little room for an image.
-LOW = {"disk"} if shutil.disk_usage(tempfile.gettempdir()).free < 20e9 else set()
-
-
 def bad(said: Said, id: str = "") -> dict[str, str]:
+    """The checks that are not ok. This machine's own disk counts only for a case of the disk: other tests fill it."""
     found = {c["id"]: c["status"] for c in said.document["checks"] if c["status"] in ("warn", "fail")}
-    return {name: status for name, status in found.items() if name == id or name not in LOW}
+    return {name: status for name, status in found.items() if name == id or name != "disk"}
 
 
 def test_an_innocent_host_has_no_fault(tmp_path: Path, libraries: dict[str, str]) -> None:
@@ -214,6 +209,6 @@ def test_what_hangs_is_named_and_not_waited_for(tmp_path: Path, libraries: dict[
         said = machine.doctor("--json")
         assert time.monotonic() - begin < 25  # five times what it may take
     found = {c["id"]: c["detail"] for c in said.document["checks"] if c["status"] == "fail"}
-    assert set(found) - LOW == {"gpu.driver", "engine", "index"}
+    assert set(found) - {"disk"} == {"gpu.driver", "engine", "index"}
     assert found["gpu.driver"] == "NVML does not answer: the driver hangs"
     assert "no answer" in found["engine"] + found["index"]
