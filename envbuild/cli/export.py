@@ -8,7 +8,7 @@ import click
 
 from envbuild.attest import ci_job_renderer
 from envbuild.cli import output_files
-from envbuild.cli.console import emit, json_option, profile_argument
+from envbuild.cli.console import emit, json_option, listener, profile_argument
 from envbuild.cli.output_files import output_option
 from envbuild.cli.several_profiles import for_each
 from envbuild.evidence import profile_proofs
@@ -24,7 +24,7 @@ from envbuild.util.errors import UsageError
 from envbuild.util.yaml_document import display
 
 
-@click.group("export", short_help="Write requirements, a check script, a CI job, a schema, ...")
+@click.group("export", short_help="Write a check for every rank at job start, a CI job, pins, ...")
 def command() -> None:
     """Write files for others: for machines without envbuild, for CI systems and for editors.
 
@@ -131,6 +131,29 @@ def ci_command(
         output_files.write(file or output_files.STDOUT, text)
     if as_json:
         emit({"system": system, "profile": source.name, "text": text})
+
+
+@command.command("oci", short_help="Write the image as an OCI image layout, without an engine.")
+@profile_argument("name")
+@click.argument("target", metavar="FOLDER|FILE.tar", type=click.Path(path_type=Path))
+@json_option
+def oci_command(name: str, target: Path, as_json: bool) -> None:
+    """Write the image of a profile's lock as an OCI image layout: a folder, or one file that ends with .tar.
+
+    The layers are written from the locked files. No engine is needed, and the self-test does not run: the image is
+    unverified. The same lock gives the same image. In an existing layout, the layers that are there stay.
+
+    Example: envbuild export oci cpu images
+    Example: skopeo copy oci:images:cpu docker://registry.example/cpu:1
+    """
+    from envbuild.pipeline import layered_image  # not for --help
+
+    output_files.prepare(target, text=False)
+    done = layered_image.export_image(name, target, listener())
+    if as_json:
+        emit(done.document())
+    else:
+        click.echo(f"{display(target)} {done.digest}")
 
 
 @command.command("schema", short_help="Write the JSON Schema of profiles.")

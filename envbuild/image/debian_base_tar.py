@@ -51,13 +51,26 @@ _OPTIONS = (
 )
 
 
-def tar_file(lock: Lock, make: bool = True) -> Path:
-    """Return the path of this lock's base tar, whether it exists or not. `make`: create the directory if missing."""
-    return user_folders.cache_folder("bases", make) / f"{_key(lock)}.tar"
+# Also run if there are packages of `apt:`: removes keys, certificates and ids that their installation makes at random.
+# Every container of the image would have the same. systemd fills an empty machine-id at its start.
+_NO_RANDOM = (
+    'rm -f "$1"/etc/ssh/ssh_host_*_key "$1"/etc/ssh/ssh_host_*_key.pub "$1"/etc/ssl/private/ssl-cert-snakeoil.key '
+    '"$1"/etc/ssl/certs/ssl-cert-snakeoil.pem "$1"/var/lib/dbus/machine-id; '
+    '[ ! -e "$1"/etc/machine-id ] || : >"$1"/etc/machine-id; '
+    '[ ! -d "$1"/etc/ssl/certs ] || chroot "$1" find /etc/ssl/certs -xtype l -delete'
+)
 
 
-def _key(lock: Lock) -> str:
-    return canonical_digest([base_recipe(), lock.content["base"]])
+def tar_file(lock: Lock, make: bool = True, *, apt: bool = False) -> Path:
+    """Return the path of this lock's base tar, whether it exists or not. `make`: create the directory if missing;
+    `apt`: the base with the packages of `apt:`."""
+    return user_folders.cache_folder("bases", make) / f"{_key(lock, apt)}.tar"
+
+
+def _key(lock: Lock, apt: bool) -> str:
+    if not apt:
+        return canonical_digest([base_recipe(), lock.content["base"]])
+    return canonical_digest([base_recipe(), _NO_RANDOM, lock.content["base"], lock.content["apt"]])
 
 
 def base_recipe() -> str:
@@ -68,31 +81,39 @@ def base_recipe() -> str:
 def intact_base(lock: Lock) -> Path:
     """Return the base after checking that it is unchanged. If it is not, remove it and raise HashMismatch."""
     target = tar_file(lock)
+    require_intact(target, file_digest(target))
+    return target
+
+
+def require_intact(target: Path, found: str) -> None:
+    """Remove a base and raise HashMismatch if it has changed. `found`: the sha256 of its content, hex."""
     noted = target.with_suffix(".sha256")
-    if not noted.is_file() or noted.read_text(encoding="utf-8") != file_digest(target):
+    if not noted.is_file() or noted.read_text(encoding="utf-8") != found:
         target.unlink()
         raise HashMismatch(
             f"the cached base {target.name} was damaged on this disk",
             hint="it was removed and will be made again: run the same command once more",
         )
-    return target
 
 
-def make_base(lock: Lock, store: Store, on_line: Callable[[str], None]) -> Path:
-    """Make the base of `lock` from packages in `store`, unless it exists already, and return its path.
+def make_base(lock: Lock, store: Store, on_line: Callable[[str], None], *, apt: bool = False) -> Path:
+    """Make the base of `lock` from packages in `store`, unless it exists already, and return its path. `apt`: with the
+    packages of `apt:`.
 
     Raises ProcessMissing if mmdebstrap is missing, BuildError if it fails.
     """
-    target = tar_file(lock)
+    target = tar_file(lock, apt=apt)
     if target.is_file():
         return target
     assert lock.suite is not None
+    debs = (*lock.base, *lock.apt) if apt else lock.base
+    hooks = (f"--customize-hook={_NO_RANDOM}",) if apt else ()
     with temporary_files.folder("base") as folder:
         folder.chmod(0o755)  # mmdebstrap's download step may run as another user
-        _archive(folder, lock.suite, lock.base, store)
+        _archive(folder, lock.suite, debs, store)
         with temporary_files.folder("base", target.parent) as beside:  # same file system: the move is atomic
             made = beside / target.name
-            _bootstrap(lock.suite, lock.base, folder, made, on_line)
+            _bootstrap(lock.suite, debs, hooks, folder, made, on_line)
             write_atomically(target.with_suffix(".sha256"), file_digest(made))
             made.replace(target)
     return target
@@ -133,7 +154,14 @@ def _contained() -> list[str]:
         return []
 
 
-def _bootstrap(suite: str, debs: Sequence[Deb], folder: Path, target: Path, on_line: Callable[[str], None]) -> None:
+def _bootstrap(
+    suite: str,
+    debs: Sequence[Deb],
+    hooks: Sequence[str],
+    folder: Path,
+    target: Path,
+    on_line: Callable[[str], None],
+) -> None:
     if shutil.which("mmdebstrap") is None:  # check it here: otherwise unshare would report it missing
         raise ProcessMissing(
             "mmdebstrap is not installed; a bootstrap base is made with it",
@@ -144,6 +172,7 @@ def _bootstrap(suite: str, debs: Sequence[Deb], folder: Path, target: Path, on_l
             *_contained(),
             "mmdebstrap",
             *_OPTIONS,
+            *hooks,
             f"--include={','.join(deb.name for deb in debs)}",
             suite,
             target,

@@ -173,7 +173,7 @@ def _archive(archive: Archive) -> Layer:
 
 
 # Prevents pip and Python in a RUN of a child image from writing bytecode for locked modules, which `verify` refuses.
-_ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1"}
+ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def render(lock: Lock, name: str) -> str:
@@ -193,7 +193,7 @@ def render(lock: Lock, name: str) -> str:
         epoch=str(SOURCE_DATE_EPOCH),
         image=lock.image,
         **vars(found),
-        environment=sorted({**_ENVIRONMENT, **lock.environment}.items()),
+        environment=sorted({**ENVIRONMENT, **lock.environment}.items()),
     )
 
 

@@ -1,50 +1,36 @@
-"""Writes the layers of wheels, and remembers each by its content: digest, size, diff id and list of files.
+"""Writes layers from their recipes, and remembers each by its content: digest, size, diff id and list of files.
 
-The blobs themselves are not kept: writing one again takes about as long as copying it. An entry is a JSON file that
-contains a hash of itself; a damaged or missing one is made again. Files are renamed into place when they are complete.
+The blob itself is kept only if a recipe asks for it: writing a layer of wheels again takes about as long as copying it,
+compressing a base again does not. An entry is a JSON file that contains a hash of itself; a damaged or missing one is
+made again. Files are renamed into place when they are complete.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO, Protocol, cast
+
+from isal import igzip
 
 from envbuild.fetch import sha256_file_store
-from envbuild.image.layers.installed_tree import installed_files
-from envbuild.image.layers.layer_writer import WRITER_VERSION, LayerEntry, WrittenLayer, write_layer
-from envbuild.image.layers.metadata_overrides import overriding_files
-from envbuild.image.layers.wheel_reader import WheelReader, open_wheel
-from envbuild.resolve.plan_resolver import VENV
+from envbuild.image.layers.layer_writer import WrittenLayer
 from envbuild.util import atomic_files, canonical_json, temporary_files, user_folders
-from envbuild.util.errors import HashMismatch
+
+_BLOCK = 1 << 20
 
 
-@dataclass(frozen=True)
-class WheelOfLayer:
-    """A wheel's file, and the sha256 that it must have, hex."""
-
-    file: Path
-    sha256: str
-
-
-@dataclass(frozen=True)
-class LayerRecipe:
-    """What determines a layer of wheels. `python`: such as "3.11". `pins`: name and version of each override; with
-    them the layer has only the metadata of these wheels that changes.
-
-    Where two wheels install one path, the file of the last one is written; wheel_conflicts.py refuses different ones.
-    """
-
-    python: str
-    wheels: tuple[WheelOfLayer, ...]
-    pins: tuple[tuple[str, str], ...] = ()
+class LayerRecipe(Protocol):
+    """What determines a layer. `key`: sha256 of all of that, hex; `keeps_blob`: the blob is kept in the cache."""
 
     @property
-    def key(self) -> str:
-        hashes = [wheel.sha256 for wheel in self.wheels]
-        return canonical_json.canonical_digest([WRITER_VERSION, VENV, self.python, hashes, sorted(self.pins)])
+    def key(self) -> str: ...
+    @property
+    def keeps_blob(self) -> bool: ...
+    def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
+        """Write the layer. `packed` gets the bytes of its gzip file, `plain` those of the tar in it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -59,51 +45,56 @@ def known_layer(recipe: LayerRecipe) -> WrittenLayer | None:
     return entry.layer if entry and entry.check == _check(entry.layer) else None
 
 
-def stream_wheels(
+def learn_layer(recipe: LayerRecipe) -> WrittenLayer:
+    """Return the remembered layer of a recipe; write it if there is none. Raises what the recipe's `write` raises."""
+    return known_layer(recipe) or stream_layer(recipe)
+
+
+def stream_layer(
     recipe: LayerRecipe, packed: Callable[[bytes], object] = len, plain: Callable[[bytes], object] = len
 ) -> WrittenLayer:
-    """Write the layer of a recipe as layer_writer.write_layer does, and remember it.
-
-    Raises HashMismatch if a wheel is not the one of the recipe, WheelRefused if it cannot be installed, LockError if a
-    file of one wheel is a folder of another.
-    """
-    with contextlib.ExitStack() as stack:
-        files: dict[str, LayerEntry] = {}
-        for wheel in recipe.wheels:
-            reader = stack.enter_context(open_wheel(wheel.file))
-            _require_sha256(reader, wheel)
-            files |= {entry.path: entry for entry in installed_files(reader, recipe.python)}
-        entries = overriding_files(files.values(), dict(recipe.pins)) if recipe.pins else files.values()
-        layer = write_layer(entries, packed, plain)
-    content = {"layer": asdict(layer), "check": _check(layer)}
-    atomic_files.write_atomically(_file(recipe), canonical_json.encode(content))
+    """Write the layer of a recipe, and remember it. Both receivers drop their bytes by default. Raises what the
+    recipe's `write` raises."""
+    if not recipe.keeps_blob:
+        return _written(recipe, packed, plain)
+    layer = write_blob(recipe, _blobs())
+    blob = _blob(_blobs(), layer)
+    with blob.open("rb") as stream:
+        _copy(stream, packed)
+    if plain is not len:
+        with cast(IO[bytes], igzip.open(blob, "rb")) as stream:  # type: ignore[no-untyped-call]
+            _copy(stream, plain)
     return layer
 
 
 def write_blob(recipe: LayerRecipe, folder: Path) -> WrittenLayer:
     """Write the layer of a recipe as a file in `folder`, named by the 64 digits of its digest, unless it is there
-    undamaged. Raises what stream_wheels raises."""
+    undamaged. Raises what the recipe's `write` raises."""
     known = known_layer(recipe)
     if known:
-        file = folder / known.digest.removeprefix("sha256:")
+        file = _blob(folder, known)
         if file.is_file() and sha256_file_store.file_digest(file) == file.name:
             return known
     folder.mkdir(parents=True, exist_ok=True)
     with temporary_files.file(folder) as (stream, made):
-        layer = stream_wheels(recipe, stream.write)
+        in_cache = folder == _blobs()
+        layer = (_written if in_cache else stream_layer)(recipe, stream.write, len)
         stream.flush()
         made.chmod(0o644)
-        made.replace(folder / layer.digest.removeprefix("sha256:"))
+        made.replace(_blob(folder, layer))
     return layer
 
 
-def _require_sha256(reader: WheelReader, wheel: WheelOfLayer) -> None:
-    found = reader.sha256()
-    if found != wheel.sha256:
-        raise HashMismatch(
-            f"{wheel.file} is not the locked wheel: sha256 {found}, locked {wheel.sha256}",
-            hint="it was damaged on this disk: remove it, and run the same command again",
-        )
+def _written(recipe: LayerRecipe, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
+    layer = recipe.write(packed, plain)
+    content = {"layer": asdict(layer), "check": _check(layer)}
+    atomic_files.write_atomically(_file(recipe), canonical_json.encode(content))
+    return layer
+
+
+def _copy(stream: IO[bytes], receiver: Callable[[bytes], object]) -> None:
+    while block := stream.read(_BLOCK):
+        receiver(block)
 
 
 def _check(layer: WrittenLayer) -> str:
@@ -112,3 +103,11 @@ def _check(layer: WrittenLayer) -> str:
 
 def _file(recipe: LayerRecipe) -> Path:
     return user_folders.cache_folder("layers", make=False) / f"{recipe.key}.json"
+
+
+def _blobs() -> Path:
+    return user_folders.cache_folder("layers", make=False) / "blobs"
+
+
+def _blob(folder: Path, layer: WrittenLayer) -> Path:
+    return folder / layer.digest.removeprefix("sha256:")

@@ -16,6 +16,7 @@ from pathlib import PurePosixPath
 from isal import isal_zlib
 
 from envbuild.image.debian_base_tar import SOURCE_DATE_EPOCH
+from envbuild.image.layers import gzip_members
 from envbuild.image.layers.wheel_reader import WheelMember, WheelReader
 from envbuild.util.errors import LockError
 
@@ -26,7 +27,6 @@ WRITER_VERSION = 1
 _MODE, _EXECUTABLE = 0o644, 0o755
 _TAR_BLOCK = 512
 _STORED = 65535  # bytes, the most in one stored block
-_GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"  # deflate, no name, no time, unknown system
 _LARGEST_OCTAL = 8**11  # bytes: larger sizes do not fit into a tar header
 _LONGEST_NAME = 100  # bytes
 
@@ -79,13 +79,13 @@ class WrittenFile:
 @dataclass(frozen=True)
 class WrittenLayer:
     """`digest`, `size`: of the compressed layer; `diff_id`, `diff_size`: of the tar in it. Both digests begin with
-    "sha256:". `files`: in order, without folders."""
+    "sha256:". `files`: in order, without folders; empty for a layer that is made from another tar."""
 
     digest: str
     size: int
     diff_id: str
     diff_size: int
-    files: tuple[WrittenFile, ...]
+    files: tuple[WrittenFile, ...] = ()
 
 
 def write_layer(
@@ -165,7 +165,7 @@ class _Writer:
         found = hashlib.sha256()
         if member.deflated:
             self.end_stored()
-            self._write_packed(_GZIP_HEADER)
+            self._write_packed(gzip_members.HEADER)
         for packed, plain in wheel.blocks(member):
             found.update(plain)
             if member.deflated:
@@ -174,7 +174,7 @@ class _Writer:
             else:
                 self.store(plain)
         if member.deflated:
-            self._write_packed(_gzip_trailer(member.crc, member.size))
+            self._write_packed(gzip_members.trailer(member.crc, member.size))
         if content.sha256 not in (None, found.hexdigest()):
             raise wheel.refused(member.name, f"sha256 {found.hexdigest()}, in RECORD {content.sha256}")
         return found.hexdigest()
@@ -192,13 +192,13 @@ class _Writer:
         """End the gzip member with stored blocks, if one was begun."""
         if self._stored:
             self._write_block(last=True)
-            self._write_packed(_gzip_trailer(self._crc, self._stored))
+            self._write_packed(gzip_members.trailer(self._crc, self._stored))
             self._crc = self._stored = 0
             self._begun = False
 
     def _write_block(self, last: bool) -> None:
         if not self._begun:
-            self._write_packed(_GZIP_HEADER)
+            self._write_packed(gzip_members.HEADER)
             self._begun = True
         block = bytes(self._waiting[:_STORED])
         del self._waiting[:_STORED]
@@ -213,10 +213,6 @@ class _Writer:
         self.plain_sha256.update(raw)
         self.plain_size += len(raw)
         self._plain(raw)
-
-
-def _gzip_trailer(crc: int, size: int) -> bytes:
-    return struct.pack("<II", crc, size & 0xFFFFFFFF)
 
 
 def tar_header(path: str, kind: bytes, mode: int, size: int = 0, target: str = "") -> bytes:

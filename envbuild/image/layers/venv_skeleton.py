@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator, Mapping
 
 from envbuild.image.layers.layer_writer import LayerEntry, LayerFile, LayerFolder, LayerLink
 from envbuild.resolve.plan_resolver import VENV
 
+VERSION = 1
+"""Rises with every change after which the same templates give other files."""
 _CONFIG = """home = {folder}
 include-system-site-packages = false
 version = {version}
-executable = {executable}
+"""
+_CONFIG_SINCE_3_11 = """executable = {executable}
 command = {interpreter} -m venv --without-pip {environment}
 """
+# Releases with the fix of CVE-2024-9287 quote each value, and their templates do not: Debian has it in 3.11.2, too.
+_UNQUOTED = b"VIRTUAL_ENV=__VENV_DIR__"
+# Templates that add the parentheses themselves
+_PARENTHESES = re.compile(rb"""\(["']?__VENV_PROMPT__""")
 
 
 def venv_files(
@@ -24,15 +33,16 @@ def venv_files(
     `executable`: the path behind all links; `templates`: activation scripts by name, from the folders scripts/common
     and scripts/posix of this Python's module venv. Python 3.13 also writes a .gitignore, which an image does not need.
     """
-    root, python = environment.lstrip("/"), f"python{'.'.join(version.split('.')[:2])}"
-    yield LayerFolder(f"{root}/include/{python}")
+    major, minor = (int(part) for part in version.split(".")[:2])
+    root, python, new = environment.lstrip("/"), f"python{major}.{minor}", (major, minor) >= (3, 11)
+    yield LayerFolder(f"{root}/include/{python}" if new else f"{root}/include")
     yield LayerFolder(f"{root}/lib/{python}/site-packages")
     yield LayerLink(f"{root}/lib64", "lib")
     name = interpreter.rpartition("/")[2]
     yield LayerLink(f"{root}/bin/{name}", interpreter)
     for other in sorted({"python", "python3", python} - {name}):
         yield LayerLink(f"{root}/bin/{other}", name)
-    text = _CONFIG.format(
+    text = (_CONFIG + _CONFIG_SINCE_3_11 if new else _CONFIG).format(
         folder=interpreter.rpartition("/")[0],
         version=version,
         executable=executable,
@@ -41,14 +51,16 @@ def venv_files(
     )
     yield LayerFile(f"{root}/pyvenv.cfg", text.encode())
     short = environment.rpartition("/")[2]
+    activate = templates.get("activate", b"")
+    quote = shlex.quote if _UNQUOTED in activate else str
     values = {
         "__VENV_DIR__": environment,
         "__VENV_NAME__": short,
-        "__VENV_PROMPT__": f"({short}) ",
+        "__VENV_PROMPT__": short if _PARENTHESES.search(activate) else f"({short}) ",
         "__VENV_BIN_NAME__": "bin",
         "__VENV_PYTHON__": f"{environment}/bin/{name}",
     }
     for script, template in sorted(templates.items()):
         for key, value in values.items():
-            template = template.replace(key.encode(), value.encode())
+            template = template.replace(key.encode(), quote(value).encode())
         yield LayerFile(f"{root}/bin/{script}", template)

@@ -403,6 +403,7 @@ HARMLESS = {
     "startup.[].file": "mine.pth",
     "startup.[].sha256": "0" * 64,
     "pins.{key}": "cublas",
+    "pins.{}": "13.1.1.3",
     "pins.{}.version": "13.1.1.3",
     "driver.minimum": "580.65.06",
     "driver.compat.url": "https://mirror.example/compat.tar",

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from envbuild.fetch.sha256_file_store import file_digest
-from envbuild.image.layers import layer_cache, layer_writer
-from envbuild.image.layers.layer_cache import LayerRecipe, WheelOfLayer, known_layer, stream_wheels, write_blob
+from envbuild.image.layers import layer_cache, layer_writer, wheel_layers
+from envbuild.image.layers.layer_cache import known_layer, stream_layer, write_blob
+from envbuild.image.layers.wheel_layers import WheelLayer, WheelOfLayer
 from envbuild.util import user_folders
 from envbuild.util.errors import HashMismatch, LockError
 from unit.image.layers.odd_wheels import odd_wheel
@@ -26,40 +27,40 @@ def of_layer(wheel: Path) -> WheelOfLayer:
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> LayerRecipe:
+def recipe(tmp_path: Path) -> WheelLayer:
     wheels = [
         odd_wheel(tmp_path, {f"{name}/a.py": b"1" * 1000, "shared.py": b""}, name=name) for name in ("one", "two")
     ]
-    return LayerRecipe("3.11", tuple(map(of_layer, wheels)))
+    return WheelLayer("3.11", tuple(map(of_layer, wheels)))
 
 
 def entries() -> list[Path]:
     return sorted(user_folders.cache_folder("layers").iterdir())
 
 
-def test_a_written_layer_is_remembered(recipe: LayerRecipe) -> None:
+def test_a_written_layer_is_remembered(recipe: WheelLayer) -> None:
     assert known_layer(recipe) is None
-    layer = stream_wheels(recipe)
+    layer = stream_layer(recipe)
     assert known_layer(recipe) == layer
-    assert stream_wheels(recipe) == layer
+    assert stream_layer(recipe) == layer
     assert len(entries()) == 1
 
 
-def test_a_file_that_two_wheels_share_is_written_once(recipe: LayerRecipe) -> None:
-    paths = [file.path for file in stream_wheels(recipe).files]
+def test_a_file_that_two_wheels_share_is_written_once(recipe: WheelLayer) -> None:
+    paths = [file.path for file in stream_layer(recipe).files]
     assert paths.count("opt/venv/lib/python3.11/site-packages/shared.py") == 1
 
 
 def test_a_file_of_one_wheel_cannot_be_a_folder_of_another(tmp_path: Path) -> None:
     one, two = odd_wheel(tmp_path, {"x": b""}, name="one"), odd_wheel(tmp_path, {"x/y": b""}, name="two")
     with pytest.raises(LockError, match="site-packages/x is a file and a folder"):
-        stream_wheels(LayerRecipe("3.11", (of_layer(one), of_layer(two))))
+        stream_layer(WheelLayer("3.11", (of_layer(one), of_layer(two))))
     assert not user_folders.cache_folder("layers", make=False).exists()
 
 
 @pytest.mark.parametrize("damage", ["cut", "another size", "another file", "not JSON", "empty"])
-def test_a_damaged_entry_is_found_and_made_again(recipe: LayerRecipe, damage: str) -> None:
-    layer = stream_wheels(recipe)
+def test_a_damaged_entry_is_found_and_made_again(recipe: WheelLayer, damage: str) -> None:
+    layer = stream_layer(recipe)
     (entry,) = entries()
     text = entry.read_text()
     changed = {
@@ -72,40 +73,40 @@ def test_a_damaged_entry_is_found_and_made_again(recipe: LayerRecipe, damage: st
     assert changed != text
     entry.write_text(changed)
     assert known_layer(recipe) is None
-    assert stream_wheels(recipe) == layer
+    assert stream_layer(recipe) == layer
     assert json.loads(entry.read_text()) == json.loads(text)
 
 
-def test_everything_that_determines_a_layer_is_in_its_key(recipe: LayerRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_that_determines_a_layer_is_in_its_key(recipe: WheelLayer, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = recipe.wheels
     keys = {
         recipe.key,
-        LayerRecipe("3.12", recipe.wheels).key,
-        LayerRecipe("3.11", (one,)).key,
-        LayerRecipe("3.11", (two, one)).key,
-        LayerRecipe("3.11", recipe.wheels, (("a", "1"),)).key,
+        WheelLayer("3.12", recipe.wheels).key,
+        WheelLayer("3.11", (one,)).key,
+        WheelLayer("3.11", (two, one)).key,
+        WheelLayer("3.11", recipe.wheels, (("a", "1"),)).key,
     }
-    monkeypatch.setattr(layer_cache, "WRITER_VERSION", layer_writer.WRITER_VERSION + 1)
+    monkeypatch.setattr(wheel_layers, "WRITER_VERSION", layer_writer.WRITER_VERSION + 1)
     keys.add(recipe.key)
     assert len(keys) == 6
 
 
-def test_a_wheel_that_is_not_the_locked_one_is_refused(recipe: LayerRecipe) -> None:
+def test_a_wheel_that_is_not_the_locked_one_is_refused(recipe: WheelLayer) -> None:
     wheel = recipe.wheels[0].file
     wheel.write_bytes(wheel.read_bytes()[:-1] + b"x")
     with pytest.raises((HashMismatch, LockError), match=r"one-1\.0"):
-        stream_wheels(recipe)
+        stream_layer(recipe)
     another = odd_wheel(wheel.parent, {"other": b""}, name="one")
     assert another == wheel
     with pytest.raises(HashMismatch, match="not the locked wheel"):
-        stream_wheels(recipe)
+        stream_layer(recipe)
     assert known_layer(recipe) is None
 
 
 # blobs
 
 
-def test_a_blob_is_named_by_its_digest(recipe: LayerRecipe, tmp_path: Path) -> None:
+def test_a_blob_is_named_by_its_digest(recipe: WheelLayer, tmp_path: Path) -> None:
     layer = write_blob(recipe, tmp_path / "blobs")
     (blob,) = (tmp_path / "blobs").iterdir()
     assert f"sha256:{blob.name}" == f"sha256:{file_digest(blob)}" == layer.digest
@@ -115,7 +116,7 @@ def test_a_blob_is_named_by_its_digest(recipe: LayerRecipe, tmp_path: Path) -> N
     assert blob.stat().st_mtime_ns == before
 
 
-def test_a_damaged_blob_is_written_again(recipe: LayerRecipe, tmp_path: Path) -> None:
+def test_a_damaged_blob_is_written_again(recipe: WheelLayer, tmp_path: Path) -> None:
     layer = write_blob(recipe, tmp_path)
     blob = tmp_path / layer.digest.removeprefix("sha256:")
     for damage in (blob.read_bytes()[:-1], b""):
@@ -124,7 +125,7 @@ def test_a_damaged_blob_is_written_again(recipe: LayerRecipe, tmp_path: Path) ->
         assert file_digest(blob) == blob.name
 
 
-def test_two_writers_at_once_leave_one_sound_blob(recipe: LayerRecipe, tmp_path: Path) -> None:
+def test_two_writers_at_once_leave_one_sound_blob(recipe: WheelLayer, tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         layers = set(pool.map(lambda _: write_blob(recipe, tmp_path / "blobs"), range(12)))
     (blob,) = (tmp_path / "blobs").iterdir()
@@ -136,9 +137,10 @@ def test_two_writers_at_once_leave_one_sound_blob(recipe: LayerRecipe, tmp_path:
 _WRITER = """
 import sys
 from pathlib import Path
-from envbuild.image.layers.layer_cache import LayerRecipe, WheelOfLayer, write_blob
+from envbuild.image.layers.layer_cache import write_blob
+from envbuild.image.layers.wheel_layers import WheelLayer, WheelOfLayer
 wheel, sha256, folder = sys.argv[1:]
-recipe = LayerRecipe("3.11", (WheelOfLayer(Path(wheel), sha256),))
+recipe = WheelLayer("3.11", (WheelOfLayer(Path(wheel), sha256),))
 print("begins", flush=True)
 write_blob(recipe, Path(folder))
 """
@@ -147,7 +149,7 @@ write_blob(recipe, Path(folder))
 def test_a_writer_that_is_killed_leaves_nothing_wrong(tmp_path: Path) -> None:
     """Killed at 12 moments of a run; what is left is complete or absent, and the next run removes the rest."""
     wheel = of_layer(odd_wheel(tmp_path, {f"odd/{number}": os.urandom(200_000) for number in range(40)}))
-    recipe, blobs = LayerRecipe("3.11", (wheel,)), tmp_path / "blobs"
+    recipe, blobs = WheelLayer("3.11", (wheel,)), tmp_path / "blobs"
     command = [sys.executable, "-c", _WRITER, str(wheel.file), wheel.sha256, str(blobs)]
     environment = {**os.environ, "PYTHONPATH": str(Path(layer_cache.__file__).parents[3])}
     for moment in range(12):
@@ -160,7 +162,7 @@ def test_a_writer_that_is_killed_leaves_nothing_wrong(tmp_path: Path) -> None:
         complete = [path for path in blobs.glob("*") if not path.name.startswith(".")] if blobs.exists() else []
         assert all(file_digest(path) == path.name for path in complete)
         known = known_layer(recipe)
-        assert known is None or known == stream_wheels(recipe)
+        assert known is None or known == stream_layer(recipe)
         for path in complete:
             path.unlink()
         for path in entries():
@@ -169,11 +171,11 @@ def test_a_writer_that_is_killed_leaves_nothing_wrong(tmp_path: Path) -> None:
     assert [path.name for path in blobs.iterdir()] == [layer.digest.removeprefix("sha256:")]
 
 
-def test_a_full_disk_leaves_nothing(recipe: LayerRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_nothing(recipe: WheelLayer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(layer_cache, "write_layer", full)
+    monkeypatch.setattr(wheel_layers, "write_layer", full)
     with pytest.raises(OSError, match="No space"):
         write_blob(recipe, tmp_path / "blobs")
     assert list((tmp_path / "blobs").iterdir()) == []

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from envbuild.image.layers.installed_tree import installed_files
-from envbuild.image.layers.layer_cache import LayerRecipe, WheelOfLayer, stream_wheels
+from envbuild.image.layers.layer_cache import stream_layer
 from envbuild.image.layers.layer_writer import LayerEntry
 from envbuild.image.layers.metadata_overrides import overriding_files
+from envbuild.image.layers.wheel_layers import WheelLayer, WheelOfLayer
 from envbuild.image.layers.wheel_reader import open_wheel
 from envbuild.util import package_data
 from unit.image.layers.odd_wheels import odd_wheel
@@ -84,7 +85,7 @@ def test_lines_that_end_in_carriage_returns_stay_so(tmp_path: Path) -> None:
 def test_the_layer_has_these_files_alone(wheels: list[Path]) -> None:
     from envbuild.fetch.sha256_file_store import file_digest
 
-    recipe = LayerRecipe("3.11", tuple(WheelOfLayer(w, file_digest(w)) for w in wheels), tuple(PINS.items()))
+    recipe = WheelLayer("3.11", tuple(WheelOfLayer(w, file_digest(w)) for w in wheels), tuple(PINS.items()))
     site = "opt/venv/lib/python3.11/site-packages/odd-1.0.dist-info"
-    assert [file.path for file in stream_wheels(recipe).files] == [f"{site}/METADATA", f"{site}/RECORD"]
+    assert [file.path for file in stream_layer(recipe).files] == [f"{site}/METADATA", f"{site}/RECORD"]
     shutil.rmtree(wheels[0].parent, ignore_errors=True)

@@ -40,3 +40,42 @@ def test_the_skeleton_is_that_of_the_module_venv(tmp_path: Path, name: str) -> N
         path for path in environment.rglob("*") if path.is_symlink() or not path.is_dir() or not any(path.iterdir())
     }
     assert files == {Path("/", entry.path) for entry in found}
+
+
+def scripts_of(activate: bytes, version: str) -> dict[str, bytes]:
+    interpreter = f"/usr/bin/python{version.rpartition('.')[0]}"
+    entries = list(venv_files(interpreter, version, interpreter, {"activate": activate}))
+    return {
+        entry.path: entry.content
+        for entry in entries
+        if isinstance(entry, LayerFile) and isinstance(entry.content, bytes)
+    }
+
+
+@pytest.mark.parametrize(
+    ("template", "wanted"),
+    [
+        # Python 3.11.7
+        (
+            b'VIRTUAL_ENV="__VENV_DIR__"\nPS1="__VENV_PROMPT__${PS1:-}"',
+            b'VIRTUAL_ENV="/opt/venv"\nPS1="(venv) ${PS1:-}"',
+        ),
+        # Debian's 3.11.2-6+deb12u9
+        (
+            b'VIRTUAL_ENV=__VENV_DIR__\nPS1=__VENV_PROMPT__"${PS1:-}"',
+            b"VIRTUAL_ENV=/opt/venv\nPS1='(venv) '\"${PS1:-}\"",
+        ),
+        # Python 3.13
+        (
+            b'VIRTUAL_ENV=__VENV_DIR__\nPS1="("__VENV_PROMPT__") ${PS1:-}"',
+            b'VIRTUAL_ENV=/opt/venv\nPS1="("venv") ${PS1:-}"',
+        ),
+    ],
+)
+def test_values_are_quoted_as_the_templates_of_this_release_need_it(template: bytes, wanted: bytes) -> None:
+    assert scripts_of(template, "3.11.2")["opt/venv/bin/activate"] == wanted
+
+
+def test_an_environment_before_python_3_11_does_not_name_its_interpreter() -> None:
+    text = scripts_of(b"", "3.9.2")["opt/venv/pyvenv.cfg"]
+    assert text == b"home = /usr/bin\ninclude-system-site-packages = false\nversion = 3.9.2\n"

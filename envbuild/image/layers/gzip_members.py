@@ -1,0 +1,57 @@
+"""gzip files of many members. Pure: the same content gives the same bytes with the same version of zlib.
+
+Every reader of gzip accepts several members. Members of a fixed size can be compressed on several processors at once,
+whatever their number.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
+"""Of a member: deflate, no name, no time, unknown system."""
+COMPRESSOR = f"zlib {zlib.ZLIB_RUNTIME_VERSION}"
+"""Another version may give other bytes, so it is part of the key of each layer that is compressed here."""
+MEMBER_BYTES = 4 << 20
+_LEVEL = 6
+_MEMORY_LEVEL = 8  # zlib's default
+_THREADS = 8  # at most 2 * 8 members wait in memory
+
+
+def trailer(crc: int, size: int) -> bytes:
+    """Return the end of a member. `crc`, `size`: of its content; `size` in bytes."""
+    return struct.pack("<II", crc, size & 0xFFFFFFFF)
+
+
+def compress(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the members of a gzip file with this content. The division into blocks does not matter."""
+    waiting: deque[Future[bytes]] = deque()
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for content in _of_equal_size(blocks):
+            waiting.append(pool.submit(_member, content))
+            if len(waiting) == 2 * _THREADS:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _of_equal_size(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the content in parts of MEMBER_BYTES; only the last one may be smaller."""
+    rest = bytearray()
+    for block in blocks:
+        rest += block
+        while len(rest) >= MEMBER_BYTES:
+            yield bytes(rest[:MEMBER_BYTES])
+            del rest[:MEMBER_BYTES]
+    if rest:
+        yield bytes(rest)
+
+
+def _member(content: bytes) -> bytes:
+    compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS, _MEMORY_LEVEL, zlib.Z_DEFAULT_STRATEGY)
+    packed = compressor.compress(content) + compressor.flush()
+    return HEADER + packed + trailer(zlib.crc32(content), len(content))

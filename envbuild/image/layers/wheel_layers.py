@@ -1,0 +1,67 @@
+"""The layers that are written from wheels alone: their files, and metadata that is changed for overrides."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.image.layers.installed_tree import installed_files
+from envbuild.image.layers.layer_writer import WRITER_VERSION, LayerEntry, WrittenLayer, write_layer
+from envbuild.image.layers.metadata_overrides import overriding_files
+from envbuild.image.layers.wheel_reader import WheelReader, open_wheel
+from envbuild.resolve.plan_resolver import VENV
+from envbuild.util import canonical_json
+from envbuild.util.errors import HashMismatch
+
+
+@dataclass(frozen=True)
+class WheelOfLayer:
+    """A wheel's file, and the sha256 that it must have, hex."""
+
+    file: Path
+    sha256: str
+
+
+@dataclass(frozen=True)
+class WheelLayer:
+    """A layer of wheels. `python`: such as "3.11". `pins`: name and version of each override; with them the layer has
+    only the metadata of these wheels that changes.
+
+    Where two wheels install one path, the file of the last one is written; wheel_conflicts.py refuses different ones.
+    """
+
+    python: str
+    wheels: tuple[WheelOfLayer, ...]
+    pins: tuple[tuple[str, str], ...] = ()
+    keeps_blob = False
+
+    @property
+    def key(self) -> str:
+        hashes = [wheel.sha256 for wheel in self.wheels]
+        return canonical_json.canonical_digest([WRITER_VERSION, VENV, self.python, hashes, sorted(self.pins)])
+
+    def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
+        """Write the layer as layer_writer.write_layer does.
+
+        Raises HashMismatch if a wheel is not the one of the recipe, WheelRefused if it cannot be installed, LockError
+        if a file of one wheel is a folder of another.
+        """
+        with contextlib.ExitStack() as stack:
+            files: dict[str, LayerEntry] = {}
+            for wheel in self.wheels:
+                reader = stack.enter_context(open_wheel(wheel.file))
+                _require_sha256(reader, wheel)
+                files |= {entry.path: entry for entry in installed_files(reader, self.python)}
+            entries = overriding_files(files.values(), dict(self.pins)) if self.pins else files.values()
+            return write_layer(entries, packed, plain)
+
+
+def _require_sha256(reader: WheelReader, wheel: WheelOfLayer) -> None:
+    found = reader.sha256()
+    if found != wheel.sha256:
+        raise HashMismatch(
+            f"{wheel.file} is not the locked wheel: sha256 {found}, locked {wheel.sha256}",
+            hint="it was damaged on this disk: remove it, and run the same command again",
+        )

@@ -1,0 +1,196 @@
+"""Describes the image of a lock: the recipes of its layers, its configuration and its manifest. Pure.
+
+The same lock, wheels of extensions and version of the compressor give the same bytes on every machine and at any time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from envbuild.fetch.locked_artifact_types import LockedWheel
+from envbuild.fetch.sha256_file_store import Store
+from envbuild.image.dockerfile_renderer import ENVIRONMENT, MAX_LAYERS
+from envbuild.image.image_naming import LOCK_LABEL
+from envbuild.image.layers.base_layers import BaseLayer, DifferenceLayer, VenvLayer
+from envbuild.image.layers.layer_cache import LayerRecipe
+from envbuild.image.layers.layer_writer import WrittenLayer
+from envbuild.image.layers.wheel_layers import WheelLayer, WheelOfLayer
+from envbuild.lock.lock_file import PACKAGES, Lock
+from envbuild.registry import oci_types
+from envbuild.registry.oci_types import Manifest
+from envbuild.util.errors import BuildError, LockError
+
+LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
+PLAIN_LAYER = "application/vnd.oci.image.layer.v1.tar"
+_CREATED = "2024-01-01T00:00:00Z"  # SOURCE_DATE_EPOCH, the latest time of a file
+
+
+@dataclass(frozen=True)
+class ImageInputs:
+    """The files that an image is made from; none is read here. `base`, `apt_base`: the tars of the base without and
+    with the packages of `apt:`; `compiled`: the wheels of the extensions by name."""
+
+    base: Path
+    apt_base: Path
+    wheels: Store
+    compiled: Mapping[str, WheelOfLayer]
+
+
+@dataclass(frozen=True)
+class DescribedLayer:
+    """A layer: its recipe, a short title, and what the image's history says about it."""
+
+    title: str
+    history: str
+    recipe: LayerRecipe
+
+
+@dataclass(frozen=True)
+class ImageDescription:
+    """An image whose layers need not be written. `settings`: the part `config` of its configuration."""
+
+    platform: str
+    layers: tuple[DescribedLayer, ...]
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class OciImage:
+    """An image whose layers are known: `layers` are those of the description, in order."""
+
+    description: ImageDescription
+    layers: tuple[WrittenLayer, ...]
+
+    @cached_property
+    def configuration(self) -> bytes:
+        """The bytes of the configuration; their sha256 is the image id."""
+        system, _, architecture = self.description.platform.partition("/")
+        history = [{"created": _CREATED, "created_by": layer.history} for layer in self.description.layers]
+        return oci_types.encoded(
+            {
+                "architecture": architecture,
+                "config": self.description.settings,
+                "created": _CREATED,
+                "history": history,
+                "os": system,
+                "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in self.layers]},
+            }
+        )
+
+    @property
+    def id(self) -> str:
+        return oci_types.digest_of(self.configuration)
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The manifest with the compressed layers."""
+        return self._manifest(LAYER, [(layer.digest, layer.size) for layer in self.layers])
+
+    @cached_property
+    def plain_manifest(self) -> Manifest:
+        """The manifest with the uncompressed layers, for engines that store these."""
+        return self._manifest(PLAIN_LAYER, [(layer.diff_id, layer.diff_size) for layer in self.layers])
+
+    def _manifest(self, media_type: str, layers: Sequence[tuple[str, int]]) -> Manifest:
+        document = {
+            "schemaVersion": 2,
+            "mediaType": oci_types.MANIFEST,
+            "config": oci_types.descriptor(oci_types.CONFIG, self.configuration),
+            "layers": [{"mediaType": media_type, "digest": digest, "size": size} for digest, size in layers],
+        }
+        return Manifest(oci_types.encoded(document), oci_types.MANIFEST)
+
+
+def image_of_lock(lock: Lock, inputs: ImageInputs) -> ImageDescription:
+    """Describe the image of a lock. The layers that most images share come first, those of this profile last.
+
+    Raises BuildError for a lock whose layers cannot be written without an engine, LockError if it has too many.
+    """
+    _require_supported(lock)
+    groups = [(name, tuple(group)) for name, group in itertools.groupby(lock.wheels, key=lambda locked: locked.layer)]
+    overridden = {override.name for override in lock.overrides}
+    own = [group for group in groups if group[0] in overridden]
+    last = [group for group in groups if group[0] == PACKAGES]
+    shared = [group for group in groups if group not in own and group not in last]
+    layers = [
+        DescribedLayer("base", f"envbuild: {lock.suite}, {len(lock.base)} packages", BaseLayer(inputs.base)),
+        *_apt(lock, inputs),
+        _venv(lock, inputs),
+        *(_wheels(lock, inputs, *group) for group in (*shared, *own)),
+        *(_extension(lock, inputs, one.name, one.digest) for one in lock.extensions),
+        *(_wheels(lock, inputs, *group) for group in last),
+        *_overrides(lock, inputs),
+    ]
+    if len(layers) > MAX_LAYERS:
+        raise LockError(f"the lock makes {len(layers)} layers; {MAX_LAYERS} is the most", hint="name fewer packages")
+    return ImageDescription(lock.platform, tuple(layers), _settings(lock))
+
+
+def _require_supported(lock: Lock) -> None:
+    if lock.image:
+        unsupported = f"the base image {lock.image}"
+    elif lock.archives or lock.nvcc:
+        unsupported = "archives and nvcc"
+    else:
+        return
+    raise BuildError(f"{unsupported}: layers for this are not written without an engine", hint="use envbuild build")
+
+
+def _settings(lock: Lock) -> dict[str, Any]:
+    variables = sorted({**ENVIRONMENT, **lock.environment}.items())
+    return {
+        "Cmd": ["python"],
+        "Env": [f"{key}={value}" for key, value in variables],
+        "Labels": {LOCK_LABEL: lock.id},
+        "WorkingDir": "/",
+    }
+
+
+def _apt(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
+    if not lock.apt:
+        return []
+    packages = " ".join(f"{deb.name}={deb.version}" for deb in lock.apt)
+    recipe = DifferenceLayer(inputs.base, inputs.apt_base)
+    return [DescribedLayer("Debian packages", f"envbuild: apt {packages}", recipe)]
+
+
+def _venv(lock: Lock, inputs: ImageInputs) -> DescribedLayer:
+    """The version of Python is that of its Debian package, without epoch and revision: 3.11.2-6+deb12u9 is 3.11.2."""
+    name = f"python{lock.python}"
+    version = next((deb.version for deb in (*lock.base, *lock.apt) if deb.name == name), "")
+    if not version:
+        raise BuildError(f"the lock's base has no package {name}", hint="lock again: envbuild lock")
+    upstream = version.rpartition(":")[2].partition("-")[0].partition("+")[0]
+    tar = inputs.base if any(deb.name == name for deb in lock.base) else inputs.apt_base
+    return DescribedLayer(
+        "virtual environment", f"envbuild: venv of Python {upstream}", VenvLayer(tar, lock.python, upstream)
+    )
+
+
+def _wheels(lock: Lock, inputs: ImageInputs, name: str, wheels: Sequence[LockedWheel]) -> DescribedLayer:
+    texts = (f"{one.wheel.name}=={one.wheel.version} --hash=sha256:{one.wheel.sha256}" for one in wheels)
+    return DescribedLayer(name, f"envbuild: wheels {' '.join(texts)}", WheelLayer(lock.python, _files(inputs, wheels)))
+
+
+def _files(inputs: ImageInputs, wheels: Sequence[LockedWheel]) -> tuple[WheelOfLayer, ...]:
+    return tuple(WheelOfLayer(inputs.wheels.path(one.wheel.sha256, one.wheel.file), one.wheel.sha256) for one in wheels)
+
+
+def _extension(lock: Lock, inputs: ImageInputs, name: str, source: str) -> DescribedLayer:
+    wheel = inputs.compiled[name]
+    history = f"envbuild: {name} compiled from {source} --hash=sha256:{wheel.sha256}"
+    return DescribedLayer(name, history, WheelLayer(lock.python, (wheel,)))
+
+
+def _overrides(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
+    """The metadata of all wheels that require another version of an overridden library."""
+    if not lock.overrides:
+        return []
+    pins = tuple(sorted((override.name, override.version) for override in lock.overrides))
+    history = f"envbuild: metadata requires {' '.join(f'{name}=={version}' for name, version in pins)}"
+    return [DescribedLayer("overrides", history, WheelLayer(lock.python, _files(inputs, lock.wheels), pins))]

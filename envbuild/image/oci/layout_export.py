@@ -1,0 +1,102 @@
+"""Writes a described image as an OCI image layout: a folder, or one tar with the same files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from envbuild.image.layers import layer_cache
+from envbuild.image.layers.layer_writer import tar_header
+from envbuild.image.oci import layer_blobs
+from envbuild.image.oci.image_description import OciImage
+from envbuild.image.oci_layout_writer import INDEX, LAYOUT, REF, blob_path
+from envbuild.registry import oci_types
+from envbuild.util import atomic_files, strict_json, temporary_files
+from envbuild.util.errors import FileError
+
+_VERSION = b'{"imageLayoutVersion":"1.0.0"}'
+_TAR_BLOCK = 512
+
+
+def write_folder(image: OciImage, folder: Path, reference: str, on_layer: Callable[[str], None]) -> None:
+    """Write the image into a layout. In an existing layout, blobs that are there stay, and an image of the same
+    reference name is replaced in the index, which is written last.
+
+    Raises FileError if the folder has files and is not a layout.
+    """
+    others = _other_images(folder, reference)
+    blobs = folder / "blobs" / "sha256"
+    for described in image.description.layers:
+        layer = layer_cache.write_blob(described.recipe, blobs)
+        on_layer(f"layer {described.title}: {layer.size / 1e6:.0f} MB")
+    for raw in (image.configuration, image.manifest.raw):
+        atomic_files.write_atomically(folder / blob_path(oci_types.digest_of(raw)), raw)
+    atomic_files.write_atomically(folder / LAYOUT, _VERSION)
+    entry = {**image.manifest.descriptor, "annotations": {REF: reference}}
+    atomic_files.write_atomically(folder / INDEX, _index([*others, entry]))
+
+
+def _other_images(folder: Path, reference: str) -> list[dict[str, Any]]:
+    """Return the entries of a layout's index for other reference names; none if the folder is new or empty."""
+    index = folder / INDEX
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return []
+    if not (folder / LAYOUT).is_file() and not (folder / "blobs").is_dir():
+        raise FileError(f"{folder} is not an OCI image layout", hint="name a new folder, or a file that ends with .tar")
+    if not index.is_file():
+        return []
+    found = oci_types.descriptors(strict_json.parse(index.read_bytes(), str(index)), "manifests")
+    return [item for item in found if (item.get("annotations") or {}).get(REF) != reference]
+
+
+def _index(manifests: list[dict[str, Any]]) -> bytes:
+    return oci_types.encoded({"schemaVersion": 2, "mediaType": oci_types.INDEX, "manifests": manifests})
+
+
+def write_file(image: OciImage, file: Path, reference: str) -> None:
+    """Write the image as one tar; the same image gives the same bytes. Raises what the layers' recipes raise."""
+    with temporary_files.file(file.parent) as (stream, made):
+        for block in archive(image, {REF: reference}):
+            stream.write(block)
+        stream.flush()
+        made.chmod(0o644)
+        made.replace(file)
+
+
+def archive(
+    image: OciImage,
+    annotations: dict[str, str],
+    *,
+    docker_tag: str | None = None,
+    plain: bool = False,
+    left_out: Collection[str] = (),
+) -> Iterator[bytes]:
+    """Yield the blocks of a layout as a tar. `annotations`: of the image in the index; `docker_tag`: add the file
+    manifest.json of `docker save` with this tag; `plain`: with uncompressed layers; `left_out`: diff ids of layers that
+    are not in it."""
+    manifest = image.plain_manifest if plain else image.manifest
+    names = [layer.diff_id if plain else layer.digest for layer in image.layers]
+    entry = {**manifest.descriptor, "annotations": annotations}
+    yield from _file(LAYOUT, _VERSION)
+    yield from _file(INDEX, _index([entry]))
+    if docker_tag:
+        item = {"Config": blob_path(image.id), "RepoTags": [docker_tag], "Layers": [blob_path(name) for name in names]}
+        yield from _file("manifest.json", json.dumps([item]).encode())
+    written = set()
+    for raw in (image.configuration, manifest.raw):
+        yield from _file(blob_path(oci_types.digest_of(raw)), raw)
+    for described, layer, name in zip(image.description.layers, image.layers, names, strict=True):
+        if name in written or layer.diff_id in left_out:
+            continue
+        written.add(name)
+        size = layer.diff_size if plain else layer.size
+        yield tar_header(blob_path(name), b"0", 0o644, size)
+        yield from layer_blobs.blob_blocks(described.recipe, name, plain=plain)
+        yield b"\0" * (-size % _TAR_BLOCK)
+    yield b"\0" * 2 * _TAR_BLOCK
+
+
+def _file(name: str, raw: bytes) -> Iterator[bytes]:
+    yield tar_header(name, b"0", 0o644, len(raw)) + raw + b"\0" * (-len(raw) % _TAR_BLOCK)
