@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import TypeVar
 
 from envbuild.image.image_naming import LABEL
 from envbuild.registry.registry_image_reader import Config
@@ -34,7 +34,7 @@ _UNUSED = ("Image",)  # written by older builders, read by no engine
 _ROOT = re.compile(r"(0|root)(:(0|root))?")
 
 
-def configuration_differences(child: Config, base: Config) -> dict[str, Any]:
+def configuration_differences(child: Config, base: Config) -> dict[str, object]:
     """Return the child's settings that differ from the base's, by key; for Env and other mappings only the items that
     differ. None: the child removed it."""
     theirs, ours = _settings(child), _settings(base)
@@ -48,7 +48,7 @@ def configuration_objections(child: Config, base: Config, forbidden: Collection[
     ours = _settings(base)
     for key, found in configuration_differences(child, base).items():
         if key == "Env":
-            yield from _variables(found, base.environment)
+            yield from _variables(_changed_items(child.environment, base.environment), base.environment)
         elif key == "Entrypoint" or (key not in _FREE and _changed(key, found, ours.get(key))):
             yield Reason(
                 "configuration", f"{key} of the base is {_shown(ours.get(key))}, here {_shown(child.settings.get(key))}"
@@ -57,25 +57,31 @@ def configuration_objections(child: Config, base: Config, forbidden: Collection[
             yield Reason("configuration", f"the policy forbids a child to set {key}: {_shown(found)}")
 
 
-def _settings(config: Config) -> dict[str, Any]:
+def _settings(config: Config) -> dict[str, object]:
     found = {**config.settings, "Env": config.environment, "Labels": config.labels}
     if _ROOT.fullmatch(str(found.get("User"))):
         del found["User"]
     return {key: value for key, value in found.items() if value and key not in _UNUSED}
 
 
-def _difference(theirs: Any, ours: Any) -> Any:
-    if not all(value is None or isinstance(value, Mapping) for value in (theirs, ours)):
+_Value = TypeVar("_Value")
+
+
+def _difference(theirs: object, ours: object) -> object:
+    if not all(value is None or isinstance(value, dict) for value in (theirs, ours)):
         return theirs
-    theirs, ours = theirs or {}, ours or {}
+    return _changed_items(theirs if isinstance(theirs, dict) else {}, ours if isinstance(ours, dict) else {})
+
+
+def _changed_items(theirs: Mapping[str, _Value], ours: Mapping[str, _Value]) -> dict[str, _Value | None]:
     return {name: theirs.get(name) for name in sorted({*theirs, *ours}) if theirs.get(name) != ours.get(name)}
 
 
-def _changed(key: str, found: Any, ours: Any) -> bool:
+def _changed(key: str, found: object, ours: object) -> bool:
     """Whether the child changed or removed a value of the base. Only envbuild's own labels count."""
     if key == "Labels":
-        return any(name.startswith(LABEL) for name in found)
-    if isinstance(ours, Mapping) and isinstance(found, Mapping):
+        return isinstance(found, dict) and any(name.startswith(LABEL) for name in found)
+    if isinstance(ours, dict) and isinstance(found, dict):
         return any(name in ours for name in found)
     return ours is not None
 
@@ -89,5 +95,5 @@ def _variables(found: Mapping[str, str | None], base: Mapping[str, str]) -> Iter
             yield Reason("environment", f"{text}; set it in the profile, under env, and prove that image")
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return "not set" if value is None else json.dumps(value)[:200]

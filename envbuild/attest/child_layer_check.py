@@ -10,12 +10,12 @@ import tarfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import PurePosixPath
-from typing import Any
 
 from packaging.utils import canonicalize_name
 
 from envbuild.attest import child_config_check, loader_files
 from envbuild.attest.trusted_statements import SignedBuild
+from envbuild.evidence.run_record_schema import RunRecord
 from envbuild.facts import database
 from envbuild.fetch.archive_spec import FOLDERS
 from envbuild.registry import oci_types, registry_image_reader
@@ -47,7 +47,7 @@ def child_objections(
     child: Config,
     base: Config,
     build: SignedBuild,
-    records: Sequence[Mapping[str, Any]],
+    records: Sequence[RunRecord],
     forbidden: Collection[str] = (),
 ) -> Iterator[Reason]:
     """Yield why the verification of `base`, by its run `records`, does not hold for `child`. Reads the layers above.
@@ -68,7 +68,7 @@ def child_objections(
 class _Watch:
     """Checks each entry above the verified layers, at every path where an engine may put it."""
 
-    def __init__(self, build: SignedBuild, records: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, build: SignedBuild, records: Sequence[RunRecord]) -> None:
         python = build.lock.python
         self._site = f"opt/venv/lib/python{python}/site-packages"
         self._versions = {canonicalize_name(name): version for name, version in build.lock.versions.items()}
@@ -80,7 +80,12 @@ class _Watch:
         self._known = {*self._owners, *self._parents}
         self._modules = {module: name for path, name in roots.items() if (module := _module(path))}
         self._library = {f"{prefix}lib/python{python}" for prefix in ("usr/", "usr/local/")}
-        self._cuda = {name for record in records for name in _libraries(record)}
+        self._cuda = {
+            str(loaded.name)
+            for record in records
+            for loaded in record.libraries
+            if database.library_of(loaded.distribution[0])
+        }
         self._links = Links(_LINKS)
         # Debian's Python also searches dist-packages of a virtual environment (site.getsitepackages).
         folders = (f"lib/python{python}", f"local/lib/python{python}", "lib/python3")
@@ -218,14 +223,6 @@ def _module(path: str) -> str | None:
     folder, name = posixpath.split(path)
     stem, dot, _ = name.partition(".")
     return posixpath.join(folder, stem) if not dot or name.endswith(_FILES) else None
-
-
-def _libraries(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the file names of the CUDA libraries that were measured."""
-    found = record["environment"].get("libraries")
-    for item in found if isinstance(found, list) else ():
-        if isinstance(item, dict) and database.library_of(str(item.get("owner")).partition("==")[0]):
-            yield str(item.get("name"))
 
 
 _LONGEST = 4096  # PATH_MAX of Linux

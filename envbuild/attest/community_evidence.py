@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.attest import image_verifier, keys_and_signatures, policy_check, trusted_statements
-from envbuild.attest.image_verifier import Envelope
-from envbuild.attest.keys_and_signatures import PublicKey
+from envbuild.attest.keys_and_signatures import Envelope, PublicKey
 from envbuild.attest.policy import Policy
 from envbuild.attest.trusted_statements import Trusted
 from envbuild.evidence import proof_rules
@@ -98,9 +97,8 @@ def _row(envelope: Envelope | Refusal, keys: Mapping[str, PublicKey], now: datet
     _, reasons = policy_check.of_records(believed.records, Policy(), now)
     objections = tuple(reason.detail for reason in reasons)
     ((_, record),) = believed.records
-    gpu = record["gpu"]["name"] if record["gpu"] else _CPU
-    when, image = record["finished"][:10], record["image"]["id"]
-    return EvidenceRow(gpu, record["profile"], who, when, record["lock"], image, objections)
+    gpu = record.gpu.name if record.gpu else _CPU
+    return EvidenceRow(gpu, record.profile, who, record.finished[:10], record.lock, record.image.id, objections)
 
 
 def _signer(envelope: Envelope, keys: Mapping[str, PublicKey]) -> tuple[str, Trusted]:

@@ -10,7 +10,6 @@ import json
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from envbuild.image.oci_layout_writer import INDEX, REF, blob_path, tar_member
 from envbuild.registry import oci_types, registry_image_reader
@@ -42,7 +41,7 @@ class Bundle:
             raise Malformed(f"{file} is no bundle: it must hold each of its files once, and nothing else")
         self._members = dict(zip(names, members, strict=True))
         index = strict_json.parse(self.file(INDEX), INDEX)
-        self._tags: dict[str, dict[str, Any]] = {}
+        self._tags: dict[str, dict[str, object]] = {}
         for item in oci_types.descriptors(index, "manifests"):
             noted = item.get("annotations")
             if isinstance(noted, dict) and isinstance(noted.get(REF), str):
@@ -83,7 +82,7 @@ class Bundle:
         if f"sha256:{seen.hexdigest()}" != digest:
             raise Refusal("digest", f"the bundle holds something else as the blob {digest}")
 
-    def referrers(self, digest: str) -> list[dict[str, Any]]:
+    def referrers(self, digest: str) -> list[dict[str, object]]:
         index = self.manifest(oci_types.fallback_tag(digest))
         return oci_types.descriptors(index.document, "manifests") if index else []
 

@@ -7,10 +7,9 @@ import dataclasses
 import datetime
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from envbuild.attest import (
     child_config_check,
@@ -20,6 +19,7 @@ from envbuild.attest import (
     registry_attestations,
     trusted_statements,
 )
+from envbuild.attest.keys_and_signatures import Envelope
 from envbuild.attest.policy import Policy
 from envbuild.attest.trusted_statements import SignedBuild, Trusted
 from envbuild.evidence.proof_rules import Proof
@@ -35,7 +35,6 @@ from envbuild.util.rejected_input_errors import Reason, Refusal
 
 _LOCK = re.compile(r"sha256:[0-9a-f]{64}")
 
-Envelope = Mapping[str, Any]
 Envelopes = Sequence[Envelope]
 
 
@@ -62,7 +61,7 @@ class Verdict:
     gpus: list[str] = field(default_factory=list)
     unconfined: list[str] = field(default_factory=list)
     base: str | None = None
-    child_sets: dict[str, Any] = field(default_factory=dict)
+    child_sets: dict[str, object] = field(default_factory=dict)
     reasons: list[Reason] = field(default_factory=list)
     image: Config | None = None
     build: SignedBuild | None = None
@@ -73,7 +72,7 @@ class Verdict:
     def verified(self) -> bool:
         return not self.reasons
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return the JSON document: `unconfined` and `reordered` only if not empty, `child_sets` only for a child."""
         return {
             "ref": self.ref,
@@ -144,11 +143,11 @@ def verify_statement(given: Envelopes, policy: Policy, now: datetime.datetime) -
     verdict = Verdict(None)
     proofs, verdict.reasons = policy_check.of_records(believed.records, policy, now)
     records = [record for _, record in believed.records]
-    verdict.take(proofs, (record["profile"] for record in records), (record["lock"] for record in records))
+    verdict.take(proofs, (record.profile for record in records), (record.lock for record in records))
     verdict.reasons = [*_no_key(policy), *believed.refused, *verdict.reasons]
     if not believed.records and not verdict.reasons:
         verdict.reasons.append(Reason("no-evidence", "there is no test result in it"))
-    verdict.digest = _only(record["image"]["id"] for record in records)
+    verdict.digest = _only(record.image.id for record in records)
     return verdict
 
 
@@ -299,7 +298,7 @@ def _child(
     )
 
 
-def read_file(file: Path) -> dict[str, Any]:
+def read_file(file: Path) -> dict[str, object]:
     """Read an envelope from a file: plain DSSE, or in a sigstore bundle. Raises FileError, Malformed."""
     try:
         with file.open("rb") as stream:

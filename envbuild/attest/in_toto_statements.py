@@ -7,14 +7,16 @@ SBOM.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
 
 from envbuild.evidence import evidence_statements_and_store, run_record_schema
-from envbuild.evidence.evidence_statements_and_store import STATEMENT, TEST_RESULT
+from envbuild.evidence.evidence_statements_and_store import STATEMENT, TEST_RESULT, Statement
+from envbuild.evidence.run_record_schema import RunRecord
 from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import Archive
 from envbuild.fetch.locked_artifact_types import LockedExtension, LockedWheel
@@ -44,9 +46,10 @@ class Subject:
     manifest: str | None = None
 
     @property
-    def descriptors(self) -> list[dict[str, Any]]:
+    def digests(self) -> tuple[tuple[str, str], ...]:
+        """The image and the manifest, by name and sha256 (hex)."""
         found = [(self.name, self.image), (self.repository, self.manifest)]
-        return [{"name": name, "digest": digest_set(digest)} for name, digest in found if name and digest]
+        return tuple((name, digest.removeprefix("sha256:")) for name, digest in found if name and digest)
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class BuildDetails:
     hex."""
 
     profile: str
-    document: Mapping[str, Any]
+    document: Mapping[str, object]
     lock: Lock
     lock_text: str
     facts: str
@@ -70,64 +73,97 @@ def digest_set(digest: str) -> dict[str, str]:
     return {"sha256": digest.removeprefix("sha256:")}
 
 
-def canonical(statement: Mapping[str, Any]) -> bytes:
+class Part(BaseModel):
+    """Part of a statement that somebody else may have written: only the fields that are read."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, alias_generator=to_camel, defer_build=True)
+
+
+class Descriptor(Part):
+    """A resource descriptor, possibly with its content in base64."""
+
+    name: str | None = None
+    digest: dict[str, str] = {}
+    content: str | None = None
+
+
+class _StatementHead(Part):
+    subject: list[Descriptor]
+    predicate_type: str | None = None
+    predicate: object = None
+
+
+class _TestResult(Part):
+    configuration: list[Descriptor]
+
+
+def canonical(statement: Statement) -> bytes:
     """Return the bytes to sign; the same statement always gives the same bytes."""
-    return canonical_json.encode(statement)
+    return canonical_json.encode(statement.document())
 
 
-def _statement(subject: Subject, kind: str, predicate: Mapping[str, Any]) -> dict[str, Any]:
-    return {"_type": STATEMENT, "subject": subject.descriptors, "predicateType": kind, "predicate": dict(predicate)}
+def parse_statement(document: Mapping[str, object]) -> Statement:
+    """Return the statement in a parsed JSON document; an invalid predicate is empty. Raises Malformed."""
+    if document.get("_type") != STATEMENT:
+        raise Malformed("what is signed is no in-toto statement")
+    try:
+        found = _StatementHead.model_validate(document)
+        subjects = tuple((item.name or "", item.digest["sha256"]) for item in found.subject)
+    except (ValueError, KeyError):
+        raise Malformed("a statement names no subject") from None
+    return Statement(subjects, found.predicate_type or "", found.predicate if isinstance(found.predicate, dict) else {})
 
 
-def _enclosed(name: str, raw: bytes, media_type: str) -> dict[str, Any]:
+def _enclosed(name: str, raw: bytes, media_type: str) -> dict[str, object]:
     """Return a resource descriptor that contains the described data."""
     content = base64.b64encode(raw).decode()
     digest = {"sha256": hashlib.sha256(raw).hexdigest()}
     return {"name": name, "digest": digest, "content": content, "mediaType": media_type}
 
 
-def descriptor_content(descriptor: Any, what: str) -> bytes:
+def descriptor_content(descriptor: Descriptor | None, what: str) -> bytes:
     """Return the content of a descriptor. Raises Malformed if it does not match its digest."""
     try:
-        raw = base64.b64decode(descriptor["content"], validate=True)
-        wanted = descriptor["digest"]["sha256"]
-    except (KeyError, TypeError, ValueError, binascii.Error):
-        raise Malformed(f"{what} is not in its statement") from None
-    if hashlib.sha256(raw).hexdigest() != wanted:
+        raw = base64.b64decode(descriptor.content, validate=True) if descriptor and descriptor.content else None
+    except ValueError:
+        raw = None
+    if descriptor is None or raw is None:
+        raise Malformed(f"{what} is not in its statement")
+    if hashlib.sha256(raw).hexdigest() != descriptor.digest.get("sha256"):
         raise Malformed(f"{what} is not the one that its statement names")
     return raw
 
 
-def test_result(record: Mapping[str, Any], raw: bytes, subject: Subject) -> dict[str, Any]:
+def test_result(record: RunRecord, raw: bytes, subject: Subject) -> Statement:
     """Return the stored statement about a record, with the bytes of the record enclosed."""
-    made = evidence_statements_and_store.test_statement(record, hashlib.sha256(raw).hexdigest())
-    predicate = made["predicate"]
+    return Statement(subject.digests, TEST_RESULT, _test_predicate(record, raw))
+
+
+def _test_predicate(record: RunRecord, raw: bytes) -> dict[str, object]:
     enclosed = _enclosed("run-record", raw, "application/json")
-    configuration = [enclosed if item["name"] == "run-record" else item for item in predicate["configuration"]]
-    return _statement(subject, TEST_RESULT, {**predicate, "configuration": configuration})
+    return evidence_statements_and_store.test_predicate(record, enclosed)
 
 
-def read_test_result(predicate: Any) -> tuple[str, dict[str, Any]]:
+def read_test_result(predicate: Mapping[str, object]) -> tuple[str, RunRecord]:
     """Return (digest, record) of the run record in a test result. Raises Refusal unless the predicate agrees with
     it."""
     try:
-        descriptors = [item for item in predicate["configuration"] if item["name"] == "run-record"]
-    except (KeyError, TypeError):
+        found = _TestResult.model_validate(predicate).configuration
+    except ValueError:
         raise Malformed("the test result names no run record") from None
-    raw = descriptor_content(descriptors[0] if descriptors else None, "the run record")
+    raw = descriptor_content(next((one for one in found if one.name == "run-record"), None), "the run record")
     try:
         record = run_record_schema.validate_record(strict_json.parse(raw, "the run record"))
-        honest = test_result(record, raw, Subject("", ""))["predicate"] == predicate
     except run_record_schema.Newer as newer:
         raise Refusal("newer", str(newer)) from None
-    except (ValueError, KeyError, TypeError):
+    except ValueError:
         raise Malformed("the run record is not as it should be") from None
-    if not honest:
+    if _test_predicate(record, raw) != predicate:
         raise Refusal("predicate", "the test result does not say what its run record says")
     return hashlib.sha256(raw).hexdigest(), record
 
 
-def slsa_provenance(made: BuildDetails, subject: Subject) -> dict[str, Any]:
+def slsa_provenance(made: BuildDetails, subject: Subject) -> Statement:
     """Return SLSA provenance: the profile and the lock of the build, and every file that went into it, by hash."""
     dependencies = [
         *(_deb(deb) for deb in (*made.lock.base, *made.lock.apt)),
@@ -152,13 +188,13 @@ def slsa_provenance(made: BuildDetails, subject: Subject) -> dict[str, Any]:
         },
         "resolvedDependencies": dependencies,
     }
-    run: dict[str, Any] = {"builder": {"id": BUILDER, "version": dict(made.versions)}}
+    run: dict[str, object] = {"builder": {"id": BUILDER, "version": dict(made.versions)}}
     if made.compiled:
         run["byproducts"] = [_compiled(one) for one in made.compiled]
-    return _statement(subject, PROVENANCE, {"buildDefinition": definition, "runDetails": run})
+    return Statement(subject.digests, PROVENANCE, {"buildDefinition": definition, "runDetails": run})
 
 
-def _profile(made: BuildDetails) -> dict[str, Any]:
+def _profile(made: BuildDetails) -> dict[str, object]:
     """Return the profile as it was written; the source of the project's own script is enclosed."""
     selftest = made.document.get("selftest")
     script = selftest.get("script") if isinstance(selftest, Mapping) else None
@@ -169,16 +205,16 @@ def _profile(made: BuildDetails) -> dict[str, Any]:
     return {"name": made.profile, "document": document, "script": enclosed}
 
 
-def _deb(deb: Deb) -> dict[str, Any]:
+def _deb(deb: Deb) -> dict[str, object]:
     return {"name": deb.file, "uri": deb_url(deb), "digest": digest_set(deb.sha256)}
 
 
-def _wheel(locked: LockedWheel, roots: Sequence[str]) -> dict[str, Any]:
+def _wheel(locked: LockedWheel, roots: Sequence[str]) -> dict[str, object]:
     found = {"name": locked.wheel.file, "uri": wheel_url(locked), "digest": digest_set(locked.wheel.sha256)}
     return {**found, "annotations": {"layer": locked.layer, "roots": list(roots)}}
 
 
-def _source(extension: LockedExtension) -> dict[str, Any]:
+def _source(extension: LockedExtension) -> dict[str, object]:
     """Describe the source by its commit, or its sdist's sha256; its location is left out, since it is specific to a
     site."""
     digest = {"gitCommit": extension.digest} if extension.kind == "git" else digest_set(extension.digest)
@@ -189,7 +225,7 @@ def _tools(lock: Lock) -> Sequence[LockedWheel | Archive | Deb]:
     return (*lock.builder.debs, *lock.builder.wheels, *lock.builder.archives) if lock.builder else ()
 
 
-def _tool(item: LockedWheel | Archive | Deb) -> dict[str, Any]:
+def _tool(item: LockedWheel | Archive | Deb) -> dict[str, object]:
     """Describe a tool that compiled extensions: it is not in the image, so it has no roots."""
     if isinstance(item, Deb):
         return _deb(item)
@@ -198,13 +234,13 @@ def _tool(item: LockedWheel | Archive | Deb) -> dict[str, Any]:
     return {"name": item.wheel.file, "uri": wheel_url(item), "digest": digest_set(item.wheel.sha256)}
 
 
-def _compiled(one: CompiledRecord) -> dict[str, Any]:
+def _compiled(one: CompiledRecord) -> dict[str, object]:
     """Describe a wheel that was compiled during the build. `key`: the hash of everything it was made from."""
     annotations = {"extension": one.name, "key": one.key, "roots": list(one.roots)}
     return {"name": one.file, "digest": digest_set(one.sha256), "annotations": annotations}
 
 
-def _archive(archive: Archive) -> dict[str, Any]:
+def _archive(archive: Archive) -> dict[str, object]:
     return {"name": archive.name, "uri": archive_url(archive), "digest": digest_set(archive.sha256)}
 
 
@@ -231,5 +267,5 @@ def _package_url(kind: str, namespace: str | None, name: str, version: str, arch
     return PackageURL(kind, namespace, name, version, {"arch": arch} if arch else None).to_string()
 
 
-def sbom(bom: Mapping[str, Any], subject: Subject) -> dict[str, Any]:
-    return _statement(subject, CYCLONEDX, bom)
+def sbom(bom: Mapping[str, object], subject: Subject) -> Statement:
+    return Statement(subject.digests, CYCLONEDX, bom)

@@ -6,7 +6,6 @@ The libraries are imported only when something is signed or checked, because mos
 from __future__ import annotations
 
 import base64
-import binascii
 import getpass
 import hashlib
 import os
@@ -14,13 +13,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
 
 from envbuild.util import settings, strict_json
 from envbuild.util.errors import FileError, UsageError
 from envbuild.util.rejected_input_errors import Malformed, Refusal
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from securesystemslib.signer import CryptoSigner, SSlibKey
 
 NO_KEY = "no public key is given: nothing tells who proved it (--key, keys in the policy, or the setting public_key)"
@@ -29,6 +31,23 @@ KEY = "ENVBUILD_SIGNING_KEY"
 PASSPHRASE, PASSPHRASE_FILE = "ENVBUILD_KEY_PASSPHRASE", "ENVBUILD_KEY_PASSPHRASE_FILE"
 _TYPED = "ENVBUILD_KEY_PASSPHRASE_TYPED"  # passed from one envbuild to another, which removes it at its start
 _received: list[str] = []  # one passphrase, until it is used
+
+
+Envelope = Mapping[str, object]
+"""A DSSE envelope that anybody may have written, as parsed JSON: it is published with the keys that it came with."""
+
+
+class _Payload(BaseModel):
+    payloadType: str
+    payload: str
+
+
+class _Signature(BaseModel):
+    sig: str
+
+
+class _Signatures(BaseModel):
+    signatures: list[_Signature]
 
 
 @dataclass(frozen=True)
@@ -133,17 +152,16 @@ def public(pem: bytes, name: str) -> PublicKey:
     return _public(key)
 
 
-def _public(key: Any) -> PublicKey:
+def _public(key: EllipticCurvePublicKey) -> PublicKey:
     from securesystemslib.signer import SSlibKey
 
     return PublicKey(_pem(key), SSlibKey.from_crypto(key))
 
 
-def _pem(key: Any) -> bytes:
+def _pem(key: EllipticCurvePublicKey) -> bytes:
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-    pem: bytes = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    return pem
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 _PROMPT = "passphrase of the signing key: "
@@ -199,49 +217,50 @@ def passphrase(prompt: str, confirm: bool = False) -> str:
     )
 
 
-def seal(payload: bytes, signer: Signer | None) -> dict[str, Any]:
+def seal(payload: bytes, signer: Signer | None) -> dict[str, object]:
     """Return the DSSE envelope of a statement; without a signer it has no signature."""
     if signer is None:
         return {"payload": base64.b64encode(payload).decode(), "payloadType": PAYLOAD_TYPE, "signatures": []}
-    from securesystemslib.dsse import Envelope
+    from securesystemslib import dsse
 
-    envelope = Envelope(payload, PAYLOAD_TYPE, {})
+    envelope = dsse.Envelope(payload, PAYLOAD_TYPE, {})
     envelope.sign(signer.signer)
-    sealed: dict[str, Any] = envelope.to_dict()
-    return sealed
+    return dict(envelope.to_dict())
 
 
-def envelope_payload(envelope: Mapping[str, Any]) -> bytes:
+def envelope_payload(envelope: Envelope) -> bytes:
     """Return the payload of an envelope, without checking its signatures. Raises Malformed."""
     try:
-        if envelope["payloadType"] != PAYLOAD_TYPE:
+        found = _Payload.model_validate(envelope)
+        if found.payloadType != PAYLOAD_TYPE:
             raise Malformed("the envelope holds no in-toto statement")
-        return base64.b64decode(envelope["payload"], validate=True)
-    except (KeyError, TypeError, ValueError, binascii.Error):
+        return base64.b64decode(found.payload, validate=True)
+    except ValueError:
         raise Malformed("the envelope is not DSSE") from None
 
 
-def envelope_signatures(envelope: Mapping[str, Any]) -> list[bytes]:
+def envelope_signatures(envelope: Envelope) -> list[bytes]:
     """Return the signatures of an envelope, without checking them. Raises Malformed."""
     try:
-        return [base64.b64decode(item["sig"], validate=True) for item in envelope["signatures"]]
-    except (KeyError, TypeError, ValueError, binascii.Error):
+        found = _Signatures.model_validate(envelope).signatures
+        return [base64.b64decode(item.sig, validate=True) for item in found]
+    except ValueError:
         raise Malformed("the envelope's signatures are not DSSE's") from None
 
 
-def signed_statement(envelope: Mapping[str, Any], keys: Sequence[PublicKey]) -> dict[str, Any]:
+def signed_statement(envelope: Envelope, keys: Sequence[PublicKey]) -> dict[str, object]:
     """Return the statement in an envelope after checking that one of `keys` signed it.
 
     Key ids are ignored: they are hints, and the sigstore bundle leaves them empty. Raises Refusal.
     """
-    from securesystemslib.dsse import Envelope
+    from securesystemslib import dsse
     from securesystemslib.exceptions import UnverifiedSignatureError, VerificationError
     from securesystemslib.signer import Signature
 
     content, found = envelope_payload(envelope), envelope_signatures(envelope)
     if not found:
         raise Refusal("unsigned", "the evidence is not signed")
-    signed = Envelope(content, PAYLOAD_TYPE, {}).pae()
+    signed = dsse.Envelope(content, PAYLOAD_TYPE, {}).pae()
     for key in keys:
         for signature in found[:16]:
             try:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic_core import ErrorDetails
 
 from envbuild.attest import keys_and_signatures
 from envbuild.attest.keys_and_signatures import PublicKey
@@ -68,7 +69,7 @@ class Policy:
     copies: tuple[str, ...] = ()
 
 
-def read(file: Path | None, given: dict[str, Any], key: Path | None) -> Policy:
+def read(file: Path | None, given: Mapping[str, object], key: Path | None) -> Policy:
     """Return the policy in `file`; values in `given` replace its keys. If `key` is given, only that key is trusted.
 
     If there is no key at all, the setting `public_key` is used. Raises FileError with every fault of the file,
@@ -106,7 +107,7 @@ def _repository(text: str) -> str:
     return reference.repository
 
 
-def _said(item: Any) -> str:
+def _said(item: ErrorDetails) -> str:
     """Return what is wrong with a key, and its description."""
     name, known = str(item["loc"][0]), {field.alias or name: field for name, field in _File.model_fields.items()}
     if name not in known:

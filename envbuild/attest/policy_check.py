@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
@@ -14,6 +13,7 @@ from envbuild.attest.policy import Policy
 from envbuild.attest.trusted_statements import SignedBuild
 from envbuild.evidence import profile_proofs, proof_rules, run_record_schema
 from envbuild.evidence.proof_rules import Proof, RequiredProof
+from envbuild.evidence.run_record_schema import RunRecord
 from envbuild.facts import database
 from envbuild.facts.advisory_matching import Situation
 from envbuild.facts.probe_catalogue_reader import LEVELS
@@ -21,7 +21,7 @@ from envbuild.profile.model import Profile
 from envbuild.resolve.torch_compatibility_and_advisories import stated
 from envbuild.util.rejected_input_errors import Reason
 
-Records = Sequence[tuple[Path, dict[str, Any]]]
+Records = Sequence[tuple[Path, RunRecord]]
 _AHEAD = datetime.timedelta(hours=24)  # largest accepted difference between clocks
 
 
@@ -47,12 +47,12 @@ def of_records(records: Records, policy: Policy, now: datetime.datetime) -> tupl
     """Check run records without a build statement: is each sufficient for the requirements it was made for?"""
     on: list[Proof] = []
     reasons: list[Reason] = []
-    for item in records:
-        asked = _stricter(proof_rules.as_recorded(item[1]), policy)
-        named = policy.gpus or (proof_rules.model_of(item[1]),)
-        found, why = _each(named, asked, [item], policy, now, None)
+    for path, record in records:
+        asked = _stricter(proof_rules.as_recorded(record), policy)
+        named = policy.gpus or (proof_rules.model_of(record),)
+        found, why = _each(named, asked, [(path, record)], policy, now, None)
         on += found
-        reasons += [*unexpected_origin(item[1]["profile"], item[1]["lock"], policy), *why]
+        reasons += [*unexpected_origin(record.profile, record.lock, policy), *why]
     return list(dict.fromkeys(on)), list(dict.fromkeys(reasons))
 
 
@@ -87,14 +87,12 @@ def _kind(proof: Proof) -> str:
     return "failed" if proof.failed else "gpu" if proof.state == "missing" else "stale"
 
 
-def _record(
-    record: Mapping[str, Any], policy: Policy, now: datetime.datetime, profile: Profile | None
-) -> Iterator[Reason]:
-    finished = datetime.datetime.strptime(record["finished"], run_record_schema.FINISHED).replace(tzinfo=datetime.UTC)
+def _record(record: RunRecord, policy: Policy, now: datetime.datetime, profile: Profile | None) -> Iterator[Reason]:
+    finished = datetime.datetime.strptime(record.finished, run_record_schema.FINISHED).replace(tzinfo=datetime.UTC)
     if policy.max_age and now - finished > policy.max_age:
-        yield Reason("age", f"proved {record['finished']}, {(now - finished).days} days ago")
+        yield Reason("age", f"proved {record.finished}, {(now - finished).days} days ago")
     if finished - now > _AHEAD:
-        yield Reason("age", f"proved {record['finished']}, which is yet to come")
+        yield Reason("age", f"proved {record.finished}, which is yet to come")
     yield from _driver(record, policy)
     accepted = {item.advisory for item in profile.accept} if profile else set()
     for advisory in database.matching(proved_situation(record, policy, profile)):
@@ -102,24 +100,23 @@ def _record(
             yield Reason("advisory", f"{advisory.id}: {advisory.title} ({', '.join(advisory.cite[:2])})")
 
 
-def _driver(record: Mapping[str, Any], policy: Policy) -> Iterator[Reason]:
+def _driver(record: RunRecord, policy: Policy) -> Iterator[Reason]:
     """Check the driver. Evidence from an older driver also holds for a newer one, but not the other way round."""
     if policy.driver is None:
         return
-    measured = record["gpu"].get("driver") if record["gpu"] else None
+    measured = record.gpu.driver if record.gpu else None
     try:
         if measured is None:
             yield Reason("driver", "the proof names no driver")
-        elif Version(policy.driver) < Version(str(measured)):
+        elif Version(policy.driver) < Version(measured):
             yield Reason("driver", f"proved with driver {measured}; {policy.driver} is older")
     except InvalidVersion:
         yield Reason("driver", f"the proof names a driver {str(measured)[:40]!r} that is no version")
 
 
-def proved_situation(record: Mapping[str, Any], policy: Policy, profile: Profile | None) -> Situation:
+def proved_situation(record: RunRecord, policy: Policy, profile: Profile | None) -> Situation:
     """Return the situation of the run for the advisories: loaded libraries take precedence over installed ones."""
-    held = _of(record["environment"], "distributions", dict)
-    installed = {str(name): str(version) for name, version in held.items()}
+    installed = record.distributions
     said = stated(profile) if profile else Situation()
     torch = installed.get("torch")
     release = database.torch_release(torch or "")
@@ -130,23 +127,18 @@ def proved_situation(record: Mapping[str, Any], policy: Policy, profile: Profile
         gpus=(gpu,) if gpu else (),
         torch=torch,
         cuda=cuda,
-        libraries={**database.libraries_among(installed, cuda), **_loaded(record)} if record["gpu"] else {},
+        libraries={**database.libraries_among(installed, cuda), **_loaded(record)} if record.gpu else {},
         distributions=installed,
-        driver=policy.driver or (record["gpu"] or {}).get("driver"),
+        driver=policy.driver or (record.gpu.driver if record.gpu else None),
     )
 
 
-def _loaded(record: Mapping[str, Any]) -> dict[str, str]:
+def _loaded(record: RunRecord) -> dict[str, str]:
     """Short name -> version of the libraries that were mapped from a distribution's own files."""
     versions: dict[str, str] = {}
-    for item in _of(record["environment"], "libraries", list):
-        name, _, version = str(item.get("owner")).partition("==") if isinstance(item, dict) else ("", "", "")
+    for loaded in record.libraries:
+        name, version = loaded.distribution
         library = database.library_of(name)
-        if library and version and item.get("record"):
+        if library and version and loaded.record:
             versions[library] = version
     return versions
-
-
-def _of(environment: Mapping[str, Any], key: str, kind: type[Any]) -> Any:
-    found = environment.get(key)
-    return found if isinstance(found, kind) else kind()

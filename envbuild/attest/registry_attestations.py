@@ -11,10 +11,9 @@ import base64
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from envbuild.attest import keys_and_signatures
-from envbuild.attest.keys_and_signatures import PublicKey, Signer
+from envbuild.attest.keys_and_signatures import Envelope, PublicKey, Signer
 from envbuild.registry import oci_types
 from envbuild.registry.oci_types import ImageSource, Manifest, Target
 from envbuild.util import strict_json
@@ -24,8 +23,6 @@ ENVELOPE = "application/vnd.dsse.envelope.v1+json"
 BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _MOST = 200  # maximum number of pieces of evidence that are read
 _TOTAL = 128 << 20  # maximum size of all of them in bytes
-
-Envelope = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ class Attestation:
         return {"predicateType": self.kind, "dev.cosignproject.cosign/signature": ""}
 
 
-def bundle(attestation: Attestation, key: PublicKey) -> dict[str, Any]:
+def bundle(attestation: Attestation, key: PublicKey) -> dict[str, object]:
     """Return the envelope as a sigstore bundle, with the key as a hint and no transparency log."""
     envelope = attestation.envelope
     signatures = [
@@ -83,8 +80,9 @@ def publish(repository: Target, subject: Manifest, wanted: Sequence[tuple[str, b
     return new
 
 
-def _unsigned(item: Mapping[str, Any], found: Envelope | Refusal, kinds: Collection[str]) -> bool:
-    kind = (item.get("annotations") or {}).get("predicateType")
+def _unsigned(item: Mapping[str, object], found: Envelope | Refusal, kinds: Collection[str]) -> bool:
+    noted = item.get("annotations")
+    kind = noted.get("predicateType") if isinstance(noted, dict) else None
     return kind in kinds and not isinstance(found, Refusal) and not keys_and_signatures.envelope_signatures(found)
 
 
@@ -103,7 +101,7 @@ def _same(envelope: Envelope, payload: bytes, signer: Signer | None) -> bool:
         return False
 
 
-def _put_layers(repository: Target, digest: str, layers: Sequence[Mapping[str, Any]]) -> None:
+def _put_layers(repository: Target, digest: str, layers: Sequence[Mapping[str, object]]) -> None:
     files = {"type": "layers", "diff_ids": [item["digest"] for item in layers]}
     config = oci_types.encoded({"architecture": "", "os": "", "config": {}, "rootfs": files})
     repository.put_blob(config)
@@ -139,7 +137,7 @@ def _put_bundle(repository: Target, subject: Manifest, made: Attestation, key: P
         _list_by_tag(repository, subject.digest, item)
 
 
-def _list_by_tag(repository: Target, digest: str, item: Mapping[str, Any]) -> None:
+def _list_by_tag(repository: Target, digest: str, item: Mapping[str, object]) -> None:
     """Add a referrer in a registry without the referrers API: clients maintain the list, under a tag."""
     before = repository.manifest(oci_types.fallback_tag(digest))
     listed = oci_types.descriptors(before.document, "manifests") if before else []
@@ -175,7 +173,7 @@ class _Reader:
         self._repository = repository
         self._pieces, self._left = _MOST, _TOTAL
 
-    def layers(self, digest: str) -> list[tuple[dict[str, Any], Envelope | Refusal]]:
+    def layers(self, digest: str) -> list[tuple[dict[str, object], Envelope | Refusal]]:
         """Return the envelopes of the older form, each with its descriptor."""
         manifest = self._repository.manifest(att_tag(digest))
         return [(item, self._envelope(partial(self._json, item))) for item in (manifest.layers if manifest else ())]
@@ -184,18 +182,20 @@ class _Reader:
         found = [item for item in self._repository.referrers(digest) if item.get("artifactType") == BUNDLE]
         return [self._envelope(partial(self._bundle, item, digest)) for item in found]
 
-    def _envelope(self, read: Callable[[], Any]) -> Envelope | Refusal:
+    def _envelope(self, read: Callable[[], object]) -> Envelope | Refusal:
         try:
             self._pieces -= 1
             if self._pieces < 0:
                 raise Refusal("too-large", f"there are more than {_MOST} pieces of evidence")
-            found: Envelope = read()
+            found = read()
+            if not isinstance(found, dict):
+                raise Malformed("the envelope is not DSSE")
             keys_and_signatures.envelope_payload(found), keys_and_signatures.envelope_signatures(found)
             return found
         except Refusal as refusal:
             return refusal
 
-    def _bundle(self, item: Mapping[str, Any], digest: str) -> Any:
+    def _bundle(self, item: Mapping[str, object], digest: str) -> object:
         wanted = oci_types.digest_in(item)
         manifest = self._repository.manifest(wanted)
         if manifest is None:
@@ -206,7 +206,7 @@ class _Reader:
             raise Malformed(f"the bundle {wanted} has not one layer")
         return self._json(manifest.layers[0]).get("dsseEnvelope")
 
-    def _json(self, item: Mapping[str, Any]) -> dict[str, Any]:
+    def _json(self, item: Mapping[str, object]) -> dict[str, object]:
         raw = self._repository.blob(oci_types.digest_in(item), min(self._left, strict_json.MAX_BYTES))
         self._left -= len(raw)
         return strict_json.parse(raw, "the envelope")

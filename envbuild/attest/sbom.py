@@ -6,7 +6,6 @@ import json
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
 
 from cyclonedx.model import HashAlgorithm, HashType, Property
 from cyclonedx.model.bom import Bom, BomMetaData
@@ -22,7 +21,7 @@ from envbuild.lock.lock_file import Lock
 _SPACE = uuid.UUID("5d1c5e9e-2f2e-5e0e-9a51-6f0a6f2f9d0b")
 
 
-def make_sbom(profile: str, lock: Lock, image_id: str) -> dict[str, Any]:
+def make_sbom(profile: str, lock: Lock, image_id: str) -> dict[str, object]:
     """Return the SBOM, stable byte for byte: its time is the lock's, its serial number is derived from image and
     lock."""
     image = Component(
@@ -43,7 +42,7 @@ def make_sbom(profile: str, lock: Lock, image_id: str) -> dict[str, Any]:
     )
     bom.register_dependency(image, bom.components)
     text = make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string()
-    found: dict[str, Any] = json.loads(text)
+    found: dict[str, object] = json.loads(text)
     return found
 
 

@@ -6,13 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from packaging.utils import canonicalize_name
+from pydantic import Field
 
 from envbuild.attest import in_toto_statements, keys_and_signatures
-from envbuild.attest.keys_and_signatures import PublicKey
+from envbuild.attest.in_toto_statements import Descriptor, Part
+from envbuild.attest.keys_and_signatures import Envelope, PublicKey
 from envbuild.evidence import evidence_statements_and_store
+from envbuild.evidence.evidence_statements_and_store import Statement
+from envbuild.evidence.run_record_schema import RunRecord
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.profile import model as profile_model
@@ -50,28 +53,28 @@ class Trusted:
     `refused`: why other statements do not count."""
 
     builds: tuple[SignedBuild, ...]
-    records: tuple[tuple[Path, dict[str, Any]], ...]
+    records: tuple[tuple[Path, RunRecord], ...]
     refused: tuple[Reason, ...]
 
 
-def believe(envelopes: Iterable[Mapping[str, Any]], keys: Sequence[PublicKey], image_id: str | None) -> Trusted:
+def believe(envelopes: Iterable[Envelope], keys: Sequence[PublicKey], image_id: str | None) -> Trusted:
     """Return what the owners of `keys` state about the image; `image_id` None: about any image."""
     builds: list[SignedBuild] = []
-    records: dict[str, dict[str, Any]] = {}
+    records: dict[str, RunRecord] = {}
     refused: list[Reason] = []
     for envelope in envelopes:
         try:
-            statement = keys_and_signatures.signed_statement(envelope, keys)
-            about = {digest for _, digest in _subjects(statement)}
+            statement = in_toto_statements.parse_statement(keys_and_signatures.signed_statement(envelope, keys))
+            about = {digest for _, digest in statement.subjects}
             if image_id and image_id.removeprefix("sha256:") not in about:
                 raise Refusal("subject", "a statement is about another image")
-            if statement.get("predicateType") == evidence_statements_and_store.TEST_RESULT:
-                digest, record = in_toto_statements.read_test_result(statement.get("predicate"))
-                measured = record["image"]["id"]
+            if statement.predicate_type == evidence_statements_and_store.TEST_RESULT:
+                digest, record = in_toto_statements.read_test_result(statement.predicate)
+                measured = record.image.id
                 if measured.removeprefix("sha256:") not in about or image_id not in (None, measured):
                     raise Refusal("subject", "a run record is about another image than its statement")
                 records[digest] = record
-            elif statement.get("predicateType") == in_toto_statements.PROVENANCE:
+            elif statement.predicate_type == in_toto_statements.PROVENANCE:
                 builds += _build(statement)
         except Refusal as refusal:
             refused.append(refusal.reason)
@@ -81,52 +84,98 @@ def believe(envelopes: Iterable[Mapping[str, Any]], keys: Sequence[PublicKey], i
     return Trusted(tuple(builds), tuple(found), tuple(dict.fromkeys(refused)))
 
 
-def _subjects(statement: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
-    """(name, sha256 in hex) of each subject. Raises Malformed."""
-    if statement.get("_type") != evidence_statements_and_store.STATEMENT:
-        raise Malformed("what is signed is no in-toto statement")
-    try:
-        return frozenset((str(item.get("name")), str(item["digest"]["sha256"])) for item in statement["subject"])
-    except (KeyError, TypeError, AttributeError):
-        raise Malformed("a statement names no subject") from None
+class _BuildType(Part):
+    build_type: str
 
 
-def _build(statement: Mapping[str, Any]) -> list[SignedBuild]:
+class _AnyProvenance(Part):
+    """Provenance of any format."""
+
+    build_definition: _BuildType
+
+
+class _Filled(Part):
+    """What a wheel fills below site-packages. `extension`: the name, for a compiled wheel."""
+
+    roots: list[str]
+    extension: str = ""
+
+
+class _Dependency(Part):
+    name: str
+    annotations: _Filled | None = None
+
+
+class _Byproduct(Part):
+    annotations: _Filled
+
+
+class _Profile(Part):
+    name: str
+    document: dict[str, object]
+    script: Descriptor | None = None
+
+
+class _External(Part):
+    profile: _Profile
+    lock: Descriptor
+
+
+class _Internal(Part):
+    lock: str
+
+
+class _Definition(Part):
+    external_parameters: _External
+    internal_parameters: _Internal
+    resolved_dependencies: list[_Dependency]
+
+
+class _RunDetails(Part):
+    byproducts: list[_Byproduct] = Field(default_factory=list)
+
+
+class _Provenance(Part):
+    """Provenance as in_toto_statements.slsa_provenance writes it."""
+
+    build_definition: _Definition
+    run_details: _RunDetails
+
+
+def _build(statement: Statement) -> list[SignedBuild]:
     """Return the build; empty if it is of another builder. Raises Malformed."""
     try:
-        definition = statement["predicate"]["buildDefinition"]
-        kind = str(definition["buildType"])
+        kind = _AnyProvenance.model_validate(statement.predicate).build_definition.build_type
         if kind.startswith(in_toto_statements.BUILD_TYPES) and kind != in_toto_statements.BUILD_TYPE:
             said = f"a build statement is of type {kind[:100]}, this envbuild reads {in_toto_statements.BUILD_TYPE}"
             raise Refusal("newer", f"{said}: use a newer envbuild")
         if kind != in_toto_statements.BUILD_TYPE:
             return []
-        given = definition["externalParameters"]
-        name = str(given["profile"]["name"])
-        text = in_toto_statements.descriptor_content(given["lock"], "the lock").decode()
-        document = Document("the profile of the build statement", given["profile"]["document"])
-        if "script" in given["profile"]:
-            source = in_toto_statements.descriptor_content(given["profile"]["script"], "the script").decode()
+        made = _Provenance.model_validate(statement.predicate)
+        definition, given = made.build_definition, made.build_definition.external_parameters
+        name = given.profile.name
+        text = in_toto_statements.descriptor_content(given.lock, "the lock").decode()
+        document = Document("the profile of the build statement", given.profile.document)
+        if given.profile.script:
+            source = in_toto_statements.descriptor_content(given.profile.script, "the script").decode()
             document.data["selftest"]["script"] = Script(document.data["selftest"]["script"], source)
         wishes = profile_model.validate_profile(document, name)
         locked = lock_file.parse(text, "the lock of the build statement")
-        files = {item["name"]: item["annotations"]["roots"] for item in definition["resolvedDependencies"]
-                 if "annotations" in item}  # fmt: skip
+        files = {item.name: tuple(item.annotations.roots) for item in definition.resolved_dependencies
+                 if item.annotations}  # fmt: skip
         roots: dict[str, tuple[str, ...]] = {
-            canonicalize_name(one.wheel.name): tuple(str(root) for root in files.get(one.wheel.file, ()))
-            for one in locked.wheels
+            canonicalize_name(one.wheel.name): files.get(one.wheel.file, ()) for one in locked.wheels
         }
-        byproducts = statement["predicate"]["runDetails"].get("byproducts", ())
-        made = {item["annotations"]["extension"]: item["annotations"]["roots"] for item in byproducts}
-        roots |= {one.name: tuple(str(root) for root in made[one.name]) for one in locked.extensions}
+        compiled = {item.annotations.extension: item.annotations.roots for item in made.run_details.byproducts}
+        roots |= {one.name: tuple(compiled[one.name]) for one in locked.extensions}
         if not profile_name_lookup.NAME.fullmatch(name):
             raise Malformed("the build statement names no profile")
-        if definition["internalParameters"]["lock"] != locked.id:
+        if definition.internal_parameters.lock != locked.id:
             raise Malformed("the build statement names another lock than it holds")
     except Refusal:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError):
         raise Malformed("the build statement is not as it should be") from None
     except EnvbuildError as error:
         raise Malformed(f"the build statement is not as it should be: {error.message}") from None
-    return [SignedBuild(name, document, wishes, locked, text, roots, _subjects(statement))]
+    return [SignedBuild(name, document, wishes, locked, text, roots, frozenset(statement.subjects))]

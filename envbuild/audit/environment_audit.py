@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 from envbuild.audit import extension_findings, file_findings, library_and_distribution_findings
 from envbuild.audit.environment_contents import LD_CACHE, LD_PATH, Copy, Holdings
@@ -134,7 +133,7 @@ class Audit:
             error.partial = self.document()
             raise error
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         rows = [(c.library, c.version, c.path, c.sha256, c.loaded) for c in self.held.libraries]
         keys = ("name", "version", "path", "sha256", "loaded")
         return {

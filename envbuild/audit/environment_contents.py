@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import groupby
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
@@ -212,7 +212,7 @@ def read(output: RawOutput, nonce: str, target: str) -> Holdings:
     return _parsed(frames[0][1], target)
 
 
-def _parsed(document: dict[str, Any], target: str) -> Holdings:
+def _parsed(document: dict[str, object], target: str) -> Holdings:
     try:
         return Holdings.model_validate(document)
     except (ValidationError, RecursionError) as error:

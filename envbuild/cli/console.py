@@ -20,6 +20,7 @@ from envbuild.util.runner_names import RUNNERS
 if TYPE_CHECKING:  # the steps bring in the engine's client, which `show` need not wait for
     from envbuild.cli.result_table import Live
     from envbuild.pipeline.progress_events import Event, Listener, Step
+    from envbuild.testrun.run_result import ProbeResult
 
     _Choice = click.Choice[str]
 else:  # older releases of click have no such type to name
@@ -246,7 +247,7 @@ class Console:
         self._write = write or partial(click.echo, err=True)
         self._shown = 0
         self._planned: tuple[str, ...] = ()
-        self._ended: list[Mapping[str, Any]] = []
+        self._ended: list[ProbeResult] = []
         self._live: Any = None
         self._probes: Live | None = None
         self._kept = not (results and sys.stdout.isatty())
@@ -284,7 +285,7 @@ class Console:
     def say(self, text: str) -> None:
         self._write(f"  {'':<13} {printable(text)}")
 
-    def results(self, judged: Sequence[Mapping[str, Any]]) -> None:
+    def results(self, judged: Sequence[ProbeResult]) -> None:
         """Every result of the run on stdout, of which those that came as lines are there already."""
         for result in judged[self._shown :]:
             self._print_result(result)
@@ -322,7 +323,7 @@ class Console:
             self._probes = result_table.Live(self._rich, self._kept)
         return self._probes
 
-    def _show_probe(self, result: Mapping[str, Any]) -> None:
+    def _show_probe(self, result: ProbeResult) -> None:
         from envbuild.cli import result_table  # not for --help
 
         self._ended.append(result)
@@ -333,7 +334,7 @@ class Console:
         else:
             self.say(result_table.result_line(result))
 
-    def _print_result(self, result: Mapping[str, Any]) -> None:
+    def _print_result(self, result: ProbeResult) -> None:
         from envbuild.cli.result_table import result_lines
 
         self._shown += 1
@@ -366,5 +367,5 @@ class Console:
         for result in () if self._results else self._ended:
             from envbuild.cli.result_table import printed
 
-            for text in printed(result) if result["status"] == "failed" else ():
+            for text in printed(result) if result.status == "failed" else ():
                 self.say(text)

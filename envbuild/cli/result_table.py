@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from envbuild.selftest.harness.probe_outcome_and_figures import result_note
 from envbuild.util.errors import printable
@@ -14,35 +14,37 @@ if TYPE_CHECKING:  # loaded where there is a terminal
     from rich.console import Console as Rich
     from rich.table import Table
 
+    from envbuild.testrun.run_result import ProbeResult
+
 _MOST_LINES = 20  # of what a script printed, where a person did not ask for all
 _GAP = "  "  # behind each column
 _NONE = 0, 0, 0, 0
 _COLOURS = {"passed": "green", "failed": "bold red", "skipped": "yellow", "running": "cyan"}
 
 
-def result_line(result: Mapping[str, Any]) -> str:
+def result_line(result: ProbeResult) -> str:
     """One probe for a reader: its worst figure, or why it failed or was skipped."""
-    return f"{result['status']:<8} {result['probe']:<20} {result['seconds']:6.2f} s  {result_note(result)}".rstrip()
+    return f"{result.status:<8} {result.probe:<20} {result.seconds:6.2f} s  {result_note(vars(result))}".rstrip()
 
 
-def result_lines(result: Mapping[str, Any], verbose: bool) -> list[str]:
+def result_lines(result: ProbeResult, verbose: bool) -> list[str]:
     """The line of a probe; where it failed also the details and what its script printed. `verbose`: that always."""
-    failed = result["status"] == "failed"
-    detail = textwrap.indent(result["detail"].rstrip(), "    ").splitlines() if failed and result["detail"] else []
+    failed = result.status == "failed"
+    detail = textwrap.indent(result.detail.rstrip(), "    ").splitlines() if failed and result.detail else []
     return [result_line(result), *detail, *(printed(result, verbose) if failed or verbose else ())]
 
 
-def printed(result: Mapping[str, Any], verbose: bool = False) -> list[str]:
+def printed(result: ProbeResult, verbose: bool = False) -> list[str]:
     """What a script of the profile's own printed, as lines of their own; the last ones, if there are many."""
-    lines = textwrap.indent(result.get("output") or "", "      ", lambda line: True).splitlines()
+    lines = textwrap.indent(result.output or "", "      ", lambda line: True).splitlines()
     if not lines:
         return []
-    which = "its last 8 kB" if result.get("output_cut") else ""
+    which = "its last 8 kB" if result.output_cut else ""
     if len(lines) > _MOST_LINES and not verbose:
         of = f" of {which}" if which else ""
         which = f"the last {_MOST_LINES} of {len(lines)} lines{of}; all: envbuild test --verbose, or --json"
         lines = lines[-_MOST_LINES:]
-    return [f"    {result['probe']} printed{f' ({which})' if which else ''}:", *lines]
+    return [f"    {result.probe} printed{f' ({which})' if which else ''}:", *lines]
 
 
 class Live:
@@ -52,7 +54,7 @@ class Live:
         from rich.live import Live as RichLive
 
         self._planned: Sequence[str] = ()
-        self._done: list[Mapping[str, Any]] = []
+        self._done: list[ProbeResult] = []
         self._since = time.monotonic()
         self._rich = rich
         self._rows = max(4, rich.size.height - 2)
@@ -64,7 +66,7 @@ class Live:
         self._planned = names
         self._since = time.monotonic()
 
-    def add(self, result: Mapping[str, Any]) -> None:
+    def add(self, result: ProbeResult) -> None:
         self._done.append(result)
         self._since = time.monotonic()
 
@@ -77,24 +79,21 @@ class Live:
         from rich.table import Table
         from rich.text import Text
 
-        rows: list[Mapping[str, Any]] = list(self._done)
-        if len(rows) < len(self._planned):
-            seconds = time.monotonic() - self._since
-            name = self._planned[len(rows)]
-            rows.append({"status": "running", "probe": name, "seconds": seconds, "reason": "", "figures": []})
-        shown = rows[-self._rows :] if self._rows else []
-        cells = [
-            (f"  {row['status']}", row["probe"], f"{row['seconds']:.2f} s", printable(result_note(row)))
-            for row in shown
+        rows: list[tuple[str, str, float, str]] = [
+            (one.status, one.probe, one.seconds, printable(result_note(vars(one)))) for one in self._done
         ]
+        if len(rows) < len(self._planned):
+            rows.append(("running", self._planned[len(rows)], time.monotonic() - self._since, ""))
+        shown = rows[-self._rows :] if self._rows else []
+        cells = [(f"  {status}", probe, f"{seconds:.2f} s", note) for status, probe, seconds, note in shown]
         table = Table.grid(padding=(0, len(_GAP), 0, 0))
         status_width, name_width, time_width, note_width = self._widths(cells)
         table.add_column(width=status_width, no_wrap=True)
         table.add_column(width=name_width, no_wrap=True, overflow="ellipsis")
         table.add_column(width=time_width, no_wrap=True, justify="right")
         table.add_column(width=note_width, no_wrap=True, overflow="ellipsis")
-        for (status, *others), row in zip(cells, shown, strict=True):
-            table.add_row(Text(status, style=_COLOURS[row["status"]]), *map(Text, others))
+        for status, *others in cells:
+            table.add_row(Text(status, style=_COLOURS[status.strip()]), *map(Text, others))
         return table
 
     def _widths(self, cells: Sequence[tuple[str, ...]]) -> tuple[int, int, int, int]:

@@ -11,26 +11,45 @@ import errno
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
 
 from envbuild.evidence.proof_rules import CPU, Proof, RequiredProof, failures, judge_model, model_of, record_digest
-from envbuild.evidence.run_record_schema import FINISHED, VERSION, Newer, validate_record
+from envbuild.evidence.run_record_schema import FINISHED, VERSION, Newer, RecordedGpu, RunRecord, validate_record
 from envbuild.facts import database, probe_catalogue_reader
 from envbuild.image.image_naming import repository
 from envbuild.testrun.run_result import TestRun
 from envbuild.testrun.selftest_job import selftest_id
 from envbuild.util import user_folders
 from envbuild.util.atomic_files import write_atomically
+from envbuild.util.errors import CheckFailed, printable
 
 if TYPE_CHECKING:  # evidence on disk can be read without an engine and its client library
     from envbuild.image.docker_engine import Image
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
-
-
 _PUBLISHED = ("runner", "engine", "unconfined")
+
+
+@dataclass(frozen=True)
+class Statement:
+    """An in-toto Statement v1. `subjects`: name and sha256 (hex) of everything that it is about."""
+
+    subjects: tuple[tuple[str, str], ...]
+    predicate_type: str
+    predicate: Mapping[str, object]
+
+    def document(self) -> dict[str, object]:
+        return {
+            "_type": STATEMENT,
+            "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in self.subjects],
+            "predicateType": self.predicate_type,
+            "predicate": dict(self.predicate),
+        }
 
 
 def run_record(
@@ -39,8 +58,8 @@ def run_record(
     run: TestRun,
     engine: str,
     finished: datetime.datetime,
-    machine: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+    machine: Mapping[str, object] | None = None,
+) -> RunRecord:
     """Return the run record: one document with everything that was measured, named by the sha256 of its bytes.
 
     `before`: the records of this image that existed already. A later pass overrides a failure listed there,
@@ -48,8 +67,10 @@ def run_record(
     machine. `where`: for a run elsewhere, the runner, its engine and the missing confinement; empty for a run here.
     Other data of the runner (node, job, ...) identifies a site's machines: `save` stores it next to the record, because
     the record is published.
+
+    Raises CheckFailed if the self-test reported something that a record cannot contain.
     """
-    return {
+    document = {
         "version": VERSION,
         "profile": wanted.profile,
         "image": {"id": image.id, "layers": list(image.layers)},
@@ -66,7 +87,7 @@ def run_record(
             "demands": dict(wanted.demands),
         },
         "before": sorted(path.name.partition(".")[0] for path in _folder(image.id).glob("*.statement.json")),
-        "gpu": gpu_of(run),
+        "gpu": _recorded_gpu(run),
         "engine": engine,
         "machine": dict(machine) if machine else None,
         "where": {key: run.where[key] for key in _PUBLISHED if key in run.where},
@@ -75,75 +96,96 @@ def run_record(
         "start": dict(run.start),
         "environment": dict(run.environment),
         # the output of a script is shown, but not published
-        "results": [{key: value for key, value in result.items() if key != "output"} for result in run.results],
+        "results": [result.model_dump(exclude={"output"}, exclude_unset=True) for result in run.results],
         "errors": list(run.errors),
     }
+    try:
+        return validate_record(document)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = printable(".".join(map(str, fault["loc"])))
+        raise CheckFailed(f"the self-test's result cannot be recorded: {where}: {fault['msg']}") from None
 
 
-def gpu_of(run: TestRun) -> dict[str, Any] | None:
-    """Return the GPU as measured by env.identity: {"model", "name", "count", "uuids", "driver", ...}; None for the CPU.
-
-    `model` is its id in the facts, or its name if the facts do not contain it; `uuids`: the sha256 of each GPU's UUID.
-    """
-    traits: Mapping[str, Any] = next((r["traits"] for r in run.results if r["probe"] == "env.identity"), {})
-    cards = traits.get("gpus")
-    if not isinstance(cards, list) or not all(isinstance(card, dict) for card in cards) or not cards:
+def gpu_of(run: TestRun) -> RecordedGpu | None:
+    """Return the GPUs as measured by env.identity; None for the CPU."""
+    traits, cards = _measured_gpus(run)
+    if not cards:
         return None
-    name = str(cards[0].get("name"))
+    name, driver = printable(str(cards[0].get("name"))), traits.get("driver")
     known = database.gpu_by_name(name)
+    return RecordedGpu(
+        model=known.id if known else name,
+        name=name,
+        count=len(cards),
+        driver=None if driver is None else printable(str(driver)),
+    )
+
+
+def _recorded_gpu(run: TestRun) -> dict[str, object] | None:
+    """Return `gpu_of` with everything else that was measured of the first GPU, and with `uuids`: the sha256 of each
+    GPU's UUID."""
+    gpu, (_, cards) = gpu_of(run), _measured_gpus(run)
+    if gpu is None:
+        return None
+    first = {key: value for key, value in cards[0].items() if key != "uuid_sha256"}
+    return {**first, **gpu.model_dump(), "uuids": [card.get("uuid_sha256") for card in cards]}
+
+
+def _measured_gpus(run: TestRun) -> tuple[Mapping[str, object], list[dict[str, object]]]:
+    """Return the traits of env.identity, and those of each GPU; no GPUs if their list is invalid."""
+    traits = next((result.traits for result in run.results if result.probe == "env.identity"), {})
+    cards = traits.get("gpus")
+    return traits, cards if isinstance(cards, list) and all(isinstance(card, dict) for card in cards) else []
+
+
+def test_outcome(record: RunRecord) -> str:
+    """Return FAILED, WARNED if a required probe did not pass, or PASSED."""
+    if failures(record):
+        return "FAILED"
+    return "PASSED" if set(record.selftest.require) <= set(record.by_status("passed")) else "WARNED"
+
+
+def test_statement(record: RunRecord, record_digest: str) -> Statement:
+    """Return the test result v0.1 of a record, according to its schema. `record_digest`: sha256, hex."""
+    described = {"name": "run-record", "digest": {"sha256": record_digest}, "mediaType": "application/json"}
+    subject = (repository(record.profile), _hex(record.image.id))
+    return Statement((subject,), TEST_RESULT, test_predicate(record, described))
+
+
+def test_predicate(record: RunRecord, described: Mapping[str, object]) -> dict[str, object]:
+    """Return the predicate of a test result; a skipped probe is in no list. `described`: the resource descriptor of the
+    record."""
+    model, own = model_of(record), record.selftest.own
+    passed, failed = ([f"{model}/{name}" for name in record.by_status(status)] for status in ("passed", "failed"))
     return {
-        **{key: value for key, value in cards[0].items() if key != "uuid_sha256"},
-        "model": known.id if known else name,
-        "name": name,
-        "count": len(cards),
-        "uuids": [card.get("uuid_sha256") for card in cards],
-        "driver": traits.get("driver"),
+        "result": test_outcome(record),
+        "configuration": [
+            {"name": "lock", "digest": {"sha256": _hex(record.lock)}},
+            {"name": "selftest", "digest": {"sha256": _hex(record.selftest.id)}},
+            dict(described),
+            *({"name": part, "digest": {"sha256": own[part]}} for part in sorted(own)),
+        ],
+        "passedTests": [] if record.errors else passed,
+        "failedTests": failed,
     }
 
 
-def test_statement(record: Mapping[str, Any], record_digest: str) -> dict[str, Any]:
-    """Return an in-toto Statement v1 with test-result v0.1, according to its schema; a skipped probe is in no list."""
-    model, own = model_of(record), record["selftest"]["own"]
-    named = {
-        status: [f"{model}/{result['probe']}" for result in record["results"] if result["status"] == status]
-        for status in ("passed", "failed")
-    }
-    missing = [name for name in record["selftest"]["require"] if f"{model}/{name}" not in named["passed"]]
-    result = "FAILED" if failures(record) else "WARNED" if missing else "PASSED"
-    return {
-        "_type": STATEMENT,
-        "subject": [{"name": repository(record["profile"]), "digest": {"sha256": _hex(record["image"]["id"])}}],
-        "predicateType": TEST_RESULT,
-        "predicate": {
-            "result": result,
-            "configuration": [
-                {"name": "lock", "digest": {"sha256": _hex(record["lock"])}},
-                {"name": "selftest", "digest": {"sha256": _hex(record["selftest"]["id"])}},
-                {"name": "run-record", "digest": {"sha256": record_digest}, "mediaType": "application/json"},
-                *({"name": part, "digest": {"sha256": own[part]}} for part in sorted(own)),
-            ],
-            "passedTests": [] if record["errors"] else named["passed"],
-            "failedTests": named["failed"],
-        },
-    }
-
-
-def save(record: Mapping[str, Any], where: Mapping[str, Any] | None = None) -> Path:
+def save(record: RunRecord, where: Mapping[str, object] | None = None) -> Path:
     """Write the record, then the statement that refers to it; return the statement's path. `where`: everything a runner
     reports about a run elsewhere; it is stored next to them, and nothing is computed from it."""
-    text = json.dumps(record, indent=1, sort_keys=True)
+    text = record.encoded
     digest = hashlib.sha256(text.encode()).hexdigest()
-    folder = _folder(record["image"]["id"])
+    folder = _folder(record.image.id)
     write_atomically(folder / f"{digest}.record.json", text)
     if where:
         write_atomically(folder / f"{digest}.where.json", json.dumps(dict(where), indent=1, sort_keys=True))
-    made = test_statement(record, digest)
     path = folder / f"{digest}.statement.json"
-    write_atomically(path, json.dumps(made, indent=1, sort_keys=True))
+    write_atomically(path, json.dumps(test_statement(record, digest).document(), indent=1, sort_keys=True))
     return path
 
 
-def save_envelope(statement_file: Path, envelope: Mapping[str, Any]) -> Path:
+def save_envelope(statement_file: Path, envelope: Mapping[str, object]) -> Path:
     """Write the signed form of a statement next to it: a single file that can be given to others."""
     file = statement_file.with_name(f"{record_digest(statement_file)}.dsse.json")
     write_atomically(file, json.dumps(envelope, sort_keys=True))
@@ -153,12 +195,10 @@ def save_envelope(statement_file: Path, envelope: Mapping[str, Any]) -> Path:
 def run_of(statement_file: Path, image_id: str) -> TestRun:
     """Return the run that a proof's statement refers to. Raises FileNotFoundError if it has disappeared."""
     record = record_of(statement_file, image_id)
-    return TestRun(
-        tuple(record["results"]), record["environment"], record["start"], tuple(record["errors"]), record["seconds"]
-    )
+    return TestRun(tuple(record.results), record.environment, record.start, tuple(record.errors), record.seconds)
 
 
-def record_of(statement_file: Path, image_id: str | None = None) -> dict[str, Any]:
+def record_of(statement_file: Path, image_id: str | None = None) -> RunRecord:
     """Return the record that a statement refers to; if no image is given, it is the one that names the folder.
 
     Raises FileNotFoundError if the record has disappeared or is damaged.
@@ -198,23 +238,19 @@ def newest_proofs(image_id: str, wanted: RequiredProof, models: Sequence[str] = 
 def ever_proved(image_id: str, name: str, locks: Collection[str]) -> bool:
     """Whether this image was ever verified for profile `name` and one of `locks`, by any version of the self-test."""
     return any(
-        record["profile"] == name and record["lock"] in locks and _result(record) == "PASSED"
+        record.profile == name and record.lock in locks and test_outcome(record) == "PASSED"
         for _, record in stored(image_id)
     )
 
 
-def stored(image_id: str) -> list[tuple[Path, dict[str, Any]]]:
+def stored(image_id: str) -> list[tuple[Path, RunRecord]]:
     """Return all intact evidence on an image, the newest first."""
     paths = _folder(image_id).glob("*.statement.json")
     return newest_first((path, record) for path in paths if (record := _read(path, image_id)))
 
 
-def newest_first(found: Iterable[tuple[Path, dict[str, Any]]]) -> list[tuple[Path, dict[str, Any]]]:
-    return sorted(found, key=lambda item: str(item[1]["finished"]), reverse=True)
-
-
-def _result(record: Mapping[str, Any]) -> str:
-    return str(test_statement(record, "")["predicate"]["result"])
+def newest_first(found: Iterable[tuple[Path, RunRecord]]) -> list[tuple[Path, RunRecord]]:
+    return sorted(found, key=lambda item: item[1].finished, reverse=True)
 
 
 def _newer(path: Path) -> str | None:
@@ -228,14 +264,14 @@ def _newer(path: Path) -> str | None:
     return None
 
 
-def _read(path: Path, image_id: str) -> dict[str, Any] | None:
+def _read(path: Path, image_id: str) -> RunRecord | None:
     """Return the record of a statement; None unless both, their file names and the image match byte for byte."""
     try:
         stated = json.loads(path.read_text(encoding="utf-8"))
         text = record_text(path)
         record = validate_record(json.loads(text))
         digest = hashlib.sha256(text).hexdigest()
-        whole = stated == test_statement(record, digest) and path.name == f"{digest}.statement.json"
-        return record if whole and record["image"]["id"] == image_id else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        whole = stated == test_statement(record, digest).document() and path.name == f"{digest}.statement.json"
+        return record if whole and record.image.id == image_id else None
+    except (OSError, ValueError, RecursionError):
         return None

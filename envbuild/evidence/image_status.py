@@ -4,7 +4,6 @@ needed."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from envbuild.evidence import evidence_statements_and_store, profile_proofs
 from envbuild.evidence.proof_rules import Proof
@@ -31,7 +30,7 @@ class Status:
     proofs: tuple[Proof, ...]
     next: str
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         return {
             "profile": self.name,
             "status": self.state,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from envbuild.evidence import evidence_statements_and_store, proof_rules
 from envbuild.evidence.proof_rules import Proof, RequiredProof
@@ -73,7 +72,7 @@ def proof_sentence(name: str, proofs: Iterable[Proof]) -> str:
     return "; ".join([*told, *(f"{model}: never" for model in never)]) if told else "proved: never"
 
 
-def document(proofs: Iterable[Proof]) -> list[dict[str, Any]]:
+def document(proofs: Iterable[Proof]) -> list[dict[str, object]]:
     """Return the proofs for `--json`; `unconfined` only if not empty."""
     return [
         {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from envbuild.evidence.run_record_schema import RunRecord
 from envbuild.facts import database, probe_catalogue_reader
 from envbuild.facts.probe_catalogue_reader import HARNESS, LEVELS
 from envbuild.testrun.selftest_job import OWN_SCRIPT, selftest_id
@@ -53,24 +53,24 @@ class RequiredProof:
     demands: Mapping[str, float] = field(default_factory=dict)
 
 
-def as_recorded(record: Mapping[str, Any]) -> RequiredProof:
+def as_recorded(record: RunRecord) -> RequiredProof:
     """Return the requirements that a record was made for; used if nothing else defines the requirements."""
-    made = record["selftest"]
+    made = record.selftest
     return RequiredProof(
-        profile=record["profile"],
-        lock=record["lock"],
-        level=made["level"],
-        require=tuple(made["require"]),
-        settings=made["settings"],
-        gpu_count=made["gpu_count"],
-        transport=made["transport"],
-        own=made["own"],
-        demands=made["demands"],
+        profile=record.profile,
+        lock=record.lock,
+        level=made.level,
+        require=tuple(made.require),
+        settings=made.settings,
+        gpu_count=made.gpu_count,
+        transport=made.transport,
+        own=made.own,
+        demands=made.demands,
     )
 
 
-def model_of(record: Mapping[str, Any]) -> str:
-    return str(record["gpu"]["model"]) if record["gpu"] else CPU
+def model_of(record: RunRecord) -> str:
+    return record.gpu.model if record.gpu else CPU
 
 
 def models_sharing_proof(model: str) -> frozenset[str]:
@@ -79,7 +79,7 @@ def models_sharing_proof(model: str) -> frozenset[str]:
     return frozenset(other.id for other in database.family(gpu)) if gpu else frozenset({model})
 
 
-def judge_model(model: str, wanted: RequiredProof, found: Sequence[tuple[Path, dict[str, Any]]]) -> Proof:
+def judge_model(model: str, wanted: RequiredProof, found: Sequence[tuple[Path, RunRecord]]) -> Proof:
     """Judge one model by its statements (named by their records' digests, the newest first) and records.
 
     A failure decides until a later run is valid evidence, or at least passes the probes that had failed.
@@ -92,7 +92,7 @@ def judge_model(model: str, wanted: RequiredProof, found: Sequence[tuple[Path, d
         if mine is None and failures(record):
             continue  # only probes that this profile does not run failed; nothing else in such a run is trusted
         reason = _objection(record, wanted)
-        later = [denials[digest] for digest in denials if digest not in record["before"]]
+        later = [denials[digest] for digest in denials if digest not in record.before]
         if reason is None and not later:
             return _proof(model, path, record)
         if reason is None:
@@ -108,11 +108,12 @@ def judge_model(model: str, wanted: RequiredProof, found: Sequence[tuple[Path, d
     return denied or failed or stale or untested(model)
 
 
-def _proof(model: str, path: Path, record: Mapping[str, Any]) -> Proof:
-    lacks = tuple(" ".join(lack.split()) for lack in (record.get("where") or {}).get("unconfined", ()))
+def _proof(model: str, path: Path, record: RunRecord) -> Proof:
+    lacks = tuple(" ".join(lack.split()) for lack in record.where.unconfined) if record.where else ()
     less = f", less confined than here: {'; '.join(lacks)}" if lacks else ""
-    reason = f"proved on {_device(record)}, {record['finished'][:10]}{less}"
-    return Proof(model, "proved", path, reason, unconfined=lacks, level=record["selftest"]["level"])
+    device = record.gpu.name if record.gpu else "the CPU"
+    reason = f"proved on {device}, {record.finished[:10]}{less}"
+    return Proof(model, "proved", path, reason, unconfined=lacks, level=record.selftest.level)
 
 
 def untested(model: str) -> Proof:
@@ -124,11 +125,7 @@ def untested(model: str) -> Proof:
     return Proof(model, "missing", None, f"never proved{question}")
 
 
-def _device(record: Mapping[str, Any]) -> str:
-    return str(record["gpu"]["name"]) if record["gpu"] else "the CPU"
-
-
-def _denial(record: Mapping[str, Any], wanted: RequiredProof) -> list[str]:
+def _denial(record: RunRecord, wanted: RequiredProof) -> list[str]:
     """Return the failures in a record that count against this profile; empty if only probes failed that it does not
     run.
 
@@ -137,22 +134,18 @@ def _denial(record: Mapping[str, Any], wanted: RequiredProof) -> list[str]:
     shape counts too: it is a case of a common probe, and if that probe crashed in it, the result of its other cases is
     unknown.
     """
-    if record["profile"] == wanted.profile:
+    if record.profile == wanted.profile:
         return failures(record)
-    foreign = record["selftest"]["own"].get("script") != wanted.own.get("script")
-    return [probe for probe in _probes(record, "failed") if not (foreign and probe == OWN_SCRIPT)]
+    foreign = record.selftest.own.get("script") != wanted.own.get("script")
+    return [probe for probe in record.by_status("failed") if not (foreign and probe == OWN_SCRIPT)]
 
 
-def _outweighs(record: Mapping[str, Any], digest: str, denial: Mapping[str, Any], wanted: RequiredProof) -> bool:
+def _outweighs(record: RunRecord, digest: str, denial: RunRecord, wanted: RequiredProof) -> bool:
     """Whether a run that is not valid evidence still overrides an earlier failure: it ran later, with the profile's own
     script and shapes, and everything that had failed passed. This only decides which result is the newest."""
-    if digest not in record["before"] or failures(record) or record["selftest"]["own"] != dict(wanted.own):
+    if digest not in record.before or failures(record) or record.selftest.own != dict(wanted.own):
         return False
-    return set(_probes(denial, "failed")) <= set(_probes(record, "passed"))
-
-
-def _probes(record: Mapping[str, Any], status: str) -> list[str]:
-    return [result["probe"] for result in record["results"] if result["status"] == status]
+    return set(denial.by_status("failed")) <= set(record.by_status("passed"))
 
 
 def record_digest(statement_file: Path) -> str:
@@ -160,53 +153,53 @@ def record_digest(statement_file: Path) -> str:
     return statement_file.name.partition(".")[0]
 
 
-def failures(record: Mapping[str, Any]) -> list[str]:
+def failures(record: RunRecord) -> list[str]:
     """Return the failed probes and the faults of the run; a run in which no probe passed is a fault too."""
-    nothing = [] if _probes(record, "passed") else ["no probe passed"]
-    return [*_probes(record, "failed"), *record["errors"], *nothing]
+    nothing = [] if record.by_status("passed") else ["no probe passed"]
+    return [*record.by_status("failed"), *record.errors, *nothing]
 
 
-def _outdated(record: Mapping[str, Any], wanted: RequiredProof) -> str | None:
+def _outdated(record: RunRecord, wanted: RequiredProof) -> str | None:
     """Return why the result of another self-test is not valid; None if it is: every probe that this self-test runs at
     the required level had the same version."""
-    made = record["selftest"]
-    if made["id"] == selftest_id():
+    made = record.selftest
+    if made.id == selftest_id():
         return None
-    if made["versions"].get(HARNESS) != probe_catalogue_reader.versions()[HARNESS]:
+    if made.versions.get(HARNESS) != probe_catalogue_reader.versions()[HARNESS]:
         return "proved by an older self-test"
     names = [name for name, probe in probe_catalogue_reader.known_probes().items() if probe.within(wanted.level)]
     changed = [
         name
         for name in dict.fromkeys((*names, *wanted.require))
-        if made["versions"].get(name) != probe_catalogue_reader.versions()[name]
+        if made.versions.get(name) != probe_catalogue_reader.versions()[name]
     ]
     return f"proved by an older self-test: {', '.join(changed)} changed since" if changed else None
 
 
-def _objection(record: Mapping[str, Any], wanted: RequiredProof) -> str | None:
+def _objection(record: RunRecord, wanted: RequiredProof) -> str | None:
     """Return why this evidence is not valid, None if it is."""
-    if record["lock"] != wanted.lock:
+    if record.lock != wanted.lock:
         return "proved for another lock"
     if failed := failures(record):
         return f"the self-test failed: {', '.join(failed)}"
     if older := _outdated(record, wanted):
         return older
-    if record["selftest"]["settings"] != dict(wanted.settings):
+    if record.selftest.settings != dict(wanted.settings):
         return "proved with other settings of torch"
-    if record["selftest"]["gpu_count"] < wanted.gpu_count:
+    if record.selftest.gpu_count < wanted.gpu_count:
         return f"proved for fewer GPUs than {wanted.gpu_count} that work together"
-    if wanted.transport not in (None, record["selftest"]["transport"]):
+    if wanted.transport not in (None, record.selftest.transport):
         return f"proved without the transport {wanted.transport} being asked for"
-    own, said = record["selftest"]["own"], {"script": "another script", "shapes": "other shapes"}
+    own, said = record.selftest.own, {"script": "another script", "shapes": "other shapes"}
     if other := [words for part, words in said.items() if own.get(part) != wanted.own.get(part)]:
         return f"proved with {' and '.join(other)}"
-    demanded = record["selftest"]["demands"]
+    demanded = record.selftest.demands
     less = [name for name, least in wanted.demands.items() if demanded.get(name, 0) < least]
     if less:
         return f"proved with less asked of {', '.join(less)}"
-    lacks, passed = [], _probes(record, "passed")
-    if LEVELS.index(record["selftest"]["level"]) < LEVELS.index(wanted.level):
-        lacks.append(f"proved at level {record['selftest']['level']}, {wanted.level} is asked for")
+    lacks, passed = [], record.by_status("passed")
+    if LEVELS.index(record.selftest.level) < LEVELS.index(wanted.level):
+        lacks.append(f"proved at level {record.selftest.level}, {wanted.level} is asked for")
     if missing := [name for name in wanted.require if name not in passed]:
         lacks.append(f"required probes did not run: {', '.join(missing)}")
     return "; ".join(lacks) or None

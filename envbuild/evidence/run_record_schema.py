@@ -1,26 +1,32 @@
-"""The schema that a run record must match before any of its content is used, whoever wrote it."""
+"""The run record: one typed document with everything that a self-test measured about an image. Pure.
+
+A record is validated once, whoever wrote it, and used by its attributes after that. Keys that this envbuild does not
+read are kept, so that a record read and written again has the same bytes.
+"""
 
 from __future__ import annotations
 
 import datetime
-from typing import Annotated, Any, Literal
+import json
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from envbuild.facts.probe_catalogue_reader import Level
+from envbuild.testrun.run_result import ProbeResult
 
 VERSION = 1
 FINISHED = "%Y-%m-%dT%H:%M:%SZ"
 
 
 class _Part(BaseModel):
-    """Part of a record. The fields that are read must match the schema, whoever wrote them; other fields are kept
-    unchanged."""
-
-    model_config = ConfigDict(extra="allow", strict=True, defer_build=True)
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
 
 
-class _Selftest(_Part):
+class RecordedSelftest(_Part):
+    """What the self-test was asked to do, as in RequiredProof. `id`: selftest_job.selftest_id; `versions`: those of the
+    probes and of the harness."""
+
     id: str
     level: Level
     require: list[str]
@@ -33,23 +39,42 @@ class _Selftest(_Part):
     versions: dict[str, int] = {}
 
 
-class _Result(_Part):
-    probe: str
-    status: Literal["passed", "failed", "skipped"]
-
-
-class _Image(_Part):
+class RecordedImage(_Part):
     id: str
 
 
-class _Gpu(_Part):
+class RecordedGpu(_Part):
+    """The GPUs of a run. `model`: id in the facts, or the name if the facts do not contain it."""
+
     model: str
     name: str
+    count: int = 1
     driver: str | None = None
 
 
-class _Where(_Part):
+class RecordedPlace(_Part):
+    """Where a run took place, if not in this machine's engine. `unconfined`: the restrictions of this engine's
+    containers that were missing."""
+
     unconfined: Annotated[list[Annotated[str, StringConstraints(max_length=200)]], Field(max_length=20)] = []
+
+
+class LoadedLibrary(_Part):
+    """A library that the self-test's process had mapped. `owner`: its distribution, name==version; `record`: whether
+    the file matches the distribution's RECORD."""
+
+    name: str | None = None
+    version: str | None = None
+    owner: str | None = None
+    path: str | None = None
+    sha256: str | None = None
+    record: bool | None = None
+
+    @property
+    def distribution(self) -> tuple[str, str]:
+        """Name and version of the distribution; empty if unknown."""
+        name, _, version = (self.owner or "").partition("==")
+        return name, version
 
 
 def _time(text: str) -> str:
@@ -57,30 +82,62 @@ def _time(text: str) -> str:
     return text
 
 
-class _Record(_Part):
+class RunRecord(_Part):
+    """A run record. `seconds`: the duration; `before`: the hex digests of the records of this image that existed
+    already; `errors`: faults of the run. `start` and `environment`: as the self-test reported them, not validated."""
+
     version: Literal[1]
-    image: _Image
+    image: RecordedImage
     profile: str
     lock: str
     finished: Annotated[str, StringConstraints(max_length=20), AfterValidator(_time)]
-    gpu: _Gpu | None
-    where: _Where | None = None
-    environment: dict[str, Any]
+    gpu: RecordedGpu | None
+    where: RecordedPlace | None = None
+    engine: str | None = None
+    start: dict[str, object] = {}
+    environment: dict[str, object]
     seconds: float
-    selftest: _Selftest
+    selftest: RecordedSelftest
     before: list[str]
-    results: list[_Result]
+    results: list[ProbeResult]
     errors: list[str]
+
+    @property
+    def encoded(self) -> str:
+        """The text of its file, whose sha256 names it."""
+        return json.dumps(self.model_dump(exclude_unset=True), indent=1, sort_keys=True)
+
+    @property
+    def distributions(self) -> dict[str, str]:
+        """The installed distributions: name -> version."""
+        found = self.environment.get("distributions")
+        return {str(name): str(version) for name, version in found.items()} if isinstance(found, dict) else {}
+
+    @property
+    def libraries(self) -> list[LoadedLibrary]:
+        """The mapped libraries; invalid entries are left out."""
+        found = self.environment.get("libraries")
+        return [one for item in found if (one := _library(item))] if isinstance(found, list) else []
+
+    def by_status(self, status: str) -> list[str]:
+        """The names of the probes with this status."""
+        return [result.probe for result in self.results if result.status == status]
+
+
+def _library(item: object) -> LoadedLibrary | None:
+    try:
+        return LoadedLibrary.model_validate(item)
+    except ValueError:
+        return None
 
 
 class Newer(ValueError):
     """A run record of a later format: its content is unknown, so it may report a failure."""
 
 
-def validate_record(record: Any) -> dict[str, Any]:
-    """Validate a run record, and return it with defaults for optional fields. Raises ValueError, Newer."""
+def validate_record(record: object) -> RunRecord:
+    """Return the run record in a parsed JSON document. Raises ValueError, Newer."""
     version = record.get("version") if isinstance(record, dict) else None
     if isinstance(version, int) and version > VERSION:
         raise Newer(f"a run record has format {version}, this envbuild reads {VERSION}: use a newer envbuild")
-    found = _Record.model_validate(record)
-    return {**record, "selftest": found.selftest.model_dump()}
+    return RunRecord.model_validate(record)

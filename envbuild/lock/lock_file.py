@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -66,8 +65,8 @@ class Lock:
     accepted_old: tuple[AcceptedOld, ...] = ()
 
     @property
-    def content(self) -> dict[str, Any]:
-        base: dict[str, Any] = {"image": self.image}
+    def content(self) -> dict[str, object]:
+        base: dict[str, object] = {"image": self.image}
         if self.suite:
             base = {"bootstrap": self.suite, "packages": [dict(vars(deb)) for deb in self.base]}
         return {
@@ -199,7 +198,7 @@ def _builder(parsed: lock_schema.BuilderEntry) -> Builder:
     return Builder(parsed.arch, nvcc, _wheels(parsed.wheels), archives, debs, parsed.environment)
 
 
-class _OneLine(dict[str, Any]):
+class _OneLine(dict[str, object]):
     """A mapping written on one line, so that a changed pin is a one-line diff."""
 
 
@@ -217,15 +216,22 @@ _LISTED = {"apt", "wheels", "startup", "archives", "debs", "packages"}
 
 def write(lock: Lock, file: Path, name: str, origin: Mapping[str, str] | None = None) -> None:
     """Write the lock file. `origin`: profile and requirements of the lock, if no profile is called `name`."""
-    content = lock.content
-    for holder in (content, content["base"], content.get("builder", {})):
-        for key in _LISTED & set(holder):
-            holder[key] = [_OneLine(item) for item in holder[key]]
-    data: dict[str, Any] = {"format": FORMAT, "made": lock.made, "id": lock.id, "inputs": dict(lock.inputs)}
+    data: dict[str, object] = {"format": FORMAT, "made": lock.made, "id": lock.id, "inputs": dict(lock.inputs)}
     data |= {"of": dict(origin)} if origin else {}
-    data["content"] = content
+    data["content"] = _with_lines(lock.content)
     text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100_000, default_flow_style=False)
     write_within(yaml_document.home(file), file, f"# Made by `envbuild lock {name}`; not to be edited.\n{text}")
+
+
+def _with_lines(content: Mapping[str, object]) -> dict[str, object]:
+    """Return a lock's content with each entry of the lists in _LISTED on one line."""
+    found: dict[str, object] = {}
+    for key, value in content.items():
+        if key in _LISTED and isinstance(value, list):
+            found[key] = [_OneLine(item) for item in value]
+        else:
+            found[key] = _with_lines(value) if isinstance(value, dict) else value
+    return found
 
 
 def required_lock(source: Source) -> Lock:

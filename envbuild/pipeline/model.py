@@ -129,7 +129,7 @@ class Made:
 
     def _gpu(self) -> dict[str, Any] | None:
         gpu = evidence_statements_and_store.gpu_of(self.run) if self.run else None
-        return {"model": gpu["model"], "count": gpu["count"]} if gpu else None
+        return {"model": gpu.model, "count": gpu.count} if gpu else None
 
     def document(self) -> dict[str, Any]:
         return {

@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from envbuild.testrun.run_result import ProbeResult
 from envbuild.util import host_processes
 
 
@@ -73,7 +74,7 @@ class ProbesPlanned:
 class ProbeEnded:
     """The result of one probe, as the self-test reported it."""
 
-    result: Mapping[str, Any]
+    result: ProbeResult
     event: Literal["probe-ended"] = "probe-ended"
 
 
@@ -119,9 +120,9 @@ class Progress:
     def say(self, text: str) -> None:
         self.listener(Note(text))
 
-    def probe(self, report: Mapping[str, Any]) -> None:
-        """`report`: a line of the self-test's output, either {"probes": names} or a result."""
-        self.listener(ProbesPlanned(tuple(report["probes"])) if "probes" in report else ProbeEnded(report))
+    def probe(self, report: tuple[str, ...] | ProbeResult) -> None:
+        """`report`: the names of the probes that will run, or the result of one."""
+        self.listener(ProbeEnded(report) if isinstance(report, ProbeResult) else ProbesPlanned(report))
 
     def end(self, step: Step) -> None:
         self.listener(StepEnded(step))

@@ -207,11 +207,11 @@ def statements_of(source: Source, locked: Lock, image: Image, subject: Subject) 
         in_toto_statements.sbom(sbom.make_sbom(source.name, locked, image.id), subject),
     ]
     for path, record in evidence_statements_and_store.stored(image.id):
-        if (record["profile"], record["lock"]) == (source.name, locked.id):
+        if (record.profile, record.lock) == (source.name, locked.id):
             made.append(
                 in_toto_statements.test_result(record, evidence_statements_and_store.record_text(path), subject)
             )
-    return [(one["predicateType"], in_toto_statements.canonical(one)) for one in made]
+    return [(one.predicate_type, in_toto_statements.canonical(one)) for one in made]
 
 
 def build_details(source: Source, locked: Lock, image: Image) -> BuildDetails:

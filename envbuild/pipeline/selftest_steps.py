@@ -128,7 +128,7 @@ def write_evidence(
 ) -> StepResult[WrittenEvidence]:
     """Write the run record, and if there is a signer, its signed statement."""
     now = datetime.datetime.now(datetime.UTC)
-    engine = run.where.get("engine") or f"docker {context.engine.version}"
+    engine = str(run.where.get("engine") or f"docker {context.engine.version}")
     wanted = profile_proofs.wanted(source.name, source.profile, lock)
     machine = asdict(cpu_memory_and_os.read()) if context.engine.data_folder and not run.where else None
     record = evidence_statements_and_store.run_record(image, wanted, run, engine, now, machine)

@@ -98,8 +98,8 @@ def _outcome(
     order = SelfTestOrder(source, lock.versions, lock.python, options.asked)
     run = workflows.run_selftest(context, made, order, select_runner(context, order, image))
     for failure in run.failures() if hunt.probe != _IDENTITY else ():
-        if failure["probe"] == _IDENTITY:
-            raise NotProved(f"the card here is none of {source.name}'s", hint=failure["detail"])
+        if failure.probe == _IDENTITY:
+            raise NotProved(f"the card here is none of {source.name}'s", hint=failure.detail)
     try:
         workflows.require_passed(made.value)
     except CheckFailed as error:

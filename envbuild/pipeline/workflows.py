@@ -250,18 +250,18 @@ def require_passed(made: Made) -> None:
         return
     failures = made.run.failures()
     if failures:
-        named = [f["probe"] for f in failures if f["probe"]]
-        details = [f"{f['probe']}: {f['detail']}" if f["probe"] else f["detail"] for f in failures]
+        named = [failure.probe for failure in failures if failure.probe]
+        details = [f"{f.probe}: {f.detail}" if f.probe else f.detail for f in failures]
         hints = details if named or len(failures) > 1 else []
         if made.run.out_of_memory and made.memory_gb:
             hints.append(f"its container may take {made.memory_gb:g} GB: selftest: memory_gb in the profile")
         raise CheckFailed(
-            f"the self-test of {made.name} failed: {', '.join(named) or failures[0]['detail']}",
+            f"the self-test of {made.name} failed: {', '.join(named) or failures[0].detail}",
             hint="\n".join(hints) or None,
         )
     lacking = made.run.skipped_required or (() if made.run.passed else made.run.by_status("skipped"))
     if lacking or not made.run.passed:
-        reasons = {result["probe"]: result["reason"] for result in made.run.results}
+        reasons = {result.probe: result.reason for result in made.run.results}
         built = "built, and " if made.image else ""
         raise NotProved(
             f"{made.name} is {built}not proved: a required probe was skipped",

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from envbuild.evidence.proof_rules import CPU, model_of
+from envbuild.evidence.proof_rules import model_of
+from envbuild.evidence.run_record_schema import LoadedLibrary, RunRecord
 from envbuild.facts import database
 from envbuild.facts.advisory_matching import Advisory
 from envbuild.report.run_measurement_types import (
@@ -26,6 +27,7 @@ from envbuild.report.run_measurement_types import (
 )
 from envbuild.selftest.harness.probe_outcome_and_figures import check_count
 from envbuild.testrun import expected_hardware
+from envbuild.testrun.run_result import ProbeResult
 
 _STAGE = re.compile(r"(?P<backend>nccl|gloo) (?P<members>\d{1,4}(\+\d{1,4}){0,63})(?P<settings>( [A-Z0-9_]+=\w+){0,8})")
 _MOST_STAGES = 2000
@@ -33,60 +35,59 @@ _MOST_STAGES = 2000
 _SPEEDS = (("perf.gemm", "TFLOP/s", "gemm"), ("perf.memory", "GB/s", "memory"))
 
 
-def measured_run(record: Mapping[str, Any], evidence: str) -> Run:
-    """Return the measurements of a run. `record`: from evidence_statements_and_store.record_of; `evidence`: the sha256
-    of its bytes, hex."""
-    gpu, start, environment = record["gpu"] or {}, _mapping(record.get("start")), record["environment"]
-    staged: Mapping[str, Any] = next((result for result in record["results"] if result["probe"] == "dist.staged"), {})
-    stages = tuple(_stages(_mapping(staged.get("traits")).get("stages")))
-    required = set(record["selftest"]["require"])
+def measured_run(record: RunRecord, evidence: str) -> Run:
+    """Return the measurements of a run. `evidence`: the sha256 of the record's bytes, hex."""
+    gpu, start, environment = record.gpu, record.start, record.environment
+    staged = next((result for result in record.results if result.probe == "dist.staged"), None)
+    stages = tuple(_stages(staged.traits.get("stages"))) if staged else ()
+    required = set(record.selftest.require)
     return Run(
         model=model_of(record),
-        card=str(gpu.get("name")) if gpu else "the CPU",
-        count=gpu["count"] if isinstance(gpu.get("count"), int) else 1,
-        driver=gpu.get("driver"),
-        finished=record["finished"],
-        level=record["selftest"]["level"],
-        seconds=record["seconds"],
-        image=record["image"]["id"],
+        card=gpu.name if gpu else "the CPU",
+        count=gpu.count if gpu else 1,
+        driver=gpu.driver if gpu else None,
+        finished=record.finished,
+        level=record.selftest.level,
+        seconds=record.seconds,
+        image=record.image.id,
         evidence=evidence,
-        engine=_text(record.get("engine")),
+        engine=record.engine or "",
         python=_text(environment.get("python") or start.get("python")),
         torch=_text(environment.get("torch") or start.get("torch")),
-        probes=tuple(_probe(result, result["probe"] in required) for result in record["results"]),
-        errors=tuple(record["errors"]),
+        probes=tuple(_probe(result, result.probe in required) for result in record.results),
+        errors=tuple(record.errors),
         speeds=tuple(_speeds(record)),
-        coverage=tuple(_coverage(record["results"])),
-        seed=start["seed"] if isinstance(start.get("seed"), int) else None,
-        unit="process" if model_of(record) == CPU else "GPU",
+        coverage=tuple(_coverage(record.results)),
+        seed=seed if isinstance(seed := start.get("seed"), int) else None,
+        unit="GPU" if gpu else "process",
         members=tuple(sorted({member for stage in stages for member in stage.members})),
         stages=stages,
-        verdict=_or_none(staged.get("reason")) if any(not stage.passed for stage in stages) else None,
-        libraries=tuple(_libraries(environment.get("libraries"))),
+        verdict=staged.reason if staged and any(not stage.passed for stage in stages) else None,
+        libraries=tuple(map(_measured_library, record.libraries)),
     )
 
 
-def _probe(result: Mapping[str, Any], required: bool) -> MeasuredProbe:
-    figures = sorted(_figures(result.get("figures")), key=lambda figure: figure.share)
+def _probe(result: ProbeResult, required: bool) -> MeasuredProbe:
+    figures = sorted(_figures(result.figures), key=lambda figure: figure.share)
     return MeasuredProbe(
-        name=result["probe"],
-        status=result["status"],
+        name=result.probe,
+        status=result.status,
         required=required,
-        seconds=_number(result.get("seconds")),
+        seconds=_number(result.seconds),
         shares=tuple(figure.share for figure in figures),
         worst=figures[-1] if figures else None,
         checks=sum(figure.checks for figure in figures),
-        reason=_or_none(result.get("reason")),
-        failure=_or_none(result.get("failure")),
-        signal=_or_none(result.get("signal")),
-        at=_or_none(result.get("at")),
-        detail=_or_none(result.get("detail")),
-        known=_signed(result) if result["status"] == "failed" else None,
+        reason=result.reason,
+        failure=result.failure,
+        signal=result.signal,
+        at=result.at,
+        detail=result.detail,
+        known=_signed(result) if result.status == "failed" else None,
     )
 
 
-def _figures(listed: Any) -> Iterator[MeasuredFigure]:
-    for figure in _mappings(listed):
+def _figures(listed: Sequence[Mapping[str, object]]) -> Iterator[MeasuredFigure]:
+    for figure in listed:
         key = "beyond_rounding" if "beyond_rounding" in figure else "ratio"
         if key in figure and (key == "ratio" or figure[key] is not None):
             share = _number(figure[key])
@@ -101,10 +102,9 @@ def _figures(listed: Any) -> Iterator[MeasuredFigure]:
             )
 
 
-def _signed(result: Mapping[str, Any]) -> KnownAdvisory | None:
+def _signed(result: ProbeResult) -> KnownAdvisory | None:
     """Return the advisory whose signature matches a failure."""
-    checked = {**result, "traits": _mapping(result.get("traits"))}
-    found = next((item for item in database.advisories() if item.matches(checked)), None)
+    found = next((item for item in database.advisories() if item.matches(result.document())), None)
     return known_advisory(found) if found else None
 
 
@@ -112,10 +112,10 @@ def known_advisory(advisory: Advisory) -> KnownAdvisory:
     return KnownAdvisory(advisory.id, advisory.title, advisory.remedy, advisory.cite)
 
 
-def _speeds(record: Mapping[str, Any]) -> Iterator[Speed]:
+def _speeds(record: RunRecord) -> Iterator[Speed]:
     """Yield each measured speed of each GPU, whether or not the profile sets a minimum."""
-    demands = record["selftest"]["demands"]
-    traits = {result["probe"]: _mapping(result.get("traits")) for result in record["results"]}
+    demands = record.selftest.demands
+    traits = {result.probe: result.traits for result in record.results}
     for probe, unit, kind in _SPEEDS:
         for index, cards in enumerate(_mappings(traits.get(probe, {}).get(unit))):
             name = _text(cards.get("card"))
@@ -127,9 +127,9 @@ def _speeds(record: Mapping[str, Any]) -> Iterator[Speed]:
                     yield Speed(name, index, figure, unit, reached, sheet.get(figure), demands.get(kind))
 
 
-def _coverage(results: Sequence[Mapping[str, Any]]) -> Iterator[Coverage]:
+def _coverage(results: Sequence[ProbeResult]) -> Iterator[Coverage]:
     for result in results:
-        for operation, covered in _mapping(_mapping(result.get("traits")).get("coverage")).items():
+        for operation, covered in _mapping(result.traits.get("coverage")).items():
             counts = [_number(_mapping(covered).get(key)) for key in ("cases", "pairs", "of")]
             if all(count is not None and count >= 0 for count in counts) and counts[0]:
                 yield Coverage(operation, *(int(count or 0) for count in counts))
@@ -158,9 +158,8 @@ def _blamed(listed: Any) -> Iterator[Blame]:
             yield Blame(rank, member, _text(fault.get("step")), _text(fault.get("reason")))
 
 
-def _libraries(listed: Any) -> Iterator[MeasuredLibrary]:
-    for library in _mappings(listed):
-        yield MeasuredLibrary(*(_text(library.get(key)) for key in ("name", "version", "owner", "path", "sha256")))
+def _measured_library(library: LoadedLibrary) -> MeasuredLibrary:
+    return MeasuredLibrary(*map(_text, (library.name, library.version, library.owner, library.path, library.sha256)))
 
 
 def _number(value: Any) -> float | None:
@@ -171,10 +170,6 @@ def _number(value: Any) -> float | None:
 
 def _text(value: Any) -> str:
     return "" if value is None else str(value)
-
-
-def _or_none(value: Any) -> str | None:
-    return _text(value) or None
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

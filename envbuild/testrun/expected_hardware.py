@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from packaging.version import Version
 
@@ -15,7 +14,7 @@ from envbuild.resolve import minimum_driver
 _PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 
 
-def expected_hardware(profile: Profile) -> dict[str, Any]:
+def expected_hardware(profile: Profile) -> dict[str, object]:
     """Return the hardware part of the job document's `expect`, as far as the facts know it: the minimum driver versions
     for torch's CUDA and for the profile, and the properties and datasheet of each GPU, by name."""
     return devices_by_name(map(database.gpus().__getitem__, profile.gpus)) | {
@@ -26,7 +25,7 @@ def expected_hardware(profile: Profile) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def devices_by_name(gpus: Iterable[Gpu]) -> dict[str, Any]:
+def devices_by_name(gpus: Iterable[Gpu]) -> dict[str, object]:
     """Return what the self-test compares with the device, by each name that a driver prints for these GPUs."""
     named = {name: gpu for gpu in gpus for name in gpu.all_names}
     return {

@@ -10,7 +10,6 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from envbuild.facts import database
 from envbuild.lock.lock_file import Lock
@@ -82,7 +81,7 @@ def _comments(mark: str, text: str) -> Iterator[str]:
         yield f"{mark}{text[start : start + 110]}\n"
 
 
-def _document(source: Source, locked: Lock) -> dict[str, Any]:
+def _document(source: Source, locked: Lock) -> dict[str, object]:
     """Return the document for the self-test's `environment_check.main`."""
     cards = [name for gpu in source.profile.gpus for name in database.gpus()[gpu].all_names]
     asked, expected = selftest_job.RunRequest(level="quick"), expected_hardware.expected_hardware(source.profile)
@@ -94,7 +93,7 @@ def _document(source: Source, locked: Lock) -> dict[str, Any]:
     return {
         "profile": source.name,
         "lock": locked.short,
-        "job": {**wanted, "nonce": "0" * 32},
+        "job": wanted,
         "remedies": list(_remedies(source.name, cards)),
     }
 
@@ -102,7 +101,7 @@ def _document(source: Source, locked: Lock) -> dict[str, Any]:
 _NO_GPU_CODE = r"no GPU is visible to torch .{1,60} \(built with no CUDA\)"
 
 
-def _remedies(name: str, cards: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _remedies(name: str, cards: Sequence[str]) -> Iterator[dict[str, object]]:
     """Yield the remedies of the advisories that a probe's result alone identifies, then those for any other failure."""
     for advisory in database.advisories():
         for signature in advisory.signature:

@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
@@ -164,7 +164,7 @@ def read(file: Path) -> Fingerprint:
         ) from error
 
 
-def _faults(error: ValidationError, found: Any) -> list[tuple[yaml_document.Path, str]]:
+def _faults(error: ValidationError, found: object) -> list[tuple[yaml_document.Path, str]]:
     """Return path and message of each fault; an unsupported version is the only fault reported."""
     version = found.get("version") if isinstance(found, dict) else None
     if isinstance(version, int) and version != VERSION:

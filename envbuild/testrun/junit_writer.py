@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from envbuild.testrun.run_result import TestRun
+from envbuild.testrun.run_result import RunFailure, TestRun
 
 # Characters that XML 1.0 does not allow, even escaped (section 2.2, Char).
 _ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -26,22 +25,21 @@ def render(name: str, run: TestRun, properties: Mapping[str, str]) -> str:
     held = SubElement(suite, "properties")
     for key, value in {**properties, **run.subject, **dict(_figures(run))}.items():
         SubElement(held, "property", name=_clean(key), value=_clean(value))
-    failures = {failure["probe"]: failure for failure in run.failures()}
+    failures = {failure.probe: failure for failure in run.failures()}
     for result in run.results:
-        case = _case(suite, name, result["probe"], result["seconds"])
-        if result["status"] == "failed":
-            _failure(case, failures[result["probe"]], result["detail"])
-        elif result["status"] == "skipped":
-            required = "required, and " if result["probe"] in run.skipped_required else ""
-            SubElement(case, "skipped", message=_clean(f"{required}skipped: {result['reason']}"))
+        case = _case(suite, name, result.probe, result.seconds)
+        if result.status == "failed":
+            _failure(case, failures[result.probe], result.detail)
+        elif result.status == "skipped":
+            required = "required, and " if result.probe in run.skipped_required else ""
+            SubElement(case, "skipped", message=_clean(f"{required}skipped: {result.reason}"))
         elif run.errors:
             SubElement(case, "skipped", message=_clean(f"does not count: {run.errors[0]}"))
-        if result.get("output"):
-            cut = "(the last 8 kB)\n" if result.get("output_cut") else ""
-            SubElement(case, "system-out").text = _clean(cut + result["output"])
+        if result.output:
+            cut = "(the last 8 kB)\n" if result.output_cut else ""
+            SubElement(case, "system-out").text = _clean(cut + result.output)
     for error in run.errors:
-        failure = {"detail": error, "advisory": None, "signal": None}
-        _failure(_case(suite, name, "the run itself", 0.0), failure, run.log)
+        _failure(_case(suite, name, "the run itself", 0.0), RunFailure(None, None, None, error), run.log)
     counts = {
         "tests": len(suite.findall("testcase")),
         "failures": len(suite.findall("*/failure")),
@@ -57,19 +55,19 @@ def _case(suite: Element, name: str, probe: str, seconds: float) -> Element:
     return SubElement(suite, "testcase", classname=_clean(f"envbuild.{name}"), name=probe, time=_seconds(seconds))
 
 
-def _failure(case: Element, failure: Mapping[str, Any], detail: str | None) -> None:
-    kind = failure["advisory"] or failure["signal"] or "failed"
-    found = SubElement(case, "failure", message=_clean(failure["detail"]), type=_clean(kind))
-    advisory = f"advisory: {failure['advisory']} (envbuild advisories)\n" if failure["advisory"] else ""
-    found.text = _clean(f"{advisory}{failure['detail']}\n{detail or ''}".strip())
+def _failure(case: Element, failure: RunFailure, detail: str | None) -> None:
+    kind = failure.advisory or failure.signal or "failed"
+    found = SubElement(case, "failure", message=_clean(failure.detail), type=_clean(kind))
+    advisory = f"advisory: {failure.advisory} (envbuild advisories)\n" if failure.advisory else ""
+    found.text = _clean(f"{advisory}{failure.detail}\n{detail or ''}".strip())
 
 
 def _figures(run: TestRun) -> Iterator[tuple[str, str]]:
     """Yield the measurements by probe, case and dtype; a repeated case gets a number."""
     seen: dict[str, int] = {}
     for result in run.results:
-        for figure in result["figures"]:
-            key = f"{result['probe']}: {figure.get('case')} {figure.get('dtype')}"
+        for figure in result.figures:
+            key = f"{result.probe}: {figure.get('case')} {figure.get('dtype')}"
             seen[key] = seen.get(key, 0) + 1
             told = ", ".join(
                 f"{part} {figure[part]}"

@@ -8,11 +8,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from envbuild.testrun.run_result import MAX_STDOUT, RawOutput, TestRun
+from envbuild.testrun.run_result import MAX_STDOUT, ProbeResult, RawOutput, TestRun
 from envbuild.util import strict_json
 from envbuild.util.errors import printable
 
@@ -24,20 +24,21 @@ class _Frame(BaseModel):
 Said = Annotated[str, AfterValidator(printable)]
 
 
-class _Probe(_Frame):
+class _Probe(ProbeResult):
+    """A probe's result with the limits for the output of a container."""
+
+    model_config = ConfigDict(extra="ignore")
+
     probe: str = Field(pattern=r"^[a-z0-9._]{1,60}$")
     level: Said = Field(max_length=20)
-    status: str = Field(pattern="^(passed|failed|skipped)$")
     reason: Said | None = Field(max_length=4000)
     failure: Said | None = Field(max_length=60)
     signal: Said | None = Field(max_length=20)
     at: Said | None = Field(max_length=1000)
     detail: Said | None = Field(max_length=20000)
-    figures: list[dict[str, Any]] = Field(max_length=5000)
+    figures: list[dict[str, object]] = Field(max_length=5000)
     seconds: float
-    traits: dict[str, Any] = {}
     output: Said | None = Field(None, max_length=20000)
-    output_cut: bool = False
 
 
 class _Start(_Frame):
@@ -51,7 +52,7 @@ class _End(_Frame):
     skipped: int
 
 
-def frame(line: bytes, nonce: str) -> tuple[int, dict[str, Any]] | None:
+def frame(line: bytes, nonce: str) -> tuple[int, dict[str, object]] | None:
     """Return (sequence number, document) if the line is a complete frame of this run, else None."""
     parts = line.rstrip(b"\n").split(b" ", 4)
     if len(parts) != 5 or parts[0] != b"ENVBUILD" or parts[1] != nonce.encode():
@@ -65,23 +66,29 @@ def frame(line: bytes, nonce: str) -> tuple[int, dict[str, Any]] | None:
         return None
 
 
-def progress_of(line: bytes, nonce: str) -> dict[str, Any] | None:
-    """Return the progress that a line reports: {"probes": names} of the probes that will run, or a probe's result; None
-    for any other line."""
+def progress_of(line: bytes, nonce: str) -> tuple[str, ...] | ProbeResult | None:
+    """Return the progress that a line reports: the names of the probes that will run, or a probe's result; None for any
+    other line."""
     found = frame(line, nonce)
-    models: dict[str, type[_Frame]] = {"start": _Start, "probe": _Probe}
-    model = models.get(str(found[1].get("kind"))) if found else None
+    kind = found[1].get("kind") if found else None
     try:
-        return model.model_validate(found[1]).model_dump() if found and model else None
+        if found and kind == "start":
+            return tuple(_Start.model_validate(found[1]).probes)
+        return _result(found[1]) if found and kind == "probe" else None
     except ValidationError:
         return None
+
+
+def _result(document: object) -> ProbeResult:
+    """Raises ValidationError."""
+    return ProbeResult.model_validate(_Probe.model_validate(document).model_dump())
 
 
 def judge_output(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRun:
     """Judge the output; anything doubtful counts as an error."""
     ended = _ending(output)
     errors = [*ended]
-    documents: list[dict[str, Any]] = []
+    documents: list[dict[str, object]] = []
     for line in output.stdout.split(b"\n"):
         found = frame(line, nonce)
         if found is None:
@@ -97,9 +104,9 @@ def judge_output(output: RawOutput, nonce: str, require: Sequence[str]) -> TestR
         errors += shape
     if output.timed_out:
         results += _hung(planned, results, output.seconds)
-    if (output.exit_code == 5) != any(result["status"] == "failed" for result in results) and not errors:
+    if (output.exit_code == 5) != any(result.status == "failed" for result in results) and not errors:
         errors.append(f"the self-test ended with exit code {output.exit_code}, which does not fit its results")
-    ran = {result["probe"]: result["status"] for result in results}
+    ran = {result.probe: result.status for result in results}
     if documents or not errors:
         errors += [f"required probe {name} is not among the results" for name in require if name not in ran]
     of_kind = {str(document.get("kind")): document for document in documents}
@@ -117,12 +124,17 @@ def judge_output(output: RawOutput, nonce: str, require: Sequence[str]) -> TestR
     )
 
 
-def _hung(planned: Sequence[str], results: Sequence[object], seconds: float) -> list[dict[str, Any]]:
+def _hung(planned: Sequence[str], results: Sequence[object], seconds: float) -> list[ProbeResult]:
     """Return a failed result for the probe that was running when the time limit of the whole self-test was reached."""
     running = planned[len(results) :][:1]
     reason = f"it did not end; the whole self-test was stopped after {seconds:.0f} s"
-    given = {"level": "", "status": "failed", "failure": "hang", "reason": reason, "signal": None, "at": None}
-    return [{"probe": name, **given, "detail": None, "figures": [], "seconds": 0.0, "traits": {}} for name in running]
+    return [
+        ProbeResult(
+            probe=name, level="", status="failed", reason=reason, failure="hang", signal=None, at=None, detail=None,
+            figures=[], seconds=0.0, traits={},
+        )
+        for name in running
+    ]  # fmt: skip
 
 
 def _ending(output: RawOutput) -> list[str]:
@@ -138,7 +150,7 @@ def _ending(output: RawOutput) -> list[str]:
     return []
 
 
-def _results(documents: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[dict[str, Any]], list[str]]:
+def _results(documents: Sequence[Mapping[str, object]]) -> tuple[list[str], list[ProbeResult], list[str]]:
     """Return the planned probes, their results, and the errors in the sequence start, probe..., environment, end."""
     kinds = [document.get("kind") for document in documents]
     if not kinds or kinds[0] != "start":
@@ -149,7 +161,7 @@ def _results(documents: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[di
         errors = []
     try:
         start = _Start.model_validate(documents[0])
-        results = [_Probe.model_validate(d).model_dump() for d in documents if d.get("kind") == "probe"]
+        results = [_result(document) for document in documents if document.get("kind") == "probe"]
         end = _End.model_validate(documents[-1]) if not errors else None
     except ValidationError as error:
         return (
@@ -157,10 +169,10 @@ def _results(documents: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[di
             [],
             [*errors, f"a frame of the self-test's output is not as it should be: {error.errors()[0]['msg']}"],
         )
-    names = [result["probe"] for result in results]
+    names = [result.probe for result in results]
     if names != start.probes and end is not None:
         errors.append("the probes that ran are not those that were planned")
-    counted = [sum(result["status"] == status for result in results) for status in ("passed", "failed", "skipped")]
+    counted = [sum(result.status == status for result in results) for status in ("passed", "failed", "skipped")]
     if end is not None and [end.probes, end.passed, end.failed, end.skipped] != [len(results), *counted]:
         errors.append("the self-test's last frame does not fit the probes' results")
     return start.probes, results, errors
@@ -181,7 +193,7 @@ def judge_nodes(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRu
         runs.append(judge_output(own, nonce, require))
     if not runs:
         return replace(judge_output(output, nonce, require), errors=("no node left any output",))
-    names = dict.fromkeys(result["probe"] for run in runs for result in run.results)
+    names = dict.fromkeys(result.probe for run in runs for result in run.results)
     skipped = dict.fromkeys(name for run in runs for name in run.skipped_required)
     return replace(
         runs[0],
@@ -191,17 +203,16 @@ def judge_nodes(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRu
     )
 
 
-def _worst(name: str, runs: Sequence[TestRun]) -> Mapping[str, Any]:
-    found = [(n, result) for n, run in enumerate(runs) for result in run.results if result["probe"] == name]
-    number, worst = min(found, key=lambda one: _ORDER.index(one[1]["status"]))
-    if worst["status"] == "passed":
+def _worst(name: str, runs: Sequence[TestRun]) -> ProbeResult:
+    found = [(n, result) for n, run in enumerate(runs) for result in run.results if result.probe == name]
+    number, worst = min(found, key=lambda one: _ORDER.index(one[1].status))
+    if worst.status == "passed":
         return worst
-    return {**worst, "reason": f"node {number}: {worst['reason']}"}
+    return worst.model_copy(update={"reason": f"node {number}: {worst.reason}"})
 
 
 def join_runs(alone: TestRun, across: TestRun) -> TestRun:
     """Join two runs into one; the result lists the missing confinement of both."""
-    lacks = [*alone.where.get("unconfined", ()), *across.where.get("unconfined", ())]
     return replace(
         alone,
         results=(*alone.results, *across.results),
@@ -210,5 +221,5 @@ def join_runs(alone: TestRun, across: TestRun) -> TestRun:
         skipped_required=(*alone.skipped_required, *across.skipped_required),
         log=alone.log + across.log,
         short=alone.short or across.short,
-        where={**alone.where, "unconfined": lacks, "nodes": dict(across.where)},
+        where={**alone.where, "unconfined": [*alone.unconfined, *across.unconfined], "nodes": dict(across.where)},
     )

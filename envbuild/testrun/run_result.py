@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
 
 from envbuild.facts import database, probe_catalogue_reader
 
@@ -26,7 +28,42 @@ class RawOutput:
     timed_out: bool = False
     too_long: bool = False
     parts: tuple[tuple[int, int], ...] = ()
-    where: Mapping[str, Any] = field(default_factory=dict)
+    where: Mapping[str, object] = field(default_factory=dict)
+
+
+class ProbeResult(BaseModel):
+    """The result of one probe. `seconds`: its duration; `at`: the step at which it failed; `output`: what the profile's
+    own script printed, or only the end of it (`output_cut`). The optional fields may be missing in a run record."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
+
+    probe: str
+    level: str = ""
+    status: Literal["passed", "failed", "skipped"]
+    reason: str | None = None
+    failure: str | None = None
+    signal: str | None = None
+    at: str | None = None
+    detail: str | None = None
+    figures: list[dict[str, object]] = []
+    seconds: float = 0.0
+    traits: dict[str, object] = {}
+    output: str | None = None
+    output_cut: bool = False
+
+    def document(self) -> dict[str, object]:
+        """Return the fields that were reported."""
+        return self.model_dump(exclude_unset=True)
+
+
+@dataclass(frozen=True)
+class RunFailure:
+    """A failed probe, or a fault of the run if `probe` is None. `advisory`: the id of the one that describes it."""
+
+    probe: str | None
+    signal: str | None
+    advisory: str | None
+    detail: str
 
 
 @dataclass(frozen=True)
@@ -36,19 +73,19 @@ class TestRun:
     `skipped_required`: required probes that could not run here; the run did not fail, but is not valid evidence either.
     """
 
-    results: tuple[Mapping[str, Any], ...]
-    environment: Mapping[str, Any]
-    start: Mapping[str, Any]
+    results: tuple[ProbeResult, ...]
+    environment: Mapping[str, object]
+    start: Mapping[str, object]
     errors: tuple[str, ...]
     seconds: float
     skipped_required: tuple[str, ...] = ()
     log: str = field(default="", compare=False)
-    fingerprint: Mapping[str, Any] = field(default_factory=dict)  # as received, not judged; empty if not requested
-    where: Mapping[str, Any] = field(default_factory=dict)  # as reported by the runner
+    fingerprint: Mapping[str, object] = field(default_factory=dict)  # as received, not judged; empty if not requested
+    where: Mapping[str, object] = field(default_factory=dict)  # as reported by the runner
     short: bool = False  # the container was killed because it ran out of memory
 
     def by_status(self, status: str) -> list[str]:
-        return [result["probe"] for result in self.results if result["status"] == status]
+        return [result.probe for result in self.results if result.status == status]
 
     @property
     def passed(self) -> bool:
@@ -58,7 +95,7 @@ class TestRun:
     @property
     def out_of_memory(self) -> bool:
         """Whether a probe or the container was killed because it ran out of memory, as far as this can be detected."""
-        return self.short or any(result.get("failure") == "oom" for result in self.results)
+        return self.short or any(result.failure == "oom" for result in self.results)
 
     @property
     def subject(self) -> dict[str, str]:
@@ -69,32 +106,32 @@ class TestRun:
         """Return the same run with additional skipped probes that were not planned, with the given reasons."""
         return replace(self, results=(*self.results, *(_skipped(name, reason) for name, reason in reasons.items())))
 
-    def failures(self) -> list[dict[str, Any]]:
-        """Return {"probe", "signal", "advisory", "detail"} for each failed probe, and for each fault of the run."""
-        found = [_failure(result) for result in self.results if result["status"] == "failed"]
-        found += [{"probe": None, "signal": None, "advisory": None, "detail": text} for text in self.errors]
-        return found
+    @property
+    def unconfined(self) -> list[str]:
+        """The restrictions of this engine's containers that were missing, as reported by the runner."""
+        lacks = self.where.get("unconfined")
+        return list(map(str, lacks)) if isinstance(lacks, list) else []
 
-    def summary(self) -> dict[str, Any]:
+    def failures(self) -> list[RunFailure]:
+        """Return each failed probe, then each fault of the run."""
+        found = [_failure(result) for result in self.results if result.status == "failed"]
+        return [*found, *(RunFailure(None, None, None, text) for text in self.errors)]
+
+    def summary(self) -> dict[str, object]:
         counts = {status: len(self.by_status(status)) for status in ("passed", "failed", "skipped")}
         if self.errors:
             counts["passed"] = 0
-        return {**counts, "seconds": round(self.seconds, 2), "failures": self.failures()}
+        return {**counts, "seconds": round(self.seconds, 2), "failures": [asdict(one) for one in self.failures()]}
 
 
-def _skipped(probe: str, reason: str) -> dict[str, Any]:
-    nothing = dict.fromkeys(("failure", "signal", "at", "detail", "output"))
+def _skipped(probe: str, reason: str) -> ProbeResult:
     level = probe_catalogue_reader.known_probes()[probe].level
-    return {"probe": probe, "level": level, "status": "skipped", "reason": reason, **nothing, "output_cut": False,
-            "figures": [], "seconds": 0.0, "traits": {}}  # fmt: skip
+    skipped = ProbeResult(probe=probe, level=level, status="skipped", reason=reason)
+    return ProbeResult.model_validate(skipped.model_dump())  # with every field reported
 
 
-def _failure(result: Mapping[str, Any]) -> dict[str, Any]:
-    advisory = next((advisory for advisory in database.advisories() if advisory.matches(result)), None)
-    where = f" at {result['at']}" if result["at"] else ""
-    return {
-        "probe": result["probe"],
-        "signal": result["signal"],
-        "advisory": advisory.id if advisory else None,
-        "detail": f"{result['failure']}{where}: {result['reason']}",
-    }
+def _failure(result: ProbeResult) -> RunFailure:
+    advisory = next((advisory for advisory in database.advisories() if advisory.matches(result.document())), None)
+    where = f" at {result.at}" if result.at else ""
+    detail = f"{result.failure}{where}: {result.reason}"
+    return RunFailure(result.probe, result.signal, advisory.id if advisory else None, detail)

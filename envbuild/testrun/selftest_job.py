@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from envbuild.facts import probe_catalogue_reader
 from envbuild.profile.model import SelfTest
@@ -147,27 +146,29 @@ def make_job(
     gpus: Sequence[str] = (),
     asked: RunRequest = ALL,
     gpu_count: int = 1,
-    hardware: Mapping[str, Any] | None = None,
+    hardware: Mapping[str, object] | None = None,
     models: Sequence[str] = (),
     nonce: str | None = None,
 ) -> Job:
     """Return the job that tests `image` (the engine's handle) against locked `versions` (distribution -> version).
 
     `image` empty: test an environment of this machine, with Python's environment variables in effect. `models`: the ids
-    of the `gpus`. The other parameters are as in `document`.
+    of the `gpus`. `nonce`: that of a run started earlier; if None, a new one is generated. The other parameters are as
+    in `document`.
     """
+    nonce = nonce or secrets.token_hex(16)
     made = document(wanted, versions, python, gpus, asked, gpu_count, hardware, nonce)
     return Job(
         image=image,
         argv=("python", *started(image), "-c", BOOTSTRAP, "envbuild.selftest.__main__"),
         stdin=bootstrap_payload(json.dumps(made).encode()),
-        nonce=made["nonce"],
+        nonce=nonce,
         limits=_limits(wanted, bool(gpus)),
         gpus=bool(gpus),
         devices=asked.gpus,
         models=tuple(models),
         count=gpu_count,
-        require=tuple(made["require"]),
+        require=tuple(required_probes(wanted, bool(gpus), asked, gpu_count)),
     )
 
 
@@ -190,17 +191,17 @@ def document(
     gpus: Sequence[str],
     asked: RunRequest = ALL,
     gpu_count: int = 1,
-    hardware: Mapping[str, Any] | None = None,
-    nonce: str | None = None,
-) -> dict[str, Any]:
-    """Return the job document. `nonce`: that of a run started earlier; if None, a new one is generated.
+    hardware: Mapping[str, object] | None = None,
+    nonce: str = "0" * 32,
+) -> dict[str, object]:
+    """Return the job document. `nonce`: marks the output of one run; zeros if the output is not read.
 
     `gpus`: allowed GPU names as the driver prints them; empty: the CPU. `gpu_count`: this many GPUs must be present and
     work together. `hardware`: more expectations, as returned by expected_hardware.expected_hardware.
     """
     return {
         "version": 1,
-        "nonce": nonce or secrets.token_hex(16),
+        "nonce": nonce,
         "level": asked.level or wanted.level,
         "device": "cuda" if gpus else "cpu",
         "probes": required_probes(wanted, bool(gpus), asked, gpu_count) if asked.probes else None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,6 +19,7 @@ from envbuild.evidence import evidence_statements_and_store
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.registry import oci_types
 from envbuild.registry.registry_image_reader import Config
+from envbuild.util import canonical_json
 from envbuild.util.errors import CheckFailed, FileError
 
 
@@ -223,10 +223,10 @@ def test_an_image_of_several_profiles(site: Site) -> None:
     media_type, raw = site.registry.manifests["verified"]
     subject = oci_types.Manifest(raw, media_type)
     envelopes, _ = registry_attestations.fetch_envelopes(site.place, subject.digest)
-    stated = [json.loads(base64.b64decode(envelope["payload"])) for envelope in envelopes]
+    stated = [json.loads(keys_and_signatures.envelope_payload(envelope)) for envelope in envelopes]
     (build,) = (one for one in stated if one["predicateType"] == in_toto_statements.PROVENANCE)
     build["predicate"]["buildDefinition"]["externalParameters"]["profile"]["name"] = "other"
-    wanted = [(in_toto_statements.PROVENANCE, in_toto_statements.canonical(build))]
+    wanted = [(in_toto_statements.PROVENANCE, canonical_json.encode(build))]
     assert registry_attestations.publish(site.place, subject, wanted, keys_and_signatures.configured_signer()) == 1
     for name in ("sample", "other"):
         said = verify(site, "--profile", name)
@@ -253,7 +253,7 @@ def test_evidence_of_another_profile_or_lock(site: Site) -> None:
     path = site.prove(run_on("NVIDIA H20"))
     record = dict(evidence_statements_and_store.stored(site.engine.image.id))[path]
     made = in_toto_statements.test_result(
-        record, evidence_statements_and_store.record_text(path), in_toto_statements.Subject("x", record["image"]["id"])
+        record, evidence_statements_and_store.record_text(path), in_toto_statements.Subject("x", record.image.id)
     )
     file = evidence_statements_and_store.save_envelope(
         path, keys_and_signatures.seal(in_toto_statements.canonical(made), keys_and_signatures.configured_signer())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import datetime
 import hashlib
 import io
 import json
 import re
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from envbuild.attest import (
 )
 from envbuild.attest.in_toto_statements import BuildDetails, Subject
 from envbuild.attest.policy import Policy
-from envbuild.evidence import evidence_statements_and_store
+from envbuild.evidence import evidence_statements_and_store, run_record_schema
 from envbuild.image import oci_layout_writer
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock import lock_file
@@ -90,10 +91,9 @@ def record_seeds() -> list[dict[str, Any]]:
 
     image = Image(_image_id(), "handle", (oci_types.digest_of(LAYER),), {}, {}, 1)
     runs = (passed_run(), run_on("NVIDIA H20"), passed_run(probe("env.libs"), probe("gemm.crash", "failed")))
-    return [
-        {**evidence_statements_and_store.run_record(image, WANTED, run, "docker 26", NOW), "lock": _lock().id}
-        for run in runs
-    ]
+    wanted = dataclasses.replace(WANTED, lock=_lock().id)
+    made = [evidence_statements_and_store.run_record(image, wanted, run, "docker 26", NOW) for run in runs]
+    return [json.loads(record.encoded) for record in made]
 
 
 def _subject() -> Subject:
@@ -101,20 +101,22 @@ def _subject() -> Subject:
 
 
 @cache
-def _build() -> dict[str, Any]:
+def _build() -> dict[str, object]:
     profile = yaml.safe_load((GOLDEN / "cpu" / "profile.yaml").read_text(encoding="utf-8"))
     text = as_yaml(next(seed for seed in lock_seeds() if seed["content"]["wheels"])).decode()
     roots = {_lock().wheels[0].wheel.file: ("torch",)}
     made = BuildDetails("sample", profile, _lock(), text, sha("facts"), sha("recipe"), {"envbuild": "0.1.0"}, roots)
-    return in_toto_statements.slsa_provenance(made, _subject())
+    return in_toto_statements.slsa_provenance(made, _subject()).document()
 
 
-def _result(record: Mapping[str, Any]) -> dict[str, Any]:
-    return in_toto_statements.test_result(record, as_json(record), _subject())
+def _result(record: object, meant: object = None) -> dict[str, object]:
+    """The test result that encloses a record, whatever it says. `meant`: a record that it says the same as."""
+    found = run_record_schema.validate_record(record if meant is None else meant)
+    return in_toto_statements.test_result(found, as_json(record), _subject()).document()
 
 
 @cache
-def _stated() -> list[dict[str, Any]]:
+def _stated() -> list[dict[str, object]]:
     return [_build(), *map(_result, record_seeds())]
 
 
@@ -144,8 +146,8 @@ def _signed(draw: Draw) -> tuple[list[dict[str, Any]], Policy]:
             record = draw(trees(record_seeds()))
             try:
                 made = _result(record)
-            except (KeyError, TypeError, AttributeError, ValueError):  # no statement can be made of it
-                made = in_toto_statements.test_result(record_seeds()[0], as_json(record), _subject())
+            except ValueError:  # no statement can be made of it
+                made = _result(record, meant=record_seeds()[0])
         else:
             made = draw(trees(_stated()))
         if draw(st.integers(0, 4)) == 0:
@@ -386,7 +388,8 @@ def _layer(raw: bytes) -> None:
     above = registry_image_reader.Config(sha("child"), (*base.layers, _diff_id(raw)), {}, {"LD_PRELOAD": "/x"})
     parts = [{"digest": digest} for digest in (oci_types.digest_of(LAYER), oci_types.digest_of(raw))]
     manifest = Manifest(json.dumps({"layers": parts}).encode(), oci_types.MANIFEST)
-    for reason in child_layer_check.child_objections(_Place(raw), manifest, above, base, build, record_seeds()):
+    records = list(map(run_record_schema.validate_record, record_seeds()))
+    for reason in child_layer_check.child_objections(_Place(raw), manifest, above, base, build, records):
         str(reason)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gzip
+import hashlib
 import json
 import os
 import shutil
@@ -29,7 +30,7 @@ from envbuild.lock import lock_file
 from envbuild.registry.oci_types import Reference
 from envbuild.runners.kubernetes import kubernetes_settings
 from envbuild.runners.slurm import slurm_settings
-from envbuild.util import settings, user_folders
+from envbuild.util import canonical_json, settings, user_folders
 from envbuild.util.errors import LockError, SettingsError
 from unit.site import new_key
 
@@ -172,7 +173,12 @@ def later(state: Path) -> Path:
     """A record of the next format beside the one of then, as a newer envbuild of the same user would write it."""
     (path,) = (state / "evidence").glob("*/*.record.json")
     record = {**json.loads(path.read_text(encoding="utf-8")), "version": 2, "verdict": "failed"}
-    return evidence_statements_and_store.save(record)
+    raw = json.dumps(record).encode()
+    written = path.with_name(f"{hashlib.sha256(raw).hexdigest()}.record.json")
+    written.write_bytes(raw)
+    statement = written.with_name(written.name.replace(".record.", ".statement."))
+    statement.write_text("{}", encoding="utf-8")
+    return statement
 
 
 def test_beside_later_evidence_none_counts(state: Path) -> None:
@@ -200,18 +206,22 @@ def test_what_is_no_later_format_is_just_malformed(state: Path, version: Any) ->
     assert not isinstance(caught.value, run_record_schema.Newer)
 
 
-def signed(predicate_type: str, statement: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Policy]:
+def signed(statement: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Policy]:
     public = new_key(monkeypatch)
     signer = keys_and_signatures.configured_signer()
     assert signer
-    return keys_and_signatures.seal(in_toto_statements.canonical(statement), signer), Policy((public,))
+    return keys_and_signatures.seal(canonical_json.encode(statement), signer), Policy((public,))
+
+
+def later_result(state: Path) -> dict[str, Any]:
+    """A test result whose record has the next format."""
+    ((path, record),) = evidence_statements_and_store.stored(IMAGE)
+    raw = json.dumps({**json.loads(evidence_statements_and_store.record_text(path)), "version": 2}).encode()
+    return in_toto_statements.test_result(record, raw, in_toto_statements.Subject("x", IMAGE)).document()
 
 
 def test_a_later_signed_statement_is_refused_by_name(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (path,) = (state / "evidence").glob("*/*.record.json")
-    record = {**json.loads(path.read_text(encoding="utf-8")), "version": 2}
-    made = in_toto_statements.test_result(record, json.dumps(record).encode(), in_toto_statements.Subject("x", IMAGE))
-    envelope, policy = signed(evidence_statements_and_store.TEST_RESULT, made, monkeypatch)
+    envelope, policy = signed(later_result(state), monkeypatch)
     (reason,) = image_verifier.verify_statement([envelope], policy, NOW).reasons
     assert reason.id == "newer" and reason.detail.endswith("use a newer envbuild")
 
@@ -224,7 +234,7 @@ def test_a_later_build_statement_is_refused_by_name(monkeypatch: pytest.MonkeyPa
         "predicateType": in_toto_statements.PROVENANCE,
         "predicate": {"buildDefinition": definition},
     }
-    envelope, policy = signed(in_toto_statements.PROVENANCE, made, monkeypatch)
+    envelope, policy = signed(made, monkeypatch)
     believed = trusted_statements.believe([envelope], policy.keys, IMAGE)
     assert [reason.id for reason in believed.refused] == ["newer"]
 
@@ -233,9 +243,7 @@ def test_a_later_word_of_a_trusted_key_is_not_outweighed(
     state: Path, bundle: image_bundle_file.Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bundle alone is verified; with a later statement about its image beside it, it is not."""
-    record = {**evidence_statements_and_store.stored(IMAGE)[0][1], "version": 2}
-    made = in_toto_statements.test_result(record, json.dumps(record).encode(), in_toto_statements.Subject("x", IMAGE))
-    envelope, policy = signed(evidence_statements_and_store.TEST_RESULT, made, monkeypatch)
+    envelope, policy = signed(later_result(state), monkeypatch)
     both = Policy((key(), *policy.keys))
     place = Reference("bundle", "released", "released")
     assert image_verifier.verify_at(bundle, place, both, (), NOW).verified

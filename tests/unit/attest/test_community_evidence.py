@@ -45,7 +45,7 @@ def send(site: Site, folder: Path, who: str, run: Any = None, file: str = "") ->
     path = site.prove(run or run_on("NVIDIA H20"))
     record = dict(evidence_statements_and_store.stored(site.engine.image.id))[path]
     made = in_toto_statements.test_result(
-        record, evidence_statements_and_store.record_text(path), Subject("envbuild/sample", record["image"]["id"])
+        record, evidence_statements_and_store.record_text(path), Subject("envbuild/sample", record.image.id)
     )
     sent = folder / f"{file or f'sample-{who}'}.dsse.json"
     shutil.copy(
@@ -63,7 +63,7 @@ def test_a_file_that_was_sent_is_a_row(site: Site, folder: Path, monkeypatch: py
     sent = send(site, folder, "alice")
     new_key(monkeypatch)
     send(site, folder, "bob", passed_run())
-    day = NOW.strftime("%Y-%m-%d")
+    day = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
     found = community_evidence.read(folder, NOW)
     what = (site.lock.id, site.engine.image.id, ())
     assert found == [

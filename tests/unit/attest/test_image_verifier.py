@@ -23,6 +23,7 @@ from envbuild.evidence import evidence_statements_and_store
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.registry import oci_types, registry_image_reader
 from envbuild.registry.registry_image_reader import Config
+from envbuild.util import canonical_json
 from envbuild.util.errors import CheckFailed, FileError, NetworkError, UsageError
 from envbuild.util.rejected_input_errors import Malformed
 from unit.evidence.runs import passed_run, probe, run_on
@@ -98,7 +99,7 @@ def resign(site: Site, change: Callable[[dict[str, Any]], None]) -> None:
     def again(envelope: dict[str, Any]) -> dict[str, Any]:
         stated = json.loads(base64.b64decode(envelope["payload"]))
         change(stated)
-        return keys_and_signatures.seal(in_toto_statements.canonical(stated), signer)
+        return keys_and_signatures.seal(canonical_json.encode(stated), signer)
 
     rewrite(site, again)
 
@@ -388,7 +389,7 @@ def test_a_policy_is_a_file(pushed: Site) -> None:
 
 def test_the_policy_in_the_documents_is_read(project: Path, key: Path) -> None:
     """Every key that a policy has, with what `verify` makes of it."""
-    text = (Path(in_toto_statements.__file__).parents[2] / "docs" / "proving.md").read_text(encoding="utf-8")
+    text = (Path(in_toto_statements.__file__).parents[2] / "docs" / "verify.md").read_text(encoding="utf-8")
     (block,) = (part.partition("```")[0] for part in text.split("```yaml\n")[1:])
     assert set(yaml.safe_load(block)) == {field.alias or name for name, field in policy._File.model_fields.items()}
     Path("policy.yaml").write_text(block, encoding="utf-8")
@@ -465,13 +466,13 @@ def test_a_signed_statement_is_checked_by_itself(site: Site, key: Path) -> None:
     path = site.prove(run_on("NVIDIA H20"))
     record = dict(evidence_statements_and_store.stored(site.engine.image.id))[path]
     made = in_toto_statements.test_result(
-        record, evidence_statements_and_store.record_text(path), Subject("envbuild/sample", record["image"]["id"])
+        record, evidence_statements_and_store.record_text(path), Subject("envbuild/sample", record.image.id)
     )
     file = evidence_statements_and_store.save_envelope(
         path, keys_and_signatures.seal(in_toto_statements.canonical(made), keys_and_signatures.configured_signer())
     )
     said = envbuild("verify", "--evidence", str(file), "--key", "team.pub", "--json")
-    assert (said.code, said.document["gpus"], said.document["digest"]) == (0, ["h20"], record["image"]["id"])
+    assert (said.code, said.document["gpus"], said.document["digest"]) == (0, ["h20"], record.image.id)
     assert said.document["ref"] is None
     refused = envbuild("verify", "--evidence", str(file), "--key", "team.pub", "--gpu", "b200", "--json")
     assert (refused.code, refused.document["reasons"][0]["id"]) == (5, "gpu")

@@ -20,10 +20,10 @@ from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.lock.wheel_contents import roots
 from envbuild.profile.project_shapes_and_script import Script
-from envbuild.util import rejected_input_errors, strict_json
+from envbuild.util import canonical_json, rejected_input_errors, strict_json
 from envbuild.util.errors import CheckFailed
 from unit.evidence.runs import documents, judged, lines, passed_run, probe
-from unit.evidence.test_evidence_statements_and_store import IMAGE, record_of
+from unit.evidence.test_evidence_statements_and_store import IMAGE, document_of, record_of
 from unit.support import PROFILE, lock_for, plan_of, sha, write_wheel
 
 SUBJECT = Subject("envbuild/sample", IMAGE.id, "registry.example/sample", f"sha256:{sha('manifest')}")
@@ -48,10 +48,16 @@ def made_of(locked: Lock, project: Path) -> BuildDetails:
     )
 
 
-def result_of(locked: Lock) -> dict[str, Any]:
+def result_of(locked: Lock) -> Any:
+    """The document of a test result."""
     path = evidence_statements_and_store.save(record_of(locked))
     ((_, record),) = evidence_statements_and_store.stored(IMAGE.id)
-    return in_toto_statements.test_result(record, evidence_statements_and_store.record_text(path), SUBJECT)
+    return in_toto_statements.test_result(record, evidence_statements_and_store.record_text(path), SUBJECT).document()
+
+
+def built(made: BuildDetails) -> Any:
+    """The document of a build statement."""
+    return json.loads(in_toto_statements.canonical(in_toto_statements.slsa_provenance(made, SUBJECT)))
 
 
 # the record travels with its statement
@@ -68,13 +74,14 @@ def test_a_test_result_carries_its_record(locked: Lock) -> None:
 
 
 def test_before_a_push_the_image_id_is_the_only_subject() -> None:
-    assert [item["name"] for item in Subject("envbuild/sample", IMAGE.id).descriptors] == ["envbuild/sample"]
+    assert Subject("envbuild/sample", IMAGE.id).digests == (("envbuild/sample", IMAGE.id[7:]),)
 
 
 def test_the_same_statement_gives_the_same_bytes(locked: Lock) -> None:
     stated = result_of(locked)
     other = dict(reversed(copy.deepcopy(stated).items()))
-    assert in_toto_statements.canonical(stated) == in_toto_statements.canonical(other)
+    read, again = map(in_toto_statements.parse_statement, (stated, other))
+    assert in_toto_statements.canonical(read) == in_toto_statements.canonical(again) == canonical_json.encode(stated)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +107,7 @@ def test_a_predicate_that_was_tampered_with_is_refused(locked: Lock, change: Any
 def test_another_record_with_its_own_digest_is_refused(locked: Lock) -> None:
     """Swapped whole, the statement no longer says what the record says."""
     predicate = result_of(locked)["predicate"]
-    other = json.dumps(record_of(locked, passed_run(probe("env.libs"), probe("gemm.crash", "failed")))).encode()
+    other = record_of(locked, passed_run(probe("env.libs"), probe("gemm.crash", "failed"))).encoded.encode()
     descriptor = predicate["configuration"][-1]
     descriptor.update(content=base64.b64encode(other).decode(), digest={"sha256": hashlib.sha256(other).hexdigest()})
     with pytest.raises(CheckFailed, match="does not say what its run record says"):
@@ -109,12 +116,12 @@ def test_another_record_with_its_own_digest_is_refused(locked: Lock) -> None:
 
 def test_evidence_from_before_cards_had_uuids_is_still_read(locked: Lock) -> None:
     """A record as an earlier envbuild wrote it: no "uuids", no "driver"."""
-    old = record_of(locked) | {"gpu": {"model": "h20", "name": "NVIDIA H20", "count": 1}}
+    old = record_of(locked, gpu={"model": "h20", "name": "NVIDIA H20", "count": 1})
     evidence_statements_and_store.save(old)
     ((path, record),) = evidence_statements_and_store.stored(IMAGE.id)
     assert proof_rules.model_of(record) == "h20"
     stated = in_toto_statements.test_result(record, evidence_statements_and_store.record_text(path), SUBJECT)
-    assert in_toto_statements.read_test_result(stated["predicate"])[1] == old
+    assert in_toto_statements.read_test_result(stated.predicate)[1] == old
 
 
 # the card
@@ -126,7 +133,7 @@ def test_the_record_says_which_card_and_driver(locked: Lock) -> None:
         {"name": "NVIDIA H20", "compute_capability": "9.0", "uuid_sha256": None},
     ]
     traits = {"gpus": cards, "driver": "550.54.15"}
-    record = record_of(locked, judged(lines(documents(probe("env.identity", traits=traits)))))
+    record = document_of(locked, judged(lines(documents(probe("env.identity", traits=traits)))))
     assert record["gpu"] == {
         "model": "h20", "name": "NVIDIA H20", "compute_capability": "9.0", "count": 2,
         "uuids": ["a" * 64, None], "driver": "550.54.15",
@@ -137,7 +144,7 @@ def test_the_record_says_which_card_and_driver(locked: Lock) -> None:
 
 
 def test_the_build_names_every_file_by_hash(locked: Lock, project: Path) -> None:
-    stated = in_toto_statements.slsa_provenance(made_of(locked, project), SUBJECT)
+    stated = built(made_of(locked, project))
     assert stated["predicateType"] == "https://slsa.dev/provenance/v1"
     definition = stated["predicate"]["buildDefinition"]
     found = {item["name"]: item["digest"]["sha256"] for item in definition["resolvedDependencies"]}
@@ -147,14 +154,15 @@ def test_the_build_names_every_file_by_hash(locked: Lock, project: Path) -> None
     assert found == wanted
     assert definition["internalParameters"]["facts"] == {"sha256": fact_file_reader.facts_digest()}
     assert definition["externalParameters"]["profile"] == {"name": "sample", "document": PROFILE}
-    text = in_toto_statements.descriptor_content(definition["externalParameters"]["lock"], "the lock").decode()
+    enclosed = in_toto_statements.Descriptor.model_validate(definition["externalParameters"]["lock"])
+    text = in_toto_statements.descriptor_content(enclosed, "the lock").decode()
     assert lock_file.parse(text, "the lock") == locked
 
 
 def test_a_base_image_is_a_dependency(project: Path) -> None:
     image = f"registry.example/base@sha256:{sha('base')}"
     based = lock_for(plan_of(project, {**PROFILE, "base": {"image": image}, "apt": []}))
-    stated = in_toto_statements.slsa_provenance(made_of(based, project), SUBJECT)
+    stated = built(made_of(based, project))
     first = stated["predicate"]["buildDefinition"]["resolvedDependencies"][0]
     assert first["digest"] == {"sha256": sha("base")}
 
@@ -170,7 +178,8 @@ def test_a_script_of_the_projects_own_and_archives_travel_along(
     payload = in_toto_statements.canonical(in_toto_statements.slsa_provenance(made, SUBJECT))
     found = json.loads(payload)["predicate"]["buildDefinition"]["resolvedDependencies"]
     assert {"sha256": sha("archive")} in [item["digest"] for item in found]
-    assert "cuda-compat" in [item["name"] for item in sbom.make_sbom("sample", based, IMAGE.id)["components"]]
+    bom: Any = sbom.make_sbom("sample", based, IMAGE.id)
+    assert "cuda-compat" in [item["name"] for item in bom["components"]]
     signer = keys_and_signatures.private(keys_and_signatures.generate("x")[0], "key")
     believed = trusted_statements.believe([keys_and_signatures.seal(payload, signer)], [signer.public], IMAGE.id)
     assert believed.refused == ()
@@ -204,7 +213,7 @@ def test_the_bill_of_materials_is_valid_and_carries_the_locked_hashes(locked: Lo
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
 
-    bom = sbom.make_sbom("sample", locked, IMAGE.id)
+    bom: Any = sbom.make_sbom("sample", locked, IMAGE.id)
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(bom)) is None
     assert (bom["bomFormat"], bom["specVersion"]) == ("CycloneDX", "1.6")
     found = {item["bom-ref"]: item["hashes"] for item in bom["components"]}
@@ -260,7 +269,7 @@ def extended(project: Path) -> BuildDetails:
 
 def test_a_build_names_what_was_compiled_from_what_and_with_what(project: Path) -> None:
     made = extended(project)
-    stated = in_toto_statements.slsa_provenance(made, SUBJECT)["predicate"]
+    stated = built(made)["predicate"]
     dependencies = {item["name"]: item for item in stated["buildDefinition"]["resolvedDependencies"]}
     assert dependencies["kernels"]["digest"] == {"gitCommit": "c" * 40}
     assert dependencies["other"]["digest"] == {"sha256": "e" * 64}
@@ -275,10 +284,7 @@ def test_a_build_names_what_was_compiled_from_what_and_with_what(project: Path) 
 
 
 def test_a_build_without_extensions_says_nothing_of_them(locked: Lock, project: Path) -> None:
-    assert (
-        "byproducts"
-        not in in_toto_statements.slsa_provenance(made_of(locked, project), SUBJECT)["predicate"]["runDetails"]
-    )
+    assert "byproducts" not in built(made_of(locked, project))["predicate"]["runDetails"]
 
 
 def test_what_a_compiled_wheel_fills_is_read_again(project: Path) -> None:
@@ -289,15 +295,15 @@ def test_what_a_compiled_wheel_fills_is_read_again(project: Path) -> None:
 
 @pytest.mark.parametrize("harm", ["none", "other", "odd"])
 def test_a_statement_that_leaves_a_compiled_wheel_out_is_malformed(project: Path, harm: str) -> None:
-    stated = in_toto_statements.slsa_provenance(extended(project), SUBJECT)
+    stated = built(extended(project))
     details = stated["predicate"]["runDetails"]
     changed: dict[str, Any] = {"none": [], "other": details["byproducts"][1:], "odd": [{"name": "x"}]}
     details["byproducts"] = changed[harm]
     with pytest.raises(rejected_input_errors.Malformed):
-        trusted_statements._build(stated)
+        trusted_statements._build(in_toto_statements.parse_statement(stated))
 
 
 def test_an_sbom_lists_extensions_by_their_commit(project: Path) -> None:
-    bom = sbom.make_sbom("sample", extended(project).lock, IMAGE.id)
+    bom: Any = sbom.make_sbom("sample", extended(project).lock, IMAGE.id)
     versions = {item["name"]: item["version"] for item in bom["components"]}
     assert (versions["kernels"], versions["other"]) == ("c" * 40, "e" * 64)

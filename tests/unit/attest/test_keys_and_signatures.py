@@ -49,7 +49,7 @@ def test_what_was_signed_is_opened(signer: Signer) -> None:
 
 
 def test_key_ids_are_only_hints(signer: Signer) -> None:
-    envelope = keys_and_signatures.seal(PAYLOAD, signer)
+    envelope: Any = keys_and_signatures.seal(PAYLOAD, signer)
     envelope["signatures"][0]["keyid"] = ""
     assert keys_and_signatures.signed_statement(envelope, [signer.public]) == STATEMENT
 
@@ -72,7 +72,7 @@ def test_without_a_key_nothing_is_believed(signer: Signer) -> None:
 
 
 def test_one_changed_byte_anywhere_is_refused(signer: Signer) -> None:
-    whole = keys_and_signatures.seal(PAYLOAD, signer)
+    whole: Any = keys_and_signatures.seal(PAYLOAD, signer)
     for at in range(len(PAYLOAD)):
         changed = bytearray(PAYLOAD)
         changed[at] ^= 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +11,29 @@ import pytest
 
 from envbuild.attest import policy_check
 from envbuild.attest.policy import Policy
+from envbuild.evidence import evidence_statements_and_store, run_record_schema
+from envbuild.evidence.proof_rules import RequiredProof
+from envbuild.evidence.run_record_schema import RunRecord
 from envbuild.facts import database
 from envbuild.resolve.torch_compatibility_and_advisories import choose_stack
-from unit.support import PROFILE, sha, source_of
+from unit.evidence.runs import passed_run
+from unit.support import PROFILE, image_of, sha, source_of
 
 COMPAT = {"url": "https://example.org/compat.deb", "sha256": sha("compat")}
+DAY = datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC)
 
 
-def record(torch: str, driver: str = "550.54.15", **distributions: str) -> dict[str, Any]:
-    return {
+def record(torch: str, driver: str = "550.54.15", **distributions: str) -> RunRecord:
+    changes = {
         "gpu": {"model": "h20", "name": "NVIDIA H20", "driver": driver},
         "environment": {"distributions": {"torch": torch, **distributions}},
     }
+    wanted = RequiredProof("sample", f"sha256:{sha('lock')}", "quick", (), {})
+    made = evidence_statements_and_store.run_record(image_of(), wanted, passed_run(), "docker", DAY)
+    return run_record_schema.validate_record({**json.loads(made.encoded), **changes})
 
 
-def known(found: dict[str, Any], folder: Path, **changes: Any) -> set[str]:
+def known(found: RunRecord, folder: Path, **changes: Any) -> set[str]:
     profile = source_of(folder, {**PROFILE, "gpus": ["h20"], **changes}).profile
     return {advisory.id for advisory in database.matching(policy_check.proved_situation(found, Policy(()), profile))}
 

@@ -115,7 +115,7 @@ def test_nothing_is_found_in_a_clean_environment(place: Place) -> None:
 
 
 def test_the_document_is_as_the_issue_has_it(place: Place) -> None:
-    document = place.judged().document()
+    document: Any = place.judged().document()
     assert set(document) == {"target", "libraries", "extensions", "findings"}
     (cublas,) = [row for row in document["libraries"] if row["name"] == "cublas" and row["loaded"]]
     assert set(cublas) == {"name", "version", "path", "sha256", "loaded"}

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from selftest.environments import Environment, extension, good, virtual
@@ -56,7 +57,8 @@ def test_what_an_extension_brings(place: tuple[Path, Environment]) -> None:
     )
     judged = environment_audit.assess("it", there, ASKED)
     assert (found(judged), judged.clean) == ({}, True)
-    (row,) = judged.document()["extensions"]
+    document: Any = judged.document()
+    (row,) = document["extensions"]
     assert row == {
         "name": "own",
         "version": "1.0",

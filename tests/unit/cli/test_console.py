@@ -14,7 +14,8 @@ from envbuild.cli.console import Console
 from envbuild.cli.result_table import result_line, result_lines
 from envbuild.pipeline.progress_events import Note, ProbeEnded, ProbesPlanned, Step, StepAborted, StepBegan, StepEnded
 from envbuild.selftest.harness.standalone_output import Table
-from unit.evidence.runs import NAMES, probe
+from envbuild.testrun.run_result import ProbeResult
+from unit.evidence.runs import NAMES, ended_probe, passed_run, probe
 from unit.support import envbuild
 
 PLAN = ProbesPlanned(NAMES)
@@ -42,7 +43,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return made
 
 
-def run(console: Console, *results: dict[str, Any]) -> None:
+def run(console: Console, *results: ProbeResult) -> None:
     console(StepBegan("self-test"))
     console(PLAN)
     for result in results:
@@ -68,7 +69,7 @@ def test_a_note_of_others_turns_no_text_round(capsys: pytest.CaptureFixture[str]
 
 def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console()
-    run(console, probe("env.libs"), probe("gemm.crash", "failed", reason=HOSTILE))
+    run(console, ended_probe("env.libs"), ended_probe("gemm.crash", "failed", reason=HOSTILE))
     console(DONE)
     said = capsys.readouterr()
     assert said.out == ""
@@ -81,14 +82,14 @@ def test_where_results_are_asked_for_each_is_a_line_on_stdout_and_nowhere_else(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A log of both streams has each probe once, also one that only judging the whole run has found."""
-    console, hung = Console(results=True), probe("train.step", "failed")
-    run(console, probe("env.libs"), probe("gemm.crash", "failed", detail="the stack"))
+    console, hung = Console(results=True), ended_probe("train.step", "failed")
+    run(console, ended_probe("env.libs"), ended_probe("gemm.crash", "failed", detail="the stack"))
     live = capsys.readouterr()
     assert (live.err, [text.split()[:2] for text in live.out.splitlines()]) == (
         "", [["passed", "env.libs"], ["failed", "gemm.crash"], ["the", "stack"]],
     )  # fmt: skip
     console(DONE)
-    console.results([probe("env.libs"), probe("gemm.crash", "failed"), hung])
+    console.results([ended_probe("env.libs"), ended_probe("gemm.crash", "failed"), hung])
     said = capsys.readouterr()
     assert [text.split()[0] for text in said.err.splitlines()] == ["self-test"]
     assert [text.split()[:2] for text in said.out.splitlines()] == [["failed", "train.step"]]
@@ -100,7 +101,11 @@ def test_what_a_failed_script_printed_is_shown_beside_other_steps(
 ) -> None:
     seen = opened(monkeypatch) if terminal else None
     console = Console()
-    run(console, probe("env.libs", output="not this"), probe("own.script", "failed", output="loss\nis \x1b[2Jnan"))
+    run(
+        console,
+        ended_probe("env.libs", output="not this"),
+        ended_probe("own.script", "failed", output="loss\nis \x1b[2Jnan"),
+    )
     console(DONE)
     told = shown(seen.getvalue() if seen else capsys.readouterr().err)
     assert told[told.index("own.script printed:") + 1 :][:2] == ["loss", "is \ufffd[2Jnan"]
@@ -116,7 +121,7 @@ def test_what_had_ended_is_kept_and_what_ran_is_named_when_it_is_interrupted(
     if out:
         monkeypatch.setattr(sys, "stdout", out)
     console = Console(results=results)
-    run(console, probe("env.libs"))
+    run(console, ended_probe("env.libs"))
     console(StepAborted())
     caught = capsys.readouterr()
     said, on_stdout = (seen.getvalue() if seen else caught.err), (out.getvalue() if out else caught.out)
@@ -135,7 +140,7 @@ def test_what_fails_before_a_probe_runs_names_none(capsys: pytest.CaptureFixture
 
 def many(count: int, cut: bool = False) -> list[str]:
     output = "\n".join(f"line {number}" for number in range(count))
-    return result_lines(probe("own.script", "failed", output=output, output_cut=cut), False)[1:]
+    return result_lines(ended_probe("own.script", "failed", output=output, output_cut=cut), False)[1:]
 
 
 def test_of_much_that_a_script_printed_the_end_is_shown_and_said_to_be() -> None:
@@ -146,7 +151,7 @@ def test_of_much_that_a_script_printed_the_end_is_shown_and_said_to_be() -> None
     assert told[:2] == [f"    own.script printed (the last 20 of 21 lines; all: {more}):", "      line 1"]
     assert (told[-1], len(told)) == ("      line 20", 21)
     assert "(the last 20 of 99 lines of its last 8 kB; all: envbuild test" in many(99, cut=True)[0]
-    every = result_lines(probe("own.script", "failed", output="x\n" * 99, output_cut=True), True)[1:]
+    every = result_lines(ended_probe("own.script", "failed", output="x\n" * 99, output_cut=True), True)[1:]
     assert (len(every), every[0]) == (100, "    own.script printed (its last 8 kB):")
 
 
@@ -154,14 +159,14 @@ def test_of_much_that_a_script_printed_the_end_is_shown_and_said_to_be() -> None
     ("passed", False, False), ("passed", True, True), ("failed", False, True), ("skipped", False, False),
 ])  # fmt: skip
 def test_what_a_script_printed_is_shown_where_it_failed_or_on_request(status: str, verbose: bool, here: bool) -> None:
-    told = result_lines(probe("own.script", status, output="a word"), verbose)
+    told = result_lines(ended_probe("own.script", status, output="a word"), verbose)
     assert told[1:] == (["    own.script printed:", "      a word"] if here else [])
 
 
 def test_a_line_names_the_step_that_was_not_survived() -> None:
-    died = probe("gemm.crash", "failed", reason="died of SIGFPE", at="mm 3x7")
+    died = ended_probe("gemm.crash", "failed", reason="died of SIGFPE", at="mm 3x7")
     assert result_line(died).endswith("  at mm 3x7: died of SIGFPE")
-    named = probe("gemm.exact", "failed", reason="mm 3x7: off by 2", at="mm 3x7")
+    named = ended_probe("gemm.exact", "failed", reason="mm 3x7: off by 2", at="mm 3x7")
     assert result_line(named).endswith("  mm 3x7: off by 2"), "once is enough"
 
 
@@ -177,13 +182,15 @@ def test_a_line_names_the_step_that_was_not_survived() -> None:
 def test_the_zip_shows_a_result_as_the_command_does(result: dict[str, Any], tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as out:
         Table(out.fileno())(result)
-    assert (tmp_path / "out").read_text(encoding="utf-8").splitlines() == result_lines(result, False)
+    assert (tmp_path / "out").read_text(encoding="utf-8").splitlines() == result_lines(
+        passed_run(result).results[0], False
+    )
 
 
 def test_a_terminal_shows_what_ended_and_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = opened(monkeypatch)
     console = Console()
-    run(console, probe("env.libs"))
+    run(console, ended_probe("env.libs"))
     console._probes._live.refresh()  # type: ignore[union-attr]
     console(StepAborted())
     assert any(re.fullmatch(r"running +gemm\.crash +0\.\d\d s", text) for text in shown(terminal.getvalue()))
@@ -193,7 +200,7 @@ def test_a_terminal_shows_what_ended_and_what_runs(monkeypatch: pytest.MonkeyPat
 def test_a_terminal_keeps_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = opened(monkeypatch)
     console = Console()
-    run(console, *map(probe, NAMES))
+    run(console, *map(ended_probe, NAMES))
     console(DONE)
     last = shown(terminal.getvalue().rpartition("\x1b[2K")[2])
     assert [text.split()[:2] for text in last if text.startswith("passed")] == [["passed", name] for name in NAMES]
@@ -209,12 +216,12 @@ def test_a_table_longer_than_the_terminal_shows_its_end_and_is_kept_whole(monkey
     console(StepBegan("self-test"))
     console(ProbesPlanned(tuple(names)))
     for name in names[:20]:
-        console(ProbeEnded(probe(name)))
+        console(ProbeEnded(ended_probe(name)))
     live = console._probes
     assert live is not None
     assert live._table().row_count == 6
     for name in names[20:]:
-        console(ProbeEnded(probe(name)))
+        console(ProbeEnded(ended_probe(name)))
     console(DONE)
     last = shown(terminal.getvalue().rpartition("\x1b[2K")[2])
     assert [text.split()[1] for text in last if text.startswith("passed")] == names
@@ -224,7 +231,7 @@ def test_where_results_follow_on_the_terminal_the_table_goes(monkeypatch: pytest
     terminal = opened(monkeypatch)
     monkeypatch.setattr(sys, "stdout", Terminal())
     console = Console(results=True)
-    run(console, *map(probe, NAMES))
+    run(console, *map(ended_probe, NAMES))
     console(DONE)
     erased = terminal.getvalue().rpartition("\x1b[2K")[2]
     assert "env.libs" not in erased and "self-test" in erased
@@ -233,7 +240,7 @@ def test_where_results_follow_on_the_terminal_the_table_goes(monkeypatch: pytest
 def test_what_an_image_says_is_neither_markup_nor_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = opened(monkeypatch)
     console = Console()
-    run(console, probe("env.libs", "failed", reason="[red]x[/red]\nsecond"))
+    run(console, ended_probe("env.libs", "failed", reason="[red]x[/red]\nsecond"))
     console(DONE)
     assert any(text.endswith("[red]x[/red] second") for text in shown(terminal.getvalue()))
 
@@ -262,4 +269,7 @@ def test_what_an_image_says_is_neither_markup_nor_lines(monkeypatch: pytest.Monk
     ],
 )
 def test_a_line_has_the_largest_error_beyond_rounding(figures: list[dict[str, Any]], said: str) -> None:
-    assert result_line(probe("env.libs", figures=figures)) == f"passed   env.libs               0.25 s  {said}".rstrip()
+    assert (
+        result_line(ended_probe("env.libs", figures=figures))
+        == f"passed   env.libs               0.25 s  {said}".rstrip()
+    )

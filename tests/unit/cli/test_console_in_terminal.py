@@ -35,7 +35,7 @@ from envbuild.pipeline.progress_events import (  # noqa: E402
     StepEnded,
     event_line,
 )
-from unit.evidence.runs import probe  # noqa: E402
+from unit.evidence.runs import ended_probe  # noqa: E402
 
 SHOW = """
 import logging, sys
@@ -135,8 +135,8 @@ def has(word: str) -> Callable[[list[str]], object]:
 
 
 def begin_selftest(shown: Terminal) -> None:
-    failed = probe("gemm.crash", "failed", reason=LONG)
-    shown.send(StepBegan("self-test"), ProbesPlanned(NAMES), ProbeEnded(probe("env.libs")), ProbeEnded(failed))
+    failed = ended_probe("gemm.crash", "failed", reason=LONG)
+    shown.send(StepBegan("self-test"), ProbesPlanned(NAMES), ProbeEnded(ended_probe("env.libs")), ProbeEnded(failed))
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
@@ -149,7 +149,7 @@ def test_status_and_time_of_every_probe_are_seen_at_every_width(columns: int) ->
         ]  # fmt: skip
         assert all(re.search(r"  +[0-9]+\.[0-9]{2} s( |$)", line) for line in running)
         assert running[1].endswith("…")
-        shown.send(*(ProbeEnded(probe(name)) for name in NAMES[2:]), DONE)
+        shown.send(*(ProbeEnded(ended_probe(name)) for name in NAMES[2:]), DONE)
         left = shown.end()
     assert [begins(line) for line in left] == [
         ["passed", "env.libs"], ["failed", "gemm.crash"], ["passed", NAMES[2]], ["passed", NAMES[3]],
@@ -190,7 +190,7 @@ def test_a_note_or_a_line_of_the_log_stands_above_the_table(options: list[str]) 
         shown.until(has("running"))
         shown.send(Note("a warning"))
         shown.until(has("a warning"))
-        shown.send(*(ProbeEnded(probe(name)) for name in NAMES[2:]), DONE)
+        shown.send(*(ProbeEnded(ended_probe(name)) for name in NAMES[2:]), DONE)
         left = shown.end()
     assert left[0].endswith("a warning") and len(left) == 1 + len(NAMES) + 1, left
 
@@ -222,7 +222,7 @@ def test_colours_and_movements_are_as_the_terminal_has_them(
 ) -> None:
     with terminal(80, **variables) as shown:
         begin_selftest(shown)
-        shown.send(*(ProbeEnded(probe(name)) for name in NAMES[2:]), DONE)
+        shown.send(*(ProbeEnded(ended_probe(name)) for name in NAMES[2:]), DONE)
         left = shown.end()
     assert (bool(COLOUR.search(shown.raw)), bool(MOVES.search(shown.raw))) == (coloured, moves)
     assert [line.split()[0] for line in left] == ["passed", "failed", "passed", "passed", "self-test"]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from envbuild.testrun.output_judge import judge_output
-from envbuild.testrun.run_result import RawOutput, TestRun
+from envbuild.testrun.run_result import ProbeResult, RawOutput, TestRun
 
 NONCE = "0123456789abcdef0123456789abcdef"
 NAMES = ("env.libs", "gemm.crash", "train.step")
@@ -22,6 +22,11 @@ def probe(name: str, status: str = "passed", **changes: Any) -> dict[str, Any]:
         "signal": "SIGFPE" if failed else None, "at": "a step" if failed else None,
         "figures": [{"name": "error", "ratio": 0.5}], **changes,
     }  # fmt: skip
+
+
+def ended_probe(name: str, status: str = "passed", **changes: Any) -> ProbeResult:
+    """The result of a probe, as judged."""
+    return passed_run(probe(name, status, **changes)).results[0]
 
 
 def documents(*probes: dict[str, Any]) -> list[dict[str, Any]]:

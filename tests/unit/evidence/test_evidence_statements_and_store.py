@@ -11,12 +11,14 @@ import pytest
 
 from envbuild.evidence import evidence_statements_and_store, proof_rules
 from envbuild.evidence.proof_rules import RequiredProof
+from envbuild.evidence.run_record_schema import RunRecord, validate_record
 from envbuild.facts import probe_catalogue_reader
 from envbuild.lock.lock_file import Lock
 from envbuild.testrun import run_result
 from envbuild.testrun.selftest_job import selftest_id
 from envbuild.util import user_folders
-from unit.evidence.runs import documents, judged, lines, passed_run, probe
+from envbuild.util.errors import CheckFailed
+from unit.evidence.runs import documents, judged, lines, passed_run, probe, run_on
 from unit.support import PROFILE, image_of, lock_for, plan_of, sha
 
 IMAGE = image_of()
@@ -28,12 +30,23 @@ def locked(project: Path) -> Lock:
     return lock_for(plan_of(project, PROFILE))
 
 
-def record_of(locked: Lock, run: run_result.TestRun | None = None, day: int = 0, **changes: Any) -> dict[str, Any]:
+def document_of(locked: Lock, run: run_result.TestRun | None = None, day: int = 0, **changes: Any) -> dict[str, Any]:
     finished = DAY + datetime.timedelta(days=day)
-    made = evidence_statements_and_store.run_record(
-        IMAGE, asked(locked), run or passed_run(), "docker 26.1.5", finished
+    made = json.loads(
+        evidence_statements_and_store.run_record(
+            IMAGE, asked(locked), run or passed_run(), "docker 26.1.5", finished
+        ).encoded
     )
     return {**made, **changes, "selftest": {**made["selftest"], **changes.get("selftest", {})}}
+
+
+def record_of(locked: Lock, run: run_result.TestRun | None = None, day: int = 0, **changes: Any) -> RunRecord:
+    return validate_record(document_of(locked, run, day, **changes))
+
+
+def stated(record: RunRecord) -> Any:
+    """The statement about a record whose digest is d..., as JSON."""
+    return evidence_statements_and_store.test_statement(record, "d" * 64).document()
 
 
 def older(**versions: int | None) -> dict[str, Any]:
@@ -76,8 +89,8 @@ def test_a_misspelt_gpu_is_questioned(name: str, said: str) -> None:
 def test_the_record_says_what_machine_it_was_where_that_is_known(locked: Lock) -> None:
     told = {"cpu": "a processor", "cores": 4, "memory": 1, "system": "Linux", "python": "3.11"}
     made = evidence_statements_and_store.run_record(IMAGE, asked(locked), passed_run(), "docker", DAY, told)
-    assert made["machine"] == told
-    assert record_of(locked)["machine"] is None
+    assert json.loads(made.encoded)["machine"] == told
+    assert document_of(locked)["machine"] is None
 
 
 PLACE = {"runner": "kubernetes", "engine": "containerd", "job": "team/job-1", "node": "gpu-7.internal", "restarts": 0,
@@ -88,7 +101,7 @@ def test_where_it_ran_is_kept_here_and_names_no_machine_in_what_is_published(loc
     made = evidence_statements_and_store.run_record(
         IMAGE, asked(locked), dataclasses.replace(passed_run(), where=PLACE), "containerd", DAY
     )
-    assert made["where"] == {key: PLACE[key] for key in ("runner", "engine", "unconfined")}
+    assert json.loads(made.encoded)["where"] == {key: PLACE[key] for key in ("runner", "engine", "unconfined")}
     path = evidence_statements_and_store.save(made, PLACE)
     assert b"internal" not in evidence_statements_and_store.record_text(path) + path.read_bytes()
     beside = path.with_name(path.name.replace(".statement.", ".where."))
@@ -114,7 +127,7 @@ def test_a_proof_says_what_its_container_lacked(locked: Lock, where: Any, lacks:
 
 @pytest.mark.parametrize("lacks", ["x", [1], ["x" * 201], ["x"] * 21, None])
 def test_what_a_container_lacked_has_its_shape(locked: Lock, lacks: Any) -> None:
-    evidence_statements_and_store.save(record_of(locked, where={"unconfined": lacks}))
+    fitting({**document_of(locked), "where": {"unconfined": lacks}}, record_of(locked))
     assert state(locked)[0] == "missing"
 
 
@@ -123,15 +136,15 @@ def test_what_a_container_lacked_has_its_shape(locked: Lock, lacks: Any) -> None
 
 def test_what_a_script_printed_is_kept_out_of_what_is_published(locked: Lock) -> None:
     run = passed_run(probe("own.script", output="a secret"))
-    assert run.results[0]["output"] == "a secret"
-    assert "a secret" not in json.dumps(record_of(locked, run))
+    assert run.results[0].output == "a secret"
+    assert "a secret" not in record_of(locked, run).encoded
 
 
 def test_the_statement_is_in_totos_with_a_test_result(locked: Lock) -> None:
     record = record_of(
         locked, passed_run(probe("env.libs"), probe("gemm.crash", "failed"), probe("train.step", "skipped"))
     )
-    found = evidence_statements_and_store.test_statement(record, "d" * 64)
+    found = stated(record)
     assert set(found) == {"_type", "subject", "predicateType", "predicate"}
     assert found["_type"] == "https://in-toto.io/Statement/v1"
     assert found["predicateType"] == "https://in-toto.io/attestation/test-result/v0.1"
@@ -153,23 +166,20 @@ def test_the_statement_is_in_totos_with_a_test_result(locked: Lock) -> None:
 
 
 def test_a_run_that_passed_is_said_to_have_passed(locked: Lock) -> None:
-    predicate = evidence_statements_and_store.test_statement(record_of(locked), "d" * 64)["predicate"]
+    predicate = stated(record_of(locked))["predicate"]
     assert (predicate["result"], predicate["failedTests"]) == ("PASSED", [])
     assert len(predicate["passedTests"]) == 3
 
 
 def test_of_a_run_with_a_fault_nothing_passed(locked: Lock) -> None:
     run = judged(lines(documents())[:-1])
-    predicate = evidence_statements_and_store.test_statement(record_of(locked, run), "d" * 64)["predicate"]
+    predicate = stated(record_of(locked, run))["predicate"]
     assert (predicate["result"], predicate["passedTests"]) == ("FAILED", [])
 
 
 def test_a_run_in_which_nothing_passed_did_not_pass(locked: Lock) -> None:
     run = passed_run(probe("env.libs", "skipped"))
-    assert (
-        evidence_statements_and_store.test_statement(record_of(locked, run), "d" * 64)["predicate"]["result"]
-        == "FAILED"
-    )
+    assert stated(record_of(locked, run))["predicate"]["result"] == "FAILED"
 
 
 def test_a_run_in_which_nothing_passed_proves_nothing(locked: Lock) -> None:
@@ -181,7 +191,7 @@ def test_a_run_in_which_nothing_passed_proves_nothing(locked: Lock) -> None:
 def test_a_run_without_a_required_probe_is_a_warning(locked: Lock) -> None:
     """Neither a failure nor a proof."""
     record = record_of(locked, passed_run(probe("gemm.crash"), probe("env.libs", "skipped")))
-    assert evidence_statements_and_store.test_statement(record, "d" * 64)["predicate"]["result"] == "WARNED"
+    assert stated(record)["predicate"]["result"] == "WARNED"
     evidence_statements_and_store.save(record)
     assert state(locked) == ("stale", "required probes did not run: env.libs")
     assert state(locked, require=())[0] == "proved"
@@ -281,19 +291,15 @@ def test_damaged_evidence_hides_no_other(locked: Lock) -> None:
     assert (proof.state, proof.evidence) == ("proved", first)
 
 
-def fitting(record: Any) -> None:
-    """A record and a statement that fit together, as an older envbuild or somebody who can write there leaves them."""
+def fitting(record: object, meant: RunRecord | None = None) -> None:
+    """A record, whatever it says, and the statement about the one that is meant: they fit together as an older envbuild
+    or somebody who can write there leaves them."""
     text = json.dumps(record, indent=1, sort_keys=True)
     digest = sha(text)
     folder = user_folders.state_folder("evidence") / IMAGE.id.removeprefix("sha256:")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{digest}.record.json").write_text(text, encoding="utf-8")
-    try:
-        made = evidence_statements_and_store.test_statement(
-            {**record, "selftest": {"own": {}, **record["selftest"]}}, digest
-        )
-    except (KeyError, TypeError, AttributeError):
-        made = {}
+    made = evidence_statements_and_store.test_statement(meant, digest).document() if meant else {}
     (folder / f"{digest}.statement.json").write_text(json.dumps(made), encoding="utf-8")
 
 
@@ -331,7 +337,7 @@ SELFTEST: dict[str, Any] = {"id": selftest_id(), "level": "full", "require": [],
 )
 def test_a_record_of_another_shape_is_not_counted(locked: Lock, change: dict[str, Any]) -> None:
     evidence_statements_and_store.save(record_of(locked, day=3))
-    fitting({**record_of(locked, day=9), **change})
+    fitting({**document_of(locked, day=9), **change}, record_of(locked, day=9))
     assert state(locked)[0] == "proved"
 
 
@@ -610,9 +616,9 @@ def test_what_was_measured_between_gpus_must_be_what_is_asked_for(
 
 
 def test_a_record_from_before_transports_were_measured_counts_for_one_gpu(locked: Lock) -> None:
-    record = evidence_statements_and_store.run_record(IMAGE, wanted(locked), passed_run(), "docker 26.1.5", DAY)
-    selftest = {key: value for key, value in record["selftest"].items() if key not in ("gpu_count", "transport")}
-    evidence_statements_and_store.save({**record, "selftest": selftest})
+    document = document_of(locked)
+    selftest = {key: value for key, value in document["selftest"].items() if key not in ("gpu_count", "transport")}
+    evidence_statements_and_store.save(validate_record({**document, "selftest": selftest}))
     assert state(locked)[0] == "proved"
 
 
@@ -642,21 +648,19 @@ def test_what_the_profile_adds_is_part_of_a_proof(
 
 
 def test_a_record_from_before_profiles_could_add_anything_counts_for_those_that_do_not(locked: Lock) -> None:
-    record = record_of(locked)
-    del record["selftest"]["own"]
-    fitting(record)
+    document = document_of(locked)
+    del document["selftest"]["own"]
+    fitting(document, record_of(locked))
     ((_, read),) = evidence_statements_and_store.stored(IMAGE.id)
-    assert read["selftest"]["own"] == {}
+    assert read.selftest.own == {}
     assert state(locked)[0] == "proved"
     (proof,) = evidence_statements_and_store.newest_proofs(IMAGE.id, dataclasses.replace(wanted(locked), own=ONE))
     assert proof.reason == "proved with another script"
 
 
 def test_the_statement_names_what_the_profile_adds(locked: Lock) -> None:
-    configuration = evidence_statements_and_store.test_statement(
-        record_of(locked, selftest={"own": ONE | SHAPES}), "d" * 64
-    )["predicate"]
-    digests = {item["name"]: item["digest"]["sha256"] for item in configuration["configuration"]}
+    predicate = stated(record_of(locked, selftest={"own": ONE | SHAPES}))["predicate"]
+    digests = {item["name"]: item["digest"]["sha256"] for item in predicate["configuration"]}
     assert (digests["script"], digests["shapes"]) == ("1" * 64, "3" * 64)
 
 
@@ -671,10 +675,10 @@ def test_the_statement_names_what_the_profile_adds(locked: Lock) -> None:
     ],
 )
 def test_a_proof_had_as_much_asked_of_it(locked: Lock, demanded: dict[str, float] | None, reason: str | None) -> None:
-    record = record_of(locked, selftest={"demands": demanded})
+    document = document_of(locked, selftest={"demands": demanded})
     if demanded is None:
-        del record["selftest"]["demands"]
-    evidence_statements_and_store.save(record)
+        del document["selftest"]["demands"]
+    evidence_statements_and_store.save(validate_record(document))
     asking = dataclasses.replace(wanted(locked), demands={"gemm": 0.6, "burn": 60.0})
     (proof,) = evidence_statements_and_store.newest_proofs(IMAGE.id, asking)
     assert (proof.state, proof.reason) == ("stale", reason) if reason else proof.state == "proved"
@@ -684,3 +688,54 @@ def test_a_proof_after_a_failure_counts(locked: Lock) -> None:
     evidence_statements_and_store.save(record_of(locked, failed_run(), day=0))
     evidence_statements_and_store.save(record_of(locked, day=1))
     assert state(locked)[0] == "proved"
+
+
+# a record that is read and written again
+
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+KEPT = sorted(GOLDEN.glob("**/*.record.json"))
+
+
+@pytest.mark.parametrize("file", KEPT, ids=lambda file: file.name[:12])
+def test_a_released_record_keeps_its_bytes_and_its_statement(file: Path) -> None:
+    raw = file.read_bytes()
+    record = validate_record(json.loads(raw))
+    assert record.encoded.encode() == raw
+    digest = file.name.partition(".")[0]
+    made = evidence_statements_and_store.test_statement(record, digest).document()
+    beside = file.with_name(f"{digest}.statement.json")
+    assert json.dumps(made, indent=1, sort_keys=True).encode() == beside.read_bytes()
+
+
+def test_there_are_released_records() -> None:
+    assert KEPT
+
+
+def hung_run() -> run_result.TestRun:
+    return judged(lines(documents())[:2], exit_code=None, timed_out=True)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [passed_run(), failed_run(), run_on("NVIDIA H20"), run_on("a GPU that nobody knows"), hung_run(),
+     passed_run().leaving_out({"own.script": "why"}), dataclasses.replace(passed_run(), where=PLACE)],
+)  # fmt: skip
+def test_a_record_keeps_its_bytes_and_what_a_newer_envbuild_adds(locked: Lock, run: run_result.TestRun) -> None:
+    document = document_of(locked, run)
+    for part in (document, document["image"], document["selftest"], *document["results"]):
+        part["of a newer envbuild"] = [{"a": None}]
+    text = json.dumps(document, indent=1, sort_keys=True)
+    assert validate_record(json.loads(text)).encoded == text
+
+
+def test_what_a_record_cannot_contain_is_an_error_not_a_record(locked: Lock) -> None:
+    run = passed_run(probe("env.identity", traits={"gpus": [{"name": "NVIDIA H20", "\ud800": 1}]}))
+    with pytest.raises(CheckFailed, match="cannot be recorded: gpu: "):
+        record_of(locked, run)
+
+
+def test_a_gpu_whose_name_and_driver_are_anything_is_recorded(locked: Lock) -> None:
+    traits = {"gpus": [{"name": ["\ud800"], "model": 5}], "driver": 5}
+    found = record_of(locked, passed_run(probe("env.identity", traits=traits))).gpu
+    assert found and (found.driver, found.count) == ("5", 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ import pytest
 from envbuild.cli import status as command
 from envbuild.evidence import evidence_statements_and_store, image_status, profile_proofs
 from envbuild.evidence.image_status import Status
+from envbuild.evidence.run_record_schema import RunRecord, validate_record
 from envbuild.image import build_records_and_comparison, dockerfile_renderer, image_build
 from envbuild.image.build_records_and_comparison import Record
 from envbuild.image.docker_engine import Engine, Image
@@ -66,12 +68,11 @@ class World:
         return image
 
     def proved(self, image: Image, lock: Lock | None = None, **changes: Any) -> None:
-        record = self.record(image, passed_run(), lock)
-        evidence_statements_and_store.save(
-            {**record, **changes, "selftest": {**record["selftest"], **changes.get("selftest", {})}}
-        )
+        made = json.loads(self.record(image, passed_run(), lock).encoded)
+        changed = {**made, **changes, "selftest": {**made["selftest"], **changes.get("selftest", {})}}
+        evidence_statements_and_store.save(validate_record(changed))
 
-    def record(self, image: Image, run: run_result.TestRun, lock: Lock | None = None) -> dict[str, Any]:
+    def record(self, image: Image, run: run_result.TestRun, lock: Lock | None = None) -> RunRecord:
         """As the profile first asked for it."""
         wanted = profile_proofs.wanted("sample", self.first, lock or self.lock)
         return evidence_statements_and_store.run_record(image, wanted, run, "docker", DAY)
@@ -96,7 +97,7 @@ def test_built_proved_and_tagged_is_verified(world: World) -> None:
     found = world.status()
     assert (found.state, found.reasons) == ("verified", ())
     assert found.tags == (f"envbuild/sample:{world.lock.short}", "envbuild/sample:verified")
-    document = found.document()
+    document: Any = found.document()
     assert document["image"] == {"id": image.id, "tags": list(found.tags)}
     assert [proof["state"] for proof in document["proofs"]] == ["proved"]
 
@@ -124,7 +125,8 @@ def test_what_a_clusters_container_lacked_is_told(world: World, monkeypatch: pyt
     image = world.built(image_of())
     world.proved(image, where={"runner": "slurm", "unconfined": ["the network is open"]})
     world.verified(image)
-    assert world.status().document()["proofs"][0]["unconfined"] == ["the network is open"]
+    document: Any = world.status().document()
+    assert document["proofs"][0]["unconfined"] == ["the network is open"]
     monkeypatch.setattr(command, "Engine", lambda: None)
     monkeypatch.setattr(image_status, "compute", lambda engine, source: world.status())
     for arguments in ((), ("sample",)):

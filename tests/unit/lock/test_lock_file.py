@@ -193,9 +193,8 @@ def test_a_base_is_packages_of_a_suite_or_an_image(sample: Lock, file: Path, pro
     other = lock_for(plan_of(project, {**PROFILE, "base": {"image": IMAGE}, "apt": []}))
     for made, keys in ((sample, {"bootstrap", "packages"}), (other, {"image"})):
         lock_file.write(made, file, "sample")
-        assert (
-            set(yaml.safe_load(file.read_text(encoding="utf-8"))["content"]["base"]) == keys == {*made.content["base"]}
-        )
+        content: Any = made.content
+        assert set(yaml.safe_load(file.read_text(encoding="utf-8"))["content"]["base"]) == keys == {*content["base"]}
 
 
 @pytest.mark.parametrize("addition", [f"    image: {IMAGE}\n", "    image: ''\n"])

@@ -26,7 +26,7 @@ from envbuild.pipeline.progress_events import (
 from envbuild.util import process_locks
 from envbuild.util.errors import Interrupted
 from envbuild.util.host_processes import Completed
-from unit.evidence.runs import NAMES, probe
+from unit.evidence.runs import NAMES, ended_probe
 from unit.support import PROFILE, envbuild, write_profile
 
 GPU = {"extends": "h20"}
@@ -151,7 +151,7 @@ def test_each_is_built_then_proved_and_told_in_a_table(children: Children) -> No
 
 
 def test_events_of_both_processes_are_shown_as_those_of_one_profile_are(children: Children) -> None:
-    failed = probe("own.script", "failed", output="loss is nan", reason="a note\x1b[2J")
+    failed = ended_probe("own.script", "failed", output="loss is nan", reason="a note\x1b[2J")
     children.events = Note("locked: a 1\x1b[2J"), ProbesPlanned(NAMES), ProbeEnded(failed), StepAborted()
     said = envbuild("make", "a", "b")
     assert "\x1b" not in said.stderr

@@ -23,13 +23,13 @@ from envbuild.pipeline.progress_events import (
     StepEnded,
 )
 from envbuild.util import host_processes
-from unit.evidence.runs import NAMES, probe
+from unit.evidence.runs import NAMES, ended_probe
 
 EVENTS: list[Event] = [
     StepBegan("load profile"),
     Note("a\u202e \x1b[2J\nsecond line \udc80".encode(errors="replace").decode()),
     ProbesPlanned(NAMES),
-    ProbeEnded(probe("gemm.crash", "failed", figures=[{"ratio": 0.5, "case": None}])),
+    ProbeEnded(ended_probe("gemm.crash", "failed", figures=[{"ratio": 0.5, "case": None}])),
     StepEnded(Step("build", 1.25, True, "envbuild/a:0 1 MB")),
     StepAborted(),
 ]
@@ -53,11 +53,11 @@ def test_another_line_is_no_event(line: str) -> None:
 def test_each_report_of_a_step_is_an_event() -> None:
     found: list[Event] = []
     progress = Progress(found.append)
-    step, result = Step("build", 1.0, False, ""), probe("env.libs")
+    step, result = Step("build", 1.0, False, ""), ended_probe("env.libs")
     progress.begin("build")
     progress.line("layer 1")
     progress.say("a note")
-    progress.probe({"probes": list(NAMES)})
+    progress.probe(NAMES)
     progress.probe(result)
     progress.end(step)
     progress.abort()

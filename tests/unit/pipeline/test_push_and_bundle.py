@@ -37,12 +37,12 @@ def test_the_image_then_its_evidence_then_the_tags(site: Site, key: keys_and_sig
     assert written[-2:] == [site.lock.short, "verified"]
     assert f"{document['digest'].replace(':', '-')}.att" in written[:-2]
     found, _ = registry_attestations.fetch_envelopes(site.place, document["digest"])
-    stated = [keys_and_signatures.signed_statement(one, [key]) for one in found]
-    assert sorted(one["predicateType"] for one in stated) == [
+    stated = [in_toto_statements.parse_statement(keys_and_signatures.signed_statement(one, [key])) for one in found]
+    assert sorted(one.predicate_type for one in stated) == [
         in_toto_statements.CYCLONEDX, evidence_statements_and_store.TEST_RESULT, in_toto_statements.PROVENANCE
     ]  # fmt: skip
     for one in stated:
-        digests = [item["digest"]["sha256"] for item in one["subject"]]
+        digests = [digest for _, digest in one.subjects]
         assert digests == [site.engine.image.id[7:], document["digest"][7:]]
     assert site.engine.tags == []
     assert SECRET not in done.stdout + done.stderr

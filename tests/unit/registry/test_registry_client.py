@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -405,7 +406,7 @@ def test_without_a_key_it_is_the_older_form_without_signatures(registry: Registr
 
 def test_a_bundle_is_sigstores(signer: keys_and_signatures.Signer) -> None:
     sealed = keys_and_signatures.seal(b"{}", signer)
-    made = registry_attestations.bundle(registry_attestations.Attestation(sealed, "kind"), signer.public)
+    made: Any = registry_attestations.bundle(registry_attestations.Attestation(sealed, "kind"), signer.public)
     assert made["mediaType"] == "application/vnd.dev.sigstore.bundle.v0.3+json"
     assert made["verificationMaterial"] == {
         "publicKey": {"hint": signer.public.fingerprint}, "tlogEntries": []

@@ -10,6 +10,7 @@ from typing import Any
 
 from envbuild.evidence import evidence_statements_and_store, profile_proofs
 from envbuild.evidence.proof_rules import record_digest
+from envbuild.evidence.run_record_schema import RunRecord
 from envbuild.image import build_records_and_comparison
 from envbuild.image.build_records_and_comparison import Record
 from envbuild.lock import lock_file
@@ -18,7 +19,7 @@ from envbuild.profile.loaded_profile import Source
 from envbuild.report import run_measurement_reader
 from envbuild.report.run_measurement_types import Run
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
-from envbuild.testrun.run_result import TestRun
+from envbuild.testrun.run_result import ProbeResult, TestRun
 from envbuild.util import user_folders
 from unit.support import image_of, write_profile
 
@@ -115,10 +116,9 @@ def _hostile(value: Any) -> Any:
     return f"{value}{_MARKUP}" if isinstance(value, str) else value
 
 
-def record(
-    source: Source, locked: Lock, told: dict[str, Any], errors: tuple[str, ...] = (), day: int = 0
-) -> dict[str, Any]:
-    run = TestRun(tuple(told["results"]), told["environment"], told["start"], errors, told["seconds"])
+def record(source: Source, locked: Lock, told: dict[str, Any], errors: tuple[str, ...] = (), day: int = 0) -> RunRecord:
+    results = tuple(map(ProbeResult.model_validate, told["results"]))
+    run = TestRun(results, told["environment"], told["start"], errors, told["seconds"])
     wanted = profile_proofs.wanted(source.name, source.profile, locked)
     return evidence_statements_and_store.run_record(
         image_of(source.name), wanted, run, "docker 26.1.5", DAY + datetime.timedelta(days=day)

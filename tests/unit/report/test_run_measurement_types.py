@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
@@ -10,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from envbuild.evidence.run_record_schema import validate_record
 from envbuild.report import run_measurement_reader, run_measurement_types
 from envbuild.report.run_measurement_types import Run
 from unit.report import pages
@@ -26,7 +29,12 @@ def told() -> dict[str, Any]:
 @pytest.fixture
 def record(project: Path, told: dict[str, Any]) -> dict[str, Any]:
     pages.site_facts()
-    return pages.record(*pages.lab(project), told)
+    found: dict[str, Any] = json.loads(pages.record(*pages.lab(project), told).encoded)
+    return found
+
+
+def measured(record: dict[str, Any]) -> Run:
+    return run_measurement_reader.measured_run(validate_record(record), "")
 
 
 def result(record: dict[str, Any], probe: str) -> dict[str, Any]:
@@ -39,7 +47,7 @@ def probe(run: Run, name: str) -> run_measurement_types.MeasuredProbe:
 
 
 def test_the_worst_figure_is_the_one_with_the_largest_ratio(record: dict[str, Any]) -> None:
-    run = run_measurement_reader.measured_run(record, "e" * 64)
+    run = measured(record)
     accuracy = probe(run, "gemm.accuracy")
     assert (accuracy.shares[-1], accuracy.worst and accuracy.worst.dtype) == (1.62, "float16")
     assert len(accuracy.shares) == len(result(record, "gemm.accuracy")["figures"])
@@ -50,7 +58,7 @@ def test_the_worst_figure_is_the_one_with_the_largest_ratio(record: dict[str, An
 def test_a_figure_counts_as_many_checks_as_it_says(record: dict[str, Any], written: Any, counted: int) -> None:
     figures = result(record, "conv")["figures"]
     figures[0]["checks"] = written
-    assert probe(run_measurement_reader.measured_run(record, ""), "conv").checks == len(figures) - 1 + counted
+    assert probe(measured(record), "conv").checks == len(figures) - 1 + counted
 
 
 def test_what_is_beyond_rounding_counts_and_what_is_not_an_error_does_not(record: dict[str, Any]) -> None:
@@ -58,24 +66,24 @@ def test_what_is_beyond_rounding_counts_and_what_is_not_an_error_does_not(record
     for figure in figures:
         figure["beyond_rounding"] = 0.125
     figures[0]["beyond_rounding"] = None
-    assert probe(run_measurement_reader.measured_run(record, ""), "conv").shares == (0.125,) * (len(figures) - 1)
+    assert probe(measured(record), "conv").shares == (0.125,) * (len(figures) - 1)
 
 
 @pytest.mark.parametrize("ratio", ["nan", "inf", "x", None, True, math.nan, math.inf, [1]])
 def test_a_ratio_that_is_no_number_is_infinite_never_within_its_bound(record: dict[str, Any], ratio: Any) -> None:
     result(record, "conv")["figures"][3]["ratio"] = ratio
-    assert probe(run_measurement_reader.measured_run(record, ""), "conv").shares[-1] == math.inf
+    assert probe(measured(record), "conv").shares[-1] == math.inf
 
 
 def test_a_failure_names_the_advisory_that_it_is_the_signature_of(record: dict[str, Any]) -> None:
-    run = run_measurement_reader.measured_run(record, "")
+    run = measured(record)
     crash = probe(run, "gemm.crash")
     assert (crash.known and crash.known.id, crash.signal) == ("cublas-hopper-fpe", "SIGFPE")
     assert probe(run, "gemm.exact").known is None
 
 
 def test_speeds_stand_beside_the_datasheet_of_their_card(record: dict[str, Any]) -> None:
-    speeds = {(item.index, item.name): item for item in run_measurement_reader.measured_run(record, "").speeds}
+    speeds = {(item.index, item.name): item for item in measured(record).speeds}
     slow = speeds[2, "fp16"]
     assert (slow.reached, slow.promised, slow.floor) == (62.3, 148.0, 0.7)
     assert slow.part == pytest.approx(0.421, abs=1e-3)
@@ -84,20 +92,14 @@ def test_speeds_stand_beside_the_datasheet_of_their_card(record: dict[str, Any])
 
 
 def test_what_was_sampled_of_each_operation_is_counted(record: dict[str, Any]) -> None:
-    assert (
-        run_measurement_reader.measured_run(record, "").coverage,
-        run_measurement_reader.measured_run(record, "").seed,
-    ) == (
-        (),
-        None,
-    )
+    assert (measured(record).coverage, measured(record).seed) == ((), None)
     record["start"]["seed"] = 12
     result(record, "conv")["traits"]["coverage"] = {
         "conv": {"cases": 40, "pairs": 310, "of": 400},
         "never": {"cases": 0, "pairs": 0, "of": 400},
         "broken": {"cases": -1, "pairs": "x"},
     }
-    run = run_measurement_reader.measured_run(record, "")
+    run = measured(record)
     (covered,) = run.coverage
     assert (run.seed, covered.operation, covered.cases, covered.pairs, covered.of) == (12, "conv", 40, 310, 400)
     assert covered.part == pytest.approx(0.775)
@@ -107,19 +109,19 @@ def test_what_was_sampled_of_each_operation_is_counted(record: dict[str, Any]) -
 def test_coverage_that_is_not_as_it_should_be_is_left_out(record: dict[str, Any], junk: Any) -> None:
     for told in (junk, {"conv": junk}, {"conv": {"cases": junk, "pairs": junk, "of": junk}}):
         result(record, "conv")["traits"]["coverage"] = told
-        assert all(covered.cases > 0 for covered in run_measurement_reader.measured_run(record, "").coverage)
+        assert all(covered.cases > 0 for covered in measured(record).coverage)
 
 
 def test_a_card_that_the_facts_do_not_know_has_no_datasheet(record: dict[str, Any]) -> None:
     for card in result(record, "perf.gemm")["traits"]["TFLOP/s"]:
         card["card"] = "another card"
-    speeds = [item for item in run_measurement_reader.measured_run(record, "").speeds if item.unit == "TFLOP/s"]
+    speeds = [item for item in measured(record).speeds if item.unit == "TFLOP/s"]
     assert {item.promised for item in speeds} == {None}
     assert len(speeds) == 16
 
 
 def test_a_stage_says_of_each_member_whether_it_is_to_blame(record: dict[str, Any]) -> None:
-    run = run_measurement_reader.measured_run(record, "")
+    run = measured(record)
     stages = {stage.name: stage for stage in run.stages}
     assert [stages["nccl 1+3"].mark(member) for member in run.members] == ["absent", "failed", "absent", "blamed"]
     assert [stages["nccl 0+1"].mark(member) for member in run.members] == ["passed", "passed", "absent", "absent"]
@@ -130,7 +132,7 @@ def test_a_stage_says_of_each_member_whether_it_is_to_blame(record: dict[str, An
 def test_a_record_from_before_stages_named_the_ranks_blames_nobody(record: dict[str, Any]) -> None:
     for stage in result(record, "dist.staged")["traits"]["stages"]:
         del stage["faults"]
-    stage = next(item for item in run_measurement_reader.measured_run(record, "").stages if item.name == "nccl 1+3")
+    stage = next(item for item in measured(record).stages if item.name == "nccl 1+3")
     assert [stage.mark(member) for member in (1, 3)] == ["failed", "failed"]
 
 
@@ -140,7 +142,7 @@ def test_a_record_from_before_stages_named_the_ranks_blames_nobody(record: dict[
 def test_a_stage_whose_name_is_not_the_self_tests_is_left_out(record: dict[str, Any], name: str) -> None:
     stages = result(record, "dist.staged")["traits"]["stages"]
     stages[0]["stage"] = name
-    assert len(run_measurement_reader.measured_run(record, "").stages) == len(stages) - 1
+    assert len(measured(record).stages) == len(stages) - 1
 
 
 def places(value: Any, trail: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -158,7 +160,7 @@ def places(value: Any, trail: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
     "part", ["start", "environment", "engine", "gemm.crash", "gemm.accuracy", "perf.gemm", "dist.staged"]
 )
 def test_nothing_that_a_container_can_write_breaks_it(record: dict[str, Any], part: str) -> None:
-    """Whatever no shape is asked of, replaced by what it is not, one thing at a time."""
+    """Everything is replaced by what it is not, one thing at a time."""
     name = part if part in record else "results"
     inner = {name: record[name] if part in record else [result(record, part)]}
     asked_for = ((), ("results",), ("results", 0), ("results", 0, "probe"), ("results", 0, "status"))
@@ -169,8 +171,8 @@ def test_nothing_that_a_container_can_write_breaks_it(record: dict[str, Any], pa
             for key in trail[:-1]:
                 target = target[key]
             target[trail[-1]] = junk
-            if trail != ("environment",):  # a mapping, says proof.shape
-                run_measurement_reader.measured_run({**record, **spoiled}, "")
+            with contextlib.suppress(ValidationError):  # it is no record
+                measured({**record, **spoiled})
 
 
 def test_the_real_run_comes_to_what_it_was_judged_to_be(project: Path) -> None:

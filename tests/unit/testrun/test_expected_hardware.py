@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -35,15 +36,14 @@ def test_a_datasheet_goes_by_the_cards_names_and_what_has_no_source_is_absent(mo
 
 @pytest.mark.parametrize("name", profile_name_lookup.profile_names())
 def test_every_shipped_profile_gives_releases_of_numbers(name: str) -> None:
-    for release in expected_hardware.expected_hardware(profile_reader_and_overrides.load(name).profile)[
-        "driver"
-    ].values():
+    found: Any = expected_hardware.expected_hardware(profile_reader_and_overrides.load(name).profile)
+    for release in found["driver"].values():
         assert all(part.isdecimal() for part in release.split("."))
 
 
 def test_each_card_comes_with_what_the_facts_know_of_it() -> None:
     names = database.gpus()["h20"].all_names
-    cards = expected_hardware.expected_hardware(profile_reader_and_overrides.load("h20").profile)["cards"]
+    cards: Any = expected_hardware.expected_hardware(profile_reader_and_overrides.load("h20").profile)["cards"]
     assert cards == {name: {"compute_capability": "9.0", "sms": 78} for name in names}
     unknown = [gpu.id for gpu in database.gpus().values() if gpu.sms is None]
     assert "a100" in unknown  # the facts have no figure, so none is expected

@@ -36,7 +36,7 @@ def test_a_node_on_which_it_failed_is_named(bad: int) -> None:
     parts[bad] = (5, said("failed"))
     run = judged(*parts)
     assert not run.passed and run.errors == ()
-    assert f"node {bad}: died" in run.failures()[0]["detail"]
+    assert f"node {bad}: died" in run.failures()[0].detail
 
 
 def test_a_node_that_could_not_is_no_proof() -> None:
@@ -78,6 +78,6 @@ def test_a_run_alone_and_one_on_several_are_one() -> None:
     )
     run = output_judge.join_runs(alone, judged((0, said()), (0, said())))
     assert (run.passed, run.by_status("passed"), run.seconds) == (True, ["env.libs", "dist.nodes"], 7.0)
-    assert (run.where["unconfined"], run.where["nodes"]["job"]) == (["the network"], "7")
+    assert (run.unconfined, run.where["nodes"]) == (["the network"], WHERE)
     failed = output_judge.join_runs(alone, judged((0, said()), (5, said("failed"))))
     assert not failed.passed

@@ -12,6 +12,7 @@ from envbuild.profile.model import SelfTest
 from envbuild.profile.project_shapes_and_script import Script, Shape
 from envbuild.testrun import run_result, selftest_job
 from envbuild.testrun.output_judge import judge_output
+from envbuild.testrun.run_result import RunFailure
 from unit.evidence.runs import NAMES, NONCE, documents, judged, line, lines, output, passed_run, probe
 
 Lines = list[bytes]
@@ -21,7 +22,7 @@ def refused(run: run_result.TestRun, words: str) -> None:
     assert not run.passed
     assert words in "; ".join(run.errors)
     assert run.summary()["passed"] == 0
-    assert any(words in failure["detail"] for failure in run.failures())
+    assert any(words in failure.detail for failure in run.failures())
 
 
 def test_a_whole_run_passes() -> None:
@@ -44,10 +45,7 @@ def test_a_failed_probe_fails_the_run_and_is_named() -> None:
     assert not run.passed
     assert run.errors == ()
     (failure,) = run.failures()
-    assert failure["probe"] == "gemm.crash"
-    assert failure["signal"] == "SIGFPE"
-    assert failure["advisory"] == "cublas-hopper-fpe"
-    assert failure["detail"] == "signal at a step: why"
+    assert failure == RunFailure("gemm.crash", "SIGFPE", "cublas-hopper-fpe", "signal at a step: why")
 
 
 def staged(**changes: Any) -> dict[str, Any]:
@@ -86,7 +84,7 @@ def staged(**changes: Any) -> dict[str, Any]:
 )
 def test_a_failure_between_gpus_is_named_by_what_the_probe_tried(result: dict[str, Any], advisory: str | None) -> None:
     (failure,) = judged(lines(documents(result)), exit_code=5).failures()
-    assert failure["advisory"] == advisory
+    assert failure.advisory == advisory
 
 
 def swap(found: Lines) -> Lines:
@@ -218,8 +216,8 @@ def test_a_run_that_was_stopped_names_the_probe_that_was_running(done: int) -> N
     assert run.by_status("failed") == [NAMES[done]]
     first, *others = run.failures()
     detail = "hang: it did not end; the whole self-test was stopped after 900 s"
-    assert first == {"probe": NAMES[done], "signal": None, "advisory": None, "detail": detail}
-    assert [failure["probe"] for failure in others] == [None] * len(run.errors)
+    assert first == RunFailure(NAMES[done], None, None, detail)
+    assert [failure.probe for failure in others] == [None] * len(run.errors)
     refused(run, "the self-test was stopped after 900 s")
 
 
@@ -353,7 +351,7 @@ def test_a_script_that_is_brought_must_pass() -> None:
 
 def test_what_a_profile_asks_by_degrees_is_in_the_job_and_in_what_a_proof_needs() -> None:
     wanted = SelfTest.model_validate({"floor": {"gemm": 0.6}, "burn_seconds": 20, "level": "full"})
-    told = selftest_job.document(wanted, {}, "3.11", ())
+    told: Any = selftest_job.document(wanted, {}, "3.11", ())
     assert (told["floors"], told["burn_seconds"]) == ({"gemm": 0.6}, 20)
     assert told["timeouts"]["burn"] > 20
     assert selftest_job.performance_requirements(wanted) == {"gemm": 0.6, "burn": 20.0}

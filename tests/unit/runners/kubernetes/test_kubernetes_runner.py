@@ -347,7 +347,7 @@ def test_a_wrong_gpu_is_caught_by_the_identity_probe(place: Place) -> None:
     frames = documents(probe("env.identity", "failed", failure="wrong", signal=None, reason=reason), probe("env.libs"))
     place.server.log, place.server.pods = b"".join(lines(frames)), [running(), ended(5)]
     judged = output_judge.judge_output(place.run(GPU_JOB), NONCE, ("env.identity", "env.libs"))
-    assert not judged.passed and reason in judged.failures()[0]["detail"]
+    assert not judged.passed and reason in judged.failures()[0].detail
 
 
 def test_too_little_memory_is_told(place: Place) -> None:

@@ -122,6 +122,11 @@ class Stub:
     def frames(self, stdout: bytes) -> None:
         (self.folder / "frames").write_bytes(stdout)
 
+    def hang(self) -> None:
+        """The container goes on after its output, of which head passes on whole blocks of 4096 bytes at once."""
+        self.say(hang="")
+        self.frames(b"".join(lines(documents())).ljust(1 << 13, b"\n"))
+
     def told(self, name: str) -> str:
         file = self.folder / name
         return file.read_text(encoding="utf-8") if file.exists() else ""
@@ -365,7 +370,7 @@ def test_a_wrong_gpu_is_caught_by_the_identity_probe(stub: Stub) -> None:
     stub.say(gpus="0", code="5")
     job = dataclasses.replace(JOB, gpus=True, models=("h20",))
     judged = output_judge.judge_output(stub.run(job), NONCE, ("env.identity", "env.libs"))
-    assert not judged.passed and reason in judged.failures()[0]["detail"]
+    assert not judged.passed and reason in judged.failures()[0].detail
     assert '--gpus "device=0"' in stub.told("ran")
 
 
@@ -493,7 +498,7 @@ def test_a_job_that_sbatch_may_have_queued_is_cancelled(stub: Stub, monkeypatch:
 def test_a_controller_that_is_silent_hides_no_interruption(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_runner, "_ANSWER", 1.0)
     (stub.folder / "squeue").write_text("#!/bin/sh\nexec sleep 60\n", encoding="utf-8")
-    stub.say(hang="")
+    stub.hang()
     assert isinstance(interrupted(stub, KeyboardInterrupt()), KeyboardInterrupt)
     assert any("is not known" in said and "scancel --name=" in said for said in stub.said) and stub.left() == []
 
@@ -511,7 +516,7 @@ def test_tickets_that_others_remove_meanwhile_are_no_fault(stub: Stub) -> None:
 
 
 def test_an_interruption_cancels_the_job_and_removes_its_container(stub: Stub) -> None:
-    stub.say(hang="")
+    stub.hang()
     assert isinstance(interrupted(stub, KeyboardInterrupt()), KeyboardInterrupt)
     assert stub.told("cancelled").startswith("--name=envbuild-sample-")
     assert stub.left() == []
