@@ -183,10 +183,12 @@ class Runner:
 
     def learned(self, unit: Unit) -> Observed | None:
         """The first run of a unit, which computes what later ones remember; None where torch or the device does not
-        have what the unit calls."""
+        have what the unit calls. Raises ValueError where the unit ends with an error."""
         self.learning = True
         first = self.run(unit)
         self.learning = False
+        if first.error is not None:
+            raise ValueError(f"{unit.name}: {first.error}")
         return first if first.skipped is None and first.sites else None
 
     def clean(self, unit: Unit) -> Observed | None:

@@ -95,7 +95,8 @@ def _of_dtypes(probe: Run, module: Any, name: str) -> Iterator[Unit]:
 
 def _crash(context: Context) -> Iterator[Unit]:
     for shape in gemm_crash.crash_cases(context):
-        yield Unit(shape.name, _narrow(gemm_crash.gemm_crash, gemm_crash, cases=lambda context, shape=shape: (shape,)))
+        run = _narrow(gemm_crash.gemm_crash, gemm_crash, crash_cases=lambda context, shape=shape: (shape,))
+        yield Unit(shape.name, run)
 
 
 def _accumulator(context: Context) -> Iterator[Unit]:

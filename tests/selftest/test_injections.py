@@ -228,6 +228,14 @@ def test_a_broken_comparison_lowers_the_detected_share() -> None:
     assert broken.interval[1] < right.interval[0]
 
 
+def test_a_unit_that_ends_with_an_error_is_not_left_out(runner: Runner) -> None:
+    def fails(context: Context) -> None:
+        raise AttributeError("no such name")
+
+    with pytest.raises(ValueError, match="fails: AttributeError: no such name"):
+        runner.learned(Unit("fails", fails))
+
+
 def test_what_a_fault_leaves_behind_is_noticed(runner: Runner) -> None:
     x = torch.ones(64)
 

@@ -15,6 +15,7 @@ from selftest.reading import ROOT, Frame, environment, job, outcomes, read
 pytest.importorskip("torch")
 
 from envbuild.selftest.probes.probe_catalogue import PROBES
+from selftest.test_false_alarms import amiss
 
 CATALOGUE = [probe.name for probe in PROBES]
 QUICK = [probe.name for probe in PROBES if probe.level == "quick" and probe.needs != "script"]
@@ -61,6 +62,7 @@ def clean(archive: Path, folder: Path) -> list[Frame]:
     frames = read(b"ENVBUILD" + framed)
     assert result.returncode == 0, [frame for frame in frames if frame.get("status") == "failed"]
     assert printed in (b"", b"printed before\n")
+    assert {name: amiss(frame) for name, frame in outcomes(frames).items() if amiss(frame)} == {}
     return frames
 
 
