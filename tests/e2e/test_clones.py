@@ -8,15 +8,11 @@ import secrets
 import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from envbuild.fetch import sha256_file_store
-from envbuild.fetch.sha256_file_store import file_digest
-from envbuild.image import debian_base_tar
 from envbuild.lock import lock_file
 
 from .registries import unpacked
@@ -119,18 +115,3 @@ def test_another_clone_with_another_clock_user_and_locale_gives_the_same_image(
     assert holding(SECRET, clone.folder, clone.state) == []
     assert not in_layers(f"envbuild/{name}:{locked.short}", [SECRET.encode()])
     assert (scratch / "clone" / "cache" / "envbuild" / "bases").stat().st_uid == UID
-
-
-def test_the_base_is_the_same_where_apts_user_may_not_go(
-    quick: Proved, scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """apt works as its own user only where that one may enter the temporary folder, and would own what it makes."""
-    locked = lock_file.read(quick.project.lock(quick.name))
-    assert locked
-    usual, made = debian_base_tar.tar_file(locked), scratch / "base.tar"
-    closed = scratch / "closed"
-    closed.mkdir(mode=0o700)
-    monkeypatch.setattr(tempfile, "tempdir", str(closed))
-    monkeypatch.setattr(debian_base_tar, "tar_file", lambda lock, make=True: made)
-    debian_base_tar.make_base(locked, sha256_file_store.debs(), print)
-    assert file_digest(made) == file_digest(usual)
