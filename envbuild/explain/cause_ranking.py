@@ -121,7 +121,7 @@ def score_causes(log: Log, known: Reading) -> Iterator[ScoredCause]:
         if advisory and advisory.match and not found.lines and standing != "holds":
             continue
         left = _without(known, unloaded) if unloaded else known
-        names = cause_scoring.evidence(log, signature, found, standing, _states_version(advisory, known), known)
+        names = tuple(cause_scoring.evidence(log, signature, found, standing, _states_version(advisory, known), known))
         if advisory and standing == "not loaded" and _standing(advisory, left) != "open":
             names = ("fits", *names)
         yield ScoredCause(signature, advisory, found, standing, names, unloaded)

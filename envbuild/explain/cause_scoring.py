@@ -48,15 +48,9 @@ def find_lines(log: Log, signature: Signature, advisory: Advisory | None, known:
 
 def evidence(
     log: Log, signature: Signature, found: CauseLines, standing: str, versions: bool, known: Reading
-) -> tuple[EvidenceName, ...]:
+) -> Iterator[EvidenceName]:
     """Names the evidence for and against a cause. `standing`: how the GPU and versions in the log relate to it;
     `versions`: the log states an affected version of a library."""
-    return tuple(_evidence(log, signature, found, standing, versions, known))
-
-
-def _evidence(
-    log: Log, signature: Signature, found: CauseLines, standing: str, versions: bool, known: Reading
-) -> Iterator[EvidenceName]:
     yield "no-line" if not found.lines else "hint" if found.hints else "line"
     if standing == "holds":
         yield "holds"

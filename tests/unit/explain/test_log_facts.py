@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-from envbuild.explain import cause_ranking, log_reader_and_search
+from envbuild.explain import cause_ranking, log_facts, log_reader_and_search
 from envbuild.facts import database, log_signatures
 from envbuild.facts.advisory_matching import Change, Situation
 from envbuild.resolve import advisory_remedy, profile_reader_and_overrides
@@ -25,6 +25,20 @@ def told(text: str) -> cause_ranking.Explanation:
 
 def causes(text: str) -> list[str]:
     return [match.id for match in told(text).matches]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NVIDIA-SMI 535.129.03    Driver Version: 535.129.03    CUDA Version: 12.2",
+        "驱动版本:535.129.03",
+        "显卡驱动程序版本: 535.129.03",
+        "ドライバーのバージョン: 535.129.03",
+        "드라이버 버전 535.129.03",
+    ],
+)
+def test_the_driver_is_read_in_any_language(line: str) -> None:
+    assert log_facts.read(log_reader_and_search.Log(f"{line}\n{CRASH}".encode())).situation.driver == "535.129.03"
 
 
 # ---- what a profile takes ----
