@@ -35,7 +35,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "init": "Write a new profile: for a GPU, or from an image or environment.",
         "lock": "Pin every file by version and hash; write lock and Dockerfile.",
         "build": "Build the image only, without a self-test.",
-        "test": "Run the self-test in an image or environment; --record: as evidence.",
+        "test": "Run the self-test here, on Slurm or Kubernetes; --record: evidence.",
         "prune": "Remove old images and caches.",
     },
     "Look at profiles and images": {
@@ -56,7 +56,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "save": "Save a verified image to a file, for a site without a registry.",
         "load": "Check a saved image, then load it into the engine.",
         "pin-digests": "Write digests of verified images into Dockerfiles and CI files.",
-        "export": "Write requirements, a check script, a CI job, a schema, ...",
+        "export": "Write a check for every rank at job start, a CI job, pins, ...",
         "docs": "Write locked versions into your own documents.",
         "keygen": "Create a key pair to sign evidence with.",
     },

@@ -1,9 +1,11 @@
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.cli.console import emit, json_option, pin_option, profile_argument, table
@@ -78,13 +80,16 @@ def _print(document: dict[str, Any]) -> None:
         click.echo(f"  {document['variant']}: nvcc of CUDA {document['nvcc']['release']}, {document['nvcc']['home']}")
     for pin, version in document["pins"].items():
         click.echo(f"  {pin:<20} {_short(version or '-'):<24} {document['reasons'][pin] or ''}".rstrip())
+    for name, versions in document["asked"].items():
+        click.echo(f"  {name:<20} {versions:<24} {document['reasons'].get(name) or ''}".rstrip())
     for item in document["fleet"]:
         click.echo(f"  {item['variable']}={item['value']}: {item['reason']}")
     for item in document["advisories"]:
         click.echo(f"  {item['state']}: {item['id']}: {item['reason']}")
         if item["state"] == "warned":
             click.echo(f"    way out: {item['remedy']}")
-    click.echo(f"  lock: {document['lock']['state']}")
+    following = f"; next: {document['next']}" if document["next"] else ""
+    click.echo(f"  lock: {document['lock']['state']}{following}")
     click.echo(f"  {document['proof']}")
 
 
@@ -109,10 +114,10 @@ def _short(version: str) -> str:
 
 
 def _document(name: str, pins: dict[str, str]) -> dict[str, Any]:
-    source = _written_or_not(name, pins)
+    source, unwritten = _written_or_not(name, pins)
     plan = plan_resolver.resolve(source)
     locked = lock_file.read(source.known_lock)
-    fits = locked is not None and not locked.stale(plan)  # what was locked for other wishes is no pin of these
+    fits = locked is not None and not locked.stale(plan)  # versions locked for other inputs say nothing about these
     versions = locked.versions if locked and fits else {}
     choice = plan_resolver.as_locked(plan, versions) if fits else plan.choice
     proofs = profile_proofs.on_disk(source.name, source.profile, locked, build_records_and_comparison.all_records())
@@ -126,6 +131,7 @@ def _document(name: str, pins: dict[str, str]) -> dict[str, Any]:
         found.setdefault(key, version)
         if version not in known:
             reasons[key] = f"{reasons.get(key, '--pin')}; not checked: whether an index has it"
+    asked = {} if fits else _asked(source.profile.packages, found)
     return {
         "profile": source.name,
         "description": source.profile.description,
@@ -135,24 +141,37 @@ def _document(name: str, pins: dict[str, str]) -> dict[str, Any]:
         "variant": source.profile.variant,
         "nvcc": {"release": plan.toolchain.release, "home": plan.toolchain.home} if plan.toolchain else None,
         "pins": found,
-        "reasons": {
-            pin: reasons.get(pin) if version or pin in plan.reasons else None for pin, version in found.items()
-        },
+        "asked": asked,
+        "reasons": {pin: reasons.get(pin) if version or pin in plan.reasons else None for pin, version in found.items()}
+        | {name: reasons.get(name) for name in asked},
         "fleet": [asdict(setting) for setting in pin_reasons.fleet_settings(plan, choice)],
         "advisories": choice.states,
         "lock": {"id": locked.id if locked and fits else None, "state": _lock_state(locked, plan)},
+        "next": None if fits or pins else f"envbuild {'init' if unwritten else 'lock'} {plan.asked}",
         "proof": profile_proofs.proof_sentence(source.name, proofs),
         "proofs": profile_proofs.document(proofs),
     }
 
 
-def _written_or_not(name: str, pins: dict[str, str]) -> Source:
-    """The profile; for a GPU that has none, the one that could be written."""
+def _asked(packages: Iterable[str], pinned: Mapping[str, str | None]) -> dict[str, str]:
+    """The packages of a profile that are not locked: name -> the versions that it asks for."""
+    found: dict[str, list[str]] = {}
+    for requirement in map(Requirement, packages):
+        found.setdefault(str(canonicalize_name(requirement.name)), []).append(str(requirement.specifier))
+    return {
+        name: ",".join(filter(None, specifiers)) or "any version"
+        for name, specifiers in found.items()
+        if name not in pinned
+    }
+
+
+def _written_or_not(name: str, pins: dict[str, str]) -> tuple[Source, bool]:
+    """The profile; for a GPU that has none, the one that could be written. And whether it is not written."""
     try:
-        return profile_reader_and_overrides.load(name, pins)
+        return profile_reader_and_overrides.load(name, pins), False
     except profile_name_lookup.UnwrittenProfile as missing:
         click.echo(printable(f"note: {missing.note}"), err=True)
-        return profile_reader_and_overrides.unwritten(missing.gpu, pins)
+        return profile_reader_and_overrides.unwritten(missing.gpu, pins), True
 
 
 def _lock_state(locked: lock_file.Lock | None, plan: plan_resolver.Plan) -> str:

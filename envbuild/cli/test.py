@@ -42,7 +42,7 @@ def _seed(context: click.Context, parameter: click.Parameter, value: str | None)
 
 @click.command(
     "test", cls=CommandWithClusterOptions,
-    short_help="Run the self-test in an image or environment; --record: as evidence.",
+    short_help="Run the self-test here, on Slurm or Kubernetes; --record: evidence.",
 )  # fmt: skip
 @profile_argument("names", nargs=-1)
 @click.option("--record", is_flag=True, help="Write evidence, and move the tag `verified` if the self-test passes.")
@@ -251,4 +251,4 @@ def document(made: Made) -> dict[str, Any]:
         **{key: told.get(key) for key in ("python", "torch", "device", "level")},
         "seed": made.run.start.get("seed"),
     }
-    return {**subject, **made.run.summary(), "probes": [dict(result) for result in made.run.results]}
+    return {**subject, **made.run.summary(), "probes": [result.document() for result in made.run.results]}

@@ -61,16 +61,16 @@ def _reason(value: object) -> object:
 
 
 class Build(Model):
-    """How a source is told what to build, and what it needs for that beside torch."""
+    """How an extension is built, and what its build needs in addition to torch."""
 
     env: dict[VariableName, Text] = Field(
-        default_factory=dict, description="variables of the build; the source must mention each"
+        default_factory=dict, description="variables of the build; each must occur in the files that control it"
     )
     settings: tuple[Setting, ...] = Field(
         (), strict=False, max_length=50, description="pip's --config-settings, as in --build-option=--cpp_ext"
     )
     requires: tuple[PackageSpec, ...] = Field(
-        (), strict=False, max_length=50, description=f"beside {', '.join(BUILD_TOOLS)}; none of it stays in the image"
+        (), strict=False, max_length=50, description=f"in addition to torch, {', '.join(BUILD_TOOLS)}; not in the image"
     )
 
     @field_validator("env")
@@ -85,16 +85,20 @@ class Build(Model):
 class Extension(Model):
     """One extension: from a git commit or an sdist, or `none`, with the reason why there is none."""
 
-    name: ExtensionName = Field(description="of the distribution that is built")
-    git: GitAddress | None = Field(None, description="repository; a site's git_mirror comes before it")
-    commit: Commit | None = Field(None, description="in full; a tag may be moved")
-    submodules: Literal["omit"] | None = Field(None, description="omit: the commit has some, and the build needs none")
-    sdist: ArchiveFile | None = Field(None, description="source as a tar, by its sha256")
-    build: Build = Build()
-    modules: tuple[ModuleName, ...] = Field(
-        (), strict=False, max_length=200, description="compiled modules that the wheel must hold"
+    name: ExtensionName = Field(description="name of the distribution")
+    git: GitAddress | None = Field(None, description="URL of the repository; the setting git_mirror comes first")
+    commit: Commit | None = Field(None, description="in full, 40 hex digits")
+    submodules: Literal["omit"] | None = Field(
+        None, description="omit: download no submodules; required if the commit has any"
     )
-    none: Annotated[Text | None, BeforeValidator(_reason)] = Field(None, description="why this profile does without it")
+    sdist: ArchiveFile | None = Field(None, description="source as a tar, instead of git")
+    build: Build = Field(Build(), description="how it is built")
+    modules: tuple[ModuleName, ...] = Field(
+        (), strict=False, max_length=200, description="compiled modules that the wheel must contain"
+    )
+    none: Annotated[Text | None, BeforeValidator(_reason)] = Field(
+        None, description="instead of a source: why this profile does without it"
+    )
 
     @field_validator("name")
     @classmethod

@@ -70,10 +70,10 @@ class Base(Model):
 
 
 class Pin(Model):
-    """A library's version where it is not the one that torch asks for, with the reason."""
+    """A library's version where it is not the one that torch requires, with the reason."""
 
-    version: Release
-    reason: Text = ""
+    version: Release = Field(description="exact version")
+    reason: Text = Field("", description="shown by `envbuild show`")
 
 
 def _pin(value: Any) -> Any:
@@ -93,19 +93,21 @@ DriverRelease = Annotated[str, shaped(r"^[0-9]{1,5}(\.[0-9]{1,5}){0,3}$", "a dri
 
 
 class Driver(Model):
-    """What the profile counts on at run time."""
+    """The NVIDIA driver that the profile expects at run time."""
 
-    minimum: DriverRelease | None = Field(None, description="the oldest driver of the fleet; default: what CUDA needs")
+    minimum: DriverRelease | None = Field(
+        None, description="the oldest driver on your machines; without it, the oldest that CUDA needs"
+    )
     compat: ArchiveFile | None = Field(
-        None, description="NVIDIA's forward-compatibility libraries, used where the driver is older; datacentre cards"
+        None, description="NVIDIA's forward-compatibility libraries, used if the driver is older; datacentre GPUs only"
     )
 
 
 class Accept(Model):
-    """A refusal that this profile takes on itself."""
+    """An advisory whose risk this profile accepts."""
 
-    advisory: Id
-    reason: Annotated[str, one_line(600, shortest=1)]
+    advisory: Id = Field(description="its id, as `envbuild advisories` lists it")
+    reason: Annotated[str, one_line(600, shortest=1)] = Field(description="why the risk is acceptable")
 
 
 class Startup(Model):
@@ -113,21 +115,25 @@ class Startup(Model):
     torch is imported (entry_points.txt with the group torch.backends)."""
 
     file: SitePath = Field(description="path below site-packages, as in my.pth")
-    sha256: Sha256
-    reason: Annotated[str, one_line(600, shortest=1)]
+    sha256: Sha256 = Field(description="of the file; a file with other content is refused")
+    reason: Annotated[str, one_line(600, shortest=1)] = Field(description="why it may run")
 
 
 class Floor(Model):
-    """Fractions of the datasheet's figures, below which a card is not what it should be. None: the figures are told."""
+    """Fractions of the datasheet's figures that a GPU must reach. None: the figures are only reported."""
 
-    gemm: Annotated[float, Field(gt=0, le=1, strict=False)] | None = Field(None, description="TFLOP/s of products")
-    memory: Annotated[float, Field(gt=0, le=1, strict=False)] | None = Field(None, description="GB/s of a copy")
+    gemm: Annotated[float, Field(gt=0, le=1, strict=False)] | None = Field(
+        None, description="fraction of the TFLOP/s of matrix products"
+    )
+    memory: Annotated[float, Field(gt=0, le=1, strict=False)] | None = Field(
+        None, description="fraction of the memory bandwidth, measured with a copy"
+    )
 
 
 class SelfTest(Model):
-    """What the image must pass in its container before it is called verified."""
+    """What the image must pass in its container before it is tagged `verified`."""
 
-    level: Level = "standard"
+    level: Level = Field("standard", description="how much is tested")
     require: tuple[ProbeName, ...] = Field((), strict=False, description="probes that must pass; a skip is not a pass")
     allow_tf32: bool = Field(False, description="torch's allow_tf32 flags while the probes run")
     transport: Literal["p2p", "nvls", "shm", "ib", "net", "socket"] | None = Field(
@@ -141,13 +147,13 @@ class SelfTest(Model):
         (),
         strict=False,
         max_length=project_shapes_and_script.MOST_SHAPES,
-        description="products and attention that gemm.crash and attention.* try before their own",
+        description="matrix products and attention that gemm.crash and attention.* test first",
     )
     script: project_shapes_and_script.ScriptFile | None = Field(
         None, description="the project's own smoke test, relative to this file; the probe own.script runs it"
     )
-    floor: Floor = Floor()
-    burn_seconds: int = Field(60, ge=1, le=86400, description="seconds of products under check at level full")
+    floor: Floor = Field(Floor(), description="minimum speed")
+    burn_seconds: int = Field(60, ge=1, le=86400, description="seconds of the probe burn at level full")
 
     @model_validator(mode="after")
     def _has_time_to_burn(self) -> SelfTest:
@@ -159,37 +165,47 @@ class SelfTest(Model):
 class Profile(Model):
     """A profile, after `extends` has been followed."""
 
-    description: Text = ""
-    platform: Platform = PLATFORM
-    base: Base
-    python: Annotated[str, shaped(r"^3\.[0-9]{1,2}$", 'two numbers in quotes, as in "3.11"', 4)]
-    torch: Annotated[Release, AfterValidator(_torch)]
-    gpus: tuple[GpuId, ...] = Field((), strict=False, description="GPU models, by id; none: the CPU")
+    description: Text = Field("", description="one line, shown by `envbuild show`")
+    platform: Platform = Field(PLATFORM, description="of the image")
+    base: Base = Field(description="the root file system of the image")
+    python: Annotated[str, shaped(r"^3\.[0-9]{1,2}$", 'two numbers in quotes, as in "3.11"', 4)] = Field(
+        description="release of Python, in quotes; a Debian suite has exactly one"
+    )
+    torch: Annotated[Release, AfterValidator(_torch)] = Field(
+        description="exact version, with its local label where it has one (2.13.0+cpu)"
+    )
+    gpus: tuple[GpuId, ...] = Field(
+        (), strict=False, description="GPU models, by id (`envbuild show` lists them); none: the CPU"
+    )
     gpu_count: int = Field(1, ge=1, le=100000, description="most GPUs that work together in one job")
     cuda: Annotated[str, shaped(r"^[0-9]{2}\.[0-9]{1,2}$", 'a release of two numbers, as in "12.4"', 5)] | None = Field(
-        None, description="as a check: must be what this torch is built for"
+        None, description="only a check: the CUDA release that this torch is built for"
     )
-    pins: dict[LibraryName, Annotated[Pin, BeforeValidator(_pin)]] = Field(
+    pins: dict[LibraryName, Annotated[Pin, BeforeValidator(_pin, json_schema_input_type=Release | Pin)]] = Field(
         default_factory=dict, description="versions that differ from torch's own: cublas, cudnn, nccl, ..."
     )
-    variant: Literal["runtime", "devel"] = Field("runtime", description="devel: with nvcc, of torch's CUDA release")
+    variant: Literal["runtime", "devel"] = Field("runtime", description="devel: with nvcc of torch's CUDA release")
     toolchain: ToolchainSource | None = Field(
         None,
         description="where nvcc comes from: wheels (CUDA 13; the default), base (a devel image), debian, or an archive",
     )
     extensions: tuple[Extension, ...] = Field(
-        (), strict=False, max_length=20, description="compiled from source for these cards, or said to be left out"
+        (), strict=False, max_length=20, description="packages compiled from source for these GPUs"
     )
-    driver: Driver = Driver()
-    features: tuple[Literal["fp8", "bf16", "tf32"], ...] = Field((), strict=False, description="what the project uses")
-    accept: tuple[Accept, ...] = Field((), strict=False, description="refusals taken on, each with a reason")
+    driver: Driver = Field(Driver(), description="the NVIDIA driver at run time")
+    features: tuple[Literal["fp8", "bf16", "tf32"], ...] = Field(
+        (), strict=False, description="number formats that the project uses: advisories about them apply"
+    )
+    accept: tuple[Accept, ...] = Field((), strict=False, description="advisories whose risk is accepted")
     packages: tuple[PackageSpec, ...] = Field((), strict=False, description="further packages, as in requirements.txt")
     startup: tuple[Startup, ...] = Field(
-        (), strict=False, max_length=20, description="files of packages that may run code whenever Python starts"
+        (), strict=False, max_length=20, description="files of packages that may run code when Python starts"
     )
-    apt: tuple[DebianPackage, ...] = Field((), strict=False, description="Debian packages, a late layer")
+    apt: tuple[DebianPackage, ...] = Field(
+        (), strict=False, description="Debian packages, by name; the lock has their versions"
+    )
     env: dict[VariableName, Text] = Field(default_factory=dict, description="environment variables of the image")
-    selftest: SelfTest = SelfTest()
+    selftest: SelfTest = Field(SelfTest(), description="what the image must pass")
 
     @property
     def compiled(self) -> tuple[Extension, ...]:

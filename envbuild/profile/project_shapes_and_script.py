@@ -33,15 +33,15 @@ Size = Annotated[int, Field(ge=1, le=1 << 24)]
 
 
 class Shape(BaseModel):
-    """One product (m, k) x (k, n), tried before all others of gemm.crash. `layout`: see Gemm in its source."""
+    """A matrix product (m, k) x (k, n), tested before all others of gemm.crash."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    m: Size
-    k: Size
-    n: Size
-    dtype: Literal["fp64", "fp32", "fp16", "bf16"]
-    layout: Literal["nn", "nt", "tn", "tt"] = Field("nn", description="which factors lie in memory transposed")
+    m: Size = Field(description="rows of the first factor")
+    k: Size = Field(description="columns of the first factor, rows of the second")
+    n: Size = Field(description="columns of the second factor")
+    dtype: Literal["fp64", "fp32", "fp16", "bf16"] = Field(description="of factors and product")
+    layout: Literal["nn", "nt", "tn", "tt"] = Field("nn", description="t: this factor is transposed in memory")
     bias: bool = Field(False, description="as a linear layer with a bias, instead of a plain product")
 
     @model_validator(mode="after")
@@ -56,15 +56,15 @@ class Shape(BaseModel):
 
 
 class Attention(BaseModel):
-    """Attention over q, k and v of `heads` x `length` x `depth`, tried before all others of attention.<backend>."""
+    """Attention over q, k and v of heads x length x depth, tested before all others of attention.*."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    heads: Annotated[int, Field(ge=1, le=1024)]
-    length: Annotated[int, Field(ge=1, le=1 << 14)]
-    depth: Annotated[int, Field(ge=1, le=512)]
-    dtype: Literal["fp32", "fp16", "bf16"]
-    causal: bool = Field(False, description="no query sees the keys behind it")
+    heads: Annotated[int, Field(ge=1, le=1024, description="number of heads")]
+    length: Annotated[int, Field(ge=1, le=1 << 14, description="number of queries, and of keys")]
+    depth: Annotated[int, Field(ge=1, le=512, description="size of a head")]
+    dtype: Literal["fp32", "fp16", "bf16"] = Field(description="of q, k and v")
+    causal: bool = Field(False, description="with a causal mask")
 
     @model_validator(mode="after")
     def _fits(self) -> Attention:

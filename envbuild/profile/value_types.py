@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
-from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from envbuild.facts import misleading_packages
 from envbuild.registry.image_reference_grammar import BY_DIGEST
@@ -93,9 +93,9 @@ class Model(BaseModel):
 
 
 class ArchiveFile(Model):
-    """A tar or Debian package by its sha256. Where it lies is not locked: `url`, or the site's place for archives."""
+    """A tar or Debian package by its sha256. Its location is not locked: `url`, or the setting `archives`."""
 
-    sha256: Sha256
+    sha256: Sha256 = Field(description="of the file")
     url: (
         Annotated[
             str,
@@ -103,4 +103,4 @@ class ArchiveFile(Model):
             AfterValidator(url_redaction.validate_url),
         ]
         | None
-    ) = None
+    ) = Field(None, description="where to download it; the setting `archives` comes first")

@@ -488,6 +488,8 @@ def test_the_schema_is_one_that_a_validator_takes() -> None:
     for data in shipped_documents():
         validator(profile_model.schema()).validate(data)
     assert not validator(profile_model.schema()).is_valid({**PROFILE, "torh": "1"})
+    for pin, valid in (("12.4.5.8", True), ({"version": "12.4.5.8"}, True), ({"reason": "faults"}, False)):
+        assert validator(profile_model.schema()).is_valid({"extends": "h20", "pins": {"cublas": pin}}) == valid
 
 
 def test_every_pattern_of_a_profile_has_words_for_who_wrote_something_else() -> None:
