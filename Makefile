@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Tests run beside each other, the longest first; tests/conftest.py says which of the engine's share a worker.
 BESIDE := -n $(shell echo $$(($$(nproc) + 1))) --dist loadscope --no-loadscope-reorder
-TARGETS := help venv engine engine-stop browser test test-images test-apex test-kubernetes test-elsewhere unit lint format bench faults fuzz chaos endurance explain-score pretend pretend-plan pretend-host wrong-kernels injections clean-runs probe-versions \
+TARGETS := help venv docs engine engine-stop browser test test-images test-apex test-kubernetes test-elsewhere unit lint format bench faults fuzz chaos endurance explain-score pretend pretend-plan pretend-host wrong-kernels injections clean-runs probe-versions \
 	gpu-check gpu-wheels clean
 PROFILES := $(sort $(notdir $(basename $(filter-out %.lock.yaml,$(wildcard profiles/*.yaml profiles/projects/*.yaml)))))
 CLASH := $(filter $(TARGETS),$(PROFILES))
@@ -32,6 +32,14 @@ venv: .venv/.installed ## the virtual environment, .venv
 .venv/.dev: .venv/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
+
+.venv/.docs: .venv/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	@touch $@
+
+docs: .venv/.docs ## the documents as a site, site/index.html; broken links are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	@echo "site/index.html; to read it with search: $(BIN)/python -m http.server --directory site"
 
 engine: venv ## a Docker Engine: the one that answers, else a private one (Debian, root)
 	@scripts/engine start
@@ -123,5 +131,5 @@ gpu-wheels: ## .gpu-wheels: envbuild's locked dependencies for Python 3.12 (GPU_
 	@size=$$(du -sm .gpu-wheels | cut -f1) && echo "$$size MiB in .gpu-wheels" && test $$size -lt 37
 
 clean: ## remove .venv and what tools left in the tree; images and caches: envbuild prune
-	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

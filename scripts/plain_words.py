@@ -1,0 +1,76 @@
+"""Find idioms that readers have to decode, in the tracked files: `make lint` runs this.
+
+python scripts/plain_words.py [FOLDER or FILE...]      exit code 1 where it finds one
+
+The list is a minimum, not the goal: a sentence without these words can still be hard to read. Add a word when a reader
+had to ask what it means.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+# The idiom, as a regular expression, and what to write instead.
+RULES = (
+    (r"told", "reported, shown, printed, named"),
+    (r"(?:is|are) no", "is not a, has no, there is no; or say what it is"),
+    (r"beside", "next to, together with, at the same time, in addition to"),
+    (r"is another", "differs"),
+    (r"there is none", "is missing, does not exist"),
+    (r"somebody", "who: the user, the author, another process"),
+    (r"alike", "the same, equally"),
+    (r"anew", "again, newly"),
+    (r"aside", "separately; for moving: to another place"),
+    (r"mend(?:s|ed|ing)?", "fix, repair"),
+    (r"cure[sd]?", "fix, fixed in, workaround"),
+    (r"at fault|wanting", "invalid, missing, unsupported: how it failed"),
+    (r"speaks? for", "supports, is evidence of"),
+    (r"is said", "is reported, is printed; or who says it"),
+    (r"wish(?:es|ed)?", "request, profile"),
+)
+_ANY = re.compile("|".join(rf"(?P<rule{i}>\b(?:{idiom})\b)" for i, (idiom, _) in enumerate(RULES)), re.IGNORECASE)
+_READ = frozenset({".py", ".md", ".yaml", ".toml", ".j2", ".Dockerfile"})
+# Words of others, and old names that are listed because they are old.
+_QUOTED = (
+    "scripts/plain_words.py",
+    "tests/logs/",
+    "tests/wrong_kernels/unseen/",
+    "evidence/",
+    "docs/decisions/0026-packages-in-order.md",
+    "docs/decisions/names-of-0026.md",
+)
+
+
+def idioms(text: str) -> Iterator[tuple[int, str, str]]:
+    """Return line number, idiom and what to write instead, for each idiom in a text."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for match in _ANY.finditer(line):
+            yield number, match[0], RULES[int((match.lastgroup or "")[len("rule") :])][1]
+
+
+def tracked(places: Sequence[str]) -> list[Path]:
+    """Return the tracked files to read, in all folders or in some."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--", *places], check=True, stdout=subprocess.PIPE, encoding="utf-8"
+    )
+    names = (name for name in listed.stdout.split("\0") if name and not name.startswith(_QUOTED))
+    return [path for path in map(Path, names) if path.suffix in _READ or path.name == "Makefile"]
+
+
+def main() -> int:
+    count = 0
+    for path in tracked(sys.argv[1:]):
+        for number, idiom, instead in idioms(path.read_text(encoding="utf-8")):
+            count += 1
+            print(f"{path}:{number}: {idiom!r}: write {instead}")
+    if count:
+        print(f"{count} idioms. CONTRIBUTING.md says how we write.", file=sys.stderr)
+    return 1 if count else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
