@@ -1,4 +1,4 @@
-"""How tests run beside each other, and what those of several folders share."""
+"""Settings for tests that run at the same time, and fixtures that several folders share."""
 
 from __future__ import annotations
 

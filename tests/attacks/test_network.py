@@ -284,7 +284,7 @@ def shown(registry: str, realm: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 BASIC = f"Basic {base64.b64encode(f'me:{SECRET}'.encode()).decode()}"
 
 
-@pytest.mark.attack("registry", "a token service that is somebody else's", "asked without credentials")
+@pytest.mark.attack("registry", "a token service on a foreign host", "asked without credentials")
 @pytest.mark.parametrize(
     ("registry", "realm"),
     [

@@ -184,7 +184,7 @@ def with_crc(content: bytes, wanted: int) -> bytes:
 
 WAYS = {
     "torch/__init__.abi3.so": "hides torch/__init__.py behind an extension module",
-    "torch.so": "puts torch.so beside the package torch",
+    "torch.so": "puts torch.so next to the package torch",
     "torch/nn/functional/__init__.py": "makes a package of torch/nn/functional.py",
     "torch/nn/__pycache__/functional.cpython-311.pyc": "brings bytecode for torch/nn/functional.py",
     f"evil-1.0.data/purelib/{FUNCTIONAL}": "overwrites torch/nn/functional.py from a .data folder",
@@ -268,7 +268,7 @@ def no_heads(made: Lock) -> dict[Wheel, Any]:
     return {item.wheel: None for item in made.wheels}
 
 
-@pytest.mark.legitimate("a cache", "a listing in it is damaged or of another form", "made anew")
+@pytest.mark.legitimate("a cache", "a listing in it is damaged or of another form", "made again")
 @pytest.mark.parametrize("content", ["", "[]", '{"names": {}}', '{"files": {"a": 1}}'])
 def test_a_damaged_listing_in_the_cache_is_made_anew(content: str, index: Index, project: Path) -> None:
     asked = plan(project)
@@ -462,11 +462,11 @@ class Installed:
         )
 
     def found(self, wheels: Mapping[str, Mapping[str, str]] | None = None) -> dict[str, list[str]]:
-        told: dict[str, list[str]] = {}
+        messages: dict[str, list[str]] = {}
         for finding in self.judged(Expected(), wheels).findings:
             if finding.severity in ("refuse", "defect"):
-                told.setdefault(finding.id, []).append(finding.message)
-        return told
+                messages.setdefault(finding.id, []).append(finding.message)
+        return messages
 
 
 @pytest.fixture

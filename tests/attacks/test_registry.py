@@ -1,4 +1,4 @@
-"""Somebody who can write to the registry and has no key: an index, another signed image, a child image."""
+"""An attacker who can write to the registry and has no key: an index, another signed image, a child image."""
 
 from __future__ import annotations
 

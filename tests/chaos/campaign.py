@@ -41,7 +41,7 @@ SLICE = {"kill": 1, "engine": 1, "registry": 1, "index": 1, "gpu": 0}
 MOST = {"gpu": 30}
 PRODUCTS = {"gpu": GPU}  # of the others: CPU
 _BEGINNINGS = {"kill": MAKE.shares, "gpu": BUILD.shares, "engine": engine_kills.SHARES}
-_FREE = {"gpu": 30e9}  # bytes: what a build of the image asks for beside two of them and the builder's cache
+_FREE = {"gpu": 30e9}  # bytes: what a build of the image requires in addition to two images and the builder's cache
 _FOLDER = Path("/var/tmp")
 
 
@@ -58,7 +58,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="envbuild-chaos-", dir=_FOLDER, ignore_cleanup_errors=True) as folder:
         program = openregistry.program(Path(folder) / "packages") if "registry" in counts else None
         if "registry" in counts and not program:
-            sys.exit("no docker-registry is installed, and there is no Debian to fetch it from")
+            sys.exit("docker-registry is not installed, and it can only be downloaded on Debian")
         isolation.leave_network()
         kinds: dict[str, Callable[[], Campaign]] = {
             "kill": lambda: Kills(starts=asked.starts),
@@ -72,7 +72,7 @@ def main() -> int:
                 for name in names:
                     keep = functools.partial(_keep, asked.json, tuple(ran))  # what is over, where the rest is cut short
                     ran.append(_run(kinds[name](), there, counts[name], asked.seed, keep))
-    if not asked.json and not asked.names and counts == COUNTS:  # a part of it is no result
+    if not asked.json and not asked.names and counts == COUNTS:  # part of a campaign is not a result
         return _publish(ran)
     return 1 if any(one.breaches for one in ran) else 0
 
@@ -116,7 +116,7 @@ def _asked() -> argparse.Namespace:
     asked = parser.parse_args()
     unknown = sorted(set(asked.names) - set(COUNTS))
     if unknown:
-        parser.error(f"there is no campaign {unknown[0]!r}")
+        parser.error(f"unknown campaign {unknown[0]!r}")
     if asked.report and asked.names:
         parser.error("--report makes a result of files, and runs no campaign")
     for name in asked.names or COUNTS:
@@ -131,7 +131,7 @@ def _asked() -> argparse.Namespace:
 def _run(campaign: Campaign, there: Place, count: int, seed: int, keep: Callable[[Ran], None]) -> Ran:
     print(f"{campaign.name}: {count} faults, seed {seed}", file=sys.stderr, flush=True)
     try:
-        return rounds.run(campaign, replace(there), count, seed, keep)  # each may change what its runs are told
+        return rounds.run(campaign, replace(there), count, seed, keep)  # each may change the settings of its runs
     finally:
         campaign.close()
 

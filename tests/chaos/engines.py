@@ -60,7 +60,7 @@ class Engines:
         self.target = current(place) if start == "reprove" else other(current(place))
         place.want(self.target)
         place.heard.clear()
-        with place.recorded():  # so that it can be told where another image comes of it
+        with place.recorded():  # so that a different image can be reported
             STARTS[start].set(place, self.target)
 
     def again(self, place: Place) -> Result:

@@ -1,4 +1,4 @@
-"""A package index (PEP 503, PEP 658) over a folder of wheels, which does wrong what it is told to."""
+"""A package index (PEP 503, PEP 658) over a folder of wheels, which fails in the ways that are set."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _SMALL = 30_000_000  # bytes; torch stays
 
 @dataclass
 class Indexes:
-    """`lock` asks for another layer of a package, so that all versions are resolved anew; `make` lacks wheels."""
+    """`lock` needs another version of a package, so that all versions are resolved again; `make` lacks wheels."""
 
     name: str = "index"
     target: str = VARIANTS[0]

@@ -1,4 +1,4 @@
-"""What must hold after any fault, read from disk and engine anew; one checker for all campaigns.
+"""What must hold after any fault, read from disk and engine each time; one checker for all campaigns.
 
 Always: no image is called verified without evidence that counts for exactly that image, and every file is whole.
 Once the next run has ended (`settled`): nothing is left of the one that died.
@@ -130,7 +130,7 @@ def _files(*folders: Path) -> Iterator[Path]:
     for folder in folders:
         for path in sorted(folder.rglob("*")):
             on_its_way = any(part.startswith(".") for part in path.relative_to(folder).parts)
-            if path.is_file() and not on_its_way:  # what has not got its name yet is no file: see left_files
+            if path.is_file() and not on_its_way:  # a file without its final name does not count: see left_files
                 yield path
 
 
@@ -149,7 +149,9 @@ def _fault(file: Path, ground: Ground) -> str | None:
         return None if _digest(file) == file.parent.name else "not of the sha256 it is kept under"
     if file.suffix == ".tar":
         noted = file.with_suffix(".sha256")
-        return None if noted.is_file() and noted.read_text() == _digest(file) else "not of the sha256 beside it"
+        return (
+            None if noted.is_file() and noted.read_text() == _digest(file) else "does not match the sha256 next to it"
+        )
     return None
 
 
@@ -169,7 +171,7 @@ _FROM_LOCK = re.compile(r"from the lock (sha256:[0-9a-f]{64})")
 
 
 def _dockerfile(file: Path, ground: Ground) -> str | None:
-    """Of the lock beside it or of an earlier one, and then to the byte."""
+    """It must match the lock next to it or an earlier one, byte for byte."""
     text = file.read_text(encoding="utf-8", errors="replace")
     made_of = _FROM_LOCK.search(text)
     if not made_of or made_of[1] not in ground.rendered:

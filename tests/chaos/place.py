@@ -107,14 +107,16 @@ class Place:
         return self.listings[image]
 
     def _same_files(self, variant: str, known: str, image: str) -> None:
-        """Of one lock two images: only where they can be compared, hold the same, and a run told of it."""
-        told = f"the lock of {variant} gave {image}, and before {known}"
-        assert known in self.listings, told
+        """Accept a second image of one lock only if its layers hold the same files and a run reported it."""
+        message = f"the lock of {variant} gave {image}, and before {known}"
+        assert known in self.listings, message
         pairs = zip_longest(self.look(known), self.look(image))
         other = [number for number, (then, now) in enumerate(pairs, 1) if then != now]
-        assert not other, f"{told}, which hold other files in layer {other[0]}"
+        assert not other, f"{message}, which hold other files in layer {other[0]}"
         lines = "\n".join(self.heard).splitlines()
-        assert any(known in line and image in line for line in lines), f"{told}: the same files, and no run told of it"
+        assert any(known in line and image in line for line in lines), (
+            f"{message}: the same files, and no run message of it"
+        )
         self.others.append(image)
 
     @contextlib.contextmanager
@@ -132,9 +134,9 @@ class Place:
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    told = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                    if told:  # one that has ended has none
-                        found[int(entry.name)] = told
+                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                    if command:  # one that has ended has none
+                        found[int(entry.name)] = command
         return found
 
 

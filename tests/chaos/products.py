@@ -41,7 +41,7 @@ CPU = Product(
 )  # fmt: skip
 GPU = Product(
     "step-video", CHECKOUT / "profiles" / "projects" / "step-video.lock.yaml",
-    {"a": {}, "b": {"pins": {"cublas": {"version": OTHER_CUBLAS, "reason": "one layer is another"}}}}, "build", "built",
+    {"a": {}, "b": {"pins": {"cublas": {"version": OTHER_CUBLAS, "reason": "one layer differs"}}}}, "build", "built",
 )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ _ALLOWED = {0, 7}  # it came back in time, or: the registry
 
 class Server(OpenRegistry):
     def image(self, repository: str, tag: str) -> str | None:
-        """The id of the image that a tag names; None where there is no such tag."""
+        """The id of the image that a tag names; None if the tag does not exist."""
         found = self.ask(f"/v2/{repository}/manifests/{tag}", Accept=", ".join(oci_types.MANIFESTS))
         return str(json.loads(found)["config"]["digest"]) if found else None
 

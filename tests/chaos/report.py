@@ -15,7 +15,7 @@ _WHAT = {
     "gpu": "SIGKILL for envbuild in `build` of a GPU image",
     "engine": "SIGKILL for the engine in `make`",
     "registry": "SIGKILL for the registry",
-    "index": "the package index at fault in `lock` and `make`",
+    "index": "a failing package index in `lock` and `make`",
 }
 # What a round begins with, kills.STARTS.
 _STARTS = {
@@ -39,13 +39,13 @@ def lines(ran: Sequence[Ran], machine: str, wanted: Mapping[str, int]) -> list[s
         "",
         f"Machine: {machine}. Made by `make chaos` ({seeds}) in {sum(one.seconds for one in ran) / 60:.0f} min of",
         "rounds, on a machine that did other work too. The profile is `cpu`, level quick; in `gpu` it is `step-video`,",
-        "5.5 GB, with one of two cuBLAS, and is only built, since there is no card. The engine is its own.",
+        "5.5 GB, with one of two cuBLAS, and is only built, since there is no GPU. The engine is its own.",
         "",
         "A round is one fault, then a run without one. After both it is looked at from without: is every image that is",
         "called verified proved by evidence for exactly its digest; is every lock, Dockerfile, record, statement and",
         "stored file whole and of its hash. After the second also: did it complete, with the image that the lock gave",
-        "before, and is no container, temporary image, folder, file or process of the first left. Where the engine",
-        "was killed the image may be another one, if its layers hold the same and envbuild has told of it.",
+        "before, and has the first left no container, temporary image, folder, file or process. Where the engine",
+        "was killed the image may be another one, if its layers hold the same and envbuild has reported it.",
         "",
         "| | after the fault | after the next run |",
         "|---|---|---|",
@@ -63,7 +63,7 @@ def lines(ran: Sequence[Ran], machine: str, wanted: Mapping[str, int]) -> list[s
 
 def _others(outcomes: Iterable[Outcome]) -> list[str]:
     count = sum(outcome.others for outcome in outcomes)
-    return ["", f"An image took the place of another of the same files, and it was told: {count}."] if count else []
+    return ["", f"An image took the place of another of the same files, and it was reported: {count}."] if count else []
 
 
 def _short(ran: Sequence[Ran], wanted: Mapping[str, int]) -> Iterator[str]:
@@ -74,7 +74,7 @@ def _short(ran: Sequence[Ran], wanted: Mapping[str, int]) -> Iterator[str]:
 
 
 def _words(outcomes: Iterable[Outcome]) -> Iterator[str]:
-    """What the names mean that a moment begins with, of those that occur; other campaigns' speak for themselves."""
+    """Explain the names of moments that occur; those of other campaigns need no explanation."""
     found = {outcome.struck.where.partition(",")[0] for outcome in outcomes}
     means = [f"- `{name}`: {words}" for name, words in _STARTS.items() if name in found]
     if means:
@@ -83,7 +83,7 @@ def _words(outcomes: Iterable[Outcome]) -> Iterator[str]:
 
 
 def _struck(ran: Ran) -> list[Outcome]:
-    """Without the runs that failed where nothing was done to them; those are told as what is left."""
+    """Without the runs that failed where nothing was done to them; these are reported as faults that are left."""
     return [outcome for outcome in ran.outcomes if outcome.struck.kind != NONE]
 
 

@@ -38,7 +38,7 @@ class Struck:
 @dataclass(frozen=True)
 class Outcome:
     """`next_code` and `next_seconds`: of the run afterwards; `breaches`: what did not hold, after the fault or it;
-    `others`: how many images of the same files took the place of another, and were told."""
+    `others`: how many images of the same files took the place of another, and were reported."""
 
     struck: Struck
     next_code: int
@@ -85,7 +85,7 @@ class Ran:
 
 
 def run(campaign: Campaign, place: Place, count: int, seed: int, keep: Callable[[Ran], None] = lambda ran: None) -> Ran:
-    """`count` faults; the same seed gives the same ones, but for what the clock decides. `keep` is told after each."""
+    """Run `count` faults; apart from timing, a seed always gives the same ones. `keep` is called after each."""
     ran, begin = Ran(campaign.name, seed), time.monotonic()
     campaign.prepare(place)
     assert not (found := check(ground(place), settled=True)), f"before any fault: {', '.join(map(str, found))}"
@@ -130,9 +130,9 @@ def _settle(campaign: Campaign, place: Place, struck: Struck) -> Outcome:
 
 def _tell(number: int, count: int, outcome: Outcome) -> None:
     struck = outcome.struck
-    told = f"{number}/{count} {struck.kind}, {struck.where}: {struck.code} in {struck.seconds:.1f} s; "
+    line = f"{number}/{count} {struck.kind}, {struck.where}: {struck.code} in {struck.seconds:.1f} s; "
     other = "; the same files under another image id" if outcome.others else ""
-    print(f"{told}next {outcome.next_code} in {outcome.next_seconds:.1f} s{other}", file=sys.stderr, flush=True)
+    print(f"{line}next {outcome.next_code} in {outcome.next_seconds:.1f} s{other}", file=sys.stderr, flush=True)
     for breach in outcome.breaches:
         print(f"    {breach}", file=sys.stderr, flush=True)
 

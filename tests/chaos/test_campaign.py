@@ -140,8 +140,8 @@ def test_what_several_runs_wrote_is_one_result(tmp_path: Path, monkeypatch: pyte
     assert "| before an effect | layer | 1 | killed: 1 | 0: 1 | 2.5, 2.5 |" in written
     assert f"## {report._WHAT['kill']}: 1" in written
     assert "Cut short: gpu had 1 of 12 faults." in written
-    told = [line for line in written if line.startswith(("- `", "- an effect: "))]
-    assert told == [f"- `layer`: {report._STARTS['layer']}", report._EFFECT], "those that occur alone"
+    explained = [line for line in written if line.startswith(("- `", "- an effect: "))]
+    assert explained == [f"- `layer`: {report._STARTS['layer']}", report._EFFECT], "those that occur alone"
 
 
 def test_the_result_says_what_each_round_begins_with() -> None:

@@ -18,7 +18,7 @@ from chaos.place import Place
 from chaos.products import CPU
 
 BEFORE, NOW = "sha256:" + 64 * "a", "sha256:" + 64 * "b"
-TOLD = f"  another image than before: this lock gave {BEFORE}, and now {NOW}; layer 2 of 2 differs\n"
+REPORTED = f"  another image than before: this lock gave {BEFORE}, and now {NOW}; layer 2 of 2 differs\n"
 BASE = {"etc/": None, "etc/os": "debian"}
 TORCH = {"torch/": None, "torch/lib.so": "cublas", "torch.dist-info/": None, "torch.dist-info/RECORD": "lib.so"}
 SWAPPED = dict(reversed(TORCH.items()))
@@ -58,7 +58,7 @@ class Engine:
         return self
 
 
-def made(root: Path, monkeypatch: pytest.MonkeyPatch, now: bytes, said: str = TOLD, looked: bool = True) -> None:
+def made(root: Path, monkeypatch: pytest.MonkeyPatch, now: bytes, said: str = REPORTED, looked: bool = True) -> None:
     """A run whose lock gave an image before, and now gives `now`; `looked`: at the one before, which is gone."""
     engine = Engine(a=saved(BASE, TORCH), b=now)
     place = Place(root, Project.create(root), engine, CPU, images={"a": BEFORE})  # type: ignore[arg-type]
@@ -100,9 +100,9 @@ def test_other_files_never_pass(
         made(tmp_path, monkeypatch, saved(*layers))
 
 
-@pytest.mark.parametrize("said", ["", TOLD.replace(BEFORE, "sha256:cc"), f"{BEFORE}\n{NOW}\n"])
+@pytest.mark.parametrize("said", ["", REPORTED.replace(BEFORE, "sha256:cc"), f"{BEFORE}\n{NOW}\n"])
 def test_what_was_not_told_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
-    with pytest.raises(AssertionError, match="the same files, and no run told of it"):
+    with pytest.raises(AssertionError, match="the same files, and no run reported it"):
         made(tmp_path, monkeypatch, saved(BASE, SWAPPED), said)
 
 
@@ -117,7 +117,7 @@ def test_a_round_of_the_engine_keeps_the_records(tmp_path: Path, monkeypatch: py
     api = SimpleNamespace(images=lambda *_: [])
     engine = SimpleNamespace(client=lambda *_: SimpleNamespace(api=api))
     place = Place(tmp_path, Project.create(tmp_path), engine, CPU, images={"a": BEFORE, "b": NOW})  # type: ignore[arg-type]
-    place.heard.append(TOLD)
+    place.heard.append(REPORTED)
     place.records.mkdir(parents=True)
     record = place.records / f"recipe-{12 * 'b'}.json"
     record.write_text("{}", encoding="utf-8")

@@ -36,10 +36,10 @@ def test_no_fault_makes_a_wrong_image_or_leaves_anything(tmp_path: Path) -> None
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **required_alone()},
     ) as process:  # fmt: skip
         try:
-            told, _ = process.communicate(timeout=60 * _MINUTES)
+            output, _ = process.communicate(timeout=60 * _MINUTES)
         finally:
             process.terminate()  # where it goes on still: it cleans up
-    assert process.returncode == 0, told[-6000:]
+    assert process.returncode == 0, output[-6000:]
     ran = [Ran.read(one) for one in json.loads(file.read_text(encoding="utf-8"))]
     assert [one.name for one in ran] == ["kill", "engine", "registry", "index"]
     assert all(one.outcomes and not one.breaches for one in ran)
@@ -75,9 +75,9 @@ def test_a_report_counts_runs_that_did_not_end_as_they_may() -> None:
 
 
 def test_a_report_counts_images_of_the_same_files() -> None:
-    told = "An image took the place of another of the same files, and it was told: 2."
+    output = "An image took the place of another of the same files, and it was output: 2."
     ran = Ran("engine", 7, [replace(outcome(), others=1), outcome(), replace(outcome(), others=1)])
-    assert told in lines([ran], "a machine", {"engine": 3})
+    assert output in lines([ran], "a machine", {"engine": 3})
     assert "took the place" not in "\n".join(lines([Ran("engine", 7, [outcome()])], "a machine", {"engine": 1}))
 
 

@@ -22,7 +22,7 @@ CLIENTS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo", "srun")
 
 
 def unpacked(tree: Path) -> Path:
-    """A tree with Slurm and munge in it. Skips where there is none to be had."""
+    """A tree with Slurm and munge in it. Skips if it cannot be downloaded."""
     done = subprocess.run([CHECKOUT / "scripts" / "slurm", tree], capture_output=True, text=True, timeout=900)
     if done.returncode != 0:
         pytest.skip(done.stderr.strip())

@@ -49,7 +49,7 @@ def dockerd() -> Path | None:
 
 
 def die_with_parent() -> None:
-    """For a child that is just starting: it is told to end where the thread that started it ends, killed or not."""
+    """In a child that is starting: let the kernel send it SIGTERM when the thread that started it ends."""
     ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
 
 
@@ -93,7 +93,7 @@ class OwnEngine:
     def start(self) -> None:
         """Returns once it answers. Raises AssertionError, with the end of its log where it has ended."""
         program = dockerd()
-        assert program, "there is no dockerd to start an engine with"
+        assert program, "dockerd is not installed"
         shared = not self._network and self._settings["bridge"] == "none"
         assert not shared or "docker0" not in (name for _, name in socket.if_nameindex()), (
             "an engine without a bridge removes that of another one in the same network"
@@ -148,11 +148,11 @@ class OwnEngine:
         unmount(self.data)
 
     def processes(self, *programs: str) -> list[int]:
-        """Those of the programs that were told of this engine's folder, or of its data."""
+        """Return the processes of these programs whose command line names this engine's folder or data."""
         return [
             pid
-            for pid, told in _running(programs)
-            if any(f"{folder}/".encode() in told for folder in (self.folder, self.data))
+            for pid, command in _running(programs)
+            if any(f"{folder}/".encode() in command for folder in (self.folder, self.data))
         ]
 
 

@@ -23,9 +23,9 @@ KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
 def unpacked(workplace: Path, package: str) -> Path:
-    """A Debian package in a folder, not installed. Skips where there is no Debian."""
+    """A Debian package in a folder, not installed. Skips on other systems than Debian."""
     if not shutil.which("apt-get"):
-        pytest.skip(f"no {package} is installed, and there is no apt-get to fetch it with")
+        pytest.skip(f"{package} is not installed, and apt-get is missing")
     folder = workplace / "packages" / package
     openregistry.unpack(package, folder)
     return folder
@@ -47,7 +47,7 @@ def program(workplace: Path) -> Path:
     """Debian's docker-registry: the one installed, else unpacked from its package."""
     found = openregistry.program(workplace / "packages" / "docker-registry")
     if found is None:
-        pytest.skip("no docker-registry is installed, and there is no apt-get to fetch it with")
+        pytest.skip("docker-registry is not installed, and apt-get is missing")
     return found
 
 
@@ -58,7 +58,7 @@ def cosign(workplace: Path) -> Path:
     if installed:
         return Path(installed)
     if not shutil.which("apt-get") or not KEYRING.is_file():
-        pytest.skip("no cosign is installed, and there is no Debian to fetch it from")
+        pytest.skip("cosign is not installed, and it can only be downloaded on Debian")
     targets = command("apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian")
     apt = workplace / "apt"
     for folder in ("lists/partial", "archives/partial", "debs"):

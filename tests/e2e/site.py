@@ -35,7 +35,7 @@ class Team:
         return self.project.run("push", name, place, *arguments, "--json", **burden, **self.login, **self.signing)
 
     def verify(self, ref: str, *arguments: str, login: Path | None = None) -> Result:
-        """Where there is no engine."""
+        """A site without an engine."""
         config = str(login or self.registry.login)
         wanted = ("verify", ref, "--key", str(self.public), *arguments, "--json")
         return self.project.run(*wanted, DOCKER_CONFIG=config, DOCKER_HOST="unix:///nowhere")

@@ -53,10 +53,10 @@ def write_compiling(folder: Path, version: str, cuda: str, needs: Sequence[str])
     real = Path(found.origin).parent
     empty = folder.parent / "empty.so"
     command("gcc", "-shared", "-s", "-x", "c", "/dev/null", "-o", empty)
-    told = f"__version__ = '{version}+cu{cuda.replace('.', '')}'\ncuda = {cuda!r}\nhip = xpu = None\n"
+    version_file = f"__version__ = '{version}+cu{cuda.replace('.', '')}'\ncuda = {cuda!r}\nhip = xpu = None\n"
     files = {
         "torch/__init__.py": _PACKAGE.encode(),
-        "torch/version.py": told.encode(),
+        "torch/version.py": version_file.encode(),
         "torch/utils/__init__.py": b"",
         **{f"torch/lib/lib{name}.so": empty.read_bytes() for name in _LINKED},
         **{

@@ -61,7 +61,7 @@ class Result:
 
 
 def until(what: str, probe: Callable[[], T | None], seconds: float = 60) -> T:
-    """The first value of `probe` that is one; fails naming `what` if there is none in time."""
+    """The first truthy value of `probe`; fails naming `what` if none comes in time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         found = probe()
@@ -330,7 +330,7 @@ def inspect(reference: str) -> dict[str, Any]:
 
 
 def handle(reference: str) -> str | None:
-    """What the engine calls the image; None if there is none of that name."""
+    """The id of the image of that name in the engine; None if it does not exist."""
     listed = docker("image", "ls", "--no-trunc", "--format", "{{.ID}}", reference).split()
     return listed[0] if listed else None
 
@@ -384,7 +384,7 @@ def in_layers(reference: str, secrets_: list[bytes]) -> bool:
 
 
 def recorded(statement: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The run record of a statement, and what was kept beside it of the place where the self-test ran."""
+    """The run record of a statement, and the description next to it of the place where the self-test ran."""
     read = (statement.with_name(statement.name.replace(".statement.", f".{kind}.")) for kind in ("record", "where"))
     record, where = (json.loads(file.read_text(encoding="utf-8")) for file in read)
     return record, where

@@ -60,9 +60,9 @@ def test_apex_is_compiled_once_and_found_in_the_image(place: Project, run_id: st
 
     second = place.start("build", name, "--locked", "--json").finish(300)
     assert steps(second)["build"] is True
-    anew = place.start("build", name, "--locked", "--no-cache", "--json").finish(1200)
-    assert steps(anew)["extensions"] is True
-    assert anew.document["image"]["id"] == first.document["image"]["id"]
+    rebuilt = place.start("build", name, "--locked", "--no-cache", "--json").finish(1200)
+    assert steps(rebuilt)["extensions"] is True
+    assert rebuilt.document["image"]["id"] == first.document["image"]["id"]
     assert second.seconds < 30
 
     sys.path.insert(0, str(CHECKOUT / "benchmarks"))
@@ -70,7 +70,7 @@ def test_apex_is_compiled_once_and_found_in_the_image(place: Project, run_id: st
 
     size = json.loads(docker("image", "inspect", tag))[0]["Size"]
     took = {step["name"]: step["seconds"] for step in first.document["steps"]}
-    rest = {step["name"]: step["seconds"] for step in anew.document["steps"]}
+    rest = {step["name"]: step["seconds"] for step in rebuilt.document["steps"]}
     machine.write("apex", [
         "# apex, compiled", "",
         f"Machine: {machine.described()}; load {' '.join(f'{value:.0f}' for value in os.getloadavg())} at the end. "
@@ -82,7 +82,7 @@ def test_apex_is_compiled_once_and_found_in_the_image(place: Project, run_id: st
         f"| `envbuild build h200`, apex not compiled before | {first.seconds:.0f} |",
         f"| ... of which the image's layers | {took['build']:.0f} |",
         f"| `envbuild build h200` again | {second.seconds:.1f} |",
-        f"| `envbuild build h200 --no-cache`: every layer anew, the wheel from the cache | {anew.seconds:.0f} |",
+        f"| `envbuild build h200 --no-cache`: every layer again, the wheel from the cache | {rebuilt.seconds:.0f} |",
         f"| ... of which finding the wheel | {rest['extensions']:.1f} |", "",
         f"The wheel, {about['sha256'][:12]}, has {about['bytes'] / 1e6:.1f} MB and {len(wanted)} compiled modules, all "
         f"loaded in the image without a GPU; the image has {size / 1e9:.1f} GB.",

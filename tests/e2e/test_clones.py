@@ -34,10 +34,10 @@ chmod 1777 /dev/shm
 mount -t tmpfs tmpfs "$1"
 mkdir "$1/upper" "$1/work"
 mount -t overlay -o "lowerdir=/etc,upperdir=$1/upper,workdir=$1/work" overlay /etc
-echo "somebody:x:{UID}:{UID}::/:/bin/sh" >> /etc/passwd
-echo "somebody:x:{UID}:" >> /etc/group
-echo "somebody:100000:65536" > /etc/subuid
-echo "somebody:100000:65536" > /etc/subgid
+echo "other_user:x:{UID}:{UID}::/:/bin/sh" >> /etc/passwd
+echo "other_user:x:{UID}:" >> /etc/group
+echo "other_user:100000:65536" > /etc/subuid
+echo "other_user:100000:65536" > /etc/subgid
 shift
 exec setpriv --reuid {UID} --regid {UID} --groups "$(stat -L -c %g {SOCKET})" \\
     --inh-caps=+dac_read_search --ambient-caps=+dac_read_search "$@"
@@ -45,7 +45,7 @@ exec setpriv --reuid {UID} --regid {UID} --groups "$(stat -L -c %g {SOCKET})" \\
 
 
 @dataclass(frozen=True)
-class Somebody:
+class OtherUser:
     """Runs commands as a user of its own, `DAYS` ago. It may read everything (the Python that runs this may lie in
     another's home) and owns nothing but its project."""
 
@@ -59,9 +59,9 @@ class Somebody:
 
 
 @pytest.fixture
-def somebody(workplace: Path, scratch: Path) -> Somebody:
+def other_user(workplace: Path, scratch: Path) -> OtherUser:
     if os.geteuid() != 0 or not SOCKET.is_socket():
-        pytest.skip("only root can be somebody else, and the engine must listen on its usual socket")
+        pytest.skip("only root can run as another user, and the engine must listen on its usual socket")
     faketime = unpacked(workplace, "libfaketime")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     if not shutil.which("newuidmap"):
@@ -73,18 +73,18 @@ def somebody(workplace: Path, scratch: Path) -> Somebody:
         "PATH": path, "PYTHONPATH": os.environ.get("PYTHONPATH", ""), "PYTHONDONTWRITEBYTECODE": "1",
         "HOME": str(home), "XDG_STATE_HOME": f"{home}/state", "XDG_CONFIG_HOME": f"{home}/config",
         "XDG_CACHE_HOME": f"{home}/cache", "DOCKER_HOST": f"unix://{SOCKET}",
-        "TZ": "Pacific/Kiritimati", "LC_ALL": "C", "LANG": "C", "USER": "somebody", "LOGNAME": "somebody",
+        "TZ": "Pacific/Kiritimati", "LC_ALL": "C", "LANG": "C", "USER": "other_user", "LOGNAME": "other_user",
         # NO_FAKE_STAT: files keep the times that they have
         **burdened(home, SECRET), "ENVBUILD_KEY_PASSPHRASE": SECRET,
         "LD_PRELOAD": str(library), "FAKETIME": f"-{DAYS}d", "NO_FAKE_STAT": "1",
     }  # fmt: skip
-    made = Somebody(scratch / "etc", environment)
+    made = OtherUser(scratch / "etc", environment)
     made.scratch.mkdir()
     try:
-        told = made.run("sh", "-c", "id -u; date +%s", cwd=Path("/"))
+        output = made.run("sh", "-c", "id -u; date +%s", cwd=Path("/"))
     except AssertionError as error:
         pytest.skip(f"this machine lets nobody have namespaces: {str(error).strip().splitlines()[-1]}")
-    uid, seconds = map(int, told.split())
+    uid, seconds = map(int, output.split())
     then = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=DAYS)
     assert uid == UID
     assert abs(seconds - then.timestamp()) < 300
@@ -92,7 +92,7 @@ def somebody(workplace: Path, scratch: Path) -> Somebody:
 
 
 def test_another_clone_with_another_clock_user_and_locale_gives_the_same_image(
-    quick: Proved, somebody: Somebody, scratch: Path, run_id: str
+    quick: Proved, other_user: OtherUser, scratch: Path, run_id: str
 ) -> None:
     """The base too is made again, by mmdebstrap without root, and every layer without the builder's cache.
 
@@ -109,7 +109,7 @@ def test_another_clone_with_another_clock_user_and_locale_gives_the_same_image(
         shutil.copytree(machine_cache(kind) / sha256, scratch / "clone" / "cache" / "envbuild" / kind / sha256)
     subprocess.run(["chown", "-R", f"{UID}:{UID}", scratch / "clone"], check=True)
     wanted = ("build", name, "--no-cache", "--locked")
-    said = somebody.run(sys.executable, "-m", "envbuild", *wanted, cwd=clone.folder)
+    said = other_user.run(sys.executable, "-m", "envbuild", *wanted, cwd=clone.folder)
     assert said.splitlines()[-1] == f"built {quick.id}"
     assert SECRET not in said
     assert holding(SECRET, clone.folder, clone.state) == []

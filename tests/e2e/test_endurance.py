@@ -217,8 +217,8 @@ def test_an_engine_that_ended_is_started_again(alive: bool, scratch: Path) -> No
 
 def test_where_memory_cannot_be_limited_it_is_said(monkeypatch: pytest.MonkeyPatch, scratch: Path) -> None:
     monkeypatch.setattr(memory, "GROUP", scratch)
-    told, faults = campaign.no_memory(scratch, argparse.Namespace())
-    assert (told, faults) == (["Not tried: no cgroup v1 with the controller memory."], 0)
+    rows, faults = campaign.no_memory(scratch, argparse.Namespace())
+    assert (rows, faults) == (["Not tried: no cgroup v1 with the controller memory."], 0)
 
 
 def test_a_round_that_there_is_not_is_refused() -> None:

@@ -42,7 +42,7 @@ if os.environ["MAX_JOBS"] != "1":
         (folder / name).chmod(0o755)
     os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
 """
-# Put before it: the compile takes as long as somebody needs to kill it.
+# Prepended to it: the compile takes long enough to be killed.
 SLOW = "import time; print('sleeping', flush=True); time.sleep(600 if __import__('os').path.exists('slow') else 0)\n"
 
 
@@ -136,10 +136,10 @@ def test_it_is_compiled_and_found_in_the_image_of_the_real_torch(
 
     # the wheel is what was asked for, and says what it was made from
     (about, wheel) = sorted(kept(place), key=lambda path: path.suffix)
-    told = json.loads(about.read_text(encoding="utf-8"))
-    assert (wheel.name, told["file"]) == ("kernels-0.1-cp311-cp311-linux_x86_64.whl",) * 2
-    assert told["from"]["source"]["git"] == repository.commits["new"]
-    assert told["from"]["cuda"] == "13.0" and "TORCH_CUDA_ARCH_LIST=9.0" in told["from"]["command"]
+    metadata = json.loads(about.read_text(encoding="utf-8"))
+    assert (wheel.name, metadata["file"]) == ("kernels-0.1-cp311-cp311-linux_x86_64.whl",) * 2
+    assert metadata["from"]["source"]["git"] == repository.commits["new"]
+    assert metadata["from"]["cuda"] == "13.0" and "TORCH_CUDA_ARCH_LIST=9.0" in metadata["from"]["command"]
     with zipfile.ZipFile(wheel) as archive:
         (compiled,) = [info for info in archive.namelist() if info.endswith(".so")]
         assert b"sm_90" in archive.read(compiled)
@@ -158,7 +158,7 @@ def test_it_is_compiled_and_found_in_the_image_of_the_real_torch(
     # the record of the build names the wheel by its hash
     (record,) = (place.state / "envbuild" / "builds").glob("*.json")
     (held,) = json.loads(record.read_text(encoding="utf-8"))["extensions"]
-    assert (held["sha256"], held["key"]) == (told["sha256"], about.parent.name)
+    assert (held["sha256"], held["key"]) == (metadata["sha256"], about.parent.name)
 
 
 def test_it_is_compiled_once(place: Project, repository: Repository, run_id: str) -> None:
@@ -167,19 +167,19 @@ def test_it_is_compiled_once(place: Project, repository: Repository, run_id: str
     assert steps(done)["extensions"] is False
     tag = done.document["image"]["tags"][0]
     (about, wheel) = sorted(kept(place), key=lambda path: path.suffix)
-    told = json.loads(about.read_text(encoding="utf-8"))
+    metadata = json.loads(about.read_text(encoding="utf-8"))
 
     # a second profile with the same key takes it, though its source is out of reach: the same layers
     second = again(place, name, run_id, {**repository.entry(), "git": "file:///nowhere"})
     assert steps(second)["extensions"] is True
     assert layers(second.document["image"]["tags"][0]) == layers(tag)
 
-    # and a damaged wheel is none: it is compiled anew, and comes out the same
+    # a damaged wheel is not used: it is compiled again, and the result is the same
     wheel.write_bytes(wheel.read_bytes()[:-1])
     third = again(place, name, run_id, repository.entry(), env={"ANOTHER": "image"})
     assert steps(third)["extensions"] is False
     (about, _) = sorted(kept(place), key=lambda path: path.suffix)
-    assert json.loads(about.read_text(encoding="utf-8"))["sha256"] == told["sha256"]
+    assert json.loads(about.read_text(encoding="utf-8"))["sha256"] == metadata["sha256"]
 
 
 @pytest.mark.images
@@ -193,9 +193,9 @@ def test_debians_nvcc_compiles_it_too(images: None, scratch: Path, repository: R
     assert steps(done)["extensions"] is False
     tag = done.document["image"]["tags"][0]
     (about, _) = sorted(kept(project), key=lambda path: path.suffix)
-    told = json.loads(about.read_text(encoding="utf-8"))["from"]
-    assert told["cuda"] == "12.4" and {"CC=gcc-13", "CXX=g++-13"} <= set(told["command"])
-    assert told["compiler"]["nvidia-cuda-toolkit"].startswith("12.4.")
+    metadata = json.loads(about.read_text(encoding="utf-8"))["from"]
+    assert metadata["cuda"] == "12.4" and {"CC=gcc-13", "CXX=g++-13"} <= set(metadata["command"])
+    assert metadata["compiler"]["nvidia-cuda-toolkit"].startswith("12.4.")
     assert audited(project, tag)["kernels"] == {MODULE: ["sm_80"]}
     # nothing of it is in the image, the driver's library least of all
     rest = "command -v nvcc g++-13 || true; ls /usr/lib/x86_64-linux-gnu | grep libcuda || true"
@@ -212,7 +212,7 @@ def again(project: Project, name: str, run_id: str, entry: Mapping[str, Any], **
 
 
 def test_an_older_commit_takes_its_flags_otherwise(place: Project, repository: Repository, run_id: str) -> None:
-    """Told by a variable, it would build nothing and end well: that is refused where it is locked."""
+    """A variable would have no effect, and the build would pass without the kernels: `lock` refuses it."""
     name = profile(place, run_id, repository.entry("old"))
     refused = build(place, name)
     assert (refused.code, refused.error["kind"]) == (3, "profile")
@@ -238,7 +238,7 @@ def fails(project: Project, name: str, *words: str) -> Result:
 def test_what_is_wrong_with_a_source_is_said(place: Project, repository: Repository, run_id: str) -> None:
     name = profile(place, run_id, repository.entry("old", build={"settings": ["--build-option=--unheard_of"]}))
     fails(place, name, "kernels cannot be compiled", "--unheard_of", "build.settings")
-    # it is told nothing, builds nothing, and ends well
+    # it gets no settings, builds nothing, and exits with 0
     place.change(name, extensions=[repository.entry("new", build={})])
     fails(place, name, "not what was asked for", "py3-none-any", MODULE, "told: nothing")
     place.change(name, extensions=[repository.entry(modules=[MODULE, "kernels_more"])])
@@ -271,7 +271,7 @@ def test_a_compiler_without_memory_is_tried_again_with_fewer_jobs(
 ) -> None:
     most = jobs_for(*map(int, docker("info", "--format", "{{.NCPU}} {{.MemTotal}}").split()))
     if most < 2:
-        pytest.skip("the engine has one processor, or little memory: there are no fewer jobs")
+        pytest.skip("the engine has one processor, or little memory: the number of jobs cannot be reduced")
     name = profile(place, run_id, repository.entry("hungry"))
     done = build(place, name)
     assert steps(done)["extensions"] is False

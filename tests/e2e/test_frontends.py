@@ -42,7 +42,7 @@ def test_only_what_is_asked_for_runs_and_must_pass(quick: Proved, tmp_path: Path
     assert [case.attrib["name"] for case in suite.iter("testcase")] == ["gemm.exact", "gemm.accuracy"]
     assert quick.id in {item.attrib["value"] for item in suite.iter("property")}
     shown = [line.split()[:2] for line in done.stderr.splitlines()]
-    assert ["passed", "gemm.exact"] in shown, "each probe is told as it ends"
+    assert ["passed", "gemm.exact"] in shown, "each probe is reported as it ends"
 
 
 def test_a_probe_that_cannot_run_is_no_pass(quick: Proved) -> None:
@@ -95,7 +95,7 @@ def test_bisect_finds_the_version_and_leaves_everything_as_it_was(quick: Proved,
 def test_bisect_looks_for_the_card_first_and_leaves_nothing_of_that(quick: Proved) -> None:
     done = quick.project.run("bisect", "h20", "--pin", "cublas", "--probe", "gemm.crash", "--from", "9999")
     if done.code == 2:
-        pytest.skip("this engine has a GPU: bisect went on to the versions, of which there is none")
+        pytest.skip("this engine has a GPU: bisect continued to the versions, which do not exist")
     assert done.code == 4, done.stderr
     assert "run the same command where the card is" in done.stderr
     assert docker("image", "ls", "--quiet", "envbuild-look-*") == ""
@@ -108,7 +108,7 @@ def test_what_a_killed_look_for_the_card_left_is_swept(
     place, pid, _ = docker_runner._owner().rsplit(":", 2)
     engine = Engine()
     with monkeypatch.context() as patch:
-        patch.setattr(docker_runner, "_owner", lambda: f"{place}:{pid}:0")  # its process is another by now
+        patch.setattr(docker_runner, "_owner", lambda: f"{place}:{pid}:0")  # another process has its id by now
         patch.setattr(engine, "remove", lambda name: None)  # it is killed before that
         with contextlib.suppress(NotProved):
             docker_runner.look_for_gpu(engine)

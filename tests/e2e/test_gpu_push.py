@@ -83,9 +83,9 @@ def test_a_child_that_installs_another_cublas_is_refused_for_that(
     gpu_team.build_child(gpu_tag, child, scratch, installing("nvidia-cublas-cu12", OTHER_CUBLAS), wheels=file.parent)
     done = gpu_team.verify(child, "--base", place)
     assert set(reasons(done)) == {"gpu", "replaced"}
-    told = [reason["detail"] for reason in done.document["reasons"] if reason["id"] == "replaced"]
-    assert all("nvidia-cublas-cu12" in detail for detail in told)
-    assert any(OTHER_CUBLAS in detail for detail in told)
+    details = [reason["detail"] for reason in done.document["reasons"] if reason["id"] == "replaced"]
+    assert all("nvidia-cublas-cu12" in detail for detail in details)
+    assert any(OTHER_CUBLAS in detail for detail in details)
 
 
 def test_a_child_that_installs_something_else_has_no_more_against_it_than_its_base(

@@ -21,7 +21,7 @@ from .support import CHECKOUT, Proved, Result, Running, recorded, until
 
 pytestmark = pytest.mark.kubernetes
 
-Told = Callable[[str, Result], None]
+AddRow = Callable[[str, Result], None]
 
 
 class Place:
@@ -47,7 +47,7 @@ class Place:
         return begun, self.cluster.of("pods")[0]["metadata"]["name"]
 
     def load(self, reference: str) -> None:
-        """Into the node's engine, as there is no registry."""
+        """Load the image into the node's engine, without a registry."""
         with subprocess.Popen(["docker", "save", reference], stdout=subprocess.PIPE) as saved:
             assert saved.stdout
             subprocess.run(
@@ -81,7 +81,7 @@ def figures(onenode: OneNode, request: pytest.FixtureRequest) -> Iterator[list[s
         "Made by `make test-kubernetes`. Seconds are of the whole command, its self-test (level quick) included.",
         "After each of them no Job, Pod, ConfigMap or Secret of it is left.",
         "",
-        "| what happens | exit | s | what is said |",
+        "| what happens | exit | s | message |",
         "|---|---|---|---|",
         *rows,
     ]
@@ -89,7 +89,7 @@ def figures(onenode: OneNode, request: pytest.FixtureRequest) -> Iterator[list[s
 
 
 @pytest.fixture
-def told(figures: list[str]) -> Told:
+def add_row(figures: list[str]) -> AddRow:
     def row(what: str, done: Result) -> None:
         said = done.error["message"] if "error" in done.document else done.document["status"]
         figures.append(f"| {what} | {done.code} | {done.seconds:.0f} | {said.replace('|', '/')} |")
@@ -105,7 +105,7 @@ def place(onenode: OneNode, quick: Proved, scratch: Path) -> Iterator[Place]:
     until("all of it to be gone", lambda: made.left() == [], 90)
 
 
-def test_an_image_is_verified_through_kubernetes(place: Place, told: Told) -> None:
+def test_an_image_is_verified_through_kubernetes(place: Place, add_row: AddRow) -> None:
     done = place.start("test", "--record").finish(300)
     assert done.code == 0, f"{done.stdout}\n{done.stderr}"
     assert done.document["status"] == "verified"
@@ -113,26 +113,26 @@ def test_an_image_is_verified_through_kubernetes(place: Place, told: Told) -> No
     assert record["where"] == {key: where[key] for key in ("runner", "engine", "unconfined")}
     assert (where["runner"], where["node"], where["engine"]) == ("kubernetes", NODE, "docker")
     assert where["image"] == place.quick.id and record["machine"] is None
-    told("nothing: it is proved", done)
+    add_row("nothing: it is proved", done)
 
 
-def test_a_lost_waiting_process_is_resumed(place: Place, told: Told) -> None:
+def test_a_lost_waiting_process_is_resumed(place: Place, add_row: AddRow) -> None:
     begun = place.start("test", "--record")
     begun.says(f"running on {NODE}", 120)
     job = begun.stderr.partition("--resume ")[2].split()[0]
     begun.kill()
     done = place.start("test", "--record", "--resume", job).finish(300)
     assert (done.code, done.document["status"]) == (0, "verified"), done.stderr
-    told("the waiting process is killed; --resume", done)
+    add_row("the waiting process is killed; --resume", done)
     again = place.start("test", "--record", "--resume", job).finish()
     assert again.code == 2 and f"no job {job} was submitted from here" in again.words
 
 
-def test_an_image_that_the_node_lacks_is_told(place: Place, told: Told) -> None:
+def test_an_image_that_the_node_lacks_is_told(place: Place, add_row: AddRow) -> None:
     place.cluster.docker("image", "rm", "--force", place.quick.id)
     done = place.start("test", "--record").finish(120)
     assert done.code == 6 and f"{NODE} has no such image" in done.words
-    told("the node lacks the image, and no registry is named", done)
+    add_row("the node lacks the image, and no registry is named", done)
 
 
 def test_a_registry_that_the_node_cannot_reach_is_told(place: Place, figures: list[str]) -> None:
@@ -160,31 +160,31 @@ def test_a_registry_that_the_node_cannot_reach_is_told(place: Place, figures: li
         monkey.undo()
 
 
-def test_a_job_that_no_node_can_take_says_why(place: Place, told: Told) -> None:
+def test_a_job_that_no_node_can_take_says_why(place: Place, add_row: AddRow) -> None:
     done = place.start("test", "--record", "--kubernetes", "nodes.pool=other").finish(120)
     assert done.code == 4 and f"{NODE}: pool is not set, not other" in done.words
-    told("no node fits", done)
+    add_row("no node fits", done)
 
 
-def test_a_pod_that_somebody_deletes_is_told(place: Place, broken: Workshop, told: Told) -> None:
+def test_a_pod_that_somebody_deletes_is_told(place: Place, broken: Workshop, add_row: AddRow) -> None:
     begun, pod = place.running(broken.image("hangs"))
     place.cluster.ask("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}")
     done = begun.finish(120)
     assert done.code == 6 and "deleted" in done.words
-    told("somebody deletes the pod", done)
+    add_row("another user deletes the pod", done)
 
 
-def test_an_eviction_by_the_api_is_told(place: Place, broken: Workshop, told: Told) -> None:
+def test_an_eviction_by_the_api_is_told(place: Place, broken: Workshop, add_row: AddRow) -> None:
     """As kubectl drain asks for it. Before 1.26 nothing tells it from a deletion."""
     begun, pod = place.running(broken.image("hangs"))
     eviction = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": {"name": pod, "namespace": NAMESPACE}}
     place.cluster.ask("POST", f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction", eviction)
     done = begun.finish(120)
     assert done.code == 6 and "deleted" in done.words
-    told("its eviction is asked for, as kubectl drain does", done)
+    add_row("its eviction is asked for, as kubectl drain does", done)
 
 
-def test_a_node_that_dies_is_told(place: Place, broken: Workshop, told: Told) -> None:
+def test_a_node_that_dies_is_told(place: Place, broken: Workshop, add_row: AddRow) -> None:
     begun, _ = place.running(broken.image("hangs"))
     with place.cluster.neighbour():
         place.cluster.daemons.end("kubelet", signal.SIGKILL)
@@ -194,22 +194,22 @@ def test_a_node_that_dies_is_told(place: Place, broken: Workshop, told: Told) ->
             place.cluster.kubelet()
             until("the node to be ready", place.cluster.ready, 90)
     assert done.code == 6 and f"its node {NODE} failed" in done.words
-    told("kubelet is killed", done)
+    add_row("kubelet is killed", done)
 
 
-def test_a_job_that_somebody_deletes_is_told(place: Place, broken: Workshop, told: Told) -> None:
+def test_a_job_that_somebody_deletes_is_told(place: Place, broken: Workshop, add_row: AddRow) -> None:
     begun, _ = place.running(broken.image("hangs"))
     (job,) = place.cluster.of("jobs")
     options = {"propagationPolicy": "Background"}
     place.cluster.ask("DELETE", f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{job['metadata']['name']}", options)
     done = begun.finish(120)
     assert done.code == 6 and "deleted" in done.words
-    told("somebody deletes the Job", done)
+    add_row("another user deletes the Job", done)
 
 
-def test_an_interruption_leaves_nothing(place: Place, broken: Workshop, told: Told) -> None:
+def test_an_interruption_leaves_nothing(place: Place, broken: Workshop, add_row: AddRow) -> None:
     begun, _ = place.running(broken.image("hangs"))
     done = begun.interrupt()
     assert done.code == 130
     until("nothing to be left", lambda: place.left() == [], 150)
-    told("Ctrl-C", done)
+    add_row("Ctrl-C", done)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.engine
 
 
 def shape(value: Any) -> Any:
-    """Keys and types of a JSON value, numbers alike; a list is its first element's."""
+    """Keys and types of a JSON value, with one type for all numbers; of a list, those of its first element."""
     if isinstance(value, dict):
         return {key: shape(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -108,9 +108,9 @@ def test_what_the_image_says_of_itself(quick: Proved) -> None:
 
 def test_no_address_and_no_path_of_the_host_is_in_the_image(quick: Proved) -> None:
     """What is in neither the configuration nor the history cannot have been given with a credential."""
-    told = docker("history", "--no-trunc", quick.verified) + json.dumps(inspect(quick.verified)["Config"])
-    assert "://" not in told
-    assert str(machine_cache("wheels").parent) not in told
+    output = docker("history", "--no-trunc", quick.verified) + json.dumps(inspect(quick.verified)["Config"])
+    assert "://" not in output
+    assert str(machine_cache("wheels").parent) not in output
     inside = docker("run", "--rm", quick.verified, "python", "-m", "pip", "config", "list")
     assert inside == ""
 

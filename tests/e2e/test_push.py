@@ -173,17 +173,17 @@ def test_a_pinned_dockerfile_names_the_digest(site: Site, scratch: Path) -> None
 
 
 def test_no_secret_is_anywhere(site: Site, workplace: Path) -> None:
-    """Beside these, test_clones builds the same image where every secret is another."""
+    """In addition, test_clones builds the same image with different secrets."""
     team, project = site.team, site.proved.project
     login = base64.b64encode(f"{USER}:{team.registry.password}".encode()).decode()
     private = "".join(team.public.with_suffix(".key").read_text(encoding="utf-8").splitlines()[1:3])
     authority = team.registry.authority.read_text(encoding="utf-8").splitlines()[2]
     known = [team.passphrase, team.index, team.registry.password, login, private, authority]
-    told = site.pushed.stdout + site.pushed.stderr + team.verify(f"{site.place}:verified").stdout
-    told += docker("history", "--no-trunc", site.proved.tag) + docker("inspect", site.proved.tag)
+    output = site.pushed.stdout + site.pushed.stderr + team.verify(f"{site.place}:verified").stdout
+    output += docker("history", "--no-trunc", site.proved.tag) + docker("inspect", site.proved.tag)
     places = (project.state, project.folder, workplace / "registry" / "data")
     for secret in known:
-        assert secret not in told
+        assert secret not in output
         assert holding(secret, *places) == []
     assert not in_layers(site.proved.tag, [secret.encode() for secret in known])
     locked = lock_file.read(project.lock(site.proved.name))

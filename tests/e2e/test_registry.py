@@ -76,9 +76,9 @@ def test_with_a_login_it_is_made_and_verified(private: Project, name: str, regis
     tag = done.document["image"]["tags"][0]
     known = [registry.password, base64.b64encode(f"{USER}:{registry.password}".encode()).decode()]
     written = [path for root in (private.state, private.folder) for path in root.rglob("*") if path.is_file()]
-    told = docker("history", "--no-trunc", tag) + docker("inspect", tag) + done.stdout + done.stderr
+    output = docker("history", "--no-trunc", tag) + docker("inspect", tag) + done.stdout + done.stderr
     for secret in known:
-        assert secret not in told
+        assert secret not in output
         assert [path for path in written if secret.encode() in path.read_bytes()] == []
     assert not in_layers(tag, [secret.encode() for secret in known])
 

@@ -81,7 +81,7 @@ def no_memory(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
     rows = [
         f"| {one.what} | {one.limit} | {one.code} | {one.said} | {'; '.join(one.faults) or '-'} |" for one in rounds
     ]
-    head = ["| who has too little | limit | exit code | what is said | faults |", "|---|---|---|---|---|"]
+    head = ["| who has too little | limit | exit code | message | faults |", "|---|---|---|---|---|"]
     return [*head, *rows], sum(bool(one.faults) for one in rounds)
 
 
@@ -127,7 +127,7 @@ def soaking(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
 
 
 def pinning(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
-    """`make` of a profile whose pin is another each time; old images are pruned after each."""
+    """`make` of a profile whose pin changes each time; old images are pruned after each."""
     with own_engine(folder / "data") as own:
         rows = soak.run(soak.changed(folder, own, asked.changes), say)
     return _grown(f"the pin of a package another each time, of {len(soak.PINS)}", rows, 2 * len(soak.PINS))
@@ -172,7 +172,7 @@ def main() -> int:
     unknown = sorted(set(asked.parts) - set(PARTS))
     why = usable() or lacking()
     if unknown or why:
-        parser.error(f"there is no part {unknown[0]!r}" if unknown else str(why))
+        parser.error(f"unknown part {unknown[0]!r}" if unknown else str(why))
     if asked.only and asked.parts not in ([], ["disks"]):
         parser.error("--only is of the part disks")
     few = asked.only or any(getattr(asked, name) < parser.get_default(name) for name in _COUNTED)
@@ -182,7 +182,7 @@ def main() -> int:
             begin = time.time()
             lines, bad = PARTS[part][1](Path(name), asked)
             faults += bad
-            if few:  # a part of it is no result
+            if few:  # part of a campaign is not a result
                 print("\n".join(lines))
                 continue
             section(PARTS[part][0], part, [*lines, "", f"It took {(time.time() - begin) / 60:.0f} minutes."])

@@ -59,7 +59,7 @@ class Round:
 
 
 class Site:
-    """An engine, and a disk that each round has anew: one of the places lies on it. Commands alone ask no engine."""
+    """An engine, and a disk that is new in each round: one of the places lies on it. Commands alone use no engine."""
 
     def __init__(self, folder: Path, engine: OwnEngine | None, disk: Disk, engine_disk: Disk) -> None:
         self.folder, self.engine, self.disk, self.engine_disk = folder, engine, disk, engine_disk
@@ -142,7 +142,7 @@ class Site:
             if done.document["status"] != status:
                 yield f"exit code 0, and it is {done.document['status']}"
         elif (done.code, done.error["kind"]) != (6, "disk"):
-            yield f"told as {done.code} {done.error['kind']}: {_said(done)}"
+            yield f"reported as {done.code} {done.error['kind']}: {_said(done)}"
         elif " free" not in done.error["message"]:
             yield f"without figures: {done.error['message']}"
         if "Traceback" in done.stderr:
@@ -197,7 +197,7 @@ class Site:
 
 def wrongly_tagged(verified: bool, image: str, statements: Sequence[Path]) -> list[str]:
     """What is wrong with the tag `verified`, of that image or of none, where the run ended as verified or did not. An
-    engine whose disk is full may fail and have the tag all the same: that is no fault where the evidence is there."""
+    engine whose disk is full may fail and set the tag nevertheless: with the evidence, this is not a fault."""
     if image and image.removeprefix("sha256:") not in {path.parent.name for path in statements}:
         return ["a tag verified without evidence"]
     return ["no tag verified"] if verified and not image else []

@@ -47,7 +47,7 @@ def unchanged(folder: Path, own: OwnEngine, number: int, level: str = "standard"
 
 
 def changed(folder: Path, own: OwnEngine, number: int) -> Iterator[Seen]:
-    """The same with a small package whose pin is another each time, of four; `prune` after each."""
+    """The same with a small package whose pin changes each time, of four; `prune` after each."""
     project, name = _project(folder / "changed", own.host, "soak-pin", "quick")
     for at in range(number):
         project.change(name, packages=["numpy", f"idna=={PINS[at % len(PINS)]}"])
@@ -126,7 +126,7 @@ def slope(values: Sequence[float]) -> float:
 
 
 # A make that grows: by more than this a make, over those after it has settled. What the clock and the kernel decide
-# (seconds, memory) has noise of its own; what is counted has none. The history is told, not judged: see HISTORY.
+# (seconds, memory) has noise of its own; what is counted has none. The history is reported, not judged: see HISTORY.
 FLAT: Mapping[str, float] = {
     "memory": 0.05, "engine": 0.25, "files": 0.1, "images": 0.02, "containers": 0.02, "own": 0.01, "data": 0.1,
 }  # fmt: skip
@@ -161,7 +161,7 @@ def table(what: str, rows: Sequence[Seen], settled: int) -> list[str]:
     most = {name: f"{FLAT[name]:g}" if name in FLAT else "-" for name in found}
     head = [
         f"{len(rows)} makes, {what}, on an engine of its own. `a make`: the slope after the first {settled}, by least",
-        "squares; a figure grows where it is more than `at most`, and one without is told and not judged.",
+        "squares; a figure grows where it is more than `at most`, and one without is reported and not judged.",
         *HISTORY,
         "",
         f"| figure | first | after {settled} | last | a make | at most |",

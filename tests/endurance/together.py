@@ -67,7 +67,7 @@ def crowd(folder: Path, host: str, run_id: str, processes: int, profiles: int, s
         chance = random.Random(number)
         while time.monotonic() - begin < seconds and not ended.is_set():
             name = names[number % profiles]
-            if chance.random() < 0.5:  # as somebody's editor does
+            if chance.random() < 0.5:  # as an editor does
                 write_atomically(project.profile(name), json.dumps({
                     "extends": "cpu", "env": {"ROUND": str(chance.randrange(1000))},
                     "selftest": {"level": "quick", "require": REQUIRED}}))  # fmt: skip
@@ -138,7 +138,7 @@ def _engine(host: str) -> dict[str, str]:
 
 
 def containers(host: str, kind: str) -> list[str]:
-    """Containers of images whose name holds `kind`; of others somebody else may be at work."""
+    """Containers of images whose name contains `kind`; others may belong to another process."""
     rows = docker("ps", "--all", "--format", "{{.ID}} {{.Image}} {{.Names}}", env=_engine(host)).splitlines()
     return [row for row in rows if kind in row]
 
@@ -157,7 +157,7 @@ def remove(host: str, names: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class User:
-    """Somebody with a home, a cache and a state of their own; `uid` 0 is whoever runs this. `python`: one that this
+    """A user with their own home, cache and state; `uid` 0 is the user who runs this. `python`: one that this
     user may run, with envbuild and what it needs on its path."""
 
     uid: int
@@ -263,9 +263,9 @@ def _told(wanted: Sequence[tuple[User, str]], same: str, host: str, group: int) 
         out, err = process.communicate(timeout=LONGEST)
         said = json.loads(out)
         if said["status"] != "verified":
-            faults.append(f"{name}: {one.uid} is told {said['status']}: {said['reasons']} {err.strip()[-200:]}")
+            faults.append(f"{name}: {one.uid} sees {said['status']}: {said['reasons']} {err.strip()[-200:]}")
         elif name == same:
             tagged = json.loads(docker("inspect", f"envbuild/{name}:verified", env={"DOCKER_HOST": host}))[0]["Id"]
             if tagged != said["image"]["id"]:
-                faults.append(f"{name}: {one.uid} is told {said['image']['id']}, the tag names {tagged}")
+                faults.append(f"{name}: {one.uid} sees {said['image']['id']}, the tag names {tagged}")
     return faults

@@ -157,7 +157,7 @@ def _signed(draw: Draw) -> tuple[list[dict[str, Any]], Policy]:
 
 
 def _statements(value: tuple[list[dict[str, Any]], Policy]) -> None:
-    """Believed or refused with a reason; what is believed can be weighed and told."""
+    """Believed or refused with a reason; what is believed can be judged and reported."""
     envelopes, asked = value
     believed = trusted_statements.believe(envelopes, [signer().public], _image_id())
     for build in believed.builds:
@@ -311,14 +311,14 @@ class _Answers(HTTPAdapter):
     def send(self, request: requests.PreparedRequest, *arguments: Any, **options: Any) -> requests.Response:
         kind, raw, media_type = self._found(str(request.url))
         status, headers = self._of("status", kind), self._of("headers", kind)
-        told = {"Content-Type": media_type}
+        headers = {"Content-Type": media_type}
         for key, value in headers.items() if isinstance(headers, dict) else ():
             text = re.sub("[\r\n]", " ", self._known.get(str(value), str(value)))
-            told[re.sub("[^!-9;-~]", "", str(key))] = text.encode("latin-1", "replace").decode("latin-1")
+            headers[re.sub("[^!-9;-~]", "", str(key))] = text.encode("latin-1", "replace").decode("latin-1")
         code = status if type(status) is int and 200 <= status < 600 else 200
         if raw is None:
             code, raw = 404, b"{}"
-        body = HTTPResponse(io.BytesIO(raw), headers=told, status=code, preload_content=False)
+        body = HTTPResponse(io.BytesIO(raw), headers=headers, status=code, preload_content=False)
         return self.build_response(request, body)
 
     def _of(self, key: str, kind: str) -> Any:
@@ -393,7 +393,7 @@ def _layer(raw: bytes) -> None:
         str(reason)
 
 
-def _beside(both: tuple[bytes, bytes]) -> None:
+def _read_foreign_layer(both: tuple[bytes, bytes]) -> None:
     """What is taken for ours in another order is ours to the last byte, whatever else can be made of it, and it has
     nothing of which the order counts."""
     two, one = ((_Place(tar), oci_types.digest_of(tar), oci_types.digest_of(tar)) for tar in both)
@@ -500,7 +500,7 @@ TARGETS = (
     Target("envelope", _FILES, _envelope, 68),
     Target("registry", st.deferred(_registries), _asked, 9),
     Target("layer", tars.layers(), _layer, 9),
-    Target("layer beside ours", tars.reordered(), _beside, 9),
+    Target("layer next to ours", tars.reordered(), _read_foreign_layer, 9),
     Target("bundle", st.deferred(lambda: tars.tars(_members())), _bundle, 9),
     Target("policy", yaml_files(_KEYS), _policy, 68),
     Target("key", st.deferred(lambda: spoiled(st.sampled_from(_pems()), BYTES)), _pem, 68),

@@ -30,12 +30,12 @@ def main() -> int:
     asked = parser.parse_args()
     unknown = sorted(set(asked.targets) - set(TARGETS))
     if unknown:
-        parser.error(f"there is no target {unknown[0]!r}")
+        parser.error(f"unknown target {unknown[0]!r}")
     warnings.simplefilter("ignore")
     names = asked.targets or list(TARGETS)
     begin, shares = time.time(), sum(TARGETS[one].share for one in names)
     runs = [_run(name, asked.inputs, shares, asked.seed) for name in names]
-    if not asked.targets and asked.inputs >= INPUTS:  # a part of it is no result
+    if not asked.targets and asked.inputs >= INPUTS:  # part of a campaign is not a result
         write("fuzz", _report(runs, asked.seed, time.time() - begin))
     return 1 if any(run.faults for run in runs) else 0
 

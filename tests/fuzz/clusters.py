@@ -30,7 +30,7 @@ NAME = "envbuild-sample-1"
 FOLDER, PROGRAM, WORD = "/standin/folder", "/standin/program", "standin-word"
 DIGEST = f"sha256:{'5' * 64}"
 IMAGE = f"standin.example/a/b@{DIGEST}"
-# What decides between the parts of a script, and is no word of it.
+# What separates the parts of a script.
 _KINDS = ("container", "registry", "requeue")
 _OPTION = re.compile(r'#SBATCH --([a-z-]+)(?:="([^"#\\$`\n]*)")?')
 
@@ -122,7 +122,7 @@ def judge_script(text: str, job: Job, site: slurm_settings.SlurmSite, folder: st
 
 
 def _options(lines: list[str]) -> Iterator[tuple[str, str | None]]:
-    """sbatch reads them as long as there is no command; behind one there must be none."""
+    """sbatch reads #SBATCH lines up to the first command; there must not be any after it."""
     assert lines[0] == "#!/bin/bash"
     begun = False
     for line in lines[1:]:

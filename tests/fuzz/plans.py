@@ -98,7 +98,7 @@ def lock_seeds() -> list[dict[str, Any]]:
 
 @st.composite
 def _locks(draw: Draw) -> bytes:
-    """As somebody who edits a lock and makes its id fit would have it."""
+    """A lock that was edited by hand, with its id recomputed."""
     data = draw(trees(lock_seeds()))
     if isinstance(data, dict) and draw(st.integers(0, 9)):
         data["id"] = f"sha256:{_digest(data.get('content'))}"

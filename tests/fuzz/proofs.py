@@ -48,11 +48,11 @@ def _outputs(draw: Draw) -> tuple[bytes, int | None, bool]:
 
 
 def _selftest(value: tuple[bytes, int | None, bool]) -> None:
-    """Judged, told while it runs, reported, and kept as evidence that can be read again."""
+    """Judge the output, read its progress lines, report it, and keep it as evidence that can be read again."""
     stdout, code, timed_out = value
-    told = [found for one in stdout.split(b"\n") if (found := output_judge.progress_of(one, NONCE))]
+    progress = [found for one in stdout.split(b"\n") if (found := output_judge.progress_of(one, NONCE))]
     run = output_judge.judge_output(output(stdout, exit_code=code, timed_out=timed_out), NONCE, NAMES)
-    assert not run.passed or (code == 0 and len(told) == len(run.results) + 1)
+    assert not run.passed or (code == 0 and len(progress) == len(run.results) + 1)
     json.dumps(run.summary())
     junit_writer.render("sample", run, {})
     try:

@@ -240,7 +240,7 @@ _NODE: dict[str, Any] = {
 
 
 def _node(raw: bytes) -> None:
-    """A hostile node beside two that are alike: what is said of them can be written and shown."""
+    """A hostile node next to two equal ones: their comparison can be written and shown."""
     found = [node_comparison.parse("odd", raw), *(node_comparison.parse(name, as_json(_NODE)) for name in "ab")]
     for several in (found, found[:1], found[:2]):
         checks = node_comparison.compare_nodes(several)
@@ -252,7 +252,7 @@ _CLUSTER = [{"hosts": ["a", "user@b.example", "10.0.0.1"], "envbuild": "/opt/env
 
 
 def _cluster(raw: bytes) -> None:
-    """Each command line names one host, which is no option, and one remote command without anything for a shell."""
+    """Each command line names one host, which is not an option, and one remote command without shell syntax."""
     file = Path("hosts.yaml")
     file.write_bytes(raw)
     for host, argv in remote_node_reader._ssh(file).items():

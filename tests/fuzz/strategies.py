@@ -209,7 +209,7 @@ BYTES = (
     b"\xff" * 8,
 )
 
-# What YAML has beside plain mappings: anchors, merges, tags, other documents, odd scalars, complex keys.
+# What YAML has in addition to plain mappings: anchors, merges, tags, other documents, odd scalars, complex keys.
 YAML = (
     b"&a [*a, *a]",
     b"*a",

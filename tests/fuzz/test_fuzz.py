@@ -109,7 +109,7 @@ def test_no_two_seeds_of_the_campaign_share_a_batch(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(runner, "seed", seeded)
     for start in (1, 2):
-        campaign(Target("x", st.none(), lambda value: None, 1), 1000, start)  # one input a batch: there is no other
+        campaign(Target("x", st.none(), lambda value: None, 1), 1000, start)  # one input a batch: no others exist
     assert len(batches) == len(set(batches)) == 100
 
 

@@ -34,14 +34,14 @@ def measured(
         outcome = attempt(probe, job, context)
         simulated = tensors.here.clock.read() - begin_simulated
         host = (clock.of_host() - begin) - simulated
-        told = {
+        simulation = {
             "peak_bytes": tensors.here.memory.peak,
             "host_seconds": round(host.processor, 3),
             "host_wall_seconds": round(host.wall, 3),
             "host_operations": simulated.stops,
             "device_operations": simulated.entries - simulated.stops,
         }
-        return dataclasses.replace(outcome, traits={**outcome.traits, "simulated": told})
+        return dataclasses.replace(outcome, traits={**outcome.traits, "simulated": simulation})
 
     return measuring
 

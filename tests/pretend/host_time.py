@@ -33,7 +33,7 @@ from pretend.gpus import GPUS  # noqa: E402
 
 MODEL, LEVEL = "h100", "standard"
 NAMES = list(probe_catalogue_reader.known_probes())
-# What one kernel launch of torch costs the host beside a real GPU: an assumption, not measured here.
+# What one kernel launch of torch costs the host of a real GPU: an assumption, not measured here.
 LAUNCH = 5e-6
 OVERHEAD = """
 import time, torch

@@ -23,7 +23,7 @@ _Autocast = torch.autocast
 
 
 class Autocast(_Autocast):
-    """autocast("cuda") by the host's, which casts products and norms alike."""
+    """autocast("cuda") by the host's, which casts both products and norms."""
 
     def __init__(
         self, device_type: str, dtype: torch.dtype | None = None, enabled: bool = True, **options: Any

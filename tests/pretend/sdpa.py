@@ -68,7 +68,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Replaces torch.nn.functional's, which host tensors are handed on to. There is no dropout."""
+    """Replaces the function of torch.nn.functional, and calls it for host tensors. Without dropout."""
     q, k, v = query, key, value
     if not any(isinstance(x, GpuTensor) for x in (q, k, v)):
         with tensors.here.clock.stopped():

@@ -1,4 +1,4 @@
-"""Tests run beside each other: in this process one thread computes, and threads that wait do not spin."""
+"""Tests run at the same time: in this process one thread computes, and threads that wait do not spin."""
 
 from __future__ import annotations
 

@@ -57,10 +57,10 @@ if version.cuda:
 """
 
 
-def built(source: str, soname: str, *flags: str, beside: Mapping[str, bytes]) -> bytes:
-    """A shared library; `beside`: files that the linker finds."""
+def built(source: str, soname: str, *flags: str, linked: Mapping[str, bytes]) -> bytes:
+    """A shared library; `linked`: files that the linker finds."""
     with tempfile.TemporaryDirectory() as folder:
-        for name, content in beside.items():
+        for name, content in linked.items():
             Path(folder, name).write_bytes(content)
         Path(folder, "source.c").write_text(source, encoding="utf-8")
         words = [
@@ -85,17 +85,17 @@ def library(kind: str, version: str, *, crash: bool = False) -> bytes:
     numbers = ",".join(version.split(".")[:3])
     flags = [f"-D{kind}", f"-DVERSION={numbers}", *(["-Dcrash"] if crash else [])]
     flags += ["-Wl,--build-id", "-Wl,--enable-new-dtags,-rpath,$ORIGIN"]
-    beside = {"lt.so": library("cublasLt", "12.0.0")} if kind == "cublas" else {}
-    return built(_SOURCE, SONAMES[kind], *flags, *(["-l:lt.so"] if beside else []), beside=beside)
+    linked = {"lt.so": library("cublasLt", "12.0.0")} if kind == "cublas" else {}
+    return built(_SOURCE, SONAMES[kind], *flags, *(["-l:lt.so"] if linked else []), linked=linked)
 
 
 @functools.cache
 def libtorch_cuda(needed: Sequence[str]) -> bytes:
     """Needs these and searches as torch's own does: RPATH, the wheels' folders first, its own last."""
-    beside = {SONAMES[kind]: library(kind, "1.0.0") for kind in ("cublasLt", *needed)}
+    linked = {SONAMES[kind]: library(kind, "1.0.0") for kind in ("cublasLt", *needed)}
     rpath = ":".join([*(f"$ORIGIN/../../nvidia/{name}/lib" for name in ("cublas", "cudnn", "nccl")), "$ORIGIN"])
     flags = [f"-l:{SONAMES[kind]}" for kind in needed]
-    return built(_ARCH, "libtorch_cuda.so", f"-Wl,--disable-new-dtags,-rpath,{rpath}", *flags, beside=beside)
+    return built(_ARCH, "libtorch_cuda.so", f"-Wl,--disable-new-dtags,-rpath,{rpath}", *flags, linked=linked)
 
 
 # A module by hand, since the headers of Python may not be there: PyModuleDef as long words, its name the sixth.
@@ -116,12 +116,12 @@ def extension(name: str, *architectures: str, more: str = "", first: str = "", n
     source = _MODULE.format(name=name, code=",".join(map(str, container(*architectures))), more=more, first=first)
     if not architectures:
         source = "\n".join(line for line in source.splitlines() if ".nv_fatbin" not in line)
-    beside = {"libtorch_cuda.so": libtorch_cuda(())}
+    linked = {"libtorch_cuda.so": libtorch_cuda(())}
     flags = ["-Wl,-rpath,$ORIGIN/torch/lib", "-l:libtorch_cuda.so", "-Wl,--allow-shlib-undefined"]
     if needs:
-        beside["needed.so"] = built("", needs, beside={})
+        linked["needed.so"] = built("", needs, linked={})
         flags.append("-l:needed.so")
-    return built(source, f"{name}.so", *flags, beside=beside)
+    return built(source, f"{name}.so", *flags, linked=linked)
 
 
 @dataclass(frozen=True)

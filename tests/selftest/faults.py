@@ -64,17 +64,17 @@ def killed(context: Context) -> None:
 
 def wedged(context: Context) -> None:
     """Cannot be reaped: a tracer outside its group holds it, as a driver would hold it in the kernel."""
-    ready, told = os.pipe()
+    read_end, write_end = os.pipe()
     parent = os.getpid()
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)  # PR_SET_PTRACER, PR_SET_PTRACER_ANY, for Yama
     if os.fork() == 0:
         os.setsid()
         seized = libc.ptrace(0x4206, parent, 0, 0)  # PTRACE_SEIZE
-        os.write(told, b"1" if seized == 0 else b"0")
+        os.write(write_end, b"1" if seized == 0 else b"0")
         time.sleep(8)  # longer than the terms' patience, then the kernel lets go
         os._exit(0)
-    if os.read(ready, 1) == b"0":
+    if os.read(read_end, 1) == b"0":
         raise Skip("ptrace is not allowed here")
     time.sleep(600)
 
@@ -84,7 +84,7 @@ def exception(context: Context) -> None:
     raise RuntimeError("CUDA error: an illegal memory access was encountered\nsecond line")
 
 
-def told_failure(context: Context) -> None:
+def reported_failure(context: Context) -> None:
     raise ProbeFailure("mismatch", "one is two")
 
 
@@ -184,7 +184,7 @@ PROBES = (
     Probe("killed", "quick", "cpu", 60, killed),
     Probe("wedged", "quick", "cpu", 0.5, wedged),
     Probe("exception", "quick", "cpu", 60, exception),
-    Probe("told-failure", "quick", "cpu", 60, told_failure),
+    Probe("reported-failure", "quick", "cpu", 60, reported_failure),
     Probe("later-cases", "quick", "cpu", 60, later_cases),
     Probe("fault-then-skip", "quick", "cpu", 60, fault_then_skip),
     Probe("memory", "quick", "cpu", 60, memory),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch._dynamo  # which dist_staged.import_ahead would import in each seed's process anew
+import torch._dynamo  # otherwise dist_staged.import_ahead imports it again in each seed's process
 import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
 

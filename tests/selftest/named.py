@@ -41,13 +41,13 @@ DRIVER: dict[str, list[str]] = {
 
 
 class World(NamedTuple):
-    """How NCCL fails between two cards: its version, how, in which step, the setting that cures it, and the cards'
+    """How NCCL fails between two cards: its version, how, in which step, the setting that avoids it, and the GPUs'
     compute capabilities and name."""
 
     nccl: str
     failure: str
     step: str
-    cure: str | None = None
+    workaround: str | None = None
     capabilities: tuple[str, str] = ("9.0", "9.0")
     card: str = "NVIDIA H100 80GB HBM3"
 

@@ -28,8 +28,8 @@ def read(data: bytes, nonce: str = NONCE) -> list[Frame]:
         assert crc == f"{zlib.crc32(body.encode('ascii')):08x}"
         frames.append(json.loads(body, parse_constant=refuse))
     assert frames[0]["kind"] == "start" and frames[-1]["kind"] == "end"
-    told = [frame["probe"] for frame in frames if frame["kind"] == "probe"]
-    assert told == frames[0]["probes"] and len(told) == frames[-1]["probes"]
+    reported = [frame["probe"] for frame in frames if frame["kind"] == "probe"]
+    assert reported == frames[0]["probes"] and len(reported) == frames[-1]["probes"]
     return frames
 
 

@@ -1,7 +1,7 @@
 """Stand-ins for NVIDIA's apex: packages with its interface, right and made wrong, whose kernels are torch's operations.
 
 The CPU plays the card, so that what is judged is what the probe holds apex's own kernels to. Of apex itself nothing is
-here: its norms and its FusedAdam were written anew from what they compute.
+here: its norms and its FusedAdam were rewritten from what they compute.
 """
 
 import sys

@@ -41,7 +41,7 @@ CORES: dict[str, dict[str, Core]] = {
         "tf32": Core(aligned=25, block=8, kept=23),
         "fp8": Core(aligned=13, block=32, kept=13),
     },
-    "Blackwell": {  # of data centres and of workstations alike
+    "Blackwell": {  # of data centres and of workstations
         **dict.fromkeys(("fp16", "bf16"), Core(aligned=25, block=16, kept=23)),
         "tf32": Core(aligned=25, block=8, kept=23),
         "fp8": Core(aligned=25, block=32, kept=23),

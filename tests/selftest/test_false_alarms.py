@@ -1,4 +1,4 @@
-"""The self-test on kernels that are right: nothing fails, and nothing is told to be amiss. test_run.py runs it twice
+"""The self-test on kernels that are right: nothing fails, and no trait reports a defect. test_run.py runs it twice
 more, and finds nothing amiss either."""
 
 import json
@@ -16,11 +16,11 @@ AMISS = ("cure", "needs_upcast", "accumulates_in_half", "not exact on integers",
 
 def amiss(probe: Frame) -> list[str]:
     """What a probe says of itself that a right environment gives no reason for."""
-    told = [name for name in AMISS if _is_said(probe["traits"].get(name))]
+    findings = [name for name in AMISS if _is_said(probe["traits"].get(name))]
     loose = probe["traits"].get("default flags", {}).values() if probe["probe"] == "gemm.accuracy" else ()
     if not all(flags["within"] for flags in loose):
-        told.append("default flags")
-    return told + ([probe["failure"]] if probe["status"] == "failed" else [])
+        findings.append("default flags")
+    return findings + ([probe["failure"]] if probe["status"] == "failed" else [])
 
 
 def _is_said(value: object) -> bool:

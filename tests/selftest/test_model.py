@@ -32,7 +32,7 @@ def alone() -> Iterator[None]:
 
 
 class Block(nn.Module):
-    """Attention and a network beside a residual stream, as transformers have it."""
+    """Attention and a network with a residual stream, as transformers have it."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ def test_without_a_reference_what_is_not_finite_is_named() -> None:
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_weight_that_is_not_finite_is_named(tmp_path: Path, value: str, sign: int, reference: bool) -> None:
-    """Float64 has the same weight: its result is no excuse."""
+    """Float64 has the same weight: its result does not excuse the fault."""
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     with torch.no_grad():
         model[0].bias.fill_(9)
@@ -169,13 +169,13 @@ def test_a_weight_that_is_not_finite_is_named(tmp_path: Path, value: str, sign: 
     found = first(document["ops"])
     assert found is not None and (found["op"], found["kind"]) == ("1", "nonfinite")
     assert ("look at the weights" in found["reason"]) is reference
-    told = compared(document, document, tmp_path)
-    assert told.first is not None and (told.verdict, told.first.op, set(told.first.off)) == (
+    comparison = compared(document, document, tmp_path)
+    assert comparison.first is not None and (comparison.verdict, comparison.first.op, set(comparison.first.off)) == (
         "breakage",
         "1",
         {"a", "b"},
     )
-    assert "not finite in both, from finite inputs: 1 is the first; what they share is at fault" in told.notes
+    assert "not finite in both, from finite inputs: 1 is the first; what they share is at fault" in comparison.notes
 
 
 @pytest.mark.parametrize("reference", [True, False])

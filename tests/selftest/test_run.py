@@ -72,11 +72,11 @@ def frames(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Fram
 
 
 def test_right_kernels_pass(frames: list[Frame]) -> None:
-    told = outcomes(frames)
-    assert list(told) == [name for name in CATALOGUE if name in {*QUICK, *REQUIRED}]
-    passed = {name for name, frame in told.items() if frame["status"] == "passed"}
+    results = outcomes(frames)
+    assert list(results) == [name for name in CATALOGUE if name in {*QUICK, *REQUIRED}]
+    passed = {name for name, frame in results.items() if frame["status"] == "passed"}
     assert passed == {*QUICK, *REQUIRED} - {*ON_GPUS}
-    assert {told[name]["reason"] for name in ON_GPUS} == {"needs a GPU"}
+    assert {results[name]["reason"] for name in ON_GPUS} == {"needs a GPU"}
     end = frames[-1]
     assert (end["passed"], end["failed"], end["skipped"]) == (len(passed), 0, len(ON_GPUS))
 
@@ -101,18 +101,18 @@ def test_every_figure_is_whole_and_within(frames: list[Frame]) -> None:
 
 
 def test_what_the_cpu_leaves_out_is_declared(frames: list[Frame]) -> None:
-    told = outcomes(frames)
-    assert told["gemm.crash"]["traits"]["shapes"] == "cpu subset"
-    assert told["attention.flash"]["traits"]["shapes"] == "cpu subset"
+    results = outcomes(frames)
+    assert results["gemm.crash"]["traits"]["shapes"] == "cpu subset"
+    assert results["attention.flash"]["traits"]["shapes"] == "cpu subset"
 
 
 def test_the_libraries_are_told_once_and_are_torchs(frames: list[Frame]) -> None:
-    (told,) = (frame for frame in frames if frame["kind"] == "environment")
-    libraries = {library["name"]: library for library in told["libraries"]}
+    (inventory,) = (frame for frame in frames if frame["kind"] == "environment")
+    libraries = {library["name"]: library for library in inventory["libraries"]}
     version = metadata.version("torch")
     assert libraries["libtorch_cpu.so"]["owner"] == f"torch=={version}"
     assert libraries["libtorch_cpu.so"]["record"] is True
-    assert told["distributions"]["torch"] == version
+    assert inventory["distributions"]["torch"] == version
     assert all(library["owner"] == "unowned" or library["sha256"] for library in libraries.values())
 
 
@@ -169,10 +169,10 @@ def test_the_exit_status_says_whether_anything_was_shown() -> None:
     assert module("--probe", "own.script").returncode == 4
     skipped = module("--probe", "attention.cudnn", "--json")
     assert (skipped.returncode, json.loads(skipped.stdout)["end"]["skipped"]) == (4, 1)
-    told = " ".join(module("--help").stdout.split())
+    help_text = " ".join(module("--help").stdout.split())
     assert (
-        told.startswith("usage: python selftest.zip")
-        and "4 no torch, nothing passed, or a probe of --probe was skipped" in told
+        help_text.startswith("usage: python selftest.zip")
+        and "4 no torch, nothing passed, or a probe of --probe was skipped" in help_text
     )
 
 

@@ -66,8 +66,8 @@ def test_the_traits_say_more(seeds: dict[str, Frame], seed: str, trait: str, val
 def test_what_torchs_own_flags_give_is_told_and_not_judged(seeds: dict[str, Frame], seed: str, half: bool) -> None:
     traits = seeds[f"gemm.accuracy:{seed}"]["traits"]
     assert traits["flags"]["allow_fp16_reduced_precision_reduction"] is True
-    told = traits["default flags"]["fp16"]
-    assert (told["within"], told["ratio"] > 1) == (not half, half)
+    flags = traits["default flags"]["fp16"]
+    assert (flags["within"], flags["ratio"] > 1) == (not half, half)
     assert traits["default flags"]["bf16"]["within"]
 
 

@@ -35,7 +35,7 @@ def forget() -> None:
 
 @pytest.fixture(autouse=True)
 def isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # not beside tmp_path, which pytest finds a name for by listing all that is there
+    # not next to tmp_path: pytest finds a name for it by listing the folder
     home = tmp_path_factory.getbasetemp() / "homes" / str(next(_NUMBERS))
     home.mkdir(parents=True)
     for name in list(os.environ):

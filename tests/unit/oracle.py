@@ -1,4 +1,4 @@
-"""An independent reading of a Dockerfile, after BuildKit's parser: what the builder would be told.
+"""An independent reading of a Dockerfile, after BuildKit's parser: what the builder would execute.
 
 Written from BuildKit's rules, not from envbuild's renderer: directives, comments, continuation lines, here-documents,
 the JSON form, and quoting in ENV and LABEL.

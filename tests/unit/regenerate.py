@@ -1,4 +1,4 @@
-"""Writes the golden locks, Dockerfiles, scripts and manifests anew: `python -m unit.regenerate` in tests/.
+"""Regenerate the golden locks, Dockerfiles, scripts and manifests: `python -m unit.regenerate` in tests/.
 
 See the diff.
 """
@@ -19,8 +19,8 @@ from unit.support import lock_for
 GOLDEN = Path(__file__).parent.parent / "golden"
 
 
-def told(folder: Path) -> str:
-    """What a person is told of a profile at fault: the message, each fault, the hint."""
+def error_text(folder: Path) -> str:
+    """The error text of an invalid profile: the message, each fault, the hint."""
     before = Path.cwd()
     os.chdir(folder)
     try:
@@ -48,7 +48,7 @@ def main() -> None:
     for case in manifests.CASES:
         write_atomically(GOLDEN / "kubernetes" / f"{case}.yaml", manifests.rendered(case))
     for file in sorted(GOLDEN.glob("faults/*/profile.yaml")):
-        write_atomically(file.parent / "expected.txt", told(file.parent))
+        write_atomically(file.parent / "expected.txt", error_text(file.parent))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ SECRET = "correct horse battery staple"
 
 @dataclasses.dataclass
 class Engine:
-    """Pushes what it is said to hold into a registry; `instead` is what arrives there. `layer`: what it saves."""
+    """Pushes its configured images to a registry; `instead` is what arrives there. `layer`: what it saves."""
 
     registry: Registry
     image: Image

@@ -149,7 +149,7 @@ _VERSIONS = {COMPAT: "580.95.05", TOOLKIT: "12.6.3"}
 
 
 def lock_of_this_python(folder: Path, **changes: Any) -> Lock:
-    """A profile `sample` of what this Python has installed of torch, and its lock; skips where there is no torch."""
+    """A profile `sample` of what this Python has installed of torch, and its lock; skips if torch is not installed."""
     torch = pytest.importorskip("torch")
     profile = {**PROFILE, "base": {"image": f"example/base@sha256:{'0' * 64}"}, "torch": str(torch.__version__)}
     profile |= {"packages": [], "apt": [], "python": ".".join(map(str, sys.version_info[:2])), **changes}

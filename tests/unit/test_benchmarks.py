@@ -65,12 +65,12 @@ def test_memory_is_that_of_what_the_work_starts_alone(tmp_path: Path) -> None:
         try:
             assert other.stdout and other.stdout.readline()
             _, idle = watch.taken(lambda: time.sleep(0.5), [], tmp_path)
-            _, told = watch.taken(lambda: time.sleep(0.5), [other.pid], tmp_path)
+            _, named = watch.taken(lambda: time.sleep(0.5), [other.pid], tmp_path)
             _, used = watch.taken(lambda: subprocess.run([sys.executable, "-c", _HOLDS.format(0.8)]), [], tmp_path)
         finally:
             other.kill()
     assert idle.memory == 0
-    assert 200 << 20 <= told.memory < 400 << 20 and 200 << 20 <= used.memory < 400 << 20
+    assert 200 << 20 <= named.memory < 400 << 20 and 200 << 20 <= used.memory < 400 << 20
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ NOT_RUN = {
     "load": "needs a Docker Engine",
     "audit registry/image:tag": "needs a Docker Engine",
     "push": "needs a Docker Engine and a registry",
-    "verify": "needs a registry, or somebody's evidence",
+    "verify": "needs a registry, or the evidence of another user",
     "pin-digests": "needs a registry",
     "test step-video": "needs a cluster",
     "test h20": "needs a GPU, or an image",

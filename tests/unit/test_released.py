@@ -170,7 +170,7 @@ def test_a_later_lock_is_refused(tmp_path: Path) -> None:
 
 
 def later(state: Path) -> Path:
-    """A record of the next format beside the one of then, as a newer envbuild of the same user would write it."""
+    """A record of the next format next to the old one, as a newer envbuild of the same user would write it."""
     (path,) = (state / "evidence").glob("*/*.record.json")
     record = {**json.loads(path.read_text(encoding="utf-8")), "version": 2, "verdict": "failed"}
     raw = json.dumps(record).encode()
@@ -242,7 +242,7 @@ def test_a_later_build_statement_is_refused_by_name(monkeypatch: pytest.MonkeyPa
 def test_a_later_word_of_a_trusted_key_is_not_outweighed(
     state: Path, bundle: image_bundle_file.Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bundle alone is verified; with a later statement about its image beside it, it is not."""
+    """The bundle alone is verified; with a later statement about its image next to it, it is not."""
     envelope, policy = signed(later_result(state), monkeypatch)
     both = Policy((key(), *policy.keys))
     place = Reference("bundle", "released", "released")

@@ -33,8 +33,8 @@ HOSTILE = rows("Who may be hostile")
 SHOWN = rows("What each cannot reach, and the test that shows it")
 BROKEN = cells((TESTS / "attacks" / "README.md").read_text(encoding="utf-8"))
 NAMED = sorted({name for _, _, names in (*SHOWN, *BROKEN) for name in names.split(", ")})
-# Of whom the first table speaks in other words than the second.
-ALIKE = {
+# Rows of the first table that have a shorter name in the second.
+SHORT_NAMES = {
     "a registry, or who can write to it": "a registry",
     "a base image named by digest": "a base image",
     "an archive (CUDA toolkit, compatibility libraries)": "an archive",
@@ -59,7 +59,7 @@ def test_a_test_that_is_named_is_there(name: str) -> None:
 
 def test_everybody_who_may_be_hostile_is_shown_not_to_reach_something() -> None:
     assert len(HOSTILE) > 10 and all(len(row) == 3 and all(row) for row in (*HOSTILE, *SHOWN))
-    assert {ALIKE.get(who, who) for who, _, _ in HOSTILE} <= {who for who, _, _ in SHOWN}
+    assert {SHORT_NAMES.get(who, who) for who, _, _ in HOSTILE} <= {who for who, _, _ in SHOWN}
 
 
 # dependencies

@@ -74,7 +74,7 @@ SHARED_FUNCTIONS = {
     "softmax": "the operation in float64, and its tolerance",
     "write": "from a model to a file",
 }
-LONG = 20  # lines; a shorter function may speak for itself
+LONG = 20  # lines; a shorter function may need no docstring
 
 
 def name_of(file: Path) -> str:

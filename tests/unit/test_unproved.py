@@ -42,14 +42,14 @@ def needing_cuda() -> set[str]:
     """Of the self-test's catalogue, which must not be imported here."""
     tree = ast.parse((ROOT / "envbuild" / "selftest" / "probes" / "probe_catalogue.py").read_text(encoding="utf-8"))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Probe"]
-    told = [[ast.literal_eval(part) for part in call.args[:3]] for call in calls]
-    assert len(told) > 20
-    return {name for name, _, needs in told if needs == "cuda"}
+    arguments = [[ast.literal_eval(part) for part in call.args[:3]] for call in calls]
+    assert len(arguments) > 20
+    return {name for name, _, needs in arguments if needs == "cuda"}
 
 
 def test_every_probe_that_needs_a_card_is_listed() -> None:
-    told = section("Probes").partition(": ")[2].partition(". The others")[0]
-    assert set(told.replace("\n", " ").split(", ")) == needing_cuda()
+    listed = section("Probes").partition(": ")[2].partition(". The others")[0]
+    assert set(listed.replace("\n", " ").split(", ")) == needing_cuda()
 
 
 def test_the_readme_leads_there() -> None:

@@ -154,8 +154,8 @@ def _right(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def asks_for_threads(kernel: WrongKernel) -> bool:
-    """Whether the fault depends on the number of threads that torch has: its code, or that of a function beside it that
-    it calls, asks for it. All others are scored with one thread, which takes a quarter of the time."""
+    """Return whether the fault depends on the number of threads of torch: its code, or that of a function of the same
+    module that it calls, asks for it. All others are scored with one thread, in a quarter of the time."""
     waiting, seen = [kernel.fault], set()
     while waiting:
         function = waiting.pop()

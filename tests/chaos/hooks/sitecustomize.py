@@ -19,7 +19,7 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def told(event: str, arguments: tuple[Any, ...]) -> str | None:
+def described_effect(event: str, arguments: tuple[Any, ...]) -> str | None:
     """An effect in words, None for what only reads."""
     if event in _EFFECTS:
         return f"{event} {arguments[0]}"
@@ -44,7 +44,7 @@ class Effects:
             return
         self.busy = True  # what is done here is none of its effects
         try:
-            words = told(event, arguments)
+            words = described_effect(event, arguments)
             if words is not None:
                 self.seen += 1
                 if self.trace:

@@ -2,7 +2,7 @@
 
 E2E_HOLD    "STEP start" or "STEP write": stop when that step begins, or when it has a file half written
 E2E_HOLDING the file that says so; its removal lets the process go on
-E2E_FREE    what every disk is said to have free, in bytes
+E2E_FREE    the free space reported for every disk, in bytes
 E2E_REQUIRED_ALONE  of a self-test's level, run only the probes that the profile requires: a proof in seconds
 """
 

@@ -1,4 +1,4 @@
-"""A small extension that is told what to build as apex is: without a word it builds nothing, and says nothing.
+"""A small extension that is configured like apex: without settings it builds nothing, and reports nothing.
 
 The test that commits it replaces READS: an older commit knows the option alone.
 """

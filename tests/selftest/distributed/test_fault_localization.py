@@ -16,16 +16,16 @@ FAULT = (StageFault(0, 0, "init", "signal", "died of SIGSEGV", "SIGSEGV"),)
 
 
 def tried(
-    failed: Iterable[tuple[int, ...]], gloo: bool | None = True, cured: Iterable[tuple[str, ...]] = ()
+    failed: Iterable[tuple[int, ...]], gloo: bool | None = True, helpful: Iterable[tuple[str, ...]] = ()
 ) -> list[Stage]:
-    """Four cards, as the probe tries them: all of gloo's worlds fail or pass; `cured` are settings that help."""
+    """Four cards, as the probe tries them: all of gloo's worlds fail or pass; `helpful` are settings that help."""
     bad = set(failed)
     stages = [Stage("nccl", members, faults=FAULT * (members in bad)) for members in (*ALONE, *PAIRS, FOUR)]
     smallest = [stage.members for stage in stages if stage.faults][:1]
     if gloo is not None:
         stages += [Stage("gloo", members, faults=FAULT * (not gloo)) for members in (*smallest, FOUR)]
     for members in smallest:
-        stages += [Stage("nccl", members, settings, FAULT * (settings not in cured)) for settings in RETRIES]
+        stages += [Stage("nccl", members, settings, FAULT * (settings not in helpful)) for settings in RETRIES]
     return stages
 
 
@@ -82,7 +82,7 @@ def test_gloo_says_which_layer(failed: list[tuple[int, ...]], gloo: bool | None,
 
 
 @pytest.mark.parametrize(
-    ("cured", "cure", "words"),
+    ("helpful", "cure", "words"),
     [
         ([P2P], "NCCL_P2P_DISABLE=1", "with P2P off it passes"),
         ([P2P, SHM], "NCCL_P2P_DISABLE=1", "with P2P off it passes"),
@@ -92,8 +92,8 @@ def test_gloo_says_which_layer(failed: list[tuple[int, ...]], gloo: bool | None,
         ([], None, "no transport switched off helps: NCCL itself, the driver, or a card"),
     ],
 )
-def test_what_helps_names_the_transport(cured: list[tuple[str, ...]], cure: str | None, words: str) -> None:
-    verdict = localize_faults(tried([(0, 1), FOUR], cured=cured), SAME)
+def test_what_helps_names_the_transport(helpful: list[tuple[str, ...]], cure: str | None, words: str) -> None:
+    verdict = localize_faults(tried([(0, 1), FOUR], helpful=helpful), SAME)
     assert verdict and verdict.cure == cure
     assert words in verdict.text
 

@@ -1,4 +1,4 @@
-"""NCCL's log is read as NCCL writes it: the lines are from public threads, cited beside them."""
+"""NCCL's log is read as NCCL writes it: the lines are from public threads, which are cited next to them."""
 
 import pytest
 
@@ -98,7 +98,7 @@ def test_warnings_are_kept_once_and_bounded() -> None:
 
 def test_a_log_that_says_nothing() -> None:
     assert read("") == NcclLog()
-    assert read("via P2P/CUMEM, says somebody else").transports == ()
+    assert read("via P2P/CUMEM, says another program").transports == ()
 
 
 P2P = NcclLog(edges=("p2p",))
@@ -124,8 +124,8 @@ def test_a_required_transport_holds_for_every_edge(required: str, log: NcclLog, 
 
 
 def test_the_first_stage_that_does_otherwise_is_named() -> None:
-    told = nccl_log.objection(
+    message = nccl_log.objection(
         "p2p", [("nccl 0+1", P2P), ("nccl 0+2", NcclLog(edges=("shm",))), ("nccl 1+2", NcclLog())]
     )
-    assert told == "nccl 0+2 uses shm, the profile requires p2p"
+    assert message == "nccl 0+2 uses shm, the profile requires p2p"
     assert nccl_log.objection("p2p", []) is None

@@ -1,4 +1,4 @@
-"""Who of several ranks is to blame, told from how each ended; and processes that end together."""
+"""Which of several ranks caused a failure, by how each of them ended; and processes that end together."""
 
 import os
 import signal

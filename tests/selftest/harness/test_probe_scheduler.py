@@ -1,4 +1,4 @@
-"""Every way a probe's process can end is told apart and named; the run goes on after each."""
+"""Each way in which a probe's process can end has its own failure name; the run continues after each."""
 
 import json
 import shutil
@@ -119,7 +119,7 @@ def test_an_exception_has_its_first_line_and_its_traceback(faults: dict[str, Fra
 
 
 def test_a_probe_names_its_own_failure(faults: dict[str, Frame]) -> None:
-    expect(faults["told-failure"], "mismatch", reason="one is two")
+    expect(faults["reported-failure"], "mismatch", reason="one is two")
 
 
 def test_the_first_fault_names_the_failure_and_the_others_are_told(faults: dict[str, Frame]) -> None:
@@ -198,9 +198,9 @@ def test_a_deeper_probe_runs_only_where_its_level_or_its_name_is_asked(
 def test_a_memory_cap_holds_for_the_probe(tmp_path: Path) -> None:
     document = job(probes=["good", "gigabyte"], memory_mb=512)
     frames, _, _ = run("limits", document, tmp_path / "frames")
-    told = outcomes(frames)
-    assert told["good"]["status"] == "passed"
-    expect(told["gigabyte"], "oom")
+    results = outcomes(frames)
+    assert results["good"]["status"] == "passed"
+    expect(results["gigabyte"], "oom")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

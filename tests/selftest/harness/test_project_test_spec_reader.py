@@ -1,4 +1,4 @@
-"""A profile's own shapes and script: run like every probe, and told apart in every way that they can fail."""
+"""A profile's own shapes and script: they run like other probes, and each kind of failure is distinguished."""
 
 import hashlib
 import itertools
@@ -30,7 +30,7 @@ SHAPE = {"m": 3, "k": 7, "n": 5, "dtype": "bf16"}
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]:
+def frames_by_name(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]:
     given = job(threads=2, own={"script": {"name": "replaced.py", "text": ""}})
     folder, temporary = tmp_path_factory.mktemp("scripts"), tmp_path_factory.mktemp("temporary")
     frames, status, err = run("scripts", given, folder / "frames", TMPDIR=str(temporary))
@@ -40,8 +40,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]:
 
 
 @pytest.mark.parametrize("name", list(scripts.RIGHT))
-def test_a_script_that_comes_to_its_end_passes(told: dict[str, Frame], name: str) -> None:
-    frame = told[name]
+def test_a_script_that_comes_to_its_end_passes(frames_by_name: dict[str, Frame], name: str) -> None:
+    frame = frames_by_name[name]
     assert frame["status"] == "passed", frame
     digest = hashlib.sha256(scripts.RIGHT[name].encode()).hexdigest()
     assert frame["traits"] == {"name": f"{name}.py", "sha256": digest}
@@ -76,33 +76,33 @@ def test_a_script_that_comes_to_its_end_passes(told: dict[str, Frame], name: str
     ],
 )
 def test_a_script_that_does_not_is_told_apart(
-    told: dict[str, Frame], name: str, failure: str, at: str | None, words: str
+    frames_by_name: dict[str, Frame], name: str, failure: str, at: str | None, words: str
 ) -> None:
-    frame = told[name]
+    frame = frames_by_name[name]
     assert (frame["status"], frame["failure"], frame["at"]) == ("failed", failure, at), frame
     assert words in frame["reason"]
     assert len(frame["reason"]) < 4000
 
 
-def test_a_script_leaves_no_folder_however_it_ends(told: dict[str, Frame]) -> None:
+def test_a_script_leaves_no_folder_however_it_ends(frames_by_name: dict[str, Frame]) -> None:
     """Some of them die by a signal, or are ended where their time is over."""
-    assert told["run"]["folders"] == []
+    assert frames_by_name["run"]["folders"] == []
 
 
-def test_no_script_is_left_untested(told: dict[str, Frame]) -> None:
-    assert set(told) - {"run"} == {*scripts.RIGHT, *scripts.WRONG}
+def test_no_script_is_left_untested(frames_by_name: dict[str, Frame]) -> None:
+    assert set(frames_by_name) - {"run"} == {*scripts.RIGHT, *scripts.WRONG}
     (mark,) = (m for m in test_a_script_that_does_not_is_told_apart.pytestmark if m.name == "parametrize")  # type: ignore[attr-defined]
     assert {row[0] for row in mark.args[1]} == set(scripts.WRONG)
 
 
-def test_where_a_script_was_is_told(told: dict[str, Frame]) -> None:
-    assert 'loops.py", line 3 in forever' in told["loops"]["detail"]
-    assert 'raises.py", line 3, in inner' in told["raises"]["detail"]
-    assert 'crashes.py", line 1' in told["crashes"]["detail"]
+def test_where_a_script_was_is_told(frames_by_name: dict[str, Frame]) -> None:
+    assert 'loops.py", line 3 in forever' in frames_by_name["loops"]["detail"]
+    assert 'raises.py", line 3, in inner' in frames_by_name["raises"]["detail"]
+    assert 'crashes.py", line 1' in frames_by_name["crashes"]["detail"]
 
 
-def test_a_scripts_stacks_have_its_own_frames_alone_under_its_own_name(told: dict[str, Frame]) -> None:
-    details = {name: frame["detail"] or "" for name, frame in told.items() if name != "run"}
+def test_a_scripts_stacks_have_its_own_frames_alone_under_its_own_name(frames_by_name: dict[str, Frame]) -> None:
+    details = {name: frame["detail"] or "" for name, frame in frames_by_name.items() if name != "run"}
     assert {name for name, detail in details.items() if "File " in detail} >= {"raises", "syntax", "loops", "crashes"}
     ours = str(ROOT / "envbuild") + os.sep  # wherever the checkout lies
     for detail in details.values():
@@ -114,25 +114,28 @@ def test_a_scripts_stacks_have_its_own_frames_alone_under_its_own_name(told: dic
         '  File "raises.py", line 4, in <module>',
     ]
     assert details["syntax"].splitlines()[1] == '  File "syntax.py", line 1'
-    assert '/ctypes/__init__.py", line' in details["crashes"], "what it called is told"
-    assert details["thread"] == "a note" and 'File "thread.py", line 3, in work' in told["thread"]["output"]
+    assert '/ctypes/__init__.py", line' in details["crashes"], "frames of the library that it called are shown"
+    assert details["thread"] == "a note" and 'File "thread.py", line 3, in work' in frames_by_name["thread"]["output"]
 
 
-def test_what_was_noted_outlives_what_ended_the_script(told: dict[str, Frame]) -> None:
-    assert told["fails-then-raises"]["detail"].startswith("a note\nTraceback")
-    assert told["fails-then-crashes"]["detail"].startswith("a note\nFatal Python error: Segmentation fault")
-    assert "\nnote 99\n" in told["fails-forever"]["detail"] and "note 100" not in told["fails-forever"]["detail"]
+def test_what_was_noted_outlives_what_ended_the_script(frames_by_name: dict[str, Frame]) -> None:
+    assert frames_by_name["fails-then-raises"]["detail"].startswith("a note\nTraceback")
+    assert frames_by_name["fails-then-crashes"]["detail"].startswith("a note\nFatal Python error: Segmentation fault")
+    assert (
+        "\nnote 99\n" in frames_by_name["fails-forever"]["detail"]
+        and "note 100" not in frames_by_name["fails-forever"]["detail"]
+    )
 
 
-def test_what_a_script_prints_is_told_apart_from_what_was_found(told: dict[str, Frame]) -> None:
-    assert b"xxxxx" in told["run"]["stderr"]
-    assert told["noise"]["output"].endswith("from the script")
-    assert len(told["noise"]["output"]) <= 8192
-    assert [told[name]["output_cut"] for name in ("noise", "thread", "empty")] == [True, False, False]
-    assert [told[name]["output"] for name in ("fails-then-raises", "fails-then-crashes", "empty")] == [
+def test_what_a_script_prints_is_told_apart_from_what_was_found(frames_by_name: dict[str, Frame]) -> None:
+    assert b"xxxxx" in frames_by_name["run"]["stderr"]
+    assert frames_by_name["noise"]["output"].endswith("from the script")
+    assert len(frames_by_name["noise"]["output"]) <= 8192
+    assert [frames_by_name[name]["output_cut"] for name in ("noise", "thread", "empty")] == [True, False, False]
+    assert [frames_by_name[name]["output"] for name in ("fails-then-raises", "fails-then-crashes", "empty")] == [
         "a word", "a word", None,
     ]  # fmt: skip
-    assert "a word" not in told["fails-then-crashes"]["detail"]
+    assert "a word" not in frames_by_name["fails-then-crashes"]["detail"]
 
 
 def by_job(**fields: Any) -> tuple[int, dict[str, Frame]]:

@@ -35,7 +35,7 @@ def test_what_the_linker_wrote_is_read(cublas: Path) -> None:
 def test_rpath_is_no_runpath(tmp_path: Path) -> None:
     path = tmp_path / "lib.so"
     flags = ("-Wl,--disable-new-dtags,-rpath,$ORIGIN/../a:/b", "-Wl,--build-id=none")
-    path.write_bytes(built("", "lib.so", *flags, beside={}))
+    path.write_bytes(built("", "lib.so", *flags, linked={}))
     found = elf_reader.read(str(path))
     assert found is not None
     assert (found.rpath, found.runpath, found.build_id) == ("$ORIGIN/../a:/b", None, None)

@@ -1,4 +1,4 @@
-"""What is said of wrong elements: faults of known kinds, put into right results."""
+"""Descriptions of wrong elements: faults of known kinds are inserted into right results."""
 
 from collections.abc import Callable
 

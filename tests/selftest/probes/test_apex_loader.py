@@ -1,4 +1,4 @@
-"""norm.apex and optim.apex over stand-ins for apex: the right one passes, each fault is caught and told apart."""
+"""norm.apex and optim.apex over stand-ins for apex: the right one passes, each fault is caught and named."""
 
 import re
 
@@ -80,17 +80,17 @@ def test_no_stand_in_is_left_untested(seeds: dict[str, Frame]) -> None:
 
 
 def test_pairs_that_apex_never_took_are_told_with_the_ways_out(seeds: dict[str, Frame]) -> None:
-    told = seeds["norm.apex:right"]["traits"]["mixed_dtypes"]
-    assert told["refused"]["FusedRMSNorm"]["fp32 x fp16"] == WORDS
-    assert told["refused"]["FusedRMSNorm"]["fp16 x fp32"] == "expected scalar type Half but found Float"
-    assert {name: len(pairs) for name, pairs in told["refused"].items()} == {
+    mixed_dtypes = seeds["norm.apex:right"]["traits"]["mixed_dtypes"]
+    assert mixed_dtypes["refused"]["FusedRMSNorm"]["fp32 x fp16"] == WORDS
+    assert mixed_dtypes["refused"]["FusedRMSNorm"]["fp16 x fp32"] == "expected scalar type Half but found Float"
+    assert {name: len(pairs) for name, pairs in mixed_dtypes["refused"].items()} == {
         "FusedLayerNorm": 6,
         "MixedFusedLayerNorm": 4,
         "FusedRMSNorm": 6,
         "MixedFusedRMSNorm": 4,
     }
-    (advisory,) = (item for item in database.advisories() if item.id == told["advisory"])
-    assert advisory.remedy and set(told) == {"refused", "advisory"}, "the remedy is the advisory's alone"
+    (advisory,) = (item for item in database.advisories() if item.id == mixed_dtypes["advisory"])
+    assert advisory.remedy and set(mixed_dtypes) == {"refused", "advisory"}, "the remedy is the advisory's alone"
     assert advisory.shows.probes == ("norm.apex",)
 
 
@@ -101,8 +101,8 @@ def test_the_cpu_is_not_told_to_have_run_kernels(seeds: dict[str, Frame]) -> Non
 
 
 def test_what_an_older_apex_lacks_and_what_master_weights_leave_out_is_told(seeds: dict[str, Frame]) -> None:
-    told = seeds["optim.apex:right"]["traits"]["master_weights_unused"]
-    assert told == ["bf16 master weights AdamW", "bf16 master weights Adam"]
+    unused = seeds["optim.apex:right"]["traits"]["master_weights_unused"]
+    assert unused == ["bf16 master weights AdamW", "bf16 master weights Adam"]
     cases = seeds["optim.apex:old"]["traits"]["unsupported"]
     assert len(cases) == 12
     assert not [name for name in cases if "plain" in name]

@@ -22,7 +22,7 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 def changed(which: int, change: Change, where: Callable[..., bool] = lambda *args, **options: True) -> Wrong:
-    """Attention whose gradient of q, k or v (0, 1 or 2) is another, for some calls."""
+    """Attention whose gradient of q, k or v (0, 1 or 2) is replaced, for some calls."""
 
     def wrong(kernel: Kernel) -> Kernel:
         def seeded(*args: torch.Tensor, **options: Any) -> torch.Tensor:

@@ -83,9 +83,9 @@ def test_what_is_no_proof_or_no_longer_one_says_why(site: Site, folder: Path, mo
     new_key(monkeypatch)
     send(site, folder, "a", passed_run(probe("env.libs", "failed")), "failed")
     send(site, folder, "a", run_on("NVIDIA H20", cublas="12.1.3.1"), "known")
-    told = {row.gpu: row.objections for row in community_evidence.read(folder, NOW)}
-    assert "the self-test failed: env.libs" in told["CPU"][0]
-    assert "cublas-hopper-fpe" in told["NVIDIA H20"][0]
+    objections = {row.gpu: row.objections for row in community_evidence.read(folder, NOW)}
+    assert "the self-test failed: env.libs" in objections["CPU"][0]
+    assert "cublas-hopper-fpe" in objections["NVIDIA H20"][0]
     assert "| yes |" not in profile_tables_and_minimum_versions.proofs_table(community_evidence.read(folder, NOW))
 
 
@@ -132,7 +132,7 @@ def test_what_others_wrote_is_text_in_the_table() -> None:
 
 
 def test_it_fills_a_document(site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder is looked for beside the document."""
+    """The folder is expected next to the document."""
     page = folder.parent / "page.md"
     page.write_text("<!-- envbuild:evidence evidence -->\n<!-- envbuild:end -->\n", encoding="utf-8")
     assert envbuild("docs", str(page)).code == 0

@@ -68,7 +68,7 @@ def att(site: Site) -> str:
 
 
 def rewrite(site: Site, change: Callable[[dict[str, Any]], dict[str, Any] | bytes | None]) -> None:
-    """Change every envelope beside the image, in both forms, as one who can write to the registry."""
+    """Change every envelope attached to the image, in both forms, as an attacker who can write to the registry."""
     for target, (media, raw) in list(site.registry.manifests.items()):
         document = json.loads(raw)
         for layer in document.get("layers", []):
@@ -235,7 +235,7 @@ EVIL = f"sha256:{sha('evil')}"
     ],
 )
 def test_a_manifest_that_an_engine_reads_as_another_is_refused(pushed: Site, more: dict[str, Any]) -> None:
-    """Go takes `Layers` for `layers`, the last of all; with the true evidence copied beside it, it would count."""
+    """Go takes `Layers` for `layers`, the last of all; with the true evidence copied next to it, it would count."""
     media, raw = pushed.registry.manifests["verified"]
     honest = oci_types.digest_of(raw)
     document = {**json.loads(raw), **more}
@@ -276,7 +276,7 @@ def test_one_changed_byte_in_a_statement_is_refused(pushed: Site) -> None:
 
 
 def test_a_swapped_predicate_is_refused(pushed: Site) -> None:
-    """With the signatures of other statements it is one of another content; signed anew, it contradicts its record."""
+    """With the signatures of other statements the content does not match; signed again, it contradicts its record."""
 
     def lie(stated: dict[str, Any]) -> None:
         if stated["predicateType"] == evidence_statements_and_store.TEST_RESULT:

@@ -165,9 +165,9 @@ def test_a_wrong_passphrase_is_an_error_that_tells_nothing(monkeypatch: pytest.M
     monkeypatch.setenv("ENVBUILD_KEY_PASSPHRASE", "hunter2")
     with pytest.raises(FileError) as caught:
         keys_and_signatures.private(private, "team.key")
-    told = f"{caught.value.message} {caught.value.hint}"
-    assert "hunter2" not in told
-    assert "team.key cannot be opened" in told
+    shown = f"{caught.value.message} {caught.value.hint}"
+    assert "hunter2" not in shown
+    assert "team.key cannot be opened" in shown
 
 
 def test_without_passphrase_and_terminal_it_says_where_to_put_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,11 +34,11 @@ LT = "nvidia/cublas/lib/libcublasLt.so.12"
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A virtual environment to be filled, and a folder beside it for what a system would have."""
+    """A virtual environment to be filled, and a folder next to it for libraries of the system."""
 
     python: Path
     made: Environment
-    aside: Path
+    foreign: Path
 
     def held(self) -> Holdings:
         job = environment_audit.collector_job("", "")
@@ -49,8 +49,8 @@ class Place:
 
     def system(self, *kinds: str, version: str = "12.1.3.1") -> Path:
         for kind in kinds:
-            self.made.put(self.aside / SONAMES[kind], library(kind, version))
-        return self.aside
+            self.made.put(self.foreign / SONAMES[kind], library(kind, version))
+        return self.foreign
 
 
 @pytest.fixture(autouse=True)
@@ -126,11 +126,11 @@ def test_the_document_is_as_the_issue_has_it(place: Place) -> None:
 
 
 def test_a_foreign_cublas_on_ld_library_path(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's RPATH holds, and is said to; a program that loads libcublas first gets the foreign libcublasLt."""
+    """torch's RPATH applies and is reported; a program that loads libcublas first gets the foreign libcublasLt."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(place.system("cublas", "cublasLt")))
     found = place.judged()
     assert ids(found) >= {"several-copies", "ld-library-path", "cublaslt-order", NVJITLINK_SHADOW}
-    assert f"{place.aside}/libcublasLt.so.12 (12.1.3)" in the(found, "cublaslt-order").message
+    assert f"{place.foreign}/libcublasLt.so.12 (12.1.3)" in the(found, "cublaslt-order").message
     assert "12.5.2.13, loaded" in the(found, "several-copies").message
     assert not found.failed
     loaded = found.held.loaded("cublas")
@@ -150,7 +150,7 @@ def test_torch_2_10_loads_the_foreign_cublaslt(place: Place, monkeypatch: pytest
     assert ids(found, "defect") & {"mixed-cublas", "loaded-twice"}
     assert CUBLASLT_SHADOW in ids(found, "warn")
     lt = found.held.loaded("cublasLt")
-    assert lt and lt.path.startswith(str(place.aside))
+    assert lt and lt.path.startswith(str(place.foreign))
 
 
 def test_a_missing_cublas_is_supplied_by_ld_library_path(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_a_missing_cublas_is_supplied_by_ld_library_path(place: Place, monkeypat
 
 def test_a_preloaded_library_shadows_the_locked_one(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.system("nccl", version="2.18.1")
-    monkeypatch.setenv("LD_PRELOAD", str(place.aside / SONAMES["nccl"]))
+    monkeypatch.setenv("LD_PRELOAD", str(place.foreign / SONAMES["nccl"]))
     found = place.judged(dataclasses.replace(H20, gpu_count=8))
     finding = the(found, "shadowed")
     assert finding.severity == "defect" and "by LD_PRELOAD" in finding.message and "2.26.2" in finding.message
@@ -223,7 +223,7 @@ def test_a_modified_library(place: Place) -> None:
     found = place.judged()
     assert ids(found, "defect") == {"modified-library"}
     lt = found.held.loaded("cublasLt")
-    assert lt and lt.version == "12.5.2", "its distribution cannot speak for it any longer"
+    assert lt and lt.version == "12.5.2", "its distribution is not evidence of its version any longer"
 
 
 def test_a_library_that_cannot_be_read_is_not_passed_over(place: Place) -> None:
@@ -485,8 +485,8 @@ def test_envbuilds_own_environment_is_audited_where_it_has_torch(place: Place, m
 
 
 def test_a_system_cudnn_beside_the_wheels(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    place.made.put(place.aside / "libcudnn_graph.so.9", library("cudnn", "9.23.0"))
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(place.aside))
+    place.made.put(place.foreign / "libcudnn_graph.so.9", library("cudnn", "9.23.0"))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(place.foreign))
     assert {"system-cudnn", "ld-library-path"} <= environment_audit.held_situation(place.held(), H20).environment
     monkeypatch.delenv("LD_LIBRARY_PATH")
     assert "ld-library-path" not in environment_audit.held_situation(place.held(), H20).environment

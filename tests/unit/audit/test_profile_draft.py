@@ -1,4 +1,4 @@
-"""A profile written from what an image holds: it loads, its pins are the image's, and what it leaves out is said."""
+"""A profile written from an image: it loads, its pins are the image's, and it lists what it leaves out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress: lines where stderr is no terminal, and in one a table that lives while the probes run."""
+"""Progress: in a terminal a table that is updated while the probes run, else lines on stderr."""
 
 from __future__ import annotations
 
@@ -107,9 +107,9 @@ def test_what_a_failed_script_printed_is_shown_beside_other_steps(
         ended_probe("own.script", "failed", output="loss\nis \x1b[2Jnan"),
     )
     console(DONE)
-    told = shown(seen.getvalue() if seen else capsys.readouterr().err)
-    assert told[told.index("own.script printed:") + 1 :][:2] == ["loss", "is \ufffd[2Jnan"]
-    assert "not this" not in told
+    lines = shown(seen.getvalue() if seen else capsys.readouterr().err)
+    assert lines[lines.index("own.script printed:") + 1 :][:2] == ["loss", "is \ufffd[2Jnan"]
+    assert "not this" not in lines
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -146,10 +146,10 @@ def many(count: int, cut: bool = False) -> list[str]:
 def test_of_much_that_a_script_printed_the_end_is_shown_and_said_to_be() -> None:
     assert many(20)[0] == "    own.script printed:" and len(many(20)) == 21
     assert many(20, cut=True)[0] == "    own.script printed (its last 8 kB):"
-    told = many(21)
+    lines = many(21)
     more = "envbuild test --verbose, or --json"
-    assert told[:2] == [f"    own.script printed (the last 20 of 21 lines; all: {more}):", "      line 1"]
-    assert (told[-1], len(told)) == ("      line 20", 21)
+    assert lines[:2] == [f"    own.script printed (the last 20 of 21 lines; all: {more}):", "      line 1"]
+    assert (lines[-1], len(lines)) == ("      line 20", 21)
     assert "(the last 20 of 99 lines of its last 8 kB; all: envbuild test" in many(99, cut=True)[0]
     every = result_lines(ended_probe("own.script", "failed", output="x\n" * 99, output_cut=True), True)[1:]
     assert (len(every), every[0]) == (100, "    own.script printed (its last 8 kB):")
@@ -159,8 +159,8 @@ def test_of_much_that_a_script_printed_the_end_is_shown_and_said_to_be() -> None
     ("passed", False, False), ("passed", True, True), ("failed", False, True), ("skipped", False, False),
 ])  # fmt: skip
 def test_what_a_script_printed_is_shown_where_it_failed_or_on_request(status: str, verbose: bool, here: bool) -> None:
-    told = result_lines(ended_probe("own.script", status, output="a word"), verbose)
-    assert told[1:] == (["    own.script printed:", "      a word"] if here else [])
+    lines = result_lines(ended_probe("own.script", status, output="a word"), verbose)
+    assert lines[1:] == (["    own.script printed:", "      a word"] if here else [])
 
 
 def test_a_line_names_the_step_that_was_not_survived() -> None:

@@ -146,11 +146,11 @@ def test_help_shows_the_groups() -> None:
 
 
 def test_help_tells_every_exit_code_there_is() -> None:
-    told = {int(code) for code in re.findall(r"(?:codes: |; |\n\s*)(\d+) ", envbuild("--help").stdout)}
+    documented = {int(code) for code in re.findall(r"(?:codes: |; |\n\s*)(\d+) ", envbuild("--help").stdout)}
     kinds = [
         kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.EnvbuildError)
     ]
-    assert {kind.code for kind in kinds} - {errors.EnvbuildError.code} <= told
+    assert {kind.code for kind in kinds} - {errors.EnvbuildError.code} <= documented
 
 
 @pytest.mark.parametrize(
@@ -299,10 +299,10 @@ def test_a_folder_is_told_as_one_with_the_profiles_in_it(project: Path, path: st
     for name in ("b.yaml", "b.lock.yaml", "profiles/a.yaml"):
         (folder / name).write_text(as_yaml(PROFILE), encoding="utf-8")
     done = envbuild("make", path)
-    told = done.stderr.partition("name one of its profiles: ")[2].split(", ")
-    assert [Path(word.strip()) for word in told] == [Path(path) / "b.yaml", Path(path) / "profiles" / "a.yaml"]
+    named = done.stderr.partition("name one of its profiles: ")[2].split(", ")
+    assert [Path(word.strip()) for word in named] == [Path(path) / "b.yaml", Path(path) / "profiles" / "a.yaml"]
     (folder / "b.lock.yaml").unlink()
-    assert all(envbuild("show", word.strip()).code == 0 for word in told)
+    assert all(envbuild("show", word.strip()).code == 0 for word in named)
 
 
 def test_a_path_too_long_is_the_profiles_fault(project: Path) -> None:
@@ -375,10 +375,10 @@ def test_show_tells_of_nvcc_and_of_forward_compatibility(project: Path) -> None:
     compat = {"sha256": "b" * 64, "url": "https://mirror.example/compat.deb"}
     driver = {"minimum": "550.54.14", "compat": compat}
     write_profile(project, {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "driver": driver})
-    told = envbuild("show", "sample-devel", "--json").document
+    devel = envbuild("show", "sample-devel", "--json").document
     home = "/opt/venv/lib/python3.11/site-packages/nvidia/cu13"
-    assert (told["profile"], told["variant"], told["compat"]) == ("sample-devel", "devel", "b" * 64)
-    assert told["nvcc"] == {"release": "13.0", "home": home}
+    assert (devel["profile"], devel["variant"], devel["compat"]) == ("sample-devel", "devel", "b" * 64)
+    assert devel["nvcc"] == {"release": "13.0", "home": home}
     text = envbuild("show", "sample-devel").stdout
     assert "driver 550.54.14 or newer (forward-compatibility libraries" in text
     assert f"devel: nvcc of CUDA 13.0, {home}" in text
@@ -603,7 +603,7 @@ def test_what_is_no_text_is_3_in_every_command(project: Path, arguments: list[st
     for name in {argument for argument in arguments if argument.startswith("nosuch")}:
         (project / name).write_bytes(b"\x7fELF\x02\xff\xfe\x00\x01" * 9)
     done = envbuild(*arguments)
-    assert done.code == (5 if arguments[0] == "load" else 3), done.stderr  # a bundle is verified: the answer is no
+    assert done.code == (5 if arguments[0] == "load" else 3), done.stderr  # a bundle is verified, and fails
 
 
 def test_schema_prints_the_schema() -> None:

@@ -15,7 +15,7 @@ from envbuild.doctor.parallel_reader import run_in_parallel
 
 
 @pytest.mark.parametrize(
-    ("address", "told"),
+    ("address", "shown"),
     [
         ("https://index.example/simple", "https://index.example/simple"),
         ("https://user:word@index.example:8443/simple/", "https://index.example:8443/simple/"),
@@ -28,8 +28,8 @@ from envbuild.doctor.parallel_reader import run_in_parallel
         ("http://[::1", "http://[::1"),
     ],
 )
-def test_an_address_is_told_without_its_secrets(address: str, told: str) -> None:
-    assert short_address(address) == told
+def test_an_address_is_told_without_its_secrets(address: str, shown: str) -> None:
+    assert short_address(address) == shown
 
 
 def test_words_of_others_are_one_bounded_line() -> None:

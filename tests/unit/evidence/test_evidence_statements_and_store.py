@@ -87,9 +87,9 @@ def test_a_misspelt_gpu_is_questioned(name: str, said: str) -> None:
 
 
 def test_the_record_says_what_machine_it_was_where_that_is_known(locked: Lock) -> None:
-    told = {"cpu": "a processor", "cores": 4, "memory": 1, "system": "Linux", "python": "3.11"}
-    made = evidence_statements_and_store.run_record(IMAGE, asked(locked), passed_run(), "docker", DAY, told)
-    assert json.loads(made.encoded)["machine"] == told
+    machine = {"cpu": "a processor", "cores": 4, "memory": 1, "system": "Linux", "python": "3.11"}
+    made = evidence_statements_and_store.run_record(IMAGE, asked(locked), passed_run(), "docker", DAY, machine)
+    assert json.loads(made.encoded)["machine"] == machine
     assert document_of(locked)["machine"] is None
 
 
@@ -104,8 +104,8 @@ def test_where_it_ran_is_kept_here_and_names_no_machine_in_what_is_published(loc
     assert json.loads(made.encoded)["where"] == {key: PLACE[key] for key in ("runner", "engine", "unconfined")}
     path = evidence_statements_and_store.save(made, PLACE)
     assert b"internal" not in evidence_statements_and_store.record_text(path) + path.read_bytes()
-    beside = path.with_name(path.name.replace(".statement.", ".where."))
-    assert json.loads(beside.read_text(encoding="utf-8")) == PLACE
+    place_file = path.with_name(path.name.replace(".statement.", ".where."))
+    assert json.loads(place_file.read_text(encoding="utf-8")) == PLACE
     assert state(locked)[0] == "proved"
 
 
@@ -293,7 +293,7 @@ def test_damaged_evidence_hides_no_other(locked: Lock) -> None:
 
 def fitting(record: object, meant: RunRecord | None = None) -> None:
     """A record, whatever it says, and the statement about the one that is meant: they fit together as an older envbuild
-    or somebody who can write there leaves them."""
+    or another user who can write there leaves them."""
     text = json.dumps(record, indent=1, sort_keys=True)
     digest = sha(text)
     folder = user_folders.state_folder("evidence") / IMAGE.id.removeprefix("sha256:")
@@ -704,8 +704,8 @@ def test_a_released_record_keeps_its_bytes_and_its_statement(file: Path) -> None
     assert record.encoded.encode() == raw
     digest = file.name.partition(".")[0]
     made = evidence_statements_and_store.test_statement(record, digest).document()
-    beside = file.with_name(f"{digest}.statement.json")
-    assert json.dumps(made, indent=1, sort_keys=True).encode() == beside.read_bytes()
+    statement = file.with_name(f"{digest}.statement.json")
+    assert json.dumps(made, indent=1, sort_keys=True).encode() == statement.read_bytes()
 
 
 def test_there_are_released_records() -> None:

@@ -252,7 +252,7 @@ def test_a_script_of_another_profile_of_the_image_fails_only_that_one(world: Wor
         evidence_statements_and_store.run_record(image, asked, run, "docker", DAY + datetime.timedelta(days=1))
     )
     assert (world.status().state, world.status().reasons) == ("verified", ())
-    world.proved(image)  # another pass without that script is no answer to its failure
+    world.proved(image)  # another pass without that script does not refute its failure
     (proof,) = profile_proofs.proofs_of(image.id, "child", child.profile, world.lock)
     assert (proof.state, proof.reason, proof.failed) == ("stale", "the self-test failed: own.script", True)
 

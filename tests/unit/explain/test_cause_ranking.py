@@ -26,12 +26,12 @@ H20 = "PyTorch version: 2.3.0+cu121\nGPU 0: NVIDIA H20\n"
 CRASH = "Floating point exception (core dumped)\n"
 
 
-def told(text: str) -> cause_ranking.Explanation:
+def explanation_of(text: str) -> cause_ranking.Explanation:
     return cause_ranking.explain(log_reader_and_search.Log(text.encode()))
 
 
 def causes(text: str) -> list[str]:
-    return [match.id for match in told(text).matches]
+    return [match.id for match in explanation_of(text).matches]
 
 
 def run(*arguments: str, stdin: str | bytes = b"") -> str:
@@ -99,7 +99,7 @@ def test_a_wrong_answer_costs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_advisory_can_be_told_from_its_lines_and_surroundings() -> None:
-    """Its own lines beside a confirming situation are enough, though not always its lines alone."""
+    """Its own lines together with a confirming situation are enough, though not always its lines alone."""
     for advisory in database.advisories():
         row = log_signatures.signatures()[advisory.id]
         assert cause_scoring.confidence(row.confidence, ("line", "holds")) >= cause_ranking.NAMED, advisory.id
@@ -160,7 +160,7 @@ def test_what_is_read_once_is_kept() -> None:
 
 
 def test_the_versions_in_the_log_confirm_an_advisory() -> None:
-    bare, known_card = told("python: " + CRASH).possible[0], told(H20 + CRASH).matches[0]
+    bare, known_card = explanation_of("python: " + CRASH).possible[0], explanation_of(H20 + CRASH).matches[0]
     assert bare.id == known_card.id == "cublas-hopper-fpe"
     assert bare.confidence < known_card.confidence
     assert (bare.standing, known_card.standing) == ("open", "holds")
@@ -177,7 +177,7 @@ def test_the_versions_in_the_log_confirm_an_advisory() -> None:
     ids=["another GPU", "a fixed cuBLAS is loaded", "a torch with a fixed cuBLAS, and another GPU", "a torch for CPUs"],
 )
 def test_the_versions_in_the_log_rule_an_advisory_out(surroundings: str) -> None:
-    found = told(surroundings + CRASH)
+    found = explanation_of(surroundings + CRASH)
     assert "cublas-hopper-fpe" not in {match.id for match in found.matches}
     assert "cublas-hopper-fpe" in {ruled.advisory.id for ruled in found.ruled_out}
 
@@ -195,7 +195,10 @@ def test_a_fixed_version_that_is_not_shown_to_be_loaded_leaves_it_possible() -> 
 
 
 def test_where_gpu_and_loaded_version_are_unknown_a_cause_is_less_possible_and_not_ruled_out() -> None:
-    hopper, unknown = told(f"torch==2.6.0\nGPU 0: NVIDIA H20\n{CRASH}"), told(f"torch==2.6.0\npython a.py\n{CRASH}")
+    hopper, unknown = (
+        explanation_of(f"torch==2.6.0\nGPU 0: NVIDIA H20\n{CRASH}"),
+        explanation_of(f"torch==2.6.0\npython a.py\n{CRASH}"),
+    )
     assert [(found.matches, found.ruled_out) for found in (hopper, unknown)] == [((), ())] * 2
     sure, match = (
         next(match for match in found.possible if match.id == "cublas-hopper-fpe") for found in (hopper, unknown)
@@ -206,7 +209,7 @@ def test_where_gpu_and_loaded_version_are_unknown_a_cause_is_less_possible_and_n
 
 
 def test_a_version_in_prose_that_nothing_else_shows_rules_nothing_out() -> None:
-    found = told("H20, nvidia-cublas-cu12==12.5.3.2\n" + CRASH)
+    found = explanation_of("H20, nvidia-cublas-cu12==12.5.3.2\n" + CRASH)
     (match,) = found.matches
     assert (match.id, match.standing, found.ruled_out) == ("cublas-hopper-fpe", "fits", ())
     assert match.find_out[-1] == "which cublas is loaded: envbuild audit --here"
@@ -224,7 +227,7 @@ def test_a_version_in_prose_that_nothing_else_shows_rules_nothing_out() -> None:
     ],
 )
 def test_torch_is_read_as_the_facts_know_it(text: str, torch: str | None, cuda: str | None, cublas: str | None) -> None:
-    said = told(text).read.situation
+    said = explanation_of(text).read.situation
     assert (said.torch, said.cuda, said.libraries.get("cublas")) == (torch, cuda, cublas)
 
 
@@ -241,7 +244,7 @@ def test_torch_is_read_as_the_facts_know_it(text: str, torch: str | None, cuda: 
     ],
 )
 def test_cards_are_read(text: str, cards: Sequence[str]) -> None:
-    assert [gpu.id for gpu in told(text).read.situation.gpus] == cards
+    assert [gpu.id for gpu in explanation_of(text).read.situation.gpus] == cards
 
 
 def test_a_card_that_torch_has_no_code_for() -> None:
@@ -278,10 +281,12 @@ TIMEOUT = (
 
 def test_the_rank_that_failed_first_is_found() -> None:
     root = "Root Cause (first observed failure):\n[0]:\n  rank      : 3 (local_rank: 3)\n  exitcode  : {} (pid: 7)\n"
-    found = told(TIMEOUT + root.format(-11))
+    found = explanation_of(TIMEOUT + root.format(-11))
     assert found.read.first and (found.read.first.rank, found.read.first.exit) == (3, -11)
     assert [match.id for match in found.matches] == ["rank-died"]
-    by_node = told("E0000 torch.distributed.elastic failed (exitcode: -9) local_rank: 3 (pid: 7) of binary: python\n")
+    by_node = explanation_of(
+        "E0000 torch.distributed.elastic failed (exitcode: -9) local_rank: 3 (pid: 7) of binary: python\n"
+    )
     assert by_node.read.first and (by_node.read.first.rank, by_node.read.first.local) == (None, 3)
     # a rank that its own watchdog aborted did not fail first
     assert causes(TIMEOUT + root.format(-6)) == ["collective-timeout"]
@@ -312,12 +317,12 @@ def test_what_follows_from_a_dead_rank_is_not_a_cause() -> None:
     ],
 )
 def test_advice_where_a_log_holds_too_little(text: str, word: str) -> None:
-    assert any(word in line for line in told(text).advice)
+    assert any(word in line for line in explanation_of(text).advice)
 
 
 def test_no_advice_for_what_is_on_already() -> None:
-    assert not any("NCCL_DEBUG" in line for line in told("a NCCL INFO Bootstrap\nncclSystemError").advice)
-    assert told("step 1 loss 2.3\nstep 2 loss 2.2\n").advice == ()
+    assert not any("NCCL_DEBUG" in line for line in explanation_of("a NCCL INFO Bootstrap\nncclSystemError").advice)
+    assert explanation_of("step 1 loss 2.3\nstep 2 loss 2.2\n").advice == ()
 
 
 # ---- the command ----
@@ -370,9 +375,9 @@ def test_nothing_of_a_log_reaches_the_terminal_but_its_lines() -> None:
     ],
 )
 def test_a_secret_in_a_line_is_not_repeated(line: str, hidden: str) -> None:
-    told = safe_line(line)
-    assert hidden not in told
-    assert "EADDRINUSE" in told and "***" in told
+    redacted = safe_line(line)
+    assert hidden not in redacted
+    assert "EADDRINUSE" in redacted and "***" in redacted
 
 
 def test_a_secret_in_a_line_of_a_possible_cause_is_not_repeated() -> None:

@@ -14,7 +14,7 @@ from unit.explain.corpus import piped
 H20 = "PyTorch version: 2.3.0+cu121\nGPU 0: NVIDIA H20\npython train.py\n"
 
 
-def told(text: str) -> cause_ranking.Explanation:
+def explanation_of(text: str) -> cause_ranking.Explanation:
     return cause_ranking.explain(log_reader_and_search.Log(text.encode()))
 
 
@@ -55,7 +55,7 @@ def report(text: str, markdown: bool = False) -> list[str]:
     ],
 )
 def test_a_users_report_gets_its_cause_and_fix(text: str, cause: str, fix: str) -> None:
-    assert told(text).matches[0].id == cause
+    assert explanation_of(text).matches[0].id == cause
     assert fix in " ".join(" ".join(report(text)).split())
 
 
@@ -63,7 +63,7 @@ def test_a_signal_with_frames_in_the_cpu_math_library_is_not_given_to_cublas() -
     for signal in ("SIGFPE, Arithmetic exception", "SIGSEGV, Segmentation fault"):
         for library in ("libmkl_core.so.2", "libopenblas.so.0"):
             text = f"{H20}Program received signal {signal}.\n#0  0x1 in f () from /usr/lib/{library}\n"
-            found = told(text)
+            found = explanation_of(text)
             assert [match.id for match in found.matches] == ["cpu-math-library"]
             assert "cublas" not in " ".join(match.id for match in found.matches)
 
@@ -72,7 +72,7 @@ def test_a_signal_with_frames_in_the_cpu_math_library_is_not_given_to_cublas() -
 
 
 def test_the_confidence_is_the_sum_of_weights() -> None:
-    (match,) = told(f"{H20}Floating point exception (core dumped)\n").matches
+    (match,) = explanation_of(f"{H20}Floating point exception (core dumped)\n").matches
     assert match.evidence == ("line", "holds")
     weights = log_signatures.weights()
     prior = log_signatures.signatures()[match.id].confidence
@@ -103,7 +103,7 @@ BARE = {
 
 @pytest.mark.parametrize("symptom", BARE)
 def test_where_no_cause_is_named_the_symptom_and_what_decides_are_shown(symptom: str) -> None:
-    found = told(BARE[symptom] + "\n")
+    found = explanation_of(BARE[symptom] + "\n")
     assert found.unknown and symptom in found.read.symptoms
     assert 1 <= len(found.possible) <= cause_ranking.MOST_POSSIBLE
     row = next(row for row in log_signatures.symptoms() if row.symptom == symptom)

@@ -1,4 +1,4 @@
-"""`explain` of several files, folders, packed logs, and what is no log at all."""
+"""`explain` of several files, folders, compressed logs, and files that are not logs."""
 
 from __future__ import annotations
 

@@ -19,12 +19,12 @@ H20 = "torch 2.3.0, NVIDIA H20, python train.py\n"
 CRASH = "Floating point exception (core dumped)\n"
 
 
-def told(text: str) -> cause_ranking.Explanation:
+def explanation_of(text: str) -> cause_ranking.Explanation:
     return cause_ranking.explain(log_reader_and_search.Log(text.encode()))
 
 
 def causes(text: str) -> list[str]:
-    return [match.id for match in told(text).matches]
+    return [match.id for match in explanation_of(text).matches]
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def test_the_change_is_yaml_that_a_profile_takes(name: str, project: Path) -> No
     assert written, "a change that no version satisfies"
     lines = list(advisory_remedy.yaml_lines(written))
     assert len(lines) == len(written)
-    (project / "profiles" / "mended.yaml").write_text("\n".join(["extends: h20", *lines]) + "\n", encoding="utf-8")
-    profile = profile_reader_and_overrides.load("mended").profile
+    (project / "profiles" / "fixed.yaml").write_text("\n".join(["extends: h20", *lines]) + "\n", encoding="utf-8")
+    profile = profile_reader_and_overrides.load("fixed").profile
     for library, versions in change.pins.items():
         if library in database.libraries():
             assert profile.pins[library].version in versions
@@ -71,9 +71,9 @@ def test_the_nearest_version_is_taken() -> None:
     pin = cause_ranking.change  # the words; `written` has the versions
     hopper = CHANGES["cublas-hopper-fpe"]
     assert pin(hopper) == {"pins": {"cublas": ">=12.4.5.8"}}
-    assert advisory_remedy.written(hopper, Situation(cuda="11.8")) == {}, "no cuBLAS of CUDA 11 is mended"
+    assert advisory_remedy.written(hopper, Situation(cuda="11.8")) == {}, "no cuBLAS of CUDA 11 has the fix"
     assert advisory_remedy.written(hopper, Situation(cuda="12.1", libraries={"cublas": "12.5.2.13"})) == {}, (
-        "it is mended already"
+        "it is fixed already"
     )
     memory = CHANGES["cublas-tmem-silent"]
     on_13 = Situation(torch="2.11.0", cuda="13.0", libraries={"cublas": "13.1.0.3"})
@@ -108,7 +108,7 @@ def test_the_nearest_version_is_taken() -> None:
     ],
 )
 def test_a_card_where_all_went_well_is_not_the_one(text: str, cards: Sequence[str]) -> None:
-    found = [gpu.id for gpu in told(text).read.situation.gpus]
+    found = [gpu.id for gpu in explanation_of(text).read.situation.gpus]
     if text.startswith("auf der"):  # a clause whose verb follows the name with more between them: both are kept
         assert set(found) <= set(cards) and "h20" in found
     else:
@@ -116,14 +116,14 @@ def test_a_card_where_all_went_well_is_not_the_one(text: str, cards: Sequence[st
 
 
 def test_the_other_card_confirms_nothing() -> None:
-    (match,) = told("worked on A100, now H20, torch 2.3.0\npython train.py\n" + CRASH).matches
+    (match,) = explanation_of("worked on A100, now H20, torch 2.3.0\npython train.py\n" + CRASH).matches
     assert (match.standing, match.profile({"a100", "h20"})) == ("holds", "h20")
-    was = told("worked on H20, now A100, torch 2.3.0\npython train.py\n" + CRASH)
+    was = explanation_of("worked on H20, now A100, torch 2.3.0\npython train.py\n" + CRASH)
     assert not was.matches and [ruled.advisory.id for ruled in was.ruled_out] == ["cublas-hopper-fpe"]
 
 
 def test_of_two_cards_the_proof_is_on_one_that_it_is_about() -> None:
-    (match,) = told("A100 and H20 in one job, torch 2.3.0\npython train.py\n" + CRASH).matches
+    (match,) = explanation_of("A100 and H20 in one job, torch 2.3.0\npython train.py\n" + CRASH).matches
     assert match.standing == "fits", "the A100 may be the one that failed"
     assert match.profile({"a100", "h20"}) == "h20"
     said = piped("A100 and H20, torch 2.3.0\npython a.py\n" + CRASH)
@@ -147,7 +147,7 @@ INNOCENT = (
     '  --batch-size N    lower it if you see "CUDA error: out of memory"',
     "--checkpoint  trades speed for memory where CUDA out of memory is met",
     'We often see "CUDA error: out of memory" in forums',
-    "Tip: CUDA out of memory is cured by a smaller batch",
+    "Tip: CUDA out of memory is avoided by a smaller batch",
     "a large batch may cause CUDA out of memory",
     "to avoid CUDA out of memory, lower the batch",
     "If CUDA out of memory, lower the batch",
@@ -158,7 +158,7 @@ INNOCENT = (
 
 @pytest.mark.parametrize("line", INNOCENT)
 def test_what_another_run_or_a_text_says_is_no_cause(line: str) -> None:
-    found = told(f"torch 2.3.0, H20, python train.py\n{line}\nstep 1 loss 2.3\n")
+    found = explanation_of(f"torch 2.3.0, H20, python train.py\n{line}\nstep 1 loss 2.3\n")
     assert not found.matches
     assert not any("PYTHONFAULTHANDLER" in text for text in found.advice)
 
@@ -220,11 +220,11 @@ def test_the_signal_is_known_by_its_names(line: str) -> None:
     ],
 )
 def test_no_number_is_told_of_in_any_language(line: str) -> None:
-    assert any("set_detect_anomaly" in text for text in told(line).advice)
+    assert any("set_detect_anomaly" in text for text in explanation_of(line).advice)
 
 
 def test_where_nothing_names_torch_or_a_card_the_signal_gets_a_hint() -> None:
-    found = told(CRASH)
+    found = explanation_of(CRASH)
     assert not found.matches and any("audit --here" in text and "SIGFPE" in text for text in found.advice)
 
 
@@ -238,7 +238,7 @@ def work(rank: int, enqueued: int, completed: int) -> str:
 
 def test_the_rank_that_lags_is_named() -> None:
     text = "world size: 8\n" + "".join(work(rank, 19 if rank == 2 else 21, 18) for rank in range(6))
-    works = told(text).read.works
+    works = explanation_of(text).read.works
     assert (works.behind, works.silent) == ((2,), (6, 7))
     said = piped(text)
     assert "rank 2: 19" in said and "the others wait for rank 2: it did not come to work 20" in said
@@ -256,8 +256,8 @@ def test_ranks_that_wait_in_different_collectives_diverged(group: str) -> None:
     text = late(0, 4411, "ALLREDUCE", group) + late(1, 4411, "ALLREDUCE", group) + late(2, 4410, "ALLGATHER", group)
     said = " ".join(piped(text).split())
     assert "the ranks diverged, each waited in another collective: rank 0 in ALLREDUCE 4411, rank 2 in ALLG" in said
-    told = json.loads(piped(text, "--json"))["last_work"]["diverged"]
-    assert told == [
+    diverged = json.loads(piped(text, "--json"))["last_work"]["diverged"]
+    assert diverged == [
         {"rank": 0, "number": 4411, "operation": "ALLREDUCE"},
         {"rank": 2, "number": 4410, "operation": "ALLGATHER"},
     ]
@@ -273,7 +273,7 @@ def test_ranks_that_wait_in_different_collectives_diverged(group: str) -> None:
     ],
 )
 def test_ranks_that_wait_in_one_kind_or_in_groups_of_their_own_did_not_diverge(text: str) -> None:
-    assert told(text).read.works.diverged == ()
+    assert explanation_of(text).read.works.diverged == ()
 
 
 # ---- what is only possible ----
@@ -283,7 +283,7 @@ TREE = "torch 2.1.0, 2 x NVIDIA A100-SXM4-80GB, nproc_per_node=2, python train.p
 
 
 def test_an_advisory_that_holds_is_possible_where_no_line_names_it() -> None:
-    found = told(f"{TREE}loss: nan at step 3\n")
+    found = explanation_of(f"{TREE}loss: nan at step 3\n")
     best = (found.matches or found.possible)[0]
     assert (best.id, best.standing, best.lines) == ("nccl-2.18.1", "holds", ())
     assert "symptom" in best.evidence and "operation" in best.evidence
@@ -299,7 +299,7 @@ def test_an_advisory_that_holds_is_possible_where_no_line_names_it() -> None:
     ],
 )
 def test_no_advisory_is_possible_that_does_not_hold_or_need_not(text: str) -> None:
-    found = told(text)
+    found = explanation_of(text)
     assert [match.id for match in found.possible if match.advisory and match.advisory.match] == []
 
 
@@ -328,19 +328,19 @@ def test_an_xid_alone_says_what_it_is(number: int, words: str, cause: str) -> No
 
 
 def test_ranks_that_are_level_are_not_blamed() -> None:
-    assert told("".join(work(rank, 21, 20) for rank in range(4))).read.works.behind == ()
-    assert told(work(0, 21, 20) + work(1, 21, 19)).read.works.behind == (1,)
+    assert explanation_of("".join(work(rank, 21, 20) for rank in range(4))).read.works.behind == ()
+    assert explanation_of(work(0, 21, 20) + work(1, 21, 19)).read.works.behind == (1,)
 
 
 def test_ranks_of_different_groups_are_not_compared() -> None:
-    """Groups count their work each for itself; a rank goes by its number in the job where that is told."""
+    """Groups count their work each for itself; a rank is named by its number in the job where the log states it."""
     line = "[rank{}]:[E1 Proc.cpp:1844] [PG ID 1 PG GUID {} Rank {}] Timeout at NCCL work: 8, last enqueued work: {}.\n"
     text = "world size: 8\n" + "".join(
         line.format(rank, 5 + rank // 4, rank % 4, 90 if rank < 4 else 20) for rank in range(7)
     )
-    works = told(text).read.works
+    works = explanation_of(text).read.works
     assert ([work.rank for work in works.told], works.behind, works.silent) == ([0, 1, 2, 3], (), ())
-    late = told(
+    late = explanation_of(
         text.replace("Rank 3] Timeout at NCCL work: 8, last enqueued work: 90", "Rank 3] T, last enqueued work: 89")
     )
     assert late.read.works.behind == (3,)
@@ -350,12 +350,12 @@ def test_ranks_of_different_groups_are_not_compared() -> None:
     "word", ["PyTorch 版本:", "PyTorch バージョン:", "Versione: torch", "PyTorch versión", "PyTorch-Version:"]
 )
 def test_torch_is_read_whatever_its_version_is_called(word: str) -> None:
-    assert told(f"{word} 2.3.1+cu121\n").read.situation.torch == "2.3.1"
+    assert explanation_of(f"{word} 2.3.1+cu121\n").read.situation.torch == "2.3.1"
 
 
 def test_every_rank_is_read_however_many_look_alike() -> None:
     text = "world_size=600\n" + "".join(work(rank, 21 - (rank == 599), 20) for rank in range(600))
-    works = told(text).read.works
+    works = explanation_of(text).read.works
     assert (len(works.told), works.behind, works.silent) == (600, (599,), ())
 
 
@@ -370,7 +370,7 @@ def test_every_rank_is_read_however_many_look_alike() -> None:
     ],
 )
 def test_the_number_of_ranks_is_the_one_that_is_said(text: str, count: int | None) -> None:
-    assert told(text).read.situation.gpu_count == count
+    assert explanation_of(text).read.situation.gpu_count == count
 
 
 # ---- the program's own error ----
@@ -394,5 +394,5 @@ def test_an_error_of_the_program_is_not_known_and_quoted(error: str, words: str)
 
 def test_what_the_launcher_says_of_it_is_not_its_own_error() -> None:
     text = "KeyError: 'lr'\ntorch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
-    found = told(text).read.error
+    found = explanation_of(text).read.error
     assert found is not None and found.number == 1

@@ -62,9 +62,9 @@ def test_a_long_line_is_searched_to_its_end() -> None:
 def test_a_crash_is_found_behind_many_lines_that_look_like_it(at: int) -> None:
     rng = random.Random(1)
     words = ["".join(rng.choices("abcdefgh", k=9)) for _ in range(20 * log_reader_and_search.TRIED)]
-    alike = [f"{rng.choice(('error', 'fault'))} 111 {word}" for word in words]
-    alike[at] = "error 802"
-    log = log_reader_and_search.Log("\n".join(alike).encode())
+    lines = [f"{rng.choice(('error', 'fault'))} 111 {word}" for word in words]
+    lines[at] = "error 802"
+    log = log_reader_and_search.Log("\n".join(lines).encode())
     assert [line.text for line, _ in log.find(re.compile("error 802|fault 802"))] == ["error 802"]
 
 

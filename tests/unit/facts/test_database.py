@@ -511,8 +511,8 @@ def test_an_advisory_is_met_where_its_whole_signature_is(result: dict[str, str],
 @pytest.mark.parametrize("name", ADVISORIES)
 def test_a_signature_names_no_version_that_is_not_matched(name: str) -> None:
     item = advisory(name)
-    told = [keys["nccl"].pattern for keys in item.signature if "nccl" in keys]
-    for version in (version for pattern in told for version in pattern.split("|")):
+    patterns = [keys["nccl"].pattern for keys in item.signature if "nccl" in keys]
+    for version in (version for pattern in patterns for version in pattern.split("|")):
         assert any(version in match.libraries["nccl"] for match in item.match), version
 
 
@@ -791,9 +791,9 @@ def test_everything_wrong_with_a_sites_file_is_told_at_once() -> None:
     )
     with pytest.raises(FactsError) as raised:
         database.advisories()
-    told = [str(fault) for fault in raised.value.faults]
+    faults = [str(fault) for fault in raised.value.faults]
     for line, word in ((4, "integer"), (9, "refuse"), (10, "unknown key"), (12, "repeated group"), (17, "unknown key")):
-        assert [text for text in told if f"own.yaml:{line}: " in text and word in text], (line, word, told)
+        assert [text for text in faults if f"own.yaml:{line}: " in text and word in text], (line, word, faults)
 
 
 @pytest.mark.parametrize(
@@ -822,8 +822,8 @@ def test_a_malformed_site_file_names_the_line(change: tuple[str, str], line: int
     with pytest.raises(FactsError) as raised:
         database.advisories()
     assert raised.value.code == 3
-    told = [str(fault) for fault in raised.value.faults]
-    assert [text for text in told if f"own.yaml:{line}: " in text and word in text], told
+    faults = [str(fault) for fault in raised.value.faults]
+    assert [text for text in faults if f"own.yaml:{line}: " in text and word in text], faults
 
 
 def test_faults_of_several_files_are_told_together() -> None:
@@ -832,8 +832,8 @@ def test_faults_of_several_files_are_told_together() -> None:
     site("advisories: 5\n", "c.yaml")
     with pytest.raises(FactsError) as raised:
         database.gpus()
-    told = "\n".join(map(str, raised.value.faults))
-    assert all(name in told for name in ("a.yaml", "b.yaml", "c.yaml"))
+    faults = "\n".join(map(str, raised.value.faults))
+    assert all(name in faults for name in ("a.yaml", "b.yaml", "c.yaml"))
 
 
 def test_errors_of_applications_are_those_of_the_selftest() -> None:

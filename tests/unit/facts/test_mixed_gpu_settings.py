@@ -62,9 +62,9 @@ def test_the_image_has_them_and_a_profiles_own_value_wins(project: Path) -> None
 
 def test_show_tells_them_with_their_reasons(project: Path) -> None:
     write_profile(project, {**FLEET, "gpus": ["a100", "h20"], "env": {"ENVBUILD_DTYPE": "float16"}})
-    told = envbuild("show", "sample", "--json").document["fleet"]
-    assert [(item["variable"], item["value"]) for item in told] == [("NCCL_NVLS_ENABLE", "0")]
-    assert "NVLink SHARP" in told[0]["reason"]
+    settings = envbuild("show", "sample", "--json").document["fleet"]
+    assert [(item["variable"], item["value"]) for item in settings] == [("NCCL_NVLS_ENABLE", "0")]
+    assert "NVLink SHARP" in settings[0]["reason"]
     assert "  NCCL_NVLS_ENABLE=0: only some" in envbuild("show", "sample").stdout
     write_profile(project, {**FLEET, "gpus": ["h20"]})
     assert envbuild("show", "sample", "--json").document["fleet"] == []

@@ -1,4 +1,4 @@
-"""The probes as read from the self-test's sources, beside what the self-test itself says of them."""
+"""The probes as read from the self-test's sources, compared with the self-test's own catalogue."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def test_every_probe_says_what_it_does_and_needs() -> None:
 def test_the_page_on_probes_has_each_with_its_level_and_device() -> None:
     page = (ROOT / "docs" / "selftest.md").read_text(encoding="utf-8")
     cells = [[cell.strip() for cell in line.split("|")[1:4]] for line in page.splitlines() if line.startswith("| ")]
-    told = {name: (level, device) for names, level, device in cells[1:] for name in names.split(", ")}
+    documented = {name: (level, device) for names, level, device in cells[1:] for name in names.split(", ")}
     levels = {"asked": "asked for"}
-    assert told == {
+    assert documented == {
         p.name: (levels.get(p.level, p.level), "GPU" if p.needs == "cuda" else "any")
         for p in probe_catalogue_reader.known_probes().values()
     }
@@ -51,8 +51,8 @@ def test_the_page_names_the_probes_for_which_no_fault_is_seeded() -> None:
     results = (ROOT / "benchmarks" / "results" / "faults.md").read_text(encoding="utf-8")
     seeded = {line.split("|")[2].strip() for line in results.splitlines() if line.startswith("| ")}
     page = " ".join((ROOT / "docs" / "selftest.md").read_text(encoding="utf-8").split())
-    told = page.partition("has no row for ")[2].partition(":")[0].replace(" and ", ", ").split(", ")
-    assert sorted(told) == sorted(
+    documented = page.partition("has no row for ")[2].partition(":")[0].replace(" and ", ", ").split(", ")
+    assert sorted(documented) == sorted(
         p.name for p in probe_catalogue_reader.known_probes().values() if p.needs != "cuda" and p.name not in seeded
     )
 

@@ -25,7 +25,7 @@ LINUX = "manylinux_2_28_x86_64"
 
 @pytest.fixture
 def folder(tmp_path: Path, served: Index, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A find-links folder, beside an index that has nothing of its own yet."""
+    """A find-links folder, in addition to an index that is still empty."""
     found = tmp_path / "links"
     found.mkdir()
     monkeypatch.setenv("PIP_FIND_LINKS", str(found))
@@ -127,7 +127,7 @@ def test_a_version_that_is_not_there_brings_the_newest_that_is(folder: Path) -> 
         resolve("alpha==9", "beta")
     assert str(caught.value.hint).splitlines()[-1] == f"the newest alpha for Python {PYTHON} is 1.10"
     with pytest.raises(ProfileError) as caught:
-        resolve("beta")  # there is none at all
+        resolve("beta")  # it has no releases
     assert "the newest" not in str(caught.value.hint)
 
 
@@ -450,15 +450,15 @@ def test_a_download_that_breaks_off_is_an_error_of_the_network(served: Index, im
 def test_a_download_that_breaks_off_is_begun_anew(served: Index, impatient: None) -> None:
     file = write_wheel(served.folder, "alpha", "1.0", content="# long\n" * 500)
     served.cut = {file.name: 2}
-    told: list[int] = []
+    counts: list[int] = []
     locked = LockedWheel(as_locked(file), file.stat().st_size, "x")
     assert (
         wheel_resolution_and_download.fetch_wheels(
-            [locked], PYTHON, GLIBC, sha256_file_store.wheel_store(), lambda name, count: told.append(count)
+            [locked], PYTHON, GLIBC, sha256_file_store.wheel_store(), lambda name, count: counts.append(count)
         )
         == 1
     )
-    assert sum(told) == file.stat().st_size and min(told) <= 0
+    assert sum(counts) == file.stat().st_size and min(counts) <= 0
 
 
 def test_errors_of_the_server_are_outlasted(served: Index, impatient: None) -> None:

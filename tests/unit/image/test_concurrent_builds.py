@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-# A process of its own: one build, of the profile and on the base that it is told.
+# A separate process: one build, of the given profile on the given base.
 BUILD = """
 import signal, sys
 from pathlib import Path

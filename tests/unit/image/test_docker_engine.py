@@ -120,7 +120,7 @@ def test_podman_is_refused_by_its_name_and_with_the_reason(api: Api, version: st
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("info", "words"),
     [
         ({"MemoryLimit": True, "PidsLimit": True, "SecurityOptions": ["name=rootless"]}, None),
         ({}, None),
@@ -129,8 +129,8 @@ def test_podman_is_refused_by_its_name_and_with_the_reason(api: Api, version: st
          "the rootless engine cannot bound a container's memory and processes$"),
     ],
 )  # fmt: skip
-def test_an_engine_that_ignores_bounds_is_refused(api: Api, told: dict[str, Any], words: str | None) -> None:
-    api.answers["/info"][1].update(told)
+def test_an_engine_that_ignores_bounds_is_refused(api: Api, info: dict[str, Any], words: str | None) -> None:
+    api.answers["/info"][1].update(info)
     if words is None:
         Engine().require_bounds()
         return
@@ -216,7 +216,7 @@ def test_the_context_of_the_environment_is_used(tmp_path: Path, monkeypatch: pyt
             Engine()
 
 
-@pytest.mark.xfail(strict=True, reason="the docker library finds no context where there is no config.json beside it")
+@pytest.mark.xfail(strict=True, reason="the docker library finds no context without a config.json next to it")
 def test_a_context_is_found_without_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`docker context create` alone writes none."""
     context("remote", f"unix://{tmp_path}/socket")
@@ -281,7 +281,7 @@ def test_an_engine_whose_disk_is_full_is_an_error_of_the_disk_with_figures(api: 
 
 
 @pytest.mark.parametrize(
-    ("told", "free", "error", "said"),
+    ("info_was_read", "free", "error", "said"),
     [
         (True, 4096, DiskError, "the Docker Engine went away, and its disk is full: {}: 0.0 of 8.0 GB free"),
         (True, 8 << 30, EngineError, "the Docker Engine failed: "),
@@ -289,12 +289,17 @@ def test_an_engine_whose_disk_is_full_is_an_error_of_the_disk_with_figures(api: 
     ],
 )
 def test_an_engine_that_went_away_while_its_disk_is_full_is_an_error_of_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool, free: int, error: type[EnvbuildError], said: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    info_was_read: bool,
+    free: int,
+    error: type[EnvbuildError],
+    said: str,
 ) -> None:
     with answering(Api(tmp_path)) as api:
         monkeypatch.setenv("DOCKER_HOST", api.host)
         engine = Engine()
-        assert not told or engine.info
+        assert not info_was_read or engine.info
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(8 * 10**9, 0, free))
     with pytest.raises(error) as caught:
         engine.find("x")

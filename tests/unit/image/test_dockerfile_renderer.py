@@ -122,7 +122,7 @@ RENDERED: dict[tuple[str, str | None], str] = {}
 
 
 def rendered(found: Lock) -> list[Instruction]:
-    """What the builder would be told; each content is rendered once, for there are thousands of questions."""
+    """Parse the Dockerfile as the builder does; each content is rendered once, since thousands of tests ask for it."""
     key = (found.id, found.image)
     if key not in RENDERED:
         RENDERED[key] = dockerfile_renderer.render(found, "sample")
@@ -185,7 +185,7 @@ def test_what_a_devel_image_has_more_comes_behind_all_that_a_runtime_image_has(s
 
 
 def folders(found: Lock) -> list[str]:
-    """The folder or context that each RUN gets beside the installer, in order."""
+    """The folder or context that each RUN mounts in addition to the installer, in order."""
     flags = [flag for run in rendered(found) if run.keyword == "RUN" for flag in run.flags]
     words = (word for flag in flags for word in flag.split(","))
     return [word for word in words if word.startswith(("source=", "from=")) and word != "source=bin"]
@@ -261,8 +261,8 @@ def test_what_is_compiled_is_told_to_leave_no_trace_of_its_process(project: Path
     build = {"env": {"NVCC_APPEND_FLAGS": "--threads 2"}}
     entries = [{**COMPILED, "build": build}, FROM_SDIST]
     found = rendered(lock_for(plan_of(project, {**EXTENDED, "extensions": entries})))
-    told = [word for item in found for word in item.arguments if word.startswith("NVCC_APPEND_FLAGS=")]
-    assert told == ["NVCC_APPEND_FLAGS=--threads 2 --objdir-as-tempdir", "NVCC_APPEND_FLAGS=--objdir-as-tempdir"]
+    settings = [word for item in found for word in item.arguments if word.startswith("NVCC_APPEND_FLAGS=")]
+    assert settings == ["NVCC_APPEND_FLAGS=--threads 2 --objdir-as-tempdir", "NVCC_APPEND_FLAGS=--objdir-as-tempdir"]
 
 
 def test_rendering_is_a_function_of_the_content(sample: Lock) -> None:
@@ -473,8 +473,8 @@ def test_a_hostile_value_is_refused_or_stays_a_value(project: Path, field: str) 
             assert settings["HOSTILE"] == value
             assert shape(found) == shape(harmless)
         elif field == "extensions.[].build.env.{}":
-            (told,) = [word for item in found for word in item.arguments if word.startswith("KERNELS_CUDA=")]
-            assert told == f"KERNELS_CUDA={value}"
+            (setting,) = [word for item in found for word in item.arguments if word.startswith("KERNELS_CUDA=")]
+            assert setting == f"KERNELS_CUDA={value}"
             assert [(i.keyword, i.flags, i.form) for i in found] == [(i.keyword, i.flags, i.form) for i in harmless]
         elif field in ("description", "extensions.[].none"):
             assert shape(found) == shape(harmless)
@@ -517,7 +517,7 @@ def document_of(found: Lock, folder: Path) -> dict[str, Any]:
 
 
 def read_again(data: dict[str, Any], folder: Path) -> Lock | LockError:
-    """As somebody who edits a lock and makes the id fit would have it."""
+    """A lock that was edited by hand, with its id recomputed."""
     if data["id"].startswith("sha256:"):
         data["id"] = f"sha256:{canonical_json.canonical_digest(data['content'])}"
     file = folder / "lock.yaml"

@@ -1,4 +1,4 @@
-"""What a compiled wheel is kept under, when it is taken again, and what is said where there is none."""
+"""The cache key of a compiled wheel, when it is used again, and the error if the wheel is missing."""
 
 from __future__ import annotations
 
@@ -117,10 +117,10 @@ class Compiler:
         self.jobs: list[str] = []
         self.requires: list[str] = []
         self.tag = TAG
-        self.after: Callable[[Path], object] = lambda out: None  # what the source does beside
+        self.after: Callable[[Path], object] = lambda out: None  # what the source does in addition
 
     def __call__(
-        self, engine: Engine, lock: Lock, name: str, text: str, options: Sequence[str], *told: Callable[[str], None]
+        self, engine: Engine, lock: Lock, name: str, text: str, options: Sequence[str], *say: Callable[[str], None]
     ) -> dict[str, Any]:
         self.jobs.append(next(word for word in options if word.startswith("MAX_JOBS=")).partition("=")[2])
         if self.answers:
@@ -181,8 +181,8 @@ def test_a_damaged_one_is_made_again(locked: Lock, compiler: Compiler, harm: str
         about.write_text("[", encoding="utf-8")
     else:  # a name that leads out of the folder
         shutil.copy(first.path, tmp_path / "out.whl")
-        told = json.loads(about.read_text(encoding="utf-8"))
-        about.write_text(json.dumps({**told, "file": str(tmp_path / "out.whl")}), encoding="utf-8")
+        metadata = json.loads(about.read_text(encoding="utf-8"))
+        about.write_text(json.dumps({**metadata, "file": str(tmp_path / "out.whl")}), encoding="utf-8")
     assert made(locked).sha256 == first.sha256
     assert len(compiler.jobs) == 2
 
@@ -218,7 +218,7 @@ def test_what_a_wheel_needs_must_be_locked(locked: Lock, compiler: Compiler) -> 
     assert "einops>0.8" in lines[0] and "packages" in lines[0] and "torch>=99" in lines[1]
 
 
-@pytest.mark.parametrize("left", ["link beside", "file beside", "folder", "link", "nothing"])
+@pytest.mark.parametrize("left", ["link next to it", "file next to it", "folder", "link", "nothing"])
 def test_a_build_leaves_one_wheel_and_no_link(locked: Lock, compiler: Compiler, tmp_path: Path, left: str) -> None:
     """A link named as one of our own files would have them written through it."""
     mine = tmp_path / "mine"
@@ -226,9 +226,9 @@ def test_a_build_leaves_one_wheel_and_no_link(locked: Lock, compiler: Compiler, 
 
     def hostile(out: Path) -> None:
         (wheel,) = out.iterdir()
-        if left == "link beside":
+        if left == "link next to it":
             (out / "built.json").symlink_to(mine)
-        elif left == "file beside":
+        elif left == "file next to it":
             (out / "\x1b[2J").touch()
         else:
             wheel.unlink()
@@ -279,10 +279,10 @@ def test_there_are_as_many_jobs_as_the_machine_has_room_for(cpus: int, memory_by
 )
 def test_out_of_memory_is_tried_again_with_half_the_jobs(locked: Lock, compiler: Compiler, said: str) -> None:
     compiler.answers = [said, said]
-    told: list[str] = []
-    assert made(locked, told.append).jobs == 2
+    messages: list[str] = []
+    assert made(locked, messages.append).jobs == 2
     assert compiler.jobs == ["8", "4", "2"]
-    assert told == [
+    assert messages == [
         "kernels: the compiler ran out of memory with 8 jobs; again with 4",
         "kernels: the compiler ran out of memory with 4 jobs; again with 2",
     ]

@@ -161,19 +161,19 @@ def test_a_build_is_recorded(locked: Lock, builder: Builder) -> None:
 
 def test_another_image_of_the_same_recipe_is_told(locked: Lock, builder: Builder) -> None:
     """Before it is recorded: killed between the two, the next run finds it built and has nothing to tell."""
-    told: list[str] = []
+    messages: list[str] = []
 
     def note(line: str) -> None:
         assert image_of("2").id not in [record.image for record in build_records_and_comparison.all_records()]
-        told.append(line)
+        messages.append(line)
 
     built(locked, note=note)
     built(locked, note=note)
-    assert told == []
+    assert messages == []
     engine, builder.image = FakeEngine(), image_of("2").id
     engine.held = image_of("2")
     built(dataclasses.replace(locked, environment={"A": "another lock"}), engine, note)
-    assert told == []
+    assert messages == []
     for file in user_folders.state_folder("builds").glob("*"):
         file.unlink()
     builder.image = IMAGE.id
@@ -181,7 +181,8 @@ def test_another_image_of_the_same_recipe_is_told(locked: Lock, builder: Builder
     builder.image = image_of("2").id
     built(locked, engine, note)
     assert (
-        len(told) == 1 and f"this lock gave {IMAGE.id}, and now {image_of('2').id}; its layers are the same" in told[0]
+        len(messages) == 1
+        and f"this lock gave {IMAGE.id}, and now {image_of('2').id}; its layers are the same" in messages[0]
     )
     assert {record.image for record in build_records_and_comparison.all_records()} == {IMAGE.id, image_of("2").id}
 

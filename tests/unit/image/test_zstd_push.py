@@ -70,7 +70,7 @@ class Saving(Engine):
 
 
 def saving(registry: Registry, *layers: bytes, files: tuple[bytes, ...] | None = None) -> Saving:
-    """An engine with an image of these layers; `files`: what it saves instead of them, beside the configuration."""
+    """An engine with an image of these layers; `files`: what it saves instead of them, after the configuration."""
     digests = tuple(map(oci_types.digest_of, layers))
     config = config_of(list(digests), {})
     image = Image(oci_types.digest_of(config), "handle", digests, {}, {}, 1)

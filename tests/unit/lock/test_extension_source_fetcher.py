@@ -1,4 +1,4 @@
-"""Sources of extensions: which commit, from where, whether it is whole, and whether it knows what it is told."""
+"""Sources of extensions: which commit, from where, whether it is whole, and whether it knows its settings."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_an_unknown_commit_is_the_profiles_fault(project: Path, repository: Path
 
 @pytest.fixture
 def with_submodules(repository: Path) -> Path:
-    """Two links to commits of other repositories; git makes such entries of what it is told alone."""
+    """Two links to commits of other repositories; git creates such entries only on request."""
     for path in ("third_party/cutlass", "\x1b[2J"):
         git(repository, "update-index", "--add", "--cacheinfo", f"160000,{'1' * 40},{path}")
     git(repository, "commit", "--quiet", "--message", "with submodules")

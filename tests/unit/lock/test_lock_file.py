@@ -234,7 +234,7 @@ def test_a_lock_without_a_base_is_refused(sample: Lock, file: Path) -> None:
             "  base: sha256:",
             '  base: "\\N"\n  old: sha256:',
             "damaged",
-        ),  # a line's end to some: written, it is another text
+        ),  # a line break to some readers: the written text differs
         ("format: 1", "format: 1\nextra: 1", "damaged"),
         ("format: 1", "format: [1", "not valid YAML"),
         ("format: 1", "format: &a 1\nb: *a", "alias"),

@@ -44,7 +44,7 @@ class Mirror:
     def __init__(self, version: str = "1.0-1") -> None:
         self.version = version
         self.gone: set[str] = set()
-        self.versions: dict[str, str] = {}  # where a package's newest is another than that
+        self.versions: dict[str, str] = {}  # where a package's newest version differs from the default
         self.asked: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
 
     def resolve(
@@ -92,7 +92,7 @@ def newer(links: Path) -> None:
 
 @pytest.fixture
 def first(project: Path, links: Path, mirror: Mirror) -> Lock:
-    """The first lock of SMALL; uv is asked for it once, since all these folders of wheels are alike to the byte."""
+    """The first lock of SMALL; uv resolves it once, since all these folders of wheels are the same byte for byte."""
     if not _FIRST:
         _FIRST.append(lock_update.update_lock(plan_of(project, SMALL), None))
         mirror.asked.clear()
@@ -575,7 +575,7 @@ def test_differences_are_a_line_each(project: Path) -> None:
 
 
 def test_profiles_that_wish_the_same_are_looked_up_once(project: Path, links: Path, monkeypatch: Any) -> None:
-    """Several at a time; told and written in the order that they were asked for."""
+    """Several at a time; reported and written in the order that they were asked for."""
     asked: list[Sequence[str]] = []
     resolve = wheel_resolution_and_download.resolve_wheels
 

@@ -84,7 +84,7 @@ def test_another_build_is_no_newer_release(served: Path, project: Path) -> None:
 
 
 def test_an_advisory_asks_for_a_cuda_library_of_the_same_major(served: Path, project: Path) -> None:
-    """int-mm-cuda121u1 asks for any newer cuBLAS, cublas-k0-fpe for 12.6.0.22: the nearest are told."""
+    """int-mm-cuda121u1 asks for any newer cuBLAS, cublas-k0-fpe for 12.6.0.22: the nearest are listed."""
     offer(served, nvidia_cublas_cu12="12.1.3.1 12.2.1.16 12.4.5.8 12.6.0.22 12.9.3.13 13.0.0.19")
     item = found(served, project, OLD, nvidia_cublas_cu12="12.1.3.1")["nvidia-cublas-cu12"]
     assert item.newest is None
@@ -109,7 +109,7 @@ def test_an_accepted_advisory_asks_too(served: Path, project: Path) -> None:
 
 
 def test_what_is_no_cuda_library_is_asked_for_within_its_line(served: Path, project: Path) -> None:
-    """numpy2-old-torch asks for numpy before 2, which is no newer one; torch moves by a patch release at most."""
+    """numpy2-old-torch requires numpy before 2, which is not newer; torch moves by a patch release at most."""
     offer(served, numpy="1.26.4 2.0.0 2.0.1", torch="2.5.0 2.5.1 2.6.0")
     data = {**OLD, "torch": "2.5.0", "gpus": ["h100"]}
     item = found(served, project, data, torch="2.5.0")["torch"]

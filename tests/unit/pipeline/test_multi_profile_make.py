@@ -30,7 +30,7 @@ from unit.evidence.runs import NAMES, ended_probe
 from unit.support import PROFILE, envbuild, write_profile
 
 GPU = {"extends": "h20"}
-BESIDE = {process_locks.BESIDE: "1"}
+CONCURRENT = {process_locks.BESIDE: "1"}
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,10 @@ def test_no_unit_is_in_two_hands_and_all_are_used() -> None:
 
 
 class Children:
-    """Stands in for the processes: notes what they are told; each answers as `answers` say, by profile and verb."""
+    """Stands in for the child processes: records their commands; `answers` has the results by profile and verb."""
 
     def __init__(self) -> None:
-        self.told: list[list[str]] = []
+        self.commands: list[list[str]] = []
         self.answers: dict[tuple[str, str], Completed] = {}
         self.environments: dict[str, Mapping[str, str]] = {}
         self.stderr: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ class Children:
         words = [str(word) for word in argv][3:]
         assert words[0] == "envbuild" and words[-2] == "--" and "--json" in words
         with self._lock:
-            self.told.append(words[1:])
+            self.commands.append(words[1:])
             self.environments[words[1]] = env
             self._testing += words[1] == "make"
             self.most = max(self.most, self._testing)
@@ -114,7 +114,7 @@ class Children:
         return self.answers.get((words[-1], words[1]), Completed(0, json.dumps(document), ""))
 
     def options(self, name: str, verb: str) -> list[str]:
-        (found,) = [words[1:-2] for words in self.told if (words[-1], words[0]) == (name, verb)]
+        (found,) = [words[1:-2] for words in self.commands if (words[-1], words[0]) == (name, verb)]
         return found
 
 
@@ -163,7 +163,7 @@ def test_events_of_both_processes_are_shown_as_those_of_one_profile_are(children
 
 
 def test_what_a_process_writes_beside_its_events_is_told_whole(children: Children) -> None:
-    """A traceback has lines that begin alike."""
+    """A traceback has several lines with the same beginning."""
     frame = '  File "/a/very/long/path/{}.py", line {}, in work'
     children.stderr = (
         "Traceback (most recent call last):",
@@ -173,14 +173,14 @@ def test_what_a_process_writes_beside_its_events_is_told_whole(children: Childre
         "    x()",
     )
     said = envbuild("make", "a", "b")
-    told = [line for line in said.stderr.splitlines() if "File " in line or "x()" in line]
-    assert len(told) == 4 * 4, said.stderr  # of two profiles with two processes each
+    frames = [line for line in said.stderr.splitlines() if "File " in line or "x()" in line]
+    assert len(frames) == 4 * 4, said.stderr  # of two profiles with two processes each
 
 
 def test_only_who_signs_gets_the_passphrase(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("envbuild.attest.keys_and_signatures.for_children", lambda: {"TYPED": "a secret"})
     assert envbuild("make", "a", "b").code == 0
-    assert children.environments == {"build": BESIDE, "make": {"TYPED": "a secret", **BESIDE}}
+    assert children.environments == {"build": CONCURRENT, "make": {"TYPED": "a secret", **CONCURRENT}}
 
 
 def test_all_takes_every_profile_of_the_folder_and_json_has_each(children: Children) -> None:
@@ -200,7 +200,7 @@ def test_one_that_fails_stops_no_other(children: Children, project: Path) -> Non
     found = {row["profile"]: (row["status"], row["code"]) for row in said.document["profiles"]}
     assert found == {"a": ("failed", 7), "wrong": ("failed", 3), "b": ("failed", 5), "c": ("verified", 0)}
     assert (said.code, said.document["error"]["code"]) == (5, 5)
-    assert [words[0] for words in children.told if words[-1] == "a"] == ["build"]
+    assert [words[0] for words in children.commands if words[-1] == "a"] == ["build"]
     plain = envbuild("make", "a", "wrong", "b", "c")
     assert (plain.code, len(plain.stdout.splitlines())) == (5, 5)
     assert "of 4 profiles 3 not made: wrong, a, b" in plain.stderr
@@ -277,7 +277,7 @@ def test_cards_that_are_named_are_handed_out_and_only_to_who_needs_one(children:
 def test_fewer_cards_than_work_together_are_told_before_anything_is_built(children: Children, project: Path) -> None:
     write_profile(project, {**GPU, "gpu_count": 2}, "gpu-two")
     said = envbuild("make", "gpu-a", "gpu-two", "--gpus", "0")
-    assert said.code == 4 and {words[-1] for words in children.told} == {"gpu-a"}
+    assert said.code == 4 and {words[-1] for words in children.commands} == {"gpu-a"}
     assert "for 2 GPUs that work together, and --gpus names 1" in said.stdout
     assert "of 2 profiles 1 not made: gpu-two" in said.stderr
     assert envbuild("make", "gpu-a", "gpu-two", "--gpus", "0", "--allow-unproved").code == 0
@@ -292,12 +292,12 @@ def test_of_a_path_the_way_to_all_faults_is_its_path(children: Children, project
 
 def test_a_profile_that_is_named_twice_is_made_once(children: Children) -> None:
     assert envbuild("make", "a", "profiles/a.yaml").code == 0
-    assert [words[0] for words in children.told] == ["build", "make"]
+    assert [words[0] for words in children.commands] == ["build", "make"]
 
 
 @pytest.mark.parametrize("arguments", [[], ["--all", "a"], ["a", "b", "--pin", "cublas=1"], ["a", "b", "--write"]])
 def test_what_makes_no_sense_is_refused(children: Children, arguments: list[str]) -> None:
-    assert (envbuild("make", *arguments).code, children.told) == (2, [])
+    assert (envbuild("make", *arguments).code, children.commands) == (2, [])
 
 
 def test_an_interruption_ends_all_and_starts_nothing_more(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,7 +339,7 @@ def test_names_and_profiles_that_are_none_are_rows_and_the_others_are_made(child
 
 def test_where_none_is_a_profile_all_are_rows(children: Children) -> None:
     said = envbuild("make", "none", "neither", "--gpus", "0", "--json")
-    assert (said.code, children.told, said.document["error"]["kind"]) == (3, [], "profiles")
+    assert (said.code, children.commands, said.document["error"]["kind"]) == (3, [], "profiles")
     assert [(row["profile"], row["status"]) for row in said.document["profiles"]] == [
         ("none", "failed"), ("neither", "failed"),
     ]  # fmt: skip
@@ -352,9 +352,9 @@ def test_what_is_built_is_not_called_unmade(children: Children) -> None:
     assert said.code == 6 and "of 3 profiles 1 not made: b; 1 built, and not proved: gpu-a" in said.stderr
 
 
-@pytest.mark.parametrize("beside", [True, False])
-def test_who_waits_beside_others_says_whom_it_may_wait_for(monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:
-    if beside:
+@pytest.mark.parametrize("concurrent", [True, False])
+def test_who_waits_beside_others_says_whom_it_may_wait_for(monkeypatch: pytest.MonkeyPatch, concurrent: bool) -> None:
+    if concurrent:
         monkeypatch.setenv(process_locks.BESIDE, "1")
     said: list[str] = []
     with ThreadPoolExecutor(1) as threads:
@@ -363,7 +363,7 @@ def test_who_waits_beside_others_says_whom_it_may_wait_for(monkeypatch: pytest.M
             while not said:
                 threading.Event().wait(0.01)
         waiting.result(20)
-    who = "another profile of this make, or another envbuild," if beside else "another envbuild"
+    who = "another profile of this make, or another envbuild," if concurrent else "another envbuild"
     assert said == [f"{who} builds on the same base; waiting for it"]
 
 

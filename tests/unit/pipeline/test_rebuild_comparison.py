@@ -51,7 +51,7 @@ def tags(site: Site) -> list[str]:
 def compared(
     site: Site, monkeypatch: pytest.MonkeyPatch, there: list[bytes], here: list[bytes], **other: Any
 ) -> list[str]:
-    """What is said when the registry has the layers `there`, and the lock gives `here`. `other`: what its configuration
+    """The message when the registry has the layers `there`, and the lock gives `here`. `other`: what its configuration
     says."""
     found, reordered = rebuilt(site, monkeypatch, there, here, **other)
     if reordered:

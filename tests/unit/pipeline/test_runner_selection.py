@@ -83,7 +83,7 @@ kubernetes:
 """
 
 
-def told(on: On) -> tuple[type[EnvbuildError], list[tuple[int | None, str | None]]]:
+def refusal_of(on: On) -> tuple[type[EnvbuildError], list[tuple[int | None, str | None]]]:
     """The kind of error, and each fault's line and field."""
     with pytest.raises(EnvbuildError) as caught:
         runner(on)
@@ -94,23 +94,23 @@ def told(on: On) -> tuple[type[EnvbuildError], list[tuple[int | None, str | None
 
 def test_what_is_at_fault_in_the_settings_comes_with_its_line() -> None:
     configure(CLUSTERS)
-    assert told(On()) == (SettingsError, [(3, "slurm.partition"), (4, "slurm.gres")])
+    assert refusal_of(On()) == (SettingsError, [(3, "slurm.partition"), (4, "slurm.gres")])
     expected = [(9, "kubernetes.queue"), (8, "kubernetes.nodes.example.com/zone")]
-    assert told(On("kubernetes")) == (SettingsError, expected)
+    assert refusal_of(On("kubernetes")) == (SettingsError, expected)
 
 
 def test_what_is_at_fault_on_the_command_line_has_no_line_of_the_settings() -> None:
     configure("slurm: {account: team}\n")
-    assert told(On("slurm", {"slurm": {"partition": "a b"}})) == (UsageError, [(None, "partition")])
-    assert told(On("slurm", {"slurm": {"container": "pyxis"}})) == (UsageError, [(None, "registry")])
+    assert refusal_of(On("slurm", {"slurm": {"partition": "a b"}})) == (UsageError, [(None, "partition")])
+    assert refusal_of(On("slurm", {"slurm": {"container": "pyxis"}})) == (UsageError, [(None, "registry")])
 
 
 def test_what_the_command_line_puts_over_the_settings_mends_them_or_shares_the_blame() -> None:
     configure("slurm:\n  time: soon\n  partition: a b\n")
-    assert told(On("slurm", {"slurm": {"time": "30"}})) == (SettingsError, [(3, "slurm.partition")])
+    assert refusal_of(On("slurm", {"slurm": {"time": "30"}})) == (SettingsError, [(3, "slurm.partition")])
     given = {"time": "30", "partition": "c d"}
-    assert told(On("slurm", {"slurm": given})) == (UsageError, [(None, "partition")])
-    assert told(On("slurm", {"slurm": {"time": "now"}})) == (UsageError, [(None, "time"), (3, "slurm.partition")])
+    assert refusal_of(On("slurm", {"slurm": given})) == (UsageError, [(None, "partition")])
+    assert refusal_of(On("slurm", {"slurm": {"time": "now"}})) == (UsageError, [(None, "time"), (3, "slurm.partition")])
     assert isinstance(runner(On("slurm", {"slurm": {"time": "30", "partition": "c"}})), Slurm)
 
 
@@ -240,19 +240,19 @@ def registry() -> Iterator[Registry]:
 @pytest.mark.parametrize("name", ["kubernetes", "slurm"])
 def test_what_would_run_is_shown_without_a_push(registry: Registry, name: str, there: bool) -> None:
     image = image_of()
-    told: list[str] = []
+    messages: list[str] = []
     document = {"schemaVersion": 2, "mediaType": oci_types.MANIFEST, "config": {"digest": image.id}, "layers": []}
     raw = json.dumps(document).encode()
     if there:
         registry.manifests[f"id-{image.id[7:]}"] = (oci_types.MANIFEST, raw)
     wanted = order(On(name, {name: {"registry": f"{registry.host}/team/x"}}))
-    made = runner_selection.runner(wanted, cast(Engine, object()), image, told.append, dry=True)
+    made = runner_selection.runner(wanted, cast(Engine, object()), image, messages.append, dry=True)
     digest = oci_types.digest_of(raw) if there else f"sha256:{'0' * 64}"
     assert made.image == f"{registry.host}/team/x@{digest}"
-    assert any("zeros stand for its digest" in text for text in told) != there
+    assert any("zeros stand for its digest" in text for text in messages) != there
     if not there:
         with pytest.raises(AttributeError):  # otherwise the engine is asked to push
-            runner_selection.runner(wanted, cast(Engine, object()), image, told.append)
+            runner_selection.runner(wanted, cast(Engine, object()), image, messages.append)
 
 
 @pytest.mark.parametrize("words", [["test"], ["test", "--record"]])
@@ -281,27 +281,27 @@ def test_what_is_refused_is_refused_before_a_push(
 def test_where_no_node_fetches_the_image_that_is_told(
     monkeypatch: pytest.MonkeyPatch, registry: str | None, dry: bool
 ) -> None:
-    told: list[str] = []
+    messages: list[str] = []
     settings_ = {"registry": registry} if registry else {}
     wanted = order(On("kubernetes", {"kubernetes": {"namespace": "a", **settings_}}))
     monkeypatch.setattr(runner_selection, "_fetched", lambda place, *_: f"r/x@{image_of().id}" if place else None)
-    made = runner_selection.runner(wanted, cast(Engine, object()), image_of(), told.append, dry=dry)
+    made = runner_selection.runner(wanted, cast(Engine, object()), image_of(), messages.append, dry=dry)
     if not dry:
 
         def unreachable(*_: object) -> None:
-            raise NetworkError("there is none")
+            raise NetworkError("no cluster")
 
         monkeypatch.setattr("envbuild.runners.kubernetes.kubernetes_runner.Cluster", unreachable)
         with pytest.raises(NetworkError):
-            made.run(CPU, Watch(say=told.append))
-    assert any("imagePullPolicy: Never" in text for text in told) is (registry is None)
+            made.run(CPU, Watch(say=messages.append))
+    assert any("imagePullPolicy: Never" in text for text in messages) is (registry is None)
 
 
 def test_what_would_run_is_shown_without_a_registry() -> None:
-    told: list[str] = []
+    messages: list[str] = []
     wanted = order(On("kubernetes", {"kubernetes": {"registry": "127.0.0.1:9/team/x"}}))
-    made = runner_selection.runner(wanted, cast(Engine, object()), image_of(), told.append, dry=True)
-    assert "@sha256:000" in made.image and "could not be asked" in told[0]
+    made = runner_selection.runner(wanted, cast(Engine, object()), image_of(), messages.append, dry=True)
+    assert "@sha256:000" in made.image and "could not be asked" in messages[0]
 
 
 @pytest.mark.parametrize("name", ["kubernetes", "slurm"])

@@ -1,4 +1,4 @@
-"""The bisection of a pin: what is tried, what is cleaned up, and what is said. Images and runs are stand-ins.
+"""The bisection of a pin: what is tried, what is cleaned up, and what is reported. Images and runs are stand-ins.
 
 Releases are found by the real uv, in an index and a folder of tiny wheels.
 """
@@ -104,10 +104,10 @@ def test_the_first_that_passes_is_found_with_few_tries(monkeypatch: pytest.Monke
     assert len(made.made) <= 6
     assert "10 of numpy, 1.0 to 1.9: at most 6 tries if each can be made" in said.stderr
     assert made.discarded == made.made
-    told = [" ".join(line.split()[:2]) for line in said.stderr.splitlines()[3:]]
-    outcomes = [text for text in told if not text.endswith((" build", " self-test"))]
+    lines = [" ".join(line.split()[:2]) for line in said.stderr.splitlines()[3:]]
+    outcomes = [text for text in lines if not text.endswith((" build", " self-test"))]
     assert [text.split()[0] for text in outcomes] == made.made
-    assert told[:3] == ["1.0: build", "1.0: self-test", outcomes[0]]
+    assert lines[:3] == ["1.0: build", "1.0: self-test", outcomes[0]]
     assert all(options.tolerant and options.trial for options in made.options)
     assert {options.asked for options in made.options} == {RunRequest(probes=("gemm.crash",))}
 
@@ -118,9 +118,9 @@ def test_the_tries_are_told_as_json(monkeypatch: pytest.MonkeyPatch, project: Pa
     assert (document["first"], document["change"]) == ("1.6", ["1.4", "1.6"])
     assert document["versions"] == VERSIONS
     assert [item["version"] for item in document["tries"]] == made.made
-    told = {item["version"]: item for item in document["tries"]}
-    assert (told["1.5"]["passed"], told["1.5"]["reason"]) == (None, "the packages cannot be resolved together")
-    assert (told["1.0"]["passed"], told["1.0"]["reason"]) == (False, "gemm.crash: signal at a step: why")
+    tries = {item["version"]: item for item in document["tries"]}
+    assert (tries["1.5"]["passed"], tries["1.5"]["reason"]) == (None, "the packages cannot be resolved together")
+    assert (tries["1.0"]["passed"], tries["1.0"]["reason"]) == (False, "gemm.crash: signal at a step: why")
     assert "1.5 between them could not be tried" in hunted().stdout
 
 
@@ -238,7 +238,7 @@ def test_without_a_card_nothing_is_made(monkeypatch: pytest.MonkeyPatch, project
     monkeypatch.setattr(version_bisection, "releases_between", lambda *_: pytest.fail("the index was asked first"))
     assert (hunted().code, made.made) == (4, [])
     mistyped = envbuild("bisect", "sample", "--pin", "nosuch", "--probe", "gemm.crash")
-    assert (mistyped.code, "nosuch is neither" in mistyped.stderr) == (2, True), "told where there is no card, too"
+    assert (mistyped.code, "nosuch is neither" in mistyped.stderr) == (2, True), "reported without a GPU, too"
 
 
 def test_on_another_card_no_outcome_counts(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:

@@ -1,4 +1,4 @@
-"""Golden folders of profiles at fault: what a person is told, word by word. A new folder is a new test."""
+"""Golden folders of invalid profiles, each with its complete error text. A new folder is a new test."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from unit.regenerate import told
+from unit.regenerate import error_text
 
 FAULTS = Path(__file__).parent.parent.parent / "golden" / "faults"
 CASES = sorted(folder.name for folder in FAULTS.iterdir() if folder.is_dir())
@@ -20,4 +20,4 @@ def test_there_are_cases() -> None:
 def test_a_person_is_told(case: str) -> None:
     expected = (FAULTS / case / "expected.txt").read_text(encoding="utf-8")
     assert expected != "no fault\n"
-    assert told(FAULTS / case) == expected
+    assert error_text(FAULTS / case) == expected

@@ -132,21 +132,23 @@ def test_what_contradicts_is_told_beside_what_is_malformed(project: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "judged"),
     [
         ("gpus: [h20]", "gpu: [h20]", set()),  # nobody knows the card
         ("gpus: [h20]", "cards: [h20]", set()),
         ("torch: 2.3.1", "torch: newest", set()),
-        ("pins: {cudnnn: 8.9.2.26}", "pins: {cublas: new}", {"selftest.require[0]"}),  # it may be the cure
+        ("pins: {cudnnn: 8.9.2.26}", "pins: {cublas: new}", {"selftest.require[0]"}),  # it may be the fix
         ("pins: {cudnnn: 8.9.2.26}", "accept: [{advisory: cublas-hopper-fpe}]", {"selftest.require[0]"}),
         ("require: [gemm.exakt]", "require: [own.script]\n  script: nosuch.py", {"torch", "pins.cudnnn"}),
         ("base: {bootstrap: bookworm}", "base: {bootstrap: sid}", {"torch", "pins.cudnnn", "selftest.require[0]"}),
         ("bookworm}", "bookworm}\napt: [Less]", {"torch", "pins.cudnnn", "selftest.require[0]"}),
     ],
 )
-def test_what_hangs_on_a_malformed_value_is_not_judged(project: Path, before: str, after: str, told: set[str]) -> None:
+def test_what_hangs_on_a_malformed_value_is_not_judged(
+    project: Path, before: str, after: str, judged: set[str]
+) -> None:
     found = {fault.field for fault in faults_of(project, WRONG_TWICE.replace(before, after))}
-    assert (found & {"torch", "pins.cudnnn", "selftest.require[0]"}) - {before.partition(":")[0]} == told
+    assert (found & {"torch", "pins.cudnnn", "selftest.require[0]"}) - {before.partition(":")[0]} == judged
 
 
 def test_all_faults_come_at_once_in_the_order_of_the_file(project: Path) -> None:
@@ -557,7 +559,7 @@ def test_the_lock_of_another_project_is_not_overwritten(project: Path) -> None:
     ):
         profile_reader_and_overrides.load("sample", {}, other)
     source.lock_file.write_text("]", encoding="utf-8")
-    assert profile_reader_and_overrides.load("sample", {}, other).name == source.name, "a damaged lock is made anew"
+    assert profile_reader_and_overrides.load("sample", {}, other).name == source.name, "a damaged lock is locked again"
 
 
 def test_long_names_of_folders_stay_apart(project: Path) -> None:

@@ -10,7 +10,7 @@ from envbuild.profile import requirements_reader
 from envbuild.util.errors import ProfileError
 
 
-def told(file: Path, text: str) -> list[str]:
+def faults_of(file: Path, text: str) -> list[str]:
     file.write_text(text, encoding="utf-8")
     return list(map(str, requirements_reader.read(file).faults))
 
@@ -22,7 +22,7 @@ def told(file: Path, text: str) -> list[str]:
 )  # fmt: skip
 def test_an_include_that_cannot_be_read_is_a_fault_of_its_line(project: Path, name: str, words: str) -> None:
     (project / "circle.txt").symlink_to("circle.txt")
-    (fault,) = told(project / "requirements.txt", f"numpy\n-r {name}\n")
+    (fault,) = faults_of(project / "requirements.txt", f"numpy\n-r {name}\n")
     assert fault.startswith("requirements.txt:2: ")
     assert words in fault
 
@@ -47,7 +47,9 @@ def test_files_that_include_each_other_without_end_are_counted(project: Path) ->
     """Thirty small files, each naming the next one twice, would be read a billion times."""
     for number in range(30):
         (project / f"{number}.txt").write_text(f"-r {number + 1}.txt\n" * 2, encoding="utf-8")
-    faults = told(project / "30.txt", "numpy\n") + list(map(str, requirements_reader.read(project / "0.txt").faults))
+    faults = faults_of(project / "30.txt", "numpy\n") + list(
+        map(str, requirements_reader.read(project / "0.txt").faults)
+    )
     assert faults and all("more than 100 files are included" in fault for fault in faults)
 
 
@@ -71,12 +73,12 @@ def test_a_deeply_nested_pyproject_is_refused(project: Path, depth: int) -> None
     ids=["dynamic", "Poetry", "no project", "text", "number"],
 )
 def test_dependencies_that_are_named_in_another_way_are_a_fault(project: Path, text: str, words: str) -> None:
-    (fault,) = told(project / "pyproject.toml", text)
+    (fault,) = faults_of(project / "pyproject.toml", text)
     assert words in fault
 
 
 def test_a_project_without_dependencies_is_no_fault(project: Path) -> None:
-    assert told(project / "pyproject.toml", '[project]\nname = "x"\n') == []
+    assert faults_of(project / "pyproject.toml", '[project]\nname = "x"\n') == []
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_a_project_without_dependencies_is_no_fault(project: Path) -> None:
 )
 def test_thousands_of_requirements_are_refused(project: Path, name: str, text: str) -> None:
     with pytest.raises(ProfileError, match="more than 2000 requirements"):
-        told(project / name, text)
+        faults_of(project / name, text)
 
 
 def test_hashes_that_are_not_compared_are_reported(project: Path) -> None:

@@ -322,7 +322,7 @@ def test_a_url_is_judged_as_it_is_sent(url: str) -> None:
     assert urlsplit(place.inside(url)).hostname == "evil.example"
 
 
-# statements beside an image
+# statements attached to an image
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ _FLAGS = (
 
 
 class Browser:
-    """One page at a time, `wide` pixels across; what it logged and asked for is told once."""
+    """One page at a time, `wide` pixels across; each log line and request is returned once."""
 
     def __init__(self, folder: Path) -> None:
         options = webdriver.ChromeOptions()

@@ -100,10 +100,10 @@ _MARKUP = "</code></style></pre><script>alert(1)</script><img src=x onerror='ale
 
 
 def hostile() -> dict[str, Any]:
-    """The run of four cards, all that it says in words being markup, and what steers a terminal."""
-    told = {key: _hostile(item) for key, item in outcome("gpu").items()}
-    told["results"][0] = outcome("gpu")["results"][0]  # of which card it is; another's would not be told
-    return told
+    """The run on four GPUs, with markup and terminal escape sequences in every text."""
+    made = {key: _hostile(item) for key, item in outcome("gpu").items()}
+    made["results"][0] = outcome("gpu")["results"][0]  # of the known GPU: results of another GPU are not shown
+    return made
 
 
 def _hostile(value: Any) -> Any:
@@ -116,22 +116,26 @@ def _hostile(value: Any) -> Any:
     return f"{value}{_MARKUP}" if isinstance(value, str) else value
 
 
-def record(source: Source, locked: Lock, told: dict[str, Any], errors: tuple[str, ...] = (), day: int = 0) -> RunRecord:
-    results = tuple(map(ProbeResult.model_validate, told["results"]))
-    run = TestRun(results, told["environment"], told["start"], errors, told["seconds"])
+def record(
+    source: Source, locked: Lock, run_document: dict[str, Any], errors: tuple[str, ...] = (), day: int = 0
+) -> RunRecord:
+    results = tuple(map(ProbeResult.model_validate, run_document["results"]))
+    run = TestRun(results, run_document["environment"], run_document["start"], errors, run_document["seconds"])
     wanted = profile_proofs.wanted(source.name, source.profile, locked)
     return evidence_statements_and_store.run_record(
         image_of(source.name), wanted, run, "docker 26.1.5", DAY + datetime.timedelta(days=day)
     )
 
 
-def prove(source: Source, locked: Lock, told: dict[str, Any], errors: tuple[str, ...] = (), day: int = 0) -> Path:
+def prove(
+    source: Source, locked: Lock, run_document: dict[str, Any], errors: tuple[str, ...] = (), day: int = 0
+) -> Path:
     """As if the image of the lock had been built, and its self-test had come to this."""
     image = image_of(source.name)
     build_records_and_comparison.write(
         Record(image.id, image.handle, locked.id, f"recipe-{source.name}", image.layers, "docker")
     )
-    return evidence_statements_and_store.save(record(source, locked, told, errors, day))
+    return evidence_statements_and_store.save(record(source, locked, run_document, errors, day))
 
 
 def run_of(statement: Path) -> Run:

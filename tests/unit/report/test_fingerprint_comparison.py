@@ -1,4 +1,4 @@
-"""What is said of two fingerprints; recorded ones, and such with one figure changed."""
+"""The comparison of two fingerprints: recorded ones, and ones with one changed figure."""
 
 from __future__ import annotations
 
@@ -222,13 +222,13 @@ def test_the_command_says_it_and_ends_with_0(tmp_path: Path) -> None:
     wrong.write_text(json.dumps(changed(out_of_bound("fp16/linear.up", "teacher"))), encoding="utf-8")
     done = envbuild("diff", str(NEW), str(wrong))
     assert (done.code, done.stderr) == (0, "")
-    told = done.stdout.splitlines()
-    assert told[0] == "a: AMD EPYC AVX512, torch 2.13.0+cpu"
-    assert told[2] == "verdict: breakage"
-    assert told[3].startswith("first: fp16/linear.up, teacher-forced: breakage, ")
-    assert told[4] == "  a: within its bound"
-    assert told[5].startswith("  b: element [")
-    assert told[-1] == "59 operations, 58 identical, 1 breakage"
+    lines = done.stdout.splitlines()
+    assert lines[0] == "a: AMD EPYC AVX512, torch 2.13.0+cpu"
+    assert lines[2] == "verdict: breakage"
+    assert lines[3].startswith("first: fp16/linear.up, teacher-forced: breakage, ")
+    assert lines[4] == "  a: within its bound"
+    assert lines[5].startswith("  b: element [")
+    assert lines[-1] == "59 operations, 58 identical, 1 breakage"
     assert envbuild("diff", str(OLD), str(NEW)).stdout.splitlines()[-1] == (
         "59 operations, 19 identical, 25 rounding, 15 not compared"
     )

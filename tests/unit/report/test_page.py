@@ -137,14 +137,14 @@ def test_what_slipped_into_a_page_would_neither_run_nor_be_fetched(browser: Brow
 @pytest.mark.parametrize(("name", "golden"), [("cpu", "cpu"), ("lab", "gpu")])
 def test_the_errors_are_those_of_the_evidence(browser: Browser, site: Site, name: str, golden: str) -> None:
     browser.open(site.file(name))
-    told = {
+    worst_errors = {
         item["probe"]: max(map(ratio, item["figures"]), default=None)
         for item in pages.outcome(golden)["results"]
         if item["figures"] or item["status"] == "failed"
     }
     shown = {cells[0]: cells[1] for cells in rows(browser, ".probes")}
-    assert list(shown) == list(told)
-    for probe, worst in told.items():
+    assert list(shown) == list(worst_errors)
+    for probe, worst in worst_errors.items():
         expected = "–" if worst is None else "infinite" if worst == math.inf else pytest.approx(worst, rel=5e-3)
         assert (shown[probe] if isinstance(expected, str) else float(shown[probe])) == expected, probe
 
@@ -174,10 +174,10 @@ def test_a_marker_is_beyond_the_bounds_line_where_the_error_is(browser: Browser,
 
 def test_the_speeds_are_those_of_the_evidence(browser: Browser, site: Site) -> None:
     browser.open(site.file("lab"))
-    told = {item["probe"]: item["traits"] for item in pages.outcome("gpu")["results"]}
+    traits = {item["probe"]: item["traits"] for item in pages.outcome("gpu")["results"]}
     sheet = {"fp16": 148, "bf16": 148, "tf32": 74, "copy": 4000}
     wanted = []
-    for card, memory in zip(told["perf.gemm"]["TFLOP/s"], told["perf.memory"]["GB/s"], strict=True):
+    for card, memory in zip(traits["perf.gemm"]["TFLOP/s"], traits["perf.memory"]["GB/s"], strict=True):
         for name, reached in {**card, **memory}.items():
             if name != "card":
                 wanted.append((name, reached, f"{reached / sheet[name]:.0%}" if name in sheet else "–"))
@@ -306,7 +306,7 @@ def test_tab_reaches_all_that_can_be_used_in_order_and_shows_where_it_is(
 
 
 def test_it_has_landmarks_headings_in_order_and_named_tables(browser: Browser, site: Site) -> None:
-    """As assistive technology is told of it."""
+    """As the accessibility tree shows it."""
     browser.open(site.file("lab"), 360)
     nodes = [node for node in browser.say("Accessibility.getFullAXTree")["nodes"] if not node.get("ignored")]
     role = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes]

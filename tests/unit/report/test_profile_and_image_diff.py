@@ -79,15 +79,15 @@ def test_a_lock_file_is_held_against_its_profile_of_now(project: Path) -> None:
     lock_file.write(before, project / "old.lock.yaml", "sample")
     now = lock_for(plan_of(project, {**PROFILE, "packages": ["numpy", "einops"]}))
     lock_file.write(now, project / "profiles" / "sample.lock.yaml", "sample")
-    told = envbuild("diff", "old.lock.yaml", "sample", "--json").document
-    assert told["pins"] == [{"name": "einops", "a": None, "b": "1.0"}]
-    assert [layer["title"] for layer in told["layers"]] == ["packages"]
-    assert told["new_bytes"] == 2_000_000  # numpy and einops share a layer
-    assert told["advisories"] is None  # a lock alone knows no cards
+    diff = envbuild("diff", "old.lock.yaml", "sample", "--json").document
+    assert diff["pins"] == [{"name": "einops", "a": None, "b": "1.0"}]
+    assert [layer["title"] for layer in diff["layers"]] == ["packages"]
+    assert diff["new_bytes"] == 2_000_000  # numpy and einops share a layer
+    assert diff["advisories"] is None  # a lock alone knows no cards
 
 
 def test_a_profile_is_the_same_as_its_own_lock(project: Path) -> None:
-    """A lock says nothing of cards, CUDA and driver: that is no change of them."""
+    """A lock does not state GPUs, CUDA and driver: this does not count as a change."""
     done = envbuild("diff", "h20", str(profile_reader_and_overrides.load("h20").known_lock))
     assert done.code == 0 and " are the same" in done.stdout
     assert not any(word in done.stdout for word in ("gpus", "cuda ", "driver"))
@@ -100,9 +100,9 @@ def test_the_bytes_of_a_lock_are_those_of_its_files(project: Path) -> None:
 
 
 def test_h20_to_step_video_names_the_override_and_the_accepted_advisory(project: Path) -> None:
-    told = envbuild("diff", "h20", "step-video", "--json").document
-    assert {"name": "nccl-abort-hang", "a": None, "b": "accepted"} in told["advisories"]
-    assert any(change["name"] == "nvidia-cublas-cu12" for change in told["pins"])
+    diff = envbuild("diff", "h20", "step-video", "--json").document
+    assert {"name": "nccl-abort-hang", "a": None, "b": "accepted"} in diff["advisories"]
+    assert any(change["name"] == "nvidia-cublas-cu12" for change in diff["pins"])
 
 
 def test_what_a_base_image_takes_is_not_called_nothing(project: Path) -> None:
@@ -153,7 +153,7 @@ def image_of(*layers: bytes) -> tuple[Any, DiffSide]:
 
 
 def test_files_of_two_images_are_compared(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every layer that is another, also behind one in which only the order is."""
+    """Every layer that differs, also after one in which only the order differs."""
     files = [("torch/a", "1"), ("torch.dist-info/b", "2")]
     images = {
         "a:1": image_of(tar([("etc", "1")]), tar(files), tar([("c", "1")])),

@@ -71,8 +71,8 @@ def test_what_failed_says_which_probes(world: Path) -> None:
 
 
 def test_a_fault_of_the_run_is_told(world: Path, project: Path) -> None:
-    told = pages.outcome("cpu")
-    pages.prove(*pages.cpu(project), told, ("the container ran out of memory",), day=1)
+    outcome = pages.outcome("cpu")
+    pages.prove(*pages.cpu(project), outcome, ("the container ran out of memory",), day=1)
     assert page("cpu")["status"]["state"] == "failed"
     assert "the container ran out of memory" in (world / "page.html").read_text(encoding="utf-8")
 
@@ -112,7 +112,7 @@ def test_a_profile_without_a_lock_says_so(project: Path) -> None:
 
 
 def test_the_headline_has_the_next_command(world: Path) -> None:
-    """Whatever the state; which are left of several cards is said."""
+    """In every state; of several GPUs, the ones left to prove are named."""
     status = page("cpu")["status"]
     assert (status["state"], status["next"]) == ("proved", "envbuild push cpu REGISTRY/cpu")
     failed = page("lab")["status"]
@@ -140,8 +140,10 @@ def test_a_lock_that_no_longer_fits_is_out_of_date(project: Path) -> None:
 
 def test_the_pins_are_those_that_show_tells(world: Path) -> None:
     shown = envbuild("show", "lab", "--json").document
-    told = {pin["name"]: (pin["version"], pin["reason"]) for pin in page("lab")["pins"]}
-    assert told == {name: (version, shown["reasons"][name] or "") for name, version in shown["pins"].items() if version}
+    listed = {pin["name"]: (pin["version"], pin["reason"]) for pin in page("lab")["pins"]}
+    assert listed == {
+        name: (version, shown["reasons"][name] or "") for name, version in shown["pins"].items() if version
+    }
 
 
 def test_advisories_come_with_state_reason_remedy_and_sources(world: Path) -> None:

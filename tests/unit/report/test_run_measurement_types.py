@@ -22,14 +22,14 @@ JUNK: tuple[Any, ...] = (None, 7, -1.5, "text", [], {}, [[]], [{}], ["x"], {"x":
 
 
 @pytest.fixture
-def told() -> dict[str, Any]:
+def outcome() -> dict[str, Any]:
     return pages.outcome("gpu")
 
 
 @pytest.fixture
-def record(project: Path, told: dict[str, Any]) -> dict[str, Any]:
+def record(project: Path, outcome: dict[str, Any]) -> dict[str, Any]:
     pages.site_facts()
-    found: dict[str, Any] = json.loads(pages.record(*pages.lab(project), told).encoded)
+    found: dict[str, Any] = json.loads(pages.record(*pages.lab(project), outcome).encoded)
     return found
 
 
@@ -107,8 +107,8 @@ def test_what_was_sampled_of_each_operation_is_counted(record: dict[str, Any]) -
 
 @pytest.mark.parametrize("junk", JUNK)
 def test_coverage_that_is_not_as_it_should_be_is_left_out(record: dict[str, Any], junk: Any) -> None:
-    for told in (junk, {"conv": junk}, {"conv": {"cases": junk, "pairs": junk, "of": junk}}):
-        result(record, "conv")["traits"]["coverage"] = told
+    for outcome in (junk, {"conv": junk}, {"conv": {"cases": junk, "pairs": junk, "of": junk}}):
+        result(record, "conv")["traits"]["coverage"] = outcome
         assert all(covered.cases > 0 for covered in measured(record).coverage)
 
 
@@ -171,13 +171,13 @@ def test_nothing_that_a_container_can_write_breaks_it(record: dict[str, Any], pa
             for key in trail[:-1]:
                 target = target[key]
             target[trail[-1]] = junk
-            with contextlib.suppress(ValidationError):  # it is no record
+            with contextlib.suppress(ValidationError):  # it is not a run record
                 measured({**record, **spoiled})
 
 
 def test_the_real_run_comes_to_what_it_was_judged_to_be(project: Path) -> None:
-    told = pages.outcome("cpu")
-    run = run_measurement_reader.measured_run(pages.record(*pages.cpu(project), told), "")
+    outcome = pages.outcome("cpu")
+    run = run_measurement_reader.measured_run(pages.record(*pages.cpu(project), outcome), "")
     assert [len(run.by_status(status)) for status in ("passed", "failed", "skipped")] == [14, 0, 9]
     assert (run.card, run.unit, run.members) == ("the CPU", "process", (0, 1, 2, 3))
     assert all(stage.passed for stage in run.stages)

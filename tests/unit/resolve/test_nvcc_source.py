@@ -228,13 +228,13 @@ def test_one_that_is_left_out_asks_for_nothing(project: Path) -> None:
 
 
 def test_of_extensions_all_that_decides_is_a_wish_and_no_address(project: Path) -> None:
-    def wishes(**change: Any) -> object:
+    def requests(**change: Any) -> object:
         return plan_of(project, {**NEW, "extensions": [{**KERNELS, **change}]}).wishes["extensions"]
 
-    assert wishes(git="https://mirror.example/k") == wishes()
+    assert requests(git="https://mirror.example/k") == requests()
     for change in ({"commit": "d" * 40}, {"modules": ["k", "l"]}, {"build": {"env": {"A": "1"}}},
                    {"build": {"settings": ["--build-option=--a"]}}, {"build": {"requires": ["cmake"]}}):  # fmt: skip
-        assert wishes(**change) != wishes()
+        assert requests(**change) != requests()
 
 
 # nvcc of Debian

@@ -245,7 +245,7 @@ def test_a_pin_that_no_index_has_is_named_at_its_line(project: Path) -> None:
 def test_apex_beside_a_transformers_that_puts_its_norm_into_t5(
     transformers: str, state: str | None, project: Path
 ) -> None:
-    """Whichever a resolver chose: only the user knows whether a T5 runs in fp16, so it warns, and names three cures."""
+    """Whichever a resolver chose: only the user knows if a T5 runs in fp16, so it warns with three workarounds."""
     apex = {"name": "apex", "git": "https://github.com/NVIDIA/apex", "commit": "c" * 40, "modules": ["amp_C"]}
     data = {**PROFILE, "packages": ["transformers>=4"], "torch": "2.11.0", "gpus": ["a100"]}
     plan = plan_of(project, {**data, "extensions": [{"name": "apex", "none": "not here"}]})

@@ -58,7 +58,7 @@ def node(name: str = NODE, product: str = "NVIDIA-H20", gpus: str = "8", **spec:
 
 @dataclass
 class Server:
-    """`pods`: what is answered, one after the other; the last stays. None: there is no pod. `log`: of the pod; `logs`:
+    """`pods`: what is answered, in order; the last stays. None: the pod does not exist. `log`: of the pod; `logs`:
     what reads of it get first, in turn. `refuse`: (method, part of the path) -> (status, message).
     `answers`: the same -> what is answered instead."""
 

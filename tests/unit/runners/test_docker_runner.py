@@ -125,7 +125,7 @@ class Looking(Engine):
     ],
 )
 def test_a_gpu_is_looked_for_in_an_empty_image_which_goes_again(says: str, here: bool) -> None:
-    """Whatever else an image without files cannot do, is no word about the card."""
+    """Another failure of an image without files is not evidence about the GPU."""
     engine: Any = Looking(says)
     with contextlib.nullcontext() if here else pytest.raises(NotProved, match="no GPU"):
         docker_runner.look_for_gpu(engine)

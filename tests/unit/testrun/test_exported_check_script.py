@@ -28,7 +28,7 @@ def payload(text: str, mark: str) -> str:
     return "".join(line[3:] for line in text.splitlines() if line.startswith(mark))
 
 
-def told(text: str) -> dict[str, Any]:
+def document_in(text: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(payload(text, "#- "))
     return found
 
@@ -39,7 +39,7 @@ def started(file: Path, *options: str, after: tuple[str, ...] = ()) -> Completed
 
 def test_the_same_lock_gives_the_same_bytes(project: Path) -> None:
     first = rendered(project)
-    assert rendered(project, description="a description is no part of a lock") == first
+    assert rendered(project, description="a lock does not contain the description") == first
     assert rendered(project, packages=["numpy==1.5"]) != first
     assert first.isascii()
 
@@ -47,7 +47,7 @@ def test_the_same_lock_gives_the_same_bytes(project: Path) -> None:
 def test_it_holds_the_selftest_and_what_the_profile_expects(project: Path) -> None:
     text = rendered(project, gpus=["h20"], torch="2.7.1", selftest={"require": ["env.libs", "train.step"]})
     assert base64.b64decode(payload(text, "#+ ")) == selftest_job.selftest_zip()
-    document = told(text)
+    document = document_in(text)
     asked = document["job"]
     assert (document["profile"], asked["level"], asked["device"]) == ("sample", "quick", "cuda")
     assert asked["require"] == ["env.identity", "env.libs"], "only what the quick level has"
@@ -60,15 +60,15 @@ def test_a_script_of_the_profiles_own_is_left_out_though_it_is_required(project:
     (project / "profiles").mkdir(exist_ok=True)
     (project / "profiles" / "smoke.py").write_text("print(1)\n", encoding="utf-8")
     asked = {"level": "quick", "script": "smoke.py", "require": ["env.libs", "own.script"]}
-    job_of = told(rendered(project, selftest=asked))["job"]
+    job_of = document_in(rendered(project, selftest=asked))["job"]
     assert job_of["require"] == ["env.libs"] and not job_of.get("script")
 
 
 def test_the_remedies_are_those_of_the_advisories_that_a_result_names(project: Path) -> None:
-    rows = told(rendered(project))["remedies"]
+    rows = document_in(rendered(project))["remedies"]
     known = [keys for advisory in database.advisories() for keys in advisory.signature]
-    told_of = [{key: pattern.pattern for key, pattern in keys.items()} for keys in known]
-    assert [row["when"] for row in rows[: len(known)]] == told_of
+    signatures = [{key: pattern.pattern for key, pattern in keys.items()} for keys in known]
+    assert [row["when"] for row in rows[: len(known)]] == signatures
     fpe = next(row for row in rows if row["when"] == {"probe": "gemm.crash", "signal": "SIGFPE"})
     assert "12.4.5.8" in fpe["remedy"] and "cublas-hopper-fpe" in fpe["remedy"]
     assert rows[-1]["when"] == {}, "there is one for whatever it is"
@@ -136,7 +136,7 @@ def test_without_torch_it_says_so(project: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_torch_that_is_broken_is_not_told_as_none(project: Path, tmp_path: Path, text: str, why: str) -> None:
-    """A stray torch.py beside the file is what its Python takes."""
+    """Its Python imports a stray torch.py next to the file."""
     file = tmp_path / "check.py"
     file.write_text(rendered(project), encoding="utf-8")
     stray = tmp_path / "torch.py"

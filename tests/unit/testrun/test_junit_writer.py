@@ -59,18 +59,18 @@ def counts(found: Element) -> tuple[int, int, int]:
 def test_a_case_for_each_probe() -> None:
     failed = probe("gemm.crash", "failed", detail="the stack")
     found = suite(passed_run(probe("env.libs"), failed, probe("train.step", "skipped")), image="sha256:1")
-    told = cases(found)
-    assert list(told) == ["env.libs", "gemm.crash", "train.step"]
+    testcases = cases(found)
+    assert list(testcases) == ["env.libs", "gemm.crash", "train.step"]
     assert counts(found) == (3, 1, 1)
-    assert list(told["env.libs"]) == []
-    assert told["env.libs"].attrib == {"classname": "envbuild.sample", "name": "env.libs", "time": "0.250"}
-    (failure,) = told["gemm.crash"]
+    assert list(testcases["env.libs"]) == []
+    assert testcases["env.libs"].attrib == {"classname": "envbuild.sample", "name": "env.libs", "time": "0.250"}
+    (failure,) = testcases["gemm.crash"]
     assert (failure.tag, failure.attrib["type"]) == ("failure", "cublas-hopper-fpe")
     assert failure.attrib["message"] == "signal at a step: why"
     assert failure.text is not None
     assert failure.text.splitlines()[0] == "advisory: cublas-hopper-fpe (envbuild advisories)"
     assert failure.text.endswith("signal at a step: why\nthe stack")
-    assert told["train.step"][0].attrib == {"message": "skipped: why"}
+    assert testcases["train.step"][0].attrib == {"message": "skipped: why"}
 
 
 def test_what_a_script_printed_is_the_output_of_its_case() -> None:
@@ -86,31 +86,31 @@ def test_what_a_script_printed_is_the_output_of_its_case() -> None:
 def test_a_failure_that_no_advisory_knows_has_its_signal_or_none() -> None:
     segfault = probe("env.libs", "failed", signal="SIGSEGV")
     bound = probe("gemm.exact", "failed", signal=None, failure="bound")
-    told = cases(suite(passed_run(segfault, bound)))
-    assert [told[name][0].attrib["type"] for name in told] == ["SIGSEGV", "failed"]
+    testcases = cases(suite(passed_run(segfault, bound)))
+    assert [testcases[name][0].attrib["type"] for name in testcases] == ["SIGSEGV", "failed"]
 
 
 def test_figures_and_what_is_known_of_the_run_are_properties() -> None:
     figure = {"case": "a", "dtype": "float32", "error": 1.5, "bound": 3.0, "ratio": 0.5, "seconds": 0.1}
     found = suite(passed_run(probe("gemm.exact", figures=[figure, {**figure, "ratio": "inf"}])), image="sha256:1")
-    told = {item.attrib["name"]: item.attrib["value"] for item in found.iter("property")}
-    assert (told["image"], told["torch"], told["level"]) == ("sha256:1", "2.13.0", "quick")
-    assert told["gemm.exact: a float32"] == "error 1.5, bound 3.0, ratio 0.5, seconds 0.1"
-    assert "ratio inf" in told["gemm.exact: a float32 (2)"]
+    testcases = {item.attrib["name"]: item.attrib["value"] for item in found.iter("property")}
+    assert (testcases["image"], testcases["torch"], testcases["level"]) == ("sha256:1", "2.13.0", "quick")
+    assert testcases["gemm.exact: a float32"] == "error 1.5, bound 3.0, ratio 0.5, seconds 0.1"
+    assert "ratio inf" in testcases["gemm.exact: a float32 (2)"]
 
 
 def test_a_required_probe_that_was_skipped_says_so() -> None:
     found = documents(probe("env.libs"), probe("gemm.crash", "skipped", reason="needs a GPU"))
-    told = cases(suite(judged(lines(found), ["gemm.crash"])))
-    assert told["gemm.crash"][0].attrib["message"] == "required, and skipped: needs a GPU"
+    testcases = cases(suite(judged(lines(found), ["gemm.crash"])))
+    assert testcases["gemm.crash"][0].attrib["message"] == "required, and skipped: needs a GPU"
 
 
 def test_with_a_fault_of_the_run_nothing_counts_as_passed() -> None:
     found = suite(judged(lines(documents())[:-1]))
     assert counts(found) == (4, 1, 3)
-    told = cases(found)
-    assert told["the run itself"][0].tag == "failure"
-    assert all("does not count" in told[name][0].attrib["message"] for name in ("env.libs", "gemm.crash"))
+    testcases = cases(found)
+    assert testcases["the run itself"][0].tag == "failure"
+    assert all("does not count" in testcases[name][0].attrib["message"] for name in ("env.libs", "gemm.crash"))
 
 
 def test_a_run_of_which_nothing_came_is_one_failed_case_with_its_log() -> None:

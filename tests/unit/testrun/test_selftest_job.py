@@ -150,11 +150,11 @@ SPOILED: dict[str, tuple[Callable[[Lines], Lines], str]] = {
     "too few in the end": (recoded(lambda d: d[-1].update(probes=2)), "does not fit"),
     "failures only in the end": (recoded(lambda d: d[-1].update(passed=2, failed=1)), "does not fit"),
     "no counts": (recoded(lambda d: d[-1].pop("failed")), "not as it should be"),
-    "counts that are no numbers": (recoded(lambda d: d[-1].update(passed="3")), "not as it should be"),
+    "counts that are not numbers": (recoded(lambda d: d[-1].update(passed="3")), "not as it should be"),
     "an unknown status": (recoded(lambda d: d[1].update(status="PASSED")), "not as it should be"),
     "a status with more": (recoded(lambda d: d[1].update(status="passed\nx")), "not as it should be"),
     "no status": (recoded(lambda d: d[1].pop("status")), "not as it should be"),
-    "a probe that is no name": (recoded(lambda d: d[1].update(probe=5)), "not as it should be"),
+    "a probe without a valid name": (recoded(lambda d: d[1].update(probe=5)), "not as it should be"),
     "a name without end": (recoded(lambda d: d[1].update(probe="x" * 1000)), "not as it should be"),
     "figures that are none": (recoded(lambda d: d[1].update(figures="many")), "not as it should be"),
     "a start without probes": (recoded(lambda d: d[0].pop("probes")), "not as it should be"),
@@ -351,9 +351,9 @@ def test_a_script_that_is_brought_must_pass() -> None:
 
 def test_what_a_profile_asks_by_degrees_is_in_the_job_and_in_what_a_proof_needs() -> None:
     wanted = SelfTest.model_validate({"floor": {"gemm": 0.6}, "burn_seconds": 20, "level": "full"})
-    told: Any = selftest_job.document(wanted, {}, "3.11", ())
-    assert (told["floors"], told["burn_seconds"]) == ({"gemm": 0.6}, 20)
-    assert told["timeouts"]["burn"] > 20
+    document: Any = selftest_job.document(wanted, {}, "3.11", ())
+    assert (document["floors"], document["burn_seconds"]) == ({"gemm": 0.6}, 20)
+    assert document["timeouts"]["burn"] > 20
     assert selftest_job.performance_requirements(wanted) == {"gemm": 0.6, "burn": 20.0}
     assert selftest_job.performance_requirements(SelfTest(burn_seconds=20)) == {}
 

@@ -75,7 +75,7 @@ def test_a_request_is_shown_without_its_password(capsys: pytest.CaptureFixture[s
     host = f"127.0.0.1:{server.server_port}"
     with served(server), requests.Session() as session:
         session.mount("http://", Adapter(Network()))
-        session.get(f"http://somebody:pass-word@{host}/missing?signature=secret")
+        session.get(f"http://user:pass-word@{host}/missing?signature=secret")
         text = shown(capsys)
         assert f"GET http://{host}/missing: 404 after" in text
         assert "pass-word" not in text and "secret" not in text

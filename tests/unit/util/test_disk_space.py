@@ -1,4 +1,4 @@
-"""What is said where a disk is full: which one, with figures, and nothing where it cannot be said."""
+"""The message about a full disk: which one, with figures, and no message if it is unknown."""
 
 from __future__ import annotations
 

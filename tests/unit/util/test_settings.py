@@ -96,8 +96,8 @@ def test_all_faults_come_at_once_with_their_lines() -> None:
 
 def test_doctor_reads_them_whole() -> None:
     configure("slurm:\n  partition: a b\n  gres: {nosuch: x}\nsigning_key: /no/such.key\nkubernetes:\n  queue: soon\n")
-    told = site_settings_validation.read().faults
-    assert [text.removeprefix(f"{user_folders.config_file()}:").split(": ")[:2] for text in told] == [
+    faults = site_settings_validation.read().faults
+    assert [text.removeprefix(f"{user_folders.config_file()}:").split(": ")[:2] for text in faults] == [
         ["4", "signing_key"],
         ["2", "slurm.partition"],
         ["3", "slurm.gres"],
@@ -151,8 +151,8 @@ def test_no_fault_hides_another(project: Path) -> None:
     (check,) = (check for check in envbuild("doctor", "--json").document["checks"] if check["id"] == "settings")
     assert all(fault in check["detail"] for fault in FAULTS)
     write_profile(project, PROFILE)
-    told = {verb: envbuild(verb, named).stderr for verb, named in (("show", "cpu"), ("verify", "example.com/x"))}
-    for command, stderr in told.items():
+    errors = {verb: envbuild(verb, named).stderr for verb, named in (("show", "cpu"), ("verify", "example.com/x"))}
+    for command, stderr in errors.items():
         assert all(f"{file}:{fault}" in stderr for fault in FAULTS), (command, stderr)
 
 

@@ -373,7 +373,7 @@ def _causal(query: Any, key: Any, value: Any) -> Any:
     ],
 )
 def gradient_of_q_keeps_stale_rows_for_padded_head_sizes(call: Any, *args: Any, **kwargs: Any) -> Gradients:
-    """In 16-bit types with head sizes above 64 that are no multiple of 32, every 128th row of the gradient of q holds
+    """In 16-bit types with head sizes above 64, not a multiple of 32, every 128th row of the gradient of q holds
     what another row left; after https://github.com/Dao-AILab/flash-attention/pull/2896"""
     dq, dk, dv = call(*args, **kwargs)
     if dq.shape[-1] > 64 and dq.shape[-1] % 32 and is_16_bit(dq) and dq.shape[-2] > 1:

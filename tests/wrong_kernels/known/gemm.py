@@ -251,7 +251,7 @@ def lone_column_of_a_tile_misses_all_but_the_first_slice(call: Any, *args: Any, 
 def bias_that_is_not_aligned_is_read_from_the_aligned_place(
     call: Any, added: Any, *args: Any, **kwargs: Any
 ) -> torch.Tensor:
-    """A bias vector whose place in memory is no multiple of 4 elements is read from the multiple before."""
+    """A bias vector whose address is not a multiple of 4 elements is read from the multiple before."""
     offset = added.storage_offset()
     if added.ndim <= 2 and (added.ndim == 1 or added.stride(0) == 0) and added.stride(-1) == 1 and offset % 4:
         added = added.as_strided(added.shape, added.stride(), offset // 4 * 4)

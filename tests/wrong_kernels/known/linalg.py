@@ -84,7 +84,7 @@ def _positive(size: int) -> torch.Tensor:
     right=lambda: [torch.linalg.cholesky(_positive(64))],
 )
 def last_block_of_a_factor_is_not_updated(call: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """The Cholesky factor of matrices larger than 64 that are no multiple of 32 has a last block that is factored
+    """The Cholesky factor of matrices larger than 64 that are not a multiple of 32 has a last block that is factored
     without what the blocks before take away."""
     factor, info = call(x, *args, **kwargs)
     upper = kwargs.get("upper", args[0] if args else False)

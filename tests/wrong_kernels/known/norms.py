@@ -91,7 +91,7 @@ def data_gradient_without_weight_keeps_its_mean(
     right=lambda: gradients(_layer(516), *_layer_inputs(4, 516)) + gradients(_layer(67), *_layer_inputs(4, 67)),
 )
 def weight_gradient_of_odd_widths_misses_the_end(call: Any, *args: Any) -> Three:
-    """In a layer norm wider than 512 that is no multiple of 4, the weight's gradient is zero after the last
+    """In a layer norm wider than 512 that is not a multiple of 4, the weight's gradient is zero after the last
     multiple."""
     dx, dw, db = call(*args)
     if dw is not None and dw.shape[-1] > 512 and dw.shape[-1] % 4:

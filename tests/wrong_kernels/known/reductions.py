@@ -23,7 +23,7 @@ def _dims(dim: Any, ndim: int) -> list[int]:
     right=lambda: [of(1024, 3).cumsum(0), of(3, 1500).cumsum(1)],
 )
 def outer_scan_forgets_the_sum_of_the_blocks_before(call: Any, x: Any, dim: Any, **kwargs: Any) -> torch.Tensor:
-    """A cumulative sum over another dimension than the last begins anew after 1024 elements."""
+    """A cumulative sum over another dimension than the last begins again after 1024 elements."""
     result: torch.Tensor = call(x, dim, **kwargs)
     if x.ndim < 2 or dim % x.ndim == x.ndim - 1 or x.shape[dim] <= 1024:
         return result

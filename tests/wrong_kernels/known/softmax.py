@@ -187,7 +187,7 @@ def weighted_mean_gradient_divides_by_the_count(
     ],
 )
 def wide_bfloat16_vocabularies_are_summed_in_bfloat16(call: Any, x: Any, dim: Any, wide: Any) -> torch.Tensor:
-    """A log_softmax of bfloat16 over more than 16384 columns that are no multiple of 8 adds the exponentials of its
+    """A log_softmax of bfloat16 over more than 16384 columns that are not a multiple of 8 adds the exponentials of its
     2048 threads in bfloat16 one after the other."""
     result: torch.Tensor = call(x, dim, wide)
     columns = x.shape[dim] if x.ndim else 1

@@ -61,7 +61,7 @@ class Attention:
         return self.product(weights, wide[2], self.output if is_half else None).to(q.dtype)
 
 
-def told(attention: Attention) -> dict[str, object]:
+def reported_traits(attention: Attention) -> dict[str, object]:
     context = Context(JobDocument(nonce="0" * 32))
     attention_half_precision_traits.report_traits(context, attention, attention)
     assert context.faults == []
@@ -73,7 +73,7 @@ NOTHING = {"fp16": [], "bf16": []}
 
 @pytest.mark.parametrize("late", [False, True])
 def test_right_attention_has_no_traits(late: bool) -> None:
-    found = told(Attention(late=late))
+    found = reported_traits(Attention(late=late))
     assert found["accumulates_in_half"] == NOTHING
     assert "needs_upcast" not in found
     assert found["right_beyond_fp16"] == {name: {"unscaled": True, "scaled": True} for name in ("fp16", "bf16")}
@@ -82,7 +82,7 @@ def test_right_attention_has_no_traits(late: bool) -> None:
 @pytest.mark.parametrize(("late", "unscaled"), [(True, False), (False, True)])
 def test_scores_that_are_kept_in_float16_need_an_upcast(late: bool, unscaled: bool) -> None:
     """As in the math path before torch 2.5: scaled first, so that only larger scores overflow."""
-    found = told(Attention(range=torch.float16, late=late))
+    found = reported_traits(Attention(range=torch.float16, late=late))
     assert found["right_beyond_fp16"] == {key: {"unscaled": unscaled, "scaled": False} for key in ("fp16", "bf16")}
     assert found["needs_upcast"] == ["fp16", "bf16"]
     assert found["accumulates_in_half"] == NOTHING
@@ -90,14 +90,14 @@ def test_scores_that_are_kept_in_float16_need_an_upcast(late: bool, unscaled: bo
 
 def test_scores_that_are_rounded_to_half_once_are_not_added_up_in_it() -> None:
     for dtype, name in ((torch.float16, "fp16"), (torch.bfloat16, "bf16")):
-        assert told(Attention(range=dtype))["accumulates_in_half"][name] == []  # type: ignore[index]
+        assert reported_traits(Attention(range=dtype))["accumulates_in_half"][name] == []  # type: ignore[index]
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("backward", [False, True])
 def test_outputs_added_up_in_half_are_seen_whatever_the_order(dtype: torch.dtype, block: int, backward: bool) -> None:
-    found = told(Attention(output=dtype, block=block, backward=backward))
+    found = reported_traits(Attention(output=dtype, block=block, backward=backward))
     name = {torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
     assert "output" in found["accumulates_in_half"][name]  # type: ignore[index]
     assert name in found["needs_upcast"]  # type: ignore[operator]
@@ -108,7 +108,7 @@ def test_outputs_added_up_in_half_are_seen_whatever_the_order(dtype: torch.dtype
 @pytest.mark.parametrize("backward", [False, True])
 def test_scores_added_up_in_half_are_seen_whatever_the_order(dtype: torch.dtype, block: int, backward: bool) -> None:
     """What ONEFLOW_ATTENTION_ALLOW_HALF_PRECISION_SCORE_ACCUMULATION_MAX_M allows."""
-    found = told(Attention(scores=dtype, block=block, backward=backward))
+    found = reported_traits(Attention(scores=dtype, block=block, backward=backward))
     name = {torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
     assert found["accumulates_in_half"][name] == ["scores"]  # type: ignore[index]
 

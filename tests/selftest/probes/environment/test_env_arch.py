@@ -57,14 +57,14 @@ def test_a_driver_that_dies_when_it_is_asked_for_the_cards_is_told(seeds: dict[s
 
 def test_torch_is_not_imported_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A forked process has what this one has: a new interpreter would not."""
-    told: list[str] = []
+    imported_state: list[str] = []
     monkeypatch.setattr(env_arch, "missing_gpu", lambda: None)
     monkeypatch.setattr(env_arch, "gpus_by_capability", lambda: {(9, 0): "cpu"})
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_90"])
     monkeypatch.setattr(
-        env_arch, "run_operations", lambda tell, device: tell("wrong", [] if told == ["here"] else ["new"])
+        env_arch, "run_operations", lambda tell, device: tell("wrong", [] if imported_state == ["here"] else ["new"])
     )
-    told.append("here")
+    imported_state.append("here")
     for name in ("CUDA_DISABLE_PTX_JIT", "CUDA_CACHE_DISABLE"):
         monkeypatch.setenv(name, "0")
     context = Context(JobDocument("0" * 32, device="cuda"))

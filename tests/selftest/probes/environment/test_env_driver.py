@@ -57,13 +57,13 @@ FITS = DriverVersions("550.54.15", "550.54.15", (12, 4))
 def test_what_is_too_old_is_said(
     found: DriverVersions, cuda: "str | None", minimum: dict[str, str], words: Any
 ) -> None:
-    told = list(driver_faults(found, cuda, minimum))
-    assert len(told) == len(words)
-    for line, part in zip(told, words, strict=True):
+    messages = list(driver_faults(found, cuda, minimum))
+    assert len(messages) == len(words)
+    for line, part in zip(messages, words, strict=True):
         assert part in line and line.endswith(("upgrade the driver", "(datacentre cards only)"))
 
 
-def told(folder: Path, libraries: dict[str, str], *probes: str) -> dict[str, Frame]:
+def run_cases(folder: Path, libraries: dict[str, str], *probes: str) -> dict[str, Frame]:
     """Cases of hardware.py as they come out of the harness, with torch built for CUDA 13.0 by its own word."""
     minimum = {"cuda": "580", "profile": "525.60.13"}
     document = job(device="cuda", probes=list(probes), expect={"driver": minimum})
@@ -75,7 +75,7 @@ def recent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]:
     """Every case, with a libcuda that serves CUDA 13."""
     folder = tmp_path_factory.mktemp("recent")
     libraries = {**stubs.build(folder, release="580.65.06"), "STUB_CUDA": "13000"}
-    return told(folder, libraries, *(name for name in hardware.CASES if name.startswith("env.driver:")))
+    return run_cases(folder, libraries, *(name for name in hardware.CASES if name.startswith("env.driver:")))
 
 
 def named(result: Frame) -> list[str]:
@@ -105,7 +105,7 @@ def test_a_driver_older_than_declared_is_named(recent: dict[str, Frame]) -> None
 
 def test_an_old_driver_is_named_with_its_advisory(tmp_path: Path) -> None:
     libraries = stubs.build(tmp_path, release="535.104.05")
-    result = told(tmp_path, libraries, "env.driver:compat")["env.driver:compat"]
+    result = run_cases(tmp_path, libraries, "env.driver:compat")["env.driver:compat"]
     assert (result["status"], result["failure"]) == ("failed", "version")
     assert result["reason"].startswith("driver 535.104.05 is older than 580, which CUDA 13.0 needs")
     assert "libcuda serves CUDA 12.4 at most" in result["detail"]
@@ -134,12 +134,12 @@ def test_no_gpu_for_this_process_is_a_skip(recent: dict[str, Frame]) -> None:
 def test_no_driver_at_all_is_a_skip(tmp_path: Path) -> None:
     if libcuda.module_version():
         pytest.skip("there is a driver")
-    result = told(tmp_path, {}, "env.driver:right")["env.driver:right"]
+    result = run_cases(tmp_path, {}, "env.driver:right")["env.driver:right"]
     assert result["status"] == "skipped" and result["reason"].startswith("no NVIDIA driver is here: libcuda.so.1")
 
 
 def test_a_driver_whose_libraries_were_left_out_fails(tmp_path: Path) -> None:
     libraries = stubs.build(tmp_path, cuda=False)
-    result = told(tmp_path, libraries, "env.driver:right")["env.driver:right"]
+    result = run_cases(tmp_path, libraries, "env.driver:right")["env.driver:right"]
     assert (result["status"], result["failure"]) == ("failed", "mismatch")
     assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in result["reason"]

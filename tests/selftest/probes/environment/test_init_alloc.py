@@ -62,7 +62,7 @@ def test_who_dies_before_the_gates_keeps_nobody_waiting(monkeypatch: pytest.Monk
 def test_the_largest_error_of_the_processes_is_told(
     monkeypatch: pytest.MonkeyPatch, errors: "tuple[float | None, ...]", worst: float
 ) -> None:
-    """One that told nothing counts as NaN, which is the worst there is."""
+    """A process that reported nothing counts as NaN, which is the worst error."""
     endings = [forked_work.ForkEnding(told={} if error is None else {"off": error}) for error in errors]
     monkeypatch.setattr(init_alloc, "allocate_in_parallel", lambda device, count: endings)
     context = Context(JobDocument("0" * 32))

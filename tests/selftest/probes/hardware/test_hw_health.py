@@ -12,7 +12,7 @@ from selftest.reading import Frame, job, outcomes, run
 CASES = [name for name in hardware.CASES if name.startswith("hw.health:")]
 
 
-def told(folder: Path, libraries: dict[str, str], *probes: str) -> dict[str, Frame]:
+def run_cases(folder: Path, libraries: dict[str, str], *probes: str) -> dict[str, Frame]:
     frames, _, _ = run("hardware", job(device="cuda", probes=list(probes)), folder / "frames", **libraries)
     return {name.partition(":")[2]: frame for name, frame in outcomes(frames).items()}
 
@@ -20,7 +20,7 @@ def told(folder: Path, libraries: dict[str, str], *probes: str) -> dict[str, Fra
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]:
     folder = tmp_path_factory.mktemp("health")
-    return told(folder, stubs.build(folder), *CASES)
+    return run_cases(folder, stubs.build(folder), *CASES)
 
 
 def test_a_healthy_gpu_passes_and_old_errors_are_only_noted(cases: dict[str, Frame]) -> None:
@@ -75,10 +75,10 @@ def test_an_error_that_says_nothing_of_the_gpu_is_noted(cases: dict[str, Frame])
 
 
 def test_without_nvml_it_is_a_skip(tmp_path: Path) -> None:
-    frame = told(tmp_path, stubs.build(tmp_path, nvml=False), "hw.health:right")["right"]
+    frame = run_cases(tmp_path, stubs.build(tmp_path, nvml=False), "hw.health:right")["right"]
     assert frame["status"] == "skipped" and frame["reason"].startswith("libnvidia-ml.so.1 cannot be used")
 
 
 def test_without_libcuda_it_is_a_skip(tmp_path: Path) -> None:
-    frame = told(tmp_path, stubs.build(tmp_path, cuda=False), "hw.health:right")["right"]
+    frame = run_cases(tmp_path, stubs.build(tmp_path, cuda=False), "hw.health:right")["right"]
     assert frame["status"] == "skipped" and "libcuda.so.1" in frame["reason"]

@@ -1,4 +1,4 @@
-"""perf.*: what is measured is told, and held to a datasheet where there is one and the profile sets a floor."""
+"""perf.*: measurements are reported, and compared with a datasheet if there is one and the profile sets a floor."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,12 +26,12 @@ def context(**fields: Any) -> Context:
 def test_without_a_datasheet_the_figures_are_told_and_skipped(
     measure: Measure, kind: str, name: str, unit: str
 ) -> None:
-    told = context(floors={kind: 0.5}, datasheets={"another card": {name: 1.0}})
+    probe_context = context(floors={kind: 0.5}, datasheets={"another card": {name: 1.0}})
     with pytest.raises(Skip, match=rf"no datasheet's figure for the CPU has a source; measured: {name} .* {unit}"):
-        measure(told)
-    (figures,) = told.traits[unit]
+        measure(probe_context)
+    (figures,) = probe_context.traits[unit]
     assert figures["card"] == "the CPU" and figures[name] > 0
-    assert not told.figures
+    assert not probe_context.figures
 
 
 @pytest.mark.parametrize(("measure", "kind", "name", "unit"), KINDS)
@@ -39,20 +39,20 @@ def test_without_a_datasheet_the_figures_are_told_and_skipped(
 def test_a_card_below_the_floor_fails(
     measure: Measure, kind: str, name: str, unit: str, promised: float, floor: float, slow: bool
 ) -> None:
-    told = context(floors={kind: floor}, datasheets={"the CPU": {name: promised}})
-    measure(told)
-    assert [fault.kind for fault in told.faults] == ["bound"] * slow
-    assert [figure.within for figure in told.figures] == [not slow]
+    probe_context = context(floors={kind: floor}, datasheets={"the CPU": {name: promised}})
+    measure(probe_context)
+    assert [fault.kind for fault in probe_context.faults] == ["bound"] * slow
+    assert [figure.within for figure in probe_context.figures] == [not slow]
     if slow:
-        assert told.faults[0].reason.endswith("the profile asks for 60%: throttled, shared or not this card")
+        assert probe_context.faults[0].reason.endswith("the profile asks for 60%: throttled, shared or not this card")
 
 
 @pytest.mark.parametrize(("measure", "kind", "name", "unit"), KINDS)
 def test_without_a_floor_no_speed_is_a_pass(measure: Measure, kind: str, name: str, unit: str) -> None:
-    told = context(datasheets={"the CPU": {name: 1e9}})
+    probe_context = context(datasheets={"the CPU": {name: 1e9}})
     with pytest.raises(Skip, match=rf"the profile declares no floor; measured: {name} .* {unit}"):
-        measure(told)
-    assert told.traits[unit][0][name] > 0 and not told.figures
+        measure(probe_context)
+    assert probe_context.traits[unit][0][name] > 0 and not probe_context.figures
 
 
 def test_one_call_is_timed_by_the_median_of_many(monkeypatch: pytest.MonkeyPatch) -> None:

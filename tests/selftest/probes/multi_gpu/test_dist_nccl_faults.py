@@ -1,4 +1,4 @@
-"""dist.staged names NCCL's faults: the ranks' fates are played, everything that is said of them is real."""
+"""dist.staged names NCCL's faults: the failures of ranks are simulated, their diagnosis is real."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ from selftest.named import WORLDS, World
 
 
 def played(world: World, asked: rank_processes_and_faults.World) -> rank_processes_and_faults.Tried:
-    fails = asked.backend == "nccl" and len(asked.members) > 1 and world.cure not in asked.settings
+    fails = asked.backend == "nccl" and len(asked.members) > 1 and world.workaround not in asked.settings
     fault = StageFault(0, asked.members[0], world.step, world.failure, f"{world.step} fails")
     log = NcclLog(version=world.nccl if asked.backend == "nccl" else None)
     stage = Stage(asked.backend, asked.members, asked.settings, (fault,) if fails else (), log=log)

@@ -73,9 +73,9 @@ def test_all_that_passes_over_nccl_is_tried_over_gloo_once(site: Callable[..., C
 
 def test_a_stage_names_the_ranks_that_are_to_blame(site: Callable[..., Context]) -> None:
     context = site([H20] * 2, lambda world: DIES if world.members == (0, 1) and world.backend == "nccl" else None)
-    told = {stage["stage"]: stage["faults"] for stage in context.traits["stages"]}
-    assert told["nccl 0"] == told["gloo 0+1"] == []
-    assert told["nccl 0+1"] == [
+    faults_by_stage = {stage["stage"]: stage["faults"] for stage in context.traits["stages"]}
+    assert faults_by_stage["nccl 0"] == faults_by_stage["gloo 0+1"] == []
+    assert faults_by_stage["nccl 0+1"] == [
         {"rank": 1, "member": 1, "step": "init", "kind": "signal", "reason": "died of SIGSEGV", "signal": "SIGSEGV"}
     ]
 
@@ -93,9 +93,9 @@ def test_a_world_that_fails_is_tried_over_gloo_and_without_each_transport(site: 
     (fault,) = context.faults
     assert (fault.kind, fault.step) == ("hang", "nccl 0+1: all_reduce fp32 1001, rank 0 (GPU 0)")
     assert "nccl fails and gloo passes" in fault.reason and "with NVLS off it passes" in fault.reason
-    told = context.traits
-    assert (told["layer"], told["place"], told["cure"]) == ("nccl", "everywhere", "NCCL_NVLS_ENABLE=0")
-    assert told["failed_step"] == "all_reduce fp32 1001"
+    traits = context.traits
+    assert (traits["layer"], traits["place"], traits["cure"]) == ("nccl", "everywhere", "NCCL_NVLS_ENABLE=0")
+    assert traits["failed_step"] == "all_reduce fp32 1001"
 
 
 def test_four_die_where_one_works_and_the_image_is_not_to_blame(site: Callable[..., Context]) -> None:
@@ -155,7 +155,7 @@ def test_fewer_cards_than_the_profile_is_for_prove_nothing(
     with pytest.raises(Skip, match=reason):
         site([H20] * cards, **job)
     (context,) = site.__dict__["contexts"]
-    assert context.figures, "what can be tried is tried, and told"
+    assert context.figures, "what can be tried is tried and reported"
 
 
 def test_fewer_cards_that_fail_do_fail(site: Callable[..., Context]) -> None:

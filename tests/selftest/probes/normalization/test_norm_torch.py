@@ -1,4 +1,4 @@
-"""norm.torch's reference and bounds: right arithmetic is within, half precision is not, and refusals are told."""
+"""norm.torch's reference and bounds: right arithmetic passes, half precision fails, and refusals are reported."""
 
 import contextlib
 import dataclasses
@@ -112,12 +112,12 @@ def test_no_two_cases_have_the_same_values() -> None:
 
 
 def test_every_pair_of_dtypes_is_told_with_and_without_autocast() -> None:
-    told = ran(Norm("mixed", mixed)).traits["pairs"]["mixed"]
-    assert len(told) == 18
-    assert {pair for pair, said in told.items() if said == "supported"} == {
+    reported = ran(Norm("mixed", mixed)).traits["pairs"]["mixed"]
+    assert len(reported) == 18
+    assert {pair for pair, said in reported.items() if said == "supported"} == {
         f"{name} x {name}{autocast}" for name in ("fp32", "fp16", "bf16") for autocast in ("", " autocast")
     }
-    assert set(told.values()) == {"supported", WORDS}
+    assert set(reported.values()) == {"supported", WORDS}
 
 
 def test_a_refusal_is_a_fault_only_where_the_pair_is_declared() -> None:
@@ -220,7 +220,7 @@ def half_sums(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torc
 def test_gradients_that_are_added_up_in_half_precision_are_told() -> None:
     context = ran(Norm("half_sums", half_sums))
     assert context.faults == []
-    told = context.traits["accumulates_in_half"]
-    assert "half_sums fp16 x fp16 grad bias" in told
-    assert "half_sums bf16 x fp32 grad bias" in told
-    assert not [label for label in told if "grad weight" in label or "fp32 x" in label]
+    labels = context.traits["accumulates_in_half"]
+    assert "half_sums fp16 x fp16 grad bias" in labels
+    assert "half_sums bf16 x fp32 grad bias" in labels
+    assert not [label for label in labels if "grad weight" in label or "fp32 x" in label]

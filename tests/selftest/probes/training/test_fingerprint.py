@@ -278,7 +278,7 @@ def test_its_document_leaves_as_a_frame_of_a_failed_probe_too(tmp_path: Path) ->
     right, wrong = ({key: value for key, value in frame.items() if key != "kind"} for frame in sent)
     found = compared(right, wrong)
     assert found.first is not None and (found.verdict, found.first.op) == ("breakage", "fp32/linear.up")
-    told = outcomes(frames)
-    assert (status, told["fingerprint"]["status"], told["seeded"]["failure"]) == (5, "passed", "bound")
-    assert told["seeded"]["reason"].startswith("fp32/linear.up teacher-forced: element [0, 7, 500] is ")
-    assert len(told["fingerprint"]["figures"]) == 8 + 2 * 17
+    results = outcomes(frames)
+    assert (status, results["fingerprint"]["status"], results["seeded"]["failure"]) == (5, "passed", "bound")
+    assert results["seeded"]["reason"].startswith("fp32/linear.up teacher-forced: element [0, 7, 500] is ")
+    assert len(results["fingerprint"]["figures"]) == 8 + 2 * 17

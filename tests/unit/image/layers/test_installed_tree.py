@@ -78,9 +78,9 @@ def test_what_uv_installs_wrongly_is_refused(tmp_path: Path, oracle: UvOracle, c
 def test_the_oracle_sees_a_difference(tmp_path: Path, oracle: UvOracle) -> None:
     one = oracle.written(odd_wheel(tmp_path, {"odd/a.py": b"1"}))
     other = oracle.install(odd_wheel(tmp_path, {"odd/a.py": b"2", "odd/b.py": b""}))
-    told = differences(one, other)
-    assert len(told) == 3
-    assert {line.partition(":")[0].rpartition("/")[2] for line in told} == {"a.py", "b.py", "RECORD"}
+    lines = differences(one, other)
+    assert len(lines) == 3
+    assert {line.partition(":")[0].rpartition("/")[2] for line in lines} == {"a.py", "b.py", "RECORD"}
 
 
 def test_a_hash_in_hexadecimal_is_checked_too(tmp_path: Path, oracle: UvOracle) -> None:

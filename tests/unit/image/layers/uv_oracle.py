@@ -96,10 +96,10 @@ def read_layer(packed: bytes) -> Tree:
 
 def differences(one: Tree, other: Tree) -> list[str]:
     """Return the paths on which two trees differ, with what differs."""
-    told = []
+    found = []
     for path in sorted(one.keys() | other.keys()):
         if path not in one or path not in other:
-            told.append(f"{path}: only in the {'second' if path not in one else 'first'}")
+            found.append(f"{path}: only in the {'second' if path not in one else 'first'}")
         elif one[path] != other[path]:
-            told.append(f"{path}: {one[path]!r:.300} and {other[path]!r:.300}")
-    return told
+            found.append(f"{path}: {one[path]!r:.300} and {other[path]!r:.300}")
+    return found

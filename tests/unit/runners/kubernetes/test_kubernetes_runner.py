@@ -498,7 +498,7 @@ def test_a_terminal_that_is_gone_leaves_the_job_to_be_resumed_once_and_only_by_t
 
 @pytest.mark.parametrize("there", [False, True], ids=["gone", "another"])
 def test_a_job_that_the_cluster_has_no_longer_is_lost(place: Place, there: bool) -> None:
-    """Also where somebody has made another of its name."""
+    """Also if another user has created a new Job with its name."""
 
     def gone(line: bytes) -> None:
         raise HungUp

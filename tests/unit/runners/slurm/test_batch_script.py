@@ -27,7 +27,7 @@ def test_the_script_is_as_it_was(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash")
+@pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed")
 def test_bash_can_read_it(case: str) -> None:
     done = subprocess.run(["bash", "-n"], input=rendered(case), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
@@ -139,7 +139,7 @@ def test_an_image_without_a_digest_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_no_script_asks_a_clock_that_can_be_set(case: str) -> None:
-    """Set back in the middle, it gave a run of less than no time, which is no outcome."""
+    """Set back during the run, it gave a negative duration, which is not a result."""
     code = re.sub("#.*", "", rendered(case))
     assert "/proc/uptime" in code and not re.search(r"SECONDS|\bdate\b|EPOCH|printf '%\(", code)
 

@@ -101,7 +101,7 @@ IP = """#!/bin/bash
 
 
 class Stub:
-    """What the stand-ins do is said by files."""
+    """Files control what the stand-ins do."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.shared = folder / "stub", folder / "shared"
@@ -127,7 +127,7 @@ class Stub:
         self.say(hang="")
         self.frames(b"".join(lines(documents())).ljust(1 << 13, b"\n"))
 
-    def told(self, name: str) -> str:
+    def recorded(self, name: str) -> str:
         file = self.folder / name
         return file.read_text(encoding="utf-8") if file.exists() else ""
 
@@ -172,7 +172,7 @@ def interrupted(stub: Stub, by: BaseException) -> BaseException:
 
 
 def meanwhile(work: Callable[[], None], when: Callable[[], bool]) -> None:
-    """Do it as soon as that is so, beside the test."""
+    """Do the work in a thread, as soon as the condition holds."""
 
     def wait() -> None:
         end = time.monotonic() + 60
@@ -188,18 +188,18 @@ def test_the_output_comes_back_and_says_where_it_was_made(stub: Stub) -> None:
     output = stub.run()
     assert output.stdout == b"".join(lines(documents())) == b"".join(line + b"\n" for line in stub.lines)
     assert (output.stderr, output.exit_code, output.timed_out) == ("a word\n", 5, False)
-    assert stub.told("stdin") == "the payload"
+    assert stub.recorded("stdin") == "the payload"
     assert (output.where["job"], output.where["node"], output.where["engine"]) == ("42", "node-7", "docker 26.1.5")
     assert output.where["queued_seconds"] in (7.0, None)
     assert any("running on node-7, after 7 s in the queue" in said for said in stub.said)
-    assert stub.left() == [] and "rm --force" in stub.told("removed")
+    assert stub.left() == [] and "rm --force" in stub.recorded("removed")
 
 
 def test_the_container_is_confined_as_the_local_one(stub: Stub) -> None:
     stub.run()
     for option in ("--network none", "--cap-drop ALL", "--read-only", "no-new-privileges", "--pids-limit 4096",
                    f"--memory {1 << 30}", "--user 65534:65534", "--tmpfs /tmp:exec,mode=1777", "--init"):  # fmt: skip
-        assert option in stub.told("ran")
+        assert option in stub.recorded("ran")
 
 
 def test_the_nodes_engine_may_know_the_image_by_its_manifest(stub: Stub) -> None:
@@ -246,7 +246,7 @@ def test_a_silent_controller_is_waited_for_and_then_the_job_is_left_alone(stub: 
     stub.say(hold="")
     error = fails(stub)
     assert isinstance(error, RunnerError) and error.ending == "unknown" and error.hint == "when it does: --resume 42"
-    assert len(stub.left()) == 2 and not stub.told("cancelled")
+    assert len(stub.left()) == 2 and not stub.recorded("cancelled")
 
 
 def test_a_lost_waiting_process_is_resumed_once_and_only_by_the_same_job(stub: Stub) -> None:
@@ -321,7 +321,7 @@ def test_a_job_that_slurm_can_never_start_ends_with_the_reason(stub: Stub, monke
     error = fails(stub, NotProved)
     assert "can never start job 42 (PartitionTimeLimit)" in error.message and "time=MINUTES" in error.message
     assert "{queue: MINUTES}" in str(error.hint) and "sinfo" in str(error.hint)
-    assert stub.told("cancelled").startswith("--name=envbuild-sample-") and stub.left() == []
+    assert stub.recorded("cancelled").startswith("--name=envbuild-sample-") and stub.left() == []
 
 
 def test_a_job_waits_no_longer_than_its_queue(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +329,7 @@ def test_a_job_waits_no_longer_than_its_queue(stub: Stub, monkeypatch: pytest.Mo
     stub.say(hold="", state="PENDING", reason="Priority")
     error = fails(stub, site=SlurmSite(queue=0))
     assert isinstance(error, RunnerError) and error.ending == "unschedulable" and "(Priority)" in error.message
-    assert stub.told("cancelled") and stub.left() == []
+    assert stub.recorded("cancelled") and stub.left() == []
 
 
 def waits(state: str = "PENDING", reason: str = "Priority") -> slurm_job_states_and_waiting.Seen:
@@ -341,7 +341,7 @@ def test_a_queue_is_counted_without_what_is_no_waiting() -> None:
     assert short.ends("1", waits(), 0) is None and short.ends("1", waits(reason="BadConstraints"), 59) is None
     assert isinstance(short.ends("1", waits(), 60), RunnerError)
     assert short.ends("1", None, 70) is None and short.ends("1", waits("CONFIGURING"), 80) is None
-    assert short.ends("1", waits(), 81) is None  # it is queued anew
+    assert short.ends("1", waits(), 81) is None  # it is queued again
 
 
 def test_a_reason_must_last_to_be_believed() -> None:
@@ -371,7 +371,7 @@ def test_a_wrong_gpu_is_caught_by_the_identity_probe(stub: Stub) -> None:
     job = dataclasses.replace(JOB, gpus=True, models=("h20",))
     judged = output_judge.judge_output(stub.run(job), NONCE, ("env.identity", "env.libs"))
     assert not judged.passed and reason in judged.failures()[0].detail
-    assert '--gpus "device=0"' in stub.told("ran")
+    assert '--gpus "device=0"' in stub.recorded("ran")
 
 
 def test_a_node_that_hands_out_no_gpu_is_no_proof(stub: Stub) -> None:
@@ -429,7 +429,7 @@ def test_a_self_test_that_does_not_end_is_stopped(stub: Stub) -> None:
     stub.say(hang="")
     output = stub.run(dataclasses.replace(JOB, limits=Limits(1 << 30, 1)))
     assert (output.timed_out, output.exit_code) == (True, None)
-    assert output.stdout == b"".join(lines(documents())) and "rm --force" in stub.told("removed")
+    assert output.stdout == b"".join(lines(documents())) and "rm --force" in stub.recorded("removed")
 
 
 def test_too_little_memory_and_too_much_output_are_told(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,7 +441,7 @@ def test_too_little_memory_and_too_much_output_are_told(stub: Stub, monkeypatch:
 
 
 def test_what_slurm_does_not_take_is_said_in_its_words(stub: Stub) -> None:
-    """And nothing of a job that cannot be cancelled: there is none. Where sbatch gave up waiting, there may be."""
+    """Without a message that the job cannot be cancelled: no job exists. If sbatch timed out, one may exist."""
     (stub.folder / "scancel").write_text("#!/bin/sh\necho no controller >&2; exit 1\n", encoding="utf-8")
     stub.say(refuse="Invalid account")
     error = fails(stub)
@@ -492,7 +492,7 @@ def test_a_job_that_sbatch_may_have_queued_is_cancelled(stub: Stub, monkeypatch:
     (stub.folder / "sbatch").write_text("#!/bin/sh\nexec sleep 60\n", encoding="utf-8")
     with pytest.raises(ProcessTimeout):
         stub.run()
-    assert stub.told("cancelled").startswith("--name=envbuild-sample-") and stub.left() == []
+    assert stub.recorded("cancelled").startswith("--name=envbuild-sample-") and stub.left() == []
 
 
 def test_a_controller_that_is_silent_hides_no_interruption(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -506,7 +506,7 @@ def test_a_controller_that_is_silent_hides_no_interruption(stub: Stub, monkeypat
 def test_a_terminal_that_is_gone_leaves_the_job_to_be_resumed(stub: Stub) -> None:
     error = interrupted(stub, HungUp())
     assert isinstance(error, Interrupted) and error.code == 130 and "--resume 42" in str(error.hint)
-    assert not stub.told("cancelled")
+    assert not stub.recorded("cancelled")
     assert stub.run(resume="42").exit_code == 0 and stub.left() == []
 
 
@@ -518,12 +518,12 @@ def test_tickets_that_others_remove_meanwhile_are_no_fault(stub: Stub) -> None:
 def test_an_interruption_cancels_the_job_and_removes_its_container(stub: Stub) -> None:
     stub.hang()
     assert isinstance(interrupted(stub, KeyboardInterrupt()), KeyboardInterrupt)
-    assert stub.told("cancelled").startswith("--name=envbuild-sample-")
+    assert stub.recorded("cancelled").startswith("--name=envbuild-sample-")
     assert stub.left() == []
     end = time.monotonic() + 30
-    while "rm --force" not in stub.told("removed") and time.monotonic() < end:
+    while "rm --force" not in stub.recorded("removed") and time.monotonic() < end:
         time.sleep(0.05)
-    assert "rm --force" in stub.told("removed")
+    assert "rm --force" in stub.recorded("removed")
 
 
 @pytest.mark.parametrize("signal", ["KILL", "folder"])
@@ -531,19 +531,19 @@ def test_a_container_outlives_neither_its_script_nor_its_folder(stub: Stub, sign
     """A node that is lost may go on with a job that nobody waits for."""
     stub.say(hang="", down="")
     fails(stub)
-    assert "rm --force" not in stub.told("removed")
+    assert "rm --force" not in stub.recorded("removed")
     if signal == "folder":
         shutil.rmtree(next(stub.shared.glob("*")))
     else:
-        os.killpg(int(stub.told("pid")), 9)
+        os.killpg(int(stub.recorded("pid")), 9)
     end = time.monotonic() + 60
-    while "rm --force" not in stub.told("removed") and time.monotonic() < end:
+    while "rm --force" not in stub.recorded("removed") and time.monotonic() < end:
         time.sleep(0.05)
-    assert "rm --force" in stub.told("removed")
+    assert "rm --force" in stub.recorded("removed")
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "sentence"),
     [
         ("JobState=PENDING Reason=Priority Restarts=0", "queued (Priority)"),
         ("JobState=PENDING Reason=BeginTime Restarts=1", "queued, for the second time (BeginTime)"),
@@ -551,9 +551,9 @@ def test_a_container_outlives_neither_its_script_nor_its_folder(stub: Stub, sign
         ("JobState=RUNNING Reason=None NodeList=(null) SubmitTime=Unknown StartTime=N/A", "running"),
     ],
 )
-def test_what_is_told_of_a_job(text: str, told: str) -> None:
+def test_what_is_told_of_a_job(text: str, sentence: str) -> None:
     found = slurm_job_states_and_waiting.seen(f"JobId=1 {text}\n")
-    assert found and found.told() == told
+    assert found and found.told() == sentence
 
 
 @pytest.mark.parametrize(
@@ -647,12 +647,12 @@ def test_two_nodes_leave_what_each_of_them_said(stub: Stub) -> None:
     assert output_judge.judge_nodes(output, NONCE, ()).errors == ()
     assert output.where["node"] == "node-7,node-8" and output.where["infiniband"] == [False, False]
     assert output.where["unconfined"] == ["dist.nodes: the nodes' network, by ib0"]
-    ran = stub.told("ran")
+    ran = stub.recorded("ran")
     assert "--network host" in ran and "--cap-drop ALL" in ran and "ENVBUILD_INTERFACE=ib0" in ran
     assert re.search(r"ENVBUILD_NODE=[01] --env ENVBUILD_MEETING=192\.0\.2\.7:2[0-9]{4} ", ran)
     assert stub.left() == []
     stub.run()
-    assert "--network none" in stub.told("ran") and "ENVBUILD" not in stub.told("ran")
+    assert "--network none" in stub.recorded("ran") and "ENVBUILD" not in stub.recorded("ran")
 
 
 def test_what_keeps_two_nodes_from_it_is_told(stub: Stub) -> None:
@@ -684,7 +684,7 @@ def test_a_job_on_two_nodes_that_nobody_waits_for_ends(stub: Stub) -> None:
     site = SlurmSite(folder=str(stub.shared), grace=1, interface="ib0")
     with pytest.raises(HungUp):
         Slurm(site, IMAGE, None, "sample").run(TOGETHER, Watch(say=gone))
-    assert stub.told("cancelled").startswith("--name=envbuild-sample-") and stub.left() == []
+    assert stub.recorded("cancelled").startswith("--name=envbuild-sample-") and stub.left() == []
     stub.say(down="")
     with pytest.raises(RunnerError) as caught:
         stub.run(TOGETHER, site)
