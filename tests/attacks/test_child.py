@@ -200,7 +200,7 @@ BELOW = [
 
 @pytest.mark.attack("writer of a child", "another Python, loader or C library below the packages", "exit 5: replaced")
 @pytest.mark.parametrize("path", BELOW)
-def test_what_the_packages_run_on(site: Site, path: str) -> None:
+def test_files_that_packages_depend_on_must_not_be_replaced(site: Site, path: str) -> None:
     assert reasons(site, layer([(path, b"")])) == ["replaced"]
 
 

@@ -94,7 +94,7 @@ def test_a_long_log_keeps_its_diagnosis(tmp_path: Path) -> None:
     "FIFOs, a link to /dev/zero, a link to its own folder",
     "skipped; the skip is reported",
 )
-def test_what_is_not_a_regular_file_is_skipped_and_reported(tmp_path: Path) -> None:
+def test_a_file_that_is_not_regular_is_skipped_and_reported(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text("EADDRINUSE\n", encoding="utf-8")
     for number in range(5):
         os.mkfifo(tmp_path / f"rank{number}")
@@ -241,7 +241,7 @@ def test_a_loaded_version_rules_out_the_cause(line: str) -> None:
 @pytest.mark.legitimate(
     "user", "pip and conda have installed different versions", "named, less sure; says what to check"
 )
-def test_conda_beside_pip_leaves_both_versions_open() -> None:
+def test_conda_together_with_pip_leaves_both_versions_possible() -> None:
     listing = (
         "libcublas                 12.4.5.8                      0    nvidia\n"
         "nvidia-cublas-cu12        12.1.3.1                 pypi_0    pypi\n"

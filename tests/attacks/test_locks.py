@@ -412,7 +412,7 @@ def test_the_command_line_comes_before_the_profile_and_that_before_the_file(
     assert notes == [] if left is None else len(notes) == 1 and f"{lines[0]} is left out: {left}" in notes[0]
 
 
-def test_what_was_left_out_is_said_where_nothing_can_be_resolved(project: Path, index: Index) -> None:
+def test_packages_left_out_are_reported_if_resolution_fails(project: Path, index: Index) -> None:
     profile(project)
     said = run(*required(project, "torch>=2.14", "alpha>=7"))
     assert "torch>=2.14 is left out: the profile has torch 2.13.0" in refusal(said)

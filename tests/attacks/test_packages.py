@@ -234,14 +234,14 @@ def test_two_packages_with_one_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.legitimate("a package", "has folders tls and x86_64 with its own modules and libraries", "accepted")
-def test_folders_of_its_own_are_no_conflict(tmp_path: Path) -> None:
+def test_folders_of_its_own_are_not_a_conflict(tmp_path: Path) -> None:
     files = {"mine/tls/__init__.py": b"", "mine/x86_64/libmine.so": b"", "mine/libmine.so": b""}
     wheel_conflicts.refuse_stored(stored(torch_wheel(tmp_path), write_wheel(tmp_path, "mine", "1.0", files=files)))
 
 
 @pytest.mark.legitimate("two packages of one namespace", "install an identical __init__.py", "locked, and locked again "
                         "without a request")  # fmt: skip
-def test_an_identical_file_of_a_namespace_is_no_conflict(index: Index, project: Path) -> None:
+def test_an_identical_file_of_a_namespace_is_not_a_conflict(index: Index, project: Path) -> None:
     for name in ("one", "two"):
         write_wheel(index.folder, name, "1.0", files={"shared/__init__.py": b"", f"shared/{name}.py": b"x = 1\n"})
     asked = plan(project, "one", "two")
@@ -270,7 +270,7 @@ def no_heads(made: Lock) -> dict[Wheel, Any]:
 
 @pytest.mark.legitimate("a cache", "a listing in it is damaged or of another form", "made again")
 @pytest.mark.parametrize("content", ["", "[]", '{"names": {}}', '{"files": {"a": 1}}'])
-def test_a_damaged_listing_in_the_cache_is_made_anew(content: str, index: Index, project: Path) -> None:
+def test_a_damaged_listing_in_the_cache_is_made_again(content: str, index: Index, project: Path) -> None:
     asked = plan(project)
     made = lock_update.update_lock(asked, None)
     for noted in user_folders.cache_folder("listings").iterdir():
@@ -324,7 +324,7 @@ def cases(tried: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("path", cases("refused before the image is made"))
-def test_what_runs_at_python_s_start_is_not_installed(path: str, tmp_path: Path) -> None:
+def test_code_that_runs_at_the_start_of_python_is_not_installed(path: str, tmp_path: Path) -> None:
     evil = write_wheel(tmp_path, "evil", "1.0", files={path: STARTUP[path][0]})
     with pytest.raises(LockError) as caught:
         wheel_conflicts.refuse_stored(stored(evil))
@@ -361,7 +361,9 @@ DATA_FILES = {
     ],
 )
 @pytest.mark.parametrize("path", ["evil.pth", "sitecustomize.py", "usercustomize/__init__.py"])
-def test_what_runs_at_python_s_start_is_not_installed_in_dist_packages(path: str, folder: str, tmp_path: Path) -> None:
+def test_code_that_runs_at_the_start_of_python_is_not_installed_in_dist_packages(
+    path: str, folder: str, tmp_path: Path
+) -> None:
     files = {f"evil-1.0.data/data/{folder}/dist-packages/{path}": b"import evil\n"}
     with pytest.raises(LockError) as caught:
         wheel_conflicts.refuse_stored(stored(write_wheel(tmp_path, "evil", "1.0", files=files)))
@@ -396,7 +398,7 @@ def backends(tried: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("folder", backends("refused before the image is made"))
-def test_what_runs_when_torch_is_imported_is_not_installed(folder: str, tmp_path: Path) -> None:
+def test_code_that_runs_when_torch_is_imported_is_not_installed(folder: str, tmp_path: Path) -> None:
     path = f"{folder}/entry_points.txt"
     evil = write_wheel(tmp_path, "evil", "1.0", files={path: BACKENDS[folder][0]})
     with pytest.raises(LockError) as caught:
@@ -632,14 +634,14 @@ def test_bytecode_that_python_compiles_again_is_accepted(mode: str, environment:
 
 
 @pytest.mark.parametrize("path", cases("refused by the audit"))
-def test_what_runs_at_python_s_start_is_refused_by_the_audit(path: str, environment: Installed) -> None:
+def test_code_that_runs_at_the_start_of_python_is_refused_by_the_audit(path: str, environment: Installed) -> None:
     environment.made.wheel("evil", "1.0", {path: STARTUP[path][0], "evil.py": b""})
     (text,) = environment.found()["startup-code"]
     assert path in text and "(evil)" in text
 
 
 @pytest.mark.parametrize("folder", backends("refused by the audit"))
-def test_what_runs_when_torch_is_imported_is_refused_by_the_audit(folder: str, environment: Installed) -> None:
+def test_code_that_runs_when_torch_is_imported_is_refused_by_the_audit(folder: str, environment: Installed) -> None:
     path = f"{folder}/entry_points.txt"
     environment.made.wheel("evil", "1.0", {path: BACKENDS[folder][0], "evil.py": b""})
     (text,) = environment.found()["startup-code"]

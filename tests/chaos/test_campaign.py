@@ -57,7 +57,7 @@ def test_without_room_it_is_not_begun(free: float, monkeypatch: pytest.MonkeyPat
         assert said and "the campaign gpu needs 30 GB free in /var/tmp, 29.9 GB are" in said
 
 
-def test_what_no_round_begins_with_is_told() -> None:
+def test_starts_without_a_round_are_reported() -> None:
     argv = [sys.executable, campaign.__file__, "--starts", "reprove", "gpu"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "no round of gpu begins so; its: layer, switch" in done.stderr
@@ -102,7 +102,7 @@ def test_the_two_gpu_images_differ_in_one_pin() -> None:
     assert not any(OTHER_CUBLAS in item.wheel.file for item in shipped.wheels)
 
 
-def test_what_can_only_be_built_is_never_verified(tmp_path: Path) -> None:
+def test_an_image_that_can_only_be_built_is_never_verified(tmp_path: Path) -> None:
     asked = []
 
     def images(name: str) -> list[dict[str, str]]:
@@ -126,7 +126,7 @@ def test_the_stores_of_a_place_are_looked_at(tmp_path: Path) -> None:
     assert sorted(found) == [(HALF, "torn.tar"), (HALF, "torn.whl")]
 
 
-def test_what_several_runs_wrote_is_one_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_several_runs_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = Outcome(Struck("before an effect", "layer, effect 3", -9, 1.0), 0, 2.5, ())
     for name, seed in (("kill", 1), ("gpu", 11)):
         file = tmp_path / f"{name}.json"
@@ -149,7 +149,7 @@ def test_the_result_says_what_each_round_begins_with() -> None:
 
 
 @pytest.mark.parametrize("content", [None, "no json", "{}", '{"a": 1}', "[]", "[1]", '[{"name": "kill"}]'])
-def test_a_report_of_what_is_none_is_an_error(tmp_path: Path, content: str | None) -> None:
+def test_a_report_of_an_invalid_file_is_an_error(tmp_path: Path, content: str | None) -> None:
     """And no result without a campaign is written."""
     file = tmp_path / "ran.json"
     if content is not None:

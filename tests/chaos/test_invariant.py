@@ -113,7 +113,7 @@ def sample(engine: OwnEngine, tmp_path: Path) -> Iterator[Sample]:
         client.api.remove_image(image["Id"], force=True)
 
 
-def test_what_is_whole_and_proved_is_no_breach(sample: Sample) -> None:
+def test_a_whole_and_proved_state_has_no_breach(sample: Sample) -> None:
     assert sample.found() == []
 
 
@@ -158,7 +158,7 @@ def test_a_record_that_says_something_else(sample: Sample, keys: dict[str, Any])
     assert WRONG in sample.kinds()
 
 
-def test_a_failure_that_a_later_pass_names_is_none(sample: Sample) -> None:
+def test_a_failure_superseded_by_a_later_pass_is_ignored(sample: Sample) -> None:
     failed = sample.prove("failed")
     sample.prove("passed", before=[failed.name.partition(".")[0]])
     assert sample.found() == []
@@ -188,7 +188,7 @@ def test_half_a_file(sample: Sample, what: str) -> None:
     assert (HALF, True) in [(kind, file.name in said) for kind, said in sample.found(settled=False)]
 
 
-def test_a_lock_that_lost_its_last_line_is_no_whole_file(sample: Sample) -> None:
+def test_a_lock_without_its_last_line_is_not_whole(sample: Sample) -> None:
     sample.lock_file.write_bytes(sample.lock_file.read_bytes()[:-1])
     assert HALF in sample.kinds()
 
@@ -266,7 +266,7 @@ class Careless:
 
 
 @pytest.mark.parametrize("code", [0, 6])
-def test_a_round_tells_each_breach_and_goes_on(sample: Sample, engine: OwnEngine, code: int) -> None:
+def test_a_round_reports_each_breach_and_continues(sample: Sample, engine: OwnEngine, code: int) -> None:
     project = Project(sample.ground.project, sample.ground.state, sample.root / "config", sample.ground.cache)
     place = Place(sample.root, project, engine)
     ran = rounds.run(Careless(sample, code), place, 2, seed=1)
@@ -289,7 +289,7 @@ def test_a_run_that_fails_by_itself_is_a_breach(sample: Sample, engine: OwnEngin
     assert any("another image" in breach for breach in ran.breaches)
 
 
-def test_what_is_read_again_is_what_was_written() -> None:
+def test_a_written_result_reads_back_the_same() -> None:
     outcome = Outcome(Struck("kill", "begin lock", -9, 1.0), 0, 2.0, ("a breach",))
     ran = rounds.Ran("kill", 3, [outcome, replace(outcome, breaches=())], 1.0, 2.0)
     assert rounds.Ran.read(json.loads(json.dumps(asdict(ran)))) == ran

@@ -74,7 +74,7 @@ def made(root: Path, monkeypatch: pytest.MonkeyPatch, now: bytes, said: str = RE
     assert not [*root.glob("*.tar")] and place.others == [NOW]
 
 
-def test_another_order_that_was_told_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_different_order_that_was_reported_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made(tmp_path, monkeypatch, saved(BASE, SWAPPED))
 
 
@@ -101,12 +101,14 @@ def test_other_files_never_pass(
 
 
 @pytest.mark.parametrize("said", ["", REPORTED.replace(BEFORE, "sha256:cc"), f"{BEFORE}\n{NOW}\n"])
-def test_what_was_not_told_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+def test_a_change_that_was_not_reported_does_not_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
     with pytest.raises(AssertionError, match="the same files, and no run reported it"):
         made(tmp_path, monkeypatch, saved(BASE, SWAPPED), said)
 
 
-def test_what_was_not_looked_at_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_that_was_not_read_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the campaigns whose engine is left alone."""
     with pytest.raises(AssertionError, match=f"gave {NOW}, and before {BEFORE}$"):
         made(tmp_path, monkeypatch, saved(BASE, SWAPPED), looked=False)

@@ -160,7 +160,7 @@ def test_nothing_is_found_in_an_image_that_envbuild_made(bench: Bench) -> None:
     assert last == "clean"
 
 
-def test_an_image_that_is_no_longer_as_its_label_says(bench: Bench) -> None:
+def test_an_image_that_differs_from_its_label(bench: Bench) -> None:
     reference = f"envbuild-e2e/{bench.run_id}:audit-changed"
     text = f"FROM {bench.quick.tag}\nRUN rm -r /opt/venv/lib/python3.11/site-packages/mpmath*\n"
     docker("build", "--quiet", "--network=none", "--tag", reference, "-", stdin=text)
@@ -170,7 +170,7 @@ def test_an_image_that_is_no_longer_as_its_label_says(bench: Bench) -> None:
     assert found(result, "warn") == {"requirement-unmet"}
 
 
-def test_what_holds_no_torch_or_no_python(bench: Bench) -> None:
+def test_images_without_torch_or_python(bench: Bench) -> None:
     plain = bench.image("plain", nothing, f"RUN rm -r {SITE}/torch {SITE}/torch-2.3.1.dist-info")
     result = bench.audit(plain)
     assert result.code == 3 and "nothing to audit: torch is not installed" in result.stderr, result.stderr
@@ -223,7 +223,7 @@ def test_this_very_environment_is_audited_in_time(quick: Proved) -> None:
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/etc/passwd", "/bin/ls", "/proc", "/proc/self/mem"])
-def test_what_is_no_python_is_said(quick: Proved, path: str) -> None:
+def test_a_path_that_is_not_a_python_is_reported(quick: Proved, path: str) -> None:
     result = quick.project.run("audit", "--python", path)
     assert result.code == 2 and "Traceback" not in result.stderr, result.stderr
 

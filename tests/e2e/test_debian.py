@@ -51,7 +51,7 @@ def aged(quick: Proved, scratch: Path) -> Aged:
     return Aged(project, here.name, then, file, found.made)
 
 
-def test_made_tells_when_the_packages_were_locked(quick: Proved) -> None:
+def test_the_build_date_is_when_the_packages_were_locked(quick: Proved) -> None:
     """A snapshot archive is asked for that time; later it may no longer have them."""
     before = lock_file.read(CHECKOUT / "profiles" / "cpu.lock.yaml")
     after = lock_file.read(quick.project.lock(quick.name))
@@ -80,7 +80,7 @@ def test_locked_names_what_is_gone(aged: Aged) -> None:
     assert aged.project.lock(aged.name).read_bytes() == before
 
 
-def test_else_the_base_is_locked_again_and_it_is_said(aged: Aged) -> None:
+def test_otherwise_the_base_is_locked_again_and_reported(aged: Aged) -> None:
     done = aged.project.run("build", aged.name, "--json")
     assert done.code == 0, done.stdout
     assert f"the base is locked again: no configured mirror has {PACKAGE} {VERSION}" in done.stderr

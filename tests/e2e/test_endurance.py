@@ -85,7 +85,7 @@ def test_prune_makes_room_on_a_disk_that_has_none(engine: None, small: Disk, scr
     assert not old.exists() and shutil.disk_usage(small.folder).free >= 20_000_000
 
 
-def test_whatever_is_left_in_the_temporary_folder_is_seen(scratch: Path) -> None:
+def test_leftovers_in_the_temporary_folder_are_found(scratch: Path) -> None:
     temporary = scratch / "tmp"
     temporary.mkdir()
     project = Project.create(scratch).with_cache(scratch).with_env(TMPDIR=str(temporary))
@@ -148,13 +148,13 @@ def row(**changes: float) -> soak.Seen:
     return soak.Seen(**{**zero, **changes})  # type: ignore[arg-type]
 
 
-def test_what_grows_is_named() -> None:
+def test_growing_figures_are_named() -> None:
     rows = [row(memory=50 + number, files=number % 2) for number in range(20)]
     assert soak.growing(rows, 5) == ["memory grows by 1.000 a make"]
     assert soak.growing([row()] * 20, 5) == []
 
 
-def test_the_history_of_builds_is_told_and_not_judged() -> None:
+def test_the_history_of_builds_is_reported_and_not_judged() -> None:
     rows = [row(history=number, data=7) for number in range(20)]
     lines, faults = campaign._grown("nothing changed", rows, 5)
     assert (faults, lines[-1]) == (0, "Nothing grows.")
@@ -171,7 +171,7 @@ def test_the_history_is_found_in_the_engines_data(scratch: Path) -> None:
 
 
 @pytest.mark.parametrize("makes", [0, 1, 5, 6])
-def test_of_too_few_makes_nothing_is_said_to_grow_or_not(makes: int) -> None:
+def test_growth_is_not_judged_after_too_few_makes(makes: int) -> None:
     assert soak.growing([row()] * makes, 5) is None
     lines, faults = campaign._grown("nothing changed", [row()] * makes, 5)
     assert faults == 0 and lines == [
@@ -179,7 +179,7 @@ def test_of_too_few_makes_nothing_is_said_to_grow_or_not(makes: int) -> None:
     ]
 
 
-def test_a_round_with_a_fault_is_not_told_as_one_that_ended_well() -> None:
+def test_a_round_with_a_fault_is_not_reported_as_successful() -> None:
     rounds = [full.Round("state", "tag", code, "", ()) for code in (6, 6, 0)]
     bad = [full.Round("state", "tag", code, "", ("lost",)) for code in (-1, 0, 6)]
     lines, faults = campaign._full("it is full", [*rounds, *bad])
@@ -201,7 +201,7 @@ def test_a_tag_is_wrong_without_evidence(verified: bool, image: str, faults: lis
     assert full.wrongly_tagged(verified, image, [Path("evidence/a/x.statement.json")]) == faults
 
 
-def test_where_the_engine_ended_is_told() -> None:
+def test_the_step_in_which_the_engine_ended_is_reported() -> None:
     rounds = [full.Round("engine", step, 6, "", (), step == "label") for step in ("build", "label")]
     assert campaign._full("it is full", rounds)[0][-1].startswith("The engine itself ended in: engine/label. ")
     assert campaign._full("it is full", rounds[:1])[0][-1].startswith("| engine | build |")
@@ -215,13 +215,13 @@ def test_an_engine_that_ended_is_started_again(alive: bool, scratch: Path) -> No
     assert (site.revive(), site.revive(), started) == ((False, False, []) if alive else (True, False, [1]))
 
 
-def test_where_memory_cannot_be_limited_it_is_said(monkeypatch: pytest.MonkeyPatch, scratch: Path) -> None:
+def test_a_machine_without_memory_limits_is_reported(monkeypatch: pytest.MonkeyPatch, scratch: Path) -> None:
     monkeypatch.setattr(memory, "GROUP", scratch)
     rows, faults = campaign.no_memory(scratch, argparse.Namespace())
     assert (rows, faults) == (["Not tried: no cgroup v1 with the controller memory."], 0)
 
 
-def test_a_round_that_there_is_not_is_refused() -> None:
+def test_an_unknown_round_is_refused() -> None:
     argv = [sys.executable, campaign.__file__, "--only", "disk/typo", "disks"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "invalid choice: 'disk/typo'" in done.stderr

@@ -235,7 +235,7 @@ def fails(project: Project, name: str, *words: str) -> Result:
     return done
 
 
-def test_what_is_wrong_with_a_source_is_said(place: Project, repository: Repository, run_id: str) -> None:
+def test_faults_of_a_source_are_reported(place: Project, repository: Repository, run_id: str) -> None:
     name = profile(place, run_id, repository.entry("old", build={"settings": ["--build-option=--unheard_of"]}))
     fails(place, name, "kernels cannot be compiled", "--unheard_of", "build.settings")
     # it gets no settings, builds nothing, and exits with 0

@@ -45,7 +45,7 @@ def test_only_what_is_asked_for_runs_and_must_pass(quick: Proved, tmp_path: Path
     assert ["passed", "gemm.exact"] in shown, "each probe is reported as it ends"
 
 
-def test_a_probe_that_cannot_run_is_no_pass(quick: Proved) -> None:
+def test_a_probe_that_cannot_run_does_not_pass(quick: Proved) -> None:
     done = quick.project.run("test", quick.name, "--probe", "attention.cudnn", "--json")
     assert (done.code, done.error["kind"]) == (4, "not-proved")
     assert done.error["hint"] == "attention.cudnn: needs a GPU"
@@ -102,7 +102,7 @@ def test_bisect_looks_for_the_card_first_and_leaves_nothing_of_that(quick: Prove
     assert docker("container", "ls", "--all", "--quiet", "--filter", "name=envbuild-look-") == ""
 
 
-def test_what_a_killed_look_for_the_card_left_is_swept(
+def test_leftovers_of_a_killed_gpu_search_are_swept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     place, pid, _ = docker_runner._owner().rsplit(":", 2)

@@ -66,7 +66,7 @@ def test_without_a_proof_it_is_not_pushed(gpu_team: Team, gpu_made: Result, gpu_
     assert "h20: never proved" in done.error["hint"]
 
 
-def test_its_lock_gives_the_same_image_and_that_is_no_proof(gpu_team: Team, ref: str) -> None:
+def test_its_lock_gives_the_same_image_which_is_not_proof(gpu_team: Team, ref: str) -> None:
     """Every one of its 5.5 GB, made again without a cache."""
     done = gpu_team.rebuild(ref)
     assert reasons(done) == ["gpu"]

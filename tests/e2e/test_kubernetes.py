@@ -128,14 +128,14 @@ def test_a_lost_waiting_process_is_resumed(place: Place, add_row: AddRow) -> Non
     assert again.code == 2 and f"no job {job} was submitted from here" in again.words
 
 
-def test_an_image_that_the_node_lacks_is_told(place: Place, add_row: AddRow) -> None:
+def test_an_image_that_the_node_lacks_is_reported(place: Place, add_row: AddRow) -> None:
     place.cluster.docker("image", "rm", "--force", place.quick.id)
     done = place.start("test", "--record").finish(120)
     assert done.code == 6 and f"{NODE} has no such image" in done.words
     add_row("the node lacks the image, and no registry is named", done)
 
 
-def test_a_registry_that_the_node_cannot_reach_is_told(place: Place, figures: list[str]) -> None:
+def test_a_registry_that_the_node_cannot_reach_is_reported(place: Place, figures: list[str]) -> None:
     """The image by a digest that nobody can fetch."""
     from envbuild.image.docker_engine import Image
     from envbuild.runners.kubernetes.kubernetes_runner import Kubernetes
@@ -166,7 +166,7 @@ def test_a_job_that_no_node_can_take_says_why(place: Place, add_row: AddRow) -> 
     add_row("no node fits", done)
 
 
-def test_a_pod_that_somebody_deletes_is_told(place: Place, broken: Workshop, add_row: AddRow) -> None:
+def test_a_pod_deleted_by_another_user_is_reported(place: Place, broken: Workshop, add_row: AddRow) -> None:
     begun, pod = place.running(broken.image("hangs"))
     place.cluster.ask("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}")
     done = begun.finish(120)
@@ -174,7 +174,7 @@ def test_a_pod_that_somebody_deletes_is_told(place: Place, broken: Workshop, add
     add_row("another user deletes the pod", done)
 
 
-def test_an_eviction_by_the_api_is_told(place: Place, broken: Workshop, add_row: AddRow) -> None:
+def test_an_eviction_by_the_api_is_reported(place: Place, broken: Workshop, add_row: AddRow) -> None:
     """As kubectl drain asks for it. Before 1.26 nothing tells it from a deletion."""
     begun, pod = place.running(broken.image("hangs"))
     eviction = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": {"name": pod, "namespace": NAMESPACE}}
@@ -184,7 +184,7 @@ def test_an_eviction_by_the_api_is_told(place: Place, broken: Workshop, add_row:
     add_row("its eviction is asked for, as kubectl drain does", done)
 
 
-def test_a_node_that_dies_is_told(place: Place, broken: Workshop, add_row: AddRow) -> None:
+def test_a_node_that_dies_is_reported(place: Place, broken: Workshop, add_row: AddRow) -> None:
     begun, _ = place.running(broken.image("hangs"))
     with place.cluster.neighbour():
         place.cluster.daemons.end("kubelet", signal.SIGKILL)
@@ -197,7 +197,7 @@ def test_a_node_that_dies_is_told(place: Place, broken: Workshop, add_row: AddRo
     add_row("kubelet is killed", done)
 
 
-def test_a_job_that_somebody_deletes_is_told(place: Place, broken: Workshop, add_row: AddRow) -> None:
+def test_a_job_deleted_by_another_user_is_reported(place: Place, broken: Workshop, add_row: AddRow) -> None:
     begun, _ = place.running(broken.image("hangs"))
     (job,) = place.cluster.of("jobs")
     options = {"propagationPolicy": "Background"}

@@ -180,7 +180,7 @@ def test_a_probe_that_this_profile_can_never_run_may_not_be_required(quick: Prov
     assert "attention.cudnn needs a GPU" in made.error["faults"][0]["message"]
 
 
-def test_of_two_makes_at_once_one_waits(quick: Proved, scratch: Path) -> None:
+def test_one_of_two_concurrent_makes_waits(quick: Proved, scratch: Path) -> None:
     first = quick.project.hold(scratch / "holding", "load profile start", "make", quick.name)
     second = quick.project.start("make", quick.name)
     second.says(f"another envbuild is making {quick.name}; waiting for it")

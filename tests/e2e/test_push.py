@@ -43,7 +43,7 @@ def site(quick: Proved, team: Team, run_id: str) -> Site:
     return Site(quick, team, place, pushed)
 
 
-def test_what_was_pushed_is_verified_without_an_engine(site: Site) -> None:
+def test_a_pushed_image_is_verified_without_an_engine(site: Site) -> None:
     done = site.team.verify(f"{site.place}:verified", "--gpu", "cpu", "--max-age", "1d")
     assert done.code == 0, f"{done.stdout}\n{done.stderr}"
     locked = lock_file.read(site.proved.project.lock(site.proved.name))
@@ -60,7 +60,7 @@ def test_without_a_login_it_says_so(site: Site) -> None:
     assert (done.code, f"docker login {site.team.registry.host}" in done.words) == (7, True)
 
 
-def test_pushed_again_there_is_nothing_to_do(site: Site) -> None:
+def test_a_second_push_has_nothing_to_do(site: Site) -> None:
     done = site.team.push(site.proved.name, site.place)
     assert (done.code, done.document) == (0, site.pushed.document)
     steps = [line.split("  ")[1] for line in done.stderr.splitlines() if "up to date" in line]

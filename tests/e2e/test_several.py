@@ -32,7 +32,7 @@ def several(images: None, scratch: Path, names: list[str]) -> Project:
     return project
 
 
-def test_what_passes_is_verified_though_another_fails(several: Project, names: list[str]) -> None:
+def test_a_passing_profile_is_verified_though_another_fails(several: Project, names: list[str]) -> None:
     done = several.start("make", "--all", "--json").finish(600)
     found = {row["profile"]: row for row in done.document["profiles"]}
     assert [found[name]["status"] for name in names] == ["verified", "verified", "failed"], done.stderr

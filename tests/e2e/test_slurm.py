@@ -132,7 +132,7 @@ def test_a_lost_waiting_process_is_resumed(place: Place) -> None:
     assert again.code == 2 and f"no job {job} was submitted from here" in again.words
 
 
-def test_output_that_was_cut_off_is_no_proof(place: Place) -> None:
+def test_truncated_output_is_not_proof(place: Place) -> None:
     """A single frame less, of a run that passed."""
     begun = place.start("test", "--record")
     begun.says("running on", 120)
@@ -162,7 +162,7 @@ def test_an_interruption_cancels_the_job(place: Place, broken: Workshop) -> None
     until("nothing to be left", lambda: place.left() == [], 30)
 
 
-def test_a_job_that_somebody_cancels_is_told(place: Place, broken: Workshop) -> None:
+def test_a_job_cancelled_by_another_user_is_reported(place: Place, broken: Workshop) -> None:
     begun, job, _ = place.running(broken.image("hangs"))
     place.cluster.ask("scancel", job)
     done = begun.finish(120)
@@ -170,7 +170,7 @@ def test_a_job_that_somebody_cancels_is_told(place: Place, broken: Workshop) -> 
     assert place.left() == []
 
 
-def test_a_node_that_dies_is_told(place: Place, broken: Workshop) -> None:
+def test_a_node_that_dies_is_reported(place: Place, broken: Workshop) -> None:
     begun, job, node = place.running(broken.image("hangs"))
     place.cluster.daemons.end(node, signal.SIGKILL)
     try:
@@ -194,7 +194,7 @@ def test_a_node_whose_clock_is_off_proves_all_the_same(place: Place, bare: Bare)
     assert place.left() == []
 
 
-def test_a_registry_that_the_node_cannot_reach_is_told(place: Place, bare: Bare) -> None:
+def test_a_registry_that_the_node_cannot_reach_is_reported(place: Place, bare: Bare) -> None:
     """From here the image could be pushed; there it is known by a digest that nobody can fetch."""
     name = f"127.0.0.1:9/nowhere@sha256:{'1' * 64}"
     with pytest.raises(NetworkError, match=r"gpu-\S+ cannot fetch 127\.0\.0\.1:9/nowhere@") as caught:
@@ -203,7 +203,7 @@ def test_a_registry_that_the_node_cannot_reach_is_told(place: Place, bare: Bare)
     assert place.left() == []
 
 
-def test_a_card_that_is_another_than_slurm_says_is_no_proof(place: Place, bare: Bare, broken: Workshop) -> None:
+def test_a_gpu_other_than_slurm_reports_is_not_proof(place: Place, bare: Bare, broken: Workshop) -> None:
     """The node says that it has an h20, and hands it out; in the container it is an A100."""
     image = broken.image("other-card")
     program = place.shared / "docker-with-a-card"  # this engine has no card to give

@@ -29,7 +29,7 @@ def test_a_tag_given_by_hand(quick: Proved, scratch: Path, verified: str) -> Non
     assert (said.code, said.document["status"]) == (5, "tampered")
 
 
-def test_a_changed_wish(quick: Proved, scratch: Path) -> None:
+def test_a_changed_profile_is_out_of_date(quick: Proved, scratch: Path) -> None:
     here = quick.copy(scratch)
     here.project.change(here.name, env={"NEW": "1"})
     said = here.project.run("status", here.name, "--json")

@@ -130,9 +130,7 @@ def locked(project: Project, name: str, **driver: Any) -> Result:
     return project.run("lock", name, "--json")
 
 
-def test_an_archive_at_fault_is_refused_before_anything_is_built(
-    indexed: Project, archived: str, scratch: Path
-) -> None:
+def test_an_invalid_archive_is_refused_before_anything_is_built(indexed: Project, archived: str, scratch: Path) -> None:
     good = compat(scratch)
     wrong = locked(indexed, archived, compat={**good, "sha256": "0" * 64})
     assert (wrong.code, wrong.error["kind"]) == (3, "hash")

@@ -95,7 +95,7 @@ def test_a_fault_is_found_and_kept_once(name: str, monkeypatch: pytest.MonkeyPat
     assert [fault.times for fault in found.faults.values()] == [3]
 
 
-def test_whoever_interrupts_the_campaign_ends_it() -> None:
+def test_an_interruption_ends_the_campaign() -> None:
     with pytest.raises(KeyboardInterrupt):
         campaign(Target("x", st.none(), raising(KeyboardInterrupt()), 1), 1, 1)
 

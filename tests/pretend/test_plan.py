@@ -59,7 +59,7 @@ def wrong(calls: list[Call], results: dict[str, Result], number: int = 1, **fiel
     return plan_trial.problems(changed, results)
 
 
-def test_what_is_wrong_with_a_whole_run_is_named(whole: tuple[list[Call], dict[str, Result]]) -> None:
+def test_faults_of_a_whole_run_are_named(whole: tuple[list[Call], dict[str, Result]]) -> None:
     calls, results = whole
     assert list(wrong(calls, results)) == []
     assert next(wrong(calls, results, status=5)).startswith("call 2 ended with exit status 5")

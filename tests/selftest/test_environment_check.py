@@ -73,7 +73,7 @@ def test_a_remedy_is_found_by_patterns_and_in_traits(when: dict[str, str], fits:
     ) is fits
 
 
-def test_the_first_remedy_that_fits_is_told() -> None:
+def test_the_first_remedy_that_fits_is_printed() -> None:
     assert environment_check.failure_lines(result(), [FPE, ANY]) == [
         "gemm.crash: signal SIGFPE at a step", "  died of SIGFPE", "  remedy: a newer cuBLAS",
     ]  # fmt: skip
@@ -91,7 +91,7 @@ def test_a_remedy_may_name_traits_and_several_values() -> None:
     )
 
 
-def test_what_is_the_same_of_several_probes_is_said_once() -> None:
+def test_the_same_result_of_several_probes_is_printed_once() -> None:
     skip = {"status": "skipped", "failure": None, "signal": None, "at": None, "reason": "no GPU"}
     wrong = [result(probe="a", **skip), result(), result(probe="b", **skip)]
     assert environment_check.report(wrong, [FPE, ANY]) == [
@@ -100,7 +100,7 @@ def test_what_is_the_same_of_several_probes_is_said_once() -> None:
     ]  # fmt: skip
 
 
-def test_every_version_that_differs_is_told_up_to_a_dozen() -> None:
+def test_up_to_a_dozen_differing_versions_are_listed() -> None:
     detail = "\n".join(f"p{number} is 1, locked is 2" for number in range(20))
     lines = environment_check.failure_lines(result(failure="version", signal=None, at=None, detail=detail), [])
     assert lines[0] == "gemm.crash: version"
@@ -108,7 +108,7 @@ def test_every_version_that_differs_is_told_up_to_a_dozen() -> None:
     assert (len(lines), lines[-1]) == (14, "  and 8 more")
 
 
-def test_a_stack_is_not_told() -> None:
+def test_a_stack_is_not_printed() -> None:
     assert "Current thread" not in "".join(environment_check.failure_lines(result(detail="Current thread 0x1"), []))
 
 
@@ -139,7 +139,7 @@ def test_a_rank_says_which_it_is_and_takes_its_share_of_the_processors() -> None
     assert done.stdout.startswith("envbuild check: sample, rank 7 on ")
 
 
-def test_what_is_wrong_goes_to_stderr_with_its_remedy() -> None:
+def test_faults_go_to_stderr_with_a_remedy() -> None:
     done = run(document(probes=["env.libs"], expect={"distributions": {"torch": "9.9"}}), RANK="0")
     assert (done.returncode, done.stdout) == (5, "")
     first, second, third, *_, last = done.stderr.splitlines()

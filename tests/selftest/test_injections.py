@@ -236,7 +236,7 @@ def test_a_unit_that_ends_with_an_error_is_not_left_out(runner: Runner) -> None:
         runner.learned(Unit("fails", fails))
 
 
-def test_what_a_fault_leaves_behind_is_noticed(runner: Runner) -> None:
+def test_leftovers_of_a_fault_are_noticed(runner: Runner) -> None:
     x = torch.ones(64)
 
     def grows(context: Context) -> None:

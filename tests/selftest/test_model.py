@@ -179,7 +179,7 @@ def test_a_weight_that_is_not_finite_is_named(tmp_path: Path, value: str, sign: 
 
 
 @pytest.mark.parametrize("reference", [True, False])
-def test_what_came_in_not_finite_is_not_the_modules_fault(reference: bool) -> None:
+def test_a_module_is_not_blamed_for_inputs_that_are_not_finite(reference: bool) -> None:
     x = torch.rand(4, 8)
     x[1, 2] = float("nan")
     assert first(fingerprint(nn.Sequential(nn.Linear(8, 8)), x, reference=reference)["ops"]) is None
@@ -236,7 +236,7 @@ def test_any_arguments_and_outputs_will_do(reference: bool) -> None:
     fingerprint_reader.Fingerprint.model_validate(json.loads(json.dumps(document, allow_nan=False)))
 
 
-def test_what_the_model_raises_comes_through_and_hooks_go() -> None:
+def test_an_exception_of_the_model_is_raised_and_hooks_are_removed() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(5, 5))
     with pytest.raises(RuntimeError):
         fingerprint(model, torch.rand(2, 4))
@@ -277,7 +277,7 @@ def test_a_wrong_module_is_found_between_two(tmp_path: Path, reference: bool, fa
     assert compared(right, right, tmp_path).verdict == "identical"
 
 
-def test_two_models_are_told_as_such(tmp_path: Path) -> None:
+def test_two_different_models_are_reported(tmp_path: Path) -> None:
     documents = [fingerprint(*made(name, torch.float32)) for name in ("transformer", "video")]
     with pytest.raises(UsageError, match=r"these are two different models: [0-9]+ and 4 outputs of modules"):
         compared(*documents, tmp_path)

@@ -53,7 +53,7 @@ def test_a_changed_number_is_a_change_of_the_probes_that_use_it(tree: Path) -> N
     assert "env.driver" not in differing(tree)
 
 
-def test_comments_and_docstrings_are_no_change(tree: Path) -> None:
+def test_comments_and_docstrings_do_not_count_as_a_change(tree: Path) -> None:
     edit(tree, "probes/hardware/transfer.py", '"""', '"""Another sentence. ')
     edit(tree, "numerics/element_comparison.py", "from __future__", "# a comment\n\nfrom __future__")
     assert differing(tree) == set()

@@ -100,13 +100,13 @@ def test_every_figure_is_whole_and_within(frames: list[Frame]) -> None:
         assert figure["beyond_rounding"] is None or figure["beyond_rounding"] <= figure["ratio"] <= 1
 
 
-def test_what_the_cpu_leaves_out_is_declared(frames: list[Frame]) -> None:
+def test_cases_left_out_on_the_cpu_are_declared(frames: list[Frame]) -> None:
     results = outcomes(frames)
     assert results["gemm.crash"]["traits"]["shapes"] == "cpu subset"
     assert results["attention.flash"]["traits"]["shapes"] == "cpu subset"
 
 
-def test_the_libraries_are_told_once_and_are_torchs(frames: list[Frame]) -> None:
+def test_the_libraries_are_listed_once_and_belong_to_torch(frames: list[Frame]) -> None:
     (inventory,) = (frame for frame in frames if frame["kind"] == "environment")
     libraries = {library["name"]: library for library in inventory["libraries"]}
     version = metadata.version("torch")
@@ -145,7 +145,7 @@ def test_a_bad_job_is_refused_with_all_its_faults() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"version": 1', "\0"])
-def test_a_job_that_is_no_json_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_job_of_invalid_json_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "job.json").write_text(text)
     result = module("--job", str(tmp_path / "job.json"))
     assert (result.returncode, result.stdout) == (3, "")

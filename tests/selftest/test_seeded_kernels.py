@@ -63,7 +63,9 @@ def test_the_traits_say_more(seeds: dict[str, Frame], seed: str, trait: str, val
 
 
 @pytest.mark.parametrize(("seed", "half"), [("half_by_default", True), ("tf32", False)])
-def test_what_torchs_own_flags_give_is_told_and_not_judged(seeds: dict[str, Frame], seed: str, half: bool) -> None:
+def test_results_with_the_default_flags_of_torch_are_reported_and_not_judged(
+    seeds: dict[str, Frame], seed: str, half: bool
+) -> None:
     traits = seeds[f"gemm.accuracy:{seed}"]["traits"]
     assert traits["flags"]["allow_fp16_reduced_precision_reduction"] is True
     flags = traits["default flags"]["fp16"]

@@ -76,7 +76,7 @@ def test_memory_is_that_of_what_the_work_starts_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("only", "built"), [(["link"], 1), (["cores"], 1), (["commands", "link"], 1), (["push", "lock"], 0), (["plain"], 0)]
 )
-def test_what_a_case_begins_with_is_built(only: list[str], built: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_starting_point_of_a_case_is_built(only: list[str], built: int, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     ours = Ours(MagicMock(), MagicMock())
     monkeypatch.setattr(ours, "build", done.append)
@@ -87,7 +87,7 @@ def test_what_a_case_begins_with_is_built(only: list[str], built: int, monkeypat
 
 
 @pytest.mark.parametrize("error", [ValueError("odd"), SystemExit("docker ended with 1"), KeyboardInterrupt()])
-def test_what_was_measured_is_kept_whatever_ends_it(
+def test_measurements_are_kept_after_any_ending(
     error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cases(rounds: Any, *_: object) -> None:
@@ -133,7 +133,7 @@ program(main)
 
 @pytest.mark.parametrize("collecting", [[], ["collecting"]])
 @pytest.mark.parametrize(("by", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_what_is_interrupted_ends_with_a_line_and_cleans_up(
+def test_an_interruption_ends_with_one_line_and_cleans_up(
     tmp_path: Path, by: signal.Signals, code: int, collecting: list[str]
 ) -> None:
     running = subprocess.Popen(
@@ -163,7 +163,7 @@ time.sleep(60)
 """
 
 
-def test_what_the_benchmark_of_several_began_has_ended_before_it_does(tmp_path: Path) -> None:
+def test_processes_of_the_benchmark_end_before_it_does(tmp_path: Path) -> None:
     (tmp_path / "envbuild").mkdir()
     (tmp_path / "envbuild" / "__init__.py").touch()
     (tmp_path / "envbuild" / "__main__.py").write_text(_ENVBUILD, encoding="utf-8")

@@ -231,7 +231,7 @@ def test_no_verdict_ends_the_plan_and_a_block_ends_in_time(bench: Bench, monkeyp
         ([], gpu_check.NO_GPU),
     ],
 )
-def test_the_exit_code_says_what_was_shown(verdicts: list[str], code: int) -> None:
+def test_the_exit_code_depends_on_the_verdicts(verdicts: list[str], code: int) -> None:
     chosen = [step(lambda _: None, str(index)) for index in range(2)]
     results = {str(index): Result(str(index), verdict=verdict) for index, verdict in enumerate(verdicts)}
     assert gpu_check.code(chosen, results) == code
@@ -297,7 +297,7 @@ def test_a_run_is_judged_by_its_probes(run: Run, error: str | None) -> None:
         judge([run])
 
 
-def test_what_must_repeat_and_does_not_is_named() -> None:
+def test_a_result_that_should_repeat_and_does_not_is_named() -> None:
     runs = [run_of(name, gemm_exact={**PASSED, "traits": {"sha256": name}}) for name in "ab"]
     assert selftests.differences(runs) == ["gemm.exact: sha256 (b)"]
     assert selftests.differences(runs[:1] * 2) == []
@@ -333,7 +333,7 @@ GPU 00000000:00:05.0
 """
 
 
-def test_what_names_this_one_gpu_is_not_kept() -> None:
+def test_identifiers_of_a_gpu_are_not_kept() -> None:
     kept = steps.without_identity(QUERIED)
     assert "1980 MHz" in kept and "580.159.04" in kept
     for private in ("1650123456789", "GPU-1111", "0x1234", "692-2G520", "4242"):
@@ -584,7 +584,7 @@ def test_a_process_that_cannot_hold_the_memory_fails_the_step(bench: Bench, monk
     assert done(bench, steps.memory_held).reason == "the process that holds the memory ended with exit status 1"
 
 
-def test_clocks_are_sampled_while_the_step_runs_and_no_longer(
+def test_clocks_are_sampled_only_while_the_step_runs(
     bench: Bench, tool: Callable[[str, str], None], tmp_path: Path
 ) -> None:
     row = "2026/11/22 18:00:00.000, 1980, 2619, 650.1, 61, 100, 0x4"

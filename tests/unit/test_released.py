@@ -181,7 +181,7 @@ def later(state: Path) -> Path:
     return statement
 
 
-def test_beside_later_evidence_none_counts(state: Path) -> None:
+def test_old_evidence_does_not_count_with_later_evidence(state: Path) -> None:
     """It may say that the self-test failed since; an older envbuild cannot know."""
     asked = wanted()
     written = later(state)
@@ -198,7 +198,7 @@ def test_later_evidence_about_another_image_does_no_harm(state: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["2", None, 1.5, [], {}, -1, True])
-def test_what_is_no_later_format_is_just_malformed(state: Path, version: Any) -> None:
+def test_an_invalid_format_version_is_malformed(state: Path, version: Any) -> None:
     (path,) = (state / "evidence").glob("*/*.record.json")
     record = {**json.loads(path.read_text(encoding="utf-8")), "version": version}
     with pytest.raises(ValueError) as caught:

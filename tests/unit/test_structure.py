@@ -185,7 +185,7 @@ def test_folders_of_tests_mirror_packages(tests: Path, mirrored: Path) -> None:
     assert {str(folder) for folder in folders if not (mirrored / folder / "__init__.py").is_file()} == set()
 
 
-def test_there_is_no_circle() -> None:
+def test_imports_have_no_cycle() -> None:
     done: set[str] = set()
 
     def visit(name: str, trail: tuple[str, ...]) -> None:

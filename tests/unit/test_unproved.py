@@ -34,7 +34,7 @@ def test_every_advisory_with_a_probe_is_shown_or_listed_and_none_is_both() -> No
         assert reason
 
 
-def test_what_has_a_signature_is_shown() -> None:
+def test_advisories_with_a_signature_are_shown() -> None:
     assert {item.id for item in database.advisories() if item.signature} <= SHOWN
 
 

@@ -35,7 +35,7 @@ def text(stages: list[Stage]) -> str:
     return verdict.text
 
 
-def test_where_nothing_fails_there_is_nothing_to_say() -> None:
+def test_without_a_failure_there_is_no_verdict() -> None:
     assert localize_faults(tried([]), SAME) is None
     assert localize_faults([Stage("gloo", members) for members in (*ALONE, *PAIRS, FOUR)], {}) is None
 
@@ -109,7 +109,7 @@ def test_one_card_that_fails() -> None:
     assert text(stages).startswith("the GPU fails even alone; nccl and gloo both fail: the image, the driver")
 
 
-def test_on_the_cpu_there_is_no_card_to_blame() -> None:
+def test_on_the_cpu_no_gpu_is_blamed() -> None:
     verdict = localize_faults([Stage("gloo", (0,)), Stage("gloo", (1,)), Stage("gloo", (0, 1), faults=FAULT)], {})
     assert verdict and verdict.layer == "image"
     assert verdict.text == "each process works alone and no pair does; gloo needs no GPU: the image, or the code"

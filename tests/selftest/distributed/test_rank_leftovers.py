@@ -31,7 +31,7 @@ def age(folder: Path) -> None:
     os.utime(folder, (before, before))
 
 
-def test_what_a_killed_process_left_goes_and_what_a_living_one_has_stays(
+def test_files_of_killed_processes_are_removed_and_of_running_ones_kept(
     temporary: Path,
 ) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(envbuild.__file__).parents[1])}
@@ -55,7 +55,7 @@ def test_what_a_killed_process_left_goes_and_what_a_living_one_has_stays(
 
 
 @pytest.mark.parametrize("make", ["young", "link", "other"])
-def test_what_is_young_or_none_of_its_own_stays(temporary: Path, make: str, tmp_path: Path) -> None:
+def test_new_and_foreign_folders_stay(temporary: Path, make: str, tmp_path: Path) -> None:
     place = temporary / ("other-x" if make == "other" else "envbuild-ranks-x")
     if make == "link":
         (tmp_path / "precious").mkdir()

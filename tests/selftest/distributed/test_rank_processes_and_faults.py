@@ -83,7 +83,9 @@ LOST = "RuntimeError: Connection closed by peer [127.0.0.1]:29500"
         ([right(), stuck()], [(1, "hang", "not done")]),
     ],
 )  # fmt: skip
-def test_who_is_to_blame(endings: Sequence[ForkEnding], blamed: list[tuple[int, str, str]]) -> None:
+def test_the_rank_that_caused_a_failure_is_named(
+    endings: Sequence[ForkEnding], blamed: list[tuple[int, str, str]]
+) -> None:
     found = rank_faults([10 + rank for rank in range(len(endings))], endings)
     assert [(fault.rank, fault.kind) for fault in found] == [(rank, kind) for rank, kind, _ in blamed]
     for fault, (rank, _, words) in zip(found, blamed, strict=True):
@@ -119,7 +121,7 @@ def ends(tell: forked_work.Tell) -> None:
     tell("end", True)
 
 
-def test_who_waits_for_the_dead_has_a_little_while() -> None:
+def test_ranks_that_wait_for_a_dead_one_are_stopped_soon() -> None:
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     begin = time.monotonic()
     ((dead, left), (alone,)) = forked_work.run_groups([[dies, waits], [ends]], 30, 0.2)
@@ -145,7 +147,7 @@ def test_what_is_stopped_says_where_it_was() -> None:
     assert (ending.stopped, ending.failure) == (True, "not done after 0.3 s")
 
 
-def test_what_ignores_sigabrt_is_killed() -> None:
+def test_a_process_that_ignores_sigabrt_is_killed() -> None:
     ending = forked_work.run_forked(stubborn, 0.3)
     assert ending.stopped and ending.seconds < 5
 

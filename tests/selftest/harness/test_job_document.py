@@ -164,7 +164,7 @@ def test_all_faults_are_named_at_once() -> None:
 
 
 @pytest.mark.parametrize("document", [None, [], "text", 1])
-def test_what_is_no_mapping_is_refused(document: Any) -> None:
+def test_a_document_that_is_not_a_mapping_is_refused(document: Any) -> None:
     assert faults(document) == ("the job document is not a mapping",)
 
 

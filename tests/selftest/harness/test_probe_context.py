@@ -40,14 +40,14 @@ def refusing(error: Exception) -> Context:
         "cuDNN Frontend error: No valid engine configs for Matmul_MUL_Reduction_SUB_EXP_Reduction_LOG_ADD_DIV_Matmul_",
     ],
 )
-def test_a_kernel_that_torch_lacks_ends_its_step_alone_and_is_told(words: str) -> None:
+def test_a_kernel_that_torch_lacks_ends_only_its_step_and_is_reported(words: str) -> None:
     context = refusing(RuntimeError(f"{words}\nmore"))
     assert context.traits == {"unsupported": {"mm": words}}
     assert not context.faults
 
 
 @pytest.mark.parametrize("error", [RuntimeError("misaligned address"), ValueError("not implemented for"), KeyError()])
-def test_whatever_else_is_raised_in_a_step_goes_on(error: Exception) -> None:
+def test_other_exceptions_in_a_step_propagate(error: Exception) -> None:
     with pytest.raises(type(error)):
         refusing(error)
 

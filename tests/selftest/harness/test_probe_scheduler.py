@@ -122,7 +122,7 @@ def test_a_probe_names_its_own_failure(faults: dict[str, Frame]) -> None:
     expect(faults["reported-failure"], "mismatch", reason="one is two")
 
 
-def test_the_first_fault_names_the_failure_and_the_others_are_told(faults: dict[str, Frame]) -> None:
+def test_the_first_fault_names_the_failure_and_the_others_are_reported(faults: dict[str, Frame]) -> None:
     expect(faults["later-cases"], "bound", at="first", reason="first is off (and 1 more)")
     assert "second is NaN" in faults["later-cases"]["detail"]
 
@@ -133,11 +133,11 @@ def test_a_fault_is_not_undone_by_a_later_skip(faults: dict[str, Frame]) -> None
 
 
 @pytest.mark.parametrize("name", ["silent", "cut", "corrupt", "doubled"])
-def test_status_zero_without_one_whole_result_is_no_pass(faults: dict[str, Frame], name: str) -> None:
+def test_status_zero_without_a_whole_result_does_not_pass(faults: dict[str, Frame], name: str) -> None:
     expect(faults[name], "incomplete", figures=[])
 
 
-def test_an_exit_status_is_no_pass(faults: dict[str, Frame]) -> None:
+def test_an_exit_status_alone_does_not_pass(faults: dict[str, Frame]) -> None:
     expect(faults["exit-three"], "exit", reason="left with exit status 3")
     expect(faults["sys-exit"], "exit", reason="the probe called exit(0)")
 
@@ -147,7 +147,7 @@ def test_a_megabyte_of_noise_neither_blocks_nor_is_all_kept(faults: dict[str, Fr
     assert 1 << 16 <= faults["run"]["stderr"].count(b"x") < 1 << 18
 
 
-def test_what_is_kept_of_a_stream_is_its_bounded_end() -> None:
+def test_only_the_end_of_a_stream_is_kept() -> None:
     from envbuild.selftest.harness.probe_supervisor import KEPT, OutputTail
 
     tail = OutputTail(passed_on=False)
@@ -167,7 +167,7 @@ def test_a_process_left_running_is_ended(faults: dict[str, Frame]) -> None:
     assert is_over(faults["orphan"]["traits"]["orphan"])
 
 
-def test_figures_that_are_no_numbers_stay_strict_json(faults: dict[str, Frame]) -> None:
+def test_figures_that_are_not_finite_stay_strict_json(faults: dict[str, Frame]) -> None:
     nan, inf = faults["nan-figure"]["figures"]
     assert (nan["error"], nan["ratio"]) == ("nan", "nan")
     assert (inf["error"], inf["ratio"]) == ("inf", "inf")

@@ -75,7 +75,7 @@ def test_a_script_that_comes_to_its_end_passes(frames_by_name: dict[str, Frame],
         ("forges", "incomplete", None, "ended with status 0"),
     ],
 )
-def test_a_script_that_does_not_is_told_apart(
+def test_each_failure_of_a_script_is_distinguished(
     frames_by_name: dict[str, Frame], name: str, failure: str, at: str | None, words: str
 ) -> None:
     frame = frames_by_name[name]
@@ -91,11 +91,11 @@ def test_a_script_leaves_no_folder_however_it_ends(frames_by_name: dict[str, Fra
 
 def test_no_script_is_left_untested(frames_by_name: dict[str, Frame]) -> None:
     assert set(frames_by_name) - {"run"} == {*scripts.RIGHT, *scripts.WRONG}
-    (mark,) = (m for m in test_a_script_that_does_not_is_told_apart.pytestmark if m.name == "parametrize")  # type: ignore[attr-defined]
+    (mark,) = (m for m in test_each_failure_of_a_script_is_distinguished.pytestmark if m.name == "parametrize")  # type: ignore[attr-defined]
     assert {row[0] for row in mark.args[1]} == set(scripts.WRONG)
 
 
-def test_where_a_script_was_is_told(frames_by_name: dict[str, Frame]) -> None:
+def test_the_position_in_a_script_is_reported(frames_by_name: dict[str, Frame]) -> None:
     assert 'loops.py", line 3 in forever' in frames_by_name["loops"]["detail"]
     assert 'raises.py", line 3, in inner' in frames_by_name["raises"]["detail"]
     assert 'crashes.py", line 1' in frames_by_name["crashes"]["detail"]
@@ -118,7 +118,7 @@ def test_a_scripts_stacks_have_its_own_frames_alone_under_its_own_name(frames_by
     assert details["thread"] == "a note" and 'File "thread.py", line 3, in work' in frames_by_name["thread"]["output"]
 
 
-def test_what_was_noted_outlives_what_ended_the_script(frames_by_name: dict[str, Frame]) -> None:
+def test_notes_survive_the_end_of_the_script(frames_by_name: dict[str, Frame]) -> None:
     assert frames_by_name["fails-then-raises"]["detail"].startswith("a note\nTraceback")
     assert frames_by_name["fails-then-crashes"]["detail"].startswith("a note\nFatal Python error: Segmentation fault")
     assert (
@@ -127,7 +127,7 @@ def test_what_was_noted_outlives_what_ended_the_script(frames_by_name: dict[str,
     )
 
 
-def test_what_a_script_prints_is_told_apart_from_what_was_found(frames_by_name: dict[str, Frame]) -> None:
+def test_the_output_of_a_script_is_separate_from_its_results(frames_by_name: dict[str, Frame]) -> None:
     assert b"xxxxx" in frames_by_name["run"]["stderr"]
     assert frames_by_name["noise"]["output"].endswith("from the script")
     assert len(frames_by_name["noise"]["output"]) <= 8192

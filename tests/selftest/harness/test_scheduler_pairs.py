@@ -30,7 +30,7 @@ def gpu(free_gib: int, **numbers: int) -> Window:
     ("waiting", "companions"),
     [("1 2 3", "2 3"), ("1 u 3", "u 3"), ("1 2 a 4", "2"), ("a 2", ""), ("1 2 s", "2"), ("s 2", ""), ("1", "")],
 )
-def test_who_may_work_at_the_same_time(waiting: str, companions: str) -> None:
+def test_probes_that_may_run_at_the_same_time(waiting: str, companions: str) -> None:
     found = probe_scheduler.companions([probe(name) for name in waiting.split()])
     assert " ".join(one.name for one in found) == companions
 

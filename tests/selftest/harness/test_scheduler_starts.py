@@ -43,13 +43,13 @@ def probe(name: str) -> Probe:
         ("1", ""),
     ],
 )
-def test_who_starts_ahead(waiting: str, ahead: str) -> None:
+def test_probes_that_start_in_advance(waiting: str, ahead: str) -> None:
     found = probe_scheduler.next_in_line([probe(name) for name in waiting.split()], 2)
     assert " ".join(one.name for one in found) == ahead
 
 
 @pytest.mark.parametrize(("waiting", "ahead"), [("1 2 3 4 5", "3 4"), ("1 2 a 3", "a"), ("1 2", "")])
-def test_who_starts_ahead_while_two_run(waiting: str, ahead: str) -> None:
+def test_probes_that_start_in_advance_while_two_run(waiting: str, ahead: str) -> None:
     found = probe_scheduler.next_in_line([probe(name) for name in waiting.split()], 2, running=["1", "2"])
     assert " ".join(one.name for one in found) == ahead
 

@@ -62,7 +62,7 @@ def test_a_result_is_computed_once_and_read_by_processes_forked_before_and_after
     assert A.calls == B.calls == 0, "another process had computed them"
 
 
-def test_what_a_process_has_not_written_to_its_end_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_output_of_a_process_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     results = SharedResults()
     copied: list[torch.Tensor] = []
 

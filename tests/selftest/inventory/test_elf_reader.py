@@ -22,7 +22,7 @@ def cublas(tmp_path: Path) -> Path:
 
 
 @needs_gcc
-def test_what_the_linker_wrote_is_read(cublas: Path) -> None:
+def test_output_of_the_linker_is_read(cublas: Path) -> None:
     found = elf_reader.read(str(cublas))
     assert found is not None
     assert (found.soname, found.runpath, found.rpath) == ("libcublas.so.12", "$ORIGIN", None)
@@ -32,7 +32,7 @@ def test_what_the_linker_wrote_is_read(cublas: Path) -> None:
 
 
 @needs_gcc
-def test_rpath_is_no_runpath(tmp_path: Path) -> None:
+def test_rpath_and_runpath_are_distinguished(tmp_path: Path) -> None:
     path = tmp_path / "lib.so"
     flags = ("-Wl,--disable-new-dtags,-rpath,$ORIGIN/../a:/b", "-Wl,--build-id=none")
     path.write_bytes(built("", "lib.so", *flags, linked={}))
@@ -100,7 +100,7 @@ def test_a_hostile_file_is_read_within_bounds(case: str, tmp_path: Path) -> None
         assert len(found.needed) <= 256
 
 
-def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_file_that_is_not_regular_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.so")
     for path in ("pipe.so", "absent.so", "."):
         assert elf_reader.read(str(tmp_path / path)) is None

@@ -58,7 +58,7 @@ def site(tmp_path: Path) -> Path:
         ("xlibcublas.so.12", None),
     ],
 )
-def test_a_name_tells_the_library(name: str, kind: "str | None") -> None:
+def test_a_file_name_gives_the_library(name: str, kind: "str | None") -> None:
     assert cuda_library_finder.library_of_file(name) == kind
 
 
@@ -98,7 +98,7 @@ def test_the_kernels_file_systems_are_left_alone(site: Path, monkeypatch: pytest
     assert list(cuda_library_finder._Walk(BOUNDS).files("/", 3)) == []
 
 
-def test_the_loaders_folder_is_told(site: Path) -> None:
+def test_the_folder_of_the_loader_is_reported(site: Path) -> None:
     put(site / "nvidia" / "libcublas.so.12")
     other = put(site.parent / "cuda" / "libcublas.so.12")
     path = f":relative:{other.parent}:{site.parent / 'none'}"
@@ -136,7 +136,7 @@ def test_a_loaders_cache_is_read_whatever_its_layout(site: Path, monkeypatch: py
 # work in a process of its own
 
 
-def test_what_was_told_comes_back() -> None:
+def test_reported_values_come_back() -> None:
     ending = forked_work.run_forked(lambda tell: (tell("a", 1), tell("a", [2]))[0], 20)
     assert (dict(ending.told), ending.failure) == ({"a": [2]}, None)
 
@@ -185,7 +185,7 @@ def leave(tell: forked_work.Tell) -> None:
         (leave, "the process ended with status 3: fatal: no good"),
     ],
 )
-def test_however_it_ends_what_was_told_before_counts(work: forked_work.Work, failure: str) -> None:
+def test_values_reported_before_any_ending_are_kept(work: forked_work.Work, failure: str) -> None:
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     ending = forked_work.run_forked(work, 30 if work is talk else 0.5)
     assert ending.told["before"] is True
@@ -194,7 +194,7 @@ def test_however_it_ends_what_was_told_before_counts(work: forked_work.Work, fai
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
 
-def test_what_is_told_and_what_is_printed_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reported_values_and_printed_output_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forked_work, "_MOST_TOLD", 1 << 20)
     ending = forked_work.run_forked(talk, 20)
     assert ending.failure == "it told too much" and ending.seconds < 10

@@ -38,7 +38,7 @@ def test_several_units_with_padding_between_them(tmp_path: Path) -> None:
     assert code == DeviceCode(("sm_80", "sm_90a", "sm_120", "compute_80"))
 
 
-def test_host_code_alone_is_told_from_a_file_without_architectures(tmp_path: Path) -> None:
+def test_host_code_alone_is_distinguished_from_a_file_without_architectures(tmp_path: Path) -> None:
     assert found(tmp_path, library()) is None
     assert found(tmp_path, elf_with({".nv_fatbin": container()})) == DeviceCode()
     assert found(tmp_path, b"no ELF file") is None
@@ -66,7 +66,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("case", DAMAGED)
-def test_damage_is_told_and_what_was_read_before_it_stands(case: str, tmp_path: Path) -> None:
+def test_damage_is_reported_and_what_was_read_before_is_kept(case: str, tmp_path: Path) -> None:
     code = found(tmp_path, elf_with({".nv_fatbin": DAMAGED[case]}))
     assert code is not None and code.damaged
     assert code.architectures == (("sm_80",) if "entry" in case else ())
@@ -80,7 +80,7 @@ def test_no_byte_that_is_changed_and_no_cut_breaks_the_reader(tmp_path: Path) ->
         found(tmp_path, whole[:at])
 
 
-def test_what_a_file_is_by_its_name_and_its_content(tmp_path: Path) -> None:
+def test_a_file_is_classified_by_name_and_content(tmp_path: Path) -> None:
     path = tmp_path / "file.so"
     path.write_bytes(library("sm_90"))
     read = compiled_file_reader.read(str(path), "xformers/_C.cpython-311-x86_64-linux-gnu.so")
@@ -98,7 +98,7 @@ def test_what_a_file_is_by_its_name_and_its_content(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not NVCC, reason="no nvcc to compile with")
 @pytest.mark.parametrize("packing", ["", "--no-compress", "-Xfatbin -compress-all"])
-def test_what_nvcc_compiles_is_read(packing: str, tmp_path: Path) -> None:
+def test_output_of_nvcc_is_read(packing: str, tmp_path: Path) -> None:
     source, built = tmp_path / "k.cu", tmp_path / "k.so"
     source.write_text(KERNEL, encoding="utf-8")
     codes = ["-gencode=arch=compute_90,code=sm_90", "-gencode=arch=compute_80,code=[sm_80,compute_80]"]

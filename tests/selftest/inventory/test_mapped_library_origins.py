@@ -90,7 +90,7 @@ def test_a_library_in_no_record_is_seen_in_site_packages_only(site: Site, tmp_pa
     assert fault == f"{stray} stands in no distribution's RECORD"
 
 
-def test_a_foreign_library_outside_the_family_is_none_of_our_business(site: Site) -> None:
+def test_a_foreign_library_outside_the_family_is_ignored(site: Site) -> None:
     other = site.path / "other" / "libother.so"
     other.parent.mkdir()
     other.write_text("other")
@@ -129,7 +129,7 @@ def test_the_first_distribution_of_a_name_counts(site: Site, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("version", ["12.1.3.1", "12.5.3.2"])
-def test_of_two_records_the_one_that_fits_names_the_owner(site: Site, version: str) -> None:
+def test_the_matching_one_of_two_records_names_the_owner(site: Site, version: str) -> None:
     """An upgrade left one behind; in which order a folder lists them is nobody's business."""
     for info in site.path.glob("*.dist-info"):
         shutil.rmtree(info)
@@ -194,7 +194,7 @@ def test_every_record_here_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (taken.record, taken.owner.split("==")[0]) == (True, "torch"), sys.path
 
 
-def test_of_more_libraries_only_new_ones_are_hashed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_new_libraries_are_hashed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     first, hashed = site.take(site.path / CUBLAS), []
     whole = site.take(site.path / CUBLAS, site.path / LT)
     real = distribution_records.file_sha256

@@ -54,7 +54,7 @@ def test_one_bit_is_named_with_its_element(dtype: torch.dtype, integers: torch.d
     assert ", one differs" in words
 
 
-def test_nothing_is_said_of_a_right_result() -> None:
+def test_a_right_result_has_no_description() -> None:
     assert element_comparison.compare(EXACT.to(torch.float32), EXACT, torch.full(SHAPE, 1.0)).pattern == ""
 
 

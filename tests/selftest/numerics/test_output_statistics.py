@@ -59,7 +59,7 @@ def judged(got: list[float], exact: list[float], bound: float = 0.5, dtype: torc
     return output_statistics.judged(torch.tensor(got, dtype=dtype), 0, torch.tensor(exact, dtype=torch.float64), limit)
 
 
-def test_the_worst_element_is_told_with_its_bound() -> None:
+def test_the_worst_element_is_reported_with_its_bound() -> None:
     found = judged([1.0, 2.25, 3.0, 5.0], [1.0, 2.0, 3.0, 4.0])["against"]
     assert (found["where"], found["got"], found["expected"]) == ([3], 5.0, 4.0)
     assert (found["error"], found["bound"], found["ratio"], found["wrong"], found["count"]) == (1.0, 0.5, 2.0, 1, 4)
@@ -68,7 +68,7 @@ def test_the_worst_element_is_told_with_its_bound() -> None:
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_not_finite_is_wrong_and_stays_strict_json(wrong: float) -> None:
+def test_values_that_are_not_finite_are_wrong_and_stay_strict_json(wrong: float) -> None:
     seen = judged([1.0, wrong], [1.0, 2.0])
     assert (seen["nonfinite"], seen["against"]["wrong"], seen["against"]["where"]) == (1, 1, [1])
     assert seen["against"]["got"] == str(wrong) == seen["samples"][1]
@@ -104,6 +104,6 @@ def test_tensors_are_found_wherever_they_lie() -> None:
     assert {name: tensor.numel() for name, tensor in found.items()} == {":a:0": 1, ":a:1:0": 2, ":c:d": 3}
 
 
-def test_masks_of_minus_infinity_are_no_fault_of_the_inputs() -> None:
+def test_masks_of_minus_infinity_are_not_a_fault_of_the_inputs() -> None:
     bad = torch.tensor([float("nan"), float("inf"), float("-inf"), 1.0])
     assert output_statistics.not_finite([bad, {"mask": bad}], torch.tensor([1, 2])) == 4

@@ -63,7 +63,7 @@ def test_a_fault_fails_the_probe_during_which_it_came(frames: dict[str, Frame], 
     assert frame["reason"] == f"GPU 0000:1A:00.0: {reason}"
 
 
-def test_what_the_probe_itself_found_is_kept(frames: dict[str, Frame]) -> None:
+def test_findings_of_the_probe_itself_are_kept(frames: dict[str, Frame]) -> None:
     assert (frames["dies"]["signal"], frames["dies"]["at"]) == ("SIGABRT", "working")
     assert frames["dies"]["detail"].startswith("died of SIGABRT")
     assert frames["skips"]["detail"] == "there is nothing to do"
@@ -78,7 +78,7 @@ def test_errors_of_applications_are_only_noted(frames: dict[str, Frame]) -> None
     assert frames["application"]["traits"]["application_xids"] == [31]
 
 
-def test_what_grew_and_what_limited_the_clocks_is_noted(frames: dict[str, Frame]) -> None:
+def test_growth_and_clock_limits_are_noted(frames: dict[str, Frame]) -> None:
     summary = frames["slowly"]["traits"]["nvml"]["0000:1A:00.0"]
     assert summary["limited"] == ["power cap", "hardware thermal slowdown"]
     grown = {"remapped": 1, "pcie_replays": 5, "nvlink_crc_data": 1, "nvlink_replays": 1, "nvlink_recoveries": 1}

@@ -70,7 +70,7 @@ def test_a_right_apex_passes(seeds: dict[str, Frame], seed: str) -> None:
 
 
 @pytest.mark.parametrize(("seed", "words"), SKIPPED)
-def test_what_cannot_be_tried_is_skipped_with_its_reason(seeds: dict[str, Frame], seed: str, words: str) -> None:
+def test_a_case_that_cannot_be_tried_is_skipped_with_its_reason(seeds: dict[str, Frame], seed: str, words: str) -> None:
     assert seeds[seed]["status"] == "skipped"
     assert re.search(words, seeds[seed]["reason"]), seeds[seed]["reason"]
 
@@ -79,7 +79,7 @@ def test_no_stand_in_is_left_untested(seeds: dict[str, Frame]) -> None:
     assert {seed for seed, *_ in (*WRONG, *SKIPPED)} | set(RIGHT) == set(seeds)
 
 
-def test_pairs_that_apex_never_took_are_told_with_the_ways_out(seeds: dict[str, Frame]) -> None:
+def test_pairs_that_apex_refuses_are_reported_with_their_advisory(seeds: dict[str, Frame]) -> None:
     mixed_dtypes = seeds["norm.apex:right"]["traits"]["mixed_dtypes"]
     assert mixed_dtypes["refused"]["FusedRMSNorm"]["fp32 x fp16"] == WORDS
     assert mixed_dtypes["refused"]["FusedRMSNorm"]["fp16 x fp32"] == "expected scalar type Half but found Float"
@@ -94,13 +94,13 @@ def test_pairs_that_apex_never_took_are_told_with_the_ways_out(seeds: dict[str, 
     assert advisory.shows.probes == ("norm.apex",)
 
 
-def test_the_cpu_is_not_told_to_have_run_kernels(seeds: dict[str, Frame]) -> None:
+def test_the_cpu_is_not_reported_to_have_run_kernels(seeds: dict[str, Frame]) -> None:
     assert seeds["norm.apex:fallback"]["traits"]["kernels"].startswith("none")
     assert "kernels" not in seeds["norm.apex:right"]["traits"]
     assert norm_apex.on_kernels(Context(JobDocument(nonce="0" * 32))) is False
 
 
-def test_what_an_older_apex_lacks_and_what_master_weights_leave_out_is_told(seeds: dict[str, Frame]) -> None:
+def test_features_missing_in_an_older_apex_and_unused_master_weights_are_reported(seeds: dict[str, Frame]) -> None:
     unused = seeds["optim.apex:right"]["traits"]["master_weights_unused"]
     assert unused == ["bf16 master weights AdamW", "bf16 master weights Adam"]
     cases = seeds["optim.apex:old"]["traits"]["unsupported"]

@@ -79,7 +79,9 @@ def test_a_file_that_was_sent_is_a_row(site: Site, folder: Path, monkeypatch: py
     assert envbuild("verify", "--evidence", str(sent), "--key", str(folder / "keys" / "alice.pub")).code == 0
 
 
-def test_what_is_no_proof_or_no_longer_one_says_why(site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_and_outdated_proofs_come_with_a_reason(
+    site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     new_key(monkeypatch)
     send(site, folder, "a", passed_run(probe("env.libs", "failed")), "failed")
     send(site, folder, "a", run_on("NVIDIA H20", cublas="12.1.3.1"), "known")
@@ -89,7 +91,7 @@ def test_what_is_no_proof_or_no_longer_one_says_why(site: Site, folder: Path, mo
     assert "| yes |" not in profile_tables_and_minimum_versions.proofs_table(community_evidence.read(folder, NOW))
 
 
-def test_every_file_must_be_somebodys_word(site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_file_must_be_signed_evidence(site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new_key(monkeypatch)
     sent = send(site, folder, "alice")
     stranger = json.loads(sent.read_text(encoding="utf-8"))
@@ -109,7 +111,7 @@ def test_every_file_must_be_somebodys_word(site: Site, folder: Path, monkeypatch
                       "empty.json": "signature"}  # fmt: skip
 
 
-def test_a_statement_of_something_else_is_no_test_result(
+def test_a_statement_of_something_else_is_not_a_test_result(
     site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new_key(monkeypatch)
@@ -124,7 +126,7 @@ def test_a_statement_of_something_else_is_no_test_result(
     ]
 
 
-def test_what_others_wrote_is_text_in_the_table() -> None:
+def test_foreign_text_is_escaped_in_the_table() -> None:
     row = EvidenceRow("<b>GPU</b> | x", "[link](http://x)", "who\n| a |", "2026-01-01", "", "", ("`code` \x1b[31m",))
     line = profile_tables_and_minimum_versions.proofs_table([row]).splitlines()[2]
     assert line.count(" | ") == 4
@@ -154,7 +156,7 @@ def test_a_missing_folder_of_evidence_is_an_empty_table(project: Path) -> None:
     assert page.read_text(encoding="utf-8").splitlines()[1] == profile_tables_and_minimum_versions.proofs_table([])
 
 
-def test_what_others_prove_counts_on_the_model_and_its_family() -> None:
+def test_proofs_of_others_count_for_the_model_and_its_family() -> None:
     row = EvidenceRow("NVIDIA H100 80GB HBM3", "sample", "alice", "2026-11-21", "lock", "", ())
     foreign = [replace(row, lock="other"), replace(row, profile="h20"), replace(row, objections=("old",))]
     (proof,) = community_evidence.community_proofs([*foreign, row], "sample", "lock", ("h100", "a100"))

@@ -76,7 +76,7 @@ def test_layers_that_the_engine_keeps_packed_are_unpacked(site: Site, pack: Call
 
 
 @pytest.mark.parametrize("ends", [100, 515, 1000])
-def test_an_engine_that_goes_away_while_it_saves_is_no_traceback(
+def test_an_engine_that_stops_during_a_save_causes_no_traceback(
     site: Site, monkeypatch: pytest.MonkeyPatch, ends: int
 ) -> None:
     def broken() -> Iterator[bytes]:
@@ -123,7 +123,7 @@ def change(name: str, raw: bytes) -> Callable[[Files], None]:
         (lambda files: files.pop(f"blobs/sha256/{LAYER[7:]}"), "malformed"),
     ],
 )
-def test_what_was_tampered_with_is_not_loaded(site: Site, spoil: Callable[[Files], object], reason: str | None) -> None:
+def test_a_tampered_bundle_is_not_loaded(site: Site, spoil: Callable[[Files], object], reason: str | None) -> None:
     files = exported()
     spoil(files)
     said = brought(files)
@@ -190,7 +190,7 @@ def test_without_a_key_nothing_is_exported_unless_unsigned_is_asked_for(
     assert reasons(envbuild("load", "a.tar", "--key", "team.pub", "--json")) == ["unsigned"]
 
 
-def test_what_is_not_proved_is_not_exported(site: Site) -> None:
+def test_an_unproved_image_is_not_exported(site: Site) -> None:
     site.prove(passed_run(probe("env.libs", "failed")), day=1)
     assert envbuild("save", "sample", "-o", "a.tar").code == NotProved.code
     assert not Path("a.tar").exists()

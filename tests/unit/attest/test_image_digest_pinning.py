@@ -40,7 +40,7 @@ def test_references_are_pinned_and_nothing_else_changes(text: str) -> None:
     ["FROM envbuild/h20:verified\n", "FROM h20:verified\n", "FROM registry.example/h20:verified-2\n",
      "FROM registry.example/h20:latest\n", "see http://registry.example/h20:verified\n", "unverified:verified"],
 )  # fmt: skip
-def test_what_is_no_verified_image_of_a_registry_is_left_alone(text: str) -> None:
+def test_an_image_without_a_verified_tag_is_left_unchanged(text: str) -> None:
     assert image_digest_pinning.pinned(text, lambda image: DIGEST) == (text, [])
 
 
@@ -50,7 +50,7 @@ def registry() -> Iterator[Registry]:
         yield found
 
 
-def test_pin_writes_and_check_tells(registry: Registry, project: Path) -> None:
+def test_pin_writes_and_check_reports(registry: Registry, project: Path) -> None:
     digest = registry.put(oci_types.MANIFEST, {"mediaType": oci_types.MANIFEST}, "verified")
     image = f"{registry.host}/team/h20:verified"
     Path("Dockerfile").write_text(f"# a comment\nFROM {image}\nRUN pip install einops\n", encoding="utf-8")

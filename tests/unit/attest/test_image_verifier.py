@@ -126,7 +126,7 @@ def test_a_pushed_image_is_verified(pushed: Site) -> None:
     assert plain.stdout == f"{oci_types.digest_of(raw)}\n"
 
 
-def test_what_a_clusters_container_lacked_is_told(site: Site, key: Path) -> None:
+def test_missing_isolation_of_a_cluster_container_is_reported(site: Site, key: Path) -> None:
     where = {"runner": "kubernetes", "node": "gpu-7", "unconfined": ["the network is \x1b[2Jopen"]}
     site.prove(dataclasses.replace(passed_run(), where=where), day=1)
     assert site.push().code == 0
@@ -180,7 +180,7 @@ def test_unsigned_evidence_is_refused(site: Site, key: Path) -> None:
     assert reasons(site) == ["unsigned"]
 
 
-def test_after_a_signed_push_nothing_is_said_of_the_unsigned_one(site: Site, key: Path) -> None:
+def test_after_a_signed_push_the_unsigned_one_is_not_mentioned(site: Site, key: Path) -> None:
     assert site.push("--unsigned").code == 0
     assert site.push().code == 0
     assert reasons(site) == []
@@ -286,7 +286,7 @@ def test_a_swapped_predicate_is_refused(pushed: Site) -> None:
     assert "predicate" in reasons(pushed)
 
 
-def test_another_predicate_type_is_no_test_result(pushed: Site) -> None:
+def test_another_predicate_type_is_not_a_test_result(pushed: Site) -> None:
     resign(pushed, lambda stated: stated.update(predicateType="https://kind.example/other"))
     assert reasons(pushed) == ["no-evidence", "base"]
 
@@ -354,7 +354,7 @@ def _relabelled(config: Config) -> Config:
     return dataclasses.replace(config, labels={LOCK_LABEL: f"sha256:{'0' * 64}"})
 
 
-def test_garbage_beside_good_evidence_does_no_harm(pushed: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_next_to_good_evidence_does_no_harm(pushed: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     _, raw = pushed.registry.manifests["verified"]
     stranger = keys_and_signatures.private(keys_and_signatures.generate("correct horse battery staple")[0], "key")
     registry_attestations.publish(
@@ -374,7 +374,7 @@ def test_garbage_beside_good_evidence_does_no_harm(pushed: Site, monkeypatch: py
         (["--driver", "550.54.15"], "driver"),
     ],
 )
-def test_what_was_not_proved_is_refused(pushed: Site, arguments: list[str], reason: str) -> None:
+def test_an_unproved_image_is_refused(pushed: Site, arguments: list[str], reason: str) -> None:
     assert reasons(pushed, *arguments) == [reason]
 
 
@@ -555,7 +555,7 @@ def test_a_child_that_changes_what_is_found_first_is_refused(pushed: Site, membe
     assert child_reasons(pushed) == ["environment"]
 
 
-def test_a_child_with_another_cublas_beside_is_refused(site: Site, key: Path) -> None:
+def test_a_child_with_a_second_cublas_is_refused(site: Site, key: Path) -> None:
     site.prove(run_on("NVIDIA H20"))
     assert site.push().code == 0
     child(site, ("usr/lib/libcublas.so.12", "file"))
@@ -625,6 +625,6 @@ def test_a_layer_with_an_endless_name_is_refused(pushed: Site) -> None:
     assert child_reasons(pushed) == ["too-large"]
 
 
-def test_without_its_base_a_child_is_told_what_to_name(pushed: Site) -> None:
+def test_a_child_without_its_base_gets_a_hint_to_name_it(pushed: Site) -> None:
     child(pushed)
     assert reasons(pushed, tag="app", name="team/app") == ["no-evidence", "base"]

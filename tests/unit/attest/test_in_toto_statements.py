@@ -198,7 +198,7 @@ def test_the_facts_digest_moves_with_a_sites_own(tmp_path: Path) -> None:
     assert fact_file_reader.facts_digest() != before
 
 
-def test_what_a_wheel_fills(tmp_path: Path) -> None:
+def test_the_folders_of_a_wheel(tmp_path: Path) -> None:
     file = write_wheel(tmp_path, "some-thing", "1.0")
     assert roots(file) == ("some_thing-1.0.dist-info", "some_thing.py")
     moved = {"some_thing-1.0.data/purelib/more/a.py": b"", "some_thing-1.0.data/scripts/tool": b"", "nvidia/x/a": b""}
@@ -287,7 +287,7 @@ def test_a_build_without_extensions_says_nothing_of_them(locked: Lock, project: 
     assert "byproducts" not in built(made_of(locked, project))["predicate"]["runDetails"]
 
 
-def test_what_a_compiled_wheel_fills_is_read_again(project: Path) -> None:
+def test_the_folders_of_a_compiled_wheel_survive_a_round_trip(project: Path) -> None:
     """So that `verify --base` sees where something was put over it."""
     (build,) = trusted_statements._build(in_toto_statements.slsa_provenance(extended(project), SUBJECT))
     assert build.roots["kernels"] == WHEEL.roots and build.roots["other"] == SECOND.roots

@@ -42,7 +42,7 @@ def refused(envelope: dict[str, Any], *signers: Signer) -> str:
 # envelopes
 
 
-def test_what_was_signed_is_opened(signer: Signer) -> None:
+def test_a_signed_statement_is_opened(signer: Signer) -> None:
     envelope = keys_and_signatures.seal(PAYLOAD, signer)
     assert envelope["payloadType"] == "application/vnd.in-toto+json"
     assert keys_and_signatures.signed_statement(json.loads(json.dumps(envelope)), [signer.public]) == STATEMENT
@@ -92,7 +92,7 @@ def test_one_changed_byte_anywhere_is_refused(signer: Signer) -> None:
         {"signatures": [{"sig": "*"}]}, {"signatures": {"a": 1}},
     ],
 )  # fmt: skip
-def test_what_is_no_envelope_is_malformed(signer: Signer, change: dict[str, Any]) -> None:
+def test_an_invalid_envelope_is_malformed(signer: Signer, change: dict[str, Any]) -> None:
     assert refused({**keys_and_signatures.seal(PAYLOAD, signer), **change}, signer) == "malformed"
 
 
@@ -160,7 +160,7 @@ def test_the_key_comes_from_the_environment_or_the_settings(tmp_path: Path, monk
     assert keys_and_signatures.trusted() == signer.public
 
 
-def test_a_wrong_passphrase_is_an_error_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_wrong_passphrase_reveals_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     private, _ = keys_and_signatures.generate(SECRET)
     monkeypatch.setenv("ENVBUILD_KEY_PASSPHRASE", "hunter2")
     with pytest.raises(FileError) as caught:

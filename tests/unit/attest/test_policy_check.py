@@ -52,7 +52,7 @@ def test_a_build_that_the_facts_do_not_know_has_the_profile_s_cuda(project: Path
     assert (found.cuda, found.libraries["cublas"]) == ("12.1", "12.4.5.8")
 
 
-def test_what_a_profile_says_is_the_same_to_both(project: Path) -> None:
+def test_a_profile_gives_the_resolver_and_the_policy_the_same_situation(project: Path) -> None:
     asked = {"gpus": ["h20"], "torch": "2.11.0", "gpu_count": 2, "features": ["fp8"], "driver": {"compat": COMPAT}}
     source = source_of(project, {**PROFILE, **asked})
     planned, proved = (

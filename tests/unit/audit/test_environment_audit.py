@@ -91,7 +91,7 @@ def test_labels_are_what_was_measured(place: Place) -> None:
     assert environment_audit.labels(without) == {}
 
 
-def test_what_must_not_be_ends_a_build(place: Place) -> None:
+def test_a_defect_ends_a_build(place: Place) -> None:
     clean = place.judged()
     clean.require()
     spoiled = dataclasses.replace(clean, findings=(Finding("two-copies", "defect", "two of it", "remove one"),))
@@ -186,7 +186,7 @@ def test_a_bundled_copy_that_is_loaded(place: Place) -> None:
     assert "several-copies" in ids(found)
 
 
-def test_a_wheel_that_only_bundles_is_no_fault(place: Place) -> None:
+def test_a_wheel_that_only_bundles_is_not_a_fault(place: Place) -> None:
     shutil.rmtree(place.made.site / "nvidia")
     for info in place.made.site.glob("*.dist-info"):
         shutil.rmtree(info)
@@ -248,7 +248,7 @@ def test_an_old_cublas_distribution(place: Place) -> None:
     assert unknown.severity == "note" and "h20, " in unknown.message
 
 
-def test_a_cublas_that_says_another_version_than_its_wheel(place: Place) -> None:
+def test_a_cublas_whose_version_differs_from_its_wheel(place: Place) -> None:
     shutil.rmtree(next(place.made.site.glob("nvidia_cublas*")))
     files = {f"nvidia/cublas/lib/{SONAMES[kind]}": library(kind, "12.1.3.1") for kind in ("cublas", "cublasLt")}
     place.made.wheel("nvidia-cublas-cu12", "12.5.2.13", files)
@@ -298,7 +298,7 @@ def test_a_torch_whose_import_kills_the_process(place: Place) -> None:
     assert "modified-library" in ids(found, "defect")
 
 
-def test_a_torch_whose_import_is_killed_is_told_as_out_of_memory(place: Place) -> None:
+def test_a_torch_whose_import_is_killed_is_reported_as_out_of_memory(place: Place) -> None:
     """The kernel's killer sends SIGKILL; nobody else does that here."""
     (place.made.site / "torch/__init__.py").write_text("import os\nos.kill(os.getpid(), 9)\n", encoding="utf-8")
     finding = the(place.judged(), "torch-import")
@@ -361,7 +361,7 @@ def lock(**versions: str) -> Lock:
     return cast(Lock, SimpleNamespace(python="3.4", versions=versions))
 
 
-def test_what_is_not_as_locked(place: Place) -> None:
+def test_differences_from_the_lock_are_reported(place: Place) -> None:
     wanted = dataclasses.replace(H20, lock=lock(torch="2.3.0", numpy="2.0.0"))
     text = the(place.judged(wanted), "not-as-locked").message
     assert "Python is 3." in text and "locked is 3.4" in text
@@ -469,7 +469,7 @@ def test_envbuilds_own_environment_is_skipped_for_the_next_python(
     assert (done.code, done.stdout.startswith(f"{place.python.parent}/python3: ")) == (0, True), done.stderr
 
 
-def test_without_another_python_there_is_nothing_to_audit(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_another_python_nothing_is_audited(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     of_envbuild(monkeypatch, bare)
     monkeypatch.setenv("PATH", str(bare.parent))
     monkeypatch.setenv("VIRTUAL_ENV", str(bare.parent.parent))
@@ -484,7 +484,7 @@ def test_envbuilds_own_environment_is_audited_where_it_has_torch(place: Place, m
     assert envbuild("audit", "--here").stdout.startswith(f"{place.python}: ")
 
 
-def test_a_system_cudnn_beside_the_wheels(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_cudnn_in_addition_to_the_wheels(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.made.put(place.foreign / "libcudnn_graph.so.9", library("cudnn", "9.23.0"))
     monkeypatch.setenv("LD_LIBRARY_PATH", str(place.foreign))
     assert {"system-cudnn", "ld-library-path"} <= environment_audit.held_situation(place.held(), H20).environment
@@ -555,7 +555,7 @@ def test_condas_libraries_are_nobodys_leftovers() -> None:
     assert list(library_and_distribution_findings.cuda_library_findings(holding(libraries=rows))) == []
 
 
-def test_a_search_that_was_cut_is_told() -> None:
+def test_a_truncated_search_is_reported() -> None:
     assert "search-cut" in {f.id for f in environment_audit.assess("it", holding(cut=True), Expected()).findings}
 
 
@@ -630,7 +630,7 @@ def test_hostile_requirements_end_soon() -> None:
 # the runner without a container
 
 
-def test_what_is_no_python(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_python(tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text("#!/bin/sh\necho hello\n")
     script.chmod(0o755)

@@ -51,7 +51,7 @@ def found(judged: Audit) -> dict[str, str]:
     return {item.id: item.severity for item in judged.findings if item.id.startswith("extension")}
 
 
-def test_what_an_extension_brings(place: tuple[Path, Environment]) -> None:
+def test_the_contents_of_an_extension(place: tuple[Path, Environment]) -> None:
     there = held(
         place, {"kernels.abi3.so": extension("kernels", "sm_90", "compute_90a"), "own/host.so": extension("host")}
     )
@@ -106,7 +106,7 @@ def test_code_for_another_card(
     assert found(judged).get("extension-kernel") == severity
 
 
-def test_what_kills_the_process_is_named_and_the_rest_is_tried(place: tuple[Path, Environment]) -> None:
+def test_an_extension_that_kills_its_process_is_named_and_the_others_are_tried(place: tuple[Path, Environment]) -> None:
     there = held(place, {**kernels("sm_90", first="abort()"), "own/kernels.so": extension("kernels", "sm_90")})
     judged = environment_audit.assess("it", there, H20)
     assert found(judged) == {"extension-load": "warn"}
@@ -117,7 +117,7 @@ def test_what_kills_the_process_is_named_and_the_rest_is_tried(place: tuple[Path
     }
 
 
-def test_what_is_not_tried_is_said_to_be_untried(place: tuple[Path, Environment]) -> None:
+def test_an_untried_import_is_reported_as_untried(place: tuple[Path, Environment]) -> None:
     """After three crashes the rest is left alone."""
     crashing = {f"crash{n}.so": extension(f"crash{n}", "sm_90", first="abort()") for n in range(3)}
     there = held(place, {**crashing, **kernels("sm_90")})
@@ -153,7 +153,7 @@ def test_a_library_that_is_not_there(place: tuple[Path, Environment]) -> None:
     assert found(judged) == {"extension-load": "warn"}
 
 
-def test_what_needs_the_driver_is_no_fault_where_there_is_none(place: tuple[Path, Environment]) -> None:
+def test_code_that_needs_the_driver_is_not_a_fault_without_one(place: tuple[Path, Environment]) -> None:
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -164,7 +164,7 @@ def test_what_needs_the_driver_is_no_fault_where_there_is_none(place: tuple[Path
     assert (found(judged), judged.clean) == (expected, True)
 
 
-def test_a_file_that_is_no_library(place: tuple[Path, Environment]) -> None:
+def test_a_file_that_is_not_a_library(place: tuple[Path, Environment]) -> None:
     judged = environment_audit.assess("it", held(place, {**kernels("sm_90"), "own/text.so": b"text"}), H20)
     assert found(judged) == {}, "what is neither built against torch nor for a GPU is not an extension's"
 

@@ -28,14 +28,14 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_python3_is_tried_where_there_is_no_python(tried: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python3_is_tried_if_python_is_missing(tried: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     held: Any = object()
     monkeypatch.setattr(environment_contents, "read", lambda output, nonce, name: held)
     assert image_collector.collect_from_image(cast(Engine, None), image_of(), "an/image") is held
     assert tried == ["python", "python3"]
 
 
-def test_an_image_without_a_python_is_said(tried: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_without_a_python_is_reported(tried: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_collector, "_NOT_THERE", (127, 0))
     with pytest.raises(CheckFailed, match="an/image has no Python on its PATH"):
         image_collector.collect_from_image(cast(Engine, None), image_of(), "an/image")

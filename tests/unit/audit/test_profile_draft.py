@@ -99,7 +99,7 @@ def test_a_library_that_differs_from_torchs_own_is_pinned_with_the_reason(projec
     assert plan.overrides == ("nvidia-cublas-cu12==12.5.2.13",)
 
 
-def test_what_others_need_is_not_named(project: Path) -> None:
+def test_packages_required_by_others_are_not_listed(project: Path) -> None:
     """flask needs click; two that need each other are named once; an extra's needs count where it is asked for."""
     changed = held(
         flask=("3.0", ["click>=8", "idle; extra == 'no'"]), click=("8.1", []), idle=("1.0", []),
@@ -109,7 +109,7 @@ def test_what_others_need_is_not_named(project: Path) -> None:
     assert source.profile.packages == ("flask==3.0", "idle==1.0", "numpy==1.26.4", "one==1.0")
 
 
-def test_what_cannot_be_asked_for_stands_in_a_comment(project: Path) -> None:
+def test_packages_that_cannot_be_requested_are_in_a_comment(project: Path) -> None:
     changed = held(
         apex=("0.1", []), flash_attn=("2.6.3+cu123", []), broken=("unknown", []),
         nvidia_cublas_cu11=("11.10.3.66", []), torchvision=("0.18.1+cu121", ["torch"]),
@@ -140,7 +140,7 @@ def test_a_local_build_of_torch_takes_its_kin_along(project: Path) -> None:
     [("3.9.2", "2.3.1", "bullseye"), ("3.10.12", "2.3.1", "bullseye"), ("3.12.1", "2.3.1", "bookworm"),
      ("3.13.5", "2.7.1", "trixie"), ("3.12.1", "2.7.1", "bookworm")],
 )  # fmt: skip
-def test_a_python_that_no_suite_has_is_said(project: Path, python: str, torch: str, suite: str) -> None:
+def test_a_python_that_no_suite_has_is_reported(project: Path, python: str, torch: str, suite: str) -> None:
     text, _, plan = written(project, held(python=python, torch=(torch, []), cuda=None))
     assert plan.suite == suite
     assert ("# The image has Python" in text) == (not python.startswith(f"{plan.python}."))
@@ -152,7 +152,7 @@ def test_a_torch_that_cannot_be_imported_says_nothing_of_cuda(project: Path) -> 
     assert "torch could not be imported" in text
 
 
-def test_a_loaded_library_of_no_distribution_is_said(project: Path) -> None:
+def test_a_loaded_library_without_a_distribution_is_reported(project: Path) -> None:
     copy: dict[str, Any] = {
         "library": "cublas", "name": "libcublas.so.12", "path": "/usr/local/cuda/lib64/libcublas.so.12",
         "version": None, "reported": "12.3.4", "sha256": None, "owner": "unowned", "record": None, "loaded": True,
@@ -163,13 +163,13 @@ def test_a_loaded_library_of_no_distribution_is_said(project: Path) -> None:
     assert source.profile.pins == {}
 
 
-def test_without_torch_there_is_no_profile() -> None:
+def test_without_torch_no_profile_is_written() -> None:
     with pytest.raises(CheckFailed, match="an/image:tag has no torch"):
         profile_draft.draft_profile("mine", "an/image:tag", held(torch=None))
 
 
 @pytest.mark.parametrize("odd", ['x"]', "a: b", "# x", "{}", "'", "\\", "- y", "&a", "%TAG"])
-def test_nothing_that_an_image_says_is_more_than_text(project: Path, odd: str) -> None:
+def test_names_and_versions_from_an_image_cannot_inject_yaml(project: Path, odd: str) -> None:
     """A name or version that is none stands in a comment; a line's end never comes here, the document's reader refuses
     it."""
     _, source, _ = written(project, held(others={odd: ("1.0", []), "other": (odd, [])}))
@@ -204,7 +204,7 @@ def test_init_writes_what_an_environment_holds(project: Path, monkeypatch: pytes
     assert profile_reader_and_overrides.load("mine").profile.torch == "2.3.1"
 
 
-def test_what_is_no_interpreter_is_named(project: Path) -> None:
+def test_a_path_that_is_not_an_interpreter_is_named(project: Path) -> None:
     done = envbuild("init", "mine", "--from-env", "nosuch")
     assert (done.code, "nosuch" in done.stderr) == (2, True), done.stderr
     assert not (project / "profiles").exists() or not list((project / "profiles").iterdir())

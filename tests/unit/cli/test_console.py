@@ -67,7 +67,7 @@ def test_a_note_of_others_turns_no_text_round(capsys: pytest.CaptureFixture[str]
     assert "\u202e" not in capsys.readouterr().err
 
 
-def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console()
     run(console, ended_probe("env.libs"), ended_probe("gemm.crash", "failed", reason=HOSTILE))
     console(DONE)
@@ -96,7 +96,7 @@ def test_where_results_are_asked_for_each_is_a_line_on_stdout_and_nowhere_else(
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_what_a_failed_script_printed_is_shown_beside_other_steps(
+def test_the_output_of_a_failed_script_is_shown_with_the_other_steps(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
 ) -> None:
     seen = opened(monkeypatch) if terminal else None
@@ -114,7 +114,7 @@ def test_what_a_failed_script_printed_is_shown_beside_other_steps(
 
 @pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize("results", [True, False])
-def test_what_had_ended_is_kept_and_what_ran_is_named_when_it_is_interrupted(
+def test_an_interruption_keeps_ended_probes_and_names_the_running_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool, results: bool
 ) -> None:
     seen, out = (opened(monkeypatch), Terminal()) if terminal else (None, None)
@@ -131,7 +131,7 @@ def test_what_had_ended_is_kept_and_what_ran_is_named_when_it_is_interrupted(
     assert ("passed" in on_stdout) is results
 
 
-def test_what_fails_before_a_probe_runs_names_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_before_the_probes_names_no_probe(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console()
     console(StepBegan("build"))
     console(StepAborted())
@@ -143,7 +143,7 @@ def many(count: int, cut: bool = False) -> list[str]:
     return result_lines(ended_probe("own.script", "failed", output=output, output_cut=cut), False)[1:]
 
 
-def test_of_much_that_a_script_printed_the_end_is_shown_and_said_to_be() -> None:
+def test_the_end_of_a_long_script_output_is_shown_and_marked() -> None:
     assert many(20)[0] == "    own.script printed:" and len(many(20)) == 21
     assert many(20, cut=True)[0] == "    own.script printed (its last 8 kB):"
     lines = many(21)
@@ -158,7 +158,7 @@ def test_of_much_that_a_script_printed_the_end_is_shown_and_said_to_be() -> None
 @pytest.mark.parametrize(("status", "verbose", "here"), [
     ("passed", False, False), ("passed", True, True), ("failed", False, True), ("skipped", False, False),
 ])  # fmt: skip
-def test_what_a_script_printed_is_shown_where_it_failed_or_on_request(status: str, verbose: bool, here: bool) -> None:
+def test_script_output_is_shown_after_a_failure_or_on_request(status: str, verbose: bool, here: bool) -> None:
     lines = result_lines(ended_probe("own.script", status, output="a word"), verbose)
     assert lines[1:] == (["    own.script printed:", "      a word"] if here else [])
 
@@ -237,7 +237,7 @@ def test_where_results_follow_on_the_terminal_the_table_goes(monkeypatch: pytest
     assert "env.libs" not in erased and "self-test" in erased
 
 
-def test_what_an_image_says_is_neither_markup_nor_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_from_an_image_is_neither_markup_nor_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = opened(monkeypatch)
     console = Console()
     run(console, ended_probe("env.libs", "failed", reason="[red]x[/red]\nsecond"))

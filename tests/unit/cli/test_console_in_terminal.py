@@ -195,7 +195,7 @@ def test_a_note_or_a_line_of_the_log_stands_above_the_table(options: list[str]) 
     assert left[0].endswith("a warning") and len(left) == 1 + len(NAMES) + 1, left
 
 
-def test_what_is_aborted_leaves_what_ended_and_the_probe_that_ran() -> None:
+def test_an_aborted_run_keeps_ended_probes_and_names_the_running_one() -> None:
     with terminal(60) as shown:
         begin_selftest(shown)
         shown.until(has("running"))

@@ -145,7 +145,7 @@ def test_help_shows_the_groups() -> None:
         assert all(re.search(rf"^  {name}  ", done.stdout, re.MULTILINE) for name in group)
 
 
-def test_help_tells_every_exit_code_there_is() -> None:
+def test_help_lists_every_exit_code() -> None:
     documented = {int(code) for code in re.findall(r"(?:codes: |; |\n\s*)(\d+) ", envbuild("--help").stdout)}
     kinds = [
         kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.EnvbuildError)
@@ -250,7 +250,7 @@ def test_a_failure_has_its_exit_code_and_one_document(
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-def test_fewer_cards_than_work_together_are_told_before_all_else(project: Path, no_engine: None, allowed: bool) -> None:
+def test_too_few_gpus_are_reported_before_any_other_fault(project: Path, no_engine: None, allowed: bool) -> None:
     write_profile(project, {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "gpu_count": 2})
     done = envbuild("make", "sample", "--locked", "--gpus", "0", "--json", *(["--allow-unproved"] if allowed else []))
     steps = [step["name"] for step in done.document["steps"]]
@@ -291,7 +291,7 @@ def test_a_hint_to_lock_requirements_names_them(project: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["./own", "own/", "own", "."])
-def test_a_folder_is_told_as_one_with_the_profiles_in_it(project: Path, path: str) -> None:
+def test_a_folder_is_reported_with_the_profiles_in_it(project: Path, path: str) -> None:
     folder = project / path
     (folder / "profiles").mkdir(parents=True, exist_ok=True)
     done = envbuild("make", path)
@@ -371,7 +371,7 @@ def test_a_failure_of_make_says_what_was_done(locked: Lock, no_engine: None) -> 
 # plan's verbs
 
 
-def test_show_tells_of_nvcc_and_of_forward_compatibility(project: Path) -> None:
+def test_show_prints_nvcc_and_forward_compatibility(project: Path) -> None:
     compat = {"sha256": "b" * 64, "url": "https://mirror.example/compat.deb"}
     driver = {"minimum": "550.54.14", "compat": compat}
     write_profile(project, {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "driver": driver})
@@ -400,7 +400,7 @@ def test_show_says_that_it_does_not_ask_an_index_for_a_pin(project: Path) -> Non
     assert unchecked not in reason("cublas", "12.5.3.2"), "the facts know that one"
 
 
-def test_show_tells_the_way_out_of_a_warning(project: Path) -> None:
+def test_show_prints_the_remedy_of_a_warning(project: Path) -> None:
     changes = {"torch": "2.4.0", "gpus": ["a100"], "packages": ["numpy<2"]}
     write_profile(project, {**PROFILE, **changes, "accept": [{"advisory": "nccl-abort-hang", "reason": "known"}]})
     lines = envbuild("show", "sample").stdout.splitlines()
@@ -424,7 +424,7 @@ def test_show_names_a_commit_by_twelve_digits_and_a_version_in_full(project: Pat
     assert envbuild("show", "sample", "--json").document["pins"]["kernels"] == "6424da3b" * 5
 
 
-def test_show_tells_pins_and_reasons(locked: Lock) -> None:
+def test_show_prints_pins_and_reasons(locked: Lock) -> None:
     found = envbuild("show", "sample", "--json").document
     assert found["pins"]["torch"] == "2.13.0+cpu"
     assert found["pins"]["numpy"] == "1.0"
@@ -515,7 +515,9 @@ def test_lock_names_the_file_that_it_means(elsewhere: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["export", "check", "sample"], ["status", "sample", "--outdated"]])
-def test_a_lock_that_is_missing_is_said_the_same_everywhere(locked: Lock, project: Path, arguments: list[str]) -> None:
+def test_every_command_reports_a_missing_lock_in_the_same_way(
+    locked: Lock, project: Path, arguments: list[str]
+) -> None:
     (project / "profiles" / "sample.lock.yaml").unlink()
     error = envbuild(*arguments, "--json").document["error"]
     assert (error["code"], error["message"], error["hint"]) == (
@@ -556,7 +558,7 @@ def test_a_pin_that_is_only_tried_writes_no_dockerfile(
     assert (project / "dockerfiles" / "sample.Dockerfile").read_bytes() == before
 
 
-def test_lock_check_tells_all_that_is_at_fault_and_out_of_date(locked: Lock, project: Path) -> None:
+def test_lock_check_reports_all_that_is_invalid_and_out_of_date(locked: Lock, project: Path) -> None:
     profiles = project / "profiles"
     (profiles / "broken.yaml").write_text("extends: sample\ntorhc: 2.7.1\n", encoding="utf-8")
     (profiles / "new.yaml").write_text("extends: sample\n", encoding="utf-8")
@@ -577,7 +579,7 @@ def test_audit_takes_one_thing_at_a_time() -> None:
 
 
 @pytest.mark.parametrize(("number", "said"), [(0, "0 tries"), (1, "1 try"), (2, "2 tries")])
-def test_one_thing_is_no_plural(number: int, said: str) -> None:
+def test_one_item_is_singular(number: int, said: str) -> None:
     assert errors.some(number, "try", "tries") == said
     assert errors.some(number, "block") == f"{number} block{'' if number == 1 else 's'}"
 
@@ -592,14 +594,14 @@ NOT_THERE = [
 
 
 @pytest.mark.parametrize("arguments", NOT_THERE, ids=" ".join)
-def test_what_cannot_be_read_is_3_in_every_command(project: Path, arguments: list[str]) -> None:
+def test_an_unreadable_file_exits_with_3_in_every_command(project: Path, arguments: list[str]) -> None:
     done = envbuild(*arguments)
     assert (done.code, "nosuch" in done.stderr) == (3, True), done.stderr
     assert "Errno" not in done.stderr
 
 
 @pytest.mark.parametrize("arguments", NOT_THERE, ids=" ".join)
-def test_what_is_no_text_is_3_in_every_command(project: Path, arguments: list[str]) -> None:
+def test_a_file_that_is_not_text_exits_with_3_in_every_command(project: Path, arguments: list[str]) -> None:
     for name in {argument for argument in arguments if argument.startswith("nosuch")}:
         (project / name).write_bytes(b"\x7fELF\x02\xff\xfe\x00\x01" * 9)
     done = envbuild(*arguments)
@@ -613,7 +615,7 @@ def test_schema_prints_the_schema() -> None:
 # a process of its own
 
 
-def test_the_real_process_exits_as_told(locked: Lock, project: Path) -> None:
+def test_real_processes_exit_with_their_code_and_no_traceback(locked: Lock, project: Path) -> None:
     with ThreadPoolExecutor() as pool:
         shown = pool.submit(spawned, "show", "sample", "--json")
         unknown = pool.submit(spawned, "show", "nosuch", "--json")
@@ -626,7 +628,7 @@ def test_the_real_process_exits_as_told(locked: Lock, project: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_odd_bytes_as_arguments_are_no_traceback(project: Path) -> None:
+def test_odd_bytes_as_arguments_cause_no_traceback(project: Path) -> None:
     command: list[str | bytes] = [sys.executable, "-m", "envbuild", "show", b"\xff\n\x1b[2J.yaml"]
     done = subprocess.run(
         command, capture_output=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT), "LC_ALL": "C"}
@@ -636,7 +638,7 @@ def test_odd_bytes_as_arguments_are_no_traceback(project: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["message", "hint", "faults"])
-def test_what_others_wrote_reaches_no_terminal_raw(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_text_reaches_no_terminal_raw(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A container's last words, a file name of a foreign layer, a registry's answer."""
     hostile: Any = "one\ttwo\x1b[2J\nthree\u202efour\udcff"
     given: Any = {"message": "it failed"} | {where: [errors.Fault(hostile)] if where == "faults" else hostile}
@@ -656,7 +658,7 @@ def test_what_others_wrote_reaches_no_terminal_raw(where: str, monkeypatch: pyte
 
 @pytest.mark.parametrize("command", ["export schema", "show", "show cpu", "status --help", "advisories"])
 @pytest.mark.parametrize("lines", ["c 0", "n 1"])
-def test_a_reader_that_goes_away_is_no_fault(project: Path, command: str, lines: str) -> None:
+def test_a_closed_output_is_not_a_fault(project: Path, command: str, lines: str) -> None:
     script = f"set -o pipefail; '{sys.executable}' -m envbuild {command} | head -{lines}"
     done = subprocess.run(
         ["bash", "-c", script], capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)}
@@ -676,9 +678,7 @@ def test_a_reader_that_goes_away_is_no_fault(project: Path, command: str, lines:
     ],
 )
 @pytest.mark.parametrize("stderr", [False, True], ids=["stdout", "both"])
-def test_where_nobody_reads_the_exit_code_still_tells(
-    project: Path, arguments: list[str], code: int, stderr: bool
-) -> None:
+def test_a_closed_output_keeps_the_exit_code(project: Path, arguments: list[str], code: int, stderr: bool) -> None:
     """Where nobody reads the progress either, its first line ends the command, with 1."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "DOCKER_HOST": "tcp://127.0.0.1:9"}
     read, write = os.pipe()
@@ -713,7 +713,7 @@ entry.main()
     ],
 )
 @pytest.mark.parametrize("wants_json", [False, True])
-def test_what_a_machine_does_is_no_traceback(
+def test_faults_of_the_machine_cause_no_traceback(
     monkeypatch: pytest.MonkeyPatch, raised: BaseException, code: int, wants_json: bool
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:

@@ -132,7 +132,7 @@ def test_make_writes_the_profile_and_says_so(project: Path, monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("project")
-def test_new_refuses_what_is_no_gpu_without_a_profile() -> None:
+def test_init_refuses_anything_but_a_gpu_without_a_profile() -> None:
     there = envbuild("init", "NVIDIA H20")
     assert there.code == 2 and "there is a profile h20" in there.stderr
     refused = envbuild("init", "Tesla P100-PCIE-16GB")
@@ -154,7 +154,7 @@ def test_a_profile_of_ones_own_comes_before_a_gpu(project: Path) -> None:
     assert envbuild("show", "NVIDIA L4").stdout.startswith("l4: mine\n")
 
 
-def test_a_folder_and_a_path_are_no_gpus(project: Path) -> None:
+def test_a_folder_and_a_path_are_not_gpus(project: Path) -> None:
     (project / "l20").mkdir()
     assert "l20 is a folder" in envbuild("show", "l20").stderr
     assert "there is no file ./l40" in envbuild("show", "./l40").stderr

@@ -29,7 +29,7 @@ def test_v_is_known_below_a_group() -> None:
     assert run("advisories", "-vv").returncode == 0
 
 
-def test_debug_prints_the_traceback_besides_the_error() -> None:
+def test_debug_prints_the_traceback_in_addition_to_the_error() -> None:
     plain, debug = run("show", "nosuch"), run("show", "nosuch", "--debug")
     assert plain.returncode == debug.returncode == 3
     assert "Traceback" not in plain.stderr

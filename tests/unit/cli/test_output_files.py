@@ -60,7 +60,7 @@ def test_a_missing_folder_is_made_and_said(ready: list[str], project: Path, argu
 
 
 @pytest.mark.parametrize(("arguments", "name"), WRITING)
-def test_a_folder_that_cannot_be_made_is_said_before_the_work(
+def test_a_folder_that_cannot_be_made_is_reported_before_the_work(
     ready: list[str], project: Path, arguments: list[str], name: str
 ) -> None:
     (project / "file").write_text("", encoding="utf-8")
@@ -90,7 +90,7 @@ def test_a_bundle_goes_to_no_terminal(project: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--junit", "--fingerprint"])
-def test_what_is_only_shown_writes_no_report(ready: list[str], project: Path, option: str) -> None:
+def test_a_dry_run_writes_no_report(ready: list[str], project: Path, option: str) -> None:
     before = sorted(project.rglob("*"))
     done = envbuild("test", "sample", "--on", "slurm", "--dry-run", option, "made/here.x")
     assert (done.code, "--dry-run runs nothing" in done.stderr) == (2, True)
@@ -108,7 +108,7 @@ OWN_PLACES = {"docs", "pin_digests", "lock", "init", "output_files"}
 
 
 @pytest.mark.parametrize("file", sorted(COMMANDS.glob("*.py")), ids=lambda file: file.stem)
-def test_what_an_option_names_is_written_by_one_function(file: Path) -> None:
+def test_files_named_by_options_are_written_by_one_function(file: Path) -> None:
     calls = [ast.unparse(node.func) for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
     writes = [call for call in calls if call.endswith(("write_atomically", "write_text", "write_bytes"))]
     assert file.stem in OWN_PLACES or not writes

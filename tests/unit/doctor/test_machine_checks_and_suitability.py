@@ -17,7 +17,7 @@ def host(*names: str, version: str = "550.54.15", late: tuple[str, ...] = ()) ->
     return Host("node", "", cpu_memory_and_os.unread(), DriverReading(version, "12.4", tuple(found)), late=late)
 
 
-def test_what_was_not_read_in_time_is_neither_well_nor_absent() -> None:
+def test_a_value_not_read_in_time_is_neither_good_nor_absent() -> None:
     found = {
         check.id: check
         for check in machine_checks_and_suitability.check_machine(host("NVIDIA H20", late=("the kernel",)), [])

@@ -28,7 +28,7 @@ from envbuild.doctor.parallel_reader import run_in_parallel
         ("http://[::1", "http://[::1"),
     ],
 )
-def test_an_address_is_told_without_its_secrets(address: str, shown: str) -> None:
+def test_an_address_is_shown_without_its_secrets(address: str, shown: str) -> None:
     assert short_address(address) == shown
 
 
@@ -50,7 +50,7 @@ def test_an_xid_is_read_in_any_form_of_the_log(line: str, found: Xid) -> None:
 
 
 @pytest.mark.parametrize("line", ["NVRM: Xid", "NVRM: Xid (): 79", "NVRM: Xid (PCI:0000:1a:00): 99999", "xid 79"])
-def test_what_is_no_xid_is_none(line: str) -> None:
+def test_an_unknown_xid_is_none(line: str) -> None:
     assert kernel_bus_and_disk_reader.parse_xids(line.encode()) == []
 
 
@@ -118,7 +118,7 @@ def test_the_kernels_files_are_read(tmp_path: Path) -> None:
 # several at once
 
 
-def test_what_takes_too_long_is_none_and_the_others_are_there() -> None:
+def test_a_task_that_takes_too_long_gives_none_and_the_others_finish() -> None:
     never = threading.Event()
     begin = time.monotonic()
     assert run_in_parallel([lambda: 1, lambda: never.wait(60) and 2, lambda: 3], 0.3) == [1, None, 3]
@@ -126,6 +126,6 @@ def test_what_takes_too_long_is_none_and_the_others_are_there() -> None:
     never.set()
 
 
-def test_what_a_task_raises_is_raised() -> None:
+def test_an_exception_of_a_task_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         run_in_parallel([lambda: 1, lambda: 1 // 0], 5)

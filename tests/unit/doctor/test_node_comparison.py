@@ -98,7 +98,7 @@ def test_a_card_may_be_in_any_slot() -> None:
     assert bad([one, other]) == {}
 
 
-def test_a_node_that_makes_no_images_is_sound_and_no_more_is_said_of_it() -> None:
+def test_a_node_that_builds_no_images_is_sound_without_further_remarks() -> None:
     failed = [{"id": id, "status": "fail", "detail": "none"} for id in ("engine", "buildx", "gpu.runtime", "disk")]
     found = [node("a"), node("b", checks=failed)]
     assert bad(found) == {}
@@ -138,7 +138,7 @@ def test_a_silent_node_is_named() -> None:
         b"\xff\xfe",
     ],
 )  # fmt: skip
-def test_what_is_no_description_is_a_fault_of_its_node(text: str | bytes) -> None:
+def test_an_invalid_description_is_a_fault_of_its_node(text: str | bytes) -> None:
     found = node_comparison.parse("node", text)
     assert found.described is None
     assert found.fault
@@ -183,7 +183,7 @@ def test_a_file_that_names_no_cluster(tmp_path: Path, text: str, words: str) -> 
 
 
 @pytest.mark.parametrize("source", ["nowhere.yaml", "slurm", "."])
-def test_what_is_no_cluster_is_said(project: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+def test_an_invalid_cluster_source_is_reported(project: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     said = envbuild("doctor", "--cluster", source)
     assert said.code == (2 if source == "slurm" else 3)
@@ -204,7 +204,7 @@ def test_descriptions_gathered_before_are_compared(project: Path) -> None:
     assert json.loads((project.parent / "cluster.json").read_text())["nodes"] == said.document["nodes"]
 
 
-def test_what_is_no_file_is_a_fault_of_its_node(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_file_is_a_fault_of_its_node(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(SAME))
     (tmp_path / "b.json").mkdir()
     os.mkfifo(tmp_path / "c.json")

@@ -88,9 +88,7 @@ def test_proxies_are_tried_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> 
     assert [proxy.fault for proxy in network_reader.proxies()] == ["nothing answers there (TimeoutError)"] * 3
 
 
-def test_a_proxy_whose_name_is_not_found_in_time_is_at_fault(
-    never: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proxy_whose_name_is_not_found_in_time_fails(never: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)

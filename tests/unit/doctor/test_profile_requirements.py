@@ -68,7 +68,9 @@ def test_the_answer_has_its_reason(machine: Bench, cards: list[str], driver: str
         ([H20], "550.54.15", "step-video", "are together, or lower gpu_count"),
     ],
 )
-def test_a_no_says_what_to_do(machine: Bench, cards: list[str], driver: str, profile: str, remedy: str) -> None:
+def test_an_unsuitable_machine_comes_with_a_remedy(
+    machine: Bench, cards: list[str], driver: str, profile: str, remedy: str
+) -> None:
     machine.cards(*cards, driver=driver)
     said = machine.doctor("--for", profile, "--json")
     (check,) = (check for check in said.document["checks"] if check["id"] == "profile")
@@ -76,7 +78,7 @@ def test_a_no_says_what_to_do(machine: Bench, cards: list[str], driver: str, pro
     assert "tells what it is for" not in check["remedy"]
 
 
-def test_what_is_missing_is_told_once_with_its_remedy(machine: Bench) -> None:
+def test_a_missing_engine_is_reported_once_with_its_remedy(machine: Bench) -> None:
     machine.cards()
     machine.environment["DOCKER_HOST"] = "unix:///no/such.sock"
     said = machine.doctor()
@@ -89,7 +91,7 @@ def test_what_is_missing_is_told_once_with_its_remedy(machine: Bench) -> None:
     assert "start a Docker Engine" in asked["error"]["hint"], "who reads JSON sees no lines"
 
 
-def test_what_is_skipped_for_one_reason_is_one_line_in_a_terminal(machine: Bench) -> None:
+def test_probes_skipped_for_one_reason_are_one_line_in_a_terminal(machine: Bench) -> None:
     machine.cards()
     shown, document = machine.doctor().stdout, machine.doctor("--json").document
     skipped = [check for check in document["checks"] if check["detail"] == "NVML tells of no GPU"]
@@ -114,7 +116,7 @@ def test_the_network_counts_where_something_is_to_be_fetched(machine: Bench) -> 
         (Need("a", (), fetched=0, pulls=True), {"engine", "index", "registry"}),
     ],
 )
-def test_what_counts_for_a_profile(need: Need, counts: set[str]) -> None:
+def test_the_checks_that_count_for_a_profile(need: Need, counts: set[str]) -> None:
     checks = [Check(id, "fail", "") for id in ("engine", "index", "registry", "gpu.ecc")]
     assert {check.id for check in machine_checks_and_suitability.relevant(need, checks)} == counts
 
@@ -126,7 +128,7 @@ def test_cards_are_counted(machine: Bench) -> None:
     assert answer(said).startswith("no: it needs 4 of NVIDIA H20 together, and here is 2 x NVIDIA H20")
 
 
-def test_a_profile_at_fault_is_told_as_everywhere(machine: Bench) -> None:
+def test_an_invalid_profile_is_reported_as_in_other_commands(machine: Bench) -> None:
     assert machine.doctor("--for", "nosuch").code == 3
 
 

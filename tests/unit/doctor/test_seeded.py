@@ -195,7 +195,7 @@ def test_a_fault_is_named_by_its_check_alone(tmp_path: Path, libraries: dict[str
     assert "secret" not in said.stdout + said.stderr
 
 
-def test_what_hangs_is_named_and_not_waited_for(tmp_path: Path, libraries: dict[str, str]) -> None:
+def test_a_probe_that_hangs_is_named_and_not_waited_for(tmp_path: Path, libraries: dict[str, str]) -> None:
     """A driver that hangs, an engine and an index that take connections and never say a word."""
     libraries = stubs.build(tmp_path / "driver", cuda=False)
     with (

@@ -32,7 +32,7 @@ def test_an_index_that_has_every_wheel(served: Index) -> None:
     assert served.asked and all(line.startswith("GET /simple/") for line in served.asked)
 
 
-def test_what_is_missing_is_named(served: Index) -> None:
+def test_a_missing_wheel_is_named(served: Index) -> None:
     (file,) = served.folder.glob("numpy*")
     file.unlink()
     found = check()
@@ -58,7 +58,7 @@ def test_a_missing_build_of_the_cpu_names_pytorchs_index(
         assert check().status == "ok"
 
 
-def test_what_is_in_the_cache_is_not_asked_for(served: Index) -> None:
+def test_files_in_the_cache_are_not_requested(served: Index) -> None:
     for file in list(served.folder.iterdir()):
         sha256_file_store.wheel_store().put(file, sha256_file_store.file_digest(file), file.name)
     assert check().detail == "3 locked wheels: in the cache"

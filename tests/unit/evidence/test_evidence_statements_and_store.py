@@ -126,7 +126,7 @@ def test_a_proof_says_what_its_container_lacked(locked: Lock, where: Any, lacks:
 
 
 @pytest.mark.parametrize("lacks", ["x", [1], ["x" * 201], ["x"] * 21, None])
-def test_what_a_container_lacked_has_its_shape(locked: Lock, lacks: Any) -> None:
+def test_missing_isolation_has_the_right_form(locked: Lock, lacks: Any) -> None:
     fitting({**document_of(locked), "where": {"unconfined": lacks}}, record_of(locked))
     assert state(locked)[0] == "missing"
 
@@ -134,7 +134,7 @@ def test_what_a_container_lacked_has_its_shape(locked: Lock, lacks: Any) -> None
 # the statement
 
 
-def test_what_a_script_printed_is_kept_out_of_what_is_published(locked: Lock) -> None:
+def test_script_output_is_not_published(locked: Lock) -> None:
     run = passed_run(probe("own.script", output="a secret"))
     assert run.results[0].output == "a secret"
     assert "a secret" not in record_of(locked, run).encoded
@@ -165,13 +165,13 @@ def test_the_statement_is_in_totos_with_a_test_result(locked: Lock) -> None:
     assert digests == {"lock": locked.id[7:], "selftest": selftest_id()[7:], "run-record": "d" * 64}
 
 
-def test_a_run_that_passed_is_said_to_have_passed(locked: Lock) -> None:
+def test_a_run_that_passed_is_reported_as_passed(locked: Lock) -> None:
     predicate = stated(record_of(locked))["predicate"]
     assert (predicate["result"], predicate["failedTests"]) == ("PASSED", [])
     assert len(predicate["passedTests"]) == 3
 
 
-def test_of_a_run_with_a_fault_nothing_passed(locked: Lock) -> None:
+def test_nothing_passes_in_a_run_with_a_fault(locked: Lock) -> None:
     run = judged(lines(documents())[:-1])
     predicate = stated(record_of(locked, run))["predicate"]
     assert (predicate["result"], predicate["passedTests"]) == ("FAILED", [])
@@ -304,7 +304,7 @@ def fitting(record: object, meant: RunRecord | None = None) -> None:
 
 
 @pytest.mark.parametrize("record", [{}, [], 5, "x", None, {"results": 1}, {"image": {"id": "x"}}])
-def test_a_record_that_is_none_is_not_counted(locked: Lock, record: object) -> None:
+def test_an_invalid_record_is_not_counted(locked: Lock, record: object) -> None:
     fitting(record)
     assert state(locked)[0] == "missing"
 
@@ -438,7 +438,7 @@ def test_a_later_failure_takes_an_earlier_proof_away(locked: Lock) -> None:
 
 
 @pytest.mark.parametrize("run", ["failed", "skipped"])
-def test_what_passed_before_a_failure_does_not_count_behind_a_stale_run_either(locked: Lock, run: str) -> None:
+def test_a_pass_before_a_failure_does_not_count_after_a_stale_run_either(locked: Lock, run: str) -> None:
     evidence_statements_and_store.save(record_of(locked, day=0))
     evidence_statements_and_store.save(record_of(locked, passed_run(probe("env.libs", run)), day=1))
     evidence_statements_and_store.save(record_of(locked, selftest=older(harness=None), day=2))
@@ -483,7 +483,7 @@ def test_whether_an_image_was_ever_proved_is_asked_of_whole_evidence_alone(locke
     assert not ever()
 
 
-def test_what_failed_as_another_profile_speaks_against_the_image_too(locked: Lock) -> None:
+def test_a_failure_under_another_profile_counts_against_the_image_too(locked: Lock) -> None:
     """Its probes, whoever ran them; faults of a run, as too little memory, only for the profile that gave it."""
     other = {"profile": "other"}
     evidence_statements_and_store.save(record_of(locked))
@@ -519,7 +519,7 @@ def test_a_script_that_a_profile_does_not_run_says_nothing_of_it(locked: Lock) -
     assert of_child(locked) == ("stale", "the self-test failed: own.script", True)
 
 
-def test_a_script_that_both_run_speaks_against_both(locked: Lock) -> None:
+def test_a_failed_script_of_both_counts_against_both(locked: Lock) -> None:
     other = {**CHILD, "profile": "other"}
     evidence_statements_and_store.save(record_of(locked, script_run("passed"), **CHILD))
     assert of_child(locked)[0] == "proved"
@@ -529,13 +529,13 @@ def test_a_script_that_both_run_speaks_against_both(locked: Lock) -> None:
 
 
 @pytest.mark.parametrize("script", ["failed", "passed"])
-def test_a_probe_that_both_run_speaks_against_both_whatever_failed_beside_it(locked: Lock, script: str) -> None:
+def test_a_failed_probe_of_both_counts_against_both_with_any_other_failures(locked: Lock, script: str) -> None:
     evidence_statements_and_store.save(record_of(locked))
     evidence_statements_and_store.save(record_of(locked, script_run(script, crash="failed"), day=1, **CHILD))
     assert state(locked) == ("stale", "the self-test failed since: gemm.crash")
 
 
-def test_what_the_plain_profile_fails_in_counts_for_who_adds_a_script_too(locked: Lock) -> None:
+def test_a_failure_of_the_plain_profile_counts_for_one_with_a_script_too(locked: Lock) -> None:
     evidence_statements_and_store.save(record_of(locked, script_run("passed"), **CHILD))
     evidence_statements_and_store.save(record_of(locked, failed_run(), day=1))
     assert of_child(locked) == ("stale", "the self-test failed since: gemm.crash", True)
@@ -570,7 +570,7 @@ def test_a_failure_of_the_plain_profile_is_not_forgotten_where_only_another_scri
     assert state(locked) == ("stale", "the self-test failed: gemm.crash")
 
 
-def test_whose_script_was_changed_is_failed_until_the_new_one_passes(locked: Lock) -> None:
+def test_a_changed_script_is_failed_until_the_new_one_passes(locked: Lock) -> None:
     evidence_statements_and_store.save(record_of(locked, script_run("passed"), **CHILD))
     evidence_statements_and_store.save(record_of(locked, script_run(), day=1, profile="child", selftest={"own": TWO}))
     assert of_child(locked) == ("stale", "the self-test failed since: own.script", True)  # its own run, its own name
@@ -581,7 +581,7 @@ def test_whose_script_was_changed_is_failed_until_the_new_one_passes(locked: Loc
     assert of_child(locked, "2" * 64)[0] == "proved"
 
 
-def test_of_anothers_run_that_only_broke_off_nothing_is_said(locked: Lock) -> None:
+def test_an_interrupted_run_of_another_profile_is_not_reported(locked: Lock) -> None:
     evidence_statements_and_store.save(record_of(locked, judged(lines(documents())[:-1]), profile="other"))
     assert state(locked) == ("missing", "never proved")
 
@@ -602,7 +602,7 @@ def test_other_settings_of_torch_are_stale(locked: Lock) -> None:
         ({"transport": "p2p"}, {}, None),
     ],
 )
-def test_what_was_measured_between_gpus_must_be_what_is_asked_for(
+def test_measurements_between_gpus_must_match_the_request(
     locked: Lock, proved: dict[str, Any], asked: dict[str, Any], reason: str | None
 ) -> None:
     base = wanted(locked)
@@ -639,7 +639,7 @@ SHAPES = {"shapes": "3" * 64}
         ({}, ONE | SHAPES, "proved with another script and other shapes"),
     ],
 )
-def test_what_the_profile_adds_is_part_of_a_proof(
+def test_additions_of_the_profile_are_part_of_a_proof(
     locked: Lock, made_with: dict[str, str], asked_for: dict[str, str], said: str | None
 ) -> None:
     evidence_statements_and_store.save(record_of(locked, selftest={"own": made_with}))
@@ -729,7 +729,7 @@ def test_a_record_keeps_its_bytes_and_what_a_newer_envbuild_adds(locked: Lock, r
     assert validate_record(json.loads(text)).encoded == text
 
 
-def test_what_a_record_cannot_contain_is_an_error_not_a_record(locked: Lock) -> None:
+def test_content_that_a_record_cannot_hold_is_an_error(locked: Lock) -> None:
     run = passed_run(probe("env.identity", traits={"gpus": [{"name": "NVIDIA H20", "\ud800": 1}]}))
     with pytest.raises(CheckFailed, match="cannot be recorded: gpu: "):
         record_of(locked, run)

@@ -121,7 +121,7 @@ def test_a_self_test_that_never_began_takes_nothing_from_an_image(
     assert [proof["state"] for proof in document["proofs"]] == ["proved"]
 
 
-def test_what_a_clusters_container_lacked_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_isolation_of_a_cluster_container_is_reported(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     image = world.built(image_of())
     world.proved(image, where={"runner": "slurm", "unconfined": ["the network is open"]})
     world.verified(image)
@@ -150,7 +150,7 @@ def test_never_built_is_missing(world: World) -> None:
 
 
 @pytest.mark.parametrize(("known", "code"), [(True, 6), (False, 8)])
-def test_what_is_not_built_ends_as_it_does_for_test_and_prove(
+def test_an_image_that_is_not_built_exits_as_in_test_and_prove(
     world: World, monkeypatch: pytest.MonkeyPatch, known: bool, code: int
 ) -> None:
     if known:
@@ -162,7 +162,7 @@ def test_what_is_not_built_ends_as_it_does_for_test_and_prove(
     assert {envbuild("test", "sample", *options).code for options in ((), ("--record",))} == {code}
 
 
-def test_an_image_that_the_engine_no_longer_has_is_missing(world: World) -> None:
+def test_an_image_that_the_engine_removed_is_missing(world: World) -> None:
     world.proved(world.built(image_of()))
     world.engine.held.clear()
     assert world.status().state == "missing"
@@ -200,7 +200,7 @@ def test_built_and_not_proved_is_unproved(world: World) -> None:
     assert (found.state, found.reasons) == ("unproved", ("sample: never proved",))
 
 
-def test_the_tag_alone_is_no_proof(world: World) -> None:
+def test_the_tag_alone_is_not_proof(world: World) -> None:
     world.verified(world.built(image_of()))
     found = world.status()
     assert found.state == "tampered"
@@ -221,7 +221,7 @@ def test_a_proof_is_made_with_the_profiles_own_script(world: World, project: Pat
         assert world.status().state == "verified"
 
 
-def test_a_failed_run_is_no_proof(world: World) -> None:
+def test_a_failed_run_is_not_proof(world: World) -> None:
     image = world.built(image_of())
     run = passed_run(probe("gemm.crash"), probe("env.libs", "failed"))
     evidence_statements_and_store.save(world.record(image, run))

@@ -90,7 +90,7 @@ def test_evidence_on_an_image_that_was_not_built_from_this_lock_counts_for_nothi
     assert cpu.said() == "proved: never"
 
 
-def test_each_model_is_told(cards: World) -> None:
+def test_show_lists_the_proof_of_each_gpu_model(cards: World) -> None:
     handle = cards.built()
     cards.tested(handle, "NVIDIA H20")
     assert cards.said() == "proved on NVIDIA H20, 2026-11-21; a100: never"
@@ -98,7 +98,7 @@ def test_each_model_is_told(cards: World) -> None:
     assert cards.said() == "proved on NVIDIA A800-SXM4-80GB, 2026-11-22; proved on NVIDIA H20, 2026-11-21"
 
 
-def test_a_failure_is_told(cpu: World) -> None:
+def test_a_failure_is_reported(cpu: World) -> None:
     cpu.tested(cpu.built(), outcome="failed")
     assert cpu.said() == "sample: the self-test failed: env.libs"
 
@@ -110,7 +110,7 @@ def test_the_best_image_of_a_lock_counts(cpu: World) -> None:
     assert cpu.said() == "proved on the CPU, 2026-11-21"
 
 
-def test_show_tells_it_with_a_name_and_without(cards: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_prints_the_proof_with_a_name_and_without(cards: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/docker.sock")
     assert envbuild("show", "sample").stdout.splitlines()[-1] == "  proved: never"
     cards.tested(cards.built(), "NVIDIA H20")

@@ -63,7 +63,7 @@ def test_the_corpus_is_what_it_must_be() -> None:
     assert {name for case in CASES for name in case.expect} <= set(log_signatures.signatures())
 
 
-def test_what_is_held_out_is_cited_nowhere_and_in_no_other_part() -> None:
+def test_held_out_logs_are_cited_nowhere_and_in_no_other_part() -> None:
     cited = {cite for row in log_signatures.signatures().values() for cite in row.cite}
     cited |= {cite for advisory in database.advisories() for cite in advisory.cite}
     threads = {part: {case.cite for case in CASES if case.part == part} for part in PARTS}
@@ -98,7 +98,7 @@ def test_a_wrong_answer_costs(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- the data ----
 
 
-def test_every_advisory_can_be_told_from_its_lines_and_surroundings() -> None:
+def test_every_advisory_is_recognised_by_its_lines_and_context() -> None:
     """Its own lines together with a confirming situation are enough, though not always its lines alone."""
     for advisory in database.advisories():
         row = log_signatures.signatures()[advisory.id]
@@ -152,7 +152,7 @@ def test_no_row_is_dead() -> None:
         assert {(word.kind, word.word), ("without", word.word)} & asked, word.word
 
 
-def test_what_is_read_once_is_kept() -> None:
+def test_signatures_are_read_once() -> None:
     assert log_signatures.signatures() is log_signatures.signatures()
 
 
@@ -262,7 +262,7 @@ def test_a_card_that_torch_has_no_code_for() -> None:
         ("64.00 MiB", "60", "gpu-memory-others"),
     ],
 )
-def test_full_memory_pieces_and_others_are_told_apart(unused: str, others: str, cause: str) -> None:
+def test_full_memory_fragmentation_and_other_processes_are_distinguished(unused: str, others: str, cause: str) -> None:
     own = 79.0 - float(others)
     line = (
         f"CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 0.15 GiB is "
@@ -292,7 +292,7 @@ def test_the_rank_that_failed_first_is_found() -> None:
     assert causes(TIMEOUT + root.format(-6)) == ["collective-timeout"]
 
 
-def test_what_follows_from_a_dead_rank_is_not_a_cause() -> None:
+def test_consequences_of_a_dead_rank_are_not_a_cause() -> None:
     died = "[rank2]: ValueError: bad batch\n"
     assert causes(died + TIMEOUT) == ["rank-died"]
     assert causes(TIMEOUT + died) == ["collective-timeout"]
@@ -341,7 +341,7 @@ def test_json() -> None:
     assert (cause["cause"], cause["advisory"]) == ("port-in-use", None)
 
 
-def test_not_known_is_said() -> None:
+def test_an_unknown_cause_is_reported() -> None:
     assert "No known cause" in run("-", stdin="ValueError: bad batch\n")
     assert json.loads(run("--json", "-", stdin=""))["unknown"] is True
 
@@ -386,7 +386,7 @@ def test_a_secret_in_a_line_of_a_possible_cause_is_not_repeated() -> None:
     assert json.loads(document)["possible"] and "hunter22" not in document
 
 
-def test_the_profile_of_the_card_stands_in_the_cure_and_nowhere_else() -> None:
+def test_the_profile_of_the_gpu_is_inserted_only_into_the_remedy() -> None:
     assert cause_ranking.of_profile("`envbuild show NAME` or NCCL_SOCKET_IFNAME=eth0", "h20") == (
         "`envbuild show h20` or NCCL_SOCKET_IFNAME=eth0"
     )

@@ -42,7 +42,7 @@ def test_several_files_are_one_run(tmp_path: Path) -> None:
     assert envbuild("explain", str(tmp_path)).stdout == envbuild("explain", *names).stdout
 
 
-def test_a_folder_is_read_however_deep_and_without_what_is_no_log(tmp_path: Path) -> None:
+def test_a_folder_is_read_at_any_depth_without_files_that_are_not_logs(tmp_path: Path) -> None:
     folder = tmp_path / "attempt_0" / "2"
     folder.mkdir(parents=True)
     (tmp_path / "attempt_0" / "0.log").write_text(TIMEOUT, encoding="utf-8")
@@ -55,13 +55,13 @@ def test_a_folder_is_read_however_deep_and_without_what_is_no_log(tmp_path: Path
     assert "port-in-use" not in said
 
 
-def test_an_empty_folder_is_told(tmp_path: Path) -> None:
+def test_an_empty_folder_is_reported(tmp_path: Path) -> None:
     done = envbuild("explain", str(tmp_path))
     assert done.code == 3 and "no file found in" in done.stderr
 
 
 @pytest.mark.parametrize("parts", [1, 3])
-def test_what_gzip_packed_is_unpacked_whatever_its_name(tmp_path: Path, parts: int) -> None:
+def test_gzip_files_are_unpacked_under_any_name(tmp_path: Path, parts: int) -> None:
     raw = b"".join(gzip.compress(f"line {part}\n".encode()) for part in range(parts))
     found = read(raw + b"")
     assert (texts(found), found.note) == ([f"line {part}" for part in range(parts)], None)
@@ -99,7 +99,7 @@ def test_a_bomb_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         (gzip.compress(random.Random(3).randbytes(5000)), "binary data"),
     ],
 )
-def test_what_is_no_text_gets_plain_words(raw: bytes, words: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_gets_a_plain_message(raw: bytes, words: str, tmp_path: Path) -> None:
     file = tmp_path / "train.log"
     file.write_bytes(raw)
     done = envbuild("explain", str(file))
@@ -122,12 +122,12 @@ def test_odd_text_is_still_text(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("raw", ["", "\n \n"])
-def test_an_empty_log_is_told(raw: str) -> None:
+def test_an_empty_log_is_reported(raw: str) -> None:
     said = piped(raw)
     assert said.startswith("standard input is empty: there is nothing to explain") and "No known cause" not in said
     assert json.loads(piped(raw, "--json"))["unknown"] is True
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
     done = envbuild("explain", os.fspath(tmp_path / "none.log"))
     assert done.code == 3 and "none.log cannot be read: No such file or directory" in done.stderr

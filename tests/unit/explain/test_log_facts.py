@@ -122,7 +122,7 @@ def test_the_other_card_confirms_nothing() -> None:
     assert not was.matches and [ruled.advisory.id for ruled in was.ruled_out] == ["cublas-hopper-fpe"]
 
 
-def test_of_two_cards_the_proof_is_on_one_that_it_is_about() -> None:
+def test_the_proof_names_the_gpu_that_the_profile_is_for() -> None:
     (match,) = explanation_of("A100 and H20 in one job, torch 2.3.0\npython train.py\n" + CRASH).matches
     assert match.standing == "fits", "the A100 may be the one that failed"
     assert match.profile({"a100", "h20"}) == "h20"
@@ -157,7 +157,7 @@ INNOCENT = (
 
 
 @pytest.mark.parametrize("line", INNOCENT)
-def test_what_another_run_or_a_text_says_is_no_cause(line: str) -> None:
+def test_lines_of_another_run_or_of_a_text_are_not_a_cause(line: str) -> None:
     found = explanation_of(f"torch 2.3.0, H20, python train.py\n{line}\nstep 1 loss 2.3\n")
     assert not found.matches
     assert not any("PYTHONFAULTHANDLER" in text for text in found.advice)
@@ -175,7 +175,7 @@ def test_what_another_run_or_a_text_says_is_no_cause(line: str) -> None:
         ("restarting after the worker died with signal SIGFPE", "cublas-hopper-fpe"),
     ],
 )
-def test_what_this_run_says_is_one(line: str, cause: str) -> None:
+def test_a_line_of_this_run_is_a_cause(line: str, cause: str) -> None:
     assert causes(H20 + line) == [cause]
 
 
@@ -219,7 +219,7 @@ def test_the_signal_is_known_by_its_names(line: str) -> None:
         "損失がnanになる",
     ],
 )
-def test_no_number_is_told_of_in_any_language(line: str) -> None:
+def test_advice_on_nan_comes_for_every_spelling(line: str) -> None:
     assert any("set_detect_anomaly" in text for text in explanation_of(line).advice)
 
 
@@ -303,7 +303,7 @@ def test_no_advisory_is_possible_that_does_not_hold_or_need_not(text: str) -> No
     assert [match.id for match in found.possible if match.advisory and match.advisory.match] == []
 
 
-def test_libraries_that_torch_brings_are_told_as_that() -> None:
+def test_libraries_that_torch_brings_are_marked_as_inferred() -> None:
     said = " ".join(piped(f"{H20}nccl version: 2.21.5\n").split())
     assert "torch 2.3.0 (which brings cublas 12.1.3.1, cudnn 8.9.2.26), nccl 2.21.5" in said
     read = json.loads(piped(f"{H20}nccl version: 2.21.5\n", "--json"))["read"]
@@ -353,7 +353,7 @@ def test_torch_is_read_whatever_its_version_is_called(word: str) -> None:
     assert explanation_of(f"{word} 2.3.1+cu121\n").read.situation.torch == "2.3.1"
 
 
-def test_every_rank_is_read_however_many_look_alike() -> None:
+def test_every_rank_is_read_among_many_similar_lines() -> None:
     text = "world_size=600\n" + "".join(work(rank, 21 - (rank == 599), 20) for rank in range(600))
     works = explanation_of(text).read.works
     assert (len(works.told), works.behind, works.silent) == (600, (599,), ())
@@ -369,7 +369,7 @@ def test_every_rank_is_read_however_many_look_alike() -> None:
         ("world size: 1", None),
     ],
 )
-def test_the_number_of_ranks_is_the_one_that_is_said(text: str, count: int | None) -> None:
+def test_the_number_of_ranks_is_read_from_the_log(text: str, count: int | None) -> None:
     assert explanation_of(text).read.situation.gpu_count == count
 
 
@@ -392,7 +392,7 @@ def test_an_error_of_the_program_is_not_known_and_quoted(error: str, words: str)
     assert json.loads(piped(text, "--json"))["error"]["line"] == 3
 
 
-def test_what_the_launcher_says_of_it_is_not_its_own_error() -> None:
+def test_a_message_of_the_launcher_is_not_the_error_itself() -> None:
     text = "KeyError: 'lr'\ntorch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
     found = explanation_of(text).read.error
     assert found is not None and found.number == 1

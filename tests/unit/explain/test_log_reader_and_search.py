@@ -48,7 +48,7 @@ def test_control_sequences_go_and_text_stays() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-8-sig"])
-def test_what_powershell_writes_is_read(encoding: str) -> None:
+def test_output_of_powershell_is_read(encoding: str) -> None:
     raw = "step 1\nRuntimeError: CUDA out of memory.\n".encode(encoding)
     assert [match.id for match in cause_ranking.explain(log_reader_and_search.Log(raw)).matches] == ["gpu-memory"]
 
@@ -68,7 +68,7 @@ def test_a_crash_is_found_behind_many_lines_that_look_like_it(at: int) -> None:
     assert [line.text for line, _ in log.find(re.compile("error 802|fault 802"))] == ["error 802"]
 
 
-def test_of_a_giant_only_begin_and_end_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_begin_and_end_of_a_giant_log_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_reader_and_search, "HEAD", 1 << 20)
     monkeypatch.setattr(log_reader_and_search, "TAIL", 1 << 20)
     middle = b"step\n" * (1 << 20)
@@ -80,7 +80,7 @@ def test_of_a_giant_only_begin_and_end_are_kept(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("size", [1_310_720, 2_000_003, 5_000_000])
-def test_of_many_logs_each_keeps_its_share_of_the_end(size: int) -> None:
+def test_each_of_many_logs_keeps_its_share_of_the_end(size: int) -> None:
     end = b"RuntimeError: CUDA error: an illegal memory access was encountered\n" + b"step 1 of 9\n" * 1000
     log = log_reader_and_search.read(
         io.BytesIO(b"x" * 99 + b"\n" + b"step\n" * ((size - len(end)) // 5) + end), share=32
@@ -113,7 +113,7 @@ def test_a_pattern_finds_no_less_by_its_anchors() -> None:
         ("浮点数", ("浮点数".encode(),)),
     ],
 )
-def test_what_a_pattern_cannot_do_without(pattern: str, needed: tuple[bytes, ...]) -> None:
+def test_the_text_that_a_pattern_requires(pattern: str, needed: tuple[bytes, ...]) -> None:
     assert log_reader_and_search.anchors(re.compile(pattern, re.IGNORECASE | re.ASCII)) == needed
 
 

@@ -301,7 +301,7 @@ def test_features_follow_the_compute_capability() -> None:
         assert ("fp8" in gpu.features) == (capability >= Version("8.9"))
 
 
-def test_a_figure_without_a_source_is_none() -> None:
+def test_a_datasheet_without_a_source_has_no_figures() -> None:
     for gpu in database.gpus().values():
         figures = dataclasses.asdict(gpu.datasheet)
         assert figures.pop("source") or not any(figures.values())
@@ -417,7 +417,7 @@ def test_a_refusal_is_decidable_and_says_how_to_get_out() -> None:
         assert advisory(name).change != Change() or name == "fp8-scaled-mm-cc"
 
 
-def test_what_only_the_environment_shows_is_not_decidable() -> None:
+def test_advisories_that_depend_on_the_environment_are_not_decidable() -> None:
     for item in database.advisories():
         assert item.decidable == any(not match.environment for match in item.match), item.id
 
@@ -443,7 +443,7 @@ def test_every_advisory_can_show_itself() -> None:
 
 
 @pytest.mark.parametrize("line", ["", "NCCL version 2.20.5+cuda12.4", "loss: 0.25, lr 1e-4, 8 ranks", "exit code: 0"])
-def test_an_innocent_line_is_no_advisorys(line: str) -> None:
+def test_an_innocent_line_matches_no_advisory(line: str) -> None:
     assert not [item.id for item in database.advisories() if any(p.search(line) for p in item.shows.patterns)]
 
 
@@ -468,7 +468,7 @@ def test_a_change_leads_out_of_what_is_matched(name: str) -> None:
         assert not pairs or any(apart(new, old, key) for key, new, old in pairs)
 
 
-def test_a_cure_for_hopper_exists_and_is_no_folklore() -> None:
+def test_the_fixed_cublas_for_hopper_exists_and_is_sourced() -> None:
     fit = advisory("cublas-hopper-fpe").change.pins["cublas"]
     known = database.known_versions("nvidia-cublas-cu12")
     assert min((version for version in known if version in fit), key=Version) == "12.4.5.8"
@@ -533,7 +533,7 @@ REFUSAL = "expected scalar type Float but found Half"
         ({"probe": "norm.apex", "failure": "bound", "traits": {}}, None),
     ],
 )
-def test_what_half_precision_shows_is_named(result: dict[str, Any], met: str | None) -> None:
+def test_advisories_match_results_in_half_precision(result: dict[str, Any], met: str | None) -> None:
     assert [item.id for item in database.advisories() if item.matches(result)] == ([met] if met else [])
 
 
@@ -780,7 +780,7 @@ def test_a_site_adds_gpus_and_advisories() -> None:
     assert "site-slow-switch" not in {item.id for item in database.matching(Situation(gpus=(card,), gpu_count=4))}
 
 
-def test_everything_wrong_with_a_sites_file_is_told_at_once() -> None:
+def test_all_faults_of_a_site_file_are_reported_at_once() -> None:
     site(
         OWN.replace("[x1], gpu_count", "[x2], gpu_cuont")
         .replace("severity: warn", "severity: fatal")
@@ -826,7 +826,7 @@ def test_a_malformed_site_file_names_the_line(change: tuple[str, str], line: int
     assert [text for text in faults if f"own.yaml:{line}: " in text and word in text], faults
 
 
-def test_faults_of_several_files_are_told_together() -> None:
+def test_faults_of_several_files_are_reported_together() -> None:
     site("gpus: 5\n", "a.yaml")
     site("[]", "b.yaml")
     site("advisories: 5\n", "c.yaml")
@@ -856,12 +856,12 @@ def test_errors_of_applications_are_those_of_the_selftest() -> None:
         ({"gpus": ("h20",), "libraries": {"cublas": "12.4.5.8"}}, "contradicted"),
     ],
 )
-def test_what_little_is_known_says_of_an_advisory(known: dict[str, Any], standing: str) -> None:
+def test_the_standing_of_an_advisory_in_a_partly_known_situation(known: dict[str, Any], standing: str) -> None:
     cards = tuple(database.gpus()[name] for name in known.get("gpus", ()))
     situation = Situation(gpus=cards, libraries=known.get("libraries", {}), gpu_count=None)
     assert advisory("cublas-hopper-fpe").standing(situation) == standing
     assert advisory("cublas-hopper-fpe").holds(situation) == (standing == "holds")
 
 
-def test_what_only_a_log_tells_is_never_contradicted() -> None:
+def test_facts_from_a_log_alone_are_never_contradicted() -> None:
     assert advisory("half-attention-nan").standing(Situation()) == "open"

@@ -24,7 +24,7 @@ MEANT = "NVIDIA's is built from source: name it under extensions"
         "https://x.example/apex-0.1-cp311-cp311-linux_x86_64.whl", "git+https://x.example/fork/apex@main#egg=other",
     ],
 )  # fmt: skip
-def test_what_asks_for_it(text: str) -> None:
+def test_requirements_that_mean_the_package(text: str) -> None:
     assert MEANT in (misleading_packages.refusal_reason(text) or "")
 
 
@@ -42,7 +42,7 @@ def test_what_asks_for_it(text: str) -> None:
         "",
     ],
 )
-def test_what_does_not(text: str) -> None:
+def test_requirements_that_do_not_mean_the_package(text: str) -> None:
     assert misleading_packages.refusal_reason(text) is None
 
 

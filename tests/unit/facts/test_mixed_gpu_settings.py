@@ -60,7 +60,7 @@ def test_the_image_has_them_and_a_profiles_own_value_wins(project: Path) -> None
     assert own.environment["NCCL_NVLS_ENABLE"] == "2"
 
 
-def test_show_tells_them_with_their_reasons(project: Path) -> None:
+def test_show_prints_variables_with_their_reasons(project: Path) -> None:
     write_profile(project, {**FLEET, "gpus": ["a100", "h20"], "env": {"ENVBUILD_DTYPE": "float16"}})
     settings = envbuild("show", "sample", "--json").document["fleet"]
     assert [(item["variable"], item["value"]) for item in settings] == [("NCCL_NVLS_ENABLE", "0")]

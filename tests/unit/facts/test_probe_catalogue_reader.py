@@ -16,7 +16,7 @@ from unit.support import envbuild
 ROOT = Path(probe_catalogue_reader.__file__).parents[2]
 
 
-def test_what_is_read_is_what_the_selftest_says() -> None:
+def test_the_catalogue_is_the_one_of_the_selftest() -> None:
     pytest.importorskip("torch")
     command = [sys.executable, "-m", "envbuild.selftest", "--list"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -65,7 +65,7 @@ def test_a_level_holds_those_below_it() -> None:
     )
 
 
-def test_all_unknown_names_are_told_at_once() -> None:
+def test_all_unknown_names_are_reported_at_once() -> None:
     probe_catalogue_reader.refuse_unknown(["env.libs"])
     with pytest.raises(
         UsageError, match=r"'gemm\.crsh' \(did you mean gemm\.crash\?\); there is no probe 'x'"

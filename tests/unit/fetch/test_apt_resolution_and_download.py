@@ -107,7 +107,7 @@ def test_apts_own_sources_are_used_with_the_suites_name(host_apt: Apt) -> None:
         ]
 
 
-def test_a_codename_is_no_pattern(host_apt: Apt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_codename_is_not_used_as_a_pattern(host_apt: Apt, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apt_resolution_and_download, "_host_codename", lambda: "book.orm")
     with pytest.raises(NetworkError, match="no Debian archive configured"):
         apt_resolution_and_download.apt_archives("trixie")
@@ -141,7 +141,7 @@ def test_without_apt_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 # what is needed
 
 
-def test_what_a_killed_apt_leaves_is_swept(host_apt: Apt) -> None:
+def test_leftovers_of_a_killed_apt_are_swept(host_apt: Apt) -> None:
     """What checks signatures makes files where temporary ones go; the kernel kills it with a killed envbuild."""
     apt_resolution_and_download.resolve_debs("bookworm", ["less"])
     assert host_apt.temporary and all(name.startswith("envbuild-tmp-apt-") for name in host_apt.temporary)
@@ -192,7 +192,7 @@ def test_other_components_are_asked_for_where_they_are_wanted(host_apt: Apt) -> 
 
 
 @pytest.mark.parametrize("said", ["E: Unable to locate package x", "E: Package 'x' has no installation candidate"])
-def test_what_a_mirror_lacks_of_them_is_the_mirrors_fault(host_apt: Apt, said: str) -> None:
+def test_a_package_that_a_mirror_lacks_is_reported_as_the_mirrors_fault(host_apt: Apt, said: str) -> None:
     """As one that has main alone."""
     host_apt.install = Completed(100, "", said)
     with pytest.raises(NetworkError, match="no configured mirror has x for Debian trixie") as caught:
@@ -275,7 +275,7 @@ def test_the_snapshot_is_asked_last_at_the_time_of_the_lock(host_apt: Apt) -> No
         apt_resolution_and_download.fetch_debs([made("two", b"2")], "bookworm", sha256_file_store.debs(), None)
 
 
-def test_a_root_that_does_not_answer_is_no_gone_package(host_apt: Apt) -> None:
+def test_an_unreachable_index_is_not_a_removed_package(host_apt: Apt) -> None:
     host_apt.dead = {"http://m.example"}
     with pytest.raises(NetworkError) as caught:
         apt_resolution_and_download.fetch_debs([made("one", b"1")], "bookworm", sha256_file_store.debs(), None)

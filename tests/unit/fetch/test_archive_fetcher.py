@@ -150,7 +150,7 @@ def test_without_any_address_it_says_where_one_goes(wanted: ArchiveRequest) -> N
     assert "config.yaml" in str(caught.value.hint)
 
 
-def test_what_a_server_answers_is_told_with_the_profiles_line(wanted: ArchiveRequest, served: Index) -> None:
+def test_the_answer_of_a_server_is_reported_with_the_line_of_the_profile(wanted: ArchiveRequest, served: Index) -> None:
     with pytest.raises(NetworkError) as caught:
         take(replace(wanted, url=f"http://127.0.0.1:{served.port}/files/nosuch"))
     assert "cannot be fetched: 404" in caught.value.message

@@ -48,7 +48,7 @@ def test_a_pip_that_does_not_start_is_not_waited_for(monkeypatch: pytest.MonkeyP
         (["no line of a setting"], {}),
     ],
 )
-def test_what_pip_is_configured_with_is_uvs(
+def test_the_configuration_of_pip_is_passed_to_uv(
     monkeypatch: pytest.MonkeyPatch, lines: list[str], expected: dict[str, str]
 ) -> None:
     assert configured(monkeypatch, *lines) == expected
@@ -107,7 +107,7 @@ def test_pips_real_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["UV_DEFAULT_INDEX", "UV_INDEX_URL"])
-def test_what_uv_is_configured_with_stays(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_the_configuration_of_uv_is_kept(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "http://own.example/simple")
     assert configured(monkeypatch, "global.index-url='http://pip.example/simple'") == {}
 

@@ -38,7 +38,7 @@ def test_another_file_is_refused_by_name_and_nothing_stays(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_written_anew_keeps_its_permissions(tmp_path: Path) -> None:
+def test_a_rewritten_file_keeps_its_permissions(tmp_path: Path) -> None:
     file, new = tmp_path / "README.md", tmp_path / "new"
     file.write_text("mine", encoding="utf-8")
     file.chmod(0o600)

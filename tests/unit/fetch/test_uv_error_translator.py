@@ -51,7 +51,7 @@ def refused(code: int, said: str) -> NetworkError | ProfileError:
 
 
 @pytest.mark.parametrize("cause", ["cause: ", "Caused by: "])
-def test_an_index_that_does_not_answer_is_told_with_its_host_and_the_cause(cause: str) -> None:
+def test_an_index_that_does_not_answer_is_reported_with_its_host_and_the_cause(cause: str) -> None:
     error = refused(2, REFUSED.format(cause=cause))
     assert error.code == 7
     assert error.message == "the package index index.example:9 did not answer: Connection refused (os error 111)"
@@ -59,7 +59,7 @@ def test_an_index_that_does_not_answer_is_told_with_its_host_and_the_cause(cause
     assert "http://index.example:9/simple/x/" in str(error.hint)
 
 
-def test_a_servers_status_is_told_without_its_address_twice() -> None:
+def test_a_servers_status_is_reported_with_its_address_once() -> None:
     assert refused(2, SERVER).message.endswith(
         "index index.example did not answer: HTTP status server error (500 Internal Server Error)"
     )
@@ -80,7 +80,7 @@ def test_wrong_bytes_are_the_indexs_fault(said: str, words: str) -> None:
 
 @pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden"])
 @pytest.mark.parametrize(("code", "said"), [(2, DENIED), (1, NO_PAGE)])
-def test_credentials_that_are_refused_are_told_as_that(code: int, said: str, status: str) -> None:
+def test_refused_credentials_are_reported_as_refused(code: int, said: str, status: str) -> None:
     error = refused(code, said.format(status=status))
     assert (error.code, error.message) == (7, "the package index refuses its credentials, or wants some")
     assert "index.example" in str(error.hint)

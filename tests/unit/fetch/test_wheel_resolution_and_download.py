@@ -52,7 +52,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("work", ["resolve", "locate"])
-def test_what_a_killed_uv_leaves_is_swept(
+def test_leftovers_of_a_killed_uv_are_swept(
     work: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a cache it makes folders where temporary files go; the kernel kills it with a killed envbuild."""
@@ -160,7 +160,9 @@ def test_the_closure_is_all_that_is_needed() -> None:
         (["alpha==1.0", "alpha==1.1"], "alpha"),
     ],
 )
-def test_what_cannot_be_met_is_a_fault_of_the_profile(folder: Path, requirements: list[str], words: str) -> None:
+def test_requirements_that_cannot_be_met_are_a_fault_of_the_profile(
+    folder: Path, requirements: list[str], words: str
+) -> None:
     for version in ("1.0", "1.1"):
         write_wheel(folder, "alpha", version)
     with pytest.raises(ProfileError) as caught:
@@ -217,7 +219,7 @@ def test_pytorchs_own_index_is_a_fact_and_asked_for_such_builds_alone(monkeypatc
         index_config.torch_pages(lines)
 
 
-def test_a_local_build_of_another_package_is_not_said_to_be_pytorchs(folder: Path) -> None:
+def test_a_local_build_of_another_package_is_not_reported_as_pytorchs(folder: Path) -> None:
     with pytest.raises(NetworkError) as caught:
         resolve("alpha==1.0+own")
     assert "find-links" in str(caught.value.hint) and "torch" not in str(caught.value.hint)
@@ -301,7 +303,7 @@ def test_the_best_wheel_is_taken(folder: Path) -> None:
             (folder / f"{name}-1.0-{tags[0]}.whl").unlink(missing_ok=True)
 
 
-def test_of_two_builds_the_higher_number_is_taken(folder: Path) -> None:
+def test_the_higher_number_of_two_builds_is_chosen(folder: Path) -> None:
     for build in ("1.0", "1.0-2", "1.0-10"):
         write_wheel(folder, "alpha", build)
     assert locate_one("alpha", "1.0")[0].file == "alpha-1.0-10-py3-none-any.whl"
@@ -321,7 +323,7 @@ def test_of_two_builds_the_higher_number_is_taken(folder: Path) -> None:
         "py2-none-any",
     ],
 )
-def test_a_wheel_that_does_not_fit_is_none(tag: str) -> None:
+def test_a_wheel_that_does_not_fit_is_left_out(tag: str) -> None:
     assert best(f"alpha-1.0-{tag}.whl") is None
 
 
@@ -343,7 +345,7 @@ def test_every_suite_can_be_resolved_for(folder: Path, suite: database.Suite) ->
     assert locate_one("alpha", "1.0", suite.python, suite.glibc)[0].version == "1.0"
 
 
-def test_what_comes_only_as_source_is_a_fault_of_the_profile(folder: Path) -> None:
+def test_a_package_without_wheels_is_a_fault_of_the_profile(folder: Path) -> None:
     (folder / "alpha-1.0.tar.gz").write_bytes(b"never opened")
     for attempt in (
         lambda: resolve("alpha"),
@@ -370,7 +372,7 @@ def test_tags_are_in_order() -> None:
 
 
 @pytest.mark.parametrize("name", ["a/../../x.whl", "x.tar.gz", "x y.whl", "x;y.whl", "$(id).whl", "", "x%00.whl"])
-def test_an_address_with_an_odd_file_name_is_none_of_a_wheel(name: str) -> None:
+def test_an_address_with_an_odd_file_name_is_not_a_wheel(name: str) -> None:
     if "/" in name:
         assert wheel_resolution_and_download._file_name(f"http://index.example/{name}") == "x.whl"
     else:
@@ -430,7 +432,7 @@ def test_no_more_is_fetched_than_was_locked(served: Index) -> None:
     assert list(sha256_file_store.wheel_store().folder.iterdir()) == []
 
 
-def test_a_file_that_the_index_says_is_another_is_refused(served: Index) -> None:
+def test_a_file_whose_hash_differs_from_the_index_is_refused(served: Index) -> None:
     file = write_wheel(served.folder, "alpha", "1.0")
     wanted = Wheel("alpha", "1.0", file.name, sha("what was locked"))
     with pytest.raises(HashMismatch, match=file.name):
@@ -447,7 +449,7 @@ def test_a_download_that_breaks_off_is_an_error_of_the_network(served: Index, im
     assert list(sha256_file_store.wheel_store().folder.iterdir()) == []
 
 
-def test_a_download_that_breaks_off_is_begun_anew(served: Index, impatient: None) -> None:
+def test_an_interrupted_download_starts_again(served: Index, impatient: None) -> None:
     file = write_wheel(served.folder, "alpha", "1.0", content="# long\n" * 500)
     served.cut = {file.name: 2}
     counts: list[int] = []
@@ -477,14 +479,14 @@ def test_a_server_that_only_errs_is_an_error_of_the_network(served: Index, impat
     assert list(sha256_file_store.wheel_store().folder.iterdir()) == []
 
 
-def test_a_version_that_the_index_no_longer_has_is_said(served: Index) -> None:
+def test_a_version_that_the_index_removed_is_reported(served: Index) -> None:
     write_wheel(served.folder, "alpha", "1.0")
     with pytest.raises(NetworkError, match="all that is locked") as caught:
         fetch(Wheel("alpha", "0.9", "alpha-0.9-py3-none-any.whl", sha("x")))
     assert "alpha" in f"{caught.value.message} {caught.value.hint}"
 
 
-def test_a_file_that_the_index_no_longer_has_is_named(served: Index) -> None:
+def test_a_file_that_the_index_removed_is_named(served: Index) -> None:
     write_wheel(served.folder, "alpha", "1.0", tag="py3-none-any")
     gone = Wheel("alpha", "1.0", "alpha-1.0-cp311-cp311-linux_x86_64.whl", sha("x"))
     with pytest.raises(NetworkError, match=gone.file):

@@ -107,7 +107,7 @@ def test_builds_on_one_base_take_turns_and_say_so(place: Place) -> None:
     assert place.said("a") == ""
 
 
-def test_what_is_looked_at_before_is_looked_at_when_the_turn_has_come(place: Place) -> None:
+def test_disk_space_is_checked_again_after_waiting(place: Place) -> None:
     """The disk may have filled meanwhile."""
     first = place.start("a")
     until(lambda: place.log() == ["begin a"], place)
@@ -119,7 +119,7 @@ def test_what_is_looked_at_before_is_looked_at_when_the_turn_has_come(place: Pla
     assert place.log() == ["begin a", "end a"]
 
 
-def test_who_waits_can_be_interrupted(place: Place) -> None:
+def test_a_waiting_build_can_be_interrupted(place: Place) -> None:
     place.start("a")
     until(lambda: place.log() == ["begin a"], place)
     second = place.start("b")

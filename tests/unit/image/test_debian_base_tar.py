@@ -82,7 +82,7 @@ def test_a_base_is_one_of_its_packages_alone(locked: Lock) -> None:
         assert debian_base_tar.tar_file(dataclasses.replace(locked, **change)) != debian_base_tar.tar_file(locked)
 
 
-def test_a_changed_recipe_is_another_base(locked: Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_recipe_changes_the_base(locked: Lock, monkeypatch: pytest.MonkeyPatch) -> None:
     before = debian_base_tar.tar_file(locked)
     monkeypatch.setattr(debian_base_tar, "_OPTIONS", (*debian_base_tar._OPTIONS, "--verbose"))
     assert debian_base_tar.tar_file(locked) != before
@@ -109,7 +109,7 @@ def test_a_base_is_made_from_a_local_archive_of_the_locked_files(locked: Lock, t
 @pytest.mark.parametrize(
     ("user", "namespaces", "begin"), [(0, 0, "unshare"), (0, 1, "mmdebstrap"), (5, 0, "mmdebstrap")]
 )
-def test_what_root_mounts_ends_with_mmdebstrap(
+def test_mounts_of_root_end_with_mmdebstrap(
     locked: Lock, tools: Tools, monkeypatch: pytest.MonkeyPatch, user: int, namespaces: int, begin: str
 ) -> None:
     """Where that is killed, /proc and /sys would stay in a temporary folder. A root without that right mounts nothing,

@@ -139,7 +139,7 @@ def test_an_engine_that_ignores_bounds_is_refused(api: Api, info: dict[str, Any]
 
 
 @pytest.mark.parametrize("host", ["unix:///no/such/docker.sock", "tcp://127.0.0.1:9", "garbage://x", "tcp://"])
-def test_no_engine_is_said_with_the_way_out(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+def test_a_missing_engine_is_reported_with_a_remedy(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     monkeypatch.setenv("DOCKER_HOST", host)
     with pytest.raises(EngineError, match="no Docker Engine answers at") as caught:
         Engine()
@@ -153,7 +153,7 @@ def test_no_engine_is_said_with_the_way_out(monkeypatch: pytest.MonkeyPatch, hos
     ("host", "why"),
     [("unix:///no/such/docker.sock", "no such file or directory"), ("tcp://127.0.0.1:9", "connection refused")],
 )
-def test_why_no_engine_answers_is_said_in_the_machines_words(
+def test_an_engine_that_does_not_answer_is_reported_with_the_machines_message(
     monkeypatch: pytest.MonkeyPatch, host: str, why: str
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", host)
@@ -169,7 +169,7 @@ def test_certificates_that_are_not_there_are_an_error_of_the_engine(monkeypatch:
         Engine()
 
 
-def test_what_is_no_engine_is_refused(api: Api) -> None:
+def test_an_engine_that_answers_with_an_error_is_refused(api: Api) -> None:
     api.answers["/version"] = (500, {"message": "broken"})
     with pytest.raises(EngineError):
         Engine()
@@ -197,7 +197,7 @@ def test_docker_host_comes_before_the_context(api: Api) -> None:
     assert Engine().host == api.host
 
 
-def test_a_context_that_is_not_there_is_said() -> None:
+def test_a_missing_context_is_reported() -> None:
     folder = Path(os.environ["DOCKER_CONFIG"])
     folder.mkdir()
     (folder / "config.json").write_text('{"currentContext": "gone"}', encoding="utf-8")
@@ -260,7 +260,7 @@ def test_an_image_is_found_by_its_configurations_digest_on_the_containerd_store(
 
 
 @pytest.mark.parametrize("code", [404, 400])
-def test_an_image_that_is_not_there_is_none(api: Api, code: int) -> None:
+def test_a_missing_image_is_none(api: Api, code: int) -> None:
     api.answers["/images/x/json"] = (
         code,
         {"message": "No such image: x" if code == 404 else "invalid reference format"},
@@ -307,7 +307,7 @@ def test_an_engine_that_went_away_while_its_disk_is_full_is_an_error_of_the_disk
 
 
 @pytest.mark.parametrize("code", [200, 404, 409])
-def test_removing_what_is_gone_or_in_use_is_no_fault(api: Api, code: int) -> None:
+def test_removing_images_that_are_gone_or_in_use_is_not_a_fault(api: Api, code: int) -> None:
     api.answers["/images/x"] = (code, [] if code == 200 else {"message": "No such image: x"})
     Engine().remove("x")
     assert api.asked[-1] == "DELETE /images/x"
@@ -351,7 +351,7 @@ def test_the_first_client_with_buildx_is_taken(tmp_path: Path, monkeypatch: pyte
     assert docker_client_finder.program() == wanted
 
 
-def test_a_client_that_hangs_is_said_and_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_hangs_is_reported_without_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hangs = program(tmp_path / "hangs", 0)
     hangs.write_text("#!/bin/sh\nexec sleep 60\n", encoding="utf-8")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
@@ -361,7 +361,7 @@ def test_a_client_that_hangs_is_said_and_not_waited_for(tmp_path: Path, monkeypa
         docker_client_finder.find_client(0.3)
 
 
-def test_no_client_is_said_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_docker_client_is_reported_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(program(tmp_path / "without", 1).parent))
     with pytest.raises(EngineError, match="no docker client with buildx") as caught:

@@ -166,7 +166,7 @@ def test_the_order_is_base_debian_environment_then_layers(sample: Lock) -> None:
     assert sources == ["python", "torch", "packages"]
 
 
-def test_of_what_profiles_share_the_smallest_comes_first(sample: Lock) -> None:
+def test_the_smallest_of_the_shared_layers_comes_first(sample: Lock) -> None:
     """So there is work while the large ones come to the builder."""
     large = dataclasses.replace(sample, wheels=tuple(
         dataclasses.replace(item, bytes=10**9 if item.layer == "python" else item.bytes) for item in sample.wheels
@@ -176,7 +176,7 @@ def test_of_what_profiles_share_the_smallest_comes_first(sample: Lock) -> None:
     ]  # fmt: skip
 
 
-def test_what_a_devel_image_has_more_comes_behind_all_that_a_runtime_image_has(sample: Lock) -> None:
+def test_additions_of_a_devel_image_follow_all_layers_of_a_runtime_image(sample: Lock) -> None:
     """However small it is."""
     nvcc = LockedWheel(wheel("nvidia-cuda-nvcc", "13.0.88"), 1, "nvidia-cuda-nvcc")
     devel = dataclasses.replace(sample, wheels=(*sample.wheels[:-1], nvcc, sample.wheels[-1]))
@@ -200,7 +200,7 @@ def test_the_beginning_is_all_before_the_first_wheel(sample: Lock) -> None:
     assert [(one.keyword, *one.arguments[2:3]) for one in found[1:]] == [("ADD",), ("RUN", "debs"), ("RUN", "venv")]
 
 
-def test_what_the_variant_adds_comes_after_torch_and_before_what_is_the_profiles_own(project: Path) -> None:
+def test_additions_of_the_variant_come_between_torch_and_the_profiles_packages(project: Path) -> None:
     """So the layers before it stay those of a runtime image, and a changed pin of cuBLAS does not touch it."""
     plain = lock_for(plan_of(project, {**ARCHIVES, "variant": "runtime", "driver": {}}))
     cublas = Overridden("nvidia-cublas-cu12", "12.6.4.1", "==12.6.3.3")
@@ -232,7 +232,7 @@ def test_every_wheel_is_installed_once_by_its_hash(sample: Lock) -> None:
         assert arguments.count(wanted) == 1
 
 
-def test_without_debian_packages_there_is_no_such_layer(project: Path) -> None:
+def test_without_debian_packages_the_layer_is_missing(project: Path) -> None:
     found = rendered(lock_for(plan_of(project, {**PROFILE, "apt": []})))
     assert not [run for run in found if "debs" in run.arguments]
 
@@ -256,7 +256,7 @@ def test_no_directive_is_relied_on(sample: Lock) -> None:
     assert "syntax" not in dockerfile_renderer.render(sample, "sample")
 
 
-def test_what_is_compiled_is_told_to_leave_no_trace_of_its_process(project: Path) -> None:
+def test_the_compiler_gets_the_flags_for_reproducible_output(project: Path) -> None:
     """The names of nvcc's intermediate files get into what it makes; a profile's own flags for it stay."""
     build = {"env": {"NVCC_APPEND_FLAGS": "--threads 2"}}
     entries = [{**COMPILED, "build": build}, FROM_SDIST]

@@ -76,14 +76,14 @@ def test_another_profile_with_the_same_ingredients_has_the_same_key(
         {"base": {"image": f"registry.example/cuda@sha256:{'a' * 64}"}, "apt": []},
     ],
 )
-def test_what_goes_into_a_wheel_is_in_its_key(project: Path, locked: Lock, change: dict[str, Any]) -> None:
+def test_all_inputs_of_a_wheel_are_in_its_key(project: Path, locked: Lock, change: dict[str, Any]) -> None:
     assert key(lock_for(plan_of(project, {**CARD, **change}))) != key(locked)
 
 
 @pytest.mark.parametrize(
     ("name", "counts"), [("g++-12", True), ("libc6-dev", True), ("less", False), ("tzdata", False)]
 )
-def test_of_debian_packages_only_the_compilers_count(locked: Lock, name: str, counts: bool) -> None:
+def test_only_debian_packages_of_the_compiler_count(locked: Lock, name: str, counts: bool) -> None:
     one = dataclasses.replace(locked, base=(*locked.base, deb(name, "1")))
     other = dataclasses.replace(locked, base=(*locked.base, deb(name, "2")))
     assert (key(one) != key(other)) is counts
@@ -187,7 +187,7 @@ def test_a_damaged_one_is_made_again(locked: Lock, compiler: Compiler, harm: str
     assert len(compiler.jobs) == 2
 
 
-def test_who_looks_removes_nothing(locked: Lock, compiler: Compiler) -> None:
+def test_looking_for_a_wheel_removes_nothing(locked: Lock, compiler: Compiler) -> None:
     """It holds no lock, so what it cannot read yet may be another's."""
     first = made(locked)
     (first.path.parent / "built.json").unlink()
@@ -195,7 +195,9 @@ def test_who_looks_removes_nothing(locked: Lock, compiler: Compiler) -> None:
     assert first.path.is_file()
 
 
-def test_what_fails_its_check_is_not_kept(locked: Lock, compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_that_fails_its_check_is_not_kept(
+    locked: Lock, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def faults(wheel: Path, *, name: str, modules: Sequence[str], arch: str, python: str) -> list[str]:
         assert (name, tuple(modules), arch, python) == ("kernels", ("kernels_cuda",), "9.0", "3.11")
         return ["the module kernels_cuda is not in it", "its tag is py3-none-any"]
@@ -208,7 +210,7 @@ def test_what_fails_its_check_is_not_kept(locked: Lock, compiler: Compiler, monk
     assert kept() == []
 
 
-def test_what_a_wheel_needs_must_be_locked(locked: Lock, compiler: Compiler) -> None:
+def test_requirements_of_a_wheel_must_be_locked(locked: Lock, compiler: Compiler) -> None:
     """It is installed as it is: nobody resolved what it asks for."""
     compiler.requires = ["numpy>=1", "einops>0.8", "torch>=99", 'tomli; python_version < "3.11"', 'x; extra == "dev"']
     with pytest.raises(BuildError) as caught:
@@ -324,7 +326,7 @@ def test_a_known_complaint_says_what_to_do(locked: Lock, compiler: Compiler, sai
     assert len(compiler.jobs) == 1
 
 
-def test_what_a_step_says_is_told_and_buildkits_own_words_only_without_it() -> None:
+def test_the_error_of_a_step_is_reported_else_that_of_buildkit() -> None:
     own = "#9 ERROR: process did not complete successfully: exit code: 1"
     summary = "------\n > [2/3] RUN it:\n2.004 x.cu(3): error: expected a ;\n------\nERROR: failed to solve: process"
     said = f"#9 1.0 a line\n#9 2.004 x.cu(3): error: expected a ;\n{own}\n{summary}"
@@ -337,7 +339,7 @@ def test_what_a_step_says_is_told_and_buildkits_own_words_only_without_it() -> N
     )
 
 
-def test_a_wheel_is_no_place_for_surprises(locked: Lock, compiler: Compiler) -> None:
+def test_unreadable_requirements_of_a_wheel_are_refused_without_escapes(locked: Lock, compiler: Compiler) -> None:
     """What it asks for may be written by anybody."""
     compiler.requires = ["\x1b[2Jevil @@", 'numpy; os_name ~= "x"', "evil @ file:///\x1b[2J"]
     with pytest.raises(BuildError) as caught:
@@ -346,7 +348,7 @@ def test_a_wheel_is_no_place_for_surprises(locked: Lock, compiler: Compiler) -> 
     assert "\x1b" not in str(caught.value.hint) and "nobody can read" in str(caught.value.hint)
 
 
-def test_what_it_asks_for_is_read_up_to_a_bound(
+def test_the_requirements_of_a_wheel_are_read_up_to_a_limit(
     locked: Lock, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(extension_wheel_build, "_MOST_METADATA", 1 << 10)
@@ -356,7 +358,7 @@ def test_what_it_asks_for_is_read_up_to_a_bound(
     assert "METADATA is larger" in str(caught.value.hint)
 
 
-def test_what_is_no_wheel_is_not_opened_again(
+def test_a_file_that_is_not_a_wheel_is_not_opened_again(
     locked: Lock, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(extension_wheel_check, "wheel_faults", lambda wheel, **asked: ["it is damaged"])

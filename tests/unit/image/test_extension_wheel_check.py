@@ -215,7 +215,7 @@ def test_all_faults_at_once(tmp_path: Path) -> None:
     ]
 
 
-def test_what_says_it_is_large_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_that_is_too_large_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extension_wheel_check, "_LARGEST", 1 << 20)
     made = wheel(tmp_path, {**GOOD, "zeros": bytes((1 << 20) + 1)})
     (said,) = extension_wheel_check.wheel_faults(made, **ASKED)  # type: ignore[arg-type]
@@ -243,7 +243,7 @@ def test_no_cut_and_no_changed_byte_ends_in_a_traceback(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
-def test_what_installers_do_not_unpack_is_not_unpacked(tmp_path: Path, method: int) -> None:
+def test_files_that_installers_skip_are_not_unpacked(tmp_path: Path, method: int) -> None:
     """A head of LZMA can ask for 4 GiB of memory, and its decoder has errors of its own."""
     made = packed(tmp_path, method)
     found = extension_wheel_check.wheel_faults(made, **ASKED)  # type: ignore[arg-type]

@@ -200,7 +200,7 @@ def pruned(*options: str) -> list[str]:
     return [row["name"] for row in done.document["would_remove" if "--dry-run" in options else "removed"]]
 
 
-def test_what_was_built_from_a_path_is_kept_as_long_as_its_lock_names_it(elsewhere: Path, engine: FakeEngine) -> None:
+def test_an_image_built_from_a_path_is_kept_while_its_lock_names_it(elsewhere: Path, engine: FakeEngine) -> None:
     assert pruned("--dry-run") == ["envbuild/mine:0123456789ab"]
     assert pruned() == engine.removed == ["envbuild/mine:0123456789ab"]
     assert list(noted_lock_paths.all_locks()) == [elsewhere]
@@ -216,7 +216,7 @@ def test_a_lock_that_is_gone_keeps_nothing(elsewhere: Path, engine: FakeEngine, 
     assert list(noted_lock_paths.all_locks()) == []
 
 
-def test_a_note_that_another_prune_forgot_meanwhile_is_none(elsewhere: Path, locked: Lock) -> None:
+def test_a_note_that_another_prune_removed_is_ignored(elsewhere: Path, locked: Lock) -> None:
     other = elsewhere.with_name("other.lock.yaml")
     lock_file.write(locked, other, "other")
     noted_lock_paths.note_lock(other)
@@ -282,7 +282,7 @@ def test_what_has_a_hash_for_a_name_says_what_it_is(engine: FakeEngine, locked: 
     assert (Path(wheel.name).name, wheel.holds) == ("a" * 64, file.name)
 
 
-def test_evidence_and_records_are_no_caches(locked: Lock) -> None:
+def test_evidence_and_records_are_not_caches(locked: Lock) -> None:
     for kind in ("evidence", "builds"):
         (user_folders.state_folder(kind) / "x").write_text("x", encoding="utf-8")
     assert list(image_and_cache_pruning.caches([], [])) == []
@@ -296,7 +296,7 @@ def test_images_are_removed_by_name(engine: FakeEngine, locked: Lock) -> None:
     assert engine.removed == ["envbuild/sample:0123456789ab"]
 
 
-def test_what_is_gone_already_is_no_fault(tmp_path: Path) -> None:
+def test_files_that_are_already_gone_are_not_a_fault(tmp_path: Path) -> None:
     image_and_cache_pruning.remove_items(None, [image_and_cache_pruning.Removable("wheels", str(tmp_path / "gone"), 1)])
 
 

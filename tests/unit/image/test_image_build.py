@@ -159,7 +159,7 @@ def test_a_build_is_recorded(locked: Lock, builder: Builder) -> None:
     assert list(build_records_and_comparison.all_records(image_of("other").id)) == []
 
 
-def test_another_image_of_the_same_recipe_is_told(locked: Lock, builder: Builder) -> None:
+def test_another_image_of_the_same_recipe_is_reported(locked: Lock, builder: Builder) -> None:
     """Before it is recorded: killed between the two, the next run finds it built and has nothing to tell."""
     messages: list[str] = []
 
@@ -218,11 +218,11 @@ SAME_WHEEL = NOW.extensions[0]
         ([recorded("far", "XYZde"), recorded("near", "abcXe"), NOW], "gave near, and now now; "),
     ],
 )
-def test_what_is_known_of_another_image_is_told(before: list[Record], said: str) -> None:
+def test_the_difference_from_the_earlier_image_is_reported(before: list[Record], said: str) -> None:
     assert said in str(build_records_and_comparison.another(before, NOW, ["venv", "torch", "packages"]))
 
 
-def test_of_the_same_image_nothing_is_told() -> None:
+def test_the_same_image_is_not_reported() -> None:
     assert build_records_and_comparison.another([], NOW, []) is None
     assert build_records_and_comparison.another([NOW, NOW], NOW, []) is None
 
@@ -294,7 +294,7 @@ def test_whether_there_is_a_builder_is_asked_before_anything(
     assert asked == [["/fake/docker", "--host", "unix:///fake.sock", "buildx", "inspect", "--", "nope"]]
 
 
-def test_the_builder_is_told_all_that_makes_it_reproducible(locked: Lock, builder: Builder) -> None:
+def test_the_builder_gets_all_options_for_a_reproducible_build(locked: Lock, builder: Builder) -> None:
     built(locked)
     assert builder.words[:5] == ["/fake/docker", "--host", "unix:///fake.sock", "buildx", "build"]
     assert {"--load", "--provenance=false", "--sbom=false"} <= set(builder.words)
@@ -328,7 +328,7 @@ def test_the_layers_tag_is_gone_before_the_build_is_recorded(
     assert removed == [f"envbuild/sample:{locked.short}-layers"]
 
 
-def test_layers_alone_are_no_build(locked: Lock, builder: Builder) -> None:
+def test_building_only_layers_is_not_recorded_as_a_build(locked: Lock, builder: Builder) -> None:
     text = dockerfile_renderer.render(locked, "sample")
     image_build.build_layers(cast(Engine, FakeEngine()), locked, "sample", text, say=quiet, on_line=quiet)
     assert list(build_records_and_comparison.all_records()) == []
@@ -355,7 +355,7 @@ def test_the_context_holds_what_the_lock_names_and_nothing_else(locked: Lock, bu
         assert (own / "bin" / tool.name).read_bytes() == tool.read_bytes()
 
 
-def test_what_needs_no_wheel_is_begun_once_for_an_engine(locked: Lock, builder: Builder) -> None:
+def test_steps_without_wheels_start_once_for_each_engine(locked: Lock, builder: Builder) -> None:
     text = dockerfile_renderer.render(locked, "sample")
     engine = FakeEngine()
 
@@ -380,7 +380,7 @@ def test_what_needs_no_wheel_is_begun_once_for_an_engine(locked: Lock, builder: 
     assert begin() == 6
 
 
-def test_what_failed_is_not_begun(locked: Lock, builder: Builder) -> None:
+def test_a_build_whose_first_step_failed_is_not_started(locked: Lock, builder: Builder) -> None:
     text = dockerfile_renderer.render(locked, "sample")
     builder.answer = Completed(1, "", "no")
     for calls in (1, 2):
@@ -441,7 +441,7 @@ BROKEN = "ERROR: failed to receive status: rpc error: code = Unavailable desc = 
         ("ERROR: process did not complete successfully: exit code: 1", True, None, "build"),
     ],
 )
-def test_an_engine_that_went_away_in_the_build_while_its_disk_is_full_is_told(
+def test_an_engine_that_stopped_in_the_build_with_a_full_disk_is_reported(
     locked: Lock, stderr: str, full: bool, farm: str | None, kind: str
 ) -> None:
     engine = cast(Engine, SimpleNamespace(builder=farm, without_room=lambda: DiskError("full") if full else None))
@@ -572,7 +572,7 @@ def test_a_record_is_of_one_lock_dockerfile_and_installer(
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "5", "{}", '{"image": "x"}', '{"layers": 5}', "\x00", "null"])
-def test_a_damaged_record_is_none(locked: Lock, builder: Builder, content: str) -> None:
+def test_a_damaged_record_is_ignored(locked: Lock, builder: Builder, content: str) -> None:
     built(locked)
     text = dockerfile_renderer.render(locked, "sample")
     (file,) = user_folders.state_folder("builds").iterdir()
@@ -581,7 +581,7 @@ def test_a_damaged_record_is_none(locked: Lock, builder: Builder, content: str) 
     assert list(build_records_and_comparison.all_records()) == []
 
 
-def test_a_record_with_more_than_is_known_is_none(locked: Lock, builder: Builder) -> None:
+def test_a_build_record_with_unknown_keys_is_ignored(locked: Lock, builder: Builder) -> None:
     built(locked)
     (file,) = user_folders.state_folder("builds").iterdir()
     file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), "more": 1}), encoding="utf-8")
@@ -618,7 +618,7 @@ def test_the_disk_is_looked_at_once_more_when_the_turn_has_come(
         built(locked)
 
 
-def test_what_is_needed_grows_with_the_lock(locked: Lock) -> None:
+def test_the_required_disk_space_grows_with_the_lock(locked: Lock) -> None:
     assert image_build.needed_bytes(locked) > sum(w.bytes for w in locked.wheels) * 3
     assert image_build.fetched_bytes(locked) == 0
     shutil.rmtree(sha256_file_store.wheel_store().folder)

@@ -32,7 +32,7 @@ def looked(folder: Path, *asked: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-I", "-S", "-B", tool, folder, *asked], capture_output=True, text=True)
 
 
-def test_what_is_locked_passes(folder: Path) -> None:
+def test_an_environment_as_locked_passes(folder: Path) -> None:
     done = looked(folder, *ASKED)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

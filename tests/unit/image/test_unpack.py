@@ -166,7 +166,7 @@ REFUSED: dict[str, tuple[Members, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_would_leave_its_folder_is_refused(tmp_path: Path, case: str) -> None:
+def test_a_path_that_leaves_its_folder_is_refused(tmp_path: Path, case: str) -> None:
     members, words = REFUSED[case]
     (tmp_path / "box" / "in").mkdir(parents=True)
     write_tar(tmp_path / "box" / "a", {**COMPAT, **members})
@@ -208,7 +208,7 @@ def test_a_member_that_comes_twice_is_refused(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_no_toolkit_is_refused(tmp_path: Path, members: Members, words: str) -> None:
+def test_an_archive_that_is_not_a_toolkit_is_refused(tmp_path: Path, members: Members, words: str) -> None:
     write_tar(tmp_path / "a", members)
     code, said = unpack("cuda-toolkit", tmp_path / "a")
     assert code == 1
@@ -218,7 +218,7 @@ def test_what_is_no_toolkit_is_refused(tmp_path: Path, members: Members, words: 
 @pytest.mark.parametrize(
     "content", [b"", b"x" * 2000, b"!<arch>\n", b"!<arch>\n" + b"x" * 60, b"\x1f\x8b\x08\x00", b"PK"]
 )
-def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_an_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a").write_bytes(content)
     code, said = unpack("cuda-compat", tmp_path / "a")
     assert (code, said.startswith("error: ")) == (1, True)

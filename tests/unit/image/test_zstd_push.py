@@ -160,7 +160,7 @@ def test_the_same_image_is_the_same_manifest_and_blobs_are_sent_once(registry: R
     assert push(engine) is True
 
 
-def test_layers_that_the_engine_keeps_packed_are_packed_anew(registry: Registry) -> None:
+def test_layers_that_the_engine_keeps_packed_are_repacked(registry: Registry) -> None:
     """As containerd's store has those that it pulled."""
     files = (gzip.compress(LARGE), zstandard.compress(b"b"))
     push(saving(registry, LARGE, b"b", files=files))
@@ -197,7 +197,7 @@ def test_an_archive_that_ends_too_soon_is_the_engines_failure(registry: Registry
     assert registry.manifests == {}
 
 
-def test_an_upload_that_is_cut_off_begins_anew_and_is_whole(registry: Registry) -> None:
+def test_an_interrupted_upload_starts_again_and_is_whole(registry: Registry) -> None:
     registry.cut = 1
     push(saving(registry, LARGE))
     assert unpacked(registry) == [LARGE]
@@ -218,14 +218,14 @@ def test_uploads_that_are_always_cut_off_end(registry: Registry, monkeypatch: py
     assert unpacked(registry) == [LARGE]
 
 
-def test_a_blob_that_the_registry_refuses_is_told(registry: Registry) -> None:
+def test_a_blob_that_the_registry_refuses_is_reported(registry: Registry) -> None:
     registry.refuse = "PUT .*/uploads/.*"
     with pytest.raises(NetworkError, match=r"does not take the blob sha256:.*500") as caught:
         push(saving(registry, LARGE))
     assert (caught.value.hint, registry.manifests) == ("NO: not now", {})
 
 
-def test_whoever_is_asked_who_he_is_sends_the_file_from_its_begin(
+def test_an_upload_that_needs_a_new_token_sends_the_file_from_its_start(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The token is too old by the time of the upload: the registry has read the file when it asks."""

@@ -109,7 +109,7 @@ def test_a_hooks_variables_do_not_lead_git_elsewhere(
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_repository_that_git_cannot_begin_is_said(
+def test_a_repository_that_git_cannot_create_is_reported(
     project: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     item = from_git(project, repository)
@@ -204,7 +204,7 @@ def test_a_variable_that_the_source_does_not_read_is_refused(project: Path, repo
 
 
 @pytest.mark.parametrize("name", ["KERNELS", "KERNELS_CUD", "ERNELS_CUDA", "KERNELS_TESTED"])
-def test_part_of_a_word_and_a_test_are_no_mention(project: Path, repository: Path, name: str) -> None:
+def test_part_of_a_word_and_a_test_do_not_count_as_a_mention(project: Path, repository: Path, name: str) -> None:
     error = refused(from_git(project, repository, build={"env": {name: "1"}}))
     assert f"does not mention {name} " in str(error.faults[0])
 
@@ -227,7 +227,7 @@ def test_an_sdist_is_taken_by_its_hash(project: Path, tmp_path: Path) -> None:
     assert isinstance(refused(wanted(project, sdist=other)), HashMismatch)
 
 
-def test_what_is_no_tar_is_said(project: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_tar_archive_is_reported(project: Path, tmp_path: Path) -> None:
     file = tmp_path / "kernels.zip"
     file.write_bytes(b"PK")
     entry = {"sha256": hashlib.sha256(b"PK").hexdigest(), "url": file.as_uri()}
@@ -277,7 +277,7 @@ def test_a_source_without_end_is_not_read_to_it(project: Path, tmp_path: Path, m
         ({"sdist": {"url": "https://a[b/c", "sha256": "c" * 64}}, "sdist.url"),
     ],
 )
-def test_what_cannot_be_taken_apart_is_no_address(project: Path, entry: dict[str, Any], field: str) -> None:
+def test_an_address_that_cannot_be_parsed_is_refused(project: Path, entry: dict[str, Any], field: str) -> None:
     with pytest.raises(ProfileError) as caught:
         take(wanted(project, **entry))
     (fault,) = caught.value.faults

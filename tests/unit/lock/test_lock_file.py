@@ -70,7 +70,7 @@ def test_the_canonical_digest_is_of_sorted_json() -> None:
     assert canonical_json.canonical_digest([1, 2]) != canonical_json.canonical_digest([2, 1])
 
 
-def test_what_is_written_is_read_again(sample: Lock, file: Path) -> None:
+def test_a_written_lock_reads_back_the_same(sample: Lock, file: Path) -> None:
     lock_file.write(sample, file, "sample")
     assert lock_file.read(file) == sample
 
@@ -100,7 +100,7 @@ def test_any_one_line_value_survives_the_file(project: Path, file: Path, value: 
 
 
 @pytest.mark.parametrize("value", ["\N{ROCKET}", "\u0080", "\u009b"])
-def test_whatever_a_profile_may_say_survives_the_file(project: Path, file: Path, value: str) -> None:
+def test_every_valid_profile_survives_a_round_trip_through_its_lock(project: Path, file: Path, value: str) -> None:
     try:
         made = lock_for(plan_of(project, {**PROFILE, "env": {"A": value}}))
     except ProfileError:
@@ -140,7 +140,7 @@ def test_no_address_is_in_a_lock(sample: Lock, file: Path) -> None:
     assert "://" not in file.read_text(encoding="utf-8")
 
 
-def test_no_lock_is_none(file: Path) -> None:
+def test_a_missing_lock_is_none(file: Path) -> None:
     assert lock_file.read(file) is None
 
 
@@ -248,7 +248,7 @@ def test_a_damaged_lock_is_refused(sample: Lock, file: Path, old: str, new: str,
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"\0", b"{", b"a", b"format: 1\n", b"a: " + b"[" * 100])
-def test_any_file_that_is_no_lock_is_refused(file: Path, content: bytes) -> None:
+def test_any_file_that_is_not_a_lock_is_refused(file: Path, content: bytes) -> None:
     file.write_bytes(content)
     with pytest.raises(LockError):
         lock_file.read(file)
@@ -292,7 +292,7 @@ def test_the_shipped_lock_fits_the_shipped_profile() -> None:
         ({"base": {"image": IMAGE}, "apt": [], "env": {}}, ["base", "apt", "wheels", "environment"]),
     ],
 )
-def test_the_parts_whose_wishes_changed_are_stale(
+def test_the_parts_whose_requests_changed_are_stale(
     sample: Lock, project: Path, change: dict[str, Any], parts: list[str]
 ) -> None:
     assert sample.stale(plan_of(project, {**PROFILE, **change})) == parts

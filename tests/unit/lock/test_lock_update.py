@@ -113,7 +113,7 @@ def test_a_first_lock_has_everything(project: Path, links: Path, first: Lock) ->
     assert sizes == {name: (links / name).stat().st_size for name in sizes}
 
 
-def test_what_is_current_is_left_alone(project: Path, links: Path, first: Lock, mirror: Mirror) -> None:
+def test_a_current_lock_is_left_unchanged(project: Path, links: Path, first: Lock, mirror: Mirror) -> None:
     plan = plan_of(project, SMALL)
     newer(links)
     mirror.asked.clear()
@@ -233,7 +233,7 @@ def test_a_projects_requirements_are_locked_under_a_profiles_pins(project: Path,
     assert envbuild("lock", "--requirements", "requirements.txt").code == 2
 
 
-def test_what_an_advisory_refuses_is_not_locked(project: Path, links: Path) -> None:
+def test_a_combination_refused_by_an_advisory_is_not_locked(project: Path, links: Path) -> None:
     """torch 2.2.1 has no row in the facts; that it brings a cuBLAS which fails on an H20 is found in the lock."""
     write_wheel(links, "torch", "2.2.1", ["nvidia-cublas-cu12==12.1.3.1"])
     write_wheel(links, "nvidia-cublas-cu12", "12.1.3.1")
@@ -268,9 +268,7 @@ def test_a_changed_apt_list_keeps_the_base(project: Path, before: Lock, mirror: 
     assert after.apt == (deb("less", "2.0-1"),)
 
 
-def test_a_base_that_the_mirror_no_longer_has_is_locked_again_with_it(
-    project: Path, before: Lock, mirror: Mirror
-) -> None:
+def test_a_base_that_the_mirror_removed_is_locked_again(project: Path, before: Lock, mirror: Mirror) -> None:
     mirror.version, mirror.gone = "2.0-1", {"1.0-1"}
     after = lock_update.update_lock(plan_of(project, {**SMALL, "apt": ["less"]}), before)
     assert {item.version for item in (*after.base, *after.apt)} == {"2.0-1"}
@@ -318,7 +316,7 @@ def test_the_time_stays_where_debian_packages_only_went_away(project: Path, mirr
     assert (after.apt, after.made) == ((), before.made)
 
 
-def test_a_late_package_that_the_mirror_no_longer_has_moves_alone(project: Path, mirror: Mirror) -> None:
+def test_a_late_package_that_the_mirror_removed_moves_alone(project: Path, mirror: Mirror) -> None:
     before = on_mirror(plan_of(project, {**SMALL, "apt": ["less"]}), mirror)
     before = dataclasses.replace(before, apt=(deb("less", "0.9-1"),))
     mirror.version, mirror.gone = "2.0-1", {"0.9-1"}
@@ -429,7 +427,7 @@ def tools(made: Lock) -> dict[str, str]:
     return {item.wheel.name: item.wheel.version for item in made.builder.wheels}
 
 
-def test_what_compiles_an_extension_is_locked_beside_the_image(project: Path, links: Path) -> None:
+def test_the_compiler_of_an_extension_is_locked_with_the_image(project: Path, links: Path) -> None:
     """Of the profile's own packages only what the build needs, for they come after; and nothing twice."""
     data = compiled(links)
     plain = lock_update.update_lock(plan_of(project, {**data, "extensions": []}), None)
@@ -498,7 +496,7 @@ def packaged(links: Path) -> dict[str, Any]:
     return {**compiled(links), **base, "toolchain": "debian"}
 
 
-def test_debian_packages_of_nvcc_are_locked_beside_those_of_the_image(
+def test_debian_packages_of_nvcc_are_locked_in_addition_to_those_of_the_image(
     project: Path, links: Path, mirror: Mirror
 ) -> None:
     plan = plan_of(project, packaged(links))
@@ -574,7 +572,7 @@ def test_differences_are_a_line_each(project: Path) -> None:
     assert said[-1] == "environment"
 
 
-def test_profiles_that_wish_the_same_are_looked_up_once(project: Path, links: Path, monkeypatch: Any) -> None:
+def test_profiles_with_the_same_requests_are_looked_up_once(project: Path, links: Path, monkeypatch: Any) -> None:
     """Several at a time; reported and written in the order that they were asked for."""
     asked: list[Sequence[str]] = []
     resolve = wheel_resolution_and_download.resolve_wheels
@@ -594,7 +592,7 @@ def test_profiles_that_wish_the_same_are_looked_up_once(project: Path, links: Pa
     assert all((project / "profiles" / f"{name}.lock.yaml").is_file() for name in names)
 
 
-def test_of_several_the_first_that_fails_is_told_and_what_came_before_it_is_written(project: Path, links: Path) -> None:
+def test_the_first_failure_of_several_is_reported_and_earlier_results_are_written(project: Path, links: Path) -> None:
     for name, wanted in (("a", "alpha"), ("b", "nosuch"), ("c", "beta"), ("d", "nosuch-either")):
         write_profile(project, {**SMALL, "packages": [wanted]}, name)
     done = envbuild("lock", "a", "b", "c", "d", "--json")

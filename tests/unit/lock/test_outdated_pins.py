@@ -61,7 +61,7 @@ def test_a_patch_release_has_the_same_first_two_numbers(name: str, version: str,
     assert outdated_pins.patches_of(name, version) == requirement
 
 
-def test_the_newest_patch_release_is_told_and_nothing_else(served: Path, project: Path) -> None:
+def test_only_the_newest_patch_release_is_reported(served: Path, project: Path) -> None:
     offer(served, alpha="1.0.0 1.0.1 1.0.7 1.1.0 2.0", beta="3.1 3.2", gamma="1.0 1.0.post1")
     items = found(served, project, alpha="1.0.0", beta="3.1", gamma="1.0")
     assert items == {
@@ -70,12 +70,12 @@ def test_the_newest_patch_release_is_told_and_nothing_else(served: Path, project
     }
 
 
-def test_what_the_index_no_longer_has_hides_no_other(served: Path, project: Path) -> None:
+def test_a_removed_file_of_the_index_hides_no_other(served: Path, project: Path) -> None:
     offer(served, alpha="1.0.0 1.0.1", beta="4.0")
     assert found(served, project, alpha="1.0.0", beta="3.1") == {"alpha": Outdated("alpha", "1.0.0", "1.0.1")}
 
 
-def test_another_build_is_no_newer_release(served: Path, project: Path) -> None:
+def test_another_build_is_not_a_newer_release(served: Path, project: Path) -> None:
     offer(served, torch="2.13.0 2.13.1 2.13.0+cpu")
     assert found(served, project, torch="2.13.0+cpu") == {}
     offer(served, torch="2.13.2+cpu")
@@ -94,7 +94,7 @@ def test_an_advisory_asks_for_a_cuda_library_of_the_same_major(served: Path, pro
     )
 
 
-def test_what_an_advisory_asks_for_and_no_index_has_is_not_told(served: Path, project: Path) -> None:
+def test_a_fix_that_no_index_has_is_not_reported(served: Path, project: Path) -> None:
     offer(served, nvidia_cublas_cu12="12.1.3.1 13.0.0.19")
     assert found(served, project, OLD, nvidia_cublas_cu12="12.1.3.1") == {}
 
@@ -108,7 +108,7 @@ def test_an_accepted_advisory_asks_too(served: Path, project: Path) -> None:
     assert AdvisedUpdate("nccl-abort-hang", "warned", "2.26.2") in item.asked
 
 
-def test_what_is_no_cuda_library_is_asked_for_within_its_line(served: Path, project: Path) -> None:
+def test_other_packages_move_by_a_patch_release_at_most(served: Path, project: Path) -> None:
     """numpy2-old-torch requires numpy before 2, which is not newer; torch moves by a patch release at most."""
     offer(served, numpy="1.26.4 2.0.0 2.0.1", torch="2.5.0 2.5.1 2.6.0")
     data = {**OLD, "torch": "2.5.0", "gpus": ["h100"]}
@@ -128,7 +128,9 @@ def test_an_index_that_does_not_answer_is_an_error(project: Path, monkeypatch: p
     assert envbuild("status", "sample", "--outdated", "--json").code == 7
 
 
-def test_the_command_tells_one_profile_or_all(served: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_outdated_reports_one_profile_or_all(
+    served: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/docker.sock")
     monkeypatch.setattr("envbuild.profile.profile_name_lookup.profile_names", lambda: ["never", "sample"])
     offer(served, alpha="1.0.0 1.0.1")

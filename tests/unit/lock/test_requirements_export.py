@@ -37,7 +37,7 @@ def test_constraints_are_every_version_but_pips(locked: Lock) -> None:
     assert {one.name: str(one.specifier) for one in found} == {name: f"=={v}" for name, v in wanted.items()}
 
 
-def test_what_an_index_or_pip_cannot_do_is_said(locked: Lock) -> None:
+def test_failures_of_an_index_and_of_pip_are_reported(locked: Lock) -> None:
     text = requirements_export.constraints(replace(locked, overrides=(Overridden("numpy", "1.0", "==2.0"),)), "sample")
     assert "# no public index has torch==2.13.0+cpu: --find-links where it is" in text
     assert "# torch's metadata asks for another numpy (==2.0): uv pip install --override FILE PACKAGE" in text
@@ -57,7 +57,7 @@ def test_a_stale_lock_is_not_exported(locked: Lock, project: Path) -> None:
     assert not list(project.glob("*.txt"))
 
 
-def test_what_is_compiled_is_left_out_and_said(project: Path) -> None:
+def test_compiled_packages_are_left_out_and_listed(project: Path) -> None:
     kernels = {"name": "kernels", "git": "https://git.example/kernels", "commit": "c" * 40, "modules": ["kernels"]}
     made = lock_for(plan_of(project, {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "extensions": [kernels]}))
     for text in (requirements_export.requirements(made, "sample"), requirements_export.constraints(made, "sample")):

@@ -35,7 +35,7 @@ def test_one_change_is_found_wherever_it_is(count: int, first: bool) -> None:
 
 
 @pytest.mark.parametrize("count", [*range(1, 40), 64, 65, 66, 67, 129, 130])
-def test_the_most_tries_that_are_told_are_needed_somewhere_and_exceeded_nowhere(count: int) -> None:
+def test_the_reported_maximum_of_tries_is_exact(count: int) -> None:
     rows = [(False,) * change + (True,) * (count - change) for change in range(1, count + 1)]
     assert max(len(run(row)[1]) for row in rows) == most_tries(count)
 
@@ -47,7 +47,7 @@ def test_where_both_ends_agree_no_more_is_tried(outcome: bool) -> None:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_whatever_the_row_is_what_is_told_was_tried(length: int) -> None:
+def test_a_reported_change_was_tried_for_any_pattern(length: int) -> None:
     """Several changes, and any gaps: what is found is a change, or the ends."""
     for row in itertools.product((False, True, None), repeat=length):
         check(row)

@@ -29,7 +29,7 @@ def test_both_are_done_and_what_is_ahead_is_waited_for() -> None:
     assert done == ["fetched", "ahead"]
 
 
-def test_what_fails_ahead_is_left_to_where_it_is_done_for_good() -> None:
+def test_a_failed_download_in_advance_is_left_to_the_build() -> None:
     def work() -> None:
         raise BuildError("no")
 
@@ -37,7 +37,7 @@ def test_what_fails_ahead_is_left_to_where_it_is_done_for_good() -> None:
         pass
 
 
-def test_a_damaged_file_that_was_removed_ahead_is_told() -> None:
+def test_a_damaged_file_that_was_removed_in_advance_is_reported() -> None:
     """Where the same is done for good it would only be missing."""
 
     def work() -> None:

@@ -136,7 +136,7 @@ def failure(code: int, kind: str, message: str) -> Completed:
     return Completed(code, json.dumps({"status": "failed", **built, "error": error}), "")
 
 
-def test_each_is_built_then_proved_and_told_in_a_table(children: Children) -> None:
+def test_each_is_built_then_proved_and_listed_in_a_table(children: Children) -> None:
     said = envbuild("make", "a", "b", "--locked", "--no-cache", "--builder", "farm", "--allow-unproved")
     assert said.code == 0, said.stderr
     assert [line.split()[:2] for line in said.stdout.splitlines()] == [
@@ -162,7 +162,7 @@ def test_events_of_both_processes_are_shown_as_those_of_one_profile_are(children
         assert own.count("loss is nan") == 2 and f"interrupted in {NAMES[1]}" in own
 
 
-def test_what_a_process_writes_beside_its_events_is_told_whole(children: Children) -> None:
+def test_output_of_a_process_between_its_events_is_shown_whole(children: Children) -> None:
     """A traceback has several lines with the same beginning."""
     frame = '  File "/a/very/long/path/{}.py", line {}, in work'
     children.stderr = (
@@ -211,7 +211,7 @@ def test_one_that_fails_stops_no_other(children: Children, project: Path) -> Non
     assert "\x1b" not in plain.stdout + plain.stderr
 
 
-def test_of_a_process_that_died_silently_the_last_step_is_named(children: Children) -> None:
+def test_the_last_step_of_a_silently_dead_process_is_named(children: Children) -> None:
     children.events = (Note("fetching"), StepBegan("audit"))
     children.answers[("a", "build")] = Completed(-9, "", "")
     found = {row["profile"]: row for row in envbuild("make", "a", "b", "--json").document["profiles"]}
@@ -274,7 +274,7 @@ def test_cards_that_are_named_are_handed_out_and_only_to_who_needs_one(children:
     assert envbuild("make", "a", "b", "--gpus", "0").code == 2
 
 
-def test_fewer_cards_than_work_together_are_told_before_anything_is_built(children: Children, project: Path) -> None:
+def test_too_few_gpus_are_reported_before_anything_is_built(children: Children, project: Path) -> None:
     write_profile(project, {**GPU, "gpu_count": 2}, "gpu-two")
     said = envbuild("make", "gpu-a", "gpu-two", "--gpus", "0")
     assert said.code == 4 and {words[-1] for words in children.commands} == {"gpu-a"}
@@ -284,7 +284,7 @@ def test_fewer_cards_than_work_together_are_told_before_anything_is_built(childr
     assert children.options("gpu-two", "make")[-1] == "--gpus=0"
 
 
-def test_of_a_path_the_way_to_all_faults_is_its_path(children: Children, project: Path) -> None:
+def test_the_hint_for_a_profile_given_by_path_names_the_path(children: Children, project: Path) -> None:
     (project / "my dir").mkdir()
     (project / "my dir" / "odd.yaml").write_text("torhc: 1\npyton: 2\n", encoding="utf-8")
     assert "more: envbuild show 'my dir/odd.yaml'" in envbuild("make", "a", "my dir/odd.yaml").stdout
@@ -296,7 +296,7 @@ def test_a_profile_that_is_named_twice_is_made_once(children: Children) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["--all", "a"], ["a", "b", "--pin", "cublas=1"], ["a", "b", "--write"]])
-def test_what_makes_no_sense_is_refused(children: Children, arguments: list[str]) -> None:
+def test_invalid_combinations_of_arguments_are_refused(children: Children, arguments: list[str]) -> None:
     assert (envbuild("make", *arguments).code, children.commands) == (2, [])
 
 
@@ -345,7 +345,7 @@ def test_where_none_is_a_profile_all_are_rows(children: Children) -> None:
     ]  # fmt: skip
 
 
-def test_what_is_built_is_not_called_unmade(children: Children) -> None:
+def test_a_built_image_is_not_reported_as_not_made(children: Children) -> None:
     children.answers[("gpu-a", "make")] = failure(4, "not-proved", "no card")
     children.answers[("b", "build")] = failure(6, "build", "no space")
     said = envbuild("make", "a", "gpu-a", "b")
@@ -353,7 +353,7 @@ def test_what_is_built_is_not_called_unmade(children: Children) -> None:
 
 
 @pytest.mark.parametrize("concurrent", [True, False])
-def test_who_waits_beside_others_says_whom_it_may_wait_for(monkeypatch: pytest.MonkeyPatch, concurrent: bool) -> None:
+def test_a_waiting_profile_names_who_it_may_wait_for(monkeypatch: pytest.MonkeyPatch, concurrent: bool) -> None:
     if concurrent:
         monkeypatch.setenv(process_locks.BESIDE, "1")
     said: list[str] = []

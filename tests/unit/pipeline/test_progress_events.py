@@ -45,7 +45,7 @@ def test_an_event_is_one_line_and_the_same_again(event: Event) -> None:
 @pytest.mark.parametrize(
     "line", ["", "x", "[]", "{}", '{"event": "nothing"}', '{"event": "note"}', '{"event": "step-ended"}']
 )
-def test_another_line_is_no_event(line: str) -> None:
+def test_another_line_is_not_an_event(line: str) -> None:
     with pytest.raises(ValueError):
         progress_events.parse_event(line)
 

@@ -95,7 +95,7 @@ def test_a_push_that_fails_says_how_far_it_came(site: Site, key: keys_and_signat
     assert done.document["digest"] == oci_types.digest_of(site.registry.manifests[f"id-{site.engine.image.id[7:]}"][1])
 
 
-def test_what_is_not_proved_is_not_pushed(site: Site, key: keys_and_signatures.PublicKey) -> None:
+def test_an_unproved_image_is_not_pushed(site: Site, key: keys_and_signatures.PublicKey) -> None:
     site.prove(passed_run(probe("env.libs", "failed")), day=1)
     done = site.push()
     assert (done.code, site.registry.written()) == (NotProved.code, [])

@@ -102,7 +102,7 @@ def test_each_layer_is_read_where_it_was_proved(site: Site, monkeypatch: pytest.
         assert compared(site, monkeypatch, [gzip.compress(A), B], [A, B], layers=tuple(digests), **known) == []
 
 
-def test_an_engine_that_goes_away_while_it_saves_is_no_traceback(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_stops_during_a_save_causes_no_traceback(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "ends", 700)
     with pytest.raises(EngineError, match=r"the engine's archive of sha256:\w+ cannot be read"):
         compared(site, monkeypatch, [A], [B])
@@ -203,7 +203,7 @@ ORDERED, SWAPPED = tar([("a", "1"), ("b", "2")]), tar([("b", "2"), ("a", "1")])
         tar([("b", "2"), ("a", "1")], uname="root"),
     ],
 )
-def test_what_another_reader_might_take_for_another_is_refused(
+def test_an_archive_that_another_reader_might_read_differently_is_refused(
     site: Site, monkeypatch: pytest.MonkeyPatch, there: bytes
 ) -> None:
     """Of all that differs tarfile tells nothing: an entry counts as the same if its bytes are."""
@@ -212,7 +212,7 @@ def test_what_another_reader_might_take_for_another_is_refused(
     assert compared(site, monkeypatch, [SWAPPED], [ORDERED]) == ["reordered: [1]"]
 
 
-def test_what_says_something_of_all_others_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attributes_for_all_later_entries_are_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attributes for all that follow: then it matters what follows, in ours too."""
 
     def said(names: str, headers: dict[str, str]) -> bytes:
@@ -235,7 +235,7 @@ def test_attributes_and_devices_are_compared(site: Site, monkeypatch: pytest.Mon
     assert "/a has another device" in compared(site, monkeypatch, *([raw] for raw in devices))[0]
 
 
-def test_what_is_said_of_a_container_is_read_of_a_configuration() -> None:
+def test_properties_of_a_container_are_read_from_its_configuration() -> None:
     inner: dict[str, object] = {
         "User": "0",
         "Entrypoint": ["/x"],
@@ -249,7 +249,7 @@ def test_what_is_said_of_a_container_is_read_of_a_configuration() -> None:
     assert registry_image_reader.parse_config("sha256:0", raw).settings == {"User": "0", "Entrypoint": ["/x"]}
 
 
-def test_what_a_container_gets_of_the_configuration_counts(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_configuration_that_affects_a_container_counts(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     for other in ({"labels": {"a": "b"}}, {"environment": {"LD_PRELOAD": "x"}}, {"settings": {"Entrypoint": ["/x"]}}):
         assert "its configuration is another" in compared(site, monkeypatch, [A], [A], **other)[0]
 

@@ -66,7 +66,7 @@ def test_the_command_line_goes_before_the_settings() -> None:
         (On("kubernetes", {"kubernetes": {"namspace": "a"}}), "settings of kubernetes"),
     ],
 )  # fmt: skip
-def test_what_does_not_go_together_is_refused(on: On, words: str) -> None:
+def test_options_that_exclude_each_other_are_refused(on: On, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         runner(on)
 
@@ -92,20 +92,20 @@ def refusal_of(on: On) -> tuple[type[EnvbuildError], list[tuple[int | None, str 
     return type(caught.value), [(fault.line, fault.field) for fault in faults]
 
 
-def test_what_is_at_fault_in_the_settings_comes_with_its_line() -> None:
+def test_an_invalid_setting_is_reported_with_its_line() -> None:
     configure(CLUSTERS)
     assert refusal_of(On()) == (SettingsError, [(3, "slurm.partition"), (4, "slurm.gres")])
     expected = [(9, "kubernetes.queue"), (8, "kubernetes.nodes.example.com/zone")]
     assert refusal_of(On("kubernetes")) == (SettingsError, expected)
 
 
-def test_what_is_at_fault_on_the_command_line_has_no_line_of_the_settings() -> None:
+def test_an_invalid_option_is_reported_without_a_line_of_the_settings() -> None:
     configure("slurm: {account: team}\n")
     assert refusal_of(On("slurm", {"slurm": {"partition": "a b"}})) == (UsageError, [(None, "partition")])
     assert refusal_of(On("slurm", {"slurm": {"container": "pyxis"}})) == (UsageError, [(None, "registry")])
 
 
-def test_what_the_command_line_puts_over_the_settings_mends_them_or_shares_the_blame() -> None:
+def test_an_option_replaces_an_invalid_setting_or_is_reported_with_it() -> None:
     configure("slurm:\n  time: soon\n  partition: a b\n")
     assert refusal_of(On("slurm", {"slurm": {"time": "30"}})) == (SettingsError, [(3, "slurm.partition")])
     given = {"time": "30", "partition": "c d"}
@@ -124,7 +124,9 @@ def test_what_the_command_line_puts_over_the_settings_mends_them_or_shares_the_b
         ("kubernetes", {"registry": "http://x/y"}, "registry: must be HOST/REPOSITORY, without http://"),
     ],
 )  # fmt: skip
-def test_what_a_command_line_gives_is_told_with_what_was_meant(name: str, given: dict[str, str], words: str) -> None:
+def test_an_invalid_command_line_value_is_reported_with_a_suggestion(
+    name: str, given: dict[str, str], words: str
+) -> None:
     with pytest.raises(UsageError) as caught:
         runner(On(name, {name: given}))
     assert words in " ".join(map(str, caught.value.faults))
@@ -191,7 +193,7 @@ def test_both_options_reach_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("given", ["two", "0", "65", "-1", "3.5", ""])
-def test_what_is_no_number_of_nodes_is_told_with_those_that_are(given: str) -> None:
+def test_an_invalid_number_of_nodes_is_reported_with_the_valid_range(given: str) -> None:
     done: Said = envbuild("test", "sample", "--on", "slurm", "--nodes", given)
     assert done.code == 2 and f"{given!r} is no number of nodes; write one from 1 to 64" in done.stderr
 
@@ -210,9 +212,7 @@ def test_the_number_of_nodes_reaches_the_runner(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_what_each_of_several_scripts_is_stands_before_it(
-    project: Path, monkeypatch: pytest.MonkeyPatch, nodes: int
-) -> None:
+def test_each_of_several_scripts_has_a_title(project: Path, monkeypatch: pytest.MonkeyPatch, nodes: int) -> None:
     """One alone is as sbatch takes it; two at once are nothing that it takes."""
     cluster = runner(On("slurm", {"slurm": {"interface": "ib0"}}))
     write_profile(project, PROFILE)
@@ -238,7 +238,7 @@ def registry() -> Iterator[Registry]:
 
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize("name", ["kubernetes", "slurm"])
-def test_what_would_run_is_shown_without_a_push(registry: Registry, name: str, there: bool) -> None:
+def test_a_dry_run_does_not_push(registry: Registry, name: str, there: bool) -> None:
     image = image_of()
     messages: list[str] = []
     document = {"schemaVersion": 2, "mediaType": oci_types.MANIFEST, "config": {"digest": image.id}, "layers": []}
@@ -261,7 +261,7 @@ def test_what_would_run_is_shown_without_a_push(registry: Registry, name: str, t
     ("options", "said"),
     [(["--gpu", "h20"], "is not for h20"), ([], "a job asks for one model of GPU")],
 )
-def test_what_is_refused_is_refused_before_a_push(
+def test_a_refusal_comes_before_the_push(
     project: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], name: str, options: list[str], said: str
 ) -> None:
     source = source_of(project, {**PROFILE, "gpus": ["a100", "h200"], "torch": "2.11.0"})
@@ -278,7 +278,7 @@ def test_what_is_refused_is_refused_before_a_push(
 
 @pytest.mark.parametrize("registry", [None, "127.0.0.1:9/team/x"])
 @pytest.mark.parametrize("dry", [True, False])
-def test_where_no_node_fetches_the_image_that_is_told(
+def test_an_image_that_no_node_pulls_is_reported(
     monkeypatch: pytest.MonkeyPatch, registry: str | None, dry: bool
 ) -> None:
     messages: list[str] = []
@@ -297,7 +297,7 @@ def test_where_no_node_fetches_the_image_that_is_told(
     assert any("imagePullPolicy: Never" in text for text in messages) is (registry is None)
 
 
-def test_what_would_run_is_shown_without_a_registry() -> None:
+def test_a_dry_run_works_without_a_registry() -> None:
     messages: list[str] = []
     wanted = order(On("kubernetes", {"kubernetes": {"registry": "127.0.0.1:9/team/x"}}))
     made = runner_selection.runner(wanted, cast(Engine, object()), image_of(), messages.append, dry=True)
@@ -306,7 +306,7 @@ def test_what_would_run_is_shown_without_a_registry() -> None:
 
 @pytest.mark.parametrize("name", ["kubernetes", "slurm"])
 @pytest.mark.parametrize("words", [["test"], ["test", "--record"]])
-def test_what_would_run_is_shown_of_a_profile_that_is_only_locked(
+def test_a_dry_run_works_for_a_profile_that_is_only_locked(
     project: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], name: str
 ) -> None:
     source = source_of(project, PROFILE)

@@ -112,7 +112,7 @@ def test_the_first_that_passes_is_found_with_few_tries(monkeypatch: pytest.Monke
     assert {options.asked for options in made.options} == {RunRequest(probes=("gemm.crash",))}
 
 
-def test_the_tries_are_told_as_json(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
+def test_the_tries_are_reported_as_json(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
     made = bench(monkeypatch, project, {**passing_from("1.6"), "1.5": "unmakable"})
     document = hunted("--json").document
     assert (document["first"], document["change"]) == ("1.6", ["1.4", "1.6"])
@@ -154,7 +154,7 @@ def test_a_failure_on_the_way_keeps_the_tries_so_far(monkeypatch: pytest.MonkeyP
         ({"1.0": "failed"}, 5, "fail (1.0)"),
     ],
 )
-def test_what_is_said_where_nothing_changes_or_the_other_way(
+def test_the_message_if_nothing_changes_or_in_the_other_direction(
     monkeypatch: pytest.MonkeyPatch, project: Path, outcomes: dict[str, str], code: int, words: str
 ) -> None:
     bench(monkeypatch, project, outcomes)
@@ -176,7 +176,7 @@ def test_images_are_kept_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch
     assert (made.discarded, made.kept) == ([], made.made)
 
 
-def test_what_is_interrupted_is_cleaned_up(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
+def test_an_interrupted_bisection_is_cleaned_up(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
     made = bench(monkeypatch, project, passing_from("1.6"))
 
     def interrupted(*_: Any) -> None:
@@ -266,7 +266,7 @@ def test_on_another_card_no_outcome_counts(monkeypatch: pytest.MonkeyPatch, proj
         (["--probe", "gemm.crash"], "--pin"),
     ],
 )
-def test_what_cannot_be_searched_is_refused(
+def test_a_range_that_cannot_be_bisected_is_refused(
     monkeypatch: pytest.MonkeyPatch, project: Path, arguments: list[str], words: str
 ) -> None:
     bench(monkeypatch, project, passing_from("1.6"))

@@ -104,7 +104,7 @@ def test_a_run_that_was_stopped_is_a_failed_check_that_names_the_probe() -> None
     assert "the self-test was stopped after 900 s" in str(caught.value.hint).splitlines()
 
 
-def test_a_run_that_nothing_came_of_says_why_in_its_message() -> None:
+def test_a_run_without_results_has_the_reason_in_its_message() -> None:
     run = judged(b"", exit_code=1, stderr="x\nno python")
     with pytest.raises(
         CheckFailed, match="self-test of sample failed: the self-test ended with exit code 1: no python"
@@ -174,7 +174,7 @@ def test_layers_are_audited_before_they_are_labelled(
     assert list(noted_lock_paths.all_locks()) == [project / "profiles" / "sample.lock.yaml"], "prune would not know it"
 
 
-def test_what_has_no_lock_file_is_not_noted(
+def test_a_rebuild_without_a_lock_file_is_not_noted(
     being_made: tuple[StepContext, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:
     """As a rebuild, whose lock is that of the evidence: nothing of it would ever end the note."""
@@ -218,7 +218,7 @@ def test_a_discarded_image_leaves_no_record(
     }
 
 
-def test_another_image_than_before_is_told_and_stands_in_the_document(
+def test_a_different_image_than_before_is_reported_also_in_the_document(
     being_made: tuple[StepContext, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:
     def labelled(*_: Any, note: Any, **__: Any) -> Any:
@@ -236,7 +236,7 @@ def test_another_image_than_before_is_told_and_stands_in_the_document(
     progress.assert_any_call(Note("another image than before"))
 
 
-def test_layers_with_a_defect_are_no_image(
+def test_layers_with_a_defect_do_not_become_an_image(
     being_made: tuple[StepContext, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:
     _, done = being_made
@@ -254,7 +254,7 @@ def test_layers_with_a_defect_are_no_image(
 
 
 @pytest.mark.parametrize(("tagged", "left"), [("this", []), ("another", ["verified"])])
-def test_what_failed_its_latest_test_is_verified_no_longer(
+def test_an_image_that_failed_its_latest_test_is_not_verified(
     monkeypatch: pytest.MonkeyPatch, tagged: str, left: list[str]
 ) -> None:
     image = image_of("this")
@@ -347,7 +347,7 @@ def test_test_reports_a_required_probe_that_was_skipped(monkeypatch: pytest.Monk
     assert [item["status"] for item in document["probes"]] == ["passed", "skipped"]
 
 
-def test_what_is_asked_for_reaches_the_pipeline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_requested_options_reach_the_pipeline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[selftest_job.RunRequest] = []
 
     def test(name: str, reference: str | None, listener: Listener, wanted: selftest_job.RunRequest, on: On) -> Made:
@@ -462,14 +462,14 @@ def test_the_gpus_that_are_named_reach_the_pipeline(
 
 
 @pytest.mark.parametrize("text", ["x", "0;1", "0,", ",", "1,1", "-1", "0 1", "GPU-1", "all", "$(id)", "99999"])
-def test_what_is_no_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_an_unknown_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(workflows, "test", lambda *_: made(passed_run()))
     said = envbuild("test", "sample", f"--gpus={text}")
     assert said.code == 2 and "gpus" in said.stderr
 
 
 @pytest.mark.parametrize("what", ["image", "builder"])
-def test_what_two_profiles_need_is_fetched_by_one_process_at_a_time(
+def test_a_file_of_two_profiles_is_downloaded_by_one_process_at_a_time(
     what: str, monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:
     """Also what an extension is compiled with."""

@@ -17,7 +17,7 @@ def test_there_are_cases() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_person_is_told(case: str) -> None:
+def test_the_error_text_is_the_golden_one(case: str) -> None:
     expected = (FAULTS / case / "expected.txt").read_text(encoding="utf-8")
     assert expected != "no fault\n"
     assert error_text(FAULTS / case) == expected

@@ -114,7 +114,7 @@ selftest:
 """
 
 
-def test_a_key_given_twice_and_a_tag_are_told_beside_the_rest(project: Path) -> None:
+def test_a_key_given_twice_and_a_tag_are_reported_with_the_rest(project: Path) -> None:
     text = WRONG_TWICE.replace("packages:", "env: !x {A: b}\npackages:").replace(
         "selftest:\n", "apt: []\napt: [x]\nselftest:\n"
     )
@@ -124,7 +124,7 @@ def test_a_key_given_twice_and_a_tag_are_told_beside_the_rest(project: Path) -> 
     assert {"python", "torch", "packages[0]", "pins.cudnnn", "selftest.timeout"} <= set(faults)
 
 
-def test_what_contradicts_is_told_beside_what_is_malformed(project: Path) -> None:
+def test_contradictions_are_reported_with_malformed_values(project: Path) -> None:
     faults = {fault.field: fault for fault in faults_of(project, WRONG_TWICE)}
     assert list(faults) == ["python", "torch", "packages[0]", "pins.cudnnn", "selftest.timeout", "selftest.require[0]"]
     assert "cublas-hopper-fpe" in faults["torch"].message
@@ -144,7 +144,7 @@ def test_what_contradicts_is_told_beside_what_is_malformed(project: Path) -> Non
         ("bookworm}", "bookworm}\napt: [Less]", {"torch", "pins.cudnnn", "selftest.require[0]"}),
     ],
 )
-def test_what_hangs_on_a_malformed_value_is_not_judged(
+def test_values_that_depend_on_a_malformed_one_are_not_checked(
     project: Path, before: str, after: str, judged: set[str]
 ) -> None:
     found = {fault.field for fault in faults_of(project, WRONG_TWICE.replace(before, after))}
@@ -215,7 +215,7 @@ def test_a_users_own_profile_comes_before_the_shipped_one(project: Path) -> None
     assert profile_name_lookup.profile_names().count("cpu") == 1
 
 
-def test_results_lie_beside_the_profile(project: Path) -> None:
+def test_results_are_next_to_the_profile(project: Path) -> None:
     source = source_of(project, PROFILE)
     assert source.lock_file == project / "profiles" / "sample.lock.yaml"
     assert source.dockerfile == project / "dockerfiles" / "sample.Dockerfile"
@@ -324,7 +324,7 @@ def test_a_child_may_name_its_parent_by_a_path_of_its_own_folder(project: Path) 
 
 
 @pytest.mark.parametrize("folder", ["", "profiles"])
-def test_a_lock_lies_beside_its_profile_wherever_it_is_asked_for_from(project: Path, folder: str) -> None:
+def test_a_lock_is_next_to_its_profile_from_every_working_directory(project: Path, folder: str) -> None:
     other = project.parent / "other" / folder
     other.mkdir(parents=True)
     shutil.move(write_profile(project, PROFILE), other)
@@ -353,7 +353,7 @@ def test_a_missing_parent_is_refused_at_its_place(project: Path, parent: str) ->
 
 
 @pytest.mark.parametrize("parent", [1, ["a"], {"a": 1}, True])
-def test_a_parent_that_is_no_name_is_refused(project: Path, parent: object) -> None:
+def test_a_parent_with_an_invalid_name_is_refused(project: Path, parent: object) -> None:
     write_profile(project, {"extends": parent}, "child")
     with pytest.raises(ProfileError, match="must name one profile"):
         profile_reader_and_overrides.load("child")
@@ -533,7 +533,7 @@ def test_a_pin_may_be_of_a_package(
     assert not source.profile.pins
 
 
-def test_a_pin_of_a_package_that_is_no_version_is_refused(project: Path) -> None:
+def test_a_pin_with_an_invalid_version_is_refused(project: Path) -> None:
     file = write_profile(project, PROFILE)
     with pytest.raises(ProfileError) as caught:
         profile_reader_and_overrides.load(str(file), {"numpy": "new"})
@@ -610,7 +610,7 @@ def test_with_requirements_a_profile_is_known_by_the_name_of_its_lock(
         ("sample", "there is no profile 'other'"),
     ],
 )
-def test_a_lock_that_says_nonsense_of_itself_names_nothing(project: Path, of: object, words: str) -> None:
+def test_a_lock_with_nonsense_about_itself_names_nothing(project: Path, of: object, words: str) -> None:
     write_profile(project, PROFILE)
     (project / "profiles" / "other.lock.yaml").write_text(as_yaml({"of": of}), encoding="utf-8")
     with pytest.raises(ProfileError, match=words):

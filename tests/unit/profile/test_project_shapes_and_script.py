@@ -87,19 +87,19 @@ def test_a_shape_is_bounded(project: Path, change: dict[str, Any], field: str, w
         (["2x1024x18432"], "must be a mapping of keys to values"),
     ],
 )
-def test_what_is_no_shape_at_all_is_said_in_our_words(project: Path, shapes: Any, words: str) -> None:
+def test_an_invalid_shape_is_reported_in_plain_words(project: Path, shapes: Any, words: str) -> None:
     assert refused(project, shapes=shapes).message == words
 
 
 @pytest.mark.parametrize("change", [{"m": 1 << 12, "n": 1 << 14}, {"m": 8, "k": 4096, "n": 128256}, {"k": 1}])
-def test_what_models_have_is_within_the_bounds(project: Path, change: dict[str, Any]) -> None:
+def test_values_of_real_models_are_within_the_bounds(project: Path, change: dict[str, Any]) -> None:
     assert loaded(project, shapes=[{**SHAPE, **change}])
 
 
 ATTENTION = {"heads": 16, "length": 4096, "depth": 128, "dtype": "bf16"}
 
 
-def test_attention_shapes_are_read_beside_products(project: Path) -> None:
+def test_attention_shapes_are_read_in_addition_to_products(project: Path) -> None:
     found = loaded(project, shapes=[SHAPE, ATTENTION, {**ATTENTION, "causal": True}]).shapes
     plain = Attention(heads=16, length=4096, depth=128, dtype="bf16")
     assert found == (Shape.model_validate(SHAPE), plain, plain.model_copy(update={"causal": True}))
@@ -124,7 +124,7 @@ def test_an_attention_shape_is_bounded(project: Path, change: dict[str, Any], fi
     assert words in fault.message
 
 
-def test_an_attention_shape_that_lacks_a_size_is_told_which(project: Path) -> None:
+def test_a_missing_size_of_an_attention_shape_is_named(project: Path) -> None:
     lacking = {key: value for key, value in ATTENTION.items() if key != "heads"}
     assert refused(project, shapes=[lacking]).field == "selftest.shapes[0].heads"
 
@@ -157,7 +157,7 @@ def script(project: Path, path: str = "profiles/smoke.py", text: str = "print('h
         ("smoke-2.x.py", "../smoke-2.x.py"),
     ],
 )
-def test_a_script_is_read_from_beside_its_profile(project: Path, file: str, path: str) -> None:
+def test_a_script_is_read_from_the_folder_of_its_profile(project: Path, file: str, path: str) -> None:
     text = "# grüße\nstep('one')\n"
     script(project, file, text)
     found = loaded(project, script=path).script
@@ -179,7 +179,7 @@ def test_it_does_not_matter_where_envbuild_is_started(
     ).profile.selftest.script
 
 
-def test_without_a_script_there_is_none(project: Path) -> None:
+def test_a_profile_without_a_script_has_no_script(project: Path) -> None:
     assert loaded(project).script is None
     assert loaded(project, script=None).script is None
 
@@ -237,7 +237,7 @@ def _wrong(project: Path, text: str, **profile: Any) -> list[str]:
     return []
 
 
-def test_a_script_that_is_no_python_is_found_before_anything_is_built(project: Path) -> None:
+def test_a_script_with_a_syntax_error_is_found_before_anything_is_built(project: Path) -> None:
     assert _wrong(project, "one = 1\nreturn one\n") == ["smoke.py:2: no valid Python: 'return' outside function"]
     assert _wrong(project, "def f(:\n")[0].startswith("smoke.py:1: no valid Python: ")
     assert len(_wrong(project, "a = 1\0")) == 1
@@ -265,7 +265,7 @@ def test_the_scripts_fault_comes_with_all_others(project: Path) -> None:
     assert [fault.field for fault in caught.value.faults] == ["torch", "selftest.script", "selftest.levle"]
 
 
-def test_an_inherited_script_lies_beside_the_profile_that_names_it(project: Path) -> None:
+def test_an_inherited_script_is_in_the_folder_of_the_profile_that_names_it(project: Path) -> None:
     script(project, "base/profiles/smoke.py", "parent")
     write_profile(project / "base", asking(script="smoke.py"), "parent")
     write_profile(project, {"extends": "../base/profiles/parent.yaml"}, "child")
@@ -274,7 +274,7 @@ def test_an_inherited_script_lies_beside_the_profile_that_names_it(project: Path
     assert found.text == "parent"
 
 
-def test_what_is_added_is_no_content_of_the_lock(project: Path) -> None:
+def test_added_shapes_and_scripts_are_not_part_of_the_lock(project: Path) -> None:
     plain = plan_of(project, asking())
     script(project)
     added = plan_of(project, asking(script="smoke.py", shapes=[SHAPE]))

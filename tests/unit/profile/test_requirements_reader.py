@@ -77,7 +77,7 @@ def test_dependencies_that_are_named_in_another_way_are_a_fault(project: Path, t
     assert words in fault
 
 
-def test_a_project_without_dependencies_is_no_fault(project: Path) -> None:
+def test_a_project_without_dependencies_is_accepted(project: Path) -> None:
     assert faults_of(project / "pyproject.toml", '[project]\nname = "x"\n') == []
 
 

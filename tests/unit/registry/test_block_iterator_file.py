@@ -47,7 +47,7 @@ def test_all_of_it_comes_however_it_is_read(made: Callable[[], Blocks]) -> None:
 
 
 @pytest.mark.parametrize("packed", [gzip.compress(TEXT), zstandard.compress(TEXT)], ids=["gzip", "zstd"])
-def test_what_is_cut_off_is_no_end(packed: bytes) -> None:
+def test_truncated_data_is_not_the_end(packed: bytes) -> None:
     """Though all of the content was there: only the checksum of the last member or frame was not."""
     for whole in (packed, packed + packed):
         assert Unpacked(torn(whole)).read() in (TEXT, TEXT + TEXT)

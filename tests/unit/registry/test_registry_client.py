@@ -59,7 +59,7 @@ def test_references_are_read_as_docker_reads_them(text: str, parts: tuple[str, .
     ["", "http://r.io/a", "https://r.io/a", "r.io/A", "r.io/a:", "r.io/a@sha256:0", "r.io/a/../b", "r.io/a b", "r.io/",
      "r.io/a@md5:0", "r.io:99999999/a", "user@r.io/a", "r.io/" + "a" * 600, "r.io/a\n"],
 )  # fmt: skip
-def test_what_names_no_image_is_a_usage_error(text: str) -> None:
+def test_an_argument_that_names_no_image_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError):
         Reference.parse(text)
 
@@ -124,7 +124,7 @@ def test_a_giant_blob_is_not_read_to_its_end(registry: Registry) -> None:
     assert refused(caught) == "too-large"
 
 
-def test_what_the_registry_says_of_a_failure_is_told(registry: Registry) -> None:
+def test_the_error_message_of_the_registry_is_reported(registry: Registry) -> None:
     registry.refuse = ".*"
     with pytest.raises(NetworkError, match="500") as caught:
         repository(registry).manifest("v1")
@@ -229,7 +229,7 @@ def test_redirects_end(registry: Registry) -> None:
 
 
 @pytest.mark.parametrize("where", ["http://r.example/x", "ftp://r.example/x", "file:///etc/passwd", ""])
-def test_from_https_there_is_no_way_down(where: str) -> None:
+def test_https_never_falls_back_to_http(where: str) -> None:
     place = registry_http_and_auth.Access(
         "r.example", "https://r.example", registry_http_and_auth.registry_session(None)
     )
@@ -251,7 +251,7 @@ def test_a_registry_of_this_machine_leads_to_no_other_over_http(where: str) -> N
 
 
 @pytest.mark.parametrize("where", ["https://[", "//x:y/", "https://x:99999/", "//["])
-def test_a_redirect_to_what_is_no_address_is_refused(registry: Registry, where: str) -> None:
+def test_a_redirect_to_an_invalid_url_is_refused(registry: Registry, where: str) -> None:
     registry.lies["/v2/team/h20/manifests/v1"] = (302, {"Location": where}, b"")
     with pytest.raises(Refusal, match="invalid URL") as caught:
         repository(registry).manifest("v1")
@@ -267,7 +267,7 @@ def test_a_token_service_at_no_address_is_refused(realm: str) -> None:
         repository(registry).manifest("v1")
 
 
-def test_an_upload_to_what_is_no_address_is_refused(registry: Registry) -> None:
+def test_an_upload_to_an_invalid_url_is_refused(registry: Registry) -> None:
     registry.lies["/v2/team/h20/blobs/uploads/"] = (202, {"Location": "https://["}, b"")
     with pytest.raises(Refusal, match="invalid URL"):
         repository(registry).put_blob(b"x")
@@ -305,7 +305,7 @@ def test_netrc_is_not_looked_at(registry: Registry, tmp_path: Path, monkeypatch:
         ("127.0.0.1:5000", "localhost", False),
     ],
 )
-def test_who_may_have_a_registrys_credentials(registry: str, service: str, related: bool) -> None:
+def test_services_that_may_receive_credentials_of_a_registry(registry: str, service: str, related: bool) -> None:
     assert registry_http_and_auth.related(f"https://{registry}", f"https://{service}/token") is related
 
 
@@ -377,7 +377,7 @@ def test_an_interrupted_push_is_finished_by_the_next(
     assert registry.written() == []
 
 
-def test_what_others_put_there_stays(registry: Registry, signer: keys_and_signatures.Signer) -> None:
+def test_attestations_of_others_stay(registry: Registry, signer: keys_and_signatures.Signer) -> None:
     other = keys_and_signatures.private(keys_and_signatures.generate(SECRET)[0], "key")
     registry_attestations.publish(repository(registry), SUBJECT, WANTED[:1], other)
     registry_attestations.publish(repository(registry), SUBJECT, [("https://kind.example/c", b"{}")], None)

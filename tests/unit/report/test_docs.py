@@ -183,7 +183,7 @@ def test_an_unknown_profile_or_a_stale_lock_leaves_all_files_as_they_are(locked:
 
 
 @pytest.mark.parametrize(("name", "content"), [("nosuch.md", None), ("binary.md", b"\xff\xfe\x00")])
-def test_what_cannot_be_read_is_said(project: Path, name: str, content: bytes | None) -> None:
+def test_an_unreadable_file_is_reported(project: Path, name: str, content: bytes | None) -> None:
     if content:
         (project / name).write_bytes(content)
     done = envbuild("docs", name)

@@ -68,7 +68,7 @@ MANY = {"wrong": 20000, "count": 32768, "ratio": 40.0, "median": 3.0, "relative"
         ({**MANY, "ratio": "inf"}, "breakage", "wrong)"),
     ],
 )
-def test_rounding_precision_and_breakage_are_told_apart(figures: Document, kind: str, words: str) -> None:
+def test_rounding_precision_and_breakage_are_distinguished(figures: Document, kind: str, words: str) -> None:
     found = compared(changed(out_of_bound("fp32/linear.up", "teacher", **figures)))
     assert found.first is not None
     assert (found.verdict, found.first.op, found.first.name) == (kind, "fp32/linear.up", "teacher-forced")
@@ -89,14 +89,14 @@ def test_the_first_is_the_first_beyond_rounding_and_the_verdict_the_worst() -> N
     assert (found.verdict, found.first.op, found.first.kind) == ("breakage", "fp16/conv3d", "precision")
 
 
-def test_a_fault_that_both_have_is_told_of_both() -> None:
+def test_a_fault_in_both_is_reported_for_both() -> None:
     spoiled = changed(out_of_bound("fp16/mean", "teacher"))
     found = compared(spoiled, spoiled)
     assert found.first is not None
     assert (found.verdict, set(found.first.off)) == ("breakage", {"a", "b"})
 
 
-def test_what_is_wrong_on_golden_input_too_is_no_growth() -> None:
+def test_an_error_on_golden_input_too_is_not_growth() -> None:
     def change(document: Document) -> None:
         out_of_bound("fp32/softmax", "teacher")(document)
         out_of_bound("fp32/softmax", "free")(document)
@@ -174,7 +174,7 @@ def samples(*values: float, **more: object) -> Callable[[Document], None]:
         (samples(0.52, -1.03, 0.26, 0.97, dtype="bfloat16"), "breakage"),
     ],
 )
-def test_half_of_the_bits_must_agree_where_there_is_no_reference(change: Callable[[Document], None], kind: str) -> None:
+def test_half_of_the_bits_must_agree_without_a_reference(change: Callable[[Document], None], kind: str) -> None:
     found = compared(as_model(change), as_model())
     assert found.first is not None
     assert (found.verdict, found.first.op) == (kind, "fp32/linear.up")
@@ -208,7 +208,7 @@ def test_a_models_other_dtype_and_inputs_are_noted() -> None:
         (lambda d: [item.update(teacher=None, free=None) for item in d["ops"]], "no operation ran on both sides"),
     ],
 )
-def test_what_is_not_of_the_same_operations_is_refused(change: Callable[[Document], object], words: str) -> None:
+def test_fingerprints_of_different_operations_are_refused(change: Callable[[Document], object], words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
         compared(changed(change))
     assert caught.value.hint
@@ -217,7 +217,7 @@ def test_what_is_not_of_the_same_operations_is_refused(change: Callable[[Documen
 # the command
 
 
-def test_the_command_says_it_and_ends_with_0(tmp_path: Path) -> None:
+def test_diff_prints_the_verdict_and_exits_with_0(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.json"
     wrong.write_text(json.dumps(changed(out_of_bound("fp16/linear.up", "teacher"))), encoding="utf-8")
     done = envbuild("diff", str(NEW), str(wrong))
@@ -248,7 +248,7 @@ def test_the_document_has_all_of_it(tmp_path: Path) -> None:
     assert envbuild("diff", str(NEW), str(NEW), "--json").document["first"] is None
 
 
-def test_a_file_at_fault_is_3_and_two_that_do_not_fit_are_2(tmp_path: Path) -> None:
+def test_an_invalid_file_exits_with_3_and_incompatible_files_with_2(tmp_path: Path) -> None:
     bad, other = tmp_path / "bad.json", tmp_path / "other.json"
     bad.write_text('{"version": 1}\n', encoding="utf-8")
     other.write_text(json.dumps(changed(lambda d: d["ops"].pop())), encoding="utf-8")

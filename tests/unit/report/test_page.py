@@ -120,7 +120,7 @@ def test_a_page_that_asks_for_more_would_be_seen(browser: Browser, site: Site) -
     assert any("no" in line for line in browser.complaints())
 
 
-def test_what_slipped_into_a_page_would_neither_run_nor_be_fetched(browser: Browser, site: Site) -> None:
+def test_injected_content_of_a_page_neither_runs_nor_is_fetched(browser: Browser, site: Site) -> None:
     text = (site.folder / "cpu.html").read_text(encoding="utf-8")
     wanted = f"{site.address}/slipped.png"
     slipped = f"<script>document.title = 'run'</script><img src='{wanted}'><p id=s style='color:red'>x</p></main>"
@@ -324,7 +324,7 @@ def test_it_has_landmarks_headings_in_order_and_named_tables(browser: Browser, s
     assert not [name for kind, name in role if kind in ("image", "img", "graphics-document")]
 
 
-def test_state_is_never_told_by_colour_alone(browser: Browser, site: Site) -> None:
+def test_state_is_never_shown_by_colour_alone(browser: Browser, site: Site) -> None:
     browser.open(site.file("lab"))
     toned = "[...document.querySelectorAll('.good, .bad, .warn')]"
     assert browser.run(f"return {toned}.filter(one => !one.textContent.trim()).length") == 0

@@ -40,7 +40,7 @@ def test_a_thing_is_the_same_as_itself(project: Path) -> None:
         ({"layers": (*SIDE.layers, DiffLayer("three", "3", 5_000_000))}, "new in b: 5 MB in the engine"),
     ],
 )
-def test_what_differs_only_in_configuration_is_said_to(change: dict[str, Any], last: str) -> None:
+def test_a_difference_only_in_configuration_is_reported(change: dict[str, Any], last: str) -> None:
     a = replace(SIDE, id="sha256:0")
     found = profile_and_image_diff.compare_sides(a, replace(a, **{"name": "b", **change}))
     assert list(command._lines(found))[-1] == last
@@ -48,7 +48,7 @@ def test_what_differs_only_in_configuration_is_said_to(change: dict[str, Any], l
     assert found.document()["only_configuration"] is last.endswith("configuration")
 
 
-def test_each_kind_of_change_is_told() -> None:
+def test_each_kind_of_change_is_reported() -> None:
     b = replace(
         SIDE,
         name="b",
@@ -105,7 +105,7 @@ def test_h20_to_step_video_names_the_override_and_the_accepted_advisory(project:
     assert any(change["name"] == "nvidia-cublas-cu12" for change in diff["pins"])
 
 
-def test_what_a_base_image_takes_is_not_called_nothing(project: Path) -> None:
+def test_the_unknown_size_of_a_base_image_is_not_zero(project: Path) -> None:
     made = lock_for(plan_of(project, PROFILE))
     on_image = replace(made, suite=None, image=f"registry.example/cuda@sha256:{'1' * 64}", base=())
     found = profile_and_image_diff.compare_sides(
@@ -129,7 +129,7 @@ def test_nothing_in_an_image_reaches_the_terminal_but_text(project: Path, monkey
     assert "title" in done.stdout and done.stdout.replace("\n", "").isprintable()
 
 
-def test_what_is_not_there_is_said(project: Path) -> None:
+def test_a_missing_file_is_reported(project: Path) -> None:
     assert envbuild("diff", "h20", "nosuch").code == 3
     assert envbuild("diff", "h20", "nosuch.lock.yaml").code == 3
 

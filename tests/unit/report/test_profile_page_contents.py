@@ -70,7 +70,7 @@ def test_what_failed_says_which_probes(world: Path) -> None:
     assert "gemm.crash, gemm.accuracy" in status["reasons"][0]
 
 
-def test_a_fault_of_the_run_is_told(world: Path, project: Path) -> None:
+def test_a_fault_of_the_run_is_shown(world: Path, project: Path) -> None:
     outcome = pages.outcome("cpu")
     pages.prove(*pages.cpu(project), outcome, ("the container ran out of memory",), day=1)
     assert page("cpu")["status"]["state"] == "failed"
@@ -138,7 +138,7 @@ def test_a_lock_that_no_longer_fits_is_out_of_date(project: Path) -> None:
     )  # fmt: skip
 
 
-def test_the_pins_are_those_that_show_tells(world: Path) -> None:
+def test_the_pins_are_those_of_show(world: Path) -> None:
     shown = envbuild("show", "lab", "--json").document
     listed = {pin["name"]: (pin["version"], pin["reason"]) for pin in page("lab")["pins"]}
     assert listed == {
@@ -209,7 +209,7 @@ def test_the_same_evidence_gives_the_same_page(world: Path) -> None:
         (["show", "cpu", "--html", "."], 2),
     ],
 )
-def test_what_cannot_be_written_leaves_nothing(project: Path, arguments: list[str], code: int) -> None:
+def test_a_failed_write_leaves_nothing(project: Path, arguments: list[str], code: int) -> None:
     assert envbuild(*arguments).code == code
     assert not (project / "x.html").exists()
 

@@ -61,7 +61,7 @@ def test_a_figure_counts_as_many_checks_as_it_says(record: dict[str, Any], writt
     assert probe(measured(record), "conv").checks == len(figures) - 1 + counted
 
 
-def test_what_is_beyond_rounding_counts_and_what_is_not_an_error_does_not(record: dict[str, Any]) -> None:
+def test_errors_beyond_rounding_count_and_rounding_does_not(record: dict[str, Any]) -> None:
     figures = result(record, "conv")["figures"]
     for figure in figures:
         figure["beyond_rounding"] = 0.125
@@ -70,7 +70,7 @@ def test_what_is_beyond_rounding_counts_and_what_is_not_an_error_does_not(record
 
 
 @pytest.mark.parametrize("ratio", ["nan", "inf", "x", None, True, math.nan, math.inf, [1]])
-def test_a_ratio_that_is_no_number_is_infinite_never_within_its_bound(record: dict[str, Any], ratio: Any) -> None:
+def test_an_invalid_ratio_is_infinite_and_never_within_its_bound(record: dict[str, Any], ratio: Any) -> None:
     result(record, "conv")["figures"][3]["ratio"] = ratio
     assert probe(measured(record), "conv").shares[-1] == math.inf
 
@@ -82,7 +82,7 @@ def test_a_failure_names_the_advisory_that_it_is_the_signature_of(record: dict[s
     assert probe(run, "gemm.exact").known is None
 
 
-def test_speeds_stand_beside_the_datasheet_of_their_card(record: dict[str, Any]) -> None:
+def test_speeds_are_compared_with_the_datasheet_of_their_gpu(record: dict[str, Any]) -> None:
     speeds = {(item.index, item.name): item for item in measured(record).speeds}
     slow = speeds[2, "fp16"]
     assert (slow.reached, slow.promised, slow.floor) == (62.3, 148.0, 0.7)
@@ -91,7 +91,7 @@ def test_speeds_stand_beside_the_datasheet_of_their_card(record: dict[str, Any])
     assert (speeds[3, "copy"].promised, speeds[3, "copy"].floor) == (4000.0, 0.6)
 
 
-def test_what_was_sampled_of_each_operation_is_counted(record: dict[str, Any]) -> None:
+def test_sampled_cases_of_each_operation_are_counted(record: dict[str, Any]) -> None:
     assert (measured(record).coverage, measured(record).seed) == ((), None)
     record["start"]["seed"] = 12
     result(record, "conv")["traits"]["coverage"] = {

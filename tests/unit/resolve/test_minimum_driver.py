@@ -48,6 +48,6 @@ def test_a_driver_is_kept_as_nvidia_writes_it() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "v580", "580.", "580.65.06+x", "1.2.3.4.5"])
-def test_what_no_driver_is_called_is_refused(project: Path, text: str) -> None:
+def test_an_invalid_driver_version_is_refused(project: Path, text: str) -> None:
     with pytest.raises(ProfileError):
         source_of(project, {**CUDA12, "driver": {"minimum": text}})

@@ -120,14 +120,14 @@ def test_a_local_build_says_its_cuda_itself(project: Path) -> None:
         ({**OLD, "torch": "2.0.1", "variant": "devel"}, "variant", "CUDA 11.7 has no nvcc as wheels: give"),
     ],
 )
-def test_what_cannot_be_had_is_refused_with_the_way_out(
+def test_an_impossible_request_is_refused_with_a_remedy(
     project: Path, data: dict[str, Any], field: str, words: str
 ) -> None:
     found = refused(project, data)
     assert [field for field, message in found if words in message] == [field]
 
 
-def test_the_variant_is_another_lock(project: Path) -> None:
+def test_each_variant_has_its_own_lock(project: Path) -> None:
     runtime, devel = plan_of(project, NEW), plan_of(project, {**NEW, "variant": "devel"})
     before = lock_for(runtime)
     assert lock_for(devel).id != before.id
@@ -156,7 +156,7 @@ def test_with_them_an_older_driver_will_do(project: Path) -> None:
     assert wanted.at.field == "driver.compat"
 
 
-def test_they_are_no_part_of_the_loaders_path(project: Path) -> None:
+def test_compatibility_libraries_are_not_in_the_path_of_the_loader(project: Path) -> None:
     """What puts them there is the container toolkit, where the host's driver is older."""
     plan = plan_of(project, {**NEW, "driver": COMPAT_DRIVER})
     assert plan.environment == plan_of(project, NEW).environment
@@ -227,7 +227,7 @@ def test_one_that_is_left_out_asks_for_nothing(project: Path) -> None:
     assert plan.reasons["apex"].endswith("none: nobody needs it")
 
 
-def test_of_extensions_all_that_decides_is_a_wish_and_no_address(project: Path) -> None:
+def test_the_request_for_an_extension_has_its_content_without_its_address(project: Path) -> None:
     def requests(**change: Any) -> object:
         return plan_of(project, {**NEW, "extensions": [{**KERNELS, **change}]}).wishes["extensions"]
 
@@ -267,7 +267,7 @@ def test_a_profiles_own_compiler_comes_before_debians(project: Path) -> None:
     assert "CXX=ccache g++-13" in dockerfile_renderer.compiling(made.extensions[0], made.builder)
 
 
-def test_what_comes_from_debian_is_a_wish(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_from_debian_are_requests_of_the_plan(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = plan_of(project, PACKAGED).wishes["extensions"]
     (row,) = extension_compilers.debian("12.4")
     for change in ({"packages": ("nvcc",)}, {"components": ("main",)}, {"environment": {"CC": "gcc-12"}}):
@@ -285,7 +285,9 @@ def test_what_comes_from_debian_is_a_wish(project: Path, monkeypatch: pytest.Mon
         ({"variant": "devel"}, "the driver's libcuda"),
     ],
 )
-def test_where_debian_has_none_the_way_out_is_said(project: Path, change: dict[str, Any], words: str) -> None:
+def test_a_package_missing_in_debian_is_reported_with_a_remedy(
+    project: Path, change: dict[str, Any], words: str
+) -> None:
     assert [field for field, said in refused(project, {**PACKAGED, **change}) if words in said] == ["toolchain"]
 
 
@@ -307,6 +309,6 @@ def test_no_torch_is_offered_that_has_no_code_for_the_card(project: Path) -> Non
     assert not any("a torch of CUDA 12.4" in said for _, said in found)
 
 
-def test_who_names_no_toolchain_is_told_of_debians(project: Path) -> None:
+def test_a_profile_without_a_toolchain_gets_the_one_of_debian_suggested(project: Path) -> None:
     without = {key: value for key, value in PACKAGED.items() if key != "toolchain"}
     assert any("toolchain: debian, on trixie" in said for _, said in refused(project, without))

@@ -120,7 +120,7 @@ def test_every_pin_has_its_reason(project: Path) -> None:
         ({"base": {"image": IMAGE}, "apt": []}, {"base", "wheels", "apt", "environment"}),
     ],
 )
-def test_a_wish_belongs_to_one_part(project: Path, change: dict[str, Any], parts: set[str]) -> None:
+def test_a_profile_key_belongs_to_one_part_of_the_lock(project: Path, change: dict[str, Any], parts: set[str]) -> None:
     before = plan_of(project, PROFILE).wishes
     after = plan_of(project, {**PROFILE, **change}).wishes
     assert {part for part in before if before[part] != after[part]} == parts
@@ -131,7 +131,7 @@ def test_a_debian_package_may_have_a_plus_in_its_name(project: Path, name: str) 
     assert plan_of(project, {**PROFILE, "apt": [name]}).apt == (name,)
 
 
-def test_where_a_wish_stands_is_found_in_what_a_resolver_says(project: Path) -> None:
+def test_the_line_of_a_request_is_found_from_the_message_of_the_resolver(project: Path) -> None:
     plan = plan_of(project, {**PROFILE, "packages": ["numpy", "scipy>=1"], "apt": ["less"]})
     (fault,) = plan.faults("Because there is no version of scipy and you require it")
     assert (fault.file, fault.message) == ("profiles/sample.yaml", "scipy>=1")
@@ -201,14 +201,14 @@ def test_a_refused_package_is_named_at_its_own_line(project: Path) -> None:
     assert fault.message == "locked extra 3.1: own-fault: extra 3 eats data. extra older than 3 (site)"
 
 
-def test_a_warning_of_what_was_locked_is_told(project: Path) -> None:
+def test_a_warning_about_a_locked_version_is_reported(project: Path) -> None:
     plan = plan_of(project, {**HOPPER, "torch": "2.2.2", "gpus": ["a100"]})
     assert "numpy2-old-torch" not in states(plan.choice)
     assert states(plan_resolver.as_locked(plan, {"numpy": "2.4.6"}))["numpy2-old-torch"] == "warned"
     assert "numpy2-old-torch" not in states(plan_resolver.as_locked(plan, {"numpy": "1.26.4"}))
 
 
-def test_of_a_library_for_two_cudas_the_one_of_torchs_counts(project: Path) -> None:
+def test_a_library_for_two_cudas_counts_with_the_cuda_of_torch(project: Path) -> None:
     plan = plan_of(project, {**HOPPER, "torch": "2.7.1"})
     choice = plan_resolver.as_locked(plan, {"nvidia-cublas": "13.0.0.19", "nvidia-cublas-cu12": "12.6.4.1"})
     assert choice.situation.libraries["cublas"] == "12.6.4.1"
@@ -242,9 +242,7 @@ def test_a_pin_that_no_index_has_is_named_at_its_line(project: Path) -> None:
 
 
 @pytest.mark.parametrize(("transformers", "state"), [("4.57.6", "warned"), ("5.7.0", "warned"), ("5.8.0", None)])
-def test_apex_beside_a_transformers_that_puts_its_norm_into_t5(
-    transformers: str, state: str | None, project: Path
-) -> None:
+def test_apex_with_a_transformers_that_uses_its_norm_in_t5(transformers: str, state: str | None, project: Path) -> None:
     """Whichever a resolver chose: only the user knows if a T5 runs in fp16, so it warns with three workarounds."""
     apex = {"name": "apex", "git": "https://github.com/NVIDIA/apex", "commit": "c" * 40, "modules": ["amp_C"]}
     data = {**PROFILE, "packages": ["transformers>=4"], "torch": "2.11.0", "gpus": ["a100"]}

@@ -132,7 +132,7 @@ def test_a_gpu_is_looked_for_in_an_empty_image_which_goes_again(says: str, here:
     assert engine.gone == [engine.gone[0], f"{engine.gone[0]}:0"]
 
 
-def test_what_a_killed_look_for_the_card_left_is_swept() -> None:
+def test_leftovers_of_a_killed_gpu_search_are_swept() -> None:
     """Nothing of one that still runs, and no other name that the same image has."""
     gone: list[str] = []
     place, pid, started = docker_runner._owner().rsplit(":", 2)
@@ -193,7 +193,7 @@ def left_by(step: BaseException | None) -> pytest.ExceptionInfo[BaseException]:
     return caught
 
 
-def test_what_ended_the_selftest_is_told_first_and_a_container_that_is_left_below_it() -> None:
+def test_the_end_of_the_selftest_is_reported_before_a_container_that_is_left() -> None:
     aborted = requests.exceptions.ChunkedEncodingError("Connection broken: IncompleteRead(0 bytes read)")
     error = left_by(aborted).value
     assert isinstance(error, EngineError)
@@ -236,7 +236,7 @@ print(docker_runner._abandoned(f"{place}:{pid}:{owner}"), docker_runner._abandon
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="only root can be another user")
-def test_what_another_user_runs_is_not_abandoned_where_proc_hides_it() -> None:
+def test_a_process_hidden_in_proc_is_not_treated_as_gone() -> None:
     """Else two users of one engine would remove each other's containers, as soon as /proc has hidepid."""
     other = ["setpriv", "--reuid=41234", "--regid=41234", "--clear-groups"]
     path = {**os.environ, "PYTHONPATH": str(Path(envbuild.__file__).parents[1])}

@@ -35,7 +35,9 @@ def test_an_interpreter_is_found_by_path_or_in_its_environment(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("path", "words"), [(".", "is no environment"), ("no/such", "cannot be run as Python"), ("/bin/true", "as Python")]
 )
-def test_what_is_no_python_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, words: str) -> None:
+def test_a_path_that_is_not_a_python_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, words: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=words):
         host_runner.find_interpreter(path)
@@ -49,7 +51,7 @@ def test_lines_come_as_they_are_written_and_the_payload_as_a_file() -> None:
     assert (output.stdout, output.stderr, output.exit_code) == (b"one\nthe payload", "x\n", 5)
 
 
-def test_what_came_before_the_time_was_over_is_brought_back() -> None:
+def test_output_before_a_timeout_is_returned() -> None:
     """Both streams: where it hung stands in its last words."""
     code = "import sys, time; print('one', flush=True); print('hung here', file=sys.stderr, flush=True); time.sleep(60)"
     output = host_runner.run_on_host(Path(sys.executable), given(code, 3))
@@ -57,14 +59,14 @@ def test_what_came_before_the_time_was_over_is_brought_back() -> None:
     assert output.stderr == "hung here\n"
 
 
-def test_what_writes_too_much_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_writes_too_much_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_runner, "MAX_STDOUT", 1000)
     output = host_runner.run_on_host(Path(sys.executable), given("while True: print('x' * 99)"))
     assert (output.too_long, output.timed_out) == (True, False)
     assert len(output.stdout) == 1000
 
 
-def test_whatever_it_writes_is_gone() -> None:
+def test_its_files_are_removed() -> None:
     code = "import tempfile; print(tempfile.mkdtemp())"
     output = host_runner.run_on_host(Path(sys.executable), given(code))
     assert not Path(output.stdout.decode().strip()).exists()
@@ -136,7 +138,7 @@ def test_an_environment_that_is_not_as_locked_fails(locked: Lock, project: Path)
     assert (done.code, "nosuch is absent, locked is 1" in done.stderr) == (5, True)
 
 
-def test_a_python_without_torch_is_told_once(locked: Lock, tmp_path: Path) -> None:
+def test_a_python_without_torch_is_reported_once(locked: Lock, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     run([sys.executable, "-m", "venv", "--without-pip", bare], timeout=60)
     done = envbuild("test", "sample", "--python", str(bare))
@@ -145,7 +147,7 @@ def test_a_python_without_torch_is_told_once(locked: Lock, tmp_path: Path) -> No
     assert done.stderr.splitlines()[-1].endswith("No module named 'torch'")
 
 
-def test_what_the_profiles_script_prints_and_notes_is_shown(project: Path) -> None:
+def test_output_and_notes_of_the_profiles_script_are_shown(project: Path) -> None:
     (project / "tests").mkdir()
     (project / "tests" / "smoke.py").write_text("print('loss \\x1b[2J nan'); fail('a note'); raise ValueError('late')")
     lock_of_this_python(project, selftest={"script": "../tests/smoke.py"})
@@ -159,7 +161,7 @@ def test_what_the_profiles_script_prints_and_notes_is_shown(project: Path) -> No
     assert result["detail"].startswith("a note\n")
 
 
-def test_a_script_that_is_left_out_is_told(project: Path) -> None:
+def test_a_script_that_is_left_out_is_reported(project: Path) -> None:
     (project / "tests").mkdir()
     (project / "tests" / "smoke.py").write_text("raise AssertionError('it ran')", encoding="utf-8")
     lock_of_this_python(project, selftest={"script": "../tests/smoke.py"})

@@ -135,7 +135,7 @@ def test_without_torch_it_says_so(project: Path, tmp_path: Path) -> None:
         ("raise OSError('libcudart.so.12: cannot open shared object file')", "libcudart.so.12: cannot open"),
     ],
 )
-def test_a_torch_that_is_broken_is_not_told_as_none(project: Path, tmp_path: Path, text: str, why: str) -> None:
+def test_a_broken_torch_is_not_reported_as_missing(project: Path, tmp_path: Path, text: str, why: str) -> None:
     """Its Python imports a stray torch.py next to the file."""
     file = tmp_path / "check.py"
     file.write_text(rendered(project), encoding="utf-8")
@@ -146,7 +146,7 @@ def test_a_torch_that_is_broken_is_not_told_as_none(project: Path, tmp_path: Pat
     assert why in done.stderr and f"(torch is here and broken: {stray})" in done.stderr
 
 
-def test_a_torch_without_gpu_code_is_told_in_a_few_lines(project: Path, tmp_path: Path) -> None:
+def test_a_torch_without_gpu_code_is_reported_in_a_few_lines(project: Path, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     if torch.version.cuda or torch.version.hip:
         pytest.skip("this torch has GPU code")
@@ -182,7 +182,7 @@ def test_another_version_than_locked_fails_with_its_remedy(project: Path) -> Non
     )
 
 
-def test_the_command_tells_what_it_wrote(project: Path) -> None:
+def test_the_command_prints_what_it_wrote(project: Path) -> None:
     made = lock_of_this_python(project)
     document = envbuild("export", "check", "sample", "--json").document
     assert (document["profile"], document["lock"], document["file"]) == ("sample", made.id, "check-sample.py")
@@ -200,7 +200,7 @@ def test_the_command_tells_what_it_wrote(project: Path) -> None:
         (["sample", "-o", "profiles/sample.yaml/x"], 6),
     ],
 )
-def test_what_cannot_be_exported(project: Path, arguments: list[str], code: int) -> None:
+def test_missing_files_for_an_export_are_errors(project: Path, arguments: list[str], code: int) -> None:
     lock_of_this_python(project)
     if code == 8:
         (project / "profiles" / "sample.lock.yaml").unlink()

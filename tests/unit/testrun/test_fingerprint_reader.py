@@ -39,7 +39,7 @@ def test_numbers_that_json_has_not_come_back() -> None:
     assert math.isnan(samples[0]) and samples[1:] == [math.inf, -math.inf, 1.5]
 
 
-def test_what_goes_to_a_terminal_has_no_escape_sequences() -> None:
+def test_output_to_a_terminal_has_no_escape_sequences() -> None:
     def spoil(document: Document) -> None:
         document["machine"]["gpu"] = {"name": "A\x1b[2J", "compute_capability": "8.0", "sms": 1, "driver": None}
 
@@ -69,7 +69,7 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
 
 
 @pytest.mark.parametrize("name", SPOILED)
-def test_a_fault_is_told_with_its_line_and_field(tmp_path: Path, name: str) -> None:
+def test_a_fault_is_reported_with_its_line_and_field(tmp_path: Path, name: str) -> None:
     spoil, field = SPOILED[name]
     file = tmp_path / "x.json"
     file.write_text(json.dumps(changed(spoil), indent=1, sort_keys=True), encoding="utf-8")
@@ -99,7 +99,7 @@ def test_no_file_brings_a_traceback(tmp_path: Path, content: bytes) -> None:
         fingerprint_reader.read(file)
 
 
-def test_a_file_that_is_not_there_or_a_folder_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_reported(tmp_path: Path) -> None:
     for file in (tmp_path / "none.json", tmp_path):
         with pytest.raises(FingerprintError, match="cannot be read"):
             fingerprint_reader.read(file)
@@ -113,7 +113,7 @@ def test_a_file_that_is_too_large_is_not_read_whole(tmp_path: Path, monkeypatch:
         fingerprint_reader.read(Path("/dev/zero"))
 
 
-def test_of_many_faults_the_first_are_told(tmp_path: Path) -> None:
+def test_the_first_of_many_faults_are_reported(tmp_path: Path) -> None:
     def spoil(document: Document) -> None:
         for found in document["ops"][:25]:
             found.update(shape=[-1], exact=5)
@@ -157,13 +157,13 @@ def test_a_runs_fingerprint_is_the_file_that_it_becomes(tmp_path: Path) -> None:
     assert fingerprint_reader.text_of(run) == NEW.read_text(encoding="utf-8")
 
 
-def test_a_run_without_one_says_so() -> None:
+def test_a_run_without_a_fingerprint_is_reported() -> None:
     with pytest.raises(CheckFailed, match="came to no fingerprint"):
         fingerprint_reader.text_of(judged(lines(documents())))
 
 
 @pytest.mark.parametrize("name", SPOILED)
-def test_what_a_run_forged_is_not_kept(name: str) -> None:
+def test_forged_fingerprints_are_not_kept(name: str) -> None:
     run = run_with(changed(SPOILED[name][0]), probe("env.libs"))
     with pytest.raises(CheckFailed, match="is not as it should be"):
         fingerprint_reader.text_of(run)

@@ -73,7 +73,7 @@ def test_a_case_for_each_probe() -> None:
     assert testcases["train.step"][0].attrib == {"message": "skipped: why"}
 
 
-def test_what_a_script_printed_is_the_output_of_its_case() -> None:
+def test_script_output_is_the_output_of_its_case() -> None:
     found = cases(suite(passed_run(probe("own.script", output="one\x1b[2J"), probe("env.libs"))))
     (said,) = found["own.script"]
     assert (said.tag, said.text) == ("system-out", "one\ufffd[2J")

@@ -39,7 +39,7 @@ def test_a_node_on_which_it_failed_is_named(bad: int) -> None:
     assert f"node {bad}: died" in run.failures()[0].detail
 
 
-def test_a_node_that_could_not_is_no_proof() -> None:
+def test_a_node_that_could_not_run_is_not_proof() -> None:
     run = judged((0, said()), (0, said("skipped", reason="1 of 8 GPUs visible")))
     assert not run.passed and run.skipped_required == ("dist.nodes",)
 
@@ -50,7 +50,7 @@ def test_output_of_a_node_that_is_not_whole_is_an_error(other: bytes) -> None:
     assert not run.passed and all(error.startswith("node 1: ") for error in run.errors) and run.errors
 
 
-def test_only_the_node_that_did_not_end_is_told_as_late() -> None:
+def test_only_the_node_that_did_not_end_is_reported_as_late() -> None:
     late = said().rpartition(b"ENVBUILD")[0]
     sizes = ((0, len(said())), (124, len(late)))
     output = RawOutput(said() + late, "", None, 60.0, timed_out=True, parts=sizes, where=WHERE)
@@ -59,7 +59,7 @@ def test_only_the_node_that_did_not_end_is_told_as_late() -> None:
     assert all(error.startswith("node 1: ") for error in run.errors), run.errors
 
 
-def test_a_container_on_one_of_them_that_was_short_of_memory_is_told() -> None:
+def test_a_container_that_ran_out_of_memory_on_one_node_is_reported() -> None:
     """The way out is the profile's selftest.memory_gb."""
     alone = output_judge.judge_output(RawOutput(b"".join(lines(documents(probe("env.libs")))), "", 0, 4.0), NONCE, ())
     ended = RawOutput(said(), "", 137, 3.0, out_of_memory=True, parts=((0, len(said())), (137, 0)))
@@ -67,7 +67,7 @@ def test_a_container_on_one_of_them_that_was_short_of_memory_is_told() -> None:
     assert run.out_of_memory and not run.passed
 
 
-def test_no_node_is_no_pass() -> None:
+def test_a_run_without_nodes_does_not_pass() -> None:
     assert not judged().passed
 
 

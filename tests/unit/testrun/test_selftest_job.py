@@ -35,7 +35,7 @@ def test_a_whole_run_passes() -> None:
     assert run.environment["libraries"] == []
 
 
-def test_other_output_between_the_frames_is_no_fault() -> None:
+def test_other_output_between_the_frames_is_ignored() -> None:
     found = [part for frame in lines(documents()) for part in (frame, b"a warning of torch\n", b"\xff\xfe\n", b"\n")]
     assert judged(found, NAMES).passed
 
@@ -169,7 +169,7 @@ def test_a_spoiled_output_never_passes_and_says_why(case: str) -> None:
 
 
 @pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
-def test_a_number_that_is_none_is_refused(number: bytes) -> None:
+def test_an_invalid_number_is_refused(number: bytes) -> None:
     found = lines(documents())
     content = json.dumps(probe("env.libs")).encode().replace(b"0.25", number)
     assert not judged([found[0], line(content, 1), *found[2:]]).passed
@@ -239,13 +239,13 @@ def test_a_run_that_was_stopped_after_its_last_probe_names_none() -> None:
         [["a"]],
     ],
 )
-def test_a_run_that_was_stopped_may_have_said_anything(probes: object) -> None:
+def test_a_stopped_run_may_have_printed_anything(probes: object) -> None:
     """An image's output is not trusted, when its time is over as little as before."""
     start = {**documents()[0], "probes": probes}
     refused(judged(lines([start]), **STOPPED), "the self-test was stopped after 900 s")
 
 
-def test_a_required_probe_that_was_skipped_is_no_failure_and_is_told() -> None:
+def test_a_skipped_required_probe_is_reported_and_not_as_a_failure() -> None:
     found = lines(documents(probe("env.libs"), probe("gemm.crash", "skipped"), probe("train.step", "skipped")))
     run = judged(found, ["env.libs", "gemm.crash"])
     assert run.passed
@@ -273,12 +273,12 @@ def test_skipped_is_not_passed() -> None:
     assert run.summary()["skipped"] == 1
 
 
-def test_each_fault_is_said_once() -> None:
+def test_each_fault_is_reported_once() -> None:
     run = judged([b"ENVBUILD bad\n"] * 1000)
     assert len(run.errors) == 2
 
 
-def test_where_nothing_came_at_all_only_its_end_is_told() -> None:
+def test_a_run_without_output_has_only_its_end_reported() -> None:
     run = judged(b"", ["env.libs"], exit_code=1, stderr="no python")
     refused(run, "exit code 1: no python")
     assert len(run.errors) == 1
@@ -312,7 +312,7 @@ SHAPES = (Shape(m=2, k=3, n=4, dtype="bf16", bias=True),)
 SCRIPT = Script("../smoke.py", "print('hello')\n")
 
 
-def test_what_a_profile_adds_travels_with_the_job() -> None:
+def test_additions_of_a_profile_are_part_of_the_job() -> None:
     assert document_of(selftest_job.make_job("x", SelfTest(), {}, "3.11"))["own"] == {"shapes": [], "script": None}
     document = document_of(selftest_job.make_job("x", SelfTest(shapes=SHAPES, script=SCRIPT), {}, "3.11"))
     shape = {"m": 2, "k": 3, "n": 4, "dtype": "bf16", "layout": "nn", "bias": True}
@@ -349,7 +349,7 @@ def test_a_script_that_is_brought_must_pass() -> None:
     ]
 
 
-def test_what_a_profile_asks_by_degrees_is_in_the_job_and_in_what_a_proof_needs() -> None:
+def test_performance_requirements_are_in_the_job_and_in_the_proof() -> None:
     wanted = SelfTest.model_validate({"floor": {"gemm": 0.6}, "burn_seconds": 20, "level": "full"})
     document: Any = selftest_job.document(wanted, {}, "3.11", ())
     assert (document["floors"], document["burn_seconds"]) == ({"gemm": 0.6}, 20)
@@ -423,7 +423,7 @@ def test_a_gpu_is_asked_who_it_is_before_all_else(cards: tuple[str, ...]) -> Non
         ),
     ],
 )
-def test_what_is_asked_for_is_all_that_must_pass(
+def test_only_the_requested_probes_must_pass(
     asked: selftest_job.RunRequest, level: str, probes: list[str] | None, require: list[str]
 ) -> None:
     wanted = SelfTest(level="standard", require=("env.libs", "train.step"))
@@ -466,7 +466,7 @@ def test_the_id_is_of_the_sources(tmp_path: Any, monkeypatch: pytest.MonkeyPatch
     selftest_job.selftest_id.cache_clear()
 
 
-def test_an_image_s_last_words_are_no_escape_sequences() -> None:
+def test_the_last_output_of_an_image_has_no_escape_sequences() -> None:
     run = judged(b"", exit_code=1, stderr="Traceback\n\x1b[2Jgone")
     assert run.errors[0] == "the self-test ended with exit code 1: \N{REPLACEMENT CHARACTER}[2Jgone"
 

@@ -103,7 +103,7 @@ def test_which_words_are_a_full_disk(said: str, full: bool) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("arguments", [("show",), ("show", "--json"), ("--help",), ("export", "schema")])
-def test_an_answer_that_cannot_be_written_is_no_traceback(project: Path, arguments: tuple[str, ...]) -> None:
+def test_output_that_cannot_be_written_causes_no_traceback(project: Path, arguments: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([sys.executable, "-m", "envbuild", *arguments], stdout=full, stderr=subprocess.PIPE)
     said = done.stderr.decode()
@@ -112,7 +112,7 @@ def test_an_answer_that_cannot_be_written_is_no_traceback(project: Path, argumen
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="this system has no /dev/full")
-def test_an_error_that_nobody_can_be_told_keeps_its_exit_code(project: Path) -> None:
+def test_an_error_that_cannot_be_printed_keeps_its_exit_code(project: Path) -> None:
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "envbuild", "show", "absent", "--json"]
         assert subprocess.run(command, stdout=full, stderr=full).returncode == envbuild("show", "absent").code != 0

@@ -47,7 +47,7 @@ def test_a_megabyte_goes_in_and_comes_out() -> None:
     assert run(["cat"], stdin=text, timeout=20).stdout == text
 
 
-def test_a_child_that_reads_nothing_is_no_error() -> None:
+def test_a_child_that_reads_nothing_is_accepted() -> None:
     assert run(["true"], stdin="x" * 1_000_000, timeout=20).code == 0
 
 
@@ -96,7 +96,7 @@ def test_the_environment_is_added_to() -> None:
     assert done.stdout.split() == ["yes", os.environ["HOME"]]
 
 
-def test_bytes_that_are_no_text_do_not_stop_it() -> None:
+def test_bytes_that_are_not_text_do_not_stop_it() -> None:
     assert run(["sh", "-c", r"printf '\377\n'"]).stdout == "\N{REPLACEMENT CHARACTER}\n"
 
 
@@ -127,7 +127,7 @@ def test_a_time_out_ends_the_whole_group(tmp_path: Path) -> None:
     assert gone(tmp_path / "pid")
 
 
-def test_what_was_written_before_a_time_out_comes_with_it() -> None:
+def test_output_before_a_timeout_is_reported_with_it() -> None:
     with pytest.raises(ProcessTimeout) as caught:
         run(["sh", "-c", "echo out; echo err >&2; sleep 60"], timeout=1)
     assert (caught.value.done.stdout, caught.value.done.stderr) == ("out\n", "err\n")
@@ -179,7 +179,7 @@ def test_a_child_left_in_the_background_is_waited_for_a_moment_and_ended(
     assert gone(tmp_path / "pid")
 
 
-def test_what_is_left_of_the_group_is_ended_though_it_holds_no_pipe(tmp_path: Path) -> None:
+def test_remaining_processes_of_the_group_are_ended_without_a_pipe(tmp_path: Path) -> None:
     quiet = f"sh -c 'echo $$ >{tmp_path}/pid; exec sleep 60' </dev/null >/dev/null 2>&1 &"
     run(["sh", "-c", f"{quiet} until test -s {tmp_path}/pid; do sleep 0.01; done"], timeout=20)
     assert gone(tmp_path / "pid")
@@ -249,7 +249,7 @@ def test_another_thread_stops_a_program_which_may_clean_up(tmp_path: Path) -> No
     assert [(done.code, done.stdout) for done in lines] == [(130, "cleaned\n")]
 
 
-def test_what_does_not_end_when_it_is_stopped_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ignores_the_stop_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_processes, "_LONG_GRACE_SECONDS", 0.1)
     stop, ready, codes = Stop(), threading.Event(), []
     deaf = ["sh", "-c", "trap '' TERM; echo >&2; while :; do sleep 0.1; done"]

@@ -70,11 +70,11 @@ def test_every_runner_that_an_option_names_can_be_set(name: str) -> None:
         "a: " + "[" * 600,  # deeper than Python goes
     ],
 )
-def test_a_file_at_fault_is_named(text: str) -> None:
+def test_an_invalid_file_is_named(text: str) -> None:
     refused(text)
 
 
-def test_what_is_not_utf8_is_named_with_its_line() -> None:
+def test_invalid_utf8_is_reported_with_its_line() -> None:
     configure("")
     user_folders.config_file().write_bytes(b"# a\non: \xff\n")
     settings.settings_document.cache_clear()
@@ -105,7 +105,7 @@ def test_doctor_reads_them_whole() -> None:
     ]
 
 
-def test_doctor_tells_a_file_at_fault_and_fails(project: Path) -> None:
+def test_doctor_reports_an_invalid_file_and_fails(project: Path) -> None:
     configure("debian_miror: x\narchives: 1\n")
     done = envbuild("doctor", "--json")
     assert done.code == 5
@@ -175,7 +175,7 @@ def test_a_fault_of_a_section_alone_leaves_the_other_settings_as_they_are() -> N
         ("Foo/bar", False), ("foo.example/Bar", False), ("/x", False), ("foo.example:x/y", False),
     ],
 )  # fmt: skip
-def test_what_a_registry_may_be_called_is_what_a_push_takes(value: str, good: bool) -> None:
+def test_settings_and_push_accept_the_same_registry_names(value: str, good: bool) -> None:
     assert bool(re.fullmatch(REGISTRY[0], value)) is good
     try:
         assert registry_push.parse_repository(value) and good
@@ -184,7 +184,7 @@ def test_what_a_registry_may_be_called_is_what_a_push_takes(value: str, good: bo
 
 
 @pytest.mark.parametrize("arguments", [[], ["cpu"]])
-def test_show_answers_and_tells_that_the_settings_are_at_fault(arguments: list[str]) -> None:
+def test_show_answers_and_reports_invalid_settings(arguments: list[str]) -> None:
     configure("debian_miror: x\n")
     done = envbuild("show", *arguments)
     assert (done.code, "cpu" in done.stdout) == (0, True)

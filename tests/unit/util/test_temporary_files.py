@@ -78,14 +78,14 @@ def test_an_interrupted_command_leaves_nothing(
     assert (working.wait(60), list(temporary.iterdir())) == (130, [])
 
 
-def test_what_a_killed_one_left_goes_with_the_next(working: subprocess.Popen[str], temporary: Path) -> None:
+def test_leftovers_of_a_killed_run_are_removed_by_the_next(working: subprocess.Popen[str], temporary: Path) -> None:
     (left,) = killed(working, temporary)
     with temporary_files.folder("base") as folder:
         assert list(temporary.iterdir()) == [folder] and folder != left
     assert list(temporary.iterdir()) == []
 
 
-def test_prune_tells_and_removes_it(working: subprocess.Popen[str], temporary: Path) -> None:
+def test_prune_reports_and_removes_it(working: subprocess.Popen[str], temporary: Path) -> None:
     assert list(image_and_cache_pruning.temporary()) == []
     (left,) = killed(working, temporary)
     (found,) = image_and_cache_pruning.temporary()
@@ -94,7 +94,7 @@ def test_prune_tells_and_removes_it(working: subprocess.Popen[str], temporary: P
     assert list(temporary.iterdir()) == []
 
 
-def test_what_is_in_use_or_not_ours_stays(working: subprocess.Popen[str], temporary: Path) -> None:
+def test_files_in_use_or_of_others_stay(working: subprocess.Popen[str], temporary: Path) -> None:
     (temporary / "envbuild-tmp-file").write_text("", encoding="utf-8")
     (temporary / "envbuild-tmp-link").symlink_to(temporary.parent)
     (temporary / "envbuild-other").mkdir()

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from envbuild.util.thread_safe_cache import thread_safe_cache
 
 
-def test_what_several_ask_for_at_once_is_found_once_for_each_key() -> None:
+def test_concurrent_requests_compute_each_key_once() -> None:
     asked: list[int] = []
 
     @thread_safe_cache

@@ -63,12 +63,12 @@ def test_a_value_that_does_not_fit_its_tag_is_a_fault(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "plain\n", "42\n", "null\n", "[{a: 1}]\n"])
-def test_what_is_not_a_mapping_is_refused(text: str) -> None:
+def test_a_value_that_is_not_a_mapping_is_refused(text: str) -> None:
     assert "not a mapping" in refused(text).message
 
 
 @pytest.mark.parametrize("text", ["", "\n", "# only a comment\n", "---\n"])
-def test_an_empty_file_is_told_as_one(text: str) -> None:
+def test_an_empty_file_is_reported_as_empty(text: str) -> None:
     assert refused(text).message == "p.yaml is empty"
     assert yaml_document.parse(text, "p.yaml", empty=True).data == {}
 
@@ -81,7 +81,7 @@ def test_whole_numbers_are_decimal() -> None:
 @pytest.mark.parametrize(
     "text", ["a: 1\n--- \nb: 2\n", "a: \x00\n", "a: \x07\n", "a: \ufffe\n", 'a: "\\ud800"\n', "\0"]
 )
-def test_what_is_not_one_document_of_text_is_refused(text: str) -> None:
+def test_anything_but_one_text_document_is_refused(text: str) -> None:
     assert "not valid YAML" in refused(text).message
 
 
@@ -120,7 +120,7 @@ def test_the_largest_file_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", ["nothing", "folder"])
-def test_what_cannot_be_opened_is_an_error_of_the_kind_asked_for(tmp_path: Path, make: str) -> None:
+def test_a_file_that_cannot_be_opened_raises_the_requested_error(tmp_path: Path, make: str) -> None:
     file = tmp_path / "p.yaml"
     if make == "folder":
         file.mkdir()
@@ -178,7 +178,7 @@ def test_a_path_is_shown_relative_to_the_working_folder(tmp_path: Path, monkeypa
     assert yaml_document.display(tmp_path.parent / "a.yaml") == str(tmp_path.parent / "a.yaml")
 
 
-def test_what_is_left_out_takes_its_list_or_the_mapping_that_lacks_it_along() -> None:
+def test_removing_a_value_also_removes_its_list_or_mapping() -> None:
     doc = yaml_document.parse("a: {b: 1, c: {d: 2}}\ne: [1, 2]\nf: 3\n", "p.yaml")
     assert yaml_document.without(doc, [("a", "b"), ("e", 1), ("nosuch",)]).data == {"a": {"c": {"d": 2}}, "f": 3}
     assert yaml_document.without(doc, [("a", "c", "missing"), ("e", 0, "x")]).data == {"a": {"b": 1}, "f": 3}

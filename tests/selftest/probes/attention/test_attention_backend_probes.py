@@ -61,7 +61,7 @@ def test_the_sampled_queries_hold_the_ends_and_are_few(length: int) -> None:
     assert len(places) == length if length <= attention_backend_probes.SHORT else len(places) < 100
 
 
-def test_what_is_not_finite_is_found_in_every_query_at_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_that_are_not_finite_are_found_in_every_query(monkeypatch: pytest.MonkeyPatch) -> None:
     place = next(i for i in range(LENGTH) if i not in attention_backend_probes.sampled_queries(LENGTH).tolist())
 
     def spoiled(q: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:

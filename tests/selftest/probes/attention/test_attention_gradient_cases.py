@@ -40,7 +40,7 @@ def test_the_reference_is_autograds_in_float64(case: GradientCase) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_what_backends_share_is_the_reference(case: GradientCase) -> None:
+def test_the_common_result_of_backends_is_the_reference(case: GradientCase) -> None:
     given = gradient_inputs(case)
     wanted = exact_gradients(case, given)
     for found in (shared(case, given), shared(case, given)):

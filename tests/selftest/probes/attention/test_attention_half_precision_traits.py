@@ -113,13 +113,13 @@ def test_scores_added_up_in_half_are_seen_whatever_the_order(dtype: torch.dtype,
     assert found["accumulates_in_half"][name] == ["scores"]  # type: ignore[index]
 
 
-def test_what_no_kernel_takes_is_left_out() -> None:
+def test_inputs_that_no_kernel_supports_are_left_out() -> None:
     context = Context(JobDocument(nonce="0" * 32))
     attention_half_precision_traits.report_traits(context, lambda q, k, v: None, Attention())
     assert context.traits == {"right_beyond_fp16": {}, "accumulates_in_half": {}}
 
 
-def test_an_upcast_that_cures_nothing_is_not_noted() -> None:
+def test_an_upcast_that_does_not_help_is_not_noted() -> None:
     context = Context(JobDocument(nonce="0" * 32))
     nan = torch.full(
         (

@@ -81,7 +81,7 @@ def test_filters_together_use_every_weight(case: Convolution) -> None:
     assert used.mean() == 1 or (case in (SMALL[6], WIDE[1]) and used.flatten(1).mean(dim=1).min() > 0.5)
 
 
-def test_of_many_channels_some_are_compared() -> None:
+def test_some_of_many_channels_are_compared() -> None:
     wide = WIDE[0].channels
     assert WIDE[0].out > CHECKED and 16 <= len(wide) <= 18 and {0, WIDE[0].out - 1} <= set(wide)
     assert all(case.channels == list(range(case.out)) for case in SMALL)
@@ -168,7 +168,7 @@ LEGITIMATE = {
 
 
 @pytest.mark.parametrize("kernel", LEGITIMATE.values(), ids=LEGITIMATE)
-def test_sums_in_half_are_told_on_a_gpu_and_no_fault(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
+def test_sums_in_half_on_a_gpu_are_reported_and_not_a_fault(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
     found = on_a_card(monkeypatch, kernel)
     assert found.faults == []
     assert f"conv{PLAIN.name} uniform" in found.traits["accumulates_in_half"]
@@ -191,7 +191,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("kernel", WRONG.values(), ids=WRONG)
-def test_what_is_wrong_is_found_in_half_precision_too(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
+def test_wrong_results_are_found_in_half_precision_too(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
     assert on_a_card(monkeypatch, kernel).faults
 
 

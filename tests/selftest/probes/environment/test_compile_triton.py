@@ -55,7 +55,9 @@ def test_a_torch_that_cannot_compile_on_this_python_is_a_skip(monkeypatch: pytes
         compile_triton.compile_triton(Context(JobDocument("0" * 32)))
 
 
-def test_what_triton_built_is_not_torch_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_files_built_by_triton_are_not_counted_for_torch_compile(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "scale.cubin").touch()
     monkeypatch.setattr(compile_triton.tempfile, "TemporaryDirectory", lambda: contextlib.nullcontext(str(tmp_path)))
     monkeypatch.setattr(torch, "compile", lambda function: function)
@@ -82,7 +84,7 @@ def test_what_triton_built_is_not_torch_compiles(monkeypatch: pytest.MonkeyPatch
         ("", "no message"),
     ],
 )
-def test_the_line_that_tells_is_found(text: str, line: str) -> None:
+def test_the_line_with_the_error_is_found(text: str, line: str) -> None:
     assert compile_triton.error_line(RuntimeError(text)).startswith(f"RuntimeError: {line}")
 
 

@@ -42,14 +42,14 @@ def test_a_card_with_code_passes(seeds: dict[str, Frame]) -> None:
         ("image", "exp fails where nothing may be compiled at run time: RuntimeError: CUDA error: no kernel image"),
     ],
 )
-def test_what_has_no_code_is_named(seeds: dict[str, Frame], seed: str, words: str) -> None:
+def test_a_missing_architecture_is_named(seeds: dict[str, Frame], seed: str, words: str) -> None:
     result = seeds[seed]
     assert (result["status"], result["failure"]) == ("failed", "mismatch")
     assert words in result["reason"], result["reason"]
     assert [advisory.id for advisory in database.advisories() if advisory.matches(result)] == ARCH.get(seed, [])
 
 
-def test_a_driver_that_dies_when_it_is_asked_for_the_cards_is_told(seeds: dict[str, Frame]) -> None:
+def test_a_driver_that_dies_while_it_lists_the_gpus_is_reported(seeds: dict[str, Frame]) -> None:
     result = seeds["unasked"]
     assert (result["status"], result["failure"]) == ("failed", "exception")
     assert result["reason"] == "the cards cannot be asked: the process died of SIGSEGV"

@@ -54,7 +54,7 @@ FITS = DriverVersions("550.54.15", "550.54.15", (12, 4))
         (DriverVersions("99.9", None, (9, 0)), "9.0", {"cuda": "384.81"}, ("driver 99.9 is older than 384.81",)),
     ],
 )  # fmt: skip
-def test_what_is_too_old_is_said(
+def test_an_outdated_driver_is_reported(
     found: DriverVersions, cuda: "str | None", minimum: dict[str, str], words: Any
 ) -> None:
     messages = list(driver_faults(found, cuda, minimum))

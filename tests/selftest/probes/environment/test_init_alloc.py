@@ -43,7 +43,7 @@ def test_every_process_holds_the_same_share_whoever_is_first(monkeypatch: pytest
     assert [(ending.failure, ending.told["held"]) for ending in endings] == [(None, FREE // 4)] * 4
 
 
-def test_who_dies_before_the_gates_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_dies_early_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     ones = torch.ones
 
     def start(*args: Any, **options: Any) -> torch.Tensor:
@@ -59,7 +59,7 @@ def test_who_dies_before_the_gates_keeps_nobody_waiting(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(("errors", "worst"), [((0.0, 1.0, 100.0), 100.0), ((0.0, 2.0, None, 100.0), math.nan)])
-def test_the_largest_error_of_the_processes_is_told(
+def test_the_largest_error_of_the_processes_is_reported(
     monkeypatch: pytest.MonkeyPatch, errors: "tuple[float | None, ...]", worst: float
 ) -> None:
     """A process that reported nothing counts as NaN, which is the worst error."""
@@ -94,7 +94,7 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]:
         ("unanswered", None, "NVML does not tell its compute mode: another process"),
     ],
 )
-def test_a_card_that_is_kept_from_us_is_no_bad_library(
+def test_an_inaccessible_gpu_is_not_a_bad_library(
     seeds: dict[str, Frame], seed: str, mode: "str | None", words: str
 ) -> None:
     frame = seeds[seed]

@@ -25,7 +25,7 @@ def test_the_sums_are_the_products(most: int) -> None:
 
 
 @pytest.mark.parametrize("most", MOST)
-def test_the_factors_are_dense_and_no_row_is_another(most: int) -> None:
+def test_the_factors_are_dense_and_all_rows_differ(most: int) -> None:
     given = burn.problem(1024, most)
     for factor in (given.a, given.b):
         assert factor.abs().unique().tolist() == list(range(1, most + 1))
@@ -76,7 +76,7 @@ def test_an_accumulator_of_fewer_bits_would_be_seen() -> None:
         ((12, 0), "fp16 bf16 int8 fp8 tf32 fp32"),
     ],
 )
-def test_what_a_device_is_asked_for(capability: tuple[int, int], names: str) -> None:
+def test_the_precisions_of_a_device(capability: tuple[int, int], names: str) -> None:
     expected = [name for name in names.split() if name != "fp8" or hasattr(torch, "float8_e4m3fn")]
     assert [precision.name for precision in burn.precisions(capability)] == expected
 

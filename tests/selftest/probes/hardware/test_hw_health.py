@@ -64,11 +64,11 @@ def test_a_gpu_whose_memory_nvml_does_not_count_passes_while_its_xids_are_watche
         ("stopped", "the driver does not start"),
     ],
 )
-def test_what_cannot_be_asked_is_a_skip(cases: dict[str, Frame], case: str, reason: str) -> None:
+def test_a_gpu_that_cannot_be_queried_is_skipped(cases: dict[str, Frame], case: str, reason: str) -> None:
     assert (cases[case]["status"], cases[case]["reason"]) == ("skipped", reason)
 
 
-def test_an_error_that_says_nothing_of_the_gpu_is_noted(cases: dict[str, Frame]) -> None:
+def test_an_error_without_information_about_the_gpu_is_noted(cases: dict[str, Frame]) -> None:
     said = cases["unanswered"]["traits"]["nvml_unanswered"]
     asked = ("TotalEccErrors", "RemappedRows", "ComputeMode")
     assert said == {f"nvmlDeviceGet{name}": "Unknown Error" for name in asked}

@@ -10,7 +10,7 @@ from envbuild.selftest.probes.hardware import memory
 
 
 @pytest.mark.parametrize("free", [2 << 30, 24 << 30, 80 << 30])
-def test_what_a_comparison_makes_has_room(free: int) -> None:
+def test_temporaries_of_a_comparison_fit_into_memory(free: int) -> None:
     held = memory.chunks_to_write(free) * memory.CHUNK
     assert held + memory.TEMPORARIES * memory.CHUNK <= memory.HELD * free < held + 4 * memory.CHUNK
 

@@ -23,7 +23,7 @@ def context(**fields: Any) -> Context:
 
 
 @pytest.mark.parametrize(("measure", "kind", "name", "unit"), KINDS)
-def test_without_a_datasheet_the_figures_are_told_and_skipped(
+def test_without_a_datasheet_the_figures_are_reported_and_the_probe_is_skipped(
     measure: Measure, kind: str, name: str, unit: str
 ) -> None:
     probe_context = context(floors={kind: 0.5}, datasheets={"another card": {name: 1.0}})

@@ -55,7 +55,7 @@ def test_three_machines_meet_by_twos_and_then_all(tmp_path: Path) -> None:
     assert tried == [[one, two, *everyone], [one, *everyone], [two, *everyone]]
 
 
-def test_whoever_comes_early_waits_for_those_who_are_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_early_nodes_wait_for_late_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last of many sits out what the others try, and none of them is late before its own stages have ended."""
     now = 0.0
     ends: dict[int, float] = {}  # a stage, by its port -> when this machine gives it up
@@ -86,12 +86,12 @@ def test_a_rank_that_dies_is_named_where_it_ran(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"ENVBUILD_NODE": "2"}, {"ENVBUILD_MEETING": "x"}, {"ENVBUILD_INTERFACE": "a b"}])
-def test_a_machine_that_is_none_of_them_is_no_pass(tmp_path: Path, wrong: Mapping[str, str]) -> None:
+def test_a_machine_outside_the_job_does_not_pass(tmp_path: Path, wrong: Mapping[str, str]) -> None:
     (found,) = together(tmp_path, wrong)
     assert found["status"] == "failed" and "this is none of 2 machines" in found["reason"]
 
 
-def test_what_is_tried_is_known_beforehand() -> None:
+def test_the_stages_are_known_in_advance() -> None:
     assert stages(2, 1, cuda=False) == [NodeStage("gloo", (0, 1), 1)]
     assert [stage.name for stage in stages(3, 8, cuda=True)] == [
         "nccl nodes 0+1 x1", "gloo nodes 0+1 x1", "nccl nodes 0+2 x1", "gloo nodes 0+2 x1",

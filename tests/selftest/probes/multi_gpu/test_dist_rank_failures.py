@@ -99,13 +99,13 @@ def test_only_what_is_broken_fails(lame: dict[str, Frame]) -> None:
     assert failed("killed") == ["gloo 1+2", "gloo 0+1", "gloo 0+1+2"]
 
 
-def test_who_fails_alone_is_not_tried_with_others(lame: dict[str, Frame]) -> None:
+def test_a_rank_that_fails_alone_is_not_tried_with_others(lame: dict[str, Frame]) -> None:
     stages = [stage["stage"] for stage in lame["one-dies-alone"]["traits"]["stages"]]
     assert stages == ["gloo 0", "gloo 1", "gloo 2", "gloo 0+2"]
     assert len(lame["each-dies-alone"]["traits"]["stages"]) == 3
 
 
-def test_what_is_wrong_has_its_error_among_the_figures(lame: dict[str, Frame]) -> None:
+def test_a_wrong_result_has_its_error_among_the_figures(lame: dict[str, Frame]) -> None:
     wrong = {figure["case"]: figure["error"] for figure in lame["wrong-sum"]["figures"] if figure["error"]}
     assert wrong == {"gloo 0+2 all_reduce fp32 65537": 1.0}
 

@@ -111,7 +111,7 @@ def test_no_two_cases_have_the_same_values() -> None:
     assert not torch.equal(first.x, second.x)
 
 
-def test_every_pair_of_dtypes_is_told_with_and_without_autocast() -> None:
+def test_every_pair_of_dtypes_is_reported_with_and_without_autocast() -> None:
     reported = ran(Norm("mixed", mixed)).traits["pairs"]["mixed"]
     assert len(reported) == 18
     assert {pair for pair, said in reported.items() if said == "supported"} == {
@@ -151,7 +151,7 @@ def test_the_cpu_need_not_take_half_types() -> None:
     assert ran(*single(on_cpu=True)).faults == []
 
 
-def test_a_norm_that_takes_nothing_is_no_pass_and_a_fault_where_it_had_to() -> None:
+def test_a_norm_that_refuses_all_does_not_pass_and_fails_if_required() -> None:
     def never(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         raise RuntimeError(WORDS)
 
@@ -160,7 +160,7 @@ def test_a_norm_that_takes_nothing_is_no_pass_and_a_fault_where_it_had_to() -> N
     assert [fault.kind for fault in ran(Norm("never", never)).faults] == ["exception", "exception"]
 
 
-def test_what_is_no_refusal_is_not_taken_for_one() -> None:
+def test_another_error_is_not_taken_for_a_refusal() -> None:
     def broken(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
@@ -168,7 +168,7 @@ def test_what_is_no_refusal_is_not_taken_for_one() -> None:
         ran(Norm("broken", broken))
 
 
-def test_a_refusal_of_one_length_is_none_of_the_pair() -> None:
+def test_a_refusal_of_one_length_is_not_a_refusal_of_the_pair() -> None:
     def picky(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         if x.shape[-1] == 4096:
             raise RuntimeError(WORDS)
@@ -183,13 +183,13 @@ def squares(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPSILON) * weight
 
 
-def test_a_norm_that_need_not_upcast_is_told_to_need_it() -> None:
+def test_a_norm_that_needs_an_upcast_is_reported() -> None:
     context = ran(dataclasses.replace(RMS, name="squares", call=squares))
     assert context.faults == []
     assert {label.partition(" x ")[0] for label in context.traits["needs_upcast"]} == {"squares fp16"}
 
 
-def test_a_norm_that_must_upcast_fails_without_and_is_told_that_it_helps() -> None:
+def test_a_norm_that_must_upcast_fails_without_and_the_remedy_is_reported() -> None:
     context = ran(dataclasses.replace(RMS, name="squares", call=squares, upcasts=True))
     assert {fault.kind for fault in context.faults} == {"bound", "nonfinite"}
     assert "squares fp16 x fp16" in context.traits["needs_upcast"]
@@ -217,7 +217,7 @@ def half_sums(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torc
     return (right + HalfSums.apply(x, weight, bias.float())).to(x.dtype)  # type: ignore[no-untyped-call]
 
 
-def test_gradients_that_are_added_up_in_half_precision_are_told() -> None:
+def test_gradients_summed_in_half_precision_are_reported() -> None:
     context = ran(Norm("half_sums", half_sums))
     assert context.faults == []
     labels = context.traits["accumulates_in_half"]

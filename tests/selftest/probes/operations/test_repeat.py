@@ -104,7 +104,7 @@ def found(level: str = "quick") -> list[str]:
 @pytest.mark.parametrize(
     ("module", "name", "wrong", "words"), WRONG, ids=lambda value: getattr(value, "__name__", None)
 )
-def test_what_is_wrong_now_and_then_is_found(
+def test_occasional_wrong_results_are_found(
     monkeypatch: pytest.MonkeyPatch, module: Any, name: str, wrong: Any, words: str
 ) -> None:
     monkeypatch.setattr(module, name, wrong(getattr(module, name)))

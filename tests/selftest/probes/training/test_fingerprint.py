@@ -197,14 +197,14 @@ def test_the_operation_that_is_wrong_is_named(
     assert other is not None and (other.op, other.off) == (op, {"a"})
 
 
-def test_lower_precision_is_told_in_bits(chains: dict[torch.dtype, Frame], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lower_precision_is_reported_in_bits(chains: dict[torch.dtype, Frame], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(F, "silu", computed_in(BRAIN)(F.silu))
     found = compared(chains[SINGLE], chain(SINGLE)).first
     assert found is not None and found.b.reason is not None
     assert "as if about 8 bits were kept" in found.b.reason or "as if about 7 bits were kept" in found.b.reason
 
 
-def test_what_comes_after_nan_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operations_after_a_nan_are_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(F, SDPA, element((0, 1, 5, 6), BRAIN, float("nan"))(getattr(F, SDPA)))
     document = chain(BRAIN)
     wrong = [op["id"] for op in document["ops"] if op["free"]["against"]["wrong"]]

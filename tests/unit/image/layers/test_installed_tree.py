@@ -58,7 +58,7 @@ def test_an_odd_wheel_gives_uvs_tree(tmp_path: Path, oracle: UvOracle, case: str
 
 
 @pytest.mark.parametrize("case", REFUSED_BY_BOTH)
-def test_what_uv_refuses_is_refused(tmp_path: Path, oracle: UvOracle, case: str) -> None:
+def test_wheels_that_uv_refuses_are_refused(tmp_path: Path, oracle: UvOracle, case: str) -> None:
     wheel = odd_wheel(tmp_path, **_arguments(REFUSED_BY_BOTH[case]))
     with pytest.raises(UvRefused):
         oracle.install(wheel)
@@ -68,7 +68,7 @@ def test_what_uv_refuses_is_refused(tmp_path: Path, oracle: UvOracle, case: str)
 
 
 @pytest.mark.parametrize("case", REFUSED_BY_US)
-def test_what_uv_installs_wrongly_is_refused(tmp_path: Path, oracle: UvOracle, case: str) -> None:
+def test_wheels_that_uv_installs_wrongly_are_refused(tmp_path: Path, oracle: UvOracle, case: str) -> None:
     arguments, words = REFUSED_BY_US[case]
     with pytest.raises(WheelRefused, match=r"^odd-1\.0-py3-none-any\.whl: ") as refusal:
         oracle.written(odd_wheel(tmp_path, **_arguments(arguments)))

@@ -39,7 +39,7 @@ def test_the_published_schemas_know_every_field(case: str, version: str) -> None
         validate.validate(one, version, strict=True)
 
 
-def test_the_schemas_would_refuse_a_field_that_is_none() -> None:
+def test_the_schemas_refuse_an_unknown_field() -> None:
     validate = pytest.importorskip("kubernetes_validate")
     work = objects("cpu")[1]
     work["spec"]["template"]["spec"]["containers"][0]["comand"] = ["x"]
@@ -96,7 +96,7 @@ def test_every_cards_name_is_a_labels_value(gpu: str) -> None:
     )
 
 
-def test_what_the_container_runs_is_what_was_asked_for() -> None:
+def test_the_container_runs_the_requested_command() -> None:
     """A kubelet expands $(NAME), and makes $ of $$."""
     job = dataclasses.replace(CPU, argv=("python", "-c", "$(HOME) $$ $x $$(y)"))
     (one,) = job_manifest.render(job, KubernetesSite(), "envbuild-x-1", ID)[1]["spec"]["template"]["spec"]["containers"]
@@ -107,7 +107,7 @@ def test_what_the_container_runs_is_what_was_asked_for() -> None:
 @pytest.mark.parametrize(
     ("code", "status"), [("", 0), ("sys.exit(5)", 5), ("os.kill(os.getpid(), 8)", 136), ("time.sleep(60)", 124)]
 )
-def test_what_is_around_the_self_test_bounds_it_and_its_last_words(tmp_path: Path, code: str, status: int) -> None:
+def test_the_wrapper_limits_the_time_and_last_output_of_the_self_test(tmp_path: Path, code: str, status: int) -> None:
     words = tmp_path / "words"
     words.write_text("of an earlier one", encoding="utf-8")
     text = f"import os, sys, time; sys.stderr.write('x' * 100000 + 'end'); sys.stderr.flush(); print('out'); {code}"
@@ -127,7 +127,7 @@ def test_what_is_around_the_self_test_bounds_it_and_its_last_words(tmp_path: Pat
     assert words.read_bytes() == b"x" * 4093 + b"end"
 
 
-def test_what_a_self_test_leaves_behind_is_not_waited_for(tmp_path: Path) -> None:
+def test_processes_left_by_a_self_test_are_not_waited_for(tmp_path: Path) -> None:
     """It holds stderr open; the container ends with its first process."""
     (words := tmp_path / "words").touch()
     text = "import subprocess, sys; subprocess.Popen(['sleep', '60'])"
@@ -215,7 +215,7 @@ def test_a_label_that_is_the_clusters_own_is_refused(map_: str, key: str) -> Non
 
 
 @pytest.mark.parametrize("value", ["0", "500m", "1.5", 0, -1, True], ids=repr)
-def test_processors_that_are_no_number_are_refused(value: object) -> None:
+def test_an_invalid_number_of_processors_is_refused(value: object) -> None:
     with pytest.raises(UsageError):
         parsed(cpu=value)
     assert (parsed(cpu=8).cpu, parsed(cpu="8").cpu, parsed().cpu) == (8, 8, None)

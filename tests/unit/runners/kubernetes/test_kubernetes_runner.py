@@ -124,7 +124,7 @@ def test_the_config_map_belongs_to_the_job(place: Place) -> None:
          "preempted"),
     ],
 )  # fmt: skip
-def test_a_pod_that_was_stopped_is_told_and_is_no_failed_test(place: Place, seen: Object, ending: str) -> None:
+def test_a_stopped_pod_is_reported_and_not_as_a_failed_test(place: Place, seen: Object, ending: str) -> None:
     place.server.pods = [running(), seen]
     error = place.fails()
     assert (error.ending, error.code) == (ending, 6)
@@ -155,12 +155,12 @@ def test_an_image_that_comes_at_the_second_try_is_waited_for(place: Place) -> No
     [waiting("ErrImageNeverPull"), waiting("CreateContainerConfigError", "no configmap"),
      waiting("RunContainerError", "no runtime"), ended(128, "StartError", "exec: python: not found")],
 )  # fmt: skip
-def test_an_image_that_does_not_start_is_no_failed_test(place: Place, seen: Object) -> None:
+def test_an_image_that_does_not_start_is_not_a_failed_test(place: Place, seen: Object) -> None:
     place.server.pods = [seen]
     place.fails(EngineError)
 
 
-def test_no_node_that_could_ever_take_it_is_no_proof_and_says_why_by_node(place: Place) -> None:
+def test_a_job_that_no_node_can_run_is_not_proof_and_has_a_reason_per_node(place: Place) -> None:
     place.server.pods = [unplaced()]
     place.server.nodes = [
         node("a", "NVIDIA-A100-SXM4-80GB"), node("b", gpus="0"), node("c", "NVIDIA-L4", unschedulable=True),
@@ -207,7 +207,7 @@ def test_every_node_of_a_large_cluster_is_looked_at(place: Place, monkeypatch: p
     assert len(place.fails(NotProved, GPU_JOB).hint.splitlines()) == 5 + 1
 
 
-def test_nodes_that_are_too_long_an_answer_are_no_fault(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_too_long_list_of_nodes_is_not_a_fault(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("envbuild.runners.kubernetes.cluster_api._MAX", 20_000)
     place.server.nodes = [node(f"n{number}", gpus="0") for number in range(200)]
     place.server.pods = [*[unplaced()] * 40, running(), ended(0)]
@@ -249,20 +249,20 @@ def test_a_job_that_a_queue_of_the_cluster_holds_back_is_waited_for(place: Place
     assert place.fails(site=dataclasses.replace(SITE, queue=0)).ending == "unschedulable"
 
 
-def test_nodes_that_may_not_be_listed_are_no_fault(place: Place) -> None:
+def test_nodes_that_may_not_be_listed_are_not_a_fault(place: Place) -> None:
     place.server.refuse = {("GET", "/nodes"): (403, "nodes is forbidden")}
     place.server.pods = [*[unplaced("0/3 nodes: 3 Insufficient nvidia.com/gpu")] * 40, running(), ended(0)]
     assert place.run(GPU_JOB).exit_code == 0
     assert "0/3 nodes: 3 Insufficient nvidia.com/gpu" in place.said
 
 
-def test_a_job_that_somebody_deletes_is_told(place: Place) -> None:
+def test_a_job_deleted_by_another_user_is_reported(place: Place) -> None:
     place.server.pods = [running(), None]
     place.server.refuse = {("GET", "/jobs/"): (404, "not found")}
     assert place.fails().ending == "cancelled"
 
 
-def test_a_pod_that_somebody_deletes_is_told(place: Place) -> None:
+def test_a_pod_deleted_by_another_user_is_reported(place: Place) -> None:
     place.server.pods = [running(), None]
     place.server.conditions = [{"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}]
     error = place.fails()
@@ -291,7 +291,7 @@ def test_a_node_that_dies_alone_is_not_waited_for_for_ever(place: Place, monkeyp
     assert error.ending == "node-failure" and "gpu-7: is not ready (NodeStatusUnknown)" in error.hint
 
 
-def test_a_job_without_a_pod_says_what_the_cluster_says(place: Place) -> None:
+def test_a_job_without_a_pod_has_the_message_of_the_cluster(place: Place) -> None:
     place.server.pods = [None]
     place.server.events = [{"message": "exceeded quota: team, requested: requests.nvidia.com/gpu=1"}]
     error = place.fails()
@@ -299,7 +299,7 @@ def test_a_job_without_a_pod_says_what_the_cluster_says(place: Place) -> None:
 
 
 @pytest.mark.parametrize("cut", [lambda log: log.rpartition(b"ENVBUILD")[0], lambda log: log[:-30], lambda log: b""])
-def test_a_log_that_is_cut_off_is_no_proof_and_no_failed_test(place: Place, cut: Any) -> None:
+def test_a_truncated_log_is_neither_proof_nor_a_failed_test(place: Place, cut: Any) -> None:
     place.server.log = cut(FRAMES)
     assert place.fails().ending == "truncated"
 
@@ -350,7 +350,7 @@ def test_a_wrong_gpu_is_caught_by_the_identity_probe(place: Place) -> None:
     assert not judged.passed and reason in judged.failures()[0].detail
 
 
-def test_too_little_memory_is_told(place: Place) -> None:
+def test_too_little_memory_is_reported(place: Place) -> None:
     place.server.pods = [running(), ended(137, "OOMKilled")]
     output = place.run()
     assert output.out_of_memory and output.exit_code == 137
@@ -379,14 +379,14 @@ def test_a_self_test_that_had_not_its_time_did_not_fail(place: Place, seen: Obje
     assert error.ending == "time-out" and "fetch the image slowly" in error.hint
 
 
-def test_too_much_output_is_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_much_output_is_reported(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_watch, "MAX_STDOUT", 100)
     output = place.run()
     assert output.too_long and len(output.stdout) == 101
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 422])
-def test_what_the_cluster_does_not_take_is_said_in_its_words(place: Place, status: int) -> None:
+def test_a_rejection_by_the_cluster_is_reported_in_its_words(place: Place, status: int) -> None:
     place.server.refuse = {("POST", "/jobs"): (status, "jobs.batch is \x1b[2Jforbidden")}
     error = place.fails()
     assert (error.ending, error.code) == ("refused", 6)
@@ -404,7 +404,7 @@ def test_a_silent_api_server_is_waited_for_but_not_for_ever(place: Place) -> Non
     assert place.server.stored == {}
 
 
-def test_an_api_server_that_was_silent_for_a_while_is_no_fault(place: Place) -> None:
+def test_an_api_server_that_paused_is_not_a_fault(place: Place) -> None:
     def line(text: str) -> None:
         place.said.append(text)
         if "waiting for it" in text:
@@ -414,7 +414,7 @@ def test_an_api_server_that_was_silent_for_a_while_is_no_fault(place: Place) -> 
     assert place.run(watch=Watch(place.lines.append, line)).exit_code == 0
 
 
-def test_an_api_server_that_is_not_there_is_told(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_api_server_is_reported(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = kubeconfig("http://127.0.0.1:9", tmp_path / "other")
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
     assert place.fails(NetworkError).code == 7
@@ -442,7 +442,7 @@ def logged_in_by(folder: Path, command: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
 
 
-def test_a_login_that_fails_is_told_as_that_and_only_by_us(
+def test_a_failed_login_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patch:
@@ -497,7 +497,7 @@ def test_a_terminal_that_is_gone_leaves_the_job_to_be_resumed_once_and_only_by_t
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["gone", "another"])
-def test_a_job_that_the_cluster_has_no_longer_is_lost(place: Place, there: bool) -> None:
+def test_a_job_that_the_cluster_forgot_is_lost(place: Place, there: bool) -> None:
     """Also if another user has created a new Job with its name."""
 
     def gone(line: bytes) -> None:
@@ -515,7 +515,7 @@ def test_a_job_that_the_cluster_has_no_longer_is_lost(place: Place, there: bool)
     assert lost.value.ending == "lost"
 
 
-def test_a_pod_that_the_cluster_begins_anew_is_not_the_one_that_was_deleted(place: Place) -> None:
+def test_a_pod_that_the_cluster_restarts_is_not_the_deleted_one(place: Place) -> None:
     """A Job before 1.26 may make another for one that was deleted before it had failed."""
     other = ended(0)
     other["metadata"] = {**other["metadata"], "name": "pod-2"}
@@ -525,7 +525,9 @@ def test_a_pod_that_the_cluster_begins_anew_is_not_the_one_that_was_deleted(plac
 
 
 @pytest.mark.parametrize(("ready", "ending"), [("True", "cancelled"), ("Unknown", "node-failure")])
-def test_a_pod_that_nobody_ends_is_told_by_its_node(place: Place, ready: str, ending: str) -> None:
+def test_a_deleted_pod_that_still_runs_is_reported_by_the_state_of_its_node(
+    place: Place, ready: str, ending: str
+) -> None:
     going = running()
     going["metadata"] = {**going["metadata"], "deletionTimestamp": "2026-11-21T10:00:30Z"}
     place.server.pods = [running(), going]
@@ -533,7 +535,7 @@ def test_a_pod_that_nobody_ends_is_told_by_its_node(place: Place, ready: str, en
     assert place.fails().ending == ending
 
 
-def test_what_is_shown_is_short_and_whole_where_it_is_asked_for() -> None:
+def test_a_shown_script_is_short_and_complete_on_request() -> None:
     runner = Kubernetes(SITE, IMAGE, REFERENCE, "cpu")
     job = dataclasses.replace(JOB, stdin=b"x" * 100_000)
     assert len(runner.script(job, brief=True)) < 10_000 and "--json has them" in runner.script(job, brief=True)
@@ -548,7 +550,7 @@ def test_without_a_configuration_nothing_is_asked(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("text", ["a: [", "- a\n", "hello", "\0", "contexts: 5\ncurrent-context: a\n"])
-def test_a_configuration_that_is_malformed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_a_malformed_configuration_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     file = tmp_path / "kubeconfig"
     file.write_text(text, encoding="utf-8")
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
@@ -558,12 +560,12 @@ def test_a_configuration_that_is_malformed_is_told(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("answer", [{}, {"metadata": 5}, {"metadata": {"name": "x", "uid": 7}}, []], ids=str)
-def test_an_answer_that_shows_no_job_is_told(place: Place, answer: object) -> None:
+def test_an_answer_without_a_job_is_reported(place: Place, answer: object) -> None:
     place.server.answers = {("POST", "/jobs"): answer}
     assert "shows no Job" in place.fails(NetworkError).message
 
 
-def test_nodes_of_another_shape_are_none(place: Place) -> None:
+def test_a_malformed_list_of_nodes_counts_as_no_nodes(place: Place) -> None:
     place.server.answers = {("GET", "/nodes"): {"metadata": [], "items": 5}}
     place.server.pods = [unplaced()]
     assert "the cluster has no nodes" in place.fails(NotProved, GPU_JOB).hint

@@ -86,19 +86,19 @@ def test_numbers_need_no_quotes(text: str, time: str, account: str) -> None:
 
 
 @pytest.mark.parametrize("value", [100000, -1, True, 0, "0", "00", "0:00", "0-0", "0-00:00:00"], ids=repr)
-def test_a_time_that_is_none_is_refused(value: object) -> None:
+def test_an_invalid_time_is_refused(value: object) -> None:
     with pytest.raises(UsageError):
         parsed(time=value)
 
 
 @pytest.mark.parametrize("value", ["0", "08", "10000", "1.5", True, -1], ids=repr)
-def test_processors_that_are_no_number_are_refused(value: object) -> None:
+def test_an_invalid_number_of_processors_is_refused(value: object) -> None:
     with pytest.raises(UsageError):
         parsed(cpus_per_task=value)
 
 
 @pytest.mark.parametrize("value", ["64g", "64GB", "G", "00", "064", -1, True], ids=repr)
-def test_a_memory_that_is_none_is_refused(value: object) -> None:
+def test_an_invalid_memory_size_is_refused(value: object) -> None:
     with pytest.raises(UsageError):
         parsed(mem=value)
     assert (parsed(mem=64000).mem, parsed(mem="64G").mem, parsed(mem=0).mem) == ("64000", "64G", "0")

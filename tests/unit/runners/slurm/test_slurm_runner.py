@@ -212,7 +212,7 @@ def test_the_nodes_engine_may_know_the_image_by_its_manifest(stub: Stub) -> None
     [("CANCELLED", "cancelled"), ("TIMEOUT", "time-out"), ("NODE_FAIL", "node-failure"), ("PREEMPTED", "preempted"),
      ("OUT_OF_MEMORY", "memory"), ("COMPLETED", "no-output"), ("FAILED", "no-output")],
 )  # fmt: skip
-def test_a_job_that_left_nothing_is_told_by_slurms_last_word(stub: Stub, state: str, ending: str) -> None:
+def test_a_job_that_left_nothing_is_reported_by_its_last_slurm_state(stub: Stub, state: str, ending: str) -> None:
     stub.say(hold="", state=state)
     error = fails(stub)
     assert isinstance(error, RunnerError) and (error.ending, error.code) == (ending, 6)
@@ -336,7 +336,7 @@ def waits(state: str = "PENDING", reason: str = "Priority") -> slurm_job_states_
     return slurm_job_states_and_waiting.Seen(state, reason, "", 0, None)
 
 
-def test_a_queue_is_counted_without_what_is_no_waiting() -> None:
+def test_a_queue_is_counted_without_jobs_that_do_not_wait() -> None:
     short = slurm_job_states_and_waiting.Queue(1)
     assert short.ends("1", waits(), 0) is None and short.ends("1", waits(reason="BadConstraints"), 59) is None
     assert isinstance(short.ends("1", waits(), 60), RunnerError)
@@ -374,19 +374,19 @@ def test_a_wrong_gpu_is_caught_by_the_identity_probe(stub: Stub) -> None:
     assert '--gpus "device=0"' in stub.recorded("ran")
 
 
-def test_a_node_that_hands_out_no_gpu_is_no_proof(stub: Stub) -> None:
+def test_a_node_that_allocates_no_gpu_is_not_proof(stub: Stub) -> None:
     stub.say(gpus="")
     with pytest.raises(NotProved, match="handed out no GPU on node-7"):
         stub.run(dataclasses.replace(JOB, gpus=True, models=("h20",)))
 
 
-def test_a_part_of_a_card_is_no_proof(stub: Stub) -> None:
+def test_a_part_of_a_gpu_is_not_proof(stub: Stub) -> None:
     stub.say(gpus="MIG-aa0ee3a9-7d4f-5a6c-b2a0-5a1c7a3f0e11")
     with pytest.raises(NotProved, match=r"MIG-aa0ee3a9.* on node-7, which is no whole card"):
         stub.run(dataclasses.replace(JOB, gpus=True, models=("h20",)))
 
 
-def test_an_image_that_is_not_there_is_no_fault_of_it(stub: Stub) -> None:
+def test_a_missing_image_is_not_a_fault_of_the_image(stub: Stub) -> None:
     stub.say(no_image="")
     assert fails(stub, EngineError).message.startswith("node-7 has no image")
     registry = SlurmSite(registry="registry.example/team/h20")
@@ -411,13 +411,13 @@ def test_a_node_without_the_program_says_so_and_nothing_of_the_image(stub: Stub,
         assert again.message.endswith(f" has no program {program}")
 
 
-def test_what_a_nodes_engine_says_of_the_image_is_told(stub: Stub) -> None:
+def test_the_error_of_the_nodes_engine_is_reported(stub: Stub) -> None:
     """Where it does not answer, too."""
     (stub.folder / "docker").write_text("#!/bin/sh\necho Cannot connect to the Docker daemon >&2; exit 1\n")
     assert "Cannot connect to the Docker daemon" in str(fails(stub, EngineError).hint)
 
 
-def test_an_engine_that_does_not_start_the_image_is_no_failed_test(stub: Stub) -> None:
+def test_an_engine_that_does_not_start_the_image_is_not_a_failed_test(stub: Stub) -> None:
     stub.frames(b"")
     stub.say(code="125", words="docker: Error: no space left on device")
     assert "no space left" in str(fails(stub, EngineError).hint)
@@ -432,7 +432,7 @@ def test_a_self_test_that_does_not_end_is_stopped(stub: Stub) -> None:
     assert output.stdout == b"".join(lines(documents())) and "rm --force" in stub.recorded("removed")
 
 
-def test_too_little_memory_and_too_much_output_are_told(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_and_too_much_output_are_reported(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     stub.say(oom="", code="137")
     assert stub.run().out_of_memory
     monkeypatch.setattr(slurm_runner, "MAX_STDOUT", 100)
@@ -440,7 +440,7 @@ def test_too_little_memory_and_too_much_output_are_told(stub: Stub, monkeypatch:
     assert output.too_long and len(output.stdout) == 100
 
 
-def test_what_slurm_does_not_take_is_said_in_its_words(stub: Stub) -> None:
+def test_a_rejection_by_slurm_is_reported_in_its_words(stub: Stub) -> None:
     """Without a message that the job cannot be cancelled: no job exists. If sbatch timed out, one may exist."""
     (stub.folder / "scancel").write_text("#!/bin/sh\necho no controller >&2; exit 1\n", encoding="utf-8")
     stub.say(refuse="Invalid account")
@@ -452,7 +452,7 @@ def test_what_slurm_does_not_take_is_said_in_its_words(stub: Stub) -> None:
     assert any("could not be cancelled" in said for said in stub.said) and stub.left() == []
 
 
-def test_what_slurm_does_not_have_is_told_with_what_it_was_asked_for(stub: Stub) -> None:
+def test_resources_that_slurm_lacks_are_reported_with_the_request(stub: Stub) -> None:
     stub.say(refuse="Requested node configuration is not available")
     asked = SlurmSite(partition="gpu", constraint="nvlink", folder=str(stub.shared))
     job = dataclasses.replace(JOB, gpus=True, models=("a100",), count=16)
@@ -473,13 +473,13 @@ def test_what_slurm_does_not_have_is_told_with_what_it_was_asked_for(stub: Stub)
     assert "gres gpu:nvidia_a100:16 " in str(named.value.hint) and "the name: config.yaml:9)" in str(named.value.hint)
 
 
-def test_a_folder_that_cannot_be_made_is_no_fault_of_the_command_line(stub: Stub) -> None:
+def test_a_folder_that_cannot_be_made_is_not_a_usage_error(stub: Stub) -> None:
     stub.shared.touch()
     error = fails(stub, SystemFault)
     assert "cannot be made" in error.message and (error.code, "{folder: ...}" in str(error.hint)) == (6, True)
 
 
-def test_without_sbatch_it_is_told_where_to_run(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_sbatch_the_error_states_where_to_run(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(stub.shared))
     error = fails(stub, ProcessMissing)
     assert (error.message, error.code) == ("sbatch is not installed or not on PATH", 6)
@@ -510,7 +510,7 @@ def test_a_terminal_that_is_gone_leaves_the_job_to_be_resumed(stub: Stub) -> Non
     assert stub.run(resume="42").exit_code == 0 and stub.left() == []
 
 
-def test_tickets_that_others_remove_meanwhile_are_no_fault(stub: Stub) -> None:
+def test_tickets_that_other_processes_remove_are_not_a_fault(stub: Stub) -> None:
     (user_folders.state_folder("slurm") / "9.ticket.json").symlink_to("gone")
     assert stub.run().exit_code == 0
 
@@ -551,7 +551,7 @@ def test_a_container_outlives_neither_its_script_nor_its_folder(stub: Stub, sign
         ("JobState=RUNNING Reason=None NodeList=(null) SubmitTime=Unknown StartTime=N/A", "running"),
     ],
 )
-def test_what_is_told_of_a_job(text: str, sentence: str) -> None:
+def test_the_description_of_a_job(text: str, sentence: str) -> None:
     found = slurm_job_states_and_waiting.seen(f"JobId=1 {text}\n")
     assert found and found.told() == sentence
 
@@ -561,14 +561,14 @@ def test_what_is_told_of_a_job(text: str, sentence: str) -> None:
     [("PENDING", False), ("COMPLETING", False), ("POWER_UP_NODE", False), ("EXPEDITING", False), ("OF_TOMORROW", False),
      ("COMPLETED", True), ("FAILED", True), ("CANCELLED", True), ("BOOT_FAIL", True), ("REVOKED", True)],
 )  # fmt: skip
-def test_a_job_is_over_only_where_slurm_says_so(state: str, over: bool) -> None:
+def test_a_job_is_over_only_if_slurm_reports_it(state: str, over: bool) -> None:
     """What is removed of one that goes on would end it; its nodes may be booting for minutes."""
     found = slurm_job_states_and_waiting.seen(f"JobId=1 JobState={state} Reason=None NodeList=n1\n")
     assert found and found.over is over
 
 
 @pytest.mark.parametrize("text", ["", "JobId=1", "JobState= x", "JobState=\x1b[2J", "sbatch: JobStatePENDING"])
-def test_what_slurm_does_not_say_so_is_not_believed(text: str) -> None:
+def test_unparsable_output_of_slurm_is_ignored(text: str) -> None:
     assert slurm_job_states_and_waiting.seen(text) is None
 
 
@@ -581,7 +581,7 @@ GOOD = {"stage": "run", "exit": "0", "seconds": "1", "oom": "false", "job": "1",
     [{"stage": "other"}, {"exit": "-1"}, {"exit": "x"}, {"node": "\x1b"}, {"sha256": "0"}, {"more": "1"}, {"oom": ""},
      {"parts": "0"}, {"parts": "0:1,5:2"}, {"fabric": "maybe"}],
 )  # fmt: skip
-def test_an_outcome_has_its_shape_or_is_none(change: dict[str, str]) -> None:
+def test_a_malformed_outcome_is_refused(change: dict[str, str]) -> None:
     def text(values: dict[str, str]) -> str:
         return "".join(f"{key}={value}\n" for key, value in values.items())
 
@@ -606,7 +606,7 @@ slurmstepd: error: pyxis: couldn't start container
 """
 
 
-def test_what_pyxis_cannot_fetch_is_no_fault_of_the_image() -> None:
+def test_an_image_that_pyxis_cannot_fetch_is_not_at_fault() -> None:
     """It fetches as it starts; these are its words."""
     text = "".join(f"{key}={value}\n" for key, value in {**GOOD, "exit": "1", "bytes": "0"}.items())
     outcome = outcome_file_and_start_failures.parse_outcome(text)
@@ -620,7 +620,7 @@ def test_what_pyxis_cannot_fetch_is_no_fault_of_the_image() -> None:
         )
 
 
-def test_of_several_nodes_each_must_have_begun() -> None:
+def test_each_of_several_nodes_must_have_started() -> None:
     def left(parts: str) -> JobOutcome:
         values = {**GOOD, "node": "a,b", "parts": parts, "fabric": "no yes"}
         found = outcome_file_and_start_failures.parse_outcome(
@@ -655,7 +655,7 @@ def test_two_nodes_leave_what_each_of_them_said(stub: Stub) -> None:
     assert "--network none" in stub.recorded("ran") and "ENVBUILD" not in stub.recorded("ran")
 
 
-def test_what_keeps_two_nodes_from_it_is_told(stub: Stub) -> None:
+def test_obstacles_for_two_nodes_are_reported(stub: Stub) -> None:
     with pytest.raises(UsageError, match="none is declared"):
         stub.run(TOGETHER)
     with pytest.raises(UsageError, match="not possible with pyxis"):
@@ -691,7 +691,7 @@ def test_a_job_on_two_nodes_that_nobody_waits_for_ends(stub: Stub) -> None:
     assert caught.value.ending == "unknown" and "--resume" not in str(caught.value.hint) and stub.left() == []
 
 
-def test_a_damaged_ticket_is_none(stub: Stub) -> None:
+def test_a_damaged_ticket_is_ignored(stub: Stub) -> None:
     (user_folders.state_folder("slurm") / "9.ticket.json").write_text(json.dumps({"job": "9"}), encoding="utf-8")
     for job in ("9", "../9", "x"):
         with pytest.raises(UsageError):
