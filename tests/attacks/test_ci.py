@@ -1,4 +1,4 @@
-"""A CI job must install the team's envbuild, and nobody else's."""
+"""A CI job must install the team's envbuild, and no foreign package of that name."""
 
 from __future__ import annotations
 

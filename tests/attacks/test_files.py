@@ -1,4 +1,4 @@
-"""Profiles, requirements files and locks from a stranger must not have other files of the machine read or repeated."""
+"""Foreign profiles, requirements files and locks must not read or print other files of the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a lock names: neither the working folder nor the environment nor an old wheel decides it unseen."""
+"""Unexpected contents of a lock: the working folder, the environment and old wheels must not change them silently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the author of a locked package tries, with small wheels and the real uv; and what an honest one does."""
+"""Attacks by the author of a locked package, with small wheels and the real uv; and honest packages that must pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a package index can do to `scripts/torch_pins.py`, which reads metadata out of wheels that no lock names."""
+"""Attacks by a package index on `scripts/torch_pins.py`, which reads metadata of wheels that no lock names."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Campaigns of faults: envbuild killed, its engine, its registry and its index going away; `make chaos`."""
+"""Fault campaigns: envbuild is killed, its engine, registry and index fail; `make chaos`."""

@@ -1,4 +1,4 @@
-"""Runs the campaigns of faults: `make chaos`. Writes benchmarks/results/chaos.md.
+"""Run the fault campaigns: `make chaos`. Writes benchmarks/results/chaos.md.
 
 python tests/chaos/campaign.py [--count N] [--seed N] [CAMPAIGN]...  as root; starts an engine of its own
 python tests/chaos/campaign.py --report FILE [--report FILE]...       what earlier runs wrote with --json, as one result

@@ -1,4 +1,4 @@
-"""The engine killed with SIGKILL in the middle of `make`, and started again while that may still ask for it."""
+"""Kill the engine with SIGKILL during `make`, and restart it while that may still wait for it."""
 
 from __future__ import annotations
 

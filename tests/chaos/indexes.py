@@ -1,4 +1,4 @@
-"""A package index that is slow, breaks off, answers 500, serves wrong bytes or resets, during `lock` and `make`."""
+"""Run `lock` and `make` with a package index that is slow, truncates, answers 500, serves wrong bytes or resets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A network of this process' own, with nothing in it but loopback: engine, registry, index and envbuild share it."""
+"""A network namespace of this process with only loopback: engine, registry, index and envbuild share it."""
 
 from __future__ import annotations
 

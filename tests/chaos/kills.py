@@ -1,4 +1,4 @@
-"""SIGKILL for envbuild, in `make` or `build`: at the begin and end of steps, before any effect, at random moments."""
+"""Kill envbuild with SIGKILL in `make` or `build`: at the begin and end of steps, before effects, at random times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the layers of an image hold, whatever order their archives have; nothing of envbuild's own is used for it."""
+"""List the files of the layers of an image, in any order of their archives; uses no code of envbuild."""
 
 from __future__ import annotations
 

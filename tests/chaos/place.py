@@ -1,4 +1,4 @@
-"""Where a campaign happens: a project, its folders, its engine, and envbuild as a process in all of that."""
+"""The environment of a campaign: a project, its folders, its engine, and envbuild as a process in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the campaigns have made: a small image for the CPU, which is proved, and a GPU's, which cannot be here."""
+"""The images of the campaigns: a small one for the CPU, which is proved, and one for a GPU, which is only built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Debian's docker-registry killed with SIGKILL during `push` and `verify`, and started again."""
+"""Kill Debian's docker-registry with SIGKILL during `push` and `verify`, and restart it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The campaigns' result as Markdown. Pure."""
+"""The result of the campaigns as Markdown. Pure functions."""
 
 from __future__ import annotations
 

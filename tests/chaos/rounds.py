@@ -101,7 +101,7 @@ def run(campaign: Campaign, place: Place, count: int, seed: int, keep: Callable[
             struck = Struck(NONE, "-, a run without a fault", -1, 0.0, str(failed)[:500], fair=False)
         if struck:
             ran.outcomes.append(_settle(campaign, place, struck))
-            _tell(len(ran.outcomes), count, ran.outcomes[-1])
+            _print_outcome(len(ran.outcomes), count, ran.outcomes[-1])
             ran.seconds = time.monotonic() - begin
             keep(ran)
     return ran
@@ -128,7 +128,7 @@ def _settle(campaign: Campaign, place: Place, struck: Struck) -> Outcome:
     return Outcome(struck, code, round(seconds, 2), tuple(breaches), others)
 
 
-def _tell(number: int, count: int, outcome: Outcome) -> None:
+def _print_outcome(number: int, count: int, outcome: Outcome) -> None:
     struck = outcome.struck
     line = f"{number}/{count} {struck.kind}, {struck.where}: {struck.code} in {struck.seconds:.1f} s; "
     other = "; the same files under another image id" if outcome.others else ""

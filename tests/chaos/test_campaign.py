@@ -1,4 +1,4 @@
-"""Which campaigns are run, how many faults each has, and when one of a GPU image is killed; no fault is made here."""
+"""Selection of campaigns, numbers of faults, and moments of kills of a GPU image, without real faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""That the campaigns can fail: what no fault may leave is planted, and seen."""
+"""The checker of the campaigns detects each breach that is planted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of one lock two images: what a campaign lets pass, and what it does not."""
+"""Two images of one lock: which differences a campaign accepts, and which it reports."""
 
 from __future__ import annotations
 

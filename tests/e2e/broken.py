@@ -1,4 +1,4 @@
-"""Images that must be refused, built for real: each is the proved one with one thing wrong."""
+"""Images that must be refused, built for real: each is the proved image with one defect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real Slurm on this machine: munge, a controller and two nodes that say they have a GPU each (on /dev/null)."""
+"""A real Slurm on this machine: munge, a controller and two nodes that each report a GPU (on /dev/null)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Daemons of a test's own, each by a name, with a log of that name: to be ended, killed and started again."""
+"""Named daemons of a test, each with its own log, which can be ended, killed and restarted."""
 
 from __future__ import annotations
 

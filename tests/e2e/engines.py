@@ -1,4 +1,4 @@
-"""A Docker Engine of a test's, a campaign's or a benchmark's own: to be killed, filled, starved or emptied.
+"""A Docker Engine that belongs to a test, campaign or benchmark: it can be killed, filled, starved or emptied.
 
 It needs root, and dockerd: the one that scripts/engine unpacked, else the machine's.
 """

@@ -1,4 +1,4 @@
-"""Who signs and pushes in the end-to-end tests, and what is built on what they pushed."""
+"""The site of the end-to-end tests that signs and pushes images, and the child images built on them."""
 
 from __future__ import annotations
 

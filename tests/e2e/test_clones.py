@@ -1,4 +1,4 @@
-"""A second clone gives the same image: in another folder, with another clock, user, locale and time zone."""
+"""A second clone gives the same image in another folder, with another clock, user, locale and time zone."""
 
 from __future__ import annotations
 

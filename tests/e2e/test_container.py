@@ -1,4 +1,4 @@
-"""The self-test's container: what it may do, and that it never outlives its envbuild for long."""
+"""The container of the self-test: its permissions, and that it ends soon after its envbuild."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base packages that no mirror has any longer, and bases on a machine without mmdebstrap."""
+"""Base packages that mirrors have removed, and bases on a machine without mmdebstrap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A slice of the campaigns of tests/endurance, on the engine that is there; and that they can fail."""
+"""A part of the campaigns of tests/endurance on the existing engine, and proof that they can fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine of a test's own leaves nothing behind, and takes nothing from the machine's."""
+"""An engine of a test leaves nothing behind, and does not use the machine's engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine, an index or a file can do to us: the right exit code, and words that say what and what to do."""
+"""Faults of a machine, an index or a file: the right exit code, and a message with the fault and the remedy."""
 
 from __future__ import annotations
 

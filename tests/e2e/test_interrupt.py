@@ -1,4 +1,4 @@
-"""Ctrl-C in every step of make: exit 130, no container, nothing half written, what was there before is there still."""
+"""Ctrl-C in every step of make: exit 130, no container, nothing half written, and earlier files stay."""
 
 from __future__ import annotations
 

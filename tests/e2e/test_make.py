@@ -1,4 +1,4 @@
-"""The happy path: one image, made, verified, used; twice the same; and what it takes to move `verified`."""
+"""The normal case: one image, built, verified, used; built twice the same; and what moves the tag `verified`."""
 
 from __future__ import annotations
 

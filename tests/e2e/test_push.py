@@ -1,4 +1,4 @@
-"""From this machine to a real registry with TLS and a password, and back: push, verify, cosign, children, bundles."""
+"""Push to a real registry with TLS and a password, and back: verify, cosign, child images, bundles."""
 
 from __future__ import annotations
 

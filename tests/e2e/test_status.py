@@ -1,4 +1,4 @@
-"""`status` computes its answer: whatever changed since the proof is noticed."""
+"""`status` detects each change since the proof."""
 
 from __future__ import annotations
 

@@ -130,19 +130,19 @@ class Site:
         faults += wrongly_tagged(done.code == 0 and status == "verified", tagged, project.statements())
         again = project.start(verb, name, "--json").finish(900)
         if (again.code, again.stdout and again.document.get("status")) != (0, status):
-            faults.append(f"with room again: {again.code}, {_said(again)}")
+            faults.append(f"with room again: {again.code}, {_message(again)}")
         faults += [f"left: {path}" for path in _half_written(project)]
         faults += [f"left: container {one}" for one in self.docker("ps", "--all", "--quiet").split()]
         faults += [f"changed: {path}" for path in _changed(before, project.state)]
         self._remove(project, name)
-        return Round(place, step, done.code, _said(done), tuple(faults), ended)
+        return Round(place, step, done.code, _message(done), tuple(faults), ended)
 
     def _judged(self, done: Result, project: Project, status: str, before: Mapping[Path, bytes]) -> Iterator[str]:
         if done.code == 0:  # this step writes nothing there
             if done.document["status"] != status:
                 yield f"exit code 0, and it is {done.document['status']}"
         elif (done.code, done.error["kind"]) != (6, "disk"):
-            yield f"reported as {done.code} {done.error['kind']}: {_said(done)}"
+            yield f"reported as {done.code} {done.error['kind']}: {_message(done)}"
         elif " free" not in done.error["message"]:
             yield f"without figures: {done.error['message']}"
         if "Traceback" in done.stderr:
@@ -156,7 +156,7 @@ class Site:
             done = project.run(*words)
             full = done.code and done.error["kind"] in ("disk", "system")
             if full or done.code not in (0, 4, 6, 8) or "Traceback" in done.stderr:  # 6: it is not built
-                yield f"{words[0]} while it is full: {done.code} {_said(done)}"
+                yield f"{words[0]} while it is full: {done.code} {_message(done)}"
 
     def command(self, what: str) -> Round:
         """A command that writes into the project, whose disk is full; then with room."""
@@ -238,7 +238,7 @@ def _is_json(path: Path) -> bool:
         return False
 
 
-def _said(done: Result) -> str:
+def _message(done: Result) -> str:
     try:
         return " ".join(str(done.error["message"]).split()) if done.code else ""
     except (ValueError, KeyError):
@@ -249,7 +249,7 @@ def steps(site: Site, only: Container[str], say: Callable[[Round], None]) -> lis
     """Every disk full at the begin of the steps that write to it; `only`: PLACE/STEP of those that are wanted."""
     site.begin()
     wanted = [(place, step) for place, steps in ROUNDS.items() for step in steps if f"{place}/{step}" in only]
-    return [_said_of(_round(site, place, step), say) for place, step in wanted]
+    return [_reported(_round(site, place, step), say) for place, step in wanted]
 
 
 def every() -> list[str]:
@@ -267,9 +267,9 @@ def _round(site: Site, place: str, step: str) -> Round:
 
 def commands(site: Site, say: Callable[[Round], None]) -> list[Round]:
     """The project's disk full before each command that writes there. No engine is asked."""
-    return [_said_of(site.command(what), say) for what in COMMANDS]
+    return [_reported(site.command(what), say) for what in COMMANDS]
 
 
-def _said_of(one: Round, say: Callable[[Round], None]) -> Round:
+def _reported(one: Round, say: Callable[[Round], None]) -> Round:
     say(one)
     return one

@@ -1,4 +1,4 @@
-"""Memory that runs out in a step of the build, in the audit, in a probe of the self-test: named, with a limit."""
+"""Memory runs out in a step of the build, in the audit or in a probe: it is reported, with the limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make` again and again, on an engine of its own: does anything grow? What is measured after each, and its slope."""
+"""Run `make` repeatedly on an engine of its own, measure after each, and check the slopes: does anything grow?"""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ def two(folder: Path, host: str, run_id: str, users: Sequence[User], rounds: int
                 out, err = process.communicate()
                 found.faults.append(f"{name}: no end within {LONGEST:.0f} s")
             _take(found, name, Result(process.returncode, out, err, 0.0))
-        found.faults += _told(wanted, same, host, group)
+        found.faults += _status_faults(wanted, same, host, group)
     found.seconds = time.monotonic() - begin
     statements = [path for one in users for path in (one.home / "state").rglob("*.statement.json")]
     if len(statements) != found.tested:
@@ -255,7 +255,7 @@ def _start(one: User, name: str, number: int, host: str, group: int, *words: str
     )  # fmt: skip
 
 
-def _told(wanted: Sequence[tuple[User, str]], same: str, host: str, group: int) -> list[str]:
+def _status_faults(wanted: Sequence[tuple[User, str]], same: str, host: str, group: int) -> list[str]:
     """What `status` says to each: verified, of an image that this user's own evidence proves."""
     faults = []
     for one, name in wanted:

@@ -1,4 +1,4 @@
-"""Targets: what others sign, what registries and bundles hold, and a site's policy."""
+"""Targets: statements signed by others, contents of registries and bundles, and policies of a site."""
 
 from __future__ import annotations
 

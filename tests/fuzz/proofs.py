@@ -1,4 +1,4 @@
-"""Targets: what a self-test in a hostile image writes, and fingerprints."""
+"""Targets: output of a self-test in a hostile image, and fingerprints."""
 
 from __future__ import annotations
 

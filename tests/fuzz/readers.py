@@ -1,4 +1,4 @@
-"""Targets: logs for explain, Markdown, references to images, wheels and compiled files, and what doctor reads."""
+"""Targets: logs for explain, Markdown, image references, wheels, compiled files, and the input of doctor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tries inputs on a target, and keeps one of each fault that shows."""
+"""Try inputs on a target, and keep one input of each fault found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a target of the campaign is, and how one input is tried on it."""
+"""A target of the campaign, and how one input is tried on it."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def tried(target: Target, value: Any) -> bool:
             target.run(value)
             return True
         except EnvbuildError as error:
-            _told(error)
+            _assert_printable(error)
             return False
 
 
-def _told(error: EnvbuildError) -> None:
+def _assert_printable(error: EnvbuildError) -> None:
     """What the command line does with an error must be possible: as JSON, and as UTF-8 without control characters."""
     json.dumps(error.document())
     assert error.message, "an error without a word"

@@ -1,4 +1,4 @@
-"""Archives that are nearly right: layers of images, and bundles."""
+"""Archives that are almost valid: layers of images, and bundles."""
 
 from __future__ import annotations
 

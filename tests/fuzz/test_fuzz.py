@@ -1,4 +1,4 @@
-"""A slice of the campaign, the same inputs every time; and that the campaign can fail: faults that are put in show."""
+"""A part of the campaign with the same inputs every time, and proof that the campaign finds planted faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run on a simulated GPU must report of each probe and of each seeded fault, and the memory it may take."""
+"""The expected result of each probe and each seeded fault on a simulated GPU, and its memory limit."""
 
 from __future__ import annotations
 

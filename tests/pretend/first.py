@@ -1,4 +1,4 @@
-"""A simulated GPU for programs that know nothing of it: with GPU_CHECK_FIRST=pretend.first:begin they call it first."""
+"""A simulated GPU for unmodified programs: with GPU_CHECK_FIRST=pretend.first:begin they call it first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Probes of the driver and the cards over stubs (stubs.py): each case says what the stubs are to answer."""
+"""Probes of the driver and the GPUs over stubs (stubs.py): each case configures the answers of the stubs."""
 
 import ctypes
 import dataclasses

@@ -1,4 +1,4 @@
-"""The real dist.staged over ranks that fail: each seed breaks torch.distributed for some ranks, in real processes."""
+"""The real dist.staged with failing ranks: each seed breaks torch.distributed for some ranks, in real processes."""
 
 import ctypes
 import os

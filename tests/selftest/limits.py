@@ -1,4 +1,4 @@
-"""Probes for the limits that a job sets, and one whose mere planning makes the parent call torch."""
+"""Probes for the limits of a job, and one whose planning makes the parent call torch."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""A GPU that the CPU plays: the paths that probes take on CUDA, over the CPU's kernels."""
+"""A GPU simulated on the CPU: the CUDA code paths of probes, over the CPU's kernels."""
 
 import torch
 

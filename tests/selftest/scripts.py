@@ -1,4 +1,4 @@
-"""own.script over the scripts that projects bring: right, broken and hostile ones, each in its own process."""
+"""own.script with scripts of projects: right, broken and hostile ones, each in its own process."""
 
 import dataclasses
 

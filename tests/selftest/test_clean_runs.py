@@ -1,4 +1,4 @@
-"""`make clean-runs`: a run that fails or lacks a probe is a false alarm, and the page names its case."""
+"""`make clean-runs`: a failed or missing probe is a false alarm, and the page names its case."""
 
 import sys
 from pathlib import Path

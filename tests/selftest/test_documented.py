@@ -1,4 +1,4 @@
-"""The page of sampled cases says what the operations have."""
+"""The page of sampled cases matches the operations."""
 
 import pytest
 

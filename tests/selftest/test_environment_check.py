@@ -1,4 +1,4 @@
-"""The check that every rank runs before training: which device it takes, and what it says of a result."""
+"""The check that every rank runs before training: the device that it uses, and its message about a result."""
 
 import json
 import os

@@ -1,5 +1,5 @@
-"""The self-test on kernels that are right: nothing fails, and no trait reports a defect. test_run.py runs it twice
-more, and finds nothing amiss either."""
+"""The self-test on right kernels raises no alarm: nothing fails, and no trait reports a defect. test_run.py runs it
+twice more, with the same check."""
 
 import json
 import subprocess
@@ -11,27 +11,27 @@ from selftest.reading import Frame, environment
 
 pytest.importorskip("torch")
 
-AMISS = ("cure", "needs_upcast", "accumulates_in_half", "not exact on integers", "refusal", "compute_mode")
+ALARM_TRAITS = ("cure", "needs_upcast", "accumulates_in_half", "not exact on integers", "refusal", "compute_mode")
 
 
-def amiss(probe: Frame) -> list[str]:
+def alarms(probe: Frame) -> list[str]:
     """What a probe says of itself that a right environment gives no reason for."""
-    findings = [name for name in AMISS if _is_said(probe["traits"].get(name))]
+    findings = [name for name in ALARM_TRAITS if _is_reported(probe["traits"].get(name))]
     loose = probe["traits"].get("default flags", {}).values() if probe["probe"] == "gemm.accuracy" else ()
     if not all(flags["within"] for flags in loose):
         findings.append("default flags")
     return findings + ([probe["failure"]] if probe["status"] == "failed" else [])
 
 
-def _is_said(value: object) -> bool:
-    return any(map(_is_said, value.values())) if isinstance(value, dict) else bool(value)
+def _is_reported(value: object) -> bool:
+    return any(map(_is_reported, value.values())) if isinstance(value, dict) else bool(value)
 
 
 def test_a_quick_run_raises_no_alarm() -> None:
     command = [sys.executable, "-m", "envbuild.selftest", "--level", "quick", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=150)
     found = json.loads(done.stdout)
-    assert {probe["probe"]: amiss(probe) for probe in found["probes"] if amiss(probe)} == {}
+    assert {probe["probe"]: alarms(probe) for probe in found["probes"] if alarms(probe)} == {}
     assert (done.returncode, found["end"]["failed"]) == (0, 0), done.stderr
     assert found["end"]["passed"] >= 10  # a run of skips shows nothing
 
@@ -47,4 +47,4 @@ def test_a_quick_run_raises_no_alarm() -> None:
     ],
 )
 def test_an_alarm_would_be_seen(change: Frame, said: list[str]) -> None:
-    assert amiss({"probe": "gemm.accuracy", "status": "passed", "failure": None, "traits": {}, **change}) == said
+    assert alarms({"probe": "gemm.accuracy", "status": "passed", "failure": None, "traits": {}, **change}) == said

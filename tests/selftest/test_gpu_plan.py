@@ -1,4 +1,4 @@
-"""What the programs of benchmarks/gpu_plan measure on a GPU: shown on emulated tensor cores and wrong kernels."""
+"""The measurements of benchmarks/gpu_plan, on emulated tensor cores and wrong kernels."""
 
 import subprocess
 import sys

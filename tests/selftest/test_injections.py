@@ -1,4 +1,4 @@
-"""benchmarks/injections.py: what each fault does, what is counted, and that a broken comparison lowers the share."""
+"""benchmarks/injections.py: the effect of each fault, the counts, and that a broken comparison lowers the score."""
 
 from __future__ import annotations
 

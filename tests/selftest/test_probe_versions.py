@@ -1,4 +1,4 @@
-"""A probe whose code changed has another version: evidence of the one before no longer counts."""
+"""A changed probe gets a new version, and evidence of the previous version does not count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The self-test as it is used: from a zip, by module, with a job or without, on kernels that are right."""
+"""The self-test as users run it: from a zip, by module, with a job or without, on right kernels."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from selftest.reading import ROOT, Frame, environment, job, outcomes, read
 pytest.importorskip("torch")
 
 from envbuild.selftest.probes.probe_catalogue import PROBES
-from selftest.test_false_alarms import amiss
+from selftest.test_false_alarms import alarms
 
 CATALOGUE = [probe.name for probe in PROBES]
 QUICK = [probe.name for probe in PROBES if probe.level == "quick" and probe.needs != "script"]
@@ -62,7 +62,7 @@ def clean(archive: Path, folder: Path) -> list[Frame]:
     frames = read(b"ENVBUILD" + framed)
     assert result.returncode == 0, [frame for frame in frames if frame.get("status") == "failed"]
     assert printed in (b"", b"printed before\n")
-    assert {name: amiss(frame) for name, frame in outcomes(frames).items() if amiss(frame)} == {}
+    assert {name: alarms(frame) for name, frame in outcomes(frames).items() if alarms(frame)} == {}
     return frames
 
 

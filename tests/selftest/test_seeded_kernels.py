@@ -1,4 +1,4 @@
-"""Kernels made wrong as GPUs and libraries are wrong: the probe whose job it is must say so, and where."""
+"""Kernels with the faults of real GPUs and libraries: the responsible probe reports each, with its place."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Operations made wrong: the probe that looks at them must say so, and where; no other probe would."""
+"""Operations with faults: the probe that covers them reports each, with its place; no other probe covers them."""
 
 import pytest
 

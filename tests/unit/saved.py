@@ -1,4 +1,4 @@
-"""Layers made in memory, and an engine that has an image of them and saves it."""
+"""Layers made in memory, and an engine with an image of them that saves it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A profile that was made and proved, an engine that only knows how to push, and a registry to push to."""
+"""A profile that was built and proved, an engine that can only push, and a registry to push to."""
 
 from __future__ import annotations
 

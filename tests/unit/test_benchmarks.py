@@ -1,4 +1,4 @@
-"""The benchmark of builds, without an engine: what its page says, whose memory is taken, what is built first."""
+"""The benchmark of builds, without an engine: its page, its memory measurement, and the order of its builds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""benchmarks/gpu_check.py without a GPU: what a run that is cut short leaves, limits, verdicts and exit codes."""
+"""benchmarks/gpu_check.py without a GPU: leftovers of an interrupted run, limits, verdicts and exit codes."""
 
 from __future__ import annotations
 

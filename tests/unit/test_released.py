@@ -1,4 +1,4 @@
-"""What the first release wrote is read for ever, and judged as then; what a later one writes is refused clearly."""
+"""Files of the first release stay readable with the same verdict; files of a later one are refused clearly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/unproved.md is complete: what no test shows to be named stands there, and nothing else."""
+"""docs/unproved.md is complete: it lists exactly the faults that no test shows to be named."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whether each wrong kernel is wrong where it says so, and right elsewhere.
+"""Check that each wrong kernel is wrong for its stated call, and right for the other.
 
 python -m wrong_kernels.check MODULE [NAME...]
 """

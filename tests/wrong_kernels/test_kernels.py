@@ -1,4 +1,4 @@
-"""The wrong kernels that measure the self-test: each is wrong where it says so, and right elsewhere."""
+"""The wrong kernels that measure the self-test: each is wrong for its stated call, and right for the other."""
 
 import importlib
 import os

@@ -1,1 +1,1 @@
-"""What is there with and without the compiled module."""
+"""The Python part of the extension, with and without its compiled module."""

@@ -1,4 +1,4 @@
-"""Which of several ranks caused a failure, by how each of them ended; and processes that end together."""
+"""Which of several ranks caused a failure, by how each of them ended; and groups of processes that end together."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Frames and messages: what is whole comes through, and nothing else does."""
+"""Streams of frames and messages: only whole ones are accepted."""
 
 import os
 from typing import Any

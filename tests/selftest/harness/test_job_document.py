@@ -1,4 +1,4 @@
-"""The job document: all its faults are named at once, and what is right is taken."""
+"""The job document: all its faults are reported at once, and a valid one is accepted."""
 
 from pathlib import Path
 from typing import Any

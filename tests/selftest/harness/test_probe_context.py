@@ -1,4 +1,4 @@
-"""Context: steps on a device that works on by itself."""
+"""Context: steps on a device that works asynchronously."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The ELF reader against files that a linker made, and against files made to mislead it."""
+"""The ELF reader on files from a linker and on hostile files."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The parts of the audit's collector: the bounded search, work in a process of its own, what it sends."""
+"""The parts of the audit's collector: limited search, work in forked processes, and the output."""
 
 import io
 import json

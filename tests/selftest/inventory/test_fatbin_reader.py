@@ -1,4 +1,4 @@
-"""The reader of device code against what nvcc wrote, what cuobjdump says of it, and files made to mislead it."""
+"""The reader of device code on output of nvcc, compared with cuobjdump, and on hostile files."""
 
 from __future__ import annotations
 

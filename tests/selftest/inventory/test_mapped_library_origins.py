@@ -1,4 +1,4 @@
-"""Libraries are judged by what the distributions recorded; nothing here loads them."""
+"""Libraries are judged by the records of distributions; no library is loaded here."""
 
 import base64
 import hashlib

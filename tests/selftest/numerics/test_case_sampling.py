@@ -1,4 +1,4 @@
-"""Which points of an operation's space a run takes."""
+"""The points of an operation's space that a run samples."""
 
 from collections.abc import Mapping
 from typing import Any

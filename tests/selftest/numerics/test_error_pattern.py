@@ -14,7 +14,7 @@ SHAPE = (130, 96)
 EXACT = hashed_inputs.uniform(SHAPE, 5).to(torch.float64) + 1
 
 
-def said(change: Callable[[torch.Tensor], object], dtype: torch.dtype = torch.float32) -> str:
+def description(change: Callable[[torch.Tensor], object], dtype: torch.dtype = torch.float32) -> str:
     got = EXACT.to(dtype)
     change(got)
     limit = torch.full(SHAPE, 2 * float(torch.finfo(dtype).eps), dtype=torch.float64)
@@ -41,7 +41,7 @@ def shifted(got: torch.Tensor) -> None:
     ],
 )
 def test_the_kind_of_fault_is_named(change: Callable[[torch.Tensor], object], words: str) -> None:
-    assert words in said(change)
+    assert words in description(change)
 
 
 @pytest.mark.parametrize(("dtype", "integers"), [(torch.float32, torch.int32), (torch.bfloat16, torch.int16)])
@@ -49,7 +49,7 @@ def test_one_bit_is_named_with_its_element(dtype: torch.dtype, integers: torch.d
     def flip(got: torch.Tensor) -> None:
         got.view(integers)[4, 9] ^= 1 << 10
 
-    words = said(flip, dtype)
+    words = description(flip, dtype)
     assert words.startswith("element [4, 9] is ") and "(1 of 12480 wrong; bits " in words
     assert ", one differs" in words
 

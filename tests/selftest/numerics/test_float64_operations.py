@@ -1,4 +1,4 @@
-"""The float64 sides of a fingerprint's operations against torch's own float64, and their bounds against rounding."""
+"""The float64 references of fingerprint operations agree with torch's float64, and their bounds with rounding."""
 
 from collections.abc import Callable
 

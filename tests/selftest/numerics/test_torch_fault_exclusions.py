@@ -1,4 +1,4 @@
-"""Results that the self-test leaves out: torch is wrong there, and nothing else is left out."""
+"""Results that the self-test excludes: torch is wrong there, and no others are excluded."""
 
 import subprocess
 import sys

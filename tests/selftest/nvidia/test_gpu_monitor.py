@@ -1,4 +1,4 @@
-"""What the driver reports while a probe runs is that probe's, whatever the probe found; what it lacks fails nothing."""
+"""Driver reports during a probe belong to that probe, with any result; missing counters fail nothing."""
 
 import ctypes
 import json

@@ -1,4 +1,4 @@
-"""Attention that is wrong on its way forth; on its way back: gradients.py."""
+"""Attention with a wrong forward pass; with a wrong backward pass: gradients.py."""
 
 from typing import Any
 

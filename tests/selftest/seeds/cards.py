@@ -1,4 +1,4 @@
-"""Memory that is short or broken, a card that errs now and then, and a library that is not the one recorded."""
+"""Memory that is short or broken, a GPU that errs occasionally, and a library that differs from the recorded one."""
 
 import ctypes
 import importlib

@@ -1,4 +1,4 @@
-"""Convolutions that are wrong, and a right one by another way."""
+"""Wrong convolutions, and a right one by another algorithm."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Attention whose way back is wrong, and a cuDNN that the CPU plays."""
+"""Attention with a wrong backward pass, and a cuDNN that is simulated on the CPU."""
 
 import dataclasses
 from collections.abc import Callable

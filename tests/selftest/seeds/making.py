@@ -1,4 +1,4 @@
-"""How a kernel is made wrong in a probe's own process, for every family of seeds."""
+"""Replace kernels by wrong ones in a probe's own process, for every family of seeds."""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Attention that is right for plain calls, and wrong for others of models: attention_needle_cases.py finds it."""
+"""Attention that is right for plain calls, and wrong for other calls of models: attention_needle_cases.py finds it."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Norms that are wrong."""
+"""Wrong norms."""
 
 from typing import Any
 

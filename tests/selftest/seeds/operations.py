@@ -1,4 +1,4 @@
-"""Operations that are wrong in ways that no probe but their own looks at: run by themselves, as seeds.operations."""
+"""Operations with faults that only their own probe detects: run separately, as seeds.operations."""
 
 import os
 from collections.abc import Callable

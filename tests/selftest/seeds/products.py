@@ -1,4 +1,4 @@
-"""Products that are wrong, too slow, too large, or that end the process."""
+"""Matrix products that are wrong, too slow, too large, or that end the process."""
 
 import ctypes
 import dataclasses

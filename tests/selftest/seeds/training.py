@@ -1,4 +1,4 @@
-"""Training that goes wrong, and a compiler that does."""
+"""Training with wrong results, and a wrong compiler."""
 
 from typing import Any
 

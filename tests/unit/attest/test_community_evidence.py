@@ -1,4 +1,4 @@
-"""Evidence that others sent: whose word it is, what it says, and the table that it fills."""
+"""Evidence from others: its signers, its content, and the table made from it."""
 
 from __future__ import annotations
 

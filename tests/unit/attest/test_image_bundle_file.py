@@ -1,4 +1,4 @@
-"""A bundle goes to a closed site and is believed there only by what it proves; nothing is loaded before that."""
+"""A bundle for an isolated site is trusted only through its evidence; nothing is loaded before the check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The known faults that `verify` holds against a record are those that `make` holds against the profile."""
+"""`verify` applies the same known faults to a record as `make` applies to the profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small environments, real to the loader, are collected and judged; then what the collector cannot be made to say."""
+"""Small environments, real to the loader, are collected and judged; then results that no collector can produce."""
 
 from __future__ import annotations
 

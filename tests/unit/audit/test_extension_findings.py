@@ -1,4 +1,4 @@
-"""Compiled extensions of small environments, real to the loader: what they bring, and each way of being broken."""
+"""Compiled extensions of small environments, real to the loader: their contents, and each way of being broken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Python of an image collects."""
+"""The Python of an image that runs the collector."""
 
 from __future__ import annotations
 

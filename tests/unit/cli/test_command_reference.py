@@ -1,4 +1,4 @@
-"""docs/commands.md is what --help says."""
+"""docs/commands.md matches --help."""
 
 from __future__ import annotations
 

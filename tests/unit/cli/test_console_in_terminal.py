@@ -1,4 +1,4 @@
-"""What a person sees: the console in a real pseudo-terminal, whose screen an emulator keeps."""
+"""The console in a real pseudo-terminal, read through a terminal emulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: exit codes, `--json` of failures, help, and no traceback whatever is given."""
+"""The command line: exit codes, `--json` of failures, help, and no traceback for any arguments."""
 
 from __future__ import annotations
 

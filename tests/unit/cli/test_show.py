@@ -1,4 +1,4 @@
-"""`envbuild show` of a profile without a lock: what it asks for, and the command that locks it."""
+"""`envbuild show` of a profile without a lock: its requests, and the command that locks it."""
 
 from __future__ import annotations
 

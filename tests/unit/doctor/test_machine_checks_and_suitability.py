@@ -1,4 +1,4 @@
-"""What the checks say of a machine that was read, or of which a part was not."""
+"""The result of the checks for a machine that was read completely or partly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read of a machine: bounded, cleaned, without secrets, and never waited for."""
+"""Data read from a machine: limited, cleaned, without secrets, and with a time limit."""
 
 from __future__ import annotations
 

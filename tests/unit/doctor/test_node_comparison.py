@@ -1,4 +1,4 @@
-"""Nodes compared: the odd one is named, and what a node says of itself is bounded, cleaned and never trusted."""
+"""Comparison of nodes: the differing one is named, and data from a node is limited, cleaned and never trusted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is slow is named, and costs nothing of what was read before it."""
+"""A slow reader is named, and loses no earlier results."""
 
 from __future__ import annotations
 

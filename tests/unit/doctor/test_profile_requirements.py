@@ -1,4 +1,4 @@
-"""`doctor --for`: yes, or no with every reason; and what the recorded description holds."""
+"""`doctor --for`: yes, or no with every reason; and the recorded description of the machine."""
 
 from __future__ import annotations
 

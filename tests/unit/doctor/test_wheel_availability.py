@@ -1,4 +1,4 @@
-"""Whether the indexes have every wheel of a lock: by their pages, without a download."""
+"""Availability of every wheel of a lock on the indexes: by their pages, without a download."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verified or why not, with an engine that is two dictionaries."""
+"""Verified, or the reason why not, with an engine of two dictionaries."""
 
 from __future__ import annotations
 

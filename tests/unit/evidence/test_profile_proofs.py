@@ -1,4 +1,4 @@
-"""What the evidence on disk says of a lock, without an engine."""
+"""The proofs of a lock from the evidence on disk, without an engine."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class World:
             evidence_statements_and_store.run_record(image_of(handle), wanted, run, "docker", finished)
         )
 
-    def said(self) -> str:
+    def sentence(self) -> str:
         return profile_proofs.proof_sentence(
             "sample",
             profile_proofs.on_disk(
@@ -64,9 +64,9 @@ def cards(project: Path) -> World:
 
 
 def test_nothing_built_and_nothing_proved_is_never(cpu: World) -> None:
-    assert cpu.said() == "proved: never"
+    assert cpu.sentence() == "proved: never"
     cpu.built()
-    assert cpu.said() == "proved: never"
+    assert cpu.sentence() == "proved: never"
     assert (
         profile_proofs.proof_sentence("sample", profile_proofs.on_disk("sample", cpu.source.profile, None, ()))
         == "proved: never"
@@ -75,39 +75,39 @@ def test_nothing_built_and_nothing_proved_is_never(cpu: World) -> None:
 
 def test_a_profile_for_the_cpu_goes_by_its_own_name(cpu: World) -> None:
     cpu.tested(cpu.built(), outcome="failed")
-    assert cpu.said() == "sample: the self-test failed: env.libs"
+    assert cpu.sentence() == "sample: the self-test failed: env.libs"
 
 
 def test_a_proof_says_on_what_and_when(cpu: World) -> None:
     cpu.tested(cpu.built())
-    assert cpu.said() == "proved on the CPU, 2026-11-21"
+    assert cpu.sentence() == "proved on the CPU, 2026-11-21"
 
 
 def test_evidence_on_an_image_that_was_not_built_from_this_lock_counts_for_nothing(cpu: World) -> None:
     cpu.tested("1")
-    assert cpu.said() == "proved: never"
+    assert cpu.sentence() == "proved: never"
     cpu.built("1", lock="sha256:another")
-    assert cpu.said() == "proved: never"
+    assert cpu.sentence() == "proved: never"
 
 
 def test_show_lists_the_proof_of_each_gpu_model(cards: World) -> None:
     handle = cards.built()
     cards.tested(handle, "NVIDIA H20")
-    assert cards.said() == "proved on NVIDIA H20, 2026-11-21; a100: never"
+    assert cards.sentence() == "proved on NVIDIA H20, 2026-11-21; a100: never"
     cards.tested(handle, "NVIDIA A800-SXM4-80GB", day=1)  # of one family with the A100
-    assert cards.said() == "proved on NVIDIA A800-SXM4-80GB, 2026-11-22; proved on NVIDIA H20, 2026-11-21"
+    assert cards.sentence() == "proved on NVIDIA A800-SXM4-80GB, 2026-11-22; proved on NVIDIA H20, 2026-11-21"
 
 
 def test_a_failure_is_reported(cpu: World) -> None:
     cpu.tested(cpu.built(), outcome="failed")
-    assert cpu.said() == "sample: the self-test failed: env.libs"
+    assert cpu.sentence() == "sample: the self-test failed: env.libs"
 
 
 def test_the_best_image_of_a_lock_counts(cpu: World) -> None:
     """A proof of one image is none the worse for another that failed."""
     cpu.tested(cpu.built("2"), outcome="failed", day=1)
     cpu.tested(cpu.built("1"))
-    assert cpu.said() == "proved on the CPU, 2026-11-21"
+    assert cpu.sentence() == "proved on the CPU, 2026-11-21"
 
 
 def test_show_prints_the_proof_with_a_name_and_without(cards: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`explain`: the report, the reports of users that started it, and the score that a maintainer can add up."""
+"""`explain`: the report, examples from users' reports, and the score that a maintainer can recompute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`explain`: whose words a log holds. Of this run or another, of this card or another, in any language; which rank."""
+"""`explain`: the origin of the lines of a log: this run or another, this GPU or another, any language; which rank."""
 
 from __future__ import annotations
 

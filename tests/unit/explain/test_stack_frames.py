@@ -1,4 +1,4 @@
-"""`explain`: frames of stacks, exit statuses and localized messages as facts."""
+"""`explain`: stack frames, exit statuses and localized messages as facts."""
 
 from __future__ import annotations
 

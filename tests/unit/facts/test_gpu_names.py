@@ -1,4 +1,4 @@
-"""Names of GPUs as drivers, lspci and people write them -> the models that they mean."""
+"""GPU names from drivers, lspci and users are mapped to models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The index's apex is not NVIDIA's: wherever it can be asked for, it is refused, with the way to the right one."""
+"""The index's apex is not NVIDIA's: every request for it is refused, with the way to the right one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_requirements_that_do_not_mean_the_package(text: str) -> None:
     assert misleading_packages.refusal_reason(text) is None
 
 
-def said(*arguments: str) -> list[str]:
+def refusals(*arguments: str) -> list[str]:
     """Where it is refused: the files, lines and fields of the faults that say so."""
     done = envbuild(*arguments, "--json")
     assert done.code == 3
@@ -56,11 +56,11 @@ def said(*arguments: str) -> list[str]:
 
 def test_in_packages_and_pins_of_a_profile(project: Path) -> None:
     write_profile(project, {**PROFILE, "packages": ["numpy", "apex[x]>1", "apex @ git+https://github.com/NVIDIA/apex"]})
-    assert len(said("show", "sample")) == 2
+    assert len(refusals("show", "sample")) == 2
     write_profile(project, {**PROFILE, "pins": {"apex": "0.1"}})
-    assert [field.rpartition(": ")[2] for field in said("show", "sample")] == ["pins.apex"]
+    assert [field.rpartition(": ")[2] for field in refusals("show", "sample")] == ["pins.apex"]
     write_profile(project, PROFILE)
-    assert said("lock", "sample", "--pin", "apex=0.1") == ["--pin:1: pins.apex"]
+    assert refusals("lock", "sample", "--pin", "apex=0.1") == ["--pin:1: pins.apex"]
 
 
 def test_in_a_projects_requirements_and_what_they_include(project: Path) -> None:
@@ -75,7 +75,7 @@ def test_in_a_projects_requirements_and_what_they_include(project: Path) -> None
         "editable.txt": ["editable.txt:1"],
         "pyproject.toml": ["pyproject.toml:3"],
     }.items():
-        found = said("lock", "sample", "--requirements", file)
+        found = refusals("lock", "sample", "--requirements", file)
         assert [":".join(place.split(":")[:2]) for place in found] == places
 
 
@@ -97,4 +97,4 @@ def test_where_another_package_needs_it(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_in_what_a_new_profile_extends(project: Path) -> None:
     write_profile(project, {**PROFILE, "packages": ["apex"]})
-    assert len(said("init", "mine", "--from", "sample")) == 1
+    assert len(refusals("init", "mine", "--from", "sample")) == 1

@@ -1,4 +1,4 @@
-"""What unequal cards need: from the facts, only where it is needed, and a profile's own value wins."""
+"""Settings for unequal GPUs: from the facts, only where needed, and a profile's own value wins."""
 
 from __future__ import annotations
 

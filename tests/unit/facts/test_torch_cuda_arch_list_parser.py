@@ -1,4 +1,4 @@
-"""Which cards device code serves."""
+"""The GPUs that device code supports."""
 
 from __future__ import annotations
 

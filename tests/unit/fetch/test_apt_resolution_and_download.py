@@ -1,4 +1,4 @@
-"""apt's side, with what apt and its helper say written by hand."""
+"""Resolution and download with apt, with handwritten output of apt and its helper."""
 
 from __future__ import annotations
 

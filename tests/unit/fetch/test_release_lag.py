@@ -1,4 +1,4 @@
-"""How far a version is behind, and the reason; what a page of an index says of a package."""
+"""How far a version is behind, with the reason; and what the page of an index lists for a package."""
 
 from __future__ import annotations
 

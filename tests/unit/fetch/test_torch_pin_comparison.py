@@ -1,4 +1,4 @@
-"""Where the pins of a torch release are read, with small wheels on an index of our own."""
+"""The pins of a torch release are read from small wheels on a local index."""
 
 from __future__ import annotations
 

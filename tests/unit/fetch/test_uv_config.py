@@ -1,4 +1,4 @@
-"""The site's part of uv's configuration, and what is left out of it."""
+"""The site's part of uv's configuration, and the settings that are left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What uv says, and whose fault it is: the index's (exit 7), or a contradiction in the profile (3)."""
+"""Errors of uv are assigned to the index (exit 7) or to a contradiction in the profile (3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Against the real uv, with tiny wheels from a folder or a small index of our own."""
+"""Resolution and download by the real uv, with tiny wheels from a folder or a small local index."""
 
 from __future__ import annotations
 

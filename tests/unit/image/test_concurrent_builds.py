@@ -1,4 +1,4 @@
-"""Builds of several processes, with a client of Docker that stands in: which of them run at once, and which wait."""
+"""Builds of several processes with a stand-in for the Docker client: which run at the same time, and which wait."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Place:
         self.begun.append(process)
         return process
 
-    def said(self, name: str) -> str:
+    def stderr(self, name: str) -> str:
         return (self.folder / f"stderr-{name}").read_text(encoding="utf-8")
 
     def log(self) -> list[str]:
@@ -69,7 +69,7 @@ class Place:
         return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
 
     def waits(self, name: str) -> Callable[[], bool]:
-        return lambda: "another envbuild builds on the same base; waiting for it" in self.said(name)
+        return lambda: "another envbuild builds on the same base; waiting for it" in self.stderr(name)
 
     def go(self, name: str) -> None:
         (self.folder / f"go-{name}").touch()
@@ -104,7 +104,7 @@ def test_builds_on_one_base_take_turns_and_say_so(place: Place) -> None:
     place.go("a")
     assert (first.wait(30), second.wait(30)) == (0, 0)
     assert place.log() == ["begin a", "end a", "begin b", "end b"]
-    assert place.said("a") == ""
+    assert place.stderr("a") == ""
 
 
 def test_disk_space_is_checked_again_after_waiting(place: Place) -> None:
@@ -126,7 +126,7 @@ def test_a_waiting_build_can_be_interrupted(place: Place) -> None:
     until(place.waits("b"), place)
     second.send_signal(signal.SIGINT)
     assert second.wait(30) != 0
-    assert "KeyboardInterrupt" in place.said("b")
+    assert "KeyboardInterrupt" in place.stderr("b")
     assert place.log() == ["begin a"]
 
 
@@ -144,4 +144,4 @@ def test_other_bases_and_other_engines_do_not_wait(place: Place) -> None:
     for name, base, engine in (("a", A, "one"), ("b", B, "one"), ("c", A, "two")):
         place.start(name, base, engine)
         until(lambda name=name: f"begin {name}" in place.log(), place)  # type: ignore[misc]
-    assert [place.said(name) for name in "abc"] == ["", "", ""]
+    assert [place.stderr(name) for name in "abc"] == ["", "", ""]

@@ -1,4 +1,4 @@
-"""What of the base can be tested without mmdebstrap."""
+"""Tests of the base that need no mmdebstrap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tiny Docker API on a unix socket: too old, silent, odd; and which engine is asked at all."""
+"""A tiny Docker API on a unix socket: too old, silent, odd; and the choice of the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rendering, the golden folders, and that nothing a profile or lock says becomes an instruction."""
+"""Rendering, the golden folders, and that no text of a profile or lock becomes an instruction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A wheel built from source: one that is as asked, and every way in which it may not be."""
+"""A wheel built from source: one that is as requested, and every deviation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""dockerfiles/unpack, as the build runs it: what it takes, and what it refuses."""
+"""dockerfiles/unpack, as the build runs it: accepted and refused archives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lock is made again with as few changes as can be: wheels by the real uv, Debian packages by a fake mirror."""
+"""A lock is updated with as few changes as possible: wheels by the real uv, Debian packages by a fake mirror."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lock as requirements and constraints: what pip reads of them is what was locked."""
+"""A lock as requirements and constraints: pip reads from them exactly the locked versions."""
 
 from __future__ import annotations
 

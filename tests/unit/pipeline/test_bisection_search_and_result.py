@@ -1,4 +1,4 @@
-"""The search for a change: right for every row with one, honest for rows with several or with gaps."""
+"""The search for a change: exact for rows with one change, honest for rows with several or with gaps."""
 
 from __future__ import annotations
 

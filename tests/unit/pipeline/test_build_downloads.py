@@ -1,4 +1,4 @@
-"""What is done ahead while an image's parts are fetched."""
+"""Downloads and preparations during the download of an image's parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several profiles at once: the worst code, turns, what a failing one does to the others; processes are stand-ins."""
+"""Several profiles in one make: the exit code, the order, and the effect of a failure; processes are stand-ins."""
 
 from __future__ import annotations
 

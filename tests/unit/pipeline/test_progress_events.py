@@ -1,4 +1,4 @@
-"""Events between processes: each comes out of the pipe as it went in, and a real process writes them there."""
+"""Events between processes: each is read from the pipe as written, also from a real process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pushing against a registry in this process, with an engine that only knows how to push."""
+"""Pushing to a registry in this process, with an engine that can only push."""
 
 from __future__ import annotations
 

@@ -215,15 +215,15 @@ def test_an_archive_that_another_reader_might_read_differently_is_refused(
 def test_attributes_for_all_later_entries_are_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attributes for all that follow: then it matters what follows, in ours too."""
 
-    def said(names: str, headers: dict[str, str]) -> bytes:
+    def packed(names: str, headers: dict[str, str]) -> bytes:
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT, pax_headers=headers) as archive:
             for name in names:
                 archive.addfile(tarfile.TarInfo(name))
         return buffer.getvalue()
 
-    there = said("ba", {"comment": "x"})
-    for here in (said("ab", {"comment": "x"}), said("ab", {})[:-1024]):  # of one end
+    there = packed("ba", {"comment": "x"})
+    for here in (packed("ab", {"comment": "x"}), packed("ab", {})[:-1024]):  # of one end
         found = compared(site, monkeypatch, [there], [here])
         assert found == ["layer 1 of 1 is another: the same files in other archives"]
 

@@ -1,4 +1,4 @@
-"""Which runner is taken, what does not go together, and what a cluster would be given."""
+"""Which runner is chosen, which options exclude each other, and what a cluster is given."""
 
 from __future__ import annotations
 

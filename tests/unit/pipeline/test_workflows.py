@@ -1,4 +1,4 @@
-"""What a finished self-test means for the pipeline and for the commands that report it."""
+"""The effect of a finished self-test on the pipeline and on the commands that report it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/profile-format.md is what the schema of profiles says."""
+"""docs/profile-format.md matches the schema of profiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a profile adds to the self-test: checked when it is read, and no content of a lock."""
+"""Additions of a profile to the self-test: checked when read, and not part of a lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requirement files that lead nowhere, or everywhere: each is a fault with its line, and reading ends."""
+"""Requirement files that include missing files or themselves: each is a fault with its line, and reading ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A headless Chromium, and what it says of a page."""
+"""A headless Chromium, and what it reports about a page."""
 
 from __future__ import annotations
 

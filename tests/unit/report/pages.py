@@ -1,4 +1,4 @@
-"""Profiles with locks and evidence for pages: a CPU that passed, and four cards of which much is wrong."""
+"""Profiles with locks and evidence for pages: a CPU that passed, and four GPUs with many failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`envbuild docs`: blocks of documents, filled from locks; nothing is written where anything is wrong."""
+"""`envbuild docs`: blocks of documents, filled from locks; nothing is written if anything is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks in Markdown: found, faulty, filled; and cells that cannot leave their place."""
+"""Blocks in Markdown: found, faulty, filled; and cells that cannot leave the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of `envbuild show --html` in a real browser: what it shows, at which widths, and to whom."""
+"""The page of `envbuild show --html` in a real browser: its content, its widths, and its accessibility."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`envbuild show --html`: what its page holds, and that nothing in the evidence becomes more than text."""
+"""`envbuild show --html`: the contents of the page, and that evidence is only shown as text."""
 
 from __future__ import annotations
 

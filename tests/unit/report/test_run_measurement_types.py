@@ -1,4 +1,4 @@
-"""What is read of a run record: figures, speeds, stages; and that nothing in one can break the page of it."""
+"""Figures, speeds and stages read from a run record; and that no record can break its page."""
 
 from __future__ import annotations
 

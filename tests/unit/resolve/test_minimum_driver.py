@@ -1,4 +1,4 @@
-"""The oldest driver that an image runs on: of torch's CUDA, the profile and the cards, the newest."""
+"""The oldest driver that an image runs on: the newest minimum of torch's CUDA, the profile and the GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where nvcc comes from, and that forward-compatibility libraries go with old drivers of datacentre cards alone."""
+"""The source of nvcc, and that forward-compatibility libraries come only with old drivers of datacentre GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stands in for a cluster's API server: real HTTP, a few objects, and a pod whose states a test lays out in advance."""
+"""Stands in for a cluster's API server: real HTTP, a few objects, and a pod with states prepared by a test."""
 
 from __future__ import annotations
 

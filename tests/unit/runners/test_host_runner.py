@@ -1,4 +1,4 @@
-"""The runner of this machine: which Python it takes, what it brings back, and what a real one says of its torch."""
+"""The runner of this machine: the Python that it uses, its results, and what a real one reports of its torch."""
 
 from __future__ import annotations
 

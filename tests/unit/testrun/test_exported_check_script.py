@@ -1,4 +1,4 @@
-"""The exported check: the same bytes for the same lock, and a file that is damaged anywhere is never a pass."""
+"""The exported check: the same bytes for the same lock, and a damaged file never passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fingerprints from files and from runs: whole ones are read, any other is refused with its place."""
+"""Fingerprints from files and from runs: whole ones are read, others are refused with the place of the fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JUnit XML: read again by a parser, and held against what CI systems take."""
+"""JUnit XML: parsed again, and compared with the format that CI systems accept."""
 
 from __future__ import annotations
 

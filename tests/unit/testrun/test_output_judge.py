@@ -1,4 +1,4 @@
-"""What several nodes say, as one run."""
+"""The output of several nodes is judged as one run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unit.evidence.runs import NONCE, documents, lines, probe
 WHERE = {"runner": "slurm", "unconfined": ["the network"], "job": "7"}
 
 
-def said(status: str = "passed", **more: Any) -> bytes:
+def output_with(status: str = "passed", **more: Any) -> bytes:
     failing = {"failure": "signal", "signal": "SIGSEGV", "reason": "died"} if status == "failed" else {}
     return b"".join(lines(documents(probe("dist.nodes", status, **failing, **more))))
 
@@ -26,34 +26,34 @@ def judged(*parts: tuple[int, bytes], exit_code: int | None = None) -> TestRun:
 
 
 def test_it_passes_where_it_passed_on_each() -> None:
-    run = judged((0, said()), (0, said()))
+    run = judged((0, output_with()), (0, output_with()))
     assert run.passed and run.by_status("passed") == ["dist.nodes"] and run.where == WHERE
 
 
 @pytest.mark.parametrize("bad", [0, 1])
 def test_a_node_on_which_it_failed_is_named(bad: int) -> None:
-    parts = [(0, said()), (0, said())]
-    parts[bad] = (5, said("failed"))
+    parts = [(0, output_with()), (0, output_with())]
+    parts[bad] = (5, output_with("failed"))
     run = judged(*parts)
     assert not run.passed and run.errors == ()
     assert f"node {bad}: died" in run.failures()[0].detail
 
 
 def test_a_node_that_could_not_run_is_not_proof() -> None:
-    run = judged((0, said()), (0, said("skipped", reason="1 of 8 GPUs visible")))
+    run = judged((0, output_with()), (0, output_with("skipped", reason="1 of 8 GPUs visible")))
     assert not run.passed and run.skipped_required == ("dist.nodes",)
 
 
-@pytest.mark.parametrize("other", [b"", said()[:-40], said().replace(NONCE.encode(), b"f" * 32)])
+@pytest.mark.parametrize("other", [b"", output_with()[:-40], output_with().replace(NONCE.encode(), b"f" * 32)])
 def test_output_of_a_node_that_is_not_whole_is_an_error(other: bytes) -> None:
-    run = judged((0, said()), (0, other))
+    run = judged((0, output_with()), (0, other))
     assert not run.passed and all(error.startswith("node 1: ") for error in run.errors) and run.errors
 
 
 def test_only_the_node_that_did_not_end_is_reported_as_late() -> None:
-    late = said().rpartition(b"ENVBUILD")[0]
-    sizes = ((0, len(said())), (124, len(late)))
-    output = RawOutput(said() + late, "", None, 60.0, timed_out=True, parts=sizes, where=WHERE)
+    late = output_with().rpartition(b"ENVBUILD")[0]
+    sizes = ((0, len(output_with())), (124, len(late)))
+    output = RawOutput(output_with() + late, "", None, 60.0, timed_out=True, parts=sizes, where=WHERE)
     run = output_judge.judge_nodes(output, NONCE, ("dist.nodes",))
     assert not run.passed and any("stopped after 60 s" in error for error in run.errors)
     assert all(error.startswith("node 1: ") for error in run.errors), run.errors
@@ -62,7 +62,7 @@ def test_only_the_node_that_did_not_end_is_reported_as_late() -> None:
 def test_a_container_that_ran_out_of_memory_on_one_node_is_reported() -> None:
     """The way out is the profile's selftest.memory_gb."""
     alone = output_judge.judge_output(RawOutput(b"".join(lines(documents(probe("env.libs")))), "", 0, 4.0), NONCE, ())
-    ended = RawOutput(said(), "", 137, 3.0, out_of_memory=True, parts=((0, len(said())), (137, 0)))
+    ended = RawOutput(output_with(), "", 137, 3.0, out_of_memory=True, parts=((0, len(output_with())), (137, 0)))
     run = output_judge.join_runs(alone, output_judge.judge_nodes(ended, NONCE, ("dist.nodes",)))
     assert run.out_of_memory and not run.passed
 
@@ -76,8 +76,8 @@ def test_a_run_alone_and_one_on_several_are_one() -> None:
     alone = output_judge.judge_output(
         RawOutput(stdout, "", 0, 4.0, where={"runner": "slurm", "unconfined": []}), NONCE, ()
     )
-    run = output_judge.join_runs(alone, judged((0, said()), (0, said())))
+    run = output_judge.join_runs(alone, judged((0, output_with()), (0, output_with())))
     assert (run.passed, run.by_status("passed"), run.seconds) == (True, ["env.libs", "dist.nodes"], 7.0)
     assert (run.unconfined, run.where["nodes"]) == (["the network"], WHERE)
-    failed = output_judge.join_runs(alone, judged((0, said()), (5, said("failed"))))
+    failed = output_judge.join_runs(alone, judged((0, output_with()), (5, output_with("failed"))))
     assert not failed.passed

@@ -1,4 +1,4 @@
-"""-v, -vv, ENVBUILD_LOG and --debug: what happened is shown, and no secret in it."""
+"""-v, -vv, ENVBUILD_LOG and --debug: events are shown, and no secret."""
 
 from __future__ import annotations
 

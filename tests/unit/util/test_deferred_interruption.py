@@ -1,4 +1,4 @@
-"""A signal that comes while a program is started ends the command, though Python ignores what its handler raises."""
+"""A signal during the start of a program ends the command, though Python ignores exceptions of the handler."""
 
 from __future__ import annotations
 

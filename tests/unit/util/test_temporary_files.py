@@ -1,4 +1,4 @@
-"""Temporary folders: gone however the process ends, and never another one's that is in use."""
+"""Temporary folders: removed after any end of the process, and never those of a running process."""
 
 from __future__ import annotations
 

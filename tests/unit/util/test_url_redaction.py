@@ -1,4 +1,4 @@
-"""What of an address is shown: never a password, and no other host than it names."""
+"""The visible part of an address: never a password, and no host other than its own."""
 
 from __future__ import annotations
 

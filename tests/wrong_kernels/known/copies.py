@@ -170,7 +170,7 @@ def slices_of_16_bit_values_begin_at_an_even_place(call: Any, *args: Any, **kwar
     wrong=lambda: [torch.cat([of(3) for _ in range(130)])],
     right=lambda: [torch.cat([of(3) for _ in range(128)])],
 )
-def parts_past_the_128th_begin_anew(call: Any, tensors: Any, dim: Any = 0, **kwargs: Any) -> torch.Tensor:
+def parts_past_the_128th_start_again(call: Any, tensors: Any, dim: Any = 0, **kwargs: Any) -> torch.Tensor:
     """Of more than 128 tensors to concatenate, those past the 128th repeat the first ones where the sizes are the
     same."""
     if len(tensors) > 128:

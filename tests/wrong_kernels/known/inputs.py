@@ -1,4 +1,4 @@
-"""What several of the modules need: inputs and gradients for the calls that show a fault."""
+"""Helpers of several modules: inputs and gradients for the calls that show a fault."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def _updated_linear(dtype: torch.dtype) -> list[torch.Tensor]:
     wrong=lambda: _updated_linear(torch.bfloat16),
     right=lambda: _updated_linear(torch.float32),
 )
-def packed_weights_are_not_packed_anew_after_an_update(call: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+def packed_weights_are_not_repacked_after_an_update(call: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
     """The second factor of bfloat16 products is packed once for each place in memory, shape and strides, if transposed
     as a layer's weight: after a weight is changed in place, its old values are used."""
     weight = args[-1]

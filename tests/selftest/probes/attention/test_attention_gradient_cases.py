@@ -1,4 +1,4 @@
-"""Attention's gradients: the reference is autograd's, and rounding where it is allowed stays within the bounds."""
+"""Attention gradients: the reference equals autograd, and allowed rounding stays within the bounds."""
 
 import pytest
 

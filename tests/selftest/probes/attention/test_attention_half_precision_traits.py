@@ -1,4 +1,4 @@
-"""Traits of half precision, decided by attention that is written out: right, late scaled, and added up in halves."""
+"""Traits of half precision, for attention in plain operations: right, scaled late, and summed in half precision."""
 
 from collections.abc import Iterator
 

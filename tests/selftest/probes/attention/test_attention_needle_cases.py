@@ -1,4 +1,4 @@
-"""attention_needle: its references, that every key counts, and that its cases meet every pair of what they vary."""
+"""attention_needle: its references, that every key counts, and that its cases cover every pair of parameters."""
 
 import math
 from itertools import combinations

@@ -1,4 +1,4 @@
-"""compile.triton in images without a compiler, and what it says of a compiler's long errors."""
+"""compile.triton in images without a compiler, and its summary of long compiler errors."""
 
 import ast
 import contextlib

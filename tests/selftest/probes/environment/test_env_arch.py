@@ -1,4 +1,4 @@
-"""env.arch: that what the driver would have to compile is caught."""
+"""env.arch catches code that the driver would have to compile."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""env.driver over drivers that are not there, too old, at odds with themselves, or not willing to start."""
+"""env.driver with drivers that are missing, too old, inconsistent, or do not start."""
 
 from pathlib import Path
 from typing import Any

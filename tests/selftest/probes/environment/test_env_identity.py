@@ -1,4 +1,4 @@
-"""env.identity over cards that are not there: a fleet may be mixed as listed, the facts judge the rest."""
+"""env.identity with missing GPUs: a fleet may be mixed as listed, the facts judge the rest."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace

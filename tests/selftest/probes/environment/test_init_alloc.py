@@ -1,4 +1,4 @@
-"""init.alloc: equal shares of what is free before anybody holds any, and a card that its compute mode keeps from us."""
+"""init.alloc: equal shares of the free memory, and a GPU that its compute mode makes inaccessible."""
 
 import math
 import mmap

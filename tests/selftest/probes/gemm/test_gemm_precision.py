@@ -1,4 +1,4 @@
-"""What no CPU can show: the judgement of tf32.mode where TF32 is allowed, and gemm.fp8 on emulated tensor cores."""
+"""Checks that no CPU can run: tf32.mode where TF32 is allowed, and gemm.fp8 on emulated tensor cores."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""burn: its sums on the host are those of the product, every device adds them up exactly, and what differs is found."""
+"""burn: its sums on the host equal those of the product, every device sums exactly, and differences are found."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""hw.health over an NVML that reports faults, or nothing."""
+"""hw.health with an NVML that reports faults, or does not answer."""
 
 from pathlib import Path
 

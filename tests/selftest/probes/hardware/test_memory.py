@@ -1,4 +1,4 @@
-"""memory: how much of the free memory it takes, and the patterns that it writes there."""
+"""memory: how much of the free memory it uses, and the patterns that it writes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""dist.nodes: the real probe as two machines, which are two processes here and meet over the loopback."""
+"""dist.nodes: the real probe on two machines, simulated by two processes that meet over loopback."""
 
 import socket
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Ranks that die, hang, leave or come out wrong, in real processes: the probe names rank, stage and step."""
+"""Ranks that die, hang, leave or compute wrong results, in real processes: the probe names rank, stage and step."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""dist.staged as it goes about GPUs, its ranks played by a script: what is tried, and what that comes to."""
+"""The stages of dist.staged with scripted ranks: which are run, and which result they give."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

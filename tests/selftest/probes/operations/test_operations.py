@@ -1,4 +1,4 @@
-"""Cases that are sampled of an operation: right on the CPU, and one changed element of their inputs is seen."""
+"""Sampled cases of operations: right on the CPU, and each changed input element is detected."""
 
 from collections.abc import Iterator
 

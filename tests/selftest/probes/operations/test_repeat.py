@@ -1,4 +1,4 @@
-"""repeat: faults that come late, rarely or in company are found, and right operations pass."""
+"""repeat: faults that come late, rarely or in combination are found, and right operations pass."""
 
 import threading
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Fingerprints of kernels that are right and of kernels made wrong, and what a comparison of the two then says."""
+"""Fingerprints of right and wrong kernels, and the comparison of the two."""
 
 import json
 from collections.abc import Callable

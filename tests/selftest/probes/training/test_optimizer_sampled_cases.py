@@ -1,4 +1,4 @@
-"""Sampled cases of optim.torch see each changed element of parameters and gradients, and options that are ignored."""
+"""Sampled cases of optim.torch detect each changed element of parameters and gradients, and ignored options."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Small wheels of any content, and what a hostile packer changes in their bytes."""
+"""Small wheels with any content, and hostile changes of their bytes."""
 
 from __future__ import annotations
 

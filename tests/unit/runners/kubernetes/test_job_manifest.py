@@ -1,4 +1,4 @@
-"""The manifests: as they are to be, valid by the published schemas, confined; and what never gets into one."""
+"""The manifests: golden, valid by the published schemas, confined; and values that must not be in one."""
 
 from __future__ import annotations
 

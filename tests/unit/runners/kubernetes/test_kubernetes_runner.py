@@ -1,4 +1,4 @@
-"""The Kubernetes runner over real HTTP, with a server that plays what a cluster answers."""
+"""The Kubernetes runner over real HTTP, with a server that simulates a cluster."""
 
 from __future__ import annotations
 

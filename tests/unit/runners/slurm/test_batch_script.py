@@ -1,4 +1,4 @@
-"""The batch script: as it is to be, for every container runtime; and what never gets into one."""
+"""The batch script: golden for every container runtime; and values that must not be in one."""
 
 from __future__ import annotations
 
