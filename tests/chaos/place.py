@@ -115,7 +115,7 @@ class Place:
         assert not other, f"{message}, which hold other files in layer {other[0]}"
         lines = "\n".join(self.heard).splitlines()
         assert any(known in line and image in line for line in lines), (
-            f"{message}: the same files, and no run message of it"
+            f"{message}: the same files, and no run reported it"
         )
         self.others.append(image)
 

@@ -171,7 +171,7 @@ def test_a_pod_deleted_by_another_user_is_reported(place: Place, broken: Worksho
     place.cluster.ask("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}")
     done = begun.finish(120)
     assert done.code == 6 and "deleted" in done.words
-    add_row("another user deletes the pod", done)
+    add_row("a user deletes the pod", done)
 
 
 def test_an_eviction_by_the_api_is_reported(place: Place, broken: Workshop, add_row: AddRow) -> None:
@@ -204,7 +204,7 @@ def test_a_job_deleted_by_another_user_is_reported(place: Place, broken: Worksho
     place.cluster.ask("DELETE", f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{job['metadata']['name']}", options)
     done = begun.finish(120)
     assert done.code == 6 and "deleted" in done.words
-    add_row("another user deletes the Job", done)
+    add_row("a user deletes the Job", done)
 
 
 def test_an_interruption_leaves_nothing(place: Place, broken: Workshop, add_row: AddRow) -> None:

@@ -148,7 +148,7 @@ CASES: dict[str, Case] = {
     "no such folder": Case("index", "fail", "/nowhere: there is no such folder", env(PIP_FIND_LINKS="/nowhere")),
     "registry down": Case("registry", "fail", "127.0.0.1:9/v2/: no answer", lambda m: m.login("127.0.0.1:9")),
     "proxy down": Case("proxy", "fail", "http://127.0.0.1:9 (https_proxy)", proxy("http://user:secret@127.0.0.1:9")),
-    "invalid proxy address": Case("proxy", "fail", "it is not an address", proxy("http://proxy.example:port")),
+    "proxy is not a valid URL": Case("proxy", "fail", "it is not an address", proxy("http://proxy.example:port")),
     "CA missing": Case("ca", "fail", "SSL_CERT_FILE: /nowhere.pem is not there", env(SSL_CERT_FILE="/nowhere.pem")),
     "CA empty": Case("ca", "fail", "holds no certificate", file("empty.pem", "nothing\n", "CURL_CA_BUNDLE")),
     "clock skewed": Case("clock", "fail", "s ahead of what servers say", index("/late/simple")),
