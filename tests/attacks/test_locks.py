@@ -180,7 +180,7 @@ def test_indexes_and_links_of_pip_apply(project: Path, index: Index, monkeypatch
 @pytest.mark.attack(
     "an index", "only a pre-release has a usable wheel", "refused: the newest release and its missing wheel are named"
 )
-def test_a_prerelease_that_nobody_named_is_refused(project: Path, index: Index) -> None:
+def test_a_prerelease_that_was_not_requested_is_refused(project: Path, index: Index) -> None:
     profile(project, "alpha")
     for file in index.folder.glob("alpha*"):
         file.unlink()

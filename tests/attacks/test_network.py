@@ -223,7 +223,7 @@ def test_a_registry_that_drips_behind_a_socks_proxy_is_given_up(monkeypatch: pyt
 
 
 @pytest.mark.attack("registry", "an upload that it does not read", "exit 7 after the deadline")
-def test_an_upload_that_nobody_reads_is_given_up() -> None:
+def test_an_upload_that_the_registry_does_not_read_is_aborted() -> None:
     configure(LIMITS)
     with sending(b"", b"", 600, 1) as host:
         session = registry_http_and_auth.registry_session(None)

@@ -47,7 +47,7 @@ def test_a_gpu_image_is_killed_so_often(asked: int | None, counted: int) -> None
 
 
 @pytest.mark.parametrize("free", [29.9e9, 30e9])
-def test_without_room_it_is_not_begun(free: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_campaign_without_disk_space_does_not_start(free: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
     assert campaign._short_of_room(["kill", "index"]) is None
     said = campaign._short_of_room(["kill", "gpu"])

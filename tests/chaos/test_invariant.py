@@ -151,7 +151,7 @@ def test_a_proof_that_does_not_count(sample: Sample, what: str) -> None:
     [{"profile": "other"}, {"lock": f"sha256:{'0' * 64}"}, {"image": {"id": f"sha256:{'0' * 64}"}},
      {"results": [{"probe": "env.libs", "status": "skipped"}]}, {"errors": ["it was cut short"]}],
 )  # fmt: skip
-def test_a_record_that_says_something_else(sample: Sample, keys: dict[str, Any]) -> None:
+def test_a_passing_record_that_does_not_match_is_a_breach(sample: Sample, keys: dict[str, Any]) -> None:
     for file in sample.record.parent.iterdir():
         file.unlink()
     sample.prove("passed", **keys)

@@ -81,5 +81,5 @@ def test_a_report_counts_images_of_the_same_files() -> None:
     assert "replaced another image" not in "\n".join(lines([Ran("engine", 7, [outcome()])], "a machine", {"engine": 1}))
 
 
-def test_a_report_without_a_breach_says_so() -> None:
+def test_a_report_without_a_breach_states_that() -> None:
     assert "No fault is left." in lines([Ran("kill", 1, [outcome()])], "a machine", {"kill": 1})

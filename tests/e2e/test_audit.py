@@ -185,7 +185,7 @@ def test_images_without_torch_or_python(bench: Bench) -> None:
     assert (result.code, result.error["kind"]) == (6, "engine")
 
 
-def test_an_image_that_lies_is_refused(bench: Bench) -> None:
+def test_an_image_with_a_forged_collector_output_is_refused(bench: Bench) -> None:
     """Its Python answers with a frame of another run, or with a terminal's escape sequences."""
     script = "#!/bin/sh\nprintf 'ENVBUILD 0 0 0 {}\\\\n\\\\033[2J'\n"
     reference = f"envbuild-e2e/{bench.run_id}:audit-liar"

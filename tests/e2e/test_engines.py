@@ -42,7 +42,7 @@ def test_it_says_why_it_does_not_start(tmp_path: Path) -> None:
         pytest.fail("it runs")
 
 
-def test_without_a_bridge_it_takes_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_bridge_it_does_not_use_a_foreign_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "docker0")])
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("it is started"))
     with pytest.raises(AssertionError, match="removes that of another one"):

@@ -92,7 +92,7 @@ def test_bisect_finds_the_version_and_leaves_everything_as_it_was(quick: Proved,
     assert {file: file.read_bytes() for file in files} == files
 
 
-def test_bisect_looks_for_the_card_first_and_leaves_nothing_of_that(quick: Proved) -> None:
+def test_bisect_searches_the_gpu_first_and_leaves_nothing_behind(quick: Proved) -> None:
     done = quick.project.run("bisect", "h20", "--pin", "cublas", "--probe", "gemm.crash", "--from", "9999")
     if done.code == 2:
         pytest.skip("this engine has a GPU: bisect continued to the versions, which do not exist")

@@ -91,7 +91,7 @@ def test_a_second_make_has_nothing_to_do(quick: Proved) -> None:
     ],
     ids=" ".join,
 )
-def test_torch_runs_as_anybody(quick: Proved, options: list[str]) -> None:
+def test_torch_runs_as_any_user(quick: Proved, options: list[str]) -> None:
     said = docker("run", "--rm", *options, quick.verified, "python", "-c", "import torch; print(torch.ones(3).sum())")
     assert said == "tensor(3.)\n"
 

@@ -55,7 +55,7 @@ def test_a_pushed_image_is_verified_without_an_engine(site: Site) -> None:
     assert handle(f"{site.place}:verified") is None
 
 
-def test_without_a_login_it_says_so(site: Site) -> None:
+def test_a_missing_login_is_reported(site: Site) -> None:
     done = site.team.verify(f"{site.place}:verified", login=site.team.registry.stranger)
     assert (done.code, f"docker login {site.team.registry.host}" in done.words) == (7, True)
 
@@ -94,7 +94,7 @@ def test_killed_at_each_step_verified_is_not_there_and_the_next_push_finishes(
     assert site.team.reasons(f"{place}:verified") == []
 
 
-def test_packed_with_zstd_it_is_the_same_image_to_whoever_verifies_or_pulls_it(site: Site, run_id: str) -> None:
+def test_packed_with_zstd_it_is_verified_and_pulled_as_the_same_image(site: Site, run_id: str) -> None:
     place = f"{site.team.registry.host}/e2e-{run_id}/zstd"
     done = site.team.push(site.proved.name, place, "--zstd")
     assert done.code == 0, f"{done.stdout}\n{done.stderr}"

@@ -56,7 +56,7 @@ def name(private: Project, base_image: str, run_id: str) -> str:
     return made
 
 
-def test_without_a_login_it_says_so(private: Project, name: str, registry: Registry, base_image: str) -> None:
+def test_a_missing_login_is_reported(private: Project, name: str, registry: Registry, base_image: str) -> None:
     done = private.run("build", name, "--json", DOCKER_CONFIG=str(registry.stranger))
     assert (done.code, done.error["kind"]) == (7, "network")
     assert base_image in done.error["message"]

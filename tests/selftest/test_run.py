@@ -192,7 +192,7 @@ def test_a_bare_run_as_json_is_one_document() -> None:
     assert document["end"]["passed"] == 1
 
 
-def test_a_probe_that_nobody_knows_is_a_usage_error_with_the_nearest_name_or_all() -> None:
+def test_an_unknown_probe_is_a_usage_error_with_the_nearest_name_or_all() -> None:
     done = module("--probe", "gemm.exakt", "--probe", "gemm.exact", "--probe", "nix")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(

@@ -199,7 +199,7 @@ def test_imports_have_no_cycle() -> None:
         visit(name, ())
 
 
-def test_nobody_imports_the_selftest_but_for_what_reads_files_and_results() -> None:
+def test_other_packages_import_only_the_readers_of_the_selftest() -> None:
     """These say what a file or a result is, in a container and on the host, with the standard library alone."""
     assert {name for name in REST if own_imports(name) & (SELFTEST - READERS)} == set()
     for name in READERS:

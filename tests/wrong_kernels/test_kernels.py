@@ -22,7 +22,7 @@ HALVES = ("known", "unseen")
 
 
 @pytest.mark.parametrize("half", HALVES)
-def test_each_is_wrong_where_it_says_so_and_right_elsewhere(half: str) -> None:
+def test_each_is_wrong_for_its_stated_call_and_right_for_the_other(half: str) -> None:
     """In a process with one thread: some fork, which hangs once torch has threads."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     argv = [sys.executable, "-m", "wrong_kernels.check", f"wrong_kernels.{half}"]

@@ -84,7 +84,7 @@ def test_each_failure_of_a_script_is_distinguished(
     assert len(frame["reason"]) < 4000
 
 
-def test_a_script_leaves_no_folder_however_it_ends(frames_by_name: dict[str, Frame]) -> None:
+def test_a_script_leaves_no_folder_after_any_ending(frames_by_name: dict[str, Frame]) -> None:
     """Some of them die by a signal, or are ended where their time is over."""
     assert frames_by_name["run"]["folders"] == []
 

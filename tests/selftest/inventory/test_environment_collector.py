@@ -62,7 +62,7 @@ def test_a_file_name_gives_the_library(name: str, kind: "str | None") -> None:
     assert cuda_library_finder.library_of_file(name) == kind
 
 
-def test_copies_are_found_wherever_they_lie(site: Path) -> None:
+def test_copies_are_found_in_every_folder(site: Path) -> None:
     deep = put(site / "a" / "b" / "c.libs" / "libcublas-1b2c3d4e.so.11")
     put(site / "a" / "stubs" / "libcublas.so")
     put(site / "a" / "__pycache__" / "libcublas.so.12")
@@ -120,7 +120,7 @@ def test_any_other_folder_of_the_path_is_not_searched_deep(tmp_path: Path) -> No
     assert found(home) == {str(near): {cuda_library_finder.SITE}}
 
 
-def test_a_loaders_cache_is_read_whatever_its_layout(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loaders_cache_is_read_in_every_layout(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = put(site.parent / "cuda" / "libcudnn.so.9")
     cache = site.parent / "ld.so.cache"
     cache.write_bytes(b"glibc-ld.so.cache1.1\0\0\xff" + b"libcudnn.so.9\0" + os.fsencode(other) + b"\0/x/libm.so.6\0")

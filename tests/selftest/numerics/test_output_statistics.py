@@ -98,7 +98,7 @@ def test_samples_lie_evenly_from_the_first_to_the_last(shape: tuple[int, ...]) -
         assert (samples[0], samples[-1]) == (0.0, values.numel() - 1)
 
 
-def test_tensors_are_found_wherever_they_lie() -> None:
+def test_tensors_are_found_in_nested_results() -> None:
     one, two, three = torch.ones(1), torch.ones(2), torch.ones(3)
     found = dict(output_statistics.tensors({"a": [one, (two, None)], "b": 5, "c": {"d": three}}))
     assert {name: tensor.numel() for name, tensor in found.items()} == {":a:0": 1, ":a:1:0": 2, ":c:d": 3}

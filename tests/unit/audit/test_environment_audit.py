@@ -547,7 +547,7 @@ def test_parts_of_cudnn_from_two_folders() -> None:
     ]
 
 
-def test_condas_libraries_are_nobodys_leftovers() -> None:
+def test_libraries_of_conda_are_not_reported_as_leftovers() -> None:
     rows = [
         copy(f"/opt/conda/lib/{name}", loaded=True, ways=["environment"])
         for name in ("libcublas.so.12", "libnccl.so.2")

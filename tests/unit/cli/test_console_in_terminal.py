@@ -170,7 +170,7 @@ def test_a_very_narrow_terminal_cuts_the_note_then_the_name(columns: int) -> Non
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
 @pytest.mark.parametrize("activity", ["short", LONG, "two\nlines \x1b[2J"])
-def test_a_note_stands_above_what_is_going_on_and_nothing_else_is_left(columns: int, activity: str) -> None:
+def test_a_note_is_printed_above_the_progress_and_nothing_else_is_left(columns: int, activity: str) -> None:
     with terminal(columns) as shown:
         shown.send(StepBegan("build"), Activity(activity))
         (line,) = shown.until(has(f"build: {activity[:5].split()[0]}"))
@@ -184,7 +184,7 @@ def test_a_note_stands_above_what_is_going_on_and_nothing_else_is_left(columns: 
 
 
 @pytest.mark.parametrize("options", [[], ["-v"]])
-def test_a_note_or_a_line_of_the_log_stands_above_the_table(options: list[str]) -> None:
+def test_notes_and_log_lines_are_printed_above_the_table(options: list[str]) -> None:
     with terminal(80, *options) as shown:
         begin_selftest(shown)
         shown.until(has("running"))

@@ -117,7 +117,7 @@ def test_other_commands_name_the_command_that_writes_the_profile(command: list[s
     assert files(project) == []
 
 
-def test_make_writes_the_profile_and_says_so(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_make_writes_the_profile_and_reports_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
     def make(name: str, *_: object) -> None:

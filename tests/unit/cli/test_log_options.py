@@ -20,7 +20,7 @@ def run(*arguments: str, cwd: Path | None = None, **variables: str) -> subproces
 @pytest.mark.parametrize(
     "arguments", [["-v", "init", "mine", "--from", "cpu"], ["init", "mine", "--from", "cpu", "-v"]]
 )
-def test_v_stands_before_or_behind_the_command(arguments: list[str], tmp_path: Path) -> None:
+def test_v_is_accepted_before_and_after_the_command(arguments: list[str], tmp_path: Path) -> None:
     done = run(*arguments, cwd=tmp_path)
     assert done.returncode == 0 and f"wrote {tmp_path}/" in done.stderr
 

@@ -62,7 +62,7 @@ def test_a_file_that_cannot_be_written_stops_no_other(three: list[str], monkeypa
     assert good["profile"] == "good"
 
 
-def test_a_document_of_one_stands_alone(three: list[str]) -> None:
+def test_a_single_profile_gives_its_document_without_a_list(three: list[str]) -> None:
     assert envbuild("build", "good", "good", "--json").document["profile"] == "good"
 
 

@@ -61,7 +61,7 @@ def test_a_log_full_of_them_gives_the_newest() -> None:
     assert found[-1].number == 999
 
 
-def test_a_log_that_may_not_be_read_says_so(tmp_path: Path) -> None:
+def test_an_unreadable_log_is_reported(tmp_path: Path) -> None:
     assert kernel_bus_and_disk_reader.log(tmp_path).fault == "/dev/kmsg: No such file or directory"
 
 

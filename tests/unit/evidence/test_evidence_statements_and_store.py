@@ -541,7 +541,7 @@ def test_a_failure_of_the_plain_profile_counts_for_one_with_a_script_too(locked:
     assert of_child(locked) == ("stale", "the self-test failed since: gemm.crash", True)
 
 
-def test_a_shape_of_anothers_own_counts_for_it_is_a_case_of_a_probe_that_both_run(locked: Lock) -> None:
+def test_the_own_shape_of_another_profile_counts_in_a_probe_that_both_run(locked: Lock) -> None:
     """What died of it did not come to the cases of both."""
     evidence_statements_and_store.save(record_of(locked))
     died = passed_run(probe("env.libs"), probe("gemm.crash", "failed", at="own matmul bf16 2x64x96 nn"))

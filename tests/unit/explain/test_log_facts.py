@@ -349,7 +349,7 @@ def test_ranks_of_different_groups_are_not_compared() -> None:
 @pytest.mark.parametrize(
     "word", ["PyTorch 版本:", "PyTorch バージョン:", "Versione: torch", "PyTorch versión", "PyTorch-Version:"]
 )
-def test_torch_is_read_whatever_its_version_is_called(word: str) -> None:
+def test_torch_is_read_with_every_spelling_of_its_version(word: str) -> None:
     assert explanation_of(f"{word} 2.3.1+cu121\n").read.situation.torch == "2.3.1"
 
 

@@ -168,7 +168,7 @@ def test_every_name_in_the_facts_means_its_model_in_any_case() -> None:
 
 @SETTINGS
 @given(st.sampled_from(NAMED), st.randoms(), st.sampled_from(AHEAD), st.sampled_from(BEHIND), st.sampled_from(" -_"))
-def test_a_name_means_its_model_however_it_is_written(
+def test_a_gpu_name_gives_its_model_in_every_spelling(
     named: tuple[str, str], random: Random, ahead: str, behind: str, gap: str
 ) -> None:
     name, model = named

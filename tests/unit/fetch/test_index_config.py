@@ -75,7 +75,7 @@ def test_the_places_that_packages_come_from(
     assert index_config.package_sources() == expected
 
 
-def test_pips_own_default_is_one_of_them_and_stands_in_no_file_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_index_of_pip_is_used_and_not_hard_coded(monkeypatch: pytest.MonkeyPatch) -> None:
     configured(monkeypatch)
     (address,) = index_config.package_sources()
     assert address.startswith("https://")

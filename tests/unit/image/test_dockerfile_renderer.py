@@ -612,7 +612,7 @@ def test_a_hostile_name_of_a_variable_is_refused(project: Path, key: str) -> Non
         pytest.fail("accepted")
 
 
-def test_an_argument_stays_one_argument_whatever_it_holds(project: Path) -> None:
+def test_an_argument_with_any_content_stays_one_argument(project: Path) -> None:
     """The second line of defence: a lock that was never checked."""
     sample = lock_for(plan_of(project, PROFILE))
     for value in HOSTILE:

@@ -389,7 +389,7 @@ def test_a_build_whose_first_step_failed_is_not_started(locked: Lock, builder: B
         assert len(builder.calls) == calls
 
 
-def test_nothing_is_begun_while_another_builds_on_that_base(locked: Lock, builder: Builder) -> None:
+def test_nothing_starts_while_another_process_builds_on_the_same_base(locked: Lock, builder: Builder) -> None:
     engine = cast(Engine, FakeEngine())
     with process_locks.exclusive(buildx._turn(engine, locked), "", quiet), pytest.raises(process_locks.Taken):
         image_build.start_build(engine, locked, "sample", dockerfile_renderer.render(locked, "sample"))

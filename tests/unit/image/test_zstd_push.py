@@ -124,7 +124,7 @@ def test_the_layers_are_packed_and_the_evidence_stays_valid(site: Site) -> None:
 
 
 @pytest.mark.parametrize("first", [["--zstd"], []])
-def test_what_is_there_is_not_uploaded_again_however_it_is_packed(site: Site, first: list[str]) -> None:
+def test_existing_layers_are_not_uploaded_again_with_any_compression(site: Site, first: list[str]) -> None:
     assert site.push(*first).code == 0
     site.registry.asked.clear()
     for arguments in (["--zstd"], []):

@@ -142,7 +142,7 @@ def test_removing_a_package_moves_no_other(project: Path, links: Path, first: Lo
     assert list(lock_update.version_changes(first, after)) == ["alpha 1.0 -> (gone)"]
 
 
-def test_a_change_of_the_environment_alone_asks_nobody(
+def test_a_change_of_only_the_environment_contacts_no_server(
     project: Path, links: Path, first: Lock, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
@@ -283,7 +283,7 @@ def test_adding_a_debian_package_moves_no_other(project: Path, mirror: Mirror) -
     assert after.apt == (deb("less", "1.0-1"), deb("zip", "2.0-1"))
 
 
-def test_dropping_the_last_debian_package_asks_nobody(project: Path, mirror: Mirror) -> None:
+def test_dropping_the_last_debian_package_contacts_no_server(project: Path, mirror: Mirror) -> None:
     before = on_mirror(plan_of(project, {**SMALL, "apt": ["less"]}), mirror)
     after = lock_update.update_lock(plan_of(project, SMALL), before)
     assert after.apt == ()

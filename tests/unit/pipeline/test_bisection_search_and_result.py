@@ -27,7 +27,7 @@ def run(row: Row) -> tuple[Found | None, list[int]]:
 
 @pytest.mark.parametrize("count", [2, 3, 8, 9, 31, 100])
 @pytest.mark.parametrize("first", [False, True])
-def test_one_change_is_found_wherever_it_is(count: int, first: bool) -> None:
+def test_one_change_is_found_at_every_position(count: int, first: bool) -> None:
     for change in range(1, count):
         found, tried = run((first,) * change + (not first,) * (count - change))
         assert found == Found(change - 1, change, first, not first)

@@ -268,7 +268,7 @@ def test_verify_refuses_what_the_lock_does_not_give(site: Site, monkeypatch: pyt
     assert envbuild(*wanted).code == 0
 
 
-def test_a_rebuild_of_a_child_is_one_of_its_base_and_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rebuild_of_a_child_rebuilds_its_base_and_reports_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.registry.add_blob(b"layer")
     child = json.loads(site.engine.config)
     child["config"]["Cmd"] = ["serve"]

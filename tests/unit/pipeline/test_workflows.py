@@ -68,7 +68,7 @@ def test_where_nothing_ran_nothing_is_proved(required: list[str]) -> None:
     assert caught.value.hint == "gemm.crash: needs a GPU"
 
 
-def test_a_failure_is_a_failed_check_whatever_was_skipped() -> None:
+def test_a_failure_is_a_failed_check_with_any_skips() -> None:
     found = documents(probe("env.libs", "failed"), probe("gemm.crash", "skipped"), probe("train.step"))
     run = judged(lines(found), ["gemm.crash"], exit_code=5)
     assert run.skipped_required == ("gemm.crash",)

@@ -38,7 +38,7 @@ def framed() -> Blocks:
 
 
 @pytest.mark.parametrize("made", [plain, unpacked, inflated, framed])
-def test_all_of_it_comes_however_it_is_read(made: Callable[[], Blocks]) -> None:
+def test_the_whole_content_comes_with_every_way_of_reading(made: Callable[[], Blocks]) -> None:
     assert made().read() == made().read(-1) == made().read(1 << 20) == TEXT
     stream = made()
     parts = [stream.read(size) for size in (1, 0, 4, 5000)]
@@ -55,7 +55,7 @@ def test_truncated_data_is_not_the_end(packed: bytes) -> None:
             Unpacked(torn(whole[:-1])).read()
 
 
-def test_a_frame_that_asks_for_much_memory_gets_none() -> None:
+def test_a_frame_that_claims_a_large_size_gets_no_memory() -> None:
     """For a window of 1 GiB, and for a content of a TiB at once; 128 MiB is what every zstd can read."""
     window, content = b"\x00\xa0", b"\xe0" + (1 << 40).to_bytes(8, "little")
     for head in (window, content):

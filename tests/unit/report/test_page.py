@@ -112,7 +112,7 @@ def test_it_loads_without_a_complaint_and_asks_for_nothing(browser: Browser, sit
     assert {path for path in site.asked if name in path} == {f"/{name}.html"}
 
 
-def test_a_page_that_asks_for_more_would_be_seen(browser: Browser, site: Site) -> None:
+def test_a_page_with_external_requests_is_detected(browser: Browser, site: Site) -> None:
     wanted = f"{site.address}/pixel.png"
     browser.requests()
     browser.open(site.put("bad", f"<img src='{wanted}'><script>console.error('no')</script>"))

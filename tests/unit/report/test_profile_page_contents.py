@@ -94,7 +94,7 @@ def test_each_card_of_a_fleet_has_its_own_run(project: Path) -> None:
     assert "l40s: never proved" in text
 
 
-def test_a_profile_that_was_never_proved_says_so(project: Path) -> None:
+def test_an_unproved_profile_is_reported_as_never_proved(project: Path) -> None:
     found = page("h20")
     assert (found["status"]["state"], found["runs"]) == ("not proved", [])
     assert found["status"]["reasons"][1] == "no build of this lock is recorded here"

@@ -129,7 +129,7 @@ def test_a_stage_says_of_each_member_whether_it_is_to_blame(record: dict[str, An
     assert (run.unit, run.verdict) == ("GPU", result(record, "dist.staged")["reason"])
 
 
-def test_a_record_from_before_stages_named_the_ranks_blames_nobody(record: dict[str, Any]) -> None:
+def test_stages_of_a_record_without_named_ranks_mark_all_members(record: dict[str, Any]) -> None:
     for stage in result(record, "dist.staged")["traits"]["stages"]:
         del stage["faults"]
     stage = next(item for item in measured(record).stages if item.name == "nccl 1+3")

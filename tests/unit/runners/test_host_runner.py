@@ -196,7 +196,7 @@ def test_the_zip_is_a_program(tmp_path: Path, arguments: list[str], words: str) 
     assert words in done.stdout
 
 
-def test_without_torch_the_zip_says_so(tmp_path: Path) -> None:
+def test_the_zip_reports_a_missing_torch(tmp_path: Path) -> None:
     file = tmp_path / "selftest.zip"
     file.write_bytes(selftest_job.selftest_zip())
     for arguments in (["--list"], []):

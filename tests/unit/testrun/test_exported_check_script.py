@@ -117,7 +117,7 @@ def test_one_byte_changed_is_noticed(project: Path, tmp_path: Path) -> None:
     assert started(file, *TORCHLESS).code == 3
 
 
-def test_without_torch_it_says_so(project: Path, tmp_path: Path) -> None:
+def test_a_missing_torch_is_reported(project: Path, tmp_path: Path) -> None:
     file = tmp_path / "check.py"
     file.write_text(rendered(project), encoding="utf-8")
     done = started(file, *TORCHLESS)

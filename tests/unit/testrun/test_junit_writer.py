@@ -136,7 +136,7 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=ascii)
-def test_whatever_the_image_says_is_well_formed(text: str) -> None:
+def test_any_text_from_an_image_gives_well_formed_xml(text: str) -> None:
     figure: dict[str, Any] = {"case": text, "dtype": text, "error": text, "ratio": text}
     failed = probe("gemm.crash", "failed", reason=text, detail=text, at=text[:500], figures=[figure])
     run = passed_run(probe("env.libs", "skipped", reason=text), failed)

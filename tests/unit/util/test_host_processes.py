@@ -68,7 +68,7 @@ def test_events_come_by_a_pipe_of_their_own() -> None:
     assert time.monotonic() - begin < 8
 
 
-def test_nobody_but_the_program_has_the_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_program_has_the_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(host_processes.EVENTS, "1")
     assert run(["sh", "-c", "echo $ENVBUILD_EVENTS"]).stdout == "\n"
     before = len(list(Path("/proc/self/fd").iterdir()))

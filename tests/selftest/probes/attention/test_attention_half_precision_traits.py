@@ -96,7 +96,9 @@ def test_scores_that_are_rounded_to_half_once_are_not_added_up_in_it() -> None:
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("backward", [False, True])
-def test_outputs_added_up_in_half_are_seen_whatever_the_order(dtype: torch.dtype, block: int, backward: bool) -> None:
+def test_outputs_summed_in_half_precision_are_detected_in_any_order(
+    dtype: torch.dtype, block: int, backward: bool
+) -> None:
     found = reported_traits(Attention(output=dtype, block=block, backward=backward))
     name = {torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
     assert "output" in found["accumulates_in_half"][name]  # type: ignore[index]
@@ -106,7 +108,9 @@ def test_outputs_added_up_in_half_are_seen_whatever_the_order(dtype: torch.dtype
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("backward", [False, True])
-def test_scores_added_up_in_half_are_seen_whatever_the_order(dtype: torch.dtype, block: int, backward: bool) -> None:
+def test_scores_summed_in_half_precision_are_detected_in_any_order(
+    dtype: torch.dtype, block: int, backward: bool
+) -> None:
     """What ONEFLOW_ATTENTION_ALLOW_HALF_PRECISION_SCORE_ACCUMULATION_MAX_M allows."""
     found = reported_traits(Attention(scores=dtype, block=block, backward=backward))
     name = {torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]

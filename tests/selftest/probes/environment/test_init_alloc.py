@@ -24,7 +24,7 @@ from selftest.reading import Frame, job, outcomes, run
 FREE = 64 << 20
 
 
-def test_every_process_holds_the_same_share_whoever_is_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_process_gets_the_same_share_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """A card's memory that they share: who measures late must not see what the others hold."""
     card, empty = mmap.mmap(-1, 8), torch.empty
     card[:] = struct.pack("q", FREE)

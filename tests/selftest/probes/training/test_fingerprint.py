@@ -82,7 +82,7 @@ def test_it_is_small_enough_to_commit(right: Frame, tmp_path: Path) -> None:
     assert (tmp_path / "cpu.json").stat().st_size < 200_000
 
 
-def test_a_second_one_is_the_same_whatever_the_threads(right: Frame) -> None:
+def test_a_second_fingerprint_is_the_same_with_any_number_of_threads(right: Frame) -> None:
     assert whole(Context(JobDocument(NONCE, threads=1))) == right
     assert compared(right, right).verdict == "identical"
 

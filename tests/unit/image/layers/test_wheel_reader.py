@@ -68,7 +68,7 @@ def test_zip64_and_data_descriptors_are_read(streamed: bool, zip64: bool, monkey
     assert read_all(raw) == {"a": TEXT, "b": TEXT}
 
 
-def test_a_data_descriptor_that_lies_is_refused() -> None:
+def test_a_false_data_descriptor_is_refused() -> None:
     sink = _Pipe()
     with zipfile.ZipFile(sink, "w") as archive:
         archive.writestr("a", b"x")

@@ -132,7 +132,7 @@ def test_a_stopped_pod_is_reported_and_not_as_a_failed_test(place: Place, seen: 
         assert seen["status"]["message"] in error.hint
 
 
-def test_a_self_test_that_ended_counts_whatever_became_of_the_pod(place: Place) -> None:
+def test_a_finished_self_test_counts_with_any_state_of_the_pod(place: Place) -> None:
     disrupted = [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
     place.server.pods = [running(), ended(0, conditions=disrupted)]
     assert place.run().exit_code == 0
@@ -466,7 +466,7 @@ def test_an_interruption_removes_all_of_it(place: Place) -> None:
     assert place.server.stored == {} and len(place.server.created) == 2
 
 
-def test_an_error_of_whoever_watches_is_not_the_api_servers(place: Place) -> None:
+def test_an_error_of_a_watcher_is_not_reported_as_the_api_servers(place: Place) -> None:
     """stderr may be a file on a disk that is full for a moment."""
 
     def full(line: bytes) -> None:

@@ -232,7 +232,7 @@ def test_what_slurm_said_last_outlives_that_it_forgets(stub: Stub) -> None:
     assert isinstance(error, RunnerError) and error.ending == "node-failure"
 
 
-def test_an_outcome_counts_whatever_became_of_the_job(stub: Stub) -> None:
+def test_an_outcome_counts_with_any_state_of_the_job(stub: Stub) -> None:
     """It came to its end before it was cancelled, or before Slurm forgot it."""
     stub.say(state="CANCELLED")
     assert stub.run().exit_code == 0
@@ -400,7 +400,9 @@ def test_a_missing_image_is_not_a_fault_of_the_image(stub: Stub) -> None:
     [(SlurmSite(container="podman"), "podman"), (SlurmSite(program="/usr/bin/nodocker"), "/usr/bin/nodocker"),
      (SlurmSite(container="apptainer", program="/no/apptainer", registry="r"), "/no/apptainer")],
 )  # fmt: skip
-def test_a_node_without_the_program_says_so_and_nothing_of_the_image(stub: Stub, site: SlurmSite, program: str) -> None:
+def test_a_node_without_the_program_is_reported_without_blaming_the_image(
+    stub: Stub, site: SlurmSite, program: str
+) -> None:
     if program == "podman" and shutil.which("podman"):
         pytest.skip("this machine has podman")
     error = fails(stub, EngineError, site=site, reference=f"r/x@{IMAGE.id}" if site.registry else None)
@@ -673,7 +675,7 @@ def test_obstacles_for_two_nodes_are_reported(stub: Stub) -> None:
     assert stub.left() == []
 
 
-def test_a_job_on_two_nodes_that_nobody_waits_for_ends(stub: Stub) -> None:
+def test_a_job_on_two_nodes_ends_if_its_envbuild_is_gone(stub: Stub) -> None:
     """It cannot be taken up: what it was to be joined with is gone with the process that waited."""
 
     def gone(text: str) -> None:
