@@ -25,7 +25,7 @@ def inside(tag: str, *argv: str, network: str = "none") -> str:
     return docker("run", "--rm", "--network", network, tag, *argv)
 
 
-def test_without_a_card_it_is_built_and_not_verified(gpu_made: Result, gpu_name: str) -> None:
+def test_without_a_gpu_it_is_built_and_not_verified(gpu_made: Result, gpu_name: str) -> None:
     assert gpu_made.code == UNPROVED
     assert gpu_made.error["kind"] == "not-proved"
     assert gpu_made.document["status"] == "built"
@@ -114,7 +114,7 @@ def test_it_runs_for_any_uid_and_carries_what_torch_needs(gpu_tag: str) -> None:
 
 
 def test_a_profile_is_written_from_what_it_holds(gpu_tag: str, gpu_project: Project, gpu_name: str) -> None:
-    """The pins are the image's own, with numpy as it is; envbuild takes the profile and needs no card for that."""
+    """The pins are the image's own, with numpy as it is; envbuild takes the profile and needs no GPU for that."""
     name = f"{gpu_name}-again"
     done = gpu_project.run("init", name, "--from-image", gpu_tag, "--json")
     assert (done.code, done.document["file"]) == (0, f"profiles/{name}.yaml"), done.stderr

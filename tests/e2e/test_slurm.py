@@ -26,7 +26,7 @@ from .broken import Workshop
 from .cluster import NODES, Cluster
 from .support import Proved, Running, docker, handle, recorded, until
 
-# An engine that has the card which it is asked for, as this one has none.
+# An engine that has the GPU which it is asked for, as this one has none.
 WITH_A_CARD = """#!/bin/bash
 words=()
 while [ $# -gt 0 ]; do
@@ -80,7 +80,7 @@ class Bare:
         self.place = place
 
     def run(self, site: SlurmSite, reference: str, node: str = "", *, gpus: bool = False) -> TestRun:
-        """One probe, judged: what the card is that Slurm hands out, else whether products crash."""
+        """One probe, judged: what the GPU is that Slurm hands out, else whether products crash."""
         names = database.gpus()["h20"].all_names if gpus else ()
         asked = RunRequest(probes=("env.identity" if gpus else "gemm.crash",))
         known = handle(reference) or reference
@@ -206,7 +206,7 @@ def test_a_registry_that_the_node_cannot_reach_is_reported(place: Place, bare: B
 def test_a_gpu_other_than_slurm_reports_is_not_proof(place: Place, bare: Bare, broken: Workshop) -> None:
     """The node says that it has an h20, and hands it out; in the container it is an A100."""
     image = broken.image("other-card")
-    program = place.shared / "docker-with-a-card"  # this engine has no card to give
+    program = place.shared / "docker-with-a-card"  # this engine has no GPU to give
     place.shared.mkdir()
     program.write_text(WITH_A_CARD, encoding="utf-8")
     program.chmod(0o755)

@@ -86,7 +86,7 @@ def _image_id() -> str:
 
 @cache
 def record_seeds() -> list[dict[str, Any]]:
-    """Run records of this image: on the CPU, on a card, and one that failed."""
+    """Run records of this image: on the CPU, on a GPU, and one that failed."""
     from envbuild.image.docker_engine import Image
 
     image = Image(_image_id(), "handle", (oci_types.digest_of(LAYER),), {}, {}, 1)

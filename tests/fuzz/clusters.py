@@ -197,7 +197,7 @@ def judge_job(
 
 
 def _placed(placed: Mapping[str, Any], job: Job, site: kubernetes_settings.KubernetesSite) -> None:
-    """On which nodes: the labels and tolerations of the site, and the card's own."""
+    """On which nodes: the labels and tolerations of the site, and the GPU's own."""
     names = list(site.products.get("h20", ())) or [one.replace(" ", "-") for one in database.gpus()["h20"].all_names]
     one = {job_manifest.PRODUCT: names[0]} if job.gpus and len(names) == 1 else {}
     assert (placed["nodeSelector"] or {}) == {**site.nodes, **one}

@@ -26,7 +26,7 @@ NAMED: dict[str, list[str]] = {
     "norm.apex:refuses": ["apex-t5-mixed-dtype"],
 }
 
-# Cards played by the CPU (hardware.py): env.arch.
+# GPUs played by the CPU (hardware.py): env.arch.
 ARCH: dict[str, list[str]] = {
     "blackwell": ["no-kernel-image-blackwell"],
     "volta": ["volta-dropped"],
@@ -41,7 +41,7 @@ DRIVER: dict[str, list[str]] = {
 
 
 class World(NamedTuple):
-    """How NCCL fails between two cards: its version, how, in which step, the setting that avoids it, and the GPUs'
+    """How NCCL fails between two GPUs: its version, how, in which step, the setting that avoids it, and the GPUs'
     compute capabilities and name."""
 
     nccl: str

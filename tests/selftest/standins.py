@@ -1,6 +1,6 @@
 """Stand-ins for NVIDIA's apex: packages with its interface, right and made wrong, whose kernels are torch's operations.
 
-The CPU plays the card, so that what is judged is what the probe holds apex's own kernels to. Of apex itself nothing is
+The CPU plays the GPU, so that what is judged is what the probe holds apex's own kernels to. Of apex itself nothing is
 here: its norms and its FusedAdam were rewritten from what they compute.
 """
 

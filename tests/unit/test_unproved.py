@@ -47,7 +47,7 @@ def needing_cuda() -> set[str]:
     return {name for name, _, needs in arguments if needs == "cuda"}
 
 
-def test_every_probe_that_needs_a_card_is_listed() -> None:
+def test_every_probe_that_needs_a_gpu_is_listed() -> None:
     listed = section("Probes").partition(": ")[2].partition(". The others")[0]
     assert set(listed.replace("\n", " ").split(", ")) == needing_cuda()
 

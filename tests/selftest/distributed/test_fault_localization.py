@@ -1,4 +1,4 @@
-"""What failing worlds say of cards, links, NCCL and image: every combination by its own sentence."""
+"""What failing worlds say of GPUs, links, NCCL and image: every combination by its own sentence."""
 
 from collections.abc import Iterable
 
@@ -18,7 +18,7 @@ FAULT = (StageFault(0, 0, "init", "signal", "died of SIGSEGV", "SIGSEGV"),)
 def tried(
     failed: Iterable[tuple[int, ...]], gloo: bool | None = True, helpful: Iterable[tuple[str, ...]] = ()
 ) -> list[Stage]:
-    """Four cards, as the probe tries them: all of gloo's worlds fail or pass; `helpful` are settings that help."""
+    """Four GPUs, as the probe tries them: all of gloo's worlds fail or pass; `helpful` are settings that help."""
     bad = set(failed)
     stages = [Stage("nccl", members, faults=FAULT * (members in bad)) for members in (*ALONE, *PAIRS, FOUR)]
     smallest = [stage.members for stage in stages if stage.faults][:1]
@@ -98,13 +98,13 @@ def test_what_helps_names_the_transport(helpful: list[tuple[str, ...]], cure: st
     assert words in verdict.text
 
 
-def test_two_cards_that_do_not_work_together() -> None:
+def test_two_gpus_that_do_not_work_together() -> None:
     stages = [Stage("nccl", (0,)), Stage("nccl", (1,)), Stage("nccl", (0, 1), faults=FAULT), Stage("gloo", (0, 1))]
     layer = "nccl fails and gloo passes: NCCL, P2P or topology, not the project's code"
     assert text(stages) == f"each GPU works alone and no pair does; {layer}"
 
 
-def test_one_card_that_fails() -> None:
+def test_one_gpu_that_fails() -> None:
     stages = [Stage("nccl", (0,), faults=FAULT), Stage("gloo", (0,), faults=FAULT)]
     assert text(stages).startswith("the GPU fails even alone; nccl and gloo both fail: the image, the driver")
 
@@ -115,7 +115,7 @@ def test_on_the_cpu_no_gpu_is_blamed() -> None:
     assert verdict.text == "each process works alone and no pair does; gloo needs no GPU: the image, or the code"
 
 
-def test_unequal_cards_are_named_whether_they_fail_or_not() -> None:
+def test_unequal_gpus_are_named_whether_they_fail_or_not() -> None:
     mixed = {0: "8.0", 1: "9.0", 2: "8.0", 3: "9.0"}
     sentence = "the compute capability is not the same on all cards: 8.0 (GPU 0 and GPU 2), 9.0 (GPU 1 and GPU 3)"
     assert fault_localization.inequality(mixed) == sentence

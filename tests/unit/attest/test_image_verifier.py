@@ -435,10 +435,10 @@ def test_an_image_that_is_not_there_is_a_network_error(pushed: Site) -> None:
     assert verify(pushed, "--key", "team.pub", tag="nothing").code == NetworkError.code
 
 
-# a card
+# a GPU
 
 
-def test_a_card_by_name_family_and_driver(site: Site, key: Path) -> None:
+def test_a_gpu_by_name_family_and_driver(site: Site, key: Path) -> None:
     site.prove(run_on("NVIDIA H20"))
     assert site.push().code == 0
     for name in ("NVIDIA H20", "h20"):

@@ -114,7 +114,7 @@ def test_another_record_with_its_own_digest_is_refused(locked: Lock) -> None:
         in_toto_statements.read_test_result(predicate)
 
 
-def test_evidence_from_before_cards_had_uuids_is_still_read(locked: Lock) -> None:
+def test_evidence_from_before_gpus_had_uuids_is_still_read(locked: Lock) -> None:
     """A record as an earlier envbuild wrote it: no "uuids", no "driver"."""
     old = record_of(locked, gpu={"model": "h20", "name": "NVIDIA H20", "count": 1})
     evidence_statements_and_store.save(old)
@@ -124,10 +124,10 @@ def test_evidence_from_before_cards_had_uuids_is_still_read(locked: Lock) -> Non
     assert in_toto_statements.read_test_result(stated.predicate)[1] == old
 
 
-# the card
+# the GPU
 
 
-def test_the_record_says_which_card_and_driver(locked: Lock) -> None:
+def test_the_record_says_which_gpu_and_driver(locked: Lock) -> None:
     cards = [
         {"name": "NVIDIA H20", "compute_capability": "9.0", "uuid_sha256": "a" * 64},
         {"name": "NVIDIA H20", "compute_capability": "9.0", "uuid_sha256": None},

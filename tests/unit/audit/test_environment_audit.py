@@ -266,7 +266,7 @@ def test_torch_for_the_cpu_where_a_gpu_is_wanted(place: Place) -> None:
     ("architectures", "severity"),
     [("sm_80 sm_86", "defect"), ("sm_80 compute_80", "warn"), ("sm_90a", None), ("sm_90 sm_100", None), ("", None)],
 )
-def test_the_cards_architecture(place: Place, architectures: str, severity: str | None) -> None:
+def test_the_gpus_architecture(place: Place, architectures: str, severity: str | None) -> None:
     init = place.made.site / "torch" / "__init__.py"
     init.write_text(init.read_text().replace("sm_50 sm_80 sm_90", architectures))
     if not architectures:
@@ -275,7 +275,7 @@ def test_the_cards_architecture(place: Place, architectures: str, severity: str 
     assert [f.severity for f in found.findings if f.id == "no-kernel"] == ([severity] if severity else [])
 
 
-def test_architecture_specific_code_serves_its_own_card_only() -> None:
+def test_architecture_specific_code_serves_its_own_gpu_only() -> None:
     b300 = dataclasses.replace(database.gpus()["b200"], id="b300", compute_capability="10.3")
     found = list(environment_audit._kernels(b300, ["sm_100a"], "another torch"))
     assert [finding.severity for finding in found] == ["defect"]
@@ -504,10 +504,10 @@ def test_nothing_is_left_behind_and_nothing_written(
     assert (list(scratch.iterdir()), sorted(place.made.site.rglob("*"))) == ([], before)
 
 
-# a machine's own cards
+# a machine's own GPUs
 
 
-def test_the_cards_of_this_machine_count_where_no_profile_is_given() -> None:
+def test_the_gpus_of_this_machine_count_where_no_profile_is_given() -> None:
     held = holding(machine={"gpus": ["NVIDIA H20", "NVIDIA H20", "Something new"], "driver": "560.28.03"})
     wanted = environment_audit.of_machine(held)
     assert ([gpu.id for gpu in wanted.gpus], wanted.gpu_count, wanted.driver) == (["h20"], 2, "560.28.03")

@@ -99,7 +99,7 @@ def test_modules_that_the_profile_asks_for(place: tuple[Path, Environment]) -> N
     ("architectures", "wanted", "severity"),
     [("sm_80", H20, "warn"), ("sm_80", ASKED, "defect"), ("compute_80", H20, "warn"), ("sm_80", Expected(), None)],
 )
-def test_code_for_another_card(
+def test_code_for_another_gpu(
     architectures: str, wanted: Expected, severity: str | None, place: tuple[Path, Environment]
 ) -> None:
     judged = environment_audit.assess("it", held(place, kernels(architectures)), wanted)

@@ -54,7 +54,7 @@ DONE = StepEnded(Step("self-test", 1.5, False, "3 passed"))
 
 
 def test_no_gpu_at_all_is_not_all_gpus() -> None:
-    """An unset variable in a script must not take every card."""
+    """An unset variable in a script must not take every GPU."""
     done = envbuild("test", "cpu", "--gpus", "")
     assert done.code == 2
     assert "'' is no GPU" in done.stderr

@@ -44,7 +44,7 @@ def test_no_more_profiles_are_spoken_of_than_were_asked_for(needs: list[Need], w
 @pytest.mark.parametrize(
     ("card", "id", "brought"), [("NVIDIA H200", "h200", True), ("NVIDIA GeForce RTX 4090", "rtx4090", False)]
 )
-def test_compatibility_libraries_are_advised_where_cards_take_them(card: str, id: str, brought: bool) -> None:
+def test_compatibility_libraries_are_advised_where_gpus_take_them(card: str, id: str, brought: bool) -> None:
     found = gpu_checks.check_driver(host(card), [Need("mine", (id,), driver="580")])
     assert found.status == "fail"
     assert ("compatibility libraries" in str(found.remedy)) == brought

@@ -91,7 +91,7 @@ def test_the_node_that_differs_is_named(id: str) -> None:
         assert node_comparison.odd(found) == {"node2": [id]}
 
 
-def test_a_card_may_be_in_any_slot() -> None:
+def test_a_gpu_may_be_in_any_slot() -> None:
     cards = [{"name": "NVIDIA H20", "memory_total": 96 << 30}, {"name": "NVIDIA H200", "memory_total": 141 << 30}]
     ports = [{"state": state, "link": "InfiniBand", "rate": "400 Gb/sec"} for state in ("ACTIVE", "DOWN")]
     one, other = node("a", gpus=cards, rdma=ports), node("b", gpus=cards[::-1], rdma=ports[::-1])
@@ -146,7 +146,7 @@ def test_an_invalid_description_is_a_fault_of_its_node(text: str | bytes) -> Non
 
 
 @pytest.mark.parametrize("size", [-1, 1 << 64, 10**400])
-def test_memory_that_no_card_has_is_a_fault_of_its_node(size: int) -> None:
+def test_memory_that_no_gpu_has_is_a_fault_of_its_node(size: int) -> None:
     found = node_comparison.parse("node", json.dumps({**SAME, **gpus(memory_total=size)}))
     assert found.fault and "memory_total" in found.fault
 

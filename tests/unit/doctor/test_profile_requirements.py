@@ -121,7 +121,7 @@ def test_the_checks_that_count_for_a_profile(need: Need, counts: set[str]) -> No
     assert {check.id for check in machine_checks_and_suitability.relevant(need, checks)} == counts
 
 
-def test_cards_are_counted(machine: Bench) -> None:
+def test_gpus_are_counted(machine: Bench) -> None:
     (machine.folder / "profiles").mkdir()
     (machine.folder / "profiles" / "four.yaml").write_text("extends: h20\ngpu_count: 4\n")
     said = machine.doctor("--for", "four", "--json")

@@ -60,7 +60,7 @@ def passed_run(*probes: dict[str, Any]) -> TestRun:
 
 
 def run_on(card: str, driver: str = "550.54.15", cublas: str = "12.5.2.13") -> TestRun:
-    """A run that passed on a card, with torch 2.3.1 and one loaded library."""
+    """A run that passed on a GPU, with torch 2.3.1 and one loaded library."""
     cards = [{"name": card, "uuid_sha256": "a" * 64}]
     found = documents(probe("env.identity", traits={"gpus": cards, "driver": driver}), probe("env.libs"))
     library = {"owner": f"nvidia-cublas-cu12=={cublas}", "record": True, "name": "libcublas.so.12"}

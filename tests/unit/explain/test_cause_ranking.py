@@ -243,11 +243,11 @@ def test_torch_is_read_as_the_facts_know_it(text: str, torch: str | None, cuda: 
         ("GTX 1080 Ti with CUDA capability sm_61", ["unlisted"]),
     ],
 )
-def test_cards_are_read(text: str, cards: Sequence[str]) -> None:
+def test_gpus_are_read(text: str, cards: Sequence[str]) -> None:
     assert [gpu.id for gpu in explanation_of(text).read.situation.gpus] == cards
 
 
-def test_a_card_that_torch_has_no_code_for() -> None:
+def test_a_gpu_that_torch_has_no_code_for() -> None:
     lines = "Tesla P100 with CUDA capability sm_60 is not compatible with the current PyTorch installation.\n"
     listed = "The current PyTorch install supports CUDA capabilities sm_{} sm_80 sm_90.\n"
     assert causes(lines + listed.format("70")) == ["card-too-old"]

@@ -84,7 +84,7 @@ def test_the_nearest_version_is_taken() -> None:
     assert Version(older["torch"]) < Version("2.11") and older["cuda"].startswith("12.")
 
 
-# ---- two cards ----
+# ---- two GPUs ----
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_the_nearest_version_is_taken() -> None:
         ("GPU 0: NVIDIA A100-SXM4-80GB; worked on A100", ["a100"]),
     ],
 )
-def test_a_card_where_all_went_well_is_not_the_one(text: str, cards: Sequence[str]) -> None:
+def test_a_gpu_where_all_went_well_is_not_the_one(text: str, cards: Sequence[str]) -> None:
     found = [gpu.id for gpu in explanation_of(text).read.situation.gpus]
     if text.startswith("auf der"):  # a clause whose verb follows the name with more between them: both are kept
         assert set(found) <= set(cards) and "h20" in found
@@ -115,7 +115,7 @@ def test_a_card_where_all_went_well_is_not_the_one(text: str, cards: Sequence[st
         assert found == cards
 
 
-def test_the_other_card_confirms_nothing() -> None:
+def test_the_other_gpu_confirms_nothing() -> None:
     (match,) = explanation_of("worked on A100, now H20, torch 2.3.0\npython train.py\n" + CRASH).matches
     assert (match.standing, match.profile({"a100", "h20"})) == ("holds", "h20")
     was = explanation_of("worked on H20, now A100, torch 2.3.0\npython train.py\n" + CRASH)
@@ -223,7 +223,7 @@ def test_advice_on_nan_comes_for_every_spelling(line: str) -> None:
     assert any("set_detect_anomaly" in text for text in explanation_of(line).advice)
 
 
-def test_where_nothing_names_torch_or_a_card_the_signal_gets_a_hint() -> None:
+def test_where_nothing_names_torch_or_a_gpu_the_signal_gets_a_hint() -> None:
     found = explanation_of(CRASH)
     assert not found.matches and any("audit --here" in text and "SIGFPE" in text for text in found.advice)
 

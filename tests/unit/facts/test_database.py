@@ -59,7 +59,7 @@ def advisory(name: str) -> Advisory:
 
 
 def situation(gpu: str | None = None, torch: str | None = None, **more: Any) -> Situation:
-    """A card and a torch release with the libraries that it brings, changed by `libraries` and what else is given."""
+    """A GPU and a torch release with the libraries that it brings, changed by `libraries` and what else is given."""
     release = database.torch_release(torch) if torch else None
     libraries = {**(database.libraries_of(release) if release else {}), **more.pop("libraries", {})}
     cards = (database.gpus()[gpu],) if gpu else ()
@@ -370,7 +370,7 @@ def test_the_libraries_that_a_torch_release_brings(torch: str, libraries: dict[s
         ("2.11.0", "11.0", None),
     ],
 )
-def test_which_cards_a_wheel_has_code_for(torch: str, capability: str, kernels: str | None) -> None:
+def test_which_gpus_a_wheel_has_code_for(torch: str, capability: str, kernels: str | None) -> None:
     release = database.torch_release(torch)
     assert release
     assert release.kernels(capability) == kernels
@@ -724,13 +724,13 @@ def test_where_an_advisory_holds(name: str, holds: bool, where: Situation) -> No
     assert (name in {item.id for item in database.matching(where)}) is holds
 
 
-def test_both_conditions_are_of_one_card() -> None:
+def test_both_conditions_are_of_one_gpu() -> None:
     both = (database.gpus()["a100"], database.gpus()["h20"])
     assert "cublas-hopper-fpe" in hits(None, "2.3.1", gpus=both)
     assert "cublas-nvfp4-scale" not in hits(None, gpus=both, libraries={"cublas": "13.4.0.1"})
 
 
-def test_the_series_and_the_capability_are_of_one_card() -> None:
+def test_the_series_and_the_capability_are_of_one_gpu() -> None:
     match = Match(series=("NVIDIA GeForce",), compute_capability=VersionRange((SpecifierSet("==9.0"),)))
     geforce, hopper = database.gpus()["rtx5090"], database.gpus()["h20"]
     assert not match.holds(Situation(gpus=(geforce, hopper)))

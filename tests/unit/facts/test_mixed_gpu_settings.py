@@ -34,17 +34,17 @@ def of(*cards: str) -> dict[str, str]:
         (["t4", "h100"], {"ENVBUILD_DTYPE": "float16", "NVIDIA_TF32_OVERRIDE": "0", "NCCL_NVLS_ENABLE": "0"}),
     ],
 )
-def test_settings_are_made_where_some_cards_lack_what_others_have(cards: list[str], wanted: dict[str, str]) -> None:
+def test_settings_are_made_where_some_gpus_lack_what_others_have(cards: list[str], wanted: dict[str, str]) -> None:
     assert of(*cards) == wanted
 
 
-def test_the_common_type_says_which_card_lacks_the_better_one() -> None:
+def test_the_common_type_says_which_gpu_lacks_the_better_one() -> None:
     dtype = next(mixed_gpu_settings.mixed_gpu_settings([database.gpus()[card] for card in ("a100", "v100", "t4")]))
     assert (dtype.variable, dtype.value) == (mixed_gpu_settings.DTYPE, "float16")
     assert dtype.reason.endswith("bfloat16 is missing on v100, t4")
 
 
-def test_the_last_type_serves_every_card() -> None:
+def test_the_last_type_serves_every_gpu() -> None:
     """What has no feature to ask for: a common type is always found."""
     assert fact_file_reader.rows("fleet", "dtypes", mixed_gpu_settings._Dtype)[-1].feature is None
     for gpu in database.gpus().values():
@@ -70,7 +70,7 @@ def test_show_prints_variables_with_their_reasons(project: Path) -> None:
     assert envbuild("show", "sample", "--json").document["fleet"] == []
 
 
-def test_an_nccl_that_tunes_each_rank_for_its_own_card_is_refused(project: Path) -> None:
+def test_an_nccl_that_tunes_each_rank_for_its_own_gpu_is_refused(project: Path) -> None:
     old = {**FLEET, "torch": "2.4.1", "gpu_count": 2}
     with pytest.raises(ProfileError) as caught:
         plan_of(project, {**old, "gpus": ["a100", "h100"], "pins": {"cublas": "12.4.5.8"}})

@@ -264,7 +264,7 @@ def test_self_tests_take_turns(
         assert children.most == 1
 
 
-def test_cards_that_are_named_are_handed_out_and_only_to_who_needs_one(children: Children, project: Path) -> None:
+def test_gpus_that_are_named_are_handed_out_and_only_to_who_needs_one(children: Children, project: Path) -> None:
     write_profile(project, {**GPU, "gpu_count": 2}, "gpu-two")
     assert envbuild("make", "gpu-a", "gpu-b", "gpu-two", "a", "--gpus", "3,5").code == 0
     taken = [children.options(name, "make")[-1] for name in ("gpu-a", "gpu-b")]

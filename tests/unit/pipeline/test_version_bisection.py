@@ -228,7 +228,7 @@ def on_a_card(monkeypatch: pytest.MonkeyPatch, project: Path, outcomes: Mapping[
     return made
 
 
-def test_without_a_card_nothing_is_made(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
+def test_without_a_gpu_nothing_is_made(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
     made = on_a_card(monkeypatch, project, passing_from("1.6"))
 
     def nowhere(engine: object) -> None:
@@ -241,7 +241,7 @@ def test_without_a_card_nothing_is_made(monkeypatch: pytest.MonkeyPatch, project
     assert (mistyped.code, "nosuch is neither" in mistyped.stderr) == (2, True), "reported without a GPU, too"
 
 
-def test_on_another_card_no_outcome_counts(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
+def test_on_another_gpu_no_outcome_counts(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
     """All versions would fail, which says nothing of the pin."""
     made = on_a_card(monkeypatch, project, dict.fromkeys(VERSIONS, "failed"))
     monkeypatch.setattr(version_bisection, "require_gpu", lambda context: StepResult(None))

@@ -134,7 +134,7 @@ def test_contradictions_are_reported_with_malformed_values(project: Path) -> Non
 @pytest.mark.parametrize(
     ("before", "after", "judged"),
     [
-        ("gpus: [h20]", "gpu: [h20]", set()),  # nobody knows the card
+        ("gpus: [h20]", "gpu: [h20]", set()),  # nobody knows the GPU
         ("gpus: [h20]", "cards: [h20]", set()),
         ("torch: 2.3.1", "torch: newest", set()),
         ("pins: {cudnnn: 8.9.2.26}", "pins: {cublas: new}", {"selftest.require[0]"}),  # it may be the fix

@@ -28,7 +28,7 @@ GOLDEN = ROOT / "tests" / "golden"
 PRINTS = tuple(GOLDEN / "fingerprints" / f"torch-{version}.json" for version in ("2.13.0", "2.0.1"))
 DAY = datetime.datetime(2026, 11, 21, 12, 30, tzinfo=datetime.UTC)
 CARD = "Lab H20 96GB"
-# Its figures are made up, as the card is.
+# Its figures are made up, as the GPU is.
 FACTS = f"""
 as_of: 2026-11
 sources: {{made-up: "for a test"}}
@@ -59,14 +59,14 @@ LAB: dict[str, Any] = {
 
 
 def site_facts() -> None:
-    """The card, in the site's facts."""
+    """The GPU, in the site's facts."""
     folder = user_folders.config_file().parent / "facts.d"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "lab.yaml").write_text(FACTS, encoding="utf-8")
 
 
 def lab(project: Path) -> tuple[Source, Lock]:
-    """The profile of four cards, and a lock that is xdit's but for the environment and the files of two layers."""
+    """The profile of four GPUs, and a lock that is xdit's but for the environment and the files of two layers."""
     source = profile_reader_and_overrides.load(str(write_profile(project, LAB, "lab")))
     plan = plan_resolver.resolve(source)
     shipped = lock_file.read(ROOT / "profiles" / "projects" / "xdit.lock.yaml")

@@ -183,7 +183,7 @@ def test_the_speeds_are_those_of_the_evidence(browser: Browser, site: Site) -> N
                 wanted.append((name, reached, f"{reached / sheet[name]:.0%}" if name in sheet else "–"))
     shown = [(cells[0], float(cells[1].replace(",", "")), cells[2]) for cells in rows(browser, ".speeds")]
     assert len(shown) == len(wanted) == 20
-    for at in range(0, 20, 5):  # of each card, in whatever order
+    for at in range(0, 20, 5):  # of each GPU, in whatever order
         both = zip(sorted(shown[at : at + 5]), sorted(wanted[at : at + 5]), strict=True)
         for (name, reached, part), (wanted_name, wanted_reached, wanted_part) in both:
             assert (name, part) == (wanted_name, wanted_part)

@@ -83,7 +83,7 @@ def test_a_lock_file_is_held_against_its_profile_of_now(project: Path) -> None:
     assert diff["pins"] == [{"name": "einops", "a": None, "b": "1.0"}]
     assert [layer["title"] for layer in diff["layers"]] == ["packages"]
     assert diff["new_bytes"] == 2_000_000  # numpy and einops share a layer
-    assert diff["advisories"] is None  # a lock alone knows no cards
+    assert diff["advisories"] is None  # a lock alone knows no GPUs
 
 
 def test_a_profile_is_the_same_as_its_own_lock(project: Path) -> None:

@@ -40,7 +40,7 @@ class Tags(HTMLParser):
 
 @pytest.fixture
 def world(project: Path) -> Path:
-    """A CPU that is proved, and four cards that failed."""
+    """A CPU that is proved, and four GPUs that failed."""
     pages.site_facts()
     pages.prove(*pages.cpu(project), pages.outcome("cpu"))
     pages.prove(*pages.lab(project), pages.outcome("gpu"))
@@ -77,7 +77,7 @@ def test_a_fault_of_the_run_is_shown(world: Path, project: Path) -> None:
     assert "the container ran out of memory" in (world / "page.html").read_text(encoding="utf-8")
 
 
-def test_each_card_of_a_fleet_has_its_own_run(project: Path) -> None:
+def test_each_gpu_of_a_fleet_has_its_own_run(project: Path) -> None:
     cards = {"a100": "NVIDIA A100-SXM4-80GB", "h20": "NVIDIA H20"}
     source = source_of(project, {"extends": "h20", "gpus": [*cards, "l40s"], "apt": []}, "mixed")
     made = lock_for(plan_of(project, {"extends": "h20", "gpus": [*cards, "l40s"], "apt": []}, "mixed"))

@@ -112,7 +112,7 @@ def test_coverage_that_is_not_as_it_should_be_is_left_out(record: dict[str, Any]
         assert all(covered.cases > 0 for covered in measured(record).coverage)
 
 
-def test_a_card_that_the_facts_do_not_know_has_no_datasheet(record: dict[str, Any]) -> None:
+def test_a_gpu_that_the_facts_do_not_know_has_no_datasheet(record: dict[str, Any]) -> None:
     for card in result(record, "perf.gemm")["traits"]["TFLOP/s"]:
         card["card"] = "another card"
     speeds = [item for item in measured(record).speeds if item.unit == "TFLOP/s"]

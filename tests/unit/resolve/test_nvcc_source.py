@@ -17,7 +17,7 @@ from unit.support import PROFILE, lock_for, plan_of, sha
 
 IMAGE = f"registry.example/cuda@sha256:{'a' * 64}"
 FILE = {"sha256": sha("file"), "url": "https://mirror.example/file.tar"}
-# A card of CUDA 13, and one of CUDA 12.
+# A GPU of CUDA 13, and one of CUDA 12.
 NEW: dict[str, Any] = {**PROFILE, "gpus": ["h200"], "torch": "2.11.0"}
 OLD: dict[str, Any] = {**PROFILE, "gpus": ["a100"], "torch": "2.7.1"}
 ON_IMAGE: dict[str, Any] = {"base": {"image": IMAGE}, "apt": []}
@@ -166,7 +166,7 @@ def test_compatibility_libraries_are_not_in_the_path_of_the_loader(project: Path
 @pytest.mark.parametrize(
     "card", [gpu.id for gpu in database.gpus().values() if gpu.compute_capability >= "8.0" and gpu.host == "amd64"]
 )
-def test_they_are_for_datacentre_cards(project: Path, card: str) -> None:
+def test_they_are_for_datacentre_gpus(project: Path, card: str) -> None:
     data = {**OLD, "torch": "2.9.1", "gpus": [card], "driver": {"compat": FILE}}
     if database.gpus()[card].datacentre:
         assert plan_of(project, data).archives
@@ -176,7 +176,7 @@ def test_they_are_for_datacentre_cards(project: Path, card: str) -> None:
         assert "NVIDIA/nvidia-docker#1294" in message
 
 
-def test_one_other_card_of_a_fleet_is_enough(project: Path) -> None:
+def test_one_other_gpu_of_a_fleet_is_enough(project: Path) -> None:
     found = refused(project, {**NEW, "gpus": ["h200", "rtx4090", "a100"], "driver": COMPAT_DRIVER})
     assert [message for field, message in found if "on rtx4090 CUDA" in message] != []
 
@@ -304,7 +304,7 @@ def test_where_debian_has_none_other_ways_are_named(project: Path, change: dict[
     assert [field for field, said in refused(project, {**PACKAGED, **change}) if words in said] == ["toolchain"]
 
 
-def test_no_torch_is_offered_that_has_no_code_for_the_card(project: Path) -> None:
+def test_no_torch_is_offered_that_has_no_code_for_the_gpu(project: Path) -> None:
     found = refused(project, {**PACKAGED, "torch": "2.7.1", "gpus": ["rtx5090"]})
     assert not any("a torch of CUDA 12.4" in said for _, said in found)
 

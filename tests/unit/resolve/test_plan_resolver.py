@@ -262,7 +262,7 @@ SHIPPED = sorted(file for file in package_data.PROFILES.rglob("*.yaml") if not f
 
 @pytest.mark.parametrize("file", [file for file in SHIPPED if file.stem != "cpu"], ids=lambda file: file.stem)
 def test_every_gpu_profile_states_its_apex(file: Path) -> None:
-    """Compiled for its cards, and then proved; or why it has none."""
+    """Compiled for its GPUs, and then proved; or why it has none."""
     profile = profile_reader_and_overrides.load(str(file)).profile
     (apex,) = [one for one in profile.extensions if one.name == "apex"]
     assert (apex.none is None) == (file.stem in ("h200", "xdit-apex"))

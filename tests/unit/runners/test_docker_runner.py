@@ -153,7 +153,7 @@ def test_leftovers_of_a_killed_gpu_search_are_swept() -> None:
         ((), 'could not select device driver "" with capabilities: [[gpu]]', NotProved, "no GPU to prove this on"),
     ],
 )
-def test_an_engine_without_the_card_says_so(
+def test_an_engine_without_the_gpu_is_reported(
     devices: tuple[str, ...], says: str, error: type[Exception], words: str
 ) -> None:
     engine: Any = Engine(says)
@@ -215,7 +215,7 @@ def test_a_container_that_alone_is_left_is_the_error() -> None:
     assert error.hint and error.hint.startswith("docker rm -f envbuild-test-")
 
 
-def test_an_engine_that_goes_away_in_a_look_for_the_card_is_the_error() -> None:
+def test_an_engine_that_goes_away_in_a_look_for_the_gpu_is_the_error() -> None:
     engine: Any = Looking("")
     engine.api.start = engine.api.remove_container = refused
     engine.remove = raising(EngineError("the Docker Engine failed: connection refused"))

@@ -26,7 +26,7 @@ def test_the_oldest_driver_is_the_facts_and_the_profiles_own() -> None:
     assert found == {"cuda": least, "profile": "580.65.6"}
 
 
-def test_a_datasheet_goes_by_the_cards_names_and_what_has_no_source_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_datasheet_goes_by_the_gpus_names_and_what_has_no_source_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     card = database.gpus()["h20"]
     sheet = Datasheet(tflops_fp16=2.0, tflops_bf16=3.0, gb_per_s=4.0)
     monkeypatch.setattr(database, "gpus", lambda: {"h20": dataclasses.replace(card, datasheet=sheet)})
@@ -41,7 +41,7 @@ def test_every_shipped_profile_gives_releases_of_numbers(name: str) -> None:
         assert all(part.isdecimal() for part in release.split("."))
 
 
-def test_each_card_comes_with_what_the_facts_know_of_it() -> None:
+def test_each_gpu_comes_with_what_the_facts_know_of_it() -> None:
     names = database.gpus()["h20"].all_names
     cards: Any = expected_hardware.expected_hardware(profile_reader_and_overrides.load("h20").profile)["cards"]
     assert cards == {name: {"compute_capability": "9.0", "sms": 78} for name in names}

@@ -46,7 +46,7 @@ def reasons(context: Context) -> list[str]:
         ((A100, H20), (), [f"the GPUs are not all the same: {A100}, {H20}"]),
     ],
 )
-def test_the_cards_are_those_that_the_profile_lists(
+def test_the_gpus_are_those_that_the_profile_lists(
     monkeypatch: pytest.MonkeyPatch, visible: tuple[str, ...], expected: tuple[str, ...], said: list[str]
 ) -> None:
     found = judged(monkeypatch, tuple((name, (8, 0), 1) for name in visible), gpus=expected)
@@ -63,7 +63,7 @@ def test_the_cards_are_those_that_the_profile_lists(
         ((8, 9), 132, {}, []),
     ],
 )
-def test_a_card_of_the_right_name_is_held_to_what_the_facts_have(
+def test_a_gpu_of_the_right_name_is_held_to_what_the_facts_have(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], sms: int, known: Mapping[str, Any], said: list[str]
 ) -> None:
     found = judged(monkeypatch, ((H20, capability, sms),) * 2, gpus=(H20,), cards={H20: known})

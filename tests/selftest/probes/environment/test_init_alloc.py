@@ -25,7 +25,7 @@ FREE = 64 << 20
 
 
 def test_every_process_gets_the_same_share_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A card's memory that they share: who measures late must not see what the others hold."""
+    """A GPU's memory that they share: who measures late must not see what the others hold."""
     card, empty = mmap.mmap(-1, 8), torch.empty
     card[:] = struct.pack("q", FREE)
 
@@ -103,7 +103,7 @@ def test_an_inaccessible_gpu_is_not_a_bad_library(
     assert words in frame["reason"] and "library" not in frame["reason"], frame["reason"]
 
 
-def test_where_one_process_at_a_time_may_use_the_card_eight_are_not_asked_for(seeds: dict[str, Frame]) -> None:
+def test_where_one_process_at_a_time_may_use_the_gpu_eight_are_not_asked_for(seeds: dict[str, Frame]) -> None:
     frame = seeds["exclusive"]
     assert frame["status"] == "passed", frame["reason"]
     assert [figure["case"] for figure in frame["figures"]] == ["1 process"]

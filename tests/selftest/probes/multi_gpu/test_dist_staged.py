@@ -107,7 +107,7 @@ def test_four_die_where_one_works_and_the_image_is_not_to_blame(site: Callable[.
     assert "no transport switched off helps" in fault.reason
 
 
-def test_a_card_that_fails_alone_is_left_out_of_the_rest(site: Callable[..., Context]) -> None:
+def test_a_gpu_that_fails_alone_is_left_out_of_the_rest(site: Callable[..., Context]) -> None:
     context = site([H20] * 4, lambda world: DIES if world.members == (2,) else None)
     worlds = [name for name in names(context) if name.startswith("nccl") and "+" in name]
     assert worlds == ["nccl 1+3", "nccl 0+3", "nccl 0+1", "nccl 0+1+3"]
@@ -123,7 +123,7 @@ def test_both_fail(site: Callable[..., Context]) -> None:
     ]  # fmt: skip
 
 
-def test_unequal_cards_are_named(site: Callable[..., Context]) -> None:
+def test_unequal_gpus_are_named(site: Callable[..., Context]) -> None:
     context = site([A100, H20])
     assert context.faults == []
     assert "8.0 (GPU 0), 9.0 (GPU 1)" in context.traits["unequal"]
@@ -149,7 +149,7 @@ def test_a_required_transport(site: Callable[..., Context], edges: tuple[str, ..
         (1, {"transport": "p2p"}, "one GPU is visible: no transport between GPUs could be measured"),
     ],
 )
-def test_fewer_cards_than_the_profile_is_for_prove_nothing(
+def test_fewer_gpus_than_the_profile_is_for_prove_nothing(
     site: Callable[..., Context], cards: int, job: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(Skip, match=reason):
@@ -158,11 +158,11 @@ def test_fewer_cards_than_the_profile_is_for_prove_nothing(
     assert context.figures, "what can be tried is tried and reported"
 
 
-def test_fewer_cards_that_fail_do_fail(site: Callable[..., Context]) -> None:
+def test_fewer_gpus_that_fail_do_fail(site: Callable[..., Context]) -> None:
     assert site([H20], lambda world: DIES, gpu_count=4).faults
 
 
-def test_one_card_is_enough_for_a_profile_of_one(site: Callable[..., Context]) -> None:
+def test_one_gpu_is_enough_for_a_profile_of_one(site: Callable[..., Context]) -> None:
     context = site([H20])
     assert names(context) == ["nccl 0", "gloo 0"]
     assert context.traits["skipped"] == "worlds of two and more: one GPU is visible"

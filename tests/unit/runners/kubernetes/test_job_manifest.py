@@ -76,7 +76,7 @@ def test_a_job_asks_for_its_gpus_and_no_more(case: str) -> None:
         assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H20"}
 
 
-def test_a_card_of_several_names_may_have_any_of_them() -> None:
+def test_a_gpu_with_several_names_may_have_any_of_them() -> None:
     names = job_manifest.product_labels(dataclasses.replace(JOB, models=("a100",)), KubernetesSite())
     assert len(names) > 1 and all(" " not in name for name in names)
     work = job_manifest.render(
@@ -89,7 +89,7 @@ def test_a_card_of_several_names_may_have_any_of_them() -> None:
 
 
 @pytest.mark.parametrize("gpu", sorted(database.gpus()))
-def test_every_cards_name_is_a_labels_value(gpu: str) -> None:
+def test_every_gpus_name_is_a_labels_value(gpu: str) -> None:
     job = dataclasses.replace(JOB, models=(gpu,))
     assert kubernetes_settings.parse(
         {"products": {gpu: list(job_manifest.product_labels(job, KubernetesSite()))}}, {}, database.gpus().__contains__

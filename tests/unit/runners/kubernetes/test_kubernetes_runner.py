@@ -215,7 +215,7 @@ def test_a_too_long_list_of_nodes_is_not_a_fault(place: Place, monkeypatch: pyte
     assert not any("does not answer" in said for said in place.said)
 
 
-def test_cards_that_are_in_use_are_waited_for(place: Place) -> None:
+def test_gpus_that_are_in_use_are_waited_for(place: Place) -> None:
     place.server.pods = [*[unplaced("Insufficient nvidia.com/gpu")] * 40, running(), ended(0)]
     assert place.run(GPU_JOB).exit_code == 0
     assert "gpu-7: in use, or too little memory left" in place.said
@@ -342,7 +342,7 @@ def test_another_jobs_output_does_not_count(place: Place) -> None:
 
 
 def test_a_wrong_gpu_is_caught_by_the_identity_probe(place: Place) -> None:
-    """A label is what a node says; what the card is, only the container can say."""
+    """A label is what a node says; what the GPU is, only the container can say."""
     reason = "the card is NVIDIA A100-SXM4-80GB, not NVIDIA H20"
     frames = documents(probe("env.identity", "failed", failure="wrong", signal=None, reason=reason), probe("env.libs"))
     place.server.log, place.server.pods = b"".join(lines(frames)), [running(), ended(5)]

@@ -363,7 +363,7 @@ def test_another_jobs_output_does_not_count(stub: Stub) -> None:
 
 
 def test_a_wrong_gpu_is_caught_by_the_identity_probe(stub: Stub) -> None:
-    """Slurm hands out what gres.conf says; what the card is, only the container can say."""
+    """Slurm hands out what gres.conf says; what the GPU is, only the container can say."""
     reason = "the card is NVIDIA A100-SXM4-80GB, not NVIDIA H20"
     frames = documents(probe("env.identity", "failed", failure="wrong", signal=None, reason=reason), probe("env.libs"))
     stub.frames(b"".join(lines(frames)))
