@@ -292,7 +292,7 @@ def test_the_shipped_lock_fits_the_shipped_profile() -> None:
         ({"base": {"image": IMAGE}, "apt": [], "env": {}}, ["base", "apt", "wheels", "environment"]),
     ],
 )
-def test_the_parts_whose_requests_changed_are_stale(
+def test_the_parts_whose_inputs_changed_are_stale(
     sample: Lock, project: Path, change: dict[str, Any], parts: list[str]
 ) -> None:
     assert sample.stale(plan_of(project, {**PROFILE, **change})) == parts

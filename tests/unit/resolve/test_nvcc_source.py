@@ -227,14 +227,14 @@ def test_one_that_is_left_out_asks_for_nothing(project: Path) -> None:
     assert plan.reasons["apex"].endswith("none: nobody needs it")
 
 
-def test_the_request_for_an_extension_has_its_content_without_its_address(project: Path) -> None:
-    def requests(**change: Any) -> object:
+def test_the_inputs_of_an_extension_have_its_content_without_its_address(project: Path) -> None:
+    def inputs(**change: Any) -> object:
         return plan_of(project, {**NEW, "extensions": [{**KERNELS, **change}]}).wishes["extensions"]
 
-    assert requests(git="https://mirror.example/k") == requests()
+    assert inputs(git="https://mirror.example/k") == inputs()
     for change in ({"commit": "d" * 40}, {"modules": ["k", "l"]}, {"build": {"env": {"A": "1"}}},
                    {"build": {"settings": ["--build-option=--a"]}}, {"build": {"requires": ["cmake"]}}):  # fmt: skip
-        assert requests(**change) != requests()
+        assert inputs(**change) != inputs()
 
 
 # nvcc of Debian
@@ -267,7 +267,7 @@ def test_a_profiles_own_compiler_comes_before_debians(project: Path) -> None:
     assert "CXX=ccache g++-13" in dockerfile_renderer.compiling(made.extensions[0], made.builder)
 
 
-def test_packages_from_debian_are_requests_of_the_plan(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_from_debian_are_inputs_of_the_plan(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = plan_of(project, PACKAGED).wishes["extensions"]
     (row,) = extension_compilers.debian("12.4")
     for change in ({"packages": ("nvcc",)}, {"components": ("main",)}, {"environment": {"CC": "gcc-12"}}):
