@@ -269,7 +269,7 @@ def _refusals(source: Source, advice: tuple[Advice, ...]) -> Iterator[Fault]:
     for index, item in enumerate(source.profile.accept):
         if item.advisory not in ids:
             hint = near(item.advisory, ids)
-            said = f"there is no advisory {item.advisory!r}{f' ({hint})' if hint else ''}"
+            said = f"unknown advisory {item.advisory!r}{f' ({hint})' if hint else ''}"
             yield source.document.fault(("accept", index, "advisory"), said)
     for given in advice:
         if given.state == "refused":

@@ -64,8 +64,8 @@ def _signalled(ending: ProbeEnding, number: int) -> Outcome:
 def _failed(ending: ProbeEnding, failure: str, reason: str, signal_: str | None = None) -> Outcome:
     steps = [payload for kind, payload in ending.messages if kind == ANNOUNCE]
     notes = b"\n".join(payload for kind, payload in ending.messages if kind == NOTE).decode("utf-8", "replace")
-    told = [text for text in (notes, ending.noise, script_tracebacks.without_modules(ending.dump)) if text.strip()]
-    parts = [tail(text, DETAIL_LIMIT // len(told) - 1) for text in told]
+    texts = [text for text in (notes, ending.noise, script_tracebacks.without_modules(ending.dump)) if text.strip()]
+    parts = [tail(text, DETAIL_LIMIT // len(texts) - 1) for text in texts]
     return Outcome(
         status=FAILED,
         reason=reason,

@@ -94,7 +94,7 @@ def test_gloo_says_which_layer(failed: list[tuple[int, ...]], gloo: bool | None,
 )
 def test_what_helps_names_the_transport(cured: list[tuple[str, ...]], cure: str | None, words: str) -> None:
     verdict = localize_faults(tried([(0, 1), FOUR], cured=cured), SAME)
-    assert verdict and verdict.cure == cure
+    assert verdict and verdict.workaround == cure
     assert words in verdict.text
 
 

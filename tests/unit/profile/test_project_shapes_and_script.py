@@ -278,7 +278,7 @@ def test_what_is_added_is_no_content_of_the_lock(project: Path) -> None:
     plain = plan_of(project, asking())
     script(project)
     added = plan_of(project, asking(script="smoke.py", shapes=[SHAPE]))
-    assert plain.wishes == added.wishes
+    assert plain.inputs == added.inputs
     assert lock_for(plain).id == lock_for(added).id
     assert lock_for(plain).stale(added) == []
 

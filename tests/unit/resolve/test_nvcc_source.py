@@ -38,13 +38,13 @@ def test_a_runtime_image_has_no_nvcc(project: Path) -> None:
     plan = plan_of(project, NEW)
     assert (plan.toolchain, plan.archives) == (None, ())
     assert "CUDA_HOME" not in plan.environment
-    assert {"archives"} & set(plan.wishes) == set()
+    assert {"archives"} & set(plan.inputs) == set()
 
 
 def test_a_named_toolchain_alone_puts_none_into_the_image(project: Path) -> None:
     for toolchain in ("wheels", FILE):
         named = plan_of(project, {**NEW, "toolchain": toolchain})
-        assert named.wishes == plan_of(project, NEW).wishes
+        assert named.inputs == plan_of(project, NEW).inputs
         assert named.toolchain is None
 
 
@@ -223,13 +223,13 @@ def test_one_that_is_left_out_asks_for_nothing(project: Path) -> None:
     left_out = {"name": "apex", "none": "nobody needs it"}
     plan = plan_of(project, {**OLD, "extensions": [left_out]})
     assert plan.extension_toolchain is None
-    assert plan.wishes == plan_of(project, OLD).wishes
+    assert plan.inputs == plan_of(project, OLD).inputs
     assert plan.reasons["apex"].endswith("none: nobody needs it")
 
 
 def test_of_extensions_all_that_decides_is_a_wish_and_no_address(project: Path) -> None:
     def wishes(**change: Any) -> object:
-        return plan_of(project, {**NEW, "extensions": [{**KERNELS, **change}]}).wishes["extensions"]
+        return plan_of(project, {**NEW, "extensions": [{**KERNELS, **change}]}).inputs["extensions"]
 
     assert wishes(git="https://mirror.example/k") == wishes()
     for change in ({"commit": "d" * 40}, {"modules": ["k", "l"]}, {"build": {"env": {"A": "1"}}},
@@ -268,12 +268,12 @@ def test_a_profiles_own_compiler_comes_before_debians(project: Path) -> None:
 
 
 def test_what_comes_from_debian_is_a_wish(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = plan_of(project, PACKAGED).wishes["extensions"]
+    before = plan_of(project, PACKAGED).inputs["extensions"]
     (row,) = extension_compilers.debian("12.4")
     for change in ({"packages": ("nvcc",)}, {"components": ("main",)}, {"environment": {"CC": "gcc-12"}}):
         changed = (dataclasses.replace(row, **change),)
         monkeypatch.setattr(extension_compilers, "debian", lambda cuda, rows=changed: rows)
-        assert plan_of(project, PACKAGED).wishes["extensions"] != before
+        assert plan_of(project, PACKAGED).inputs["extensions"] != before
 
 
 @pytest.mark.parametrize(

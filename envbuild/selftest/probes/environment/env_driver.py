@@ -1,4 +1,4 @@
-"""env.driver: the driver supports this CUDA. Checked without torch, which only reports that there is no GPU."""
+"""env.driver: the driver supports this CUDA. Checked without torch, which would only report a missing GPU."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_what_has_no_code_is_named(seeds: dict[str, Frame], seed: str, words: st
 def test_a_driver_that_dies_when_it_is_asked_for_the_cards_is_told(seeds: dict[str, Frame]) -> None:
     result = seeds["unasked"]
     assert (result["status"], result["failure"]) == ("failed", "exception")
-    assert result["reason"] == "the cards cannot be asked: the process died of SIGSEGV"
+    assert result["reason"] == "the GPUs could not be listed: the process died of SIGSEGV"
 
 
 def test_torch_is_not_imported_again(monkeypatch: pytest.MonkeyPatch) -> None:
