@@ -177,7 +177,7 @@ def gpu_model(context: click.Context, parameter: click.Parameter, value: Any) ->
 
 def _nodes(context: click.Context, parameter: click.Parameter, value: str) -> int:
     if value not in map(str, range(1, _MOST + 1)):
-        raise click.BadParameter(f"{value!r} is no number of nodes; write one from 1 to {_MOST}")
+        raise click.BadParameter(f"{value!r} is not a number of nodes; write a number from 1 to {_MOST}")
     return int(value)
 
 
@@ -195,7 +195,7 @@ def _gpus(context: click.Context, parameter: click.Parameter, value: str | None)
     found = tuple(part.strip() for part in value.split(",")) if value is not None else ()
     for part in found:
         if not _GPU.fullmatch(part):
-            raise click.BadParameter(f"{part!r} is no GPU; write indices or UUIDs, as in 0,1 or GPU-<uuid>")
+            raise click.BadParameter(f"{part!r} is not a GPU; write indices or UUIDs, such as 0,1 or GPU-<uuid>")
     if len(set(found)) < len(found):
         raise click.BadParameter("a GPU is named twice")
     return found

@@ -86,7 +86,7 @@ def _read(name: str) -> str:
     try:
         return Path(name).read_text(encoding="utf-8")
     except (FileNotFoundError, UnicodeDecodeError) as error:
-        why = "there is no such file" if isinstance(error, FileNotFoundError) else "is not UTF-8 text"
+        why = "file not found" if isinstance(error, FileNotFoundError) else "is not UTF-8 text"
         raise LockError(f"{name}: {why}") from None
 
 

@@ -76,7 +76,7 @@ def _read(file: Path) -> _Document:
             text = opened.read()
     except (OSError, UnicodeDecodeError) as error:
         missing = isinstance(error, FileNotFoundError)
-        why = "there is no such file" if missing else getattr(error, "strerror", None) or "is not UTF-8 text"
+        why = "file not found" if missing else getattr(error, "strerror", None) or "is not UTF-8 text"
         raise FileError(f"{display(file)}: {why}") from None
     return _Document(file, text, *markdown_generated_sections.blocks(text, display(file)))
 

@@ -103,8 +103,8 @@ class _Lazy(click.Group):
             raise click.UsageError(said, context) from None
 
     def invoke(self, context: click.Context) -> Any:
-        """Whoever reads stdout may stop before its end, as `head` does: that is no failure. Whoever reads stderr stops
-        the work itself."""
+        """Run the command. A reader that closes stdout early, such as `head`, causes no failure; one that closes stderr
+        stops the command."""
         try:
             return super().invoke(context)
         except BrokenPipeError:
@@ -289,9 +289,9 @@ def _report(error: EnvbuildError, wants_json: bool) -> int:
             print(debug_log.traceback_text(), file=sys.stderr)
     if wants_json:
         document: dict[str, Any] = {**error.partial, "error": error.document()}
-        with contextlib.suppress(OSError):  # stdout may be what cannot be written: it is said below then
+        with contextlib.suppress(OSError):  # if stdout cannot be written, report the error below
             print(json.dumps(document, indent=2), flush=True)
             return error.code
-    with contextlib.suppress(OSError):  # nobody can be told; the exit code is still the one
+    with contextlib.suppress(OSError):  # the error cannot be reported; the exit code stays
         print(printable("\n".join(error.lines())), file=sys.stderr)
     return error.code

@@ -38,7 +38,7 @@ def command() -> None:
 @output_option("requirements-NAME.txt")
 @json_option
 def requirements_command(names: tuple[str, ...], file: Path | None, as_json: bool) -> None:
-    """Write the locked versions with their hashes, to install them with pip or uv where there is no container.
+    """Write the locked versions with their hashes, to install them with pip or uv without a container.
 
     Example: envbuild export requirements h20
     Example: pip install --no-deps --require-hashes -r requirements-h20.txt

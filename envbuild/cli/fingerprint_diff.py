@@ -22,8 +22,8 @@ def show_difference(a: Path, b: Path, as_json: bool) -> None:
     result = fingerprint_comparison.compare_fingerprints(read["a"], read["b"])
     if as_json:
         files = {"a": a, "b": b}
-        told = {name: {"file": str(files[name]), "machine": read[name].machine.model_dump()} for name in files}
-        emit({**told, **fingerprint_comparison.document(result)})
+        sides = {name: {"file": str(files[name]), "machine": read[name].machine.model_dump()} for name in files}
+        emit({**sides, **fingerprint_comparison.document(result)})
         return
     for name, found in read.items():
         click.echo(f"{name}: {fingerprint_comparison.machine_line(found.machine)}")

@@ -191,7 +191,7 @@ def _row(outcome: BatchOutcome) -> tuple[str, ...]:
 
 
 def _why(outcome: BatchOutcome) -> str:
-    """What is wrong, and the first line of what to do; all of it was told on stderr when it came."""
+    """The error and the first line of its hint; the complete error was printed on stderr when it occurred."""
     error = outcome.error
     if not error:
         return "-"

@@ -62,5 +62,5 @@ def _digest(image: str) -> str:
     reference = Reference.parse(image)
     found = Repository(reference).manifest(reference.target)
     if found is None:
-        raise NetworkError(f"there is no {image}", hint="envbuild push NAME REGISTRY/NAME puts it there")
+        raise NetworkError(f"image not found: {image}", hint="envbuild push NAME REGISTRY/NAME publishes it")
     return found.digest

@@ -196,7 +196,7 @@ def _all(as_json: bool) -> None:
 
 
 def _row(name: str, built: list[Record]) -> dict[str, Any]:
-    """What is known of a profile; `error` instead where the profile or its lock is at fault."""
+    """What is known of a profile; or `error`, if the profile or its lock is invalid."""
     row: dict[str, Any] = dict.fromkeys(("torch", "cuda", "python", "lock", "proof", "error"))
     try:
         source = profile_reader_and_overrides.load(name)

@@ -242,13 +242,13 @@ def _junit(made: Made) -> str:
 def document(made: Made) -> dict[str, Any]:
     """What was tested, the self-test's summary, and of every probe its figures, details and what its script printed."""
     assert made.run is not None
-    told = made.run.subject
+    known = made.run.subject
     subject = {
         "profile": made.name,
         "lock": made.lock.id if made.lock else None,
         "image": made.image.id if made.image else None,
         "interpreter": str(made.interpreter) if made.interpreter else None,
-        **{key: told.get(key) for key in ("python", "torch", "device", "level")},
+        **{key: known.get(key) for key in ("python", "torch", "device", "level")},
         "seed": made.run.start.get("seed"),
     }
     return {**subject, **made.run.summary(), "probes": [result.document() for result in made.run.results]}

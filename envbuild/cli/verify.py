@@ -79,7 +79,7 @@ def command(
         if reference
         else image_verifier.verify_statement(envelopes, asked, now)
     )
-    if rebuild and done.build:  # whatever else is wrong with it: every reason is told
+    if rebuild and done.build:  # also if there are other reasons, so that all are reported
         from envbuild.pipeline.rebuild_comparison import rebuild_objections
 
         done.reasons += rebuild_objections(done, Console())

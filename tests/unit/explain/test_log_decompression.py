@@ -103,7 +103,7 @@ def test_what_is_no_text_gets_plain_words(raw: bytes, words: str, tmp_path: Path
     file = tmp_path / "train.log"
     file.write_bytes(raw)
     done = envbuild("explain", str(file))
-    assert done.code == 3 and f"{file} is no log: it is " in done.stderr and words in done.stderr
+    assert done.code == 3 and f"{file} is not a log: it is " in done.stderr and words in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,7 @@ def test_both_options_reach_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("given", ["two", "0", "65", "-1", "3.5", ""])
 def test_what_is_no_number_of_nodes_is_told_with_those_that_are(given: str) -> None:
     done: Said = envbuild("test", "sample", "--on", "slurm", "--nodes", given)
-    assert done.code == 2 and f"{given!r} is no number of nodes; write one from 1 to 64" in done.stderr
+    assert done.code == 2 and f"{given!r} is not a number of nodes; write a number from 1 to 64" in done.stderr
 
 
 @pytest.mark.parametrize(("given", "nodes"), [([], 1), (["--nodes", "1"], 1), (["--nodes", "64"], 64)])
