@@ -93,7 +93,7 @@ def _row(envelope: Envelope | Refusal, keys: Mapping[str, PublicKey], now: datet
         raise envelope
     who, believed = _signer(envelope, keys)
     if not believed.records:
-        raise Malformed("there is no test result in it")
+        raise Malformed("it contains no test result")
     _, reasons = policy_check.of_records(believed.records, Policy(), now)
     objections = tuple(reason.detail for reason in reasons)
     ((_, record),) = believed.records

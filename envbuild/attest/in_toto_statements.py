@@ -74,7 +74,7 @@ def digest_set(digest: str) -> dict[str, str]:
 
 
 class Part(BaseModel):
-    """Part of a statement that somebody else may have written: only the fields that are read."""
+    """Part of a statement from an untrusted author: only the fields that are read."""
 
     model_config = ConfigDict(extra="ignore", strict=True, alias_generator=to_camel, defer_build=True)
 
@@ -105,7 +105,7 @@ def canonical(statement: Statement) -> bytes:
 def parse_statement(document: Mapping[str, object]) -> Statement:
     """Return the statement in a parsed JSON document; an invalid predicate is empty. Raises Malformed."""
     if document.get("_type") != STATEMENT:
-        raise Malformed("what is signed is no in-toto statement")
+        raise Malformed("the signed content is not an in-toto statement")
     try:
         found = _StatementHead.model_validate(document)
         subjects = tuple((item.name or "", item.digest["sha256"]) for item in found.subject)

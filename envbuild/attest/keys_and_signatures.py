@@ -146,7 +146,7 @@ def public(pem: bytes, name: str) -> PublicKey:
     try:
         key = load_pem_public_key(pem)
     except (ValueError, UnsupportedAlgorithm):
-        raise FileError(f"{name} is no public key in PEM form", hint="envbuild keygen writes one (.pub)") from None
+        raise FileError(f"{name} is not a public key in PEM format", hint="envbuild keygen writes one (.pub)") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise FileError(f"{name} is not an ECDSA P-256 key", hint="envbuild keygen makes one")
     return _public(key)
@@ -212,7 +212,7 @@ def passphrase(prompt: str, confirm: bool = False) -> str:
             raise UsageError("the two passphrases differ")
         return typed
     raise UsageError(
-        "a signing key is kept under a passphrase, and there is no terminal to ask for it",
+        "the signing key needs a passphrase, and no terminal is available to ask for it",
         hint=f"set {PASSPHRASE_FILE}, or {PASSPHRASE}",
     )
 

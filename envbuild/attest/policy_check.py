@@ -111,7 +111,7 @@ def _driver(record: RunRecord, policy: Policy) -> Iterator[Reason]:
         elif Version(policy.driver) < Version(measured):
             yield Reason("driver", f"proved with driver {measured}; {policy.driver} is older")
     except InvalidVersion:
-        yield Reason("driver", f"the proof names a driver {str(measured)[:40]!r} that is no version")
+        yield Reason("driver", f"the driver {str(measured)[:40]!r} in the proof is not a version")
 
 
 def proved_situation(record: RunRecord, policy: Policy, profile: Profile | None) -> Situation:

@@ -17,7 +17,7 @@ DRAIN = "drain the card and reset it (nvidia-smi --gpu-reset)"
 
 
 def check_gpus(host: Host, needs: Sequence[Need]) -> Iterator[Check]:
-    """Yields all checks of GPUs; they are skipped where there is no GPU."""
+    """Yield all checks of GPUs; without a GPU they are skipped."""
     checks: dict[str, Callable[[], Check]] = {
         "gpu.driver": lambda: check_driver(host, needs),
         "gpu.answers": lambda: check_answers(host),
@@ -63,18 +63,18 @@ def check_driver(host: Host, needs: Sequence[Need]) -> Check:
     runs = [need for need in mine if need.runs_on(found.version)]
     old = [need for need in mine if need not in runs]
     served = {gpu for need in runs for gpu in need.gpus}
-    wanting = {gpu for need in old for gpu in need.gpus} & here - served
+    unserved = {gpu for need in old for gpu in need.gpus} & here - served
     asked = ", ".join(f"{need.profile} ({need.driver} or newer)" for need in old)
-    none = "no profile is for these cards" if len(needs) != 1 else f"{needs[0].profile} is not for these cards"
+    none = "no profile is for these GPUs" if len(needs) != 1 else f"{needs[0].profile} is not for these GPUs"
     words = [
         f"{found.version}{f' (CUDA up to {found.cuda})' if found.cuda else ''}",
         f"new enough for {', '.join(need.profile for need in runs)}" if runs else "",
         f"too old for {asked}" if old else "" if runs else none,
     ]
     detail = "; ".join(filter(None, words))
-    if not wanting:
+    if not unserved:
         return ok(name, detail)
-    serves = all(database.gpus()[gpu].datacentre for gpu in wanting)  # on other GPUs CUDA fails with error 804
+    serves = all(database.gpus()[gpu].datacentre for gpu in unserved)  # on other GPUs CUDA fails with error 804
     libraries = ", or bring compatibility libraries (driver.compat in the profile)" if serves else ""
     return Check(name, "fail", detail, f"update the driver{libraries}")
 
@@ -159,11 +159,11 @@ def check_ecc(cards: Sequence[GpuReading]) -> Check:
         if card.ecc.pending:
             found.append(("fail", f"{who}: memory that went bad waits to be replaced", DRAIN))
         if card.ecc.failed:
-            found.append(("fail", f"{who}: memory that went bad could not be replaced", "drain the card for good"))
+            found.append(("fail", f"{who}: faulty memory could not be replaced", "drain the card for good"))
         if card.ecc.enabled is False and known and known.datacentre:
             found.append(("warn", f"{who}: ECC is off", "nvidia-smi -e 1, then reset the card"))
-    told = [card for card in cards if card.ecc.enabled is not None]
-    return worst_check("gpu.ecc", found, "no uncorrected errors" if told else "these cards have none")
+    with_ecc = [card for card in cards if card.ecc.enabled is not None]
+    return worst_check("gpu.ecc", found, "no uncorrected errors" if with_ecc else "these GPUs have no ECC")
 
 
 _MODES: dict[str, tuple[Status, str]] = {

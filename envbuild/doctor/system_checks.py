@@ -35,7 +35,7 @@ def check_system(host: Host, needs: Sequence[Need]) -> Iterator[Check]:
     yield check_settings(host)
 
 
-_INDEX = "is the network up, and what `pip config list` and uv are told right?"
+_INDEX = "check the network, and the settings of pip (`pip config list`) and uv"
 _START = "start a Docker Engine (in a checkout: make engine), or point DOCKER_HOST or a docker context at one"
 
 
@@ -57,7 +57,7 @@ def check_shm(host: Host) -> Check:
     if host.shm is None:
         return skipped_check("shm", LATE)
     if host.shm == 0:
-        return Check("shm", "warn", "there is no /dev/shm", "mount a tmpfs there")
+        return Check("shm", "warn", "/dev/shm is missing", "mount a tmpfs there")
     if host.shm < SHM:
         remedy = "mount -o remount,size=50% /dev/shm; of a container: --shm-size or --ipc=host"
         return Check("shm", "warn", f"/dev/shm has {gib(host.shm)}: too small for data loaders and NCCL", remedy)
@@ -150,8 +150,8 @@ def check_reached(name: str, answers: Sequence[Answer], late: bool, remedy: str)
         elif item.status is not None and item.status >= 500:
             found.append(("fail", f"{item.address}: it fails ({item.status})", remedy))
     if found and len(found) < len(answers):
-        status, text, cure = found[-1]
-        found[-1] = (status, f"{text} (the other {len(answers) - len(found)} are well)", cure)
+        status, text, fix = found[-1]
+        found[-1] = (status, f"{text} (the other {len(answers) - len(found)} answer)", fix)
     return worst_check(name, found, ", ".join(item.address for item in answers))
 
 
@@ -167,7 +167,11 @@ def check_proxy(host: Host) -> Check:
             spelled.setdefault(variable.lower(), set()).add(item.address)
     for variable in (name for name, addresses in spelled.items() if len(addresses) > 1):
         found.append(
-            ("warn", f"{variable} and {variable.upper()} differ: programs take one or the other", "set both alike")
+            (
+                "warn",
+                f"{variable} and {variable.upper()} differ: programs take one or the other",
+                "give both the same value",
+            )
         )
     if "the proxies" in host.late:
         found.append(("fail", "a proxy does not answer in time", "correct or unset the variable"))

@@ -97,7 +97,7 @@ def push(name: str, target: str, listener: Listener, *, zstd: bool = False, unsi
 
 
 def _signer(unsigned: bool) -> Signer | None:
-    """The configured signer; None if `unsigned` allows it. Raises UsageError if there is none otherwise."""
+    """The configured signer; None if `unsigned` is set. Raises UsageError if no key is configured."""
     signer = None if unsigned else keys_and_signatures.configured_signer()
     if signer is None and not unsigned:
         raise UsageError("No signing key: nothing was published", hint=_NO_SIGNER)
@@ -174,7 +174,7 @@ def import_bundle(file: Path, policy: Policy, listener: Listener) -> tuple[Verdi
     engine.load(bundle.loadable(manifest, verdict.image.layers, tag))
     loaded = engine.find(tag)
     if loaded is None or loaded.id != verdict.image.id:
-        raise EngineError(f"the engine loaded another image than {verdict.image.id}")
+        raise EngineError(f"the engine loaded a different image than {verdict.image.id}")
     return verdict, tag
 
 
@@ -215,7 +215,7 @@ def statements_of(source: Source, locked: Lock, image: Image, subject: Subject) 
 
 
 def build_details(source: Source, locked: Lock, image: Image) -> BuildDetails:
-    """Return what this envbuild recorded about the build. Wheels that are no longer in the store are downloaded
+    """Return what this envbuild recorded about the build. Wheels that are not in the store any more are downloaded
     again."""
     record = next(record for record in build_records_and_comparison.all_records(image.id) if record.lock == locked.id)
     plan = plan_resolver.resolve(source)

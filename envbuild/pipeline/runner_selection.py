@@ -51,7 +51,9 @@ def runner(
     if on.nodes > 1 and chosen != "slurm":
         raise UsageError("--nodes is for --on slurm", hint="it starts ranks on several nodes by srun")
     if on.nodes > 1 and on.resume:
-        raise UsageError("--resume takes up one job, and --nodes makes two", hint="leave --nodes out, or run anew")
+        raise UsageError(
+            "--resume continues one job, and --nodes submits two", hint="leave --nodes out, or submit a new job"
+        )
     if chosen == "local":
         return Local(engine, image)
     if order.asked.gpus:

@@ -163,7 +163,7 @@ def tag_verified(context: StepContext, source: Source, image: Image) -> StepResu
     if not cached:
         engine.tag(image, named, VERIFIED)
     if engine.tags(named).get(VERIFIED) != image.handle:
-        raise EngineError(f"{named}:{VERIFIED} was moved by somebody else meanwhile")
+        raise EngineError(f"{named}:{VERIFIED} was moved by another process in the meantime")
     return StepResult(f"{named}:{VERIFIED}", cached=cached, note=f"{named}:{VERIFIED}")
 
 

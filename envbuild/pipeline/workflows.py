@@ -202,7 +202,7 @@ def cluster_script(
     if len(scripts) == 1:
         return scripts[0]
     what = ("the self-test, on one node", f"dist.nodes, on {on.nodes} nodes, where the first has passed")
-    # The two scripts together cannot be run: sbatch accepts no script whose first line is another comment.
+    # The joined text is for reading only: sbatch refuses a script that begins with an ordinary comment.
     remarks = (f"# job {number} of 2: {words}" for number, words in enumerate(what, 1))
     return "\n".join(f"{remark}\n{text}" for remark, text in zip(remarks, scripts, strict=True))
 

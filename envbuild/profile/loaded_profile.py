@@ -13,7 +13,7 @@ from envbuild.util import package_data, yaml_document
 from envbuild.util.yaml_document import Document
 
 PIN = "--pin"
-"""Where what was asked for with that option stands, as a file is told of."""
+"""The name of the file in messages about a profile that the option --pin changed."""
 
 
 @dataclass(frozen=True)

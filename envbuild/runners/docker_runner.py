@@ -246,7 +246,7 @@ def sweep_containers(engine: Engine) -> int:
             if _abandoned(container["Labels"][OWNER]):
                 _remove(api, container["Id"])
                 removed += 1
-        # Compare the names too: an image that somebody committed from our container has the same label.
+        # Compare the names too: an image that a user committed from our container has the same label.
         for image in api.images(filters={"label": OWNER, "reference": f"{_LOOK}*"}):
             if _abandoned(image["Labels"][OWNER]):
                 for tag in image["RepoTags"] or ():

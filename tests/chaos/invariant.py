@@ -130,7 +130,7 @@ def _files(*folders: Path) -> Iterator[Path]:
     for folder in folders:
         for path in sorted(folder.rglob("*")):
             on_its_way = any(part.startswith(".") for part in path.relative_to(folder).parts)
-            if path.is_file() and not on_its_way:  # what has not got its name yet is no file: see left_files
+            if path.is_file() and not on_its_way:  # what has not got its name yet is not a file: see left_files
                 yield path
 
 

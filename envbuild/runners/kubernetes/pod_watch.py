@@ -26,7 +26,7 @@ CLOCK = 2.0  # seconds; the cluster's time stamps are whole seconds
 
 
 def _gone(hint: str) -> RunnerError:
-    return RunnerError("the pod was deleted: by somebody, or because its node was drained or is gone",
+    return RunnerError("the pod was deleted: by a user, or because its node was drained or removed",
                        ending="cancelled", hint=hint)  # fmt: skip
 
 
@@ -73,7 +73,7 @@ class Attempt:
             return None
         self._lasts("no pod", False)
         pod = self._same([pod_states.pod(one) for one in found])
-        self._tell(pod.told())
+        self._tell(pod.describe())
         wrong = pod_states.pod_error(pod)
         if wrong:
             raise wrong
@@ -96,7 +96,7 @@ class Attempt:
         return None
 
     def _same(self, found: Sequence[Pod]) -> Pod:
-        """The pod that was seen first. If it is deleted, a cluster before 1.26 may start the job anew in another
+        """The pod that was seen first. If it is deleted, a cluster before 1.26 may start the job again in another
         pod."""
         self._pod = self._pod or found[-1].name
         for pod in found:
@@ -110,7 +110,7 @@ class Attempt:
         if found and not found.ready:
             return RunnerError(f"the pod was removed because its node {pod.node} failed, or is cut off",
                                ending="node-failure", hint=pod_states.node_reasons({pod.node: found}))  # fmt: skip
-        return RunnerError("somebody deleted the pod, or its node is drained", ending="cancelled",
+        return RunnerError("a user deleted the pod, or its node was drained", ending="cancelled",
                            hint=self._node(pod.node))  # fmt: skip
 
     # waiting

@@ -43,7 +43,7 @@ class Seen:
     def over(self) -> bool:
         return self.state in _OVER
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """The state as text for the user."""
         if self.state in WAITING:
             again = f", for the {_ordinal(self.restarts + 1)} time" if self.restarts else ""

@@ -295,7 +295,7 @@ def test_a_folder_is_told_as_one_with_the_profiles_in_it(project: Path, path: st
     folder = project / path
     (folder / "profiles").mkdir(parents=True, exist_ok=True)
     done = envbuild("make", path)
-    assert (done.code, f"{path} is a folder" in done.stderr, "no profile lies in it" in done.stderr) == (3, True, True)
+    assert (done.code, f"{path} is a folder" in done.stderr, "it contains no profile" in done.stderr) == (3, True, True)
     for name in ("b.yaml", "b.lock.yaml", "profiles/a.yaml"):
         (folder / name).write_text(as_yaml(PROFILE), encoding="utf-8")
     done = envbuild("make", path)

@@ -210,7 +210,7 @@ def test_what_is_no_file_is_a_fault_of_its_node(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "c.json")
     (tmp_path / "d.json").symlink_to(tmp_path / "nowhere")
     found = {node.name: node.fault for node in remote_node_reader.gather_nodes(str(tmp_path))}
-    assert found == {"a": None, **{name: f"{name}.json is no file" for name in ("b", "c", "d")}}
+    assert found == {"a": None, **{name: f"{name}.json is not a file" for name in ("b", "c", "d")}}
 
 
 def test_a_file_that_may_not_be_read_is_a_fault_of_its_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,8 +40,8 @@ def answer(said: Said) -> str:
     [
         ([H20], "550.54.15", "h20", "yes: this machine suits h20"),
         ([H20, H200], "580.65.06", "h200", "yes"),
-        ([H200], "580.65.06", "h20", "no: it needs NVIDIA H20, and here is 1 x NVIDIA H200"),
-        ([], "550.54.15", "h20", "no: it needs NVIDIA H20, and there is no GPU here"),
+        ([H200], "580.65.06", "h20", "no: it needs NVIDIA H20, and this machine has 1 x NVIDIA H200"),
+        ([], "550.54.15", "h20", "no: it needs NVIDIA H20, and this machine has no GPU"),
         ([H200], "550.54.15", "h200", "no: gpu.driver: 550.54.15 (CUDA up to 12.4); too old for h200 (580."),
         ([f"{H20},ecc=5"], "550.54.15", "h20", "no: gpu.ecc: GPU 0: 5 uncorrected memory errors"),
         ([f"{H20},ecc=5"], "550.54.15", "cpu", "yes"),
@@ -61,7 +61,7 @@ def test_the_answer_has_its_reason(machine: Bench, cards: list[str], driver: str
 @pytest.mark.parametrize(
     ("cards", "driver", "profile", "remedy"),
     [
-        ([], "550.54.15", "h20", "on the machine that has the card: envbuild doctor --for h20"),
+        ([], "550.54.15", "h20", "on the machine with the GPU: envbuild doctor --for h20"),
         ([H200], "580.65.06", "h20", "on the machine that has the card"),
         ([H200], "550.54.15", "h200", "update the driver"),
         ([f"{H20},mig=1,slices=3"], "550.54.15", "h20", "turn MIG off: nvidia-smi -mig 0"),
@@ -123,7 +123,7 @@ def test_cards_are_counted(machine: Bench) -> None:
     (machine.folder / "profiles").mkdir()
     (machine.folder / "profiles" / "four.yaml").write_text("extends: h20\ngpu_count: 4\n")
     said = machine.doctor("--for", "four", "--json")
-    assert answer(said).startswith("no: it needs 4 of NVIDIA H20 together, and here is 2 x NVIDIA H20")
+    assert answer(said).startswith("no: it needs 4 of NVIDIA H20 together, and this machine has 2 x NVIDIA H20")
 
 
 def test_a_profile_at_fault_is_told_as_everywhere(machine: Bench) -> None:

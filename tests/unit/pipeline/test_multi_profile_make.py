@@ -30,7 +30,7 @@ from unit.evidence.runs import NAMES, ended_probe
 from unit.support import PROFILE, envbuild, write_profile
 
 GPU = {"extends": "h20"}
-BESIDE = {process_locks.BESIDE: "1"}
+BESIDE = {process_locks.PARALLEL: "1"}
 
 
 @pytest.mark.parametrize(
@@ -329,8 +329,7 @@ def test_names_and_profiles_that_are_none_are_rows_and_the_others_are_made(child
         "./none.yaml": "failed",
     }  # fmt: skip
     assert (
-        "there is no profile 'gpu-aa'" in rows["gpu-aa"]
-        and "did you mean gpu-a or gpu-c or gpu-b or cpu?" in said.stderr
+        "unknown profile 'gpu-aa'" in rows["gpu-aa"] and "did you mean gpu-a or gpu-c or gpu-b or cpu?" in said.stderr
     )
     document = envbuild("make", *names, "--json").document
     assert [row["code"] for row in document["profiles"]] == [3, 3, 3, 3, 0, 0]
@@ -355,7 +354,7 @@ def test_what_is_built_is_not_called_unmade(children: Children) -> None:
 @pytest.mark.parametrize("beside", [True, False])
 def test_who_waits_beside_others_says_whom_it_may_wait_for(monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:
     if beside:
-        monkeypatch.setenv(process_locks.BESIDE, "1")
+        monkeypatch.setenv(process_locks.PARALLEL, "1")
     said: list[str] = []
     with ThreadPoolExecutor(1) as threads:
         with process_locks.exclusive("_x", "builds on the same base", said.append):

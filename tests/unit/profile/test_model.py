@@ -601,11 +601,11 @@ def test_with_requirements_a_profile_is_known_by_the_name_of_its_lock(
 @pytest.mark.parametrize(
     ("of", "words"),
     [
-        ({"profile": "other", "requirements": "../requirements.txt"}, "there is no profile 'other'"),
+        ({"profile": "other", "requirements": "../requirements.txt"}, "unknown profile 'other'"),
         ({"profile": "sample", "requirements": "../nosuch.txt"}, "nosuch.txt cannot be read"),
         ({"profile": "sample", "requirements": "/dev/zero"}, "zero leads out of the project's folder"),
-        ({"profile": "sample"}, "there is no profile 'other'"),
-        ("sample", "there is no profile 'other'"),
+        ({"profile": "sample"}, "unknown profile 'other'"),
+        ("sample", "unknown profile 'other'"),
     ],
 )
 def test_a_lock_that_says_nonsense_of_itself_names_nothing(project: Path, of: object, words: str) -> None:
