@@ -15,13 +15,13 @@ _WHAT = {
     "gpu": "SIGKILL for envbuild in `build` of a GPU image",
     "engine": "SIGKILL for the engine in `make`",
     "registry": "SIGKILL for the registry",
-    "index": "the package index at fault in `lock` and `make`",
+    "index": "a faulty package index in `lock` and `make`",
 }
 # What a round begins with, kills.STARTS.
 _STARTS = {
     "switch": "the profile changed to one whose image is there and proved",
     "relock": "the profile changed to one whose image is not there; its layers may be in the builder's cache",
-    "layer": "as relock, and the layer that tells it from the other is made again",
+    "layer": "as relock, and the layer that differs is made again",
     "reprove": "the image is there, and its self-test never ran",
     "fetch": "as relock, and the small wheels are fetched again",
     "base": "as relock, and the base is made again",
@@ -39,13 +39,13 @@ def lines(ran: Sequence[Ran], machine: str, wanted: Mapping[str, int]) -> list[s
         "",
         f"Machine: {machine}. Made by `make chaos` ({seeds}) in {sum(one.seconds for one in ran) / 60:.0f} min of",
         "rounds, on a machine that did other work too. The profile is `cpu`, level quick; in `gpu` it is `step-video`,",
-        "5.5 GB, with one of two cuBLAS, and is only built, since there is no card. The engine is its own.",
+        "5.5 GB, with one of two cuBLAS, and is only built, without a GPU. The engine is private.",
         "",
         "A round is one fault, then a run without one. After both it is looked at from without: is every image that is",
         "called verified proved by evidence for exactly its digest; is every lock, Dockerfile, record, statement and",
         "stored file whole and of its hash. After the second also: did it complete, with the image that the lock gave",
-        "before, and is no container, temporary image, folder, file or process of the first left. Where the engine",
-        "was killed the image may be another one, if its layers hold the same and envbuild has told of it.",
+        "before, and without a container, temporary image, folder, file or process left of the first. If the engine",
+        "was killed, the image may differ, if its layers have the same content and envbuild reported it.",
         "",
         "| | after the fault | after the next run |",
         "|---|---|---|",
@@ -63,7 +63,9 @@ def lines(ran: Sequence[Ran], machine: str, wanted: Mapping[str, int]) -> list[s
 
 def _others(outcomes: Iterable[Outcome]) -> list[str]:
     count = sum(outcome.others for outcome in outcomes)
-    return ["", f"An image took the place of another of the same files, and it was told: {count}."] if count else []
+    return (
+        ["", f"Images with the same files that replaced another image, as envbuild reported: {count}."] if count else []
+    )
 
 
 def _short(ran: Sequence[Ran], wanted: Mapping[str, int]) -> Iterator[str]:
@@ -83,7 +85,7 @@ def _words(outcomes: Iterable[Outcome]) -> Iterator[str]:
 
 
 def _struck(ran: Ran) -> list[Outcome]:
-    """Without the runs that failed where nothing was done to them; those are told as what is left."""
+    """Without the runs that failed where nothing was done to them; those are reported as what is left."""
     return [outcome for outcome in ran.outcomes if outcome.struck.kind != NONE]
 
 

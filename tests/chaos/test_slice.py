@@ -75,7 +75,7 @@ def test_a_report_counts_runs_that_did_not_end_as_they_may() -> None:
 
 
 def test_a_report_counts_images_of_the_same_files() -> None:
-    told = "An image took the place of another of the same files, and it was told: 2."
+    told = "Images with the same files that replaced another image, as envbuild reported: 2."
     ran = Ran("engine", 7, [replace(outcome(), others=1), outcome(), replace(outcome(), others=1)])
     assert told in lines([ran], "a machine", {"engine": 3})
     assert "took the place" not in "\n".join(lines([Ran("engine", 7, [outcome()])], "a machine", {"engine": 1}))

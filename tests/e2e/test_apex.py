@@ -82,7 +82,7 @@ def test_apex_is_compiled_once_and_found_in_the_image(place: Project, run_id: st
         f"| `envbuild build h200`, apex not compiled before | {first.seconds:.0f} |",
         f"| ... of which the image's layers | {took['build']:.0f} |",
         f"| `envbuild build h200` again | {second.seconds:.1f} |",
-        f"| `envbuild build h200 --no-cache`: every layer anew, the wheel from the cache | {anew.seconds:.0f} |",
+        f"| `envbuild build h200 --no-cache`: every layer built again, the wheel from the cache | {anew.seconds:.0f} |",
         f"| ... of which finding the wheel | {rest['extensions']:.1f} |", "",
         f"The wheel, {about['sha256'][:12]}, has {about['bytes'] / 1e6:.1f} MB and {len(wanted)} compiled modules, all "
         f"loaded in the image without a GPU; the image has {size / 1e9:.1f} GB.",

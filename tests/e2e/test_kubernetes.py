@@ -81,7 +81,7 @@ def figures(onenode: OneNode, request: pytest.FixtureRequest) -> Iterator[list[s
         "Made by `make test-kubernetes`. Seconds are of the whole command, its self-test (level quick) included.",
         "After each of them no Job, Pod, ConfigMap or Secret of it is left.",
         "",
-        "| what happens | exit | s | what is said |",
+        "| what happens | exit | s | message |",
         "|---|---|---|---|",
         *rows,
     ]
@@ -171,7 +171,7 @@ def test_a_pod_that_somebody_deletes_is_told(place: Place, broken: Workshop, tol
     place.cluster.ask("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}")
     done = begun.finish(120)
     assert done.code == 6 and "deleted" in done.words
-    told("somebody deletes the pod", done)
+    told("a user deletes the pod", done)
 
 
 def test_an_eviction_by_the_api_is_told(place: Place, broken: Workshop, told: Told) -> None:
@@ -204,7 +204,7 @@ def test_a_job_that_somebody_deletes_is_told(place: Place, broken: Workshop, tol
     place.cluster.ask("DELETE", f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{job['metadata']['name']}", options)
     done = begun.finish(120)
     assert done.code == 6 and "deleted" in done.words
-    told("somebody deletes the Job", done)
+    told("a user deletes the Job", done)
 
 
 def test_an_interruption_leaves_nothing(place: Place, broken: Workshop, told: Told) -> None:

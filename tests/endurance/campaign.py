@@ -81,7 +81,7 @@ def no_memory(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
     rows = [
         f"| {one.what} | {one.limit} | {one.code} | {one.said} | {'; '.join(one.faults) or '-'} |" for one in rounds
     ]
-    head = ["| who has too little | limit | exit code | what is said | faults |", "|---|---|---|---|---|"]
+    head = ["| who has too little | limit | exit code | message | faults |", "|---|---|---|---|---|"]
     return [*head, *rows], sum(bool(one.faults) for one in rounds)
 
 

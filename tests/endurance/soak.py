@@ -161,7 +161,7 @@ def table(what: str, rows: Sequence[Seen], settled: int) -> list[str]:
     most = {name: f"{FLAT[name]:g}" if name in FLAT else "-" for name in found}
     head = [
         f"{len(rows)} makes, {what}, on an engine of its own. `a make`: the slope after the first {settled}, by least",
-        "squares; a figure grows where it is more than `at most`, and one without is told and not judged.",
+        "squares; a figure grows where it is more than `at most`, and one without is shown, not judged.",
         *HISTORY,
         "",
         f"| figure | first | after {settled} | last | a make | at most |",

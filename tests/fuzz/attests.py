@@ -500,7 +500,7 @@ TARGETS = (
     Target("envelope", _FILES, _envelope, 68),
     Target("registry", st.deferred(_registries), _asked, 9),
     Target("layer", tars.layers(), _layer, 9),
-    Target("layer beside ours", tars.reordered(), _beside, 9),
+    Target("layer next to ours", tars.reordered(), _beside, 9),
     Target("bundle", st.deferred(lambda: tars.tars(_members())), _bundle, 9),
     Target("policy", yaml_files(_KEYS), _policy, 68),
     Target("key", st.deferred(lambda: spoiled(st.sampled_from(_pems()), BYTES)), _pem, 68),

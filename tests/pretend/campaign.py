@@ -121,7 +121,7 @@ def main() -> int:
             "# The self-test on simulated GPUs",
             "",
             f"Machine: {described()}. Made by `make pretend`, on the CPU: nothing of it has run on a GPU.",
-            "What is as on a GPU, and what is not, is said in `tests/pretend/__init__.py`.",
+            "`tests/pretend/__init__.py` describes what is as on a GPU, and what is not.",
             "",
             f"- Runs of a probe on a healthy GPU: {sum(map(len, found.values()))}; false alarms: {len(alarms)}.",
             f"- Seeded faults caught on the paths for GPUs (H100): {len(wrong) - len(missed)} of {len(wrong)}; right "
