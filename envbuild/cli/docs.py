@@ -24,22 +24,22 @@ from envbuild.util.yaml_document import display
 
 @click.command("docs", short_help="Write locked versions into your own documents.")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--check", is_flag=True, help="Write nothing; exit 8 where a block is not what it would be.")
+@click.option("--check", is_flag=True, help="Only check: exit 8 if a block is out of date.")
 @json_option
 def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
-    """Fill the blocks of Markdown files: what stands between two comments, each alone on its line.
+    """Update generated blocks in Markdown files. A block is the text between two comments, each on a line of its own.
 
     \b
     <!-- envbuild:table h20,a100 -->     versions, driver, accepted advisories, and the proof:
                                          evidence of this machine, and of evidence/ next to
                                          the document
-    <!-- envbuild:minimum h20 -->        what known faults ask for on these GPUs, and where
-    <!-- envbuild:requirements h20 -->   every version and hash; constraints: versions alone
+    <!-- envbuild:minimum h20 -->        minimum versions on these GPUs, by known fault
+    <!-- envbuild:requirements h20 -->   every version and hash; constraints: only versions
     <!-- envbuild:evidence FOLDER -->    who proved what: the signed statements in a folder
                                          next to the document
     <!-- envbuild:end -->
 
-    All files are read before one is written.
+    Reads and checks all files before it writes one.
     Example: envbuild docs --check README.md
     """
     documents = [_read(file) for file in dict.fromkeys(files)]

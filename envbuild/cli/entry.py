@@ -40,8 +40,8 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
     },
     "Look at profiles and images": {
         "status": "Show which images are verified, and why the others are not.",
-        "show": "Show every pinned version and why it is there; --html: a report.",
-        "diff": "Compare two profiles, locks or images, or two GPUs' numbers.",
+        "show": "Show every pinned version and its reason; --html: a report.",
+        "diff": "Compare two profiles, locks, images, or fingerprints of GPUs.",
         "advisories": "List the known faults of GPU software, with their fixes.",
     },
     "Find out what is wrong": {
@@ -56,7 +56,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "save": "Save a verified image to a file, for a site without a registry.",
         "load": "Check a saved image, then load it into the engine.",
         "pin-digests": "Write digests of verified images into Dockerfiles and CI files.",
-        "export": "Write a check for every rank at job start, a CI job, pins, ...",
+        "export": "Write files for other tools: a check for each rank, a CI job, pins, ...",
         "docs": "Write locked versions into your own documents.",
         "keygen": "Create a key pair to sign evidence with.",
     },
@@ -181,9 +181,9 @@ def _log_options() -> list[click.Parameter]:
     return [
         click.Option(
             ["-v", "--verbose"], count=True, expose_value=False, is_eager=True, callback=_show_log,
-            help="Show processes, requests, files and steps on stderr; -vv: what they gave too.",
+            help="Show processes, requests, files and steps on stderr; -vv also shows their results.",
         ),
-        click.Option(["--debug"], is_flag=True, expose_value=False, help="With an error, print its traceback."),
+        click.Option(["--debug"], is_flag=True, expose_value=False, help="Print the traceback of an error."),
     ]  # fmt: skip
 
 
@@ -215,7 +215,7 @@ _INTERRUPTED = "interrupted: nothing is half-written, and steps that had ended a
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version,
-    help="Show the version and exit; with --json, what a bug report needs.",
+    help="Show the version and exit; with --json, also what a bug report needs.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, hidden=True)
 def cli(as_json: bool) -> None:

@@ -21,7 +21,7 @@ from envbuild.util.errors import UsageError
 )
 @json_option
 def command(name: str, as_json: bool) -> None:
-    """Make an ECDSA P-256 key pair: NAME.key, under a passphrase, to keep, and NAME.pub, to give away.
+    """Create an ECDSA P-256 key pair: the private NAME.key, encrypted with a passphrase, and the public NAME.pub.
 
     The passphrase comes from ENVBUILD_KEY_PASSPHRASE_FILE, ENVBUILD_KEY_PASSPHRASE or the terminal.
     Example: envbuild keygen -o team

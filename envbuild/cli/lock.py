@@ -40,12 +40,12 @@ class _Wanted(NamedTuple):
 @profile_argument("names", nargs=-1)
 @click.option(
     "--check", is_flag=True,
-    help="Write nothing; offline; exit 8 if a lock does not fit its profile, or a Dockerfile its lock.",
+    help="Only check, offline: exit 8 if a lock does not fit its profile, or a Dockerfile its lock.",
 )  # fmt: skip
 @click.option(
     "--upgrade", "upgrades", multiple=True, is_flag=False, flag_value=lock_update.EVERYTHING, metavar="[NAME]",
-    help="Move this package to the newest version that fits (may be repeated); 'base' the Debian packages; "
-    "without NAME everything.",
+    help="Update this package to the newest version that fits (may be repeated); 'base': the Debian packages; "
+    "without NAME: everything.",
 )  # fmt: skip
 @requirements_option
 @pin_option
@@ -63,7 +63,7 @@ def command(
     accept_old: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Write the lock and the Dockerfile of each profile, changing only what must change; without a name, of all.
+    """Write the lock and the Dockerfile of each profile; without a name, of all. Changes only what must change.
 
     Example: envbuild lock cpu --upgrade numpy
     Example: envbuild lock --check

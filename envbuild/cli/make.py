@@ -33,11 +33,13 @@ if TYPE_CHECKING:
 
 @click.command("make", short_help="Make a verified image of a profile or GPU: lock, build, self-test.")
 @profile_argument("names", nargs=-1)
-@click.option("--all", "every", is_flag=True, help="Every profile of the working folder; all there are if it has none.")
-@click.option("--locked", is_flag=True, help="Refuse a missing or stale lock instead of making it again (exit 8).")
+@click.option(
+    "--all", "every", is_flag=True, help="All profiles of the working folder; if it has none, all known profiles."
+)
+@click.option("--locked", is_flag=True, help="Refuse a missing or stale lock instead of writing a new one (exit 8).")
 @requirements_option
 @pin_option
-@click.option("--write", is_flag=True, help="With --pin: change the profile's lock and Dockerfile for good.")
+@click.option("--write", is_flag=True, help="With --pin: also write the profile's lock and Dockerfile.")
 @click.option("--no-cache", is_flag=True, help="Build every layer again.")
 @builder_option
 @click.option("--allow-unproved", is_flag=True, help="Exit 0 if the image is built and no GPU here can prove it.")

@@ -21,7 +21,7 @@ from envbuild.util.errors import LockError, printable
 @click.option("--images-only", is_flag=True, help="Keep the caches of wheels, packages and bases.")
 @json_option
 def command(dry_run: bool, images_only: bool, as_json: bool) -> None:
-    """Remove images that no lock names, and cached files that none needs.
+    """Remove images that no lock names, and cached files that no lock needs.
 
     Keeps everything that the locks visible from this folder need, and the images that were built from other locks, as
     long as those lock files exist. Never removes a verified or a running image. Stops at a lock file that cannot be
