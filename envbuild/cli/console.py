@@ -90,7 +90,7 @@ def _torch_index(context: click.Context, parameter: click.Parameter, value: str 
 def builder_option(function: F) -> F:
     return click.option(
         "--builder", metavar="BUILDER",
-        help="Use this buildx builder (docker buildx ls), and load the image into the engine. Default: the engine's own.",
+        help="Build with this buildx builder (docker buildx ls), then load the image. Default: the engine's own.",
     )(function)  # fmt: skip
 
 

@@ -56,7 +56,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "save": "Save a verified image to a file, for a site without a registry.",
         "load": "Check a saved image, then load it into the engine.",
         "pin-digests": "Write digests of verified images into Dockerfiles and CI files.",
-        "export": "Write files for other tools: a check for each rank, a CI job, pins, ...",
+        "export": "Write a check for every rank, a CI job, pins, ...",
         "docs": "Write locked versions into your own documents.",
         "keygen": "Create a key pair to sign evidence with.",
     },
