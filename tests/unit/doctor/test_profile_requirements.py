@@ -62,7 +62,7 @@ def test_the_answer_has_its_reason(machine: Bench, cards: list[str], driver: str
     ("cards", "driver", "profile", "remedy"),
     [
         ([], "550.54.15", "h20", "on the machine with the GPU: envbuild doctor --for h20"),
-        ([H200], "580.65.06", "h20", "on the machine that has the card"),
+        ([H200], "580.65.06", "h20", "on the machine with the GPU"),
         ([H200], "550.54.15", "h200", "update the driver"),
         ([f"{H20},mig=1,slices=3"], "550.54.15", "h20", "turn MIG off: nvidia-smi -mig 0"),
         ([H20], "550.54.15", "step-video", "are together, or lower gpu_count"),

@@ -124,7 +124,7 @@ def test_odd_text_is_still_text(raw: bytes) -> None:
 @pytest.mark.parametrize("raw", ["", "\n \n"])
 def test_an_empty_log_is_told(raw: str) -> None:
     said = piped(raw)
-    assert said.startswith("standard input is empty: there is nothing to explain") and "No known cause" not in said
+    assert said.startswith("standard input is empty. Save the output") and "No known cause" not in said
     assert json.loads(piped(raw, "--json"))["unknown"] is True
 
 

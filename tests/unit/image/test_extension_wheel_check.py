@@ -167,8 +167,8 @@ FAULTS: dict[str, tuple[Make, str]] = {
         lambda at: wheel(at, GOOD, info="evil-1.0.dist-info"),
         "'evil-1.0.dist-info' belongs to another distribution",
     ),
-    "another version's metadata": (lambda at: wheel(at, GOOD, info="apex-0.2.dist-info"), "or of another version"),
-    "metadata without a version": (lambda at: wheel(at, GOOD, info="apex.dist-info"), "or of another version"),
+    "another version's metadata": (lambda at: wheel(at, GOOD, info="apex-0.2.dist-info"), "or version"),
+    "metadata without a version": (lambda at: wheel(at, GOOD, info="apex.dist-info"), "or version"),
     "a second one's metadata": (
         lambda at: wheel(at, {**GOOD, "apex-0.1.data/purelib/evil-1.0.dist-info/METADATA": b""}),
         "a wheel has one .dist-info folder, this one 2",

@@ -62,7 +62,7 @@ def test_the_command_line_goes_before_the_settings() -> None:
         (On("kubernetes", nodes=2), "--nodes is for --on slurm"),
         (On("local", nodes=2), "--nodes is for --on slurm"),
         (On("slurm", nodes=2), "none is declared"),
-        (On("slurm", resume="7", nodes=2), "--resume takes up one job"),
+        (On("slurm", resume="7", nodes=2), "--resume continues one job"),
         (On("kubernetes", {"kubernetes": {"namspace": "a"}}), "settings of kubernetes"),
     ],
 )  # fmt: skip
