@@ -45,7 +45,7 @@ def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
     documents = [_read(file) for file in dict.fromkeys(files)]
     faults = [fault for document in documents for fault in document.faults]
     if faults:
-        raise FileError("blocks cannot be read", faults=faults)
+        raise FileError("invalid blocks", faults=faults)
     filled = [(document, *_filled(document)) for document in documents]
     drifted = [fault for document, _, changed in filled for fault in _drift(document, changed)]
     if check and drifted:

@@ -209,7 +209,9 @@ _EXAMPLE = "Example: "
 
 
 # True of every command: files get their names last, and a step that has ended is found again.
-_INTERRUPTED = "interrupted: nothing is half-written, and steps that had ended are kept; run the same command again"
+_INTERRUPTED = (
+    "interrupted: no file is half-written, and finished steps are kept; run the same command again to continue"
+)
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
@@ -226,7 +228,7 @@ def cli(as_json: bool) -> None:
     6 engine, disk, build or scheduler; 7 index, mirror or registry; 8 out of date; 130 interrupted.
     """
     if as_json:
-        raise click.UsageError("--json belongs behind the command, as in: envbuild show h20 --json")
+        raise click.UsageError("put --json after the command: envbuild show h20 --json")
 
 
 _complete(cli)

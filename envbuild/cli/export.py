@@ -181,7 +181,7 @@ def _of_locks(
 ) -> None:
     """Write one file for each profile. `default`: its name, with a place for the profile's."""
     if file and len(names) > 1:
-        raise UsageError("-o names one file, and there are several profiles", hint="leave it out")
+        raise UsageError("-o names one file, but several profiles are given", hint="leave it out")
     output_files.prepare(file, as_json=as_json)
 
     def write(name: str) -> Mapping[str, Any]:

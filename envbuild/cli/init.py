@@ -39,10 +39,10 @@ def command(name: str, parent: str | None, image: str | None, python: str | None
         _written(write_for_gpu(_gpu(name)), as_json)
         return
     if not profile_name_lookup.NAME.fullmatch(name):
-        raise UsageError(f"{name!r} cannot name images: use lower case letters, digits and dashes")
+        raise UsageError(f"{name!r} cannot be used in an image name: use lower case letters, digits and dashes")
     file = Path.cwd() / "profiles" / f"{name}.yaml"
     if file.exists():
-        raise UsageError(f"{display(file)} is there already", hint="choose another name, or edit it")
+        raise UsageError(f"{display(file)} exists already", hint="choose another name, or edit it")
     if image is not None:
         text = _from_image(name, image)
     elif python is not None:

@@ -29,13 +29,11 @@ def command(name: str, as_json: bool) -> None:
     private, public = Path(f"{name}.key"), Path(f"{name}.pub")
     for file in (private, public):
         if file.exists():
-            raise UsageError(
-                f"{file} is there already", hint="choose another name: a key that was used is not replaced"
-            )
+            raise UsageError(f"{file} exists already", hint="choose another name: an existing key is never replaced")
     output_files.prepare(Path(name), text=False)
     secret = keys_and_signatures.passphrase("passphrase for the new key: ", confirm=True)
     if not secret:
-        raise UsageError("the passphrase is empty", hint="a private key is only kept encrypted")
+        raise UsageError("the passphrase is empty", hint="a private key is always stored encrypted")
     pems = keys_and_signatures.generate(secret)
     _write({private: (pems[0], 0o600), public: (pems[1], 0o644)})
     fingerprint = keys_and_signatures.public(pems[1], str(public)).fingerprint

@@ -112,13 +112,13 @@ def command(
         raise UsageError("name a profile", hint="envbuild test cpu, or: envbuild test --list")
     probe_catalogue_reader.refuse_unknown(asked)
     if reference and python:
-        raise UsageError("--image and --python name two things to test: give one of them")
+        raise UsageError("--image and --python exclude each other")
     if python and (on not in (None, "local") or given or resume or dry_run or gpu or nodes > 1):
-        raise UsageError("--python tests on this machine; --on, --gpu and --nodes an image on others")
+        raise UsageError("--python tests on this machine; --on, --gpu and --nodes test an image elsewhere")
     if dry_run and (report or print_file):
-        raise UsageError("--dry-run runs nothing: no --junit and no --fingerprint comes of it")
+        raise UsageError("--dry-run runs nothing, and so cannot write --junit or --fingerprint")
     if resume and seed is not None:
-        raise UsageError("--resume waits for a run that has its seed already: leave out --seed")
+        raise UsageError("--seed cannot be changed for a submitted job: leave out --seed with --resume")
     if record:
         changed = {
             "--python": python, "--level": level, "--probe": asked, "--seed": seed, "--junit": report,

@@ -60,11 +60,11 @@ def _missing(host: Host, need: Need) -> Iterator[tuple[str, str]]:
         yield f"it needs {wanted}, and this machine has {counted(card.name for card in here)}", own
     elif len(fitting) < need.gpu_count:
         held = counted(card.name for card in fitting)
-        fewer = f"run it where {need.gpu_count} are together, or lower gpu_count in the profile"
-        yield f"it needs {need.gpu_count} of {wanted} together, and here is {held}", fewer
+        fewer = f"run it on a machine with {need.gpu_count}, or lower gpu_count in the profile"
+        yield f"it needs {need.gpu_count} of {wanted} together, and this machine has {held}", fewer
     sliced = [f"GPU {card.index}" for card in fitting if card.mig and card.mig.enabled]
     if sliced:
-        yield f"it needs whole cards, and MIG is on at {', '.join(sliced)}", "turn MIG off: nvidia-smi -mig 0"
+        yield f"it needs whole GPUs, and MIG is on for {', '.join(sliced)}", "turn MIG off: nvidia-smi -mig 0"
 
 
 def document(host: Host, checks: Sequence[Check]) -> dict[str, Any]:

@@ -93,9 +93,9 @@ def _ask(session: Callable[[], requests.Session], address: str) -> Answer:
 def _words(error: Exception) -> str:
     """Describes the error in our own words: the message of requests may contain addresses with secrets."""
     if isinstance(error, requests.exceptions.SSLError):
-        return "its certificate is not one that this machine trusts"
+        return "this machine does not trust its certificate"
     if isinstance(error, requests.exceptions.ProxyError):
-        return "the proxy does not let us through"
+        return "the proxy refused the connection"
     if isinstance(error, requests.exceptions.Timeout):
         return "no answer in time"
     return f"no answer ({type(error).__name__})"

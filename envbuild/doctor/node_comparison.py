@@ -110,9 +110,9 @@ def _sorted(names: Iterable[str]) -> str | None:
 
 _TRAITS = (
     _Trait("same.driver", "fail", "install one driver on all nodes", lambda node: node.driver.version),
-    _Trait("same.gpus", "fail", "leave the node out, or lock a profile whose gpus lists all its cards",
+    _Trait("same.gpus", "fail", "leave the node out, or lock a profile whose gpus lists all of its GPUs",
            lambda node: _sorted(gpu.name for gpu in node.gpus)),
-    _Trait("same.memory", "warn", "count with the smallest card",
+    _Trait("same.memory", "warn", "plan for the smallest GPU",
            lambda node: _sorted(gib(gpu.memory_total) for gpu in node.gpus if gpu.memory_total)),
     _Trait("same.mig", "warn", "nvidia-smi -mig 0 on all nodes, or 1",
            lambda node: (f"on {sum(gpu.mig for gpu in node.gpus)} of {len(node.gpus)}") if node.gpus else None),
@@ -120,7 +120,7 @@ _TRAITS = (
     _Trait("same.nccl-system", "warn", "install one NCCL on all nodes, or none", _software("nccl-system")),
     _Trait("same.torch", "fail", "run one image, or one environment, on all nodes", _software("torch")),
     _Trait("same.toolkit", "warn", "install one CUDA toolkit on all nodes", _software("toolkit")),
-    _Trait("same.rdma", "warn", "check cards, cables and the subnet manager",
+    _Trait("same.rdma", "warn", "check adapters, cables and the subnet manager",
            lambda node: _sorted(f"{port.link} {port.rate} {port.state}".strip() for port in node.rdma)),
 )  # fmt: skip
 
@@ -189,7 +189,7 @@ def _sound(answered: Mapping[str, Described]) -> Check:
     if bad:
         return Check("node.sound", "fail", "; ".join(_some(bad)), "envbuild doctor on that node says what to do")
     return (
-        ok("node.sound", "no failed check of what a job needs")
+        ok("node.sound", "no check that matters for a job failed")
         if answered
         else skipped_check("node.sound", "no node answered")
     )

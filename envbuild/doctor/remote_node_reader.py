@@ -50,9 +50,9 @@ def _ssh(file: Path) -> dict[str, list[str]]:
         faults.append(found.fault(("hosts",), f"must be a list of 1 to {MAX_NODES} hosts"))
     for index, host in enumerate(listed):
         if not isinstance(host, str) or not _HOST.fullmatch(host):
-            faults.append(found.fault(("hosts", index), "must be a name or an address, user@ before it if need be"))
+            faults.append(found.fault(("hosts", index), "must be a name or an address, optionally with user@ in front"))
     if not isinstance(program, str) or not _PROGRAM.fullmatch(program):
-        faults.append(found.fault(("envbuild",), "must be the path of the program there, without blanks"))
+        faults.append(found.fault(("envbuild",), "must be the path of the program on the nodes, without blanks"))
     if faults:
         raise FileError(f"{found.file} does not name a cluster", faults=faults)
     before = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-T", "--"]
@@ -106,7 +106,7 @@ def _one(name: str, command: Sequence[str], stop: Stop) -> Node:
     if done.cut:
         return Node(name, fault=f"it writes more than {MAX_BYTES} bytes")
     if done.code not in (0, 5) or not done.stdout.strip():
-        return Node(name, fault=f"{command[0]} ended with {done.code}: {clean(done.stderr) or 'no word'}")
+        return Node(name, fault=f"{command[0]} ended with {done.code}: {clean(done.stderr) or 'no message'}")
     return parse(name, done.stdout)
 
 

@@ -147,7 +147,7 @@ def write_archive(locked: LockedExtension, file: Path) -> None:
         shutil.rmtree(repository, ignore_errors=True)
         raise SourceDamaged(
             f"the source of {locked.name} was damaged on this disk",
-            hint="it was removed and will be fetched again: run the same command once more",
+            hint="it was removed: run the same command again, which downloads it again",
         )
     done = _git(repository, "archive", "--format=tar", "--prefix=source/", f"--output={file}", locked.digest)
     if done.code:
@@ -200,7 +200,7 @@ def _clone(wanted: ExtensionRequest, commit: str) -> None:
         if found != commit or _git(made, "fsck", "--no-dangling", "--no-progress").code:
             said = f"{url_redaction.redact_url(address)} has no commit {commit}"
             raise ProfileError(
-                f"the source of {wanted.extension.name} cannot be had", faults=[replace(wanted.at, message=said)]
+                f"the source of {wanted.extension.name} is not available", faults=[replace(wanted.at, message=said)]
             )
         try:
             made.rename(target)

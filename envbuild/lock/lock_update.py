@@ -151,8 +151,8 @@ def _refuse_unknown(upgrade: Iterable[str], previous: Lock | None) -> None:
     known = {BASE, EVERYTHING, *(previous.versions if previous else ())}
     unknown = sorted(name for name in upgrade if canonicalize_name(name) not in known and name != EVERYTHING)
     if unknown and previous is not None:
-        hint = near(unknown[0], known - {EVERYTHING}) or "a new package belongs into the profile, under packages"
-        raise UsageError(f"not in the lock, so nothing to upgrade: {', '.join(unknown)}", hint=hint)
+        hint = near(unknown[0], known - {EVERYTHING}) or "add a new package to the profile, under packages"
+        raise UsageError(f"nothing to upgrade, not in the lock: {', '.join(unknown)}", hint=hint)
 
 
 def _debs(

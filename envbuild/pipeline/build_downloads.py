@@ -35,7 +35,7 @@ def show_download(progress: Progress) -> Callable[[str, int], None]:
 
 def one_fetch_at_a_time(progress: Progress) -> contextlib.AbstractContextManager[None]:
     """Let only one process download at a time, so that files shared by two profiles are downloaded once."""
-    return process_locks.exclusive("_fetch", "fetches what an image is made of", progress.say)
+    return process_locks.exclusive("_fetch", "downloads the files of an image", progress.say)
 
 
 @contextlib.contextmanager

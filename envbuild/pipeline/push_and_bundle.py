@@ -110,7 +110,7 @@ def export_bundle(name: str, file: Path, listener: Listener, *, unsigned: bool =
     Raises UsageError without a signing key unless `unsigned` allows it, and NotProved if evidence is missing.
     """
     if file.exists():
-        raise UsageError(f"{file} is there already", hint="choose another name")
+        raise UsageError(f"{file} exists already", hint="choose another name")
     context = StepContext(listener)
     signer = _signer(unsigned)
     saved = PartialResult(Pushed(name, str(file), signer.public.fingerprint if signer else None))
@@ -189,7 +189,7 @@ def _proved(context: StepContext, name: str) -> tuple[Source, Lock, Image]:
     )
     missing = [f"{proof.model}: {proof.reason}" for proof in found if proof.state != "proved"]
     if missing:
-        text = f"{source.name} is not proved on all it is for: nothing is published"
+        text = f"{source.name} is not proved on all of its GPUs: nothing is published"
         raise NotProved(text, hint="\n".join([*missing, f"run: envbuild make {source.known}"]))
     return source, lock, image
 

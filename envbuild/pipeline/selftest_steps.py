@@ -174,5 +174,5 @@ def withdraw_verified(context: StepContext, source: Source, image: Image) -> str
     if context.engine.tags(repository(source.name)).get(VERIFIED) != image.handle:
         return None
     context.engine.remove(tag)
-    context.progress.say(f"{tag} is withdrawn: what it named failed its self-test")
+    context.progress.say(f"{tag} is withdrawn: its image failed the self-test")
     return tag

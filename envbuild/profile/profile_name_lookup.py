@@ -26,7 +26,7 @@ class UnwrittenProfile(ProfileError):
     def __init__(self, gpu: str) -> None:
         writes = f"envbuild init {gpu}"
         super().__init__(
-            f"no profile is shipped for {gpu}, and profiles/{gpu}.yaml does not exist", hint=f"to write it: {writes}"
+            f"no profile is shipped for {gpu}, and profiles/{gpu}.yaml does not exist", hint=f"create it: {writes}"
         )
         self.gpu = gpu
         self.note = f"no profile is shipped for {gpu}: this is what `{writes}` would write"
@@ -103,7 +103,9 @@ def find_profile(name: str, folder: Path | None = None) -> Path:
         if not there:
             raise ProfileError(f"file not found: {name}")
         if not NAME.fullmatch(file.stem):
-            raise ProfileError(f"{file.stem!r} cannot name images: use lower case letters, digits and dashes")
+            raise ProfileError(
+                f"{file.stem!r} cannot be used in an image name: use lower case letters, digits and dashes"
+            )
         return file
     for folder in _folders():
         if NAME.fullmatch(name) and (folder / f"{name}.yaml").is_file():
@@ -276,7 +278,7 @@ def _refuse_foreign(lock: Path, made_for: str, wanted: Path) -> None:
     except (OSError, RuntimeError, ValueError) as error:
         hint = "name the files: envbuild lock PROFILE --requirements FILE"
         raise ProfileError(
-            f"the lock {yaml_document.display(lock)} cannot be asked for by name: {error}", hint=hint
+            f"the lock {yaml_document.display(lock)} cannot be used by name: {error}", hint=hint
         ) from None
 
 

@@ -131,9 +131,9 @@ def syntax(text: str, name: str, python: str) -> Iterator[Fault]:
             tree = ast.parse(text, name, feature_version=(3, int(minor[1])) if minor else None)
             compile(tree, name, "exec", dont_inherit=True)
     except SyntaxError as error:
-        yield Fault(f"no valid Python: {error.msg}", name, error.lineno)
+        yield Fault(f"invalid Python: {error.msg}", name, error.lineno)
     except (ValueError, RecursionError, MemoryError, OverflowError) as error:
-        yield Fault(f"no valid Python: {str(error) or 'nested too deeply'}", name)
+        yield Fault(f"invalid Python: {str(error) or 'nested too deeply'}", name)
 
 
 def _read(path: str, profile: Path) -> tuple[Path, str]:

@@ -79,7 +79,7 @@ def toolchain_contradictions(source: Source, suite: Suite | None, cuda: str | No
         return
     fault = source.document.fault
     if not source.profile.gpus and Version(source.profile.torch).local != "cpu":  # that is reported elsewhere
-        yield fault(("extensions", compiled[0]), "it is compiled for the profile's own cards, and gpus names none")
+        yield fault(("extensions", compiled[0]), "an extension is compiled for the profile's GPUs, and gpus is empty")
     bound = extension_compilers.hosts().get(cuda) if cuda else None
     own = source.profile.toolchain == "debian"  # Debian's nvcc comes with a matching g++
     if suite and bound and suite.gcc >= bound.gcc_below and not own:

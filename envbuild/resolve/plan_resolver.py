@@ -208,7 +208,7 @@ def _way_out(source: Source, choice: Choice) -> str | None:
     return f"in the profile: {'; '.join(advisory_remedy.yaml_lines(found))}"
 
 
-_OTHERWISE = "ask for another version in the profile's packages or pins, or accept the advisory there, with a reason"
+_OTHERWISE = "name another version in the profile's packages or pins, or accept the advisory there, with a reason"
 
 
 def _locked_fault(plan: Plan, choice: Choice, advice: Advice) -> Fault:
@@ -253,7 +253,7 @@ def _contradictions(source: Source, profile: Profile, suite: database.Suite | No
     where = source.document.fault
     if suite and suite.python != profile.python:
         fits = ", ".join(f"{s.name} {s.python}" for s in database.suites().values())
-        found.append(where(("python",), f"{suite.name} carries Python {suite.python}, not {profile.python} ({fits})"))
+        found.append(where(("python",), f"{suite.name} has Python {suite.python}, not {profile.python} ({fits})"))
     for index, name in enumerate(profile.selftest.require):
         probe = probe_catalogue_reader.known_probes().get(name)
         if probe is None:
@@ -269,7 +269,7 @@ def _contradictions(source: Source, profile: Profile, suite: database.Suite | No
                 said = f"{name} needs compute capability {least} ({', '.join(older)}): remove it from selftest.require"
                 found.append(where(("selftest", "require", index), said))
     for name in _UNSET.keys() & set(profile.env):
-        found.append(where(("env", name), "this would put other packages before those that are locked and tested"))
+        found.append(where(("env", name), "this would put other packages in front of the locked and tested ones"))
     if profile.apt and not suite:
         found.append(where(("apt",), "Debian packages need a bootstrap base; put them into the image instead"))
     return found

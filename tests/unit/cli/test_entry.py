@@ -535,7 +535,7 @@ def test_lock_check_sees_a_changed_dockerfile_and_writes_nothing(locked: Lock, p
     assert envbuild("lock", "--check", "sample").code == 0
     file.write_text("FROM scratch\n", encoding="utf-8")
     done = envbuild("lock", "--check", "sample")
-    assert (done.code, "dockerfiles/sample.Dockerfile is not what the lock gives" in done.stderr) == (8, True)
+    assert (done.code, "dockerfiles/sample.Dockerfile does not match the lock" in done.stderr) == (8, True)
     assert file.read_text(encoding="utf-8") == "FROM scratch\n"
     assert "wrote dockerfiles/sample.Dockerfile" in envbuild("lock", "sample").stdout
     assert envbuild("lock", "--check", "sample").code == 0

@@ -45,7 +45,7 @@ def answer(said: Said) -> str:
         ([H200], "550.54.15", "h200", "no: gpu.driver: 550.54.15 (CUDA up to 12.4); too old for h200 (580."),
         ([f"{H20},ecc=5"], "550.54.15", "h20", "no: gpu.ecc: GPU 0: 5 uncorrected memory errors"),
         ([f"{H20},ecc=5"], "550.54.15", "cpu", "yes"),
-        ([H20, f"{H20},mig=1,slices=3"], "550.54.15", "h20", "no: it needs whole cards, and MIG is on at GPU 1"),
+        ([H20, f"{H20},mig=1,slices=3"], "550.54.15", "h20", "no: it needs whole GPUs, and MIG is on for GPU 1"),
         ([f"{H20},mig=1,slices=3"], "550.54.15", "cpu", "yes"),
     ],
 )  # fmt: skip
@@ -92,9 +92,9 @@ def test_what_is_missing_is_told_once_with_its_remedy(machine: Bench) -> None:
 def test_what_is_skipped_for_one_reason_is_one_line_in_a_terminal(machine: Bench) -> None:
     machine.cards()
     shown, document = machine.doctor().stdout, machine.doctor("--json").document
-    skipped = [check for check in document["checks"] if check["detail"] == "NVML tells of no GPU"]
-    assert len(skipped) > 5 and shown.count("NVML tells of no GPU") == 1
-    assert re.search(rf"^skipped +gpu\.\* +NVML tells of no GPU \({len(skipped)} checks\)$", shown, re.MULTILINE)
+    skipped = [check for check in document["checks"] if check["detail"] == "NVML reports no GPU"]
+    assert len(skipped) > 5 and shown.count("NVML reports no GPU") == 1
+    assert re.search(rf"^skipped +gpu\.\* +NVML reports no GPU \({len(skipped)} checks\)$", shown, re.MULTILINE)
     assert re.search(r"^skipped +rdma +no RDMA device$", shown, re.MULTILINE), "a single one keeps its line"
 
 

@@ -238,8 +238,8 @@ def _wrong(project: Path, text: str, **profile: Any) -> list[str]:
 
 
 def test_a_script_that_is_no_python_is_found_before_anything_is_built(project: Path) -> None:
-    assert _wrong(project, "one = 1\nreturn one\n") == ["smoke.py:2: no valid Python: 'return' outside function"]
-    assert _wrong(project, "def f(:\n")[0].startswith("smoke.py:1: no valid Python: ")
+    assert _wrong(project, "one = 1\nreturn one\n") == ["smoke.py:2: invalid Python: 'return' outside function"]
+    assert _wrong(project, "def f(:\n")[0].startswith("smoke.py:1: invalid Python: ")
     assert len(_wrong(project, "a = 1\0")) == 1
     for deep in ("-" * 100_000 + "1", "x" + "+x" * 60_000, "(" * 1000):
         assert len(_wrong(project, deep)) == 1
