@@ -567,7 +567,7 @@ def test_lock_check_tells_all_that_is_at_fault_and_out_of_date(locked: Lock, pro
     assert done.stderr.startswith("error: invalid: 2 of 4 profiles; out of date: 1\n")
     assert "profiles/broken.yaml:2: torhc: unknown key" in done.stderr
     assert "profiles/odd.lock.yaml:2: " in done.stderr and "new" in done.stderr
-    assert "hint: correct what is named; then envbuild lock" in done.stderr
+    assert "hint: correct the errors; then envbuild lock" in done.stderr
 
 
 def test_audit_takes_one_thing_at_a_time() -> None:

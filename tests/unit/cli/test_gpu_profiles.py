@@ -113,7 +113,7 @@ def test_other_commands_name_the_command_that_writes_the_profile(command: list[s
     done = envbuild(*command)
     assert done.code == 3
     assert "no profile is shipped for l20, and profiles/l20.yaml does not exist" in done.stderr
-    assert "to write it: envbuild init l20" in done.stderr
+    assert "create it: envbuild init l20" in done.stderr
     assert files(project) == []
 
 

@@ -59,4 +59,4 @@ def test_the_index_that_fails_is_named_and_the_others_are_cleared() -> None:
     assert one.detail == "https://a.example/simple: no answer in time (the other 2 answer)"
     both = system_checks.check_reached("index", (silent, silent), late=False, remedy="")
     assert "are well" not in both.detail
-    assert "pip did not tell" in system_checks.check_reached("index", (), late=True, remedy="").detail
+    assert "pip did not report" in system_checks.check_reached("index", (), late=True, remedy="").detail

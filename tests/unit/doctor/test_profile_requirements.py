@@ -65,7 +65,7 @@ def test_the_answer_has_its_reason(machine: Bench, cards: list[str], driver: str
         ([H200], "580.65.06", "h20", "on the machine with the GPU"),
         ([H200], "550.54.15", "h200", "update the driver"),
         ([f"{H20},mig=1,slices=3"], "550.54.15", "h20", "turn MIG off: nvidia-smi -mig 0"),
-        ([H20], "550.54.15", "step-video", "are together, or lower gpu_count"),
+        ([H20], "550.54.15", "step-video", "on a machine with 4, or lower gpu_count"),
     ],
 )
 def test_a_no_says_what_to_do(machine: Bench, cards: list[str], driver: str, profile: str, remedy: str) -> None:

@@ -142,7 +142,7 @@ CASES: dict[str, Case] = {
     "disk low": Case("disk", "fail", "to build cpu, the smallest, takes", small("home/.cache")),
     "no cache": Case("disk", "fail", "/dev/null", env(XDG_CACHE_HOME="/dev/null")),
     "index down": Case("index", "fail", "no answer", env(PIP_INDEX_URL=f"{NOWHERE}/simple")),
-    "index refuses": Case("index", "fail", "refuses us (401)", index("/401/simple")),
+    "index refuses": Case("index", "fail", "authentication failed (401)", index("/401/simple")),
     "index mistyped": Case("index", "warn", "it answers 404", index("/404/simple")),
     "index fails": Case("index", "fail", "it fails (500)", index("/500/simple")),
     "no such folder": Case("index", "fail", "/nowhere: folder not found", env(PIP_FIND_LINKS="/nowhere")),

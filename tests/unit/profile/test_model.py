@@ -74,7 +74,7 @@ GOOD = "base: {bootstrap: bookworm}\npython: '3.11'\ntorch: '2.13.0'\n"
         (GOOD + "selftest: {burn_seconds: 900}\n", 4, "selftest", "leaves nothing of timeout (900)"),
         (GOOD + "selftest: {level: hard}\n", 4, "selftest.level", "quick"),
         (GOOD + "gpus: [h20]\nselftest: {transport: pcie}\n", 5, "selftest.transport", "p2p"),
-        (GOOD + "selftest: {transport: p2p}\n", 4, "selftest", "transport is between GPUs"),
+        (GOOD + "selftest: {transport: p2p}\n", 4, "selftest", "transport needs GPUs"),
         (GOOD + "selftest: {memory_gb: -1}\n", 4, "selftest.memory_gb", ""),
         (GOOD + "selftest: {memory_gb: .nan}\n", 4, "selftest.memory_gb", ""),
         (GOOD + "selftest: {require: [Env.Libs]}\n", 4, "selftest.require[0]", "not allowed"),

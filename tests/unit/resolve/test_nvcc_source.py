@@ -96,7 +96,7 @@ def test_a_devel_image_has_its_own(project: Path) -> None:
 def test_a_local_build_says_its_cuda_itself(project: Path) -> None:
     local = {**NEW, "torch": "2.11.0+cu130"}
     assert refused(project, {**local, "variant": "devel"}) == [
-        ("variant", "the facts do not know what CUDA torch 2.11.0+cu130 is built for: say so with cuda:")
+        ("variant", "unknown CUDA release of torch 2.11.0+cu130: set cuda: in the profile")
     ]
     plan = plan_of(project, {**local, "variant": "devel", "cuda": "13.0"})
     assert plan.toolchain
@@ -172,7 +172,7 @@ def test_they_are_for_datacentre_cards(project: Path, card: str) -> None:
         assert plan_of(project, data).archives
     else:
         (message,) = [said for field, said in refused(project, data) if field == "driver.compat"]
-        assert f"on {card} CUDA ends with 804" in message
+        assert f"on {card}, CUDA fails with error 804" in message
         assert "NVIDIA/nvidia-docker#1294" in message
 
 
