@@ -150,7 +150,7 @@ def _several(names: tuple[str, ...], wanted: BatchOptions, as_json: bool) -> Non
 
     outcomes = multi_profile_make.make_profiles(names, wanted, show, done)
     code = multi_profile_make.worst_exit_code([outcome.code for outcome in outcomes])
-    error = SomeFailed(_told(outcomes), code) if code else None
+    error = SomeFailed(_summary(outcomes), code) if code else None
     document = {
         "profiles": [
             {"profile": o.name, "status": o.status, "code": o.code, "seconds": round(o.seconds, 3), **o.document}
@@ -169,13 +169,14 @@ def _several(names: tuple[str, ...], wanted: BatchOptions, as_json: bool) -> Non
         raise error
 
 
-def _told(outcomes: Sequence[BatchOutcome]) -> str:
-    """How many are not made, and how many are built and not proved; each by name."""
+def _summary(outcomes: Sequence[BatchOutcome]) -> str:
+    """The profiles that failed, and those that were built but not proved."""
     unproved = [o.name for o in outcomes if o.code == NotProved.code and o.document.get("image")]
     failed = [o.name for o in outcomes if o.code and o.name not in unproved]
-    parts = {"not made": failed, "built, and not proved": unproved}
-    said = [f"{len(names)} {what}: {', '.join(names)}" for what, names in parts.items() if names]
-    return f"of {len(outcomes)} profiles {'; '.join(said)}"
+    parts = {"failed": failed, "built, but not proved": unproved}
+    counted = [(f"{len(names)}", f"{what}: {', '.join(names)}") for what, names in parts.items() if names]
+    (first, names), *others = counted
+    return "; ".join([f"{first} of {len(outcomes)} profiles {names}", *map(" ".join, others)])
 
 
 def _row(outcome: BatchOutcome) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ class Attempt:
         self._spec: Object = work["spec"]["template"]["spec"]
         self._image = str(self._spec["containers"][0]["image"])
         self._given = 0  # whole lines of the log that were forwarded
-        self._pod, self._told, self._why = "", "", ""
+        self._pod, self._shown, self._why = "", "", ""
         self._next_look = 0.0
         self._since: dict[str, float] = {}
 
@@ -124,8 +124,8 @@ class Attempt:
         return now - self._since.setdefault(what, now)
 
     def _tell(self, text: str) -> None:
-        if text != self._told:
-            self._told = text
+        if text != self._shown:
+            self._shown = text
             self._watch.say(f"job {self._name}: {text}")
 
     def _without(self) -> None:

@@ -203,7 +203,7 @@ def test_one_that_fails_stops_no_other(children: Children, project: Path) -> Non
     assert [words[0] for words in children.told if words[-1] == "a"] == ["build"]
     plain = envbuild("make", "a", "wrong", "b", "c")
     assert (plain.code, len(plain.stdout.splitlines())) == (5, 5)
-    assert "of 4 profiles 3 not made: wrong, a, b" in plain.stderr
+    assert "3 of 4 profiles failed: wrong, a, b" in plain.stderr
     assert "torhc: unknown key" in plain.stderr and "do this" in plain.stderr
     why = {row.split()[0]: row for row in plain.stdout.splitlines()}
     assert "no index; do this" in why["a"] and "3 more: envbuild show wrong" in why["wrong"]
@@ -279,7 +279,7 @@ def test_fewer_cards_than_work_together_are_told_before_anything_is_built(childr
     said = envbuild("make", "gpu-a", "gpu-two", "--gpus", "0")
     assert said.code == 4 and {words[-1] for words in children.told} == {"gpu-a"}
     assert "for 2 GPUs that work together, and --gpus names 1" in said.stdout
-    assert "of 2 profiles 1 not made: gpu-two" in said.stderr
+    assert "1 of 2 profiles failed: gpu-two" in said.stderr
     assert envbuild("make", "gpu-a", "gpu-two", "--gpus", "0", "--allow-unproved").code == 0
     assert children.options("gpu-two", "make")[-1] == "--gpus=0"
 
@@ -348,7 +348,7 @@ def test_what_is_built_is_not_called_unmade(children: Children) -> None:
     children.answers[("gpu-a", "make")] = failure(4, "not-proved", "no card")
     children.answers[("b", "build")] = failure(6, "build", "no space")
     said = envbuild("make", "a", "gpu-a", "b")
-    assert said.code == 6 and "of 3 profiles 1 not made: b; 1 built, and not proved: gpu-a" in said.stderr
+    assert said.code == 6 and "1 of 3 profiles failed: b; 1 built, but not proved: gpu-a" in said.stderr
 
 
 @pytest.mark.parametrize("beside", [True, False])
