@@ -175,7 +175,7 @@ def _image(
         return
     verdict.reasons += believed.refused or [Reason("no-evidence", "no evidence about this image was found")]
     if LOCK_LABEL in config.labels and not believed.refused:
-        verdict.reasons.append(Reason("base", "if it is built on a proved image, name that one with --base"))
+        verdict.reasons.append(Reason("base", "for a child image, name the proved base image with --base"))
 
 
 def resolve_reference(place: ImageSource, reference: Reference) -> Manifest:
@@ -221,7 +221,7 @@ def _judge(
     lock, which determine the required evidence, and the repositories that the image was pushed to.
     """
     if not believed.builds:
-        verdict.reasons += [*believed.refused, Reason("no-build", "no build statement about this image is believed")]
+        verdict.reasons += [*believed.refused, Reason("no-build", "no trusted build statement about this image")]
         return
     answers = []
     for build in believed.builds:

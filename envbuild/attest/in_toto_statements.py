@@ -157,7 +157,7 @@ def read_test_result(predicate: Mapping[str, object]) -> tuple[str, RunRecord]:
     except run_record_schema.Newer as newer:
         raise Refusal("newer", str(newer)) from None
     except ValueError:
-        raise Malformed("the run record is not as it should be") from None
+        raise Malformed("invalid run record") from None
     if _test_predicate(record, raw) != predicate:
         raise Refusal("predicate", "the test result does not say what its run record says")
     return hashlib.sha256(raw).hexdigest(), record

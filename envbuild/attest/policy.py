@@ -83,7 +83,7 @@ def read(file: Path | None, given: Mapping[str, object], key: Path | None) -> Po
     except ValidationError as error:
         faults = [doc.fault(tuple(item["loc"]), _said(item)) for item in error.errors()]
         faults.sort(key=lambda fault: fault.line or 0)
-        raise (FileError if file else UsageError)(f"{doc.file} asks for what no policy can", faults=faults) from None
+        raise (FileError if file else UsageError)(f"{doc.file} is not a valid policy", faults=faults) from None
     probe_catalogue_reader.refuse_unknown(found.probes)
     names = [key] if key else [file.parent / name for name in found.keys if file]
     keys = [keys_and_signatures.trusted(name) for name in names or (None,)]

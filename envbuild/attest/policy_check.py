@@ -92,7 +92,7 @@ def _record(record: RunRecord, policy: Policy, now: datetime.datetime, profile: 
     if policy.max_age and now - finished > policy.max_age:
         yield Reason("age", f"proved {record.finished}, {(now - finished).days} days ago")
     if finished - now > _AHEAD:
-        yield Reason("age", f"proved {record.finished}, which is yet to come")
+        yield Reason("age", f"proved {record.finished}, which is in the future")
     yield from _driver(record, policy)
     accepted = {item.advisory for item in profile.accept} if profile else set()
     for advisory in database.matching(proved_situation(record, policy, profile)):

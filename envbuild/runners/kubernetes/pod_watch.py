@@ -57,9 +57,9 @@ class Attempt:
                 continue
             except ApiRefused as refused:
                 raise RunnerError(
-                    f"the cluster tells nothing of the job any longer: {refused}",
+                    f"the cluster refuses to report on the job: {refused}",
                     ending="unknown",
-                    hint="may this account get jobs, and list pods and their logs?",
+                    hint="check that this account may get jobs, and list pods and their logs",
                 ) from None
             self._lasts("silence", False)
             if done:
@@ -136,7 +136,7 @@ class Attempt:
         ended = pod_states.job_ended(job)
         if ended and ended[0] == pod_states.DEADLINE:
             raise RunnerError("the job was ended at its deadline: it waited too long for a node", ending="time-out",
-                              hint=f"{ended[1]}\nkubernetes: {{queue: MINUTES}} gives it more")  # fmt: skip
+                              hint=f"{ended[1]}\nraise the limit with kubernetes: {{queue: MINUTES}}")  # fmt: skip
         if ended:
             raise _gone(ended[1])
         held = self._lasts("suspended", pod_states.suspended(job))
@@ -148,13 +148,13 @@ class Attempt:
                 raise RunnerError(
                     f"the job waited {queue} min, suspended, in a queue of the cluster",
                     ending="unschedulable",
-                    hint="kubernetes: {queue: MINUTES} gives it more",
+                    hint="raise the limit with kubernetes: {queue: MINUTES}",
                 )
             return
         if self._lasts("no pod", True) >= GRACE:
             said = [str(event.get("message", ""))[:500] for event in self._cluster.events(self._name)]
             raise RunnerError("the cluster makes no pod for the job", ending="refused",
-                              hint="\n".join(said) or "kubectl describe job tells more")  # fmt: skip
+                              hint="\n".join(said) or "see kubectl describe job")  # fmt: skip
 
     def _nodes(self) -> dict[str, Lacks] | None:
         """What each node lacks; None if this account may not list nodes, or the API server does not answer."""
@@ -182,7 +182,7 @@ class Attempt:
         if queue is None and found is not None and all(lacks.ever for lacks in found.values()):
             raise NotProved(
                 "no node of the cluster can take the job",
-                hint=f"{why}\nkubernetes: {{queue: MINUTES}} waits for one that is to come",
+                hint=f"{why}\nkubernetes: {{queue: MINUTES}} waits for a node that is added later",
             )
         if queue is not None and self._lasts("unplaced", True) >= queue * 60:
             raise RunnerError(f"the job waited {queue} min for a node", ending="unschedulable", hint=why)
@@ -271,7 +271,7 @@ class Attempt:
 
     def _late(self, pod: Pod) -> EnvbuildError:
         return RunnerError(
-            "the pod was ended at its deadline, before the self-test had its time",
+            "the pod was ended at its deadline, before the self-test could use its whole time",
             ending="time-out",
             hint=f"does {pod.node or 'the node'} fetch the image slowly? it may have it now: run it again",
         )
