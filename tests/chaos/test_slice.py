@@ -78,7 +78,7 @@ def test_a_report_counts_images_of_the_same_files() -> None:
     told = "Images with the same files that replaced another image, as envbuild reported: 2."
     ran = Ran("engine", 7, [replace(outcome(), others=1), outcome(), replace(outcome(), others=1)])
     assert told in lines([ran], "a machine", {"engine": 3})
-    assert "took the place" not in "\n".join(lines([Ran("engine", 7, [outcome()])], "a machine", {"engine": 1}))
+    assert "replaced another image" not in "\n".join(lines([Ran("engine", 7, [outcome()])], "a machine", {"engine": 1}))
 
 
 def test_a_report_without_a_breach_says_so() -> None:

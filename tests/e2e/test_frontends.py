@@ -97,7 +97,7 @@ def test_bisect_looks_for_the_card_first_and_leaves_nothing_of_that(quick: Prove
     if done.code == 2:
         pytest.skip("this engine has a GPU: bisect went on to the versions, of which there is none")
     assert done.code == 4, done.stderr
-    assert "run the same command where the card is" in done.stderr
+    assert "run the same command on a machine with the GPU" in done.stderr
     assert docker("image", "ls", "--quiet", "envbuild-look-*") == ""
     assert docker("container", "ls", "--all", "--quiet", "--filter", "name=envbuild-look-") == ""
 

@@ -123,7 +123,7 @@ class Kubernetes:
         if found is None or uid(found) != ticket.place:
             job_resume_tickets.forget_ticket(_RUNNER, self._name)
             raise RunnerError(
-                f"job {cluster.namespace}/{self._name} is lost: the cluster has neither the job nor its output any more",
+                f"job {cluster.namespace}/{self._name} is lost: the cluster has neither it nor its output any more",
                 ending="lost",
                 hint="a cluster forgets a job an hour after its end; run it again",
             )

@@ -281,4 +281,4 @@ def test_what_cannot_be_taken_apart_is_no_address(project: Path, entry: dict[str
     with pytest.raises(ProfileError) as caught:
         take(wanted(project, **entry))
     (fault,) = caught.value.faults
-    assert fault.field == f"extensions[0].{field}" and "no address" in fault.message and fault.line
+    assert fault.field == f"extensions[0].{field}" and "not a valid URL" in fault.message and fault.line

@@ -301,7 +301,7 @@ def test_what_would_run_is_shown_without_a_registry() -> None:
     told: list[str] = []
     wanted = order(On("kubernetes", {"kubernetes": {"registry": "127.0.0.1:9/team/x"}}))
     made = runner_selection.runner(wanted, cast(Engine, object()), image_of(), told.append, dry=True)
-    assert "@sha256:000" in made.image and "could not be asked" in told[0]
+    assert "@sha256:000" in made.image and "did not answer" in told[0]
 
 
 @pytest.mark.parametrize("name", ["kubernetes", "slurm"])

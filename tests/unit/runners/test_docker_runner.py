@@ -149,7 +149,12 @@ def test_what_a_killed_look_for_the_card_left_is_swept() -> None:
 @pytest.mark.parametrize(
     ("devices", "says", "error", "words"),
     [
-        (("0", "9"), "nvidia-container-cli: device error: 9: unknown device", UsageError, "not all of the GPUs 0, 9"),
+        (
+            ("0", "9"),
+            "nvidia-container-cli: device error: 9: unknown device",
+            UsageError,
+            "lacks some of the GPUs 0, 9",
+        ),
         ((), 'could not select device driver "" with capabilities: [[gpu]]', NotProved, "no GPU to prove this on"),
     ],
 )
