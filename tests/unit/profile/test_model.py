@@ -166,7 +166,7 @@ def test_the_shipped_profile_loads() -> None:
 )
 def test_an_unknown_name_is_refused(project: Path, name: str, hint: str | None) -> None:
     write_profile(project, PROFILE)
-    with pytest.raises(ProfileError, match="unknown profile|file not found") as caught:
+    with pytest.raises(ProfileError, match=r"unknown profile|file not found") as caught:
         profile_reader_and_overrides.load(name)
     assert hint is None or hint in str(caught.value.hint)
 
