@@ -2,8 +2,8 @@
 # the main job. `make help` lists everything.
 PYTHON ?= python3
 BIN := .venv/bin
-# Tests run beside each other, the longest first; tests/conftest.py says which of the engine's share a worker.
-BESIDE := -n $(shell echo $$(($$(nproc) + 1))) --dist loadscope --no-loadscope-reorder
+# Tests run in parallel, the longest first; tests/conftest.py decides which tests of the engine share a worker.
+PARALLEL := -n $(shell echo $$(($$(nproc) + 1))) --dist loadscope --no-loadscope-reorder
 TARGETS := help venv docs engine engine-stop browser test test-images test-apex test-kubernetes test-elsewhere unit lint format bench faults fuzz chaos endurance explain-score pretend pretend-plan pretend-host wrong-kernels injections clean-runs probe-versions \
 	gpu-check gpu-wheels clean
 PROFILES := $(sort $(notdir $(basename $(filter-out %.lock.yaml,$(wildcard profiles/*.yaml profiles/projects/*.yaml)))))
@@ -51,7 +51,7 @@ browser: ## Chromium for the tests of the report's page, where it can be install
 	@scripts/browser
 
 test: .venv/.dev engine browser ## every test, the end-to-end ones on a real engine included
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest $(BESIDE) --durations=20
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest $(PARALLEL) --durations=20
 
 test-images: .venv/.dev engine ## the image of every project, 5 GB each: built, audited, removed; one of them pushed and made again
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m images tests/e2e
@@ -63,7 +63,7 @@ test-kubernetes: .venv/.dev engine ## --on kubernetes in a real cluster of one n
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m kubernetes tests/e2e
 
 unit: .venv/.dev ## the tests that need no engine
-	$(BIN)/python -m pytest $(BESIDE) tests/unit tests/selftest tests/pretend
+	$(BIN)/python -m pytest $(PARALLEL) tests/unit tests/selftest tests/pretend
 
 test-elsewhere: ## the same in a copy of the tracked files, with its own .venv: its path holds `envbuild` and a space
 	@top=$$(mktemp -d) && copy="$$top/my envbuild/check out" && trap 'rm -rf "$$top"' EXIT && mkdir -p "$$copy" && \
@@ -102,13 +102,13 @@ pretend: .venv/.dev ## the self-test's paths for GPUs on eight simulated GPUs; `
 pretend-plan: .venv/.dev ## the plan of gpu-check, whole, on a simulated H100; `make test` has a slice; result in benchmarks/results
 	$(BIN)/python tests/pretend/plan_trial.py
 
-pretend-host: .venv/.dev ## seconds that level standard spends on the host beside a simulated H100; result in benchmarks/results
+pretend-host: .venv/.dev ## seconds that level standard spends on the host, with a simulated H100; result in benchmarks/results
 	$(BIN)/python tests/pretend/host_time.py
 
 fuzz: .venv/.dev ## 200000 hostile inputs on all that is read; `make test` tries some of them; result in benchmarks/results
 	$(BIN)/python tests/fuzz/campaign.py
 
-chaos: .venv/.dev engine ## 332 faults: envbuild, engine and registry killed, the index at fault, 30 GB; `make test` has some of them (root)
+chaos: .venv/.dev engine ## 332 faults: envbuild, engine and registry killed, a faulty index, 30 GB; `make test` has some of them (root)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/chaos/campaign.py
 
 endurance: .venv/.dev engine ## full disks, no memory, many at once, 220 makes: an hour and more; PARTS=disks one of them; result in benchmarks/results

@@ -1,7 +1,7 @@
 """A Docker Engine of the benchmark's own, which is emptied between runs; nobody else's images or caches are touched.
 
-It sets no firewall rules, so builds that need the mirror get the host's network, which it therefore shares; its bridge
-is its own, for an engine told to have none removes that of the machine's engine.
+It sets no firewall rules, so builds that need the mirror get the host's network, which it therefore shares; it has
+its own bridge, because an engine that is configured without one removes the bridge of the machine's engine.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def _cases(rounds: Rounds, all_ways: list[Way], runs: int, only: list[str]) -> N
 
 
 def _kept(asked: argparse.Namespace) -> bool:
-    """Whether figures of an earlier run stay beside those that are taken."""
+    """Whether figures of an earlier run are kept together with the new ones."""
     return set(asked.only) < set(CASES) and (RESULTS / "build.json").is_file()
 
 

@@ -62,7 +62,7 @@ def main() -> int:
         for configuration, level, threads, seed, reasons in lines.read()
     ]
     text = page(found, described(), str(torch.__version__))
-    if len(found) >= RUNS:  # a part of it is no result
+    if len(found) >= RUNS:  # an incomplete campaign has no result
         write("clean_runs", text)
     else:
         print("\n".join(text))

@@ -73,10 +73,11 @@ def main() -> int:
             "",
             "## Sealed",
             "",
-            "Logs that somebody collected who never saw the signatures, and that nobody opens who works on those "
-            "(tests/logs/sealed). Precision and recall of the first answer; innocent: logs of other failures, or none. "
-            "Their figures by symptom were looked at once with single causes left out, to see which one named innocent "
-            "logs; so they are a little better than those of logs that nobody has scored.",
+            "These logs were collected by a person who had not seen the signatures, and authors of signatures do not "
+            "open them (tests/logs/sealed). Precision and recall of the first answer; innocent: logs of other "
+            "failures, or of none. Their figures by symptom were looked at once, with single causes left out, to find "
+            "the causes that named innocent logs; so the figures are a little better than for logs that were never "
+            "scored.",
             "",
             "| symptom | logs with a cause | precision | recall | innocent with a cause named | with an advisory |",
             "|---|---|---|---|---|---|",

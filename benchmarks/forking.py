@@ -1,4 +1,4 @@
-"""The forked harness beside one fresh process a probe, in one run: torch is imported once, or once a probe.
+"""Compares the forked harness, which imports torch once, with a new process for each probe, in one run.
 
 python benchmarks/forking.py        writes benchmarks/results/forking.md
 """
@@ -39,7 +39,7 @@ def main() -> None:
     write(
         "forking",
         [
-            "# Forked probes beside fresh processes",
+            "# Forked probes compared with fresh processes",
             "",
             f"Machine: {described()}. The {len(names)} probes of level quick that run on a CPU: {', '.join(names)}.",
             f"{RUNS} runs each, in turn. Made by `make bench`.",

@@ -34,7 +34,7 @@ INJECTIONS, CLEAN = 100_000, 1000
 CONTROLLED = 2000
 # Relative number of injections: fewer where a run takes longest. All others have 1.
 WEIGHTS = {"train.step": 0.2, "train.repeat": 0.2, "optim.torch": 0.4, "gemm.accuracy": 0.5, "conv": 0.6}
-SILENCE = 300.0  # seconds without a result, after which a process is ended
+SILENCE = 1800.0  # seconds without a result, after which a process is ended; on a busy machine the first takes minutes
 _ended = threading.Event()  # the campaign, be it by its end, a failure or an interruption
 DEATHS = 100  # of a probe's processes, after which the campaign is given up
 

@@ -12,13 +12,13 @@ from typing import NoReturn
 
 
 def positive(text: str) -> int:
-    """At least one, for argparse: of none there is no result."""
+    """A number of at least 1, for argparse."""
     try:
         found = int(text)
     except ValueError:
         found = 0
     if found < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
     return found
 
 

@@ -16,7 +16,7 @@ class Registry(OpenRegistry):
     def __init__(self, folder: Path) -> None:
         found = program(folder / "package")
         if found is None:
-            raise SystemExit("no docker-registry is installed, and there is no Debian to fetch it from")
+            raise SystemExit("docker-registry is not installed, and can only be fetched on Debian")
         super().__init__(folder, found)
 
     def holds(self) -> int:

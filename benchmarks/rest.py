@@ -42,8 +42,8 @@ def seconds(argv: Sequence[str | Path], env: dict[str, str], cwd: Path) -> float
 
 
 def disk(folder: Path, size: int) -> dict[str, float]:
-    """Bytes a second that one file of `size` bytes takes: `anew`, not flushed; with its flush, `disk`; and in place a
-    second time, not flushed, `memory`: by then its pages are memory that this machine has."""
+    """Bytes per second for one file of `size` bytes: a new file without flush; with its flush (`disk`); written
+    again in place without flush (`memory`), when the machine already has memory for its pages."""
     file = folder / "disk"
     os.sync()
     with file.open("wb") as stream:
@@ -94,7 +94,7 @@ def plain(rounds: Rounds) -> None:
 
 
 def slow_link(rounds: Rounds, ours: Ours) -> None:
-    """One wheel is missing, and comes over a link of 100 Mbit/s: the fetch beside the link's own time."""
+    """One wheel is missing, and comes over a link of 100 Mbit/s: the time of the fetch and the time of the link."""
     stock = rounds.stock
     wheel = stock.cublas[PINS[1]].wheel
     shutil.rmtree(stock.cache / "envbuild" / "wheels" / wheel.sha256, ignore_errors=True)
@@ -129,7 +129,7 @@ def lockable() -> list[str]:
 
 
 def locks(rounds: Rounds, folder: Path) -> None:
-    """`lock` of all shipped profiles, nothing changed; and of those without extensions, every version chosen anew."""
+    """`lock` of all shipped profiles with nothing changed, and `lock --upgrade` of those without extensions."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(CHECKOUT / "profiles", folder / "profiles")
     env, names = rounds.stock.outside, lockable()

@@ -29,15 +29,15 @@ class Rounds:
         kept = self.found.setdefault(case, {}).setdefault(way, {})
         for name, value in figures.items():
             kept.setdefault(name, []).append(value)
-        told = ", ".join(
+        values = ", ".join(
             f"{name} {value / 1e9:.2f} GB" if value > 1e6 else f"{name} {value:.2f}" for name, value in figures.items()
         )
-        self.say(f"{case}: {way}: {told}")
+        self.say(f"{case}: {way}: {values}")
 
     def timed(self, case: str, way: Way, work: Callable[[], float]) -> None:
         """`work` returns the seconds of it that do not count."""
-        aside, took = watch.taken(work, [self.arena.pid], self.stock.folder)
-        figures: dict[str, float] = {"seconds": took.seconds - aside, "memory": took.memory, "written": took.written}
+        excluded, took = watch.taken(work, [self.arena.pid], self.stock.folder)
+        figures: dict[str, float] = {"seconds": took.seconds - excluded, "memory": took.memory, "written": took.written}
         if isinstance(way, Ours):
             figures |= {f"step {name}": seconds for name, seconds in way.steps.items()}
         self.note(case, way.name, **figures)

@@ -1,4 +1,4 @@
-"""`make` of three profiles that share torch, beside the largest of them alone, every layer made anew but the base.
+"""Compares `make` of three profiles that share torch with the largest of them; every layer but the base is built again.
 
 Not by --no-cache, under which nothing is shared: each time the installer, which every step reads and no image holds, is
 another by a comment, and so BuildKit knows none of the steps.
@@ -93,7 +93,7 @@ def remove(names: list[str]) -> None:
 
 
 def measure(folder: Path, names: dict[str, str], verb: str) -> dict[str, Took]:
-    """The largest alone, and all; each time every layer but the base is made anew."""
+    """The largest alone, and all; each time every layer but the base is built again."""
     took = {}
     for what, chosen in (("largest", [names["large"]]), ("all three", list(names.values()))):
         remove(list(names.values()))
@@ -148,11 +148,11 @@ def main() -> None:
     write(
         "several",
         [
-            "# Three profiles that share torch, beside the largest alone",
+            "# Three profiles that share torch, compared with the largest alone",
             "",
             f"Machine: {described()}. Load average (1 min) {before:.1f} before, {after:.1f} after, partly its own.",
             "Made by `python benchmarks/several.py`: cpu with numpy; with pandas too; with scipy too. Every layer but",
-            "the base is made anew, the wheels are at hand. Once each. Work: seconds that all of the machine's",
+            "the base is built again, the wheels are cached. Once each. Work: seconds that all of the machine's",
             "processors were busy, whoever for. Least possible: that work shared by all of them without a pause.",
             "",
             "| | largest: s | its work | all three: s | their work | ratio | least possible |",

@@ -1,4 +1,4 @@
-"""How fast the command line starts, beside the interpreter alone and other command lines, in one run.
+"""Compares the start of the command line with the interpreter alone and with other command lines, in one run.
 
 python benchmarks/startup.py        writes benchmarks/results/startup.md
 """

@@ -37,13 +37,13 @@ none of them.
 """
 _STREAM = """
 Bytes over what a new file with its flush takes by one stream, one after the other and nothing else to wait for. It is
-no bound: several streams at once write faster, and what is not flushed need not wait for the disk. Where a file takes
-much more in place than anew, it is the machine's memory that is slow to come, not its disk: a virtual machine that
-gives free memory back gets each page of a new file from its host.
+no bound: several streams at once write faster, and what is not flushed need not wait for the disk. If a file is
+written much faster in place than as a new file, the machine's memory limits it, not its disk: a virtual machine that
+returns free memory gets each page of a new file from its host.
 """
 _PLAIN = """
 uv installs the wheels, which lie on the host, into a folder there; then each file that came of it is hashed, as every
-layer is. An image has to be handed the wheels, too, and its layers are told apart and packed.
+layer is. An image also needs the wheels in its build context, and its layers are compared and packed.
 """
 
 
@@ -161,8 +161,8 @@ def markdown(document: Mapping[str, Any]) -> Iterator[str]:
 
 def _speeds(document: Mapping[str, Any]) -> str:
     """What one file took; earlier documents have not all of it."""
-    flushed, anew, again = (f"{document.get(key, 0) / 1e6:.0f}" for key in ("disk", "anew", "memory"))
-    new = f"{anew} MB/s ({flushed} with its flush)" if "anew" in document else f"{flushed} MB/s with its flush"
+    flushed, new_file, again = (f"{document.get(key, 0) / 1e6:.0f}" for key in ("disk", "anew", "memory"))
+    new = f"{new_file} MB/s ({flushed} with its flush)" if "anew" in document else f"{flushed} MB/s with its flush"
     return f"A new file took {new}{f', in place again {again} MB/s' if 'memory' in document else ''}."
 
 
@@ -203,7 +203,7 @@ def streamed(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def others(f: Figures) -> Iterator[str]:
-    """What is no build as those above: no image, fewer processors."""
+    """Measurements that differ from the builds above: without an image, or with fewer processors."""
     if "no image" in f.cases:
         yield from _table(
             "No image at all",

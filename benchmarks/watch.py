@@ -27,8 +27,8 @@ class Taken:
 
 
 def taken(work: Callable[[], T], roots: Iterable[int], device: Path) -> tuple[T, Taken]:
-    """`roots`: processes watched with all their descendants, beside those that `work` starts; neither this one nor what
-    it had started before. `device`: a path on the disk."""
+    """`roots`: processes that are watched with all their descendants, in addition to those that `work` starts. This
+    process and those that it had started before are not watched. `device`: a path on the disk."""
     peak, ended = [0], threading.Event()
     watched, earlier = set(roots), set(_processes())
 
@@ -88,7 +88,7 @@ def _below(pid: int, roots: set[int], found: dict[int, _Process]) -> bool:
 
 
 def _written(path: Path) -> int:
-    """Bytes that the disk under `path` was given since the machine started; 0 where it is no block device."""
+    """Bytes that the disk under `path` was given since the machine started; 0 if it is not a block device."""
     device = path.stat().st_dev
     file = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat")
     return int(file.read_text(encoding="utf-8").split()[6]) * _SECTOR if file.is_file() else 0

@@ -42,17 +42,17 @@ KINDS = (
     Share(ZERO, 0.5068, "Q", "the value becomes 0"),
     Share(ONE_BIT, BIT_FLIPS * SINGLE, "T, Q", "one bit is inverted"),
     Share(TWO_BITS, MANY, "N, A", "two neighbouring bits are inverted"),
-    Share(RANDOM_VALUE, MANY, "N, A", "every bit is drawn anew"),
+    Share(RANDOM_VALUE, MANY, "N, A", "every bit is drawn again"),
     Share(OTHER_ELEMENT, MANY, "A", "a wrong address: the value of the element one step away"),
     Share(SPECIAL, 0.0101, "T", "the value becomes NaN, infinity or -infinity"),
 )
 SINGLE_ELEMENT, LANE, PERIODIC = "one element", "stuck lane", "periodic address"
 PERIODS = (2, 4, 8, 16)  # [Q]
-_ALIKE = 1 / 3
+_EACH = 1 / 3
 PLACES = (
-    Share(SINGLE_ELEMENT, _ALIKE, "A", "one element"),
-    Share(LANE, _ALIKE, "A", "every 32nd element of the output; its bits are stuck at a value, not inverted"),
-    Share(PERIODIC, _ALIKE, "T, Q, A", "every 2nd, 4th, 8th or 16th of 32 neighbouring elements"),
+    Share(SINGLE_ELEMENT, _EACH, "A", "one element"),
+    Share(LANE, _EACH, "A", "every 32nd element of the output; its bits are stuck at a value, not inverted"),
+    Share(PERIODIC, _EACH, "T, Q, A", "every 2nd, 4th, 8th or 16th of 32 neighbouring elements"),
 )
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

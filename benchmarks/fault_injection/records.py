@@ -71,7 +71,7 @@ class Lines:
         if not kept:
             kept = json.dumps(header).encode() + b"\n"
         elif json.loads(kept.split(b"\n", 1)[0]) != header:
-            raise OtherSources(f"{self.file}: made with other sources or another torch; delete it to begin anew")
+            raise OtherSources(f"{self.file}: made with other sources or another torch; delete it to start again")
         if kept != whole:
             self.file.write_bytes(kept)
         return kept.count(b"\n") - 1

@@ -100,9 +100,9 @@ injector NVBitFI. A is assumed, as no figure was found.
 Bits are drawn uniformly. Integers have no NaN. The tables by kind, place and bit let a reader apply other shares.
 """
 _INJECTION = """
-An injection draws a case of the probe (each alike), one of all elements that the case's operators compute (each alike),
-intermediate products included, and a fault. The probe's own code runs the case, with that operator's output changed as
-it returns, and judges it. Inputs and references, which the host makes, are left out.
+An injection draws a case of the probe, one of all elements that the case's operators compute, intermediate products
+included (both with equal probability), and a fault. The probe's own code runs the case, with that operator's output
+changed as it returns, and judges it. Inputs and references, which the host makes, are left out.
 """
 _MASKED = """
 no element of any result moves by more than rounding may move it: by the largest error of a run without a fault,

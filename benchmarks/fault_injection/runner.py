@@ -123,7 +123,7 @@ class Runner:
     `compare`: what the probes judge by; with a broken comparison, the campaign measures what that misses.
 
     References are remembered while `learning`, by the bytes of what they are computed from: a reference of values that
-    a fault has changed is computed anew.
+    a fault has changed is computed again.
     """
 
     job: JobDocument  # of the next runs

@@ -175,7 +175,7 @@ def _repeat(context: Context) -> Iterator[Unit]:
         with context.step(f"steps {dtype}"):
             first = train_repeat.digests(context.device, dtype)
         processes = [first, known[dtype]], [known[dtype]] * 2
-        train_repeat._compare(context, "steps", [ForkEnding(told={"runs": runs}) for runs in processes])
+        train_repeat._compare(context, "steps", [ForkEnding(reported={"runs": runs}) for runs in processes])
 
     for dtype in (None, torch.bfloat16):
         yield Unit(f"steps {dtype}", functools.partial(run, dtype=dtype))

@@ -40,8 +40,8 @@ class Campaign:
         self.units: list[tuple[Unit, Observed]] = [(unit, clean) for unit, clean in found if clean is not None]
 
     def inject(self, number: int) -> Record:
-        """The injection of this number, always the same: a unit, each alike; one of the elements that its operators
-        compute, each alike; and a fault by the model's shares."""
+        """The injection of this number, always the same: a unit and one of the elements that its operators compute,
+        both with equal probability, and a fault by the model's shares."""
         unit, site, fault, clean = self.drawn(number)
         dtype = site.dtype if site.dtype.is_floating_point else torch.float64
         found = effect(clean, self.runner.run(unit, Shot(site.number, fault)), dtype)

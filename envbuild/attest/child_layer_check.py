@@ -132,7 +132,7 @@ class _Watch:
                 self._over(path, "replaced")
         else:
             self._over(path, "replaced")
-            self._beside(path)
+            self._duplicates(path)
             self._loaded(path, content)
 
     def _over(self, path: PurePosixPath, how: str) -> None:
@@ -149,7 +149,7 @@ class _Watch:
         if loader_files.is_system_library(path):
             self._note("replaced", f"{path.name} is {how} above the proved layers", str(path))
 
-    def _beside(self, path: PurePosixPath) -> None:
+    def _duplicates(self, path: PurePosixPath) -> None:
         """Find duplicates of what is locked: metadata of another version, or a CUDA library that may be found first."""
         folder = path.parent.name
         if folder.endswith(".dist-info") and str(path.parent.parent) == self._site:

@@ -93,7 +93,7 @@ def _row(envelope: Envelope | Refusal, keys: Mapping[str, PublicKey], now: datet
         raise envelope
     who, believed = _signer(envelope, keys)
     if not believed.records:
-        raise Malformed("there is no test result in it")
+        raise Malformed("it contains no test result")
     _, reasons = policy_check.of_records(believed.records, Policy(), now)
     objections = tuple(reason.detail for reason in reasons)
     ((_, record),) = believed.records
@@ -104,7 +104,7 @@ def _row(envelope: Envelope | Refusal, keys: Mapping[str, PublicKey], now: datet
 def _signer(envelope: Envelope, keys: Mapping[str, PublicKey]) -> tuple[str, Trusted]:
     """Return the signer, and the trusted content. Raises Refusal if no owner of a key signed it, or if it is
     invalid."""
-    refused = Reason("signature", "nobody whose key is in keys/ signed this")
+    refused = Reason("signature", "not signed with a key in keys/")
     for who, key in keys.items():
         believed = trusted_statements.believe([envelope], [key], None)
         if not believed.refused:

@@ -34,11 +34,11 @@ class Bundle:
         except FileNotFoundError as error:
             raise FileError(f"{file} cannot be read: {error.strerror}") from None
         except registry_image_reader.DAMAGED:
-            raise Malformed(f"{file} is no bundle") from None
+            raise Malformed(f"{file} is not a bundle") from None
         names = [member.name for member in members]
         plain = all(m.isreg() and ".." not in PurePosixPath(m.name).parts for m in members)
         if not plain or len(set(names)) != len(names) or INDEX not in names:
-            raise Malformed(f"{file} is no bundle: it must hold each of its files once, and nothing else")
+            raise Malformed(f"{file} is not a bundle: it must contain each of its files once, and nothing else")
         self._members = dict(zip(names, members, strict=True))
         index = strict_json.parse(self.file(INDEX), INDEX)
         self._tags: dict[str, dict[str, object]] = {}

@@ -18,7 +18,7 @@ _IMAGE = re.compile(
 
 @dataclass(frozen=True)
 class ImagePin:
-    """A pinned reference. `line` counts from 1; `before`: the digest in the text, None if there is none; `after`: the
+    """A pinned reference. `line` counts from 1; `before`: the digest in the text, or None; `after`: the
     current digest."""
 
     line: int

@@ -146,7 +146,7 @@ def verify_statement(given: Envelopes, policy: Policy, now: datetime.datetime) -
     verdict.take(proofs, (record.profile for record in records), (record.lock for record in records))
     verdict.reasons = [*_no_key(policy), *believed.refused, *verdict.reasons]
     if not believed.records and not verdict.reasons:
-        verdict.reasons.append(Reason("no-evidence", "there is no test result in it"))
+        verdict.reasons.append(Reason("no-evidence", "it contains no test result"))
     verdict.digest = _only(record.image.id for record in records)
     return verdict
 
@@ -175,7 +175,7 @@ def _image(
         return
     verdict.reasons += believed.refused or [Reason("no-evidence", "no evidence about this image was found")]
     if LOCK_LABEL in config.labels and not believed.refused:
-        verdict.reasons.append(Reason("base", "if it is built on a proved image, name that one with --base"))
+        verdict.reasons.append(Reason("base", "for a child image, name the proved base image with --base"))
 
 
 def resolve_reference(place: ImageSource, reference: Reference) -> Manifest:
@@ -185,8 +185,8 @@ def resolve_reference(place: ImageSource, reference: Reference) -> Manifest:
     if top is None:
         named = reference if reference.tag or reference.digest else reference.tagged(reference.target)
         where = "there" if reference.target == VERIFIED else f"at {reference.repository}:{VERIFIED}"
-        hint = f"`envbuild push` puts a proved image {where}"
-        raise NetworkError(f"there is no {named}", hint=hint)
+        hint = f"`envbuild push` publishes a proved image {where}"
+        raise NetworkError(f"image not found: {named}", hint=hint)
     if not top.is_index:
         return top
     item = top.only_image
@@ -221,7 +221,7 @@ def _judge(
     lock, which determine the required evidence, and the repositories that the image was pushed to.
     """
     if not believed.builds:
-        verdict.reasons += [*believed.refused, Reason("no-build", "no build statement about this image is believed")]
+        verdict.reasons += [*believed.refused, Reason("no-build", "no trusted build statement about this image")]
         return
     answers = []
     for build in believed.builds:

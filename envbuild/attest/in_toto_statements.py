@@ -74,7 +74,7 @@ def digest_set(digest: str) -> dict[str, str]:
 
 
 class Part(BaseModel):
-    """Part of a statement that somebody else may have written: only the fields that are read."""
+    """Part of a statement from an untrusted author: only the fields that are read."""
 
     model_config = ConfigDict(extra="ignore", strict=True, alias_generator=to_camel, defer_build=True)
 
@@ -105,7 +105,7 @@ def canonical(statement: Statement) -> bytes:
 def parse_statement(document: Mapping[str, object]) -> Statement:
     """Return the statement in a parsed JSON document; an invalid predicate is empty. Raises Malformed."""
     if document.get("_type") != STATEMENT:
-        raise Malformed("what is signed is no in-toto statement")
+        raise Malformed("the signed content is not an in-toto statement")
     try:
         found = _StatementHead.model_validate(document)
         subjects = tuple((item.name or "", item.digest["sha256"]) for item in found.subject)
@@ -157,7 +157,7 @@ def read_test_result(predicate: Mapping[str, object]) -> tuple[str, RunRecord]:
     except run_record_schema.Newer as newer:
         raise Refusal("newer", str(newer)) from None
     except ValueError:
-        raise Malformed("the run record is not as it should be") from None
+        raise Malformed("invalid run record") from None
     if _test_predicate(record, raw) != predicate:
         raise Refusal("predicate", "the test result does not say what its run record says")
     return hashlib.sha256(raw).hexdigest(), record

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from securesystemslib.signer import CryptoSigner, SSlibKey
 
-NO_KEY = "no public key is given: nothing tells who proved it (--key, keys in the policy, or the setting public_key)"
+NO_KEY = "no public key given, so the signer cannot be checked (--key, keys in the policy, or the setting public_key)"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 KEY = "ENVBUILD_SIGNING_KEY"
 PASSPHRASE, PASSPHRASE_FILE = "ENVBUILD_KEY_PASSPHRASE", "ENVBUILD_KEY_PASSPHRASE_FILE"
@@ -146,7 +146,7 @@ def public(pem: bytes, name: str) -> PublicKey:
     try:
         key = load_pem_public_key(pem)
     except (ValueError, UnsupportedAlgorithm):
-        raise FileError(f"{name} is no public key in PEM form", hint="envbuild keygen writes one (.pub)") from None
+        raise FileError(f"{name} is not a public key in PEM format", hint="envbuild keygen writes one (.pub)") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise FileError(f"{name} is not an ECDSA P-256 key", hint="envbuild keygen makes one")
     return _public(key)
@@ -178,14 +178,14 @@ def private(pem: bytes, name: str, secret: str | None = None) -> Signer:
     from securesystemslib.signer import CryptoSigner
 
     if pem.startswith(b"-----BEGIN ") and b"SIGSTORE PRIVATE KEY" in pem:
-        raise FileError(f"{name} is a key in cosign's own form, not PKCS #8", hint="envbuild keygen makes one")
+        raise FileError(f"{name} is a key in cosign's own format, not PKCS #8", hint="envbuild keygen makes one")
     if secret is None and b"ENCRYPTED" in pem:
         secret = passphrase(_PROMPT)
     try:
         key = load_pem_private_key(pem, secret.encode() if secret is not None else None)
     except (ValueError, TypeError, UnsupportedAlgorithm):  # their messages may contain parts of the key
         raise FileError(
-            f"{name} cannot be opened: not a private key in PKCS #8 form, or another passphrase",
+            f"{name} cannot be opened: not a private key in PKCS #8 format, or a wrong passphrase",
             hint=f"the passphrase comes from {PASSPHRASE}, {PASSPHRASE_FILE}, or a terminal",
         ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
@@ -212,7 +212,7 @@ def passphrase(prompt: str, confirm: bool = False) -> str:
             raise UsageError("the two passphrases differ")
         return typed
     raise UsageError(
-        "a signing key is kept under a passphrase, and there is no terminal to ask for it",
+        "the signing key needs a passphrase, and no terminal is available to ask for it",
         hint=f"set {PASSPHRASE_FILE}, or {PASSPHRASE}",
     )
 

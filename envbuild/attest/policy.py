@@ -35,15 +35,17 @@ Age = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,4}[dh]$")]
 class _File(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    keys: list[str] = Field([], description="files of public keys, beside the policy; any of them may have signed")
-    gpus: list[str] = Field([], description="models that it must be proved on; default: all that its profile is for")
-    driver: Release | None = Field(None, description="the driver that it will run with")
-    max_age: Age | None = Field(None, description="how old the newest proof may be: 90d, 12h")
-    level: Level | None = Field(None, description="at which level at least")
-    probes: list[ProbeName] = Field([], description="probes that must have passed, beside those of its profile")
-    base: str | None = Field(None, description="for images built on a proved one: the repository of that image")
+    keys: list[str] = Field(
+        [], description="files of public keys, relative to the policy; a signature by any of them is enough"
+    )
+    gpus: list[str] = Field([], description="GPU models that the image must be proved on; default: all of its profile")
+    driver: Release | None = Field(None, description="the driver that the image will run with")
+    max_age: Age | None = Field(None, description="the largest age of the newest proof: 90d, 12h")
+    level: Level | None = Field(None, description="the lowest level of the self-test")
+    probes: list[ProbeName] = Field([], description="probes that must have passed, in addition to those of its profile")
+    base: str | None = Field(None, description="for child images: the repository of the proved base image")
     forbid_in_child: list[ConfigKey] = Field(
-        [], description="what an image built on `base` may not set: Cmd, Env, User ..."
+        [], description="settings that a child image of `base` must not change: Cmd, Env, User ..."
     )
     profile: str | None = Field(None, description="the profile that the image must be of")
     lock: LockId | None = Field(None, description="the id of its lock, at least the first 12 digits")
@@ -72,7 +74,7 @@ class Policy:
 def read(file: Path | None, given: Mapping[str, object], key: Path | None) -> Policy:
     """Return the policy in `file`; values in `given` replace its keys. If `key` is given, only that key is trusted.
 
-    If there is no key at all, the setting `public_key` is used. Raises FileError with every fault of the file,
+    Without any key, the setting `public_key` is used. Raises FileError with every fault of the file,
     UsageError with those of the command line.
     """
     doc = yaml_document.read(file, FileError) if file else yaml_document.Document("the command line", {})
@@ -81,7 +83,7 @@ def read(file: Path | None, given: Mapping[str, object], key: Path | None) -> Po
     except ValidationError as error:
         faults = [doc.fault(tuple(item["loc"]), _said(item)) for item in error.errors()]
         faults.sort(key=lambda fault: fault.line or 0)
-        raise (FileError if file else UsageError)(f"{doc.file} asks for what no policy can", faults=faults) from None
+        raise (FileError if file else UsageError)(f"{doc.file} is not a valid policy", faults=faults) from None
     probe_catalogue_reader.refuse_unknown(found.probes)
     names = [key] if key else [file.parent / name for name in found.keys if file]
     keys = [keys_and_signatures.trusted(name) for name in names or (None,)]

@@ -92,7 +92,7 @@ def _record(record: RunRecord, policy: Policy, now: datetime.datetime, profile: 
     if policy.max_age and now - finished > policy.max_age:
         yield Reason("age", f"proved {record.finished}, {(now - finished).days} days ago")
     if finished - now > _AHEAD:
-        yield Reason("age", f"proved {record.finished}, which is yet to come")
+        yield Reason("age", f"proved {record.finished}, which is in the future")
     yield from _driver(record, policy)
     accepted = {item.advisory for item in profile.accept} if profile else set()
     for advisory in database.matching(proved_situation(record, policy, profile)):
@@ -111,7 +111,7 @@ def _driver(record: RunRecord, policy: Policy) -> Iterator[Reason]:
         elif Version(policy.driver) < Version(measured):
             yield Reason("driver", f"proved with driver {measured}; {policy.driver} is older")
     except InvalidVersion:
-        yield Reason("driver", f"the proof names a driver {str(measured)[:40]!r} that is no version")
+        yield Reason("driver", f"the driver {str(measured)[:40]!r} in the proof is not a version")
 
 
 def proved_situation(record: RunRecord, policy: Policy, profile: Profile | None) -> Situation:

@@ -199,7 +199,7 @@ class _Reader:
         wanted = oci_types.digest_in(item)
         manifest = self._repository.manifest(wanted)
         if manifest is None:
-            raise Malformed(f"the referrer {wanted} is not there")
+            raise Malformed(f"referrer not found: {wanted}")
         if oci_types.digest_in(manifest.document.get("subject")) != digest:
             raise Refusal("subject", f"the bundle {wanted} refers to another image")
         if len(manifest.layers) != 1:

@@ -159,7 +159,7 @@ def _build(statement: Statement) -> list[SignedBuild]:
         if given.profile.script:
             source = in_toto_statements.descriptor_content(given.profile.script, "the script").decode()
             document.data["selftest"]["script"] = Script(document.data["selftest"]["script"], source)
-        wishes = profile_model.validate_profile(document, name)
+        profile = profile_model.validate_profile(document, name)
         locked = lock_file.parse(text, "the lock of the build statement")
         files = {item.name: tuple(item.annotations.roots) for item in definition.resolved_dependencies
                  if item.annotations}  # fmt: skip
@@ -175,7 +175,7 @@ def _build(statement: Statement) -> list[SignedBuild]:
     except Refusal:
         raise
     except (KeyError, TypeError, ValueError):
-        raise Malformed("the build statement is not as it should be") from None
+        raise Malformed("invalid build statement") from None
     except EnvbuildError as error:
-        raise Malformed(f"the build statement is not as it should be: {error.message}") from None
-    return [SignedBuild(name, document, wishes, locked, text, roots, frozenset(statement.subjects))]
+        raise Malformed(f"invalid build statement: {error.message}") from None
+    return [SignedBuild(name, document, profile, locked, text, roots, frozenset(statement.subjects))]

@@ -209,7 +209,7 @@ def _torch(held: Holdings, wanted: Expected) -> Iterator[Finding]:
 
 
 def _other_torch(held: Holdings, wanted: Expected, otherwise: str) -> str:
-    """Return how to install the lock's torch; `otherwise` if there is no lock."""
+    """Return how to install the lock's torch; `otherwise` without a lock."""
     if wanted.claimed:
         return f"envbuild make {wanted.asked}"
     version = wanted.lock.versions.get("torch") if wanted.lock else None

@@ -49,7 +49,7 @@ def _missing(held: Holdings, asked: Mapping[str, Sequence[str]]) -> Iterator[Fin
     for (name, version), files in held.extended.items():
         gone = [file.path for file in files if not file.there]
         if gone:
-            text = f"{name} {version} brought what is no longer there: {_listed(gone)}"
+            text = f"{name} {version} installed files that are missing now: {_listed(gone)}"
             yield Finding("extension-files", "defect", text, f"install {name} again")
 
 
@@ -58,7 +58,7 @@ def _broken(who: str, files: Sequence[HeldExtension]) -> Iterator[Finding]:
     optional part."""
     for file in files:
         if file.damaged:
-            text = f"{file.path} of {who} is no shared library, or its device code cannot be read"
+            text = f"{file.path} of {who} is not a shared library, or its device code cannot be read"
             yield Finding("extension-damaged", "warn", text, "install it again")
         if file.failure is None:
             continue

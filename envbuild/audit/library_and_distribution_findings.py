@@ -57,7 +57,7 @@ def cuda_library_findings(held: Holdings) -> Iterator[Finding]:
 
 def _one(copy: Copy, held: Holdings) -> Iterator[Finding]:
     if copy.record is False and copy.sha256:
-        text = f"{copy.path} is not the file that {copy.owner} brought: its checksum is another"
+        text = f"{copy.path} is not the file that {copy.owner} installed: its checksum differs"
         yield Finding("modified-library", "defect", text, f"reinstall {copy.distribution}")
     elif copy.record is None and copy.in_packages and "/nvidia/" in copy.path:
         how = "and torch loads it" if copy.loaded else "an upgrade or a copy left it behind"
@@ -130,7 +130,7 @@ def _bundled(held: Holdings) -> Iterator[Finding]:
         )
         text = f"CUDA libraries {whose}: {'; '.join(map(str, copies[:8]))}"
         if others and any(copy.loaded for copy in copies):
-            text += "; installing another version beside them changes nothing"
+            text += "; installing another version in addition to them changes nothing"
         yield Finding("bundled-copy", "warn" if others or owner == "unowned" else "note", text, remedy)
 
 
@@ -156,8 +156,8 @@ def _cublas_first(held: Holdings) -> Iterator[Finding]:
         taken = [path for path, copy in lts.items() if {LD_PATH, LD_PRELOAD} & set(copy.ways) and path != order.beside]
     if taken and order.beside:
         text = (
-            f"loaded before libcublasLt, {order.cublas} takes {lts.get(taken[0], taken[0])}, not the one beside it; "
-            "torch 2.10.0 and programs without torch load in that order"
+            f"loaded before libcublasLt, {order.cublas} takes {lts.get(taken[0], taken[0])}, not the one in its own "
+            "folder; torch 2.10.0 and programs without torch load in that order"
         )
         text += f", which ends so: {order.failure}" if order.failure else ""
         yield Finding("cublaslt-order", "warn", text, "no other libcublasLt on LD_LIBRARY_PATH; torch 2.11 or newer")

@@ -27,15 +27,15 @@ if TYPE_CHECKING:  # an environment is audited without an engine, and without it
 
 @click.command("audit", short_help="List what an image or environment contains and what is wrong.")
 @click.argument("image", required=False)
-@click.option("--python", "python", metavar="PATH", help="An interpreter, or the folder of an environment.")
-@click.option("--here", is_flag=True, help="The environment of this shell: its active one, or python3 on PATH.")
-@click.option("--profile", "name", metavar="NAME", help="Judge for this profile's GPUs, and against its lock.")
+@click.option("--python", "python", metavar="PATH", help="Audit this interpreter, or the environment in this folder.")
+@click.option("--here", is_flag=True, help="Audit the environment of this shell: its active one, or python3 on PATH.")
+@click.option("--profile", "name", metavar="NAME", help="Judge by this profile's GPUs and lock.")
 @json_option
 def command(image: str | None, python: str | None, here: bool, name: str | None, as_json: bool) -> None:
-    """Show which CUDA libraries, torch and distributions are really there and loaded, and what is wrong with them.
+    """Show which CUDA libraries, torch and distributions are installed and loaded, and what is wrong with them.
 
     Needs no GPU; --here and --python need no Docker. Exit 5 for a defect or a known fault that envbuild refuses, 3 for
-    an image or environment without torch. --here skips envbuild's own environment where torch is not in it.
+    an image or environment without torch. --here skips envbuild's own environment if it has no torch.
     Example: envbuild audit --here
     """
     given = [name for name, there in (("IMAGE", image), ("--python", python), ("--here", here)) if there]

@@ -18,17 +18,17 @@ def _release(context: click.Context, parameter: click.Parameter, value: str | No
 
 @click.command("bisect", short_help="Find the first version of a package that passes a probe.")
 @profile_argument("name")
-@click.option("--pin", required=True, metavar="NAME", help="What to move: cublas, torch, a package of the profile, ...")
-@click.option("--probe", metavar="NAME", help="What decides: a probe of the self-test.")
+@click.option(
+    "--pin", required=True, metavar="NAME", help="The pin to vary: cublas, torch, a package of the profile, ..."
+)
+@click.option("--probe", metavar="NAME", help="The probe of the self-test that decides.")
 @click.option(
     "--script", type=click.Path(path_type=Path), metavar="FILE",
-    help="What decides: a Python script, run as the probe own.script; it passes where it ends with 0.",
+    help="The Python script that decides, run as the probe own.script; it passes if it exits with 0.",
 )  # fmt: skip
-@click.option(
-    "--from", "oldest", callback=_release, metavar="VERSION", help="The oldest to try; default: all there are."
-)
-@click.option("--to", "newest", callback=_release, metavar="VERSION", help="The newest to try.")
-@click.option("--keep", is_flag=True, help="Leave the images of the tries.")
+@click.option("--from", "oldest", callback=_release, metavar="VERSION", help="The oldest version to try; default: all.")
+@click.option("--to", "newest", callback=_release, metavar="VERSION", help="The newest version to try.")
+@click.option("--keep", is_flag=True, help="Keep the tested images.")
 @json_option
 def command(
     name: str,
@@ -40,9 +40,9 @@ def command(
     keep: bool,
     as_json: bool,
 ) -> None:
-    """Find the first version of a pin that passes, by making and testing images; the oldest and newest are tried first.
+    """Find the first version of a pin that passes, by building and testing images, the oldest and newest first.
 
-    Assumes one change in between. Changes no file, moves no tag. Exit 5 where no version passes.
+    Assumes that only one change between them matters. Changes no file and moves no tag. Exit 5 if no version passes.
     Example: envbuild bisect h20 --pin cublas --probe gemm.crash
     """
     if probe and script:

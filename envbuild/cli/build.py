@@ -18,7 +18,7 @@ from envbuild.cli.several_profiles import for_each
 
 @click.command("build", short_help="Build the image only, without a self-test.")
 @profile_argument("names", nargs=-1, required=True)
-@click.option("--locked", is_flag=True, help="Refuse a missing or stale lock instead of making it again (exit 8).")
+@click.option("--locked", is_flag=True, help="Refuse a missing or stale lock instead of writing a new one (exit 8).")
 @click.option("--no-cache", is_flag=True, help="Build every layer again.")
 @requirements_option
 @builder_option

@@ -47,13 +47,13 @@ def _profiles(context: click.Context, parameter: click.Parameter, begun: str) ->
 
 
 def json_option(function: F) -> F:
-    return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")(function)
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")(function)
 
 
 def pin_option(function: F) -> F:
     return click.option(
         "--pin", "pins", multiple=True, metavar="NAME=VERSION", callback=_pins,
-        help="As if the profile pinned this (cublas, nccl, torch, one of its packages, ...); may be repeated.",
+        help="Act as if the profile pinned this (cublas, nccl, torch, a package, ...); may be repeated.",
     )(function)  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def requirements_option(function: F) -> F:
 def accept_old_option(function: F) -> F:
     return click.option(
         "--accept-old", "accept_old", multiple=True, metavar="NAME",
-        help="Lock this package also where its version is far behind the newest release; may be repeated.",
+        help="Lock this package even if its version is far behind the newest release; may be repeated.",
     )(function)  # fmt: skip
 
 
@@ -90,14 +90,14 @@ def _torch_index(context: click.Context, parameter: click.Parameter, value: str 
 def builder_option(function: F) -> F:
     return click.option(
         "--builder", metavar="BUILDER",
-        help="A builder of buildx (docker buildx ls) instead of the engine's own; the image comes into the engine.",
+        help="Build with this buildx builder (docker buildx ls), then load the image. Default: the engine's own.",
     )(function)  # fmt: skip
 
 
 def gpus_option(function: F) -> F:
     return click.option(
         "--gpus", default=None, metavar="LIST", callback=_gpus,
-        help="These GPUs of the engine's machine alone: 1,2,3 or UUIDs (nvidia-smi -L). Default: all.",
+        help="Use only these GPUs of the engine's machine: 1,2,3 or UUIDs (nvidia-smi -L). Default: all.",
     )(function)  # fmt: skip
 
 
@@ -137,25 +137,25 @@ def on_options(function: F) -> F:
     for option in (
         cluster_option(
             "--dry-run", is_flag=True,
-            help="Only show the script or objects that a cluster would be given; with --json the self-test too.",
+            help="Only show the script or the objects that would be submitted; with --json also the self-test.",
         ),
-        cluster_option("--resume", metavar="JOB", help="Wait for a job that was submitted before: its id or its name."),
+        cluster_option("--resume", metavar="JOB", help="Wait for a submitted job, given by its id or name."),
         cluster_option(
             "--nodes", default="1", metavar="N", callback=_nodes,
-            help=f"Ranks on N nodes (1 to {_MOST}) together too, in a job of their own (dist.nodes; --on slurm).",
+            help=f"Also test ranks on N nodes (1 to {_MOST}) together, in a separate job (dist.nodes; --on slurm).",
         ),
         cluster_option(
-            "--gpu", metavar="MODEL", callback=gpu_model, help="On this one of the profile's GPUs, as in h20."
+            "--gpu", metavar="MODEL", callback=gpu_model, help="Run on this GPU model of the profile, such as h20."
         ),
         cluster_option(
             "--kubernetes", multiple=True, metavar="KEY=VALUE", callback=_given, expose_value=False,
-            help="context, namespace, registry, nodes.LABEL, queue, ... over the site settings; may be repeated.",
+            help="Override a site setting: context, namespace, registry, nodes.LABEL, queue, ...; may be repeated.",
         ),
         cluster_option(
             "--slurm", multiple=True, metavar="KEY=VALUE", callback=_given, expose_value=False,
-            help="partition, account, constraint, time, container, ... over the site settings; may be repeated.",
+            help="Override a site setting: partition, account, constraint, time, container, ...; may be repeated.",
         ),
-        cluster_option("--on", type=_Named(RUNNERS), help="Where it runs (default: the site's)."),
+        cluster_option("--on", type=_Named(RUNNERS), help="Where to run the self-test (default: site settings)."),
     ):  # fmt: skip
         function = option(function)
     return function
@@ -177,7 +177,7 @@ def gpu_model(context: click.Context, parameter: click.Parameter, value: Any) ->
 
 def _nodes(context: click.Context, parameter: click.Parameter, value: str) -> int:
     if value not in map(str, range(1, _MOST + 1)):
-        raise click.BadParameter(f"{value!r} is no number of nodes; write one from 1 to {_MOST}")
+        raise click.BadParameter(f"{value!r} is not a number of nodes; write a number from 1 to {_MOST}")
     return int(value)
 
 
@@ -195,7 +195,7 @@ def _gpus(context: click.Context, parameter: click.Parameter, value: str | None)
     found = tuple(part.strip() for part in value.split(",")) if value is not None else ()
     for part in found:
         if not _GPU.fullmatch(part):
-            raise click.BadParameter(f"{part!r} is no GPU; write indices or UUIDs, as in 0,1 or GPU-<uuid>")
+            raise click.BadParameter(f"{part!r} is not a GPU; write indices or UUIDs, such as 0,1 or GPU-<uuid>")
     if len(set(found)) < len(found):
         raise click.BadParameter("a GPU is named twice")
     return found

@@ -18,10 +18,14 @@ from envbuild.util.errors import LockError, UsageError, printable, some
 _LOCK = ".lock.yaml"
 
 
-@click.command("diff", short_help="Compare two profiles, locks or images, or two GPUs' numbers.")
+@click.command("diff", short_help="Compare two profiles, locks, images, or fingerprints of GPUs.")
 @click.argument("a")
 @click.argument("b")
-@click.option("--files", is_flag=True, help="Of two images: which file of a layer differs, or only their order.")
+@click.option(
+    "--files",
+    is_flag=True,
+    help="For two images: show which files of a layer differ, or whether only their order differs.",
+)
 @json_option
 def command(a: str, b: str, files: bool, as_json: bool) -> None:
     """Show what changes from A to B: versions, environment, advisories, layers and the bytes to fetch for them.
@@ -30,9 +34,10 @@ def command(a: str, b: str, files: bool, as_json: bool) -> None:
     such as name:tag or sha256:...) or a fingerprint (a .json file of `envbuild test --fingerprint`). The contents of
     images are read in a container.
 
-    Of two fingerprints it finds the first operation where they part, by how much, and why. The verdict is identical,
-    rounding, precision (as if computed in fewer bits than the dtype has) or breakage; the exit code is 0 for each. In
-    the table, ratio is the largest error over its tolerance, drift the relative distance from the golden output.
+    For two fingerprints, it finds the first operation whose results diverge, by how much, and why. The verdict is
+    identical, rounding, precision (as if computed in fewer bits than the dtype has) or breakage; the exit code is 0 for
+    each. In the table, ratio is the largest error divided by its tolerance, and drift the relative distance from the
+    golden output.
 
     Example: envbuild diff a100 h20
     Example: envbuild diff a100.json v100.json
@@ -86,7 +91,7 @@ def _read(name: str) -> str:
     try:
         return Path(name).read_text(encoding="utf-8")
     except (FileNotFoundError, UnicodeDecodeError) as error:
-        why = "there is no such file" if isinstance(error, FileNotFoundError) else "is not UTF-8 text"
+        why = "file not found" if isinstance(error, FileNotFoundError) else "is not UTF-8 text"
         raise LockError(f"{name}: {why}") from None
 
 

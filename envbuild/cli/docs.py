@@ -24,28 +24,28 @@ from envbuild.util.yaml_document import display
 
 @click.command("docs", short_help="Write locked versions into your own documents.")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--check", is_flag=True, help="Write nothing; exit 8 where a block is not what it would be.")
+@click.option("--check", is_flag=True, help="Only check: exit 8 if a block is out of date.")
 @json_option
 def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
-    """Fill the blocks of Markdown files: what stands between two comments, each alone on its line.
+    """Update generated blocks in Markdown files. A block is the text between two comments, each on a line of its own.
 
     \b
     <!-- envbuild:table h20,a100 -->     versions, driver, accepted advisories, and the proof:
                                          evidence of this machine, and of evidence/ next to
                                          the document
-    <!-- envbuild:minimum h20 -->        what known faults ask for on these GPUs, and where
-    <!-- envbuild:requirements h20 -->   every version and hash; constraints: versions alone
+    <!-- envbuild:minimum h20 -->        minimum versions on these GPUs, by known fault
+    <!-- envbuild:requirements h20 -->   every version and hash; constraints: only versions
     <!-- envbuild:evidence FOLDER -->    who proved what: the signed statements in a folder
                                          next to the document
     <!-- envbuild:end -->
 
-    All files are read before one is written.
+    Reads and checks all files before it writes one.
     Example: envbuild docs --check README.md
     """
     documents = [_read(file) for file in dict.fromkeys(files)]
     faults = [fault for document in documents for fault in document.faults]
     if faults:
-        raise FileError("blocks cannot be read", faults=faults)
+        raise FileError("invalid blocks", faults=faults)
     filled = [(document, *_filled(document)) for document in documents]
     drifted = [fault for document, _, changed in filled for fault in _drift(document, changed)]
     if check and drifted:
@@ -76,7 +76,7 @@ def _read(file: Path) -> _Document:
             text = opened.read()
     except (OSError, UnicodeDecodeError) as error:
         missing = isinstance(error, FileNotFoundError)
-        why = "there is no such file" if missing else getattr(error, "strerror", None) or "is not UTF-8 text"
+        why = "file not found" if missing else getattr(error, "strerror", None) or "is not UTF-8 text"
         raise FileError(f"{display(file)}: {why}") from None
     return _Document(file, text, *markdown_generated_sections.blocks(text, display(file)))
 

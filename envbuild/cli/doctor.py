@@ -19,26 +19,32 @@ if TYPE_CHECKING:
 
 
 @click.command("doctor", short_help="Check this machine and its GPUs, or compare a cluster's nodes.")
-@click.option("--for", "name", metavar="NAME", help="Does it suit this profile? Yes, or no with the reasons.")
+@click.option(
+    "--for",
+    "name",
+    metavar="NAME",
+    help="Check whether the machine suits this profile; print yes, or no with the reasons.",
+)
 @click.option(
     "--cluster", metavar="HOSTS",
-    help="Compare nodes: a YAML file with hosts: [...], a folder of what -o wrote, or slurm.",
+    help="Compare nodes: a YAML file with hosts: [...], a folder of files that -o wrote, or slurm.",
 )  # fmt: skip
 @click.option(
     "-o", "--output", "output", type=FILE, metavar="FILE",
-    help="Write the description as JSON too; - is stdout, and it alone.",
+    help="Also write the description as JSON; with -, write only it, to stdout.",
 )  # fmt: skip
 @click.option(
     "--root", type=click.Path(path_type=Path, exists=True, file_okay=False), default=Path("/"), metavar="FOLDER",
-    help="In a container: where the host's /proc, /sys and /dev are mounted.",
+    help="In a container: the folder with the host's /proc, /sys and /dev.",
 )  # fmt: skip
 @torch_index_option
 @json_option
 def command(name: str | None, cluster: str | None, output: Path | None, root: Path, as_json: bool) -> None:
     """Check engine, driver, GPUs, memory, disks, network and clock, in seconds; change nothing.
 
-    Each check is ok, warn, fail or skipped, with a remedy. Exit 5 if one fails; with --for, if the answer is no. Only
-    hosts that pip, uv and docker are configured with are asked; with --for, the indexes for every locked wheel.
+    Each check is ok, warn, fail or skipped, with a remedy. Exit 5 if a check fails; with --for, exit 5 only if
+    the machine does not suit the profile. Only the hosts that pip, uv and docker use are contacted; with --for, the
+    package indexes are also asked for every locked wheel.
     Example: envbuild doctor --for h20
     """
     if cluster is not None and (name is not None or root != Path("/")):
@@ -55,7 +61,9 @@ def command(name: str | None, cluster: str | None, output: Path | None, root: Pa
         _show(checks, time.monotonic() - begin)
     if failed:
         remedies = dict.fromkeys(f"{check.id}: {check.remedy}" for check in failed if check.remedy)
-        hint = "\n".join(remedies) if as_json or output == STDOUT else None  # else each stands below its check
+        hint = (
+            "\n".join(remedies) if as_json or output == STDOUT else None
+        )  # otherwise each remedy is printed below its check
         error = CheckFailed(f"doctor: {', '.join(check.id for check in failed)}", hint=hint or None)
         error.partial = document
         raise error
@@ -65,7 +73,7 @@ def _machine(name: str | None, root: Path) -> tuple[list[Check], dict[str, Any]]
     from envbuild.doctor import machine_checks_and_suitability, machine_reader, profile_requirements, wheel_availability
     from envbuild.resolve import profile_reader_and_overrides
 
-    source = profile_reader_and_overrides.load(name) if name else None  # its faults first: nothing else could be said
+    source = profile_reader_and_overrides.load(name) if name else None  # an invalid profile stops here
     asked = profile_requirements.needs_of(source) if source else None
     host = machine_reader.read(root)
     checks = machine_checks_and_suitability.check_machine(
@@ -86,7 +94,7 @@ def _cluster(source: str) -> tuple[list[Check], dict[str, Any]]:
 
 
 def _failed(checks: Sequence[Check], name: str | None) -> list[Check]:
-    """With --for, its answer alone: a card at fault is nothing to a profile of the CPU."""
+    """The failed checks; with --for, only the check of the profile: a broken GPU does not matter to a CPU profile."""
     return [check for check in checks if check.status == "fail" and (name is None or check.id == "profile")]
 
 
@@ -97,24 +105,24 @@ def _show(checks: Sequence[Check], seconds: float) -> None:
         if check.remedy:
             click.echo(printable(f"{'':<7}  {'':<{width}}  remedy: {check.remedy}"))
     counts = Counter(check.status for check in checks)
-    told = ", ".join(f"{counts[status]} {status}" for status in ("ok", "warn", "fail", "skipped") if counts[status])
-    click.echo(f"{told}; {seconds:.1f} s")
+    summary = ", ".join(f"{counts[status]} {status}" for status in ("ok", "warn", "fail", "skipped") if counts[status])
+    click.echo(f"{summary}; {seconds:.1f} s")
 
 
 _FEW = 2
 
 
 def _folded(checks: Sequence[Check]) -> Iterator[Check]:
-    """Checks of one kind that are skipped for one reason, as gpu.* where there is no GPU, in a line at the first's
-    place."""
+    """Replace skipped checks of one kind by a single line if they have the same reason, such as all gpu.* without a
+    GPU."""
     reasons = Counter(map(_kind, checks))
-    told: set[tuple[str, str]] = set()
+    shown: set[tuple[str, str]] = set()
     for check in checks:
         kind = _kind(check)
         if check.status != "skipped" or not kind[0] or reasons[kind] <= _FEW:
             yield check
-        elif kind not in told:
-            told.add(kind)
+        elif kind not in shown:
+            shown.add(kind)
             yield replace(check, id=f"{kind[0]}.*", detail=f"{check.detail} ({reasons[kind]} checks)")
 
 

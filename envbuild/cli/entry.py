@@ -40,8 +40,8 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
     },
     "Look at profiles and images": {
         "status": "Show which images are verified, and why the others are not.",
-        "show": "Show every pinned version and why it is there; --html: a report.",
-        "diff": "Compare two profiles, locks or images, or two GPUs' numbers.",
+        "show": "Show every pinned version and its reason; --html: a report.",
+        "diff": "Compare two profiles, locks, images, or fingerprints of GPUs.",
         "advisories": "List the known faults of GPU software, with their fixes.",
     },
     "Find out what is wrong": {
@@ -56,7 +56,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "save": "Save a verified image to a file, for a site without a registry.",
         "load": "Check a saved image, then load it into the engine.",
         "pin-digests": "Write digests of verified images into Dockerfiles and CI files.",
-        "export": "Write a check for every rank at job start, a CI job, pins, ...",
+        "export": "Write a check for every rank, a CI job, pins, ...",
         "docs": "Write locked versions into your own documents.",
         "keygen": "Create a key pair to sign evidence with.",
     },
@@ -103,8 +103,8 @@ class _Lazy(click.Group):
             raise click.UsageError(said, context) from None
 
     def invoke(self, context: click.Context) -> Any:
-        """Whoever reads stdout may stop before its end, as `head` does: that is no failure. Whoever reads stderr stops
-        the work itself."""
+        """Run the command. A reader that closes stdout early, such as `head`, causes no failure; one that closes stderr
+        stops the command."""
         try:
             return super().invoke(context)
         except BrokenPipeError:
@@ -181,9 +181,9 @@ def _log_options() -> list[click.Parameter]:
     return [
         click.Option(
             ["-v", "--verbose"], count=True, expose_value=False, is_eager=True, callback=_show_log,
-            help="Show processes, requests, files and steps on stderr; -vv: what they gave too.",
+            help="Show processes, requests, files and steps on stderr; -vv also shows their results.",
         ),
-        click.Option(["--debug"], is_flag=True, expose_value=False, help="With an error, print its traceback."),
+        click.Option(["--debug"], is_flag=True, expose_value=False, help="Print the traceback of an error."),
     ]  # fmt: skip
 
 
@@ -209,13 +209,15 @@ _EXAMPLE = "Example: "
 
 
 # True of every command: files get their names last, and a step that has ended is found again.
-_INTERRUPTED = "interrupted: nothing is half-written, and steps that had ended are kept; run the same command again"
+_INTERRUPTED = (
+    "interrupted: no file is half-written, and finished steps are kept; run the same command again to continue"
+)
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version,
-    help="Show the version and exit; with --json, what a bug report needs.",
+    help="Show the version and exit; with --json, also what a bug report needs.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, hidden=True)
 def cli(as_json: bool) -> None:
@@ -226,7 +228,7 @@ def cli(as_json: bool) -> None:
     6 engine, disk, build or scheduler; 7 index, mirror or registry; 8 out of date; 130 interrupted.
     """
     if as_json:
-        raise click.UsageError("--json belongs behind the command, as in: envbuild show h20 --json")
+        raise click.UsageError("put --json after the command: envbuild show h20 --json")
 
 
 _complete(cli)
@@ -289,9 +291,9 @@ def _report(error: EnvbuildError, wants_json: bool) -> int:
             print(debug_log.traceback_text(), file=sys.stderr)
     if wants_json:
         document: dict[str, Any] = {**error.partial, "error": error.document()}
-        with contextlib.suppress(OSError):  # stdout may be what cannot be written: it is said below then
+        with contextlib.suppress(OSError):  # if stdout cannot be written, report the error below
             print(json.dumps(document, indent=2), flush=True)
             return error.code
-    with contextlib.suppress(OSError):  # nobody can be told; the exit code is still the one
+    with contextlib.suppress(OSError):  # the error cannot be reported; the exit code stays
         print(printable("\n".join(error.lines())), file=sys.stderr)
     return error.code

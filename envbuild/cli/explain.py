@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from envbuild.explain.log_reader_and_search import Log
 
 MOST_FILES = 256
-"""Of a folder: a node's ranks have two each."""
+"""The largest number of files; in a folder, each rank of a node has two."""
 MOST_NAMED = 3
-"""Names in a note about files that were skipped."""
+"""The largest number of names in a note about skipped files."""
 _KINDS = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
 
 
@@ -53,9 +53,9 @@ def command(files: tuple[str, ...], markdown: bool, as_json: bool) -> None:
 
 
 def _read(names: Sequence[str]) -> tuple[Log, list[str]]:
-    """All as one log, and what is to be said of files that were not read, or not to their end.
+    """All files as one log, and notes about files that were skipped or cut off.
 
-    Raises FileError for one that cannot be read, or that is named and is no text.
+    Raises FileError for an unreadable file, and for a file that the user named and that is not text.
     """
     from envbuild.explain import log_reader_and_search
 
@@ -69,7 +69,9 @@ def _read(names: Sequence[str]) -> tuple[Log, list[str]]:
     for file in files[:MOST_FILES]:
         part = _one(file, min(len(files), MOST_FILES))
         if part.foreign and file in names:
-            raise FileError(f"{_called(file)} is no log: it is {part.foreign}", hint="name the text that the run wrote")
+            raise FileError(
+                f"{_called(file)} is not a log: it is {part.foreign}", hint="name the text that the run wrote"
+            )
         if part.foreign:
             notes.append(f"{file} is left out: it is {part.foreign.partition(';')[0]}")
             continue
@@ -78,9 +80,7 @@ def _read(names: Sequence[str]) -> tuple[Log, list[str]]:
     log = log_reader_and_search.join_logs(parts.values())
     if log.empty and not any(part.note for part in parts.values()):
         name = _called(files[0]) if len(files) == 1 else "each of these files"
-        notes.append(
-            f"{name} is empty: there is nothing to explain. Keep what a run says: COMMAND 2>&1 | tee train.log"
-        )
+        notes.append(f"{name} is empty. Save the output of a run: COMMAND 2>&1 | tee train.log")
     return log, notes
 
 
@@ -119,7 +119,7 @@ def _files(name: str, notes: list[str]) -> list[str]:
 
 
 def _kind(path: Path) -> str | None:
-    """What an entry of a folder is that is not read; None for a regular file and a folder."""
+    """The kind of a folder's entry that is not read; None for a regular file and a folder."""
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -136,7 +136,7 @@ def _one(file: str, share: int) -> Log:
     if file == "-":
         return log_reader_and_search.read(sys.stdin.buffer, share, name)
     try:
-        with open(file, "rb") as stream:  # noqa: PTH123 - the same for a file and for what is no file, as /dev/fd/63
+        with open(file, "rb") as stream:  # noqa: PTH123 - also opens special files, such as /dev/fd/63
             return log_reader_and_search.read(stream, share, name)
     except OSError as error:
         raise FileError(f"{file} cannot be read: {error.strerror}", hint=_NAME_A_LOG) from error

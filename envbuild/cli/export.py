@@ -24,9 +24,9 @@ from envbuild.util.errors import UsageError
 from envbuild.util.yaml_document import display
 
 
-@click.group("export", short_help="Write a check for every rank at job start, a CI job, pins, ...")
+@click.group("export", short_help="Write a check for every rank, a CI job, pins, ...")
 def command() -> None:
-    """Write files for others: for machines without envbuild, for CI systems and for editors.
+    """Write files for other tools: for machines without envbuild, for CI systems and for editors.
 
     Example: envbuild export requirements h20
     Example: envbuild export ci github h20
@@ -38,7 +38,7 @@ def command() -> None:
 @output_option("requirements-NAME.txt")
 @json_option
 def requirements_command(names: tuple[str, ...], file: Path | None, as_json: bool) -> None:
-    """Write the locked versions with their hashes, to install them with pip or uv where there is no container.
+    """Write the locked versions with their hashes, to install them with pip or uv without a container.
 
     Example: envbuild export requirements h20
     Example: pip install --no-deps --require-hashes -r requirements-h20.txt
@@ -50,12 +50,12 @@ def requirements_command(names: tuple[str, ...], file: Path | None, as_json: boo
     _of_locks(names, file, "requirements-{}.txt", text, as_json)
 
 
-@command.command("constraints", short_help="Write the locked versions alone.")
+@command.command("constraints", short_help="Write only the locked versions.")
 @profile_argument("names", nargs=-1, required=True)
 @output_option("constraints-NAME.txt")
 @json_option
 def constraints_command(names: tuple[str, ...], file: Path | None, as_json: bool) -> None:
-    """Write the locked versions, to hold them while other packages are installed.
+    """Write the locked versions as constraints, to keep them while other packages are installed.
 
     Example: envbuild export constraints h20
     Example: pip install -c constraints-h20.txt transformers
@@ -74,7 +74,8 @@ def constraints_command(names: tuple[str, ...], file: Path | None, as_json: bool
 def check_command(names: tuple[str, ...], file: Path | None, as_json: bool) -> None:
     """Write one Python file that checks an environment against a profile's lock, on every rank before training.
 
-    It needs Python 3.9 and torch: versions, loaded libraries, GPU and the quick probes; exit 5 with the remedy.
+    It needs Python 3.9 and torch, and checks versions, loaded libraries, the GPU and the quick probes. Exit 5 prints
+    the remedy.
 
     Example: envbuild export check h20
     Example: torchrun --nproc-per-node 8 check-h20.py
@@ -100,11 +101,11 @@ def selftest_command(file: Path | None, as_json: bool) -> None:
 @command.command("ci", short_help="Write a CI job that verifies an image, then uses it.")
 @click.argument("system", type=click.Choice(ci_job_renderer.SYSTEMS))
 @profile_argument("name")
-@click.option("--image", metavar="REGISTRY/NAME", help="Where it was pushed; default: registry.example/NAME.")
+@click.option("--image", metavar="REGISTRY/NAME", help="Where the image was pushed; default: registry.example/NAME.")
 @click.option(
     "--install",
     metavar="SOURCE",
-    help="What the job installs envbuild from: a commit (git+https://HOST/PATH@COMMIT) or a wheel with #sha256=HEX; "
+    help="How the job installs envbuild: from a commit (git+https://HOST/PATH@COMMIT) or a wheel with #sha256=HEX; "
     "default: ci_install in config.yaml.",
 )
 @output_option("stdout")
@@ -114,7 +115,7 @@ def ci_command(
 ) -> None:
     """Write a job for a CI system: verify a profile's image by policy.yaml, then run in it by digest.
 
-    Nothing is written unless the job would install one commit or one file of envbuild.
+    Writes nothing unless the job would install a fixed commit or file of envbuild.
 
     Example: envbuild export ci gitlab h20 --image registry.example/h20 -o .gitlab-ci.yml
     """
@@ -140,7 +141,7 @@ def ci_command(
 def oci_command(name: str, target: Path, as_json: bool) -> None:
     """Write the image of a profile's lock as an OCI image layout: a folder, or one file that ends with .tar.
 
-    The layers are written from the locked files. No engine is needed, and the self-test does not run: the image is
+    Writes the layers from the locked files. Needs no engine, and does not run the self-test: the image is
     unverified. The same lock gives the same image. In an existing layout, the layers that are there stay.
 
     Example: envbuild export oci cpu images
@@ -160,7 +161,7 @@ def oci_command(name: str, target: Path, as_json: bool) -> None:
 @output_option("stdout")
 @json_option
 def schema_command(file: Path | None, as_json: bool) -> None:
-    """Write the JSON Schema of profiles, by which editors complete and check them.
+    """Write the JSON Schema of profiles, with which editors complete and check them.
 
     Example: envbuild export schema -o profiles/profile.schema.json
     """
@@ -180,7 +181,7 @@ def _of_locks(
 ) -> None:
     """Write one file for each profile. `default`: its name, with a place for the profile's."""
     if file and len(names) > 1:
-        raise UsageError("-o names one file, and there are several profiles", hint="leave it out")
+        raise UsageError("-o names one file, but several profiles are given", hint="leave it out")
     output_files.prepare(file, as_json=as_json)
 
     def write(name: str) -> Mapping[str, Any]:

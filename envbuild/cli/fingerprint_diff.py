@@ -22,8 +22,8 @@ def show_difference(a: Path, b: Path, as_json: bool) -> None:
     result = fingerprint_comparison.compare_fingerprints(read["a"], read["b"])
     if as_json:
         files = {"a": a, "b": b}
-        told = {name: {"file": str(files[name]), "machine": read[name].machine.model_dump()} for name in files}
-        emit({**told, **fingerprint_comparison.document(result)})
+        sides = {name: {"file": str(files[name]), "machine": read[name].machine.model_dump()} for name in files}
+        emit({**sides, **fingerprint_comparison.document(result)})
         return
     for name, found in read.items():
         click.echo(f"{name}: {fingerprint_comparison.machine_line(found.machine)}")
@@ -34,9 +34,9 @@ def show_difference(a: Path, b: Path, as_json: bool) -> None:
 def _lines(result: Comparison) -> Iterator[str]:
     yield f"verdict: {result.verdict}"
     if result.first:
-        yield from _told("first", result.first)
+        yield from _pass_lines("first", result.first)
     if result.growth:
-        yield from _told("right on golden input, wrong on what came before", result.growth)
+        yield from _pass_lines("right on golden input, wrong on what came before", result.growth)
     yield from (f"note: {note}" for note in result.notes)
     differing = [found for row in result.rows for found in row.passes if found.kind != fingerprint_comparison.IDENTICAL]
     if differing:
@@ -47,7 +47,7 @@ def _lines(result: Comparison) -> Iterator[str]:
     yield ", ".join([f"{len(kinds)} operations", *counts, *([f"{kinds.count(None)} not compared"] * (None in kinds))])
 
 
-def _told(title: str, found: Pass) -> Iterator[str]:
+def _pass_lines(title: str, found: Pass) -> Iterator[str]:
     yield f"{title}: {found.op}, {found.name}: {found.kind}, {found.apart:.2g} apart"
     yield from (f"  {name}: {side.reason or 'within its bound'}" for name, side in found.sides.items() if found.off)
 

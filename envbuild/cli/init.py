@@ -13,16 +13,18 @@ from envbuild.util.yaml_document import display
 
 @click.command("init", short_help="Write a new profile: for a GPU, or from an image or environment.")
 @click.argument("name")
-@click.option("--from", "parent", metavar="PROFILE", help="The profile that the new one builds on.")
-@click.option("--from-image", "image", metavar="IMAGE", help="An image of the engine: write down what it holds.")
+@click.option("--from", "parent", metavar="PROFILE", help="The profile that the new one extends.")
+@click.option(
+    "--from-image", "image", metavar="IMAGE", help="Write a profile from the contents of an image of the engine."
+)
 @click.option(
     "--from-env", "python", metavar="PATH",
-    help="An environment of this machine or its interpreter: write down what it holds; needs no engine.",
+    help="Write a profile from the contents of an environment of this machine, or of its interpreter; needs no engine.",
 )  # fmt: skip
 @json_option
 def command(name: str, parent: str | None, image: str | None, python: str | None, as_json: bool) -> None:
-    """Write profiles/NAME.yaml, a commented profile that builds on another, or on what an image or an environment
-    holds. Without an option, NAME is a GPU without a profile, which gets one.
+    """Write profiles/NAME.yaml, a commented profile that extends another one, or that lists the contents of an image or
+    an environment. Without an option, NAME is a GPU that has no profile yet.
 
     An existing file is never replaced.
 
@@ -37,10 +39,10 @@ def command(name: str, parent: str | None, image: str | None, python: str | None
         _written(write_for_gpu(_gpu(name)), as_json)
         return
     if not profile_name_lookup.NAME.fullmatch(name):
-        raise UsageError(f"{name!r} cannot name images: use lower case letters, digits and dashes")
+        raise UsageError(f"{name!r} cannot be used in an image name: use lower case letters, digits and dashes")
     file = Path.cwd() / "profiles" / f"{name}.yaml"
     if file.exists():
-        raise UsageError(f"{display(file)} is there already", hint="choose another name, or edit it")
+        raise UsageError(f"{display(file)} exists already", hint="choose another name, or edit it")
     if image is not None:
         text = _from_image(name, image)
     elif python is not None:

@@ -21,7 +21,7 @@ from envbuild.util.errors import UsageError
 )
 @json_option
 def command(name: str, as_json: bool) -> None:
-    """Make an ECDSA P-256 key pair: NAME.key, under a passphrase, to keep, and NAME.pub, to give away.
+    """Create an ECDSA P-256 key pair: the private NAME.key, encrypted with a passphrase, and the public NAME.pub.
 
     The passphrase comes from ENVBUILD_KEY_PASSPHRASE_FILE, ENVBUILD_KEY_PASSPHRASE or the terminal.
     Example: envbuild keygen -o team
@@ -29,13 +29,11 @@ def command(name: str, as_json: bool) -> None:
     private, public = Path(f"{name}.key"), Path(f"{name}.pub")
     for file in (private, public):
         if file.exists():
-            raise UsageError(
-                f"{file} is there already", hint="choose another name: a key that was used is not replaced"
-            )
+            raise UsageError(f"{file} exists already", hint="choose another name: an existing key is never replaced")
     output_files.prepare(Path(name), text=False)
     secret = keys_and_signatures.passphrase("passphrase for the new key: ", confirm=True)
     if not secret:
-        raise UsageError("the passphrase is empty", hint="a private key is only kept encrypted")
+        raise UsageError("the passphrase is empty", hint="a private key is always stored encrypted")
     pems = keys_and_signatures.generate(secret)
     _write({private: (pems[0], 0o600), public: (pems[1], 0o644)})
     fingerprint = keys_and_signatures.public(pems[1], str(public)).fingerprint

@@ -17,15 +17,19 @@ from envbuild.util.rejected_input_errors import Refusal
     "--key",
     type=output_files.FILE,
     metavar="PUB",
-    help="The public key that must have signed it, not the file's own.",
+    help="The public key that must have signed the file; the key in the file is not trusted.",
 )
 @click.option(
-    "--policy", "policy_file", type=output_files.FILE, metavar="FILE", help="The requirements, as for verify."
+    "--policy",
+    "policy_file",
+    type=output_files.FILE,
+    metavar="FILE",
+    help="Read the requirements from a file, as for verify.",
 )
 @json_option
 def command(file: Path, key: Path | None, policy_file: Path | None, as_json: bool) -> None:
-    """Check the evidence and every byte of a file that `envbuild save` wrote, then load its image into the engine; exit
-    5 loads nothing.
+    """Check the evidence and every byte of a file that `envbuild save` wrote, then load its image into the engine. If a
+    check fails, load nothing and exit with 5.
 
     Example: envbuild load h20.tar --key team.pub
     """

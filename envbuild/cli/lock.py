@@ -40,12 +40,12 @@ class _Wanted(NamedTuple):
 @profile_argument("names", nargs=-1)
 @click.option(
     "--check", is_flag=True,
-    help="Write nothing; offline; exit 8 if a lock does not fit its profile, or a Dockerfile its lock.",
+    help="Only check, offline: exit 8 if a lock does not fit its profile, or a Dockerfile its lock.",
 )  # fmt: skip
 @click.option(
     "--upgrade", "upgrades", multiple=True, is_flag=False, flag_value=lock_update.EVERYTHING, metavar="[NAME]",
-    help="Move this package to the newest version that fits (may be repeated); 'base' the Debian packages; "
-    "without NAME everything.",
+    help="Update this package to the newest version that fits (may be repeated); 'base': the Debian packages; "
+    "without NAME: everything.",
 )  # fmt: skip
 @requirements_option
 @pin_option
@@ -63,17 +63,15 @@ def command(
     accept_old: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Write the lock and the Dockerfile of each profile, changing only what must change; without a name, of all.
+    """Write the lock and the Dockerfile of each profile; without a name, of all. Changes only what must change.
 
     Example: envbuild lock cpu --upgrade numpy
     Example: envbuild lock --check
     """
     if check and upgrades:
-        raise UsageError("--check changes nothing, --upgrade does: give one of them")
+        raise UsageError("--check and --upgrade exclude each other")
     if requirements and not names:
-        raise UsageError(
-            "--requirements needs a profile whose pins hold", hint="envbuild lock NAME --requirements FILE"
-        )
+        raise UsageError("--requirements needs the name of a profile", hint="envbuild lock NAME --requirements FILE")
     load = partial(_load, pins=pins, requirements=requirements)
     every = names or profile_name_lookup.own_names()
     notes: list[str] = []
@@ -129,7 +127,7 @@ def _checked(names: Iterable[str], load: Callable[[str], _Wanted]) -> list[dict[
         count = len(refused) + len(stale) + len(found)
         raise ProfileError(
             f"invalid: {len(refused)} of {some(count, 'profile')}" + (f"; out of date: {len(stale)}" if stale else ""),
-            hint=f"correct what is named{'; then envbuild lock' if stale else ''}",
+            hint=f"correct the errors{'; then envbuild lock' if stale else ''}",
             faults=[*faults, *old],
         )
     if stale:
@@ -148,7 +146,7 @@ def _require_dockerfile(source: Source, locked: Lock) -> None:
     if not file.exists() and not source.lock_file.exists():
         return
     if not holds_text(file, dockerfile_renderer.render(locked, source.name)):
-        state = "is not what the lock gives" if file.exists() else "is missing"
+        state = "does not match the lock" if file.exists() else "is missing"
         raise OutOfDate(f"{display(file)} {state}", hint=f"run: envbuild lock {source.known}")
 
 

@@ -33,11 +33,13 @@ if TYPE_CHECKING:
 
 @click.command("make", short_help="Make a verified image of a profile or GPU: lock, build, self-test.")
 @profile_argument("names", nargs=-1)
-@click.option("--all", "every", is_flag=True, help="Every profile of the working folder; all there are if it has none.")
-@click.option("--locked", is_flag=True, help="Refuse a missing or stale lock instead of making it again (exit 8).")
+@click.option(
+    "--all", "every", is_flag=True, help="All profiles of the working folder; if it has none, all known profiles."
+)
+@click.option("--locked", is_flag=True, help="Refuse a missing or stale lock instead of writing a new one (exit 8).")
 @requirements_option
 @pin_option
-@click.option("--write", is_flag=True, help="With --pin: change the profile's lock and Dockerfile for good.")
+@click.option("--write", is_flag=True, help="With --pin: also write the profile's lock and Dockerfile.")
 @click.option("--no-cache", is_flag=True, help="Build every layer again.")
 @builder_option
 @click.option("--allow-unproved", is_flag=True, help="Exit 0 if the image is built and no GPU here can prove it.")
@@ -148,7 +150,7 @@ def _several(names: tuple[str, ...], wanted: BatchOptions, as_json: bool) -> Non
 
     outcomes = multi_profile_make.make_profiles(names, wanted, show, done)
     code = multi_profile_make.worst_exit_code([outcome.code for outcome in outcomes])
-    error = SomeFailed(_told(outcomes), code) if code else None
+    error = SomeFailed(_summary(outcomes), code) if code else None
     document = {
         "profiles": [
             {"profile": o.name, "status": o.status, "code": o.code, "seconds": round(o.seconds, 3), **o.document}
@@ -167,13 +169,14 @@ def _several(names: tuple[str, ...], wanted: BatchOptions, as_json: bool) -> Non
         raise error
 
 
-def _told(outcomes: Sequence[BatchOutcome]) -> str:
-    """How many are not made, and how many are built and not proved; each by name."""
+def _summary(outcomes: Sequence[BatchOutcome]) -> str:
+    """The profiles that failed, and those that were built but not proved."""
     unproved = [o.name for o in outcomes if o.code == NotProved.code and o.document.get("image")]
     failed = [o.name for o in outcomes if o.code and o.name not in unproved]
-    parts = {"not made": failed, "built, and not proved": unproved}
-    said = [f"{len(names)} {what}: {', '.join(names)}" for what, names in parts.items() if names]
-    return f"of {len(outcomes)} profiles {'; '.join(said)}"
+    parts = {"failed": failed, "built, but not proved": unproved}
+    counted = [(f"{len(names)}", f"{what}: {', '.join(names)}") for what, names in parts.items() if names]
+    (first, names), *others = counted
+    return "; ".join([f"{first} of {len(outcomes)} profiles {names}", *map(" ".join, others)])
 
 
 def _row(outcome: BatchOutcome) -> tuple[str, ...]:
@@ -191,7 +194,7 @@ def _row(outcome: BatchOutcome) -> tuple[str, ...]:
 
 
 def _why(outcome: BatchOutcome) -> str:
-    """What is wrong, and the first line of what to do; all of it was told on stderr when it came."""
+    """The error and the first line of its hint; the complete error was printed on stderr when it occurred."""
     error = outcome.error
     if not error:
         return "-"

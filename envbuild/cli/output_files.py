@@ -33,15 +33,15 @@ def prepare(*files: Path | None, as_json: bool = False, text: bool = True) -> No
     """
     named = [file for file in files if file is not None]
     if STDOUT in named and not text:
-        raise UsageError("this is no text for stdout: name a file instead of -")
+        raise UsageError("the output is binary: name a file instead of -")
     if named.count(STDOUT) + as_json > 1:
-        raise UsageError("more than one document for stdout: give - once, and without --json")
+        raise UsageError("more than one document for stdout: use - only once, and without --json")
     for folder in dict.fromkeys(file.parent for file in named):
         if not folder.is_dir():
             try:
                 folder.mkdir(parents=True)
             except FileExistsError as error:
-                raise NotADirectoryError(errno.ENOTDIR, "is no folder", str(folder)) from error
+                raise NotADirectoryError(errno.ENOTDIR, "is not a folder", str(folder)) from error
             click.echo(f"made folder {display(folder)}", err=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, "cannot be written to", str(folder))

@@ -14,12 +14,12 @@ from envbuild.util.errors import Fault, FileError, NetworkError, OutOfDate, Usag
 
 @click.command("pin-digests", short_help="Write digests of verified images into Dockerfiles and CI files.")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False), metavar="FILE...")
-@click.option("--check", is_flag=True, help="Change nothing; exit 8 where a digest is missing or out of date.")
+@click.option("--check", is_flag=True, help="Only check: exit 8 if a digest is missing or out of date.")
 @json_option
 def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
-    """Write the digest behind every REGISTRY/NAME:verified in files: what `verified` means now, for good.
+    """Add the current digest to every REGISTRY/NAME:verified in files, so that a moved tag changes nothing.
 
-    It asks the registry for the digest alone; `envbuild verify` says whether to trust it.
+    Only asks the registry for the digest; `envbuild verify` checks whether to trust it.
     Example: envbuild pin-digests Dockerfile .gitlab-ci.yml
     """
     done = [(file, *image_digest_pinning.pinned(_text(file), _digest)) for file in files]
@@ -62,5 +62,5 @@ def _digest(image: str) -> str:
     reference = Reference.parse(image)
     found = Repository(reference).manifest(reference.target)
     if found is None:
-        raise NetworkError(f"there is no {image}", hint="envbuild push NAME REGISTRY/NAME puts it there")
+        raise NetworkError(f"image not found: {image}", hint="envbuild push NAME REGISTRY/NAME publishes it")
     return found.digest

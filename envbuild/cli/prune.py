@@ -17,15 +17,15 @@ from envbuild.util.errors import LockError, printable
 
 
 @click.command("prune", short_help="Remove old images and caches.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
-@click.option("--images-only", is_flag=True, help="Leave the caches of wheels, packages and bases alone.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
+@click.option("--images-only", is_flag=True, help="Keep the caches of wheels, packages and bases.")
 @json_option
 def command(dry_run: bool, images_only: bool, as_json: bool) -> None:
-    """Remove images that no lock names, and cached files that none needs.
+    """Remove images that no lock names, and cached files that no lock needs.
 
-    Those of the profiles and locks seen from here, and what was built from others, as of a profile given by its path:
-    it is in use as long as its lock is there. Never a verified or a running image. A lock that cannot be read stops
-    it: what it needs is not known.
+    Keeps everything that the locks visible from this folder need, and the images that were built from other locks, as
+    long as those lock files exist. Never removes a verified or a running image. Stops at a lock file that cannot be
+    read, because its needs are unknown.
     Example: envbuild prune --dry-run
     """
     engine = Engine()
@@ -52,11 +52,11 @@ def command(dry_run: bool, images_only: bool, as_json: bool) -> None:
 
 @dataclass(frozen=True)
 class _Known:
-    """Names of profiles that are seen from here, and the locks beside them; locks that were noted when an image was
-    built from them."""
+    """The profiles that are visible from this folder, their lock files (`local`), and the lock files of all images that
+    were built on this machine (`noted`)."""
 
     seen: set[str]
-    beside: list[Path]
+    local: list[Path]
     noted: list[Path]
 
     @property
@@ -69,26 +69,26 @@ class _Known:
 
     @property
     def files(self) -> list[Path]:
-        return list(dict.fromkeys([*self.beside, *self.noted]))
+        return list(dict.fromkeys([*self.local, *self.noted]))
 
     def read(self, file: Path) -> Lock | None:
         try:
             return lock_file.read(file)
         except LockError as error:
-            if file not in self.beside:
-                error.hint = f"{error.hint or 'mend it'}; or delete it, if that checkout is no longer used"
+            if file not in self.local:
+                error.hint = f"{error.hint or 'repair it'}; or delete it, if that checkout is not used any more"
             raise
 
 
 def _known() -> _Known:
     locks = profile_name_lookup.locks()
-    beside = [file.absolute() for file in locks.values()]
-    return _Known({*profile_name_lookup.profile_names(), *locks}, beside, list(noted_lock_paths.all_locks()))
+    local = [file.absolute() for file in locks.values()]
+    return _Known({*profile_name_lookup.profile_names(), *locks}, local, list(noted_lock_paths.all_locks()))
 
 
 def _turns(stack: contextlib.ExitStack) -> _Known:
-    """What is known once nobody else works on any of it. A profile that was first made while others were waited for is
-    one more to wait for: all turns are given back, as two that hold some and wait for others could wait for ever."""
+    """Lock all known profiles against other processes, and return them. If a new profile appears while this waits, all
+    locks are released and taken again: two processes that each hold some and wait for others would wait for ever."""
     known = _known()
     while True:
         held = known.names
@@ -101,8 +101,8 @@ def _turns(stack: contextlib.ExitStack) -> _Known:
 
 
 def _alone(stack: contextlib.ExitStack, name: str) -> None:
-    """Nobody else works on the profile meanwhile. Where the disk has no room for the lock's file, nobody does: it is
-    not there, and nobody can make it; and this command is what makes room."""
+    """Lock a profile against other processes. Without disk space for the lock's file, continue without it: no other
+    process can create it either, and this command is the one that frees space."""
     try:
         stack.enter_context(workflows.one_run_per_profile(name, say))
     except OSError as error:

@@ -10,16 +10,16 @@ from envbuild.pipeline import push_and_bundle
 @click.option(
     "--zstd",
     is_flag=True,
-    help="Layers packed with zstd, not gzip: smaller, and a fraction of the time to pack and unpack. "
-    "Whoever pulls needs Docker 23 or containerd 1.5, or newer.",
+    help="Compress the layers with zstd instead of gzip: smaller, and much faster to pack and unpack. "
+    "Pulling then requires Docker 23 or containerd 1.5, or newer.",
 )
 @click.option("--unsigned", is_flag=True, help="Push without a signature; `verify` refuses such an image.")
 @json_option
 def command(name: str, repository: str, zstd: bool, unsigned: bool, as_json: bool) -> None:
     """Push a profile's verified image, then its evidence, then the tags: its lock's and `verified`.
 
-    Nothing is built. Run again, it finishes what was interrupted; an image that is there stays as it is packed.
-    Credentials are docker's. A signing key is needed (signing_key in config.yaml), or --unsigned.
+    Builds nothing. A second run finishes an interrupted one; an image that is already in the registry is not compressed
+    again. Uses docker's credentials, and needs a signing key (signing_key in config.yaml) or --unsigned.
     Example: envbuild push h20 registry.example/h20
     """
     done = push_and_bundle.push(name, repository, Console(), zstd=zstd, unsigned=unsigned)

@@ -25,13 +25,15 @@ from envbuild.util import settings
 from envbuild.util.errors import EnvbuildError, SettingsError, UsageError, printable
 
 
-@click.command("show", short_help="Show every pinned version and why it is there; --html: a report.")
+@click.command("show", short_help="Show every pinned version and its reason; --html: a report.")
 @profile_argument("names", nargs=-1)
 @pin_option
-@click.option("--html", "html", type=FILE, metavar="FILE", help="Write all that is known as one page; - is stdout.")
+@click.option(
+    "--html", "html", type=FILE, metavar="FILE", help="Write everything that is known as one HTML page; - is stdout."
+)
 @click.option(
     "--compare", "prints", type=FILE, nargs=2, metavar="A B",
-    help="With --html: also where the numbers of two GPUs part; files of `envbuild test --fingerprint`.",
+    help="With --html: also show where the results of two GPUs diverge. A, B: files of `envbuild test --fingerprint`.",
 )  # fmt: skip
 @json_option
 def command(
@@ -40,9 +42,9 @@ def command(
     """Show every pin of a profile and where it comes from: the profile, torch or an advisory. Without a name, list all
     profiles.
 
-    The page of --html needs no network and shows proof, errors with their tolerances, layers, speed, ranks and
-    advisories; it is made from the evidence on disk, without an engine. The exit code is 0 whatever is shown;
-    `envbuild status` has one for each state.
+    --html writes a page, from the evidence on disk and without an engine, with the proof, errors and their tolerances,
+    layers, speed, ranks and advisories. It can be read without network. The exit code is always 0; that of `envbuild
+    status` depends on the state.
 
     Example: envbuild show
     Example: envbuild show h20 --pin cublas=12.1.3.1
@@ -196,7 +198,7 @@ def _all(as_json: bool) -> None:
 
 
 def _row(name: str, built: list[Record]) -> dict[str, Any]:
-    """What is known of a profile; `error` instead where the profile or its lock is at fault."""
+    """What is known of a profile; or `error`, if the profile or its lock is invalid."""
     row: dict[str, Any] = dict.fromkeys(("torch", "cuda", "python", "lock", "proof", "error"))
     try:
         source = profile_reader_and_overrides.load(name)

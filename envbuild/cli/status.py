@@ -39,15 +39,15 @@ _KINDS: dict[str, type[EnvbuildError]] = {
 @profile_argument("names", nargs=-1)
 @click.option(
     "--outdated", "asks_index", is_flag=True,
-    help="Ask the index instead: which pins have newer patch releases, and which an advisory asks for.",
+    help="Ask the index which pins have newer patch releases, and which versions advisories require.",
 )  # fmt: skip
 @json_option
 def command(names: tuple[str, ...], asks_index: bool, as_json: bool) -> None:
     """Show whether the images of profiles are verified, recomputed from lock, image and evidence; without a name, of
-    all profiles. Each line ends with the command to type next.
+    all profiles. Each line ends with the next command to run.
 
     Exit 0 verified; 4 built, not proved; 5 the self-test failed or the tag was moved by hand; 6 not built; 8 no lock,
-    or proved for another lock or self-test. A list of all, and --outdated, end with 0 whatever they find.
+    or proved for another lock or self-test. Without a name, and with --outdated, the exit code is always 0.
 
     Example: envbuild status
     Example: envbuild status cpu

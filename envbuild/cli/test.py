@@ -46,16 +46,16 @@ def _seed(context: click.Context, parameter: click.Parameter, value: str | None)
 )  # fmt: skip
 @profile_argument("names", nargs=-1)
 @click.option("--record", is_flag=True, help="Write evidence, and move the tag `verified` if the self-test passes.")
-@click.option("--image", "reference", metavar="REF", help="Another image of the engine, by tag or digest.")
+@click.option("--image", "reference", metavar="REF", help="Test another image of the engine, by tag or digest.")
 @click.option(
-    "--python", metavar="PATH", help="An interpreter or environment of this machine instead; needs no engine."
+    "--python", metavar="PATH", help="Test an interpreter or environment of this machine instead; needs no engine."
 )
 @click.option(
     "--level",
     type=click.Choice(probe_catalogue_reader.LEVELS),
-    help="The probes of this level, whatever the profile says.",
+    help="Run the probes of this level instead of the profile's level.",
 )
-@click.option("--probe", "asked", multiple=True, metavar="NAME", help="Only this probe; may be repeated.")
+@click.option("--probe", "asked", multiple=True, metavar="NAME", help="Run only this probe; may be repeated.")
 @click.option(
     "--seed", metavar=f"N|{_RANDOM}", callback=_seed,
     help=f"Sample the cases by this seed (default: 1); {_RANDOM} draws one and shows how to repeat the run.",
@@ -66,13 +66,13 @@ def _seed(context: click.Context, parameter: click.Parameter, value: str | None)
     "report",
     metavar="FILE",
     type=output_files.FILE,
-    help="JUnit XML, for CI; -: to stdout, instead of the results.",
+    help="Write JUnit XML, for CI; -: to stdout, instead of the results.",
 )
 @gpus_option
 @on_options
 @click.option(
     "--fingerprint", "print_file", metavar="FILE", type=output_files.FILE,
-    help="Write the numbers too, for `envbuild diff`.",
+    help="Write a fingerprint: the numbers that `envbuild diff` compares.",
 )  # fmt: skip
 @json_option
 def command(
@@ -95,10 +95,11 @@ def command(
     as_json: bool,
     given: dict[str, dict[str, str]] | None = None,
 ) -> None:
-    """Run the self-test in the image of each profile and report. Only with --record it writes evidence and moves the
-    tag: then the image must be one that envbuild built from the profile's lock, and the self-test is the profile's own.
+    """Run the self-test in the image of each profile and report the results.
 
-    With -v, what the profile's own script printed is shown also where it passed.
+    Only --record writes evidence and moves the tag. It requires an image that envbuild built from the profile's lock,
+    and runs the self-test as the profile configures it. With -v, the output of the profile's own script is shown even
+    if it passed.
 
     Example: envbuild test cpu --image myproject:latest
     Example: envbuild test h20 --python .venv
@@ -111,13 +112,13 @@ def command(
         raise UsageError("name a profile", hint="envbuild test cpu, or: envbuild test --list")
     probe_catalogue_reader.refuse_unknown(asked)
     if reference and python:
-        raise UsageError("--image and --python name two things to test: give one of them")
+        raise UsageError("--image and --python exclude each other")
     if python and (on not in (None, "local") or given or resume or dry_run or gpu or nodes > 1):
-        raise UsageError("--python tests on this machine; --on, --gpu and --nodes an image on others")
+        raise UsageError("--python tests on this machine; --on, --gpu and --nodes test an image elsewhere")
     if dry_run and (report or print_file):
-        raise UsageError("--dry-run runs nothing: no --junit and no --fingerprint comes of it")
+        raise UsageError("--dry-run runs nothing, and so cannot write --junit or --fingerprint")
     if resume and seed is not None:
-        raise UsageError("--resume waits for a run that has its seed already: leave out --seed")
+        raise UsageError("--seed cannot be changed for a submitted job: leave out --seed with --resume")
     if record:
         changed = {
             "--python": python, "--level": level, "--probe": asked, "--seed": seed, "--junit": report,
@@ -242,13 +243,13 @@ def _junit(made: Made) -> str:
 def document(made: Made) -> dict[str, Any]:
     """What was tested, the self-test's summary, and of every probe its figures, details and what its script printed."""
     assert made.run is not None
-    told = made.run.subject
+    known = made.run.subject
     subject = {
         "profile": made.name,
         "lock": made.lock.id if made.lock else None,
         "image": made.image.id if made.image else None,
         "interpreter": str(made.interpreter) if made.interpreter else None,
-        **{key: told.get(key) for key in ("python", "torch", "device", "level")},
+        **{key: known.get(key) for key in ("python", "torch", "device", "level")},
         "seed": made.run.start.get("seed"),
     }
     return {**subject, **made.run.summary(), "probes": [result.document() for result in made.run.results]}

@@ -18,13 +18,22 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.argument("ref", required=False)
 @click.option("--key", type=_FILE, metavar="PUB", help="The public key that must have signed the evidence.")
 @click.option(
-    "--gpu", "gpus", multiple=True, metavar="MODEL", callback=gpu_model, help='As "NVIDIA H20" or h20; may be repeated.'
+    "--gpu",
+    "gpus",
+    multiple=True,
+    metavar="MODEL",
+    callback=gpu_model,
+    help='The GPU model that the image will run on, such as "NVIDIA H20" or h20; may be repeated.',
 )
-@click.option("--driver", metavar="VERSION", help="The driver that it will run with.")
-@click.option("--max-age", metavar="AGE", help="How old the proof may be: 90d, 12h.")
-@click.option("--level", type=click.Choice(probe_catalogue_reader.LEVELS), help="Proved at this level at least.")
-@click.option("--profile", metavar="NAME", help="The profile that the image must be of.")
-@click.option("--lock", metavar="ID", help="The id of its lock, at least the first 12 digits.")
+@click.option("--driver", metavar="VERSION", help="The driver that the image will run with.")
+@click.option("--max-age", metavar="AGE", help="The largest age of the proof: 90d, 12h.")
+@click.option(
+    "--level",
+    type=click.Choice(probe_catalogue_reader.LEVELS),
+    help="The lowest level of the self-test that is accepted.",
+)
+@click.option("--profile", metavar="NAME", help="The profile that the image must belong to.")
+@click.option("--lock", metavar="ID", help="The id of the image's lock, at least its first 12 digits.")
 @click.option(
     "--from",
     "copies",
@@ -33,8 +42,16 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     help="Accept a copy of an image pushed to this repository; may be repeated.",
 )
 @click.option("--base", metavar="REGISTRY/NAME", help="For a child image: the proved image that it is built on.")
-@click.option("--policy", "policy_file", type=_FILE, metavar="FILE", help="All of this as a file; options come first.")
-@click.option("--evidence", "files", multiple=True, type=_FILE, metavar="FILE", help="A signed statement as a file.")
+@click.option(
+    "--policy",
+    "policy_file",
+    type=_FILE,
+    metavar="FILE",
+    help="Read these requirements from a file; options take precedence.",
+)
+@click.option(
+    "--evidence", "files", multiple=True, type=_FILE, metavar="FILE", help="Check the signed statement in this file."
+)
 @click.option("--rebuild", is_flag=True, help="Also build it again from its lock, and compare; needs an engine.")
 @json_option
 def command(
@@ -56,8 +73,8 @@ def command(
     """Check an image's evidence before it is used: signature, digest, repository, profile, lock, probes, GPU, driver,
     age, known faults.
 
-    Asks the registry alone; needs no Docker Engine. Exit 0 with the digest on stdout, 5 with every reason. Without
-    REF the files of --evidence are checked by themselves.
+    Contacts only the registry, and needs no Docker Engine. Exit 0 prints the digest on stdout; exit 5 lists every
+    reason. Without REF, only the files of --evidence are checked.
     Example: envbuild verify registry.example/h20:verified --key team.pub
     """
     if ref is None and not files:
@@ -79,7 +96,7 @@ def command(
         if reference
         else image_verifier.verify_statement(envelopes, asked, now)
     )
-    if rebuild and done.build:  # whatever else is wrong with it: every reason is told
+    if rebuild and done.build:  # also if there are other reasons, so that all are reported
         from envbuild.pipeline.rebuild_comparison import rebuild_objections
 
         done.reasons += rebuild_objections(done, Console())

@@ -13,11 +13,11 @@ from envbuild.facts.gpu_models import Gpu
 
 FREE = 0.9
 """Of a card's memory: the self-test's init.alloc and memory fill as much, and a proof needs it free."""
-DRAIN = "drain the card and reset it (nvidia-smi --gpu-reset)"
+DRAIN = "drain the GPU and reset it (nvidia-smi --gpu-reset)"
 
 
 def check_gpus(host: Host, needs: Sequence[Need]) -> Iterator[Check]:
-    """Yields all checks of GPUs; they are skipped where there is no GPU."""
+    """Yield all checks of GPUs; without a GPU they are skipped."""
     checks: dict[str, Callable[[], Check]] = {
         "gpu.driver": lambda: check_driver(host, needs),
         "gpu.answers": lambda: check_answers(host),
@@ -35,10 +35,10 @@ def check_gpus(host: Host, needs: Sequence[Need]) -> Iterator[Check]:
     for name, check in checks.items():
         if "NVML" in host.late and name != "gpu.xid":
             detail = "NVML does not answer: the driver hangs"
-            remedy = "see the kernel's log; reboot if it stays so"
+            remedy = "see the kernel's log; reboot if the problem persists"
             yield Check(name, "fail", detail, remedy) if name == "gpu.driver" else skipped_check(name, detail)
         elif not host.driver.cards and name in about_cards:
-            yield skipped_check(name, "NVML tells of no GPU")
+            yield skipped_check(name, "NVML reports no GPU")
         else:
             yield check()
 
@@ -53,28 +53,28 @@ def check_driver(host: Host, needs: Sequence[Need]) -> Check:
         remedy = (
             "install NVIDIA's driver, load it (modprobe nvidia), or reboot after an update; in a container: --gpus all"
         )
-        return Check(name, "fail", f"there are NVIDIA cards on the PCI bus ({host.pci}), but: {found.fault}", remedy)
+        return Check(name, "fail", f"the PCI bus has NVIDIA GPUs ({host.pci}), but: {found.fault}", remedy)
     if not found.cards and not found.lost:
-        return skipped_check(name, "NVML tells of no GPU")
+        return skipped_check(name, "NVML reports no GPU")
     if found.version is None or not is_version(found.version):
-        return Check(name, "warn", "NVML does not tell the driver's version", "update the driver")
+        return Check(name, "warn", "NVML does not report the driver's version", "update the driver")
     here = {gpu.id for gpu in _known(found.cards)}
     mine = [need for need in needs if here & set(need.gpus)]
     runs = [need for need in mine if need.runs_on(found.version)]
     old = [need for need in mine if need not in runs]
     served = {gpu for need in runs for gpu in need.gpus}
-    wanting = {gpu for need in old for gpu in need.gpus} & here - served
+    unserved = {gpu for need in old for gpu in need.gpus} & here - served
     asked = ", ".join(f"{need.profile} ({need.driver} or newer)" for need in old)
-    none = "no profile is for these cards" if len(needs) != 1 else f"{needs[0].profile} is not for these cards"
+    none = "no profile is for these GPUs" if len(needs) != 1 else f"{needs[0].profile} is not for these GPUs"
     words = [
         f"{found.version}{f' (CUDA up to {found.cuda})' if found.cuda else ''}",
         f"new enough for {', '.join(need.profile for need in runs)}" if runs else "",
         f"too old for {asked}" if old else "" if runs else none,
     ]
     detail = "; ".join(filter(None, words))
-    if not wanting:
+    if not unserved:
         return ok(name, detail)
-    serves = all(database.gpus()[gpu].datacentre for gpu in wanting)  # on other GPUs CUDA fails with error 804
+    serves = all(database.gpus()[gpu].datacentre for gpu in unserved)  # on other GPUs CUDA fails with error 804
     libraries = ", or bring compatibility libraries (driver.compat in the profile)" if serves else ""
     return Check(name, "fail", detail, f"update the driver{libraries}")
 
@@ -86,9 +86,9 @@ def check_answers(host: Host) -> Check:
         remedy = f"see gpu.xid and the kernel's log; {DRAIN}, or reboot"
         return Check(name, "fail", "; ".join(host.driver.lost), remedy)
     if not cards:
-        return skipped_check(name, "NVML tells of no GPU")
+        return skipped_check(name, "NVML reports no GPU")
     if host.pci is not None and host.pci > len(cards):
-        remedy = "see the kernel's log; where a container or a job was given these alone, nothing is wrong"
+        remedy = "see the kernel's log; this is normal if the container or the job got only these GPUs"
         return Check(name, "warn", f"{host.pci} NVIDIA GPUs on the PCI bus, {len(cards)} of them in NVML", remedy)
     return ok(name, f"{len(cards)} of {len(cards)}")
 
@@ -113,7 +113,7 @@ def check_models(cards: Sequence[GpuReading]) -> Check:
     unknown = [card.name for card in cards if database.gpu_by_name(card.name) is None]
     if unknown:
         remedy = "give facts.d/ a row for it, or update envbuild"
-        return Check("gpu.models", "warn", f"the facts do not know {counted(unknown)}", remedy)
+        return Check("gpu.models", "warn", f"unknown GPU model: {counted(unknown)}", remedy)
     return ok("gpu.models", counted(card.name for card in cards))
 
 
@@ -123,13 +123,13 @@ def check_same_settings(cards: Sequence[GpuReading]) -> Check:
     if len({card.name for card in cards}) > 1:
         gpus = list(dict.fromkeys(_known(cards)))
         together = ", ".join(f"{item.variable}={item.value}" for item in mixed_gpu_settings.mixed_gpu_settings(gpus))
-        remedy = f"a profile with gpus: [{', '.join(gpu.id for gpu in gpus)}] sets what they need together"
+        remedy = f"a profile with gpus: [{', '.join(gpu.id for gpu in gpus)}] sets the variables for this mix"
         remedy += f" ({together})" if together else ""
         found.append(("warn", f"unequal cards: {counted(card.name for card in cards)}", f"{remedy}; or --gpus"))
     for name in dict.fromkeys(card.name for card in cards):
         sizes = [gib(card.memory_total) for card in cards if card.name == name and card.memory_total is not None]
         if len(set(sizes)) > 1:
-            remedy = "count with the smaller ones, or choose cards with --gpus"
+            remedy = "plan for the smallest memory, or choose GPUs with --gpus"
             found.append(("warn", f"unequal memory: {name} with {counted(sizes)}", remedy))
     return worst_check("gpu.equal", found, "one model, one size of memory" if len(cards) > 1 else "one card")
 
@@ -144,7 +144,7 @@ def check_mig(cards: Sequence[GpuReading]) -> Check:
             remedy = "make instances (nvidia-smi mig -cgi ... -C), or turn MIG off (nvidia-smi -mig 0)"
             found.append(("fail", f"GPU {card.index}: MIG is on and has no instance: CUDA sees no device", remedy))
         elif card.mig and card.mig.enabled:
-            remedy = "for whole cards or several GPUs, and to prove a profile of such cards: nvidia-smi -mig 0"
+            remedy = "to use whole or several GPUs, and to prove a profile for whole GPUs: nvidia-smi -mig 0"
             found.append(("warn", f"GPU {card.index}: MIG is on, {card.mig.slices} instances", remedy))
     return worst_check("gpu.mig", found, "off" if any(card.mig for card in cards) else "these cards have none")
 
@@ -157,18 +157,18 @@ def check_ecc(cards: Sequence[GpuReading]) -> Check:
             text = f"{who}: {card.ecc.uncorrected} uncorrected memory errors since the driver was loaded"
             found.append(("fail", text, DRAIN))
         if card.ecc.pending:
-            found.append(("fail", f"{who}: memory that went bad waits to be replaced", DRAIN))
+            found.append(("fail", f"{who}: faulty memory is waiting to be replaced", DRAIN))
         if card.ecc.failed:
-            found.append(("fail", f"{who}: memory that went bad could not be replaced", "drain the card for good"))
+            found.append(("fail", f"{who}: faulty memory could not be replaced", "take the GPU out of service"))
         if card.ecc.enabled is False and known and known.datacentre:
-            found.append(("warn", f"{who}: ECC is off", "nvidia-smi -e 1, then reset the card"))
-    told = [card for card in cards if card.ecc.enabled is not None]
-    return worst_check("gpu.ecc", found, "no uncorrected errors" if told else "these cards have none")
+            found.append(("warn", f"{who}: ECC is off", "nvidia-smi -e 1, then reset the GPU"))
+    with_ecc = [card for card in cards if card.ecc.enabled is not None]
+    return worst_check("gpu.ecc", found, "no uncorrected errors" if with_ecc else "these GPUs have no ECC")
 
 
 _MODES: dict[str, tuple[Status, str]] = {
     "default": ("ok", ""),
-    "exclusive process": ("warn", "one process at a time can use it: a second rank, probe or worker on the card fails"),
+    "exclusive process": ("warn", "one process at a time can use it: a second rank, probe or worker on the GPU fails"),
     "exclusive thread": ("warn", "one thread at a time can use it"),
     "prohibited": ("fail", "no process may use it"),
 }
@@ -190,7 +190,11 @@ def check_free_memory(cards: Sequence[GpuReading]) -> Check:
         if card.memory_total and card.memory_free is not None and card.memory_free < FREE * card.memory_total:
             held = f"GPU {card.index}: {gib(card.memory_free)} of {gib(card.memory_total)} free"
             found.append(
-                ("warn", f"{held}, held by {_holders(card)}", "end what holds it, or choose others with --gpus")
+                (
+                    "warn",
+                    f"{held}, held by {_holders(card)}",
+                    "end the processes that use it, or choose other GPUs with --gpus",
+                )
             )
     sizes = counted(gib(card.memory_total) for card in cards if card.memory_total)
     return worst_check("gpu.memory", found, f"free: {sizes}")
@@ -198,11 +202,11 @@ def check_free_memory(cards: Sequence[GpuReading]) -> Check:
 
 def _holders(card: GpuReading) -> str:
     if not card.holders:
-        return "a process that is not seen from here (another container's, or one that hangs)"
+        return "a process that is not visible here (of another container, or one that hangs)"
     named = []
     for holder in card.holders[:5]:
         size = f", {gib(holder.memory)}" if holder.memory else ""
-        named.append(f"{holder.name or 'a process not seen from here'} (pid {holder.pid}{size})")
+        named.append(f"{holder.name or 'a process not visible here'} (pid {holder.pid}{size})")
     return ", ".join(named) + (f" and {len(card.holders) - 5} more" if len(card.holders) > 5 else "")
 
 
@@ -216,11 +220,15 @@ def check_fabric(host: Host) -> Check:
     if host.switches is None and "completed" not in states.values():
         return skipped_check(name, LATE)
     if host.switches and host.fabric_manager is False:
-        return Check(name, "fail", "this machine has NVSwitches, and no fabric manager runs: CUDA says 802", remedy)
+        return Check(
+            name, "fail", "this machine has NVSwitches, and no fabric manager runs: CUDA fails with error 802", remedy
+        )
     if host.switches and host.fabric_manager is None and "completed" not in states.values():
-        return skipped_check(name, "there are NVSwitches; whether the fabric manager runs is not seen from here")
+        return skipped_check(
+            name, "this machine has NVSwitches; it is not visible here whether the fabric manager runs"
+        )
     if host.switches or "completed" in states.values():
-        return ok(name, "every card has joined the NVSwitch fabric" if "completed" in states.values() else "it runs")
+        return ok(name, "every GPU has joined the NVSwitch fabric" if "completed" in states.values() else "it runs")
     return skipped_check(name, "no NVSwitch")
 
 
@@ -233,7 +241,7 @@ def check_xids(host: Host) -> Check:
             "gpu.xid", f"the kernel's log cannot be read ({host.log.fault}): sudo envbuild doctor, or dmesg | grep Xid"
         )
     if not host.log.xids and not host.driver.cards:
-        return skipped_check("gpu.xid", "NVML tells of no GPU")
+        return skipped_check("gpu.xid", "NVML reports no GPU")
     known = database.xids()
     groups: dict[tuple[str, int], list[Xid]] = {}
     for item in host.log.xids:
@@ -243,9 +251,9 @@ def check_xids(host: Host) -> Check:
         fact = known.get(number)
         text = f"{card}: Xid {number}{f', {fact.title}' if fact else ''}, {len(items)} times, last: {items[-1].text}"
         if fact and fact.application:
-            found.append(("warn", text, "a program's doing (see which in the kernel's log); the card stays fit"))
+            found.append(("warn", text, "caused by a program (the kernel's log names it); the GPU is not damaged"))
         else:
-            found.append(("fail", text, f"{DRAIN}, or reboot; the log keeps what was before a reset"))
+            found.append(("fail", text, f"{DRAIN}, or reboot; the log still has entries from before the reset"))
     return worst_check("gpu.xid", found, "none since this boot")
 
 

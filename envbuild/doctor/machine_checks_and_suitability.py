@@ -52,19 +52,19 @@ def _missing(host: Host, need: Need) -> Iterator[tuple[str, str]]:
     known = [(card, database.gpu_by_name(card.name)) for card in here]
     fitting = [card for card, gpu in known if gpu and gpu.id in need.gpus]
     wanted = " or ".join(gpu.names[0] for gpu in need.models)
-    there = f"on the machine that has the card: envbuild doctor --for {need.asked or need.profile}"
+    there = f"on the machine with the GPU: envbuild doctor --for {need.asked or need.profile}"
     if not here:
-        yield f"it needs {wanted}, and there is no GPU here", there
+        yield f"it needs {wanted}, and this machine has no GPU", there
     elif not fitting:
-        own = f"{there}; `envbuild show` lists the profiles, and the cards that each is for"
-        yield f"it needs {wanted}, and here is {counted(card.name for card in here)}", own
+        own = f"{there}; `envbuild show` lists the profiles and their GPUs"
+        yield f"it needs {wanted}, and this machine has {counted(card.name for card in here)}", own
     elif len(fitting) < need.gpu_count:
         held = counted(card.name for card in fitting)
-        fewer = f"run it where {need.gpu_count} are together, or lower gpu_count in the profile"
-        yield f"it needs {need.gpu_count} of {wanted} together, and here is {held}", fewer
+        fewer = f"run it on a machine with {need.gpu_count}, or lower gpu_count in the profile"
+        yield f"it needs {need.gpu_count} of {wanted} together, and this machine has {held}", fewer
     sliced = [f"GPU {card.index}" for card in fitting if card.mig and card.mig.enabled]
     if sliced:
-        yield f"it needs whole cards, and MIG is on at {', '.join(sliced)}", "turn MIG off: nvidia-smi -mig 0"
+        yield f"it needs whole GPUs, and MIG is on for {', '.join(sliced)}", "turn MIG off: nvidia-smi -mig 0"
 
 
 def document(host: Host, checks: Sequence[Check]) -> dict[str, Any]:

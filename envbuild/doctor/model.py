@@ -148,8 +148,8 @@ class Disk:
 
 @dataclass(frozen=True)
 class Answer:
-    """The response of a server. `status`: the HTTP status. `fault`: why there is no response. `ahead`: how many seconds
-    this machine's clock is ahead of the server's."""
+    """The response of a server. `status`: the HTTP status. `fault`: why the server did not respond. `ahead`: the
+    seconds by which this machine's clock is ahead of the server's."""
 
     address: str
     status: int | None = None
@@ -193,7 +193,7 @@ class SiteReading:
 class Host:
     """Everything read from a machine. `pci`: the number of NVIDIA GPUs on its PCI bus. `switches`: whether it has
     NVSwitches. `fabric_manager`: whether the fabric manager runs, None where the host's processes are not visible.
-    `shm`: 0 where there is no /dev/shm. `software`: toolkit, nccl, torch -> version. `late`: the sources that did not
+    `shm`: 0 without /dev/shm. `software`: toolkit, nccl, torch -> version. `late`: the sources that did not
     answer in time; their fields are None or the defaults."""
 
     name: str

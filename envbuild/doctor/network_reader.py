@@ -43,7 +43,7 @@ def _index(address: str) -> Answer:
     parts = urlsplit(address)
     if parts.scheme in ("", "file"):
         folder = Path(url2pathname(parts.path) if parts.scheme else address).expanduser()
-        return Answer(short_address(address), fault=None if folder.exists() else "there is no such folder")
+        return Answer(short_address(address), fault=None if folder.exists() else "folder not found")
     return _ask(lambda: index_config.index_session(1, _LIMITS), address)
 
 
@@ -93,9 +93,9 @@ def _ask(session: Callable[[], requests.Session], address: str) -> Answer:
 def _words(error: Exception) -> str:
     """Describes the error in our own words: the message of requests may contain addresses with secrets."""
     if isinstance(error, requests.exceptions.SSLError):
-        return "its certificate is not one that this machine trusts"
+        return "this machine does not trust its certificate"
     if isinstance(error, requests.exceptions.ProxyError):
-        return "the proxy does not let us through"
+        return "the proxy refused the connection"
     if isinstance(error, requests.exceptions.Timeout):
         return "no answer in time"
     return f"no answer ({type(error).__name__})"
@@ -103,10 +103,10 @@ def _words(error: Exception) -> str:
 
 def _ahead(answer: requests.Response) -> float | None:
     """The clock's difference by the response's Date and the Age that a cache adds, accurate to a second or two."""
-    told = answer.headers.get("Date", "")
+    date = answer.headers.get("Date", "")
     age = answer.headers.get("Age", "0")
     with contextlib.suppress(ValueError, TypeError, OverflowError):
-        there = email.utils.parsedate_to_datetime(told).timestamp() + (int(age) if age.isdigit() else 0)
+        there = email.utils.parsedate_to_datetime(date).timestamp() + (int(age) if age.isdigit() else 0)
         return round(time.time() - there, 1)
     return None
 

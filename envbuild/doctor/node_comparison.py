@@ -68,7 +68,7 @@ class Described(_Part):
 
 @dataclass(frozen=True)
 class Node:
-    """A node and its description. `fault`: why there is no description."""
+    """A node and its description. `fault`: why the description is missing."""
 
     name: str
     described: Described | None = None
@@ -85,7 +85,7 @@ def parse(name: str, text: str | bytes) -> Node:
         first = error.errors()[0]
         where = clean(".".join(map(str, first["loc"])), 60)
         wrong = f"{where or 'JSON'}: {clean(first['msg'], 100)}"
-        return Node(name, fault=f"what it says is no description of a machine, version {VERSION} ({wrong})")
+        return Node(name, fault=f"invalid description of a machine, version {VERSION} ({wrong})")
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,9 @@ def _sorted(names: Iterable[str]) -> str | None:
 
 _TRAITS = (
     _Trait("same.driver", "fail", "install one driver on all nodes", lambda node: node.driver.version),
-    _Trait("same.gpus", "fail", "leave the node out, or lock a profile whose gpus lists all its cards",
+    _Trait("same.gpus", "fail", "leave the node out, or lock a profile whose gpus lists all of its GPUs",
            lambda node: _sorted(gpu.name for gpu in node.gpus)),
-    _Trait("same.memory", "warn", "count with the smallest card",
+    _Trait("same.memory", "warn", "plan for the smallest GPU",
            lambda node: _sorted(gib(gpu.memory_total) for gpu in node.gpus if gpu.memory_total)),
     _Trait("same.mig", "warn", "nvidia-smi -mig 0 on all nodes, or 1",
            lambda node: (f"on {sum(gpu.mig for gpu in node.gpus)} of {len(node.gpus)}") if node.gpus else None),
@@ -120,7 +120,7 @@ _TRAITS = (
     _Trait("same.nccl-system", "warn", "install one NCCL on all nodes, or none", _software("nccl-system")),
     _Trait("same.torch", "fail", "run one image, or one environment, on all nodes", _software("torch")),
     _Trait("same.toolkit", "warn", "install one CUDA toolkit on all nodes", _software("toolkit")),
-    _Trait("same.rdma", "warn", "check cards, cables and the subnet manager",
+    _Trait("same.rdma", "warn", "check adapters, cables and the subnet manager",
            lambda node: _sorted(f"{port.link} {port.rate} {port.state}".strip() for port in node.rdma)),
 )  # fmt: skip
 
@@ -133,18 +133,18 @@ class _Compared:
     values: Mapping[str, str | None]
 
     @property
-    def told(self) -> Counter[str | None]:
+    def counts(self) -> Counter[str | None]:
         return Counter(self.values.values())
 
     @property
     def usual(self) -> tuple[str | None, int] | None:
         """The value that more than half of the nodes have, and their number."""
-        most = self.told.most_common(1)
+        most = self.counts.most_common(1)
         return most[0] if most and 2 * most[0][1] > len(self.values) else None
 
     @property
     def odd(self) -> list[str]:
-        """The nodes with a different value; all nodes if there is no majority."""
+        """The nodes with a different value; all nodes without a majority."""
         usual = self.usual
         return [name for name, value in self.values.items() if usual is None or value != usual[0]]
 
@@ -162,7 +162,7 @@ def compare_nodes(nodes: Sequence[Node]) -> list[Check]:
 
 
 def odd(nodes: Sequence[Node]) -> dict[str, list[str]]:
-    """By node, the ids of the traits that differ from the majority; all nodes where there is no majority."""
+    """By node, the ids of the traits that differ from the majority; all nodes without a majority."""
     found: dict[str, list[str]] = {}
     for compared in _compared(nodes):
         for name in compared.odd:
@@ -189,23 +189,23 @@ def _sound(answered: Mapping[str, Described]) -> Check:
     if bad:
         return Check("node.sound", "fail", "; ".join(_some(bad)), "envbuild doctor on that node says what to do")
     return (
-        ok("node.sound", "no failed check of what a job needs")
+        ok("node.sound", "no check that matters for a job failed")
         if answered
         else skipped_check("node.sound", "no node answered")
     )
 
 
 def _same(compared: _Compared) -> Check:
-    trait, values, told, usual = compared.trait, compared.values, compared.told, compared.usual
-    if set(told) <= {None}:
-        return skipped_check(trait.id, "no node tells")
+    trait, values, counts, usual = compared.trait, compared.values, compared.counts, compared.usual
+    if set(counts) <= {None}:
+        return skipped_check(trait.id, "no node reports it")
     if len(values) == 1:
-        return skipped_check(trait.id, "one node alone answered")
-    if len(told) == 1:
-        return ok(trait.id, f"{next(iter(told))} on all {len(values)}")
+        return skipped_check(trait.id, "only one node answered")
+    if len(counts) == 1:
+        return ok(trait.id, f"{next(iter(counts))} on all {len(values)}")
     if usual is None:
         groups = (
-            f"{value or 'none'}: {', '.join(_some([n for n, v in values.items() if v == value]))}" for value in told
+            f"{value or 'none'}: {', '.join(_some([n for n, v in values.items() if v == value]))}" for value in counts
         )
         return Check(trait.id, trait.severity, f"no majority: {'; '.join(groups)}", trait.remedy)
     differing = [f"{name} has {values[name] or 'none'}" for name in compared.odd]

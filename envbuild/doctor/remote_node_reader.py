@@ -35,8 +35,8 @@ def gather_nodes(source: str) -> list[Node]:
     if path.is_dir():
         return _read(path)
     if not path.is_file():
-        hint = "name a YAML file with hosts: [...], a folder of what doctor -o wrote, or slurm"
-        raise FileError(f"there is no cluster {source!r}", hint=hint)
+        hint = "name a YAML file with hosts: [...], a folder of files that doctor -o wrote, or slurm"
+        raise FileError(f"cluster not found: {source!r}", hint=hint)
     return _run(_ssh(path))
 
 
@@ -50,9 +50,9 @@ def _ssh(file: Path) -> dict[str, list[str]]:
         faults.append(found.fault(("hosts",), f"must be a list of 1 to {MAX_NODES} hosts"))
     for index, host in enumerate(listed):
         if not isinstance(host, str) or not _HOST.fullmatch(host):
-            faults.append(found.fault(("hosts", index), "must be a name or an address, user@ before it if need be"))
+            faults.append(found.fault(("hosts", index), "must be a name or an address, optionally with user@ in front"))
     if not isinstance(program, str) or not _PROGRAM.fullmatch(program):
-        faults.append(found.fault(("envbuild",), "must be the path of the program there, without blanks"))
+        faults.append(found.fault(("envbuild",), "must be the path of the program on the nodes, without blanks"))
     if faults:
         raise FileError(f"{found.file} does not name a cluster", faults=faults)
     before = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-T", "--"]
@@ -67,11 +67,13 @@ def _slurm() -> dict[str, list[str]]:
     system."""
     listed = os.environ.get("SLURM_JOB_NODELIST")
     if not listed:
-        raise UsageError("this is no Slurm allocation", hint="salloc -N 4 envbuild doctor --cluster slurm")
+        raise UsageError("not in a Slurm allocation", hint="salloc -N 4 envbuild doctor --cluster slurm")
     done = run(["scontrol", "show", "hostnames", listed], timeout=SECONDS, limit=MAX_BYTES)
     names = done.stdout.split()
     if done.code != 0 or not names or not all(map(_HOST.fullmatch, names)):
-        raise UsageError(f"scontrol does not tell the allocation's nodes: {clean(done.stderr)}", hint="scontrol ping")
+        raise UsageError(
+            f"scontrol could not list the nodes of the allocation: {clean(done.stderr)}", hint="scontrol ping"
+        )
     one = ["srun", "--nodes=1", "--ntasks=1", "--overlap", "--quiet"]
     doctor = [sys.executable, "-m", "envbuild", "doctor", "--json"]
     if len(names) > MAX_NODES:
@@ -104,7 +106,7 @@ def _one(name: str, command: Sequence[str], stop: Stop) -> Node:
     if done.cut:
         return Node(name, fault=f"it writes more than {MAX_BYTES} bytes")
     if done.code not in (0, 5) or not done.stdout.strip():
-        return Node(name, fault=f"{command[0]} ended with {done.code}: {clean(done.stderr) or 'no word'}")
+        return Node(name, fault=f"{command[0]} ended with {done.code}: {clean(done.stderr) or 'no message'}")
     return parse(name, done.stdout)
 
 
@@ -113,9 +115,7 @@ def _read(folder: Path) -> list[Node]:
     equal."""
     files = sorted(folder.glob("*.json"))
     if not files:
-        raise FileError(
-            f"there is no JSON file in {folder}", hint="on each node: envbuild doctor -o FOLDER/$(hostname).json"
-        )
+        raise FileError(f"no JSON files in {folder}", hint="on each node: envbuild doctor -o FOLDER/$(hostname).json")
     if len(files) > MAX_NODES:
         raise FileError(f"{folder} holds {len(files)} JSON files, more than {MAX_NODES}")
     return [_file(file) for file in files]
@@ -124,7 +124,7 @@ def _read(folder: Path) -> list[Node]:
 def _file(file: Path) -> Node:
     name = clean(file.stem)
     if not file.is_file():
-        return Node(name, fault=f"{clean(file.name)} is no file")
+        return Node(name, fault=f"{clean(file.name)} is not a file")
     try:
         with file.open("rb") as stream:
             return parse(name, stream.read(MAX_BYTES + 1))

@@ -29,8 +29,8 @@ def read() -> SiteReading:
         found = site_faults()
         document, above = settings.settings_document()
     except SettingsError as error:
-        told = [str(fault) for fault in error.faults] or [error.message]
-        return SiteReading(name, (), tuple(clean(text, 400) for text in told), error.hint)
+        messages = [str(fault) for fault in error.faults] or [error.message]
+        return SiteReading(name, (), tuple(clean(text, 400) for text in messages), error.hint)
     names = () if above else tuple(document.data)
     return SiteReading(name, names, tuple(clean(str(fault), 400) for fault in found), settings.HINT if above else None)
 
@@ -68,4 +68,4 @@ def _keys(data: dict[str, Any]) -> Iterator[Fault]:
         except (ValueError, RuntimeError, OSError):  # a NUL in the path; ~ of an unknown user; a path that is too long
             missing = True
         if missing:
-            yield settings.placed(name, Fault(f"there is no file {file}"))
+            yield settings.placed(name, Fault(f"file not found: {file}"))

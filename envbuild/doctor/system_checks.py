@@ -27,7 +27,7 @@ def check_system(host: Host, needs: Sequence[Need]) -> Iterator[Check]:
     yield check_disk(host, needs)
     yield check_reached("index", host.indexes, "the package indexes" in host.late, _INDEX)
     yield check_reached(
-        "registry", (*host.mirrors, *host.registries), "the registries" in host.late, "docker login; is the network up?"
+        "registry", (*host.mirrors, *host.registries), "the registries" in host.late, "docker login; check the network"
     )
     yield check_proxy(host)
     yield check_ca(host)
@@ -35,7 +35,7 @@ def check_system(host: Host, needs: Sequence[Need]) -> Iterator[Check]:
     yield check_settings(host)
 
 
-_INDEX = "is the network up, and what `pip config list` and uv are told right?"
+_INDEX = "check the network, and the settings of pip (`pip config list`) and uv"
 _START = "start a Docker Engine (in a checkout: make engine), or point DOCKER_HOST or a docker context at one"
 
 
@@ -57,7 +57,7 @@ def check_shm(host: Host) -> Check:
     if host.shm is None:
         return skipped_check("shm", LATE)
     if host.shm == 0:
-        return Check("shm", "warn", "there is no /dev/shm", "mount a tmpfs there")
+        return Check("shm", "warn", "/dev/shm is missing", "mount a tmpfs there")
     if host.shm < SHM:
         remedy = "mount -o remount,size=50% /dev/shm; of a container: --shm-size or --ipc=host"
         return Check("shm", "warn", f"/dev/shm has {gib(host.shm)}: too small for data loaders and NCCL", remedy)
@@ -85,7 +85,7 @@ def check_disk(host: Host, needs: Sequence[Need]) -> Check:
     """Checks the free space for a build: of the requested profile, else of the smallest (fail) and the largest (warn)
     one."""
     if not host.disks:
-        return skipped_check("disk", "neither the cache nor the engine's folder can be asked")
+        return skipped_check("disk", "neither the cache nor the engine's folder can be read")
     for item in host.disks:
         if item.fault:
             remedy = "make it writable, or set XDG_CACHE_HOME to a folder that is"
@@ -125,33 +125,39 @@ def _distinct(disks: Sequence[Disk]) -> list[Disk]:
 def check_reached(name: str, answers: Sequence[Answer], late: bool, remedy: str) -> Check:
     """Checks that each configured server answers and gives access."""
     if late:
-        who = "pip did not tell in time which indexes it uses" if name == "index" else "no answer in time"
+        who = "pip did not report its indexes in time" if name == "index" else "no answer in time"
         return Check(name, "fail", who, remedy)
     if not answers:
-        return skipped_check(name, "none is configured" if name == "registry" else "pip and uv know no place to ask")
+        return skipped_check(
+            name, "none is configured" if name == "registry" else "pip and uv have no index configured"
+        )
     found: list[tuple[Status, str, str]] = []
     for item in answers:
         if item.fault:
             found.append(("fail", f"{item.address}: {item.fault}", remedy))
         elif item.status == 407:
             found.append(
-                ("fail", f"{item.address}: the proxy asks who we are", "put user and password into the proxy's address")
+                (
+                    "fail",
+                    f"{item.address}: the proxy requires authentication",
+                    "put user and password into the proxy's address",
+                )
             )
         elif item.status in (401, 403) and name == "index":
             found.append(
                 (
                     "fail",
-                    f"{item.address}: it refuses us ({item.status})",
-                    "give its address or ~/.netrc a user and password",
+                    f"{item.address}: authentication failed ({item.status})",
+                    "add a user and password to its URL or to ~/.netrc",
                 )
             )
         elif item.status is not None and 400 <= item.status < 500 and name == "index":
-            found.append(("warn", f"{item.address}: it answers {item.status}, as for a mistyped path", remedy))
+            found.append(("warn", f"{item.address}: not found ({item.status}): the path may be mistyped", remedy))
         elif item.status is not None and item.status >= 500:
             found.append(("fail", f"{item.address}: it fails ({item.status})", remedy))
     if found and len(found) < len(answers):
-        status, text, cure = found[-1]
-        found[-1] = (status, f"{text} (the other {len(answers) - len(found)} are well)", cure)
+        status, text, fix = found[-1]
+        found[-1] = (status, f"{text} (the other {len(answers) - len(found)} answer)", fix)
     return worst_check(name, found, ", ".join(item.address for item in answers))
 
 
@@ -167,7 +173,11 @@ def check_proxy(host: Host) -> Check:
             spelled.setdefault(variable.lower(), set()).add(item.address)
     for variable in (name for name, addresses in spelled.items() if len(addresses) > 1):
         found.append(
-            ("warn", f"{variable} and {variable.upper()} differ: programs take one or the other", "set both alike")
+            (
+                "warn",
+                f"{variable} and {variable.upper()} differ: programs take one or the other",
+                "give both the same value",
+            )
         )
     if "the proxies" in host.late:
         found.append(("fail", "a proxy does not answer in time", "correct or unset the variable"))
@@ -191,14 +201,14 @@ def check_clock(host: Host) -> Check:
     """Compares the clock with the time in the responses of indexes and registries."""
     aheads = [item.ahead for item in (*host.indexes, *host.mirrors, *host.registries) if item.ahead is not None]
     if not aheads:
-        return skipped_check("clock", "nobody answered who tells the time")
+        return skipped_check("clock", "no server reported its time")
     ahead = statistics.median(aheads)
     said = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} what servers say"
     if abs(ahead) > DRIFT:
         status: Status = "fail" if abs(ahead) > SKEW else "warn"
-        remedy = "set it, and keep it set: timedatectl set-ntp true"
-        return Check("clock", status, f"{said}: certificates, tokens and signatures come out invalid", remedy)
-    return ok("clock", f"as servers say, within {DRIFT:.0f} s")
+        remedy = "synchronise the clock: timedatectl set-ntp true"
+        return Check("clock", status, f"{said}: certificates, tokens and signatures can appear invalid", remedy)
+    return ok("clock", f"within {DRIFT:.0f} s of the servers' clocks")
 
 
 def check_settings(host: Host) -> Check:

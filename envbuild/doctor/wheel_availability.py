@@ -24,7 +24,7 @@ def check_wheels(source: Source, checks: Sequence[Check]) -> Check:
     read."""
     locked = lock_file.read(source.known_lock)
     if locked is None:
-        return skipped_check(WHEELS, "nothing is locked yet")
+        return skipped_check(WHEELS, "no lock yet")
     every = {one.wheel for one in (*locked.wheels, *(locked.builder.wheels if locked.builder else ()))}
     cached = sha256_file_store.wheel_store()
     wanted = sorted((one for one in every if not cached.holds(one.sha256, one.file)), key=lambda one: one.file)

@@ -94,11 +94,9 @@ def _next_command(state: str, source: Source, proofs: tuple[Proof, ...]) -> str:
     return f"envbuild make {source.known}"
 
 
-_BY_HAND = (
-    "the tag verified was moved by hand: there is no evidence here that its image was ever proved for this profile"
-)
+_BY_HAND = "the tag verified was moved by hand: this machine has no evidence that its image was proved for this profile"
 
-_ANOTHER = "the tag verified names another image: an earlier one, or another profile's of the same name"
+_ANOTHER = "the tag verified names a different image: an earlier one, or that of another profile with the same name"
 
 _ELSEWHERE = (
     "the tag verified names an image of this lock of which this state folder holds no record and no evidence: another "

@@ -67,9 +67,9 @@ def reason(name: str, proof: Proof) -> str:
 
 def proof_sentence(name: str, proofs: Iterable[Proof]) -> str:
     """Return a sentence such as `proved on NVIDIA H20, 2026-11-21`; `proved: never` if no GPU was ever tested."""
-    told = [p.reason if p.state == "proved" else reason(name, p) for p in proofs if p.state != "missing"]
+    known = [p.reason if p.state == "proved" else reason(name, p) for p in proofs if p.state != "missing"]
     never = [proof.model for proof in proofs if proof.state == "missing"]
-    return "; ".join([*told, *(f"{model}: never" for model in never)]) if told else "proved: never"
+    return "; ".join([*known, *(f"{model}: never" for model in never)]) if known else "proved: never"
 
 
 def document(proofs: Iterable[Proof]) -> list[dict[str, object]]:

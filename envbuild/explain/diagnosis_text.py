@@ -198,15 +198,15 @@ def _ranks(found: Explanation) -> Iterator[Section]:
         waits = ", ".join(f"rank {late.rank} in {late.operation} {late.number}" for late in works.diverged)
         bullets.append(f"the ranks diverged, each waited in another collective: {waits}")
         bullets.append("look for a branch on the rank or on its data around a collective, or another number of steps")
-    counts = {work.rank: work.enqueued for work in works.told}
+    counts = {work.rank: work.enqueued for work in works.last}
     if works.behind:
         which, last = ", ".join(map(str, works.behind[:MOST_RANKS])), counts[works.behind[0]]
         how = "it has not ended its last one" if last == max(counts.values()) else f"it did not come to work {last + 1}"
         bullets.append(f"the others wait for rank {which}: {how}")
-    if works.told:
-        listed = ", ".join(f"rank {work.rank}: {work.enqueued}" for work in works.told[:MOST_RANKS])
-        more = len(works.told) - MOST_RANKS
-        level = "; these ranks are level" if len(works.told) > 1 and not works.behind else ""
+    if works.last:
+        listed = ", ".join(f"rank {work.rank}: {work.enqueued}" for work in works.last[:MOST_RANKS])
+        more = len(works.last) - MOST_RANKS
+        level = "; these ranks are level" if len(works.last) > 1 and not works.behind else ""
         bullets.append(f"last enqueued work: {listed}{f' and {more} more' if more > 0 else ''}{level}")
     if works.silent:
         silent = ", ".join(map(str, works.silent[:MOST_RANKS]))

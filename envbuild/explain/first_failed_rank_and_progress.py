@@ -47,12 +47,12 @@ class Late:
 
 @dataclass(frozen=True)
 class Works:
-    """The progress of the ranks. `told`: the last work of each rank in the log, in order. `behind`: the ranks that the
+    """The progress of the ranks. `last`: the last work of each rank in the log, in order. `behind`: the ranks that the
     others wait for, because they enqueued fewer collectives, or enqueued as many and completed fewer; empty where all
     are equal. `silent`: ranks of the job without such a line, known only for the group of all ranks. `diverged`: where
     ranks of one group waited in different collectives, the first rank of each collective."""
 
-    told: tuple[Work, ...] = ()
+    last: tuple[Work, ...] = ()
     behind: tuple[int, ...] = ()
     silent: tuple[int, ...] = ()
     diverged: tuple[Late, ...] = ()

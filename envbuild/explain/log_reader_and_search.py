@@ -32,7 +32,7 @@ TRIED = 400
 
 _BLOCK = 1 << 16
 _SNIFFED = 4096
-_ALIKE = 40
+_MOST_OF_ONE_SHAPE = 40
 _WORD, _MOST_WORDS = 3, 1 << 18
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-9;:?]{0,64}[ -/]?[@-~]|\][^\x07\x1b\n]{0,512}(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROLS = bytes({*range(32), 127} - {*b"\t\n\r"})
@@ -152,9 +152,9 @@ class _Index:
         """`lines`: indexes and texts."""
         shapes: dict[bytes, list[int]] = {}
         for index, text in lines:
-            alike = shapes.setdefault(text.encode().lower().translate(_DIGITS), [])
-            if len(alike) < _ALIKE:
-                alike.append(index)
+            same_shape = shapes.setdefault(text.encode().lower().translate(_DIGITS), [])
+            if len(same_shape) < _MOST_OF_ONE_SHAPE:
+                same_shape.append(index)
         self._joined = b"\n".join(shapes)
         self._foreign = b"\n".join(shape for shape in shapes if not shape.isascii())
         self._starts = list(accumulate((len(shape) + 1 for shape in shapes), initial=0))

@@ -105,7 +105,7 @@ class Match:
             yield major == self.cuda_major if major else None
         for name, versions in self.libraries.items():
             yield _within(versions, situation.libraries.get(name))
-        held: dict[str, str] = {canonicalize_name(name): told for name, told in situation.distributions.items()}
+        held: dict[str, str] = {canonicalize_name(name): version for name, version in situation.distributions.items()}
         for name, versions in self.distributions.items():
             yield _within(versions, held.get(name))
         for wanted, known in (
@@ -140,7 +140,7 @@ class Match:
         )
 
     def _takes(self, cards: tuple[Gpu, ...]) -> bool | None:
-        """Whether any of the GPUs matches. None if there are no GPUs, or if one with a matching capability has no known
+        """Whether any of the GPUs matches. None without GPUs, or if one with a matching capability has no known
         model."""
         fitting = [
             card for card in cards if not self.compute_capability or card.compute_capability in self.compute_capability
@@ -215,9 +215,9 @@ class Advisory(FactRow):
 
     def matches(self, result: Mapping[str, Any]) -> bool:
         """Whether a probe's result matches this fault's signature."""
-        told = {**(result.get("traits") or {}), **result}
+        values = {**(result.get("traits") or {}), **result}
         return any(
-            all(told.get(key) is not None and pattern.fullmatch(str(told[key])) for key, pattern in keys.items())
+            all(values.get(key) is not None and pattern.fullmatch(str(values[key])) for key, pattern in keys.items())
             for keys in self.signature
             if keys
         )
@@ -233,12 +233,12 @@ class Advisory(FactRow):
         """How a partly known situation relates to this advisory. "holds": the advisory applies; "fits": some condition
         is true and none is false; "open": no condition can be decided; "contradicted": no alternative can apply."""
         answers = [list(match.answers(situation)) for match in self.match]
-        if any(all(told) for told in answers):
+        if any(all(each) for each in answers):
             return "holds"
-        left = [told for told in answers if False not in told]
+        left = [each for each in answers if False not in each]
         if not left:
             return "contradicted" if answers else "open"
-        return "fits" if any(True in told for told in left) else "open"
+        return "fits" if any(True in each for each in left) else "open"
 
     def met_by(self, situation: Situation) -> dict[str, str]:
         """The versions that make it apply: of libraries by short name, of distributions by their name."""

@@ -193,7 +193,7 @@ def unsupported(name: str, platform: str) -> str | None:
         return None
     reasons = [gpu.unsupported] if gpu.unsupported else []
     if f"linux/{gpu.host}" != platform:
-        reasons = [f"{name} has an {gpu.host} host, and envbuild builds {platform} images only", *reasons]
+        reasons = [f"{name} has an {gpu.host} host, and envbuild builds only {platform} images", *reasons]
     if Version(gpu.compute_capability) < Version(OLDEST_CAPABILITY):
         reasons.append(
             f"{name} has compute capability {gpu.compute_capability}, and envbuild builds for {OLDEST_CAPABILITY} and "

@@ -78,7 +78,7 @@ def _rows(doc: Document, kind: str, row: type[T], faults: list[Fault]) -> Iterat
         for key in ("source", "arch_source", "cite"):
             for text in getattr(found, key, ()):
                 if text not in sources and not _CITED.fullmatch(text):
-                    faults.append(doc.fault((*path, key), f"{text!r} is no key of sources, address or owner/repo#N"))
+                    faults.append(doc.fault((*path, key), f"{text!r} is not a key of sources, a URL or owner/repo#N"))
         yield found, path
 
 
@@ -144,12 +144,14 @@ def _extensible(site: tuple[Path, ...]) -> Extensible:
             found[advisory.id] = (advisory, doc, path)
     for advisory, doc, path in found.values():
         asked = {gpu for match in advisory.match for gpu in match.gpus}
-        faults += [doc.fault((*path, "match"), _no(f"GPU {gpu!r}", gpu, gpus)) for gpu in sorted(asked - set(gpus))]
+        faults += [
+            doc.fault((*path, "match"), _unknown(f"GPU {gpu!r}", gpu, gpus)) for gpu in sorted(asked - set(gpus))
+        ]
         for series in sorted({series for match in advisory.match for series in match.series}):
             if not any(name.startswith(series) for name in names):
                 faults.append(doc.fault((*path, "match"), f"no GPU's name begins with {series!r}"))
         for other in sorted(advisory.shows.like - set(found)):
-            faults.append(doc.fault((*path, "shows", "like"), _no(f"advisory {other!r}", other, found)))
+            faults.append(doc.fault((*path, "shows", "like"), _unknown(f"advisory {other!r}", other, found)))
     _raise(faults)
     mig = re.compile(shipped.data["mig_suffix"])
     return Extensible(gpus, names, mig, tuple(advisory for advisory, _, _ in found.values()))
@@ -160,6 +162,6 @@ def extensible() -> Extensible:
     return _extensible(site_files())
 
 
-def _no(what: str, name: str, known: Mapping[str, Any]) -> str:
+def _unknown(what: str, name: str, known: Mapping[str, Any]) -> str:
     hint = near(name, known)
-    return f"there is no {what}{f' ({hint})' if hint else ''}"
+    return f"unknown {what}{f' ({hint})' if hint else ''}"

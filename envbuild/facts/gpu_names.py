@@ -50,7 +50,7 @@ def candidates(name: str) -> tuple[Gpu, ...]:
 
 
 def suggestion(name: str, others: Iterable[str]) -> str | None:
-    """A question that suggests models and `others` with a similar name; None if there is none."""
+    """A question that suggests models and `others` with a similar name, or None."""
     return errors.near(_key(name[:_LONGEST]), dict.fromkeys([*others, *database.gpus()]), most=4)
 
 

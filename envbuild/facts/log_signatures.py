@@ -182,7 +182,7 @@ def _signatures(site: tuple[Path, ...]) -> Mapping[str, Signature]:
         for other in sorted(row.yields_to - known - {ANY}):
             raise FactsError(f"signature {row.id!r} yields to {other!r}, which is not known", hint=near(other, known))
         if row.id not in advisories and not (row.title and row.remedy and (row.lines or row.shown_by)):
-            raise FactsError(f"{row.id!r} is no advisory, and as a cause needs title, lines and remedy")
+            raise FactsError(f"{row.id!r} is not an advisory; a cause needs title, lines and remedy")
     return {
         **{
             advisory.id: Signature(id=advisory.id, source=advisory.source, status=advisory.status, as_of=advisory.as_of)

@@ -84,7 +84,7 @@ def _named(function: ast.expr) -> tuple[str, str]:
 def unknown_probe(name: str) -> str:
     """The error message for an unknown probe."""
     hint = near(name, known_probes()) or f"known: {', '.join(known_probes())}"
-    return f"there is no probe {name!r} ({hint})"
+    return f"unknown probe {name!r} ({hint})"
 
 
 def refuse_unknown(names: Iterable[str]) -> None:

@@ -18,5 +18,5 @@ def capabilities(listed: str) -> tuple[str, ...]:
     found = [_CAPABILITY.fullmatch(part) for part in parts]
     wrong = [part for part, match in zip(parts, found, strict=True) if not match]
     if wrong:
-        raise ValueError(f"{wrong[0]!r} is no compute capability, as in 9.0")
+        raise ValueError(f"{wrong[0]!r} is not a compute capability such as 9.0")
     return tuple(dict.fromkeys(f"{match[1]}.{match[2]}" for match in found if match))

@@ -72,10 +72,10 @@ def _bring(wanted: ArchiveRequest, held: Store, progress: Callable[[str, int], N
     with held.incoming() as folder:
         file = folder / wanted.sha256
         name = f"{wanted.name} ({shown})"
-        told = functools.partial(progress, wanted.name)
+        report = functools.partial(progress, wanted.name)
         try:
             file_download_and_range_reads.fetch_file(
-                index_config.index_session(), address, name, file, told, limit=_LARGEST
+                index_config.index_session(), address, name, file, report, limit=_LARGEST
             )
         except NetworkError as error:
             raise NetworkError(error.message, hint=error.hint, faults=[wanted.named]) from error
@@ -93,8 +93,8 @@ def _address(wanted: ArchiveRequest) -> str:
     address = site.replace("{sha256}", wanted.sha256) if site else wanted.url
     if address is None:
         raise NetworkError(
-            f"no address is known for {wanted.name}",
-            hint=f"give url: beside its sha256 ({wanted.at.file}:{wanted.at.line}), or set archives in "
+            f"no URL is known for {wanted.name}",
+            hint=f"add url: next to its sha256 ({wanted.at.file}:{wanted.at.line}), or set archives in "
             f"{user_folders.config_file()}",
         )
     try:

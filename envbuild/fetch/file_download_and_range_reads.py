@@ -140,7 +140,7 @@ def _local(address: str, name: str) -> Path | None:
         return None
     path = Path(urllib.parse.unquote(parts.path))
     if not path.is_file():
-        raise NetworkError(f"{name} cannot be fetched: there is no file {path}")
+        raise NetworkError(f"{name} cannot be fetched: file not found: {path}")
     return path
 
 

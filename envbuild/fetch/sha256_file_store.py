@@ -54,7 +54,7 @@ class Store:
             path.unlink()
             raise HashMismatch(
                 f"{name} was damaged on this disk: sha256 {found}, locked {sha256}",
-                hint="it was removed and will be fetched again: run the same command once more",
+                hint="it was removed: run the same command again, which downloads it again",
             )
 
 

@@ -113,11 +113,11 @@ def pins(metadata: str) -> dict[str, str]:
     return found
 
 
-def _compare(release: TorchRelease, told: Mapping[str, str]) -> Iterator[Difference]:
+def _compare(release: TorchRelease, listed: Mapping[str, str]) -> Iterator[Difference]:
     known: dict[str, str] = {canonicalize_name(name): specifier for name, specifier in release.pins.items()}
-    for name in sorted({*known, *told}):
-        if _sorted(known.get(name)) != _sorted(told.get(name)):
-            yield Difference(release.version, name, known.get(name), told.get(name))
+    for name in sorted({*known, *listed}):
+        if _sorted(known.get(name)) != _sorted(listed.get(name)):
+            yield Difference(release.version, name, known.get(name), listed.get(name))
 
 
 def _sorted(specifier: str | None) -> list[str] | None:

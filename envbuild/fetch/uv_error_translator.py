@@ -33,12 +33,10 @@ def resolution_error(requirements: Sequence[str], done: Completed) -> ProfileErr
     if another := _ANOTHER.search(said):
         return NetworkError(
             f"the package index{_at(said)} serves another file than it announces: {_file(another[1])}",
-            hint=_hint("ask again; where that does not help, the index, or a cache before it, has to be mended", said),
+            hint=_hint("try again; if it fails again, fix the index or the proxy cache in front of it", said),
         )
     if page := _NO_PAGE.search(said):
-        return NetworkError(
-            f"the package index{_at(said)} answers with what is no {page[1]}", hint=_hint(_DOCTOR, said)
-        )
+        return NetworkError(f"the package index{_at(said)} answers with invalid {page[1]}", hint=_hint(_DOCTOR, said))
     local = [r for r in map(Requirement, requirements) if any("+" in s.version for s in r.specifier)]
     for requirement in local:
         if f"no version of {requirement}" in said or re.search(

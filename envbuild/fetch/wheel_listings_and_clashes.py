@@ -55,14 +55,14 @@ class Listing:
 
 @dataclass(frozen=True)
 class Clash:
-    """Two wheels that install the same path, or paths of which one hides the other. `alike`: CRC and size are the
-    same."""
+    """Two wheels that install the same path, or two paths of which one hides the other. `equal`: both files have the
+    same CRC and size."""
 
     first: str
     second: str
     path: str
     other: str
-    alike: bool = False
+    equal: bool = False
 
     def __str__(self) -> str:
         if self.path == self.other:

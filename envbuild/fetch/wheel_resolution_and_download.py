@@ -359,9 +359,9 @@ def fetch_wheels(
         def bring(wheel: Wheel) -> None:
             file = folder / wheel.sha256
             address = addresses[wheel.file]
-            told = functools.partial(progress, wheel.file)
+            report = functools.partial(progress, wheel.file)
             file_download_and_range_reads.fetch_file(
-                session, address, wheel.file, file, told, limit=limits[wheel], stop=stop
+                session, address, wheel.file, file, report, limit=limits[wheel], stop=stop
             )
             if stop.is_set():
                 return

@@ -1,6 +1,7 @@
 """The build contexts: folders of hard links into the stores, kept between builds so that only changes are sent.
 
-One is the build's own, beside it each layer's wheels are one, out of its folder: BuildKit takes all that is in that.
+A build has a main context, and one context for the wheels of each layer. The wheels are outside of the main context's
+folder, because BuildKit reads all of that folder.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ _OWN, _WHEELS, _BEGUN = "own", "wheels", "begun"
 
 
 def context_folder(name: str) -> Path:
-    """Of a profile; holds all its contexts."""
+    """The folder that contains all contexts of a profile."""
     return user_folders.cache_folder("contexts") / name
 
 
 def main_context(name: str) -> Path:
-    """The build's own context."""
+    """The main context of the build."""
     return context_folder(name) / _OWN
 
 
 def of_wheels(name: str) -> dict[str, Path]:
-    """The contexts beside it: by name, the folders of each layer's wheels."""
+    """The additional contexts: name of the context -> folder of a layer's wheels."""
     return {
         dockerfile_renderer.wheels_context(layer.name): layer
         for layer in sorted((context_folder(name) / _WHEELS).glob("*"))
@@ -42,12 +43,12 @@ def of_wheels(name: str) -> dict[str, Path]:
 
 
 def discard(name: str) -> None:
-    """What the next build of that name would fill anew."""
+    """Delete all contexts of a profile; the next build creates them again."""
     shutil.rmtree(context_folder(name), ignore_errors=True)
 
 
 def fill_context(lock: Lock, name: str, built: Mapping[str, Path]) -> None:
-    """All that the image is made of, which must be in the stores; `built`: the wheel of each extension.
+    """Fill the contexts with all files of the image, which must be in the stores. `built`: the wheel of each extension.
 
     Raises LockError for wheels that must not be installed.
     """
@@ -59,23 +60,23 @@ def fill_context(lock: Lock, name: str, built: Mapping[str, Path]) -> None:
 
 
 def fill_beginning(lock: Lock, name: str) -> None:
-    """What dockerfile.beginning takes, which must be in the stores."""
+    """Fill the main context with the files that the first part of the Dockerfile needs. They must be in the stores."""
     _fill_base(lock, context_folder(name))
 
 
 def begun(name: str) -> str | None:
-    """What mark_begun was told last."""
+    """The last key that mark_begun stored, or None."""
     file = context_folder(name) / _BEGUN
     return file.read_text(encoding="utf-8") if file.is_file() else None
 
 
 def mark_begun(name: str, key: str) -> None:
-    """The builder has made what is in the contexts; `key`: of what, and where."""
+    """Record that the builder has built the first part. `key` identifies the part and the builder."""
     atomic_files.write_atomically(context_folder(name) / _BEGUN, key)
 
 
 def fill_builder(lock: Lock, name: str, extension: LockedExtension) -> None:
-    """The same for compiling an extension. Raises SourceDamaged too."""
+    """Fill the contexts for compiling an extension. Raises LockError like `fill_context`, and SourceDamaged."""
     assert lock.builder
     wheel_conflicts.refuse_stored(lock.compiled_with, lock.startup)
     target = context_folder(name)
@@ -110,7 +111,7 @@ def _fill_base(lock: Lock, target: Path) -> None:
 
 def _debs(debs: Iterable[Deb], target: Path) -> None:
     for deb in debs:
-        sha256_file_store.debs().check(deb.sha256, deb.file)  # the installer checks the wheels, nobody these
+        sha256_file_store.debs().check(deb.sha256, deb.file)  # the installer checks the wheels, but not these
         _link(sha256_file_store.debs().path(deb.sha256, deb.file), target / deb.file)
 
 

@@ -73,7 +73,7 @@ def _read(file: Path) -> Record | None:
         return None  # a damaged record proves nothing: the image is built again
 
 
-def another(before: Sequence[Record], now: Record, titles: Sequence[str]) -> str | None:
+def difference_message(before: Sequence[Record], now: Record, titles: Sequence[str]) -> str | None:
     """Return a message if the same recipe produced a different image before, else None. Of several earlier images it
     compares with the most similar one. `titles`: titles of the last layers; the layers below are the base."""
     others = [record for record in before if record.image != now.image]
@@ -82,12 +82,12 @@ def another(before: Sequence[Record], now: Record, titles: Sequence[str]) -> str
     then = min(others, key=lambda record: len(_differing(record, now)))
     what = [_layers(then, now, titles)]
     wheels = {one.name: one.sha256 for one in then.extensions}
-    anew = [one.name for one in now.extensions if wheels.get(one.name) != one.sha256]
-    what += [f"compiled anew, to another wheel: {', '.join(anew)}"] if anew else []
-    what += [f"made by {then.builder} then, by {now.builder} now"] if then.builder != now.builder else []
+    recompiled = [one.name for one in now.extensions if wheels.get(one.name) != one.sha256]
+    what += [f"recompiled, with a different wheel: {', '.join(recompiled)}"] if recompiled else []
+    what += [f"built by {then.builder} before, by {now.builder} now"] if then.builder != now.builder else []
     return (
-        f"another image than before: this lock gave {then.image}, and now {now.image}; {'; '.join(what)}. Each needs a "
-        "proof of its own. What differs: envbuild diff --files of the two, while the engine has both"
+        f"not reproducible: this lock gave {then.image} before, and {now.image} now; {'; '.join(what)}. Each "
+        "image needs its own proof. While the engine has both images, envbuild diff --files shows the difference"
     )
 
 

@@ -74,17 +74,17 @@ def build(
 
 
 def require_builder(engine: Engine) -> None:
-    """Raises EngineError where there is no builder of the name that was asked for. Whether one that is there answers is
-    met by what it is to build: a farm may take long to say, and an image that is up to date needs none."""
+    """Raise EngineError if no builder has the requested name. Whether the builder responds is not checked here, because
+    a build farm may need long to respond, and an image that is up to date needs no builder."""
     if not engine.builder or (_instances() / engine.builder.lower()).is_file():
         return
-    # otherwise a docker context's, which buildx knows
+    # otherwise it may be the builder of a docker context, which buildx knows
     done = run(
         [docker_client_finder.program(), "--host", engine.host, "buildx", "inspect", "--", engine.builder],
         timeout=_INSPECTS,
     )
     if done.code:
-        raise EngineError(f"there is no builder {engine.builder!r}", hint=f"{_said(done.stderr)}\n{_BUILDERS}")
+        raise EngineError(f"unknown builder {engine.builder!r}", hint=f"{_said(done.stderr)}\n{_BUILDERS}")
 
 
 def _instances() -> Path:
@@ -95,7 +95,7 @@ def _instances() -> Path:
 
 def _said(stderr: str) -> str:
     lines = [line for line in stderr.splitlines() if line.strip()]
-    return lines[-1].removeprefix("ERROR: ") if lines else "docker buildx inspect says nothing"
+    return lines[-1].removeprefix("ERROR: ") if lines else "docker buildx inspect printed nothing"
 
 
 def _turn(engine: Engine, lock: Lock) -> str:

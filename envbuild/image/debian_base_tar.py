@@ -111,8 +111,8 @@ def make_base(lock: Lock, store: Store, on_line: Callable[[str], None], *, apt: 
     with temporary_files.folder("base") as folder:
         folder.chmod(0o755)  # mmdebstrap's download step may run as another user
         _archive(folder, lock.suite, debs, store)
-        with temporary_files.folder("base", target.parent) as beside:  # same file system: the move is atomic
-            made = beside / target.name
+        with temporary_files.folder("base", target.parent) as near:  # same file system: the move is atomic
+            made = near / target.name
             _bootstrap(lock.suite, debs, hooks, folder, made, on_line)
             write_atomically(target.with_suffix(".sha256"), file_digest(made))
             made.replace(target)

@@ -197,13 +197,13 @@ class Engine:
     def push(self, repository: str, tag: str, on_line: Callable[[str], None]) -> None:
         """Push a tag with docker's current login. Raises NetworkError with the engine's message."""
         with asking(self):
-            for told in self.client.api.push(repository, tag, stream=True, decode=True):
-                if "error" in told:
+            for message in self.client.api.push(repository, tag, stream=True, decode=True):
+                if "error" in message:
                     text = f"the engine could not push to {repository}"
                     host = repository.partition("/")[0]
-                    hint = f"{told['error']}\ndocker login {host}; its CA belongs into the engine's certs.d/{host}"
-                    raise NetworkError(text, hint=hint)
-                on_line(" ".join(filter(None, (told.get("id"), told.get("status"), told.get("progress")))))
+                    hint = f"docker login {host}; put the registry's CA into the engine's certs.d/{host}"
+                    raise NetworkError(text, hint=f"{message['error']}\n{hint}")
+                on_line(" ".join(filter(None, (message.get("id"), message.get("status"), message.get("progress")))))
 
     def saved(self, image: Image) -> tarfile.TarFile:
         """Return the image as a tar archive, which can only be read once from beginning to end."""
@@ -216,11 +216,11 @@ class Engine:
     def load(self, archive: Iterator[bytes]) -> None:
         """Load the images of an archive into the engine."""
         with asking(self):
-            for told in self.client.api.load_image(archive):  # type: ignore[no-untyped-call]
-                if "error" in told:
-                    if disk_space.lacked(told["error"]):
+            for message in self.client.api.load_image(archive):  # type: ignore[no-untyped-call]
+                if "error" in message:
+                    if disk_space.lacked(message["error"]):
                         raise self.full()
-                    raise EngineError(f"the engine does not load the image: {told['error']}")
+                    raise EngineError(f"the engine could not load the image: {message['error']}")
 
     def remove(self, reference: str) -> None:
         """Remove a tag, and the image with its last tag. Does nothing if a container uses the image or it is gone."""
@@ -277,10 +277,10 @@ class asking:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, docker.errors.DockerException | requests.RequestException):
-            told = getattr(error, "explanation", None)
-            if disk_space.lacked(told or str(error)):
+            explanation = getattr(error, "explanation", None)
+            if disk_space.lacked(explanation or str(error)):
                 raise self._engine.full() from error
-            text = told or why(error) or type(error).__name__
+            text = explanation or why(error) or type(error).__name__
             gone = isinstance(error, requests.ConnectionError | requests.exceptions.ChunkedEncodingError)
             if gone and (full := self._engine.without_room()):
                 raise full from error

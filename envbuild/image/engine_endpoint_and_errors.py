@@ -33,7 +33,7 @@ def endpoint() -> tuple[str, docker.tls.TLSConfig | None]:
 
 def why(error: BaseException) -> str:
     """Return the operating system's message from an error that libraries wrapped; else the error's first line."""
-    told, left = str(error), [error]
+    text, left = str(error), [error]
     for depth in range(_DEEPEST):
         if depth == len(left):
             break
@@ -43,4 +43,4 @@ def why(error: BaseException) -> str:
         left += [one for one in (inner.__cause__, inner.__context__, *inner.args) if isinstance(one, BaseException)]
     if any(isinstance(one, TimeoutError | requests.Timeout) for one in left):
         return "no answer in time"
-    return told.partition("\n")[0]
+    return text.partition("\n")[0]

@@ -252,7 +252,7 @@ def _lacking(wheel: Path, lock: Lock) -> Iterator[str]:
             asked = Requirement(line)
             counts = asked.marker is None or asked.marker.evaluate({"python_version": lock.python, "extra": ""})
         except (InvalidRequirement, UndefinedComparison, UndefinedEnvironmentName):
-            yield f"it needs what nobody can read: {printable(line)[:200]}"
+            yield f"it has an invalid requirement: {printable(line)[:200]}"
             continue
         version = lock.versions.get(canonicalize_name(asked.name))
         if not counts:
@@ -263,5 +263,5 @@ def _lacking(wheel: Path, lock: Lock) -> Iterator[str]:
 
 
 def _why(one: LockedExtension) -> Sequence[str]:
-    told = [*(f"{name}={value}" for name, value in one.env.items()), *one.settings]
-    return [f"it was told: {', '.join(told) or 'nothing'} (build.env and build.settings of the profile)"]
+    settings = [*(f"{name}={value}" for name, value in one.env.items()), *one.settings]
+    return [f"build.env and build.settings of the profile: {', '.join(settings) or 'empty'}"]

@@ -92,7 +92,7 @@ def _opened(wheel: Path) -> zipfile.ZipFile:
     try:
         archive = zipfile.ZipFile(wheel)
     except BROKEN as error:
-        raise _Unreadable(f"{wheel.name} is no wheel, or is damaged: {_said(error)}") from None
+        raise _Unreadable(f"{wheel.name} is not a wheel, or is damaged: {_said(error)}") from None
     reasons = list(_hostile(archive))
     if reasons:
         archive.close()
@@ -113,9 +113,9 @@ def _hostile(archive: zipfile.ZipFile) -> Iterator[str]:
     packed = [info.filename for info in infos if info.compress_type not in PACKED]
     twice = [name for name, count in names.items() if count > 1]
     for kind, found in (
-        ("leads outside", outside),
-        ("is no plain file", odd),
-        ("is there twice", twice),
+        ("would be written outside the target", outside),
+        ("is not a regular file", odd),
+        ("occurs twice", twice),
         ("would be installed outside site-packages", elsewhere),
         ("is neither stored nor deflated", packed),
     ):
@@ -199,7 +199,7 @@ def _metadata(archive: zipfile.ZipFile, name: str, wheel: Path, tags: frozenset[
         yield f"a wheel has one {_INFO} folder, this one {len(folders)}"
         return
     if not _is_own(folders[0], wheel):
-        yield f"{_quoted(folders[0])} is another distribution's, or of another version"
+        yield f"{_quoted(folders[0])} belongs to another distribution or version"
     for file, key, fits, asked in (
         ("METADATA", "Name", lambda text: canonicalize_name(text) == canonicalize_name(name), name),
         ("WHEEL", "Tag", {str(tag) for tag in tags}.__contains__, _list(sorted(map(str, tags)))),
@@ -239,7 +239,7 @@ def _modules(paths: list[str], inside: list[Module], asked: Sequence[str], pytho
             yield f"the module {name} is not in it{why}"
     for item in inside:
         if item.file.damaged:
-            yield f"{_quoted(item.path)} is no shared library, or its device code cannot be read"
+            yield f"{_quoted(item.path)} is not a shared library, or its device code cannot be read"
         elif item.file.machine != X86_64:
             yield f"{_quoted(item.path)} is for another processor than x86_64"
 

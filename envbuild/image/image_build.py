@@ -126,7 +126,7 @@ def start_build(engine: Engine, lock: Lock, name: str, text: str) -> None:
     if build_context_folders.begun(name) == key:
         return
     build_context_folders.fill_beginning(lock, name)
-    quiet: Callable[[str], None] = lambda line: None  # noqa: E731 - what is to be told is told by build_layers
+    quiet: Callable[[str], None] = lambda line: None  # noqa: E731 - build_layers reports everything
     buildx.build(engine, lock, name, beginning, ["--output=type=cacheonly"], quiet, quiet, wait=False)
     build_context_folders.mark_begun(name, key)
 
@@ -190,11 +190,13 @@ def build_labelled(
     # before the record: once recorded, the image is not built again, and nothing else would remove the tag
     engine.remove(layers_tag(lock, name))
     record = Record(image.id, image.handle, lock.id, recipe_digest(lock, text), image.layers, builder, compiled)
-    told = build_records_and_comparison.another(
+    difference = build_records_and_comparison.difference_message(
         matching_records(lock, text), record, [layer.title for layer in dockerfile_renderer.image_layers(lock)]
     )
-    if told:
-        note(told)  # before the record: once recorded, the image is not built again, and the note would never be shown
+    if difference:
+        note(
+            difference
+        )  # before the record: once recorded, the image is not built again, and the note would never be shown
     build_records_and_comparison.write(record)
     return image
 
@@ -215,9 +217,9 @@ def _image(
     image = engine.find(tag)
     if image is None or image.id != image_id:
         raise EngineError(
-            f"{tag} is not the image that was just built ({image_id}): somebody moved the tag meanwhile, or this "
-            "buildx does not tell an image's id, or the builder is another engine's own and keeps it there",
-            hint="run the same command again; buildx 0.10 or newer is needed; --builder: of the drivers "
+            f"{tag} is not the image that was just built ({image_id}): another process moved the tag, or this buildx "
+            "does not report image ids, or the builder belongs to another engine, which keeps the image",
+            hint="run the same command again; use buildx 0.10 or newer, and a --builder with the driver "
             "docker-container, remote or kubernetes",
         )
     return image

@@ -45,7 +45,10 @@ def pushed(
         _by_the_engine(engine, name, image, tag, on_line)
     found = there(place, image)
     if found is None:
-        raise CheckFailed(f"{name}:{tag} is not the image that was just pushed", hint="did somebody move the tag?")
+        raise CheckFailed(
+            f"{name}:{tag} is not the image that was just pushed",
+            hint="another process may have moved the tag: push again",
+        )
     return found, False
 
 

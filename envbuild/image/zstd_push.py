@@ -57,9 +57,11 @@ def push_zstd(engine: Engine, place: Repository, image: Image, tag: str, on_line
                 on_line(f"layer {len(found)} of {len(image.layers)}: {sizes}")
     lacking = [layer for layer in image.layers if layer not in found]
     if lacking or not raw or registry_image_reader.parse_config(image.id, raw).layers != image.layers:
-        text = f"the engine saves another image than {image.id}"
-        detail = f": nothing in it is {lacking[0]}" if lacking else ""
-        raise EngineError(text + detail, hint="is its disk sound? docker image rm, then envbuild make, builds it anew")
+        text = f"the engine exported another image than {image.id}"
+        detail = f": layer {lacking[0]} is missing" if lacking else ""
+        raise EngineError(
+            text + detail, hint="check the engine's disk; docker image rm, then envbuild make, builds the image again"
+        )
     place.put_blob(raw)
     document = {
         "schemaVersion": 2,

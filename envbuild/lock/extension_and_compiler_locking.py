@@ -82,7 +82,7 @@ def _refuse_twice(extension_toolchain: ExtensionToolchain, locked: Iterable[Lock
     ]
     if faults:
         hint = "take it out of extensions, or out of packages (and of what needs it)"
-        raise ProfileError("an extension is a wheel of the lock too", hint=hint, faults=faults)
+        raise ProfileError("an extension is also a locked wheel", hint=hint, faults=faults)
 
 
 def _tools(

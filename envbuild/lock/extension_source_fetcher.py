@@ -73,11 +73,15 @@ def inspect_source(wanted: ExtensionRequest, progress: Progress) -> LockedExtens
         try:
             unknown = _unmentioned(file, set(build.env) - extension_compilers.variables())
         except _BROKEN as error:
-            said = f"its source is no tar (gzip, xz, bzip2 or plain), or is damaged: {error}"
-            raise ProfileError(f"{extension.name} cannot be taken", faults=[replace(wanted.at, message=said)]) from None
+            said = f"its source is not a tar archive (gzip, xz, bzip2 or plain), or is damaged: {error}"
+            raise ProfileError(
+                f"the source of {extension.name} cannot be locked", faults=[replace(wanted.at, message=said)]
+            ) from None
     if unknown:
         faults = [replace(wanted.places[name], message=_SILENT.format(name=name)) for name in unknown]
-        raise ProfileError(f"{extension.name} does not know what it is told", hint=_OTHERWISE, faults=faults)
+        raise ProfileError(
+            f"the build of {extension.name} does not use all of build.env", hint=_OTHERWISE, faults=faults
+        )
     return locked
 
 
@@ -91,22 +95,22 @@ def _refuse_submodules(wanted: ExtensionRequest, repository: Path) -> None:
     found = [printable(path)[:200] for _, path in entries]
     if found:
         more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-        said = f"its commit has submodules, which are not fetched: {', '.join(found[:_MOST_NAMED])}{more}"
+        said = f"its commit has submodules, which are not downloaded: {', '.join(found[:_MOST_NAMED])}{more}"
         fault = replace(wanted.at, message=said)
-        raise ProfileError(f"{wanted.extension.name} cannot be taken whole", hint=_WHOLE, faults=[fault])
+        raise ProfileError(f"the source of {wanted.extension.name} is incomplete", hint=_WHOLE, faults=[fault])
 
 
 _MOST_NAMED = 10
 _WHOLE = (
-    "where nothing that is built needs them, say submodules: omit beside the commit; else give the source with them as "
-    "an sdist: {sha256, url}"
+    "if the build does not need them, add submodules: omit after the commit; else give the source with the submodules "
+    "as an sdist: {sha256, url}"
 )
 # All errors that tarfile raises for a hostile tar, such as non-numeric sizes and endless nested headers.
 _BROKEN = (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError, ValueError, LookupError, OverflowError,
            RecursionError)  # fmt: skip
-_SILENT = "the source does not mention {name} where it builds: setting it would do nothing"
+_SILENT = "the build files of the source do not mention {name}: setting it would have no effect"
 _OTHERWISE = (
-    "look in the setup.py of that commit; one that reads no variables may take build.settings, as in "
+    "read the setup.py of that commit; if it reads no variables, it may accept build.settings, such as "
     "--build-option=--cpp_ext"
 )
 
@@ -143,7 +147,7 @@ def write_archive(locked: LockedExtension, file: Path) -> None:
         shutil.rmtree(repository, ignore_errors=True)
         raise SourceDamaged(
             f"the source of {locked.name} was damaged on this disk",
-            hint="it was removed and will be fetched again: run the same command once more",
+            hint="it was removed: run the same command again, which downloads it again",
         )
     done = _git(repository, "archive", "--format=tar", "--prefix=source/", f"--output={file}", locked.digest)
     if done.code:
@@ -196,7 +200,7 @@ def _clone(wanted: ExtensionRequest, commit: str) -> None:
         if found != commit or _git(made, "fsck", "--no-dangling", "--no-progress").code:
             said = f"{url_redaction.redact_url(address)} has no commit {commit}"
             raise ProfileError(
-                f"the source of {wanted.extension.name} cannot be had", faults=[replace(wanted.at, message=said)]
+                f"the source of {wanted.extension.name} is not available", faults=[replace(wanted.at, message=said)]
             )
         try:
             made.rename(target)

@@ -116,8 +116,8 @@ class Lock:
 
 
 def inputs(plan: Plan) -> dict[str, str]:
-    wishes = plan.wishes
-    return {part: f"sha256:{canonical_digest(wishes[part])}" for part in PARTS if part in wishes}
+    values = plan.inputs
+    return {part: f"sha256:{canonical_digest(values[part])}" for part in PARTS if part in values}
 
 
 def read(file: Path) -> Lock | None:
@@ -153,7 +153,7 @@ def _checked(doc: yaml_document.Document) -> Lock:
     return lock
 
 
-_AGAIN = "bring back the committed file (git checkout), or remove it to pin everything anew: envbuild lock NAME"
+_AGAIN = "restore the committed file (git checkout), or delete it and run envbuild lock NAME to lock all versions again"
 
 
 def _lock(parsed: lock_schema.LockDocument) -> Lock:

@@ -61,8 +61,8 @@ def update_lock(
     everything = EVERYTHING in upgrade
     stale = frozenset(lock_file.PARTS if previous is None or everything else previous.stale(plan))
     try:
-        with ThreadPoolExecutor(1) as beside:
-            choosing = beside.submit(_locked_wheels, plan, previous, stale, upgrade, accept_old)
+        with ThreadPoolExecutor(1) as pool:
+            choosing = pool.submit(_locked_wheels, plan, previous, stale, upgrade, accept_old)
             base, apt = _debs(plan, previous, stale, everything or BASE in upgrade)
             chosen = choosing.result()
     except ProfileError as error:
@@ -151,8 +151,8 @@ def _refuse_unknown(upgrade: Iterable[str], previous: Lock | None) -> None:
     known = {BASE, EVERYTHING, *(previous.versions if previous else ())}
     unknown = sorted(name for name in upgrade if canonicalize_name(name) not in known and name != EVERYTHING)
     if unknown and previous is not None:
-        hint = near(unknown[0], known - {EVERYTHING}) or "a new package belongs into the profile, under packages"
-        raise UsageError(f"not in the lock, so nothing to upgrade: {', '.join(unknown)}", hint=hint)
+        hint = near(unknown[0], known - {EVERYTHING}) or "add a new package to the profile, under packages"
+        raise UsageError(f"nothing to upgrade, not in the lock: {', '.join(unknown)}", hint=hint)
 
 
 def _debs(
@@ -195,8 +195,8 @@ def _late(plan: Plan, base: Sequence[Deb], kept: Sequence[Deb]) -> tuple[Deb, ..
 
 
 @dataclass(frozen=True)
-class _Wishes:
-    """All inputs that determine the choice of wheels; many profiles share them. `keep`: (name, version)."""
+class _ResolverInputs:
+    """All inputs that determine which wheels are locked; many profiles share them. `keep`: (name, version)."""
 
     core: tuple[str, ...]
     packages: tuple[str, ...]
@@ -214,7 +214,7 @@ def _wheels(plan: Plan, keep: dict[str, str], accept_old: frozenset[str]) -> _Ch
     tools = tuple(plan.toolchain.requirements) if plan.toolchain else ()
     overridden = frozenset(override.distribution for override in plan.choice.overrides)
     return _chosen(
-        _Wishes(
+        _ResolverInputs(
             plan.core, plan.packages, tools, plan.python, plan.glibc, plan.constraints, plan.overrides, overridden,
             frozenset(keep.items()), accept_old,
         )
@@ -222,24 +222,24 @@ def _wheels(plan: Plan, keep: dict[str, str], accept_old: frozenset[str]) -> _Ch
 
 
 @thread_safe_cache
-def _chosen(wishes: _Wishes) -> _Chosen:
-    keep, overridden = dict(sorted(wishes.keep)), wishes.overridden
+def _chosen(inputs: _ResolverInputs) -> _Chosen:
+    keep, overridden = dict(sorted(inputs.keep)), inputs.overridden
 
     def resolved_with(requirements: Iterable[str], keep: dict[str, str]) -> Resolved:
-        wanted = [*wishes.core, *wishes.packages, *requirements]
+        wanted = [*inputs.core, *inputs.packages, *requirements]
         return wheel_resolution_and_download.resolve_wheels(
-            wanted, wishes.python, wishes.glibc, keep, wishes.constraints, wishes.overrides
+            wanted, inputs.python, inputs.glibc, keep, inputs.constraints, inputs.overrides
         )
 
     resolved = resolved_with((), keep)
-    notes, accepted_old = _judged(wishes, resolved.versions)
+    notes, accepted_old = _judged(inputs, resolved.versions)
     # torch's dependencies are shared by every profile with that torch; the user's packages come after them.
-    core = resolved.closure(Requirement(wish).name for wish in wishes.core)
+    core = resolved.closure(Requirement(text).name for text in inputs.core)
     kinds = {name: SMALL if name in core else PACKAGES for name in resolved.versions}
-    if wishes.tools:
+    if inputs.tools:
         # resolve a second time, so that the runtime image's wheels keep their versions and layers
-        resolved = resolved_with(wishes.tools, {**keep, **resolved.versions})
-    located = wheel_resolution_and_download.locate(resolved.versions, wishes.python, wishes.glibc)
+        resolved = resolved_with(inputs.tools, {**keep, **resolved.versions})
+    located = wheel_resolution_and_download.locate(resolved.versions, inputs.python, inputs.glibc)
     heads = wheel_resolution_and_download.request_heads(located)
     wheel_conflicts.refuse_offered(located, heads)
     locked = [
@@ -256,39 +256,39 @@ def _chosen(wishes: _Wishes) -> _Chosen:
     return _Chosen(wheels_in_order, notes, accepted_old)
 
 
-def _judged(wishes: _Wishes, versions: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[AcceptedOld, ...]]:
+def _judged(inputs: _ResolverInputs, versions: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[AcceptedOld, ...]]:
     """Compare the packages that the profile and the requirements name without a pin with their newest releases.
     Versions that are already locked are not compared again.
 
     Raises ProfileError for versions that are far behind and not accepted.
     """
-    keep, given = dict(wishes.keep), (*wishes.core, *wishes.packages, *wishes.constraints, *wishes.overrides)
-    named = {str(canonicalize_name(Requirement(text).name)) for text in wishes.packages}
-    wanted = {name: release_lag.specifier(name, given, wishes.python) for name in sorted(named & versions.keys())}
+    keep, given = dict(inputs.keep), (*inputs.core, *inputs.packages, *inputs.constraints, *inputs.overrides)
+    named = {str(canonicalize_name(Requirement(text).name)) for text in inputs.packages}
+    wanted = {name: release_lag.specifier(name, given, inputs.python) for name in sorted(named & versions.keys())}
     free = [name for name in wanted if not release_lag.is_pinned(wanted[name]) and versions[name] != keep.get(name)]
-    supported = wheel_resolution_and_download.tags(wishes.python, wishes.glibc)
+    supported = wheel_resolution_and_download.tags(inputs.python, inputs.glibc)
     with ThreadPoolExecutor(index_config.PARALLEL) as pool:
         known = [
-            release_lag.matching_releases(files, wishes.python, supported)
+            release_lag.matching_releases(files, inputs.python, supported)
             for files in pool.map(index_pages.listed_files, free)
         ]
     judged = (release_lag.lag(name, versions[name], wanted[name], r) for name, r in zip(free, known, strict=True))
     lags = [found for found in judged if found]
-    target = wheel_resolution_and_download.target(wishes.python, wishes.glibc)
+    target = wheel_resolution_and_download.target(inputs.python, inputs.glibc)
     far = [found for found in lags if found.refused]
-    refused = [found for found in far if not {found.name, EVERYTHING} & wishes.accept_old]
+    refused = [found for found in far if not {found.name, EVERYTHING} & inputs.accept_old]
     if refused:
-        raise release_lag.refusal(refused, target, dict(_contradictions(wishes, refused)))
+        raise release_lag.refusal(refused, target, dict(_contradictions(inputs, refused)))
     accepted = tuple(AcceptedOld(found.name, found.chosen, found.newest) for found in far)
     return tuple(release_lag.lag_note(found, target) for found in lags), accepted
 
 
-def _contradictions(wishes: _Wishes, lags: Iterable[Lag]) -> Iterator[tuple[str, str]]:
+def _contradictions(inputs: _ResolverInputs, lags: Iterable[Lag]) -> Iterator[tuple[str, str]]:
     for found in lags:
         if found.reason == "incompatible":
-            wanted = [*wishes.core, *wishes.packages, f"{found.name}=={found.rival}"]
+            wanted = [*inputs.core, *inputs.packages, f"{found.name}=={found.rival}"]
             why = wheel_resolution_and_download.contradiction(
-                wanted, wishes.python, wishes.glibc, wishes.constraints, wishes.overrides
+                wanted, inputs.python, inputs.glibc, inputs.constraints, inputs.overrides
             )
             if why:
                 yield f"{found.name} {found.rival}", why

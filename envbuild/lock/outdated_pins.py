@@ -40,7 +40,7 @@ class Outdated:
 
 
 @dataclass(frozen=True)
-class _Wish:
+class _RequiredUpdate:
     """The versions of one distribution that an advisory requires: any of `requirements`."""
 
     name: str
@@ -53,23 +53,23 @@ def find_outdated(plan: Plan, lock: Lock) -> list[Outdated]:
     """The locked pins with a possible update. Raises NetworkError if the index does not answer."""
     versions = lock.versions
     newest = _newest(plan, {name: patches_of(name, version) for name, version in versions.items()})
-    asked = [(wish, _nearest(plan, wish)) for wish in _wishes(plan, versions)]
+    asked = [(update, _nearest(plan, update)) for update in _required_updates(plan, versions)]
     return list(_rows(versions, newest, asked))
 
 
 def _rows(
-    versions: Mapping[str, str], newest: Mapping[str, str], answers: Iterable[tuple[_Wish, str | None]]
+    versions: Mapping[str, str], newest: Mapping[str, str], answers: Iterable[tuple[_RequiredUpdate, str | None]]
 ) -> Iterator[Outdated]:
-    told: dict[str, list[AdvisedUpdate]] = {}
-    for wish, version in answers:
+    advised: dict[str, list[AdvisedUpdate]] = {}
+    for update, version in answers:
         if version is not None:
-            told.setdefault(wish.name, []).append(AdvisedUpdate(wish.advisory, wish.state, version))
+            advised.setdefault(update.name, []).append(AdvisedUpdate(update.advisory, update.state, version))
     for name, version in versions.items():
         # another build of the same version (2.13.0 instead of the pinned 2.13.0+cpu) is not newer
         found = Version(newest.get(name, version))
         moved = found > Version(version) and found.local == Version(version).local
-        if moved or name in told:
-            yield Outdated(name, version, str(found) if moved else None, tuple(told.get(name, ())))
+        if moved or name in advised:
+            yield Outdated(name, version, str(found) if moved else None, tuple(advised.get(name, ())))
 
 
 def patches_of(name: str, version: str) -> str:
@@ -85,7 +85,7 @@ def _within(name: str, version: str, numbers: int) -> str:
     return f"{name}>={known.public},=={epoch}{head}.*"
 
 
-def _wishes(plan: Plan, versions: Mapping[str, str]) -> Iterator[_Wish]:
+def _required_updates(plan: Plan, versions: Mapping[str, str]) -> Iterator[_RequiredUpdate]:
     """The versions that applicable advisories require of distributions that are locked in another version."""
     choice = plan.choice.locked(versions)
     for advice in choice.advice:
@@ -95,7 +95,7 @@ def _wishes(plan: Plan, versions: Mapping[str, str]) -> Iterator[_Wish]:
             if name in versions and versions[name] not in wanted:
                 within = _within(name, versions[name], 1 if database.is_cuda_library(name) else 2)
                 asked = tuple(f"{within},{specifier}" for specifier in wanted.any_of)
-                yield _Wish(name, advice.advisory.id, advice.state, asked)
+                yield _RequiredUpdate(name, advice.advisory.id, advice.state, asked)
 
 
 def _newest(plan: Plan, requirements: Mapping[str, str]) -> dict[str, str]:
@@ -108,8 +108,8 @@ def _newest(plan: Plan, requirements: Mapping[str, str]) -> dict[str, str]:
         return {name: version for name, version in zip(requirements, found, strict=True) if version}
 
 
-def _nearest(plan: Plan, wish: _Wish) -> str | None:
-    found = (_one(plan, requirement, oldest=True) for requirement in wish.requirements)
+def _nearest(plan: Plan, update: _RequiredUpdate) -> str | None:
+    found = (_one(plan, requirement, oldest=True) for requirement in update.requirements)
     return min(filter(None, found), key=Version, default=None)
 
 

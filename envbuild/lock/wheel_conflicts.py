@@ -41,7 +41,7 @@ def refuse_offered(addresses: Mapping[Wheel, str], heads: Mapping[Wheel, Head]) 
     with ThreadPoolExecutor(index_config.PARALLEL) as pool:
         found = pool.map(lambda wheel: (_name(wheel), _offered(wheel, addresses[wheel], heads[wheel])), addresses)
         listings = {name: listing for name, listing in found if listing}
-    faults = [*_own(listings), *(str(clash) for clash in clashes(listings) if not _may_be_alike(clash, listings))]
+    faults = [*_own(listings), *(str(clash) for clash in clashes(listings) if not _may_be_equal(clash, listings))]
     if faults:
         raise ProfileError("; ".join(faults[:_MOST]), hint=_HINT)
 
@@ -59,7 +59,7 @@ def refuse_stored(
     listings = {name: wheel_contents.listing(path) for name, path in files.items()}
     # do not read the content of refused wheels: their names may be ambiguous, their compression unsupported
     sound = {name: path for name, path in files.items() if not listings[name].faults}
-    faults = [*_own(listings), *(str(clash) for clash in clashes(listings) if not _alike(clash, sound))]
+    faults = [*_own(listings), *(str(clash) for clash in clashes(listings) if not _are_equal(clash, sound))]
     run = [text for name, path in sound.items() for text in _startup(name, path, listings[name], accepted)]
     if faults or run:
         hint = (
@@ -106,14 +106,14 @@ _session = thread_safe_cache(index_config.index_session)
 # two wheels
 
 
-def _may_be_alike(clash: Clash, listings: Mapping[str, Listing]) -> bool:
+def _may_be_equal(clash: Clash, listings: Mapping[str, Listing]) -> bool:
     """Whether the files may be equal, by CRC and size; only a comparison of the bytes is proof."""
     said = {listings[name].files.get(clash.path) for name in (clash.first, clash.second)}
     known = {f"{zlib.crc32(text):08x} {len(text)}" for text in database.namespace_texts()}
-    return clash.alike or (_is_namespace(clash) and said <= known)
+    return clash.equal or (_is_namespace(clash) and said <= known)
 
 
-def _alike(clash: Clash, files: Mapping[str, Path]) -> bool:
+def _are_equal(clash: Clash, files: Mapping[str, Path]) -> bool:
     names = (clash.first, clash.second)
     if clash.path != clash.other or not files.keys() >= set(names):
         return False

@@ -35,11 +35,11 @@ def show_download(progress: Progress) -> Callable[[str, int], None]:
 
 def one_fetch_at_a_time(progress: Progress) -> contextlib.AbstractContextManager[None]:
     """Let only one process download at a time, so that files shared by two profiles are downloaded once."""
-    return process_locks.exclusive("_fetch", "fetches what an image is made of", progress.say)
+    return process_locks.exclusive("_fetch", "downloads the files of an image", progress.say)
 
 
 @contextlib.contextmanager
-def beside(work: Callable[[], None]) -> Iterator[None]:
+def in_parallel(work: Callable[[], None]) -> Iterator[None]:
     """Run `work` in a thread while the body of the `with` runs. `work` is only done ahead of time: its other errors are
     ignored here, since they occur again where its result is really needed. HashMismatch alone is raised here: its file
     is removed, so that the later step would only find it missing."""
@@ -77,7 +77,7 @@ def fetch_image_parts(
     with one_fetch_at_a_time(progress):
         if locked.suite:
             debian_base_tar.make_base(locked, sha256_file_store.debs(), progress.line)
-    ahead = beside(meanwhile) if meanwhile else contextlib.nullcontext()
+    ahead = in_parallel(meanwhile) if meanwhile else contextlib.nullcontext()
     with ahead, one_fetch_at_a_time(progress):
         wheel_resolution_and_download.fetch_wheels(
             locked.wheels, plan.python, plan.glibc, sha256_file_store.wheel_store(), show

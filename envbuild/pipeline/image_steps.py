@@ -104,7 +104,7 @@ def render_dockerfile(source: Source, lock: Lock, options: Options) -> StepResul
     same = atomic_files.holds_text(source.dockerfile, text)
     if options.locked and source.dockerfile.is_file() and not same:
         raise OutOfDate(
-            f"{display(source.dockerfile)} is not what the lock gives", hint=f"run: envbuild lock {source.known}"
+            f"{display(source.dockerfile)} does not match the lock", hint=f"run: envbuild lock {source.known}"
         )
     if not same and not options.trial:
         atomic_files.write_within(source.project, source.dockerfile, text)

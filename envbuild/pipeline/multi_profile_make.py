@@ -153,7 +153,7 @@ class BatchRun:
         # -P: a module in the working directory cannot shadow one of ours
         argv = [sys.executable, "-P", "-m", "envbuild", verb, "--json", *options, "--", name]
         signs = self.environment if verb == "make" else {}
-        env = {**signs, process_locks.BESIDE: "1"}
+        env = {**signs, process_locks.PARALLEL: "1"}
         done = run(argv, env=env, on_line=events.add_output, on_event=events.add_line, stop=self.stop)
         document = _document(done.stdout)
         if document is None or (done.code and "error" not in document):

@@ -97,7 +97,7 @@ def push(name: str, target: str, listener: Listener, *, zstd: bool = False, unsi
 
 
 def _signer(unsigned: bool) -> Signer | None:
-    """The configured signer; None if `unsigned` allows it. Raises UsageError if there is none otherwise."""
+    """The configured signer; None if `unsigned` is set. Raises UsageError if no key is configured."""
     signer = None if unsigned else keys_and_signatures.configured_signer()
     if signer is None and not unsigned:
         raise UsageError("No signing key: nothing was published", hint=_NO_SIGNER)
@@ -110,7 +110,7 @@ def export_bundle(name: str, file: Path, listener: Listener, *, unsigned: bool =
     Raises UsageError without a signing key unless `unsigned` allows it, and NotProved if evidence is missing.
     """
     if file.exists():
-        raise UsageError(f"{file} is there already", hint="choose another name")
+        raise UsageError(f"{file} exists already", hint="choose another name")
     context = StepContext(listener)
     signer = _signer(unsigned)
     saved = PartialResult(Pushed(name, str(file), signer.public.fingerprint if signer else None))
@@ -174,7 +174,7 @@ def import_bundle(file: Path, policy: Policy, listener: Listener) -> tuple[Verdi
     engine.load(bundle.loadable(manifest, verdict.image.layers, tag))
     loaded = engine.find(tag)
     if loaded is None or loaded.id != verdict.image.id:
-        raise EngineError(f"the engine loaded another image than {verdict.image.id}")
+        raise EngineError(f"the engine loaded a different image than {verdict.image.id}")
     return verdict, tag
 
 
@@ -189,7 +189,7 @@ def _proved(context: StepContext, name: str) -> tuple[Source, Lock, Image]:
     )
     missing = [f"{proof.model}: {proof.reason}" for proof in found if proof.state != "proved"]
     if missing:
-        text = f"{source.name} is not proved on all it is for: nothing is published"
+        text = f"{source.name} is not proved on all of its GPUs: nothing is published"
         raise NotProved(text, hint="\n".join([*missing, f"run: envbuild make {source.known}"]))
     return source, lock, image
 
@@ -215,7 +215,7 @@ def statements_of(source: Source, locked: Lock, image: Image, subject: Subject) 
 
 
 def build_details(source: Source, locked: Lock, image: Image) -> BuildDetails:
-    """Return what this envbuild recorded about the build. Wheels that are no longer in the store are downloaded
+    """Return what this envbuild recorded about the build. Wheels that are not in the store any more are downloaded
     again."""
     record = next(record for record in build_records_and_comparison.all_records(image.id) if record.lock == locked.id)
     plan = plan_resolver.resolve(source)

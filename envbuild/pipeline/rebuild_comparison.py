@@ -45,7 +45,7 @@ def rebuild_objections(verdict: Verdict, listener: Listener) -> list[Reason]:
             made.update(new_records=built.new_records)
             found = _compare(context, built.image, *verdict.proved)
             if isinstance(found, Reason):
-                say("the lock gives another image")
+                say("the lock gives a different image")
                 return [found]
             verdict.reordered = found
             same_id = built.image.id == verdict.proved[2].id
@@ -59,11 +59,11 @@ def rebuild_objections(verdict: Verdict, listener: Listener) -> list[Reason]:
 
 def _same(reordered: Sequence[int]) -> str:
     if not reordered:
-        return "the lock gives the same layers and configuration, under another image id"
+        return "the lock gives the same layers and configuration, with a different image id"
     numbers = ", ".join(map(str, reordered))
     return (
-        f"the lock gives the same files, under another image id: the archive of layer {numbers} lists them in another "
-        "order, as an engine may (docs/decisions/0019)"
+        f"the lock gives the same files, with a different image id: the archive of layer {numbers} lists them in "
+        "another order, as an engine may (docs/decisions/0019)"
     )
 
 
@@ -86,11 +86,11 @@ def _compare(
     with oci_layout_writer.saved(context.engine, made) as local:
         for number, where, here in differing:
             if how := layer_comparison.difference(where, (local, here, here), _NAMES):
-                return Reason("rebuild", f"layer {number} of {count} is another: {how}")
+                return Reason("rebuild", f"layer {number} of {count} differs: {how}")
         given = registry_image_reader.parse_config(made.id, local.blob(made.id))
     differ = [what for what in ("labels", "environment", "settings") if getattr(config, what) != getattr(given, what)]
     if differ:
-        return Reason("rebuild", f"the layers hold the same, its configuration is another: {', '.join(differ)}")
+        return Reason("rebuild", f"the layers have the same content, the configuration differs: {', '.join(differ)}")
     return [number for number, *_ in differing]
 
 

@@ -51,13 +51,16 @@ def runner(
     if on.nodes > 1 and chosen != "slurm":
         raise UsageError("--nodes is for --on slurm", hint="it starts ranks on several nodes by srun")
     if on.nodes > 1 and on.resume:
-        raise UsageError("--resume takes up one job, and --nodes makes two", hint="leave --nodes out, or run anew")
+        raise UsageError(
+            "--resume continues one job, and --nodes submits two", hint="leave --nodes out, or submit a new job"
+        )
     if chosen == "local":
         return Local(engine, image)
     if order.asked.gpus:
         raise UsageError(
-            "--gpus names GPUs of the engine's machine; a scheduler hands out its own",
-            hint=f"--gpu MODEL says which card, gpu_count in the profile how many, {_CALLED[chosen]} what it is called",
+            "--gpus names GPUs of the engine's machine; a scheduler assigns its own",
+            hint=f"--gpu MODEL selects the GPU model, gpu_count in the profile their number\n"
+            f"{_CALLED[chosen]} sets the name that the cluster uses",
         )
     given, known = on.given.get(chosen, {}), database.gpus().__contains__
     made: Callable[[str | None], Runner]
@@ -103,10 +106,10 @@ def _known(registry: str | None, engine: Engine, image: Image, on_line: Callable
     try:
         found = registry_push.there(place, image)
     except NetworkError as error:
-        on_line(f"{name} could not be asked: {error.message}")
+        on_line(f"{name} did not answer: {error.message}")
         found = None
     if found is None:
-        on_line(f"the image is not in {name}, where a run puts it first: zeros stand for its digest")
+        on_line(f"the image is not in {name} yet (a real run pushes it): zeros stand for its digest")
     return f"{name}@{found.digest if found else _ZEROS}"
 
 
@@ -117,7 +120,7 @@ def require_enough_gpus(source: Source, gpus: Sequence[str]) -> None:
     if gpus and source.profile.gpus and len(gpus) < wanted:
         raise NotProved(
             f"{source.name} cannot be proved: it is for {wanted} GPUs that work together, and --gpus names {len(gpus)}",
-            hint="name more of them, or build it all the same: --allow-unproved",
+            hint="name more GPUs, or build without a proof: --allow-unproved",
         )
 
 

@@ -163,7 +163,7 @@ def tag_verified(context: StepContext, source: Source, image: Image) -> StepResu
     if not cached:
         engine.tag(image, named, VERIFIED)
     if engine.tags(named).get(VERIFIED) != image.handle:
-        raise EngineError(f"{named}:{VERIFIED} was moved by somebody else meanwhile")
+        raise EngineError(f"{named}:{VERIFIED} was moved by another process in the meantime")
     return StepResult(f"{named}:{VERIFIED}", cached=cached, note=f"{named}:{VERIFIED}")
 
 
@@ -174,5 +174,5 @@ def withdraw_verified(context: StepContext, source: Source, image: Image) -> str
     if context.engine.tags(repository(source.name)).get(VERIFIED) != image.handle:
         return None
     context.engine.remove(tag)
-    context.progress.say(f"{tag} is withdrawn: what it named failed its self-test")
+    context.progress.say(f"{tag} is withdrawn: its image failed the self-test")
     return tag

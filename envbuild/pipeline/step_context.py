@@ -32,7 +32,7 @@ class StepContext:
 
     @cached_property
     def engine(self) -> Engine:
-        """The engine, connected to at the first use. Raises EngineError if there is no engine or builder to use."""
+        """The engine, connected to at the first use. Raises EngineError if the engine or the builder cannot be used."""
         found = Engine(builder=self._builder)
         found.require_bounds()
         buildx.require_builder(found)

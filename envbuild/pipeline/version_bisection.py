@@ -63,8 +63,8 @@ def bisect(name: str, hunt: Hunt, listener: Listener) -> Bisection:
 def _find_versions(plan: Plan, distribution: str, hunt: Hunt) -> StepResult[tuple[str, ...]]:
     found = releases_between(distribution, plan.python, plan.glibc, hunt.oldest, hunt.newest)
     if not found:
-        raise UsageError(f"no release of {distribution} lies within these bounds", hint="--from and --to are versions")
-    tries = f"at most {some(most_tries(len(found)), 'try', 'tries')} if each can be made"
+        raise UsageError(f"no release of {distribution} is within these bounds", hint="--from and --to are versions")
+    tries = f"at most {some(most_tries(len(found)), 'try', 'tries')} if each can be built"
     return StepResult(tuple(found), note=f"{len(found)} of {distribution}, {found[0]} to {found[-1]}: {tries}")
 
 
@@ -99,7 +99,7 @@ def _outcome(
     run = workflows.run_selftest(context, made, order, select_runner(context, order, image))
     for failure in run.failures() if hunt.probe != _IDENTITY else ():
         if failure.probe == _IDENTITY:
-            raise NotProved(f"the card here is none of {source.name}'s", hint=failure.detail)
+            raise NotProved(f"the GPU here is not one of {source.name}'s", hint=failure.detail)
     try:
         workflows.require_passed(made.value)
     except CheckFailed as error:

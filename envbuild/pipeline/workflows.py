@@ -115,7 +115,7 @@ def _tag_verified(context: StepContext, made: PartialResult[Made], source: Sourc
     """Set the tag `verified`, as the last step. Raises NotProved if the evidence does not verify the image."""
     if made.value.status != VERIFIED:
         missing = [profile_proofs.reason(source.name, proof) for proof in made.value.proofs if proof.state != "proved"]
-        raise NotProved(f"{source.name} is built, and not proved on all it is for", hint="\n".join(missing))
+        raise NotProved(f"{source.name} is built, but not proved on all of its GPUs", hint="\n".join(missing))
     tag = context.step("tag", tag_verified, context, source, image)
     made.update(tags=tuple(dict.fromkeys([*made.value.tags, tag])))
 
@@ -202,7 +202,7 @@ def cluster_script(
     if len(scripts) == 1:
         return scripts[0]
     what = ("the self-test, on one node", f"dist.nodes, on {on.nodes} nodes, where the first has passed")
-    # The two scripts together cannot be run: sbatch accepts no script whose first line is another comment.
+    # The joined text is for reading only: sbatch refuses a script that begins with an ordinary comment.
     remarks = (f"# job {number} of 2: {words}" for number, words in enumerate(what, 1))
     return "\n".join(f"{remark}\n{text}" for remark, text in zip(remarks, scripts, strict=True))
 

@@ -83,7 +83,7 @@ class Build(Model):
 
 
 class Extension(Model):
-    """One extension: from a git commit or an sdist, or `none`, with the reason why there is none."""
+    """One extension: from a git commit or an sdist, or `none`, with the reason why it is left out."""
 
     name: ExtensionName = Field(description="name of the distribution")
     git: GitAddress | None = Field(None, description="URL of the repository; the setting git_mirror comes first")
@@ -104,7 +104,7 @@ class Extension(Model):
     @classmethod
     def _has_a_name_of_its_own(cls, name: str) -> str:
         if name in _TAKEN:
-            raise ValueError(f"{name} is no extension: a profile has its own key for it")
+            raise ValueError(f"{name} is not an extension: a profile has its own key for it")
         return name
 
     @model_validator(mode="after")
@@ -113,11 +113,15 @@ class Extension(Model):
             raise ValueError("give one of git, sdist, or none (a reason)")
         besides = sorted(self.model_fields_set - {"name", "none"})
         if self.none is not None and besides:
-            raise ValueError(f"none says that there is none, and {', '.join(besides)} what it is: keep one of the two")
+            raise ValueError(
+                f"none leaves the extension out, and {', '.join(besides)} describe it: remove one of the two"
+            )
         if (self.git is None) != (self.commit is None):
             raise ValueError("git and commit (40 hex digits) go together")
         if self.none is None and not self.modules:
-            raise ValueError("modules: name those that it must hold: a source may build none, and say nothing")
+            raise ValueError(
+                "modules: name the modules that the wheel must contain, because a build can silently omit them"
+            )
         return self
 
     @property

@@ -13,7 +13,7 @@ from envbuild.util import package_data, yaml_document
 from envbuild.util.yaml_document import Document
 
 PIN = "--pin"
-"""Where what was asked for with that option stands, as a file is told of."""
+"""The name of the file in messages about a profile that the option --pin changed."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Source:
 
     @property
     def lock_file(self) -> Path:
-        return self._beside("profiles", f"{self.name}{LOCK}")
+        return self._generated_file("profiles", f"{self.name}{LOCK}")
 
     @property
     def known_lock(self) -> Path:
@@ -89,7 +89,7 @@ class Source:
         selftest = self.profile.selftest.model_copy(update={"script": script})
         return replace(self, profile=self.profile.model_copy(update={"selftest": selftest}))
 
-    def _beside(self, folder: str, name: str) -> Path:
+    def _generated_file(self, folder: str, name: str) -> Path:
         if self.project in self.file.parents:
             return self.file.parent / name
         return self.project / folder / name

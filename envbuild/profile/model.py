@@ -225,7 +225,7 @@ class Profile(Model):
     @classmethod
     def _transport_is_between_gpus(cls, selftest: SelfTest, info: ValidationInfo) -> SelfTest:
         if selftest.transport and info.data.get("gpus") == ():
-            raise ValueError("transport is between GPUs, and gpus names none")
+            raise ValueError("transport needs GPUs, and gpus is empty")
         return selftest
 
 

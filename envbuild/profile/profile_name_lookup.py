@@ -26,7 +26,7 @@ class UnwrittenProfile(ProfileError):
     def __init__(self, gpu: str) -> None:
         writes = f"envbuild init {gpu}"
         super().__init__(
-            f"no profile is shipped for {gpu}, and there is no file profiles/{gpu}.yaml", hint=f"to write it: {writes}"
+            f"no profile is shipped for {gpu}, and profiles/{gpu}.yaml does not exist", hint=f"create it: {writes}"
         )
         self.gpu = gpu
         self.note = f"no profile is shipped for {gpu}: this is what `{writes}` would write"
@@ -88,12 +88,12 @@ def locks(folders: Iterable[Path] | None = None) -> dict[str, Path]:
     return found
 
 
-def find_profile(name: str, beside: Path | None = None) -> Path:
-    """The file of a profile, by name or by path (if it ends in .yaml or contains a slash). `beside`: the folder of
+def find_profile(name: str, folder: Path | None = None) -> Path:
+    """The file of a profile, by name or by path (if it ends in .yaml or contains a slash). `folder`: the folder of
     relative paths."""
     if is_path(name):
         # remove `..`, because the parent folders are compared; a link to a profile is not resolved
-        file = Path(os.path.abspath((beside or Path.cwd()) / name))  # noqa: PTH100
+        file = Path(os.path.abspath((folder or Path.cwd()) / name))  # noqa: PTH100
         try:
             there, is_folder = file.is_file(), file.is_dir()
         except OSError as error:  # the name is too long
@@ -101,9 +101,11 @@ def find_profile(name: str, beside: Path | None = None) -> Path:
         if is_folder:
             raise _folder(name, file)
         if not there:
-            raise ProfileError(f"there is no file {name}")
+            raise ProfileError(f"file not found: {name}")
         if not NAME.fullmatch(file.stem):
-            raise ProfileError(f"{file.stem!r} cannot name images: use lower case letters, digits and dashes")
+            raise ProfileError(
+                f"{file.stem!r} cannot be used in an image name: use lower case letters, digits and dashes"
+            )
         return file
     for folder in _folders():
         if NAME.fullmatch(name) and (folder / f"{name}.yaml").is_file():
@@ -119,7 +121,7 @@ def find_profile(name: str, beside: Path | None = None) -> Path:
         raise ProfileError(text)
     known = profile_names()
     hint = gpu_names.suggestion(name, known) or f"known profiles: {', '.join(known) or 'none'}"
-    raise ProfileError(f"there is no profile {name!r}", hint=hint)
+    raise ProfileError(f"unknown profile {name!r}", hint=hint)
 
 
 def refuse_link(file: Path, error: type[EnvbuildError]) -> None:
@@ -145,8 +147,8 @@ def _folder(name: str, folder: Path) -> ProfileError:
     found = [str(Path(name) / file.relative_to(folder)) for there in below for file in _files(there)]
     asked = [quote(one if is_path(one) else f"./{one}") for one in found]
     more = f", and {len(asked) - _MOST} more" if len(asked) > _MOST else ""
-    told = f"name one of its profiles: {', '.join(asked[:_MOST])}{more}" if asked else "no profile lies in it"
-    return ProfileError(f"{name} is a folder, and a profile is a file", hint=told)
+    hint = f"name one of its profiles: {', '.join(asked[:_MOST])}{more}" if asked else "it contains no profile"
+    return ProfileError(f"{name} is a folder, and a profile is a file", hint=hint)
 
 
 def is_path(name: str) -> bool:
@@ -159,8 +161,8 @@ def meant(name: str, wanted: Path | None = None) -> Meant:
     Order: a profile of that name, the devel variant of another profile, the origin of a lock of that name, the profile
     of the GPU with that name, as it is printed or typed.
 
-    Raises ProfileError if there is none, or if the combined name belongs to another project's lock; UnwrittenProfile
-    for a GPU without a profile.
+    Raises ProfileError if the profile is missing, or if the combined name belongs to another project's lock;
+    UnwrittenProfile for a GPU without a profile.
     """
     try:
         asked = _profile(name)
@@ -232,10 +234,10 @@ def _refuse_another(made: Meant, wanted: Path) -> None:
         )
 
 
-def _profile(name: str, beside: Path | None = None) -> Meant:
+def _profile(name: str, folder: Path | None = None) -> Meant:
     """A profile or its devel variant."""
     try:
-        file = find_profile(name, beside)
+        file = find_profile(name, folder)
         return Meant(file.stem, file, name, quote(name))
     except ProfileError:
         plain = name.removesuffix(f"-{DEVEL}")
@@ -276,7 +278,7 @@ def _refuse_foreign(lock: Path, made_for: str, wanted: Path) -> None:
     except (OSError, RuntimeError, ValueError) as error:
         hint = "name the files: envbuild lock PROFILE --requirements FILE"
         raise ProfileError(
-            f"the lock {yaml_document.display(lock)} cannot be asked for by name: {error}", hint=hint
+            f"the lock {yaml_document.display(lock)} cannot be used by name: {error}", hint=hint
         ) from None
 
 

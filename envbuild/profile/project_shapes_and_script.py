@@ -131,9 +131,9 @@ def syntax(text: str, name: str, python: str) -> Iterator[Fault]:
             tree = ast.parse(text, name, feature_version=(3, int(minor[1])) if minor else None)
             compile(tree, name, "exec", dont_inherit=True)
     except SyntaxError as error:
-        yield Fault(f"no valid Python: {error.msg}", name, error.lineno)
+        yield Fault(f"invalid Python: {error.msg}", name, error.lineno)
     except (ValueError, RecursionError, MemoryError, OverflowError) as error:
-        yield Fault(f"no valid Python: {str(error) or 'nested too deeply'}", name)
+        yield Fault(f"invalid Python: {str(error) or 'nested too deeply'}", name)
 
 
 def _read(path: str, profile: Path) -> tuple[Path, str]:
@@ -143,7 +143,7 @@ def _read(path: str, profile: Path) -> tuple[Path, str]:
     file = inside(path, profile.parent, home(profile))
     try:
         if not file.is_file():
-            raise ValueError(f"there is no file {display(file)}")
+            raise ValueError(f"file not found: {display(file)}")
     except OSError as error:  # the name is too long
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     return file, _text(file, path)
@@ -169,6 +169,6 @@ def given(file: Path, python: str) -> Script:
         raise FileError(str(error)) from None
     faults = list(syntax(text, display(file), python))
     if faults:
-        raise FileError(f"{display(file)} is no script", faults=faults)
+        raise FileError(f"{display(file)} is not a valid script", faults=faults)
     stem = re.sub(r"[^A-Za-z0-9_.-]", "_", file.stem).lstrip(".-")
     return Script(f"{stem or 'script'}.py", text)

@@ -104,7 +104,7 @@ def _lines(
     more files may be included."""
     name, faults = display(file), found.faults
     if _HASH.search(text):
-        found.notes.append(f"{name}: its hashes are not compared: the lock has the index's sha256 of every wheel")
+        found.notes.append(f"{name}: its hashes are ignored: the lock has the sha256 of every wheel from the index")
     number, waiting = 0, ""
     for count, raw in enumerate(text.splitlines(), 1):
         number = number if waiting else count
@@ -142,7 +142,7 @@ def _lines(
             yield line, Place(name, number)
 
 
-_ELSEWHERE = "indexes and find-links are pip's and uv's configuration, editable installs belong into a child image"
+_ELSEWHERE = "indexes and find-links are pip's and uv's configuration, editable installs belong in a child image"
 
 
 def _pyproject(file: Path, text: str, found: Requirements) -> Iterator[tuple[str, Place]]:

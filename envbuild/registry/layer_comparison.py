@@ -85,11 +85,11 @@ class Pieces:
 
     @property
     def end(self) -> tuple[object, ...]:
-        """All behind the last piece."""
+        """The state after the last piece."""
         return bytes(self._head), self._left, self._more, self._tail and self._tail.hexdigest()
 
     def feed(self, block: bytes) -> None:
-        """Raises ValueError for what is no tar."""
+        """Add a piece of the archive. Raises ValueError for an invalid tar."""
         rest = memoryview(block)
         while rest:
             if self._tail:

@@ -146,9 +146,9 @@ class Repository:
     def _require(self, answer: requests.Response, codes: tuple[int, ...], what: str) -> None:
         if answer.status_code in codes:
             return
-        told = _told(answer)
+        message = _error_message(answer)
         answer.close()
-        hint = f"docker login {self.reference.host}" if answer.status_code in (401, 403) else told
+        hint = f"docker login {self.reference.host}" if answer.status_code in (401, 403) else message
         raise NetworkError(f"{self.reference.repository} {what}: {answer.status_code}", hint=hint or None)
 
     def _body(self, answer: requests.Response, limit: int, what: str) -> bytes:
@@ -158,7 +158,7 @@ class Repository:
             raise registry_http_and_auth.unreachable(self.reference.host, error) from None
 
 
-def _told(answer: requests.Response) -> str:
+def _error_message(answer: requests.Response) -> str:
     """The error message in the registry's response."""
     try:
         errors = json.loads(registry_http_and_auth.whole_body(answer, 1 << 16, "the error"))["errors"]

@@ -64,7 +64,7 @@ def parse_config(image_id: str, raw: bytes) -> Config:
 
 
 DAMAGED = (tarfile.TarError, zlib.error, EOFError, ValueError, OverflowError)
-"""What tarfile raises for what is no tar, or one that lies: the numbers of its attributes may be anything."""
+"""All errors that tarfile raises for an invalid or hostile tar, whose attributes may be any number."""
 
 
 class Member(tarfile.TarInfo):

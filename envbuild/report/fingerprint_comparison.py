@@ -23,7 +23,7 @@ TEACHER, FREE = "teacher-forced", "free-running"
 # With fewer bits, many elements are outside their bound; or, if the bound is barely exceeded, all errors are a similar
 # fraction of it: among 10^5 normal errors the largest is 7 times the median. A bfloat16 result has a relative error of
 # 2^-8; 2^-6 allows for a few successive roundings.
-_MANY, _ALIKE, _LOWEST = 1 / 16, 32, 2.0**-6
+_MANY, _SAME, _LOWEST = 1 / 16, 32, 2.0**-6
 _BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 _HINT = "compare what one version of envbuild recorded of the same operations, or of one model on the same inputs"
 
@@ -144,7 +144,7 @@ def _together(op: FingerprintOp, a: Observed, b: Observed, apart: float) -> str:
     if apart > _LOWEST or not a.samples:
         return BREAKAGE
     middle = statistics.median(abs(x - y) for x, y in zip(a.samples, b.samples, strict=True))
-    return PRECISION if _ALIKE * middle >= apart * max(a.rms, b.rms) else BREAKAGE
+    return PRECISION if _SAME * middle >= apart * max(a.rms, b.rms) else BREAKAGE
 
 
 def _side(op: FingerprintOp, seen: Observed) -> FingerprintSide:
@@ -169,7 +169,7 @@ def _judged(op: FingerprintOp, seen: Observed) -> tuple[str, str | None]:
         f"element {found.where} is {found.got:g}, should be {found.expected:g} within {found.bound:g} "
         f"({found.wrong} of {found.count} wrong)"
     )
-    spread = found.wrong >= _MANY * found.count or found.ratio <= _ALIKE * found.median
+    spread = found.wrong >= _MANY * found.count or found.ratio <= _SAME * found.median
     if op.exact or not (spread and math.isfinite(found.ratio) and 0 < found.relative <= _LOWEST):
         return BREAKAGE, text
     # rounding to p bits causes a root mean square error of about 2^-(p + 1.2)
@@ -219,7 +219,7 @@ def _notes(a: Fingerprint, b: Fingerprint) -> Iterator[str]:
         yield f"other dtypes: {', '.join(sorted(dtypes))}"
     unsound = [one.id for one, other in pairs if _not_finite(one) and _not_finite(other)]
     if unsound:
-        yield f"not finite in both, from finite inputs: {unsound[0]} is the first; what they share is at fault"
+        yield f"not finite in both, from finite inputs: {unsound[0]} is the first; the cause is common to both"
     golden = [one.id for one, other in pairs if one.golden != other.golden]
     if golden:
         yield f"the hosts' own float64 differs in the last place from {golden[0]} on; each is judged by its own"

@@ -47,7 +47,7 @@ def blocks(text: str, file: str) -> tuple[list[Block], list[Fault]]:
             begun = None
         elif kind not in KINDS:
             hint = near(kind, KINDS) or f"known: {', '.join(KINDS)}"
-            faults.append(Fault(f"there is no block {kind!r} ({hint})", file, number + 1))
+            faults.append(Fault(f"unknown block {kind!r} ({hint})", file, number + 1))
         else:
             if begun:
                 faults.append(Fault(_UNENDED, file, begun[0] + 1))

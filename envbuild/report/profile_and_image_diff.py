@@ -82,15 +82,15 @@ class Diff:
     def same(self) -> bool:
         differs = self.basics or self.versions or self.environment or self.advisories or self.layers
         ids = {side.id for side in (self.a, self.b) if side.id}
-        return not differs and len(ids) < 2 and (self.layers is None or self._layers_alike)
+        return not differs and len(ids) < 2 and (self.layers is None or self._same_layers)
 
     @property
     def only_configuration(self) -> bool:
         """True if the layers are the same, but something else differs."""
-        return not self.same and self.layers is not None and self._layers_alike
+        return not self.same and self.layers is not None and self._same_layers
 
     @property
-    def _layers_alike(self) -> bool:
+    def _same_layers(self) -> bool:
         """Whether both have the same layers in the same order."""
         a, b = ([layer.identity for layer in side.layers] for side in (self.a, self.b))
         return a == b

@@ -225,9 +225,9 @@ def _next(name: str, asked: str, state: str, cards: Sequence[str]) -> tuple[str,
     """Return the next command for a state, and where to run it. `cards`: the GPU models that are not verified."""
     if state == PROVED:
         return f"envbuild push {asked} REGISTRY/{name}", "to let others use it"
-    there = f"where there is {' and '.join(cards)}" if cards else ""
+    there = f"on a machine with {' and '.join(cards)}" if cards else ""
     if state == FAILED:
-        return f"envbuild make {asked}", f"{there} once what failed is cured".strip()
+        return f"envbuild make {asked}", f"{there} after fixing the failure".strip()
     return f"envbuild make {asked}", there
 
 

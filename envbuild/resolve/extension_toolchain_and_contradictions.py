@@ -36,7 +36,7 @@ class ExtensionToolchain:
     wanted: tuple[ExtensionRequest, ...]
 
     @property
-    def wishes(self) -> list[object]:
+    def inputs(self) -> list[object]:
         """The inputs of the extensions' part of a lock; URLs are not included."""
         archive, debian = self.toolchain.archive, self.toolchain.debian
         return [
@@ -45,12 +45,12 @@ class ExtensionToolchain:
             list(self.toolchain.requirements),
             [archive.name, archive.sha256, archive.fits] if archive else None,
             list(self.requires),
-            [_wish(item.extension) for item in self.wanted],
+            [_extension_inputs(item.extension) for item in self.wanted],
             *([[list(debian.packages), list(debian.components), dict(debian.environment)]] if debian else []),
         ]
 
 
-def _wish(extension: Extension) -> list[object]:
+def _extension_inputs(extension: Extension) -> list[object]:
     build = extension.build
     return [extension.name, extension.source, dict(build.env), list(build.settings), list(extension.modules)]
 
@@ -79,7 +79,7 @@ def toolchain_contradictions(source: Source, suite: Suite | None, cuda: str | No
         return
     fault = source.document.fault
     if not source.profile.gpus and Version(source.profile.torch).local != "cpu":  # that is reported elsewhere
-        yield fault(("extensions", compiled[0]), "it is compiled for the profile's own cards, and gpus names none")
+        yield fault(("extensions", compiled[0]), "an extension is compiled for the profile's GPUs, and gpus is empty")
     bound = extension_compilers.hosts().get(cuda) if cuda else None
     own = source.profile.toolchain == "debian"  # Debian's nvcc comes with a matching g++
     if suite and bound and suite.gcc >= bound.gcc_below and not own:

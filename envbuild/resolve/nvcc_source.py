@@ -54,7 +54,7 @@ def choose_toolchain(source: Source, cuda: str | None, packages: str) -> Toolcha
     if Version(profile.torch).local == "cpu":
         return fault(where, f"torch {profile.torch} has no CUDA to compile for")
     if cuda is None:
-        return fault(where, f"the facts do not know what CUDA torch {profile.torch} is built for: say so with cuda:")
+        return fault(where, f"unknown CUDA release of torch {profile.torch}: set cuda: in the profile")
     if isinstance(wanted, ArchiveFile):
         archive = ArchiveRequest(TOOLKIT, wanted.sha256, wanted.url, f"=={cuda}.*", fault(where, ""))
         return Toolchain(FOLDERS[TOOLKIT], cuda, archive=archive)
@@ -85,7 +85,7 @@ def _packaged(profile: Profile, cuda: str) -> Debian | str:
         )
     suite = profile.base.bootstrap
     if suite is None:
-        return "Debian packages need a bootstrap base: with an image as base say toolchain: base, or name an archive"
+        return "Debian packages need a bootstrap base: with an image as base, set toolchain: base, or name an archive"
     known = extension_compilers.debian(cuda)
     found = next((row for row in known if row.suite == suite), None)
     lacks = f"Debian {suite} has no nvcc of CUDA {cuda} (known: {_suites(known) or 'none in any suite'})"

@@ -58,8 +58,8 @@ def contradictions(
     try:
         plan_resolver.resolve(Source(meant.name, meant.file, rest[0], rest[1], meant))
     except ProfileError as error:
-        told = [fault for fault in error.faults if not _within(fault.field or "", blurred)]
-        return told, error.hint if len(told) == len(error.faults) else None
+        outside = [fault for fault in error.faults if not _within(fault.field or "", blurred)]
+        return outside, error.hint if len(outside) == len(error.faults) else None
     return [], None
 
 

@@ -83,7 +83,7 @@ class Plan:
     notes: tuple[str, ...] = ()
 
     @property
-    def wishes(self) -> dict[str, object]:
+    def inputs(self) -> dict[str, object]:
         """The inputs of each part of a lock; a part with unchanged inputs is not locked again."""
         return {
             "base": [self.platform, self.suite, self.image, list(self.base_packages)],
@@ -99,19 +99,19 @@ class Plan:
             "environment": dict(self.environment),
             **({"startup": [[file.file, file.sha256] for file in self.startup]} if self.startup else {}),
             **({"archives": [[a.name, a.sha256, a.fits] for a in self.archives]} if self.archives else {}),
-            **({"extensions": self.extension_toolchain.wishes} if self.extension_toolchain else {}),
+            **({"extensions": self.extension_toolchain.inputs} if self.extension_toolchain else {}),
         }
 
     def place(self, name: str) -> Place | None:
         """The position in the profile of a distribution (normalised name); torch's position for its dependencies."""
-        asking = (wish for wish in self.packages if canonicalize_name(Requirement(wish).name) == name)
-        return self.places.get(next(asking, self.core[-1]))
+        requirements = (text for text in self.packages if canonicalize_name(Requirement(text).name) == name)
+        return self.places.get(next(requirements, self.core[-1]))
 
     def faults(self, said: str) -> list[Fault]:
         """Faults with the positions of the requirements named in a resolver's message."""
         words = set(re.split(r"[^A-Za-z0-9+.-]+", said.replace("==", " ")))
-        named = [wish for wish in self.places if re.split(r"[^A-Za-z0-9+.-]", wish)[0] in words]
-        return [Fault(wish, self.places[wish].file, self.places[wish].line) for wish in named]
+        named = [text for text in self.places if re.split(r"[^A-Za-z0-9+.-]", text)[0] in words]
+        return [Fault(text, self.places[text].file, self.places[text].line) for text in named]
 
 
 # The C library of an image base is unknown before it is pulled; wheels are chosen for the oldest one torch supports.
@@ -208,7 +208,7 @@ def _way_out(source: Source, choice: Choice) -> str | None:
     return f"in the profile: {'; '.join(advisory_remedy.yaml_lines(found))}"
 
 
-_OTHERWISE = "ask for another version in the profile's packages or pins, or accept the advisory there, with a reason"
+_OTHERWISE = "name another version in the profile's packages or pins, or accept the advisory there, with a reason"
 
 
 def _locked_fault(plan: Plan, choice: Choice, advice: Advice) -> Fault:
@@ -253,7 +253,7 @@ def _contradictions(source: Source, profile: Profile, suite: database.Suite | No
     where = source.document.fault
     if suite and suite.python != profile.python:
         fits = ", ".join(f"{s.name} {s.python}" for s in database.suites().values())
-        found.append(where(("python",), f"{suite.name} carries Python {suite.python}, not {profile.python} ({fits})"))
+        found.append(where(("python",), f"{suite.name} has Python {suite.python}, not {profile.python} ({fits})"))
     for index, name in enumerate(profile.selftest.require):
         probe = probe_catalogue_reader.known_probes().get(name)
         if probe is None:
@@ -269,7 +269,7 @@ def _contradictions(source: Source, profile: Profile, suite: database.Suite | No
                 said = f"{name} needs compute capability {least} ({', '.join(older)}): remove it from selftest.require"
                 found.append(where(("selftest", "require", index), said))
     for name in _UNSET.keys() & set(profile.env):
-        found.append(where(("env", name), "this would put other packages before those that are locked and tested"))
+        found.append(where(("env", name), "this would put other packages in front of the locked and tested ones"))
     if profile.apt and not suite:
         found.append(where(("apt",), "Debian packages need a bootstrap base; put them into the image instead"))
     return found

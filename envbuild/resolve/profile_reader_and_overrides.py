@@ -67,8 +67,8 @@ def _source(asked: Meant, merged: Document, pins: Mapping[str, str], faults: lis
     faults += read_script(merged)
     found = tried(merged)
     if faults or not isinstance(found, Profile):
-        told = {fault.field for fault in faults}
-        malformed = [] if isinstance(found, Profile) else [item for item in found if item[1].field not in told]
+        reported = {fault.field for fault in faults}
+        malformed = [] if isinstance(found, Profile) else [item for item in found if item[1].field not in reported]
         more, hint = partial_profile_contradictions.contradictions(asked, merged, malformed, faults)
         raise profile_error(asked.name, [*faults, *(fault for _, fault in malformed), *more], hint)
     file = Path.cwd() / "profiles" / file.name if wanted else file

@@ -140,7 +140,7 @@ def _torch(source: Source, gpus: tuple[Gpu, ...], release: TorchRelease | None) 
         return
     if release is None:
         if profile.cuda and Version(profile.torch).local != f"cu{profile.cuda.replace('.', '')}":
-            yield fault(("cuda",), f"the facts do not know what CUDA torch {profile.torch} is built for")
+            yield fault(("cuda",), f"unknown CUDA release of torch {profile.torch}")
         return
     if profile.cuda and profile.cuda != release.cuda:
         yield fault(("cuda",), f"torch {release.version} is built for CUDA {release.cuda}, not {profile.cuda}")
@@ -204,7 +204,7 @@ def _unknown_pin(name: str, release: TorchRelease | None) -> str:
     if meant:
         return meant
     if release is None:
-        return f"only a torch that the facts know can have its libraries pinned; {_PACKAGES}"
+        return f"libraries can only be pinned for a known release of torch; {_PACKAGES}"
     known = [row for row in database.libraries() if database.distribution_of(row, release.cuda)]
     return f"no such library for CUDA {release.cuda} ({near(name, known) or ', '.join(known)}); {_PACKAGES}"
 
@@ -224,7 +224,9 @@ def _compat(source: Source, gpus: tuple[Gpu, ...]) -> Iterator[Fault]:
     if others or not gpus:
         cards = ", ".join(others) or "the CPU"
         cited = ", ".join(next(item.cite for item in database.advisories() if item.id == _NO_COMPAT)[:2])
-        text = f"forward-compatibility libraries are for datacentre cards; on {cards} CUDA ends with 804 ({cited})"
+        text = (
+            f"forward-compatibility libraries are for datacentre GPUs; on {cards}, CUDA fails with error 804 ({cited})"
+        )
         yield source.document.fault(("driver", "compat"), text)
 
 
@@ -269,7 +271,7 @@ def _refusals(source: Source, advice: tuple[Advice, ...]) -> Iterator[Fault]:
     for index, item in enumerate(source.profile.accept):
         if item.advisory not in ids:
             hint = near(item.advisory, ids)
-            said = f"there is no advisory {item.advisory!r}{f' ({hint})' if hint else ''}"
+            said = f"unknown advisory {item.advisory!r}{f' ({hint})' if hint else ''}"
             yield source.document.fault(("accept", index, "advisory"), said)
     for given in advice:
         if given.state == "refused":

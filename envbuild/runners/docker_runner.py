@@ -88,7 +88,7 @@ def _card_asked(job: Job) -> Iterator[None]:
         text = str(error.explanation or error)
         if job.devices and "unknown device" in text:
             raise UsageError(
-                f"the engine's machine has not all of the GPUs {', '.join(job.devices)}",
+                f"the engine's machine lacks some of the GPUs {', '.join(job.devices)}",
                 hint=f"nvidia-smi -L lists those it has ({text})",
             ) from error
         if _NO_DRIVER in text or "nvidia" in text.lower():
@@ -101,7 +101,8 @@ _NO_DRIVER = "could not select device driver"
 
 def _no_gpu(text: str) -> NotProved:
     return NotProved(
-        "the engine has no GPU to prove this on", hint=f"run the same command where the card is ({text.strip()})"
+        "the engine has no GPU to prove this on",
+        hint=f"run the same command on a machine with the GPU ({text.strip()})",
     )
 
 
@@ -246,7 +247,7 @@ def sweep_containers(engine: Engine) -> int:
             if _abandoned(container["Labels"][OWNER]):
                 _remove(api, container["Id"])
                 removed += 1
-        # Compare the names too: an image that somebody committed from our container has the same label.
+        # Compare the names too: an image that a user committed from our container has the same label.
         for image in api.images(filters={"label": OWNER, "reference": f"{_LOOK}*"}):
             if _abandoned(image["Labels"][OWNER]):
                 for tag in image["RepoTags"] or ():

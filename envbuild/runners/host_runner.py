@@ -15,8 +15,8 @@ from envbuild.util.host_processes import ProcessTimeout, run
 
 
 class Here:
-    """The runner for an interpreter or for an environment's folder. Raises UsageError if there is no working
-    interpreter."""
+    """The runner for an interpreter or for an environment's folder. Raises UsageError if the
+    interpreter is missing or does not work."""
 
     image = ""
     nonce: str | None = None
@@ -35,7 +35,9 @@ def find_interpreter(named: str) -> Path:
     if path.is_dir():
         inside = [path / "bin" / name for name in ("python", "python3") if (path / "bin" / name).exists()]
         if not inside:
-            raise UsageError(f"{path} is no environment: it has no bin/python", hint="name an interpreter or a venv")
+            raise UsageError(
+                f"{path} is not an environment: bin/python is missing", hint="name an interpreter or a venv"
+            )
         path = inside[0]
     if version(path) is None:
         raise UsageError(f"{path} cannot be run as Python", hint="name an interpreter or a venv")

@@ -40,9 +40,9 @@ def _file(runner: str, job: str) -> Path:
 
 def read(runner: str, job: str) -> Ticket:
     """Reads a ticket. Raises UsageError if no such job was submitted from here."""
-    hint = "only whoever submitted a job can resume it, until its output was read"
+    hint = "a job can be resumed once, and only by the user who submitted it"
     if not _ID.fullmatch(job):
-        raise UsageError(f"{printable(job[:50])!r} is no job's id", hint=hint)
+        raise UsageError(f"{printable(job[:50])!r} is not a job id", hint=hint)
     try:
         return Ticket(**json.loads(_file(runner, job).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
@@ -65,6 +65,6 @@ def require_same(ticket: Ticket, image: str, job: Job) -> None:
     """Raises UsageError if the job or the image is not the one that was submitted."""
     if (ticket.image, ticket.payload) != (image, hashlib.sha256(job.stdin).hexdigest()):
         raise UsageError(
-            f"job {ticket.job} tests something else: its image, profile, lock or self-test is another",
-            hint="give the same options as when it was submitted; or run anew, without --resume",
+            f"job {ticket.job} was submitted with a different image, profile, lock or self-test",
+            hint="give the options that it was submitted with; or start a new job, without --resume",
         )

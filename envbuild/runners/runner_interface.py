@@ -12,7 +12,7 @@ from envbuild.util.errors import EnvbuildError
 
 
 class RunnerError(EnvbuildError):
-    """The job did not finish, for a reason that says nothing about the image: a node failed, somebody cancelled it, its
+    """The job did not finish, for a reason that says nothing about the image: a node failed, a user cancelled it, its
     output was lost. The self-test has neither passed nor failed; `ending` names the reason."""
 
     code, kind = 6, "runner"
@@ -22,7 +22,7 @@ class RunnerError(EnvbuildError):
         self.ending = ending
 
 
-def _nothing(told: object) -> None:
+def _nothing(event: object) -> None:
     """The callback of a caller that does not watch the job."""
 
 
@@ -38,7 +38,7 @@ class Watch:
 class Runner(Protocol):
     """Runs jobs of one image in one place.
 
-    `image`: the name by digest of the image in the place's engine, for the Job; empty where there is no image. `nonce`:
+    `image`: the name by digest of the image in the engine of that place, for the Job; empty without an image. `nonce`:
     the nonce of a job that was submitted before and is resumed; None: use a new one.
     """
 
@@ -51,7 +51,7 @@ class Runner(Protocol):
         """Runs the job to its end. Nothing of it remains where it ran, even after an interruption.
 
         RawOutput's `where` records where the job ran, for the evidence, unless it ran on this machine. Raises
-        RunnerError if the job did not finish, NotProved if there is no such GPU, and EngineError or NetworkError if the
+        RunnerError if the job did not finish, NotProved if the GPU is missing, and EngineError or NetworkError if the
         image could not be fetched or started.
         """
         ...

@@ -140,16 +140,16 @@ def _command(options: argparse.Namespace) -> int:
     out, collector = take(), Collector()
     table = None if options.json else Table(out)
 
-    def emit(told: Mapping[str, Any]) -> None:
-        collector(told)
+    def emit(message: Mapping[str, Any]) -> None:
+        collector(message)
         if table:
-            table(told)
+            table(message)
 
     status = _run(document, out, lambda job, fd: emit)
     if options.json:
         collector.write(out)
-    told = [probe["status"] for probe in collector.probes()]
-    lacking = "passed" not in told or (options.probe and "skipped" in told)
+    statuses = [probe["status"] for probe in collector.probes()]
+    lacking = "passed" not in statuses or (options.probe and "skipped" in statuses)
     return UNPROVED if status == OK and lacking else status
 
 
@@ -175,7 +175,7 @@ def _unknown(names: list[str]) -> str | None:
 
     known = [probe.name for probe in PROBES]
     wrong = [name for name in names if name not in known]
-    return "; ".join(f"there is no probe {name!r} ({_meant(name, known)})" for name in wrong) or None
+    return "; ".join(f"unknown probe {name!r} ({_meant(name, known)})" for name in wrong) or None
 
 
 def _meant(name: str, known: list[str]) -> str:

@@ -99,8 +99,8 @@ def failure_lines(result: Result, remedies: Sequence[Mapping[str, Any]]) -> list
         reasons[_MOST_LINES:] = [f"and {len(reasons) - _MOST_LINES} more"]
     at = " at {}".format(result["at"]) if result["at"] else ""
     lines = ["{}: {}{}".format(result["probe"], cause, at), *(f"  {reason}" for reason in reasons)]
-    cures = (row["remedy"] for row in remedies if _fits(result, row["when"]))
-    return [*lines, *(f"  remedy: {cure}" for cure in list(cures)[:1])]
+    matching = (row["remedy"] for row in remedies if _fits(result, row["when"]))
+    return [*lines, *(f"  remedy: {remedy}" for remedy in list(matching)[:1])]
 
 
 def _fits(result: Result, when: Mapping[str, str]) -> bool:

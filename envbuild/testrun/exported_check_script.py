@@ -25,8 +25,8 @@ raise eval(compile(r"""# envbuild check: where Python shows this line, this file
 #:
 #:     python FILE                              or on every rank: torchrun --nproc-per-node N FILE
 #:
-#: Needs Python 3.9 and torch. Exit status: 0 all is well; 5 something is wrong, and what cures it; 2 usage; 3 this
-#: file is damaged (1 where so little is left of it that Python cannot read it).
+#: Needs Python 3.9 and torch. Exit status: 0 all checks passed; 5 a check failed (the fix is printed); 2 usage; 3 this
+#: file is damaged (1 if it is so damaged that Python cannot read it).
 import base64, hashlib, json, os, shutil, sys, tempfile
 
 try:
@@ -70,9 +70,9 @@ def render(source: Source, locked: Lock) -> str:
     """Render the script; the same lock and self-test give the same bytes. It is ASCII only, and outside of comments it
     contains nothing from the profile except its name."""
     code = _SCRIPT.replace("NAME", source.name).replace("LOCK", locked.short)
-    told = json.dumps(_document(source, locked), sort_keys=True)
+    document = json.dumps(_document(source, locked), sort_keys=True)
     archive = base64.b64encode(selftest_job.selftest_zip()).decode()
-    body = code + "".join([*_comments("#- ", told), *_comments("#+ ", archive)])
+    body = code + "".join([*_comments("#- ", document), *_comments("#+ ", archive)])
     return f"{body}#= {hashlib.sha256(body.encode()).hexdigest()}\n"
 
 

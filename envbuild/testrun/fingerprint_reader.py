@@ -174,10 +174,10 @@ def _faults(error: ValidationError, found: object) -> list[tuple[yaml_document.P
 
 def _placed(faults: Sequence[tuple[yaml_document.Path, str]], raw: bytes, name: str) -> list[Fault]:
     """Return the first faults, with line numbers if the YAML reader, which records positions, can parse this JSON."""
-    told, more = faults[:_MOST_FAULTS], len(faults) - _MOST_FAULTS
+    first, more = faults[:_MOST_FAULTS], len(faults) - _MOST_FAULTS
     rest = [Fault(f"and {more} more", name)] if more > 0 else []
     if len(raw) <= yaml_document.MAX_BYTES:
         with contextlib.suppress(EnvbuildError):
             places = yaml_document.parse(raw.decode("utf-8"), name)
-            return [*(places.fault(path, message) for path, message in told), *rest]
-    return [*(Fault(message, name, None, yaml_document.field_name(path)) for path, message in told), *rest]
+            return [*(places.fault(path, message) for path, message in first), *rest]
+    return [*(Fault(message, name, None, yaml_document.field_name(path)) for path, message in first), *rest]

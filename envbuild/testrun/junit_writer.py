@@ -69,12 +69,12 @@ def _figures(run: TestRun) -> Iterator[tuple[str, str]]:
         for figure in result.figures:
             key = f"{result.probe}: {figure.get('case')} {figure.get('dtype')}"
             seen[key] = seen.get(key, 0) + 1
-            told = ", ".join(
+            values = ", ".join(
                 f"{part} {figure[part]}"
                 for part in ("error", "bound", "beyond_rounding", "ratio", "seconds")
                 if part in figure
             )
-            yield key if seen[key] == 1 else f"{key} ({seen[key]})", told
+            yield key if seen[key] == 1 else f"{key} ({seen[key]})", values
 
 
 def _seconds(value: float) -> str:

@@ -100,7 +100,7 @@ def judge_output(output: RawOutput, nonce: str, require: Sequence[str]) -> TestR
             break
         documents.append(found[1])
     planned, results, shape = _results(documents)
-    if documents or not ended:  # if there is no output at all, the reason why the run ended is enough
+    if documents or not ended:  # without any output, the reason why the run ended is enough
         errors += shape
     if output.timed_out:
         results += _hung(planned, results, output.seconds)

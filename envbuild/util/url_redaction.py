@@ -14,7 +14,7 @@ def validate_url(text: str) -> str:
     try:
         urllib.parse.urlsplit(text)
     except ValueError as error:
-        raise ValueError(f"{text!r} is no address: {error}") from None
+        raise ValueError(f"{text!r} is not a valid URL: {error}") from None
     return text
 
 

@@ -135,7 +135,7 @@ _AT_BEGIN = ("found unexpected end of stream", "could not find expected ':'")
 _SYNTAX = {
     "mapping values are not allowed in this context": "a colon that belongs to no key: put a value that holds `: ` in "
     "quotes, and set the lines of one mapping equally far in",
-    "could not find expected ':'": "a line that is no `key: value`",
+    "could not find expected ':'": "a line that is not `key: value`",
     "did not find expected ',' or ']'": "the list [...] of line {line} is not closed, or lacks a comma",
     "did not find expected ',' or '}'": "the mapping {{...}} of line {line} is not closed, or lacks a comma",
     "did not find expected key": f"{_UNFIT}, and a line ends after a quoted value or a bracket",

@@ -21,7 +21,7 @@ _WHAT = {
 _STARTS = {
     "switch": "the profile changed to one whose image is there and proved",
     "relock": "the profile changed to one whose image is not there; its layers may be in the builder's cache",
-    "layer": "as relock, and the layer that tells it from the other is made again",
+    "layer": "as relock, and the layer that differs is made again",
     "reprove": "the image is there, and its self-test never ran",
     "fetch": "as relock, and the small wheels are fetched again",
     "base": "as relock, and the base is made again",

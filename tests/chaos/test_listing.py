@@ -18,7 +18,7 @@ from chaos.place import Place
 from chaos.products import CPU
 
 BEFORE, NOW = "sha256:" + 64 * "a", "sha256:" + 64 * "b"
-REPORTED = f"  another image than before: this lock gave {BEFORE}, and now {NOW}; layer 2 of 2 differs\n"
+REPORTED = f"  not reproducible: this lock gave {BEFORE} before, and {NOW} now; layer 2 of 2 differs\n"
 BASE = {"etc/": None, "etc/os": "debian"}
 TORCH = {"torch/": None, "torch/lib.so": "cublas", "torch.dist-info/": None, "torch.dist-info/RECORD": "lib.so"}
 SWAPPED = dict(reversed(TORCH.items()))

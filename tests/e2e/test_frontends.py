@@ -97,7 +97,7 @@ def test_bisect_searches_the_gpu_first_and_leaves_nothing_behind(quick: Proved) 
     if done.code == 2:
         pytest.skip("this engine has a GPU: bisect continued to the versions, which do not exist")
     assert done.code == 4, done.stderr
-    assert "run the same command where the card is" in done.stderr
+    assert "run the same command on a machine with the GPU" in done.stderr
     assert docker("image", "ls", "--quiet", "envbuild-look-*") == ""
     assert docker("container", "ls", "--all", "--quiet", "--filter", "name=envbuild-look-") == ""
 

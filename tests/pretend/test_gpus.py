@@ -26,7 +26,7 @@ def on(gpu: str, work: Callable[[], object]) -> object:
 
     ending = forked_work.run_forked(simulate, 60)
     assert ending.failure is None, ending.failure
-    return ending.told["returned"]
+    return ending.reported["returned"]
 
 
 def refusal(work: Callable[[], object]) -> str:

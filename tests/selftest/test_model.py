@@ -175,7 +175,7 @@ def test_a_weight_that_is_not_finite_is_named(tmp_path: Path, value: str, sign: 
         "1",
         {"a", "b"},
     )
-    assert "not finite in both, from finite inputs: 1 is the first; what they share is at fault" in comparison.notes
+    assert "not finite in both, from finite inputs: 1 is the first; the cause is common to both" in comparison.notes
 
 
 @pytest.mark.parametrize("reference", [True, False])

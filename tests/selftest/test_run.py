@@ -196,7 +196,7 @@ def test_an_unknown_probe_is_a_usage_error_with_the_nearest_name_or_all() -> Non
     done = module("--probe", "gemm.exakt", "--probe", "gemm.exact", "--probe", "nix")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(
-        "there is no probe 'gemm.exakt' (did you mean gemm.exact?); there is no probe 'nix' (known: env.id"
+        "unknown probe 'gemm.exakt' (did you mean gemm.exact?); unknown probe 'nix' (known: env.id"
     )
 
 

@@ -107,7 +107,7 @@ def test_measurements_are_kept_after_any_ending(
 
 @pytest.mark.parametrize("text", ["0", "-3", "x", "1.5"])
 def test_counts_are_from_one_on(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="from 1 on"):
+    with pytest.raises(argparse.ArgumentTypeError, match="at least 1"):
         positive(text)
 
 

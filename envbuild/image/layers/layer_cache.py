@@ -40,13 +40,13 @@ class _CacheEntry:
 
 
 def known_layer(recipe: LayerRecipe) -> WrittenLayer | None:
-    """Return the remembered layer of a recipe, or None if there is none, or only a damaged entry."""
+    """Return the cached layer of a recipe, or None if it is missing or its entry is damaged."""
     entry = sha256_file_store.noted(_file(recipe), _CacheEntry)
     return entry.layer if entry and entry.check == _check(entry.layer) else None
 
 
 def learn_layer(recipe: LayerRecipe) -> WrittenLayer:
-    """Return the remembered layer of a recipe; write it if there is none. Raises what the recipe's `write` raises."""
+    """Return the cached layer of a recipe; write it if it is missing. Passes on the errors of the recipe's `write`."""
     return known_layer(recipe) or stream_layer(recipe)
 
 

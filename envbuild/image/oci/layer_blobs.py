@@ -1,4 +1,4 @@
-"""The layers of a described image: what they are, and their bytes when somebody reads them."""
+"""The layers of a described image: their descriptors, and their bytes, which are produced when they are read."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class Cluster:
             try:
                 found = json.loads(response.read(_MAX))
             except ValueError as error:
-                raise Silent("its answer is no JSON") from error
+                raise Silent("its response is not JSON") from error
             finally:
                 response.close()
             return found if isinstance(found, dict) else {}

@@ -69,9 +69,11 @@ def render(job: Job, site: KubernetesSite, name: str, image: str) -> tuple[Objec
         raise UsageError(f"the self-test is {len(job.stdin)} bytes, more than a ConfigMap takes",
                          hint="shorten the profile's own script")  # fmt: skip
     meta = {"name": name, "labels": {LABEL: "envbuild"}}
-    told: Object = {"labels": {**site.labels, LABEL: "envbuild"}}  # for the cluster's queues, quotas and service meshes
+    metadata: Object = {
+        "labels": {**site.labels, LABEL: "envbuild"}
+    }  # for the cluster's queues, quotas and service meshes
     if site.annotations:
-        told["annotations"] = dict(site.annotations)
+        metadata["annotations"] = dict(site.annotations)
     config = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -84,14 +86,14 @@ def render(job: Job, site: KubernetesSite, name: str, image: str) -> tuple[Objec
     work = {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": name, **told},
+        "metadata": {"name": name, **metadata},
         "spec": {
             "backoffLimit": 0,
             "completions": 1,
             "parallelism": 1,
             "activeDeadlineSeconds": seconds + queue,
             "ttlSecondsAfterFinished": _KEPT,
-            "template": {"metadata": copy.deepcopy(told), "spec": _pod(job, site, name, image, seconds)},
+            "template": {"metadata": copy.deepcopy(metadata), "spec": _pod(job, site, name, image, seconds)},
         },
     }
     return config, work

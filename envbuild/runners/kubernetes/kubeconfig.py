@@ -60,7 +60,7 @@ def _refused(said: str) -> EnvbuildError:
             hint=f"install this plugin of the cluster's provider, or name another context; {_SHOWN}",
         )
     if "NoneType" in said:  # an error of the client: in a terminal, the program writes to stderr directly
-        said = "what it says stands above"
+        said = "its output is shown above"
     return SystemFault(f"the program that logs in to the cluster failed: {said}", hint=_SHOWN)
 
 

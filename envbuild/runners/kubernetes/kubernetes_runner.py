@@ -104,7 +104,7 @@ class Kubernetes:
             ) from silent
         except ApiRefused as refused:
             raise RunnerError(
-                f"the cluster does not take the job: {refused}", ending="refused", hint="--dry-run shows it"
+                f"the cluster refused the job: {refused}", ending="refused", hint="--dry-run shows it"
             ) from refused
         return job_resume_tickets.made(self._name, self._name, self.image, job, made)
 
@@ -123,7 +123,7 @@ class Kubernetes:
         if found is None or uid(found) != ticket.place:
             job_resume_tickets.forget_ticket(_RUNNER, self._name)
             raise RunnerError(
-                f"job {cluster.namespace}/{self._name} is lost: the cluster has it no longer, nor its output",
+                f"job {cluster.namespace}/{self._name} is lost: the cluster has neither it nor its output any more",
                 ending="lost",
                 hint="a cluster forgets a job an hour after its end; run it again",
             )

@@ -142,5 +142,5 @@ def _mapping(key: str, value: object, faults: list[Fault]) -> Mapping[Any, Any]:
 def _gpu(key: object, knows: Callable[[str], bool], faults: list[Fault]) -> bool:
     if isinstance(key, str) and knows(key):
         return True
-    faults.append(Fault(f"{printable(str(key)[:60])!r} is no GPU's id", field="products"))
+    faults.append(Fault(f"{printable(str(key)[:60])!r} is not the id of a GPU", field="products"))
     return False

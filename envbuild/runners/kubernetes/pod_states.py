@@ -81,7 +81,7 @@ class Pod:
     def begun(self) -> bool:
         return self.running or self.ended is not None
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """The state as text for the user."""
         where = f" on {self.node}" if self.node else ""
         if self.ended:
@@ -170,7 +170,7 @@ def pod_error(seen: Pod) -> EnvbuildError | None:
             f"the pod was refused by its node {seen.node or '?'}", ending="refused", hint=seen.message or seen.reason
         )
     if seen.reason != DEADLINE and seen.ended and (seen.deleting or seen.ended.code == _TERMINATED):
-        hint = f"somebody deleted it, or its node {seen.node} stopped it: kubectl get events"
+        hint = f"a user deleted it, or its node {seen.node} stopped it: see kubectl get events"
         return RunnerError("the pod was stopped from outside", ending="cancelled", hint=hint)
     if seen.reason == DEADLINE and not seen.begun:
         return RunnerError("the pod did not begin within its deadline", ending="time-out", hint=seen.message or _AGAIN)

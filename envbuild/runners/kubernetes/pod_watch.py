@@ -26,7 +26,7 @@ CLOCK = 2.0  # seconds; the cluster's time stamps are whole seconds
 
 
 def _gone(hint: str) -> RunnerError:
-    return RunnerError("the pod was deleted: by somebody, or because its node was drained or is gone",
+    return RunnerError("the pod was deleted: by a user, or because its node was drained or removed",
                        ending="cancelled", hint=hint)  # fmt: skip
 
 
@@ -38,7 +38,7 @@ class Attempt:
         self._spec: Object = work["spec"]["template"]["spec"]
         self._image = str(self._spec["containers"][0]["image"])
         self._given = 0  # whole lines of the log that were forwarded
-        self._pod, self._told, self._why = "", "", ""
+        self._pod, self._shown, self._why = "", "", ""
         self._next_look = 0.0
         self._since: dict[str, float] = {}
 
@@ -57,9 +57,9 @@ class Attempt:
                 continue
             except ApiRefused as refused:
                 raise RunnerError(
-                    f"the cluster tells nothing of the job any longer: {refused}",
+                    f"the cluster refuses to report on the job: {refused}",
                     ending="unknown",
-                    hint="may this account get jobs, and list pods and their logs?",
+                    hint="check that this account may get jobs, and list pods and their logs",
                 ) from None
             self._lasts("silence", False)
             if done:
@@ -73,7 +73,7 @@ class Attempt:
             return None
         self._lasts("no pod", False)
         pod = self._same([pod_states.pod(one) for one in found])
-        self._tell(pod.told())
+        self._tell(pod.describe())
         wrong = pod_states.pod_error(pod)
         if wrong:
             raise wrong
@@ -96,7 +96,7 @@ class Attempt:
         return None
 
     def _same(self, found: Sequence[Pod]) -> Pod:
-        """The pod that was seen first. If it is deleted, a cluster before 1.26 may start the job anew in another
+        """The pod that was seen first. If it is deleted, a cluster before 1.26 may start the job again in another
         pod."""
         self._pod = self._pod or found[-1].name
         for pod in found:
@@ -110,7 +110,7 @@ class Attempt:
         if found and not found.ready:
             return RunnerError(f"the pod was removed because its node {pod.node} failed, or is cut off",
                                ending="node-failure", hint=pod_states.node_reasons({pod.node: found}))  # fmt: skip
-        return RunnerError("somebody deleted the pod, or its node is drained", ending="cancelled",
+        return RunnerError("a user deleted the pod, or its node was drained", ending="cancelled",
                            hint=self._node(pod.node))  # fmt: skip
 
     # waiting
@@ -124,8 +124,8 @@ class Attempt:
         return now - self._since.setdefault(what, now)
 
     def _tell(self, text: str) -> None:
-        if text != self._told:
-            self._told = text
+        if text != self._shown:
+            self._shown = text
             self._watch.say(f"job {self._name}: {text}")
 
     def _without(self) -> None:
@@ -136,7 +136,7 @@ class Attempt:
         ended = pod_states.job_ended(job)
         if ended and ended[0] == pod_states.DEADLINE:
             raise RunnerError("the job was ended at its deadline: it waited too long for a node", ending="time-out",
-                              hint=f"{ended[1]}\nkubernetes: {{queue: MINUTES}} gives it more")  # fmt: skip
+                              hint=f"{ended[1]}\nraise the limit with kubernetes: {{queue: MINUTES}}")  # fmt: skip
         if ended:
             raise _gone(ended[1])
         held = self._lasts("suspended", pod_states.suspended(job))
@@ -148,13 +148,13 @@ class Attempt:
                 raise RunnerError(
                     f"the job waited {queue} min, suspended, in a queue of the cluster",
                     ending="unschedulable",
-                    hint="kubernetes: {queue: MINUTES} gives it more",
+                    hint="raise the limit with kubernetes: {queue: MINUTES}",
                 )
             return
         if self._lasts("no pod", True) >= GRACE:
             said = [str(event.get("message", ""))[:500] for event in self._cluster.events(self._name)]
             raise RunnerError("the cluster makes no pod for the job", ending="refused",
-                              hint="\n".join(said) or "kubectl describe job tells more")  # fmt: skip
+                              hint="\n".join(said) or "see kubectl describe job")  # fmt: skip
 
     def _nodes(self) -> dict[str, Lacks] | None:
         """What each node lacks; None if this account may not list nodes, or the API server does not answer."""
@@ -182,7 +182,7 @@ class Attempt:
         if queue is None and found is not None and all(lacks.ever for lacks in found.values()):
             raise NotProved(
                 "no node of the cluster can take the job",
-                hint=f"{why}\nkubernetes: {{queue: MINUTES}} waits for one that is to come",
+                hint=f"{why}\nkubernetes: {{queue: MINUTES}} waits for a node that is added later",
             )
         if queue is not None and self._lasts("unplaced", True) >= queue * 60:
             raise RunnerError(f"the job waited {queue} min for a node", ending="unschedulable", hint=why)
@@ -271,7 +271,7 @@ class Attempt:
 
     def _late(self, pod: Pod) -> EnvbuildError:
         return RunnerError(
-            "the pod was ended at its deadline, before the self-test had its time",
+            "the pod was ended at its deadline, before the self-test could use its whole time",
             ending="time-out",
             hint=f"does {pod.node or 'the node'} fetch the image slowly? it may have it now: run it again",
         )

@@ -20,7 +20,7 @@ from envbuild.util.errors import UsageError
 
 MAX_STDERR = 64 << 10  # bytes kept of the end of stderr
 _AROUND = 15  # minutes for fetching the image, added to the self-test's own time
-_BESIDE = 1 << 10  # MiB for the runtime's client, added to the container's memory
+_CLIENT_MEMORY = 1 << 10  # MiB for the runtime's client, added to the container's memory
 # Runs before any other use of the program: if it is missing, later failures would look like failures of the image.
 THERE = """command -v "$program" >/dev/null || finish program 127 # this node has none
 """
@@ -58,7 +58,7 @@ def require_plain_values(folder: PurePosixPath, name: str, names: Sequence[str])
 
 def sbatch_options(job: Job, site: SlurmSite, folder: PurePosixPath, name: str) -> str:
     """The #SBATCH lines. sbatch interprets double quotes in them; no value contains a double quote or a `#`."""
-    memory = f"{(job.limits.memory >> 20) + _BESIDE}M"
+    memory = f"{(job.limits.memory >> 20) + _CLIENT_MEMORY}M"
     options = {
         "job-name": name,
         "output": f"{folder}/slurm.log",
@@ -126,7 +126,7 @@ FUNCTIONS = """clock() { # of the machine's running: SECONDS and date jump where
     read -r up _ </proc/uptime
     echo "${up%.*}"
 }
-guard() { # what an engine runs is no process of this job: it ends with the script, and with the folder
+guard() { # a container of an engine is not a process of this job: end it with the script and with the folder
     trap '' TERM
     while kill -0 $$ && [ -e "$payload" ]; do sleep 2; done
     ! kill -TERM $$ || sleep 5

@@ -93,8 +93,8 @@ def require_started(outcome: JobOutcome, site: SlurmSite, image: str, words: str
     node, said = outcome.node or "the node", printable(words.strip()[-600:])
     if outcome.stage == "gpu" and outcome.gpus:
         raise NotProved(
-            f"Slurm handed out {outcome.gpus} on {node}, which is no whole card",
-            hint="slurm: {gres: {MODEL: NAME}} says what a whole one is called",
+            f"Slurm handed out {outcome.gpus} on {node}, which is not a whole GPU",
+            hint="slurm: {gres: {MODEL: NAME}} sets the name of a whole GPU",
         )
     if outcome.stage == "gpu":
         raise NotProved(f"Slurm handed out no GPU on {node}", hint="is File= set for it in gres.conf?")

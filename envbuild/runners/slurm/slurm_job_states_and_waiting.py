@@ -19,7 +19,7 @@ _ENDINGS = {
     "NODE_FAIL": ("node-failure", "ended because its node {node} failed", f"{_AGAIN}; scontrol show node {{node}}"),
     "BOOT_FAIL": ("node-failure", "ended because its node {node} did not boot", _AGAIN),
     "PREEMPTED": ("preempted", "was preempted by another job", f"{_AGAIN}, or with --slurm requeue=yes"),
-    "OUT_OF_MEMORY": ("memory", "had more memory than Slurm allows it", "selftest.memory_gb says how much"),
+    "OUT_OF_MEMORY": ("memory", "used more memory than Slurm allows", "raise selftest.memory_gb in the profile"),
     "REVOKED": ("cancelled", "was revoked: another cluster of the federation ran it", _AGAIN),
 }  # fmt: skip
 # Slurm's manual: there are few base states, but flags hide them, and new flags are added. If an unknown flag hides the
@@ -43,7 +43,7 @@ class Seen:
     def over(self) -> bool:
         return self.state in _OVER
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """The state as text for the user."""
         if self.state in WAITING:
             again = f", for the {_ordinal(self.restarts + 1)} time" if self.restarts else ""
@@ -87,7 +87,7 @@ def ending(job: str, last: Seen | None, log: str) -> RunnerError:
     said = f"\n{log.strip()}" if log.strip() else ""
     if last is None:
         return RunnerError(
-            f"job {job} is lost: Slurm knows it no longer, and it left no output",
+            f"job {job} is lost: Slurm does not know it any more, and it left no output",
             ending=LOST,
             hint=f"nothing is known of how it ended; run it again{said}",
         )
@@ -146,7 +146,7 @@ class Queue:
             return RunnerError(
                 f"job {job} waited {self._minutes} min in the queue ({seen.reason}), and is cancelled",
                 ending="unschedulable",
-                hint="slurm: {queue: MINUTES} gives it more",
+                hint="raise the limit with slurm: {queue: MINUTES}",
             )
         why = endless_wait(seen.reason)
         self._vain = None if why is None else now if self._vain is None else self._vain
@@ -154,7 +154,7 @@ class Queue:
             return None
         return NotProved(
             f"Slurm can never start job {job} ({seen.reason}), and it is cancelled: {why}",
-            hint="slurm: {queue: MINUTES} waits all the same, for what may change",
+            hint="slurm: {queue: MINUTES} waits in case that changes",
         )
 
 

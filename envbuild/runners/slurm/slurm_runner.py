@@ -133,9 +133,9 @@ class Slurm:
             raise
         found = re.fullmatch(r"([0-9]{1,12})(;\S+)?", done.stdout.strip())
         if done.code != 0 or not found:
-            told = f"Slurm does not take the job: {_words(done)}"
-            kind = _NotTaken if done.code and "timed out" not in told.lower() else RunnerError
-            raise kind(told, ending="refused", hint=f"{self._asked(job)}\n--dry-run shows its script")
+            refusal = f"Slurm refused the job: {_words(done)}"
+            kind = _NotTaken if done.code and "timed out" not in refusal.lower() else RunnerError
+            raise kind(refusal, ending="refused", hint=f"{self._asked(job)}\n--dry-run shows its script")
         ticket = job_resume_tickets.made(found[1], self._token, self.image, job, str(folder))
         job_resume_tickets.keep(_NAME, ticket)
         return ticket
@@ -153,7 +153,7 @@ class Slurm:
     def _wait(self, ticket: Ticket, job: Job, watch: Watch) -> tuple[Path, JobOutcome]:
         """Waits for the outcome of the job's last attempt, and for all files that it lists. Raises RunnerError, and
         NotProved if Slurm can never start the job."""
-        tail, told, asked, over_since, silent_since = shared_job_folder.FileTail(watch.line), "", -ASK, None, None
+        tail, shown, asked, over_since, silent_since = shared_job_folder.FileTail(watch.line), "", -ASK, None, None
         queue = Queue(self._site.queue)
         while True:
             now = time.monotonic()
@@ -162,9 +162,9 @@ class Slurm:
                 asked = now
                 silent_since = None if known else (silent_since or now)
                 self._last = last or self._last
-                text = self._told(known, last)
-                if text != told:
-                    told = text
+                text = self._progress(known, last)
+                if text != shown:
+                    shown = text
                     watch.say(f"job {ticket.job}: {text}")
                 over = known and (last is None or last.over)
                 over_since = (over_since or now) if over else None
@@ -191,10 +191,10 @@ class Slurm:
                 )
             time.sleep(POLL)
 
-    def _told(self, known: bool, last: Seen | None) -> str:
+    def _progress(self, known: bool, last: Seen | None) -> str:
         if not known:
-            return "Slurm's controller does not answer; waiting for it"
-        return last.told() if last else "Slurm knows it no longer; looking for its output"
+            return "waiting for Slurm's controller, which does not answer"
+        return last.describe() if last else "Slurm does not know it any more; looking for its output"
 
     def _without(self, ticket: Ticket, attempt: Path | None) -> RunnerError:
         """The error of a job that left no valid output."""

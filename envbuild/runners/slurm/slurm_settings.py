@@ -131,7 +131,7 @@ def _no_gres(value: object, on_command_line: bool) -> Fault:
 
 def _gres_fault(model: object, value: object, knows: Callable[[str], bool]) -> Fault | None:
     if not isinstance(model, str) or not knows(model):
-        return Fault(f"{printable(str(model)[:60])!r} is no GPU's id", field="gres")
+        return Fault(f"{printable(str(model)[:60])!r} is not the id of a GPU", field="gres")
     if not isinstance(value, str) or not _GRES.fullmatch(value):
         return Fault(f"must be a name, as in gpu:{model}, not {printable(str(value)[:100])!r}", field=f"gres.{model}")
     return None

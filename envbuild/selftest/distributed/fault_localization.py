@@ -57,13 +57,13 @@ class StageVerdict:
     """The localised fault.
 
     `layer`: nccl (fails where gloo passes), gloo (the reverse), image (fails with any backend).
-    `place`: card, link, pairs, together or everywhere. `cure`: the NCCL setting with which it passes.
+    `place`: card, link, pairs, together or everywhere. `workaround`: the NCCL setting with which it passes.
     """
 
     layer: str
     place: str
     text: str
-    cure: str | None = None
+    workaround: str | None = None
 
 
 def localize_faults(stages: Sequence[Stage], capabilities: Mapping[int, str]) -> StageVerdict | None:
@@ -82,10 +82,10 @@ def localize_faults(stages: Sequence[Stage], capabilities: Mapping[int, str]) ->
     unit = "GPU" if capabilities else "process"
     place, where = _place(tried, unit)
     layer, says = _layer(main, failed, gloo, place)
-    cure, blamed = _cure(stage for stage in stages if stage.settings)
+    workaround, blamed = _workaround(stage for stage in stages if stage.settings)
     unequal = inequality(capabilities)
     texts = [where, says, *([blamed] if blamed else []), *([unequal] if unequal else [])]
-    return StageVerdict(layer, place, "; ".join(texts), cure)
+    return StageVerdict(layer, place, "; ".join(texts), workaround)
 
 
 def inequality(capabilities: Mapping[int, str]) -> str | None:
@@ -132,7 +132,7 @@ def _layer(main: str, failed: Sequence[Stage], gloo: Mapping[tuple[int, ...], St
     return "nccl", f"{passes}: {'NCCL itself' if alone else 'NCCL, P2P or topology'}, not the project's code"
 
 
-def _cure(retried: Iterable[Stage]) -> tuple[str | None, str | None]:
+def _workaround(retried: Iterable[Stage]) -> tuple[str | None, str | None]:
     passing = {stage.settings: not stage.faults for stage in retried}
     for settings, text in _BLAMED:
         if passing.get(settings):

@@ -140,13 +140,13 @@ def rank_faults(members: Sequence[int], endings: Sequence[ForkEnding]) -> tuple[
     dead = [rank for rank in ranks if endings[rank].signal not in (None, "SIGABRT")]
     wrong = [rank for rank in ranks if _wrong(endings[rank])]
     left = [rank for rank in ranks if not endings[rank].stopped and not _whole(endings[rank])]
-    alike = [rank for rank in left if endings[rank].failure == endings[left[0]].failure]
-    blamed = dead or [*wrong, *alike] or _outstanding([rank for rank in ranks if endings[rank].stopped], endings)
+    same = [rank for rank in left if endings[rank].failure == endings[left[0]].failure]
+    blamed = dead or [*wrong, *same] or _outstanding([rank for rank in ranks if endings[rank].stopped], endings)
     return tuple(_fault(rank, members[rank], endings[rank]) for rank in dict.fromkeys(blamed))
 
 
 def _whole(ending: ForkEnding) -> bool:
-    return ending.failure is None and DONE in ending.told
+    return ending.failure is None and DONE in ending.reported
 
 
 def _lost_another(ending: ForkEnding) -> bool:
@@ -155,9 +155,9 @@ def _lost_another(ending: ForkEnding) -> bool:
 
 def _wrong(ending: ForkEnding) -> tuple[str, str] | None:
     """The step of the first wrong result, and a sentence about it."""
-    for key in ending.told:
+    for key in ending.reported:
         if key.startswith(WRONG):
-            step, sentence = ending.told[key]
+            step, sentence = ending.reported[key]
             return str(step), str(sentence)
     return None
 
@@ -170,7 +170,7 @@ def _outstanding(stuck: Sequence[int], endings: Sequence[ForkEnding]) -> Sequenc
 
 
 def _step(ending: ForkEnding) -> tuple[int, str]:
-    number, name = ending.told.get(STEP, (0, "start"))
+    number, name = ending.reported.get(STEP, (0, "start"))
     return int(number), str(name)
 
 
@@ -194,7 +194,7 @@ def _fault(rank: int, member: int, ending: ForkEnding) -> StageFault:
         return StageFault(rank, member, step, "hang", f"{ending.failure}" + (f", in {function}" if function else ""))
     if ending.failure is None:
         return StageFault(rank, member, step, "incomplete", "left before its last step")
-    return StageFault(rank, member, step, "exception" if "error" in ending.told else "exit", ending.failure)
+    return StageFault(rank, member, step, "exception" if "error" in ending.reported else "exit", ending.failure)
 
 
 _YOUNG = 60.0  # seconds; a folder exists for a moment before it is locked

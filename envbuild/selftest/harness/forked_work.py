@@ -29,7 +29,7 @@ _MEASURES = ((signal.SIGABRT, 1.0), (signal.SIGKILL, 5.0))
 _TICK = 0.02  # polling interval in seconds for a process that has closed its pipes but has not exited
 _CHUNK = 1 << 16
 _RAISED = "raised at"
-_MOST_TOLD = 8 << 20  # bytes
+_MOST_REPORTED = 8 << 20  # bytes
 _KEPT_NOISE = 1 << 14  # bytes: a stack, and the list of modules that faulthandler writes after it
 
 
@@ -50,13 +50,13 @@ Work = Callable[[Tell], None]
 class ForkEnding:
     """How a forked function ended and what it reported.
 
-    `told`: the last value of each key. `failure`: None if the function returned, else a sentence.
+    `reported`: the last value of each key. `failure`: None if the function returned, else a sentence.
     `signal`: the name of the signal that killed the process, unless the parent sent it. `stopped`: the parent ended the
     process. `noise`: the last 16 KB of its output, which include its stack if it died of a signal. `moment`: when it
     ended, by the clock that all processes share (time.monotonic); for an exception, when it was raised.
     """
 
-    told: Mapping[str, Any] = field(default_factory=dict)
+    reported: Mapping[str, Any] = field(default_factory=dict)
     failure: str | None = None
     seconds: float = 0.0
     signal: str | None = None
@@ -76,17 +76,17 @@ class ForkedWork:
         self._stopped: str | None = None
         self._status: int | None = None
         self._seconds: float | None = None
-        told, tell = os.pipe()
+        reports, tell = os.pipe()
         heard, noise = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
-        self._streams = {told: bytearray(), heard: bytearray()}
-        self._told, self._heard = told, heard
-        self.open_ends = {told, heard}
+        self._streams = {reports: bytearray(), heard: bytearray()}
+        self._reports, self._heard = reports, heard
+        self.open_ends = {reports, heard}
         try:
             self._pid = os.fork()
             if self._pid == 0:
-                _child(work, tell, noise, (told, heard))
+                _child(work, tell, noise, (reports, heard))
         except OSError:
             self._close()
             raise
@@ -126,8 +126,8 @@ class ForkedWork:
         if not self.open_ends and os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             self._status = os.waitpid(self._pid, 0)[1]
             self._seconds = self.elapsed()
-        elif len(self._streams[self._told]) > _MOST_TOLD and not self._stopped:
-            self._press("it told too much")
+        elif len(self._streams[self._reports]) > _MOST_REPORTED and not self._stopped:
+            self._press("it reported more than the limit")
         elif time.monotonic() >= self._deadline:
             self._press(f"not done after {self._limit:.3g} s")
 
@@ -157,23 +157,23 @@ class ForkedWork:
             os.close(self.open_ends.pop())
 
     def ending(self) -> ForkEnding:
-        told: dict[str, Any] = {}
-        for line in bytes(self._streams[self._told]).split(b"\n"):
+        reported: dict[str, Any] = {}
+        for line in bytes(self._streams[self._reports]).split(b"\n"):
             with contextlib.suppress(ValueError, TypeError):
                 key, value = json.loads(line)
-                told[key] = value
+                reported[key] = value
         noise = self._streams[self._heard].decode("utf-8", "replace").strip()
         died_of = None if self._stopped or self._status is None else _died_of(self._status)
-        failure = self._stopped or self._failure(died_of, told, noise)
+        failure = self._stopped or self._failure(died_of, reported, noise)
         seconds = self._seconds or 0.0
-        moment = float(told.pop(_RAISED, self._begin + seconds))
-        return ForkEnding(told, failure, seconds, died_of, bool(self._stopped), noise, moment)
+        moment = float(reported.pop(_RAISED, self._begin + seconds))
+        return ForkEnding(reported, failure, seconds, died_of, bool(self._stopped), noise, moment)
 
-    def _failure(self, died_of: str | None, told: Mapping[str, Any], noise: str) -> str | None:
+    def _failure(self, died_of: str | None, reported: Mapping[str, Any], noise: str) -> str | None:
         if died_of:
             return f"the process died of {died_of}"
-        if "error" in told:
-            return str(told["error"])
+        if "error" in reported:
+            return str(reported["error"])
         code = os.WEXITSTATUS(self._status or 0)
         last = noise.splitlines()[-1:] or [""]
         return None if code == 0 else f"the process ended with status {code}: {last[0]}".rstrip(": ")

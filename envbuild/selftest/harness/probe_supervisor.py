@@ -196,7 +196,7 @@ class Child:
         )
 
     def _drain(self) -> bool:
-        """Read the available output; False if there is none."""
+        """Read the available output; False if no output was available."""
         ready, _, _ = select.select(self.outputs, (), (), 0)
         for fd in ready:
             self._take(fd, os.read(fd, _CHUNK))

@@ -31,7 +31,7 @@ def judge_ending(ending: ProbeEnding, timeout: float) -> Outcome:
     if ending.cut or len(results) != 1:
         what = "with a cut result" if ending.cut else f"with {len(results)} results instead of one"
         return _failed(ending, "incomplete", "ended with status 0 " + what)
-    return _told(json.loads(results[0]), ending.seconds)
+    return _reported_outcome(json.loads(results[0]), ending.seconds)
 
 
 def judge_script(ending: ProbeEnding, timeout: float) -> Outcome:
@@ -64,8 +64,8 @@ def _signalled(ending: ProbeEnding, number: int) -> Outcome:
 def _failed(ending: ProbeEnding, failure: str, reason: str, signal_: str | None = None) -> Outcome:
     steps = [payload for kind, payload in ending.messages if kind == ANNOUNCE]
     notes = b"\n".join(payload for kind, payload in ending.messages if kind == NOTE).decode("utf-8", "replace")
-    told = [text for text in (notes, ending.noise, script_tracebacks.without_modules(ending.dump)) if text.strip()]
-    parts = [tail(text, DETAIL_LIMIT // len(told) - 1) for text in told]
+    texts = [text for text in (notes, ending.noise, script_tracebacks.without_modules(ending.dump)) if text.strip()]
+    parts = [tail(text, DETAIL_LIMIT // len(texts) - 1) for text in texts]
     return Outcome(
         status=FAILED,
         reason=reason,
@@ -77,6 +77,6 @@ def _failed(ending: ProbeEnding, failure: str, reason: str, signal_: str | None 
     )
 
 
-def _told(result: dict[str, Any], seconds: float) -> Outcome:
+def _reported_outcome(result: dict[str, Any], seconds: float) -> Outcome:
     fields = ("status", "reason", "failure", "signal", "at", "detail", "figures", "traits")
     return Outcome(seconds=seconds, **{name: result[name] for name in fields})

@@ -113,8 +113,8 @@ def _loaded(files: Sequence[ExtensionFile], has_torch: bool) -> dict[str, tuple[
         if not left:
             break
         ending = forked_work.run_forked(_load(left, has_torch), _LOAD_SECONDS)
-        failures.update({real: (True, why) for real, why in ending.told.get("failed", {}).items()})
-        at = ending.told.get("at")
+        failures.update({real: (True, why) for real, why in ending.reported.get("failed", {}).items()})
+        at = ending.reported.get("at")
         if ending.failure is None:
             return failures
         if at is None:  # torch itself cannot be imported, which is reported elsewhere

@@ -96,7 +96,7 @@ def read(path: str) -> Elf | None:
 
 
 def find_section(file: ElfFile, name: str) -> tuple[int, int] | None:
-    """(offset, size in bytes) of the first section of that name, limited to the file; None if there is none."""
+    """(offset, size in bytes) of the first section of that name, limited to the file; None if it is missing."""
     head = _head(file)
     if head is None:
         return None

@@ -71,13 +71,13 @@ def collect(wheels: installed_file_comparison.Wheels = MappingProxyType({})) -> 
     hashed = time.monotonic()
     ending = importing.finish(_IMPORT_SECONDS) if isinstance(importing, forked_work.ForkedWork) else importing
     imported = time.monotonic()
-    loaded = [str(path) for path in ending.told.get("mapped", ())] if ending else []
+    loaded = [str(path) for path in ending.reported.get("mapped", ())] if ending else []
     unseen = [path for path in loaded if path not in found.copies]
     later = mapped_library_origins.take_inventory(unseen)
-    reported = dict(ending.told.get("reported", {})) if ending else {}
-    copies = _copies([libraries, later], found, loaded, reported)
+    versions = dict(ending.reported.get("reported", {})) if ending else {}
+    copies = _copies([libraries, later], found, loaded, versions)
     copied = time.monotonic()
-    compiled, left_out = compiled_extensions.extension_rows(has_torch=bool(ending and "version" in ending.told))
+    compiled, left_out = compiled_extensions.extension_rows(has_torch=bool(ending and "version" in ending.reported))
     return {
         "kind": "holdings",
         "python": interpreter_and_distributions.python(),
@@ -120,14 +120,14 @@ def _import_torch() -> forked_work.ForkedWork | forked_work.ForkEnding | None:
 def _torch(ending: forked_work.ForkEnding | None) -> dict[str, Any] | None:
     if ending is None:
         return None
-    told = ending.told
+    reported = ending.reported
     return {
-        "version": told.get("version"),
-        "cuda": told.get("cuda"),
-        "hip": told.get("hip"),
-        "path": told.get("path"),
-        "imported": "version" in told,
-        "architectures": (told.get("architectures") or _architectures_on_disk()).split(),
+        "version": reported.get("version"),
+        "cuda": reported.get("cuda"),
+        "hip": reported.get("hip"),
+        "path": reported.get("path"),
+        "imported": "version" in reported,
+        "architectures": (reported.get("architectures") or _architectures_on_disk()).split(),
         "failure": ending.failure,
     }
 
@@ -163,7 +163,7 @@ def _copies(
             asked += 1
             says = (
                 forked_work.run_forked(library_versions.identify(path), _LOAD_SECONDS)
-                .told.get("reported", {})
+                .reported.get("reported", {})
                 .get(path)
             )
         about = elf_reader.read(path) or elf_reader.Elf()
@@ -190,14 +190,14 @@ def _order(copies: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
     if not of_kind:
         return None
     cublas = str(max(of_kind, key=lambda copy: bool(copy["loaded"]))["path"])
-    beside = sorted(Path(cublas).parent.glob("libcublasLt*.so*"))
-    lt = os.path.realpath(beside[0]) if beside else None
+    neighbours = sorted(Path(cublas).parent.glob("libcublasLt*.so*"))
+    lt = os.path.realpath(neighbours[0]) if neighbours else None
     ending = forked_work.run_forked(library_versions.cublas_first(cublas, lt), _LOAD_SECONDS)
     return {
         "cublas": cublas,
         "beside": lt,
-        "alone": ending.told.get("alone", []),
-        "both": ending.told.get("both", []),
+        "alone": ending.reported.get("alone", []),
+        "both": ending.reported.get("both", []),
         "failure": ending.failure,
     }
 

@@ -69,8 +69,8 @@ def identify(path: str) -> Callable[[Tell], None]:
     def work(tell: Tell) -> None:
         file = Path(path)
         if library_of_file(file.name) == "cublas":
-            for beside in sorted(file.parent.glob("libcublasLt*.so*")):
-                ctypes.CDLL(str(beside))
+            for neighbour in sorted(file.parent.glob("libcublasLt*.so*")):
+                ctypes.CDLL(str(neighbour))
                 break
         tell("reported", reported([path]))
 

@@ -43,7 +43,7 @@ def extend_path(variables: bool) -> None:
 
 
 def _virtual_environment() -> tuple[str, list[str]]:
-    """The virtual environment's folder ("" if there is none), and the installation whose packages it also uses."""
+    """The virtual environment's folder ("" without one), and the installation whose packages it also uses."""
     folder = Path(sys.executable).absolute().parent
     for prefix in (folder.parent, folder):  # in the order of Python
         with contextlib.suppress(OSError):

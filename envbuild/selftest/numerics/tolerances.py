@@ -124,7 +124,7 @@ def attention_score(depth: int, u: float) -> float:
     """Error of a score q k^T scale, relative to |q||k| scale.
 
     The math path scales both factors before it multiplies them, and adds a mask (4 u); its float32 sum of `depth`
-    products, which are no longer exact, has independent roundings (Higham and Mary, 2019, theorem 2.4, as below).
+    products, whose sum is not exact any more, has independent roundings (Higham and Mary, 2019, theorem 2.4, as below).
     """
     return 4 * u + LIKELY * math.sqrt(depth + 4) * ROUNDED
 

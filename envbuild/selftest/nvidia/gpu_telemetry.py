@@ -23,7 +23,7 @@ Numbers = Mapping[str, int]  # as returned by Nvml.numbers
 # Counts whose growth makes a GPU unfit, with the message for each.
 _FAULTS = {
     "uncorrected": "{} uncorrected memory errors {}: " + DRAIN + " and reset it",
-    "pending": "memory that went bad waits to be replaced: " + DRAIN + " and reset it",
+    "pending": "faulty memory is waiting to be replaced: " + DRAIN + " and reset it",
     "failed": "memory that went bad could not be replaced: " + DRAIN + " for good",
 }
 _COUNTS = ("corrected", "uncorrected", "remapped", "pcie_replays", *NVLINK)

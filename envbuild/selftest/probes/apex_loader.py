@@ -12,8 +12,8 @@ from envbuild.selftest.inventory import interpreter_and_distributions
 def part(name: str, compiled: str) -> Any:
     """apex.`name`, whose kernels lie in the module `compiled`.
 
-    Raises Skip where apex is not here, is another package of that name, or was built without `compiled`; and what
-    importing either raises, as where it was built for another torch.
+    Raises Skip if apex is not installed, if the package of that name is not NVIDIA's, or if it was built without
+    `compiled`. An exception of either import passes through, for example if apex was built for another torch.
     """
     found = interpreter_and_distributions.apex()
     if found is None:
@@ -21,6 +21,6 @@ def part(name: str, compiled: str) -> Any:
     if name not in found["parts"]:
         raise Skip(f"{found['path']} is not NVIDIA's apex: it has no apex.{name}")
     if compiled not in found["compiled"]:
-        raise Skip(f"{found['path']} was built without its CUDA extensions: there is no module {compiled}")
+        raise Skip(f"{found['path']} was built without its CUDA extensions: module {compiled} is missing")
     importlib.import_module(compiled)  # apex itself would hide why it cannot be loaded
     return importlib.import_module(f"apex.{name}")

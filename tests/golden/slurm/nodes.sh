@@ -24,7 +24,7 @@ clock() { # of the machine's running: SECONDS and date jump where a clock is set
     read -r up _ </proc/uptime
     echo "${up%.*}"
 }
-guard() { # what an engine runs is no process of this job: it ends with the script, and with the folder
+guard() { # a container of an engine is not a process of this job: end it with the script and with the folder
     trap '' TERM
     while kill -0 $$ && [ -e "$payload" ]; do sleep 2; done
     ! kill -TERM $$ || sleep 5

@@ -82,7 +82,7 @@ def test_gloo_says_which_layer(failed: list[tuple[int, ...]], gloo: bool | None,
 
 
 @pytest.mark.parametrize(
-    ("helpful", "cure", "words"),
+    ("helpful", "workaround", "words"),
     [
         ([P2P], "NCCL_P2P_DISABLE=1", "with P2P off it passes"),
         ([P2P, SHM], "NCCL_P2P_DISABLE=1", "with P2P off it passes"),
@@ -92,9 +92,9 @@ def test_gloo_says_which_layer(failed: list[tuple[int, ...]], gloo: bool | None,
         ([], None, "no transport switched off helps: NCCL itself, the driver, or a card"),
     ],
 )
-def test_what_helps_names_the_transport(helpful: list[tuple[str, ...]], cure: str | None, words: str) -> None:
+def test_what_helps_names_the_transport(helpful: list[tuple[str, ...]], workaround: str | None, words: str) -> None:
     verdict = localize_faults(tried([(0, 1), FOUR], helpful=helpful), SAME)
-    assert verdict and verdict.cure == cure
+    assert verdict and verdict.workaround == workaround
     assert words in verdict.text
 
 

@@ -28,8 +28,8 @@ IN_PROJECT = STACK.format("/srv/project/hooks.py", "before_reduce")
 
 
 def ended(step: int = 9, moment: float = 1.0, done: bool = False, **fields: Any) -> ForkEnding:
-    told = {STEP: [step, f"step {step}"], **({DONE: True} if done else {}), **fields.pop("told", {})}
-    return ForkEnding(told=told, moment=moment, **fields)
+    reported = {STEP: [step, f"step {step}"], **({DONE: True} if done else {}), **fields.pop("reported", {})}
+    return ForkEnding(reported=reported, moment=moment, **fields)
 
 
 def right(moment: float = 1.0) -> ForkEnding:
@@ -45,11 +45,11 @@ def stuck(step: int = 3, noise: str = IN_TORCH, moment: float = 30.0) -> ForkEnd
 
 
 def raised(sentence: str, **fields: Any) -> ForkEnding:
-    return ended(told={"error": sentence}, failure=sentence, **fields)
+    return ended(reported={"error": sentence}, failure=sentence, **fields)
 
 
 def wrong(step: str = "all_reduce", **fields: Any) -> ForkEnding:
-    return ended(told={f"{WRONG}{step} fp32": [step, f"{step}: element [0] is 2"]}, done=True, **fields)
+    return ended(reported={f"{WRONG}{step} fp32": [step, f"{step}: element [0] is 2"]}, done=True, **fields)
 
 
 LOST = "RuntimeError: Connection closed by peer [127.0.0.1]:29500"
@@ -127,8 +127,8 @@ def test_ranks_that_wait_for_a_dead_one_are_stopped_soon() -> None:
     ((dead, left), (alone,)) = forked_work.run_groups([[dies, waits], [ends]], 30, 0.2)
     assert time.monotonic() - begin < 10
     assert (dead.signal, dead.stopped, dead.failure) == ("SIGSEGV", False, "the process died of SIGSEGV")
-    assert (left.signal, left.stopped, left.told["before"]) == (None, True, True)
-    assert (alone.failure, dict(alone.told)) == (None, {"end": True})
+    assert (left.signal, left.stopped, left.reported["before"]) == (None, True, True)
+    assert (alone.failure, dict(alone.reported)) == (None, {"end": True})
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
 
@@ -138,7 +138,7 @@ def test_another_group_is_not_hurried() -> None:
         tell("end", True)
 
     (_, (other,)) = forked_work.run_groups([[dies], [slow]], 30, 0.0)
-    assert other.told == {"end": True}
+    assert other.reported == {"end": True}
 
 
 def test_what_is_stopped_says_where_it_was() -> None:

@@ -138,7 +138,7 @@ def test_a_loaders_cache_is_read_in_every_layout(site: Path, monkeypatch: pytest
 
 def test_reported_values_come_back() -> None:
     ending = forked_work.run_forked(lambda tell: (tell("a", 1), tell("a", [2]))[0], 20)
-    assert (dict(ending.told), ending.failure) == ({"a": [2]}, None)
+    assert (dict(ending.reported), ending.failure) == ({"a": [2]}, None)
 
 
 def divide(tell: forked_work.Tell) -> None:
@@ -180,7 +180,7 @@ def leave(tell: forked_work.Tell) -> None:
         (divide, "the process died of SIGFPE"),
         (hang, "not done after 0.5 s"),
         (flood, "not done after 0.5 s"),
-        (talk, "it told too much"),
+        (talk, "it reported more than the limit"),
         (fail, "OSError: libx.so: cannot open"),
         (leave, "the process ended with status 3: fatal: no good"),
     ],
@@ -188,16 +188,16 @@ def leave(tell: forked_work.Tell) -> None:
 def test_values_reported_before_any_ending_are_kept(work: forked_work.Work, failure: str) -> None:
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     ending = forked_work.run_forked(work, 30 if work is talk else 0.5)
-    assert ending.told["before"] is True
+    assert ending.reported["before"] is True
     assert ending.failure == failure
     assert ending.seconds < 10
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
 
 def test_reported_values_and_printed_output_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forked_work, "_MOST_TOLD", 1 << 20)
+    monkeypatch.setattr(forked_work, "_MOST_REPORTED", 1 << 20)
     ending = forked_work.run_forked(talk, 20)
-    assert ending.failure == "it told too much" and ending.seconds < 10
+    assert ending.failure == "it reported more than the limit" and ending.seconds < 10
     under_way = forked_work.ForkedWork(flood)
     under_way.finish(0.3)
     assert len(under_way._streams[under_way._heard]) <= 16384

@@ -50,8 +50,8 @@ def test_a_sound_gpu_is_described_and_nothing_more(frames: dict[str, Frame]) -> 
     [
         ("xid", "the driver reported Xid 79 meanwhile: see the host's log, and drain the GPU"),
         ("ecc", "2 uncorrected memory errors meanwhile: drain the GPU and reset it"),
-        ("pending", "memory that went bad waits to be replaced: drain the GPU and reset it"),
-        ("failed", "memory that went bad could not be replaced: drain the GPU for good"),
+        ("pending", "faulty memory is waiting to be replaced: drain the GPU and reset it"),
+        ("failed", "faulty memory could not be replaced: drain the GPU for good"),
         ("skips", "1 uncorrected memory errors meanwhile: drain the GPU and reset it"),
         ("dies", "8 uncorrected memory errors meanwhile: drain the GPU and reset it"),
         ("lost", "nvmlDeviceGetTotalEccErrors: GPU is lost: drain the GPU"),

@@ -38,9 +38,9 @@ RIGHT = ["norm.apex:right", "norm.apex:fallback", "optim.apex:right", "optim.ape
 SKIPPED = [
     ("norm.apex:missing", "^apex is not installed$"),
     ("norm.apex:foreign", "is not NVIDIA's apex: it has no apex.normalization$"),
-    ("norm.apex:uncompiled", "there is no module fused_layer_norm_cuda$"),
+    ("norm.apex:uncompiled", "module fused_layer_norm_cuda is missing$"),
     ("optim.apex:missing", "^apex is not installed$"),
-    ("optim.apex:uncompiled", "there is no module amp_C$"),
+    ("optim.apex:uncompiled", "module amp_C is missing$"),
     ("optim.apex:gpu_only", r"^needs a GPU: apex's FusedAdam has nothing for the CPU \(Found no NVIDIA driver"),
 ]
 

@@ -122,7 +122,7 @@ def test_a_statement_of_something_else_is_not_a_test_result(
     with pytest.raises(CheckFailed) as caught:
         community_evidence.read(folder, NOW)
     assert [(fault.file, fault.message) for fault in caught.value.faults] == [
-        ("sbom.json", "malformed: there is no test result in it")
+        ("sbom.json", "malformed: it contains no test result")
     ]
 
 

@@ -409,9 +409,9 @@ def test_a_policys_faults_come_all_at_once(pushed: Site) -> None:
     said = verify(pushed, "--policy", "policy.yaml")
     assert said.code == FileError.code
     assert [f"{fault['line']} {fault['field']}: {fault['message']}" for fault in said.document["error"]["faults"]] == [
-        "1 max_age: not this: how old the newest proof may be: 90d, 12h",
+        "1 max_age: not this: the largest age of the newest proof: 90d, 12h",
         "2 levle: unknown key (did you mean level?)",
-        "3 gpus: must be a list: models that it must be proved on; default: all that its profile is for",
+        "3 gpus: must be a list: GPU models that the image must be proved on; default: all of its profile",
     ]
 
 

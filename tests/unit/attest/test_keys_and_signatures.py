@@ -132,7 +132,7 @@ def test_keygen_writes_an_encrypted_key_that_signs(project: Path, monkeypatch: p
     assert signer.public.fingerprint == done.document["fingerprint"]
     assert SECRET not in done.stdout + done.stderr
     again = envbuild("keygen", "-o", "team")
-    assert (again.code, "is there already" in again.stderr) == (2, True)
+    assert (again.code, "exists already" in again.stderr) == (2, True)
 
 
 def test_an_empty_passphrase_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def test_no_gpu_at_all_is_not_all_gpus() -> None:
     """An unset variable in a script must not take every GPU."""
     done = envbuild("test", "cpu", "--gpus", "")
     assert done.code == 2
-    assert "'' is no GPU" in done.stderr
+    assert "'' is not a GPU" in done.stderr
 
 
 def test_a_note_of_others_turns_no_text_round(capsys: pytest.CaptureFixture[str]) -> None:

@@ -295,7 +295,7 @@ def test_a_folder_is_reported_with_the_profiles_in_it(project: Path, path: str) 
     folder = project / path
     (folder / "profiles").mkdir(parents=True, exist_ok=True)
     done = envbuild("make", path)
-    assert (done.code, f"{path} is a folder" in done.stderr, "no profile lies in it" in done.stderr) == (3, True, True)
+    assert (done.code, f"{path} is a folder" in done.stderr, "it contains no profile" in done.stderr) == (3, True, True)
     for name in ("b.yaml", "b.lock.yaml", "profiles/a.yaml"):
         (folder / name).write_text(as_yaml(PROFILE), encoding="utf-8")
     done = envbuild("make", path)
@@ -537,7 +537,7 @@ def test_lock_check_sees_a_changed_dockerfile_and_writes_nothing(locked: Lock, p
     assert envbuild("lock", "--check", "sample").code == 0
     file.write_text("FROM scratch\n", encoding="utf-8")
     done = envbuild("lock", "--check", "sample")
-    assert (done.code, "dockerfiles/sample.Dockerfile is not what the lock gives" in done.stderr) == (8, True)
+    assert (done.code, "dockerfiles/sample.Dockerfile does not match the lock" in done.stderr) == (8, True)
     assert file.read_text(encoding="utf-8") == "FROM scratch\n"
     assert "wrote dockerfiles/sample.Dockerfile" in envbuild("lock", "sample").stdout
     assert envbuild("lock", "--check", "sample").code == 0
@@ -569,7 +569,7 @@ def test_lock_check_reports_all_that_is_invalid_and_out_of_date(locked: Lock, pr
     assert done.stderr.startswith("error: invalid: 2 of 4 profiles; out of date: 1\n")
     assert "profiles/broken.yaml:2: torhc: unknown key" in done.stderr
     assert "profiles/odd.lock.yaml:2: " in done.stderr and "new" in done.stderr
-    assert "hint: correct what is named; then envbuild lock" in done.stderr
+    assert "hint: correct the errors; then envbuild lock" in done.stderr
 
 
 def test_audit_takes_one_thing_at_a_time() -> None:

@@ -112,8 +112,8 @@ def test_a_profile_that_is_not_written_can_be_shown_with_pins_and_as_json() -> N
 def test_other_commands_name_the_command_that_writes_the_profile(command: list[str], project: Path) -> None:
     done = envbuild(*command)
     assert done.code == 3
-    assert "no profile is shipped for l20, and there is no file profiles/l20.yaml" in done.stderr
-    assert "to write it: envbuild init l20" in done.stderr
+    assert "no profile is shipped for l20, and profiles/l20.yaml does not exist" in done.stderr
+    assert "create it: envbuild init l20" in done.stderr
     assert files(project) == []
 
 
@@ -157,7 +157,7 @@ def test_a_profile_of_ones_own_comes_before_a_gpu(project: Path) -> None:
 def test_a_folder_and_a_path_are_not_gpus(project: Path) -> None:
     (project / "l20").mkdir()
     assert "l20 is a folder" in envbuild("show", "l20").stderr
-    assert "there is no file ./l40" in envbuild("show", "./l40").stderr
+    assert "file not found: ./l40" in envbuild("show", "./l40").stderr
 
 
 @pytest.mark.usefixtures("project")

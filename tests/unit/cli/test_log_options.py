@@ -50,7 +50,7 @@ def test_a_log_that_cannot_be_written_is_an_error() -> None:
 
 def test_json_before_a_command_is_refused() -> None:
     done = run("--json", "show", "cpu")
-    assert done.returncode == 2 and "--json belongs behind the command" in done.stdout
+    assert done.returncode == 2 and "put --json after the command" in done.stdout
 
 
 def test_versions_for_a_bug_report() -> None:

@@ -66,7 +66,7 @@ def test_a_folder_that_cannot_be_made_is_reported_before_the_work(
     (project / "file").write_text("", encoding="utf-8")
     done = envbuild(*arguments, f"file/{name}")
     assert (done.code, ready) == (6, [])
-    assert "file: is no folder" in done.stderr
+    assert "file: is not a folder" in done.stderr
 
 
 @pytest.mark.parametrize(("arguments", "name"), WRITING)

@@ -32,9 +32,9 @@ H20, CPU = Need("h20", ("h20",), driver="525.60.13"), Need("cpu", ())
 @pytest.mark.parametrize(
     ("needs", "words"),
     [
-        ([H20], "550.54.15 (CUDA up to 12.4); h20 is not for these cards"),
-        ([H20, CPU], "550.54.15 (CUDA up to 12.4); no profile is for these cards"),
-        ([], "550.54.15 (CUDA up to 12.4); no profile is for these cards"),
+        ([H20], "550.54.15 (CUDA up to 12.4); h20 is not for these GPUs"),
+        ([H20, CPU], "550.54.15 (CUDA up to 12.4); no profile is for these GPUs"),
+        ([], "550.54.15 (CUDA up to 12.4); no profile is for these GPUs"),
     ],
 )
 def test_no_more_profiles_are_spoken_of_than_were_asked_for(needs: list[Need], words: str) -> None:
@@ -56,7 +56,7 @@ def test_the_index_that_fails_is_named_and_the_others_are_cleared() -> None:
         Answer("https://b.example/simple", 200),
     )
     one = system_checks.check_reached("index", (silent, fine, fine), late=False, remedy="")
-    assert one.detail == "https://a.example/simple: no answer in time (the other 2 are well)"
+    assert one.detail == "https://a.example/simple: no answer in time (the other 2 answer)"
     both = system_checks.check_reached("index", (silent, silent), late=False, remedy="")
     assert "are well" not in both.detail
-    assert "pip did not tell" in system_checks.check_reached("index", (), late=True, remedy="").detail
+    assert "pip did not report" in system_checks.check_reached("index", (), late=True, remedy="").detail

@@ -102,7 +102,7 @@ def test_a_node_that_builds_no_images_is_sound_without_further_remarks() -> None
     failed = [{"id": id, "status": "fail", "detail": "none"} for id in ("engine", "buildx", "gpu.runtime", "disk")]
     found = [node("a"), node("b", checks=failed)]
     assert bad(found) == {}
-    assert "no failed check of what a job needs" in {check.detail for check in node_comparison.compare_nodes(found)}
+    assert "no check that matters for a job failed" in {check.detail for check in node_comparison.compare_nodes(found)}
 
 
 def test_every_comparison_can_find_a_difference() -> None:
@@ -210,7 +210,7 @@ def test_a_path_that_is_not_a_file_is_a_fault_of_its_node(tmp_path: Path) -> Non
     os.mkfifo(tmp_path / "c.json")
     (tmp_path / "d.json").symlink_to(tmp_path / "nowhere")
     found = {node.name: node.fault for node in remote_node_reader.gather_nodes(str(tmp_path))}
-    assert found == {"a": None, **{name: f"{name}.json is no file" for name in ("b", "c", "d")}}
+    assert found == {"a": None, **{name: f"{name}.json is not a file" for name in ("b", "c", "d")}}
 
 
 def test_a_file_that_may_not_be_read_is_a_fault_of_its_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

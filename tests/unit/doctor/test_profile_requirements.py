@@ -40,12 +40,12 @@ def answer(said: Said) -> str:
     [
         ([H20], "550.54.15", "h20", "yes: this machine suits h20"),
         ([H20, H200], "580.65.06", "h200", "yes"),
-        ([H200], "580.65.06", "h20", "no: it needs NVIDIA H20, and here is 1 x NVIDIA H200"),
-        ([], "550.54.15", "h20", "no: it needs NVIDIA H20, and there is no GPU here"),
+        ([H200], "580.65.06", "h20", "no: it needs NVIDIA H20, and this machine has 1 x NVIDIA H200"),
+        ([], "550.54.15", "h20", "no: it needs NVIDIA H20, and this machine has no GPU"),
         ([H200], "550.54.15", "h200", "no: gpu.driver: 550.54.15 (CUDA up to 12.4); too old for h200 (580."),
         ([f"{H20},ecc=5"], "550.54.15", "h20", "no: gpu.ecc: GPU 0: 5 uncorrected memory errors"),
         ([f"{H20},ecc=5"], "550.54.15", "cpu", "yes"),
-        ([H20, f"{H20},mig=1,slices=3"], "550.54.15", "h20", "no: it needs whole cards, and MIG is on at GPU 1"),
+        ([H20, f"{H20},mig=1,slices=3"], "550.54.15", "h20", "no: it needs whole GPUs, and MIG is on for GPU 1"),
         ([f"{H20},mig=1,slices=3"], "550.54.15", "cpu", "yes"),
     ],
 )  # fmt: skip
@@ -61,11 +61,11 @@ def test_the_answer_has_its_reason(machine: Bench, cards: list[str], driver: str
 @pytest.mark.parametrize(
     ("cards", "driver", "profile", "remedy"),
     [
-        ([], "550.54.15", "h20", "on the machine that has the card: envbuild doctor --for h20"),
-        ([H200], "580.65.06", "h20", "on the machine that has the card"),
+        ([], "550.54.15", "h20", "on the machine with the GPU: envbuild doctor --for h20"),
+        ([H200], "580.65.06", "h20", "on the machine with the GPU"),
         ([H200], "550.54.15", "h200", "update the driver"),
         ([f"{H20},mig=1,slices=3"], "550.54.15", "h20", "turn MIG off: nvidia-smi -mig 0"),
-        ([H20], "550.54.15", "step-video", "are together, or lower gpu_count"),
+        ([H20], "550.54.15", "step-video", "on a machine with 4, or lower gpu_count"),
     ],
 )
 def test_an_unsuitable_machine_comes_with_a_remedy(
@@ -94,9 +94,9 @@ def test_a_missing_engine_is_reported_once_with_its_remedy(machine: Bench) -> No
 def test_probes_skipped_for_one_reason_are_one_line_in_a_terminal(machine: Bench) -> None:
     machine.cards()
     shown, document = machine.doctor().stdout, machine.doctor("--json").document
-    skipped = [check for check in document["checks"] if check["detail"] == "NVML tells of no GPU"]
-    assert len(skipped) > 5 and shown.count("NVML tells of no GPU") == 1
-    assert re.search(rf"^skipped +gpu\.\* +NVML tells of no GPU \({len(skipped)} checks\)$", shown, re.MULTILINE)
+    skipped = [check for check in document["checks"] if check["detail"] == "NVML reports no GPU"]
+    assert len(skipped) > 5 and shown.count("NVML reports no GPU") == 1
+    assert re.search(rf"^skipped +gpu\.\* +NVML reports no GPU \({len(skipped)} checks\)$", shown, re.MULTILINE)
     assert re.search(r"^skipped +rdma +no RDMA device$", shown, re.MULTILINE), "a single one keeps its line"
 
 
@@ -125,7 +125,7 @@ def test_gpus_are_counted(machine: Bench) -> None:
     (machine.folder / "profiles").mkdir()
     (machine.folder / "profiles" / "four.yaml").write_text("extends: h20\ngpu_count: 4\n")
     said = machine.doctor("--for", "four", "--json")
-    assert answer(said).startswith("no: it needs 4 of NVIDIA H20 together, and here is 2 x NVIDIA H20")
+    assert answer(said).startswith("no: it needs 4 of NVIDIA H20 together, and this machine has 2 x NVIDIA H20")
 
 
 def test_an_invalid_profile_is_reported_as_in_other_commands(machine: Bench) -> None:

@@ -110,7 +110,7 @@ def test_a_self_test_that_never_began_takes_nothing_from_an_image(
     world.verified(image)
 
     def refused(*_: object, **__: object) -> None:
-        raise RunnerError("Slurm does not take the job", ending="refused")
+        raise RunnerError("Slurm refused the job", ending="refused")
 
     monkeypatch.setattr(workflows, "existing", lambda *_: (world.lock, image))
     monkeypatch.setattr(StepContext, "engine", world.engine)

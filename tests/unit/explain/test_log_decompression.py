@@ -103,7 +103,7 @@ def test_a_file_that_is_not_text_gets_a_plain_message(raw: bytes, words: str, tm
     file = tmp_path / "train.log"
     file.write_bytes(raw)
     done = envbuild("explain", str(file))
-    assert done.code == 3 and f"{file} is no log: it is " in done.stderr and words in done.stderr
+    assert done.code == 3 and f"{file} is not a log: it is " in done.stderr and words in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_odd_text_is_still_text(raw: bytes) -> None:
 @pytest.mark.parametrize("raw", ["", "\n \n"])
 def test_an_empty_log_is_reported(raw: str) -> None:
     said = piped(raw)
-    assert said.startswith("standard input is empty: there is nothing to explain") and "No known cause" not in said
+    assert said.startswith("standard input is empty. Save the output") and "No known cause" not in said
     assert json.loads(piped(raw, "--json"))["unknown"] is True
 
 

@@ -339,7 +339,7 @@ def test_ranks_of_different_groups_are_not_compared() -> None:
         line.format(rank, 5 + rank // 4, rank % 4, 90 if rank < 4 else 20) for rank in range(7)
     )
     works = explanation_of(text).read.works
-    assert ([work.rank for work in works.told], works.behind, works.silent) == ([0, 1, 2, 3], (), ())
+    assert ([work.rank for work in works.last], works.behind, works.silent) == ([0, 1, 2, 3], (), ())
     late = explanation_of(
         text.replace("Rank 3] Timeout at NCCL work: 8, last enqueued work: 90", "Rank 3] T, last enqueued work: 89")
     )
@@ -356,7 +356,7 @@ def test_torch_is_read_with_every_spelling_of_its_version(word: str) -> None:
 def test_every_rank_is_read_among_many_similar_lines() -> None:
     text = "world_size=600\n" + "".join(work(rank, 21 - (rank == 599), 20) for rank in range(600))
     works = explanation_of(text).read.works
-    assert (len(works.told), works.behind, works.silent) == (600, (599,), ())
+    assert (len(works.last), works.behind, works.silent) == (600, (599,), ())
 
 
 @pytest.mark.parametrize(

@@ -43,5 +43,5 @@ def test_serves(listed: str, card: str, how: str | None) -> None:
 def test_an_arch_list_of_torch() -> None:
     assert capabilities("8.0;9.0a+PTX 12.0") == ("8.0", "9.0", "12.0")
     assert capabilities("") == ()
-    with pytest.raises(ValueError, match="'Hopper' is no compute capability"):
+    with pytest.raises(ValueError, match="'Hopper' is not a compute capability"):
         capabilities("Hopper")

@@ -144,7 +144,7 @@ def test_an_archive_that_unpacks_for_ever_is_refused_at_its_line(
 
 
 def test_without_any_address_it_says_where_one_goes(wanted: ArchiveRequest) -> None:
-    with pytest.raises(NetworkError, match="no address is known for cuda-compat") as caught:
+    with pytest.raises(NetworkError, match="no URL is known for cuda-compat") as caught:
         take(replace(wanted, url=None))
     assert "profiles/sample.yaml:7" in str(caught.value.hint)
     assert "config.yaml" in str(caught.value.hint)

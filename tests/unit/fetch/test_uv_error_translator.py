@@ -70,7 +70,7 @@ def test_a_servers_status_is_reported_with_its_address_once() -> None:
     [
         (MISMATCH, "index.example serves another file than it announces: pip-26.3-py3-none-any.whl.metadata"),
         ("error: Hash mismatch for `alpha==1.0`\n", "serves another file than it announces: alpha==1.0"),
-        (BROKEN, "index.example answers with what is no JSON"),
+        (BROKEN, "index.example answers with invalid JSON"),
     ],
 )
 def test_wrong_bytes_are_the_indexs_fault(said: str, words: str) -> None:

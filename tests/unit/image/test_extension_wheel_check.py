@@ -132,22 +132,31 @@ FAULTS: dict[str, tuple[Make, str]] = {
     ),
     "text for a library": (
         lambda at: wheel(at, {**GOOD, f"amp_C.{SUFFIX}": b"#!/bin/sh"}),
-        f"'amp_C.{SUFFIX}' is no shared library",
+        f"'amp_C.{SUFFIX}' is not a shared library",
     ),
     "device code that makes no sense": (
         lambda at: wheel(at, {**GOOD, f"amp_C.{SUFFIX}": elf_with({".nv_fatbin": b"junk" * 9})}),
         "its device code cannot be read",
     ),
-    "a way out": (lambda at: wheel(at, {**GOOD, "../evil.py": b""}), "'../evil.py' leads outside"),
-    "an absolute path": (lambda at: wheel(at, {**GOOD, "/etc/passwd": b""}), "'/etc/passwd' leads outside"),
-    "a control character": (lambda at: wheel(at, {**GOOD, "a\x1b[2Jb": b""}), r"'a\x1b[2Jb' leads outside"),
-    "no wheel": (lambda at: text(at, b"not a zip"), "is no wheel, or is damaged"),
-    "nothing": (lambda at: text(at, b""), "is no wheel, or is damaged"),
-    "a link": (lambda at: added(at, linked()), "'link.so' is no plain file"),
-    "a file twice": (lambda at: added(at, zipfile.ZipInfo("apex/__init__.py")), "'apex/__init__.py' is there twice"),
+    "a way out": (
+        lambda at: wheel(at, {**GOOD, "../evil.py": b""}),
+        "'../evil.py' would be written outside the target",
+    ),
+    "an absolute path": (
+        lambda at: wheel(at, {**GOOD, "/etc/passwd": b""}),
+        "'/etc/passwd' would be written outside the target",
+    ),
+    "a control character": (
+        lambda at: wheel(at, {**GOOD, "a\x1b[2Jb": b""}),
+        r"'a\x1b[2Jb' would be written outside the target",
+    ),
+    "no wheel": (lambda at: text(at, b"not a zip"), "is not a wheel, or is damaged"),
+    "nothing": (lambda at: text(at, b""), "is not a wheel, or is damaged"),
+    "a link": (lambda at: added(at, linked()), "'link.so' is not a regular file"),
+    "a file twice": (lambda at: added(at, zipfile.ZipInfo("apex/__init__.py")), "'apex/__init__.py' occurs twice"),
     "a file twice once installed": (
         lambda at: wheel(at, {**GOOD, "apex-0.1.data/platlib/apex/__init__.py": b""}),
-        "'apex/__init__.py' is there twice",
+        "'apex/__init__.py' occurs twice",
     ),
     "a program": (
         lambda at: wheel(at, {**GOOD, "apex-0.1.data/scripts/python": b""}),
@@ -156,10 +165,10 @@ FAULTS: dict[str, tuple[Make, str]] = {
     "data": (lambda at: wheel(at, {**GOOD, "x.data/data/etc/evil": b""}), "outside site-packages"),
     "another's metadata": (
         lambda at: wheel(at, GOOD, info="evil-1.0.dist-info"),
-        "'evil-1.0.dist-info' is another distribution's",
+        "'evil-1.0.dist-info' belongs to another distribution",
     ),
-    "another version's metadata": (lambda at: wheel(at, GOOD, info="apex-0.2.dist-info"), "or of another version"),
-    "metadata without a version": (lambda at: wheel(at, GOOD, info="apex.dist-info"), "or of another version"),
+    "another version's metadata": (lambda at: wheel(at, GOOD, info="apex-0.2.dist-info"), "or version"),
+    "metadata without a version": (lambda at: wheel(at, GOOD, info="apex.dist-info"), "or version"),
     "a second one's metadata": (
         lambda at: wheel(at, {**GOOD, "apex-0.1.data/purelib/evil-1.0.dist-info/METADATA": b""}),
         "a wheel has one .dist-info folder, this one 2",
@@ -259,4 +268,4 @@ def test_a_stored_wheel_is_as_good(tmp_path: Path) -> None:
 def test_a_file_without_a_name_is_refused(tmp_path: Path) -> None:
     made = wheel(tmp_path, {**GOOD, "~x": b""})
     made.write_bytes(made.read_bytes().replace(b"~x", b"\0x"))  # to zipfile a NUL ends the name
-    assert extension_wheel_check.wheel_faults(made, **ASKED) == ["'' leads outside"]  # type: ignore[arg-type]
+    assert extension_wheel_check.wheel_faults(made, **ASKED) == ["'' would be written outside the target"]  # type: ignore[arg-type]

@@ -231,7 +231,7 @@ def test_a_lock_elsewhere_that_cannot_be_read_stops_it(elsewhere: Path, engine: 
         elsewhere.write_text(text, encoding="utf-8")
         done = envbuild("prune")
         assert (done.code, str(elsewhere) in done.stderr, engine.removed) == (3, True, [])
-        assert "; or delete it, if that checkout is no longer used\n" in done.stderr
+        assert "; or delete it, if that checkout is not used any more\n" in done.stderr
 
 
 def test_a_lock_seen_from_here_that_cannot_be_read_is_in_use(elsewhere: Path, project: Path) -> None:

@@ -182,7 +182,7 @@ def test_another_image_of_the_same_recipe_is_reported(locked: Lock, builder: Bui
     built(locked, engine, note)
     assert (
         len(messages) == 1
-        and f"this lock gave {IMAGE.id}, and now {image_of('2').id}; its layers are the same" in messages[0]
+        and f"this lock gave {IMAGE.id} before, and {image_of('2').id} now; its layers are the same" in messages[0]
     )
     assert {record.image for record in build_records_and_comparison.all_records()} == {IMAGE.id, image_of("2").id}
 
@@ -204,27 +204,30 @@ SAME_WHEEL = NOW.extensions[0]
     [
         (
             [recorded("then", "abcXe", "docker 26", SAME_WHEEL)],
-            "gave then, and now now; layer 4 (torch) of 5 differs. ",
+            "gave then before, and now now; layer 4 (torch) of 5 differs. ",
         ),
         ([recorded("then", "aXcde", "docker 26", SAME_WHEEL)], "; layer 2 (base) of 5 differs. "),
         ([recorded("then", "XbcXe", "docker 26", SAME_WHEEL)], "; layers 1 (base), 4 (torch) of 5 differ. "),
         ([recorded("then", "abcd", "docker 26", SAME_WHEEL)], "; it had 4 layers, and has 5. "),
         ([recorded("then", "abcde", "docker 26", SAME_WHEEL)], "; its layers are the same, its labels or other"),
-        ([recorded("then", "abcXe", "docker 24", SAME_WHEEL)], "differs; made by docker 24 then, by docker 26 now. "),
+        (
+            [recorded("then", "abcXe", "docker 24", SAME_WHEEL)],
+            "differs; built by docker 24 before, by docker 26 now. ",
+        ),
         (
             [recorded("then", "abcXe", "docker 26", wheel("apex", "2"))],
-            "differs; compiled anew, to another wheel: apex. ",
+            "differs; recompiled, with a different wheel: apex. ",
         ),
-        ([recorded("far", "XYZde"), recorded("near", "abcXe"), NOW], "gave near, and now now; "),
+        ([recorded("far", "XYZde"), recorded("near", "abcXe"), NOW], "gave near before, and now now; "),
     ],
 )
 def test_the_difference_from_the_earlier_image_is_reported(before: list[Record], said: str) -> None:
-    assert said in str(build_records_and_comparison.another(before, NOW, ["venv", "torch", "packages"]))
+    assert said in str(build_records_and_comparison.difference_message(before, NOW, ["venv", "torch", "packages"]))
 
 
 def test_the_same_image_is_not_reported() -> None:
-    assert build_records_and_comparison.another([], NOW, []) is None
-    assert build_records_and_comparison.another([NOW, NOW], NOW, []) is None
+    assert build_records_and_comparison.difference_message([], NOW, []) is None
+    assert build_records_and_comparison.difference_message([NOW, NOW], NOW, []) is None
 
 
 def test_another_builder_is_asked_and_recorded(locked: Lock, builder: Builder) -> None:
@@ -288,7 +291,7 @@ def test_whether_there_is_a_builder_is_asked_before_anything(
     if answers:
         buildx.require_builder(cast(Engine, engine))
     else:
-        with pytest.raises(EngineError, match=r"^there is no builder 'nope'$") as caught:
+        with pytest.raises(EngineError, match=r"^unknown builder 'nope'$") as caught:
             buildx.require_builder(cast(Engine, engine))
         assert str(caught.value.hint).startswith('no builder "nope" found')
     assert asked == [["/fake/docker", "--host", "unix:///fake.sock", "buildx", "inspect", "--", "nope"]]

@@ -260,7 +260,7 @@ def test_a_hostile_tar_is_the_profiles_fault(project: Path, tmp_path: Path, head
     plain, hostile, after = map(tarfile.TarInfo, names)
     entry = packed(tmp_path, ({}, plain), (headers, hostile), ({}, after))
     error = refused(wanted(project, sdist=entry))
-    assert isinstance(error, ProfileError) and "is no tar" in str(error.faults[0])
+    assert isinstance(error, ProfileError) and "is not a tar archive" in str(error.faults[0])
     assert error.faults[0].field == "extensions[0]"
 
 
@@ -281,4 +281,4 @@ def test_an_address_that_cannot_be_parsed_is_refused(project: Path, entry: dict[
     with pytest.raises(ProfileError) as caught:
         take(wanted(project, **entry))
     (fault,) = caught.value.faults
-    assert fault.field == f"extensions[0].{field}" and "no address" in fault.message and fault.line
+    assert fault.field == f"extensions[0].{field}" and "not a valid URL" in fault.message and fault.line

@@ -464,7 +464,7 @@ def test_an_extension_that_the_lock_has_as_a_wheel_is_refused_at_its_line(
     """One that the profile asks for, and one that comes with torch."""
     data = compiled(links)
     data["extensions"][0]["name"] = name
-    with pytest.raises(ProfileError, match="wheel of the lock too") as caught:
+    with pytest.raises(ProfileError, match="is also a locked wheel") as caught:
         lock_update.update_lock(plan_of(project, data), None)
     (fault,) = caught.value.faults
     assert fault.field == "extensions[0]" and fault.line and fault.message.startswith(f"{name} 1.0 is locked")

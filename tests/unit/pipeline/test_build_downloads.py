@@ -23,7 +23,7 @@ def test_both_are_done_and_what_is_ahead_is_waited_for() -> None:
         time.sleep(0.1)
         done.append("ahead")
 
-    with build_downloads.beside(work):
+    with build_downloads.in_parallel(work):
         done.append("fetched")
         ready.set()
     assert done == ["fetched", "ahead"]
@@ -33,7 +33,7 @@ def test_a_failed_download_in_advance_is_left_to_the_build() -> None:
     def work() -> None:
         raise BuildError("no")
 
-    with build_downloads.beside(work):
+    with build_downloads.in_parallel(work):
         pass
 
 
@@ -43,7 +43,7 @@ def test_a_damaged_file_that_was_removed_in_advance_is_reported() -> None:
     def work() -> None:
         raise HashMismatch("the base was damaged")
 
-    with pytest.raises(HashMismatch, match="damaged"), build_downloads.beside(work):
+    with pytest.raises(HashMismatch, match="damaged"), build_downloads.in_parallel(work):
         pass
 
 
@@ -55,7 +55,7 @@ def test_an_interrupted_fetch_ends_what_runs_ahead(tmp_path: Path) -> None:
     def work() -> None:
         run([sys.executable, "-c", code])
 
-    with pytest.raises(KeyboardInterrupt), build_downloads.beside(work):
+    with pytest.raises(KeyboardInterrupt), build_downloads.in_parallel(work):
         while not started.exists():
             time.sleep(0.01)
         raise KeyboardInterrupt

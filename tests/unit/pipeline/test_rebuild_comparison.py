@@ -89,7 +89,7 @@ def test_the_same_image_is_the_same(
     assert "the lock gives the same image" in capsys.readouterr().err
     assert compared(site, monkeypatch, [A, B], [A, B]) == []  # another builder's configuration
     said = " ".join(capsys.readouterr().err.split())
-    assert "the lock gives the same layers and configuration, under another image id" in said
+    assert "the lock gives the same layers and configuration, with a different image id" in said
 
 
 def test_each_layer_is_read_where_it_was_proved(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,9 @@ def test_another_order_of_the_same_is_the_same(
     assert BY_FOLDER != BY_PATH
     assert compared(site, monkeypatch, [A, BY_FOLDER], [A, BY_PATH]) == ["reordered: [2]"]
     said = " ".join(capsys.readouterr().err.split())
-    assert "the lock gives the same files, under another image id: the archive of layer 2 lists them in another" in said
+    assert (
+        "the lock gives the same files, with a different image id: the archive of layer 2 lists them in another" in said
+    )
     assert compared(site, monkeypatch, [BY_FOLDER, A, BY_PATH], [BY_PATH, A, BY_FOLDER]) == ["reordered: [1, 3]"]
 
 
@@ -146,7 +148,7 @@ def test_every_layer_is_compared(site: Site, monkeypatch: pytest.MonkeyPatch) ->
     said = compared(site, monkeypatch, [BY_FOLDER, B], [BY_PATH, layer(a="1", b="9", c="3")])
     assert said == ["layer 2 of 2 is another: /b has another content"]
     for other in ({"labels": {"a": "b"}}, {"environment": {"LD_PRELOAD": "x"}}):
-        assert "its configuration is another" in compared(site, monkeypatch, [BY_FOLDER], [BY_PATH], **other)[0]
+        assert "the configuration differs" in compared(site, monkeypatch, [BY_FOLDER], [BY_PATH], **other)[0]
 
 
 @pytest.mark.parametrize(
@@ -251,7 +253,7 @@ def test_properties_of_a_container_are_read_from_its_configuration() -> None:
 
 def test_only_configuration_that_affects_a_container_counts(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     for other in ({"labels": {"a": "b"}}, {"environment": {"LD_PRELOAD": "x"}}, {"settings": {"Entrypoint": ["/x"]}}):
-        assert "its configuration is another" in compared(site, monkeypatch, [A], [A], **other)[0]
+        assert "the configuration differs" in compared(site, monkeypatch, [A], [A], **other)[0]
 
 
 def test_verify_refuses_what_the_lock_does_not_give(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

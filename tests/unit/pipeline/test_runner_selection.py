@@ -62,7 +62,7 @@ def test_the_command_line_goes_before_the_settings() -> None:
         (On("kubernetes", nodes=2), "--nodes is for --on slurm"),
         (On("local", nodes=2), "--nodes is for --on slurm"),
         (On("slurm", nodes=2), "none is declared"),
-        (On("slurm", resume="7", nodes=2), "--resume takes up one job"),
+        (On("slurm", resume="7", nodes=2), "--resume continues one job"),
         (On("kubernetes", {"kubernetes": {"namspace": "a"}}), "settings of kubernetes"),
     ],
 )  # fmt: skip
@@ -195,7 +195,7 @@ def test_both_options_reach_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("given", ["two", "0", "65", "-1", "3.5", ""])
 def test_an_invalid_number_of_nodes_is_reported_with_the_valid_range(given: str) -> None:
     done: Said = envbuild("test", "sample", "--on", "slurm", "--nodes", given)
-    assert done.code == 2 and f"{given!r} is no number of nodes; write one from 1 to 64" in done.stderr
+    assert done.code == 2 and f"{given!r} is not a number of nodes; write a number from 1 to 64" in done.stderr
 
 
 @pytest.mark.parametrize(("given", "nodes"), [([], 1), (["--nodes", "1"], 1), (["--nodes", "64"], 64)])
@@ -301,7 +301,7 @@ def test_a_dry_run_works_without_a_registry() -> None:
     messages: list[str] = []
     wanted = order(On("kubernetes", {"kubernetes": {"registry": "127.0.0.1:9/team/x"}}))
     made = runner_selection.runner(wanted, cast(Engine, object()), image_of(), messages.append, dry=True)
-    assert "@sha256:000" in made.image and "could not be asked" in messages[0]
+    assert "@sha256:000" in made.image and "did not answer" in messages[0]
 
 
 @pytest.mark.parametrize("name", ["kubernetes", "slurm"])

@@ -102,7 +102,7 @@ def test_the_first_that_passes_is_found_with_few_tries(monkeypatch: pytest.Monke
     assert (said.code, said.stdout) == (0, "numpy 1.6 is the first that passes; 1.5 before it fails\n")
     assert made.made[:2] == ["1.0", "1.9"]
     assert len(made.made) <= 6
-    assert "10 of numpy, 1.0 to 1.9: at most 6 tries if each can be made" in said.stderr
+    assert "10 of numpy, 1.0 to 1.9: at most 6 tries if each can be built" in said.stderr
     assert made.discarded == made.made
     lines = [" ".join(line.split()[:2]) for line in said.stderr.splitlines()[3:]]
     outcomes = [text for text in lines if not text.endswith((" build", " self-test"))]
@@ -247,7 +247,7 @@ def test_on_another_gpu_no_outcome_counts(monkeypatch: pytest.MonkeyPatch, proje
     monkeypatch.setattr(version_bisection, "require_gpu", lambda context: StepResult(None))
     said = hunted()
     assert (said.code, made.made, made.discarded) == (4, ["1.0"], ["1.0"])
-    assert "the card here is none of sample's" in said.stderr
+    assert "the GPU here is not one of sample's" in said.stderr
     assert made.options[0].asked == RunRequest(probes=("env.identity", "gemm.crash"))
 
 

@@ -222,7 +222,7 @@ def test_a_different_image_than_before_is_reported_also_in_the_document(
     being_made: tuple[StepContext, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:
     def labelled(*_: Any, note: Any, **__: Any) -> Any:
-        note("another image than before")
+        note("not reproducible")
         return image_of("labelled")
 
     monkeypatch.setattr(image_build, "build_labelled", labelled)
@@ -232,8 +232,8 @@ def test_a_different_image_than_before_is_reported_also_in_the_document(
     lock_file.write(locked, source.lock_file, "sample")
     monkeypatch.setattr(StepContext, "engine", SimpleNamespace())
     made = workflows.build_only("sample", Options(locked=True), progress)
-    assert made.document()["notes"] == ["another image than before"]
-    progress.assert_any_call(Note("another image than before"))
+    assert made.document()["notes"] == ["not reproducible"]
+    progress.assert_any_call(Note("not reproducible"))
 
 
 def test_layers_with_a_defect_do_not_become_an_image(
@@ -504,7 +504,7 @@ def test_a_builder_that_is_not_there_ends_what_has_nothing_to_build_too(monkeypa
 
     def refuse(engine: Any) -> None:
         asked.append(engine.builder)
-        raise EngineError("there is no builder 'nope'")
+        raise EngineError("unknown builder 'nope'")
 
     engine = "envbuild.pipeline.step_context.Engine"
     monkeypatch.setattr(engine, lambda builder: SimpleNamespace(builder=builder, require_bounds=list))

@@ -201,8 +201,8 @@ def test_a_profile_without_a_script_has_no_script(project: Path) -> None:
         ("../../outside.py", "leads out of the project's folder"),
         ("link.py", "leads out of the project's folder"),
         ("../../../../../../../etc/x.py", "leads out of the project's folder"),
-        ("absent.py", "there is no file profiles/absent.py"),
-        ("folder.py", "there is no file profiles/folder.py"),
+        ("absent.py", "file not found: profiles/absent.py"),
+        ("folder.py", "file not found: profiles/folder.py"),
         ("large.py", "larger than 262144 bytes"),
         ("latin.py", "is not UTF-8"),
         ("loop.py", ""),
@@ -238,8 +238,8 @@ def _wrong(project: Path, text: str, **profile: Any) -> list[str]:
 
 
 def test_a_script_with_a_syntax_error_is_found_before_anything_is_built(project: Path) -> None:
-    assert _wrong(project, "one = 1\nreturn one\n") == ["smoke.py:2: no valid Python: 'return' outside function"]
-    assert _wrong(project, "def f(:\n")[0].startswith("smoke.py:1: no valid Python: ")
+    assert _wrong(project, "one = 1\nreturn one\n") == ["smoke.py:2: invalid Python: 'return' outside function"]
+    assert _wrong(project, "def f(:\n")[0].startswith("smoke.py:1: invalid Python: ")
     assert len(_wrong(project, "a = 1\0")) == 1
     for deep in ("-" * 100_000 + "1", "x" + "+x" * 60_000, "(" * 1000):
         assert len(_wrong(project, deep)) == 1
@@ -278,7 +278,7 @@ def test_added_shapes_and_scripts_are_not_part_of_the_lock(project: Path) -> Non
     plain = plan_of(project, asking())
     script(project)
     added = plan_of(project, asking(script="smoke.py", shapes=[SHAPE]))
-    assert plain.wishes == added.wishes
+    assert plain.inputs == added.inputs
     assert lock_for(plain).id == lock_for(added).id
     assert lock_for(plain).stale(added) == []
 

@@ -169,7 +169,7 @@ def test_one_faulty_file_keeps_all_as_they_are(locked: Lock, project: Path) -> N
     before = file.read_text(), broken.read_text()
     done = envbuild("docs", "page.md", "broken.md")
     assert done.code == 3
-    assert "broken.md:2: there is no block 'tabel'" in done.stderr
+    assert "broken.md:2: unknown block 'tabel'" in done.stderr
     assert (file.read_text(), broken.read_text()) == before
 
 

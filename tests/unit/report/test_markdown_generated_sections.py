@@ -35,7 +35,7 @@ def test_blocks_are_found_outside_fences_and_alone_on_their_lines() -> None:
         ("\n<!-- envbuild:table h20 -->", ["a.md:2: this block is not ended: <!-- envbuild:end -->"]),
         (
             "<!-- envbuild:tabel h20 -->",
-            ["a.md:1: there is no block 'tabel' (did you mean table?)"],
+            ["a.md:1: unknown block 'tabel' (did you mean table?)"],
         ),
         (
             "<!-- envbuild:table -->\n<!-- envbuild:table h20 -->\n<!-- envbuild:end -->",

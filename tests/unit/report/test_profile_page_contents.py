@@ -117,7 +117,7 @@ def test_the_headline_has_the_next_command(world: Path) -> None:
     assert (status["state"], status["next"]) == ("proved", "envbuild push cpu REGISTRY/cpu")
     failed = page("lab")["status"]
     assert (failed["state"], failed["next"]) == ("failed", "envbuild make lab")
-    assert failed["where"].endswith("once what failed is cured")
+    assert failed["where"].endswith("after fixing the failure")
 
 
 def test_an_extension_that_is_left_out_is_listed(project: Path) -> None:

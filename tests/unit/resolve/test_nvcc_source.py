@@ -38,13 +38,13 @@ def test_a_runtime_image_has_no_nvcc(project: Path) -> None:
     plan = plan_of(project, NEW)
     assert (plan.toolchain, plan.archives) == (None, ())
     assert "CUDA_HOME" not in plan.environment
-    assert {"archives"} & set(plan.wishes) == set()
+    assert {"archives"} & set(plan.inputs) == set()
 
 
 def test_a_named_toolchain_alone_puts_none_into_the_image(project: Path) -> None:
     for toolchain in ("wheels", FILE):
         named = plan_of(project, {**NEW, "toolchain": toolchain})
-        assert named.wishes == plan_of(project, NEW).wishes
+        assert named.inputs == plan_of(project, NEW).inputs
         assert named.toolchain is None
 
 
@@ -96,7 +96,7 @@ def test_a_devel_image_has_its_own(project: Path) -> None:
 def test_a_local_build_says_its_cuda_itself(project: Path) -> None:
     local = {**NEW, "torch": "2.11.0+cu130"}
     assert refused(project, {**local, "variant": "devel"}) == [
-        ("variant", "the facts do not know what CUDA torch 2.11.0+cu130 is built for: say so with cuda:")
+        ("variant", "unknown CUDA release of torch 2.11.0+cu130: set cuda: in the profile")
     ]
     plan = plan_of(project, {**local, "variant": "devel", "cuda": "13.0"})
     assert plan.toolchain
@@ -172,7 +172,7 @@ def test_they_are_for_datacentre_gpus(project: Path, card: str) -> None:
         assert plan_of(project, data).archives
     else:
         (message,) = [said for field, said in refused(project, data) if field == "driver.compat"]
-        assert f"on {card} CUDA ends with 804" in message
+        assert f"on {card}, CUDA fails with error 804" in message
         assert "NVIDIA/nvidia-docker#1294" in message
 
 
@@ -223,13 +223,13 @@ def test_one_that_is_left_out_asks_for_nothing(project: Path) -> None:
     left_out = {"name": "apex", "none": "nobody needs it"}
     plan = plan_of(project, {**OLD, "extensions": [left_out]})
     assert plan.extension_toolchain is None
-    assert plan.wishes == plan_of(project, OLD).wishes
+    assert plan.inputs == plan_of(project, OLD).inputs
     assert plan.reasons["apex"].endswith("none: nobody needs it")
 
 
 def test_the_inputs_of_an_extension_have_its_content_without_its_address(project: Path) -> None:
     def inputs(**change: Any) -> object:
-        return plan_of(project, {**NEW, "extensions": [{**KERNELS, **change}]}).wishes["extensions"]
+        return plan_of(project, {**NEW, "extensions": [{**KERNELS, **change}]}).inputs["extensions"]
 
     assert inputs(git="https://mirror.example/k") == inputs()
     for change in ({"commit": "d" * 40}, {"modules": ["k", "l"]}, {"build": {"env": {"A": "1"}}},
@@ -268,12 +268,12 @@ def test_a_profiles_own_compiler_comes_before_debians(project: Path) -> None:
 
 
 def test_packages_from_debian_are_inputs_of_the_plan(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = plan_of(project, PACKAGED).wishes["extensions"]
+    before = plan_of(project, PACKAGED).inputs["extensions"]
     (row,) = extension_compilers.debian("12.4")
     for change in ({"packages": ("nvcc",)}, {"components": ("main",)}, {"environment": {"CC": "gcc-12"}}):
         changed = (dataclasses.replace(row, **change),)
         monkeypatch.setattr(extension_compilers, "debian", lambda cuda, rows=changed: rows)
-        assert plan_of(project, PACKAGED).wishes["extensions"] != before
+        assert plan_of(project, PACKAGED).inputs["extensions"] != before
 
 
 @pytest.mark.parametrize(

@@ -121,8 +121,8 @@ def test_every_pin_has_its_reason(project: Path) -> None:
     ],
 )
 def test_a_profile_key_belongs_to_one_part_of_the_lock(project: Path, change: dict[str, Any], parts: set[str]) -> None:
-    before = plan_of(project, PROFILE).wishes
-    after = plan_of(project, {**PROFILE, **change}).wishes
+    before = plan_of(project, PROFILE).inputs
+    after = plan_of(project, {**PROFILE, **change}).inputs
     assert {part for part in before if before[part] != after[part]} == parts
 
 

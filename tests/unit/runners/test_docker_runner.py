@@ -149,7 +149,12 @@ def test_leftovers_of_a_killed_gpu_search_are_swept() -> None:
 @pytest.mark.parametrize(
     ("devices", "says", "error", "words"),
     [
-        (("0", "9"), "nvidia-container-cli: device error: 9: unknown device", UsageError, "not all of the GPUs 0, 9"),
+        (
+            ("0", "9"),
+            "nvidia-container-cli: device error: 9: unknown device",
+            UsageError,
+            "lacks some of the GPUs 0, 9",
+        ),
         ((), 'could not select device driver "" with capabilities: [[gpu]]', NotProved, "no GPU to prove this on"),
     ],
 )

@@ -33,7 +33,8 @@ def test_an_interpreter_is_found_by_path_or_in_its_environment(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("path", "words"), [(".", "is no environment"), ("no/such", "cannot be run as Python"), ("/bin/true", "as Python")]
+    ("path", "words"),
+    [(".", "is not an environment"), ("no/such", "cannot be run as Python"), ("/bin/true", "as Python")],
 )
 def test_a_path_that_is_not_a_python_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, words: str

@@ -131,7 +131,7 @@ network:
 """
 FAULTS = [
     "1: on: must be one of local, slurm, kubernetes, not 'slrum' (did you mean slurm?)",
-    "9: signing_key: there is no file /no/such.key",
+    "9: signing_key: file not found: /no/such.key",
     "3: slurm.registry: must be HOST/REPOSITORY, without http:// or https:// and without a tag, not 'http://foo/bar'",
     "5: slurm.partion: unknown setting (did you mean partition?)",
     "4: slurm.gres: must be a mapping of GPU to name, as in {h20: gpu:h20}, not 'gpu:h20'",

@@ -28,7 +28,7 @@ QUERIES, KEYS, DEPTH = 64, 4096, 64
 BLOCK = 16  # products that a tensor core adds at a time; its accumulator is rounded after each such block
 PROBLEMS = ("unscaled", "scaled", "output", "scores", "scores")
 
-# Takes q, k and v and returns the output; None where there is no kernel for them.
+# Takes q, k and v and returns the output; None if no kernel supports them.
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Optional[torch.Tensor]]
 
 

@@ -33,11 +33,11 @@ def env_arch(context: Context) -> None:
     os.environ.update(_NO_JIT)  # for the processes below; CUDA has not been started in this one
     context.step("torch's list of architectures")
     survey = forked_work.run_forked(_survey, SECONDS)
-    if "skip" in survey.told:
-        raise Skip(str(survey.told["skip"]))
+    if "skip" in survey.reported:
+        raise Skip(str(survey.reported["skip"]))
     if survey.failure:
-        raise ProbeFailure("exception", f"the cards cannot be asked: {survey.failure}")
-    listed, found = survey.told["listed"], {(int(a), int(b)): device for (a, b), device in survey.told["cards"]}
+        raise ProbeFailure("exception", f"the GPUs could not be listed: {survey.failure}")
+    listed, found = survey.reported["listed"], {(int(a), int(b)): device for (a, b), device in survey.reported["cards"]}
     names = [f"{major}.{minor}" for major, minor in sorted(found)]
     context.traits.update(torch=str(torch.__version__), arch_list=listed, compute_capability=", ".join(names))
     for capability in sorted(found):
@@ -98,8 +98,8 @@ def _missing(card: Capability, code: str | None, listed: Sequence[str]) -> str:
 
 
 def _fault(ending: ForkEnding) -> str | None:
-    at = ending.told.get("at", "the start")
+    at = ending.reported.get("at", "the start")
     if ending.failure:
         return f"{at} fails where nothing may be compiled at run time: {ending.failure}"
-    wrong = ending.told.get("wrong")
-    return f"wrong results of {', '.join(wrong)}" if wrong else None if wrong == [] else "nothing was told"
+    wrong = ending.reported.get("wrong")
+    return f"wrong results of {', '.join(wrong)}" if wrong else None if wrong == [] else "no result was reported"

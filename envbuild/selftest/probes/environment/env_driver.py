@@ -1,4 +1,4 @@
-"""env.driver: the driver supports this CUDA. Checked without torch, which only reports that there is no GPU."""
+"""env.driver: the driver supports this CUDA. Checked without torch, which would only report a missing GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DriverVersions:
 def env_driver(context: Context) -> None:
     """env.driver: the driver exists, starts, and is new enough for this CUDA and the profile."""
     context.step("libcuda and the kernel module")
-    module = libcuda.module_version() or _told_by_nvml()
+    module = libcuda.module_version() or _version_from_nvml()
     try:
         found = CudaDriver()
     except OSError as error:
@@ -81,7 +81,7 @@ def release(text: str) -> Release:
     return tuple(int(part) for part in text.split("."))
 
 
-def _told_by_nvml() -> str | None:
+def _version_from_nvml() -> str | None:
     with contextlib.suppress(nvml_ctypes.NvmlUnavailable, nvml_ctypes.NvmlRefused):
         return nvml_ctypes.Nvml().driver()
     return None

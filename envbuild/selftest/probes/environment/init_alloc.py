@@ -59,7 +59,7 @@ def init_alloc(context: Context) -> None:
         case = "1 process" if count == 1 else f"{count} processes at once"
         context.step(f"{case}, {HELD:.0%} of memory held")
         endings = allocate_in_parallel(context.job.device, count)
-        reasons = [ending.told["skip"] for ending in endings if "skip" in ending.told]
+        reasons = [ending.reported["skip"] for ending in endings if "skip" in ending.reported]
         if reasons:
             raise Skip(str(reasons[0]))
         failed = [ending for ending in endings if ending.failure]
@@ -69,13 +69,13 @@ def init_alloc(context: Context) -> None:
             if context.traits["compute_mode"] == EXCLUSIVE and len(failed) < count:
                 context.traits[case] = {"left_out": f"the card's compute mode is {EXCLUSIVE}: one process at a time"}
                 continue
-        errors = [float(ending.told.get("off", "nan")) for ending in endings]
+        errors = [float(ending.reported.get("off", "nan")) for ending in endings]
         worst = max(errors, key=lambda error: math.inf if math.isnan(error) else error)
         seconds = max(ending.seconds for ending in endings)
         context.figure(case, torch.float32, (SIZE, SIZE, SIZE), worst, 0.0, seconds)
-        context.traits[case] = {"held": [ending.told.get("held") for ending in endings]}
+        context.traits[case] = {"held": [ending.reported.get("held") for ending in endings]}
         if failed:
-            context.fail(*(_busy if busy else _told_apart)(context, failed, count))
+            context.fail(*(_busy if busy else _memory_or_library)(context, failed, count))
         elif worst != 0:
             context.fail("mismatch", f"{case}: the product is wrong by {worst:g}")
 
@@ -137,7 +137,7 @@ def compute_mode() -> str | None:
     """The compute mode of the first GPU that this process may use, from NVML; read in a separate process, because that
     starts the driver.
     """
-    return forked_work.run_forked(_ask_mode, SECONDS).told.get("mode")
+    return forked_work.run_forked(_ask_mode, SECONDS).reported.get("mode")
 
 
 def _ask_mode(tell: Tell) -> None:
@@ -148,17 +148,17 @@ def _ask_mode(tell: Tell) -> None:
 def _busy(context: Context, failed: Sequence[ForkEnding], count: int) -> tuple[str, str]:
     """(failure, reason) if CUDA reports that the GPU is unavailable to a process: neither memory nor the library."""
     mode = context.traits["compute_mode"]
-    what = f"{len(failed)} of {count} processes failed at {failed[0].told.get('at')}: {failed[0].failure}"
+    what = f"{len(failed)} of {count} processes failed at {failed[0].reported.get('at')}: {failed[0].failure}"
     if mode in (None, "DEFAULT"):
-        said = f"its compute mode is {mode}" if mode else "NVML does not tell its compute mode"
+        said = f"its compute mode is {mode}" if mode else "NVML does not report its compute mode"
         return "exception", f"{what}; {said}: another process holds the card, or it waits for a reset"
     return "exception", f"{what}; the card's compute mode is {mode}: nvidia-smi --compute-mode=DEFAULT lets all use it"
 
 
-def _told_apart(context: Context, failed: Sequence[ForkEnding], count: int) -> tuple[str, str]:
+def _memory_or_library(context: Context, failed: Sequence[ForkEnding], count: int) -> tuple[str, str]:
     """(failure, reason): memory if a single process succeeds with the memory free, else the library."""
     first = failed[0]
-    what = f"{len(failed)} of {count} processes failed at {first.told.get('at')}: {first.failure}"
+    what = f"{len(failed)} of {count} processes failed at {first.reported.get('at')}: {first.failure}"
     alone = forked_work.run_forked(_product(context.job.device, 1), SECONDS)
     context.traits["alone"] = alone.failure or "works"
     if alone.failure:

@@ -123,8 +123,8 @@ def gemm_accuracy(context: Context) -> None:
     """
     m, k, n = ACCURACY
     a, b = hashed_inputs.uniform((m, k), seed=11), hashed_inputs.uniform((k, n), seed=12)
-    told: dict[str, dict[str, Any]] = {}
-    context.traits.update({"default flags": told, "flags": dict(context.default_flags)})
+    default_results: dict[str, dict[str, Any]] = {}
+    context.traits.update({"default flags": default_results, "flags": dict(context.default_flags)})
     for dtype in ACCURACY_DTYPES:
         left, right = a.to(dtype), b.to(dtype)
         factors = left.to(context.device), right.to(context.device)
@@ -143,4 +143,7 @@ def gemm_accuracy(context: Context) -> None:
         context.step(f"mm {short_name(dtype)} {m}x{k}x{n} uniform, default flags")
         with context.with_default_flags():
             loose = compare(torch.mm(*factors), reference, limit)
-        told[short_name(dtype)] = {"ratio": json_number(ratio(loose.error, loose.bound)), "within": not loose.wrong}
+        default_results[short_name(dtype)] = {
+            "ratio": json_number(ratio(loose.error, loose.bound)),
+            "within": not loose.wrong,
+        }

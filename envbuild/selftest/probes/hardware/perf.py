@@ -45,16 +45,16 @@ def _measure(
     names = ["the CPU" if context.on_cpu else torch.cuda.get_device_name(card) for card in cards]
     found = [measure(context, torch.device(card)) for card in cards]
     context.traits[unit] = [dict(figures, card=name) for name, figures in zip(names, found)]
-    told = ", ".join(f"{name} {value:.4g} {unit}" for name, value in found[0].items())
+    measured = ", ".join(f"{name} {value:.4g} {unit}" for name, value in found[0].items())
     if kind not in context.job.floors:
-        raise Skip(f"the profile declares no floor; measured: {told}")
+        raise Skip(f"no minimum set in the profile; measured: {measured}")
     sheets = [context.job.datasheets.get(name, {}) for name in names]
     judged = [
         reaches_minimum(context, f"{kind} of {card}", unit, figures, sheet)
         for card, figures, sheet in zip(cards, found, sheets)
     ]
     if not any(judged):
-        raise Skip(f"no datasheet's figure for {names[0]} has a source; measured: {told}")
+        raise Skip(f"no datasheet figure with a source for {names[0]}; measured: {measured}")
 
 
 def reaches_minimum(

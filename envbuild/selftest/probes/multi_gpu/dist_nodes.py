@@ -119,7 +119,7 @@ def _tell(context: Context, spot: Spot, done: list[tuple[NodeStage, Tried]]) -> 
 
 
 def _says(failed: NodeStage, done: list[tuple[NodeStage, Tried]]) -> str:
-    """Name the layer at fault, derived from the same machines over gloo."""
+    """Name the layer that fails, derived from the same machines over gloo."""
     if failed.backend == "gloo":
         return ""
     twin = NodeStage("gloo", failed.nodes, failed.each)

@@ -116,11 +116,11 @@ def visible_gpus(context: Context) -> list[dict[str, Any]]:
     """The visible GPUs, listed by a separate process: a process that calls CUDA cannot fork one that uses it."""
     context.step("visible GPUs")
     ending = forked_work.run_forked(_look, CAP)
-    if ending.told.get("missing"):
-        raise Skip(str(ending.told["missing"]))
+    if ending.reported.get("missing"):
+        raise Skip(str(ending.reported["missing"]))
     if ending.failure:
         raise RuntimeError(f"the GPUs could not be listed: {ending.failure}")
-    return [dict(card) for card in ending.told["cards"]]
+    return [dict(card) for card in ending.reported["cards"]]
 
 
 def _look(tell: forked_work.Tell) -> None:
@@ -187,9 +187,9 @@ def worst_by_case(tried: Tried) -> dict[str, tuple[str, list[int], float, float]
     """
     found: dict[str, tuple[str, list[int], float, float]] = {}
     for ending in tried.endings:
-        for key in ending.told:
+        for key in ending.reported:
             if key.startswith(FIGURE):
-                dtype, shape, error, seconds = ending.told[key]
+                dtype, shape, error, seconds = ending.reported[key]
                 _, _, worst, longest = found.get(key, (dtype, shape, 0.0, 0.0))
                 worst = worst if worst >= error or math.isnan(worst) else error
                 found[key] = (dtype, shape, worst, max(seconds, longest))
@@ -201,7 +201,7 @@ def rates(tried: Sequence[Tried]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {"GB/s": {}, "left_out": {}}
     for one in tried:
         for ending in one.endings:
-            for key, value in ending.told.items():
+            for key, value in ending.reported.items():
                 for prefix, trait in ((RATE, "GB/s"), (LEFT_OUT, "left_out")):
                     if key.startswith(prefix):
                         case = f"{one.stage.name} {key[len(prefix) :]}"
@@ -216,7 +216,7 @@ def _judge(site: StagedRun) -> None:
     verdict = fault_localization.localize_faults(stages, site.capabilities)
     if verdict:
         failed = [stage for stage in (*site.stages("nccl"), *site.stages("gloo")) if stage.faults]
-        context.traits.update(layer=verdict.layer, place=verdict.place, cure=verdict.cure)
+        context.traits.update(layer=verdict.layer, place=verdict.place, cure=verdict.workaround)
         context.traits.update(failed_step=failed[0].faults[0].step)
         for stage in failed:
             _fail(site, stage, verdict if stage is failed[0] else None)

@@ -6,7 +6,7 @@ They run the cases of norm.torch. The expected behaviour comes from apex's sourc
   "expected scalar type Float but found Half". Mixed* returns the weight's dtype, and accepts a float32 input with any.
 - Under autocast all four cast all of their inputs to autocast's dtype.
 - The kernels compute in float32, round x / sigma to the result's dtype and multiply (and add) in it.
-- Without a GPU there is no kernel: LayerNorm is torch's own, RMSNorm consists of single torch operations.
+- Without a GPU, no kernel of apex runs: LayerNorm is torch's own, RMSNorm consists of single torch operations.
 
 Refusals of pairs that apex never supported are not failures. They are reported with a remedy for models that use them.
 """

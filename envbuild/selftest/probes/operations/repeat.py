@@ -62,7 +62,7 @@ def repeat(context: Context) -> None:
     finally:
         flag[:1] = ENDS
         ending = other.finish(other.elapsed() + SECONDS) if other else None
-    for kind, reason in ending.told.get("faults", []) if ending else []:
+    for kind, reason in ending.reported.get("faults", []) if ending else []:
         context.fail(kind, f"in the second process: {reason}")
     if ending and ending.failure:
         context.fail("exception", f"the second process: {ending.failure}", ending.signal)

@@ -51,12 +51,12 @@ def graph_replay(context: Context) -> None:
 def captured(model: Model, batch: torch.Tensor) -> Model:
     """Capture the model as a CUDA graph. A call copies its batch into the captured input and replays the graph."""
     fixed = batch.clone()
-    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
         for _ in range(WARM_UP):
             model(fixed)
-    torch.cuda.current_stream().wait_stream(aside)
+    torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = model(fixed)

@@ -63,15 +63,15 @@ def digests(device: torch.device, precision: torch.dtype | None) -> dict[str, st
 def _compare(context: Context, name: str, endings: Sequence[ForkEnding]) -> None:
     """Compare every run with the first run of the first process."""
     for number, ending in enumerate(endings):
-        if "skip" in ending.told:
-            raise Skip(str(ending.told["skip"]))
+        if "skip" in ending.reported:
+            raise Skip(str(ending.reported["skip"]))
         if ending.failure:
             context.fail("exception", f"{name}: process {number}: {ending.failure}", ending.signal)
             return
     runs: list[tuple[str, Mapping[str, Any]]] = [
         (f"run {turn} of process {number}", run)
         for number, ending in enumerate(endings)
-        for turn, run in enumerate(ending.told["runs"])
+        for turn, run in enumerate(ending.reported["runs"])
     ]
     (_, first), *others = runs
     for where, run in others:

@@ -52,7 +52,7 @@ def test_a_missing_architecture_is_named(seeds: dict[str, Frame], seed: str, wor
 def test_a_driver_that_dies_while_it_lists_the_gpus_is_reported(seeds: dict[str, Frame]) -> None:
     result = seeds["unasked"]
     assert (result["status"], result["failure"]) == ("failed", "exception")
-    assert result["reason"] == "the cards cannot be asked: the process died of SIGSEGV"
+    assert result["reason"] == "the GPUs could not be listed: the process died of SIGSEGV"
 
 
 def test_torch_is_not_imported_again(monkeypatch: pytest.MonkeyPatch) -> None:

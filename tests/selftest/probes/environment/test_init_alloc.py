@@ -40,7 +40,7 @@ def test_every_process_gets_the_same_share_in_any_order(monkeypatch: pytest.Monk
     monkeypatch.setattr(init_alloc, "_share", share)
     monkeypatch.setattr(torch, "empty", holding)
     endings = init_alloc.allocate_in_parallel("cpu", 4)
-    assert [(ending.failure, ending.told["held"]) for ending in endings] == [(None, FREE // 4)] * 4
+    assert [(ending.failure, ending.reported["held"]) for ending in endings] == [(None, FREE // 4)] * 4
 
 
 def test_a_process_that_dies_early_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,7 @@ def test_a_process_that_dies_early_keeps_no_other_waiting(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch, "ones", start)
     begin = time.monotonic()
     endings = init_alloc.allocate_in_parallel("cpu", 4)
-    assert all((ending.failure is None) == ("off" in ending.told) for ending in endings)
+    assert all((ending.failure is None) == ("off" in ending.reported) for ending in endings)
     assert time.monotonic() - begin < init_alloc.SECONDS / 4
 
 
@@ -63,7 +63,7 @@ def test_the_largest_error_of_the_processes_is_reported(
     monkeypatch: pytest.MonkeyPatch, errors: "tuple[float | None, ...]", worst: float
 ) -> None:
     """A process that reported nothing counts as NaN, which is the worst error."""
-    endings = [forked_work.ForkEnding(told={} if error is None else {"off": error}) for error in errors]
+    endings = [forked_work.ForkEnding(reported={} if error is None else {"off": error}) for error in errors]
     monkeypatch.setattr(init_alloc, "allocate_in_parallel", lambda device, count: endings)
     context = Context(JobDocument("0" * 32))
     init_alloc.init_alloc(context)
@@ -91,7 +91,7 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]:
         ),
         ("prohibited", "PROHIBITED", "the card's compute mode is PROHIBITED: nvidia-smi"),
         ("held", "DEFAULT", "its compute mode is DEFAULT: another process holds the card"),
-        ("unanswered", None, "NVML does not tell its compute mode: another process"),
+        ("unanswered", None, "NVML does not report its compute mode: another process"),
     ],
 )
 def test_an_inaccessible_gpu_is_not_a_bad_library(

@@ -34,9 +34,9 @@ def test_a_healthy_gpu_passes_and_old_errors_are_only_noted(cases: dict[str, Fra
     ("case", "words"),
     [
         ("ecc", "GPU 0000:1A:00.0: 5 uncorrected memory errors since the driver was loaded: drain the GPU"),
-        ("pending", "GPU 0000:1A:00.0: memory that went bad waits to be replaced: drain the GPU and reset it"),
-        ("failed", "GPU 0000:1A:00.0: memory that went bad could not be replaced: drain the GPU for good"),
-        ("retiring", "GPU 0000:1A:00.0: memory that went bad waits to be replaced"),
+        ("pending", "GPU 0000:1A:00.0: faulty memory is waiting to be replaced: drain the GPU and reset it"),
+        ("failed", "GPU 0000:1A:00.0: faulty memory could not be replaced: drain the GPU for good"),
+        ("retiring", "GPU 0000:1A:00.0: faulty memory is waiting to be replaced"),
         ("lost", "nvmlDeviceGetTotalEccErrors: GPU is lost: drain the GPU"),
     ],
 )

@@ -32,7 +32,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Context]:
     ) -> Context:
         def play(worlds: Sequence[World], device: str, limit: float) -> list[Tried]:
             assert (device, limit) == ("cuda", 30.0)
-            ending = ForkEnding(told={"figure all_reduce fp32 1001": ["float32", [1001], 0.0, 0.1]})
+            ending = ForkEnding(reported={"figure all_reduce fp32 1001": ["float32", [1001], 0.0, 0.1]})
             made = []
             for world in worlds:
                 fault = bad(world)

@@ -487,7 +487,7 @@ def test_a_terminal_that_is_gone_leaves_the_job_to_be_resumed_once_and_only_by_t
         place.run(watch=Watch(gone))
     name = str(caught.value.hint).partition("--resume ")[2]
     assert len(place.server.stored) == 2 and name.startswith("envbuild-cpu-")
-    with pytest.raises(UsageError, match="tests something else"):
+    with pytest.raises(UsageError, match="was submitted with a different image"):
         place.run(dataclasses.replace(JOB, stdin=b"another"), resume=name)
     place.server.pods = [running(), ended(0)]
     assert place.run(resume=name).stdout == FRAMES
@@ -601,7 +601,7 @@ def test_without_the_client_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
 )  # fmt: skip
 def test_a_pod_of_another_shape_has_not_ended(hostile: Object) -> None:
     found = pod_states.pod(hostile)
-    assert found.ended is None and pod_states.pod_error(found) is None and isinstance(found.told(), str)
+    assert found.ended is None and pod_states.pod_error(found) is None and isinstance(found.describe(), str)
 
 
 def test_two_jobs_of_one_image_have_names_of_their_own() -> None:

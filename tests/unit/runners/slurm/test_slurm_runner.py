@@ -253,7 +253,7 @@ def test_a_lost_waiting_process_is_resumed_once_and_only_by_the_same_job(stub: S
     stub.say(hold="", down="")
     fails(stub)
     (stub.folder / "down").unlink()
-    with pytest.raises(UsageError, match="tests something else"):
+    with pytest.raises(UsageError, match="was submitted with a different image"):
         stub.run(dataclasses.replace(JOB, stdin=b"another"), resume="42")
     (folder,) = stub.shared.glob("*")
     environment = {**os.environ, "SLURM_JOB_ID": "42"}
@@ -382,7 +382,7 @@ def test_a_node_that_allocates_no_gpu_is_not_proof(stub: Stub) -> None:
 
 def test_a_part_of_a_gpu_is_not_proof(stub: Stub) -> None:
     stub.say(gpus="MIG-aa0ee3a9-7d4f-5a6c-b2a0-5a1c7a3f0e11")
-    with pytest.raises(NotProved, match=r"MIG-aa0ee3a9.* on node-7, which is no whole card"):
+    with pytest.raises(NotProved, match=r"MIG-aa0ee3a9.* on node-7, which is not a whole GPU"):
         stub.run(dataclasses.replace(JOB, gpus=True, models=("h20",)))
 
 
@@ -555,7 +555,7 @@ def test_a_container_outlives_neither_its_script_nor_its_folder(stub: Stub, sign
 )
 def test_the_description_of_a_job(text: str, sentence: str) -> None:
     found = slurm_job_states_and_waiting.seen(f"JobId=1 {text}\n")
-    assert found and found.told() == sentence
+    assert found and found.describe() == sentence
 
 
 @pytest.mark.parametrize(
