@@ -162,6 +162,7 @@ def check_reached(name: str, answers: Sequence[Answer], late: bool, remedy: str)
 
 
 def check_proxy(host: Host) -> Check:
+    """Check the proxies in the environment: each answers, and both spellings of a variable agree."""
     bad = [item for item in host.proxies if item.fault]
     found: list[tuple[Status, str, str]] = [
         ("fail", f"{item.address} ({', '.join(item.variables)}): {item.fault}", "correct or unset the variable")

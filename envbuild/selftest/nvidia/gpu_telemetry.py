@@ -24,7 +24,7 @@ Numbers = Mapping[str, int]  # as returned by Nvml.numbers
 _FAULTS = {
     "uncorrected": "{} uncorrected memory errors {}: " + DRAIN + " and reset it",
     "pending": "faulty memory is waiting to be replaced: " + DRAIN + " and reset it",
-    "failed": "memory that went bad could not be replaced: " + DRAIN + " for good",
+    "failed": "faulty memory could not be replaced: " + DRAIN + " for good",
 }
 _COUNTS = ("corrected", "uncorrected", "remapped", "pcie_replays", *NVLINK)
 _MEASURED = ("celsius", "milliwatts", "sm_mhz", "memory_mhz", "free_mib")

@@ -111,11 +111,11 @@ def test_an_engine_that_stops_during_a_save_causes_no_traceback(site: Site, monk
 @pytest.mark.parametrize(
     ("here", "said"),
     [
-        ([A, layer(a="1", b="9", c="3")], "layer 2 of 2 is another: /b has another content"),
-        ([A, layer(a="1", b="run", c="3")], "layer 2 of 2 is another: /b has another mode, size, content"),
-        ([A, layer(a="1", c="3")], "layer 2 of 2 is another: /b is only in the registry's image"),
-        ([A, layer(a="1", b="2")], "layer 2 of 2 is another: /c is only in the registry's image"),
-        ([layer(), B], "layer 1 of 2 is another: /a is only in the registry's image"),
+        ([A, layer(a="1", b="9", c="3")], "layer 2 of 2 differs: /b has another content"),
+        ([A, layer(a="1", b="run", c="3")], "layer 2 of 2 differs: /b has another mode, size, content"),
+        ([A, layer(a="1", c="3")], "layer 2 of 2 differs: /b is only in the registry's image"),
+        ([A, layer(a="1", b="2")], "layer 2 of 2 differs: /c is only in the registry's image"),
+        ([layer(), B], "layer 1 of 2 differs: /a is only in the registry's image"),
         ([A], "it has 2 layers, the lock gives 1"),
         ([A, B, A], "it has 2 layers, the lock gives 3"),
     ],
@@ -146,7 +146,7 @@ def test_another_order_of_the_same_is_the_same(
 def test_every_layer_is_compared(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one that differs may differ in its order alone."""
     said = compared(site, monkeypatch, [BY_FOLDER, B], [BY_PATH, layer(a="1", b="9", c="3")])
-    assert said == ["layer 2 of 2 is another: /b has another content"]
+    assert said == ["layer 2 of 2 differs: /b has another content"]
     for other in ({"labels": {"a": "b"}}, {"environment": {"LD_PRELOAD": "x"}}):
         assert "the configuration differs" in compared(site, monkeypatch, [BY_FOLDER], [BY_PATH], **other)[0]
 
@@ -178,7 +178,7 @@ def test_an_order_that_may_count_is_a_difference(
     site: Site, monkeypatch: pytest.MonkeyPatch, there: list[tuple[str, str]], here: list[tuple[str, str]], said: str
 ) -> None:
     (found,) = compared(site, monkeypatch, [tar(there)], [tar(here)])
-    assert found.startswith("layer 1 of 1 is another: ") and said in found
+    assert found.startswith("layer 1 of 1 differs: ") and said in found
 
 
 def heads(raw: bytes, **fields: bytes) -> bytes:
@@ -210,7 +210,7 @@ def test_an_archive_that_another_reader_might_read_differently_is_refused(
 ) -> None:
     """Of all that differs tarfile tells nothing: an entry counts as the same if its bytes are."""
     (found,) = compared(site, monkeypatch, [there], [ORDERED])
-    assert found == "layer 1 of 1 is another: the same files in other archives"
+    assert found == "layer 1 of 1 differs: the same files in other archives"
     assert compared(site, monkeypatch, [SWAPPED], [ORDERED]) == ["reordered: [1]"]
 
 
@@ -227,7 +227,7 @@ def test_attributes_for_all_later_entries_are_refused(site: Site, monkeypatch: p
     there = packed("ba", {"comment": "x"})
     for here in (packed("ab", {"comment": "x"}), packed("ab", {})[:-1024]):  # of one end
         found = compared(site, monkeypatch, [there], [here])
-        assert found == ["layer 1 of 1 is another: the same files in other archives"]
+        assert found == ["layer 1 of 1 differs: the same files in other archives"]
 
 
 def test_attributes_and_devices_are_compared(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,7 +206,7 @@ def test_the_script_of_a_try_is_the_one_given(project: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"x = (", "smoke.py:1: no valid Python"),
+        (b"x = (", "smoke.py:1: invalid Python"),
         (b"\xff", "is not UTF-8"),
         (b"#" * (257 << 10), "is larger than"),
         (None, "error: smoke.py cannot be read: No such file or directory\n"),

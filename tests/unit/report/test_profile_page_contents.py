@@ -100,7 +100,7 @@ def test_an_unproved_profile_is_reported_as_never_proved(project: Path) -> None:
     assert found["status"]["reasons"][1] == "no build of this lock is recorded here"
     text = (project / "page.html").read_text(encoding="utf-8")
     assert "nothing was measured" in text
-    assert "Next:</span> <code>envbuild make h20</code>, where there is h20" in text
+    assert "Next:</span> <code>envbuild make h20</code>, on a machine with h20" in text
 
 
 def test_a_profile_without_a_lock_says_so(project: Path) -> None:

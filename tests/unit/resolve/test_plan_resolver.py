@@ -41,9 +41,9 @@ def test_each_suite_goes_with_its_python(project: Path, suite: str, python: str)
         (
             {"python": "3.12"},
             "python",
-            "bookworm carries Python 3.11, not 3.12 (bullseye 3.9, bookworm 3.11, trixie 3.13)",
+            "bookworm has Python 3.11, not 3.12 (bullseye 3.9, bookworm 3.11, trixie 3.13)",
         ),
-        ({"base": {"bootstrap": "trixie"}}, "python", "trixie carries Python 3.13"),
+        ({"base": {"bootstrap": "trixie"}}, "python", "trixie has Python 3.13"),
         ({"base": {"image": IMAGE}}, "apt", "need a bootstrap base"),
     ],
 )
