@@ -209,9 +209,7 @@ _EXAMPLE = "Example: "
 
 
 # True of every command: files get their names last, and a step that has ended is found again.
-_INTERRUPTED = (
-    "interrupted: no file is half-written, and finished steps are kept; run the same command again"
-)
+_INTERRUPTED = "interrupted: no file is half-written, and finished steps are kept; run the same command again"
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
