@@ -120,7 +120,7 @@ CASES: dict[str, Case] = {
     "MIG": Case("gpu.mig", "warn", "GPU 0: MIG is on, 3 instances", cards(f"{H20},mig=1,slices=3")),
     "MIG after a reset": Case("gpu.mig", "warn", "MIG will be on", cards(f"{H20},mig_pending=1")),
     "ECC errors": Case("gpu.ecc", "fail", "GPU 1: 5 uncorrected memory errors", cards(H20, f"{H20},ecc=5")),
-    "a row to be replaced": Case("gpu.ecc", "fail", "waits to be replaced", cards(f"{H20},pending=1")),
+    "a row to be replaced": Case("gpu.ecc", "fail", "waiting to be replaced", cards(f"{H20},pending=1")),
     "a row that was not replaced": Case("gpu.ecc", "fail", "could not be replaced", cards(f"{H20},failed=1")),
     "ECC off": Case("gpu.ecc", "warn", "GPU 0: ECC is off", cards(f"{H20},ecc_on=0")),
     "Xid of the card": Case(
