@@ -62,7 +62,9 @@ def clean(archive: Path, folder: Path) -> list[Frame]:
     frames = read(b"ENVBUILD" + framed)
     assert result.returncode == 0, [frame for frame in frames if frame.get("status") == "failed"]
     assert printed in (b"", b"printed before\n")
-    assert {name: alarms(frame) for name, frame in outcomes(frames).items() if alarms(frame)} == {}
+    found = {name: alarms(frame) for name, frame in outcomes(frames).items() if alarms(frame)}
+    # torch's own layer_norm sums its gradients of weights in half precision on a CPU.
+    assert {name: of for name, of in found.items() if (name, of) != ("norm.torch", ["accumulates_in_half"])} == {}
     return frames
 
 
