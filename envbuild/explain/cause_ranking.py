@@ -15,6 +15,7 @@ from envbuild.explain import cause_scoring, log_facts
 from envbuild.explain.cause_scoring import CauseLines
 from envbuild.explain.log_facts import Reading
 from envbuild.explain.log_reader_and_search import Line, Log
+from envbuild.explain.secret_masking import safe_line
 from envbuild.facts import database, log_signatures
 from envbuild.facts.advisory_matching import Advisory, Change, Situation
 from envbuild.facts.gpu_models import Gpu
@@ -268,7 +269,7 @@ def document(found: Explanation, profiles: Container[str] = ()) -> Mapping[str, 
         if first
         else None,
         "last_work": asdict(found.read.works),
-        "error": {**_place(error), "text": error.text} if error else None,
+        "error": {**_place(error), "text": safe_line(error.text)} if error else None,
         "read": {
             "gpus": [gpu.id for gpu in said.gpus],
             "torch": said.torch,
@@ -292,7 +293,7 @@ def _document(match: SignatureMatch, profile: str | None) -> dict[str, Any]:
         "advisory": match.advisory.id if match.advisory else None,
         "title": match.title,
         "confidence": match.confidence,
-        "lines": [{**_place(line), "text": line.text} for line in match.lines],
+        "lines": [{**_place(line), "text": safe_line(line.text)} for line in match.lines],
         "remedy": of_profile(match.remedy, name),
         "change": change(match.change),
         "write": dict(match.write),
