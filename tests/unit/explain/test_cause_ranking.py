@@ -16,7 +16,7 @@ import yaml
 from click.testing import CliRunner
 
 from envbuild.cli.entry import cli
-from envbuild.explain import cause_ranking, cause_scoring, log_reader_and_search
+from envbuild.explain import cause_ranking, cause_scoring, log_facts, log_reader_and_search
 from envbuild.explain.secret_masking import safe_line
 from envbuild.facts import database, log_signatures
 from envbuild.facts.probe_catalogue_reader import known_probes
@@ -117,6 +117,23 @@ def test_no_advisory_is_named_for_crashes_without_a_known_cause() -> None:
 @pytest.mark.parametrize(("cause", "message"), MESSAGES)
 def test_each_message_names_its_cause(cause: str, message: str) -> None:
     assert causes(message) == [cause]
+
+
+def test_the_worked_example_of_the_documentation_holds() -> None:
+    """docs/explain.md adds up the weights of a SIGFPE on an H20, without frames and with frames in MKL."""
+    text = " ".join((Path(__file__).parents[3] / "docs" / "explain.md").read_text("utf-8").split())
+    frames = "received signal SIGFPE\n#0  0x00007f in mkl_blas_avx512_sgemm () from /opt/lib/libmkl_avx512.so.2\n"
+    weights = log_signatures.weights()
+    prior = log_signatures.signatures()["cublas-hopper-fpe"].confidence
+    example = [f"confidence is {prior}", f"log-odds {cause_scoring.log_odds(prior):.1f}"]
+    example += [f"{weights['holds'].weight:+.1f}", f"{weights['other-frames'].weight:+.1f}"]
+    for log, named in (f"{H20}{CRASH}", "cublas-hopper-fpe"), (f"{H20}{CRASH}{frames}", "cpu-math-library"):
+        whole = log_reader_and_search.Log(log.encode())
+        scored = cause_ranking.score_causes(whole, log_facts.read(whole))
+        confidence = next(cause.confidence for cause in scored if cause.signature.id == "cublas-hopper-fpe")
+        assert causes(log)[0] == named
+        example.append(f"a confidence of {confidence:.2f}")
+    assert [piece for piece in example if piece not in text] == []
 
 
 def test_a_wrong_answer_costs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,6 +429,11 @@ def test_a_secret_in_a_line_is_not_repeated(line: str, hidden: str) -> None:
     redacted = safe_line(line)
     assert hidden not in redacted
     assert "EADDRINUSE" in redacted and "***" in redacted
+
+
+def test_the_document_itself_holds_no_secret() -> None:
+    found = told("OSError: [Errno 98] Address already in use (HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz)\n")
+    assert "hf_abc" not in json.dumps(cause_ranking.document(found))
 
 
 def test_a_secret_in_a_line_of_a_possible_cause_is_not_repeated() -> None:
