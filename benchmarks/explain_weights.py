@@ -119,8 +119,8 @@ def main() -> int:
             *head,
             *reliability([(probability(pair, begin), pair.right) for pair in held]),
             "",
-            "The patterns of most signatures were written with the logs of the other parts at hand, which no fold leaves "
-            "out; the held-out parts were not used for them, except where tests/logs/index.yaml names it.",
+            "The patterns of most signatures were written with the logs of the other parts at hand, which no fold "
+            "leaves out; the held-out parts were not used for them, except where tests/logs/index.yaml names it.",
             "",
             "## Weights",
             "",

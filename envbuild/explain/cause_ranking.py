@@ -11,6 +11,8 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from packaging.specifiers import Specifier
+
 from envbuild.explain import cause_scoring, log_facts
 from envbuild.explain.cause_scoring import CauseLines
 from envbuild.explain.log_facts import Reading
@@ -154,17 +156,28 @@ def explain(log: Log) -> Explanation:
 
 
 def _states_version(advisory: Advisory | None, known: Reading) -> bool:
-    """Whether the log itself states the one version of a library or distribution that the advisory is about."""
+    """Whether the log itself states the one version of torch, a library or a distribution that the advisory is
+    about."""
     situation = known.situation
     stated = {name: version for name, version in situation.libraries.items() if name in known.stated}
     stated |= situation.distributions
+    if situation.torch:
+        stated["torch"] = situation.torch
     return any(
         stated[name] in versions
         for match in (advisory.match if advisory else ())
         if False not in match.answers(situation)
-        for name, versions in (*match.libraries.items(), *match.distributions.items())
-        if name in stated and all(item.operator == "==" for one in versions.any_of for item in one)
+        for name, versions in (
+            *match.libraries.items(),
+            *match.distributions.items(),
+            *([("torch", match.torch)] if match.torch else []),
+        )
+        if name in stated and all(_is_exact(item) for one in versions.any_of for item in one)
     )
+
+
+def _is_exact(item: Specifier) -> bool:
+    return item.operator == "==" and not item.version.endswith(".*")
 
 
 def _standing(advisory: Advisory, known: Reading) -> str:

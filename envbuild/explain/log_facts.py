@@ -22,7 +22,7 @@ from envbuild.facts.log_signatures import OperationClass, SymptomClass
 _CAPABILITY = r"cuda capability (?:sm_)?(\d{1,2})\.?(\d)\b"
 _ARCHES = r"install supports cuda capabilities sm_"
 _RANGE = r"^\s{0,8}\((\d\.\d)\) - \(\d{1,2}\.\d\)"
-_TOO_OLD = r"too old to be supported by the triton"
+_TOO_OLD = r"too old to be supported by the triton|no longer supports this gpu because it is too old"
 _WORLD = r"\b(?:world[_ -]?size|nranks|n_ranks|num_processes)[ =:'\"]{1,4}(\d{1,5})\b"
 _RANKS = (
     (r"\bnproc[-_]per[-_]node[ =:'\"]{1,4}(\d{1,5})\b", 0),
