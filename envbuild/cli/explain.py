@@ -41,12 +41,7 @@ def command(files: tuple[str, ...], markdown: bool, as_json: bool) -> None:
     found = cause_ranking.explain(log)
     profiles = profile_name_lookup.profile_names()
     if as_json:
-        document = dict(cause_ranking.document(found, profiles))
-        for match in (*document["matches"], *document["possible"]):
-            match["lines"] = [{**line, "text": diagnosis_text.safe_line(line["text"])} for line in match["lines"]]
-        if document["error"]:
-            document["error"]["text"] = diagnosis_text.safe_line(document["error"]["text"])
-        emit({**document, "notes": notes})
+        emit({**cause_ranking.document(found, profiles), "notes": notes})
         return
     for line in (*notes, *(() if log.empty else diagnosis_text.render(log, found, profiles, markdown))):
         click.echo(printable(line))

@@ -11,10 +11,13 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from packaging.specifiers import Specifier
+
 from envbuild.explain import cause_scoring, log_facts
 from envbuild.explain.cause_scoring import CauseLines
 from envbuild.explain.log_facts import Reading
 from envbuild.explain.log_reader_and_search import Line, Log
+from envbuild.explain.secret_masking import safe_line
 from envbuild.facts import database, log_signatures
 from envbuild.facts.advisory_matching import Advisory, Change, Situation
 from envbuild.facts.gpu_models import Gpu
@@ -153,17 +156,28 @@ def explain(log: Log) -> Explanation:
 
 
 def _states_version(advisory: Advisory | None, known: Reading) -> bool:
-    """Whether the log itself states the one version of a library or distribution that the advisory is about."""
+    """Whether the log itself states the one version of torch, a library or a distribution that the advisory is
+    about."""
     situation = known.situation
     stated = {name: version for name, version in situation.libraries.items() if name in known.stated}
     stated |= situation.distributions
+    if situation.torch:
+        stated["torch"] = situation.torch
     return any(
         stated[name] in versions
         for match in (advisory.match if advisory else ())
         if False not in match.answers(situation)
-        for name, versions in (*match.libraries.items(), *match.distributions.items())
-        if name in stated and all(item.operator == "==" for one in versions.any_of for item in one)
+        for name, versions in (
+            *match.libraries.items(),
+            *match.distributions.items(),
+            *([("torch", match.torch)] if match.torch else []),
+        )
+        if name in stated and all(_is_exact(item) for one in versions.any_of for item in one)
     )
+
+
+def _is_exact(item: Specifier) -> bool:
+    return item.operator == "==" and not item.version.endswith(".*")
 
 
 def _standing(advisory: Advisory, known: Reading) -> str:
@@ -268,7 +282,7 @@ def document(found: Explanation, profiles: Container[str] = ()) -> Mapping[str, 
         if first
         else None,
         "last_work": asdict(found.read.works),
-        "error": {**_place(error), "text": error.text} if error else None,
+        "error": {**_place(error), "text": safe_line(error.text)} if error else None,
         "read": {
             "gpus": [gpu.id for gpu in said.gpus],
             "torch": said.torch,
@@ -292,7 +306,7 @@ def _document(match: SignatureMatch, profile: str | None) -> dict[str, Any]:
         "advisory": match.advisory.id if match.advisory else None,
         "title": match.title,
         "confidence": match.confidence,
-        "lines": [{**_place(line), "text": line.text} for line in match.lines],
+        "lines": [{**_place(line), "text": safe_line(line.text)} for line in match.lines],
         "remedy": of_profile(match.remedy, name),
         "change": change(match.change),
         "write": dict(match.write),

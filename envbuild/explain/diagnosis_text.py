@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from envbuild.explain import cause_ranking
 from envbuild.explain.cause_ranking import Explanation, SignatureMatch
 from envbuild.explain.log_reader_and_search import Line, Log, compiled
+from envbuild.explain.secret_masking import safe_line
 from envbuild.facts import database
 from envbuild.facts.advisory_matching import Situation
 from envbuild.facts.gpu_models import UNLISTED
@@ -22,16 +23,8 @@ from envbuild.resolve import advisory_remedy
 from envbuild.util.errors import some
 
 COLUMNS = 100
-WIDTH = 200
-"""Characters of a line of the log in the JSON document."""
 MOST_RANKS = 16
 MOST_XIDS = 5
-_SECRET = re.compile(
-    r"(?i)((?:[\w-]{0,40}(?:token|passw(?:or)?d|passphrase|secret|api_?key|credential)[\w-]{0,20})['\"]?\s{0,3}[=:]\s{0,3}['\"]?"
-    r"|--[\w-]{0,40}(?:token|password|passphrase|secret|key)\s{1,3}|\b(?:bearer|basic) )[^\s'\",;]+"
-    r"|(://)[^/\s@]{1,256}(?=@)"
-    r"|\b(?:hf_|gh[opsu]_|github_pat_|glpat-|xox[bp]-|sk-|nvapi-)[\w-]{16,}|\bAKIA[A-Z0-9]{16}\b"
-)
 _CONDA = {"cublas": "libcublas", "cudnn": "cudnn", "nccl": "nccl"}
 """conda's packages of CUDA libraries; others have no package of their own there."""
 _XID = compiled(r"\bxid \(pci:[0-9a-f:.]{4,20}\): (\d{1,3})\b")
@@ -39,20 +32,22 @@ _XID = compiled(r"\bxid \(pci:[0-9a-f:.]{4,20}\): (\d{1,3})\b")
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report. `quoted`: lines of the log. `commands`: each with the tool that it is for, or ""."""
+    """A part of the report. `heading`: it begins a diagnosis. `quoted`: lines of the log. `commands`: each with the
+    tool that it is for, or ""."""
 
     title: str
     text: str = ""
     bullets: tuple[str, ...] = ()
     quoted: tuple[Line, ...] = ()
     commands: tuple[tuple[str, str], ...] = ()
+    heading: bool = False
 
 
 def render(log: Log, found: Explanation, profiles: Container[str], markdown: bool = False) -> Iterator[str]:
     """The lines of the report. `profiles`: the names of the known profiles."""
     first = True
     for section in _sections(log, found, profiles):
-        if not first and (markdown or section.title.startswith(("Cause", "Possible", "No known"))):
+        if not first and (markdown or section.heading):
             yield ""
         first = False
         yield from _markdown(section) if markdown else _plain(section)
@@ -65,7 +60,7 @@ def _sections(log: Log, found: Explanation, profiles: Container[str]) -> Iterato
     for match in found.matches:
         yield from _match(match, found.read.situation, match.profile(profiles))
     if found.unknown:
-        yield Section("No known cause found in this log", bullets=tuple(_own_error(found)))
+        yield Section("No known cause found in this log", bullets=tuple(_own_error(found)), heading=True)
         if found.read.symptoms:
             yield Section("Symptom", ", ".join(sorted(found.read.symptoms)))
     for match in found.possible:
@@ -89,7 +84,7 @@ def _match(
     name = profile or "NAME"
     kind = f"advisory, {match.advisory.severity}; " if match.advisory else ""
     title = f"{'Possible cause' if possible else 'Cause'}: {match.id} ({kind}confidence {match.confidence:.2f})"
-    yield Section(title, match.title)
+    yield Section(title, match.title, heading=True)
     speaks = tuple(cause_ranking.evidence_words(match, 1))
     against = tuple(cause_ranking.evidence_words(match, -1))
     line = () if match.lines and not possible else ("no line of the log names it",) if not match.lines else ()
@@ -230,7 +225,7 @@ def _xids(log: Log) -> Iterator[Section]:
 
 
 def _plain(section: Section) -> Iterator[str]:
-    if section.title.endswith(")"):
+    if section.heading and section.text:
         yield section.title
         yield from _wrapped(" ", section.text)
     else:
@@ -245,7 +240,7 @@ def _plain(section: Section) -> Iterator[str]:
 
 
 def _markdown(section: Section) -> Iterator[str]:
-    if section.title.startswith(("Cause", "Possible", "No known")):
+    if section.heading:
         yield f"### {section.title}"
         yield ""
         if section.text:
@@ -309,9 +304,3 @@ def cut(text: str) -> str:
 
 def _where(line: Line) -> str:
     return f"{line.file}:{line.number}" if line.file else f"line {line.number}"
-
-
-def safe_line(text: str) -> str:
-    """A line of a log as it may be repeated: short, and without what looks like a secret."""
-    hidden = _SECRET.sub(lambda match: f"{match[1] or match[2] or ''}***", text.strip())
-    return hidden if len(hidden) <= WIDTH else hidden[: WIDTH - 3] + "..."

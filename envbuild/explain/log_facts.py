@@ -22,7 +22,7 @@ from envbuild.facts.log_signatures import OperationClass, SymptomClass
 _CAPABILITY = r"cuda capability (?:sm_)?(\d{1,2})\.?(\d)\b"
 _ARCHES = r"install supports cuda capabilities sm_"
 _RANGE = r"^\s{0,8}\((\d\.\d)\) - \(\d{1,2}\.\d\)"
-_TOO_OLD = r"too old to be supported by the triton"
+_TOO_OLD = r"too old to be supported by the triton|no longer supports this gpu because it is too old"
 _WORLD = r"\b(?:world[_ -]?size|nranks|n_ranks|num_processes)[ =:'\"]{1,4}(\d{1,5})\b"
 _RANKS = (
     (r"\bnproc[-_]per[-_]node[ =:'\"]{1,4}(\d{1,5})\b", 0),
@@ -32,6 +32,8 @@ _RANKS = (
 _PARTS = r"tried to allocate (?P<tried>[0-9.]{1,8} [kmg]i?b)"
 _UNUSED = r"(?P<unused>[0-9.]{1,8} [kmg]i?b) is reserved by pytorch but unallocated"
 _OLD = r"(?P<allocated>[0-9.]{1,8} [kmg]i?b) already allocated;.{0,80}; (?P<reserved>[0-9.]{1,8} [kmg]i?b) reserved"
+_CACHED = r"(?P<held>[0-9.]{1,8} [kmg]i?b) already allocated;.{0,80}; (?P<unused>[0-9.]{1,8} [kmg]i?b) cached"
+"""torch before 1.5."""
 _FREE = r"(?P<free>[0-9.]{1,8} [kmg]i?b|0 bytes) (?:is )?free"
 _HELD = r"(?P<held>[0-9.]{1,8} [kmg]i?b) is allocated by pytorch"
 _TOTAL = r"(?:total capacity of |gpu \d{1,3}; )(?P<total>[0-9.]{1,8} [kmg]i?b)"
@@ -129,7 +131,7 @@ def _situations(log: Log, said: LogVersions) -> Iterator[Situation]:
     labelled = {torch.partition("+")[0] for torch, _ in torches if torch and "+" in torch}
     for torch, cuda in [found for found in torches if found[0] not in labelled][:TORCHES]:
         release = database.torch_release(torch) if torch else None
-        brought = database.libraries_of(release) if release else {}
+        brought = database.libraries_of(release) if release else database.libraries_of_local_build(torch or "")
         built = replace(bare, torch=torch, cuda=cuda or (release.cuda if release else None))
         for libraries in log_versions.combinations(said.libraries(cuda)):
             for others in log_versions.combinations(said.others):
@@ -272,7 +274,7 @@ def _memory(log: Log) -> Iterator[str]:
     (fragmented), or other processes use more memory than torch does (memory-of-others)."""
     for line, match in log.find(compiled(_PARTS), 20):
         sizes = {"tried": _gib(match["tried"])}
-        for pattern in (_UNUSED, _OLD, _TOTAL, _FREE, _HELD, _OWN):
+        for pattern in (_UNUSED, _OLD, _CACHED, _TOTAL, _FREE, _HELD, _OWN):
             found = compiled(pattern).search(line.text)
             sizes |= {name: _gib(text) for name, text in found.groupdict().items()} if found else {}
         unused = sizes.get("unused", sizes.get("reserved", 0.0) - sizes.get("allocated", 0.0))

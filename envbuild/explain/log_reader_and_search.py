@@ -152,7 +152,8 @@ class _Index:
         """`lines`: indexes and texts."""
         shapes: dict[bytes, list[int]] = {}
         for index, text in lines:
-            same_shape = shapes.setdefault(text.encode().lower().translate(_DIGITS), [])
+            lower = text if text.isascii() else text.lower()
+            same_shape = shapes.setdefault(lower.encode().lower().translate(_DIGITS), [])
             if len(same_shape) < _MOST_OF_ONE_SHAPE:
                 same_shape.append(index)
         self._joined = b"\n".join(shapes)

@@ -40,7 +40,10 @@ _DRIVER = (
     r"driver version: {0,4}(\d{3}\.\d{1,3}(?:\.\d{1,3})?)",
     r"nvrm version: .{0,80} (\d{3}\.\d{1,3}(?:\.\d{1,3})?) ",
     r"\b(?:nvidia[ -])?driver(?: version)?[ :=v]{1,4}(\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b",
-    r"(?:驱动(?:程序)?|ドライバーの?|드라이버 ?)(?:版本|バージョン|버전)?[ ::=v]{0,4}(\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b",
+    # in other languages: at most a few words between the driver and its version, none of which compares
+    r"(?:驱动|驅動|ドライバ|드라이버|[Дд]райвер|treiber|controlador|pilote)[^0-9<>≥≤=。,;]{0,24}[ :=v]{0,4}"
+    r"(\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b",
+    r"driver version[ :|]{1,8}(\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b",
 )
 _FULL = r"(1[1-3]\.\d{1,2}\.\d{1,2}\.\d{1,4})"
 # NCCL prints its version. For cuBLAS: a mapped file, a file in a stack trace, or a line of `envbuild audit`.

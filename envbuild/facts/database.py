@@ -86,6 +86,14 @@ class TorchRelease(FactRow):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class LocalBuild(FactRow):
+    """A build of torch with a local label. `pins`: distribution -> version, of libraries that advisories name."""
+
+    version: Release
+    pins: Mapping[str, Specifier]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class TorchIndex(FactRow):
     """PyTorch's own index of builds with a local label; `address` contains {build} in place of the label."""
 
@@ -243,6 +251,12 @@ def torch_releases() -> Mapping[str, TorchRelease]:
 
 
 @cache
+def local_builds() -> Mapping[str, LocalBuild]:
+    """The builds of torch with a local label whose libraries are known, by version: 2.5.1+cu121."""
+    return {row.version: row for row in fact_file_reader.rows("torch", "local_builds", LocalBuild)}
+
+
+@cache
 def torch_index() -> TorchIndex:
     found: TorchIndex = fact_file_reader.rows("torch", "indexes", TorchIndex)[0]
     return found
@@ -317,8 +331,18 @@ def of_another_cuda(library: str, cuda: str, version: str) -> str | None:
 def libraries_of(release: TorchRelease) -> dict[str, str]:
     """Short name -> version of the libraries installed with this release: its exact pins, and the newest known version
     in a range."""
+    return _short_names({**release.expands_to, **release.pins})
+
+
+def libraries_of_local_build(version: str) -> dict[str, str]:
+    """The same for a build of torch with a local label; empty where its libraries are not known."""
+    build = local_builds().get(version)
+    return _short_names(build.pins) if build else {}
+
+
+def _short_names(pins: Mapping[str, str]) -> dict[str, str]:
     found = {}
-    for distribution, specifier in {**release.expands_to, **release.pins}.items():
+    for distribution, specifier in pins.items():
         name = library_of(distribution)
         fits = list(SpecifierSet(specifier).filter(known_versions(distribution)))
         if name and re.fullmatch(r"==[^*,]+", specifier):

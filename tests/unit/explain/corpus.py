@@ -15,7 +15,9 @@ from envbuild.explain import cause_ranking, log_reader_and_search
 from envbuild.explain.cause_ranking import Explanation
 
 FOLDER = Path(__file__).parents[2] / "logs"
-PARTS = ("develop", "collected", "held-out")
+PARTS = ("develop", "collected", "recent", "held-out", "recent-held-out")
+UNSEEN = "recent-held-out"
+"""The part whose single results nobody looks at: only its score is reported, and no test names one of its logs."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Case:
     kind: str
     expect: frozenset[str]
     cite: str
+    symptom: str | None = None
 
     @property
     def raw(self) -> bytes:
@@ -52,8 +55,13 @@ class Score:
 def cases() -> tuple[Case, ...]:
     rows = yaml.safe_load((FOLDER / "index.yaml").read_text(encoding="utf-8"))["logs"]
     return tuple(
-        Case(name, row["part"], row["kind"], frozenset(row["expect"]), row["cite"]) for name, row in rows.items()
+        Case(name, row["part"], row["kind"], frozenset(row["expect"]), row["cite"], row.get("symptom"))
+        for name, row in rows.items()
     )
+
+
+def seen() -> tuple[Case, ...]:
+    return tuple(case for case in cases() if case.part != UNSEEN)
 
 
 @cache
