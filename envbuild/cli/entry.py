@@ -35,6 +35,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "init": "Write a new profile: for a GPU, or from an image or environment.",
         "lock": "Pin every file by version and hash; write lock and Dockerfile.",
         "build": "Build the image only, without a self-test.",
+        "install": "Make a virtual environment from a profile's lock.",
         "test": "Run the self-test here, on Slurm or Kubernetes; --record: evidence.",
         "prune": "Remove old images and caches.",
     },

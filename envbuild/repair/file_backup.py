@@ -26,6 +26,7 @@ from envbuild.util import atomic_files, temporary_files
 from envbuild.util.errors import FileError, HashMismatch
 
 FOLDER = ".envbuild-fix"
+PROJECT_FILES = ("pyproject.toml", "uv.lock")
 _MANIFEST, _FILES, _CACHE = "backup.json", "files", "__pycache__"
 
 
@@ -101,10 +102,15 @@ def _recorded(record: Path, site: Path) -> Iterator[Path]:
         return
 
 
-def take_backup(prefix: Path, sites: Iterable[str], others: Iterable[Path] = ()) -> BackupFolder:
-    """Keep the files of all distributions of an environment, and of `others`: project files, leftovers.
+def take_backup(
+    prefix: Path, sites: Iterable[str], others: Iterable[Path] = (), touched: frozenset[str] = frozenset()
+) -> BackupFolder:
+    """Keep the files of all distributions of an environment, and `others`: project files, leftovers. Where links are
+    not possible, only the distributions in `touched` are kept, as copies.
 
-    Raises FileError if an earlier change was interrupted."""
+    Raises FileError if an earlier change was interrupted.
+    """
+    sites = list(sites)
     open_backup = latest_backup(prefix)
     if open_backup and not open_backup.content.done:
         raise FileError(
@@ -122,7 +128,8 @@ def take_backup(prefix: Path, sites: Iterable[str], others: Iterable[Path] = ())
             files[info] = []
             for path in paths:
                 if path not in numbers:
-                    kept = _keep(path, made / _FILES / str(count), count)
+                    may_copy = not info or name_in_dist_info(info) in touched
+                    kept = _keep(path, made / _FILES / str(count), count, may_copy)
                     if kept is None:
                         continue
                     numbers[path] = kept
@@ -134,8 +141,8 @@ def take_backup(prefix: Path, sites: Iterable[str], others: Iterable[Path] = ())
     return BackupFolder(folder, content)
 
 
-def _keep(path: Path, target: Path, number: int) -> KeptFile | None:
-    """Link a file into the backup, or copy it; None if it does not exist."""
+def _keep(path: Path, target: Path, number: int, may_copy: bool) -> KeptFile | None:
+    """Link a file into the backup, or copy it; None if it does not exist, or can only be copied and must not be."""
     try:
         about = path.lstat()
     except OSError:
@@ -145,6 +152,8 @@ def _keep(path: Path, target: Path, number: int) -> KeptFile | None:
     try:
         os.link(path, target, follow_symlinks=False)
     except OSError:
+        if not may_copy:
+            return None
         shutil.copy2(path, target, follow_symlinks=False)
     return KeptFile(path=str(path), number=number, size=about.st_size, modified=about.st_mtime_ns)
 
@@ -184,7 +193,7 @@ def finish_backup(backup: BackupFolder, project: Iterable[Path] = ()) -> BackupF
 
 
 def backup_differs(backup: BackupFolder) -> Callable[[KeptFile], bool]:
-    """A check whether a file is no longer the one that was kept."""
+    """A check whether a file differs from the one that was kept."""
 
     def differs(file: KeptFile) -> bool:
         try:
@@ -211,9 +220,22 @@ def latest_backup(prefix: Path) -> BackupFolder | None:
     if folder is None:
         return None
     try:
-        return BackupFolder(folder, Backup.model_validate_json((folder / _MANIFEST).read_bytes()))
+        content = Backup.model_validate_json((folder / _MANIFEST).read_bytes())
     except (OSError, ValidationError) as error:
         raise FileError(f"{folder / _MANIFEST} cannot be read", hint="its files are in the same folder") from error
+    _require_inside(content, prefix, folder / _MANIFEST)
+    return BackupFolder(folder, content)
+
+
+def _require_inside(content: Backup, prefix: Path, manifest: Path) -> None:
+    """Raise FileError if a backup would change files elsewhere: it may come with an environment of another author."""
+    allowed = {str(prefix.parent / name) for name in PROJECT_FILES}
+    paths = [*(file.path for files in content.files.values() for file in files), *content.added, *content.project]
+    for text in [*paths, *content.sites, content.prefix]:
+        # the folder may be a link; the file itself is replaced, whatever it leads to
+        inside = (Path(text).parent.resolve() / Path(text).name).is_relative_to(prefix.resolve())
+        if text not in allowed and not (inside and Path(os.path.normpath(text)) == Path(text)):
+            raise FileError(f"{manifest}: {text} is not a file of this environment", hint="it was made for another one")
 
 
 def restore(backup: BackupFolder) -> tuple[frozenset[str], list[str]]:

@@ -127,7 +127,7 @@ def apply_repair(plan: RepairPlan, held: Holdings, say: Callable[[str], None]) -
     with process_locks.exclusive(f"_fix-{lock}", f"fixes {prefix}", say):
         project = _project_files(plan)
         others = [*project, *map(Path, plan.diagnosis.changes.leftovers)]
-        backup = file_backup.take_backup(prefix, package_folders(plan, held), others)
+        backup = file_backup.take_backup(prefix, package_folders(plan, held), others, plan.touched)
         try:
             _run_all(plan, say)
             damaged = file_backup.written_into(backup)
@@ -142,7 +142,7 @@ def apply_repair(plan: RepairPlan, held: Holdings, say: Callable[[str], None]) -
 
 def _project_files(plan: RepairPlan) -> list[Path]:
     folder = plan.manager.project if plan.manager.kind == "uv-project" else None
-    return [folder / name for name in ("pyproject.toml", "uv.lock")] if folder else []
+    return [folder / name for name in file_backup.PROJECT_FILES] if folder else []
 
 
 def _run_all(plan: RepairPlan, say: Callable[[str], None]) -> None:

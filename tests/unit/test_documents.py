@@ -67,6 +67,7 @@ NOT_RUN = {
     "audit --here": "reads the environment of the shell",
     "fix": "needs an environment with torch: tests/unit/repair",
     "run": "needs an environment with torch: tests/unit/repair",
+    "install": "needs the wheels of the lock: tests/unit/repair",
     "docs": "changes the files of the folder: tests/unit/report/test_docs.py",
 }
 PLACEHOLDERS = {"COMMIT": "0" * 40, "REGISTRY": "registry.example", "MYAPP": "registry.example/app"}

@@ -295,6 +295,38 @@ def test_an_interrupted_fix_is_undone_by_the_user(venv: Venv) -> None:
     assert contents(venv.files()) == before
 
 
+@pytest.mark.parametrize("path", ["../outside", "/etc/outside", "venv/../../outside", "linked/outside"])
+def test_a_backup_of_another_author_cannot_reach_other_files(venv: Venv, tmp_path: Path, path: str) -> None:
+    """An environment that was unpacked from an archive may bring one."""
+    venv.fix("--apply")
+    (venv.prefix / "linked").symlink_to(tmp_path)
+    manifest = next((venv.prefix / file_backup.FOLDER).glob("*/backup.json"))
+    content = json.loads(manifest.read_text())
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    content["added"].append(str(venv.prefix / path) if not path.startswith("/") else path)
+    manifest.write_text(json.dumps(content))
+    done = envbuild("fix", "--python", str(venv.prefix), "--undo")
+    assert done.code == 3 and "is not a file of this environment" in done.stderr
+    assert outside.read_text() == "mine"
+    assert venv.cublas() == "12.4.5"
+
+
+def test_without_hard_links_what_is_replaced_is_copied(venv: Venv, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    before = contents(venv.files())
+    monkeypatch.setattr(os, "link", refuse)
+    document = venv.fix("--apply")
+    kept = list(Path(str(document["backup"]), "files").iterdir())
+    assert kept and not any(
+        file.read_bytes() == (venv.site / "nvidia/nccl/lib/libnccl.so.2").read_bytes() for file in kept
+    )
+    assert envbuild("fix", "--python", str(venv.prefix), "--undo").code == 0
+    assert contents(venv.files()) == before
+
+
 def test_a_kept_file_that_was_changed_is_not_restored(venv: Venv) -> None:
     venv.fix("--apply")
     backup = file_backup.latest_backup(venv.prefix)
