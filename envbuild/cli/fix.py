@@ -127,7 +127,9 @@ def read_explanation(logs: tuple[str, ...]) -> Explanation | None:
     return cause_ranking.explain(log)
 
 
-def planned_repair(found: Explanation | None, python: str | None) -> tuple[RepairPlan, Holdings]:
+def planned_repair(
+    found: Explanation | None, python: str | None, *, files_only: bool = False
+) -> tuple[RepairPlan, Holdings]:
     """The plan for an environment, and its contents. Raises FileError if it has no torch."""
     from envbuild.audit import environment_audit
     from envbuild.repair import repair_diagnosis, repair_plan
@@ -137,7 +139,7 @@ def planned_repair(found: Explanation | None, python: str | None) -> tuple[Repai
         text = f"{interpreter}: nothing to fix: torch is not installed"
         raise FileError(text, hint="name another environment: envbuild fix --python ENV")
     audited = environment_audit.assess(str(interpreter), held, repair_diagnosis.expected_hardware_from(held, found))
-    return repair_plan.plan_repair(audited, found), held
+    return repair_plan.plan_repair(audited, found, files_only=files_only), held
 
 
 def environment_probe_commands(plan: RepairPlan) -> tuple[list[str], str | None]:

@@ -49,7 +49,7 @@ def command(log: str | None, python: str | None, as_json: bool, program: tuple[s
     from envbuild.repair import private_libraries
 
     found = fix_command.read_explanation((log,) if log else ())
-    plan, held = fix_command.planned_repair(found, python or _interpreter(program[0]))
+    plan, held = fix_command.planned_repair(found, python or _interpreter(program[0]), files_only=True)
     environment = private_libraries.program_environment(plan, held, _say)
     if as_json:
         emit(

@@ -43,7 +43,8 @@ class LibraryPin:
 @dataclass(frozen=True)
 class Changes:
     """What to change. `torch`: the release to install with its own libraries; `reinstall`: distributions whose files
-    were overwritten; `uninstall`: distributions that must go; `leftovers`: files that no distribution owns."""
+    were overwritten; `uninstall`: distributions that must go; `leftovers`: files that no distribution owns; `bundled`:
+    the libraries that torch bundles, which is why torch changes."""
 
     pins: tuple[LibraryPin, ...] = ()
     torch: str | None = None
@@ -52,6 +53,7 @@ class Changes:
     reinstall: tuple[str, ...] = ()
     uninstall: tuple[str, ...] = ()
     leftovers: tuple[str, ...] = ()
+    bundled: tuple[str, ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -95,15 +97,16 @@ def expected_hardware_from(held: Holdings, found: Explanation | None) -> Expecte
     )
 
 
-def diagnose(audited: Audit, found: Explanation | None) -> Diagnosis:
-    """Decide what to change. `found`: the explanation of a log of this environment."""
+def diagnose(audited: Audit, found: Explanation | None, *, files_only: bool = False) -> Diagnosis:
+    """Decide what to change. `found`: the explanation of a log of this environment. `files_only`: other library files
+    can be loaded, in the place of bundled ones too, and nothing can be installed."""
     held, wanted = audited.held, audited.wanted
     now = environment_audit.held_situation(held, wanted)
     shown = [match for match in found.matches if match.advisory] if found else []
     named = [match.advisory for match in shown if match.advisory]
     absent = tuple(advisory for advisory in named if advisory.match and advisory.standing(now) == "contradicted")
     shown_here = [advisory for advisory in named if advisory not in absent]
-    acted, changes = _version_changes(now, shown_here, held)
+    acted, changes = _version_changes(now, shown_here, held, files_only)
     by_hand = [*_by_hand(audited, changes), *_without_change(acted)]
     if found:
         by_hand += [
@@ -116,7 +119,9 @@ def diagnose(audited: Audit, found: Explanation | None) -> Diagnosis:
     )
 
 
-def _version_changes(now: Situation, shown: Sequence[Advisory], held: Holdings) -> tuple[list[Advisory], Changes]:
+def _version_changes(
+    now: Situation, shown: Sequence[Advisory], held: Holdings, files_only: bool
+) -> tuple[list[Advisory], Changes]:
     """The advisories to act on, and the changes that fix all of them: after each change, the refusals that then apply
     are fixed too."""
     acted: list[Advisory] = []
@@ -126,7 +131,8 @@ def _version_changes(now: Situation, shown: Sequence[Advisory], held: Holdings) 
     variables: dict[str, str] = {}
     after = _with_torch(now, torch) if torch else now
     todo = [advisory for advisory in shown if torch is None or advisory.holds(after)]
-    bundled = {copy.library for copy in held.libraries if copy.loaded and is_bundled(copy)}
+    own = (copy.library for copy in held.libraries if copy.loaded and is_bundled(copy))
+    bundled, instead = frozenset(() if files_only else own), dict[str, None]()
     for _ in range(_MOST_ROUNDS):
         todo += [item for item in database.matching(after) if item.severity == "refuse" and item not in todo]
         if not todo:
@@ -138,6 +144,7 @@ def _version_changes(now: Situation, shown: Sequence[Advisory], held: Holdings) 
             release = written.get("torch")
             if release is None and torch is None and bundled & set(advisory.change.pins):
                 release = _release_with(advisory.change.pins, after)
+                instead |= dict.fromkeys(sorted(bundled & set(advisory.change.pins)))
             if release:
                 torch = release
                 after = _with_torch(after, release)
@@ -154,7 +161,7 @@ def _version_changes(now: Situation, shown: Sequence[Advisory], held: Holdings) 
     return acted, Changes(
         found, torch, tuple(packages), variables,
         tuple(_overwritten(held, {pin.distribution for pin in found})), tuple(_unrelated(held)),
-        tuple(_leftovers(held, {pin.library for pin in found})),
+        tuple(_leftovers(held, {pin.library for pin in found})), tuple(instead),
     )  # fmt: skip
 
 

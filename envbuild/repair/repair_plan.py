@@ -112,10 +112,10 @@ class RepairPlan:
         return "fixable" if self.commands or self.overrides else "by-hand"
 
 
-def plan_repair(audited: Audit, found: Explanation | None) -> RepairPlan:
-    """Plan the repair of an audited environment. `found`: the explanation of its log."""
+def plan_repair(audited: Audit, found: Explanation | None, *, files_only: bool = False) -> RepairPlan:
+    """Plan the repair of an audited environment. `found`: the explanation of its log; `files_only`: as in diagnose."""
     held = audited.held
-    diagnosis = repair_diagnosis.diagnose(audited, found)
+    diagnosis = repair_diagnosis.diagnose(audited, found, files_only=files_only)
     manager = environment_manager.detect(held)
     files = environment_manager.metadata_files(list(dict.fromkeys(item.folder for item in held.distributions)))
     plan = RepairPlan(audited.target, manager, diagnosis)
@@ -125,6 +125,14 @@ def plan_repair(audited: Audit, found: Explanation | None) -> RepairPlan:
     outcomes, shells, warnings = _outcomes(held, diagnosis.changes)
     steps.warnings += warnings
     commands = [*shells, *steps.commands()]
+    if manager.locked_down:  # pip refuses to change it
+        return replace(
+            plan,
+            commands=(*shells, _run_with_fix(audited.target)),
+            libraries=tuple(outcomes),
+            warnings=tuple(steps.warnings),
+            refused=steps.refusal(commands),
+        )
     return replace(
         plan,
         commands=tuple(commands),
@@ -135,6 +143,11 @@ def plan_repair(audited: Audit, found: Explanation | None) -> RepairPlan:
         warnings=tuple(steps.warnings),
         refused=steps.refusal(commands),
     )
+
+
+def _run_with_fix(target: str) -> Command:
+    argv = ("envbuild", "run", "--with-fix", "--python", target, "--", "PROGRAM")
+    return Command("the system forbids pip here: start the program with fixed libraries instead", argv)
 
 
 @dataclass
@@ -173,6 +186,11 @@ class _Steps:
             argv = (*self._conda(), f"{owner.name}={torch}")
             yield Command(f"conda owns torch ({owner.name} {owner.version})", argv)
             return
+        if self.changes.bundled:
+            self.warnings.append(
+                f"torch bundles {', '.join(self.changes.bundled)}, and installing another has no effect; to keep this "
+                "torch: envbuild run --with-fix -- PROGRAM"
+            )
         present = self.held.installed.get("torch", "")
         same = present.partition("+")[0] == torch
         force = ("--reinstall-package" if self._add()[0] == "uv" else "--force-reinstall", "torch")

@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from selftest.environments import good, library
+from selftest.environments import SONAMES, good, library
 
 from envbuild.repair import mapped_library_watch, private_libraries
 from envbuild.repair.repair_diagnosis import LibraryPin
@@ -65,6 +65,17 @@ def test_where_the_loader_follows_it_ld_library_path_is_enough(place: Place) -> 
     assert document["variables"] == {"LD_LIBRARY_PATH": str(folder)}
     assert document["libraries"]["libcublas.so.12"] == f"{folder}/libcublas.so.12"
     assert document["commands"][0]["argv"] == ["program", "--its-option"]
+
+
+def test_a_library_that_torch_bundles_is_replaced_too(place: Place) -> None:
+    shutil.rmtree(place.site / "torch-2.3.1.dist-info")
+    shutil.rmtree(next(place.site.glob("nvidia_cublas*")))
+    shutil.rmtree(place.site / "nvidia" / "cublas")
+    bundled = {f"torch/lib/{SONAMES[kind]}": library(kind, "12.1.3.1") for kind in ("cublas", "cublasLt")}
+    place.made.torch("2.3.1", bundled=bundled, requires=())
+    done = started(place, "--", str(place.python), str(place.prefix.parent / "train.py"))
+    assert (done.returncode, done.stdout) == (7, "12.4.5\n"), done.stderr
+    assert "LD_PRELOAD=" in done.stderr
 
 
 def test_another_file_that_is_loaded_is_a_warning(place: Place) -> None:

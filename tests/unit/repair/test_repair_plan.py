@@ -187,6 +187,8 @@ def test_the_systems_python_is_refused(place: Place) -> None:
     plan = place.plan(held=held)
     assert (plan.manager.kind, plan.manager.locked_down) == ("system", True)
     assert plan.refused and "system's Python" in plan.refused[0]
+    assert installs(plan) == [("envbuild", "run", "--with-fix", "--python", str(place.python), "--", "PROGRAM")]
+    assert plan.metadata == ()
 
 
 def conda(place: Place, packages: Mapping[str, tuple[str, list[str], list[str]]]) -> Holdings:
@@ -282,6 +284,7 @@ def test_a_torch_that_bundles_cublas_gets_a_release_that_does_not(place: Place) 
     torch = plan.diagnosis.changes.torch
     assert torch and plan.commands[-1].argv[-1] == f"torch=={torch}"
     assert not plan.diagnosis.changes.pins
+    assert any("torch bundles cublas" in warning and "run --with-fix" in warning for warning in plan.warnings)
 
 
 def test_two_distributions_that_own_one_path(tmp_path: Path) -> None:
