@@ -22,14 +22,14 @@ needs_gcc = pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc to build 
 
 @functools.cache
 def leaf(name: str) -> bytes:
-    return built("", name, beside={})
+    return built("", name, linked={})
 
 
 @functools.cache
 def linked(name: str, *needed: str, tag: str = "", folders: str = "") -> bytes:
     flags = [f"-Wl,--{tag}-new-dtags,-rpath,{folders}"] if folders else []
     flags += [f"-l:{one}" for one in needed]
-    return built("", name, *flags, "-Wl,--allow-shlib-undefined", beside={one: leaf(one) for one in needed})
+    return built("", name, *flags, "-Wl,--allow-shlib-undefined", linked={one: leaf(one) for one in needed})
 
 
 def put(folder: Path, name: str, content: bytes) -> Path:

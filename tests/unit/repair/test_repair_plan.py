@@ -237,7 +237,7 @@ def with_runpath(place: Place) -> None:
     needed = {SONAMES[kind]: library(kind, "1.0.0") for kind in ("cublasLt", "cublas", "cudnn", "nccl")}
     rpath = ":".join(f"$ORIGIN/../../nvidia/{name}/lib" for name in ("cublas", "cudnn", "nccl"))
     flags = [f"-l:{name}" for name in needed]
-    content = built("", "libtorch_cuda.so", f"-Wl,--enable-new-dtags,-rpath,{rpath}", *flags, beside=needed)
+    content = built("", "libtorch_cuda.so", f"-Wl,--enable-new-dtags,-rpath,{rpath}", *flags, linked=needed)
     (place.site / "torch/lib/libtorch_cuda.so").write_bytes(content)
 
 
