@@ -44,7 +44,7 @@ def command(image: str | None, python: str | None, here: bool, name: str | None,
     if len(given) > 1:
         raise UsageError(f"one thing at a time: {' and '.join(given)} are given", hint=_ONE)
     wanted = _expected(name) if name else None
-    done = _image(image, wanted) if image is not None else _environment(python or _nearest(), wanted)
+    done = _image(image, wanted) if image is not None else _environment(python or nearest_python(), wanted)
     empty = done.held.torch is None and not done.failed
     if as_json and not done.failed and not empty:
         emit(done.document())
@@ -93,7 +93,7 @@ def _contents(wanted: Expected | None) -> dict[str, dict[str, str]]:
     return wheel_contents.wheel_hashes(wanted.lock) if wanted and wanted.lock else {}
 
 
-def _nearest() -> str:
+def nearest_python() -> str:
     """The active environment's interpreter, else the first on PATH; envbuild's own only where torch is in it."""
     own = None if importlib.util.find_spec("torch") else Path(sys.prefix, "bin").resolve()
     found = next((python for python in _interpreters() if python.parent.resolve() != own), None)

@@ -35,6 +35,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "init": "Write a new profile: for a GPU, or from an image or environment.",
         "lock": "Pin every file by version and hash; write lock and Dockerfile.",
         "build": "Build the image only, without a self-test.",
+        "install": "Make a virtual environment from a profile's lock.",
         "test": "Run the self-test here, on Slurm or Kubernetes; --record: evidence.",
         "prune": "Remove old images and caches.",
     },
@@ -46,6 +47,8 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
     },
     "Find out what is wrong": {
         "explain": "Find the cause of a crash in its log.",
+        "fix": "Show or run the commands that fix an environment.",
+        "run": "Run a program with fixed libraries, and change nothing.",
         "doctor": "Check this machine and its GPUs, or compare a cluster's nodes.",
         "audit": "List what an image or environment contains and what is wrong.",
         "bisect": "Find the first version of a package that passes a probe.",
@@ -243,10 +246,10 @@ def main() -> None:
     wants_json = "--json" in sys.argv[1:]
     try:
         _keep_log()
-        cli.main(standalone_mode=False)
-        code = 0
-    except click.exceptions.Exit as done:
-        code = done.exit_code
+        done = cli.main(standalone_mode=False)
+        code = done if type(done) is int else 0  # the exit code that a command gave to click
+    except click.exceptions.Exit as exited:
+        code = exited.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message(), file=sys.stderr)
         code = UsageError.code

@@ -37,7 +37,7 @@ def command(files: tuple[str, ...], markdown: bool, as_json: bool) -> None:
     from envbuild.explain import cause_ranking, diagnosis_text
     from envbuild.profile import profile_name_lookup
 
-    log, notes = _read(files)
+    log, notes = read_logs(files)
     found = cause_ranking.explain(log)
     profiles = profile_name_lookup.profile_names()
     if as_json:
@@ -47,7 +47,7 @@ def command(files: tuple[str, ...], markdown: bool, as_json: bool) -> None:
         click.echo(printable(line))
 
 
-def _read(names: Sequence[str]) -> tuple[Log, list[str]]:
+def read_logs(names: Sequence[str]) -> tuple[Log, list[str]]:
     """All files as one log, and notes about files that were skipped or cut off.
 
     Raises FileError for an unreadable file, and for a file that the user named and that is not text.

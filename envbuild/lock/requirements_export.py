@@ -34,7 +34,11 @@ def constraints(lock: Lock, name: str) -> str:
     ]
     if lock.overrides:
         names = ", ".join(f"{one.name} ({one.replaces})" for one in lock.overrides)
-        lines.append(f"# torch's metadata asks for another {names}: uv pip install --override FILE PACKAGE")
+        lines += [
+            f"# torch's metadata requires another {names}. With pip, use this file in an environment",
+            f"# of `envbuild install {name} PATH`: its metadata require these versions. Elsewhere pip refuses it.",
+            "# With uv: uv pip install --override FILE PACKAGE",
+        ]
     lines += sorted(f"{name}=={version}" for name, version in computing(lock.versions).items())
     return "\n".join(lines) + "\n"
 

@@ -193,6 +193,47 @@ def run(
     return done
 
 
+def run_attached(
+    argv: Sequence[str | Path],
+    *,
+    env: Mapping[str, str | None] | None = None,
+    on_start: Callable[[int], None] | None = None,
+) -> int:
+    """Run a program with this process's own stdin, stdout and stderr until it ends, and return its exit code, or 128
+    plus the number of the signal that ended it.
+
+    `env` is added to this process's environment; None removes a variable. `on_start` gets the process id. Signals that
+    end this process are passed on; an interruption from the terminal reaches the program directly. Raises
+    ProcessMissing if the program cannot be started.
+    """
+    arguments = [str(part) for part in argv]
+    variables = {**os.environ, **(env or {})}
+    child: subprocess.Popen[bytes] | None = None
+
+    def pass_on(number: int, frame: object) -> None:
+        if child is not None and number != signal.SIGINT:
+            child.send_signal(number)
+
+    handlers = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        child = subprocess.Popen(
+            arguments,
+            env={name: value for name, value in variables.items() if value is not None},
+            preexec_fn=_tied(),
+        )
+        if on_start:
+            on_start(child.pid)
+        code = child.wait()
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        why = "is not installed or not on PATH" if missing else f"cannot be started: {error.strerror}"
+        raise ProcessMissing(f"{arguments[0]} {why}") from error
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
 def _event_pipe() -> tuple[IO[str], int]:
     """Return the end to read, and the file descriptor of the end to write."""
     read, write = os.pipe()

@@ -38,6 +38,7 @@ PACKAGES = (
     "attest",
     "doctor",
     "explain",
+    "repair",
     "report",
     "pipeline",
     "cli",

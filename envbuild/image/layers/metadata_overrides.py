@@ -32,7 +32,7 @@ def overriding_files(entries: Iterable[LayerEntry], pins: Mapping[str, str]) -> 
         if not _METADATA.fullmatch(path):
             continue
         metadata = _content(entry)
-        changed = _overridden(metadata, versions)
+        changed = override_requirements(metadata, versions)
         if changed == metadata:
             continue
         yield LayerFile(path, changed, entry.executable)
@@ -50,7 +50,9 @@ def _content(entry: LayerFile) -> bytes:
     return entry.content
 
 
-def _overridden(metadata: bytes, versions: Mapping[NormalizedName, str]) -> bytes:
+def override_requirements(metadata: bytes, versions: Mapping[NormalizedName, str]) -> bytes:
+    """METADATA whose requirements of these distributions are of exactly these versions."""
+
     def replace(match: re.Match[str]) -> str:
         version = versions.get(canonicalize_name(match[2]))
         return match[0] if version is None else f"{match[1]}{match[2]}{match[3] or ''}=={version}{match[5] or ''}"

@@ -40,7 +40,8 @@ def test_constraints_are_every_version_but_pips(locked: Lock) -> None:
 def test_failures_of_an_index_and_of_pip_are_reported(locked: Lock) -> None:
     text = requirements_export.constraints(replace(locked, overrides=(Overridden("numpy", "1.0", "==2.0"),)), "sample")
     assert "# no public index has torch==2.13.0+cpu: --find-links where it is" in text
-    assert "# torch's metadata asks for another numpy (==2.0): uv pip install --override FILE PACKAGE" in text
+    assert "# torch's metadata requires another numpy (==2.0). With pip, use this file in an environment" in text
+    assert "# With uv: uv pip install --override FILE PACKAGE" in text
     assert "override" not in requirements_export.constraints(locked, "sample")
 
 

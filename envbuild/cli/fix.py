@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from envbuild.cli import audit as audit_command
+from envbuild.cli import explain as explain_command
+from envbuild.cli.console import emit, json_option
+from envbuild.util.errors import CheckFailed, FileError, UsageError, printable
+
+if TYPE_CHECKING:
+    from envbuild.audit.environment_contents import Holdings
+    from envbuild.explain.cause_ranking import Explanation
+    from envbuild.repair.repair_plan import RepairPlan
+    from envbuild.repair.repair_text import RepairDocument
+
+
+@click.command("fix", short_help="Show or run the commands that fix an environment.")
+@click.argument("logs", metavar="[LOG...]", nargs=-1)
+@click.option("--python", metavar="ENV", help="An interpreter, or the folder of an environment.")
+@click.option("--here", is_flag=True, help="The environment of this shell: its active one, or python3 on PATH.")
+@click.option("--apply", "applied", is_flag=True, help="Run the commands, keep what they replace, and test the result.")
+@click.option("--undo", is_flag=True, help="Restore every file that the last --apply replaced.")
+@json_option
+def command(logs: tuple[str, ...], python: str | None, here: bool, applied: bool, undo: bool, as_json: bool) -> None:
+    """Find what is wrong with an environment and print the exact commands that fix it, for what manages it.
+
+    Judges the environment by its audit, for the GPUs in the logs, or those of this machine. Shows which library file is
+    loaded now and afterwards. Nothing changes without --apply, which works for pip and uv in virtual environments, uv
+    projects, and what pip owns in conda. The exit code is 0 whether there is something to fix or not.
+
+    Example: envbuild fix train.log --here
+    Example: envbuild fix train.log --python .venv --apply
+    Example: envbuild fix --python .venv --undo
+    """
+    if python and here:
+        raise UsageError("--here and --python name two environments: give one of them")
+    if undo:
+        if logs or applied:
+            raise UsageError("--undo takes an environment alone: --here or --python ENV")
+        _undo(python, as_json)
+        return
+    found = read_explanation(logs)
+    plan, held = planned_repair(found, python)
+    from envbuild.repair import repair_text
+
+    prove, profile = environment_probe_commands(plan)
+    torch = (held.torch and held.torch.version) or held.installed.get("torch")
+    if not as_json:
+        again = None if applied else shlex.join(["envbuild", "fix", *logs, "--python", plan.target, "--apply"])
+        for line in repair_text.repair_lines(plan, torch, prove, again):
+            click.echo(printable(line))
+    document = repair_text.repair_document(plan, prove, profile)
+    if applied and not plan.diagnosis.healthy:
+        document = _apply(plan, held, document, as_json)
+    if as_json:
+        emit(document.content())
+
+
+def _apply(plan: RepairPlan, held: Holdings, document: RepairDocument, as_json: bool) -> RepairDocument:
+    """Run the plan, check what is loaded then, and run the probes; the document with the results."""
+    from envbuild.repair import repair_run
+
+    def say(text: str) -> None:
+        click.echo(printable(f"  {text}"), err=True)
+
+    repair_run.require_changeable(plan, held)
+    say(f"needs about {repair_run.needed_space(plan, held) / 1e6:.0f} MB of disk; replaced files stay until --undo")
+    backup = repair_run.apply_repair(plan, held, say)
+    _, after = audit_command.collect_from_environment(plan.target)
+    document = replace(document, state="fixed", backup=str(backup.folder))
+    try:
+        repair_run.require_loaded(plan, after)
+        run = repair_run.run_probes(plan, after)
+        if not isinstance(run, str):
+            document = replace(document, probes=tuple(result.document() for result in run.results))
+            repair_run.require_probes_passed(run, plan)
+    except CheckFailed as error:
+        error.partial = document.content()
+        raise
+    if not as_json:
+        click.echo(printable(f"Fixed. Replaced files: {backup.folder}; to restore them: {_undo_line(plan)}"))
+        for row in plan.libraries:
+            loaded = next((copy for copy in after.libraries if copy.loaded and copy.name == row.library), None)
+            click.echo(printable(f"Loaded now: {loaded}" if loaded else f"{row.library}: not loaded by import torch"))
+        for probe in plan.diagnosis.probes if isinstance(run, str) else ():
+            click.echo(f"{probe}: skipped: {run}")
+        for result in () if isinstance(run, str) else run.results:
+            reason = f": {result.reason}" if result.reason else ""
+            click.echo(printable(f"{result.probe}: {result.status}{reason}"))
+    return document
+
+
+def _undo_line(plan: RepairPlan) -> str:
+    from envbuild.repair import file_backup
+
+    return file_backup.undo_command(plan.manager.prefix)
+
+
+def _undo(python: str | None, as_json: bool) -> None:
+    from envbuild.repair import repair_run
+    from envbuild.runners import host_runner
+
+    found = host_runner.find_interpreter(python or audit_command.nearest_python())
+    prefix = found.parent.parent
+    names, left = repair_run.undo_repair(prefix, lambda text: click.echo(printable(text), err=True))
+    if as_json:
+        emit({"target": str(found), "state": "undone", "restored": sorted(names), "left": left})
+        return
+    click.echo(printable(f"Restored: {', '.join(sorted(names)) or 'no distribution had changed'}"))
+    for file in left:
+        click.echo(printable(f"Left as it is, because it was changed since: {file}"))
+
+
+def read_explanation(logs: tuple[str, ...]) -> Explanation | None:
+    """The explanation of the logs; None without any."""
+    if not logs:
+        return None
+    from envbuild.explain import cause_ranking
+
+    log, notes = explain_command.read_logs(logs)
+    for note in notes:
+        click.echo(printable(note), err=True)
+    return cause_ranking.explain(log)
+
+
+def planned_repair(
+    found: Explanation | None, python: str | None, *, files_only: bool = False
+) -> tuple[RepairPlan, Holdings]:
+    """The plan for an environment, and its contents. Raises FileError if it has no torch."""
+    from envbuild.audit import environment_audit
+    from envbuild.repair import repair_diagnosis, repair_plan
+
+    interpreter, held = audit_command.collect_from_environment(python or audit_command.nearest_python())
+    if held.torch is None:
+        text = f"{interpreter}: nothing to fix: torch is not installed"
+        raise FileError(text, hint="name another environment: envbuild fix --python ENV")
+    audited = environment_audit.assess(str(interpreter), held, repair_diagnosis.expected_hardware_from(held, found))
+    return repair_plan.plan_repair(audited, found, files_only=files_only), held
+
+
+def environment_probe_commands(plan: RepairPlan) -> tuple[list[str], str | None]:
+    """The commands that test the fix in this environment, and the profile whose GPU they are for."""
+    from envbuild.profile import profile_name_lookup
+
+    known = profile_name_lookup.profile_names()
+    profile = next((gpu.id for gpu in plan.diagnosis.gpus if gpu.id in known), None)
+    probes = [word for probe in plan.diagnosis.probes for word in ("--probe", probe)]
+    if not probes:
+        return [], profile
+    return [shlex.join(["envbuild", "test", profile or "NAME", "--python", plan.target, *probes])], profile

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from envbuild.cli import fix as fix_command
+from envbuild.cli.console import emit, json_option
+from envbuild.util.errors import UsageError, printable
+
+if TYPE_CHECKING:
+    from envbuild.repair.private_libraries import ProgramEnvironment
+
+_PYTHON = re.compile(r"python[0-9.]*")
+
+
+@click.command(
+    "run",
+    short_help="Run a program with fixed libraries, and change nothing.",
+    context_settings={"allow_interspersed_args": False},
+)
+@click.option(
+    "--with-fix", "log", is_flag=False, flag_value="", metavar="[LOG]",
+    help="Fix what is wrong for the GPUs in the log, or those of this machine.",
+)  # fmt: skip
+@click.option(
+    "--python", metavar="ENV", help="The environment of the program; default: that of PROGRAM, or of the shell."
+)
+@json_option
+@click.argument("program", metavar="-- PROGRAM...", nargs=-1, required=True, type=click.UNPROCESSED)
+def command(log: str | None, python: str | None, as_json: bool, program: tuple[str, ...]) -> None:
+    """Start a program with fixed libraries from a private folder, whose files are checked at every start.
+
+    The environment is not changed: for conda, the system's Python and environments that only others may write to. The
+    libraries come by LD_LIBRARY_PATH or, where the loader would ignore that, by LD_PRELOAD. stderr shows which files
+    the program and its child processes really load. The exit code is the program's. With --json, the variables are
+    printed and nothing is started.
+
+    Example: envbuild run --with-fix train.log -- python train.py
+    Example: envbuild run --with-fix --python .venv -- torchrun --nproc-per-node 8 train.py
+    """
+    if log is None:
+        raise UsageError("--with-fix is missing", hint="envbuild run --with-fix train.log -- python train.py")
+    from envbuild.repair import private_libraries
+
+    found = fix_command.read_explanation((log,) if log else ())
+    plan, held = fix_command.planned_repair(found, python or _interpreter(program[0]), files_only=True)
+    environment = private_libraries.program_environment(plan, held, _say)
+    if as_json:
+        emit(
+            {
+                "target": plan.target,
+                "state": plan.state,
+                "advisories": [advisory.id for advisory in plan.diagnosis.advisories],
+                "commands": [{"argv": list(program), "text": shlex.join(program)}],
+                "variables": dict(environment.variables),
+                "libraries": dict(environment.libraries),
+            }
+        )
+        return
+    if plan.diagnosis.healthy:
+        _say("nothing to fix; the program starts unchanged")
+    for name, value in environment.variables.items():
+        _say(f"unset {name}" if value is None else f"{name}={shlex.quote(value)}")
+    if environment.libraries:
+        _say(environment.reason)
+    click.get_current_context().exit(_started(program, environment))
+
+
+def _started(program: tuple[str, ...], environment: ProgramEnvironment) -> int:
+    from envbuild.repair.mapped_library_watch import LibraryWatch
+    from envbuild.util import host_processes
+
+    expected = {os.path.realpath(path) for path in environment.libraries.values()}
+
+    def report(pid: int, path: str) -> None:
+        fixed = "" if path in expected else "WARNING: not the fixed file: "
+        _say(f"process {pid}: {fixed}{path}")
+
+    watch = LibraryWatch(environment.libraries, report)
+    try:
+        return host_processes.run_attached(program, env=environment.variables, on_start=watch.start)
+    finally:
+        if not watch.stop() and environment.libraries:
+            _say(f"{', '.join(environment.libraries)}: not seen in the program")
+
+
+def _interpreter(name: str) -> str | None:
+    """The program if it is a Python interpreter."""
+    found = shutil.which(name)
+    return found if found and _PYTHON.fullmatch(Path(found).name) else None
+
+
+def _say(text: str) -> None:
+    click.echo(printable(f"envbuild run: {text}"), err=True)

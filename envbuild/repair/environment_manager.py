@@ -1,0 +1,191 @@
+"""Detects what manages an environment: pip or uv in a virtual environment, a uv or Poetry project, conda, the system.
+
+Reads files of the environment and of the project around it; runs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from packaging.utils import canonicalize_name
+
+from envbuild.audit.environment_contents import Holdings
+
+Kind = Literal["pip", "uv", "uv-project", "poetry", "conda", "system"]
+_LARGEST = 64 << 20  # bytes of a file of conda that is read
+
+
+@dataclass(frozen=True)
+class CondaPackage:
+    """An installed conda package. `depends`: its requirements in conda's form; `files`: relative to the prefix."""
+
+    name: str
+    version: str
+    depends: tuple[str, ...]
+    files: frozenset[str]
+
+
+@dataclass(frozen=True)
+class EnvironmentManager:
+    """What manages an environment. `reason`: the files that show it; `project`: the folder of a uv or Poetry project;
+    `has_pip`: pip is installed in it; `locked_down`: the system forbids pip (EXTERNALLY-MANAGED, PEP 668)."""
+
+    kind: Kind
+    python: str
+    prefix: Path
+    reason: str
+    project: Path | None = None
+    has_pip: bool = False
+    locked_down: bool = False
+    conda: tuple[CondaPackage, ...] = field(default=(), repr=False)
+
+    def conda_owner(self, path: str) -> CondaPackage | None:
+        """The conda package that installed a file of the environment."""
+        try:
+            relative = Path(path).relative_to(self.prefix).as_posix()
+        except ValueError:
+            return None
+        return self._conda_files.get(relative)
+
+    def conda_distributions(self, metadata_files: Mapping[str, Path]) -> frozenset[str]:
+        """The distributions whose METADATA a conda package installed. `metadata_files`: by distribution."""
+        return frozenset(name for name, file in metadata_files.items() if self.conda_owner(str(file)))
+
+    @cached_property
+    def _conda_files(self) -> Mapping[str, CondaPackage]:
+        return {file: package for package in self.conda for file in package.files}
+
+    @property
+    def label(self) -> str:
+        names = {
+            "pip": "pip in a virtual environment", "uv": "uv in a virtual environment", "uv-project": "a uv project",
+            "poetry": "Poetry", "conda": "conda", "system": "the system's Python",
+        }  # fmt: skip
+        return names[self.kind]
+
+    def pip(self, command: Literal["install", "uninstall"]) -> tuple[str, ...]:
+        """The beginning of a pip command for this environment; uv's where the environment has no pip."""
+        if self.kind in ("uv", "uv-project") or not self.has_pip:
+            return ("uv", "pip", command, "--python", self.python)
+        assume_yes = ("--yes",) if command == "uninstall" else ()
+        return (self.python, "-m", "pip", command, *assume_yes)
+
+
+def detect(held: Holdings) -> EnvironmentManager:
+    """Detect the manager of the environment whose contents the audit collected."""
+    prefix, python = Path(held.python.prefix), held.python.executable
+    has_pip = "pip" in held.installed
+    settings = _pyvenv(prefix / "pyvenv.cfg")
+    if settings is None:
+        packages = _conda_packages(prefix)
+        if (prefix / "conda-meta").is_dir():
+            return EnvironmentManager(
+                "conda", python, prefix, str(prefix / "conda-meta"), has_pip=has_pip, conda=packages
+            )
+        marker = _externally_managed(held)
+        reason = str(marker) if marker else f"{prefix} has neither pyvenv.cfg nor conda-meta"
+        return EnvironmentManager("system", python, prefix, reason, has_pip=has_pip, locked_down=marker is not None)
+    project = prefix.parent
+    if _locks_torch(project / "uv.lock"):
+        return EnvironmentManager("uv-project", python, prefix, str(project / "uv.lock"), project, has_pip)
+    poetry = _poetry_project(prefix)
+    if poetry is not None:
+        return EnvironmentManager("poetry", python, prefix, poetry[1], poetry[0], has_pip)
+    kind: Kind = "uv" if "uv" in settings else "pip"
+    return EnvironmentManager(kind, python, prefix, str(prefix / "pyvenv.cfg"), has_pip=has_pip)
+
+
+def conda_program() -> str:
+    """The name of the installed tool for conda environments; conda if none is installed."""
+    return next((name for name in ("mamba", "conda", "micromamba") if shutil.which(name)), "conda")
+
+
+def metadata_files(folders: Sequence[str]) -> dict[str, Path]:
+    """The METADATA file of each distribution in these package folders; of duplicates the one that an import uses."""
+    found: dict[str, Path] = {}
+    for folder in folders:
+        for file in sorted(Path(folder).glob("*.dist-info/METADATA")):
+            name = _name_in(file)
+            if name:
+                found.setdefault(canonicalize_name(name), file)
+    return found
+
+
+def _name_in(file: Path) -> str | None:
+    try:
+        head = file.read_bytes()[:4096].decode(errors="replace")
+    except OSError:
+        return None
+    match = re.search(r"(?mi)^Name: *([A-Za-z0-9][A-Za-z0-9._-]{0,200})\r?$", head)
+    return match[1] if match else None
+
+
+def _pyvenv(file: Path) -> Mapping[str, str] | None:
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    return {key.strip().lower(): value.strip() for key, _, value in (line.partition("=") for line in lines)}
+
+
+def _tools(folder: Path) -> Mapping[str, Any]:
+    """The tables below [tool] in a project's pyproject.toml; empty if it has none or cannot be read."""
+    try:
+        tools = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get("tool", {})
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return tools if isinstance(tools, dict) else {}
+
+
+def _locks_torch(file: Path) -> bool:
+    """Whether a uv.lock has torch: `uv sync` does not install what its lock lacks."""
+    try:
+        return bool(re.search(r'(?m)^name = "torch"$', file.read_text(encoding="utf-8", errors="replace")))
+    except OSError:
+        return False
+
+
+def _poetry_project(prefix: Path) -> tuple[Path | None, str] | None:
+    """(the project's folder if known, what shows it); None if Poetry does not manage the environment."""
+    project = prefix.parent
+    if (project / "poetry.lock").is_file() or "poetry" in _tools(project):
+        file = "poetry.lock" if (project / "poetry.lock").is_file() else "pyproject.toml"
+        return project, str(project / file)
+    if "pypoetry" in prefix.parts:
+        return None, f"{prefix} is in Poetry's folder of environments"
+    return None
+
+
+def _externally_managed(held: Holdings) -> Path | None:
+    version = ".".join(held.python.version.split(".")[:2])
+    file = Path(held.python.prefix) / "lib" / f"python{version}" / "EXTERNALLY-MANAGED"
+    return file if file.is_file() else None
+
+
+def _conda_packages(prefix: Path) -> tuple[CondaPackage, ...]:
+    found = (_conda_package(file) for file in sorted((prefix / "conda-meta").glob("*.json")))
+    return tuple(package for package in found if package)
+
+
+def _conda_package(file: Path) -> CondaPackage | None:
+    """The package that a file of conda-meta describes; None for an unreadable one."""
+    try:
+        if file.stat().st_size > _LARGEST:
+            return None
+        data = json.loads(file.read_bytes())
+        return CondaPackage(
+            str(data["name"]),
+            str(data["version"]),
+            tuple(map(str, data.get("depends", ()))),
+            frozenset(map(str, data.get("files", ()))),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None

@@ -1,0 +1,317 @@
+"""Keeps the files of an environment's distributions while they are replaced, and restores them.
+
+The backup is a folder of hard links in the environment: it needs no space until a file is replaced, and a restored file
+is the original one, which still shares its content with caches and other environments. Where links are not possible,
+files are copied. Bytecode in `__pycache__` is not kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from envbuild.util import atomic_files, temporary_files
+from envbuild.util.errors import FileError, HashMismatch
+
+FOLDER = ".envbuild-fix"
+PROJECT_FILES = ("pyproject.toml", "uv.lock")
+_MANIFEST, _FILES, _CACHE = "backup.json", "files", "__pycache__"
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class KeptFile(_Model):
+    """A file as it was. `number`: its name in the backup; `sha256`: known once the changes are done."""
+
+    path: str
+    number: int
+    size: int
+    modified: int
+    sha256: str | None = None
+
+
+class Backup(_Model):
+    """What a backup contains. `files`: by distribution, a name in `.dist-info` form or "" for other files; `done`: the
+    changes are complete, and only changed distributions are left in the backup; `added`: the files that the changes
+    brought; `project`: sha256 of changed project files afterwards."""
+
+    version: int = 1
+    prefix: str
+    sites: list[str]
+    done: bool = False
+    files: dict[str, list[KeptFile]]
+    added: list[str] = []
+    project: dict[str, str] = {}
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The distributions of the backup, by normalized name."""
+        return frozenset(name_in_dist_info(info) for info in self.files if info)
+
+
+@dataclass(frozen=True)
+class BackupFolder:
+    """A backup on disk."""
+
+    folder: Path
+    content: Backup
+
+    def kept(self, file: KeptFile) -> Path:
+        return self.folder / _FILES / str(file.number)
+
+    @property
+    def bytes(self) -> int:
+        """The space that the kept files take from the disk: those that no other name shares."""
+        rows = (self.kept(file).lstat() for files in self.content.files.values() for file in files)
+        return sum(row.st_size for row in rows if row.st_nlink == 1)
+
+
+def distribution_files(prefix: Path, sites: Iterable[str]) -> dict[str, list[Path]]:
+    """The files of each installed distribution, by the name of its `.dist-info` folder: those of its RECORD and all in
+    that folder. Files outside the environment are left out."""
+    found: dict[str, list[Path]] = {}
+    for site in map(Path, sites):
+        for info in sorted(site.glob("*.dist-info")):
+            rows = [*_recorded(info / "RECORD", site), *(path for path in info.rglob("*") if not path.is_dir())]
+            paths = {Path(os.path.normpath(path)) for path in rows}
+            found.setdefault(info.name, []).extend(
+                sorted(path for path in paths if path.is_relative_to(prefix) and _CACHE not in path.parts)
+            )
+    return found
+
+
+def _recorded(record: Path, site: Path) -> Iterator[Path]:
+    try:
+        text = record.read_text(encoding="utf-8", errors="surrogateescape")
+        yield from (site / row[0] for row in csv.reader(text.splitlines()) if row and row[0] and "\0" not in row[0])
+    except (OSError, csv.Error):
+        return
+
+
+def take_backup(
+    prefix: Path, sites: Iterable[str], others: Iterable[Path] = (), touched: frozenset[str] = frozenset()
+) -> BackupFolder:
+    """Keep the files of all distributions of an environment, and `others`: project files, leftovers. Where links are
+    not possible, only the distributions in `touched` are kept, as copies.
+
+    Raises FileError if an earlier change was interrupted.
+    """
+    sites = list(sites)
+    open_backup = latest_backup(prefix)
+    if open_backup and not open_backup.content.done:
+        raise FileError(
+            f"an earlier fix of {prefix} was interrupted", hint=f"restore its files first: {undo_command(prefix)}"
+        )
+    number = int(open_backup.folder.name) + 1 if open_backup else 1
+    folder = prefix / FOLDER / f"{number:04}"
+    folder.parent.mkdir(mode=0o700, exist_ok=True)
+    with temporary_files.folder("backup", folder.parent) as made:
+        (made / _FILES).mkdir()
+        listed = distribution_files(prefix, sites)
+        listed[""] = [Path(os.path.abspath(path)) for path in others]  # noqa: PTH100 - a link stays a link
+        count, files, numbers = 0, dict[str, list[KeptFile]](), dict[Path, KeptFile]()
+        for info, paths in listed.items():
+            files[info] = []
+            for path in paths:
+                if path not in numbers:
+                    may_copy = not info or name_in_dist_info(info) in touched
+                    kept = _keep(path, made / _FILES / str(count), count, may_copy)
+                    if kept is None:
+                        continue
+                    numbers[path] = kept
+                    count += 1
+                files[info].append(numbers[path])
+        content = Backup(prefix=str(prefix), sites=list(sites), files=files)
+        atomic_files.write_atomically(made / _MANIFEST, content.model_dump_json())
+        made.rename(folder)
+    return BackupFolder(folder, content)
+
+
+def _keep(path: Path, target: Path, number: int, may_copy: bool) -> KeptFile | None:
+    """Link a file into the backup, or copy it; None if it does not exist, or can only be copied and must not be."""
+    try:
+        about = path.lstat()
+    except OSError:
+        return None
+    if not (stat.S_ISREG(about.st_mode) or stat.S_ISLNK(about.st_mode)):
+        return None
+    try:
+        os.link(path, target, follow_symlinks=False)
+    except OSError:
+        if not may_copy:
+            return None
+        shutil.copy2(path, target, follow_symlinks=False)
+    return KeptFile(path=str(path), number=number, size=about.st_size, modified=about.st_mtime_ns)
+
+
+def finish_backup(backup: BackupFolder, project: Iterable[Path] = ()) -> BackupFolder:
+    """After the changes: keep only the distributions that changed, with their checksums, and note what was added."""
+    content, prefix = backup.content, Path(backup.content.prefix)
+    changed = {
+        info: files for info, files in content.files.items() if not info or any(map(backup_differs(backup), files))
+    }
+    names = {name_in_dist_info(info) for info in changed if info}
+    before = {file.path for files in content.files.values() for file in files}
+    now = distribution_files(prefix, content.sites)
+    added = {
+        str(path)
+        for info, paths in now.items()
+        if info not in content.files or name_in_dist_info(info) in names
+        for path in paths
+    }
+    hashed = {
+        info: [file.model_copy(update={"sha256": _sha256(backup.kept(file))}) for file in files]
+        for info, files in changed.items()
+    }
+    done = content.model_copy(
+        update={
+            "done": True,
+            "files": hashed,
+            "added": sorted(added - before),
+            "project": {str(path): _sha256(path) for path in project if path.is_file()},
+        }
+    )
+    atomic_files.write_atomically(backup.folder / _MANIFEST, done.model_dump_json())
+    left = {file.number for files in hashed.values() for file in files}
+    for file in (file for files in content.files.values() for file in files if file.number not in left):
+        backup.kept(file).unlink(missing_ok=True)
+    return BackupFolder(backup.folder, done)
+
+
+def backup_differs(backup: BackupFolder) -> Callable[[KeptFile], bool]:
+    """A check whether a file differs from the one that was kept."""
+
+    def differs(file: KeptFile) -> bool:
+        try:
+            now, then = Path(file.path).lstat(), backup.kept(file).lstat()
+        except OSError:
+            return True
+        same = os.path.samestat(now, then) or (now.st_size, now.st_mtime_ns) == (file.size, file.modified)
+        return not same or (then.st_size, then.st_mtime_ns) != (file.size, file.modified)
+
+    return differs
+
+
+def written_into(backup: BackupFolder) -> list[str]:
+    """The kept files whose content changed although no program may write into them."""
+    files = {file.number: file for files in backup.content.files.values() for file in files}
+    kept = ((file, backup.kept(file).lstat()) for file in files.values() if os.path.lexists(backup.kept(file)))
+    return sorted(file.path for file, now in kept if (now.st_size, now.st_mtime_ns) != (file.size, file.modified))
+
+
+def latest_backup(prefix: Path) -> BackupFolder | None:
+    """The newest backup of an environment. Raises FileError if it cannot be read."""
+    names = (path for path in (prefix / FOLDER).glob("[0-9]*") if re.fullmatch(r"\d{4,9}", path.name))
+    folder = max(names, key=lambda path: int(path.name), default=None)
+    if folder is None:
+        return None
+    try:
+        content = Backup.model_validate_json((folder / _MANIFEST).read_bytes())
+    except (OSError, ValidationError) as error:
+        raise FileError(f"{folder / _MANIFEST} cannot be read", hint="its files are in the same folder") from error
+    _require_inside(content, prefix, folder / _MANIFEST)
+    return BackupFolder(folder, content)
+
+
+def _require_inside(content: Backup, prefix: Path, manifest: Path) -> None:
+    """Raise FileError if a backup would change files elsewhere: it may come with an environment of another author."""
+    allowed = {str(prefix.parent / name) for name in PROJECT_FILES}
+    paths = [*(file.path for files in content.files.values() for file in files), *content.added, *content.project]
+    for text in [*paths, *content.sites, content.prefix]:
+        # the folder may be a link; the file itself is replaced, whatever it leads to
+        inside = (Path(text).parent.resolve() / Path(text).name).is_relative_to(prefix.resolve())
+        if text not in allowed and not (inside and Path(os.path.normpath(text)) == Path(text)):
+            raise FileError(f"{manifest}: {text} is not a file of this environment", hint="it was made for another one")
+
+
+def restore(backup: BackupFolder) -> tuple[frozenset[str], list[str]]:
+    """Restore every file of the changed distributions, remove what the changes brought, and delete the backup.
+
+    Returns the names of the distributions, and the project files that were changed since and are left as they are.
+    Raises HashMismatch before anything is restored if a kept file is not the original one.
+    """
+    if not backup.content.done:
+        backup = finish_backup(backup)
+    content, prefix = backup.content, Path(backup.content.prefix)
+    kept = [file for files in content.files.values() for file in files]
+    for file in kept:
+        path = backup.kept(file)
+        if os.path.lexists(path) and _sha256(path) != file.sha256:
+            raise HashMismatch(f"{path} is not the file that was kept of {file.path}", hint="it was changed since")
+    before = {file.path for file in kept}
+    now = distribution_files(prefix, content.sites)
+    current = {str(path) for info, paths in now.items() if name_in_dist_info(info) in content.names for path in paths}
+    others = {
+        str(path) for info, paths in now.items() if name_in_dist_info(info) not in content.names for path in paths
+    }
+    brought = {
+        name_in_dist_info(Path(path).parent.name) for path in content.added if path.endswith(".dist-info/METADATA")
+    }
+    others -= {str(path) for info, paths in now.items() if name_in_dist_info(info) in brought for path in paths}
+    for name in sorted((current | set(content.added)) - before - others):
+        Path(name).unlink(missing_ok=True)
+        _remove_empty(Path(name).parent, prefix)
+    left = [
+        path for path, sha256 in content.project.items() if not Path(path).is_file() or _sha256(Path(path)) != sha256
+    ]
+    for file in kept:
+        if file.path not in left and os.path.lexists(backup.kept(file)):
+            Path(file.path).parent.mkdir(parents=True, exist_ok=True)
+            backup.kept(file).replace(file.path)
+    if not left:
+        shutil.rmtree(backup.folder)
+        with contextlib.suppress(OSError):
+            backup.folder.parent.rmdir()
+    return content.names, left
+
+
+def _remove_empty(folder: Path, prefix: Path) -> None:
+    """Remove folders that have nothing but bytecode, up to the environment's own folder."""
+    while folder != prefix and folder.is_relative_to(prefix):
+        try:
+            entries = {entry.name for entry in folder.iterdir()}
+            if entries - {_CACHE}:
+                return
+            if entries:
+                shutil.rmtree(folder / _CACHE)
+            folder.rmdir()
+        except OSError:
+            return
+        folder = folder.parent
+
+
+def undo_command(prefix: Path) -> str:
+    return shlex.join(["envbuild", "fix", "--python", str(prefix), "--undo"])
+
+
+def name_in_dist_info(info: str) -> str:
+    """The normalized name in the name of a `.dist-info` folder."""
+    return canonicalize_name(info.removesuffix(".dist-info").partition("-")[0])
+
+
+def _sha256(path: Path) -> str:
+    """The sha256 of a file's content, or of a link's target."""
+    if path.is_symlink():
+        return hashlib.sha256(os.fsencode(path.readlink())).hexdigest()
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def file_sizes(files: Mapping[str, Iterable[Path]], names: frozenset[str]) -> int:
+    """The size of the files of these distributions, in bytes."""
+    paths = {path for info, listed in files.items() if name_in_dist_info(info) in names for path in listed}
+    return sum(path.lstat().st_size for path in paths if os.path.lexists(path))

@@ -1,0 +1,329 @@
+"""Decides what has to change in an environment, from its audit and from the causes that a log shows. Pure.
+
+Every version comes from the facts: the advisories' changes, and the versions and torch releases that are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from packaging.version import Version
+
+from envbuild.audit import environment_audit
+from envbuild.audit.environment_audit import Audit, Expected
+from envbuild.audit.environment_contents import Copy, Holdings
+from envbuild.audit.library_and_distribution_findings import Finding
+from envbuild.explain.cause_ranking import Explanation
+from envbuild.facts import database
+from envbuild.facts.advisory_matching import Advisory, Situation
+from envbuild.facts.fact_field_types import VersionRange
+from envbuild.facts.gpu_models import Gpu
+from envbuild.resolve import advisory_remedy
+
+_MOST_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class LibraryPin:
+    """A library version that fixes an advisory. `installed`: the distribution has a version that fits already, but
+    another file may be loaded; `now`: the version that is loaded or installed now."""
+
+    library: str
+    distribution: str
+    version: str
+    now: str | None
+    installed: bool = False
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.distribution}=={self.version}"
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What to change. `torch`: the release to install with its own libraries; `reinstall`: distributions whose files
+    were overwritten; `uninstall`: distributions that must go; `leftovers`: files that no distribution owns; `bundled`:
+    the libraries that torch bundles, which is why torch changes."""
+
+    pins: tuple[LibraryPin, ...] = ()
+    torch: str | None = None
+    packages: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    reinstall: tuple[str, ...] = ()
+    uninstall: tuple[str, ...] = ()
+    leftovers: tuple[str, ...] = ()
+    bundled: tuple[str, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        return not any(
+            (self.pins, self.torch, self.packages, self.variables, self.reinstall, self.uninstall, self.leftovers)
+        )
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What is wrong. `advisories`: those that apply to the environment and are acted on; `absent`: those that the log
+    shows and that this environment excludes; `by_hand`: (what, remedy) of faults without a command."""
+
+    advisories: tuple[Advisory, ...]
+    absent: tuple[Advisory, ...]
+    changes: Changes
+    by_hand: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+    gpus: tuple[Gpu, ...]
+
+    @property
+    def healthy(self) -> bool:
+        return self.changes.empty and not self.by_hand
+
+    @property
+    def probes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(probe for advisory in self.advisories for probe in advisory.shows.probes))
+
+
+def expected_hardware_from(held: Holdings, found: Explanation | None) -> Expected:
+    """What to judge the environment for: the GPUs and the driver in the log, otherwise those of this machine."""
+    machine = environment_audit.of_machine(held)
+    if found is None:
+        return machine
+    said = found.read.situation
+    return replace(
+        machine,
+        gpus=said.gpus or machine.gpus,
+        gpu_count=(said.gpu_count or len(said.gpus) or 1) if said.gpus else machine.gpu_count,
+        driver=said.driver or machine.driver,
+    )
+
+
+def diagnose(audited: Audit, found: Explanation | None, *, files_only: bool = False) -> Diagnosis:
+    """Decide what to change. `found`: the explanation of a log of this environment. `files_only`: other library files
+    can be loaded, in the place of bundled ones too, and nothing can be installed."""
+    held, wanted = audited.held, audited.wanted
+    now = environment_audit.held_situation(held, wanted)
+    shown = [match for match in found.matches if match.advisory] if found else []
+    named = [match.advisory for match in shown if match.advisory]
+    absent = tuple(advisory for advisory in named if advisory.match and advisory.standing(now) == "contradicted")
+    shown_here = [advisory for advisory in named if advisory not in absent]
+    acted, changes = _version_changes(now, shown_here, held, files_only)
+    by_hand = [*_by_hand(audited, changes), *_without_change(acted)]
+    if found:
+        by_hand += [
+            (f"{match.id} (line {match.lines[0].number}): {match.title}" if match.lines else match.title, match.remedy)
+            for match in found.matches
+            if match.advisory is None
+        ]
+    return Diagnosis(
+        tuple(acted), absent, changes, tuple(dict.fromkeys(by_hand)), tuple(_notes(audited, found)), wanted.gpus
+    )
+
+
+def _version_changes(
+    now: Situation, shown: Sequence[Advisory], held: Holdings, files_only: bool
+) -> tuple[list[Advisory], Changes]:
+    """The advisories to act on, and the changes that fix all of them: after each change, the refusals that then apply
+    are fixed too."""
+    acted: list[Advisory] = []
+    pins: dict[str, str] = {}
+    torch = _gpu_torch(now, held)
+    packages: dict[str, None] = {}
+    variables: dict[str, str] = {}
+    after = _with_torch(now, torch) if torch else now
+    todo = [advisory for advisory in shown if torch is None or advisory.holds(after)]
+    own = (copy.library for copy in held.libraries if copy.loaded and is_bundled(copy))
+    bundled, instead = frozenset(() if files_only else own), dict[str, None]()
+    for _ in range(_MOST_ROUNDS):
+        todo += [item for item in database.matching(after) if item.severity == "refuse" and item not in todo]
+        if not todo:
+            break
+        for advisory in todo:
+            if advisory not in acted:
+                acted.append(advisory)
+            written = advisory_remedy.written(advisory.change, after)
+            release = written.get("torch")
+            if release is None and torch is None and bundled & set(advisory.change.pins):
+                release = _release_with(advisory.change.pins, after)
+                instead |= dict.fromkeys(sorted(bundled & set(advisory.change.pins)))
+            if release:
+                torch = release
+                after = _with_torch(after, release)
+                pins = {name: version for name, version in pins.items() if _newer(version, after.libraries.get(name))}
+                written = advisory_remedy.written(advisory.change, after)
+            for name, version in written.get("pins", {}).items():
+                pins[name] = version
+            packages |= dict.fromkeys(written.get("packages", ()))
+            variables |= written.get("env", {})
+            after = replace(after, libraries={**after.libraries, **pins})
+        todo = []
+    cuda = after.cuda or now.cuda or ""
+    found = tuple(filter(None, (_pin(name, version, cuda, now, held, acted) for name, version in pins.items())))
+    return acted, Changes(
+        found, torch, tuple(packages), variables,
+        tuple(_overwritten(held, {pin.distribution for pin in found})), tuple(_unrelated(held)),
+        tuple(_leftovers(held, {pin.library for pin in found})), tuple(instead),
+    )  # fmt: skip
+
+
+def _newer(version: str, own: str | None) -> bool:
+    return own is None or Version(version) > Version(own)
+
+
+def _with_torch(situation: Situation, torch: str) -> Situation:
+    """The situation after the installation of a torch release with its own libraries."""
+    release = database.torch_release(torch)
+    if release is None:
+        return situation
+    return replace(situation, torch=torch, cuda=release.cuda, libraries=database.libraries_of(release))
+
+
+def _pin(
+    name: str, version: str, cuda: str, now: Situation, held: Holdings, acted: Sequence[Advisory]
+) -> LibraryPin | None:
+    distribution = database.distribution_of(name, cuda)
+    if distribution is None:
+        return None
+    ranges = [advisory.change.pins[name] for advisory in acted if name in advisory.change.pins]
+    there = held.installed.get(distribution)
+    fits = there is not None and all(there in wanted for wanted in ranges)
+    loaded = held.loaded(name)
+    return LibraryPin(
+        name, distribution, there if fits and there else version,
+        (loaded.version if loaded else None) or now.libraries.get(name), fits,
+    )  # fmt: skip
+
+
+def _gpu_torch(now: Situation, held: Holdings) -> str | None:
+    """The torch release to install where the present one has no GPU code, or needs a newer driver; None if neither."""
+    if not now.gpus:
+        return None
+    present = now.torch.partition("+")[0] if now.torch else None
+    if now.build == "cpu" or (held.torch and held.torch.imported and not held.torch.cuda and not held.torch.hip):
+        return _nearest_release(present, now)
+    if now.driver and now.cuda and not _runs(now.cuda, now.driver):
+        return _nearest_release(present, now)
+    return None
+
+
+def _release_with(pins: Mapping[str, VersionRange], now: Situation) -> str | None:
+    """The next torch release of this CUDA major version whose own libraries fit: an installed library would not replace
+    the ones that torch bundles."""
+    major = (now.cuda or "").partition(".")[0]
+    present = now.torch.partition("+")[0] if now.torch else None
+    fits = []
+    for release in database.torch_releases().values():
+        own = database.libraries_of(release)
+        if (
+            (not major or release.cuda.partition(".")[0] == major)
+            and all(own.get(name) in versions for name, versions in pins.items() if name in database.libraries())
+            and all(release.kernels(gpu.compute_capability) for gpu in now.gpus)
+            and (now.driver is None or _runs(release.cuda, now.driver))
+        ):
+            fits.append(release.version)
+    fits.sort(key=Version)
+    newer = [version for version in fits if present is None or Version(version) >= Version(present)]
+    return newer[0] if newer else fits[-1] if fits else None
+
+
+def _nearest_release(present: str | None, now: Situation) -> str | None:
+    """The release nearest to the present one that has code for the GPUs and runs with the driver; older ones first, so
+    that code written for the present one keeps working."""
+    fits = [
+        release.version
+        for release in database.torch_releases().values()
+        if all(release.kernels(gpu.compute_capability) for gpu in now.gpus)
+        and (now.driver is None or _runs(release.cuda, now.driver))
+    ]
+    fits.sort(key=Version)
+    older = [version for version in fits if present is None or Version(version) <= Version(present)]
+    return older[-1] if older else fits[0] if fits else None
+
+
+def _runs(cuda: str, driver: str) -> bool:
+    """Whether a driver runs programs of a CUDA version, by the oldest driver of that major version."""
+    minimum = database.driver_minimum(cuda).compatible
+    return minimum is None or Version(driver) >= Version(minimum)
+
+
+def _overwritten(held: Holdings, pinned: set[str]) -> Iterator[str]:
+    """The distributions with a library file that differs from the installed one; two distributions may own one path."""
+    for copy in held.libraries:
+        name, differs = copy.distribution, copy.record is False and copy.sha256 is not None
+        if differs and name and name.startswith("nvidia-") and name in held.installed and name not in pinned:
+            yield f"{name}=={held.installed[name]}"
+
+
+def _unrelated(held: Holdings) -> Iterator[str]:
+    """The package index's apex, which is unrelated to NVIDIA's."""
+    if "apex" in held.installed and (
+        held.apex is None or not {"normalization", "multi_tensor_apply"} & set(held.apex.parts)
+    ):
+        yield "apex"
+
+
+def _leftovers(held: Holdings, libraries: set[str]) -> Iterator[str]:
+    """Library files in the wheels' folders that no distribution owns: loaded ones, and copies of a pinned library."""
+    for copy in held.libraries:
+        if is_leftover(copy) and (copy.loaded or copy.group in libraries):
+            yield copy.path
+
+
+def is_bundled(copy: Copy) -> bool:
+    """Whether a package that is not NVIDIA's own brought the file."""
+    return copy.in_packages and "/nvidia/" not in copy.path and copy.distribution is not None
+
+
+def is_leftover(copy: Copy) -> bool:
+    return copy.record is None and copy.in_packages and "/nvidia/" in copy.path
+
+
+# Faults of the audit that the changes fix, or that the advisories stand for.
+_COVERED = {"left-behind", "modified-library", "wrong-apex", "cpu-only", "shadowed", "no-kernel"}
+_NEEDS_TORCH = {"cpu-only", "no-kernel"}  # of these, only a change of torch fixes
+
+
+def _by_hand(audited: Audit, changes: Changes) -> Iterator[tuple[str, str]]:
+    """Defects that have no command, each with what to do."""
+    known = {advisory.id for advisory in database.advisories()}
+    for finding in audited.findings:
+        covered = finding.id in _COVERED and (finding.id not in _NEEDS_TORCH or changes.torch)
+        if finding.severity == "defect" and finding.id not in known and not covered:
+            yield f"{finding.id}: {finding.message}", _remedy(finding, audited.held)
+    if "apex" in changes.uninstall:
+        yield (
+            "NVIDIA's apex is not on the package index",
+            "build it from source, with nvcc of torch's CUDA version: APEX_CPP_EXT=1 APEX_CUDA_EXT=1 pip install "
+            "--no-build-isolation git+https://github.com/NVIDIA/apex",
+        )
+
+
+def _remedy(finding: Finding, held: Holdings) -> str:
+    """For an extension that was built against another torch, the command that builds it again."""
+    if finding.id == "extension-symbol":
+        for name, version in held.extended:
+            if f" of {name} {version} " in finding.message:
+                return (
+                    f"{finding.remedy}: pip install --no-deps --no-build-isolation --no-cache-dir --force-reinstall "
+                    f"{name}=={version}"
+                )
+    return finding.remedy
+
+
+def _without_change(acted: Sequence[Advisory]) -> Iterator[tuple[str, str]]:
+    for advisory in acted:
+        change = advisory.change
+        if not (change.pins or change.torch or change.env):
+            yield f"{advisory.id}: {advisory.title}", advisory.remedy
+
+
+def _notes(audited: Audit, found: Explanation | None) -> Iterator[str]:
+    held = audited.held
+    said = found.read.situation.torch if found else None
+    present = held.installed.get("torch")
+    if said and present and said.partition("+")[0] != present.partition("+")[0]:
+        yield f"the log is of torch {said}, this environment has {present}: is it the one that failed?"
+    if found and found.unknown:
+        yield "no known cause found in the log: envbuild explain shows what was read"
+    for finding in audited.findings:
+        if finding.severity == "warn" or (finding.severity == "note" and finding.message.startswith("on ")):
+            yield f"{finding.id}: {finding.message}"

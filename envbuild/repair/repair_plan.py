@@ -1,0 +1,450 @@
+"""Plans the repair of an environment: the commands for what manages it, what keeps the result, and which library files
+are loaded before and after.
+
+Reads loader data of files and what the manager wrote; changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+
+from envbuild.audit import library_and_distribution_findings
+from envbuild.audit.environment_audit import Audit
+from envbuild.audit.environment_contents import Copy, Holdings
+from envbuild.explain.cause_ranking import Explanation
+from envbuild.repair import environment_manager, loader_search, repair_diagnosis
+from envbuild.repair.environment_manager import CondaPackage, EnvironmentManager
+from envbuild.repair.loader_search import LoadedFile, LoaderInput
+from envbuild.repair.repair_diagnosis import Changes, Diagnosis, LibraryPin
+from envbuild.selftest.inventory import elf_reader
+from envbuild.selftest.inventory.elf_reader import Elf
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command as a list of arguments. `shell`: it changes the shell's own variables, so only its user can run it."""
+
+    does: str
+    argv: tuple[str, ...]
+    shell: bool = False
+
+    @property
+    def text(self) -> str:
+        return shlex.join(self.argv)
+
+
+@dataclass(frozen=True)
+class MetadataPin:
+    """A requirement of an installed distribution that would bring the old version back at the next installation."""
+
+    file: Path
+    owner: str
+    name: str
+    version: str
+    before: str
+
+    @property
+    def command(self) -> Command:
+        """sed writes a new file and renames it, so that files that share the old one's content do not change."""
+        name = re.sub("-", "[-_.]", self.name)
+        script = rf"s/^(Requires-Dist: *{name})[^A-Za-z0-9._;-][^;]*/\1==%s /I" % self.version
+        does = f"keep it: {self.owner} requires {self.before}, and the next pip install would bring that back"
+        return Command(does, ("sed", "-i", "-E", script, str(self.file)))
+
+
+@dataclass(frozen=True)
+class ProjectOverrides:
+    """Requirements that [tool.uv] override-dependencies of a pyproject.toml must contain."""
+
+    file: Path
+    requirements: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LibraryOutcome:
+    """Which file of a library torch loads, now and afterwards. `before_way`, `after_way`: the loader's rule.
+    `measured`: the file that is loaded now was seen in a process that imported torch."""
+
+    library: str
+    before: str | None
+    before_version: str | None
+    before_way: str | None
+    measured: bool
+    after: str | None
+    after_version: str | None
+    after_way: str | None
+
+
+@dataclass(frozen=True)
+class RepairPlan:
+    """What to run. `commands`: in their order; `metadata` and `overrides`: edits that keep the result; `touched`: the
+    distributions that the commands replace; `refused`: why envbuild does not run them itself, with what to do."""
+
+    target: str
+    manager: EnvironmentManager
+    diagnosis: Diagnosis
+    commands: tuple[Command, ...] = ()
+    metadata: tuple[MetadataPin, ...] = ()
+    overrides: ProjectOverrides | None = None
+    libraries: tuple[LibraryOutcome, ...] = ()
+    touched: frozenset[str] = frozenset()
+    warnings: tuple[str, ...] = ()
+    refused: tuple[str, str] | None = None
+
+    @property
+    def printed(self) -> tuple[Command, ...]:
+        """All commands, with the edits that can be written as commands."""
+        return (*self.commands, *(pin.command for pin in self.metadata))
+
+    @property
+    def state(self) -> str:
+        if self.diagnosis.healthy:
+            return "healthy"
+        return "fixable" if self.commands or self.overrides else "by-hand"
+
+
+def plan_repair(audited: Audit, found: Explanation | None, *, files_only: bool = False) -> RepairPlan:
+    """Plan the repair of an audited environment. `found`: the explanation of its log; `files_only`: as in diagnose."""
+    held = audited.held
+    diagnosis = repair_diagnosis.diagnose(audited, found, files_only=files_only)
+    manager = environment_manager.detect(held)
+    files = environment_manager.metadata_files(list(dict.fromkeys(item.folder for item in held.distributions)))
+    plan = RepairPlan(audited.target, manager, diagnosis)
+    if diagnosis.healthy:
+        return plan
+    steps = _Steps(held, manager, diagnosis.changes, files)
+    outcomes, shells, warnings = _outcomes(held, diagnosis.changes)
+    steps.warnings += warnings
+    commands = [*shells, *steps.commands()]
+    if manager.locked_down:  # pip refuses to change it
+        return replace(
+            plan,
+            commands=(*shells, _run_with_fix(audited.target)),
+            libraries=tuple(outcomes),
+            warnings=tuple(steps.warnings),
+            refused=steps.refusal(commands),
+        )
+    return replace(
+        plan,
+        commands=tuple(commands),
+        metadata=tuple(steps.metadata()),
+        overrides=steps.overrides(),
+        libraries=tuple(outcomes),
+        touched=steps.touched(),
+        warnings=tuple(steps.warnings),
+        refused=steps.refusal(commands),
+    )
+
+
+def _run_with_fix(target: str) -> Command:
+    argv = ("envbuild", "run", "--with-fix", "--python", target, "--", "PROGRAM")
+    return Command("the system forbids pip here: start the program with fixed libraries instead", argv)
+
+
+@dataclass
+class _Steps:
+    """Translates the changes to commands of the environment's manager."""
+
+    held: Holdings
+    manager: EnvironmentManager
+    changes: Changes
+    files: Mapping[str, Path]
+    warnings: list[str] = field(default_factory=list)
+
+    def commands(self) -> Iterator[Command]:
+        changes, manager = self.changes, self.manager
+        for path in changes.leftovers:
+            yield Command("remove a file that no installed distribution owns", ("rm", "--", path))
+        if changes.uninstall:
+            yield Command("remove an unrelated package", (*manager.pip("uninstall"), *changes.uninstall))
+        yield from self._torch()
+        yield from self._pins()
+        if changes.packages:
+            yield Command("install versions without the fault", (*self._add(), *changes.packages))
+        if changes.reinstall:
+            force = "--reinstall" if manager.pip("install")[0] == "uv" else "--force-reinstall"
+            argv = (*manager.pip("install"), "--no-deps", force, *changes.reinstall)
+            yield Command("install overwritten files again", argv)
+        for name, value in changes.variables.items():
+            yield Command("in the shell or job script that starts the program", ("export", f"{name}={value}"), True)
+
+    def _torch(self) -> Iterator[Command]:
+        torch = self.changes.torch
+        if torch is None:
+            return
+        owner = self._conda_owner("torch")
+        if owner:
+            argv = (*self._conda(), f"{owner.name}={torch}")
+            yield Command(f"conda owns torch ({owner.name} {owner.version})", argv)
+            return
+        if self.changes.bundled:
+            self.warnings.append(
+                f"torch bundles {', '.join(self.changes.bundled)}, and installing another has no effect; to keep this "
+                "torch: envbuild run --with-fix -- PROGRAM"
+            )
+        present = self.held.installed.get("torch", "")
+        same = present.partition("+")[0] == torch
+        force = ("--reinstall-package" if self._add()[0] == "uv" else "--force-reinstall", "torch")
+        more = () if not same else force[:1] if force[0] == "--force-reinstall" else force
+        yield Command(f"install torch {torch} with its own CUDA libraries", (*self._add(), *more, f"torch=={torch}"))
+
+    def _pins(self) -> Iterator[Command]:
+        missing = [pin for pin in self.changes.pins if not pin.installed]
+        owned = {pin: owner for pin in missing for owner in [self._conda_library(pin)] if owner}
+        for pin, owner in owned.items():
+            yield Command(f"conda owns {pin.library} ({owner.name} {owner.version})", self._conda_pin(pin, owner))
+            self.warnings += self._conda_conflicts(pin, owner)
+        rest = [pin for pin in missing if pin not in owned]
+        if not rest:
+            return
+        does = "install " + ", ".join(f"{pin.library} {pin.version}" for pin in rest)
+        if self.manager.kind == "uv-project":
+            assert self.manager.project
+            yield Command(does, ("uv", "sync", "--project", str(self.manager.project), "--inexact"))
+            return
+        # --no-deps: torch's own metadata may require the old version
+        yield Command(does, (*self.manager.pip("install"), "--no-deps", *(pin.requirement for pin in rest)))
+        if self.manager.kind == "poetry":
+            self.warnings.append(
+                "Poetry cannot override what torch requires: `poetry install` and `poetry sync` bring the old version "
+                "back; run the command again after them"
+            )
+
+    def _add(self) -> tuple[str, ...]:
+        """The beginning of a command that adds a requirement with its dependencies."""
+        if self.manager.kind == "uv-project":
+            return ("uv", "add", "--project", str(self.manager.project))
+        if self.manager.kind == "poetry" and self.manager.project:
+            return ("poetry", "--directory", str(self.manager.project), "add")
+        return self.manager.pip("install")
+
+    def metadata(self) -> Iterator[MetadataPin]:
+        """The requirements that contradict the pins, in METADATA files that pip or uv installed."""
+        if self.manager.kind in ("uv-project", "poetry") or self.changes.torch:
+            return
+        pins = {pin.distribution: pin for pin in self.changes.pins if not self._conda_library(pin)}
+        seen = set()
+        for owner, requirement in library_and_distribution_findings.held_requirements(self.held):
+            pin = pins.get(canonicalize_name(requirement.name))
+            file = self.files.get(owner)
+            if pin is None or file is None or requirement.specifier.contains(pin.version, prereleases=True):
+                continue
+            if (owner, pin.distribution) not in seen and not self.manager.conda_owner(str(file)):
+                seen.add((owner, pin.distribution))
+                before = f"{pin.distribution}{requirement.specifier}"
+                yield MetadataPin(file, owner, pin.distribution, pin.version, before)
+
+    def overrides(self) -> ProjectOverrides | None:
+        pins = [pin.requirement for pin in self.changes.pins if not self._conda_library(pin)]
+        if self.manager.kind != "uv-project" or not pins:
+            return None
+        assert self.manager.project
+        return ProjectOverrides(self.manager.project / "pyproject.toml", tuple(pins))
+
+    def touched(self) -> frozenset[str]:
+        """The distributions that the commands replace; with torch, all that it requires."""
+        changes = self.changes
+        texts = [*changes.packages, *changes.reinstall, *changes.uninstall]
+        named: set[str] = {canonicalize_name(Requirement(text).name) for text in texts}
+        named |= {pin.distribution for pin in changes.pins if not pin.installed}
+        named |= {pin.owner for pin in self.metadata()}
+        if changes.torch:
+            asked = list(library_and_distribution_findings.held_requirements(self.held))
+            reached: set[str] = {"torch"}
+            for _ in range(len(self.held.distributions)):
+                more = {canonicalize_name(wanted.name) for owner, wanted in asked if owner in reached} - reached
+                if not more:
+                    break
+                reached |= more
+            named |= reached & set(self.held.installed)
+        return frozenset(named)
+
+    def refusal(self, commands: Sequence[Command]) -> tuple[str, str] | None:
+        """Why envbuild does not run the commands itself, and what to do."""
+        manager = self.manager
+        if manager.kind == "system":
+            text = f"{manager.python} is the system's Python, or not in a virtual environment ({manager.reason})"
+            return text, "change nothing: envbuild run --with-fix -- PROGRAM; or install torch in a virtual environment"
+        if manager.kind == "poetry":
+            return "Poetry manages this environment", "run the commands above; envbuild does not change Poetry projects"
+        if manager.kind == "conda":
+            owned = manager.conda_distributions(self.files) & self.touched()
+            owned |= {pin.distribution for pin in self.changes.pins if self._conda_library(pin)}
+            if owned:
+                text = f"conda owns {', '.join(sorted(owned))}, and pip must not replace files of conda"
+                return text, "run the conda commands above, or change nothing: envbuild run --with-fix -- PROGRAM"
+        if not any(not command.shell for command in commands):
+            return "the fix is a change of the shell, or by hand", "see above"
+        return None
+
+    def _conda_library(self, pin: LibraryPin) -> CondaPackage | None:
+        """The conda package that owns the loaded copy of a library."""
+        loaded = self.held.loaded(pin.library)
+        return self.manager.conda_owner(loaded.path) if loaded else None
+
+    def _conda_owner(self, distribution: str) -> CondaPackage | None:
+        file = self.files.get(distribution)
+        return self.manager.conda_owner(str(file)) if file else None
+
+    def _conda(self) -> tuple[str, ...]:
+        return (environment_manager.conda_program(), "install", "--prefix", str(self.manager.prefix))
+
+    def _conda_pin(self, pin: LibraryPin, owner: CondaPackage) -> tuple[str, ...]:
+        return (*self._conda(), f"{owner.name}={pin.version}")
+
+    def _conda_conflicts(self, pin: LibraryPin, owner: CondaPackage) -> Iterator[str]:
+        for package in self.manager.conda:
+            for text in package.depends:
+                name, _, bounds = text.partition(" ")
+                if name == owner.name and bounds and not _conda_allows(bounds, pin.version):
+                    yield (
+                        f"{package.name} {package.version} requires {name} {bounds}: conda will replace or remove it "
+                        "too, or refuse"
+                    )
+
+
+def _conda_allows(bounds: str, version: str) -> bool:
+    """Whether a version fits conda's bounds, as far as they are written like those of pip; others count as fitting."""
+    text = bounds.partition(" ")[0]
+    if re.fullmatch(r"[0-9.]+(\.\*)?", text):
+        return version.startswith(text.removesuffix("*").removesuffix("."))
+    try:
+        return SpecifierSet(text).contains(version)
+    except InvalidSpecifier:
+        return True
+
+
+def _outcomes(held: Holdings, changes: Changes) -> tuple[list[LibraryOutcome], list[Command], list[str]]:
+    """What is loaded now and afterwards; the changes of the shell's variables that this needs; and warnings."""
+    torch = held.torch
+    given = loader_input(held)
+    if torch is None or given is None:
+        return [], [], []
+    before = loader_search.loaded_files(given)
+    libraries = [copy for pin in changes.pins for copy in group_sonames(held, pin.library, before)]
+    planned = {
+        **dict.fromkeys(changes.leftovers),
+        **_planned(held, changes),
+    }  # a new file may take the place of an old one
+    after_input, shells = replace(given, planned=planned), []
+    after = loader_search.loaded_files(after_input)
+    own = {path for path in planned if planned[path]} | {
+        copy.path for pin in changes.pins for copy in held.libraries if copy.distribution == pin.distribution
+    }
+    for _ in range(8):  # each round removes one folder, or one preloaded file
+        foreign = next((after[name] for name in libraries if name in after and after[name].path not in own), None)
+        left = _without(after_input, foreign) if foreign else None
+        if left is None:
+            break
+        after_input = left
+        after = loader_search.loaded_files(after_input)
+    for name, was, now in (
+        ("LD_LIBRARY_PATH", given.library_path, after_input.library_path),
+        ("LD_PRELOAD", given.preload, after_input.preload),
+    ):
+        if was != now:
+            argv = ("export", f"{name}={now}") if now else ("unset", name)
+            does = f"{name} leads to another copy; in the shell or job script that starts the program"
+            shells.append(Command(does, argv, True))
+    versions = {pin.library: pin.version for pin in changes.pins}
+    rows, warnings = [], []
+    for name in libraries:
+        row = _outcome(held, name, before.get(name), after.get(name), own, versions)
+        rows.append(replace(row, after=None, after_version=None, after_way=None) if changes.torch else row)
+        if row.after and row.after not in own and not changes.torch:
+            warnings.append(f"{row.after} is still loaded, by {row.after_way}: the new version would have no effect")
+        simulated = before.get(name)
+        if row.measured and simulated and simulated.path != row.before:
+            warnings.append(
+                f"torch loads {row.before}, but the loader's rules lead to {simulated.path}: check the result with "
+                "envbuild audit"
+            )
+    return rows, shells, warnings
+
+
+def loader_input(held: Holdings) -> LoaderInput | None:
+    """What the loader's choice depends on in this environment; None if torch's files are not known."""
+    folder = _torch_folder(held)
+    roots = loader_search.torch_roots(folder) if folder else ()
+    if not roots:
+        return None
+    variables = held.variables
+    program = os.path.realpath(held.python.executable)
+    return LoaderInput(program, roots, variables.get("LD_LIBRARY_PATH", ""), variables.get("LD_PRELOAD", ""))
+
+
+def _torch_folder(held: Holdings) -> Path | None:
+    if held.torch and held.torch.path:
+        return Path(held.torch.path).parent
+    folders = (Path(item.folder) / "torch" for item in held.distributions if item.name == "torch")
+    return next((folder for folder in folders if folder.is_dir()), None)
+
+
+def group_sonames(held: Holdings, library: str, found: Mapping[str, LoadedFile]) -> list[str]:
+    """The sonames of a library and of those that must have its version, among those that are needed or loaded."""
+    loaded = [copy.soname or copy.name for copy in held.libraries if copy.group == library and copy.loaded]
+    needed = [name for name in found if re.match(rf"lib{re.escape(library)}(Lt|_[a-z_]+)?\.so", name)]
+    return sorted(dict.fromkeys([*loaded, *needed]))
+
+
+def _planned(held: Holdings, changes: Changes) -> dict[str, Elf | None]:
+    """The files of pinned distributions that are not installed yet, where their wheels put them."""
+    found: dict[str, Elf | None] = {}
+    folder = _torch_folder(held)
+    for pin in changes.pins:
+        if pin.distribution in held.installed or folder is None or not pin.distribution.endswith("-cu12"):
+            continue
+        for soname in group_sonames(
+            held, pin.library, loader_search.loaded_files(loader_input(held) or LoaderInput("", ()))
+        ):
+            path = folder.parent / "nvidia" / pin.library / "lib" / soname
+            found[os.path.realpath(path)] = Elf(soname=soname, machine=elf_reader.X86_64)
+    return found
+
+
+def _without(given: LoaderInput, foreign: LoadedFile) -> LoaderInput | None:
+    """The input without the folder or file of a variable that leads to this file; None if no variable does."""
+    if foreign.way == "LD_LIBRARY_PATH":
+        folders = loader_search.search_folders(given.library_path)
+        left = [folder for folder in folders if not os.path.lexists(f"{folder}/{foreign.name}")]
+        return replace(given, library_path=":".join(left)) if left != folders else None
+    if foreign.way == "LD_PRELOAD":
+        names = [name for name in re.split(r"[ :]", given.preload) if name]
+        kept = [name for name in names if os.path.realpath(name) != foreign.path]
+        return replace(given, preload=":".join(kept)) if kept != names else None
+    return None
+
+
+def _outcome(
+    held: Holdings,
+    name: str,
+    before: LoadedFile | None,
+    after: LoadedFile | None,
+    own: set[str],
+    versions: Mapping[str, str],
+) -> LibraryOutcome:
+    copy = next((copy for copy in held.libraries if copy.loaded and (copy.soname or copy.name) == name), None)
+    path = copy.path if copy else before.path if before else None
+    way = before.way if before and before.path == path else None
+    version = _version_of(held, path)
+    new = None
+    if after:
+        group = next((library for library in versions if re.match(rf"lib{library}", name)), "")
+        new = versions.get(group) if after.path in own else _version_of(held, after.path)
+    return LibraryOutcome(
+        name, path, version, way, copy is not None, after.path if after else None, new, after.way if after else None
+    )
+
+
+def _version_of(held: Holdings, path: str | None) -> str | None:
+    copy: Copy | None = next((copy for copy in held.libraries if copy.path == path), None)
+    return copy.version if copy else None

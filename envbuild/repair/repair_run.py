@@ -1,0 +1,229 @@
+"""Runs the commands of a repair plan, keeps what they replace, and tests the result. Restores the files of an
+environment again."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.audit import library_and_distribution_findings
+from envbuild.audit.environment_contents import Copy, Holdings
+from envbuild.facts import database
+from envbuild.fetch import wheel_resolution_and_download
+from envbuild.profile.model import SelfTest
+from envbuild.repair import file_backup, requirement_edits
+from envbuild.repair.file_backup import BackupFolder
+from envbuild.repair.repair_plan import Command, RepairPlan
+from envbuild.runners import host_runner
+from envbuild.testrun import output_judge, selftest_job
+from envbuild.testrun.run_result import TestRun
+from envbuild.testrun.selftest_job import RunRequest
+from envbuild.util import disk_space, process_locks
+from envbuild.util.errors import CheckFailed, DiskError, EnvbuildError, FileError
+from envbuild.util.host_processes import run
+
+_MOST_NAMED = 5
+_LAST_LINES = 8
+
+
+class RepairRefused(EnvbuildError):
+    """The environment must not be changed by envbuild, or not now."""
+
+    code, kind = 6, "refused"
+
+
+class RepairFailed(EnvbuildError):
+    """A command of the repair failed; the environment is as before."""
+
+    code, kind = 6, "repair"
+
+
+@dataclass(frozen=True)
+class ProcessUsing:
+    """A running process that has a file of the environment mapped."""
+
+    pid: int
+    name: str
+    path: str
+
+
+def needed_space(plan: RepairPlan, held: Holdings) -> int:
+    """The disk space that the repair needs, estimated: the replaced files stay, and the new ones are as large."""
+    files = file_backup.distribution_files(plan.manager.prefix, package_folders(plan, held))
+    return file_backup.file_sizes(files, plan.touched)
+
+
+def package_folders(plan: RepairPlan, held: Holdings) -> list[str]:
+    """The package folders that belong to the environment itself."""
+    prefix = Path(os.path.realpath(plan.manager.prefix))
+    folders = dict.fromkeys(os.path.realpath(item.folder) for item in held.distributions)
+    return [folder for folder in folders if Path(folder).is_relative_to(prefix)]
+
+
+def require_changeable(plan: RepairPlan, held: Holdings) -> None:
+    """Raise RepairRefused if envbuild must not run the commands: another owner, no permission, files in use; DiskError
+    if the disk is too small."""
+    if plan.refused:
+        raise RepairRefused(f"not changed: {plan.refused[0]}", hint=plan.refused[1])
+    sites = package_folders(plan, held)
+    if not sites:
+        raise RepairRefused(
+            f"{plan.manager.prefix} has no package folder of its own", hint="name a venv with torch in it"
+        )
+    files = file_backup.distribution_files(plan.manager.prefix, sites)
+    touched = {path for info, paths in files.items() if _of(info, plan.touched) for path in paths}
+    folders = {plan.manager.prefix, *map(Path, sites), *(path.parent for path in touched if path.exists())}
+    locked = sorted(str(folder) for folder in folders if not os.access(folder, os.W_OK | os.X_OK))
+    if locked:
+        raise RepairRefused(
+            f"no permission to write to {', '.join(locked[:_MOST_NAMED])}",
+            hint="run it as the owner of the environment, or change nothing: envbuild run --with-fix -- PROGRAM",
+        )
+    using = list(processes_using({str(path) for path in touched} | set(plan.diagnosis.changes.leftovers)))
+    if using:
+        listed = ", ".join(f"{one.name} ({one.pid}) has {one.path}" for one in using[:_MOST_NAMED])
+        raise RepairRefused(f"files are in use by running processes: {listed}", hint="stop them, then run it again")
+    needed = file_backup.file_sizes(files, plan.touched)
+    free = shutil.disk_usage(plan.manager.prefix).free
+    if free < needed:
+        raise DiskError(
+            f"the repair needs about {needed / 1e9:.1f} GB: {disk_space.free_space(plan.manager.prefix)}",
+            hint="free some, then run it again",
+        )
+
+
+def _of(info: str, names: frozenset[str]) -> bool:
+    return file_backup.name_in_dist_info(info) in names
+
+
+def processes_using(paths: set[str]) -> Iterator[ProcessUsing]:
+    """The other processes that have one of these files mapped, as far as this user may look."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        if int(folder.name) == os.getpid():
+            continue
+        try:
+            maps = (folder / "maps").read_text(encoding="utf-8", errors="surrogateescape")
+            name = (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            continue
+        parts = (line.split(None, 5) for line in maps.splitlines())
+        used = {part[5] for part in parts if len(part) == 6} & paths
+        if used:
+            yield ProcessUsing(int(folder.name), name, min(used))
+
+
+def apply_repair(plan: RepairPlan, held: Holdings, say: Callable[[str], None]) -> BackupFolder:
+    """Run the commands of the plan and return the backup of what they replaced. If one fails, everything is restored.
+
+    Raises RepairRefused or DiskError before anything changes, RepairFailed if a command fails.
+    """
+    require_changeable(plan, held)
+    prefix = plan.manager.prefix
+    lock = hashlib.sha256(os.fsencode(os.path.realpath(prefix))).hexdigest()[:16]
+    with process_locks.exclusive(f"_fix-{lock}", f"fixes {prefix}", say):
+        project = _project_files(plan)
+        others = [*project, *map(Path, plan.diagnosis.changes.leftovers)]
+        backup = file_backup.take_backup(prefix, package_folders(plan, held), others, plan.touched)
+        try:
+            _run_all(plan, say)
+            damaged = file_backup.written_into(backup)
+            if damaged:
+                raise RepairFailed(f"a command wrote into {', '.join(damaged[:_MOST_NAMED])} instead of replacing it")
+            return file_backup.finish_backup(backup, project)
+        except BaseException:
+            say("restoring the files of the environment")
+            file_backup.restore(backup)
+            raise
+
+
+def _project_files(plan: RepairPlan) -> list[Path]:
+    folder = plan.manager.project if plan.manager.kind == "uv-project" else None
+    return [folder / name for name in file_backup.PROJECT_FILES] if folder else []
+
+
+def _run_all(plan: RepairPlan, say: Callable[[str], None]) -> None:
+    if plan.overrides:
+        requirement_edits.override_project(plan.overrides.file, plan.overrides.requirements)
+    for command in plan.commands:
+        if not command.shell:
+            _run_one(command, plan, say)
+    for pin in plan.metadata:
+        requirement_edits.pin_metadata(pin.file, pin.name, pin.version)
+
+
+def _run_one(command: Command, plan: RepairPlan, say: Callable[[str], None]) -> None:
+    say(command.text)
+    argv = list(command.argv)
+    if argv[0] == "uv":
+        argv[0] = str(shutil.which("uv") or wheel_resolution_and_download.uv_binary())
+    own = {"PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "VIRTUAL_ENV": None}
+    if plan.manager.kind == "uv-project":
+        own["UV_PROJECT_ENVIRONMENT"] = str(plan.manager.prefix)
+    done = run(argv, env=own)
+    if done.code:
+        lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()][-_LAST_LINES:]
+        raise RepairFailed(
+            f"{command.text} ended with exit code {done.code}; the environment is as before",
+            hint="\n".join(lines) or None,
+        )
+
+
+def require_loaded(plan: RepairPlan, held: Holdings) -> None:
+    """Raise CheckFailed unless torch now loads the planned versions. `held`: the contents after the repair."""
+    wrong = []
+    for pin in plan.diagnosis.changes.pins:
+        loaded = held.loaded(pin.library)
+        if held.torch and held.torch.imported and loaded and not _is(loaded, pin.version):
+            wrong.append(f"{pin.library}: {loaded} is loaded, not {pin.version}")
+        elif held.installed.get(pin.distribution) != pin.version:
+            wrong.append(f"{pin.distribution} is {held.installed.get(pin.distribution, 'absent')}, not {pin.version}")
+    if wrong:
+        raise CheckFailed("; ".join(wrong), hint=f"undo it: {file_backup.undo_command(plan.manager.prefix)}")
+
+
+def _is(copy: Copy, version: str) -> bool:
+    """Whether a library has this version; one that only reports its version reports fewer numbers."""
+    return copy.version is not None and library_and_distribution_findings.agree(copy.version, version)
+
+
+def run_probes(plan: RepairPlan, held: Holdings) -> TestRun | str:
+    """Run the probes that the advisories name in the environment; the reason if they cannot run here."""
+    probes = plan.diagnosis.probes
+    if not probes:
+        return "no probe meets this fault"
+    if held.torch is None or not held.torch.imported:
+        return "torch cannot be imported"
+    if not held.machine.gpus:
+        return "this machine has no GPU"
+    wanted = SelfTest(require=probes)
+    names = [name for gpu in database.gpus().values() for name in gpu.all_names if name in held.machine.gpus]
+    if not names:
+        return f"unknown GPU: {', '.join(held.machine.gpus)}"
+    version = ".".join(held.python.version.split(".")[:2])
+    job = selftest_job.make_job("", wanted, {}, version, names, RunRequest(probes=probes))
+    output = host_runner.run_on_host(Path(held.python.executable), job)
+    return output_judge.judge_output(output, job.nonce, job.require)
+
+
+def require_probes_passed(run: TestRun, plan: RepairPlan) -> None:
+    """Raise CheckFailed, naming every failure, if a probe failed."""
+    failures = run.failures()
+    if failures:
+        details = [f"{one.probe}: {one.detail}" if one.probe else one.detail for one in failures]
+        undo = f"undo it: {file_backup.undo_command(plan.manager.prefix)}"
+        raise CheckFailed("the fixed environment fails a probe", hint="\n".join([*details, undo]))
+
+
+def undo_repair(prefix: Path, say: Callable[[str], None]) -> tuple[frozenset[str], list[str]]:
+    """Restore the files that the last repair of an environment replaced; the distributions, and project files that are
+    left because they were changed since. Raises FileError if there is nothing to undo."""
+    lock = hashlib.sha256(os.fsencode(os.path.realpath(prefix))).hexdigest()[:16]
+    with process_locks.exclusive(f"_fix-{lock}", f"fixes {prefix}", say):
+        backup = file_backup.latest_backup(prefix)
+        if backup is None:
+            raise FileError(f"{prefix} has no fix to undo", hint="envbuild fix --apply keeps what it replaces there")
+        return file_backup.restore(backup)

@@ -1,0 +1,131 @@
+"""Renders a repair plan: lines for a terminal, and the document for `--json`. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from envbuild.repair.repair_plan import Command, LibraryOutcome, RepairPlan
+
+
+@dataclass(frozen=True)
+class CommandDocument:
+    """A command. `argv`: its arguments; `text`: the same, quoted for a shell; `shell`: it changes the shell itself."""
+
+    does: str
+    argv: tuple[str, ...]
+    text: str
+    shell: bool
+
+
+@dataclass(frozen=True)
+class RepairDocument:
+    """The document of `envbuild fix --json`.
+
+    `state`: healthy, fixable, by-hand; after `--apply` fixed, after `--undo` undone. `profile`: whose probes prove the
+    fix. `manager`: what manages the environment. `advisories`: the ids acted on; `absent`: those in the log that this
+    environment excludes. `overrides`: lines for [tool.uv] of the project. `refused`: why `--apply` would not run the
+    commands. `backup`: the folder of the files that were replaced. `probes`: the results in the fixed environment.
+    """
+
+    target: str
+    state: str
+    profile: str | None
+    manager: str
+    advisories: tuple[str, ...]
+    absent: tuple[str, ...]
+    commands: tuple[CommandDocument, ...]
+    overrides: tuple[str, ...]
+    libraries: tuple[LibraryOutcome, ...]
+    by_hand: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+    prove: tuple[str, ...]
+    refused: str | None
+    backup: str | None = None
+    probes: tuple[dict[str, object], ...] = ()
+
+    def content(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def repair_document(plan: RepairPlan, prove: Sequence[str], profile: str | None) -> RepairDocument:
+    commands = (CommandDocument(item.does, item.argv, item.text, item.shell) for item in plan.printed)
+    return RepairDocument(
+        target=plan.target,
+        state=plan.state,
+        profile=profile,
+        manager=plan.manager.kind,
+        advisories=tuple(advisory.id for advisory in plan.diagnosis.advisories),
+        absent=tuple(advisory.id for advisory in plan.diagnosis.absent),
+        commands=tuple(commands),
+        overrides=plan.overrides.requirements if plan.overrides else (),
+        libraries=plan.libraries,
+        by_hand=plan.diagnosis.by_hand,
+        notes=(*plan.warnings, *plan.diagnosis.notes),
+        prove=tuple(prove),
+        refused=f"{plan.refused[0]}; {plan.refused[1]}" if plan.refused else None,
+    )
+
+
+def repair_lines(plan: RepairPlan, torch: str | None, prove: Sequence[str], apply: str | None) -> Iterator[str]:
+    """The lines of a plan. `prove`: commands that test the fix; `apply`: the command that lets envbuild run it."""
+    yield f"Environment: {plan.manager.prefix} ({plan.manager.label}: {plan.manager.reason})"
+    gpus = ", ".join(gpu.id for gpu in plan.diagnosis.gpus) or "GPU unknown"
+    yield f"Judged for: {gpus}; torch {torch or 'unknown'}"
+    yield from _found(plan)
+    if plan.diagnosis.healthy:
+        yield "Nothing to fix."
+        return
+    yield from _loaded(plan.libraries)
+    if plan.commands or plan.overrides:
+        yield "Fix:"
+        yield from _commands(plan)
+    for what, remedy in plan.diagnosis.by_hand:
+        yield f"By hand: {what}"
+        yield f"  remedy: {remedy}"
+    for warning in plan.warnings:
+        yield f"Warning: {warning}"
+    if plan.refused and (plan.commands or plan.overrides):
+        yield f"Not for --apply: {plan.refused[0]}; {plan.refused[1]}"
+    elif apply and (plan.commands or plan.overrides):
+        yield "To let envbuild run this, keep the replaced files and test the result:"
+        yield f"  {apply}"
+    if prove:
+        yield "Prove:"
+        yield from (f"  {command}" for command in prove)
+
+
+def _found(plan: RepairPlan) -> Iterator[str]:
+    for advisory in plan.diagnosis.advisories:
+        yield f"Found: {advisory.id} ({advisory.severity}): {advisory.title}"
+        yield f"  sources: {', '.join(advisory.cite[:2])}"
+    for advisory in plan.diagnosis.absent:
+        yield f"Not here: {advisory.id}, which the log shows: versions or GPU of this environment do not match"
+    for note in plan.diagnosis.notes:
+        yield f"Note: {note}"
+
+
+def _loaded(libraries: Sequence[LibraryOutcome]) -> Iterator[str]:
+    for row in libraries:
+        measured = "" if row.measured or row.before is None else ", by the loader's rules"
+        way = f", by {row.before_way}" if row.before_way else ""
+        version = row.before_version or "version unknown"
+        yield f"Loaded now: {row.before or f'no {row.library}'} ({version}{way}{measured})"
+        if row.after:
+            yield f"Afterwards: {row.after} ({row.after_version or 'version unknown'}, by {row.after_way})"
+
+
+def _commands(plan: RepairPlan) -> Iterator[str]:
+    if plan.overrides:
+        yield f"  # in {plan.overrides.file}, so that uv sync keeps it:"
+        yield "  [tool.uv]"
+        yield f"  override-dependencies = {json.dumps(plan.overrides.requirements)}"
+    for command in plan.printed:
+        yield from command_lines(command)
+
+
+def command_lines(command: Command) -> Iterator[str]:
+    """A command after a remark that says what it does."""
+    yield f"  # {command.does}"
+    yield f"  {command.text}"

@@ -1,0 +1,95 @@
+"""Edits that keep a repaired version: requirements in installed METADATA, and overrides in a project's pyproject.toml.
+
+Files are replaced, never written into: they may share their content with a cache.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from envbuild.image.layers import installed_tree
+from envbuild.image.layers.installed_tree import RecordRow
+from envbuild.image.layers.metadata_overrides import override_requirements
+from envbuild.util import atomic_files
+from envbuild.util.errors import FileError
+
+_KEY = "override-dependencies"
+
+
+def pin_metadata(file: Path, name: str, version: str) -> None:
+    """Make an installed METADATA require exactly this version, with its new checksum in RECORD."""
+    before = file.read_bytes()
+    after = override_requirements(before, {canonicalize_name(name): version})
+    if after == before:
+        return
+    record = file.with_name("RECORD")
+    row = f"{file.parent.name}/METADATA"
+    atomic_files.write_atomically(file, after)
+    if record.is_file():
+        rows = [one for one in installed_tree.parse_record(record.read_text(encoding="utf-8")) if one.path != row]
+        rows.append(RecordRow(row, installed_tree.hash_in_record(after), str(len(after))))
+        atomic_files.write_atomically(record, installed_tree.write_record(rows))
+
+
+def override_project(file: Path, requirements: Sequence[str]) -> None:
+    """Add requirements to [tool.uv] override-dependencies of a pyproject.toml. Raises FileError, with the lines to add,
+    if its form is not understood."""
+    by_hand = f"add by hand, under [tool.uv]: {_KEY} = {json.dumps(list(requirements))}"
+    try:
+        text = file.read_text(encoding="utf-8")
+        changed = with_overrides(text, requirements)
+    except (OSError, ValueError, RecursionError) as error:
+        raise FileError(f"{file} cannot be changed: {error}", hint=by_hand) from error
+    if changed != text:
+        atomic_files.write_atomically(file, changed)
+
+
+def with_overrides(text: str, requirements: Sequence[str]) -> str:
+    """The text of a pyproject.toml with these overrides; older ones of the same names are replaced, and nothing else
+    changes. Raises ValueError if its form is not understood."""
+    data = tomllib.loads(text)
+    present = data.get("tool", {}).get("uv", {}).get(_KEY, [])
+    names = {canonicalize_name(Requirement(one).name) for one in requirements}
+    values = [*(one for one in present if _name(one) not in names), *requirements]
+    wanted = deepcopy(data)
+    wanted.setdefault("tool", {}).setdefault("uv", {})[_KEY] = values
+    line = f"{_KEY} = {json.dumps(values)}"
+    for candidate in _candidates(text, line):
+        if _parsed(candidate) == wanted:
+            return candidate
+    raise ValueError(f"[tool.uv] {_KEY} is not in a form that can be changed")
+
+
+def _candidates(text: str, line: str) -> list[str]:
+    """The text with the line in the place of the present one, below [tool.uv], or in a new table at the end."""
+    found = []
+    for start in re.finditer(rf"(?m)^{_KEY}\s*=\s*\[", text):
+        for end in re.finditer(r"\]", text[start.end() :]):
+            found.append(text[: start.start()] + line + text[start.end() + end.end() :])
+    for header in re.finditer(r"(?m)^[ \t]*\[[ \t]*tool[ \t]*\.[ \t]*uv[ \t]*\][ \t]*(?:#.*)?$", text):
+        found.append(f"{text[: header.end()]}\n{line}{text[header.end() :]}")
+    separator = "" if not text or text.endswith("\n\n") else "\n" if text.endswith("\n") else "\n\n"
+    return [*found, f"{text}{separator}[tool.uv]\n{line}\n"]
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return tomllib.loads(text)
+    except ValueError:
+        return None
+
+
+def _name(requirement: object) -> str | None:
+    try:
+        return canonicalize_name(Requirement(str(requirement)).name)
+    except InvalidRequirement:
+        return None

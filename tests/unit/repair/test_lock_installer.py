@@ -1,0 +1,138 @@
+"""A lock becomes a virtual environment of this machine: the locked files, and overrides that hold with pip and uv."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.utils import parse_wheel_filename
+
+from envbuild.fetch import sha256_file_store
+from envbuild.fetch.locked_artifact_types import LockedWheel, Overridden, Wheel
+from envbuild.fetch.sha256_file_store import file_digest
+from envbuild.lock.lock_file import Lock
+from envbuild.repair import lock_installer
+from envbuild.repair.lock_installer import InstalledLock
+from envbuild.util.errors import BuildError, FileError, SystemFault
+from unit.repair import test_repair_run
+from unit.repair.test_repair_run import UV, Venv, contents, run
+from unit.support import PROFILE, envbuild, lock_for, plan_of
+
+pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc to build the libraries with")
+wheels, local_index = test_repair_run.wheels, test_repair_run.local_index
+VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
+HOSTILE = "a b $(touch hacked) `touch hacked` 'quoted'"
+NAMES = ("torch-2.3.1", "nvidia_cublas_cu12-12.4.5.8", "nvidia_cudnn_cu12-9.1.0.70", "nvidia_nccl_cu12-2.26.2")
+
+
+@pytest.fixture
+def lock(wheels: Path, tmp_path: Path) -> Lock:
+    """torch 2.3.1 with a cuBLAS that its metadata does not allow; the wheels are in the store."""
+    store, listed = sha256_file_store.wheel_store(), []
+    for file in sorted(wheels.glob("*.whl")):
+        if file.name.startswith(NAMES):
+            name, version, _, _ = parse_wheel_filename(file.name)
+            sha256 = file_digest(file)
+            target = store.path(sha256, file.name)
+            target.parent.mkdir(parents=True)
+            shutil.copy(file, target)
+            listed.append(LockedWheel(Wheel(name, str(version), file.name, sha256), file.stat().st_size, "torch"))
+    assert len(listed) == len(NAMES)
+    override = Overridden("nvidia-cublas-cu12", "12.4.5.8", "==12.1.3.1")
+    whole = lock_for(plan_of(tmp_path / "project", PROFILE))
+    return dataclasses.replace(whole, python=VERSION, wheels=tuple(listed), overrides=(override,), extensions=())
+
+
+def install(lock: Lock, folder: Path) -> InstalledLock:
+    return lock_installer.install_lock("sample", lock, {"GREETING": HOSTILE}, folder, lambda text: None)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path.resolve() / "installed"
+
+
+def test_the_override_holds_with_pip_and_with_uv(lock: Lock, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = install(lock, folder)
+    assert len(done.installed) == 4 and done.document()["state"] == "installed"
+    venv = Venv(folder, folder / "none")
+    assert venv.cublas() == "12.4.5"
+    pip = [sys.executable, "-m", "pip", "--python", venv.python]
+    run(*pip, "install", "--quiet", "torchvision==0.18.1")
+    run(*pip, "check")
+    assert venv.cublas() == "12.4.5"
+    run(UV, "pip", "install", "--quiet", "--python", venv.python, "--reinstall-package", "torchvision", "torchvision")
+    run(
+        UV,
+        "pip",
+        "install",
+        "--quiet",
+        "--python",
+        venv.python,
+        "-c",
+        folder / "constraints.txt",
+        "torchvision==0.18.1",
+    )
+    assert venv.cublas() == "12.4.5"
+    older = [str(word) for word in (*pip, "install", "--quiet", "nvidia-cublas-cu12==12.1.3.1")]
+    monkeypatch.delenv("PIP_CONFIG_FILE")
+    refused = subprocess.run(older, capture_output=True, text=True)
+    assert refused.returncode and "conflicting dependencies" in refused.stderr, "pip reads the constraints by itself"
+
+
+def test_repeating_it_changes_only_what_differs(lock: Lock, folder: Path) -> None:
+    install(lock, folder)
+    venv = Venv(folder, folder / "none")
+    before = venv.files()
+    assert install(lock, folder).installed == ()
+    assert venv.files() == before
+    run(UV, "pip", "uninstall", "--quiet", "--python", venv.python, "nvidia-nccl-cu12")
+    assert install(lock, folder).installed == ("nvidia-nccl-cu12",)
+    assert contents(venv.files()) == contents(before)
+
+
+def test_the_activation_sets_the_profiles_variables(lock: Lock, folder: Path, tmp_path: Path) -> None:
+    install(lock, folder)
+    install(lock, folder)
+    script = '. "$1/bin/activate"; printf "%s\\n" "$GREETING" "$UV_CONSTRAINT"'
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", folder], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stdout == f"{HOSTILE}\n{folder}/constraints.txt\n"
+    assert not (tmp_path / "hacked").exists()
+    assert (folder / "bin" / "activate").read_text().count("GREETING") == 1
+
+
+def test_a_wheel_that_is_not_the_locked_one_is_not_installed(lock: Lock, folder: Path, wheels: Path) -> None:
+    locked = next(one.wheel for one in lock.wheels if one.wheel.name == "nvidia-cublas-cu12")
+    other = next(wheels.glob("nvidia_cublas_cu12-12.1.3.1-*"))
+    shutil.copy(other, sha256_file_store.wheel_store().path(locked.sha256, locked.file))
+    with pytest.raises(BuildError) as caught:
+        install(lock, folder)
+    assert "hash" in (caught.value.hint or "").lower()
+
+
+def test_a_folder_that_is_something_else_is_left(lock: Lock, folder: Path) -> None:
+    folder.mkdir()
+    (folder / "mine").write_text("x")
+    with pytest.raises(FileError, match="is not a virtual environment"):
+        install(lock, folder)
+    assert [path.name for path in folder.iterdir()] == ["mine"]
+
+
+def test_without_the_locks_python_it_says_what_to_do(lock: Lock, folder: Path) -> None:
+    with pytest.raises(SystemFault, match=r"needs Python 3\.99") as caught:
+        install(dataclasses.replace(lock, python="3.99"), folder)
+    assert "uv python install 3.99" in (caught.value.hint or "")
+    assert not folder.exists()
+
+
+def test_the_command_needs_a_lock(project: Path) -> None:
+    (project / "profiles" / "sample.yaml").write_text(json.dumps(PROFILE))
+    done = envbuild("install", "sample", str(project / "venv"))
+    assert done.code == 8 and not (project / "venv").exists()

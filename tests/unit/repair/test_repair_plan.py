@@ -1,0 +1,380 @@
+"""Small environments, real to the loader: what to run for each manager, and which file is loaded then."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from selftest.environments import SONAMES, Environment, built, extension, good, library, virtual
+
+from envbuild.audit import environment_audit, environment_contents
+from envbuild.audit.environment_contents import Holdings
+from envbuild.explain import cause_ranking, log_reader_and_search
+from envbuild.explain.cause_ranking import Explanation
+from envbuild.repair import environment_manager, repair_diagnosis, repair_plan
+from envbuild.repair.repair_plan import RepairPlan
+from envbuild.runners import host_runner
+from unit.support import envbuild
+
+LOG = """NVIDIA H20, driver 550.54.15
+torch 2.3.1+cu121
+Fatal Python error: Floating point exception
+  File "/opt/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py", line 116 in forward
+"""
+REQUIRED = 'nvidia-cublas-cu12 (==12.1.3.1) ; platform_system == "Linux"'
+pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc to build the libraries with")
+
+
+@pytest.fixture(autouse=True)
+def no_loader_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def faulty(site: Path) -> Environment:
+    """torch 2.3.1 with the cuBLAS that it requires."""
+    made = Environment(site)
+    made.cublas("12.1.3.1")
+    made.nvidia("cudnn", "9.1.0.70")
+    made.nvidia("nccl", "2.26.2")
+    made.torch(requires=(REQUIRED,))
+    return made
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    prefix: Path
+    python: Path
+    made: Environment
+
+    @property
+    def site(self) -> Path:
+        return self.made.site
+
+    def held(self) -> Holdings:
+        job = environment_audit.collector_job("", "")
+        return environment_contents.read(host_runner.run_on_host(self.python, job), job.nonce, "it")
+
+    def plan(self, log: str | None = LOG, held: Holdings | None = None) -> RepairPlan:
+        held, found = held or self.held(), explained(log) if log else None
+        wanted = repair_diagnosis.expected_hardware_from(held, found)
+        return repair_plan.plan_repair(environment_audit.assess(str(self.python), held, wanted), found)
+
+
+def explained(log: str) -> Explanation:
+    import io
+
+    return cause_ranking.explain(log_reader_and_search.read(io.BytesIO(log.encode()), 1, ""))
+
+
+def placed(folder: Path, fill: Callable[[Path], Environment]) -> Place:
+    python, site = virtual(folder.resolve() / "venv")
+    return Place(folder.resolve() / "venv", python, fill(site))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return placed(tmp_path, faulty)
+
+
+def texts(plan: RepairPlan) -> list[str]:
+    return [command.text for command in plan.printed]
+
+
+def installs(plan: RepairPlan) -> list[tuple[str, ...]]:
+    return [command.argv for command in plan.commands]
+
+
+def metadata(place: Place) -> Path:
+    return place.site / "torch-2.3.1.dist-info" / "METADATA"
+
+
+def test_a_log_of_h20_gives_the_cublas_that_fixes_it(place: Place) -> None:
+    plan = place.plan()
+    assert [advisory.id for advisory in plan.diagnosis.advisories] == ["cublas-hopper-fpe"]
+    assert installs(plan) == [
+        ("uv", "pip", "install", "--python", str(place.python), "--no-deps", "nvidia-cublas-cu12==12.4.5.8")
+    ]
+    assert (plan.manager.kind, plan.state, plan.refused) == ("pip", "fixable", None)
+    assert plan.touched == {"nvidia-cublas-cu12", "torch"}
+    rows = {row.library: row for row in plan.libraries}
+    cublas = rows["libcublas.so.12"]
+    path = str(place.site / "nvidia/cublas/lib/libcublas.so.12")
+    assert (cublas.before, cublas.before_version, cublas.measured) == (path, "12.1.3.1", True)
+    assert (cublas.after, cublas.after_version) == (path, "12.4.5.8")
+    assert (cublas.after_way or "").startswith("RPATH of ")
+    assert rows["libcublasLt.so.12"].after_version == "12.4.5.8"
+    assert plan.diagnosis.probes == ("gemm.crash",)
+
+
+def test_with_pip_in_it_the_command_is_pips(place: Place) -> None:
+    place.made.wheel("pip", "24.0", {"pip/__init__.py": b""})
+    assert installs(place.plan()) == [
+        (str(place.python), "-m", "pip", "install", "--no-deps", "nvidia-cublas-cu12==12.4.5.8")
+    ]
+
+
+def test_the_printed_edit_changes_what_torch_requires_in_a_new_file(place: Place, tmp_path: Path) -> None:
+    """As the shell runs it; a file that shares the content keeps it."""
+    shared = tmp_path / "shared"
+    shared.hardlink_to(metadata(place))
+    (edit,) = [command for command in place.plan().printed if command.argv[0] == "sed"]
+    before = metadata(place).read_text()
+    assert REQUIRED in before
+    subprocess.run(["sh", "-c", edit.text], check=True)
+    after = metadata(place).read_text()
+    assert 'Requires-Dist: nvidia-cublas-cu12==12.4.5.8 ; platform_system == "Linux"' in after
+    assert len(after.splitlines()) == len(before.splitlines())
+    assert shared.read_text() == before
+
+
+def test_a_fixed_environment_needs_nothing(tmp_path: Path) -> None:
+    place = placed(tmp_path, good)
+    plan = place.plan()
+    assert (plan.state, plan.commands, plan.libraries) == ("healthy", (), ())
+    assert [advisory.id for advisory in plan.diagnosis.absent] == ["cublas-hopper-fpe"]
+
+
+def test_without_a_log_and_a_gpu_nothing_is_certain(place: Place) -> None:
+    plan = place.plan(None)
+    assert plan.state == "healthy"
+    assert any("cublas-hopper-fpe" in note and "h20" in note for note in plan.diagnosis.notes)
+
+
+def test_uvs_environment(place: Place) -> None:
+    place.made.wheel("pip", "24.0", {"pip/__init__.py": b""})
+    with (place.prefix / "pyvenv.cfg").open("a") as file:
+        file.write("uv = 0.9.0\n")
+    plan = place.plan()
+    assert plan.manager.kind == "uv"
+    assert plan.commands[0].argv[:3] == ("uv", "pip", "install")
+
+
+def test_a_uv_project_gets_an_override(place: Place) -> None:
+    (place.prefix.parent / "uv.lock").write_text('[[package]]\nname = "torch"\nversion = "2.3.1"\n')
+    plan = place.plan()
+    assert plan.manager.kind == "uv-project"
+    assert plan.overrides and plan.overrides.requirements == ("nvidia-cublas-cu12==12.4.5.8",)
+    assert installs(plan) == [("uv", "sync", "--project", str(place.prefix.parent), "--inexact")]
+    assert plan.metadata == ()
+
+
+def test_a_uv_project_without_torch_in_its_lock_is_an_environment(place: Place) -> None:
+    (place.prefix.parent / "uv.lock").write_text('[[package]]\nname = "numpy"\n')
+    assert place.plan().manager.kind == "pip"
+
+
+def test_poetry_cannot_override(place: Place) -> None:
+    (place.prefix.parent / "poetry.lock").write_text("")
+    plan = place.plan()
+    assert plan.manager.kind == "poetry"
+    assert plan.commands[0].argv[-1] == "nvidia-cublas-cu12==12.4.5.8"
+    assert any("poetry sync" in warning for warning in plan.warnings)
+    assert plan.refused and "Poetry" in plan.refused[0]
+
+
+def test_the_systems_python_is_refused(place: Place) -> None:
+    held = place.held()
+    (place.prefix / "pyvenv.cfg").unlink()
+    version = ".".join(held.python.version.split(".")[:2])
+    (place.prefix / "lib" / f"python{version}" / "EXTERNALLY-MANAGED").touch()
+    plan = place.plan(held=held)
+    assert (plan.manager.kind, plan.manager.locked_down) == ("system", True)
+    assert plan.refused and "system's Python" in plan.refused[0]
+    assert installs(plan) == [("envbuild", "run", "--with-fix", "--python", str(place.python), "--", "PROGRAM")]
+    assert plan.metadata == ()
+
+
+def conda(place: Place, packages: Mapping[str, tuple[str, list[str], list[str]]]) -> Holdings:
+    """The environment as one of conda: its packages with version, requirements and files."""
+    held = place.held()
+    (place.prefix / "pyvenv.cfg").unlink()
+    (place.prefix / "conda-meta").mkdir()
+    for name, (version, depends, files) in packages.items():
+        text = json.dumps({"name": name, "version": version, "depends": depends, "files": files})
+        (place.prefix / "conda-meta" / f"{name}-{version}-0.json").write_text(text)
+    return held
+
+
+def test_what_pip_owns_in_conda_is_for_pip(place: Place) -> None:
+    held = conda(place, {"python": ("3.11.9", [], ["bin/python"])})
+    plan = place.plan(held=held)
+    assert plan.manager.kind == "conda"
+    assert "nvidia-cublas-cu12==12.4.5.8" in plan.commands[0].argv
+    assert plan.refused is None
+
+
+def test_what_conda_owns_is_for_conda_alone(place: Place) -> None:
+    folder = place.site.relative_to(place.prefix)
+    files = [f"{folder}/nvidia/cublas/lib/libcublas.so.12", f"{folder}/nvidia/cublas/lib/libcublasLt.so.12"]
+    packages = {
+        "libcublas": ("12.1.3.1", [], files),
+        "pytorch": ("2.3.1", ["libcublas"], [f"{folder}/torch-2.3.1.dist-info/METADATA"]),
+        "pytorch-cuda": ("12.1", ["libcublas >=12.1.0.26,<12.1.4"], []),
+    }
+    plan = place.plan(held=conda(place, packages))
+    assert installs(plan) == [("conda", "install", "--prefix", str(place.prefix), "libcublas=12.4.5.8")]
+    assert plan.metadata == ()
+    assert plan.refused and "conda owns" in plan.refused[0]
+    assert [warning for warning in plan.warnings if "pytorch-cuda 12.1 requires libcublas" in warning]
+
+
+def test_invalid_files_of_conda_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "conda-meta").mkdir()
+    (tmp_path / "conda-meta" / "a.json").write_text("[1]")
+    (tmp_path / "conda-meta" / "b.json").write_text("{")
+    assert environment_manager._conda_packages(tmp_path) == ()
+
+
+def with_runpath(place: Place) -> None:
+    """torch's library with RUNPATH instead of RPATH, so that LD_LIBRARY_PATH comes first."""
+    needed = {SONAMES[kind]: library(kind, "1.0.0") for kind in ("cublasLt", "cublas", "cudnn", "nccl")}
+    rpath = ":".join(f"$ORIGIN/../../nvidia/{name}/lib" for name in ("cublas", "cudnn", "nccl"))
+    flags = [f"-l:{name}" for name in needed]
+    content = built("", "libtorch_cuda.so", f"-Wl,--enable-new-dtags,-rpath,{rpath}", *flags, linked=needed)
+    (place.site / "torch/lib/libtorch_cuda.so").write_bytes(content)
+
+
+def test_an_old_copy_on_ld_library_path_is_taken_off_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = placed(tmp_path, good)
+    with_runpath(place)
+    old = tmp_path.resolve() / "cuda-12.1" / "lib64"
+    for kind in ("cublas", "cublasLt"):
+        place.made.put(old / SONAMES[kind], library(kind, "12.1.3.1"))
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"/opt/other:{old}")
+    plan = place.plan()
+    assert installs(plan) == [("export", "LD_LIBRARY_PATH=/opt/other")]
+    assert plan.commands[0].shell
+    row = next(row for row in plan.libraries if row.library == "libcublas.so.12")
+    assert (row.before, row.before_way) == (f"{old}/libcublas.so.12", "LD_LIBRARY_PATH")
+    assert (row.after, row.after_version) == (f"{place.site}/nvidia/cublas/lib/libcublas.so.12", "12.5.2.13")
+    assert plan.refused and "shell" in plan.refused[0]
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/other")
+    assert place.plan().state == "healthy"
+
+
+def test_a_copy_that_an_upgrade_left_is_removed(tmp_path: Path) -> None:
+    place = placed(tmp_path, good)
+    shutil.rmtree(next(place.site.glob("nvidia_cublas*")))
+    shutil.rmtree(place.site / "nvidia" / "cublas")
+    place.made.put(place.site / "nvidia/cublas/lib" / SONAMES["cublas"], library("cublas", "12.1.3.1"))
+    place.made.put(place.site / "nvidia/cublas/lib" / SONAMES["cublasLt"], library("cublasLt", "12.1.3.1"))
+    plan = place.plan()
+    removed = [command.argv[-1] for command in plan.commands if command.argv[0] == "rm"]
+    assert sorted(Path(path).name for path in removed) == ["libcublas.so.12", "libcublasLt.so.12"]
+    assert plan.commands[-1].argv[-1] == "nvidia-cublas-cu12==12.4.5.8"
+    row = next(row for row in plan.libraries if row.library == "libcublas.so.12")
+    assert row.after_version == "12.4.5.8"
+
+
+def test_a_torch_that_bundles_cublas_gets_a_release_that_does_not(place: Place) -> None:
+    """Installing the library would change nothing: torch's own copy is the one that is loaded."""
+    shutil.rmtree(place.site / "torch-2.3.1.dist-info")
+    shutil.rmtree(next(place.site.glob("nvidia_cublas*")))
+    shutil.rmtree(place.site / "nvidia" / "cublas")
+    bundled = {f"torch/lib/{SONAMES[kind]}": library(kind, "12.1.3.1") for kind in ("cublas", "cublasLt")}
+    place.made.torch("2.3.1", bundled=bundled, requires=())
+    plan = place.plan()
+    torch = plan.diagnosis.changes.torch
+    assert torch and plan.commands[-1].argv[-1] == f"torch=={torch}"
+    assert not plan.diagnosis.changes.pins
+    assert any("torch bundles cublas" in warning and "run --with-fix" in warning for warning in plan.warnings)
+
+
+def test_two_distributions_that_own_one_path(tmp_path: Path) -> None:
+    place = placed(tmp_path, good)
+    with (place.site / "nvidia/nccl/lib" / SONAMES["nccl"]).open("ab") as file:
+        file.write(b"of the other wheel")
+    plan = place.plan(None)
+    assert plan.commands[-1].argv[-3:] == ("--no-deps", "--reinstall", "nvidia-nccl-cu12==2.26.2")
+
+
+def test_the_unrelated_apex_is_removed(tmp_path: Path) -> None:
+    place = placed(tmp_path, good)
+    place.made.wheel("apex", "0.9.10.dev0", {"apex/__init__.py": b"", "apex/lib/libapex.py": b""})
+    plan = place.plan(None)
+    assert installs(plan) == [("uv", "pip", "uninstall", "--python", str(place.python), "apex")]
+    assert "github.com/NVIDIA/apex" in plan.diagnosis.by_hand[0][1]
+
+
+def test_flash_attn_of_another_torch_is_built_again(tmp_path: Path) -> None:
+    place = placed(tmp_path, good)
+    broken = extension("flash_attn_2_cuda", "sm_90", more="extern void other_torch(void);", first="other_torch()")
+    place.made.wheel("flash-attn", "2.5.8", {"flash_attn_2_cuda.so": broken})
+    plan = place.plan(None)
+    (row,) = plan.diagnosis.by_hand
+    assert "undefined symbol" in row[0] and "--force-reinstall flash-attn==2.5.8" in row[1]
+    assert plan.state == "by-hand"
+
+
+def test_torch_for_the_cpu_where_the_log_has_a_gpu(place: Place) -> None:
+    shutil.rmtree(next(place.site.glob("torch-*")))
+    place.made.torch("2.7.1+cpu", cuda=None)
+    plan = place.plan("NVIDIA H20, driver 570.86.10\nCUDA available: False\n")
+    assert plan.diagnosis.changes.torch == "2.7.1"
+    assert plan.commands[-1].argv[-2:] == ("torch", "torch==2.7.1")
+
+
+def test_a_driver_that_is_too_old_gets_an_older_torch(place: Place) -> None:
+    shutil.rmtree(next(place.site.glob("torch-*")))
+    place.made.torch("2.11.0", cuda="13.0")
+    plan = place.plan("NVIDIA A100-SXM4-80GB, driver 550.54.15\n")
+    torch = plan.diagnosis.changes.torch
+    assert torch and tuple(map(int, torch.split("."))) < (2, 11)
+
+
+HOSTILE = "$(touch hacked); `touch hacked` '; touch hacked #"
+
+
+def test_words_of_a_log_never_reach_a_command(place: Place) -> None:
+    """Versions, names and paths in the log are data; only the facts' versions come into commands."""
+    log = f"{LOG}torch 2.3.1{HOSTILE}\nnvidia-cublas-cu12=={HOSTILE}\nName: NVIDIA H20 {HOSTILE}\n{HOSTILE} SIGFPE\n"
+    plan = place.plan(log)
+    assert all("hacked" not in word for command in plan.printed for word in command.argv)
+
+
+def test_a_folder_with_a_hostile_name_is_quoted(tmp_path: Path) -> None:
+    place = placed(tmp_path / HOSTILE.replace("/", ""), faulty)
+    plan = place.plan()
+    for command in plan.printed:
+        assert shlex.split(command.text) == list(command.argv)
+    (edit,) = [command for command in plan.printed if command.argv[0] == "sed"]
+    subprocess.run(["sh", "-c", edit.text], check=True, cwd=tmp_path)
+    assert "==12.4.5.8" in metadata(place).read_text()
+    assert not list(tmp_path.rglob("hacked"))
+
+
+def test_the_command_prints_the_fix(place: Place, tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(LOG)
+    done = envbuild("fix", str(log), "--python", str(place.prefix))
+    assert done.code == 0
+    assert f"uv pip install --python {place.python} --no-deps nvidia-cublas-cu12==12.4.5.8" in done.stdout
+    assert f"Loaded now: {place.site}/nvidia/cublas/lib/libcublas.so.12 (12.1.3.1" in done.stdout
+    assert "envbuild test h20 --python" in done.stdout
+    document = json.loads(envbuild("fix", str(log), "--python", str(place.prefix), "--json").stdout)
+    assert (document["state"], document["profile"], document["advisories"]) == (
+        "fixable",
+        "h20",
+        ["cublas-hopper-fpe"],
+    )
+    assert all(shlex.split(row["text"]) == row["argv"] for row in document["commands"])
+
+
+def test_the_command_says_that_nothing_is_wrong(tmp_path: Path) -> None:
+    place = placed(tmp_path, good)
+    done = envbuild("fix", "--python", str(place.prefix))
+    assert (done.code, done.stdout.splitlines()[-1]) == (0, "Nothing to fix.")
+
+
+def test_an_environment_without_torch_is_refused(tmp_path: Path) -> None:
+    python, _ = virtual(tmp_path / "venv")
+    done = envbuild("fix", "--python", str(python))
+    assert done.code == 3 and "torch is not installed" in done.stderr
+    assert envbuild("fix", "--python", str(python), "--here").code == 2

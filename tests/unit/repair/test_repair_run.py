@@ -1,0 +1,443 @@
+"""Real pip and uv fix environments from local wheels: it holds, shared files stay, and all can be undone."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+from selftest.environments import SONAMES, TORCH, library, libtorch_cuda
+
+from envbuild.fetch import wheel_resolution_and_download
+from envbuild.repair import file_backup, repair_run, requirement_edits
+from envbuild.util.errors import FileError, HashMismatch
+from unit.repair.test_repair_plan import LOG
+from unit.support import envbuild, write_wheel
+
+pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc to build the libraries with")
+UV = str(wheel_resolution_and_download.uv_binary())
+TORCH_REQUIRES = ("nvidia-cublas-cu12==12.1.3.1", "nvidia-cudnn-cu12==9.1.0.70", "nvidia-nccl-cu12==2.26.2")
+
+
+def run(*words: object) -> None:
+    subprocess.run([str(word) for word in words], check=True)
+
+
+def libraries(version: str, *kinds: str) -> dict[str, bytes]:
+    return {f"nvidia/{kinds[0]}/lib/{SONAMES[kind]}": library(kind, version) for kind in kinds}
+
+
+def recorded(
+    folder: Path,
+    name: str,
+    version: str,
+    requires: Sequence[str] = (),
+    files: Mapping[str, bytes] = MappingProxyType({}),
+) -> None:
+    """A wheel whose RECORD lists every file."""
+    file = write_wheel(folder, name, version, requires, files=files)
+    with zipfile.ZipFile(file) as archive:
+        members = {item: archive.read(item) for item in archive.namelist()}
+    record = next(item for item in members if item.endswith("/RECORD"))
+    rows = [
+        f"{item},sha256={base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b'=').decode()},{len(content)}"
+        for item, content in members.items()
+    ]
+    members[record] = "\n".join([*(row for row in rows if not row.startswith(record)), f"{record},,", ""]).encode()
+    with zipfile.ZipFile(file, "w") as archive:
+        for item, content in members.items():
+            archive.writestr(zipfile.ZipInfo(item), content)
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheels")
+    for version in ("12.1.3.1", "12.4.5.8"):
+        recorded(folder, "nvidia-cublas-cu12", version, files=libraries(version, "cublas", "cublasLt"))
+    recorded(folder, "nvidia-cudnn-cu12", "9.1.0.70", files=libraries("9.1.0.70", "cudnn"))
+    recorded(folder, "nvidia-nccl-cu12", "2.26.2", files=libraries("2.26.2", "nccl"))
+    text = TORCH.format(version="2.3.1+cu121", cuda="12.1", architectures="sm_50 sm_80 sm_90")
+    files = {
+        "torch/__init__.py": text.encode(),
+        "torch/lib/libtorch_cuda.so": libtorch_cuda(("cublas", "cublasLt", "cudnn", "nccl")),
+    }
+    recorded(folder, "torch", "2.3.1", TORCH_REQUIRES, files=files)
+    recorded(folder, "torchvision", "0.18.1", ["torch==2.3.1"])
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def local_index(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    (tmp_path / "uv.toml").write_text(f'no-index = true\nfind-links = ["{wheels}"]\n')
+    monkeypatch.delenv("UV_NO_CONFIG")
+    monkeypatch.setenv("UV_CONFIG_FILE", str(tmp_path / "uv.toml"))
+
+
+@dataclass(frozen=True)
+class Venv:
+    prefix: Path
+    log: Path
+
+    @property
+    def python(self) -> Path:
+        return self.prefix / "bin" / "python"
+
+    @property
+    def site(self) -> Path:
+        return next((self.prefix / "lib").glob("python3.*/site-packages"))
+
+    def fix(self, *words: str) -> Mapping[str, object]:
+        done = envbuild("fix", str(self.log), "--python", str(self.prefix), *words, "--json")
+        assert done.code == 0, done.stderr + done.stdout
+        document: Mapping[str, object] = json.loads(done.stdout)
+        return document
+
+    def cublas(self) -> str:
+        """The version that the loaded library reports."""
+        code = (
+            "import ctypes, torch\nlib = ctypes.CDLL('libcublas.so.12'); v = ctypes.c_int()\n"
+            "print(*[(lib.cublasGetProperty(n, ctypes.byref(v)), v.value)[1] for n in range(3)], sep='.')"
+        )
+        done = subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    def files(self) -> dict[str, tuple[str, int]]:
+        """sha256 and inode of every file, bytecode apart."""
+        return hashes(self.prefix)
+
+
+def hashes(folder: Path) -> dict[str, tuple[str, int]]:
+    return {
+        str(path.relative_to(folder)): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_ino)
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink() and "__pycache__" not in path.parts
+    }
+
+
+def contents(found: Mapping[str, tuple[str, int]]) -> dict[str, str]:
+    return {name: sha256 for name, (sha256, _) in found.items()}
+
+
+def made_by_uv(folder: Path, name: str = "venv") -> Venv:
+    run(UV, "venv", "--quiet", "--python", sys.executable, folder / name)
+    command: list[object] = [
+        UV,
+        "pip",
+        "install",
+        "--quiet",
+        "--link-mode",
+        "hardlink",
+        "--python",
+        folder / name,
+        "torch==2.3.1",
+    ]
+    run(*command)
+    log = folder / "train.log"
+    log.write_text(LOG)
+    return Venv(folder / name, log)
+
+
+@pytest.fixture
+def venv(tmp_path: Path) -> Venv:
+    return made_by_uv(tmp_path.resolve())
+
+
+def test_uv_fixes_it_and_undo_restores_every_file(venv: Venv, tmp_path: Path) -> None:
+    """A second environment with the same hard links is not changed."""
+    second = made_by_uv(tmp_path.resolve(), "second")
+    library = next(venv.site.glob("nvidia/cublas/lib/libcublas.so.12"))
+    assert library.stat().st_nlink > 1, "the two share it"
+    before, other = venv.files(), second.files()
+    assert venv.cublas() == "12.1.3"
+    document = venv.fix("--apply")
+    assert (document["state"], document["advisories"]) == ("fixed", ["cublas-hopper-fpe"])
+    assert venv.cublas() == "12.4.5"
+    assert second.files() == other
+    assert "nvidia-cublas-cu12==12.4.5.8" in (venv.site / "torch-2.3.1.dist-info" / "METADATA").read_text()
+    assert venv.fix()["state"] == "healthy"
+    run(UV, "pip", "install", "--quiet", "--python", venv.prefix, "torchvision==0.18.1")
+    assert venv.cublas() == "12.4.5", "a later installation leaves it"
+    run(UV, "pip", "uninstall", "--quiet", "--python", venv.prefix, "torchvision")
+    undone = envbuild("fix", "--python", str(venv.prefix), "--undo")
+    assert undone.code == 0 and "nvidia-cublas-cu12" in undone.stdout
+    after = venv.files()
+    assert contents(after) == contents(before)
+    touched = {name for name in before if "cublas" in name}
+    assert touched and {after[name] for name in touched} == {before[name] for name in touched}, "the original files"
+    assert second.files() == other
+    assert not (venv.prefix / file_backup.FOLDER).exists()
+    assert venv.cublas() == "12.1.3"
+
+
+@pytest.fixture(scope="module")
+def with_pip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pip") / "venv"
+    run(sys.executable, "-m", "venv", folder)
+    return folder
+
+
+def test_pip_fixes_it_and_a_later_pip_install_leaves_it(with_pip: Path, wheels: Path, tmp_path: Path) -> None:
+    python = with_pip / "bin" / "python"
+    pip: list[object] = [python, "-m", "pip", "install", "--quiet", "--no-index", "--find-links", wheels]
+    run(*pip, "torch==2.3.1")
+    (tmp_path / "train.log").write_text(LOG)
+    venv = Venv(with_pip, tmp_path / "train.log")
+    before = contents(venv.files())
+    document = venv.fix("--apply")
+    rows = document["commands"]
+    assert isinstance(rows, list)
+    assert rows[0]["argv"][1:4] == ["-m", "pip", "install"]
+    assert venv.cublas() == "12.4.5"
+    run(*pip, "torchvision==0.18.1")
+    assert venv.cublas() == "12.4.5"
+    run(python, "-m", "pip", "check")
+    run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision")
+    assert envbuild("fix", "--python", str(with_pip), "--undo").code == 0
+    assert contents(venv.files()) == before
+    run(*pip, "torchvision==0.18.1")
+    assert venv.cublas() == "12.1.3", "without the fix, torch's own version is back"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Venv:
+    folder = tmp_path.resolve() / "project"
+    folder.mkdir()
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    head = f'[project]\nname = "mine"  # kept\nversion = "1"\nrequires-python = ">={version}"\n'
+    (folder / "pyproject.toml").write_text(f'{head}dependencies = ["torch==2.3.1"]\n')
+    command: list[object] = [
+        UV,
+        "sync",
+        "--quiet",
+        "--project",
+        folder,
+        "--python",
+        sys.executable,
+        "--no-install-project",
+    ]
+    run(*command)
+    log = tmp_path / "train.log"
+    log.write_text(LOG)
+    return Venv(folder / ".venv", log)
+
+
+def test_a_uv_project_is_fixed_and_stays_fixed(project: Venv) -> None:
+    folder = project.prefix.parent
+    before = contents(hashes(folder))
+    document = project.fix("--apply")
+    assert (document["manager"], document["state"]) == ("uv-project", "fixed")
+    assert project.cublas() == "12.4.5"
+    text = (folder / "pyproject.toml").read_text()
+    assert 'name = "mine"  # kept' in text
+    assert tomllib.loads(text)["tool"]["uv"]["override-dependencies"] == ["nvidia-cublas-cu12==12.4.5.8"]
+    run(UV, "sync", "--quiet", "--project", folder)
+    assert project.cublas() == "12.4.5"
+    assert envbuild("fix", "--python", str(project.prefix), "--undo").code == 0
+    assert contents(hashes(folder)) == before
+    assert project.cublas() == "12.1.3"
+
+
+def test_a_project_file_that_was_changed_since_is_left(project: Venv) -> None:
+    project.fix("--apply")
+    file = project.prefix.parent / "pyproject.toml"
+    file.write_text(file.read_text() + "# mine\n")
+    done = envbuild("fix", "--python", str(project.prefix), "--undo")
+    assert done.code == 0 and f"Left as it is, because it was changed since: {file}" in done.stdout
+    assert file.read_text().endswith("# mine\n")
+    assert project.cublas() == "12.1.3"
+
+
+def test_a_command_that_fails_changes_nothing(venv: Venv, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "uv.toml").write_text("no-index = true\n")
+    before = venv.files()
+    done = envbuild("fix", str(venv.log), "--python", str(venv.prefix), "--apply")
+    assert done.code == 6 and "the environment is as before" in done.stderr
+    assert venv.files() == before
+
+
+def test_an_interrupted_fix_is_undone_by_the_user(venv: Venv) -> None:
+    """As after SIGKILL: the backup is there, and the changes are not complete."""
+    before = contents(venv.files())
+    file_backup.take_backup(venv.prefix, [str(venv.site)])
+    command: list[object] = [
+        UV,
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--python",
+        venv.prefix,
+        "nvidia-cublas-cu12==12.4.5.8",
+    ]
+    run(*command)
+    shutil.rmtree(venv.site / "nvidia" / "nccl")
+    shutil.rmtree(next(venv.site.glob("nvidia_cublas_cu12*.dist-info")))
+    with pytest.raises(FileError, match="interrupted"):
+        file_backup.take_backup(venv.prefix, [str(venv.site)])
+    assert envbuild("fix", "--python", str(venv.prefix), "--undo").code == 0
+    assert contents(venv.files()) == before
+
+
+@pytest.mark.parametrize("path", ["../outside", "/etc/outside", "venv/../../outside", "linked/outside"])
+def test_a_backup_of_another_author_cannot_reach_other_files(venv: Venv, tmp_path: Path, path: str) -> None:
+    """An environment that was unpacked from an archive may bring one."""
+    venv.fix("--apply")
+    (venv.prefix / "linked").symlink_to(tmp_path)
+    manifest = next((venv.prefix / file_backup.FOLDER).glob("*/backup.json"))
+    content = json.loads(manifest.read_text())
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    content["added"].append(str(venv.prefix / path) if not path.startswith("/") else path)
+    manifest.write_text(json.dumps(content))
+    done = envbuild("fix", "--python", str(venv.prefix), "--undo")
+    assert done.code == 3 and "is not a file of this environment" in done.stderr
+    assert outside.read_text() == "mine"
+    assert venv.cublas() == "12.4.5"
+
+
+def test_without_hard_links_what_is_replaced_is_copied(venv: Venv, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    before = contents(venv.files())
+    monkeypatch.setattr(os, "link", refuse)
+    document = venv.fix("--apply")
+    kept = list(Path(str(document["backup"]), "files").iterdir())
+    assert kept and not any(
+        file.read_bytes() == (venv.site / "nvidia/nccl/lib/libnccl.so.2").read_bytes() for file in kept
+    )
+    assert envbuild("fix", "--python", str(venv.prefix), "--undo").code == 0
+    assert contents(venv.files()) == before
+
+
+def test_a_kept_file_that_was_changed_is_not_restored(venv: Venv) -> None:
+    venv.fix("--apply")
+    backup = file_backup.latest_backup(venv.prefix)
+    assert backup
+    kept = next(
+        backup.kept(file) for files in backup.content.files.values() for file in files if "libcublas.so" in file.path
+    )
+    content = kept.read_bytes() + b"changed"
+    kept.unlink()
+    kept.write_bytes(content)
+    before = venv.files()
+    with pytest.raises(HashMismatch):
+        file_backup.restore(backup)
+    assert venv.files() == before
+
+
+def test_a_program_that_writes_into_a_file_is_noticed(venv: Venv) -> None:
+    backup = file_backup.take_backup(venv.prefix, [str(venv.site)])
+    assert file_backup.written_into(backup) == []
+    time.sleep(0.01)
+    file = venv.site / "torch" / "__init__.py"
+    with file.open("ab") as stream:
+        stream.write(b"# more\n")
+    assert file_backup.written_into(backup) == [str(file)]
+
+
+def test_there_is_nothing_to_undo(venv: Venv) -> None:
+    done = envbuild("fix", "--python", str(venv.prefix), "--undo")
+    assert done.code == 3 and "has no fix to undo" in done.stderr
+    assert envbuild("fix", str(venv.log), "--python", str(venv.prefix), "--undo").code == 2
+
+
+@pytest.fixture
+def sleeper(venv: Venv) -> Iterator[subprocess.Popen[str]]:
+    code = "import torch, sys, time; print('loaded', flush=True); time.sleep(600)"
+    process = subprocess.Popen([venv.python, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout and process.stdout.readline() == "loaded\n"
+    yield process
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def test_files_in_use_are_not_replaced(venv: Venv, sleeper: subprocess.Popen[str]) -> None:
+    before = venv.files()
+    done = envbuild("fix", str(venv.log), "--python", str(venv.prefix), "--apply")
+    assert done.code == 6 and f"({sleeper.pid}) has " in done.stderr
+    assert venv.files() == before
+
+
+def test_without_permission_nothing_is_tried(venv: Venv, monkeypatch: pytest.MonkeyPatch) -> None:
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK | os.X_OK and access(path, mode))
+    done = envbuild("fix", str(venv.log), "--python", str(venv.prefix), "--apply")
+    assert done.code == 6 and "no permission to write to" in done.stderr
+
+
+def test_a_full_disk_is_noticed_before_anything_changes(venv: Venv, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(venv.prefix)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    done = envbuild("fix", str(venv.log), "--python", str(venv.prefix), "--apply")
+    assert done.code == 6 and "the repair needs about" in done.stderr
+    assert not (venv.prefix / file_backup.FOLDER).exists()
+
+
+def test_conda_poetry_and_the_system_are_refused(venv: Venv) -> None:
+    (venv.prefix.parent / "poetry.lock").touch()
+    done = envbuild("fix", str(venv.log), "--python", str(venv.prefix), "--apply")
+    assert done.code == 6 and "Poetry manages this environment" in done.stderr
+    assert "uv pip install" in done.stdout, "the commands are printed all the same"
+
+
+def test_the_probes_run_where_there_is_a_gpu(venv: Venv) -> None:
+    """Here without one: skipped, with the reason."""
+    done = envbuild("fix", str(venv.log), "--python", str(venv.prefix), "--apply")
+    assert done.code == 0, done.stderr
+    assert "gemm.crash: skipped: this machine has no GPU" in done.stdout
+    assert "needs about" in done.stderr
+    assert f"Loaded now: {venv.site}/nvidia/cublas/lib/libcublas.so.12 (12.4.5.8, loaded)" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        '[project]\nname = "a"\n',
+        '[tool.uv]\ndev-dependencies = ["a]"]\n[tool.other]\nx = 1\n',
+        '[tool.uv] # mine\noverride-dependencies = ["a[b]==1", # one\n  "Nvidia_cublas-cu12==1"]\nx = [1]\n',
+        '[tool.uv.sources]\nx = {path = "y"}\n',
+    ],
+)
+def test_overrides_are_added_and_nothing_else_changes(text: str) -> None:
+    before, after = (
+        tomllib.loads(text),
+        tomllib.loads(requirement_edits.with_overrides(text, ["nvidia-cublas-cu12==12.4.5.8"])),
+    )
+    values = after["tool"]["uv"].pop("override-dependencies")
+    assert values[-1] == "nvidia-cublas-cu12==12.4.5.8" and len(values) == (2 if "a[b]" in text else 1)
+    before.get("tool", {}).get("uv", {}).pop("override-dependencies", None)
+    before.setdefault("tool", {}).setdefault("uv", {})
+    assert after == before
+
+
+def test_a_form_that_is_not_understood_is_left_to_the_user(tmp_path: Path) -> None:
+    file = tmp_path / "pyproject.toml"
+    file.write_text("tool = {uv = {x = 1}}\n")
+    with pytest.raises(FileError) as caught:
+        requirement_edits.override_project(file, ["a==1"])
+    assert "add by hand, under [tool.uv]" in (caught.value.hint or "")
+    assert file.read_text() == "tool = {uv = {x = 1}}\n"
+
+
+def test_processes_are_found_by_the_files_that_they_use() -> None:
+    maps = {path for line in Path("/proc/self/maps").read_text().splitlines() if (path := line[73:].strip())}
+    assert all(one.pid != os.getpid() for one in repair_run.processes_using(maps))
