@@ -2,8 +2,8 @@
 
 The children stay in their parent's process group, so ending that group ends them too. That is the difference from
 probe_supervisor: it runs one whole probe in a process group of its own, which may start ahead and wait for its turn,
-reports by checked frames, and is ended with everything that it started. Functions within a probe, such as ranks, need none
-of this, but several of them run at once, and a failed one limits the time of the others.
+reports by checked frames, and is ended with everything that it started. Functions within a probe, such as ranks, need
+none of this, but several of them run at once, and a failed one limits the time of the others.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ def test_descriptions_gathered_before_are_compared(project: Path) -> None:
         (project / f"{name}.json").write_text(json.dumps({**SAME, **older}))
     said = envbuild("doctor", "--cluster", ".", "--json", "-o", "../cluster.json")
     assert said.code == 5
-    assert {n["name"]: n["odd"] for n in said.document["nodes"]} == {
+    assert {n["name"]: n["differences"] for n in said.document["nodes"]} == {
         "a": [],
         "b": [],
         "c": ["same.driver"],
@@ -298,9 +298,9 @@ def test_the_odd_node_is_named_through(machine: Bench, through: Callable[[Bench]
     said = machine.doctor(*through(machine), "--json", root=False)
     assert said.code == 5, said.stderr
     found = {n["name"]: n for n in said.document["nodes"]}
-    assert found["node3"]["odd"] == ["same.driver"]
+    assert found["node3"]["differences"] == ["same.driver"]
     assert "no route" in found["node4"]["fault"]
-    failed = {c["id"]: c["detail"] for c in said.document["checks"] if c["status"] == "fail"}
+    failed = {c["id"]: c["detail"] for c in said.document["checks"] if c["state"] == "fail"}
     assert set(failed) == {"same.driver", "node.answers"}
     assert failed["same.driver"] == "node3 has 535.104.05; the other 3 have 550.54.15"
 

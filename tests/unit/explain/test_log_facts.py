@@ -242,7 +242,7 @@ def test_the_rank_that_lags_is_named() -> None:
     assert (works.behind, works.silent) == ((2,), (6, 7))
     said = piped(text)
     assert "rank 2: 19" in said and "the others wait for rank 2: it did not come to work 20" in said
-    assert json.loads(piped(text, "--json"))["last_work"]["behind"] == [2]
+    assert json.loads(piped(text, "--json"))["ranks"]["behind"] == [2]
 
 
 def late(rank: int, number: int, operation: str, group: str = "[PG ID 0 PG GUID 0(default_pg) Rank {0}] ") -> str:
@@ -256,7 +256,7 @@ def test_ranks_that_wait_in_different_collectives_diverged(group: str) -> None:
     text = late(0, 4411, "ALLREDUCE", group) + late(1, 4411, "ALLREDUCE", group) + late(2, 4410, "ALLGATHER", group)
     said = " ".join(piped(text).split())
     assert "the ranks diverged, each waited in another collective: rank 0 in ALLREDUCE 4411, rank 2 in ALLG" in said
-    diverged = json.loads(piped(text, "--json"))["last_work"]["diverged"]
+    diverged = json.loads(piped(text, "--json"))["ranks"]["diverged"]
     assert diverged == [
         {"rank": 0, "number": 4411, "operation": "ALLREDUCE"},
         {"rank": 2, "number": 4410, "operation": "ALLGATHER"},

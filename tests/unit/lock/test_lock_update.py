@@ -212,7 +212,7 @@ def test_a_projects_requirements_are_locked_under_a_profiles_pins(project: Path,
     write_profile(project, SMALL)
     (project / "requirements.txt").write_text("gamma  # and what it needs\n", encoding="utf-8")
     done = envbuild("lock", "sample", "--requirements", "requirements.txt", "--json")
-    (row,) = done.document["locks"]
+    (row,) = done.document["profiles"]
     assert (row["profile"], row["file"]) == ("sample-project", "profiles/sample-project.lock.yaml")
     made = lock_file.read(project / row["file"])
     assert made and {"alpha", "beta", "gamma", "torch"} <= set(made.versions)
@@ -587,7 +587,7 @@ def test_profiles_with_the_same_requests_are_looked_up_once(project: Path, links
         write_profile(project, SMALL, name)
     write_profile(project, {**SMALL, "packages": ["beta"]}, "other")
     done = envbuild("lock", *names, "other", "--json")
-    assert [row["profile"] for row in done.document["locks"]] == [*names, "other"]
+    assert [row["profile"] for row in done.document["profiles"]] == [*names, "other"]
     assert sorted("alpha" in requirements for requirements in asked) == [False, True]
     assert all((project / "profiles" / f"{name}.lock.yaml").is_file() for name in names)
 

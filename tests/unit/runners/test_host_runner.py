@@ -89,7 +89,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_environment_that_is_as_locked_passes(locked: Lock) -> None:
     done = envbuild("test", "sample", "--python", sys.executable, "--probe", "env.libs", "--json")
     assert done.code == 0, done.stderr
-    assert [(row["probe"], row["status"]) for row in done.document["probes"]] == [("env.libs", "passed")]
+    assert [(row["name"], row["state"]) for row in done.document["probes"]] == [("env.libs", "passed")]
     subject = {
         key: done.document[key]
         for key in ("profile", "lock", "image", "interpreter", "torch", "device", "level", "seed")
