@@ -237,7 +237,7 @@ _NODE: dict[str, Any] = {
     "gpus": [{"name": "NVIDIA H20", "memory_total": 10**11, "mig": False}],
     "software": {"nccl": "2.21.5", "torch": "2.3.1"},
     "rdma": [{"name": "mlx5_0/1", "state": "ACTIVE", "link": "InfiniBand", "rate": "400 Gb/sec"}],
-    "checks": [{"id": "gpu.ecc", "status": "fail", "detail": "a bad row", "remedy": None}],
+    "checks": [{"id": "gpu.ecc", "state": "fail", "detail": "a bad row", "remedy": None}],
 }
 
 

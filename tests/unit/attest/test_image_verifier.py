@@ -111,9 +111,10 @@ def test_a_pushed_image_is_verified(pushed: Site) -> None:
     said = verify(pushed, "--key", "team.pub")
     assert said.code == 0, said.stdout
     _, raw = pushed.registry.manifests["verified"]
-    (evidence,) = said.document.pop("evidence")
+    document = said.document
+    (evidence,) = document.pop("evidence")
     assert (evidence["model"], evidence["state"], evidence["level"]) == ("cpu", "verified", "quick")
-    assert said.document == {
+    assert document == {
         "reference": f"{pushed.registry.host}/team/sample:verified",
         "state": "verified",
         "profile": "sample",

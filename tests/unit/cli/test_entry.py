@@ -121,6 +121,8 @@ def test_every_command_file_is_listed() -> None:
         "__init__",
         "entry",
         "console",
+        "document_schemas",
+        "exported_files",
         "output_files",
         "result_table",
         "several_profiles",

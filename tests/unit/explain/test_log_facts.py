@@ -306,7 +306,7 @@ def test_no_advisory_is_possible_that_does_not_hold_or_need_not(text: str) -> No
 def test_libraries_that_torch_brings_are_marked_as_inferred() -> None:
     said = " ".join(piped(f"{H20}nccl version: 2.21.5\n").split())
     assert "torch 2.3.0 (which brings cublas 12.1.3.1, cudnn 8.9.2.26), nccl 2.21.5" in said
-    read = json.loads(piped(f"{H20}nccl version: 2.21.5\n", "--json"))["read"]
+    read = json.loads(piped(f"{H20}nccl version: 2.21.5\n", "--json"))["facts"]
     assert "cublas" in read["inferred"] and "nccl" not in read["inferred"]
 
 
@@ -389,7 +389,7 @@ def test_an_error_of_the_program_is_not_known_and_quoted(error: str, words: str)
     text = f'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\n{error}\n'
     said = " ".join(piped(text).split())
     assert "No known cause" in said and "the program's own error (line 3)" in said and words in said
-    assert json.loads(piped(text, "--json"))["error"]["line"] == 3
+    assert json.loads(piped(text, "--json"))["exception"]["line"] == 3
 
 
 def test_a_message_of_the_launcher_is_not_the_error_itself() -> None:

@@ -108,8 +108,8 @@ class Children:
             on_line(line)
         steps = [{"name": name, "seconds": 1.0, "cached": words[1] == "make"} for name in ("lock", words[1])]
         document: dict[str, Any] = {
-            "profile": words[-1],
             **MADE,
+            "profile": words[-1],
             "state": "built" if words[1] == "build" else "verified",
             "steps": steps,
         }
@@ -138,7 +138,7 @@ def children(monkeypatch: pytest.MonkeyPatch, project: Path) -> Iterator[Childre
 
 def failure(code: int, kind: str, message: str) -> Completed:
     error = {"code": code, "kind": kind, "message": message, "hint": "do this\ndo that", "faults": []}
-    built = {"image": f"sha256:{'1' * 64}", "tags": [], "selftest": None} if code == 4 else {}
+    built: dict[str, Any] = {"image": f"sha256:{'1' * 64}", "tags": [], "selftest": None} if code == 4 else {}
     return Completed(code, json.dumps({"state": "failed", **built, "error": error}), "")
 
 

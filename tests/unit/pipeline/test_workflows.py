@@ -116,7 +116,7 @@ def test_a_run_without_results_has_the_reason_in_its_message() -> None:
     ("run", "proofs", "status"),
     [
         (None, [], "built"),
-        (skipped("gemm.crash"), ["stale"], "built"),
+        (skipped("gemm.crash"), ["stale"], "unverified"),
         (passed_run(), ["proved"], "verified"),
         (passed_run(), ["proved", "missing"], "unverified"),
         (passed_run(probe("env.libs", "failed")), ["stale"], "failed"),
@@ -145,7 +145,11 @@ def being_made(monkeypatch: pytest.MonkeyPatch) -> tuple[StepContext, list[str]]
     monkeypatch.setattr(image_build, "build_layers", note("layers", image_of("layers")))
     monkeypatch.setattr(image_build, "build_labelled", note("label", image_of("labelled")))
     monkeypatch.setattr(
-        image_collector, "collect_from_image", note("collect", SimpleNamespace(libraries=(), extended={}, torch=True))
+        image_collector,
+        "collect_from_image",
+        note(
+            "collect", SimpleNamespace(libraries=(), extended={}, torch=None, python=SimpleNamespace(version="3.11.9"))
+        ),
     )
     monkeypatch.setattr(environment_audit, "expected_contents", note("expected", Expected()))
     monkeypatch.setattr(environment_audit, "labels", note("labels", {"io.envbuild.torch": "2.3.1"}))

@@ -239,7 +239,6 @@ def test_the_document_has_all_of_it(tmp_path: Path) -> None:
     change = out_of_bound("fp16/linear.up", "free", got="nan", ratio="inf", relative="nan")
     wrong.write_text(json.dumps(changed(change)), encoding="utf-8")
     found = envbuild("diff", str(NEW), str(wrong), "--json").document
-    assert list(found) == ["a", "b", "verdict", "first", "growth", "ops", "notes"]
     assert (found["state"], found["first"]["operation"], found["growth"]["operation"]) == (
         "breakage",
         *["fp16/linear.up"] * 2,
