@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
+from envbuild.audit.library_and_distribution_findings import Finding
 from envbuild.evidence import evidence_statements_and_store, profile_proofs
 from envbuild.evidence.profile_proofs import ProofRow
 from envbuild.evidence.proof_rules import Proof
@@ -125,7 +126,7 @@ class StepRow:
 @dataclass(frozen=True)
 class MadeDocument:
     """The document of `make`, `build` and `test --record`. `state`: built if evidence was not looked at. `statement`:
-    the file of the evidence that this run wrote."""
+    the file of the evidence that this run wrote. `findings`: those of the audit, if they refused the image."""
 
     profile: str
     state: MadeState
@@ -136,6 +137,7 @@ class MadeDocument:
     evidence: tuple[ProofRow, ...]
     statement: str | None
     advisories: tuple[AdvisoryRow, ...]
+    findings: tuple[Finding, ...]
     selftest: SelfTestSummary | None
     steps: tuple[StepRow, ...]
     seconds: float
@@ -184,6 +186,7 @@ class Made:
             evidence=profile_proofs.proof_rows(self.proofs),
             statement=str(self.statement) if self.statement else None,
             advisories=self.advisories,
+            findings=(),
             selftest=self.run.summary() if self.run else None,
             steps=tuple(StepRow(step.name, round(step.seconds, 3), step.cached) for step in self.steps),
             seconds=round(sum(step.seconds for step in self.steps), 3),

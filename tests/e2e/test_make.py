@@ -37,6 +37,7 @@ def test_make_gives_the_documented_document(quick: Proved) -> None:
         "evidence": [{"model": str, "state": str, "statement": str, "reason": str, "level": str, "unconfined": []}],
         "statement": str,
         "advisories": [],
+        "findings": [],
         "selftest": {"passed": float, "failed": float, "skipped": float, "seconds": float, "failures": []},
         "steps": [{"name": str, "seconds": float, "cached": bool}],
         "seconds": float,

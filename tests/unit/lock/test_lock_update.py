@@ -213,8 +213,8 @@ def test_a_projects_requirements_are_locked_under_a_profiles_pins(project: Path,
     (project / "requirements.txt").write_text("gamma  # and what it needs\n", encoding="utf-8")
     done = envbuild("lock", "sample", "--requirements", "requirements.txt", "--json")
     (row,) = done.document["profiles"]
-    assert (row["profile"], row["file"]) == ("sample-project", "profiles/sample-project.lock.yaml")
-    made = lock_file.read(project / row["file"])
+    assert (row["profile"], row["lock_file"]) == ("sample-project", "profiles/sample-project.lock.yaml")
+    made = lock_file.read(project / row["lock_file"])
     assert made and {"alpha", "beta", "gamma", "torch"} <= set(made.versions)
     assert not (project / "profiles" / "sample.lock.yaml").exists()
     assert envbuild("lock", "sample", "--requirements", "requirements.txt", "--check").code == 0
@@ -565,7 +565,7 @@ def test_differences_are_a_line_each(project: Path) -> None:
     assert list(lock_update.version_changes(None, one)) == ["3 wheels, 4 Debian packages"]
     assert list(lock_update.version_changes(one, one)) == []
     said = list(lock_update.version_changes(one, two))
-    assert "base image None -> x" in said
+    assert "base image (new) -> x" in said
     assert "python 3.11 -> 3.12" in said
     assert "torch 2.13.0 -> (gone)" in said
     assert "libstdc++6 1:2.3+deb12u1~x-4 -> (gone)" in said

@@ -170,7 +170,7 @@ def test_a_script_that_is_left_out_is_reported(project: Path) -> None:
     done = envbuild("test", "sample", "--python", sys.executable, "--level", "quick", "--junit", "j.xml", "--json")
     assert done.code == 0, done.stderr
     row = done.document["probes"][-1]
-    assert (row["probe"], row["status"], row["reason"]) == ("own.script", "skipped", words)
+    assert (row["name"], row["state"], row["reason"]) == ("own.script", "skipped", words)
     assert words in (project / "j.xml").read_text(encoding="utf-8")
     asked = envbuild("test", "sample", "--python", sys.executable, "--probe", "env.libs")
     assert (asked.code, "own.script" in asked.stdout) == (0, False), "nobody asked for it"
