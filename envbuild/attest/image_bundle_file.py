@@ -34,11 +34,11 @@ class Bundle:
         except FileNotFoundError as error:
             raise FileError(f"{file} cannot be read: {error.strerror}") from None
         except registry_image_reader.DAMAGED:
-            raise Malformed(f"{file} is not a bundle") from None
+            raise Malformed(f"{file} is not a saved image") from None
         names = [member.name for member in members]
         plain = all(m.isreg() and ".." not in PurePosixPath(m.name).parts for m in members)
         if not plain or len(set(names)) != len(names) or INDEX not in names:
-            raise Malformed(f"{file} is not a bundle: it must contain each of its files once, and nothing else")
+            raise Malformed(f"{file} is not a saved image: it must contain each of its files once, and nothing else")
         self._members = dict(zip(names, members, strict=True))
         index = strict_json.parse(self.file(INDEX), INDEX)
         self._tags: dict[str, dict[str, object]] = {}
@@ -52,9 +52,9 @@ class Bundle:
         member = self._members.get(name)
         stream = self._tar.extractfile(member) if member else None
         if member is None or stream is None:
-            raise Malformed(f"the bundle has no {name}")
+            raise Malformed(f"the saved image has no {name}")
         if member.size > limit:
-            raise Refusal("too-large", f"{name} in the bundle is larger than {limit} bytes")
+            raise Refusal("too-large", f"{name} in the saved image is larger than {limit} bytes")
         return stream.read()
 
     def manifest(self, target: str) -> Manifest | None:
@@ -67,20 +67,20 @@ class Bundle:
     def blob(self, digest: str, limit: int = strict_json.MAX_BYTES) -> bytes:
         raw = self.file(blob_path(digest), limit)
         if oci_types.digest_of(raw) != digest:
-            raise Refusal("digest", f"the bundle holds something else as the blob {digest}")
+            raise Refusal("digest", f"the saved image holds something else as the blob {digest}")
         return raw
 
     def blocks(self, digest: str) -> Iterator[bytes]:
         member = self._members.get(blob_path(digest))
         stream = self._tar.extractfile(member) if member else None
         if stream is None:
-            raise Malformed(f"the bundle has no blob {digest}")
+            raise Malformed(f"the saved image has no blob {digest}")
         seen = hashlib.sha256()
         while block := stream.read(_BLOCK):
             seen.update(block)
             yield block
         if f"sha256:{seen.hexdigest()}" != digest:
-            raise Refusal("digest", f"the bundle holds something else as the blob {digest}")
+            raise Refusal("digest", f"the saved image holds something else as the blob {digest}")
 
     def referrers(self, digest: str) -> list[dict[str, object]]:
         index = self.manifest(oci_types.fallback_tag(digest))
@@ -91,7 +91,7 @@ class Bundle:
         no other file of the bundle. Raises Refusal if a layer does not match its digest."""
         layers = [oci_types.digest_in(layer) for layer in image.layers]
         if tuple(layers) != diff_ids:
-            raise Malformed("the bundle's layers are not those that the image's configuration names")
+            raise Malformed("the saved image's layers are not those that the image's configuration names")
         listed = [{"Config": blob_path(image.config), "RepoTags": [name], "Layers": [blob_path(one) for one in layers]}]
         raw = json.dumps(listed).encode()
         yield from _entry(ARCHIVE, len(raw), iter([raw]))

@@ -7,9 +7,10 @@ import dataclasses
 import datetime
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from envbuild.attest import (
     child_config_check,
@@ -22,7 +23,10 @@ from envbuild.attest import (
 from envbuild.attest.keys_and_signatures import Envelope
 from envbuild.attest.policy import Policy
 from envbuild.attest.trusted_statements import SignedBuild, Trusted
+from envbuild.evidence import profile_proofs
+from envbuild.evidence.profile_proofs import ProofRow
 from envbuild.evidence.proof_rules import Proof
+from envbuild.facts.document_types import Digest, plain
 from envbuild.facts.probe_catalogue_reader import LEVELS
 from envbuild.image.image_naming import LOCK_LABEL, VERIFIED
 from envbuild.registry import oci_types, registry_image_reader
@@ -36,6 +40,29 @@ from envbuild.util.rejected_input_errors import Reason, Refusal
 _LOCK = re.compile(r"sha256:[0-9a-f]{64}")
 
 Envelopes = Sequence[Envelope]
+
+
+@dataclass(frozen=True)
+class VerdictDocument:
+    """The document of `verify`. `gpus`: the models that the image is verified on; `level`: the lowest of its evidence.
+    `base`: for a child image, the verified base, by digest; `changed_settings`: the child's settings that differ from
+    the base's. `unconfined`: the restrictions of an engine's containers that were missing. `reordered_layers`: numbers,
+    from 1, of layers that have the same files in another order after a rebuild."""
+
+    reference: str | None
+    state: Literal["verified", "unverified"]
+    profile: str | None
+    lock: Digest | None
+    image: Digest | None
+    digest: Digest | None
+    level: str | None
+    gpus: tuple[str, ...]
+    evidence: tuple[ProofRow, ...]
+    base: str | None
+    changed_settings: Mapping[str, object]
+    unconfined: tuple[str, ...]
+    reordered_layers: tuple[int, ...]
+    reasons: tuple[Reason, ...]
 
 
 @dataclass
@@ -67,27 +94,30 @@ class Verdict:
     build: SignedBuild | None = None
     proved: tuple[ImageSource, Manifest, Config] | None = None
     reordered: list[int] = field(default_factory=list)
+    proofs: tuple[Proof, ...] = ()
+    image_id: str | None = None  # of a verification without the image
 
     @property
     def verified(self) -> bool:
         return not self.reasons
 
-    def document(self) -> dict[str, object]:
-        """Return the JSON document: `unconfined` and `reordered` only if not empty, `child_sets` only for a child."""
-        return {
-            "ref": self.ref,
-            "digest": self.digest,
-            "verified": self.verified,
-            "profile": self.profile,
-            "lock": self.lock,
-            "level": self.level,
-            "gpus": self.gpus,
-            "base": self.base,
-            "reasons": [dataclasses.asdict(reason) for reason in self.reasons],
-            **({"child_sets": self.child_sets} if self.base else {}),
-            **({"unconfined": self.unconfined} if self.unconfined else {}),
-            **({"reordered": self.reordered} if self.reordered else {}),
-        }
+    def document(self) -> VerdictDocument:
+        return VerdictDocument(
+            reference=self.ref,
+            state="verified" if self.verified else "unverified",
+            profile=self.profile,
+            lock=self.lock,
+            image=self.image.id if self.image else self.image_id,
+            digest=self.digest,
+            level=self.level,
+            gpus=tuple(self.gpus),
+            evidence=profile_proofs.proof_rows(self.proofs),
+            base=self.base,
+            changed_settings=self.child_sets,
+            unconfined=tuple(self.unconfined),
+            reordered_layers=tuple(self.reordered),
+            reasons=tuple(self.reasons),
+        )
 
     @property
     def summary(self) -> str:
@@ -106,6 +136,7 @@ class Verdict:
         """Set the verified values. `profiles` and `locks`: those of all judged evidence, reported if there is only
         one."""
         self.profile, self.lock = _only(profiles), _only(locks)
+        self.proofs = tuple(proofs)
         self.level = min((proof.level for proof in proofs if proof.level), key=LEVELS.index, default=None)
         self.gpus = list(dict.fromkeys(proof.model for proof in proofs))
         self.unconfined = list(dict.fromkeys(lack for proof in proofs for lack in proof.unconfined))
@@ -115,7 +146,7 @@ class Verdict:
         if self.reasons:
             what = self.ref or "the evidence"
             error = CheckFailed(f"{what} is not verified", hint="\n".join(map(str, self.reasons)))
-            error.partial = self.document()
+            error.partial = plain(self.document())
             raise error
 
 
@@ -147,7 +178,7 @@ def verify_statement(given: Envelopes, policy: Policy, now: datetime.datetime) -
     verdict.reasons = [*_no_key(policy), *believed.refused, *verdict.reasons]
     if not believed.records and not verdict.reasons:
         verdict.reasons.append(Reason("no-evidence", "it contains no test result"))
-    verdict.digest = _only(record.image.id for record in records)
+    verdict.image_id = _only(record.image.id for record in records)
     return verdict
 
 

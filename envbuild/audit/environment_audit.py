@@ -12,14 +12,16 @@ import secrets
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Literal
 
 from envbuild.audit import extension_findings, file_findings, library_and_distribution_findings
 from envbuild.audit.environment_contents import LD_CACHE, LD_PATH, Copy, Holdings
-from envbuild.audit.library_and_distribution_findings import SEVERITIES, Finding
+from envbuild.audit.library_and_distribution_findings import SEVERITIES, Finding, Severity
 from envbuild.facts import database, torch_cuda_arch_list_parser
 from envbuild.facts.advisory_matching import Advisory, Situation
+from envbuild.facts.document_types import AdvisoryRow, Digest, plain
 from envbuild.facts.gpu_models import Gpu
 from envbuild.fetch.locked_artifact_types import StartupFile
 from envbuild.image.image_naming import LABEL
@@ -93,6 +95,63 @@ def of_machine(held: Holdings) -> Expected:
 NOTHING = "nothing to audit: torch is not installed"
 
 
+AuditState = Literal["clean", "warned", "failed", "empty"]
+
+
+@dataclass(frozen=True)
+class AuditedTorch:
+    version: str | None
+    cuda: str | None
+    hip: str | None
+    imported: bool
+
+
+@dataclass(frozen=True)
+class AuditedLibrary:
+    """A CUDA library. `loaded`: whether importing torch loads this copy."""
+
+    name: str
+    version: str | None
+    path: str
+    sha256: str | None
+    loaded: bool
+
+
+@dataclass(frozen=True)
+class AuditedModule:
+    """A compiled file of an extension. `architectures`: of its device code; None for host code only."""
+
+    name: str | None
+    path: str
+    architectures: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class AuditedExtension:
+    name: str
+    version: str
+    modules: tuple[AuditedModule, ...]
+
+
+@dataclass(frozen=True)
+class AuditDocument:
+    """The document of `audit`. `state`: failed: a defect or a refusal; warned: only warnings and notes; clean: no
+    findings except notes; empty: without torch. `profile`, `lock`, `gpus`: those that it was judged for.
+    `advisories`: the known faults among the findings."""
+
+    target: str
+    state: AuditState
+    profile: str | None
+    lock: Digest | None
+    gpus: tuple[str, ...]
+    python: str
+    torch: AuditedTorch | None
+    libraries: tuple[AuditedLibrary, ...]
+    extensions: tuple[AuditedExtension, ...]
+    advisories: tuple[AdvisoryRow, ...]
+    findings: tuple[Finding, ...]
+
+
 @dataclass(frozen=True)
 class Audit:
     """The result of an audit. `clean`: no findings except notes."""
@@ -130,27 +189,50 @@ class Audit:
             worst = [finding for finding in self.findings if finding.severity in ("defect", "refuse")]
             text = "\n".join(f"{f.id}: {f.message}; remedy: {f.remedy}" for f in worst[:10])
             error = CheckFailed(f"{self.target}: {self.summary}", hint=text)
-            error.partial = self.document()
+            error.partial = plain(self.document())
             raise error
 
-    def document(self) -> dict[str, object]:
-        rows = [(c.library, c.version, c.path, c.sha256, c.loaded) for c in self.held.libraries]
-        keys = ("name", "version", "path", "sha256", "loaded")
-        return {
-            "target": self.target,
-            "libraries": [dict(zip(keys, row, strict=True)) for row in rows],
-            "extensions": [
-                {
-                    "name": name,
-                    "version": version,
-                    "modules": [
-                        {"name": f.module, "path": f.path, "architectures": f.architectures} for f in files if f.there
-                    ],
-                }
-                for (name, version), files in self.held.extended.items()
-            ],
-            "findings": [asdict(finding) for finding in self.findings],
-        }
+    @property
+    def state(self) -> AuditState:
+        if self.held.torch is None and not self.failed:
+            return "empty"
+        return "failed" if self.failed else "clean" if self.clean else "warned"
+
+    def document(self) -> AuditDocument:
+        """The result for `--json`."""
+        held, torch = self.held, self.held.torch
+        return AuditDocument(
+            target=self.target,
+            state=self.state,
+            profile=self.wanted.profile,
+            lock=self.wanted.lock.id if self.wanted.lock else None,
+            gpus=tuple(gpu.id for gpu in self.wanted.gpus),
+            python=held.python.version,
+            torch=AuditedTorch(torch.version, torch.cuda, torch.hip, torch.imported) if torch else None,
+            libraries=tuple(AuditedLibrary(c.library, c.version, c.path, c.sha256, c.loaded) for c in held.libraries),
+            extensions=tuple(
+                AuditedExtension(
+                    name,
+                    version,
+                    tuple(
+                        AuditedModule(f.module, f.path, None if f.architectures is None else tuple(f.architectures))
+                        for f in files
+                        if f.there
+                    ),
+                )
+                for (name, version), files in held.extended.items()
+            ),
+            advisories=tuple(self._advisories()),
+            findings=self.findings,
+        )
+
+    def _advisories(self) -> Iterator[AdvisoryRow]:
+        known = {advisory.id for advisory in database.advisories()}
+        for finding in self.findings:
+            if finding.id in known:
+                accepted = finding.id in self.wanted.accepted
+                state = "accepted" if accepted else torch_compatibility_and_advisories.STATES[finding.severity]
+                yield AdvisoryRow(finding.id, state, finding.message, finding.remedy)
 
 
 def labels(held: Holdings) -> dict[str, str]:
@@ -245,7 +327,7 @@ def _locked(held: Holdings, wanted: Expected) -> Iterator[Finding]:
     if wrong:
         more = f" (and {len(wrong) - _MOST} more)" if len(wrong) > _MOST else ""
         text = f"not as the lock of {wanted.profile} has it: {'; '.join(wrong[:_MOST])}{more}"
-        severity = "defect" if wanted.claimed else "warn"
+        severity: Severity = "defect" if wanted.claimed else "warn"
         yield Finding("not-as-locked", severity, text, _as_locked(held, wanted, lock, others))
 
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from envbuild.audit.environment_contents import Altered, Holdings
-from envbuild.audit.library_and_distribution_findings import Finding
+from envbuild.audit.library_and_distribution_findings import Finding, Severity
 from envbuild.facts import database
 from envbuild.fetch.locked_artifact_types import StartupFile
 
@@ -33,7 +33,7 @@ def file_findings(
         yield Finding("unchecked-bytecode", "defect", text, "remove these files: Python compiles the source again")
 
 
-def _startup(held: Holdings, accepted: Mapping[StartupFile, str], severity: str) -> Iterator[Finding]:
+def _startup(held: Holdings, accepted: Mapping[StartupFile, str], severity: Severity) -> Iterator[Finding]:
     known = {(row.distribution, row.sha256) for row in database.startup_files()}
     for item in held.startup:
         if (item.owner, item.sha256) in known:
@@ -51,7 +51,7 @@ def _startup(held: Holdings, accepted: Mapping[StartupFile, str], severity: str)
         yield Finding("startup-variable", "warn", text, "unset PYTHONSTARTUP, in the image or the shell")
 
 
-def _altered(held: Holdings, built: bool, severity: str) -> Iterator[Finding]:
+def _altered(held: Holdings, built: bool, severity: Severity) -> Iterator[Finding]:
     reported = {
         copy.path for copy in held.libraries if copy.record is False and copy.sha256
     }  # by library_and_distribution_findings.cuda_library_findings

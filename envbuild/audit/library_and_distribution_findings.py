@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Literal, get_args
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -12,7 +13,8 @@ from packaging.utils import canonicalize_name
 from envbuild.audit.environment_contents import LD_PATH, LD_PRELOAD, SITE, Copy, Holdings
 from envbuild.facts import database
 
-SEVERITIES = ("defect", "refuse", "warn", "note")
+Severity = Literal["defect", "refuse", "warn", "note"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 NAMES = {"cublas": "cuBLAS", "cudnn": "cuDNN", "nccl": "NCCL", "cudart": "the CUDA runtime", "nvJitLink": "nvJitLink"}
 _MOST_REQUIREMENTS = 50
 
@@ -22,7 +24,7 @@ class Finding:
     """A finding. `severity`: defect, or an advisory's refuse, warn or note. An environment with only notes is clean."""
 
     id: str
-    severity: str
+    severity: Severity
     message: str
     remedy: str
 
@@ -174,7 +176,7 @@ def distribution_findings(held: Holdings) -> Iterator[Finding]:
     for name, folders in places.items():
         for folder, versions in folders.items():
             if len(set(versions)) > 1:
-                severity = "defect" if database.library_of(name) else "warn"
+                severity: Severity = "defect" if database.library_of(name) else "warn"
                 text = f"{folder} says twice what {name} is: {', '.join(versions)}; an upgrade left one behind"
                 remedy = f"remove both of its .dist-info, then install {name} again"
                 yield Finding("duplicate-distribution", severity, text, remedy)

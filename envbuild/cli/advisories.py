@@ -1,22 +1,82 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
 import click
 
 from envbuild.cli.console import emit, json_option
-from envbuild.facts import database
+from envbuild.facts import database, gpu_names
+from envbuild.facts.advisory_matching import Advisory, Situation
+from envbuild.facts.document_types import AdvisoryRow
+from envbuild.lock import lock_file
+from envbuild.resolve import plan_resolver, profile_reader_and_overrides, torch_compatibility_and_advisories
+from envbuild.util.errors import ProfileError, UsageError
+
+
+@dataclass(frozen=True)
+class KnownAdvisoryRow(AdvisoryRow):
+    """`sources`: where the fault is described."""
+
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class AdvisoryList:
+    """The document of `advisories`. `profile`, `gpu`: what NAME means. `state` of each: what follows where it applies,
+    or, for a profile, what follows for it."""
+
+    profile: str | None
+    gpu: str | None
+    advisories: tuple[KnownAdvisoryRow, ...]
 
 
 @click.command("advisories", short_help="List the known faults of GPU software, with their fixes.")
+@click.argument("name", required=False, metavar="[NAME]")
 @json_option
-def command(as_json: bool) -> None:
-    """List every advisory: id, severity, the fault and its fix.
+def command(name: str | None, as_json: bool) -> None:
+    """List every advisory: id, severity, the fault and its fix. With the name of a GPU, only those that may apply on
+    it; with the name of a profile, those that apply to it.
 
     Example: envbuild advisories
+    Example: envbuild advisories h20
     """
-    rows = [
-        {"id": item.id, "severity": item.severity, "title": item.title, "remedy": item.remedy, "cite": list(item.cite)}
-        for item in database.advisories()
-    ]
+    found = _all() if name is None else _of(name)
     if as_json:
-        emit({"advisories": rows})
+        emit(found)
         return
-    for row in rows:
-        click.echo(f"{row['severity']:<7} {row['id']:<32} {row['title']}\n{'':<40} fix: {row['remedy']}")
+    known = {item.id: item for item in database.advisories()}
+    for row in found.advisories:
+        item, accepted = known[row.id], f" (accepted: {row.reason})" if row.state == "accepted" else ""
+        click.echo(f"{item.severity:<7} {row.id:<32} {item.title}{accepted}\n{'':<40} fix: {row.remedy}")
+    if not found.advisories:
+        click.echo(f"no known fault for {name}")
+
+
+def _all() -> AdvisoryList:
+    return AdvisoryList(None, None, tuple(map(_row, database.advisories())))
+
+
+def _row(item: Advisory) -> KnownAdvisoryRow:
+    state = torch_compatibility_and_advisories.STATES[item.severity]
+    return KnownAdvisoryRow(item.id, state, item.title, item.remedy, item.cite)
+
+
+def _of(name: str) -> AdvisoryList:
+    """Raises UsageError for a name of neither a GPU nor a profile."""
+    found = gpu_names.candidates(name)
+    if len(found) > 1:
+        raise UsageError(f"{name!r} is the name of several GPUs: {', '.join(gpu.id for gpu in found)}")
+    if found:
+        on_it = Situation(gpus=found)
+        rows = (item for item in database.advisories() if item.standing(on_it) != "contradicted")
+        return AdvisoryList(None, found[0].id, tuple(map(_row, rows)))
+    try:
+        source = profile_reader_and_overrides.load(name)
+    except ProfileError as error:
+        raise UsageError(f"{name!r} names neither a GPU nor a profile: {error.message}", hint=error.hint) from None
+    plan = plan_resolver.resolve(source)
+    locked = lock_file.read(source.known_lock)
+    choice = plan.choice.locked(locked.versions) if locked and not locked.stale(plan) else plan.choice
+    cited = {item.id: item.cite for item in database.advisories()}
+    applied = (KnownAdvisoryRow(**vars(row), sources=cited[row.id]) for row in choice.states)
+    return AdvisoryList(source.name, None, tuple(applied))

@@ -14,7 +14,8 @@ import click
 from envbuild.audit import environment_audit, environment_contents
 from envbuild.audit.environment_audit import NOTHING, Audit, Expected
 from envbuild.audit.environment_contents import Holdings
-from envbuild.cli.console import emit, json_option, table
+from envbuild.cli.console import Console, emit, json_option, table
+from envbuild.facts.document_types import plain
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock import lock_file, wheel_contents
 from envbuild.profile import profile_name_lookup
@@ -44,7 +45,9 @@ def command(image: str | None, python: str | None, here: bool, name: str | None,
     if len(given) > 1:
         raise UsageError(f"one thing at a time: {' and '.join(given)} are given", hint=_ONE)
     wanted = _expected(name) if name else None
-    done = _image(image, wanted) if image is not None else _environment(python or nearest_python(), wanted)
+    found = image or python or nearest_python()
+    Console().say(f"reading libraries, packages and files of {found}; this can take a minute")
+    done = _image(found, wanted) if image is not None else _environment(found, wanted)
     empty = done.held.torch is None and not done.failed
     if as_json and not done.failed and not empty:
         emit(done.document())
@@ -54,7 +57,7 @@ def command(image: str | None, python: str | None, here: bool, name: str | None,
     if empty:
         other = "another image: envbuild audit IMAGE" if image else "another environment: envbuild audit --python PATH"
         error = FileError(f"{done.target}: {NOTHING}", hint=f"name {other}")
-        error.partial = done.document()
+        error.partial = plain(done.document())
         raise error
 
 

@@ -5,6 +5,7 @@ from packaging.version import InvalidVersion, Version
 
 from envbuild.cli.console import Console, emit, json_option, profile_argument
 from envbuild.facts import probe_catalogue_reader
+from envbuild.facts.document_types import plain
 from envbuild.pipeline.bisection_search_and_result import Bisection, Hunt
 from envbuild.util.errors import CheckFailed, UsageError
 
@@ -57,9 +58,9 @@ def command(
     hunt = Hunt(pin, probe or str(script), script, oldest, newest, keep)
     done = version_bisection.bisect(name, hunt, Console())
     answer = done.document()
-    if answer["first"] is None:
+    if answer.first_passing is None:
         error = CheckFailed(summary_sentence(done))
-        error.partial = answer
+        error.partial = plain(answer)
         raise error
     if as_json:
         emit(answer)

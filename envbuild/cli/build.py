@@ -1,6 +1,7 @@
-from collections.abc import Mapping
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +15,9 @@ from envbuild.cli.console import (
     torch_index_option,
 )
 from envbuild.cli.several_profiles import for_each
+
+if TYPE_CHECKING:
+    from envbuild.pipeline.model import MadeDocument
 
 
 @click.command("build", short_help="Build the image only, without a self-test.")
@@ -47,7 +51,7 @@ def command(
 
     shown = listener()
 
-    def build(name: str) -> Mapping[str, Any]:
+    def build(name: str) -> MadeDocument:
         made = workflows.build_only(name, options, shown)
         if made.image and not as_json:
             click.echo(f"built {made.image.id}")

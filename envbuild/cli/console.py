@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -220,8 +220,11 @@ def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
 
 
-def emit(document: Mapping[str, Any]) -> None:
-    click.echo(json.dumps(document, indent=2))
+def emit(document: object) -> None:
+    """Print a document of `--json`: a dataclass or a mapping."""
+    from envbuild.facts.document_types import plain  # not for --help
+
+    click.echo(json.dumps(plain(document), indent=2))
 
 
 def listener() -> Listener:

@@ -4,6 +4,7 @@ import datetime
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -20,6 +21,23 @@ from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.util.atomic_files import write_atomically
 from envbuild.util.errors import Fault, FileError, OutOfDate, some
 from envbuild.util.yaml_document import display
+
+
+@dataclass(frozen=True)
+class FilledFile:
+    """A file of Markdown: the numbers of its blocks, and of those that were changed."""
+
+    file: str
+    state: Literal["current", "written"]
+    blocks: int
+    changed: int
+
+
+@dataclass(frozen=True)
+class FilledFiles:
+    """The document of `docs`."""
+
+    files: tuple[FilledFile, ...]
 
 
 @click.command("docs", short_help="Write locked versions into your own documents.")
@@ -54,8 +72,16 @@ def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
         if changed:
             write_atomically(document.file, text)
     if as_json:
-        rows = [(display(document.file), len(document.blocks), len(changed)) for document, _, changed in filled]
-        emit({"files": [{"file": file, "blocks": blocks, "changed": changed} for file, blocks, changed in rows]})
+        emit(
+            FilledFiles(
+                tuple(
+                    FilledFile(
+                        display(document.file), "written" if changed else "current", len(document.blocks), len(changed)
+                    )
+                    for document, _, changed in filled
+                )
+            )
+        )
         return
     for document, _, changed in filled:
         blocks = some(len(document.blocks), "block")

@@ -6,16 +6,19 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from envbuild.cli.console import emit, json_option, torch_index_option
 from envbuild.cli.output_files import FILE, STDOUT, prepare, write
+from envbuild.facts.document_types import plain
 from envbuild.util.errors import CheckFailed, UsageError, printable
 
 if TYPE_CHECKING:
     from envbuild.doctor.check_result import Check
+    from envbuild.doctor.machine_checks_and_suitability import MachineDocument
+    from envbuild.doctor.node_comparison import ClusterDocument
 
 
 @click.command("doctor", short_help="Check this machine and its GPUs, or compare a cluster's nodes.")
@@ -51,7 +54,8 @@ def command(name: str | None, cluster: str | None, output: Path | None, root: Pa
         raise UsageError("--cluster goes with neither --for nor --root", hint="envbuild doctor --cluster hosts.yaml")
     prepare(output, as_json=as_json)
     begin = time.monotonic()
-    checks, document = _cluster(cluster) if cluster is not None else _machine(name, root)
+    checks, found = _cluster(cluster) if cluster is not None else _machine(name, root)
+    document = plain(found)
     if output is not None:
         write(output, json.dumps(document, indent=1) + "\n")
     failed = _failed(checks, name)
@@ -69,7 +73,7 @@ def command(name: str | None, cluster: str | None, output: Path | None, root: Pa
         raise error
 
 
-def _machine(name: str | None, root: Path) -> tuple[list[Check], dict[str, Any]]:
+def _machine(name: str | None, root: Path) -> tuple[list[Check], MachineDocument]:
     from envbuild.doctor import machine_checks_and_suitability, machine_reader, profile_requirements, wheel_availability
     from envbuild.resolve import profile_reader_and_overrides
 
@@ -82,10 +86,10 @@ def _machine(name: str | None, root: Path) -> tuple[list[Check], dict[str, Any]]
     if source and asked:
         checks.append(wheel_availability.check_wheels(source, checks))
         checks.append(machine_checks_and_suitability.suits(host, asked, checks))
-    return checks, machine_checks_and_suitability.document(host, checks)
+    return checks, machine_checks_and_suitability.document(host, checks, source.name if source else None)
 
 
-def _cluster(source: str) -> tuple[list[Check], dict[str, Any]]:
+def _cluster(source: str) -> tuple[list[Check], ClusterDocument]:
     from envbuild.doctor import node_comparison, remote_node_reader
 
     found = remote_node_reader.gather_nodes(source)

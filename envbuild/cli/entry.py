@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import importlib
 import inspect
@@ -165,7 +166,7 @@ def _show_version(context: click.Context, parameter: click.Parameter, value: boo
     if "--json" in sys.argv[1:]:
         from envbuild.doctor import envbuild_versions  # not for --help
 
-        print(json.dumps(envbuild_versions.document(), indent=2))
+        print(json.dumps(dataclasses.asdict(envbuild_versions.document()), indent=2))
     else:
         from importlib import metadata
 

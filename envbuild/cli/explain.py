@@ -30,7 +30,8 @@ def command(files: tuple[str, ...], markdown: bool, as_json: bool) -> None:
 
     Reads any mix of a traceback, the output of torchrun, NCCL, the kernel (Xid), a debugger and collect_env; - is
     standard input. Several files, or all files in a folder, are read as the logs of one run; gzip files are
-    decompressed. Needs neither Docker nor a GPU. The exit code is 0 whether the cause is known or not.
+    decompressed. Needs neither Docker nor a GPU. The exit code is 0 whether the cause is known or not, and 3 for empty
+    input.
 
     Example: envbuild explain train.log
     """
@@ -41,7 +42,7 @@ def command(files: tuple[str, ...], markdown: bool, as_json: bool) -> None:
     found = cause_ranking.explain(log)
     profiles = profile_name_lookup.profile_names()
     if as_json:
-        emit({**cause_ranking.document(found, profiles), "notes": notes})
+        emit(cause_ranking.document(found, profiles, notes))
         return
     for line in (*notes, *(() if log.empty else diagnosis_text.render(log, found, profiles, markdown))):
         click.echo(printable(line))
@@ -50,7 +51,7 @@ def command(files: tuple[str, ...], markdown: bool, as_json: bool) -> None:
 def read_logs(names: Sequence[str]) -> tuple[Log, list[str]]:
     """All files as one log, and notes about files that were skipped or cut off.
 
-    Raises FileError for an unreadable file, and for a file that the user named and that is not text.
+    Raises FileError for an unreadable file, for a file that the user named and that is not text, and if all are empty.
     """
     from envbuild.explain import log_reader_and_search
 
@@ -75,11 +76,12 @@ def read_logs(names: Sequence[str]) -> tuple[Log, list[str]]:
     log = log_reader_and_search.join_logs(parts.values())
     if log.empty and not any(part.note for part in parts.values()):
         name = _called(files[0]) if len(files) == 1 else "each of these files"
-        notes.append(f"{name} is empty. Save the output of a run: COMMAND 2>&1 | tee train.log")
+        raise FileError(f"{name} is empty", hint=_SAVE_OUTPUT)
     return log, notes
 
 
 _NAME_A_LOG = "name a log, or - for standard input"
+_SAVE_OUTPUT = "save the output of a run: COMMAND 2>&1 | tee train.log"
 
 
 def _files(name: str, notes: list[str]) -> list[str]:

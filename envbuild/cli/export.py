@@ -9,6 +9,7 @@ import click
 from envbuild.attest import ci_job_renderer
 from envbuild.cli import output_files
 from envbuild.cli.console import emit, json_option, listener, profile_argument
+from envbuild.cli.exported_files import CiJob, ExportedFile
 from envbuild.cli.output_files import output_option
 from envbuild.cli.several_profiles import for_each
 from envbuild.evidence import profile_proofs
@@ -131,7 +132,7 @@ def ci_command(
     if file or not as_json:
         output_files.write(file or output_files.STDOUT, text)
     if as_json:
-        emit({"system": system, "profile": source.name, "text": text})
+        emit(CiJob(source.name, system, reference.repository, None if file is None else display(file), text))
 
 
 @command.command("oci", short_help="Write the image as an OCI image layout, without an engine.")
@@ -152,24 +153,39 @@ def oci_command(name: str, target: Path, as_json: bool) -> None:
     output_files.prepare(target, text=False)
     done = layered_image.export_image(name, target, listener())
     if as_json:
-        emit(done.document())
+        emit(done)
     else:
         click.echo(f"{display(target)} {done.digest}")
 
 
-@command.command("schema", short_help="Write the JSON Schema of profiles.")
+@command.command("schema", short_help="Write the JSON Schema of profiles, or of a command's --json.")
+@click.option(
+    "--document", "document", metavar="COMMAND",
+    help='Of the document that this command writes with --json instead: make, "export check", --version, ...',
+)  # fmt: skip
 @output_option("stdout")
 @json_option
-def schema_command(file: Path | None, as_json: bool) -> None:
-    """Write the JSON Schema of profiles, with which editors complete and check them.
+def schema_command(document: str | None, file: Path | None, as_json: bool) -> None:
+    """Write the JSON Schema of profiles, with which editors complete and check them, or of a command's document.
 
     Example: envbuild export schema -o profiles/profile.schema.json
+    Example: envbuild export schema --document make
     """
     output_files.prepare(file, as_json=as_json)
+    schema = _document_schema(document) if document else profile_model.schema()
     if file:
-        output_files.write(file, json.dumps(profile_model.schema(), indent=2) + "\n")
+        output_files.write(file, json.dumps(schema, indent=2) + "\n")
     if as_json or not file:
-        emit(profile_model.schema())
+        emit(schema)
+
+
+def _document_schema(name: str) -> Mapping[str, Any]:
+    from envbuild.cli import document_schemas  # imports the code of every command
+
+    if name not in document_schemas.DOCUMENTS:
+        known = ", ".join(document_schemas.DOCUMENTS)
+        raise UsageError(f"--document: {name!r} is not the name of a command with a document", hint=f"one of {known}")
+    return document_schemas.document_schema(name)
 
 
 def _of_locks(
@@ -184,7 +200,7 @@ def _of_locks(
         raise UsageError("-o names one file, but several profiles are given", hint="leave it out")
     output_files.prepare(file, as_json=as_json)
 
-    def write(name: str) -> Mapping[str, Any]:
+    def write(name: str) -> ExportedFile:
         source, locked = _locked(name)
         target = file or Path(default.format(source.name))
         return _write(target, content(source, locked).encode(), as_json, source.name, locked.id)
@@ -199,15 +215,10 @@ def _locked(name: str) -> tuple[Source, Lock]:
 
 def _write(
     file: Path, content: bytes, as_json: bool, name: str | None = None, lock_id: str | None = None
-) -> Mapping[str, Any]:
+) -> ExportedFile:
     """Write a file and print its name, unless `as_json`; return the document about it."""
     output_files.write(file, content)
     if not as_json and file != output_files.STDOUT:
         click.echo(display(file))
-    return {
-        "profile": name,
-        "lock": lock_id,
-        "selftest": selftest_job.selftest_id(),
-        "file": display(file),
-        "digest": f"sha256:{hashlib.sha256(content).hexdigest()}",
-    }
+    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    return ExportedFile(name, lock_id, selftest_job.selftest_id(), display(file), digest)

@@ -7,7 +7,7 @@ import click
 
 from envbuild.cli.console import emit
 from envbuild.report import fingerprint_comparison
-from envbuild.report.fingerprint_comparison import Comparison, Pass
+from envbuild.report.fingerprint_comparison import Comparison, FingerprintRow, Pass
 from envbuild.testrun import fingerprint_reader
 
 _ROW = "{:<24} {:<15} {:<10} {:>9} {:>9} {:>9} {:>9}"
@@ -21,9 +21,8 @@ def show_difference(a: Path, b: Path, as_json: bool) -> None:
     read = {"a": fingerprint_reader.read(a), "b": fingerprint_reader.read(b)}
     result = fingerprint_comparison.compare_fingerprints(read["a"], read["b"])
     if as_json:
-        files = {"a": a, "b": b}
-        sides = {name: {"file": str(files[name]), "machine": read[name].machine.model_dump()} for name in files}
-        emit({**sides, **fingerprint_comparison.document(result)})
+        rows = (FingerprintRow(str(file), read[name].machine) for name, file in (("a", a), ("b", b)))
+        emit(fingerprint_comparison.document(result, *rows))
         return
     for name, found in read.items():
         click.echo(f"{name}: {fingerprint_comparison.machine_line(found.machine)}")

@@ -33,7 +33,7 @@ def write_report(name: str, output: Path, prints: tuple[Path, Path] | None, as_j
     page = _page(name, prints)
     write(output, report_html.html(page))
     if as_json:
-        emit({"file": display(output), **page.document()})
+        emit(page.document(display(output)))
     else:
         click.echo(f"{display(output)}: {page.name}, {page.status.state}", err=output == STDOUT)
 

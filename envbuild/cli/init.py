@@ -1,3 +1,4 @@
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -9,6 +10,14 @@ from envbuild.resolve import profile_reader_and_overrides
 from envbuild.util.atomic_files import write_within
 from envbuild.util.errors import ProfileError, UsageError
 from envbuild.util.yaml_document import display
+
+
+@dataclass(frozen=True)
+class NewProfile:
+    """The document of `init`."""
+
+    profile: str
+    file: str
 
 
 @click.command("init", short_help="Write a new profile: for a GPU, or from an image or environment.")
@@ -66,7 +75,7 @@ def write_for_gpu(gpu: str) -> Path:
 
 def _written(file: Path, as_json: bool) -> None:
     if as_json:
-        emit({"profile": file.stem, "file": display(file)})
+        emit(NewProfile(file.stem, display(file)))
     else:
         click.echo(f"{display(file)}; next: envbuild show {file.stem}")
 

@@ -1,5 +1,6 @@
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -8,6 +9,15 @@ from envbuild.attest import keys_and_signatures
 from envbuild.cli import output_files
 from envbuild.cli.console import emit, json_option
 from envbuild.util.errors import UsageError
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """The document of `keygen`: two files, and the fingerprint of the public key."""
+
+    private_key: str
+    public_key: str
+    fingerprint: str
 
 
 @click.command("keygen", short_help="Create a key pair to sign evidence with.")
@@ -38,7 +48,7 @@ def command(name: str, as_json: bool) -> None:
     _write({private: (pems[0], 0o600), public: (pems[1], 0o644)})
     fingerprint = keys_and_signatures.public(pems[1], str(public)).fingerprint
     if as_json:
-        emit({"private": str(private), "public": str(public), "fingerprint": fingerprint})
+        emit(KeyPair(str(private), str(public), fingerprint))
     else:
         click.echo(f"{private} {public}")
         click.echo(f"sign with it: signing_key in config.yaml, or {keys_and_signatures.KEY}={private}", err=True)

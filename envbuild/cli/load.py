@@ -1,14 +1,22 @@
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from envbuild.attest import policy
-from envbuild.attest.image_verifier import Verdict
+from envbuild.attest.image_verifier import Verdict, VerdictDocument
 from envbuild.cli import output_files
 from envbuild.cli.console import Console, emit, json_option
 from envbuild.pipeline import push_and_bundle
 from envbuild.util.errors import printable
 from envbuild.util.rejected_input_errors import Refusal
+
+
+@dataclass(frozen=True)
+class LoadedDocument(VerdictDocument):
+    """The document of `load`. `tag`: of the image in the engine."""
+
+    tag: str
 
 
 @click.command("load", short_help="Check a saved image, then load it into the engine.")
@@ -39,7 +47,7 @@ def command(file: Path, key: Path | None, policy_file: Path | None, as_json: boo
         Verdict(str(file), reasons=[refusal.reason]).require()
         raise
     if as_json:
-        emit({**verdict.document(), "tag": tag})
+        emit(LoadedDocument(**vars(verdict.document()), tag=tag))
     else:
         click.echo(f"{tag} {verdict.image.id if verdict.image else ''}")
         click.echo(printable(verdict.summary), err=True)

@@ -1,8 +1,9 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 import click
 
@@ -15,9 +16,11 @@ from envbuild.cli.console import (
     requirements_option,
     torch_index_option,
 )
+from envbuild.facts.document_types import Digest
 from envbuild.image import dockerfile_renderer
 from envbuild.lock import lock_file, lock_update
 from envbuild.lock.lock_file import Lock
+from envbuild.lock.lock_update import LockChange
 from envbuild.profile import profile_name_lookup
 from envbuild.profile.loaded_profile import Source
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
@@ -28,6 +31,31 @@ from envbuild.util.errors import EnvbuildError, Fault, LockError, OutOfDate, Pro
 from envbuild.util.yaml_document import display
 
 PARALLEL = 16  # mostly it is uv, apt and an index that are waited for
+
+
+@dataclass(frozen=True)
+class LockRow:
+    """The lock of one profile. `lock_file`, `dockerfile`: the files. `changes`: against the lock before, empty for a
+    new one. `wheels`, `debian_packages`: their numbers."""
+
+    profile: str
+    state: Literal["current", "new", "changed"]
+    lock: Digest
+    lock_file: str
+    lock_written: bool
+    dockerfile: str
+    dockerfile_written: bool
+    changes: tuple[LockChange, ...]
+    wheels: int
+    debian_packages: int
+
+
+@dataclass(frozen=True)
+class LockResult:
+    """The document of `lock`."""
+
+    profiles: tuple[LockRow, ...]
+    notes: tuple[str, ...]
 
 
 class _Wanted(NamedTuple):
@@ -81,18 +109,19 @@ def command(
         wanted = list(map(load, every))
         found, notes = _locked(wanted, frozenset(upgrades), frozenset(accept_old), keep=write or not pins)
     if as_json:
-        emit({"locks": found, "notes": notes})
+        emit(LockResult(tuple(found), tuple(notes)))
         return
     for note in notes:
         click.echo(printable(f"note: {note}"), err=True)
     for row in found:
-        click.echo(
-            f"{row['profile']}: {row['lock']} {'fits' if check else '' if row['changes'] else '(unchanged)'}".rstrip()
-        )
-        for change in row["changes"]:
+        state = "fits" if check else "" if row.changes or row.state == "new" else "(unchanged)"
+        click.echo(f"{row.profile}: {row.lock} {state}".rstrip())
+        if row.state == "new":
+            click.echo(f"  {some(row.wheels, 'wheel')}, {some(row.debian_packages, 'Debian package')}")
+        for change in row.changes:
             click.echo(f"  {change}")
-        if row["rendered"]:
-            click.echo(f"  wrote {row['dockerfile']}")
+        if row.dockerfile_written:
+            click.echo(f"  wrote {row.dockerfile}")
 
 
 def _load(name: str, pins: dict[str, str], requirements: Path | None) -> _Wanted:
@@ -100,13 +129,13 @@ def _load(name: str, pins: dict[str, str], requirements: Path | None) -> _Wanted
     return _Wanted(source, plan_resolver.resolve(source), lock_file.read(source.known_lock))
 
 
-def _checked(names: Iterable[str], load: Callable[[str], _Wanted]) -> list[dict[str, Any]]:
+def _checked(names: Iterable[str], load: Callable[[str], _Wanted]) -> list[LockRow]:
     """The rows of locks that fit their profiles, and whose Dockerfiles fit them.
 
     Raises ProfileError with the faults of every profile and lock that cannot be read, OutOfDate with those that do not
     fit.
     """
-    found: list[dict[str, Any]] = []
+    found: list[LockRow] = []
     stale: list[OutOfDate] = []
     refused: list[EnvbuildError] = []
     for name in names:
@@ -118,7 +147,7 @@ def _checked(names: Iterable[str], load: Callable[[str], _Wanted]) -> list[dict[
         try:
             locked = lock_file.current(before, plan, source.lock_file)
             _require_dockerfile(source, locked)
-            found.append(_row(source, locked))
+            found.append(_row(source, locked, locked))
         except OutOfDate as error:
             stale.append(error)
     old = [Fault(error.message) for error in stale]
@@ -152,21 +181,22 @@ def _require_dockerfile(source: Source, locked: Lock) -> None:
 
 def _locked(
     wanted: Sequence[_Wanted], upgrades: frozenset[str], accept_old: frozenset[str], keep: bool
-) -> tuple[list[dict[str, Any]], list[str]]:
+) -> tuple[list[LockRow], list[str]]:
     """The rows of the locks, and what is to be known of them. `keep`: changed locks are written."""
-    found: list[dict[str, Any]] = []
+    found: list[LockRow] = []
     notes = profile_reader_and_overrides.ignored_uv_settings(one.source for one in wanted)
     notes += [f"{one.source.name}: {note}" for one in wanted for note in one.source.notes]
     for (source, _, before), after in zip(wanted, _made(wanted, upgrades, accept_old, notes), strict=True):
-        changes = list(lock_update.version_changes(before, after)) if after is not before else []
+        changes = list(lock_update.lock_changes(before, after)) if before and after is not before else []
         here = source.lock_file.exists()  # a shipped profile's lock is written into the working folder
-        if keep and (after is not before or not here):
+        written = keep and (after is not before or not here)
+        if written:
             lock_file.write(after, source.lock_file, source.name, source.origin)
         text = dockerfile_renderer.render(after, source.name)
         rendered = keep and not holds_text(source.dockerfile, text)
         if rendered:
             write_within(source.project, source.dockerfile, text)
-        found.append(_row(source, after, changes, rendered))
+        found.append(_row(source, after, before, changes, written, rendered))
     return found, notes
 
 
@@ -194,13 +224,23 @@ def _made(
         host_processes.stop_all.lift()
 
 
-def _row(source: Source, made: Lock, changes: Sequence[str] = (), rendered: bool = False) -> dict[str, Any]:
-    """`rendered`: whether the Dockerfile was written."""
-    return {
-        "profile": source.name,
-        "lock": made.id,
-        "file": display(source.known_lock),
-        "changes": list(changes),
-        "dockerfile": display(source.dockerfile),
-        "rendered": rendered,
-    }
+def _row(
+    source: Source,
+    made: Lock,
+    before: Lock | None,
+    changes: Sequence[LockChange] = (),
+    written: bool = False,
+    rendered: bool = False,
+) -> LockRow:
+    return LockRow(
+        profile=source.name,
+        state="new" if before is None else "current" if made is before else "changed",
+        lock=made.id,
+        lock_file=display(source.known_lock),
+        lock_written=written,
+        dockerfile=display(source.dockerfile),
+        dockerfile_written=rendered,
+        changes=tuple(changes),
+        wheels=len(made.wheels),
+        debian_packages=len(made.base) + len(made.apt),
+    )

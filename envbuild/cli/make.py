@@ -124,12 +124,12 @@ def _one(name: str, options: Options, as_json: bool) -> None:
             emit(unproved.partial)
         else:
             click.echo(f"{unproved.message}\n  {unproved.hint}", err=True)
-            click.echo(f"built {unproved.partial['image']['id']}")
+            click.echo(f"built {unproved.partial['image']}")
         return
     if as_json:
         emit(made.document())
     elif made.image:
-        click.echo(f"{made.status} {made.image.id}")
+        click.echo(f"{made.state} {made.image.id}")
 
 
 def _several(names: tuple[str, ...], wanted: BatchOptions, as_json: bool) -> None:
@@ -153,14 +153,13 @@ def _several(names: tuple[str, ...], wanted: BatchOptions, as_json: bool) -> Non
     error = SomeFailed(_summary(outcomes), code) if code else None
     document = {
         "profiles": [
-            {"profile": o.name, "status": o.status, "code": o.code, "seconds": round(o.seconds, 3), **o.document}
-            for o in outcomes
+            {"profile": o.name, "state": o.state, **o.document, "seconds": round(o.seconds, 3)} for o in outcomes
         ]
     }
     if not as_json:
         rows = [_row(outcome) for outcome in outcomes]
         with contextlib.suppress(BrokenPipeError) if error else contextlib.nullcontext():  # the exit code still tells
-            for line in table([("PROFILE", "STATUS", "IMAGE", "SELF-TEST", "SECONDS", "EXIT", "WHY"), *rows]):
+            for line in table([("PROFILE", "STATE", "IMAGE", "SELF-TEST", "SECONDS", "EXIT", "WHY"), *rows]):
                 click.echo(printable(line))
     elif not error:
         emit(document)
@@ -184,8 +183,8 @@ def _row(outcome: BatchOutcome) -> tuple[str, ...]:
     counts = ", ".join(f"{ran[kind]} {kind}" for kind in ("passed", "failed", "skipped") if ran[kind]) if ran else "-"
     return (
         outcome.name,
-        outcome.status,
-        found["id"][:19] if found else "-",
+        outcome.state,
+        found[:19] if found else "-",
         counts,
         f"{outcome.seconds:.1f}",
         str(outcome.code),

@@ -1,15 +1,37 @@
-from dataclasses import asdict
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import click
 
 from envbuild.attest import image_digest_pinning
 from envbuild.cli.console import emit, json_option
+from envbuild.facts.document_types import plain
 from envbuild.registry.oci_types import Reference
 from envbuild.registry.registry_client import Repository
 from envbuild.util.atomic_files import write_atomically
 from envbuild.util.errors import Fault, FileError, NetworkError, OutOfDate, UsageError
+
+
+@dataclass(frozen=True)
+class PinnedDigest:
+    """A reference to an image in a file. `state`: outdated if the digest was missing or another one (`before`);
+    `digest`: the one that the tag names now."""
+
+    file: str
+    line: int
+    reference: str
+    state: Literal["current", "outdated"]
+    before: str | None
+    digest: str
+
+
+@dataclass(frozen=True)
+class PinnedDigests:
+    """The document of `pin-digests`."""
+
+    pins: tuple[PinnedDigest, ...]
 
 
 @click.command("pin-digests", short_help="Write digests of verified images into Dockerfiles and CI files.")
@@ -27,7 +49,11 @@ def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
         raise UsageError(
             "no file names an image as REGISTRY/NAME:verified", hint="as in FROM registry.example/h20:verified"
         )
-    rows = [{"file": str(file), **asdict(pin)} for file, _, found in done for pin in found]
+    rows = tuple(
+        PinnedDigest(str(file), pin.line, pin.image, "current" if pin.current else "outdated", pin.before, pin.after)
+        for file, _, found in done
+        for pin in found
+    )
     stale = [
         Fault(f"{pin.image} is {pin.after}", str(file), pin.line)
         for file, _, found in done
@@ -36,7 +62,7 @@ def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
     ]
     if check and stale:
         error = OutOfDate("digests are missing or out of date", hint="run: envbuild pin-digests FILE...", faults=stale)
-        error.partial = {"pins": rows}
+        error.partial = plain(PinnedDigests(rows))
         raise error
     for file, text, found in done:
         if not check and not all(pin.current for pin in found):
@@ -44,7 +70,7 @@ def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
             write_atomically(file, text)
             file.chmod(mode)
     if as_json:
-        emit({"pins": rows})
+        emit(PinnedDigests(rows))
         return
     for fault in stale:
         click.echo(str(fault))

@@ -1,12 +1,14 @@
 import contextlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import click
 
 from envbuild.cli.console import emit, json_option
 from envbuild.image import image_and_cache_pruning, noted_lock_paths
 from envbuild.image.docker_engine import Engine
+from envbuild.image.image_and_cache_pruning import Removable
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import workflows
@@ -14,6 +16,15 @@ from envbuild.profile import profile_name_lookup
 from envbuild.runners import docker_runner
 from envbuild.util import disk_space
 from envbuild.util.errors import LockError, printable
+
+
+@dataclass(frozen=True)
+class PrunedItems:
+    """The document of `prune`. `state`: kept with --dry-run. `bytes`: of all items."""
+
+    state: Literal["removed", "kept"]
+    items: tuple[Removable, ...]
+    bytes: int
 
 
 @click.command("prune", short_help="Remove old images and caches.")
@@ -41,8 +52,7 @@ def command(dry_run: bool, images_only: bool, as_json: bool) -> None:
             image_and_cache_pruning.forget_gone_locks(engine, known.noted)
     total = sum(item.bytes for item in found)
     if as_json:
-        rows = [asdict(item) for item in found]
-        emit({"removed": [] if dry_run else rows, "would_remove": rows if dry_run else [], "bytes": total})
+        emit(PrunedItems("kept" if dry_run else "removed", tuple(found), total))
         return
     for item in found:
         holds = f" ({printable(item.holds)})" if item.holds else ""

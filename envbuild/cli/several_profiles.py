@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import click
 
 from envbuild.cli.console import emit
+from envbuild.facts.document_types import plain
 from envbuild.util import disk_space
 from envbuild.util.errors import EnvbuildError, SomeFailed, printable, some
 
 
-def for_each(names: Sequence[str], work: Callable[[str], Mapping[str, Any]], as_json: bool) -> None:
+def for_each(names: Sequence[str], work: Callable[[str], object], as_json: bool) -> None:
     """Call `work` with each name once. It returns the profile's document for `--json`, and prints what is for people.
 
     The document of one name stands alone; of several they stand in a list, `profiles`. Raises what `work` raises for
@@ -24,7 +24,7 @@ def for_each(names: Sequence[str], work: Callable[[str], Mapping[str, Any]], as_
         if as_json:
             emit(document)
         return
-    rows: list[Mapping[str, Any]] = []
+    rows: list[object] = []
     failed: dict[str, int] = {}
     for name in names:
         try:
@@ -40,7 +40,7 @@ def for_each(names: Sequence[str], work: Callable[[str], Mapping[str, Any]], as_
 
         text = f"{len(failed)} of {some(len(names), 'profile')} failed: {', '.join(failed)}"
         some_failed = SomeFailed(text, worst_exit_code(list(failed.values())))
-        some_failed.partial = {"profiles": rows}
+        some_failed.partial = {"profiles": plain(rows)}
         raise some_failed
     if as_json:
         emit({"profiles": rows})

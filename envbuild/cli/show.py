@@ -1,8 +1,7 @@
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 from packaging.requirements import Requirement
@@ -12,7 +11,11 @@ from envbuild.cli.console import emit, json_option, pin_option, profile_argument
 from envbuild.cli.output_files import FILE
 from envbuild.cli.several_profiles import for_each
 from envbuild.evidence import profile_proofs
+from envbuild.evidence.profile_proofs import ProofRow
+from envbuild.evidence.proof_rules import Proof
 from envbuild.facts import database
+from envbuild.facts.document_types import AdvisoryRow, Digest, ImageState, LockState
+from envbuild.facts.mixed_gpu_settings import Setting
 from envbuild.fetch.archive_spec import COMPAT
 from envbuild.image import build_records_and_comparison
 from envbuild.image.build_records_and_comparison import Record
@@ -64,35 +67,99 @@ def command(
         _all(as_json)
         return
 
-    def show(name: str) -> dict[str, Any]:
-        document = _document(name, pins)
+    def show(name: str) -> ShowDocument:
+        document, proofs = _document(name, pins)
         if not as_json:
-            _print(document)
+            _print(document, profile_proofs.proof_sentence(document.profile, proofs))
         return document
 
     for_each(names, show, as_json)
 
 
-def _print(document: dict[str, Any]) -> None:
-    click.echo(f"{document['profile']}: {document['description']}")
-    if document["gpus"]:
-        compat = " (forward-compatibility libraries: where it is older than theirs)" if document["compat"] else ""
-        click.echo(f"  for {', '.join(document['gpus'])}; driver {document['driver']} or newer{compat}")
-    if document["nvcc"]:
-        click.echo(f"  {document['variant']}: nvcc of CUDA {document['nvcc']['release']}, {document['nvcc']['home']}")
-    for pin, version in document["pins"].items():
-        click.echo(f"  {pin:<20} {_short(version or '-'):<24} {document['reasons'][pin] or ''}".rstrip())
-    for name, versions in document["asked"].items():
-        click.echo(f"  {name:<20} {versions:<24} {document['reasons'].get(name) or ''}".rstrip())
-    for item in document["fleet"]:
-        click.echo(f"  {item['variable']}={item['value']}: {item['reason']}")
-    for item in document["advisories"]:
-        click.echo(f"  {item['state']}: {item['id']}: {item['reason']}")
-        if item["state"] == "warned":
-            click.echo(f"    way out: {item['remedy']}")
-    following = f"; next: {document['next']}" if document["next"] else ""
-    click.echo(f"  lock: {document['lock']['state']}{following}")
-    click.echo(f"  {document['proof']}")
+@dataclass(frozen=True)
+class NvccRow:
+    release: str
+    home: str
+
+
+@dataclass(frozen=True)
+class ShowDocument:
+    """The document of `show`. `state`: by the evidence on disk; no engine is asked. `driver`: the oldest.
+    `forward_compatibility`: the sha256 of its archive. `pins`: versions by short name or distribution, null if not
+    pinned; `requirements`: of packages that are not locked; `reasons`: for both. `environment`: variables that
+    different GPU models need. `changed`: the parts of the lock that no longer match the profile. `next_command`: what
+    to run first, where the lock does not fit."""
+
+    profile: str
+    state: ImageState
+    description: str
+    gpus: tuple[str, ...]
+    driver: str | None
+    forward_compatibility: str | None
+    variant: str
+    nvcc: NvccRow | None
+    pins: Mapping[str, str | None]
+    requirements: Mapping[str, str]
+    reasons: Mapping[str, str | None]
+    environment: tuple[Setting, ...]
+    advisories: tuple[AdvisoryRow, ...]
+    lock: Digest | None
+    lock_state: LockState
+    changed: tuple[str, ...]
+    next_command: str | None
+    evidence: tuple[ProofRow, ...]
+
+
+@dataclass(frozen=True)
+class ListedProfile:
+    """A profile in the document of `show` without a name. With `state` invalid, `reason` says why and the other values
+    are not known."""
+
+    profile: str
+    state: ImageState
+    reason: str | None
+    gpus: tuple[str, ...] = ()
+    torch: str | None = None
+    cuda: str | None = None
+    python: str | None = None
+    lock: Digest | None = None
+    lock_state: LockState | None = None
+    changed: tuple[str, ...] = ()
+    evidence: tuple[ProofRow, ...] = ()
+
+
+@dataclass(frozen=True)
+class ProfileList:
+    profiles: tuple[ListedProfile, ...]
+
+
+def _print(document: ShowDocument, proof: str) -> None:
+    click.echo(f"{document.profile}: {document.description}")
+    if document.gpus:
+        archive = document.forward_compatibility
+        compat = " (forward-compatibility libraries: where it is older than theirs)" if archive else ""
+        click.echo(f"  for {', '.join(document.gpus)}; driver {document.driver} or newer{compat}")
+    if document.nvcc:
+        click.echo(f"  {document.variant}: nvcc of CUDA {document.nvcc.release}, {document.nvcc.home}")
+    for pin, version in document.pins.items():
+        click.echo(f"  {pin:<20} {_short(version or '-'):<24} {document.reasons[pin] or ''}".rstrip())
+    for name, versions in document.requirements.items():
+        click.echo(f"  {name:<20} {versions:<24} {document.reasons.get(name) or ''}".rstrip())
+    for setting in document.environment:
+        click.echo(f"  {setting.variable}={setting.value}: {setting.reason}")
+    for item in document.advisories:
+        click.echo(f"  {item.state}: {item.id}: {item.reason}")
+        if item.state == "warned":
+            click.echo(f"    way out: {item.remedy}")
+    following = f"; next: {document.next_command}" if document.next_command else ""
+    click.echo(f"  lock: {_lock_text(document)}{following}")
+    click.echo(f"  {proof}")
+
+
+def _lock_text(row: ShowDocument | ListedProfile) -> str:
+    if row.lock_state == "outdated":
+        return f"out of date ({', '.join(row.changed)})"
+    return f"current {row.lock.removeprefix('sha256:')[:12]}" if row.lock else "missing"
 
 
 def _settings() -> None:
@@ -115,11 +182,12 @@ def _short(version: str) -> str:
     return version[:12] if _HASH.fullmatch(version) else version
 
 
-def _document(name: str, pins: dict[str, str]) -> dict[str, Any]:
+def _document(name: str, pins: dict[str, str]) -> tuple[ShowDocument, tuple[Proof, ...]]:
     source, unwritten = _written_or_not(name, pins)
     plan = plan_resolver.resolve(source)
     locked = lock_file.read(source.known_lock)
-    fits = locked is not None and not locked.stale(plan)  # versions locked for other inputs say nothing about these
+    stale = locked.stale(plan) if locked else []
+    fits = locked is not None and not stale  # versions locked for other inputs say nothing about these
     versions = locked.versions if locked and fits else {}
     choice = plan_resolver.as_locked(plan, versions) if fits else plan.choice
     proofs = profile_proofs.on_disk(source.name, source.profile, locked, build_records_and_comparison.all_records())
@@ -134,25 +202,28 @@ def _document(name: str, pins: dict[str, str]) -> dict[str, Any]:
         if version not in known:
             reasons[key] = f"{reasons.get(key, '--pin')}; not checked: whether an index has it"
     asked = {} if fits else _asked(source.profile.packages, found)
-    return {
-        "profile": source.name,
-        "description": source.profile.description,
-        "gpus": [gpu.id for gpu in choice.situation.gpus],
-        "driver": choice.driver,
-        "compat": next((archive.sha256 for archive in plan.archives if archive.name == COMPAT), None),
-        "variant": source.profile.variant,
-        "nvcc": {"release": plan.toolchain.release, "home": plan.toolchain.home} if plan.toolchain else None,
-        "pins": found,
-        "asked": asked,
-        "reasons": {pin: reasons.get(pin) if version or pin in plan.reasons else None for pin, version in found.items()}
+    document = ShowDocument(
+        profile=source.name,
+        state=profile_proofs.state_by_evidence(proofs, bool(stale)) if locked else "missing",
+        description=source.profile.description,
+        gpus=tuple(gpu.id for gpu in choice.situation.gpus),
+        driver=choice.driver,
+        forward_compatibility=next((archive.sha256 for archive in plan.archives if archive.name == COMPAT), None),
+        variant=source.profile.variant,
+        nvcc=NvccRow(plan.toolchain.release, plan.toolchain.home) if plan.toolchain else None,
+        pins=found,
+        requirements=asked,
+        reasons={pin: reasons.get(pin) if version or pin in plan.reasons else None for pin, version in found.items()}
         | {name: reasons.get(name) for name in asked},
-        "fleet": [asdict(setting) for setting in pin_reasons.fleet_settings(plan, choice)],
-        "advisories": choice.states,
-        "lock": {"id": locked.id if locked and fits else None, "state": _lock_state(locked, plan)},
-        "next": None if fits or pins else f"envbuild {'init' if unwritten else 'lock'} {plan.asked}",
-        "proof": profile_proofs.proof_sentence(source.name, proofs),
-        "proofs": profile_proofs.document(proofs),
-    }
+        environment=tuple(pin_reasons.fleet_settings(plan, choice)),
+        advisories=choice.states,
+        lock=locked.id if locked else None,
+        lock_state="missing" if locked is None else "outdated" if stale else "current",
+        changed=tuple(stale),
+        next_command=None if fits or pins else f"envbuild {'init' if unwritten else 'lock'} {plan.asked}",
+        evidence=profile_proofs.proof_rows(proofs),
+    )
+    return document, proofs
 
 
 def _asked(packages: Iterable[str], pinned: Mapping[str, str | None]) -> dict[str, str]:
@@ -176,46 +247,41 @@ def _written_or_not(name: str, pins: dict[str, str]) -> tuple[Source, bool]:
         return profile_reader_and_overrides.unwritten(missing.gpu, pins), True
 
 
-def _lock_state(locked: lock_file.Lock | None, plan: plan_resolver.Plan) -> str:
-    if locked is None:
-        return "missing"
-    stale = locked.stale(plan)
-    return f"out of date ({', '.join(stale)})" if stale else f"current {locked.short}"
-
-
 def _all(as_json: bool) -> None:
     built = list(build_records_and_comparison.all_records())
     rows = [_row(name, built) for name in profile_name_lookup.profile_names()]
     if as_json:
-        emit({"profiles": rows})
+        emit(ProfileList(tuple(row for row, _ in rows)))
         return
     lines = [("PROFILE", "GPUS", "TORCH", "CUDA", "PYTHON", "LOCK", "PROOF")]
-    for row in rows:
-        cells = (", ".join(row["gpus"]) or "-", *(row[key] or "-" for key in ("torch", "cuda", "python")))
-        lines.append((row["profile"], *cells, row["lock"] or "-", row["error"] or row["proof"]))
+    for row, proof in rows:
+        cells = (", ".join(row.gpus) or "-", row.torch or "-", row.cuda or "-", row.python or "-")
+        lines.append((row.profile, *cells, _lock_text(row) if row.lock_state else "-", row.reason or proof))
     for line in table(lines):
         click.echo(line)
 
 
-def _row(name: str, built: list[Record]) -> dict[str, Any]:
-    """What is known of a profile; or `error`, if the profile or its lock is invalid."""
-    row: dict[str, Any] = dict.fromkeys(("torch", "cuda", "python", "lock", "proof", "error"))
+def _row(name: str, built: list[Record]) -> tuple[ListedProfile, str]:
+    """What is known of a profile, and its proof in words."""
     try:
         source = profile_reader_and_overrides.load(name)
         plan = plan_resolver.resolve(source)
         locked = lock_file.read(source.known_lock)
     except EnvbuildError as error:
-        return {"profile": name, "gpus": [], **row, "error": error.message}
-    known = plan.choice.situation
-    return {
-        "profile": name,
-        "gpus": [gpu.id for gpu in known.gpus],
-        **row,
-        "torch": known.torch,
-        "cuda": known.cuda,
-        "python": plan.python,
-        "lock": _lock_state(locked, plan),
-        "proof": profile_proofs.proof_sentence(
-            source.name, profile_proofs.on_disk(name, source.profile, locked, built)
-        ),
-    }
+        return ListedProfile(name, "invalid", error.message), ""
+    known, stale = plan.choice.situation, locked.stale(plan) if locked else []
+    proofs = profile_proofs.on_disk(name, source.profile, locked, built)
+    row = ListedProfile(
+        profile=name,
+        state=profile_proofs.state_by_evidence(proofs, bool(stale)) if locked else "missing",
+        reason=None,
+        gpus=tuple(gpu.id for gpu in known.gpus),
+        torch=known.torch,
+        cuda=known.cuda,
+        python=plan.python,
+        lock=locked.id if locked else None,
+        lock_state="missing" if locked is None else "outdated" if stale else "current",
+        changed=tuple(stale),
+        evidence=profile_proofs.proof_rows(proofs),
+    )
+    return row, profile_proofs.proof_sentence(source.name, proofs)

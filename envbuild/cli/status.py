@@ -1,18 +1,20 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal
 
 import click
 
 from envbuild.cli.console import emit, json_option, profile_argument, table
 from envbuild.cli.several_profiles import for_each
 from envbuild.evidence import image_status
-from envbuild.evidence.image_status import Status
+from envbuild.evidence.image_status import Status, StatusDocument
+from envbuild.facts.document_types import Digest, plain
 from envbuild.fetch import index_config
 from envbuild.image.docker_engine import Engine
 from envbuild.image.image_naming import VERIFIED
 from envbuild.lock import lock_file, outdated_pins
+from envbuild.lock.outdated_pins import Outdated
 from envbuild.profile import profile_name_lookup
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.util.errors import (
@@ -25,14 +27,27 @@ from envbuild.util.errors import (
     ProfileError,
     printable,
 )
+from envbuild.util.rejected_input_errors import Reason
 
 _KINDS: dict[str, type[EnvbuildError]] = {
-    "unproved": NotProved,
+    "unverified": NotProved,
     "missing": BuildError,
-    "out-of-date": OutOfDate,
+    "stale": OutOfDate,
     "failed": CheckFailed,
     "tampered": CheckFailed,
 }
+
+
+@dataclass(frozen=True)
+class OutdatedPins:
+    """The document of `status --outdated`, and a row of it. `pins`: those that could move. `reason`: why the profile
+    or its lock is invalid."""
+
+    profile: str
+    state: Literal["current", "outdated", "invalid"]
+    lock: Digest | None
+    reason: str | None
+    pins: tuple[Outdated, ...]
 
 
 @click.command("status", short_help="Show which images are verified, and why the others are not.")
@@ -59,7 +74,7 @@ def command(names: tuple[str, ...], asks_index: bool, as_json: bool) -> None:
         _all(as_json)
         return
 
-    def status(name: str) -> dict[str, Any]:
+    def status(name: str) -> StatusDocument:
         source = profile_reader_and_overrides.load(name)
         found = image_status.compute(Engine(), source)
         if not as_json:
@@ -67,9 +82,9 @@ def command(names: tuple[str, ...], asks_index: bool, as_json: bool) -> None:
         if found.state == VERIFIED:
             return found.document()
         kind = OutOfDate if found.state == "missing" and found.lock is None else _KINDS[found.state]
-        hint = "\n".join([*found.reasons, f"run: {found.next}"])
+        hint = "\n".join([*found.details, f"run: {found.next}"])
         error = kind(f"{found.name} is not verified: {found.state}", hint=hint)
-        error.partial = found.document()
+        error.partial = plain(found.document())
         raise error
 
     for_each(names, status, as_json)
@@ -85,19 +100,20 @@ def _all(as_json: bool) -> None:
         click.echo(line)
 
 
-def _row(engine: Engine, name: str) -> tuple[dict[str, Any], str]:
+def _row(engine: Engine, name: str) -> tuple[StatusDocument, str]:
     """A profile's document and its line."""
     try:
         found = image_status.compute(engine, profile_reader_and_overrides.load(name))
     except (ProfileError, LockError) as error:
-        document = {"profile": name, "status": "invalid", "reasons": [error.message], "next": f"envbuild show {name}"}
-        return document, printable(f"{name}: invalid: {error.message}; next: {document['next']}")
+        command, why = f"envbuild show {name}", (Reason("profile", error.message),)
+        document = StatusDocument(name, "invalid", why, command, None, None, (), None, (), None, ())
+        return document, printable(f"{name}: invalid: {error.message}; next: {command}")
     return found.document(), _line(found)
 
 
 def _line(found: Status) -> str:
     """A profile with its state, the reasons or its image, and the command to type next."""
-    why = "; ".join(found.reasons)
+    why = "; ".join(found.details)
     if found.image and not why:
         lacks = dict.fromkeys(lack for proof in found.proofs for lack in proof.unconfined)
         proved = "; ".join(proof.reason for proof in found.proofs)
@@ -117,26 +133,27 @@ def _outdated(names: tuple[str, ...], as_json: bool) -> None:
     cells = [cell for row in rows for cell in _lines(row)]
     for line in table([("PROFILE", "PIN", "LOCKED", "PATCH", "ADVISORIES"), *cells]) if cells else ():
         click.echo(line)
-    moved = sum(bool(row["outdated"]) for row in rows)
+    moved = sum(bool(row.pins) for row in rows)
     click.echo(f"{moved} of {len(rows)} profiles have pins that could move")
 
 
-def _pins(name: str) -> dict[str, Any]:
+def _pins(name: str) -> OutdatedPins:
     source = profile_reader_and_overrides.load(name)
-    found = outdated_pins.find_outdated(plan_resolver.resolve(source), lock_file.required_lock(source))
-    return {"profile": source.name, "outdated": [asdict(item) for item in found]}
+    locked = lock_file.required_lock(source)
+    found = tuple(outdated_pins.find_outdated(plan_resolver.resolve(source), locked))
+    return OutdatedPins(source.name, "outdated" if found else "current", locked.id, None, found)
 
 
-def _pins_or_fault(name: str) -> dict[str, Any]:
+def _pins_or_fault(name: str) -> OutdatedPins:
     try:
         return _pins(name)
     except (ProfileError, LockError, OutOfDate) as error:
-        return {"profile": name, "outdated": [], "error": error.message}
+        return OutdatedPins(name, "invalid", None, error.message, ())
 
 
-def _lines(row: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    if "error" in row:
-        yield row["profile"], "invalid", "", "", row["error"]
-    for pin in row["outdated"]:
-        asked = (f"{item['advisory']} ({item['state']}) asks for {item['version']}" for item in pin["asked"])
-        yield row["profile"], pin["name"], pin["version"], pin["newest"] or "-", "; ".join(asked)
+def _lines(row: OutdatedPins) -> Iterator[tuple[str, ...]]:
+    if row.reason:
+        yield row.profile, "invalid", "", "", row.reason
+    for pin in row.pins:
+        asked = (f"{item.id} ({item.state}) asks for {item.version}" for item in pin.advisories)
+        yield row.profile, pin.name, pin.version, pin.newest or "-", "; ".join(asked)

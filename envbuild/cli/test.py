@@ -4,8 +4,9 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,11 +23,38 @@ from envbuild.cli.console import (
 )
 from envbuild.cli.several_profiles import for_each
 from envbuild.facts import probe_catalogue_reader
+from envbuild.facts.document_types import plain
 from envbuild.util.errors import CheckFailed, NotProved, UsageError
 
 if TYPE_CHECKING:
-    from envbuild.pipeline.model import Made, On
+    from envbuild.pipeline.model import Made, MadeDocument, On
+    from envbuild.testrun.run_document import TestDocument
     from envbuild.testrun.selftest_job import RunRequest
+
+
+@dataclass(frozen=True)
+class CatalogueRow:
+    """A probe of the self-test. `needs`: cuda, or what it runs on."""
+
+    name: str
+    level: str
+    needs: str
+    description: str
+
+
+@dataclass(frozen=True)
+class ProbeList:
+    """The document of `test --list`."""
+
+    probes: tuple[CatalogueRow, ...]
+
+
+@dataclass(frozen=True)
+class ScriptDocument:
+    """The document of `test --dry-run`: what a cluster would be given."""
+
+    profile: str
+    script: str
 
 
 _RANDOM = "random"
@@ -144,7 +172,7 @@ def command(
         Console().say(f"seed {seed} was drawn; to repeat this run: {_repeating(seed)}")
     wanted = selftest_job.RunRequest(level, asked, gpus, fingerprint=print_file is not None, seed=seed)
 
-    def test(name: str) -> Mapping[str, Any]:
+    def test(name: str) -> TestDocument | ScriptDocument:
         """Its document, which CheckFailed and NotProved have too."""
         from envbuild.pipeline import workflows
 
@@ -164,7 +192,7 @@ def command(
                 _keep(made, print_file)
             workflows.require_passed(made)
         except (CheckFailed, NotProved) as error:
-            error.partial = document(made)
+            error.partial = plain(document(made))
             raise
         return document(made)
 
@@ -180,7 +208,7 @@ def _refuse(options: Mapping[str, object], message: str) -> None:
 
 def _record(
     name: str, reference: str | None, gpus: tuple[str, ...], where: On, dry_run: bool, as_json: bool
-) -> Mapping[str, Any]:
+) -> MadeDocument | ScriptDocument:
     """Run the self-test of a profile, write evidence and move the tag."""
     from envbuild.pipeline import workflows
     from envbuild.testrun.selftest_job import RunRequest
@@ -189,18 +217,18 @@ def _record(
         return _script(name, reference, where, RunRequest(gpus=gpus), as_json)
     made = workflows.prove(name, reference, Console(), gpus, where)
     if made.image and not as_json:
-        click.echo(f"{made.status} {made.image.id}")
+        click.echo(f"{made.state} {made.image.id}")
     return made.document()
 
 
-def _script(name: str, reference: str | None, where: On, wanted: RunRequest, as_json: bool) -> Mapping[str, Any]:
+def _script(name: str, reference: str | None, where: On, wanted: RunRequest, as_json: bool) -> ScriptDocument:
     """What a cluster would be given."""
     from envbuild.pipeline import workflows
 
     text = workflows.cluster_script(name, reference, Console(), where, wanted, brief=not as_json)
     if not as_json:
         click.echo(text, nl=False)
-    return {"script": text}
+    return ScriptDocument(name, text)
 
 
 def _repeating(seed: int) -> str:
@@ -212,8 +240,7 @@ def _repeating(seed: int) -> str:
 def _list(as_json: bool) -> None:
     rows = probe_catalogue_reader.known_probes().values()
     if as_json:
-        keys = ("name", "level", "needs", "does")
-        emit({"probes": [{key: getattr(row, key) for key in keys} for row in rows]})
+        emit(ProbeList(tuple(CatalogueRow(row.name, row.level, row.needs, row.does) for row in rows)))
         return
     for row in rows:
         click.echo(f"{row.name:<20} {row.level:<9} {'GPU' if row.needs == 'cuda' else 'any':<4} {row.does}")
@@ -240,16 +267,9 @@ def _junit(made: Made) -> str:
     return junit_writer.render(made.name, made.run, {key: value for key, value in known.items() if value})
 
 
-def document(made: Made) -> dict[str, Any]:
-    """What was tested, the self-test's summary, and of every probe its figures, details and what its script printed."""
+def document(made: Made) -> TestDocument:
+    from envbuild.testrun import run_document
+
     assert made.run is not None
-    known = made.run.subject
-    subject = {
-        "profile": made.name,
-        "lock": made.lock.id if made.lock else None,
-        "image": made.image.id if made.image else None,
-        "interpreter": str(made.interpreter) if made.interpreter else None,
-        **{key: known.get(key) for key in ("python", "torch", "device", "level")},
-        "seed": made.run.start.get("seed"),
-    }
-    return {**subject, **made.run.summary(), "probes": [result.document() for result in made.run.results]}
+    lock, image = made.lock.id if made.lock else None, made.image.id if made.image else None
+    return run_document.document(made.name, made.run, lock, image, made.interpreter)

@@ -104,7 +104,7 @@ def command(
     if as_json:
         emit(done.document())
     else:
-        click.echo(done.digest)
+        click.echo(done.digest or done.image_id)
         click.echo(printable(done.summary), err=True)
         if done.unconfined:
             click.echo(

@@ -23,6 +23,29 @@ class Check:
     remedy: str | None = None
 
 
+@dataclass(frozen=True)
+class CheckRow:
+    """A check, in a document of `--json`."""
+
+    id: str
+    state: Status
+    detail: str
+    remedy: str | None
+
+
+CheckState = Literal["ok", "warn", "fail"]
+
+
+def check_rows(checks: Sequence[Check]) -> tuple[CheckRow, ...]:
+    return tuple(CheckRow(check.id, check.status, check.detail, check.remedy) for check in checks)
+
+
+def worst_state(checks: Sequence[Check]) -> CheckState:
+    """The state of the worst check; a skipped one does not count."""
+    found = {check.status for check in checks}
+    return "fail" if "fail" in found else "warn" if "warn" in found else "ok"
+
+
 def ok(name: str, detail: str) -> Check:
     return Check(name, "ok", detail)
 

@@ -4,26 +4,40 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
 
 from packaging.requirements import Requirement
 
 from envbuild.facts import fact_file_reader
+from envbuild.facts.document_types import Digest
 from envbuild.testrun.selftest_job import selftest_id
 
 
-def document() -> dict[str, Any]:
-    """The versions of envbuild, of Python and of the packages that envbuild needs (None: not installed), and the
-    digests of its facts and of its self-test. It contains no paths and no names of people or machines."""
-    return {
-        "envbuild": metadata.version("envbuild"),
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        "facts": f"sha256:{fact_file_reader.facts_digest()}",
-        "selftest": selftest_id(),
-        "packages": {name: _version(name) for name in sorted(_needed())},
-    }
+@dataclass(frozen=True)
+class Versions:
+    """The document of `--version`: the versions of envbuild, of Python and of the packages that envbuild needs (None:
+    not installed), and the digests of its facts and of its self-test. It contains no paths and no names of people or
+    machines."""
+
+    envbuild: str
+    python: str
+    system: str
+    facts: Digest
+    selftest: str
+    packages: Mapping[str, str | None]
+
+
+def document() -> Versions:
+    return Versions(
+        envbuild=metadata.version("envbuild"),
+        python=platform.python_version(),
+        system=platform.platform(),
+        facts=f"sha256:{fact_file_reader.facts_digest()}",
+        selftest=selftest_id(),
+        packages={name: _version(name) for name in sorted(_needed())},
+    )
 
 
 def _needed() -> set[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from envbuild.doctor import envbuild_versions, gpu_checks, system_checks
-from envbuild.doctor.check_result import Check, counted
-from envbuild.doctor.model import Host
+from envbuild.doctor.check_result import Check, CheckRow, CheckState, check_rows, counted, worst_state
+from envbuild.doctor.envbuild_versions import Versions
+from envbuild.doctor.model import Ecc, GpuReading, Holder, Host, Port, Role
 from envbuild.doctor.profile_requirements import Need
 from envbuild.facts import database
 
@@ -67,31 +67,102 @@ def _missing(host: Host, need: Need) -> Iterator[tuple[str, str]]:
         yield f"it needs whole GPUs, and MIG is on for {', '.join(sliced)}", "turn MIG off: nvidia-smi -mig 0"
 
 
-def document(host: Host, checks: Sequence[Check]) -> dict[str, Any]:
-    """The description of the machine. Sizes are bytes; `time` is UTC by its own clock; addresses contain no secrets.
+@dataclass(frozen=True)
+class HostRow:
+    """The machine. `time`: UTC by its own clock; the others as in Machine."""
 
-    {"version", "envbuild", "host", "engine", "driver", "gpus", "software", "rdma", "shm", "disks", "checks"}
-    """
-    found = host.driver
-    return {
-        "version": VERSION,
-        "envbuild": envbuild_versions.document(),
-        "host": {"name": host.name, "time": host.time, **asdict(host.machine)},
-        "engine": {
-            "host": host.engine.host or None,
-            "version": host.engine.version,
-            "buildx": host.engine.buildx,
-            "runtimes": list(host.engine.runtimes),
-        },
-        "driver": {"version": found.version, "cuda": found.cuda, "fault": found.fault},
-        "gpus": [
-            {**asdict(card), "driver": found.version, "mig": bool(card.mig and card.mig.enabled),
-             "mig_slices": card.mig.slices if card.mig else 0}
-            for card in found.cards
-        ],
-        "software": dict(host.software),
-        "rdma": [asdict(port) for port in host.rdma or ()],
-        "shm": host.shm,
-        "disks": [{"role": item.role, "folder": item.folder, "free": item.free} for item in host.disks],
-        "checks": [asdict(check) for check in checks],
-    }  # fmt: skip
+    name: str
+    time: str
+    cpu: str
+    cores: int
+    memory: int
+    system: str
+    python: str
+
+
+@dataclass(frozen=True)
+class EngineRow:
+    host: str | None
+    version: str | None
+    buildx: str | None
+    runtimes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DriverRow:
+    version: str | None
+    cuda: str | None
+    fault: str | None
+
+
+@dataclass(frozen=True)
+class GpuRow:
+    """A GPU as in GpuReading; `driver` is that of the machine."""
+
+    index: int
+    name: str
+    uuid: str
+    bus_id: str
+    compute_capability: str
+    memory_total: int | None
+    memory_free: int | None
+    mig: bool
+    mig_slices: int
+    ecc: Ecc
+    compute_mode: str | None
+    fabric: str | None
+    holders: tuple[Holder, ...]
+    driver: str | None
+
+
+@dataclass(frozen=True)
+class DiskRow:
+    role: Role
+    folder: str
+    free: int
+
+
+@dataclass(frozen=True)
+class MachineDocument:
+    """The document of `doctor`: the description of the machine, and its checks. Sizes are bytes; addresses contain no
+    secrets. `profile`: that of --for; `state`: with --for, of its check alone."""
+
+    version: int
+    profile: str | None
+    state: CheckState
+    envbuild: Versions
+    host: HostRow
+    engine: EngineRow
+    driver: DriverRow
+    gpus: tuple[GpuRow, ...]
+    software: Mapping[str, str]
+    rdma: tuple[Port, ...]
+    shm: int | None
+    disks: tuple[DiskRow, ...]
+    checks: tuple[CheckRow, ...]
+
+
+def document(host: Host, checks: Sequence[Check], profile: str | None = None) -> MachineDocument:
+    found, engine = host.driver, host.engine
+    decisive = [check for check in checks if check.id == PROFILE] if profile else checks
+    return MachineDocument(
+        version=VERSION,
+        profile=profile,
+        state=worst_state(decisive),
+        envbuild=envbuild_versions.document(),
+        host=HostRow(host.name, host.time, **vars(host.machine)),
+        engine=EngineRow(engine.host or None, engine.version, engine.buildx, engine.runtimes),
+        driver=DriverRow(found.version, found.cuda, found.fault),
+        gpus=tuple(_gpu_row(gpu, found.version) for gpu in found.cards),
+        software=host.software,
+        rdma=host.rdma or (),
+        shm=host.shm,
+        disks=tuple(DiskRow(item.role, item.folder, item.free) for item in host.disks),
+        checks=check_rows(checks),
+    )
+
+
+def _gpu_row(gpu: GpuReading, driver: str | None) -> GpuRow:
+    slices = gpu.mig.slices if gpu.mig else 0
+    values = {**vars(gpu), "mig": bool(gpu.mig and gpu.mig.enabled)}
+    return GpuRow(**values, mig_slices=slices, driver=driver)

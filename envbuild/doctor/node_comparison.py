@@ -6,11 +6,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from envbuild.doctor.check_result import Check, Status, counted, gib, ok, skipped_check
+from envbuild.doctor.check_result import (
+    Check,
+    CheckRow,
+    CheckState,
+    Status,
+    check_rows,
+    counted,
+    gib,
+    ok,
+    skipped_check,
+    worst_state,
+)
 from envbuild.doctor.machine_checks_and_suitability import VERSION
 from envbuild.doctor.model import clean
 
@@ -50,7 +61,7 @@ class _Port(_Part):
 
 class _Check(_Part):
     id: _Text
-    status: Literal["ok", "warn", "fail", "skipped"]
+    state: Literal["ok", "warn", "fail", "skipped"]
     detail: _Text
 
 
@@ -184,7 +195,7 @@ def _sound(answered: Mapping[str, Described]) -> Check:
     bad = [
         f"{name}: {check.id}: {check.detail}"
         for name, node in answered.items() for check in node.checks
-        if check.status == "fail" and check.id.startswith(_JOB) and check.id != "gpu.runtime"
+        if check.state == "fail" and check.id.startswith(_JOB) and check.id != "gpu.runtime"
     ]  # fmt: skip
     if bad:
         return Check("node.sound", "fail", "; ".join(_some(bad)), "envbuild doctor on that node says what to do")
@@ -219,20 +230,38 @@ def _some(texts: Sequence[str]) -> Iterator[str]:
         yield f"and {len(texts) - _MOST} more"
 
 
-def document(nodes: Sequence[Node], checks: Sequence[Check]) -> dict[str, Any]:
-    """{"version", "nodes": [{"name", "fault", "odd", "description"}], "checks"}; a description has only the compared
-    fields."""
+@dataclass(frozen=True)
+class NodeRow:
+    """A node. `state`: different if a check found that it differs from the others (`differences`: the ids of those
+    checks), unknown without a description (`fault`: why)."""
+
+    name: str
+    state: Literal["same", "different", "unknown"]
+    fault: str | None
+    differences: tuple[str, ...]
+    description: Described | None
+
+
+@dataclass(frozen=True)
+class ClusterDocument:
+    """The document of `doctor --cluster`. A node's description has only the compared values."""
+
+    version: int
+    state: CheckState
+    nodes: tuple[NodeRow, ...]
+    checks: tuple[CheckRow, ...]
+
+
+def document(nodes: Sequence[Node], checks: Sequence[Check]) -> ClusterDocument:
     differing = odd(nodes)
-    return {
-        "version": VERSION,
-        "nodes": [
-            {
-                "name": node.name,
-                "fault": node.fault,
-                "odd": differing.get(node.name, []),
-                "description": node.described.model_dump() if node.described else None,
-            }
-            for node in nodes
-        ],
-        "checks": [{"id": c.id, "status": c.status, "detail": c.detail, "remedy": c.remedy} for c in checks],
-    }
+    rows = tuple(
+        NodeRow(
+            node.name,
+            "unknown" if node.described is None else "different" if differing.get(node.name) else "same",
+            node.fault,
+            tuple(differing.get(node.name, ())),
+            node.described,
+        )
+        for node in nodes
+    )
+    return ClusterDocument(VERSION, worst_state(checks), rows, check_rows(checks))

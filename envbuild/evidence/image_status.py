@@ -3,10 +3,14 @@ needed."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from envbuild.evidence import evidence_statements_and_store, profile_proofs
+from envbuild.evidence.profile_proofs import ProofRow
 from envbuild.evidence.proof_rules import Proof
+from envbuild.facts.document_types import Digest, ImageState, LockState
 from envbuild.image import build_records_and_comparison, dockerfile_renderer, image_build
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.image.image_naming import VERIFIED, repository
@@ -14,32 +18,63 @@ from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.loaded_profile import Source
 from envbuild.resolve import plan_resolver
+from envbuild.util.rejected_input_errors import Reason
+
+TagState = Literal["correct", "missing", "moved", "unknown", "outdated"]
+
+
+@dataclass(frozen=True)
+class StatusDocument:
+    """The document of `status`. `changed`: the parts of the lock that no longer match the profile. `tag`: the tag
+    `verified`: correct; missing; moved by hand; unknown: set by another user or machine; outdated: on another image."""
+
+    profile: str
+    state: ImageState
+    reasons: tuple[Reason, ...]
+    next_command: str
+    lock: Digest | None
+    lock_state: LockState | None
+    changed: tuple[str, ...]
+    image: Digest | None
+    tags: tuple[str, ...]
+    tag: TagState | None
+    evidence: tuple[ProofRow, ...]
 
 
 @dataclass(frozen=True)
 class Status:
-    """The status of an image. `state`: verified, unproved, failed, out-of-date, missing or tampered; `reasons`: why;
-    `next`: the command to type next."""
+    """The status of an image. `reasons`: why it is not verified; `next`: the command to type next; `stale`: the parts
+    of the lock that no longer match the profile."""
 
     name: str
-    state: str
-    reasons: tuple[str, ...]
+    state: ImageState
+    reasons: tuple[Reason, ...]
     lock: str | None
+    stale: tuple[str, ...]
     image: Image | None
     tags: tuple[str, ...]
+    tag: TagState
     proofs: tuple[Proof, ...]
     next: str
 
-    def document(self) -> dict[str, object]:
-        return {
-            "profile": self.name,
-            "status": self.state,
-            "reasons": list(self.reasons),
-            "next": self.next,
-            "lock": self.lock,
-            "image": {"id": self.image.id, "tags": list(self.tags)} if self.image else None,
-            "proofs": profile_proofs.document(self.proofs),
-        }
+    @property
+    def details(self) -> tuple[str, ...]:
+        return tuple(reason.detail for reason in self.reasons)
+
+    def document(self) -> StatusDocument:
+        return StatusDocument(
+            profile=self.name,
+            state=self.state,
+            reasons=self.reasons,
+            next_command=self.next,
+            lock=self.lock,
+            lock_state="missing" if self.lock is None else "outdated" if self.stale else "current",
+            changed=self.stale,
+            image=self.image.id if self.image else None,
+            tags=self.tags,
+            tag=self.tag,
+            evidence=profile_proofs.proof_rows(self.proofs),
+        )
 
 
 def compute(engine: Engine, source: Source) -> Status:
@@ -63,59 +98,57 @@ def status_of(engine: Engine, source: Source, locked: Lock | None, stale: list[s
     tags = engine.tags(named)
     image = image_build.existing_image(engine, locked, text) if locked else None
     proofs = profile_proofs.proofs_of(image.id, name, profile, locked) if locked and image else ()
-    reasons = [f"{part} changed in the profile since it was locked" for part in stale]
-    reasons += [profile_proofs.reason(name, proof) for proof in proofs if proof.state != "proved"]
+    reasons = [Reason("lock", f"{part} changed in the profile since it was locked") for part in stale]
+    reasons += [Reason("evidence", profile_proofs.reason(name, proof)) for proof in proofs if proof.state != "proved"]
     if image is None:
-        state = "missing"
-        reasons.append("not built for its lock" if locked else "never locked")
-    elif any(proof.failed for proof in proofs):
-        state = "failed"
-    elif stale or any(proof.state == "stale" for proof in proofs):
-        state = "out-of-date"
+        state: ImageState = "missing"
+        reasons.append(Reason("image", "not built for its lock") if locked else Reason("lock", "never locked"))
     else:
-        state = "unproved" if reasons else VERIFIED
-    tag = _tag(engine, name, tags, image, state == VERIFIED, locked)
-    if tag:
-        reasons.append(tag)
-        state = "tampered" if tag == _BY_HAND else "unproved" if state == VERIFIED else state
+        state = profile_proofs.state_by_evidence(proofs, bool(stale))
+    tag = _tag(engine, name, tags, image, state == "verified", locked)
+    if tag in _TAG_REASONS:
+        reasons.append(Reason("tag", _TAG_REASONS[tag]))
+        state = "tampered" if tag == "moved" else "unverified" if state == "verified" else state
     names = tuple(f"{named}:{tag}" for tag, handle in sorted(tags.items()) if image and handle == image.handle)
     command = _next_command(state, source, proofs)
-    return Status(name, state, tuple(reasons), locked.id if locked else None, image, names, proofs, command)
+    lock_id = locked.id if locked else None
+    return Status(name, state, tuple(reasons), lock_id, tuple(stale), image, names, tag or "missing", proofs, command)
 
 
-def _next_command(state: str, source: Source, proofs: tuple[Proof, ...]) -> str:
-    if state == VERIFIED:
+def _next_command(state: ImageState, source: Source, proofs: tuple[Proof, ...]) -> str:
+    if state == "verified":
         gpus = "--gpus all " if source.profile.gpus else ""
         return f"docker run --rm -it {gpus}{repository(source.name)}:{VERIFIED}"
     if state == "failed":
         return f"envbuild test {source.known}"
-    if state == "unproved" and any(proof.state != "proved" for proof in proofs):
+    if state == "unverified" and any(proof.state != "proved" for proof in proofs):
         return f"envbuild test {source.known} --record"
     return f"envbuild make {source.known}"
 
 
-_BY_HAND = "the tag verified was moved by hand: this machine has no evidence that its image was proved for this profile"
-
-_ANOTHER = "the tag verified names a different image: an earlier one, or that of another profile with the same name"
-
-_ELSEWHERE = (
-    "the tag verified names an image of this lock of which this state folder holds no record and no evidence: another "
-    "user or machine made it, or the folder was lost"
-)
+_TAG_REASONS: Mapping[TagState | None, str] = {
+    "missing": "the tag verified is missing",
+    "moved": "the tag verified was moved by hand: this machine has no evidence that its image was proved for this "
+    "profile",
+    "outdated": "the tag verified names a different image: an earlier one, or that of another profile with the same "
+    "name",
+    "unknown": "the tag verified names an image of this lock of which this state folder holds no record and no "
+    "evidence: another user or machine made it, or the folder was lost",
+}
 
 
 def _tag(
     engine: Engine, name: str, tags: dict[str, str], image: Image | None, is_proved: bool, locked: Lock | None
-) -> str | None:
-    """Return what is wrong with the tag `verified`, or None if it agrees with the evidence."""
+) -> TagState | None:
+    """Compare the tag `verified` with the evidence. None: it is missing, as it should be."""
     handle = tags.get(VERIFIED)
     if handle is None:
-        return "the tag verified is missing" if is_proved else None
+        return "missing" if is_proved else None
     tagged = image if image and handle == image.handle else engine.find(handle)
     locks = {record.lock for record in build_records_and_comparison.all_records(tagged.id)} if tagged else set()
     if locked and not locks and tags.get(locked.short) == handle:
-        return _ELSEWHERE
+        return "unknown"
     # An image that was verified once keeps the tag until its successor is verified.
     if tagged is None or not evidence_statements_and_store.ever_proved(tagged.id, name, locks):
-        return _BY_HAND
-    return _ANOTHER if is_proved and tagged != image else None
+        return "moved"
+    return "outdated" if is_proved and tagged != image else "correct"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from envbuild.evidence import evidence_statements_and_store, proof_rules
 from envbuild.evidence.proof_rules import Proof, RequiredProof
+from envbuild.facts.document_types import ImageState
 from envbuild.image.build_records_and_comparison import Record
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.model import Profile
@@ -72,14 +75,45 @@ def proof_sentence(name: str, proofs: Iterable[Proof]) -> str:
     return "; ".join([*known, *(f"{model}: never" for model in never)]) if known else "proved: never"
 
 
-def document(proofs: Iterable[Proof]) -> list[dict[str, object]]:
-    """Return the proofs for `--json`; `unconfined` only if not empty."""
-    return [
-        {
-            "model": proof.model,
-            "state": proof.state,
-            "evidence": str(proof.evidence) if proof.evidence else None,
-            **({"unconfined": list(proof.unconfined)} if proof.unconfined else {}),
-        }
+@dataclass(frozen=True)
+class ProofRow:
+    """The evidence for one GPU model, in a document of `--json`. `model`: cpu for a profile without GPUs. stale: of
+    another lock, self-test or level. failed: the newest self-test failed. `level`, `unconfined`: as in Proof; set for
+    valid evidence. `statement`: the file."""
+
+    model: str
+    state: Literal["verified", "stale", "failed", "missing"]
+    statement: str | None
+    reason: str
+    level: str | None
+    unconfined: tuple[str, ...]
+
+
+_ROW_STATES: Mapping[str, Literal["verified", "stale", "missing"]] = {
+    "proved": "verified",
+    "stale": "stale",
+    "missing": "missing",
+}
+
+
+def proof_rows(proofs: Iterable[Proof]) -> tuple[ProofRow, ...]:
+    return tuple(
+        ProofRow(
+            proof.model,
+            "failed" if proof.failed else _ROW_STATES[proof.state],
+            str(proof.evidence) if proof.evidence else None,
+            proof.reason,
+            proof.level,
+            proof.unconfined,
+        )
         for proof in proofs
-    ]
+    )
+
+
+def state_by_evidence(proofs: Sequence[Proof], stale: bool = False) -> ImageState:
+    """Return the state of a locked profile's image from its evidence alone. `stale`: the lock is out of date."""
+    if any(proof.failed for proof in proofs):
+        return "failed"
+    if stale or any(proof.state == "stale" for proof in proofs):
+        return "stale"
+    return "verified" if proofs and all(proof.state == "proved" for proof in proofs) else "unverified"

@@ -7,19 +7,21 @@ out, whatever its lines.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from packaging.specifiers import Specifier
 
 from envbuild.explain import cause_scoring, log_facts
 from envbuild.explain.cause_scoring import CauseLines
+from envbuild.explain.first_failed_rank_and_progress import Works
 from envbuild.explain.log_facts import Reading
 from envbuild.explain.log_reader_and_search import Line, Log
 from envbuild.explain.secret_masking import safe_line
 from envbuild.facts import database, log_signatures
 from envbuild.facts.advisory_matching import Advisory, Change, Situation
+from envbuild.facts.document_types import AdvisoryRow
 from envbuild.facts.gpu_models import Gpu
 from envbuild.facts.log_signatures import ANY, EvidenceName, Signature
 from envbuild.resolve import advisory_remedy
@@ -29,6 +31,17 @@ NAMED = 0.5
 CANDIDATE = 0.05
 """Below this confidence a cause is not even called possible."""
 MOST_POSSIBLE = 3
+
+
+@dataclass(frozen=True)
+class MissingFact:
+    """A fact that a log lacks, and the command that shows it."""
+
+    fact: str
+    command: str
+
+    def __str__(self) -> str:
+        return f"{self.fact}: {self.command}"
 
 
 @dataclass(frozen=True)
@@ -51,7 +64,7 @@ class SignatureMatch:
     prove: str | None
     cite: tuple[str, ...]
     cards: tuple[Gpu, ...]
-    find_out: tuple[str, ...] = ()
+    find_out: tuple[MissingFact, ...] = ()
     evidence: tuple[EvidenceName, ...] = ()
 
     def profile(self, known: Container[str]) -> str | None:
@@ -226,7 +239,7 @@ def _match(cause: ScoredCause, known: Reading) -> SignatureMatch:
     remedy, wanted, find_out = about.remedy or "", about.change, []
     asked = {name for match in (advisory.match if advisory else ()) for name in match.versioned}
     for library in sorted({*cause.unloaded, *(asked & set(known.candidates))}):
-        find_out.append(f"which {library} is loaded: envbuild audit --here")
+        find_out.append(MissingFact(f"which {library} is loaded", "envbuild audit --here"))
     if known.situation.torch is None and (wanted.torch or _TORCH_CHANGE.search(remedy)):
         find_out.insert(0, FIND_TORCH)
         affected = ", ".join(str(match.torch) for match in (advisory.match if advisory else ()) if match.torch)
@@ -239,7 +252,7 @@ def _match(cause: ScoredCause, known: Reading) -> SignatureMatch:
     )  # fmt: skip
 
 
-FIND_TORCH = "torch's version: python -c 'import torch; print(torch.__version__, torch.version.cuda)'"
+FIND_TORCH = MissingFact("torch's version", "python -c 'import torch; print(torch.__version__, torch.version.cuda)'")
 _TORCH_CHANGE = re.compile(r"\btorch \d")
 
 
@@ -263,60 +276,172 @@ def of_profile(text: str, name: str) -> str:
     return re.sub(r"\bNAME\b", lambda _: name, text)
 
 
-def document(found: Explanation, profiles: Container[str] = ()) -> Mapping[str, Any]:
-    """The document for `--json`: {"matches", "possible", "unknown", "ruled_out", "advice", "decide", "first_failure",
-    "last_work", "error", "read"}.
+@dataclass(frozen=True)
+class LogPlace:
+    """A line of the log. `file`: None where one file was read."""
 
-    `profiles`: the names of the known profiles. The commands of a match contain its `profile`, or NAME where that is
-    None. `write` is the `change` in the form that a profile has.
-    """
-    first, said, error = found.read.first, found.read.situation, found.read.error
-    return {
-        "matches": [_document(match, match.profile(profiles)) for match in found.matches],
-        "possible": [_document(match, match.profile(profiles)) for match in found.possible],
-        "unknown": found.unknown,
-        "ruled_out": [{"advisory": ruled.advisory.id, **_place(ruled.line)} for ruled in found.ruled_out],
-        "advice": list(found.advice),
-        "decide": list(found.decide),
-        "first_failure": {"rank": first.rank, "local_rank": first.local, "exit": first.exit, **_place(first.line)}
-        if first
-        else None,
-        "last_work": asdict(found.read.works),
-        "error": {**_place(error), "text": safe_line(error.text)} if error else None,
-        "read": {
-            "gpus": [gpu.id for gpu in said.gpus],
-            "torch": said.torch,
-            "cuda": said.cuda,
-            "driver": said.driver,
-            "libraries": dict(said.libraries),
-            "inferred": sorted(set(said.libraries) - found.read.stated),
-            "loaded": sorted(found.read.loaded),
-            "candidates": {name: list(versions) for name, versions in found.read.candidates.items()},
-            "gpu_count": said.gpu_count,
-            "symptoms": sorted(found.read.symptoms),
-            "operations": sorted(found.read.operations),
-        },
-    }
+    file: str | None
+    line: int
 
 
-def _document(match: SignatureMatch, profile: str | None) -> dict[str, Any]:
-    name = profile or "NAME"
-    return {
-        "cause": match.id,
-        "advisory": match.advisory.id if match.advisory else None,
-        "title": match.title,
-        "confidence": match.confidence,
-        "lines": [{**_place(line), "text": safe_line(line.text)} for line in match.lines],
-        "remedy": of_profile(match.remedy, name),
-        "change": change(match.change),
-        "write": dict(match.write),
-        "profile": profile,
-        "prove": of_profile(match.prove, name) if match.prove else None,
-        "cite": list(match.cite),
-        "find_out": list(match.find_out),
-        "for": list(evidence_words(match, 1)),
-        "against": list(evidence_words(match, -1)),
-    }
+@dataclass(frozen=True)
+class LogLine(LogPlace):
+    text: str
+
+
+@dataclass(frozen=True)
+class EvidenceOfCause:
+    """A piece of evidence for a cause (`supports`), or against it."""
+
+    id: EvidenceName
+    supports: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class CauseRow:
+    """A cause. `advisory`: its id, None for a cause that does not depend on a version. `change`: the versions that fix
+    it, as bounds; `profile_change`: the same as it is written in a profile. `profile`: the name of the profile that the
+    commands contain; they contain NAME where it is null. `command`: proves the cause. `missing_facts`: facts that the
+    log lacks and that decide, each with the command that shows it."""
+
+    id: str
+    advisory: str | None
+    title: str
+    confidence: float
+    lines: tuple[LogLine, ...]
+    remedy: str
+    change: Mapping[str, Any]
+    profile_change: Mapping[str, Any]
+    profile: str | None
+    command: str | None
+    sources: tuple[str, ...]
+    missing_facts: tuple[MissingFact, ...]
+    evidence: tuple[EvidenceOfCause, ...]
+
+
+@dataclass(frozen=True)
+class FirstFailure(LogPlace):
+    """The line of the rank that failed first. `local_rank`: in its node. `exit_code`: negative for a signal."""
+
+    rank: int | None
+    local_rank: int | None
+    exit_code: int | None
+
+
+@dataclass(frozen=True)
+class FactsOfLog:
+    """The facts of the log. `inferred`: the libraries whose version follows from torch's; `loaded`: those whose loaded
+    version the log shows; `candidates`: the possible versions where several are in the log."""
+
+    gpus: tuple[str, ...]
+    gpu_count: int | None
+    torch: str | None
+    cuda: str | None
+    driver: str | None
+    libraries: Mapping[str, str]
+    inferred: tuple[str, ...]
+    loaded: tuple[str, ...]
+    candidates: Mapping[str, tuple[str, ...]]
+    symptoms: tuple[str, ...]
+    operations: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RuledOut(LogPlace):
+    """An advisory whose line is in the log, and whose versions or GPUs are not."""
+
+    id: str
+
+
+@dataclass(frozen=True)
+class ExplanationDocument:
+    """The document of `explain`. `state`: known if a cause was found. `possible`: causes with too little evidence.
+    `advisories`: those of `causes` (affected), of `possible`, and those that are ruled out. `advice`:
+    what to turn on before the next run. `distinctions`: without a cause, what tells the possible ones apart. `ranks`:
+    the last work of the ranks. `exception`: the line that ended Python."""
+
+    state: Literal["known", "unknown"]
+    causes: tuple[CauseRow, ...]
+    possible: tuple[CauseRow, ...]
+    ruled_out: tuple[RuledOut, ...]
+    advisories: tuple[AdvisoryRow, ...]
+    advice: tuple[str, ...]
+    distinctions: tuple[str, ...]
+    first_failure: FirstFailure | None
+    ranks: Works
+    exception: LogLine | None
+    facts: FactsOfLog
+    notes: tuple[str, ...]
+
+
+def document(found: Explanation, profiles: Container[str] = (), notes: Sequence[str] = ()) -> ExplanationDocument:
+    """`profiles`: the names of the known profiles. Secrets in lines of the log are masked."""
+    first, error = found.read.first, found.read.error
+    return ExplanationDocument(
+        state="unknown" if found.unknown else "known",
+        causes=tuple(_cause(match, match.profile(profiles)) for match in found.matches),
+        possible=tuple(_cause(match, match.profile(profiles)) for match in found.possible),
+        ruled_out=tuple(RuledOut(*_place(ruled.line), ruled.advisory.id) for ruled in found.ruled_out),
+        advisories=tuple(_advisories(found)),
+        advice=found.advice,
+        distinctions=found.decide,
+        first_failure=FirstFailure(*_place(first.line), first.rank, first.local, first.exit) if first else None,
+        ranks=found.read.works,
+        exception=LogLine(*_place(error), safe_line(error.text)) if error else None,
+        facts=_facts(found.read),
+        notes=tuple(notes),
+    )
+
+
+def _facts(read: Reading) -> FactsOfLog:
+    said = read.situation
+    return FactsOfLog(
+        gpus=tuple(gpu.id for gpu in said.gpus),
+        gpu_count=said.gpu_count,
+        torch=said.torch,
+        cuda=said.cuda,
+        driver=said.driver,
+        libraries=said.libraries,
+        inferred=tuple(sorted(set(said.libraries) - read.stated)),
+        loaded=tuple(sorted(read.loaded)),
+        candidates=read.candidates,
+        symptoms=tuple(sorted(read.symptoms)),
+        operations=tuple(sorted(read.operations)),
+    )
+
+
+def _advisories(found: Explanation) -> Iterator[AdvisoryRow]:
+    kinds: tuple[tuple[Literal["affected", "possible"], tuple[SignatureMatch, ...]], ...] = (
+        ("affected", found.matches),
+        ("possible", found.possible),
+    )
+    for state, matches in kinds:
+        for match in matches:
+            if match.advisory:
+                yield AdvisoryRow(match.id, state, match.title, match.remedy)
+    for ruled in found.ruled_out:
+        text = "the versions or GPUs of the log do not match"
+        yield AdvisoryRow(ruled.advisory.id, "ruled-out", text, ruled.advisory.remedy)
+
+
+def _cause(match: SignatureMatch, profile: str | None) -> CauseRow:
+    name, weights = profile or "NAME", log_signatures.weights()
+    return CauseRow(
+        id=match.id,
+        advisory=match.advisory.id if match.advisory else None,
+        title=match.title,
+        confidence=match.confidence,
+        lines=tuple(LogLine(*_place(line), safe_line(line.text)) for line in match.lines),
+        remedy=of_profile(match.remedy, name),
+        change=change(match.change),
+        profile_change=match.write,
+        profile=profile,
+        command=of_profile(match.prove, name) if match.prove else None,
+        sources=match.cite,
+        missing_facts=match.find_out,
+        evidence=tuple(EvidenceOfCause(one, weights[one].weight >= 0, weights[one].say) for one in match.evidence),
+    )
 
 
 def evidence_words(match: SignatureMatch, sign: int) -> Iterator[str]:
@@ -327,9 +452,9 @@ def evidence_words(match: SignatureMatch, sign: int) -> Iterator[str]:
             yield row.say
 
 
-def _place(line: Line) -> dict[str, Any]:
-    """The position of a line; `file` only where several files were read."""
-    return {"file": line.file, "line": line.number} if line.file else {"line": line.number}
+def _place(line: Line) -> tuple[str | None, int]:
+    """The file of a line, where several files were read, and its number."""
+    return line.file or None, line.number
 
 
 def change(wanted: Change) -> dict[str, Any]:

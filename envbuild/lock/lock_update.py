@@ -312,17 +312,36 @@ def _order(locked: Sequence[LockedWheel], overridden: Collection[str] = (), late
 
 def version_changes(before: Lock | None, after: Lock) -> Iterator[str]:
     """The changes between two locks, one per line: `numpy 2.4.5 -> 2.4.6`."""
-    if before is None:
-        yield f"{some(len(after.wheels), 'wheel')}, {some(len(after.base) + len(after.apt), 'Debian package')}"
-        return
+    yield from [part_counts(after)] if before is None else map(str, lock_changes(before, after))
+
+
+def part_counts(locked: Lock) -> str:
+    return f"{some(len(locked.wheels), 'wheel')}, {some(len(locked.base) + len(locked.apt), 'Debian package')}"
+
+
+@dataclass(frozen=True)
+class LockChange:
+    """A changed version. `before`: None for something new; `after`: None for something removed; both None for a change
+    that has no version."""
+
+    name: str
+    before: str | None
+    after: str | None
+
+    def __str__(self) -> str:
+        moved = self.before or self.after
+        return f"{self.name} {self.before or '(new)'} -> {self.after or '(gone)'}" if moved else self.name
+
+
+def lock_changes(before: Lock, after: Lock) -> Iterator[LockChange]:
     yield from _moves(before.versions, after.versions)
     yield from _moves(_versions(before), _versions(after))
     yield from _moves(_contents(before), _contents(after))
     for title, old, new in (("base image", before.image, after.image), ("python", before.python, after.python)):
         if old != new:
-            yield f"{title} {old} -> {new}"
+            yield LockChange(title, old, new)
     if before.environment != after.environment:
-        yield "environment"
+        yield LockChange("environment", None, None)
 
 
 def _versions(locked: Lock) -> dict[str, str]:
@@ -339,7 +358,7 @@ def _contents(locked: Lock) -> dict[str, str]:
     return found
 
 
-def _moves(old: dict[str, str], new: dict[str, str]) -> Iterator[str]:
+def _moves(old: dict[str, str], new: dict[str, str]) -> Iterator[LockChange]:
     for name in sorted({*old, *new}):
         if old.get(name) != new.get(name):
-            yield f"{name} {old.get(name, '(new)')} -> {new.get(name, '(gone)')}"
+            yield LockChange(name, old.get(name), new.get(name))

@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from envbuild.facts import database
+from envbuild.facts.document_types import AdvisoryRow
 from envbuild.fetch import index_config, wheel_resolution_and_download
 from envbuild.lock.lock_file import Lock
 from envbuild.resolve.plan_resolver import Plan
+from envbuild.resolve.torch_compatibility_and_advisories import Advice
 from envbuild.util.errors import ProfileError
 
 
 @dataclass(frozen=True)
-class AdvisedUpdate:
+class AdvisedUpdate(AdvisoryRow):
     """An advisory that applies to the profile, and the nearest newer version that it requires."""
 
-    advisory: str
-    state: str
     version: str
 
 
@@ -36,7 +36,7 @@ class Outdated:
     name: str
     version: str
     newest: str | None
-    asked: tuple[AdvisedUpdate, ...] = ()
+    advisories: tuple[AdvisedUpdate, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,7 @@ class _RequiredUpdate:
     """The versions of one distribution that an advisory requires: any of `requirements`."""
 
     name: str
-    advisory: str
-    state: str
+    advice: Advice
     requirements: tuple[str, ...]
 
 
@@ -63,7 +62,9 @@ def _rows(
     advised: dict[str, list[AdvisedUpdate]] = {}
     for update, version in answers:
         if version is not None:
-            advised.setdefault(update.name, []).append(AdvisedUpdate(update.advisory, update.state, version))
+            given = update.advice
+            row = AdvisedUpdate(given.advisory.id, given.state, given.reason, given.advisory.remedy, version)
+            advised.setdefault(update.name, []).append(row)
     for name, version in versions.items():
         # another build of the same version (2.13.0 instead of the pinned 2.13.0+cpu) is not newer
         found = Version(newest.get(name, version))
@@ -95,7 +96,7 @@ def _required_updates(plan: Plan, versions: Mapping[str, str]) -> Iterator[_Requ
             if name in versions and versions[name] not in wanted:
                 within = _within(name, versions[name], 1 if database.is_cuda_library(name) else 2)
                 asked = tuple(f"{within},{specifier}" for specifier in wanted.any_of)
-                yield _RequiredUpdate(name, advice.advisory.id, advice.state, asked)
+                yield _RequiredUpdate(name, advice, asked)
 
 
 def _newest(plan: Plan, requirements: Mapping[str, str]) -> dict[str, str]:

@@ -3,10 +3,10 @@ versions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,42 @@ class Try:
     seconds: float
 
 
+TryState = Literal["passed", "failed", "not-built"]
+
+
+@dataclass(frozen=True)
+class TryRow:
+    version: str
+    state: TryState
+    reason: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class VersionChange:
+    """Two versions with different outcomes, and none between them that could be tried."""
+
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class BisectionDocument:
+    """The document of `bisect`. `state`: found: the outcome changes; all-pass, none-pass: both ends agree; unknown: no
+    version could be tried. `first_passing`: the oldest version known to pass."""
+
+    profile: str
+    state: Literal["found", "all-pass", "none-pass", "unknown"]
+    pin: str
+    distribution: str | None
+    probe: str
+    script: str | None
+    first_passing: str | None
+    change: VersionChange | None
+    versions: tuple[str, ...]
+    tries: tuple[TryRow, ...]
+
+
 @dataclass(frozen=True)
 class Bisection:
     """The result of a bisection; a field keeps its default until its value is known. `versions`: all versions within
@@ -109,18 +145,29 @@ class Bisection:
     tries: tuple[Try, ...] = ()
     found: Found | None = None
 
-    def document(self) -> dict[str, Any]:
-        """Return the JSON document. `first`: the oldest version known to pass; `change`: the two versions between which
-        the outcome changes."""
+    def document(self) -> BisectionDocument:
         found, versions = self.found, self.versions
         first = found.passing if found else None
-        return {
-            "profile": self.profile,
-            "pin": self.hunt.pin,
-            "distribution": self.distribution,
-            "decides": self.hunt.decides,
-            "first": versions[first] if first is not None else None,
-            "change": [versions[found.low], versions[found.high]] if found and found.changes else None,
-            "versions": list(versions),
-            "tries": [asdict(item) for item in self.tries],
-        }
+        return BisectionDocument(
+            profile=self.profile,
+            state=_state(found),
+            pin=self.hunt.pin,
+            distribution=self.distribution,
+            probe=self.hunt.probe,
+            script=str(self.hunt.script) if self.hunt.script else None,
+            first_passing=versions[first] if first is not None else None,
+            change=VersionChange(versions[found.low], versions[found.high]) if found and found.changes else None,
+            versions=versions,
+            tries=tuple(
+                TryRow(item.version, _TRY_STATES[item.passed], item.reason, item.seconds) for item in self.tries
+            ),
+        )
+
+
+_TRY_STATES: Mapping[bool | None, TryState] = {True: "passed", False: "failed", None: "not-built"}
+
+
+def _state(found: Found | None) -> Literal["found", "all-pass", "none-pass", "unknown"]:
+    if found is None:
+        return "unknown"
+    return "found" if found.changes else "all-pass" if found.low_passes else "none-pass"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from envbuild.audit import environment_audit, image_collector
 from envbuild.facts import database
+from envbuild.facts.document_types import plain
 from envbuild.fetch import apt_resolution_and_download, sha256_file_store
 from envbuild.fetch.locked_artifact_types import LockedExtension
 from envbuild.image import (
@@ -30,7 +31,7 @@ from envbuild.profile.loaded_profile import Source
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.util import atomic_files
-from envbuild.util.errors import OutOfDate, UsageError, some
+from envbuild.util.errors import CheckFailed, OutOfDate, UsageError, some
 from envbuild.util.yaml_document import display
 
 _AS_WRITTEN = Options()
@@ -180,7 +181,11 @@ def audit_layers(context: StepContext, recipe: Recipe, image: Image) -> StepResu
     held = image_collector.collect_from_image(context.engine, image, target, wheel_contents.wheel_hashes(lock))
     expected = environment_audit.expected_contents(recipe.source, lock, claimed=True)
     done = environment_audit.assess(target, held, expected)
-    done.require()
+    try:
+        done.require()
+    except CheckFailed as error:
+        error.partial = {"findings": plain(done.findings)}  # the other keys are those of the build's document
+        raise
     return StepResult(environment_audit.labels(held), note=done.summary)
 
 

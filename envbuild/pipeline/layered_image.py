@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from envbuild.facts.document_types import Digest
 from envbuild.fetch import sha256_file_store
 from envbuild.image import debian_base_tar, extension_wheel_build
 from envbuild.image.layers.wheel_layers import WheelOfLayer
@@ -27,16 +26,13 @@ from envbuild.util.errors import BuildError, some
 
 @dataclass(frozen=True)
 class ExportedImage:
-    """An exported image. `target`: the folder or file."""
+    """An exported image, and the document of `export oci`. `digest`: of the manifest; `target`: the folder or file."""
 
     profile: str
-    lock: str
-    image: str
-    digest: str
-    target: Path
-
-    def document(self) -> Mapping[str, Any]:
-        return {**vars(self), "target": str(self.target)}
+    lock: Digest
+    image: Digest
+    digest: Digest
+    target: str
 
 
 def export_image(name: str, target: Path, listener: Listener) -> ExportedImage:
@@ -49,7 +45,7 @@ def export_image(name: str, target: Path, listener: Listener) -> ExportedImage:
         lock = context.step("lock", _current_lock, source, plan)
         image = context.step("layers", describe_image, context, source, plan, lock)
         context.step("export", _export, context, image, target, source.name)
-    return ExportedImage(source.name, lock.id, image.id, image.manifest.digest, target)
+    return ExportedImage(source.name, lock.id, image.id, image.manifest.digest, str(target))
 
 
 def _current_lock(source: Source, plan: Plan) -> StepResult[Lock]:

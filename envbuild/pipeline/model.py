@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
+from envbuild.audit.library_and_distribution_findings import Finding
 from envbuild.evidence import evidence_statements_and_store, profile_proofs
+from envbuild.evidence.profile_proofs import ProofRow
 from envbuild.evidence.proof_rules import Proof
+from envbuild.facts.document_types import AdvisoryRow, Digest
 from envbuild.image.build_records_and_comparison import Record
 from envbuild.image.docker_engine import Image
-from envbuild.image.image_naming import VERIFIED
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline.progress_events import Step
 from envbuild.profile.loaded_profile import Source
 from envbuild.profile.project_shapes_and_script import Script
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.testrun import selftest_job
-from envbuild.testrun.run_result import TestRun
+from envbuild.testrun.run_result import SelfTestSummary, TestRun
 from envbuild.testrun.selftest_job import RunRequest
 
 T = TypeVar("T")
@@ -103,6 +105,45 @@ class SelfTestOrder:
     on: On = HERE
 
 
+MadeState = Literal["verified", "unverified", "built", "failed"]
+
+
+@dataclass(frozen=True)
+class UsedGpu:
+    """The GPU model that the self-test used, and how many of it."""
+
+    model: str
+    count: int
+
+
+@dataclass(frozen=True)
+class StepRow:
+    name: str
+    seconds: float
+    cached: bool
+
+
+@dataclass(frozen=True)
+class MadeDocument:
+    """The document of `make`, `build` and `test --record`. `state`: built if evidence was not looked at. `statement`:
+    the file of the evidence that this run wrote. `findings`: those of the audit, if they refused the image."""
+
+    profile: str
+    state: MadeState
+    lock: Digest | None
+    image: Digest | None
+    tags: tuple[str, ...]
+    gpu: UsedGpu | None
+    evidence: tuple[ProofRow, ...]
+    statement: str | None
+    advisories: tuple[AdvisoryRow, ...]
+    findings: tuple[Finding, ...]
+    selftest: SelfTestSummary | None
+    steps: tuple[StepRow, ...]
+    seconds: float
+    notes: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Made:
     """The result of `make` and its parts; a field keeps its default until the step that gives its value has ended."""
@@ -116,34 +157,41 @@ class Made:
     tags: tuple[str, ...] = ()
     run: TestRun | None = None
     memory_gb: float | None = None  # memory limit of the self-test's container
-    evidence: Path | None = None
+    statement: Path | None = None  # the evidence written by this run
     proofs: tuple[Proof, ...] = ()
     notes: tuple[str, ...] = ()  # notes for the user, in addition to the steps
+    advisories: tuple[AdvisoryRow, ...] = ()
 
     @property
-    def status(self) -> str:
+    def state(self) -> MadeState:
+        """built: without a look at evidence, as after `build`."""
         if self.image is None or (self.run is not None and not self.run.passed):
             return "failed"
-        proved = bool(self.proofs) and all(proof.state == "proved" for proof in self.proofs)
-        return VERIFIED if proved else "built"
+        if not self.proofs:
+            return "built"
+        return "verified" if all(proof.state == "proved" for proof in self.proofs) else "unverified"
 
-    def _gpu(self) -> dict[str, Any] | None:
+    def _gpu(self) -> UsedGpu | None:
         gpu = evidence_statements_and_store.gpu_of(self.run) if self.run else None
-        return {"model": gpu.model, "count": gpu.count} if gpu else None
+        return UsedGpu(gpu.model, gpu.count) if gpu else None
 
-    def document(self) -> dict[str, Any]:
-        return {
-            "profile": self.name,
-            "status": self.status,
-            "image": {"id": self.image.id, "tags": list(self.tags)} if self.image else None,
-            "lock": self.lock.id if self.lock else None,
-            "gpu": self._gpu(),
-            "evidence": str(self.evidence) if self.evidence else None,
-            "proofs": profile_proofs.document(self.proofs),
-            "selftest": self.run.summary() if self.run else None,
-            "steps": [{"name": s.name, "seconds": round(s.seconds, 3), "cached": s.cached} for s in self.steps],
-            "notes": list(self.notes),
-        }
+    def document(self) -> MadeDocument:
+        return MadeDocument(
+            profile=self.name,
+            state=self.state,
+            lock=self.lock.id if self.lock else None,
+            image=self.image.id if self.image else None,
+            tags=self.tags if self.image else (),
+            gpu=self._gpu(),
+            evidence=profile_proofs.proof_rows(self.proofs),
+            statement=str(self.statement) if self.statement else None,
+            advisories=self.advisories,
+            findings=(),
+            selftest=self.run.summary() if self.run else None,
+            steps=tuple(StepRow(step.name, round(step.seconds, 3), step.cached) for step in self.steps),
+            seconds=round(sum(step.seconds for step in self.steps), 3),
+            notes=self.notes,
+        )
 
 
 def probe_counts(run: TestRun) -> str:

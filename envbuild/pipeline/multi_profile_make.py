@@ -72,8 +72,8 @@ class BatchOutcome:
         return self.document.get("error")
 
     @property
-    def status(self) -> str:
-        return str(self.document.get("status", "failed"))
+    def state(self) -> str:
+        return str(self.document.get("state", "failed"))
 
 
 def worst_exit_code(codes: Sequence[int]) -> int:

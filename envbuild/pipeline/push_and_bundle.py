@@ -7,7 +7,7 @@ import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from envbuild.attest import (
     image_bundle_file,
@@ -22,7 +22,9 @@ from envbuild.attest.in_toto_statements import BuildDetails, Subject
 from envbuild.attest.keys_and_signatures import Signer
 from envbuild.attest.policy import Policy
 from envbuild.evidence import evidence_statements_and_store, profile_proofs
+from envbuild.evidence.profile_proofs import ProofRow
 from envbuild.facts import fact_file_reader
+from envbuild.facts.document_types import Digest
 from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
 from envbuild.image import build_records_and_comparison, oci_layout_writer, registry_push
 from envbuild.image.docker_engine import Engine, Image
@@ -50,25 +52,24 @@ envbuild keygen -o team; then set signing_key in config.yaml, or {keys_and_signa
 
 @dataclass(frozen=True)
 class Pushed:
-    """The result of `push`; a field keeps its default until the step that gives its value has ended. `signed`: the
-    key's fingerprint, None without a key."""
+    """The result of `push` and `save`, and its document; a field keeps its default until the step that gives its value
+    has ended. `repository`: for `push`; `file`: for `save`. `digest`: of the manifest. `statements`: their number.
+    `key`: the fingerprint of the signing key, None without a key."""
 
     profile: str
-    repository: str
-    signed: str | None
-    digest: str | None = None
+    key: str | None
+    repository: str | None = None
+    file: str | None = None
+    state: Literal["complete", "incomplete"] = "incomplete"
+    lock: Digest | None = None
+    image: Digest | None = None
+    digest: Digest | None = None
+    evidence: tuple[ProofRow, ...] = ()
     statements: int = 0
     tags: tuple[str, ...] = ()
 
-    def document(self) -> dict[str, Any]:
-        return {
-            "profile": self.profile,
-            "repository": self.repository,
-            "digest": self.digest,
-            "statements": self.statements,
-            "signed": self.signed,
-            "tags": list(self.tags),
-        }
+    def document(self) -> Pushed:
+        return self
 
 
 def push(name: str, target: str, listener: Listener, *, zstd: bool = False, unsigned: bool = False) -> Pushed:
@@ -81,10 +82,10 @@ def push(name: str, target: str, listener: Listener, *, zstd: bool = False, unsi
     reference = registry_push.parse_repository(target)
     context = StepContext(listener)
     signer = _signer(unsigned)
-    pushed = PartialResult(Pushed(name, reference.repository, signer.public.fingerprint if signer else None))
+    pushed = PartialResult(Pushed(name, signer.public.fingerprint if signer else None, reference.repository))
     with working(context, name, pushed.document):
-        source, lock, image = _proved(context, name)
-        pushed.update(profile=source.name)
+        source, lock, image, evidence = _proved(context, name)
+        pushed.update(profile=source.name, lock=lock.id, image=image.id, evidence=evidence)
         place = Repository(reference)
         manifest = context.step("push image", _push_image, context, place, image, zstd)
         pushed.update(digest=manifest.digest)
@@ -92,7 +93,7 @@ def push(name: str, target: str, listener: Listener, *, zstd: bool = False, unsi
         statements = statements_of(source, lock, image, subject)
         pushed.update(statements=len(statements))
         context.step("evidence", _publish_evidence, place, manifest, statements, signer)
-        pushed.update(tags=context.step("tags", _set_tags, place, manifest, lock))
+        pushed.update(tags=context.step("tags", _set_tags, place, manifest, lock), state="complete")
     return pushed.value
 
 
@@ -113,13 +114,13 @@ def export_bundle(name: str, file: Path, listener: Listener, *, unsigned: bool =
         raise UsageError(f"{file} exists already", hint="choose another name")
     context = StepContext(listener)
     signer = _signer(unsigned)
-    saved = PartialResult(Pushed(name, str(file), signer.public.fingerprint if signer else None))
+    saved = PartialResult(Pushed(name, signer.public.fingerprint if signer else None, file=str(file)))
     with (
         working(context, name, saved.document),
         temporary_files.folder("bundle", inside=file.parent) as folder,
     ):
-        source, lock, image = _proved(context, name)
-        saved.update(profile=source.name)
+        source, lock, image, evidence = _proved(context, name)
+        saved.update(profile=source.name, lock=lock.id, image=image.id, evidence=evidence)
         place = oci_layout_writer.Folder(folder / "layout")
         manifest = context.step("save image", _save_image, context, place, image)
         saved.update(digest=manifest.digest)
@@ -136,6 +137,7 @@ def export_bundle(name: str, file: Path, listener: Listener, *, unsigned: bool =
         partial = folder / "bundle.tar"
         context.step("write", _write_bundle, place, partial, files)
         partial.replace(file)
+        saved.update(state="complete")
     return saved.value
 
 
@@ -156,7 +158,7 @@ def import_bundle(file: Path, policy: Policy, listener: Listener) -> tuple[Verdi
     bundle = image_bundle_file.Bundle(file)
     name = bundle.file(image_bundle_file.PROFILE, 100).decode(errors="replace")
     if not profile_name_lookup.NAME.fullmatch(name):
-        raise Malformed("the bundle does not name its profile")
+        raise Malformed("the saved image does not name its profile")
     verdict = image_verifier.verify_at(
         bundle, Reference("bundle", name, name), policy, (), datetime.datetime.now(datetime.UTC)
     )
@@ -178,9 +180,9 @@ def import_bundle(file: Path, policy: Policy, listener: Listener) -> tuple[Verdi
     return verdict, tag
 
 
-def _proved(context: StepContext, name: str) -> tuple[Source, Lock, Image]:
-    """Return the profile, its current lock and the image built from it. Raises NotProved if the image is not verified
-    for every GPU model."""
+def _proved(context: StepContext, name: str) -> tuple[Source, Lock, Image, tuple[ProofRow, ...]]:
+    """Return the profile, its current lock, the image built from it and its evidence. Raises NotProved if the image is
+    not verified for every GPU model."""
     source = context.step("load profile", load_profile, name)
     lock, image = existing(context, source)
     wanted = profile_proofs.wanted(source.name, source.profile, lock)
@@ -191,7 +193,7 @@ def _proved(context: StepContext, name: str) -> tuple[Source, Lock, Image]:
     if missing:
         text = f"{source.name} is not proved on all of its GPUs: nothing is published"
         raise NotProved(text, hint="\n".join([*missing, f"run: envbuild make {source.known}"]))
-    return source, lock, image
+    return source, lock, image, profile_proofs.proof_rows(found)
 
 
 def _push_image(context: StepContext, place: Repository, image: Image, zstd: bool) -> StepResult[Manifest]:

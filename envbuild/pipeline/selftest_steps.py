@@ -143,7 +143,7 @@ def write_evidence(
         envelope = keys_and_signatures.seal(in_toto_statements.canonical(statement), signer)
         signed = evidence_statements_and_store.save_envelope(file, envelope)
     except EnvbuildError as error:  # the run record is evidence without a signature too
-        error.partial = {"evidence": str(file), **error.partial}
+        error.partial = {"statement": str(file), **error.partial}
         raise
     context.progress.say(f"the signed statement is {signed}")
     return StepResult(value, note=f"{file.name[:12]} signed by {signer.public.fingerprint[:12]}")

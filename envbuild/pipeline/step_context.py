@@ -70,6 +70,5 @@ class PartialResult(Generic[R]):
     def update(self, **fields: Any) -> None:
         self.value = replace(self.value, **fields)
 
-    def document(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.value.document()
-        return found
+    def document(self) -> object:
+        return self.value.document()

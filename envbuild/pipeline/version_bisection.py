@@ -46,7 +46,7 @@ def bisect(name: str, hunt: Hunt, listener: Listener) -> Bisection:
         distribution = plan_resolver.pinned_distribution(plan, hunt.pin)
         done.update(distribution=distribution)
         if gpus:
-            context.step("card", require_gpu, context)
+            context.step("gpu", require_gpu, context)
         versions = context.step("versions", _find_versions, plan, distribution, hunt)
         done.update(versions=versions)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from envbuild.attest import keys_and_signatures
 from envbuild.evidence import profile_proofs
+from envbuild.facts.document_types import plain
 from envbuild.image import build_records_and_comparison, dockerfile_renderer, image_build
 from envbuild.image.docker_engine import Image
-from envbuild.image.image_naming import VERIFIED
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import runner_selection
@@ -23,7 +22,7 @@ from envbuild.pipeline.image_steps import (
     render_dockerfile,
     resolve_profile,
 )
-from envbuild.pipeline.model import HERE, Made, On, Options, Recipe, SelfTestOrder
+from envbuild.pipeline.model import HERE, Made, MadeDocument, On, Options, Recipe, SelfTestOrder
 from envbuild.pipeline.progress_events import Listener
 from envbuild.pipeline.selftest_steps import (
     cluster_jobs,
@@ -60,6 +59,7 @@ def make(name: str, options: Options, listener: Listener) -> Made:
         if not options.unproved:
             runner_selection.require_enough_gpus(source, options.asked.gpus)
         plan = context.step("resolve", resolve_profile, source)
+        made.update(advisories=plan.choice.states)
         lock = context.step("lock", lock_profile, context, source, plan, options)
         made.update(lock=lock)
         dockerfile = context.step("render", render_dockerfile, source, lock, options)
@@ -92,7 +92,7 @@ def _test_and_record(
     signer = keys_and_signatures.configured_signer()  # before the long part: it may prompt for a passphrase
     run = run_selftest(context, made, order, select_runner(context, order, image))
     written = context.step("evidence", write_evidence, context, order.source, lock, image, run, signer)
-    made.update(evidence=written.file, proofs=written.proofs)
+    made.update(statement=written.file, proofs=written.proofs)
     try:
         require_passed(made.value)
     except CheckFailed:
@@ -113,7 +113,7 @@ def run_selftest(context: StepContext, made: PartialResult[Made], order: SelfTes
 
 def _tag_verified(context: StepContext, made: PartialResult[Made], source: Source, image: Image) -> None:
     """Set the tag `verified`, as the last step. Raises NotProved if the evidence does not verify the image."""
-    if made.value.status != VERIFIED:
+    if made.value.state != "verified":
         missing = [profile_proofs.reason(source.name, proof) for proof in made.value.proofs if proof.state != "proved"]
         raise NotProved(f"{source.name} is built, but not proved on all of its GPUs", hint="\n".join(missing))
     tag = context.step("tag", tag_verified, context, source, image)
@@ -135,6 +135,7 @@ def build_image(
     source = context.step("load profile", load_profile, name, options.asked.gpus, options)
     made.update(name=source.name)
     plan = context.step("resolve", resolve_profile, source)
+    made.update(advisories=plan.choice.states)
     lock = context.step("lock", lock_profile, context, source, plan, options)
     made.update(lock=lock)
     dockerfile = context.step("render", render_dockerfile, source, lock, options)
@@ -274,9 +275,9 @@ def _making(context: StepContext, name: str, requirements: Path | None = None) -
     """As `working`, for a workflow whose result is Made; its steps and notes are those of the context."""
     made = PartialResult(Made(name))
 
-    def document() -> dict[str, Any]:
+    def document() -> MadeDocument:
         made.update(steps=context.steps, notes=context.notes)
-        return made.document()
+        return made.value.document()
 
     with working(context, name, document, requirements):
         yield made
@@ -285,14 +286,14 @@ def _making(context: StepContext, name: str, requirements: Path | None = None) -
 
 @contextlib.contextmanager
 def working(
-    context: StepContext, name: str, partial: Callable[[], dict[str, Any]], requirements: Path | None = None
+    context: StepContext, name: str, partial: Callable[[], object], requirements: Path | None = None
 ) -> Iterator[None]:
     """Lock the profile for this process during the `with` body. An error carries the partial result of the command."""
     with one_run_per_profile(profile_name_lookup.meant(name, requirements).name, context.progress.say):
         try:
             yield
         except EnvbuildError as error:
-            error.partial = {**partial(), **error.partial}
+            error.partial = {**plain(partial()), **error.partial}
             raise
 
 

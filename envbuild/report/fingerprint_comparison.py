@@ -11,13 +11,19 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal, get_args
 
+from envbuild.facts.document_types import Measured
 from envbuild.testrun.fingerprint_reader import Fingerprint, FingerprintMachine, FingerprintOp, Observed
 from envbuild.util.errors import UsageError
 
-KINDS = IDENTICAL, ROUNDING, PRECISION, BREAKAGE = ("identical", "rounding", "precision", "breakage")
+Verdict = Literal["identical", "rounding", "precision", "breakage"]
+KINDS: tuple[Verdict, ...] = get_args(Verdict)
+IDENTICAL: Verdict = "identical"
+ROUNDING: Verdict = "rounding"
+PRECISION: Verdict = "precision"
+BREAKAGE: Verdict = "breakage"
 TEACHER, FREE = "teacher-forced", "free-running"
 
 # With fewer bits, many elements are outside their bound; or, if the bound is barely exceeded, all errors are a similar
@@ -33,7 +39,7 @@ class FingerprintSide:
     """The result for one fingerprint, operation and pass: the largest ratio of error to bound (None without a
     reference), the relative error, and the drift from the golden output. `reason`: set if it is worse than rounding."""
 
-    kind: str
+    kind: Verdict
     ratio: float | None
     relative: float | None
     drift: float | None
@@ -47,7 +53,7 @@ class Pass:
 
     op: str
     name: str
-    kind: str
+    kind: Verdict
     a: FingerprintSide
     b: FingerprintSide
     apart: float
@@ -70,7 +76,7 @@ class ComparedOperation:
     passes: tuple[Pass, ...]
 
     @property
-    def kind(self) -> str | None:
+    def kind(self) -> Verdict | None:
         """The worst kind of its passes; None if nothing can be compared."""
         return max((found.kind for found in self.passes), key=KINDS.index, default=None)
 
@@ -81,7 +87,7 @@ class Comparison:
     first difference. `growth`: the first operation that is right on golden input and wrong on the input of the
     free-running pass; if None, the roundings of single operations explain all growth of errors."""
 
-    verdict: str
+    verdict: Verdict
     first: Pass | None
     growth: Pass | None
     rows: tuple[ComparedOperation, ...]
@@ -131,7 +137,7 @@ def _pass(name: str, op_a: FingerprintOp, op_b: FingerprintOp, a: Observed, b: O
     return Pass(op_a.id, name, kind, side_a, side_b, apart)
 
 
-def _together(op: FingerprintOp, a: Observed, b: Observed, apart: float) -> str:
+def _together(op: FingerprintOp, a: Observed, b: Observed, apart: float) -> Verdict:
     """Compare two outputs of which neither is worse than rounding. If one has no reference, half of the bits of the
     coarser dtype must agree; a lower precision shows in the median difference of the samples."""
     if op.exact:
@@ -153,7 +159,7 @@ def _side(op: FingerprintOp, seen: Observed) -> FingerprintSide:
     return FingerprintSide(kind, ratio, relative, seen.drift, reason)
 
 
-def _judged(op: FingerprintOp, seen: Observed) -> tuple[str, str | None]:
+def _judged(op: FingerprintOp, seen: Observed) -> tuple[Verdict, str | None]:
     """Return the kind of one output by its own reference, and why it is worse than rounding."""
     if (seen.dtype, seen.shape) != (op.dtype, op.shape):
         return BREAKAGE, f"the output is {seen.dtype} {seen.shape}, should be {op.dtype} {op.shape}"
@@ -234,22 +240,74 @@ def machine_line(found: FingerprintMachine) -> str:
     return ", ".join([device or "a CPU", f"torch {found.torch}", *libraries])
 
 
-def document(found: Comparison) -> dict[str, Any]:
-    """Return the JSON document: {"verdict", "first", "growth", "ops", "notes"}."""
-    return {
-        "verdict": found.verdict,
-        "first": _plain(found.first) if found.first else None,
-        "growth": _plain(found.growth) if found.growth else None,
-        "ops": [{"op": row.op, "kind": row.kind, "passes": list(map(_plain, row.passes))} for row in found.rows],
-        "notes": list(found.notes),
-    }
+@dataclass(frozen=True)
+class SideOfPass:
+    """One fingerprint's result, as in FingerprintSide."""
+
+    kind: Verdict
+    ratio: Measured | None
+    relative: Measured | None
+    drift: Measured | None
+    reason: str | None
 
 
-def _plain(found: Pass) -> dict[str, Any]:
-    sides = {name: {key: _json(value) for key, value in asdict(side).items()} for name, side in found.sides.items()}
-    return {"op": found.op, "pass": found.name, "kind": found.kind, "apart": _json(found.apart), **sides}
+@dataclass(frozen=True)
+class PassRow:
+    """An operation in one pass (`pass_name`); `distance`: the relative distance of the two outputs."""
+
+    operation: str
+    pass_name: str
+    kind: Verdict
+    distance: Measured
+    a: SideOfPass
+    b: SideOfPass
 
 
-def _json(value: float | str | None) -> float | str | None:
-    """Convert NaN and infinity to text, since JSON has neither."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+@dataclass(frozen=True)
+class OperationRow:
+    """An operation; `kind` is None if nothing can be compared."""
+
+    operation: str
+    kind: Verdict | None
+    passes: tuple[PassRow, ...]
+
+
+@dataclass(frozen=True)
+class FingerprintRow:
+    file: str
+    machine: FingerprintMachine
+
+
+@dataclass(frozen=True)
+class FingerprintDiffDocument:
+    """The document of `diff` of two fingerprints. `first`: the first difference beyond rounding, or else the first
+    difference. `growth`: the first operation that is right on golden input and wrong on what came before."""
+
+    state: Verdict
+    a: FingerprintRow
+    b: FingerprintRow
+    first: PassRow | None
+    growth: PassRow | None
+    operations: tuple[OperationRow, ...]
+    notes: tuple[str, ...]
+
+
+def document(found: Comparison, a: FingerprintRow, b: FingerprintRow) -> FingerprintDiffDocument:
+    return FingerprintDiffDocument(
+        state=found.verdict,
+        a=a,
+        b=b,
+        first=_pass_row(found.first) if found.first else None,
+        growth=_pass_row(found.growth) if found.growth else None,
+        operations=operation_rows(found),
+        notes=found.notes,
+    )
+
+
+def operation_rows(found: Comparison) -> tuple[OperationRow, ...]:
+    return tuple(OperationRow(row.op, row.kind, tuple(map(_pass_row, row.passes))) for row in found.rows)
+
+
+def _pass_row(found: Pass) -> PassRow:
+    a, b = SideOfPass(**vars(found.a)), SideOfPass(**vars(found.b))
+    return PassRow(found.op, found.name, found.kind, found.apart, a, b)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from packaging.utils import canonicalize_name
 
 from envbuild.facts import database
+from envbuild.facts.document_types import Digest
 from envbuild.image import dockerfile_renderer
 from envbuild.lock.lock_file import Lock
 from envbuild.resolve.torch_compatibility_and_advisories import STATES, Choice
@@ -32,7 +33,7 @@ class DiffLayer:
 class DiffSide:
     """One of the two sides. `basics` has the keys that its kind provides. None means that the kind does not provide the
     value: an image has no accepted advisories, and a lock has no GPUs. `bytes`: of the whole, in `unit` (to fetch, or
-    in the engine); None if a part is unknown. `id`: of an image."""
+    in the engine); None if a part is unknown. `id`: of an image; `lock`: the id of a lock."""
 
     name: str
     kind: str
@@ -44,6 +45,7 @@ class DiffSide:
     bytes: int | None
     unit: str
     id: str | None = None
+    lock: str | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,42 @@ class Pair:
 
     layer: int
     difference: str | None
+
+
+@dataclass(frozen=True)
+class SideRow:
+    """One side of a comparison. `image`: the id of an image. `bytes`: in `unit`."""
+
+    name: str
+    kind: str
+    lock: Digest | None
+    image: Digest | None
+    bytes: int | None
+    unit: str
+
+
+@dataclass(frozen=True)
+class DiffDocument:
+    """The document of `diff`. `state`: configuration if the layers are the same and something else differs.
+    `settings`, `pins`, `environment`, `advisory_states`: the values that differ. `layers`: those of `b` that `a` does
+    not have; null if they cannot be compared, as the advisories. `new_bytes`: of these layers, in the unit of `b`.
+    `files`: of --files."""
+
+    state: Literal["same", "configuration", "different"]
+    a: SideRow
+    b: SideRow
+    settings: tuple[ChangedValue, ...]
+    pins: tuple[ChangedValue, ...]
+    environment: tuple[ChangedValue, ...]
+    advisory_states: tuple[ChangedValue, ...] | None
+    layers: tuple[DiffLayer, ...] | None
+    shared_layers: int | None
+    new_bytes: int | None
+    files: tuple[Pair, ...] | None
+
+
+def _side_row(side: DiffSide) -> SideRow:
+    return SideRow(side.name, side.kind, side.lock, side.id, side.bytes, side.unit)
 
 
 @dataclass(frozen=True)
@@ -100,23 +138,20 @@ class Diff:
         """The bytes that `b` adds if `a` exists, in `b.unit`: files to fetch, or an image's layers unpacked."""
         return None if self.layers is None else _total(self.layers)
 
-    def document(self) -> dict[str, Any]:
-        sides = {
-            key: {"name": side.name, "kind": side.kind, "bytes": side.bytes, "unit": side.unit}
-            for key, side in (("a", self.a), ("b", self.b))
-        }
-        groups = {"profile": self.basics, "pins": self.versions, "environment": self.environment}
-        return {
-            **sides,
-            **{key: [asdict(change) for change in changes] for key, changes in groups.items()},
-            "advisories": None if self.advisories is None else [asdict(change) for change in self.advisories],
-            "layers": None if self.layers is None else [asdict(layer) for layer in self.layers],
-            "shared_layers": None if self.layers is None else len(self.b.layers) - len(self.layers),
-            "new_bytes": self.new_bytes,
-            "files": None if self.files is None else [asdict(pair) for pair in self.files],
-            "same": self.same,
-            "only_configuration": self.only_configuration,
-        }
+    def document(self) -> DiffDocument:
+        return DiffDocument(
+            state="same" if self.same else "configuration" if self.only_configuration else "different",
+            a=_side_row(self.a),
+            b=_side_row(self.b),
+            settings=self.basics,
+            pins=self.versions,
+            environment=self.environment,
+            advisory_states=self.advisories,
+            layers=self.layers,
+            shared_layers=None if self.layers is None else len(self.b.layers) - len(self.layers),
+            new_bytes=self.new_bytes,
+            files=self.files,
+        )
 
 
 def compare_sides(a: DiffSide, b: DiffSide) -> Diff:
@@ -152,10 +187,11 @@ def of_lock(name: str, lock: Lock, choice: Choice | None = None) -> DiffSide:
         basics=basics,
         versions={**lock.versions, **{one.name: one.digest for one in lock.extensions}},
         environment=lock.environment,
-        advisories={item["id"]: item["state"] for item in choice.states} if choice else None,
+        advisories={item.id: item.state for item in choice.states} if choice else None,
         layers=layers,
         bytes=_total(layers),
         unit="to fetch",
+        lock=lock.id,
     )
 
 

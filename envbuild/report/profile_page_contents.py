@@ -5,21 +5,20 @@ Nothing depends on the current time: the same evidence gives the same page, byte
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from envbuild.evidence import profile_proofs
+from envbuild.evidence.profile_proofs import ProofRow
 from envbuild.evidence.proof_rules import Proof
+from envbuild.facts.document_types import AdvisoryRow, Digest, ImageState
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.loaded_profile import Source
 from envbuild.report import fingerprint_comparison, pin_reasons, profile_and_image_diff, run_measurement_reader
-from envbuild.report.fingerprint_comparison import Comparison
+from envbuild.report.fingerprint_comparison import Comparison, OperationRow, Verdict
 from envbuild.report.run_measurement_types import KnownAdvisory, Run
 from envbuild.resolve.plan_resolver import Plan
-from envbuild.resolve.torch_compatibility_and_advisories import Choice
+from envbuild.resolve.torch_compatibility_and_advisories import AppliedState, Choice
 from envbuild.testrun.fingerprint_reader import Fingerprint
 
 PROVED, FAILED, OUT_OF_DATE, UNPROVED, UNLOCKED = "proved", "failed", "out of date", "not proved", "not locked"
@@ -48,6 +47,7 @@ class PageStatus:
     cards: tuple[PageGpu, ...]
     lock: str | None
     images: tuple[str, ...]
+    evidence: tuple[ProofRow, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ class Layers:
 
 @dataclass(frozen=True)
 class PageAdvice:
-    """An advisory that applies. `state`: refused, accepted, warned or noted."""
+    """An advisory that applies."""
 
-    state: str
+    state: AppliedState
     reason: str
     known: KnownAdvisory
 
@@ -116,6 +116,55 @@ class Compared:
 
 
 @dataclass(frozen=True)
+class ComparedFingerprints:
+    """`a`, `b`: the machines. `state`: the worst kind of the operations."""
+
+    a: str
+    b: str
+    state: Verdict
+    operations: tuple[OperationRow, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PageDocument:
+    """The document of `show --html`. `state`, `evidence`: by the evidence on disk; `reasons`: why. `next_place`: where
+    or when to run `next_command`. `images`: built from the lock. `runs`: the measurements. `left_out`: extensions that
+    the profile leaves out. `comparison`: of --compare."""
+
+    profile: str
+    state: ImageState
+    file: str
+    description: str
+    python: str
+    torch: str
+    cuda: str | None
+    driver: str | None
+    reasons: tuple[str, ...]
+    next_command: str
+    next_place: str
+    lock: Digest | None
+    images: tuple[Digest, ...]
+    evidence: tuple[ProofRow, ...]
+    runs: tuple[Run, ...]
+    layers: Layers | None
+    advisories: tuple[AdvisoryRow, ...]
+    pins: tuple[PagePin, ...]
+    left_out: tuple[LeftOut, ...]
+    environment: tuple[Variable, ...]
+    comparison: ComparedFingerprints | None
+
+
+_STATES: Mapping[str, ImageState] = {
+    PROVED: "verified",
+    FAILED: "failed",
+    OUT_OF_DATE: "stale",
+    UNPROVED: "unverified",
+    UNLOCKED: "missing",
+}
+
+
+@dataclass(frozen=True)
 class Page:
     """The page of a profile. `name` to `driver` are the profile's. `runs`: the measurements, one run for each tested
     GPU model. `layers`: None without a lock; `compared`: None if no fingerprints were given."""
@@ -135,16 +184,42 @@ class Page:
     environment: tuple[Variable, ...]
     compared: Compared | None
 
-    def document(self) -> dict[str, Any]:
-        """Return the JSON document: all fields; numbers that are not finite become text."""
-        found: dict[str, Any] = _json({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
-        if self.compared:
-            found["compared"] = {
-                "a": self.compared.a,
-                "b": self.compared.b,
-                **fingerprint_comparison.document(self.compared.result),
-            }
-        return found
+    def document(self, file: str) -> PageDocument:
+        """`file`: where the page was written."""
+        compared, known = self.compared, self.status
+        return PageDocument(
+            profile=self.name,
+            state=_STATES[known.state],
+            file=file,
+            description=self.description,
+            python=self.python,
+            torch=self.torch,
+            cuda=self.cuda,
+            driver=self.driver,
+            reasons=known.reasons,
+            next_command=known.next,
+            next_place=known.where,
+            lock=known.lock,
+            images=known.images,
+            evidence=known.evidence,
+            runs=self.runs,
+            layers=self.layers,
+            advisories=tuple(
+                AdvisoryRow(item.known.id, item.state, item.reason, item.known.remedy) for item in self.advice
+            ),
+            pins=self.pins,
+            left_out=self.left_out,
+            environment=self.environment,
+            comparison=ComparedFingerprints(
+                compared.a,
+                compared.b,
+                compared.result.verdict,
+                fingerprint_comparison.operation_rows(compared.result),
+                compared.result.notes,
+            )
+            if compared
+            else None,
+        )
 
 
 def page(
@@ -217,7 +292,14 @@ def status(
     cards = [proof.model for proof in proofs if proof.state != "proved"] if gpus else []
     command, where = _next(plan.name, plan.asked, state, cards)
     return PageStatus(
-        state, tuple(reasons), command, where, tuple(map(_card, proofs)), lock.id if lock else None, images
+        state,
+        tuple(reasons),
+        command,
+        where,
+        tuple(map(_card, proofs)),
+        lock.id if lock else None,
+        images,
+        profile_proofs.proof_rows(proofs),
     )
 
 
@@ -263,14 +345,3 @@ def comparison(a: Fingerprint, b: Fingerprint) -> Compared:
         fingerprint_comparison.machine_line(b.machine),
         fingerprint_comparison.compare_fingerprints(a, b),
     )
-
-
-def _json(value: Any) -> Any:
-    """Convert dataclasses to mappings, and NaN and infinity to text, since JSON has neither."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _json(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _json(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [_json(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -205,5 +205,5 @@ def differing_operations(rows: Iterable[ComparedOperation], name: str) -> tuple[
 
 def counts_by_kind(rows: Iterable[ComparedOperation]) -> list[tuple[str, int]]:
     """Return the number of operations of each kind."""
-    found = Counter(row.kind or "not compared" for row in rows)
+    found = Counter[str](row.kind or "not compared" for row in rows)
     return [(kind, found[kind]) for kind in (*KINDS, "not compared") if found[kind]]

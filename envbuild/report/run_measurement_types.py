@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from envbuild.facts.document_types import Measured
+
 
 @dataclass(frozen=True)
 class MeasuredFigure:
@@ -16,7 +18,7 @@ class MeasuredFigure:
     shape: tuple[int, ...]
     error: str
     bound: str
-    share: float
+    share: Measured
     checks: int
 
 
@@ -38,8 +40,8 @@ class MeasuredProbe:
     name: str
     status: str
     required: bool
-    seconds: float | None
-    shares: tuple[float, ...]
+    seconds: Measured | None
+    shares: tuple[Measured, ...]
     worst: MeasuredFigure | None
     checks: int
     reason: str | None
@@ -59,9 +61,9 @@ class Speed:
     index: int
     name: str
     unit: str
-    reached: float
-    promised: float | None
-    floor: float | None
+    reached: Measured
+    promised: Measured | None
+    floor: Measured | None
 
     @property
     def part(self) -> float | None:
@@ -102,7 +104,7 @@ class MeasuredStage:
     members: tuple[int, ...]
     settings: str
     passed: bool
-    seconds: float | None
+    seconds: Measured | None
     transports: tuple[str, ...]
     blamed: tuple[Blame, ...]
 
@@ -143,7 +145,7 @@ class Run:
     driver: str | None
     finished: str
     level: str
-    seconds: float
+    seconds: Measured
     image: str
     evidence: str
     engine: str

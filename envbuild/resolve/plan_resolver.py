@@ -11,6 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.facts import database, probe_catalogue_reader
+from envbuild.facts.document_types import plain
 from envbuild.facts.gpu_models import Gpu
 from envbuild.fetch.archive_spec import COMPAT, ArchiveRequest
 from envbuild.fetch.locked_artifact_types import StartupFile
@@ -220,7 +221,7 @@ def _locked_fault(plan: Plan, choice: Choice, advice: Advice) -> Fault:
 
 def _refusal(name: str, choice: Choice, faults: list[Fault], hint: str | None = None) -> ProfileError:
     refusal = ProfileError(f"profile {name} is refused", hint=hint, faults=faults)
-    refusal.partial = {"profile": name, "advisories": choice.states}
+    refusal.partial = {"profile": name, "advisories": plain(choice.states)}
     return refusal
 
 

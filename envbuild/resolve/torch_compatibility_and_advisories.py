@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -15,6 +16,7 @@ from packaging.version import Version
 from envbuild.facts import database, misleading_packages, mixed_gpu_settings
 from envbuild.facts.advisory_matching import Advisory, Situation
 from envbuild.facts.database import TorchRelease
+from envbuild.facts.document_types import AdvisoryRow
 from envbuild.facts.gpu_models import Gpu
 from envbuild.profile.loaded_profile import Source
 from envbuild.profile.model import Profile
@@ -22,15 +24,16 @@ from envbuild.resolve import minimum_driver
 from envbuild.util.errors import Fault, near
 from envbuild.util.yaml_document import Path
 
-STATES = {"refuse": "refused", "warn": "warned", "note": "noted"}
+AppliedState = Literal["refused", "accepted", "warned", "noted"]
+STATES: Mapping[str, AppliedState] = {"refuse": "refused", "warn": "warned", "note": "noted"}
 
 
 @dataclass(frozen=True)
 class Advice:
-    """An advisory that applies to this profile. `state`: refused, accepted, warned or noted."""
+    """An advisory that applies to this profile."""
 
     advisory: Advisory
-    state: str
+    state: AppliedState
     reason: str
 
     def __str__(self) -> str:
@@ -64,12 +67,9 @@ class Choice:
     faults: tuple[Fault, ...]
 
     @property
-    def states(self) -> list[dict[str, str]]:
+    def states(self) -> tuple[AdvisoryRow, ...]:
         """Every advisory that applies, for `--json`."""
-        return [
-            {"id": a.advisory.id, "state": a.state, "reason": a.reason, "remedy": a.advisory.remedy}
-            for a in self.advice
-        ]
+        return tuple(AdvisoryRow(a.advisory.id, a.state, a.reason, a.advisory.remedy) for a in self.advice)
 
     def locked(self, versions: Mapping[str, str]) -> Choice:
         """The same choice with the locked versions (by distribution), and the advisories that then apply."""

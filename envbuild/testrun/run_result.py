@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -67,6 +67,17 @@ class RunFailure:
 
 
 @dataclass(frozen=True)
+class SelfTestSummary:
+    """The numbers of probes by result, for `--json`."""
+
+    passed: int
+    failed: int
+    skipped: int
+    seconds: float
+    failures: tuple[RunFailure, ...]
+
+
+@dataclass(frozen=True)
 class TestRun:
     """A judged run. `errors` are faults of the run itself: with any of them, nothing in the run counts as passed.
 
@@ -117,11 +128,10 @@ class TestRun:
         found = [_failure(result) for result in self.results if result.status == "failed"]
         return [*found, *(RunFailure(None, None, None, text) for text in self.errors)]
 
-    def summary(self) -> dict[str, object]:
-        counts = {status: len(self.by_status(status)) for status in ("passed", "failed", "skipped")}
-        if self.errors:
-            counts["passed"] = 0
-        return {**counts, "seconds": round(self.seconds, 2), "failures": [asdict(one) for one in self.failures()]}
+    def summary(self) -> SelfTestSummary:
+        passed, failed, skipped = (len(self.by_status(status)) for status in ("passed", "failed", "skipped"))
+        seconds, failures = round(self.seconds, 2), tuple(self.failures())
+        return SelfTestSummary(0 if self.errors else passed, failed, skipped, seconds, failures)
 
 
 def _skipped(probe: str, reason: str) -> ProbeResult:

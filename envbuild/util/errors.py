@@ -48,6 +48,17 @@ class Fault:
         return ": ".join(part for part in (where, self.field, self.message) if part)
 
 
+@dataclass(frozen=True)
+class ErrorDocument:
+    """The value of `error` in a document of `--json`. `code`: the exit code."""
+
+    code: int
+    kind: str
+    message: str
+    hint: str | None
+    faults: tuple[Fault, ...]
+
+
 class EnvbuildError(Exception):
     """Base of every error that a user can cause. `hint`: what to do; `faults`: all errors found, not only the first."""
 
@@ -63,13 +74,7 @@ class EnvbuildError(Exception):
 
     def document(self) -> dict[str, Any]:
         """The value of `error` in `--json` output."""
-        return {
-            "code": self.code,
-            "kind": self.kind,
-            "message": self.message,
-            "hint": self.hint,
-            "faults": [asdict(fault) for fault in self.faults],
-        }
+        return asdict(ErrorDocument(self.code, self.kind, self.message, self.hint, self.faults))
 
     def lines(self) -> list[str]:
         """The message, each fault and the hint, for a terminal."""

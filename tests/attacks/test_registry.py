@@ -38,7 +38,7 @@ def refused(said: Said) -> list[str]:
     """The ids of the reasons."""
     assert said.code == CheckFailed.code, said.stdout
     found = [reason["id"] for reason in said.document["reasons"]]
-    assert found and not said.document["verified"]
+    assert found and said.document["state"] == "unverified"
     return found
 
 
@@ -416,7 +416,7 @@ def test_an_ordinary_child(site: Site) -> None:
         assert said.document["digest"] == digest_of(site, "app")
         assert said.document["base"] == f"{site.registry.host}/team/sample@{base}"
         assert (said.document["profile"], said.document["level"]) == ("sample", "quick")
-        assert said.document["child_sets"] == {
+        assert said.document["changed_settings"] == {
             "Cmd": ["serve"],
             "Env": own,
             "Labels": {"org.opencontainers.image.title": "app"},

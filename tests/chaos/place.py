@@ -88,8 +88,8 @@ class Place:
         done = self.run(verb, NAME, "--json", *options, trace=trace)
         assert done.code == 0, f"{verb} ended with {done.code}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         made = done.document
-        assert made["status"] == self.product.status, made
-        image = made["image"]["id"]
+        assert made["state"] == self.product.status, made
+        image = made["image"]
         known = self.images.get(variant, image)
         self.images[variant] = image
         self.heard.append(done.stderr)

@@ -65,7 +65,7 @@ def made(root: Path, monkeypatch: pytest.MonkeyPatch, now: bytes, said: str = RE
     if looked:
         place.look(BEFORE)
     del engine.images[BEFORE]
-    document = {"status": "verified", "image": {"id": NOW}}
+    document = {"state": "verified", "image": NOW}
     monkeypatch.setattr(Place, "run", lambda *_, **__: Result(0, json.dumps(document), said, 1.0))
     monkeypatch.setattr("chaos.place.lock_file.read", lambda file: SimpleNamespace(id="lock"))
     monkeypatch.setattr("chaos.place.dockerfile_renderer.render", lambda *_: "FROM scratch")

@@ -130,7 +130,7 @@ def gpu_made(gpu_project: Project, gpu_name: str) -> Result:
 
 @pytest.fixture(scope="session")
 def gpu_tag(gpu_made: Result) -> str:
-    found: str = gpu_made.document["image"]["tags"][0]
+    found: str = gpu_made.document["tags"][0]
     return found
 
 

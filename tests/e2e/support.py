@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import platformdirs
 import yaml
+from unit.documents import require_valid
 
 import envbuild
 
@@ -43,10 +44,13 @@ class Result:
     stdout: str
     stderr: str
     seconds: float
+    arguments: tuple[str, ...] = ()
 
     @property
     def document(self) -> dict[str, Any]:
+        """The document of --json, checked against the schema of its command."""
         found: dict[str, Any] = json.loads(self.stdout)
+        require_valid(self.arguments, found)
         return found
 
     @property
@@ -83,6 +87,8 @@ class Running:
 
     def __init__(self, argv: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
         self._begin = time.monotonic()
+        words = list(argv)
+        self._arguments = tuple(words[words.index("envbuild") + 1 :]) if "envbuild" in words else ()
         self._texts: dict[str, list[str]] = {"stdout": [], "stderr": []}
         self.process = subprocess.Popen(
             argv,
@@ -141,7 +147,7 @@ class Running:
         took = time.monotonic() - self._begin
         for reader in self._readers:
             reader.join()
-        return Result(code, "".join(self._texts["stdout"]), self.stderr, took)
+        return Result(code, "".join(self._texts["stdout"]), self.stderr, took, self._arguments)
 
 
 @dataclass(frozen=True)
@@ -252,12 +258,12 @@ class Proved:
 
     @property
     def id(self) -> str:
-        return str(self.document["image"]["id"])
+        return str(self.document["image"])
 
     @property
     def tag(self) -> str:
         """The tag that carries the lock's id."""
-        return str(self.document["image"]["tags"][0])
+        return str(self.document["tags"][0])
 
     @property
     def verified(self) -> str:

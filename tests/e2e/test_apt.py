@@ -44,6 +44,6 @@ def test_the_lock_in_the_evidence_gives_the_same_image(built: Proved, team: Team
     pushed = team.push(built.name, place, "--zstd")  # the quickest to pack
     assert pushed.code == 0, f"{pushed.stdout}\n{pushed.stderr}"
     done = team.rebuild(f"{place}:verified")
-    assert (done.code, done.document["verified"]) == (0, True), f"{done.stdout}\n{done.stderr}"
+    assert (done.code, done.document["state"]) == (0, "verified"), f"{done.stdout}\n{done.stderr}"
     assert "the lock gives the same image" in done.stderr
     assert docker("image", "ls", "--quiet", f"envbuild/{built.name}-rebuild") == ""

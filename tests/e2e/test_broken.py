@@ -35,7 +35,7 @@ def only(probes: Iterable[str]) -> list[str]:
 
 
 def failures(done: Result) -> dict[str, Mapping[str, Any]]:
-    return {str(item["probe"]): item for item in done.document["failures"]}
+    return {str(item["probe"]): item for item in done.document["selftest"]["failures"]}
 
 
 def test_a_division_by_zero(refused: Any) -> None:
@@ -70,14 +70,14 @@ def strict(quick: Proved, broken: Workshop, name: str, fault: str, probes: Itera
 def test_a_hang_ends_with_the_time_of_the_selftest(hung: Result) -> None:
     assert hung.code == 5
     assert hung.seconds < 20
-    of_the_run = [item["detail"] for item in hung.document["failures"] if item["probe"] is None]
+    of_the_run = [item["detail"] for item in hung.document["selftest"]["failures"] if item["probe"] is None]
     # 10 s, and what a busy machine takes to stop it
     assert any(re.fullmatch(r"the self-test was stopped after 1[0-9] s", text) for text in of_the_run)
-    assert hung.document["passed"] == 0
+    assert hung.document["selftest"]["passed"] == 0
 
 
 def test_a_hang_names_the_probe(hung: Result) -> None:
-    first = hung.document["failures"][0]
+    first = hung.document["selftest"]["failures"][0]
     assert (first["probe"], first["detail"][:5]) == ("gemm.exact", "hang:")
     assert "gemm.exact" in hung.error["message"]
 
@@ -115,5 +115,5 @@ def test_another_torch_than_the_locked(refused: Any) -> None:
 
 def test_forged_frames(refused: Any) -> None:
     done = refused("forged")
-    assert done.document["passed"] == 0
-    assert "not of this run" in done.document["failures"][0]["detail"]
+    assert done.document["selftest"]["passed"] == 0
+    assert "not of this run" in done.document["selftest"]["failures"][0]["detail"]

@@ -74,8 +74,8 @@ def test_a_profiles_own_script_may_do_nothing_either(quick: Proved) -> None:
         run = project.run("test", name, "--probe", "own.script", "--probe", "gemm.crash", "--json")
         assert run.code == 0, f"{run.stdout}\n{run.stderr}"
         crash, script = run.document["probes"]
-        assert crash["figures"][0]["case"] == "own linear bf16 2x64x96 bias"
-        assert (script["status"], script["traits"]["name"]) == ("passed", "smoke.py")
+        assert crash["checks"][0]["case"] == "own linear bf16 2x64x96 bias"
+        assert (script["state"], script["traits"]["name"]) == ("passed", "smoke.py")
         status = project.run("status", name, "--json")
         assert (status.code, status.error["kind"]) == (8, "out-of-date")
         assert "proved with another script and other shapes" in status.words

@@ -137,4 +137,4 @@ def test_a_cached_base_needs_neither_mmdebstrap_nor_a_mirror(quick: Proved, scra
     for record in here.records():
         record.unlink()
     done = here.project.run("build", here.name, "--json", PATH=path_without(scratch / "bin", "mmdebstrap"))
-    assert (done.code, done.document["image"]["id"]) == (0, here.id)
+    assert (done.code, done.document["image"]) == (0, here.id)

@@ -66,7 +66,7 @@ def test_a_full_disk_is_named_and_nothing_is_half_written(
     assert containers(running.pid) == []
     small.empty()
     again = project.run(verb, here.name, "--json")
-    assert (again.code, again.document["status"]) == (0, "verified" if verb == "make" else "built"), again.stderr
+    assert (again.code, again.document["state"]) == (0, "verified" if verb == "make" else "built"), again.stderr
 
 
 @needs_disks
@@ -137,7 +137,7 @@ def test_where_nothing_changed_nothing_grows(quick: Proved, scratch: Path) -> No
     before = seen()
     for _ in range(5):
         done = here.project.run("make", here.name, "--json")
-        assert (done.code, done.document["status"]) == (0, "verified")
+        assert (done.code, done.document["state"]) == (0, "verified")
         now = seen()
         changed = {key: (before.get(key), now.get(key)) for key in before | now if before.get(key) != now.get(key)}
         assert changed == {}, done.stderr

@@ -132,7 +132,7 @@ def test_it_is_compiled_and_found_in_the_image_of_the_real_torch(
     shutil.copy(CHECKOUT / "profiles" / "h200.lock.yaml", place.lock(name))
     done = build(place, name)
     assert steps(done)["extensions"] is False
-    tag = done.document["image"]["tags"][0]
+    tag = done.document["tags"][0]
 
     # the wheel is what was asked for, and says what it was made from
     (about, wheel) = sorted(kept(place), key=lambda path: path.suffix)
@@ -165,14 +165,14 @@ def test_it_is_compiled_once(place: Project, repository: Repository, run_id: str
     name = profile(place, run_id, repository.entry())
     done = build(place, name)
     assert steps(done)["extensions"] is False
-    tag = done.document["image"]["tags"][0]
+    tag = done.document["tags"][0]
     (about, wheel) = sorted(kept(place), key=lambda path: path.suffix)
     metadata = json.loads(about.read_text(encoding="utf-8"))
 
     # a second profile with the same key takes it, though its source is out of reach: the same layers
     second = again(place, name, run_id, {**repository.entry(), "git": "file:///nowhere"})
     assert steps(second)["extensions"] is True
-    assert layers(second.document["image"]["tags"][0]) == layers(tag)
+    assert layers(second.document["tags"][0]) == layers(tag)
 
     # a damaged wheel is not used: it is compiled again, and the result is the same
     wheel.write_bytes(wheel.read_bytes()[:-1])
@@ -191,7 +191,7 @@ def test_debians_nvcc_compiles_it_too(images: None, scratch: Path, repository: R
                   toolchain="debian", extensions=[repository.entry()], selftest={"require": ["env.libs"]})  # fmt: skip
     done = project.start("build", name, "--json").finish(1800)
     assert steps(done)["extensions"] is False
-    tag = done.document["image"]["tags"][0]
+    tag = done.document["tags"][0]
     (about, _) = sorted(kept(project), key=lambda path: path.suffix)
     metadata = json.loads(about.read_text(encoding="utf-8"))["from"]
     assert metadata["cuda"] == "12.4" and {"CC=gcc-13", "CXX=g++-13"} <= set(metadata["command"])

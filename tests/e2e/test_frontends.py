@@ -37,7 +37,7 @@ def test_only_what_is_asked_for_runs_and_must_pass(quick: Proved, tmp_path: Path
     asked = ["--probe", "gemm.exact", "--probe", "gemm.accuracy"]
     done = quick.project.run("test", quick.name, *asked, "--junit", str(report), "--json")
     assert done.code == 0, done.stderr
-    assert [row["probe"] for row in done.document["probes"]] == ["gemm.exact", "gemm.accuracy"]
+    assert [row["name"] for row in done.document["probes"]] == ["gemm.exact", "gemm.accuracy"]
     (suite,) = ElementTree.parse(report).getroot()
     assert [case.attrib["name"] for case in suite.iter("testcase")] == ["gemm.exact", "gemm.accuracy"]
     assert quick.id in {item.attrib["value"] for item in suite.iter("property")}
@@ -83,7 +83,7 @@ def test_bisect_finds_the_version_and_leaves_everything_as_it_was(quick: Proved,
     )
     assert done.code == 0, done.stderr
     document = done.document
-    assert (document["first"], document["change"]) == (first, [oldest, first])
+    assert (document["first_passing"], document["change"]) == (first, {"before": oldest, "after": first})
     assert [row["version"] for row in document["tries"]] == [oldest, newest, first]
     assert document["tries"][0]["reason"] == f"own.script: exit: the script ended: too old: {oldest}"
     assert f" {oldest}: self-test\n" in done.stderr

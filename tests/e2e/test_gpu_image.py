@@ -28,14 +28,14 @@ def inside(tag: str, *argv: str, network: str = "none") -> str:
 def test_without_a_gpu_it_is_built_and_not_verified(gpu_made: Result, gpu_name: str) -> None:
     assert gpu_made.code == UNPROVED
     assert gpu_made.error["kind"] == "not-proved"
-    assert gpu_made.document["status"] == "built"
-    assert [proof["state"] for proof in gpu_made.document["proofs"]] == ["missing"]
+    assert gpu_made.document["state"] == "unverified"
+    assert [proof["state"] for proof in gpu_made.document["evidence"]] == ["missing"]
     assert "verified" not in docker("image", "ls", "--format", "{{.Tag}}", f"envbuild/{gpu_name}").split()
 
 
 def test_unproved_can_be_allowed(gpu_made: Result, gpu_project: Project, gpu_name: str) -> None:
     done = gpu_project.run("make", gpu_name, "--locked", "--allow-unproved", "--json")
-    assert (done.code, done.document["status"]) == (0, "built")
+    assert (done.code, done.document["state"]) == (0, "built")
 
 
 def test_torch_loads_the_overridden_library_alone(gpu_tag: str) -> None:
@@ -130,7 +130,7 @@ def test_a_profile_is_written_from_what_it_holds(gpu_tag: str, gpu_project: Proj
 def test_another_pin_changes_one_layer(gpu_made: Result, gpu_other: Result, gpu_tag: str) -> None:
     """Every other layer keeps its digest, so a pull fetches that one alone."""
     assert gpu_other.code == 0, gpu_other.stderr
-    before, after = layers(gpu_tag), layers(gpu_other.document["image"]["tags"][0])
+    before, after = layers(gpu_tag), layers(gpu_other.document["tags"][0])
     changed = [index for index, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
     assert len(changed) == 1
     # cuBLAS is the one but last: the profile's own packages come after it

@@ -70,7 +70,7 @@ def built(request: pytest.FixtureRequest, images: None, workplace: Path, run_id:
     try:
         done = project.start("build", name, "--locked", "--json").finish(1800)
         assert done.code == 0, f"{done.stdout}\n{done.stderr}"
-        yield Built(profile, project, name, done.document["image"]["tags"][0])
+        yield Built(profile, project, name, done.document["tags"][0])
     finally:
         listed = docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", f"envbuild/{name}").split()
         if listed:

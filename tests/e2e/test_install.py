@@ -50,23 +50,23 @@ def test_shipped_profiles_work_in_an_empty_folder(installed: Path, empty: Projec
     shown = run(installed, empty, "show", "cpu", "--json")
     assert (shown.code, shown.document["profile"], shown.document["pins"]["torch"]) == (0, "cpu", "2.13.0+cpu")
     checked = run(installed, empty, "lock", "--check", "cpu", "--json")
-    assert (checked.code, checked.document["locks"][0]["changes"]) == (0, [])
+    assert (checked.code, checked.document["profiles"][0]["changes"]) == (0, [])
     assert list(empty.folder.iterdir()) == []
 
 
 def test_a_lock_and_a_dockerfile_are_written_here(installed: Path, empty: Project) -> None:
     locked = run(installed, empty, "lock", "cpu", "--json")
     assert locked.code == 0, locked.stdout
-    assert locked.document["locks"][0]["file"] == "profiles/cpu.lock.yaml"
-    row = locked.document["locks"][0]
-    assert (row["dockerfile"], row["rendered"]) == ("dockerfiles/cpu.Dockerfile", True)
+    assert locked.document["profiles"][0]["lock_file"] == "profiles/cpu.lock.yaml"
+    row = locked.document["profiles"][0]
+    assert (row["dockerfile"], row["dockerfile_written"]) == ("dockerfiles/cpu.Dockerfile", True)
     assert (empty.folder / row["dockerfile"]).is_file()
     assert run(installed, empty, "lock", "--check", "cpu").code == 0
 
 
 def test_a_report_is_written_here(installed: Path, empty: Project) -> None:
     done = run(installed, empty, "show", "cpu", "--html", "cpu.html", "--json")
-    assert (done.code, done.document["file"], done.document["status"]["state"]) == (0, "cpu.html", "not proved")
+    assert (done.code, done.document["file"], done.document["state"]) == (0, "cpu.html", "unverified")
     assert "<title>cpu: not proved</title>" in (empty.folder / "cpu.html").read_text(encoding="utf-8")
 
 

@@ -108,7 +108,7 @@ def test_while_evidence_is_written_and_the_next_make_completes(here: Proved, scr
     assert here.project.statements() == []
     assert here.project.half_written() == []
     again = here.project.run("make", here.name, "--json")
-    assert (again.code, again.document["status"]) == (0, "verified")
+    assert (again.code, again.document["state"]) == (0, "verified")
 
 
 def test_before_the_tag_moves_and_the_next_make_moves_it(here: Proved, scratch: Path, verified: str) -> None:

@@ -91,7 +91,7 @@ def figures(onenode: OneNode, request: pytest.FixtureRequest) -> Iterator[list[s
 @pytest.fixture
 def add_row(figures: list[str]) -> AddRow:
     def row(what: str, done: Result) -> None:
-        said = done.error["message"] if "error" in done.document else done.document["status"]
+        said = done.error["message"] if "error" in done.document else done.document["state"]
         figures.append(f"| {what} | {done.code} | {done.seconds:.0f} | {said.replace('|', '/')} |")
 
     return row
@@ -108,8 +108,8 @@ def place(onenode: OneNode, quick: Proved, scratch: Path) -> Iterator[Place]:
 def test_an_image_is_verified_through_kubernetes(place: Place, add_row: AddRow) -> None:
     done = place.start("test", "--record").finish(300)
     assert done.code == 0, f"{done.stdout}\n{done.stderr}"
-    assert done.document["status"] == "verified"
-    record, where = recorded(Path(done.document["evidence"]))
+    assert done.document["state"] == "verified"
+    record, where = recorded(Path(done.document["statement"]))
     assert record["where"] == {key: where[key] for key in ("runner", "engine", "unconfined")}
     assert (where["runner"], where["node"], where["engine"]) == ("kubernetes", NODE, "docker")
     assert where["image"] == place.quick.id and record["machine"] is None
@@ -122,7 +122,7 @@ def test_a_lost_waiting_process_is_resumed(place: Place, add_row: AddRow) -> Non
     job = begun.stderr.partition("--resume ")[2].split()[0]
     begun.kill()
     done = place.start("test", "--record", "--resume", job).finish(300)
-    assert (done.code, done.document["status"]) == (0, "verified"), done.stderr
+    assert (done.code, done.document["state"]) == (0, "verified"), done.stderr
     add_row("the waiting process is killed; --resume", done)
     again = place.start("test", "--record", "--resume", job).finish()
     assert again.code == 2 and f"no job {job} was submitted from here" in again.words

@@ -29,28 +29,32 @@ def shape(value: Any) -> Any:
 def test_make_gives_the_documented_document(quick: Proved) -> None:
     assert shape(quick.document) == {
         "profile": str,
-        "status": str,
-        "image": {"id": str, "tags": [str]},
+        "state": str,
         "lock": str,
+        "image": str,
+        "tags": [str],
         "gpu": type(None),
-        "evidence": str,
-        "proofs": [{"model": str, "state": str, "evidence": str}],
+        "evidence": [{"model": str, "state": str, "statement": str, "reason": str, "level": str, "unconfined": []}],
+        "statement": str,
+        "advisories": [],
+        "findings": [],
         "selftest": {"passed": float, "failed": float, "skipped": float, "seconds": float, "failures": []},
         "steps": [{"name": str, "seconds": float, "cached": bool}],
+        "seconds": float,
         "notes": [],
     }
-    assert quick.document["status"] == "verified"
-    assert quick.document["image"]["tags"] == [f"envbuild/{quick.name}:{quick.document['lock'][7:19]}", quick.verified]
+    assert quick.document["state"] == "verified"
+    assert quick.document["tags"] == [f"envbuild/{quick.name}:{quick.document['lock'][7:19]}", quick.verified]
     assert [step["name"] for step in quick.document["steps"]] == [
         "load profile", "resolve", "lock", "render", "build", "audit", "label", "self-test", "evidence", "tag",
     ]  # fmt: skip
-    assert quick.document["proofs"][0]["state"] == "proved"
+    assert quick.document["evidence"][0]["state"] == "verified"
     found = lock_file.read(quick.project.lock(quick.name))
     assert found and found.id == quick.document["lock"]
 
 
 def test_the_evidence_is_of_this_image_and_its_record(quick: Proved) -> None:
-    statement_file = Path(quick.document["evidence"])
+    statement_file = Path(quick.document["statement"])
     statement = json.loads(statement_file.read_text(encoding="utf-8"))
     record_file = statement_file.with_name(statement_file.name.replace(".statement.", ".record."))
     record = json.loads(record_file.read_text(encoding="utf-8"))
@@ -67,8 +71,8 @@ def test_the_evidence_is_of_this_image_and_its_record(quick: Proved) -> None:
 
 def test_status_says_verified(quick: Proved) -> None:
     said = quick.project.run("status", quick.name, "--json")
-    assert (said.code, said.document["status"]) == (0, "verified")
-    assert said.document["image"]["id"] == quick.id
+    assert (said.code, said.document["state"]) == (0, "verified")
+    assert said.document["image"] == quick.id
 
 
 def test_a_second_make_has_nothing_to_do(quick: Proved) -> None:
@@ -77,7 +81,7 @@ def test_a_second_make_has_nothing_to_do(quick: Proved) -> None:
     assert again.seconds < 5
     assert [step["name"] for step in again.document["steps"] if not step["cached"]] == ["load profile", "resolve"]
     assert again.document["image"] == quick.document["image"]
-    assert again.document["evidence"] is None  # of this run
+    assert again.document["statement"] is None  # of this run
     assert again.stderr.count("up to date") == 6
 
 
@@ -126,7 +130,7 @@ def test_a_second_build_from_nothing_gives_the_same_image(quick: Proved, scratch
     project = quick.project.with_cache(scratch, "bases").with_env(TMPDIR=str(closed))
     again = project.run("build", quick.name, "--no-cache", "--json")
     assert again.code == 0, again.stdout
-    assert again.document["image"]["id"] == quick.id == inspect(quick.verified)["Id"]
+    assert again.document["image"] == quick.id == inspect(quick.verified)["Id"]
     assert again.document["notes"] == []
     (made,) = project.cached("bases").glob("*.tar")
     with made.open("rb") as new, (machine_cache("bases") / made.name).open("rb") as old:
@@ -142,9 +146,9 @@ def test_a_failed_selftest_leaves_verified_where_it_was(
         record.write_text(broken.record("forged", of=record), encoding="utf-8")
     made = here.project.run("make", here.name, "--json")
     assert made.code == 5
-    assert made.document["status"] == "failed"
+    assert made.document["state"] == "failed"
     assert handle(quick.verified) == verified
-    statement = json.loads(Path(made.document["evidence"]).read_text(encoding="utf-8"))
+    statement = json.loads(Path(made.document["statement"]).read_text(encoding="utf-8"))
     assert statement["predicate"]["result"] == "FAILED"
     assert statement["predicate"]["passedTests"] == []
 
@@ -158,12 +162,12 @@ def test_a_required_probe_that_cannot_run_here_proves_nothing(
     for record in here.records():
         record.write_text(broken.record("flashless", of=record), encoding="utf-8")
     made = here.project.run("make", here.name, "--json")
-    assert (made.code, made.error["kind"], made.document["status"]) == (4, "not-proved", "built")
+    assert (made.code, made.error["kind"], made.document["state"]) == (4, "not-proved", "unverified")
     assert "a required probe was skipped" in made.error["message"]
     assert made.error["hint"].startswith("attention.flash: no flash attention on this device: ")
     assert made.document["selftest"]["failures"] == []
     assert made.document["selftest"]["passed"] > 0
-    statement = json.loads(Path(made.document["evidence"]).read_text(encoding="utf-8"))
+    statement = json.loads(Path(made.document["statement"]).read_text(encoding="utf-8"))
     assert statement["predicate"]["result"] == "WARNED"
     assert handle(quick.verified) == verified
     said = here.project.run("status", here.name, "--json")

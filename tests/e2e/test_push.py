@@ -132,7 +132,7 @@ def test_a_child_that_adds_a_package_is_verified_by_its_base(site: Site, child: 
     build(site, f"{child}:app", scratch, "harmless", "1.0", 'ENV APP_PORT=1\nWORKDIR /app\nCMD ["serve"]')
     found = site.team.verify(f"{child}:app", "--base", site.place)
     assert (found.code, found.document["base"]) == (0, f"{site.place}@{site.digest}"), found.stdout
-    assert found.document["child_sets"] == {"Cmd": ["serve"], "Env": {"APP_PORT": "1"}, "WorkingDir": "/app"}
+    assert found.document["changed_settings"] == {"Cmd": ["serve"], "Env": {"APP_PORT": "1"}, "WorkingDir": "/app"}
 
 
 @pytest.mark.parametrize("how", ["install", "remove", "preload"])

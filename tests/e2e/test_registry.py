@@ -73,7 +73,7 @@ def test_with_a_login_it_is_made_and_verified(private: Project, name: str, regis
     assert (found.image, found.base) == (base_image, ())
     assert f"FROM {base_image}\n" in private.dockerfile(name).read_text(encoding="utf-8")
 
-    tag = done.document["image"]["tags"][0]
+    tag = done.document["tags"][0]
     known = [registry.password, base64.b64encode(f"{USER}:{registry.password}".encode()).decode()]
     written = [path for root in (private.state, private.folder) for path in root.rglob("*") if path.is_file()]
     output = docker("history", "--no-trunc", tag) + docker("inspect", tag) + done.stdout + done.stderr
@@ -101,7 +101,7 @@ def test_a_devel_image_is_asked_in_the_build_what_its_nvcc_is(
                   toolchain="base")  # fmt: skip
     done = indexed.run("build", name, "--json", DOCKER_CONFIG=str(registry.login))
     assert done.code == 0, f"{done.stdout}\n{done.stderr}"
-    tag = done.document["image"]["tags"][0]
+    tag = done.document["tags"][0]
     assert "release 12.6" in docker("run", "--rm", "--network", "none", tag, "nvcc", "--version")
 
     indexed.change(name, torch="2.6.0")

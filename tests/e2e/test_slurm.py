@@ -110,8 +110,8 @@ def test_an_image_is_verified_through_slurm(place: Place) -> None:
     place.project = replace(place.project, extra={})  # with every probe of the level
     done = place.start("test", "--record").finish(300)
     assert done.code == 0, f"{done.stdout}\n{done.stderr}"
-    assert done.document["status"] == "verified"
-    record, where = recorded(Path(done.document["evidence"]))
+    assert done.document["state"] == "verified"
+    record, where = recorded(Path(done.document["statement"]))
     assert record["where"] == {key: where[key] for key in ("runner", "engine", "unconfined")}
     assert (where["runner"], where["restarts"], where["unconfined"]) == ("slurm", 0, [])
     assert where["node"] in NODES and where["engine"].startswith("docker ")
@@ -126,7 +126,7 @@ def test_a_lost_waiting_process_is_resumed(place: Place) -> None:
     job = begun.stderr.partition("--resume ")[2].split()[0]
     begun.kill()
     done = place.start("test", "--record", "--resume", job).finish(300)
-    assert (done.code, done.document["status"]) == (0, "verified"), done.stderr
+    assert (done.code, done.document["state"]) == (0, "verified"), done.stderr
     assert place.left() == []
     again = place.start("test", "--record", "--resume", job).finish()
     assert again.code == 2 and f"no job {job} was submitted from here" in again.words
@@ -223,7 +223,7 @@ def test_two_jobs_for_one_digest_do_not_meet(cluster: Cluster, quick: Proved, pl
     other = Place(cluster, quick, scratch / "other")
     begun = [one.start("test", "--record") for one in (place, other)]
     done = [one.finish(400) for one in begun]
-    assert [(one.code, one.document["status"]) for one in done] == [(0, "verified")] * 2, [one.stderr for one in done]
+    assert [(one.code, one.document["state"]) for one in done] == [(0, "verified")] * 2, [one.stderr for one in done]
     assert place.left() == [] and other.left() == []
 
 
@@ -236,7 +236,7 @@ def test_a_controller_that_restarts_is_waited_for(place: Place) -> None:
     finally:
         place.cluster.start("slurmctld")
     done = begun.finish(300)
-    assert (done.code, done.document["status"]) == (0, "verified"), done.stderr
+    assert (done.code, done.document["state"]) == (0, "verified"), done.stderr
     until("the controller to know that it ended", lambda: place.left() == [], 60)
 
 
@@ -245,8 +245,8 @@ def test_ranks_on_two_nodes_work_together(place: Place) -> None:
     quiet = place.start("test", "--record", "--nodes", "2").finish(120)
     assert quiet.code == 2 and "none is declared" in quiet.words
     done = place.start("test", "--record", "--nodes", "2", "--slurm", "interface=lo").finish(300)
-    assert (done.code, done.document["status"]) == (0, "verified"), done.stderr
-    record, where = recorded(Path(done.document["evidence"]))
+    assert (done.code, done.document["state"]) == (0, "verified"), done.stderr
+    record, where = recorded(Path(done.document["statement"]))
     (across,) = [result for result in record["results"] if result["probe"] == "dist.nodes"]
     assert [stage["stage"] for stage in across["traits"]["stages"]] == ["gloo nodes 0+1 x1", "gloo nodes 0+1 x2"]
     assert (across["status"], across["traits"]["interface"]) == ("passed", "lo") and len(across["figures"]) > 10

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.engine
 def test_a_tag_moved_by_hand(quick: Proved, broken: Workshop, verified: str) -> None:
     docker("tag", broken.image("forged"), quick.verified)
     said = quick.project.run("status", quick.name, "--json")
-    assert (said.code, said.document["status"]) == (5, "tampered")
+    assert (said.code, said.document["state"]) == (5, "tampered")
     assert "moved by hand" in said.words
 
 
@@ -26,14 +26,14 @@ def test_a_tag_given_by_hand(quick: Proved, scratch: Path, verified: str) -> Non
     here = quick.copy(scratch)
     shutil.rmtree(here.project.state / "envbuild" / "evidence")
     said = here.project.run("status", quick.name, "--json")
-    assert (said.code, said.document["status"]) == (5, "tampered")
+    assert (said.code, said.document["state"]) == (5, "tampered")
 
 
 def test_a_changed_profile_is_out_of_date(quick: Proved, scratch: Path) -> None:
     here = quick.copy(scratch)
     here.project.change(here.name, env={"NEW": "1"})
     said = here.project.run("status", here.name, "--json")
-    assert (said.code, said.document["status"]) == (8, "out-of-date")
+    assert (said.code, said.document["state"]) == (8, "stale")
     assert "environment changed in the profile" in said.words
 
 
@@ -51,7 +51,7 @@ def test_a_changed_selftest(quick: Proved, scratch: Path) -> None:
     versions.write_text(json.dumps({**numbers, "gemm.exact": numbers["gemm.exact"] + 1}), encoding="utf-8")
     said = quick.project.run("status", quick.name, "--json", PYTHONPATH=python_path(scratch))
     assert commented.code == 0
-    assert (said.code, said.document["status"]) == (8, "out-of-date")
+    assert (said.code, said.document["state"]) == (8, "stale")
     assert "proved by an older self-test: gemm.exact changed since" in said.words
 
 
@@ -60,11 +60,11 @@ def test_built_and_not_proved_and_then_removed(quick: Proved, scratch: Path) -> 
     project.write(name, extends=quick.name, env={"GONE": "1"})
     project.lock(name).write_bytes(project.lock(quick.name).read_bytes())
     built = project.run("build", name, "--json")
-    assert (built.code, built.document["status"], built.document["proofs"][:1]) == (0, "built", [])
+    assert (built.code, built.document["state"], built.document["evidence"]) == (0, "built", [])
     unproved = project.run("status", name, "--json")
-    assert (unproved.code, unproved.document["status"]) == (4, "unproved")
+    assert (unproved.code, unproved.document["state"]) == (4, "unverified")
 
-    docker("image", "rm", *built.document["image"]["tags"])
+    docker("image", "rm", *built.document["tags"])
     said = project.run("status", name, "--json")
-    assert (said.code, said.document["status"]) == (6, "missing")
+    assert (said.code, said.document["state"]) == (6, "missing")
     assert "envbuild make" in said.words

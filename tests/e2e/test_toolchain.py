@@ -57,7 +57,7 @@ def built(project: Project, name: str, *options: str) -> str:
     """The tag of the image."""
     done = project.start("build", name, "--json", *options).finish(400)
     assert done.code == 0, f"{done.stdout}\n{done.stderr}"
-    tag: str = done.document["image"]["tags"][0]
+    tag: str = done.document["tags"][0]
     return tag
 
 

@@ -139,8 +139,8 @@ class Site:
 
     def _judged(self, done: Result, project: Project, status: str, before: Mapping[Path, bytes]) -> Iterator[str]:
         if done.code == 0:  # this step writes nothing there
-            if done.document["status"] != status:
-                yield f"exit code 0, and it is {done.document['status']}"
+            if done.document["state"] != status:
+                yield f"exit code 0, and it is {done.document['state']}"
         elif (done.code, done.error["kind"]) != (6, "disk"):
             yield f"reported as {done.code} {done.error['kind']}: {_message(done)}"
         elif " free" not in done.error["message"]:

@@ -101,15 +101,15 @@ def _take(found: Crowd, name: str, done: Result) -> None:
     found.waits += "waiting for it" in done.stderr
     if "Traceback" not in done.stderr and done.code == 5 and "the self-test of" in done.error["message"]:
         found.refused.append(done.document)
-        if done.document["status"] == "verified":
+        if done.document["state"] == "verified":
             found.faults.append(f"{name}: verified, though its self-test failed")
     elif done.code or "Traceback" in done.stderr:
         found.faults.append(f"{name}: {done.code} {done.stderr.strip()[-400:]}{done.stdout.strip()[-400:]}")
-    elif done.document["status"] != "verified":
+    elif done.document["state"] != "verified":
         found.faults.append(f"{name}: exit code 0, {done.document['status']}")
     else:
         found.makes.append(done.document)
-        evidence = Path(done.document["proofs"][0]["evidence"])
+        evidence = Path(done.document["evidence"][0]["statement"])
         if not evidence.is_file():
             found.faults.append(f"{name}: its evidence {evidence} is gone")
 
@@ -262,10 +262,10 @@ def _status_faults(wanted: Sequence[tuple[User, str]], same: str, host: str, gro
         process = _start(one, name, 0, host, group, "status")
         out, err = process.communicate(timeout=LONGEST)
         said = json.loads(out)
-        if said["status"] != "verified":
-            faults.append(f"{name}: {one.uid} sees {said['status']}: {said['reasons']} {err.strip()[-200:]}")
+        if said["state"] != "verified":
+            faults.append(f"{name}: {one.uid} sees {said['state']}: {said['reasons']} {err.strip()[-200:]}")
         elif name == same:
             tagged = json.loads(docker("inspect", f"envbuild/{name}:verified", env={"DOCKER_HOST": host}))[0]["Id"]
-            if tagged != said["image"]["id"]:
-                faults.append(f"{name}: {one.uid} sees {said['image']['id']}, the tag names {tagged}")
+            if tagged != said["image"]:
+                faults.append(f"{name}: {one.uid} sees {said['image']}, the tag names {tagged}")
     return faults

@@ -39,6 +39,7 @@ from envbuild.attest import (
 from envbuild.attest.in_toto_statements import BuildDetails, Subject
 from envbuild.attest.policy import Policy
 from envbuild.evidence import evidence_statements_and_store, run_record_schema
+from envbuild.facts.document_types import plain
 from envbuild.image import oci_layout_writer
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock import lock_file
@@ -177,7 +178,7 @@ def _envelope(raw: bytes) -> None:
     file.write_bytes(raw)
     found = image_verifier.read_file(file)
     judged = image_verifier.verify_statement([found], Policy(keys=(signer().public,)), NOW)
-    json.dumps(judged.document())
+    json.dumps(plain(judged.document()))
     if trusted_statements.believe([found], [signer().public], None).records:
         assert keys_and_signatures.envelope_payload(found) in [
             keys_and_signatures.envelope_payload(known) for known in _envelopes()
@@ -334,7 +335,7 @@ def _asked(said: dict[str, Any]) -> None:
     http.mount("http://", _Answers(said))
     with mock.patch.object(registry_http_and_auth, "registry_session", lambda authority, tries=4: http):
         found = image_verifier.verify_image(PLACE, Policy(keys=(signer().public,)), [], NOW)
-    json.dumps(found.document())
+    json.dumps(plain(found.document()))
     if found.verified:  # only what was signed for this very image counts
         assert found.image is not None and found.image.id == _image_id()
 

@@ -17,7 +17,9 @@ from unit.testrun import fingerprints
 
 from envbuild.evidence import evidence_statements_and_store, run_record_schema
 from envbuild.evidence.proof_rules import RequiredProof
+from envbuild.facts.document_types import plain
 from envbuild.report import fingerprint_comparison
+from envbuild.report.fingerprint_comparison import FingerprintRow
 from envbuild.selftest.harness import frame_and_message_streams
 from envbuild.testrun import fingerprint_reader, junit_writer, output_judge
 from envbuild.testrun.fingerprint_reader import Fingerprint
@@ -108,9 +110,9 @@ def _fingerprint(raw: bytes) -> None:
     for seed in prints_seeds():
         for a, b in ((found, _model(seed)), (_model(seed), found), (found, found)):
             try:
-                json.dumps(
-                    fingerprint_comparison.document(fingerprint_comparison.compare_fingerprints(a, b)), allow_nan=False
-                )
+                result = fingerprint_comparison.compare_fingerprints(a, b)
+                sides = (FingerprintRow("a", a.machine), FingerprintRow("b", b.machine))
+                json.dumps(plain(fingerprint_comparison.document(result, *sides)), allow_nan=False)
             except UsageError:
                 continue
 

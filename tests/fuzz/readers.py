@@ -25,6 +25,7 @@ from envbuild.doctor import (
 from envbuild.doctor import model as machine_model
 from envbuild.doctor.check_result import Check
 from envbuild.explain import cause_ranking, log_reader_and_search
+from envbuild.facts.document_types import plain
 from envbuild.image import extension_wheel_check
 from envbuild.registry import oci_types
 from envbuild.report import markdown_generated_sections
@@ -40,7 +41,8 @@ _LINES = sorted({one for log in LOGS for one in log.splitlines(keepends=True) if
 
 def _log(raw: bytes) -> None:
     json.dumps(
-        cause_ranking.document(cause_ranking.explain(log_reader_and_search.read(io.BytesIO(raw)))), allow_nan=False
+        plain(cause_ranking.document(cause_ranking.explain(log_reader_and_search.read(io.BytesIO(raw))))),
+        allow_nan=False,
     )
 
 
@@ -235,7 +237,7 @@ _NODE: dict[str, Any] = {
     "gpus": [{"name": "NVIDIA H20", "memory_total": 10**11, "mig": False}],
     "software": {"nccl": "2.21.5", "torch": "2.3.1"},
     "rdma": [{"name": "mlx5_0/1", "state": "ACTIVE", "link": "InfiniBand", "rate": "400 Gb/sec"}],
-    "checks": [{"id": "gpu.ecc", "status": "fail", "detail": "a bad row", "remedy": None}],
+    "checks": [{"id": "gpu.ecc", "state": "fail", "detail": "a bad row", "remedy": None}],
 }
 
 

@@ -38,6 +38,7 @@ from envbuild.resolve.extension_toolchain_and_contradictions import ExtensionToo
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.util import settings, user_folders
 from envbuild.util.host_processes import Completed
+from unit import documents
 from unit.served import served
 
 MADE = "20261121T000000Z"
@@ -383,10 +384,13 @@ class Said:
     code: int
     stdout: str
     stderr: str
+    arguments: tuple[str, ...] = ()
 
     @property
     def document(self) -> dict[str, Any]:
+        """The document of --json, checked against its schema."""
         found: dict[str, Any] = json.loads(self.stdout)
+        documents.require_valid(self.arguments, found)
         return found
 
 
@@ -404,7 +408,7 @@ def envbuild(*arguments: str) -> Said:
     finally:
         sys.argv = before
         signal.signal(signal.SIGTERM, handler)
-    return Said(int(code or 0), out.getvalue(), err.getvalue())
+    return Said(int(code or 0), out.getvalue(), err.getvalue(), arguments)
 
 
 def configure(text: str) -> None:

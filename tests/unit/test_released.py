@@ -110,7 +110,7 @@ def test_a_build_record_is_read(state: Path) -> None:
 def test_a_signed_statement_is_believed(state: Path) -> None:
     (file,) = (state / "evidence").glob("*/*.dsse.json")
     verdict = image_verifier.verify_statement([image_verifier.read_file(file)], Policy((key(),)), NOW)
-    assert (verdict.reasons, verdict.gpus, verdict.digest) == ([], ["cpu"], IMAGE)
+    assert (verdict.reasons, verdict.gpus, verdict.image_id) == ([], ["cpu"], IMAGE)
 
 
 def test_a_signed_statement_of_another_key_is_not(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,9 @@
 """Runs functions that may crash or hang in forked processes, and returns what each reported and how it ended.
 
-The children stay in their parent's process group, so ending that group ends them too.
+The children stay in their parent's process group, so ending that group ends them too. That is the difference from
+probe_supervisor: it runs one whole probe in a process group of its own, which may start ahead and wait for its turn,
+reports by checked frames, and is ended with everything that it started. Functions within a probe, such as ranks, need
+none of this, but several of them run at once, and a failed one limits the time of the others.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def test_it_is_verified_and_loaded(site: Site) -> None:
     said = brought(exported())
     assert said.code == 0, said.stdout
     tag = f"envbuild/sample:{site.lock.short}"
-    assert (said.document["verified"], said.document["gpus"], said.document["tag"]) == (True, ["cpu"], tag)
+    assert (said.document["state"], said.document["gpus"], said.document["tag"]) == ("verified", ["cpu"], tag)
     archive = json.loads(site.engine.loaded["manifest.json"])[0]
     assert archive["RepoTags"] == [tag]
     assert site.engine.loaded[archive["Config"]] == site.engine.config
@@ -185,7 +185,7 @@ def test_without_a_key_nothing_is_exported_unless_unsigned_is_asked_for(
     assert (refused.code, Path("a.tar").exists()) == (UsageError.code, False)
     assert "--unsigned" in refused.document["error"]["hint"]
     done = envbuild("save", "sample", "-o", "a.tar", "--unsigned", "--json")
-    assert (done.code, done.document["signed"]) == (0, None)
+    assert (done.code, done.document["key"]) == (0, None)
     assert "unsigned" in done.stderr
     assert reasons(envbuild("load", "a.tar", "--key", "team.pub", "--json")) == ["unsigned"]
 

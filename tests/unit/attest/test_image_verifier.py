@@ -58,7 +58,7 @@ def reasons(site: Site, *arguments: str, key: str = "team.pub", **where: str) ->
     """The ids of why it is refused, none if it is verified."""
     said = verify(site, "--key", key, *arguments, **where)
     document = said.document
-    assert said.code == (0 if document["verified"] else CheckFailed.code)
+    assert said.code == (0 if document["state"] == "verified" else CheckFailed.code)
     return [reason["id"] for reason in document["reasons"]]
 
 
@@ -111,15 +111,22 @@ def test_a_pushed_image_is_verified(pushed: Site) -> None:
     said = verify(pushed, "--key", "team.pub")
     assert said.code == 0, said.stdout
     _, raw = pushed.registry.manifests["verified"]
-    assert said.document == {
-        "ref": f"{pushed.registry.host}/team/sample:verified",
-        "digest": oci_types.digest_of(raw),
-        "verified": True,
+    document = said.document
+    (evidence,) = document.pop("evidence")
+    assert (evidence["model"], evidence["state"], evidence["level"]) == ("cpu", "verified", "quick")
+    assert document == {
+        "reference": f"{pushed.registry.host}/team/sample:verified",
+        "state": "verified",
         "profile": "sample",
         "lock": pushed.lock.id,
+        "image": pushed.engine.image.id,
+        "digest": oci_types.digest_of(raw),
         "level": "quick",
         "gpus": ["cpu"],
         "base": None,
+        "changed_settings": {},
+        "unconfined": [],
+        "reordered_layers": [],
         "reasons": [],
     }
     plain = envbuild("verify", f"{pushed.registry.host}/team/sample@{oci_types.digest_of(raw)}", "--key", "team.pub")
@@ -472,8 +479,8 @@ def test_a_signed_statement_is_checked_by_itself(site: Site, key: Path) -> None:
         path, keys_and_signatures.seal(in_toto_statements.canonical(made), keys_and_signatures.configured_signer())
     )
     said = envbuild("verify", "--evidence", str(file), "--key", "team.pub", "--json")
-    assert (said.code, said.document["gpus"], said.document["digest"]) == (0, ["h20"], record.image.id)
-    assert said.document["ref"] is None
+    assert (said.code, said.document["gpus"], said.document["image"]) == (0, ["h20"], record.image.id)
+    assert said.document["reference"] is None
     refused = envbuild("verify", "--evidence", str(file), "--key", "team.pub", "--gpu", "b200", "--json")
     assert (refused.code, refused.document["reasons"][0]["id"]) == (5, "gpu")
     file.write_text(file.read_text(encoding="utf-8")[:-9], encoding="utf-8")

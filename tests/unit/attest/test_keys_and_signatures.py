@@ -121,7 +121,7 @@ def test_keygen_writes_an_encrypted_key_that_signs(project: Path, monkeypatch: p
     monkeypatch.setenv("ENVBUILD_KEY_PASSPHRASE", SECRET)
     done = envbuild("keygen", "-o", "team", "--json")
     assert done.code == 0, done.stderr
-    assert set(done.document) == {"private", "public", "fingerprint"}
+    assert set(done.document) == {"private_key", "public_key", "fingerprint"}
     private = Path("team.key")
     assert b"ENCRYPTED PRIVATE KEY" in private.read_bytes()
     assert stat.S_IMODE(private.stat().st_mode) == 0o600

@@ -18,6 +18,7 @@ from envbuild.audit import environment_audit, environment_contents
 from envbuild.audit.environment_audit import Audit, Expected
 from envbuild.audit.environment_contents import Holdings
 from envbuild.facts import database
+from envbuild.facts.document_types import plain
 from envbuild.runners import host_runner
 
 H20 = Expected(profile="h20", gpus=(database.gpus()["h20"],), driver="560.28.03")
@@ -57,7 +58,7 @@ def test_the_contents_of_an_extension(place: tuple[Path, Environment]) -> None:
     )
     judged = environment_audit.assess("it", there, ASKED)
     assert (found(judged), judged.clean) == ({}, True)
-    document: Any = judged.document()
+    document: Any = plain(judged.document())
     (row,) = document["extensions"]
     assert row == {
         "name": "own",

@@ -41,10 +41,10 @@ def checks(*options: str) -> dict[str, dict[str, Any]]:
 def test_doctor_for_a_profile_checks_that_the_index_has_its_wheels(served: Index) -> None:
     assert "wheels" not in checks()
     found = checks("--for", "sample")
-    assert (found["wheels"]["status"], "wheels:" in found["profile"]["detail"]) == ("ok", False)
+    assert (found["wheels"]["state"], "wheels:" in found["profile"]["detail"]) == ("ok", False)
     (served.folder / TORCH).unlink()
     found = checks("--for", "sample")
-    assert (found["wheels"]["status"], found["profile"]["status"]) == ("fail", "fail")
+    assert (found["wheels"]["state"], found["profile"]["state"]) == ("fail", "fail")
     assert f"wheels: no configured index has {TORCH}" in found["profile"]["detail"]
     assert "--torch-index pytorch" in found["wheels"]["remedy"]
 
@@ -53,9 +53,9 @@ def test_the_option_adds_pytorchs_index_for_torch(served: Index, tmp_path: Path)
     (tmp_path / "pytorch").mkdir()
     (served.folder / TORCH).rename(tmp_path / "pytorch" / TORCH)
     with serving(Index(tmp_path / "pytorch")) as mirror:
-        assert checks("--for", "sample")["wheels"]["status"] == "fail"
+        assert checks("--for", "sample")["wheels"]["state"] == "fail"
         assert mirror.asked == []
-        assert checks("--for", "sample", "--torch-index", mirror.address)["wheels"]["status"] == "ok"
+        assert checks("--for", "sample", "--torch-index", mirror.address)["wheels"]["state"] == "ok"
         assert {line.split()[1] for line in mirror.asked} == {"/simple/torch/"}
 
 

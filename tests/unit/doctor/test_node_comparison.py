@@ -29,7 +29,7 @@ SAME = {
     "gpus": [{"name": "NVIDIA H20", "memory_total": 96 << 30, "mig": False, "uuid": "GPU-0"}] * 8,
     "software": {"nccl": "2.21.5", "nccl-system": "2.21.5", "torch": "2.7.1", "toolkit": "12.4.1"},
     "rdma": [{"name": "mlx5_0/1", "state": "ACTIVE", "link": "InfiniBand", "rate": "400 Gb/sec"}],
-    "checks": [{"id": "gpu.ecc", "status": "ok", "detail": "none", "remedy": None}],
+    "checks": [{"id": "gpu.ecc", "state": "ok", "detail": "none", "remedy": None}],
 }
 
 
@@ -58,7 +58,7 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], str, str]] = {
     "same.toolkit": (software(toolkit="12.1.0"), "warn", "12.1.0"),
     "same.rdma": ({"rdma": []}, "warn", "none"),
     "node.sound": (
-        {"checks": [{"id": "gpu.ecc", "status": "fail", "detail": "5 errors", "remedy": "drain"}]},
+        {"checks": [{"id": "gpu.ecc", "state": "fail", "detail": "5 errors", "remedy": "drain"}]},
         "fail",
         "gpu.ecc: 5 errors",
     ),
@@ -99,7 +99,7 @@ def test_a_gpu_may_be_in_any_slot() -> None:
 
 
 def test_a_node_that_builds_no_images_is_sound_without_further_remarks() -> None:
-    failed = [{"id": id, "status": "fail", "detail": "none"} for id in ("engine", "buildx", "gpu.runtime", "disk")]
+    failed = [{"id": id, "state": "fail", "detail": "none"} for id in ("engine", "buildx", "gpu.runtime", "disk")]
     found = [node("a"), node("b", checks=failed)]
     assert bad(found) == {}
     assert "no check that matters for a job failed" in {check.detail for check in node_comparison.compare_nodes(found)}
@@ -133,7 +133,7 @@ def test_a_silent_node_is_named() -> None:
         json.dumps({**SAME, "version": 2}),
         json.dumps({**SAME, "gpus": [{"name": 7}]}),
         json.dumps({**SAME, "gpus": [{"name": "x" * 20_000}]}),
-        json.dumps({**SAME, "checks": [{"id": "a", "status": "fine", "detail": ""}]}),
+        json.dumps({**SAME, "checks": [{"id": "a", "state": "fine", "detail": ""}]}),
         " " * (node_comparison.MAX_BYTES + 1),
         b"\xff\xfe",
     ],
@@ -196,7 +196,7 @@ def test_descriptions_gathered_before_are_compared(project: Path) -> None:
         (project / f"{name}.json").write_text(json.dumps({**SAME, **older}))
     said = envbuild("doctor", "--cluster", ".", "--json", "-o", "../cluster.json")
     assert said.code == 5
-    assert {n["name"]: n["odd"] for n in said.document["nodes"]} == {
+    assert {n["name"]: n["differences"] for n in said.document["nodes"]} == {
         "a": [],
         "b": [],
         "c": ["same.driver"],
@@ -298,9 +298,9 @@ def test_the_odd_node_is_named_through(machine: Bench, through: Callable[[Bench]
     said = machine.doctor(*through(machine), "--json", root=False)
     assert said.code == 5, said.stderr
     found = {n["name"]: n for n in said.document["nodes"]}
-    assert found["node3"]["odd"] == ["same.driver"]
+    assert found["node3"]["differences"] == ["same.driver"]
     assert "no route" in found["node4"]["fault"]
-    failed = {c["id"]: c["detail"] for c in said.document["checks"] if c["status"] == "fail"}
+    failed = {c["id"]: c["detail"] for c in said.document["checks"] if c["state"] == "fail"}
     assert set(failed) == {"same.driver", "node.answers"}
     assert failed["same.driver"] == "node3 has 535.104.05; the other 3 have 550.54.15"
 

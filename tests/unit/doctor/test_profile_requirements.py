@@ -74,7 +74,7 @@ def test_an_unsuitable_machine_comes_with_a_remedy(
     machine.cards(*cards, driver=driver)
     said = machine.doctor("--for", profile, "--json")
     (check,) = (check for check in said.document["checks"] if check["id"] == "profile")
-    assert check["status"] == "fail" and remedy in check["remedy"]
+    assert check["state"] == "fail" and remedy in check["remedy"]
     assert "tells what it is for" not in check["remedy"]
 
 
@@ -151,14 +151,14 @@ def test_the_description_has_its_shape_and_is_recorded(machine: Bench) -> None:
         "toolkit": "12.4.1",
         "nccl-system": "2.21.5",
     }
-    assert set(found["checks"][0]) == {"id", "status", "detail", "remedy"}
+    assert set(found["checks"][0]) == {"id", "state", "detail", "remedy"}
 
 
 def test_a_failed_check_is_recorded_all_the_same(machine: Bench) -> None:
     machine.cards(f"{H20},failed=1")
     assert machine.doctor("-o", "machine.json").code == 5
     found = json.loads((machine.folder / "machine.json").read_text())
-    assert {c["id"] for c in found["checks"] if c["status"] == "fail"} == {"gpu.ecc"}
+    assert {c["id"] for c in found["checks"] if c["state"] == "fail"} == {"gpu.ecc"}
 
 
 def test_hostile_words_do_not_reach_the_terminal(machine: Bench) -> None:

@@ -163,7 +163,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def bad(said: Said, id: str = "") -> dict[str, str]:
     """The checks that are not ok. This machine's own disk counts only for a case of the disk: other tests fill it."""
-    found = {c["id"]: c["status"] for c in said.document["checks"] if c["status"] in ("warn", "fail")}
+    found = {c["id"]: c["state"] for c in said.document["checks"] if c["state"] in ("warn", "fail")}
     return {name: status for name, status in found.items() if name == id or name != "disk"}
 
 
@@ -174,7 +174,7 @@ def test_an_innocent_host_has_no_fault(tmp_path: Path, libraries: dict[str, str]
     assert bad(said) == {}
     assert said.code == 0, said.stderr
     checks = said.document["checks"]
-    assert {c["id"] for c in checks if c["status"] == "skipped"} == {"gpu.fabric", "rdma", "registry"}
+    assert {c["id"] for c in checks if c["state"] == "skipped"} == {"gpu.fabric", "rdma", "registry"}
     assert {c["id"] for c in checks} == {case.id for case in CASES.values()}, "a check that no case makes fail"
 
 
@@ -208,7 +208,7 @@ def test_a_probe_that_hangs_is_named_and_not_waited_for(tmp_path: Path, librarie
         begin = time.monotonic()
         said = machine.doctor("--json")
         assert time.monotonic() - begin < 25  # five times what it may take
-    found = {c["id"]: c["detail"] for c in said.document["checks"] if c["status"] == "fail"}
+    found = {c["id"]: c["detail"] for c in said.document["checks"] if c["state"] == "fail"}
     assert set(found) - {"disk"} == {"gpu.driver", "engine", "index"}
     assert found["gpu.driver"] == "NVML does not answer: the driver hangs"
     assert "no answer" in found["engine"] + found["index"]

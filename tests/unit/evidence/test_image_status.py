@@ -95,11 +95,11 @@ def test_built_proved_and_tagged_is_verified(world: World) -> None:
     world.proved(image)
     world.verified(image)
     found = world.status()
-    assert (found.state, found.reasons) == ("verified", ())
+    assert (found.state, found.details) == ("verified", ())
     assert found.tags == (f"envbuild/sample:{world.lock.short}", "envbuild/sample:verified")
     document: Any = found.document()
-    assert document["image"] == {"id": image.id, "tags": list(found.tags)}
-    assert [proof["state"] for proof in document["proofs"]] == ["proved"]
+    assert (document.image, document.tags, document.tag) == (image.id, found.tags, "correct")
+    assert [proof.state for proof in document.evidence] == ["verified"]
 
 
 def test_a_self_test_that_never_began_takes_nothing_from_an_image(
@@ -116,9 +116,9 @@ def test_a_self_test_that_never_began_takes_nothing_from_an_image(
     monkeypatch.setattr(StepContext, "engine", world.engine)
     monkeypatch.setattr(runner_selection, "runner", refused)
     document = envbuild("test", "--record", "sample", "--on", "slurm", "--json").document
-    assert (document["error"]["kind"], document["status"], document["selftest"]) == ("runner", "verified", None)
-    assert document["image"]["tags"] == [f"envbuild/sample:{world.lock.short}", "envbuild/sample:verified"]
-    assert [proof["state"] for proof in document["proofs"]] == ["proved"]
+    assert (document["error"]["kind"], document["state"], document["selftest"]) == ("runner", "verified", None)
+    assert document["tags"] == [f"envbuild/sample:{world.lock.short}", "envbuild/sample:verified"]
+    assert [proof["state"] for proof in document["evidence"]] == ["verified"]
 
 
 def test_missing_isolation_of_a_cluster_container_is_reported(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_missing_isolation_of_a_cluster_container_is_reported(world: World, monk
     world.proved(image, where={"runner": "slurm", "unconfined": ["the network is open"]})
     world.verified(image)
     document: Any = world.status().document()
-    assert document["proofs"][0]["unconfined"] == ["the network is open"]
+    assert document.evidence[0].unconfined == ("the network is open",)
     monkeypatch.setattr(command, "Engine", lambda: None)
     monkeypatch.setattr(image_status, "compute", lambda engine, source: world.status())
     for arguments in ((), ("sample",)):
@@ -137,7 +137,7 @@ def test_missing_isolation_of_a_cluster_container_is_reported(world: World, monk
 def test_never_locked_is_missing(world: World) -> None:
     found = image_status.status_of(cast(Engine, world.engine), world.source, None, [], "")
     assert (found.state, found.lock) == ("missing", None)
-    assert (found.reasons, found.next) == (
+    assert (found.details, found.next) == (
         ("never locked",),
         f"envbuild make {world.source.file}",
     )  # as it was asked for
@@ -146,7 +146,7 @@ def test_never_locked_is_missing(world: World) -> None:
 def test_never_built_is_missing(world: World) -> None:
     found = world.status()
     assert (found.state, found.lock, found.image) == ("missing", world.lock.id, None)
-    assert "not built" in found.reasons[0]
+    assert "not built" in found.details[0]
 
 
 @pytest.mark.parametrize(("known", "code"), [(True, 6), (False, 8)])
@@ -158,7 +158,7 @@ def test_an_image_that_is_not_built_exits_as_in_test_and_prove(
     monkeypatch.setattr(command, "Engine", lambda: world.engine)
     monkeypatch.setattr(StepContext, "engine", world.engine)
     said = envbuild("status", "sample", "--json")
-    assert (said.code, said.document["status"]) == (code, "missing")
+    assert (said.code, said.document["state"]) == (code, "missing")
     assert {envbuild("test", "sample", *options).code for options in ((), ("--record",))} == {code}
 
 
@@ -182,7 +182,7 @@ def test_a_tag_alone_makes_nothing_built(world: World) -> None:
     world.proved(image)
     found = world.status()
     assert (found.state, found.image) == ("missing", None)
-    assert "not built" in found.reasons[0] and "another user or machine made it" in found.reasons[1]
+    assert "not built" in found.details[0] and "another user or machine made it" in found.details[1]
 
 
 def test_a_tag_on_an_image_of_another_lock_was_moved_by_hand(world: World) -> None:
@@ -191,20 +191,20 @@ def test_a_tag_on_an_image_of_another_lock_was_moved_by_hand(world: World) -> No
     world.engine.tagged = {"verified": image.handle}
     found = world.status()
     assert found.state == "tampered"
-    assert "moved by hand" in found.reasons[1]
+    assert "moved by hand" in found.details[1]
 
 
 def test_built_and_not_proved_is_unproved(world: World) -> None:
     world.built(image_of())
     found = world.status()
-    assert (found.state, found.reasons) == ("unproved", ("sample: never proved",))
+    assert (found.state, found.details) == ("unverified", ("sample: never proved",))
 
 
 def test_the_tag_alone_is_not_proof(world: World) -> None:
     world.verified(world.built(image_of()))
     found = world.status()
     assert found.state == "tampered"
-    assert "moved by hand" in found.reasons[-1]
+    assert "moved by hand" in found.details[-1]
 
 
 def test_a_proof_is_made_with_the_profiles_own_script(world: World, project: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_proof_is_made_with_the_profiles_own_script(world: World, project: Pat
         (project / "profiles" / "smoke.py").write_text(text, encoding="utf-8")
         world.source = source_of(project, {**PROFILE, "selftest": {**PROFILE["selftest"], "script": "smoke.py"}})
         found = world.status()
-        assert (found.state, found.reasons[0]) == ("out-of-date", "sample: proved with another script")
+        assert (found.state, found.details[0]) == ("stale", "sample: proved with another script")
         world.first = world.source.profile
         evidence_statements_and_store.save(world.record(image, passed_run(probe("env.libs"), probe("own.script"))))
         assert world.status().state == "verified"
@@ -226,7 +226,7 @@ def test_a_failed_run_is_not_proof(world: World) -> None:
     run = passed_run(probe("gemm.crash"), probe("env.libs", "failed"))
     evidence_statements_and_store.save(world.record(image, run))
     found = world.status()
-    assert (found.state, found.reasons) == ("failed", ("sample: the self-test failed: env.libs",))
+    assert (found.state, found.details) == ("failed", ("sample: the self-test failed: env.libs",))
 
 
 def test_a_failure_after_a_proof_is_a_failure_though_the_tag_stays(world: World) -> None:
@@ -237,7 +237,7 @@ def test_a_failure_after_a_proof_is_a_failure_though_the_tag_stays(world: World)
         world.record(image, passed_run(probe("gemm.crash"), probe("env.libs", "failed")))
     )
     found = world.status()
-    assert (found.state, found.reasons) == ("failed", ("sample: the self-test failed since: env.libs",))
+    assert (found.state, found.details) == ("failed", ("sample: the self-test failed since: env.libs",))
 
 
 def test_a_script_of_another_profile_of_the_image_fails_only_that_one(world: World, project: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_script_of_another_profile_of_the_image_fails_only_that_one(world: Wor
     evidence_statements_and_store.save(
         evidence_statements_and_store.run_record(image, asked, run, "docker", DAY + datetime.timedelta(days=1))
     )
-    assert (world.status().state, world.status().reasons) == ("verified", ())
+    assert (world.status().state, world.status().details) == ("verified", ())
     world.proved(image)  # another pass without that script does not refute its failure
     (proof,) = profile_proofs.proofs_of(image.id, "child", child.profile, world.lock)
     assert (proof.state, proof.reason, proof.failed) == ("stale", "the self-test failed: own.script", True)
@@ -263,15 +263,15 @@ def test_a_changed_profile_is_out_of_date(world: World) -> None:
     world.verified(image)
     world.stale = ["wheels", "apt"]
     found = world.status()
-    assert found.state == "out-of-date"
-    assert [reason.partition(" ")[0] for reason in found.reasons] == ["wheels", "apt"]
+    assert found.state == "stale"
+    assert [reason.partition(" ")[0] for reason in found.details] == ["wheels", "apt"]
 
 
 def test_an_older_selftest_is_out_of_date(world: World) -> None:
     image = world.built(image_of())
     world.proved(image, selftest=OLD_SELFTEST)
     found = world.status()
-    assert (found.state, found.reasons) == ("out-of-date", ("sample: proved by an older self-test",))
+    assert (found.state, found.details) == ("stale", ("sample: proved by an older self-test",))
 
 
 @pytest.mark.parametrize(
@@ -292,8 +292,8 @@ def test_a_tag_that_was_set_in_its_time_is_out_of_date_and_not_moved_by_hand(
     world.proved(image, **changes)
     world.verified(image)
     found = world.status()
-    assert (found.state, len(found.reasons)) == ("out-of-date", 1)
-    assert found.reasons[0].startswith("sample: ")
+    assert (found.state, len(found.details)) == ("stale", 1)
+    assert found.details[0].startswith("sample: ")
 
 
 def test_a_tag_on_an_image_that_only_failed_was_moved_by_hand(world: World) -> None:
@@ -303,7 +303,7 @@ def test_a_tag_on_an_image_that_only_failed_was_moved_by_hand(world: World) -> N
     world.verified(image)
     found = world.status()
     assert found.state == "tampered"
-    assert "moved by hand" in found.reasons[-1]
+    assert "moved by hand" in found.details[-1]
 
 
 def test_a_tag_that_names_nothing_the_engine_has_was_moved_by_hand(world: World) -> None:
@@ -319,7 +319,7 @@ def test_a_tag_moved_to_a_foreign_image_is_noticed(world: World) -> None:
     world.verified(foreign)
     found = world.status()
     assert found.state == "tampered"
-    assert "moved by hand" in found.reasons[-1]
+    assert "moved by hand" in found.details[-1]
 
 
 def test_a_tag_moved_to_a_foreign_image_is_noticed_before_the_proof_too(world: World) -> None:
@@ -352,28 +352,31 @@ def test_an_earlier_image_stays_tagged_until_the_new_one_is_proved(world: World)
     earlier(world)
     world.built(image_of())
     found = world.status()
-    assert (found.state, found.reasons) == ("unproved", ("sample: never proved",))
+    assert (found.state, found.details) == ("unverified", ("sample: never proved",))
 
 
 def test_an_earlier_image_that_an_older_selftest_proved_was_not_moved_by_hand(world: World) -> None:
     earlier(world, selftest=OLD_SELFTEST)
     world.built(image_of())
     found = world.status()
-    assert (found.state, found.reasons) == ("unproved", ("sample: never proved",))
+    assert (found.state, found.details) == ("unverified", ("sample: never proved",))
 
 
 def test_a_proved_image_without_its_tag_is_not_verified(world: World) -> None:
     world.proved(world.built(image_of()))
     found = world.status()
-    assert (found.state, found.reasons) == ("unproved", ("the tag verified is missing",))
+    assert (found.state, found.details) == ("unverified", ("the tag verified is missing",))
 
 
 def test_a_proved_image_with_the_tag_still_elsewhere_is_not_verified(world: World) -> None:
     earlier(world)
     world.proved(world.built(image_of()))
     found = world.status()
-    assert found.state == "unproved"
-    assert (found.reasons, found.next) == ((image_status._ANOTHER,), f"envbuild make {world.source.known}")
+    assert found.state == "unverified"
+    assert (found.details, found.next) == (
+        (image_status._TAG_REASONS["outdated"],),
+        f"envbuild make {world.source.known}",
+    )
 
 
 def test_a_damaged_build_record_proves_nothing(world: World) -> None:
@@ -384,18 +387,18 @@ def test_a_damaged_build_record_proves_nothing(world: World) -> None:
         file.write_text("{}", encoding="utf-8")
     found = world.status()
     assert (found.state, found.image) == ("missing", None)
-    assert "not built" in found.reasons[0]
+    assert "not built" in found.details[0]
 
 
 def test_the_lock_on_disk_is_what_counts(world: World) -> None:
     engine = cast(Engine, world.engine)
-    assert "never locked" in image_status.compute(engine, world.source).reasons[0]
+    assert "never locked" in image_status.compute(engine, world.source).details[0]
     world.built(image_of())
     lock_file.write(world.lock, world.source.lock_file, "sample")
-    assert image_status.compute(engine, world.source).state == "unproved"
+    assert image_status.compute(engine, world.source).state == "unverified"
     stale = lock_for(plan_of(world.source.project, {**PROFILE, "packages": []}))
     lock_file.write(stale, world.source.lock_file, "sample")
-    assert "wheels changed in the profile since it was locked" in image_status.compute(engine, world.source).reasons
+    assert "wheels changed in the profile since it was locked" in image_status.compute(engine, world.source).details
 
 
 def test_the_status_of_all_has_a_line_for_each(world: World, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,8 +409,8 @@ def test_the_status_of_all_has_a_line_for_each(world: World, project: Path, monk
     image = world.built(image_of())
     done = envbuild("status", "--json")
     assert done.code == 0
-    rows = [(row["profile"], row["status"]) for row in done.document["profiles"]]
-    assert rows == [("broken", "invalid"), ("sample", "unproved")]
+    rows = [(row["profile"], row["state"]) for row in done.document["profiles"]]
+    assert rows == [("broken", "invalid"), ("sample", "unverified")]
     world.proved(image)
     world.verified(image)
     broken, sample = envbuild("status").stdout.splitlines()
@@ -444,9 +447,9 @@ def test_each_state_has_its_next_command(world: World, monkeypatch: pytest.Monke
     note()
     assert found == {
         "missing": f"envbuild make {known}",
-        "unproved": f"envbuild test {known} --record",
+        "unverified": f"envbuild test {known} --record",
         "verified": "docker run --rm -it envbuild/sample:verified",
-        "out-of-date": f"envbuild make {known}",
+        "stale": f"envbuild make {known}",
         "failed": f"envbuild test {known}",
         "tampered": f"envbuild make {known}",
     }

@@ -115,13 +115,14 @@ def test_show_prints_the_proof_with_a_name_and_without(cards: World, monkeypatch
     assert envbuild("show", "sample").stdout.splitlines()[-1] == "  proved: never"
     cards.tested(cards.built(), "NVIDIA H20")
     # the lock is not on disk: what was proved was another one, as far as this project tells
-    assert envbuild("show", "sample", "--json").document["proof"] == "proved: never"
+    assert envbuild("show", "sample").stdout.splitlines()[-1].strip() == "proved: never"
     lock_file.write(cards.lock, cards.source.lock_file, "sample")
     document = envbuild("show", "sample", "--json").document
-    assert document["proof"] == "proved on NVIDIA H20, 2026-11-21; a100: never"
-    assert [(row["model"], row["state"]) for row in document["proofs"]] == [("a100", "missing"), ("h20", "proved")]
+    proof = envbuild("show", "sample").stdout.splitlines()[-1].strip()
+    assert proof == "proved on NVIDIA H20, 2026-11-21; a100: never"
+    assert [(row["model"], row["state"]) for row in document["evidence"]] == [("a100", "missing"), ("h20", "verified")]
     (row,) = [row for row in envbuild("show", "--json").document["profiles"] if row["profile"] == "sample"]
-    assert (row["gpus"], row["cuda"], row["proof"]) == (["a100", "h20"], "12.6", document["proof"])
+    assert (row["gpus"], row["cuda"], row["evidence"]) == (["a100", "h20"], "12.6", document["evidence"])
     table = envbuild("show").stdout.splitlines()
     assert table[0].split() == ["PROFILE", "GPUS", "TORCH", "CUDA", "PYTHON", "LOCK", "PROOF"]
-    assert next(line for line in table if line.startswith("sample ")).endswith(document["proof"])
+    assert next(line for line in table if line.startswith("sample ")).endswith(proof)

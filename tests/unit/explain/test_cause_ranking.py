@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from envbuild.cli.entry import cli
 from envbuild.explain import cause_ranking, cause_scoring, log_facts, log_reader_and_search
+from envbuild.explain.cause_ranking import MissingFact
 from envbuild.explain.secret_masking import safe_line
 from envbuild.facts import database, log_signatures
 from envbuild.facts.probe_catalogue_reader import known_probes
@@ -234,10 +235,10 @@ def test_the_versions_in_the_log_rule_an_advisory_out(surroundings: str) -> None
 def test_a_fixed_version_that_is_not_shown_to_be_loaded_leaves_it_possible() -> None:
     text = "torch==2.6.0\nGPU 0: NVIDIA H20\npython a.py\n" + CRASH
     document = json.loads(run("--json", "-", stdin=text))
-    assert (document["matches"], document["ruled_out"], document["read"]["loaded"]) == ([], [], [])
+    assert (document["causes"], document["ruled_out"], document["facts"]["loaded"]) == ([], [], [])
     match = document["possible"][0]
-    assert (match["cause"], match["profile"]) == ("cublas-hopper-fpe", "h20")
-    assert match["find_out"] == ["which cublas is loaded: envbuild audit --here"]
+    assert (match["id"], match["profile"]) == ("cublas-hopper-fpe", "h20")
+    assert match["missing_facts"] == [{"fact": "which cublas is loaded", "command": "envbuild audit --here"}]
     said = run("-", stdin=text)
     assert "Possible cause: cublas-hopper-fpe" in said
     assert "  - find out which cublas is loaded: envbuild audit --here" in said
@@ -254,14 +255,14 @@ def test_where_gpu_and_loaded_version_are_unknown_a_cause_is_less_possible_and_n
     )
     assert (match.standing, match.cards) == ("not loaded", ())
     assert match.confidence < sure.confidence
-    assert match.find_out == ("which cublas is loaded: envbuild audit --here",)
+    assert match.find_out == (MissingFact("which cublas is loaded", "envbuild audit --here"),)
 
 
 def test_a_version_in_prose_that_nothing_else_shows_rules_nothing_out() -> None:
     found = explanation_of("H20, nvidia-cublas-cu12==12.5.3.2\n" + CRASH)
     (match,) = found.matches
     assert (match.id, match.standing, found.ruled_out) == ("cublas-hopper-fpe", "fits", ())
-    assert match.find_out[-1] == "which cublas is loaded: envbuild audit --here"
+    assert str(match.find_out[-1]) == "which cublas is loaded: envbuild audit --here"
 
 
 @pytest.mark.parametrize(
@@ -381,20 +382,23 @@ def test_no_advice_for_what_is_on_already() -> None:
 
 def test_json() -> None:
     document = json.loads(run("--json", "-", stdin=H20 + CRASH))
-    (match,) = document["matches"]
-    assert document["unknown"] is False
-    assert (match["advisory"], match["lines"]) == ("cublas-hopper-fpe", [{"line": 3, "text": CRASH.strip()}])
-    assert match["prove"] == "envbuild test h20 --probe gemm.crash"
+    (match,) = document["causes"]
+    assert document["state"] == "known"
+    assert (match["advisory"], match["lines"]) == (
+        "cublas-hopper-fpe",
+        [{"file": None, "line": 3, "text": CRASH.strip()}],
+    )
+    assert match["command"] == "envbuild test h20 --probe gemm.crash"
     assert match["change"] == {"pins": {"cublas": ">=12.4.5.8"}}
-    assert (match["write"], match["profile"]) == ({"pins": {"cublas": "12.4.5.8"}}, "h20")
+    assert (match["profile_change"], match["profile"]) == ({"pins": {"cublas": "12.4.5.8"}}, "h20")
     assert 0 < match["confidence"] <= 1 and match["remedy"]
-    cause = json.loads(run("--json", "-", stdin="EADDRINUSE\n"))["matches"][0]
-    assert (cause["cause"], cause["advisory"]) == ("port-in-use", None)
+    cause = json.loads(run("--json", "-", stdin="EADDRINUSE\n"))["causes"][0]
+    assert (cause["id"], cause["advisory"]) == ("port-in-use", None)
 
 
 def test_an_unknown_cause_is_reported() -> None:
     assert "No known cause" in run("-", stdin="ValueError: bad batch\n")
-    assert json.loads(run("--json", "-", stdin=""))["unknown"] is True
+    assert json.loads(run("--json", "-", stdin="ValueError: bad batch\n"))["state"] == "unknown"
 
 
 def test_a_file_that_is_not_there() -> None:

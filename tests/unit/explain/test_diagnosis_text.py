@@ -140,4 +140,4 @@ def test_markdown_has_the_same_cause() -> None:
     text = "EADDRINUSE ```\n"
     said = piped(text, "--markdown")
     assert "### Cause: port-in-use" in said and "EADDRINUSE '''" in said
-    assert json.loads(piped(text, "--json"))["matches"][0]["cause"] == "port-in-use"
+    assert json.loads(piped(text, "--json"))["causes"][0]["id"] == "port-in-use"

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from envbuild.explain import log_decompression, log_reader_and_search
-from unit.explain.corpus import piped
 from unit.support import envbuild
 
 RANK = "[rank{0}]: ValueError: bad batch\n"
@@ -33,7 +32,7 @@ def test_several_files_are_one_run(tmp_path: Path) -> None:
     (tmp_path / "env.txt").write_text("PyTorch version: 2.3.0+cu121\nGPU 0: NVIDIA H20\n", encoding="utf-8")
     (tmp_path / "train.log").write_text("step 1\nFloating point exception (core dumped)\n", encoding="utf-8")
     names = [str(tmp_path / "env.txt"), str(tmp_path / "train.log")]
-    (match,) = json.loads(envbuild("explain", "--json", *names).stdout)["matches"]
+    (match,) = json.loads(envbuild("explain", "--json", *names).stdout)["causes"]
     assert match["advisory"] == "cublas-hopper-fpe" and match["confidence"] > 0.8, (
         "the one names the card, the other the crash"
     )
@@ -122,10 +121,13 @@ def test_odd_text_is_still_text(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("raw", ["", "\n \n"])
-def test_an_empty_log_is_reported(raw: str) -> None:
-    said = piped(raw)
-    assert said.startswith("standard input is empty. Save the output") and "No known cause" not in said
-    assert json.loads(piped(raw, "--json"))["unknown"] is True
+def test_an_empty_log_is_refused(tmp_path: Path, raw: str) -> None:
+    file = tmp_path / "train.log"
+    file.write_text(raw, encoding="utf-8")
+    done = envbuild("explain", str(file))
+    assert (done.code, done.stdout) == (3, "")
+    assert f"{file} is empty" in done.stderr and "tee train.log" in done.stderr
+    assert envbuild("explain", str(file), "--json").document["error"]["kind"] == "file"
 
 
 def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:

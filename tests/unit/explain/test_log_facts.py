@@ -250,7 +250,7 @@ def test_the_rank_that_lags_is_named() -> None:
     assert (works.behind, works.silent) == ((2,), (6, 7))
     said = piped(text)
     assert "rank 2: 19" in said and "the others wait for rank 2: it did not come to work 20" in said
-    assert json.loads(piped(text, "--json"))["last_work"]["behind"] == [2]
+    assert json.loads(piped(text, "--json"))["ranks"]["behind"] == [2]
 
 
 def late(rank: int, number: int, operation: str, group: str = "[PG ID 0 PG GUID 0(default_pg) Rank {0}] ") -> str:
@@ -264,7 +264,7 @@ def test_ranks_that_wait_in_different_collectives_diverged(group: str) -> None:
     text = late(0, 4411, "ALLREDUCE", group) + late(1, 4411, "ALLREDUCE", group) + late(2, 4410, "ALLGATHER", group)
     said = " ".join(piped(text).split())
     assert "the ranks diverged, each waited in another collective: rank 0 in ALLREDUCE 4411, rank 2 in ALLG" in said
-    diverged = json.loads(piped(text, "--json"))["last_work"]["diverged"]
+    diverged = json.loads(piped(text, "--json"))["ranks"]["diverged"]
     assert diverged == [
         {"rank": 0, "number": 4411, "operation": "ALLREDUCE"},
         {"rank": 2, "number": 4410, "operation": "ALLGATHER"},
@@ -314,7 +314,7 @@ def test_no_advisory_is_possible_that_does_not_hold_or_need_not(text: str) -> No
 def test_libraries_that_torch_brings_are_marked_as_inferred() -> None:
     said = " ".join(piped(f"{H20}nccl version: 2.21.5\n").split())
     assert "torch 2.3.0 (which brings cublas 12.1.3.1, cudnn 8.9.2.26), nccl 2.21.5" in said
-    read = json.loads(piped(f"{H20}nccl version: 2.21.5\n", "--json"))["read"]
+    read = json.loads(piped(f"{H20}nccl version: 2.21.5\n", "--json"))["facts"]
     assert "cublas" in read["inferred"] and "nccl" not in read["inferred"]
 
 
@@ -397,7 +397,7 @@ def test_an_error_of_the_program_is_not_known_and_quoted(error: str, words: str)
     text = f'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\n{error}\n'
     said = " ".join(piped(text).split())
     assert "No known cause" in said and "the program's own error (line 3)" in said and words in said
-    assert json.loads(piped(text, "--json"))["error"]["line"] == 3
+    assert json.loads(piped(text, "--json"))["exception"]["line"] == 3
 
 
 def test_a_message_of_the_launcher_is_not_the_error_itself() -> None:

@@ -62,12 +62,12 @@ def test_the_image_has_them_and_a_profiles_own_value_wins(project: Path) -> None
 
 def test_show_prints_variables_with_their_reasons(project: Path) -> None:
     write_profile(project, {**FLEET, "gpus": ["a100", "h20"], "env": {"ENVBUILD_DTYPE": "float16"}})
-    settings = envbuild("show", "sample", "--json").document["fleet"]
+    settings = envbuild("show", "sample", "--json").document["environment"]
     assert [(item["variable"], item["value"]) for item in settings] == [("NCCL_NVLS_ENABLE", "0")]
     assert "NVLink SHARP" in settings[0]["reason"]
     assert "  NCCL_NVLS_ENABLE=0: only some" in envbuild("show", "sample").stdout
     write_profile(project, {**FLEET, "gpus": ["h20"]})
-    assert envbuild("show", "sample", "--json").document["fleet"] == []
+    assert envbuild("show", "sample", "--json").document["environment"] == []
 
 
 def test_an_nccl_that_tunes_each_rank_for_its_own_gpu_is_refused(project: Path) -> None:

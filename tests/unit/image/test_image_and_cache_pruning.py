@@ -172,7 +172,7 @@ def test_a_lock_without_a_profile_of_its_name_keeps_what_it_needs(
     monkeypatch.setattr(command, "Engine", lambda: engine)
     monkeypatch.setattr(workflows, "one_run_per_profile", alone)
     done = envbuild("prune", "--dry-run", "--json")
-    assert [row["name"] for row in done.document["would_remove"]] == ["envbuild/sample-devel:0123456789ab"]
+    assert [row["name"] for row in done.document["items"]] == ["envbuild/sample-devel:0123456789ab"]
     assert {"sample", "sample-devel"} <= set(held)
 
 
@@ -197,7 +197,7 @@ def elsewhere(engine: FakeEngine, locked: Lock, tmp_path: Path, monkeypatch: pyt
 def pruned(*options: str) -> list[str]:
     done = envbuild("prune", "--json", *options)
     assert done.code == 0, done.stdout
-    return [row["name"] for row in done.document["would_remove" if "--dry-run" in options else "removed"]]
+    return [row["name"] for row in done.document["items"]]
 
 
 def test_an_image_built_from_a_path_is_kept_while_its_lock_names_it(elsewhere: Path, engine: FakeEngine) -> None:

@@ -212,9 +212,9 @@ def test_a_projects_requirements_are_locked_under_a_profiles_pins(project: Path,
     write_profile(project, SMALL)
     (project / "requirements.txt").write_text("gamma  # and what it needs\n", encoding="utf-8")
     done = envbuild("lock", "sample", "--requirements", "requirements.txt", "--json")
-    (row,) = done.document["locks"]
-    assert (row["profile"], row["file"]) == ("sample-project", "profiles/sample-project.lock.yaml")
-    made = lock_file.read(project / row["file"])
+    (row,) = done.document["profiles"]
+    assert (row["profile"], row["lock_file"]) == ("sample-project", "profiles/sample-project.lock.yaml")
+    made = lock_file.read(project / row["lock_file"])
     assert made and {"alpha", "beta", "gamma", "torch"} <= set(made.versions)
     assert not (project / "profiles" / "sample.lock.yaml").exists()
     assert envbuild("lock", "sample", "--requirements", "requirements.txt", "--check").code == 0
@@ -565,7 +565,7 @@ def test_differences_are_a_line_each(project: Path) -> None:
     assert list(lock_update.version_changes(None, one)) == ["3 wheels, 4 Debian packages"]
     assert list(lock_update.version_changes(one, one)) == []
     said = list(lock_update.version_changes(one, two))
-    assert "base image None -> x" in said
+    assert "base image (new) -> x" in said
     assert "python 3.11 -> 3.12" in said
     assert "torch 2.13.0 -> (gone)" in said
     assert "libstdc++6 1:2.3+deb12u1~x-4 -> (gone)" in said
@@ -587,7 +587,7 @@ def test_profiles_with_the_same_requests_are_looked_up_once(project: Path, links
         write_profile(project, SMALL, name)
     write_profile(project, {**SMALL, "packages": ["beta"]}, "other")
     done = envbuild("lock", *names, "other", "--json")
-    assert [row["profile"] for row in done.document["locks"]] == [*names, "other"]
+    assert [row["profile"] for row in done.document["profiles"]] == [*names, "other"]
     assert sorted("alpha" in requirements for requirements in asked) == [False, True]
     assert all((project / "profiles" / f"{name}.lock.yaml").is_file() for name in names)
 

@@ -11,7 +11,7 @@ import pytest
 from envbuild.fetch.locked_artifact_types import LockedWheel
 from envbuild.lock import lock_file, outdated_pins
 from envbuild.lock.lock_file import Lock
-from envbuild.lock.outdated_pins import AdvisedUpdate, Outdated
+from envbuild.lock.outdated_pins import Outdated
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.util.errors import NetworkError
 from unit.support import PROFILE, Index, envbuild, lock_for, plan_of, quick_pip, serving, wheel, write_wheel
@@ -83,14 +83,18 @@ def test_another_build_is_not_a_newer_release(served: Path, project: Path) -> No
     assert found(served, project, torch="2.13.0") == {}
 
 
+def advised(item: Outdated) -> tuple[tuple[str, str, str], ...]:
+    return tuple((row.id, row.state, row.version) for row in item.advisories)
+
+
 def test_an_advisory_asks_for_a_cuda_library_of_the_same_major(served: Path, project: Path) -> None:
     """int-mm-cuda121u1 asks for any newer cuBLAS, cublas-k0-fpe for 12.6.0.22: the nearest are listed."""
     offer(served, nvidia_cublas_cu12="12.1.3.1 12.2.1.16 12.4.5.8 12.6.0.22 12.9.3.13 13.0.0.19")
     item = found(served, project, OLD, nvidia_cublas_cu12="12.1.3.1")["nvidia-cublas-cu12"]
     assert item.newest is None
-    assert item.asked == (
-        AdvisedUpdate("cublas-k0-fpe", "noted", "12.6.0.22"),
-        AdvisedUpdate("int-mm-cuda121u1", "noted", "12.2.1.16"),
+    assert advised(item) == (
+        ("cublas-k0-fpe", "noted", "12.6.0.22"),
+        ("int-mm-cuda121u1", "noted", "12.2.1.16"),
     )
 
 
@@ -104,8 +108,8 @@ def test_an_accepted_advisory_asks_too(served: Path, project: Path) -> None:
     data = {**OLD, "gpu_count": 4, "accept": [{"advisory": name, "reason": "r"} for name in ("nccl-2.18.1",)]}
     item = found(served, project, data, nvidia_nccl_cu12="2.18.1")["nvidia-nccl-cu12"]
     assert item.newest == "2.18.3"
-    assert AdvisedUpdate("nccl-2.18.1", "accepted", "2.18.3") in item.asked
-    assert AdvisedUpdate("nccl-abort-hang", "warned", "2.26.2") in item.asked
+    assert ("nccl-2.18.1", "accepted", "2.18.3") in advised(item)
+    assert ("nccl-abort-hang", "warned", "2.26.2") in advised(item)
 
 
 def test_other_packages_move_by_a_patch_release_at_most(served: Path, project: Path) -> None:
@@ -113,9 +117,9 @@ def test_other_packages_move_by_a_patch_release_at_most(served: Path, project: P
     offer(served, numpy="1.26.4 2.0.0 2.0.1", torch="2.5.0 2.5.1 2.6.0")
     data = {**OLD, "torch": "2.5.0", "gpus": ["h100"]}
     item = found(served, project, data, torch="2.5.0")["torch"]
-    assert (item.newest, item.asked) == ("2.5.1", (AdvisedUpdate("cudnn-sdpa-2.5.0", "warned", "2.5.1"),))
+    assert (item.newest, advised(item)) == ("2.5.1", (("cudnn-sdpa-2.5.0", "warned", "2.5.1"),))
     old = found(served, project, {**OLD, "packages": ["numpy"]}, numpy="2.0.0")["numpy"]
-    assert (old.newest, old.asked) == ("2.0.1", ())
+    assert (old.newest, old.advisories) == ("2.0.1", ())
 
 
 def test_an_index_that_does_not_answer_is_an_error(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,10 +142,19 @@ def test_status_outdated_reports_one_profile_or_all(
     lock_file.write(holding(plan, alpha="1.0.0"), project / "profiles" / "sample.lock.yaml", "sample")
     (project / "profiles" / "never.yaml").write_text("extends: sample\n", encoding="utf-8")
     done = envbuild("status", "sample", "--outdated", "--json")
-    row = {"name": "alpha", "version": "1.0.0", "newest": "1.0.1", "asked": []}
-    assert (done.code, done.document) == (0, {"profile": "sample", "outdated": [row]})
+    row = {"name": "alpha", "version": "1.0.0", "newest": "1.0.1", "advisories": []}
+    assert (done.code, done.document) == (
+        0,
+        {
+            "profile": "sample",
+            "state": "outdated",
+            "lock": holding(plan, alpha="1.0.0").id,
+            "reason": None,
+            "pins": [row],
+        },
+    )
     rows = envbuild("status", "--outdated", "--json").document["profiles"]
-    assert [(r["profile"], len(r["outdated"]), "missing" in r.get("error", "")) for r in rows] == [
+    assert [(r["profile"], len(r["pins"]), "missing" in (r["reason"] or "")) for r in rows] == [
         ("never", 0, True),
         ("sample", 1, False),
     ]

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from envbuild.facts.document_types import plain
 from envbuild.pipeline import multi_profile_make, progress_events
+from envbuild.pipeline.model import Made
 from envbuild.pipeline.progress_events import (
     Event,
     Note,
@@ -106,8 +108,9 @@ class Children:
             on_line(line)
         steps = [{"name": name, "seconds": 1.0, "cached": words[1] == "make"} for name in ("lock", words[1])]
         document: dict[str, Any] = {
+            **MADE,
             "profile": words[-1],
-            "status": "built" if words[1] == "build" else "verified",
+            "state": "built" if words[1] == "build" else "verified",
             "steps": steps,
         }
         document["notes"] = ["another image"] if words[1] == "build" else []  # by the second it is there
@@ -116,6 +119,9 @@ class Children:
     def options(self, name: str, verb: str) -> list[str]:
         (found,) = [words[1:-2] for words in self.commands if (words[-1], words[0]) == (name, verb)]
         return found
+
+
+MADE: dict[str, Any] = plain(Made("").document())  # every key
 
 
 @pytest.fixture
@@ -132,15 +138,15 @@ def children(monkeypatch: pytest.MonkeyPatch, project: Path) -> Iterator[Childre
 
 def failure(code: int, kind: str, message: str) -> Completed:
     error = {"code": code, "kind": kind, "message": message, "hint": "do this\ndo that", "faults": []}
-    built = {"image": {"id": "sha256:1", "tags": []}, "selftest": None} if code == 4 else {}
-    return Completed(code, json.dumps({"status": "failed", **built, "error": error}), "")
+    built: dict[str, Any] = {"image": f"sha256:{'1' * 64}", "tags": [], "selftest": None} if code == 4 else {}
+    return Completed(code, json.dumps({"state": "failed", **built, "error": error}), "")
 
 
 def test_each_is_built_then_proved_and_listed_in_a_table(children: Children) -> None:
     said = envbuild("make", "a", "b", "--locked", "--no-cache", "--builder", "farm", "--allow-unproved")
     assert said.code == 0, said.stderr
     assert [line.split()[:2] for line in said.stdout.splitlines()] == [
-        ["PROFILE", "STATUS"], ["a", "verified"], ["b", "verified"],
+        ["PROFILE", "STATE"], ["a", "verified"], ["b", "verified"],
     ]  # fmt: skip
     assert children.options("a", "build") == ["--json", "--no-cache", "--locked", "--builder=farm"]
     assert children.options("b", "make") == ["--json", "--allow-unproved", "--locked", "--builder=farm"]
@@ -186,7 +192,7 @@ def test_only_who_signs_gets_the_passphrase(children: Children, monkeypatch: pyt
 def test_all_takes_every_profile_of_the_folder_and_json_has_each(children: Children) -> None:
     said = envbuild("make", "--all", "--json")
     names = ["a", "b", "c", "gpu-a", "gpu-b", "gpu-c"]
-    assert [(row["profile"], row["code"]) for row in said.document["profiles"]] == [(name, 0) for name in names]
+    assert [(row["profile"], "error" in row) for row in said.document["profiles"]] == [(name, False) for name in names]
     assert [step["name"] for step in said.document["profiles"][0]["steps"]] == ["lock", "build", "make"]
     assert [step["cached"] for step in said.document["profiles"][0]["steps"]] == [False, False, True]
     assert [row["notes"] for row in said.document["profiles"]] == [["another image"]] * 6
@@ -197,7 +203,7 @@ def test_one_that_fails_stops_no_other(children: Children, project: Path) -> Non
     children.answers[("a", "build")] = failure(7, "network", "no index")
     children.answers[("b", "make")] = failure(5, "check", "the self-test of b failed: \x1b[2Jgemm")
     said = envbuild("make", "a", "wrong", "b", "c", "--json")
-    found = {row["profile"]: (row["status"], row["code"]) for row in said.document["profiles"]}
+    found = {row["profile"]: (row["state"], row.get("error", {"code": 0})["code"]) for row in said.document["profiles"]}
     assert found == {"a": ("failed", 7), "wrong": ("failed", 3), "b": ("failed", 5), "c": ("verified", 0)}
     assert (said.code, said.document["error"]["code"]) == (5, 5)
     assert [words[0] for words in children.commands if words[-1] == "a"] == ["build"]
@@ -224,14 +230,14 @@ def test_the_last_step_of_a_silently_dead_process_is_named(children: Children) -
         (Completed(-9, "", "x\nKilled by something\n"), "signal 9"),
         (Completed(1, "Traceback", ""), "exit code 1"),
         (Completed(0, "[]", ""), "exit code 0"),
-        (Completed(6, '{"status": "built"}', ""), "exit code 6"),
+        (Completed(6, '{"state": "built"}', ""), "exit code 6"),
     ],
 )
 def test_a_process_that_says_nothing_is_not_believed(children: Children, done: Completed, words: str) -> None:
     children.answers[("a", "build")] = done
     said = envbuild("make", "a", "b", "--json")
     found = {row["profile"]: row for row in said.document["profiles"]}
-    assert (said.code, found["a"]["code"], found["b"]["code"]) == (6, 6, 0)
+    assert (said.code, found["a"]["error"]["code"], "error" in found["b"]) == (6, 6, False)
     assert words in found["a"]["error"]["message"]
 
 
@@ -332,14 +338,14 @@ def test_names_and_profiles_that_are_none_are_rows_and_the_others_are_made(child
         "unknown profile 'gpu-aa'" in rows["gpu-aa"] and "did you mean gpu-a or gpu-c or gpu-b or cpu?" in said.stderr
     )
     document = envbuild("make", *names, "--json").document
-    assert [row["code"] for row in document["profiles"]] == [3, 3, 3, 3, 0, 0]
+    assert [row["error"]["code"] if "error" in row else 0 for row in document["profiles"]] == [3, 3, 3, 3, 0, 0]
     assert document["error"]["code"] == 3
 
 
 def test_where_none_is_a_profile_all_are_rows(children: Children) -> None:
     said = envbuild("make", "none", "neither", "--gpus", "0", "--json")
     assert (said.code, children.commands, said.document["error"]["kind"]) == (3, [], "profiles")
-    assert [(row["profile"], row["status"]) for row in said.document["profiles"]] == [
+    assert [(row["profile"], row["state"]) for row in said.document["profiles"]] == [
         ("none", "failed"), ("neither", "failed"),
     ]  # fmt: skip
 

@@ -31,7 +31,7 @@ def test_the_image_then_its_evidence_then_the_tags(site: Site, key: keys_and_sig
     done = site.push("--json")
     assert done.code == 0, done.stderr
     document = done.document
-    assert (document["statements"], document["signed"]) == (3, key.fingerprint)
+    assert (document["statements"], document["key"]) == (3, key.fingerprint)
     assert document["tags"] == [f"{site.registry.host}/team/sample:{tag}" for tag in (site.lock.short, "verified")]
     written = [line.rpartition("/")[2] for line in site.registry.written() if "/manifests/" in line]
     assert written[-2:] == [site.lock.short, "verified"]
@@ -71,7 +71,7 @@ def test_without_a_key_nothing_is_sent(site: Site) -> None:
 
 def test_unsigned_is_asked_for_and_said(site: Site, key: keys_and_signatures.PublicKey) -> None:
     done = site.push("--unsigned", "--json")
-    assert (done.code, done.document["signed"]) == (0, None)
+    assert (done.code, done.document["key"]) == (0, None)
     assert "unsigned" in done.stderr
 
 
@@ -90,8 +90,8 @@ def test_verified_is_never_there_without_evidence(site: Site, key: keys_and_sign
 def test_a_push_that_fails_says_how_far_it_came(site: Site, key: keys_and_signatures.PublicKey) -> None:
     site.registry.refuse = f"PUT .*/manifests/{site.lock.short}"
     done = site.push("--json")
-    assert (done.code, "status" in done.document) == (NetworkError.code, False)
-    assert (done.document["statements"], done.document["signed"], done.document["tags"]) == (3, key.fingerprint, [])
+    assert (done.code, done.document["state"]) == (NetworkError.code, "incomplete")
+    assert (done.document["statements"], done.document["key"], done.document["tags"]) == (3, key.fingerprint, [])
     assert done.document["digest"] == oci_types.digest_of(site.registry.manifests[f"id-{site.engine.image.id[7:]}"][1])
 
 

@@ -75,7 +75,7 @@ def rebuilt(
     found = rebuild_comparison.rebuild_objections(verdict, Console())
     assert engine.removed == tags(site)
     assert not (found and verdict.reordered)
-    assert verdict.document().get("reordered", []) == verdict.reordered
+    assert list(verdict.document().reordered_layers) == verdict.reordered
     return found, verdict.reordered
 
 
@@ -262,7 +262,7 @@ def test_verify_refuses_what_the_lock_does_not_give(site: Site, monkeypatch: pyt
     wanted = ("verify", f"{site.registry.host}/team/sample:verified", "--key", "team.pub", "--rebuild", "--json")
     site.registry.add_blob(b"layer")
     done = envbuild(*wanted)
-    assert (done.code, done.document["verified"]) == (CheckFailed.code, False)
+    assert (done.code, done.document["state"]) == (CheckFailed.code, "unverified")
     both = envbuild(*wanted, "--gpu", "h20").document["reasons"]  # every reason, as without --rebuild
     assert [reason["id"] for reason in both] == ["gpu", *(reason["id"] for reason in done.document["reasons"])]
     right = dataclasses.replace(engine.image, id=site.engine.image.id)

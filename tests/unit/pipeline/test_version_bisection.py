@@ -115,12 +115,12 @@ def test_the_first_that_passes_is_found_with_few_tries(monkeypatch: pytest.Monke
 def test_the_tries_are_reported_as_json(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
     made = bench(monkeypatch, project, {**passing_from("1.6"), "1.5": "unmakable"})
     document = hunted("--json").document
-    assert (document["first"], document["change"]) == ("1.6", ["1.4", "1.6"])
+    assert (document["first_passing"], document["change"]) == ("1.6", {"before": "1.4", "after": "1.6"})
     assert document["versions"] == VERSIONS
     assert [item["version"] for item in document["tries"]] == made.made
     tries = {item["version"]: item for item in document["tries"]}
-    assert (tries["1.5"]["passed"], tries["1.5"]["reason"]) == (None, "the packages cannot be resolved together")
-    assert (tries["1.0"]["passed"], tries["1.0"]["reason"]) == (False, "gemm.crash: signal at a step: why")
+    assert (tries["1.5"]["state"], tries["1.5"]["reason"]) == ("not-built", "the packages cannot be resolved together")
+    assert (tries["1.0"]["state"], tries["1.0"]["reason"]) == ("failed", "gemm.crash: signal at a step: why")
     assert "1.5 between them could not be tried" in hunted().stdout
 
 
@@ -136,8 +136,8 @@ def test_a_failure_on_the_way_keeps_the_tries_so_far(monkeypatch: pytest.MonkeyP
     said = hunted("--json")
     document = said.document
     assert (said.code, document["error"]["kind"]) == (NetworkError.code, "network")
-    assert [(item["version"], item["passed"]) for item in document["tries"]] == [("1.0", False), ("1.9", True)]
-    assert (document["first"], document["versions"], "status" in document) == (None, VERSIONS, False)
+    assert [(item["version"], item["state"]) for item in document["tries"]] == [("1.0", "failed"), ("1.9", "passed")]
+    assert (document["first_passing"], document["versions"], document["state"]) == (None, VERSIONS, "unknown")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_the_message_if_nothing_changes_or_in_the_other_direction(
     said = hunted()
     assert said.code == code
     assert words in said.stdout + said.stderr
-    assert (hunted("--json").document["first"] is None) is (code == 5)
+    assert (hunted("--json").document["first_passing"] is None) is (code == 5)
 
 
 def test_a_probe_that_cannot_run_here_decides_nothing(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_script_may_decide(monkeypatch: pytest.MonkeyPatch, project: Path) -> 
     made = bench(monkeypatch, project, passing_from("1.6"))
     (project / "a smoke.py").write_text("the_script", encoding="utf-8")
     document = envbuild("bisect", "sample", "--pin", "numpy", "--script", "a smoke.py", "--json").document
-    assert (document["first"], document["decides"]) == ("1.6", "a smoke.py")
+    assert (document["first_passing"], document["script"]) == ("1.6", "a smoke.py")
     assert {options.script for options in made.options} == {Script("a_smoke.py", "the_script")}
     assert {options.asked for options in made.options} == {RunRequest(probes=("own.script",))}
     assert document["tries"][0]["reason"] == "own.script: signal at a step: why"
@@ -300,7 +300,7 @@ def test_a_known_fault_is_tried_all_the_same(project: Path) -> None:
         resolve(source)
     tolerant = source.accepting((item.id for item in database.advisories()), "only tried")
     choice = resolve(tolerant).choice
-    assert "cublas-hopper-fpe" in {item["id"] for item in choice.states if item["state"] == "accepted"}
+    assert "cublas-hopper-fpe" in {item.id for item in choice.states if item.state == "accepted"}
 
 
 @pytest.mark.parametrize("cached", [True, False])

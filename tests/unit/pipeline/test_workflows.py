@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from envbuild.audit.environment_audit import Audit, Expected
 from envbuild.audit.library_and_distribution_findings import Finding
 from envbuild.evidence.proof_rules import Proof
 from envbuild.facts import probe_catalogue_reader
+from envbuild.facts.document_types import plain
 from envbuild.fetch import archive_fetcher, wheel_resolution_and_download
 from envbuild.image import build_records_and_comparison, buildx, image_build, noted_lock_paths
 from envbuild.lock import extension_source_fetcher, lock_file
@@ -116,16 +116,16 @@ def test_a_run_without_results_has_the_reason_in_its_message() -> None:
     ("run", "proofs", "status"),
     [
         (None, [], "built"),
-        (skipped("gemm.crash"), ["stale"], "built"),
+        (skipped("gemm.crash"), ["stale"], "unverified"),
         (passed_run(), ["proved"], "verified"),
-        (passed_run(), ["proved", "missing"], "built"),
+        (passed_run(), ["proved", "missing"], "unverified"),
         (passed_run(probe("env.libs", "failed")), ["stale"], "failed"),
         (passed_run(probe("env.libs", "skipped")), ["stale"], "failed"),
     ],
 )
 def test_the_status_of_what_was_made(run: run_result.TestRun | None, proofs: list[str], status: str) -> None:
     found = dataclasses.replace(made(run), proofs=tuple(Proof("cpu", state, None, "") for state in proofs))
-    assert found.status == found.document()["status"] == status
+    assert found.state == found.document().state == status
 
 
 @pytest.fixture
@@ -145,7 +145,11 @@ def being_made(monkeypatch: pytest.MonkeyPatch) -> tuple[StepContext, list[str]]
     monkeypatch.setattr(image_build, "build_layers", note("layers", image_of("layers")))
     monkeypatch.setattr(image_build, "build_labelled", note("label", image_of("labelled")))
     monkeypatch.setattr(
-        image_collector, "collect_from_image", note("collect", SimpleNamespace(libraries=(), extended={}, torch=True))
+        image_collector,
+        "collect_from_image",
+        note(
+            "collect", SimpleNamespace(libraries=(), extended={}, torch=None, python=SimpleNamespace(version="3.11.9"))
+        ),
     )
     monkeypatch.setattr(environment_audit, "expected_contents", note("expected", Expected()))
     monkeypatch.setattr(environment_audit, "labels", note("labels", {"io.envbuild.torch": "2.3.1"}))
@@ -232,7 +236,7 @@ def test_a_different_image_than_before_is_reported_also_in_the_document(
     lock_file.write(locked, source.lock_file, "sample")
     monkeypatch.setattr(StepContext, "engine", SimpleNamespace())
     made = workflows.build_only("sample", Options(locked=True), progress)
-    assert made.document()["notes"] == ["not reproducible"]
+    assert made.document().notes == ("not reproducible",)
     progress.assert_any_call(Note("not reproducible"))
 
 
@@ -249,7 +253,7 @@ def test_layers_with_a_defect_do_not_become_an_image(
         workflows.build_only("sample", Options(locked=True), MagicMock())
     assert "label" not in done
     partial = caught.value.partial
-    assert (partial["image"], partial["status"], partial["lock"]) == (None, "failed", locked.id)
+    assert (partial["image"], partial["state"], partial["lock"]) == (None, "failed", locked.id)
     assert [step["name"] for step in partial["steps"]] == ["load profile", "resolve", "lock", "render", "build"]
 
 
@@ -270,7 +274,7 @@ def test_an_image_that_failed_its_latest_test_is_not_verified(
         workflows._test_and_record(context, made, SelfTestOrder(SOURCE, {}, "3.11"), cast(Any, None), image)
     assert [tag for tag in tags if tag == "verified"] == left
     assert ("envbuild/sample:verified" in made.value.tags) is bool(left)
-    assert made.value.evidence == Path("x"), "evidence of the failure is written first"
+    assert made.value.statement == Path("x"), "evidence of the failure is written first"
 
 
 def test_tags_of_a_trial_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +299,7 @@ def unproved(*_: Any) -> Made:
     try:
         workflows.require_passed(found)
     except NotProved as error:
-        error.partial = found.document()
+        error.partial = plain(found.document())
         raise
     return found
 
@@ -306,13 +310,13 @@ def test_make_says_what_was_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (done.code, done.stdout) == (4, "")
     assert "hint: gemm.crash: needs a GPU" in done.stderr
     done = envbuild("make", "sample", "--json")
-    assert (done.code, done.document["status"], done.document["error"]["kind"]) == (4, "built", "not-proved")
+    assert (done.code, done.document["state"], done.document["error"]["kind"]) == (4, "built", "not-proved")
 
 
 def test_make_may_be_allowed_not_to_prove(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workflows, "make", unproved)
     done = envbuild("make", "sample", "--allow-unproved", "--json")
-    assert (done.code, done.document["status"]) == (0, "built")
+    assert (done.code, done.document["state"]) == (0, "built")
     assert "error" not in done.document
     assert envbuild("make", "sample", "--allow-unproved").code == 0
 
@@ -335,7 +339,7 @@ def test_test_reports_every_probe(monkeypatch: pytest.MonkeyPatch, outcome: str)
     run = passed_run(probe("env.libs"), probe("gemm.crash", outcome))
     said, document = reported(monkeypatch, run)
     assert said.code == (0 if outcome == "passed" else 5)
-    assert [(item["probe"], item["status"]) for item in document["probes"]] == [
+    assert [(item["name"], item["state"]) for item in document["probes"]] == [
         ("env.libs", "passed"), ("gemm.crash", outcome),
     ]  # fmt: skip
     assert ("error" in document) is (outcome == "failed")
@@ -343,8 +347,8 @@ def test_test_reports_every_probe(monkeypatch: pytest.MonkeyPatch, outcome: str)
 
 def test_test_reports_a_required_probe_that_was_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     said, document = reported(monkeypatch, skipped("gemm.crash"))
-    assert (said.code, document["error"]["kind"], document["skipped"]) == (4, "not-proved", 1)
-    assert [item["status"] for item in document["probes"]] == ["passed", "skipped"]
+    assert (said.code, document["error"]["kind"], document["selftest"]["skipped"]) == (4, "not-proved", 1)
+    assert [item["state"] for item in document["probes"]] == ["passed", "skipped"]
 
 
 def test_requested_options_reach_the_pipeline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -409,7 +413,7 @@ def test_no_fingerprint_is_made_up(
     monkeypatch.setattr(workflows, "test", lambda *_: made(run))
     done = envbuild("test", "sample", "--fingerprint", str(tmp_path / "card.json"), "--json")
     assert (done.code, list(tmp_path.iterdir())) == (code, [])
-    assert done.document["probes"][0]["status"] == status
+    assert done.document["probes"][0]["state"] == status
 
 
 def test_the_probes_are_listed_without_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,7 +433,7 @@ def reported(monkeypatch: pytest.MonkeyPatch, run: run_result.TestRun) -> tuple[
     assert len(plain.stdout.splitlines()) == len(run.results)
     said = envbuild("test", "sample", "--json")
     assert said.code == plain.code
-    return said, json.loads(said.stdout)
+    return said, said.document
 
 
 UUID = "GPU-8f9a1c1e-4f0b-4c55-9d5e-0c1b2a3d4e5f"

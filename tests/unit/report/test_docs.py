@@ -50,7 +50,7 @@ def test_the_table_and_show_have_one_source_of_proofs(
     envbuild("docs", "page.md")
     assert file.read_text().splitlines()[4].endswith("| never |")
     with proved(project, monkeypatch):
-        said = envbuild("show", "sample", "--json").document["proof"]
+        said = envbuild("show", "sample").stdout.splitlines()[-1].strip()
         assert said.startswith("proved on the CPU, ")
         assert envbuild("docs", "page.md").code == 0
         assert file.read_text().splitlines()[4].endswith(f"| {said} |")
@@ -160,7 +160,7 @@ def test_check_names_each_block_that_drifted_and_writes_nothing(locked: Lock, pr
     assert "page.md:2: envbuild:table sample is not what the profiles and locks give" in done.stderr
     envbuild("docs", "page.md")
     assert envbuild("docs", "--check", "page.md", "--json").document == {
-        "files": [{"file": "page.md", "blocks": 1, "changed": 0}]
+        "files": [{"file": "page.md", "state": "current", "blocks": 1, "changed": 0}]
     }
 
 

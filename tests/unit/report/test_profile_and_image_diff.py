@@ -28,7 +28,7 @@ def test_a_thing_is_the_same_as_itself(project: Path) -> None:
     done = envbuild("diff", "h20", "h20")
     assert (done.code, done.stdout.splitlines()[0]) == (0, "h20 and h20 are the same")
     assert "new in" not in done.stdout
-    assert envbuild("diff", "h20", "h20", "--json").document["same"] is True
+    assert envbuild("diff", "h20", "h20", "--json").document["state"] == "same"
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,7 @@ def test_a_difference_only_in_configuration_is_reported(change: dict[str, Any], 
     a = replace(SIDE, id="sha256:0")
     found = profile_and_image_diff.compare_sides(a, replace(a, **{"name": "b", **change}))
     assert list(command._lines(found))[-1] == last
-    assert found.document()["same"] is False
-    assert found.document()["only_configuration"] is last.endswith("configuration")
+    assert found.document().state == ("configuration" if last.endswith("configuration") else "different")
 
 
 def test_each_kind_of_change_is_reported() -> None:
@@ -83,7 +82,7 @@ def test_a_lock_file_is_held_against_its_profile_of_now(project: Path) -> None:
     assert diff["pins"] == [{"name": "einops", "a": None, "b": "1.0"}]
     assert [layer["title"] for layer in diff["layers"]] == ["packages"]
     assert diff["new_bytes"] == 2_000_000  # numpy and einops share a layer
-    assert diff["advisories"] is None  # a lock alone knows no GPUs
+    assert diff["advisory_states"] is None  # a lock alone knows no GPUs
 
 
 def test_a_profile_is_the_same_as_its_own_lock(project: Path) -> None:
@@ -101,7 +100,7 @@ def test_the_bytes_of_a_lock_are_those_of_its_files(project: Path) -> None:
 
 def test_h20_to_step_video_names_the_override_and_the_accepted_advisory(project: Path) -> None:
     diff = envbuild("diff", "h20", "step-video", "--json").document
-    assert {"name": "nccl-abort-hang", "a": None, "b": "accepted"} in diff["advisories"]
+    assert {"name": "nccl-abort-hang", "a": None, "b": "accepted"} in diff["advisory_states"]
     assert any(change["name"] == "nvidia-cublas-cu12" for change in diff["pins"])
 
 
@@ -165,7 +164,7 @@ def test_files_of_two_images_are_compared(project: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("envbuild.image.docker_engine.Engine", lambda: both)
     monkeypatch.setattr(command, "_image", lambda name: images[name][1])
     done = envbuild("diff", "a:1", "b:1", "--files", "--json")
-    assert (done.code, done.document["same"]) == (0, False)
+    assert (done.code, done.document["state"]) == (0, "different")
     assert done.document["files"] == [
         {"layer": 2, "difference": None},
         {"layer": 3, "difference": "/c has another content"},

@@ -16,8 +16,6 @@ import pytest
 
 from envbuild.lock import lock_file
 from envbuild.report import profile_page_contents, report_html
-from envbuild.report.fingerprint_comparison import document
-from envbuild.testrun import fingerprint_reader
 from unit.report import pages
 from unit.support import PROFILE, envbuild, lock_for, plan_of, source_of, write_profile
 
@@ -57,15 +55,22 @@ def page(name: str, *more: str) -> dict[str, Any]:
 
 
 def test_what_is_proved_says_where_and_when(world: Path) -> None:
-    status = page("cpu")["status"]
-    assert (status["state"], status["reasons"]) == ("proved", ["cpu: proved on the CPU, 2026-11-21"])
+    status = page("cpu")
+    assert (status["state"], status["reasons"]) == ("verified", ["cpu: proved on the CPU, 2026-11-21"])
     text = (world / "page.html").read_text(encoding="utf-8")
     assert "<title>cpu: proved</title>" in text
-    assert all(part in text for part in (status["images"][0], status["lock"], status["cards"][0]["evidence"]))
+    assert all(
+        part in text
+        for part in (
+            status["images"][0],
+            status["lock"],
+            Path(status["evidence"][0]["statement"]).name.partition(".")[0],
+        )
+    )
 
 
 def test_what_failed_says_which_probes(world: Path) -> None:
-    status = page("lab")["status"]
+    status = page("lab")
     assert status["state"] == "failed"
     assert "gemm.crash, gemm.accuracy" in status["reasons"][0]
 
@@ -73,7 +78,7 @@ def test_what_failed_says_which_probes(world: Path) -> None:
 def test_a_fault_of_the_run_is_shown(world: Path, project: Path) -> None:
     outcome = pages.outcome("cpu")
     pages.prove(*pages.cpu(project), outcome, ("the container ran out of memory",), day=1)
-    assert page("cpu")["status"]["state"] == "failed"
+    assert page("cpu")["state"] == "failed"
     assert "the container ran out of memory" in (world / "page.html").read_text(encoding="utf-8")
 
 
@@ -86,8 +91,8 @@ def test_each_gpu_of_a_fleet_has_its_own_run(project: Path) -> None:
         pages.prove(source, made, json.loads(json.dumps(pages.outcome("gpu")).replace(pages.CARD, card)), day=day)
     found = page("mixed")
     assert [run["card"] for run in found["runs"]] == list(cards.values())
-    assert [(card["model"], card["failed"]) for card in found["status"]["cards"]] == [
-        ("a100", True), ("h20", True), ("l40s", False)
+    assert [(row["model"], row["state"]) for row in found["evidence"]] == [
+        ("a100", "failed"), ("h20", "failed"), ("l40s", "missing")
     ]  # fmt: skip
     text = (project / "page.html").read_text(encoding="utf-8")
     assert re.findall(r'<h2 id="run\d-title">Self-test on (.*?)</h2>', text) == list(cards.values())
@@ -96,8 +101,8 @@ def test_each_gpu_of_a_fleet_has_its_own_run(project: Path) -> None:
 
 def test_an_unproved_profile_is_reported_as_never_proved(project: Path) -> None:
     found = page("h20")
-    assert (found["status"]["state"], found["runs"]) == ("not proved", [])
-    assert found["status"]["reasons"][1] == "no build of this lock is recorded here"
+    assert (found["state"], found["runs"]) == ("unverified", [])
+    assert found["reasons"][1] == "no build of this lock is recorded here"
     text = (project / "page.html").read_text(encoding="utf-8")
     assert "nothing was measured" in text
     assert "Next:</span> <code>envbuild make h20</code>, on a machine with h20" in text
@@ -106,18 +111,18 @@ def test_an_unproved_profile_is_reported_as_never_proved(project: Path) -> None:
 def test_a_profile_without_a_lock_says_so(project: Path) -> None:
     write_profile(project, PROFILE)
     found = page("sample")
-    assert (found["status"]["state"], found["layers"]) == ("not locked", None)
-    assert (found["status"]["next"], found["status"]["where"]) == ("envbuild make sample", "")
+    assert (found["state"], found["layers"]) == ("missing", None)
+    assert (found["next_command"], found["next_place"]) == ("envbuild make sample", "")
     assert {pin["name"] for pin in found["pins"]} >= {"python", "torch"}
 
 
 def test_the_headline_has_the_next_command(world: Path) -> None:
     """In every state; of several GPUs, the ones left to prove are named."""
-    status = page("cpu")["status"]
-    assert (status["state"], status["next"]) == ("proved", "envbuild push cpu REGISTRY/cpu")
-    failed = page("lab")["status"]
-    assert (failed["state"], failed["next"]) == ("failed", "envbuild make lab")
-    assert failed["where"].endswith("after fixing the failure")
+    status = page("cpu")
+    assert (status["state"], status["next_command"]) == ("verified", "envbuild push cpu REGISTRY/cpu")
+    failed = page("lab")
+    assert (failed["state"], failed["next_command"]) == ("failed", "envbuild make lab")
+    assert failed["next_place"].endswith("after fixing the failure")
 
 
 def test_an_extension_that_is_left_out_is_listed(project: Path) -> None:
@@ -132,9 +137,9 @@ def test_a_lock_that_no_longer_fits_is_out_of_date(project: Path) -> None:
     made = lock_for(plan_of(project, {**PROFILE, "packages": ["einops"]}))
     write_profile(project, PROFILE)
     lock_file.write(made, project / "profiles" / "sample.lock.yaml", "sample")
-    status = page("sample")["status"]
+    status = page("sample")
     assert (status["state"], status["reasons"][0]) == (
-        "out of date", "wheels changed in the profile since it was locked"
+        "stale", "wheels changed in the profile since it was locked"
     )  # fmt: skip
 
 
@@ -147,7 +152,7 @@ def test_the_pins_are_those_of_show(world: Path) -> None:
 
 
 def test_advisories_come_with_state_reason_remedy_and_sources(world: Path) -> None:
-    advice = {item["known"]["id"]: item for item in page("lab")["advice"]}
+    advice = {item["id"]: item for item in page("lab")["advisories"]}
     assert advice["cublas-hopper-fpe"]["state"] == "accepted"
     assert advice["cublas-hopper-fpe"]["reason"] == "no product of these shapes is known in the project"
     assert advice["rmsnorm-half-torch-2.4"]["state"] == "warned"
@@ -184,10 +189,10 @@ def test_a_lock_of_another_profile_that_cannot_be_read_is_passed_over(project: P
 
 
 def test_two_fingerprints_are_compared_as_compare_does(project: Path) -> None:
-    found = page("cpu", "--compare", *map(str, pages.PRINTS))["compared"]
-    a, b = map(fingerprint_reader.read, pages.PRINTS)
-    assert {key: found[key] for key in ("verdict", "ops")} == {
-        key: document(profile_page_contents.comparison(a, b).result)[key] for key in ("verdict", "ops")
+    found = page("cpu", "--compare", *map(str, pages.PRINTS))["comparison"]
+    compared = envbuild("diff", *map(str, pages.PRINTS), "--json").document
+    assert {key: found[key] for key in ("state", "operations")} == {
+        key: compared[key] for key in ("state", "operations")
     }
 
 
@@ -296,5 +301,5 @@ def test_json_holds_no_number_that_json_has_not(world: Path) -> None:
     done = envbuild("show", "lab", "--html", "page.html", "--json")
     found = json.loads(done.stdout, parse_constant=refuse)
     assert found["file"] == "page.html"
-    assert {field.name for field in dataclasses.fields(profile_page_contents.Page)} < set(found)
+    assert list(found) == [field.name for field in dataclasses.fields(profile_page_contents.PageDocument)]
     assert found["runs"][0]["probes"][14]["shares"][-1] == "inf"

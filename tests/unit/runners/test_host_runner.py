@@ -89,7 +89,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_environment_that_is_as_locked_passes(locked: Lock) -> None:
     done = envbuild("test", "sample", "--python", sys.executable, "--probe", "env.libs", "--json")
     assert done.code == 0, done.stderr
-    assert [(row["probe"], row["status"]) for row in done.document["probes"]] == [("env.libs", "passed")]
+    assert [(row["name"], row["state"]) for row in done.document["probes"]] == [("env.libs", "passed")]
     subject = {
         key: done.document[key]
         for key in ("profile", "lock", "image", "interpreter", "torch", "device", "level", "seed")
@@ -170,7 +170,7 @@ def test_a_script_that_is_left_out_is_reported(project: Path) -> None:
     done = envbuild("test", "sample", "--python", sys.executable, "--level", "quick", "--junit", "j.xml", "--json")
     assert done.code == 0, done.stderr
     row = done.document["probes"][-1]
-    assert (row["probe"], row["status"], row["reason"]) == ("own.script", "skipped", words)
+    assert (row["name"], row["state"], row["reason"]) == ("own.script", "skipped", words)
     assert words in (project / "j.xml").read_text(encoding="utf-8")
     asked = envbuild("test", "sample", "--python", sys.executable, "--probe", "env.libs")
     assert (asked.code, "own.script" in asked.stdout) == (0, False), "nobody asked for it"

@@ -21,7 +21,7 @@ Lines = list[bytes]
 def refused(run: run_result.TestRun, words: str) -> None:
     assert not run.passed
     assert words in "; ".join(run.errors)
-    assert run.summary()["passed"] == 0
+    assert run.summary().passed == 0
     assert any(words in failure.detail for failure in run.failures())
 
 
@@ -30,7 +30,7 @@ def test_a_whole_run_passes() -> None:
     assert run.passed
     assert run.errors == ()
     assert run.by_status("passed") == list(NAMES)
-    assert run.summary() == {"passed": 3, "failed": 0, "skipped": 0, "seconds": 1.5, "failures": []}
+    assert run.summary() == run_result.SelfTestSummary(3, 0, 0, 1.5, ())
     assert run.start["torch"] == "2.13.0"
     assert run.environment["libraries"] == []
 
@@ -251,7 +251,7 @@ def test_a_skipped_required_probe_is_reported_and_not_as_a_failure() -> None:
     assert run.passed
     assert (run.errors, run.failures()) == ((), [])
     assert run.skipped_required == ("gemm.crash",)
-    assert (run.summary()["passed"], run.summary()["skipped"]) == (1, 2)
+    assert (run.summary().passed, run.summary().skipped) == (1, 2)
     assert judged(found, ["env.libs"]).skipped_required == ()
 
 
@@ -270,7 +270,7 @@ def test_a_required_probe_that_failed_is_a_failure_and_no_fault_of_the_run() -> 
 def test_skipped_is_not_passed() -> None:
     run = judged(lines(documents(probe("env.libs", "skipped"))))
     assert not run.passed
-    assert run.summary()["skipped"] == 1
+    assert run.summary().skipped == 1
 
 
 def test_each_fault_is_reported_once() -> None:

@@ -110,7 +110,7 @@ def test_doctor_reports_an_invalid_file_and_fails(project: Path) -> None:
     done = envbuild("doctor", "--json")
     assert done.code == 5
     (check,) = (check for check in done.document["checks"] if check["id"] == "settings")
-    assert check["status"] == "fail"
+    assert check["state"] == "fail"
     assert ":1: debian_miror" in check["detail"] and ":2: archives" in check["detail"]
     assert "known: on, archives" in check["remedy"]
 

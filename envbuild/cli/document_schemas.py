@@ -1,0 +1,112 @@
+"""The documents of `--json`, and their JSON Schemas, which are made from the types of the documents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from envbuild.attest.image_verifier import VerdictDocument
+from envbuild.audit.environment_audit import AuditDocument
+from envbuild.cli import (
+    advisories,
+    docs,
+    exported_files,
+    init,
+    keygen,
+    load,
+    lock,
+    pin_digests,
+    prune,
+    show,
+    status,
+    test,
+)
+from envbuild.doctor.envbuild_versions import Versions
+from envbuild.doctor.machine_checks_and_suitability import MachineDocument
+from envbuild.doctor.node_comparison import ClusterDocument
+from envbuild.evidence.image_status import StatusDocument
+from envbuild.explain.cause_ranking import ExplanationDocument
+from envbuild.pipeline.bisection_search_and_result import BisectionDocument
+from envbuild.pipeline.layered_image import ExportedImage
+from envbuild.pipeline.model import MadeDocument
+from envbuild.pipeline.push_and_bundle import Pushed
+from envbuild.report.fingerprint_comparison import FingerprintDiffDocument
+from envbuild.report.profile_and_image_diff import DiffDocument
+from envbuild.report.profile_page_contents import PageDocument
+from envbuild.testrun.run_document import TestDocument
+from envbuild.util.errors import ErrorDocument
+
+DOCUMENTS: Mapping[str, tuple[type, ...]] = {
+    "advisories": (advisories.AdvisoryList,),
+    "audit": (AuditDocument,),
+    "bisect": (BisectionDocument,),
+    "build": (MadeDocument,),
+    "diff": (DiffDocument, FingerprintDiffDocument),
+    "docs": (docs.FilledFiles,),
+    "doctor": (MachineDocument, ClusterDocument),
+    "explain": (ExplanationDocument,),
+    "export check": (exported_files.ExportedFile,),
+    "export ci": (exported_files.CiJob,),
+    "export constraints": (exported_files.ExportedFile,),
+    "export oci": (ExportedImage,),
+    "export requirements": (exported_files.ExportedFile,),
+    "export selftest": (exported_files.ExportedFile,),
+    "init": (init.NewProfile,),
+    "keygen": (keygen.KeyPair,),
+    "load": (load.LoadedDocument,),
+    "lock": (lock.LockResult,),
+    "make": (MadeDocument,),
+    "pin-digests": (pin_digests.PinnedDigests,),
+    "prune": (prune.PrunedItems,),
+    "push": (Pushed,),
+    "save": (Pushed,),
+    "show": (show.ShowDocument, show.ProfileList, PageDocument),
+    "status": (StatusDocument, status.OutdatedPins),
+    "test": (TestDocument, MadeDocument, test.ProbeList, test.ScriptDocument),
+    "verify": (VerdictDocument,),
+    "--version": (Versions,),
+}
+"""The types of the documents of each command. `export schema` has none: it prints a schema."""
+SEVERAL = frozenset(
+    {"build", "export check", "export constraints", "export requirements", "make", "show", "status", "test"}
+)
+"""The commands that give {"profiles": [...]} for several profiles."""
+
+
+def document_schema(name: str) -> dict[str, Any]:
+    """The JSON Schema of a command's document.
+
+    It has every key, unless the command failed: then it has `error`, and the keys that were known.
+    """
+    kinds = (*DOCUMENTS[name], ErrorDocument)
+    _, made = TypeAdapter.json_schemas([(kind, "validation", TypeAdapter(kind)) for kind in kinds])
+    definitions = {key: _closed(value) for key, value in made["$defs"].items()}
+    error = {"$ref": "#/$defs/ErrorDocument"}
+    whole = [{"$ref": f"#/$defs/{kind.__name__}"} for kind in DOCUMENTS[name]]
+    for kind in DOCUMENTS[name]:
+        keys = {**definitions[kind.__name__]["properties"], "error": error}
+        definitions[f"Failed{kind.__name__}"] = {
+            "type": "object", "properties": keys, "required": ["error"], "additionalProperties": False,
+        }  # fmt: skip
+    failed = [{"$ref": f"#/$defs/Failed{kind.__name__}"} for kind in DOCUMENTS[name]]
+    forms: list[dict[str, Any]] = [*whole, *failed]
+    if name in SEVERAL:
+        rows = {"type": "array", "items": {"anyOf": [*whole, *failed]}}
+        forms.append({
+            "type": "object", "properties": {"profiles": rows, "error": error}, "required": ["profiles"],
+            "additionalProperties": False,
+        })  # fmt: skip
+    title = "envbuild --version --json" if name == "--version" else f"envbuild {name} --json"
+    return {"$schema": _DIALECT, "title": title, "anyOf": forms, "$defs": definitions}
+
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def _closed(definition: dict[str, Any]) -> dict[str, Any]:
+    """An object with its keys alone, all of them required."""
+    if "properties" not in definition or "additionalProperties" in definition:
+        return definition
+    return {**definition, "required": list(definition["properties"]), "additionalProperties": False}
