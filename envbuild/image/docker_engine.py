@@ -190,6 +190,21 @@ class Engine:
                     return f"sha256:{Path(name).stem}"
         raise EngineError(f"the engine exports {handle} without a manifest")
 
+    def note_id(self, handle: str, image_id: str) -> None:
+        """Remember the id of an image that is loaded, so that the image is not exported to learn it. `handle`: the
+        digest of its manifest."""
+        if self.containerd_store:
+            write_atomically(user_folders.cache_folder("image-ids") / handle.replace(":", "-"), image_id)
+
+    def layers_of(self, handle: str) -> tuple[str, ...]:
+        """Return the diff ids of an image's layers; none if it is gone."""
+        with asking(self):
+            try:
+                found = self.client.api.inspect_image(handle)  # type: ignore[no-untyped-call]
+            except docker.errors.ImageNotFound:
+                return ()
+        return tuple((found.get("RootFS") or {}).get("Layers") or ())
+
     def tag(self, image: Image, repository: str, tag: str) -> None:
         with asking(self):
             self.client.api.tag(image.handle, repository, tag)

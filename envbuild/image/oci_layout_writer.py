@@ -19,7 +19,7 @@ from envbuild.registry.oci_types import Manifest
 from envbuild.util import strict_json, temporary_files
 from envbuild.util.errors import EngineError
 
-LAYOUT, INDEX = "oci-layout", "index.json"
+LAYOUT, INDEX, BLOBS = "oci-layout", "index.json", "blobs/sha256"
 REF = "org.opencontainers.image.ref.name"
 _BLOCK = 1 << 20
 _LAYER = "application/vnd.oci.image.layer.v1.tar"
@@ -31,10 +31,10 @@ class Folder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._tags: dict[str, str] = {}
-        (folder / "blobs" / "sha256").mkdir(parents=True)
+        (folder / BLOBS).mkdir(parents=True)
 
     def _path(self, digest: str) -> Path:
-        return self.folder / "blobs" / "sha256" / digest.removeprefix("sha256:")
+        return self.folder / BLOBS / digest.removeprefix("sha256:")
 
     def manifest(self, target: str) -> Manifest | None:
         digest = self._tags.get(target, target)
@@ -99,7 +99,7 @@ class Folder:
             **files,
         }
         with tarfile.open(file, "w", format=tarfile.GNU_FORMAT) as tar:
-            for path in sorted((self.folder / "blobs" / "sha256").iterdir()):
+            for path in sorted((self.folder / BLOBS).iterdir()):
                 with path.open("rb") as stream:
                     tar.addfile(tar_member(blob_path(path.name), path.stat().st_size), stream)
             for inner, raw in sorted(own.items()):
@@ -118,7 +118,7 @@ def saved(engine: Engine, image: Image) -> Iterator[Folder]:
 
 def blob_path(digest: str) -> str:
     """Return the path of a blob in a layout."""
-    return f"blobs/sha256/{digest.removeprefix('sha256:')}"
+    return f"{BLOBS}/{digest.removeprefix('sha256:')}"
 
 
 def tar_member(name: str, size: int) -> tarfile.TarInfo:

@@ -86,6 +86,18 @@ def fetch_image_parts(
         archive_fetcher.fetch_archives(plan.archives, show)
 
 
+def make_bases(lock: Lock, progress: Progress) -> None:
+    """Make the base of a lock, and the one with the packages of `apt:`, unless they exist. Only the packages of what
+    is made are downloaded. Raises AptUnavailable if no mirror has one any longer."""
+    store = sha256_file_store.debs()
+    with one_fetch_at_a_time(progress):
+        for apt in (False, True) if lock.apt else (False,):
+            if lock.suite and not debian_base_tar.tar_file(lock, apt=apt).is_file():
+                packages = (*lock.base, *lock.apt) if apt else lock.base
+                apt_resolution_and_download.fetch_debs(packages, lock.suite, store, lock.made)
+                debian_base_tar.make_base(lock, store, progress.line, apt=apt)
+
+
 def fetch_compiler_and_sources(plan: Plan, locked: Lock, one: LockedExtension, progress: Progress) -> None:
     """Download what an extension is compiled with and from, as far as the image does not contain it."""
     assert locked.builder and plan.extension_toolchain

@@ -10,11 +10,11 @@ from envbuild.fetch import sha256_file_store
 from envbuild.image import debian_base_tar, extension_wheel_build
 from envbuild.image.layers.wheel_layers import WheelOfLayer
 from envbuild.image.oci import image_description, layer_blobs, layout_export
-from envbuild.image.oci.image_description import ImageInputs, OciImage
+from envbuild.image.oci.image_description import ImageDescription, ImageInputs, OciImage
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import build_downloads
-from envbuild.pipeline.image_steps import fetch_base, load_profile, resolve_profile
+from envbuild.pipeline.image_steps import load_profile, resolve_profile
 from envbuild.pipeline.model import StepResult
 from envbuild.pipeline.progress_events import Listener
 from envbuild.pipeline.step_context import StepContext
@@ -43,8 +43,8 @@ def export_image(name: str, target: Path, listener: Listener) -> ExportedImage:
         source = context.step("load profile", load_profile, name)
         plan = context.step("resolve", resolve_profile, source)
         lock = context.step("lock", _current_lock, source, plan)
-        image = context.step("layers", describe_image, context, source, plan, lock)
-        context.step("export", _export, context, image, target, source.name)
+        description = context.step("download", describe_image, context, source, plan, lock)
+        image = context.step("export", _export, context, description, target, source.name)
     return ExportedImage(source.name, lock.id, image.id, image.manifest.digest, str(target))
 
 
@@ -53,18 +53,12 @@ def _current_lock(source: Source, plan: Plan) -> StepResult[Lock]:
     return StepResult(lock, cached=True, note=lock.short)
 
 
-def describe_image(context: StepContext, source: Source, plan: Plan, lock: Lock) -> StepResult[OciImage]:
-    """Download what the lock names, and learn the digests of all layers."""
-    inputs = image_inputs(source, lock)
-    description = image_description.image_of_lock(lock, inputs)
-    fetch_base(context, plan, lock, lock_again=False)
+def describe_image(context: StepContext, source: Source, plan: Plan, lock: Lock) -> StepResult[ImageDescription]:
+    """Describe the image of a lock, and download what its layers are written from."""
+    description = image_description.image_of_lock(lock, image_inputs(source, lock))
+    build_downloads.make_bases(lock, context.progress)
     build_downloads.fetch_image_parts(plan, lock, context.progress)
-    if lock.apt:
-        with build_downloads.one_fetch_at_a_time(context.progress):
-            debian_base_tar.make_base(lock, sha256_file_store.debs(), context.progress.line, apt=True)
-    image = layer_blobs.learn_layers(description, context.progress.line)
-    size = sum(layer.size for layer in image.layers)
-    return StepResult(image, note=f"{some(len(image.layers), 'layer')}, {size / 1e6:.0f} MB, image {image.id[7:19]}")
+    return StepResult(description, note=some(len(description.layers), "layer"))
 
 
 def image_inputs(source: Source, lock: Lock) -> ImageInputs:
@@ -78,12 +72,15 @@ def image_inputs(source: Source, lock: Lock) -> ImageInputs:
             )
         compiled[extension.name] = WheelOfLayer(wheel.path, wheel.sha256)
     base, apt_base = debian_base_tar.tar_file(lock), debian_base_tar.tar_file(lock, apt=True)
-    return ImageInputs(base, apt_base, sha256_file_store.wheel_store(), compiled)
+    wheels, archives = sha256_file_store.wheel_store(), sha256_file_store.archive_store()
+    return ImageInputs(base, apt_base, wheels, archives, compiled)
 
 
-def _export(context: StepContext, image: OciImage, target: Path, reference: str) -> StepResult[None]:
+def _export(context: StepContext, description: ImageDescription, target: Path, reference: str) -> StepResult[OciImage]:
     if target.suffix == ".tar":
+        image = layer_blobs.learn_layers(description, context.progress.line)
         layout_export.write_file(image, target, reference)
     else:
-        layout_export.write_folder(image, target, reference, context.progress.line)
-    return StepResult(None, note=f"{target} {image.manifest.digest}")
+        image = layout_export.write_folder(description, target, reference, context.progress.line)
+    size = sum(layer.size for layer in image.layers)
+    return StepResult(image, note=f"{target} {size / 1e6:.0f} MB {image.manifest.digest}")

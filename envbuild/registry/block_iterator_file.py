@@ -1,9 +1,9 @@
-"""A read-once file object over an iterator of byte blocks."""
+"""Iterators of byte blocks: as a file that is read once, as a body of known size, in parts of one size."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 
 class Blocks(io.RawIOBase):
@@ -24,3 +24,28 @@ class Blocks(io.RawIOBase):
 
     def _more(self) -> bytes:
         return next(self._blocks, b"")
+
+
+class SizedStream:
+    """Blocks of a known total size, for the body of a request."""
+
+    def __init__(self, blocks: Iterator[bytes], size: int) -> None:
+        self._blocks, self._size = blocks, size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._blocks
+
+
+def of_equal_size(blocks: Iterable[bytes], size: int) -> Iterator[bytes]:
+    """Yield the content of the blocks in parts of `size` bytes; only the last one may be smaller."""
+    rest = bytearray()
+    for block in blocks:
+        rest += block
+        while len(rest) >= size:
+            yield bytes(rest[:size])
+            del rest[:size]
+    if rest:
+        yield bytes(rest)

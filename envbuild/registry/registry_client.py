@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlencode, urlsplit
@@ -12,6 +15,7 @@ from urllib.parse import urlencode, urlsplit
 import requests
 
 from envbuild.registry import oci_types, registry_http_and_auth
+from envbuild.registry.block_iterator_file import SizedStream, of_equal_size
 from envbuild.registry.oci_types import Manifest, Reference
 from envbuild.registry.registry_http_and_auth import Access
 from envbuild.util import strict_json
@@ -21,6 +25,10 @@ from envbuild.util.rejected_input_errors import Refusal
 _HUB = "registry-1.docker.io"
 _ACCEPT = ", ".join((*oci_types.MANIFESTS, *oci_types.INDEXES))
 _BLOCK = 1 << 20
+_PART = 32 << 20  # bytes of a blob in one request; some registries take no less than 5 MiB
+_PAUSES = (0.5, 2, 8)  # seconds, before an interrupted part goes on
+_NO_PARTS = (400, 404, 405, 411, 413, 415, 501)
+_BINARY = {"Content-Type": "application/octet-stream"}
 
 
 class Repository:
@@ -103,16 +111,82 @@ class Repository:
             with file.open("rb") as stream:
                 self._upload(digest, stream)
 
+    def put_blocks(
+        self, digest: str, size: int, blocks: Callable[[], Generator[bytes, None, None]], mount_from: str | None = None
+    ) -> bool:
+        """Upload a blob of any size from a stream unless it exists. Return whether it was sent.
+
+        `blocks` is called at most twice. `mount_from`: the name of another repository of this registry, which may have
+        the blob. A large blob is sent in parts, as far as the registry takes these; a part that was interrupted goes on
+        where the registry has it.
+        """
+        where = None if self._has(digest) else self._begin(digest, mount_from)
+        if where is None:
+            return False
+        if size > _PART:
+            with contextlib.closing(blocks()) as stream:
+                sent = self._send_parts(where, stream)
+            if sent:
+                self._finish(sent, digest, b"")
+                return True
+            where = self._begin(digest, None) or where
+        with contextlib.closing(blocks()) as stream:
+            self._finish(where, digest, SizedStream(stream, size) if size > _PART else b"".join(stream))
+        return True
+
     def _has(self, digest: str) -> bool:
         return self._get(f"blobs/{digest}", method="HEAD") is not None
 
     def _upload(self, digest: str, content: bytes | BinaryIO) -> None:
-        answer = self._send("POST", f"{self._url}/blobs/uploads/", data=b"")
+        where = self._begin(digest, None)
+        assert where
+        self._finish(where, digest, content)
+
+    def _begin(self, digest: str, mount_from: str | None) -> str | None:
+        """Begin an upload and return its URL; None if the blob was mounted from the other repository instead."""
+        query = f"?{urlencode({'mount': digest, 'from': mount_from})}" if mount_from else ""
+        answer = self._send("POST", f"{self._url}/blobs/uploads/{query}", data=b"")
+        if mount_from and answer.status_code == 201:
+            return None
         self._require(answer, (202,), "takes no upload")
-        where = self._access.moved(answer.url, answer)
+        return self._access.moved(answer.url, answer)
+
+    def _finish(self, where: str, digest: str, content: bytes | BinaryIO | SizedStream) -> None:
         where += ("&" if urlsplit(where).query else "?") + urlencode({"digest": digest})
-        answer = self._send("PUT", where, data=content, headers={"Content-Type": "application/octet-stream"})
+        answer = self._send("PUT", where, data=content, headers=_BINARY)
         self._require(answer, (201,), f"does not take the blob {digest}")
+
+    def _send_parts(self, where: str, stream: Iterator[bytes]) -> str | None:
+        """Send a blob in parts. Return the URL that ends its upload; None if the registry takes no parts."""
+        start = 0
+        for part in of_equal_size(stream, _PART):
+            pauses = iter(_PAUSES)
+            while part:
+                try:
+                    headers = {**_BINARY, "Content-Range": f"{start}-{start + len(part) - 1}"}
+                    answer = self._send("PATCH", where, data=part, headers=headers)
+                    if start == 0 and answer.status_code in _NO_PARTS:
+                        return None
+                    self._require(answer, (202, 204), "does not take a part of a blob")
+                    where, start, part = self._access.moved(answer.url, answer), start + len(part), b""
+                except NetworkError:
+                    pause = next(pauses, None)
+                    if pause is None:
+                        raise
+                    time.sleep(pause)
+                    where, start, part = self._resumed(where, start, part)
+        return where
+
+    def _resumed(self, where: str, start: int, part: bytes) -> tuple[str, int, bytes]:
+        """Return where an upload goes on, and what is left of a part that began at `start`."""
+        answer = self._send("GET", where)
+        self._require(answer, (204,), "does not go on with an interrupted upload")
+        match = re.fullmatch(r"(?:bytes=)?0-([0-9]{1,18})", answer.headers.get("Range", ""))
+        # 0-0 also stands for no byte at all
+        held = int(match[1]) + 1 if match and match[1] != "0" else 0
+        if not start <= held <= start + len(part):
+            raise NetworkError(f"{self.reference.host} has lost a part of an upload", hint="run the same command again")
+        return self._access.moved(answer.url, answer), held, part[held - start :]
 
     def put_manifest(self, target: str, manifest: Manifest) -> bool:
         """Upload a manifest under a tag or its own digest. Returns whether the registry itself lists it as a referrer

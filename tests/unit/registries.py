@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import re
+import urllib.parse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -31,6 +32,10 @@ class Registry:
     lies: dict[str, tuple[int, dict[str, str], bytes]] = field(default_factory=dict)
     refuse: str = ""  # a pattern of requests, as "PUT /v2/.*/manifests/verified", that are refused
     cut: int = 0  # so many uploads end half-way: the connection is closed
+    parts: bool = True  # whether it takes a blob in parts
+    cut_parts: list[int] = field(default_factory=list)  # bytes that arrive of the next parts; then the connection ends
+    sessions: dict[str, bytearray] = field(default_factory=dict)  # uploads in parts
+    mounts: dict[str, dict[str, bytes]] = field(default_factory=dict)  # blobs of other repositories
     lengths: list[str | None] = field(default_factory=list)  # of uploads, as their heads say
     blobs: dict[str, bytes] = field(default_factory=dict)
     manifests: dict[str, tuple[str, bytes]] = field(default_factory=dict)
@@ -74,6 +79,12 @@ class _Handler(BaseHTTPRequestHandler):
                 self.rfile.read(length // 2)
                 self.close_connection = True
                 return None
+        if self.command == "PATCH" and registry.cut_parts:
+            count = registry.cut_parts.pop(0)
+            registry.asked.append((f"PATCH, {count} of {length} bytes", ""))
+            registry.sessions[self.path.partition("?")[0]] += self.rfile.read(count)
+            self.close_connection = True
+            return None
         raw = self.rfile.read(length)
         path, _, query = self.path.partition("?")
         registry.asked.append((f"{self.command} {path}", self.headers.get("Authorization", "")))
@@ -91,7 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
         return {"manifests": self._manifest, "blobs": self._blob, "uploads": self._upload,
                 "referrers": self._referrers}.get(kind, self._missing)(target, query, raw)  # fmt: skip
 
-    do_GET = do_HEAD = do_PUT = do_POST = _handle
+    do_GET = do_HEAD = do_PUT = do_POST = do_PATCH = _handle
 
     def _known(self) -> bool:
         registry, shown = self.registry, self.headers.get("Authorization")
@@ -121,11 +132,32 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(200, {}, self.registry.blobs[target])
 
     def _upload(self, target: str, query: str, raw: bytes) -> None:
+        registry, path = self.registry, self.path.partition("?")[0]
         if self.command == "POST":
-            return self._answer(202, {"Location": f"{self.path}one?state=x"}, b"")
+            asked = dict(urllib.parse.parse_qsl(query))
+            digest = asked.get("mount", "")
+            if digest in registry.mounts.get(asked.get("from", ""), ()):
+                registry.blobs[digest] = registry.mounts[asked["from"]][digest]
+                return self._answer(201, {}, b"")
+            place = f"{path}{len(registry.sessions)}"
+            registry.sessions[place] = bytearray()
+            return self._answer(202, {"Location": f"{place}?state=x"}, b"")
+        content = registry.sessions.setdefault(path, bytearray())
+        if self.command == "PATCH":
+            if not registry.parts:
+                return self._answer(405, {}, b"{}")
+            first, _, last = self.headers["Content-Range"].partition("-")
+            if int(first) != len(content) or int(last) != len(content) + len(raw) - 1:
+                return self._answer(416, {}, b"{}")
+            content += raw
+        if self.command in ("PATCH", "GET"):
+            code = 202 if self.command == "PATCH" else 204
+            held = f"0-{max(0, len(content) - 1)}"
+            return self._answer(code, {"Location": f"{path}?state=y", "Range": held}, b"")
         digest = query.rpartition("digest=")[2].replace("%3A", ":")
-        assert hashlib.sha256(raw).hexdigest() == digest.removeprefix("sha256:")
-        self.registry.blobs[digest] = raw
+        whole = bytes(content) + raw
+        assert hashlib.sha256(whole).hexdigest() == digest.removeprefix("sha256:")
+        registry.blobs[digest] = whole
         return self._answer(201, {}, b"")
 
     def _referrers(self, target: str, query: str, raw: bytes) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from envbuild.fetch import sha256_file_store
 from envbuild.image import debian_base_tar
 from envbuild.image.layers import gzip_members, tar_difference, venv_skeleton
 from envbuild.image.layers.layer_writer import WRITER_VERSION, WrittenLayer, write_layer
@@ -32,7 +33,7 @@ class BaseLayer:
 
     def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
         """Write the layer. Raises HashMismatch if the tar was damaged."""
-        layer = write_compressed(_blocks(self.tar), packed, plain)
+        layer = write_compressed(file_blocks(self.tar), packed, plain)
         debian_base_tar.require_intact(self.tar, layer.diff_id.removeprefix("sha256:"))
         return layer
 
@@ -54,9 +55,7 @@ class DifferenceLayer:
     def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
         """Write the layer. Raises HashMismatch if a tar was damaged, BuildError if a name in it is reserved."""
         for tar in (self.base, self.wanted):
-            with tar.open("rb") as stream:
-                found = hashlib.file_digest(stream, "sha256").hexdigest()
-            debian_base_tar.require_intact(tar, found)
+            debian_base_tar.require_intact(tar, sha256_file_store.file_digest(tar))
         return write_compressed(tar_difference.difference_blocks(self.base, self.wanted), packed, plain)
 
 
@@ -75,7 +74,8 @@ class VenvLayer:
         return canonical_json.canonical_digest(["venv", versions, VENV, self.base.stem, self.python, self.version])
 
     def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
-        """Write the layer. Raises BuildError if the base does not have this Python."""
+        """Write the layer. Raises HashMismatch if the tar was damaged, BuildError if it does not have this Python."""
+        debian_base_tar.require_intact(self.base, sha256_file_store.file_digest(self.base))
         interpreter = f"/usr/bin/python{self.python}"
         templates: dict[str, bytes] = {}
         found = False
@@ -117,7 +117,7 @@ def write_compressed(
     )
 
 
-def _blocks(file: Path) -> Iterator[bytes]:
+def file_blocks(file: Path) -> Iterator[bytes]:
     with file.open("rb") as stream:
         while block := stream.read(_BLOCK):
             yield block

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from envbuild.registry.block_iterator_file import of_equal_size
+
 HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
 """Of a member: deflate, no name, no time, unknown system."""
 COMPRESSOR = f"zlib {zlib.ZLIB_RUNTIME_VERSION}"
@@ -31,24 +33,12 @@ def compress(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the members of a gzip file with this content. The division into blocks does not matter."""
     waiting: deque[Future[bytes]] = deque()
     with ThreadPoolExecutor(_THREADS) as pool:
-        for content in _of_equal_size(blocks):
+        for content in of_equal_size(blocks, MEMBER_BYTES):
             waiting.append(pool.submit(_member, content))
             if len(waiting) == 2 * _THREADS:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-
-
-def _of_equal_size(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the content in parts of MEMBER_BYTES; only the last one may be smaller."""
-    rest = bytearray()
-    for block in blocks:
-        rest += block
-        while len(rest) >= MEMBER_BYTES:
-            yield bytes(rest[:MEMBER_BYTES])
-            del rest[:MEMBER_BYTES]
-    if rest:
-        yield bytes(rest)
 
 
 def _member(content: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Writes layers from their recipes, and remembers each by its content: digest, size, diff id and list of files.
+"""Writes layers from their recipes, and remembers each by its content: digests and sizes.
 
 The blob itself is kept only if a recipe asks for it: writing a layer of wheels again takes about as long as copying it,
 compressing a base again does not. An entry is a JSON file that contains a hash of itself; a damaged or missing one is
@@ -8,7 +8,7 @@ made again. Files are renamed into place when they are complete.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol, cast
 
@@ -35,14 +35,21 @@ class LayerRecipe(Protocol):
 
 @dataclass(frozen=True)
 class _CacheEntry:
-    layer: WrittenLayer
+    """`key`: of the recipe; `check`: the hash of all other fields."""
+
+    key: str
+    digest: str
+    size: int
+    diff_id: str
+    diff_size: int
     check: str
 
 
 def known_layer(recipe: LayerRecipe) -> WrittenLayer | None:
-    """Return the cached layer of a recipe, or None if it is missing or its entry is damaged."""
+    """Return the cached layer of a recipe, without its files, or None if it is missing or its entry is damaged."""
     entry = sha256_file_store.noted(_file(recipe), _CacheEntry)
-    return entry.layer if entry and entry.check == _check(entry.layer) else None
+    layer = WrittenLayer(entry.digest, entry.size, entry.diff_id, entry.diff_size) if entry else None
+    return layer if layer and entry == _entry(recipe.key, layer) else None
 
 
 def learn_layer(recipe: LayerRecipe) -> WrittenLayer:
@@ -67,9 +74,9 @@ def stream_layer(
     return layer
 
 
-def write_blob(recipe: LayerRecipe, folder: Path) -> WrittenLayer:
+def write_blob(recipe: LayerRecipe, folder: Path, watch: Callable[[bytes], object] = len) -> WrittenLayer:
     """Write the layer of a recipe as a file in `folder`, named by the 64 digits of its digest, unless it is there
-    undamaged. Raises what the recipe's `write` raises."""
+    undamaged. `watch` gets what is written, and may raise to stop. Raises what the recipe's `write` raises."""
     known = known_layer(recipe)
     if known:
         file = _blob(folder, known)
@@ -77,8 +84,13 @@ def write_blob(recipe: LayerRecipe, folder: Path) -> WrittenLayer:
             return known
     folder.mkdir(parents=True, exist_ok=True)
     with temporary_files.file(folder) as (stream, made):
+
+        def receive(block: bytes) -> None:
+            watch(block)
+            stream.write(block)
+
         in_cache = folder == _blobs()
-        layer = (_written if in_cache else stream_layer)(recipe, stream.write, len)
+        layer = (_written if in_cache else stream_layer)(recipe, receive, len)
         stream.flush()
         made.chmod(0o644)
         made.replace(_blob(folder, layer))
@@ -87,8 +99,9 @@ def write_blob(recipe: LayerRecipe, folder: Path) -> WrittenLayer:
 
 def _written(recipe: LayerRecipe, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
     layer = recipe.write(packed, plain)
-    content = {"layer": asdict(layer), "check": _check(layer)}
-    atomic_files.write_atomically(_file(recipe), canonical_json.encode(content))
+    if known_layer(recipe) != layer:
+        content = canonical_json.encode(vars(_entry(recipe.key, layer)))
+        atomic_files.write_atomically(_file(recipe), content)
     return layer
 
 
@@ -97,8 +110,9 @@ def _copy(stream: IO[bytes], receiver: Callable[[bytes], object]) -> None:
         receiver(block)
 
 
-def _check(layer: WrittenLayer) -> str:
-    return canonical_json.canonical_digest(asdict(layer))
+def _entry(key: str, layer: WrittenLayer) -> _CacheEntry:
+    values = (key, layer.digest, layer.size, layer.diff_id, layer.diff_size)
+    return _CacheEntry(*values, canonical_json.canonical_digest(values))
 
 
 def _file(recipe: LayerRecipe) -> Path:

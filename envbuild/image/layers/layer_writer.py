@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from isal import isal_zlib
@@ -23,9 +23,8 @@ from envbuild.util.errors import LockError
 WRITER_VERSION = 1
 """Rises with every change after which the same files give another layer."""
 
-
-_MODE, _EXECUTABLE = 0o644, 0o755
-_TAR_BLOCK = 512
+MODE, EXECUTABLE = 0o644, 0o755
+TAR_BLOCK = 512
 _STORED = 65535  # bytes, the most in one stored block
 _LARGEST_OCTAL = 8**11  # bytes: larger sizes do not fit into a tar header
 _LONGEST_NAME = 100  # bytes
@@ -79,13 +78,13 @@ class WrittenFile:
 @dataclass(frozen=True)
 class WrittenLayer:
     """`digest`, `size`: of the compressed layer; `diff_id`, `diff_size`: of the tar in it. Both digests begin with
-    "sha256:". `files`: in order, without folders; empty for a layer that is made from another tar."""
+    "sha256:". `files`: in order, without folders; known for a layer of files that was just written."""
 
     digest: str
     size: int
     diff_id: str
     diff_size: int
-    files: tuple[WrittenFile, ...] = ()
+    files: tuple[WrittenFile, ...] = field(default=(), compare=False)
 
 
 def write_layer(
@@ -101,7 +100,7 @@ def write_layer(
     """
     writer = _Writer(packed, plain)
     files = [written for entry in _sorted(entries) if (written := writer.add(entry))]
-    writer.store(b"\0" * 2 * _TAR_BLOCK)
+    writer.store(b"\0" * 2 * TAR_BLOCK)
     writer.end_stored()
     return WrittenLayer(
         f"sha256:{writer.packed_sha256.hexdigest()}",
@@ -143,12 +142,12 @@ class _Writer:
     def add(self, entry: LayerEntry) -> WrittenFile | None:
         """Add an entry. Return how it was written, or None for a folder."""
         if isinstance(entry, LayerFolder):
-            self.store(tar_header(f"{entry.path}/", b"5", _EXECUTABLE))
+            self.store(tar_header(f"{entry.path}/", b"5", EXECUTABLE))
             return None
         if isinstance(entry, LayerLink):
             self.store(tar_header(entry.path, b"2", 0o777, target=entry.target))
             return WrittenFile(entry.path, 0o777, 0, target=entry.target)
-        mode = _EXECUTABLE if entry.executable else _MODE
+        mode = EXECUTABLE if entry.executable else MODE
         if isinstance(entry.content, bytes):
             size, sha256 = len(entry.content), hashlib.sha256(entry.content).hexdigest()
             self.store(tar_header(entry.path, b"0", mode, size))
@@ -157,7 +156,7 @@ class _Writer:
             size = entry.content.member.size
             self.store(tar_header(entry.path, b"0", mode, size))
             sha256 = self._add_member(entry.content)
-        self.store(b"\0" * (-size % _TAR_BLOCK))
+        self.store(b"\0" * (-size % TAR_BLOCK))
         return WrittenFile(entry.path, mode, size, sha256)
 
     def _add_member(self, content: WheelContent) -> str:
@@ -227,8 +226,8 @@ def tar_header(path: str, kind: bytes, mode: int, size: int = 0, target: str = "
     extended = b"".join(_pax_record(key, value) for key, value in sorted(records.items()))
     prefix = b""
     if extended:
-        padding = b"\0" * (-len(extended) % _TAR_BLOCK)
-        prefix = _ustar("PaxHeader", b"x", _MODE, len(extended), "") + extended + padding
+        padding = b"\0" * (-len(extended) % TAR_BLOCK)
+        prefix = _ustar("PaxHeader", b"x", MODE, len(extended), "") + extended + padding
     return prefix + _ustar(path, kind, mode, 0 if "size" in records else size, target)
 
 

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from envbuild.image.layers.layer_writer import tar_header
+from envbuild.image.layers.layer_writer import TAR_BLOCK, tar_header
 from envbuild.util.errors import BuildError, printable
 
 VERSION = 1
 """Rises with every change after which the same tars give another difference."""
 _BLOCK = 1 << 20
-_TAR_BLOCK = 512
 _WHITEOUT = ".wh."
 _TIMES = ("mtime", "atime", "ctime")
 
@@ -37,12 +36,15 @@ class _Entry:
 
 def difference_blocks(first: Path, second: Path) -> Iterator[bytes]:
     """Yield the blocks of the tar with the entries of `second` that `first` does not have, and a whiteout for each
-    removed path. Raises BuildError for a name that is reserved for whiteouts."""
+    removed path. Both tars name each path once, and a hard link's file before it.
+
+    Raises BuildError for a name that is reserved for whiteouts, and for what cannot be copied entry by entry.
+    """
     before, after = _entries(first), _entries(second)
     changed = {path for path, entry in after.items() if path not in before or before[path].identity != entry.identity}
     removed = [path for path in before if path not in after and _is_folder_in(before, after, _parent(path))]
     folders = {parent for path in (*changed, *removed) for parent in _parents(path)}
-    wanted = {path: after[path] for path in changed | folders}
+    wanted = {path: after[path] for path in changed | folders if path in after}
     links = {path for path, entry in wanted.items() if entry.kind == tarfile.LNKTYPE}
     whiteouts = {f"{_parent(path)}/{_WHITEOUT}{path.rpartition('/')[2]}".lstrip("/"): path for path in removed}
     with second.open("rb") as stream:
@@ -54,7 +56,7 @@ def difference_blocks(first: Path, second: Path) -> Iterator[bytes]:
         # a link comes after its target; in the tar it does, too
         for path in sorted(links, key=lambda path: wanted[path].start):
             yield from _copied(stream, wanted[path])
-    yield b"\0" * 2 * _TAR_BLOCK
+    yield b"\0" * 2 * TAR_BLOCK
 
 
 def _order(path: str) -> tuple[str, ...]:
@@ -72,14 +74,16 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def _is_folder_in(before: dict[str, _Entry], after: dict[str, _Entry], path: str) -> bool:
-    """Whether a whiteout below this path is needed and possible: its folder is still there, and still a folder."""
-    return all(path in entries and entries[path].kind == tarfile.DIRTYPE for entries in (before, after))
+    """Whether a whiteout below this path is needed and possible: it is a folder in both, as the root always is."""
+    return not path or all(path in entries and entries[path].kind == tarfile.DIRTYPE for entries in (before, after))
 
 
 def _entries(file: Path) -> dict[str, _Entry]:
     """Return the entries of a tar by path; the root has the empty path."""
     with tarfile.open(file) as archive, file.open("rb") as stream:
         members = {_path(member.name): member for member in archive}
+        if archive.pax_headers or any(member.issparse() for member in members.values()):
+            raise BuildError(f"{file.name} has sparse files or global headers", hint="make it with GNU tar's defaults")
         names: dict[str, list[str]] = {}  # of the files that have several
         for path, member in members.items():
             if member.islnk():
@@ -94,7 +98,7 @@ def _entries(file: Path) -> dict[str, _Entry]:
                 *(sorted(item for item in of.pax_headers.items() if item[0] not in _TIMES), group),
                 contents.get(_path(of.name)),
             )
-            end = member.offset_data + (-(-member.size // _TAR_BLOCK) * _TAR_BLOCK if member.isreg() else 0)
+            end = member.offset_data + (-(-member.size // TAR_BLOCK) * TAR_BLOCK if member.isreg() else 0)
             found[path] = _Entry(member.type, identity, member.offset, end)
     return found
 

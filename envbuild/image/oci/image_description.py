@@ -6,23 +6,27 @@ The same lock, wheels of extensions and version of the compressor give the same 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from envbuild.fetch.archive_spec import FOLDERS, Archive
 from envbuild.fetch.locked_artifact_types import LockedWheel
 from envbuild.fetch.sha256_file_store import Store
 from envbuild.image.dockerfile_renderer import ENVIRONMENT, MAX_LAYERS
 from envbuild.image.image_naming import LOCK_LABEL
+from envbuild.image.layers.archive_layers import ArchiveLayer
 from envbuild.image.layers.base_layers import BaseLayer, DifferenceLayer, VenvLayer
 from envbuild.image.layers.layer_cache import LayerRecipe
 from envbuild.image.layers.layer_writer import WrittenLayer
-from envbuild.image.layers.wheel_layers import WheelLayer, WheelOfLayer
+from envbuild.image.layers.wheel_layers import NvccLinksLayer, WheelLayer, WheelOfLayer
 from envbuild.lock.lock_file import PACKAGES, Lock
 from envbuild.registry import oci_types
 from envbuild.registry.oci_types import Manifest
+from envbuild.resolve.plan_resolver import VENV
 from envbuild.util.errors import BuildError, LockError
 
 LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
@@ -38,6 +42,7 @@ class ImageInputs:
     base: Path
     apt_base: Path
     wheels: Store
+    archives: Store
     compiled: Mapping[str, WheelOfLayer]
 
 
@@ -109,9 +114,13 @@ class OciImage:
 def image_of_lock(lock: Lock, inputs: ImageInputs) -> ImageDescription:
     """Describe the image of a lock. The layers that most images share come first, those of this profile last.
 
-    Raises BuildError for a lock whose layers cannot be written without an engine, LockError if it has too many.
+    Raises BuildError for a lock with a base image, whose layers are not read here, LockError if it has too many.
     """
-    _require_supported(lock)
+    if lock.image:
+        raise BuildError(
+            f"the base image {lock.image} is not read without an engine",
+            hint="use envbuild build, or name a bootstrap base in the profile",
+        )
     groups = [(name, tuple(group)) for name, group in itertools.groupby(lock.wheels, key=lambda locked: locked.layer)]
     overridden = {override.name for override in lock.overrides}
     own = [group for group in groups if group[0] in overridden]
@@ -121,24 +130,17 @@ def image_of_lock(lock: Lock, inputs: ImageInputs) -> ImageDescription:
         DescribedLayer("base", f"envbuild: {lock.suite}, {len(lock.base)} packages", BaseLayer(inputs.base)),
         *_apt(lock, inputs),
         _venv(lock, inputs),
-        *(_wheels(lock, inputs, *group) for group in (*shared, *own)),
+        *(_wheels(lock, inputs, *group) for group in shared),
+        *(_archive(lock, inputs, archive) for archive in lock.archives),
+        *(_wheels(lock, inputs, *group) for group in own),
         *(_extension(lock, inputs, one.name, one.digest) for one in lock.extensions),
         *(_wheels(lock, inputs, *group) for group in last),
         *_overrides(lock, inputs),
+        *_nvcc(lock, inputs),
     ]
     if len(layers) > MAX_LAYERS:
         raise LockError(f"the lock makes {len(layers)} layers; {MAX_LAYERS} is the most", hint="name fewer packages")
     return ImageDescription(lock.platform, tuple(layers), _settings(lock))
-
-
-def _require_supported(lock: Lock) -> None:
-    if lock.image:
-        unsupported = f"the base image {lock.image}"
-    elif lock.archives or lock.nvcc:
-        unsupported = "archives and nvcc"
-    else:
-        return
-    raise BuildError(f"{unsupported}: layers for this are not written without an engine", hint="use envbuild build")
 
 
 def _settings(lock: Lock) -> dict[str, Any]:
@@ -160,12 +162,12 @@ def _apt(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
 
 
 def _venv(lock: Lock, inputs: ImageInputs) -> DescribedLayer:
-    """The version of Python is that of its Debian package, without epoch and revision: 3.11.2-6+deb12u9 is 3.11.2."""
+    """The version of Python is the release in that of its Debian package: 3.11.2-6+deb12u9 is 3.11.2."""
     name = f"python{lock.python}"
     version = next((deb.version for deb in (*lock.base, *lock.apt) if deb.name == name), "")
     if not version:
         raise BuildError(f"the lock's base has no package {name}", hint="lock again: envbuild lock")
-    upstream = version.rpartition(":")[2].partition("-")[0].partition("+")[0]
+    upstream = re.split(r"[-+~]", version.rpartition(":")[2], maxsplit=1)[0]
     tar = inputs.base if any(deb.name == name for deb in lock.base) else inputs.apt_base
     return DescribedLayer(
         "virtual environment", f"envbuild: venv of Python {upstream}", VenvLayer(tar, lock.python, upstream)
@@ -181,6 +183,16 @@ def _files(inputs: ImageInputs, wheels: Sequence[LockedWheel]) -> tuple[WheelOfL
     return tuple(WheelOfLayer(inputs.wheels.path(one.wheel.sha256, one.wheel.file), one.wheel.sha256) for one in wheels)
 
 
+def _archive(lock: Lock, inputs: ImageInputs, archive: Archive) -> DescribedLayer:
+    title, folder = f"{archive.name} {archive.version}", FOLDERS[archive.name]
+    links = lock.nvcc is not None and lock.nvcc.home == folder
+    if lock.nvcc and links and not archive.version.startswith(f"{lock.nvcc.release}."):
+        raise LockError(f"{title} is not of CUDA {lock.nvcc.release}", hint="lock again: envbuild lock")
+    file = inputs.archives.path(archive.sha256, archive.name)
+    history = f"envbuild: archive {title} sha256:{archive.sha256} in {folder}"
+    return DescribedLayer(title, history, ArchiveLayer(file, archive.name, archive.sha256, links))
+
+
 def _extension(lock: Lock, inputs: ImageInputs, name: str, source: str) -> DescribedLayer:
     wheel = inputs.compiled[name]
     history = f"envbuild: {name} compiled from {source} --hash=sha256:{wheel.sha256}"
@@ -194,3 +206,12 @@ def _overrides(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
     pins = tuple(sorted((override.name, override.version) for override in lock.overrides))
     history = f"envbuild: metadata requires {' '.join(f'{name}=={version}' for name, version in pins)}"
     return [DescribedLayer("overrides", history, WheelLayer(lock.python, _files(inputs, lock.wheels), pins))]
+
+
+def _nvcc(lock: Lock, inputs: ImageInputs) -> list[DescribedLayer]:
+    """The links for an nvcc of wheels; an archive's are in its own layer."""
+    if lock.nvcc is None or not lock.nvcc.home.startswith(f"{VENV}/"):
+        return []
+    recipe = NvccLinksLayer(lock.python, _files(inputs, lock.wheels), lock.nvcc.home, lock.nvcc.release)
+    history = f"envbuild: links of nvcc {lock.nvcc.release} in {lock.nvcc.home}"
+    return [DescribedLayer("nvcc, of torch's CUDA", history, recipe)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from pathlib import Path
 
 from envbuild.image.layers import layer_cache
 from envbuild.image.layers.layer_cache import LayerRecipe
@@ -14,60 +16,102 @@ from envbuild.image.oci.image_description import DescribedLayer, ImageDescriptio
 from envbuild.util.errors import BuildError
 
 _AT_ONCE = 4  # layers
-_WAITING = 16  # blocks of at most 4 MiB
+_BLOCK = 1 << 20
+_WAITING = 16  # blocks between the writer and the reader of a layer
 
 
 class _Abandoned(Exception):
-    """Nobody reads the rest."""
+    """Nobody needs the rest."""
 
 
 def learn_layers(description: ImageDescription, on_layer: Callable[[str], None]) -> OciImage:
     """Learn digest and size of each layer, several at once; those that were written before are remembered. `on_layer`
     gets a line for each layer that was written. Raises what the recipes raise."""
 
-    def learn(layer: DescribedLayer) -> WrittenLayer:
-        known = layer_cache.known_layer(layer.recipe)
-        if known:
-            return known
-        written = layer_cache.stream_layer(layer.recipe)
-        on_layer(f"layer {layer.title}: {written.size / 1e6:.0f} MB, {written.diff_size / 1e6:.0f} MB unpacked")
-        return written
+    def learn(recipe: LayerRecipe, watch: Callable[[bytes], None]) -> WrittenLayer:
+        return layer_cache.known_layer(recipe) or layer_cache.stream_layer(recipe, watch)
+
+    return _each_layer(description, learn, on_layer)
+
+
+def write_blobs(description: ImageDescription, folder: Path, on_layer: Callable[[str], None]) -> OciImage:
+    """Write the blob of each layer into `folder`, several at once; those that are there undamaged stay. Reads each
+    wheel once, whether its layer was known before or not. Raises what the recipes raise."""
+
+    def write(recipe: LayerRecipe, watch: Callable[[bytes], None]) -> WrittenLayer:
+        return layer_cache.write_blob(recipe, folder, watch)
+
+    return _each_layer(description, write, on_layer)
+
+
+def _each_layer(
+    description: ImageDescription,
+    work: Callable[[LayerRecipe, Callable[[bytes], None]], WrittenLayer],
+    on_layer: Callable[[str], None],
+) -> OciImage:
+    """Run `work` for each layer. If one fails, or the user interrupts, the others stop at their next block."""
+    ended = threading.Event()
+
+    def watch(block: bytes) -> None:
+        if ended.is_set():
+            raise _Abandoned
+
+    def layer_of(described: DescribedLayer) -> WrittenLayer:
+        layer = work(described.recipe, watch)
+        sizes = f"{layer.size / 1e6:.0f} MB, {layer.diff_size / 1e6:.0f} MB unpacked"
+        on_layer(f"layer {described.title}: {sizes}")
+        return layer
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return OciImage(description, tuple(pool.map(learn, description.layers)))
+        layers = [pool.submit(layer_of, described) for described in description.layers]
+        try:
+            for done in wait(layers, return_when=FIRST_EXCEPTION).done:
+                done.result()
+        finally:
+            ended.set()
+            pool.shutdown(cancel_futures=True)
+    return OciImage(description, tuple(layer.result() for layer in layers))
 
 
-def blob_blocks(recipe: LayerRecipe, digest: str, *, plain: bool = False) -> Iterator[bytes]:
-    """Yield the blob of a layer while it is written, block by block. `plain`: the uncompressed tar. Raises what the
-    recipe's `write` raises; BuildError after the last block if it is not the blob or tar of this digest."""
+def blob_blocks(recipe: LayerRecipe, digest: str, *, plain: bool = False) -> Generator[bytes, None, None]:
+    """Yield the blob of a layer while it is written, in blocks of about 1 MiB. `plain`: the uncompressed tar. Raises
+    what the recipe's `write` raises; BuildError after the last block if it is not the blob or tar of this digest."""
     waiting: queue.Queue[bytes | None] = queue.Queue(_WAITING)
     abandoned = threading.Event()
+    block = bytearray()
 
-    def receive(block: bytes | None) -> None:
-        while not abandoned.is_set():
-            try:
-                waiting.put(block, timeout=1)
-                return
-            except queue.Full:
-                continue
-        raise _Abandoned
+    def send(item: bytes | None) -> None:
+        if abandoned.is_set():
+            raise _Abandoned
+        waiting.put(item)
+
+    def receive(raw: bytes) -> None:
+        block.extend(raw)
+        if len(block) >= _BLOCK:
+            send(bytes(block))
+            block.clear()
 
     def write() -> WrittenLayer:
         try:
-            receivers = {"plain" if plain else "packed": receive}
-            return layer_cache.stream_layer(recipe, **receivers)
+            layer = layer_cache.stream_layer(recipe, **{"plain" if plain else "packed": receive})
+            if block:
+                send(bytes(block))
+            return layer
         finally:
             if not abandoned.is_set():
-                receive(None)
+                waiting.put(None)
 
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(write)
         try:
-            while (block := waiting.get()) is not None:
-                if block:
-                    yield block
-        finally:
+            while (item := waiting.get()) is not None:
+                yield item
+        except BaseException:
             abandoned.set()
+            while not writing.done():  # the writer may wait until its block is taken
+                with contextlib.suppress(queue.Empty):
+                    waiting.get(timeout=0.05)
+            raise
         written = writing.result()
     found = written.diff_id if plain else written.digest
     if found != digest:

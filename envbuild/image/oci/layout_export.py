@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from envbuild.image.layers import layer_cache
-from envbuild.image.layers.layer_writer import tar_header
+from envbuild.image.layers.layer_writer import TAR_BLOCK, tar_header
 from envbuild.image.oci import layer_blobs
-from envbuild.image.oci.image_description import OciImage
-from envbuild.image.oci_layout_writer import INDEX, LAYOUT, REF, blob_path
+from envbuild.image.oci.image_description import ImageDescription, OciImage
+from envbuild.image.oci_layout_writer import BLOBS, INDEX, LAYOUT, REF, blob_path
 from envbuild.registry import oci_types
 from envbuild.util import atomic_files, strict_json, temporary_files
 from envbuild.util.errors import FileError
+from envbuild.util.rejected_input_errors import Malformed
 
 _VERSION = b'{"imageLayoutVersion":"1.0.0"}'
-_TAR_BLOCK = 512
 
 
-def write_folder(image: OciImage, folder: Path, reference: str, on_layer: Callable[[str], None]) -> None:
+def write_folder(
+    description: ImageDescription, folder: Path, reference: str, on_layer: Callable[[str], None]
+) -> OciImage:
     """Write the image into a layout. In an existing layout, blobs that are there stay, and an image of the same
     reference name is replaced in the index, which is written last.
 
-    Raises FileError if the folder has files and is not a layout.
+    Raises FileError if the folder has files and is not a layout, or if its index is damaged.
     """
     others = _other_images(folder, reference)
-    blobs = folder / "blobs" / "sha256"
-    for described in image.description.layers:
-        layer = layer_cache.write_blob(described.recipe, blobs)
-        on_layer(f"layer {described.title}: {layer.size / 1e6:.0f} MB")
+    image = layer_blobs.write_blobs(description, folder / BLOBS, on_layer)
     for raw in (image.configuration, image.manifest.raw):
         atomic_files.write_atomically(folder / blob_path(oci_types.digest_of(raw)), raw)
     atomic_files.write_atomically(folder / LAYOUT, _VERSION)
     entry = {**image.manifest.descriptor, "annotations": {REF: reference}}
     atomic_files.write_atomically(folder / INDEX, _index([*others, entry]))
+    return image
 
 
 def _other_images(folder: Path, reference: str) -> list[dict[str, Any]]:
@@ -47,8 +47,11 @@ def _other_images(folder: Path, reference: str) -> list[dict[str, Any]]:
         raise FileError(f"{folder} is not an OCI image layout", hint="name a new folder, or a file that ends with .tar")
     if not index.is_file():
         return []
-    found = oci_types.descriptors(strict_json.parse(index.read_bytes(), str(index)), "manifests")
-    return [item for item in found if (item.get("annotations") or {}).get(REF) != reference]
+    try:
+        found = oci_types.descriptors(strict_json.parse(index.read_bytes(), str(index)), "manifests")
+        return [item for item in found if (item.get("annotations") or {}).get(REF) != reference]
+    except (Malformed, AttributeError):
+        raise FileError(f"{index} is damaged", hint="remove the folder, or name another one") from None
 
 
 def _index(manifests: list[dict[str, Any]]) -> bytes:
@@ -57,9 +60,11 @@ def _index(manifests: list[dict[str, Any]]) -> bytes:
 
 def write_file(image: OciImage, file: Path, reference: str) -> None:
     """Write the image as one tar; the same image gives the same bytes. Raises what the layers' recipes raise."""
-    with temporary_files.file(file.parent) as (stream, made):
-        for block in archive(image, {REF: reference}):
-            stream.write(block)
+    with (
+        temporary_files.file(file.parent) as (stream, made),
+        contextlib.closing(archive(image, {REF: reference})) as blocks,
+    ):
+        stream.writelines(blocks)
         stream.flush()
         made.chmod(0o644)
         made.replace(file)
@@ -72,7 +77,7 @@ def archive(
     docker_tag: str | None = None,
     plain: bool = False,
     left_out: Collection[str] = (),
-) -> Iterator[bytes]:
+) -> Generator[bytes, None, None]:
     """Yield the blocks of a layout as a tar. `annotations`: of the image in the index; `docker_tag`: add the file
     manifest.json of `docker save` with this tag; `plain`: with uncompressed layers; `left_out`: diff ids of layers that
     are not in it."""
@@ -94,9 +99,9 @@ def archive(
         size = layer.diff_size if plain else layer.size
         yield tar_header(blob_path(name), b"0", 0o644, size)
         yield from layer_blobs.blob_blocks(described.recipe, name, plain=plain)
-        yield b"\0" * (-size % _TAR_BLOCK)
-    yield b"\0" * 2 * _TAR_BLOCK
+        yield b"\0" * (-size % TAR_BLOCK)
+    yield b"\0" * 2 * TAR_BLOCK
 
 
 def _file(name: str, raw: bytes) -> Iterator[bytes]:
-    yield tar_header(name, b"0", 0o644, len(raw)) + raw + b"\0" * (-len(raw) % _TAR_BLOCK)
+    yield tar_header(name, b"0", 0o644, len(raw)) + raw + b"\0" * (-len(raw) % TAR_BLOCK)

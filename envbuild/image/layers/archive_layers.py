@@ -1,0 +1,85 @@
+"""The layers of archives: a CUDA toolkit, or the driver's compatibility libraries."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.fetch import sha256_file_store
+from envbuild.fetch.archive_spec import FOLDERS, UNPACKER
+from envbuild.image.layers import gzip_members, nvcc_links
+from envbuild.image.layers.base_layers import file_blocks, write_compressed
+from envbuild.image.layers.layer_writer import EXECUTABLE, TAR_BLOCK, WRITER_VERSION, WrittenLayer, tar_header
+from envbuild.util import canonical_json, temporary_files, user_folders
+from envbuild.util.errors import BuildError, HashMismatch
+from envbuild.util.host_processes import run
+
+
+@dataclass(frozen=True)
+class ArchiveLayer:
+    """An archive, unpacked in its folder. `kind`: as in archive_spec.FOLDERS; `sha256`: of the file, hex; `links`: add
+    the links that linkers look for, as for nvcc."""
+
+    file: Path
+    kind: str
+    sha256: str
+    links: bool = False
+    compressor: str = gzip_members.COMPRESSOR
+    keeps_blob = True
+
+    @property
+    def key(self) -> str:
+        versions = [WRITER_VERSION, self.compressor, sha256_file_store.file_digest(UNPACKER)]
+        return canonical_json.canonical_digest(["archive", versions, self.kind, self.sha256, self.links])
+
+    def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
+        """Write the layer. Raises HashMismatch if the file was damaged, BuildError if it cannot be unpacked."""
+        found = sha256_file_store.file_digest(self.file)
+        if found != self.sha256:
+            raise HashMismatch(
+                f"{self.file} is not the locked archive: sha256 {found}, locked {self.sha256}",
+                hint="it was damaged on this disk: remove it, and run the same command again",
+            )
+        with temporary_files.folder("archive", user_folders.cache_folder("layers")) as folder:
+            target = folder / "content"
+            done = run([sys.executable, UNPACKER, self.kind, self.file, target], timeout=1800)
+            if done.code:
+                raise BuildError(f"{self.kind} cannot be unpacked", hint=done.stderr.strip().removeprefix("error: "))
+            if self.links:
+                _add_links(target)
+            return write_compressed(_tar(target, FOLDERS[self.kind].lstrip("/")), packed, plain)
+
+
+def _add_links(home: Path) -> None:
+    """Add what linkers look for. The unpacker refuses links that lead out of the folder."""
+    libraries = home / "lib64"
+    if not libraries.exists():
+        libraries.symlink_to("lib")
+    if libraries.is_dir():
+        names = {path.name for path in libraries.iterdir() if path.exists()}
+        for link, target in nvcc_links.missing_links(names).items():
+            (libraries / link).symlink_to(target)
+
+
+def _tar(content: Path, root: str) -> Iterator[bytes]:
+    """Yield the blocks of a tar with the content of a folder below `root`, sorted by path, with its parent folders."""
+    parts = root.split("/")
+    for count in range(1, len(parts) + 1):
+        yield tar_header(f"{'/'.join(parts[:count])}/", b"5", EXECUTABLE)
+    names: dict[int, str] = {}  # inode -> the first path of a file
+    for path in sorted(content.rglob("*"), key=lambda path: path.relative_to(content).parts):
+        name, found = f"{root}/{path.relative_to(content)}", path.lstat()
+        if stat.S_ISLNK(found.st_mode):
+            yield tar_header(name, b"2", 0o777, target=str(path.readlink()))
+        elif stat.S_ISDIR(found.st_mode):
+            yield tar_header(f"{name}/", b"5", EXECUTABLE)
+        elif names.setdefault(found.st_ino, name) != name:
+            yield tar_header(name, b"1", found.st_mode & 0o777, target=names[found.st_ino])
+        else:
+            yield tar_header(name, b"0", found.st_mode & 0o777, found.st_size)
+            yield from file_blocks(path)
+            yield b"\0" * (-found.st_size % TAR_BLOCK)
+    yield b"\0" * 2 * TAR_BLOCK

@@ -1,0 +1,79 @@
+"""Loads a described image into the engine, as a stream and with only the layers that the engine lacks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection
+
+from envbuild.image.docker_engine import Engine, Image
+from envbuild.image.image_naming import PREFIX
+from envbuild.image.oci import layout_export
+from envbuild.image.oci.image_description import OciImage
+from envbuild.image.oci_layout_writer import REF
+from envbuild.util.errors import EngineError
+
+_CONTAINERD_NAME = "io.containerd.image.name"
+
+
+def load_image(engine: Engine, image: OciImage, repository: str, tag: str, on_line: Callable[[str], None]) -> Image:
+    """Load an image under a tag, and return it. If the engine refuses the layers that it lacks, all are sent.
+
+    The image is loaded under a temporary tag first: what a refused load leaves has only this tag. Raises EngineError,
+    also if the engine has another image afterwards, DiskError, and what the layers' recipes raise.
+    """
+    incoming = f"{repository}:loading-{image.id.removeprefix('sha256:')[:12]}"
+    try:
+        _send_missing(engine, image, incoming, on_line)
+        engine.note_id(image.manifest.digest, image.id)
+        loaded = engine.get(incoming)
+        if loaded.id != image.id:
+            raise EngineError(f"the engine has {loaded.id} instead of the image that was loaded, {image.id}")
+        engine.tag(loaded, repository, tag)
+    except BaseException:
+        with contextlib.suppress(EngineError):  # it may be gone
+            engine.remove(incoming)
+        raise
+    engine.remove(incoming)
+    return loaded
+
+
+def _send_missing(engine: Engine, image: OciImage, name: str, on_line: Callable[[str], None]) -> None:
+    left_out = known_layers(engine, image)
+    if left_out:
+        try:
+            return _send(engine, image, name, left_out, on_line)
+        except EngineError as error:
+            on_line(f"all layers are sent: {error.message}")
+            engine.remove(name)
+    return _send(engine, image, name, (), on_line)
+
+
+def known_layers(engine: Engine, image: OciImage) -> set[str]:
+    """Return the diff ids of those layers that the engine probably has, by the images of envbuild in it. Graph drivers
+    know a layer by all layers below it, the containerd store by its blob alone."""
+    wanted = [layer.diff_id for layer in image.layers]
+    found: set[str] = set()
+    for handle in {handle for _, handle, _ in engine.images(PREFIX)}:
+        layers = engine.layers_of(handle)
+        if engine.containerd_store:
+            found |= set(wanted) & set(layers)
+            continue
+        for own, other in zip(wanted, layers, strict=False):
+            if own != other:
+                break
+            found.add(own)
+    return found
+
+
+def _send(
+    engine: Engine, image: OciImage, name: str, left_out: Collection[str], on_line: Callable[[str], None]
+) -> None:
+    """Send an archive to the engine: uncompressed for graph drivers, whose own decompression is slow; for the
+    containerd store with the blobs of the manifest, so that the image can be pushed with its digest."""
+    sent = [layer for layer in image.layers if layer.diff_id not in left_out]
+    on_line(f"loading {len(sent)} of {len(image.layers)} layers, {sum(layer.diff_size for layer in sent) / 1e6:.0f} MB")
+    annotations = {REF: name.rpartition(":")[2], _CONTAINERD_NAME: f"docker.io/{name}"}
+    plain = not engine.containerd_store
+    archive = layout_export.archive(image, annotations, docker_tag=name, plain=plain, left_out=left_out)
+    with contextlib.closing(archive):
+        engine.load(archive)

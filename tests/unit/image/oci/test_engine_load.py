@@ -1,0 +1,153 @@
+"""Loading into engines that have some of the layers: graph drivers, and the containerd store."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from envbuild.image.docker_engine import Image
+from envbuild.image.oci.engine_load import known_layers, load_image
+from envbuild.image.oci.image_description import OciImage
+from envbuild.image.oci.layer_blobs import learn_layers
+from envbuild.registry import oci_types
+from envbuild.util.errors import DiskError, EngineError
+from unit.image.oci.layered_samples import SampleRecipe, described
+
+BASE, TORCH, OWN = (SampleRecipe(name, name.encode() * 1000) for name in ("base", "torch", "own"))
+
+
+class LoadingEngine:
+    """Loads archives as an engine does. `blobs`: what it holds: chains of diff ids, or digests of blobs on the
+    containerd store."""
+
+    def __init__(self, containerd_store: bool = False) -> None:
+        self.containerd_store = containerd_store
+        self.held: dict[str, tuple[str, ...]] = {}  # handle -> diff ids
+        self.ids: dict[str, str] = {}
+        self.names: dict[str, str] = {}
+        self.blobs: set[Any] = set()
+        self.loads: list[list[str]] = []
+        self.hidden: set[str] = set()
+        self.error: Exception | None = None
+
+    def load(self, archive: Iterator[bytes]) -> None:
+        files: dict[str, bytes] = {}
+        with tarfile.open(fileobj=io.BytesIO(b"".join(archive))) as tar:
+            for member in tar:
+                stream = tar.extractfile(member)
+                assert stream
+                files[member.name] = stream.read()
+        if self.error:
+            raise self.error
+        (item,) = json.loads(files["manifest.json"])
+        (name,) = item["RepoTags"]
+        raw = files[item["Config"]]
+        diffs = tuple(json.loads(raw)["rootfs"]["diff_ids"])
+        (entry,) = json.loads(files["index.json"])["manifests"]
+        assert entry["annotations"]["io.containerd.image.name"] == f"docker.io/{name}"
+        self.loads.append([path for path in item["Layers"] if path in files])
+        for index, path in enumerate(item["Layers"]):
+            key = path if self.containerd_store else diffs[: index + 1]
+            if path not in files and key not in self.blobs:
+                self.hidden |= {name} if self.containerd_store else set()
+                raise EngineError(f"no such file: {path}")
+            if not self.containerd_store and path in files:
+                assert oci_types.digest_of(files[path]) == diffs[index]
+            self.blobs.add(key)
+        handle = entry["digest"] if self.containerd_store else oci_types.digest_of(raw)
+        self.held[handle], self.ids[handle], self.names[name] = diffs, oci_types.digest_of(raw), handle
+
+    def images(self, prefix: str) -> list[tuple[str, str, int]]:
+        return [(name, handle, 1) for name, handle in self.names.items() if name.startswith(prefix)]
+
+    def layers_of(self, handle: str) -> tuple[str, ...]:
+        return self.held.get(handle, ())
+
+    def note_id(self, handle: str, image_id: str) -> None:
+        assert not self.containerd_store or handle in self.held
+
+    def get(self, reference: str) -> Image:
+        handle = self.names[reference]
+        return Image(self.ids[handle], handle, self.held[handle], {}, {}, 1)
+
+    def tag(self, image: Image, repository: str, tag: str) -> None:
+        self.names[f"{repository}:{tag}"] = image.handle
+
+    def remove(self, reference: str) -> None:
+        self.names.pop(reference, None)
+        self.hidden.discard(reference)
+
+
+def image(*recipes: SampleRecipe) -> OciImage:
+    return learn_layers(described(*recipes), lambda line: None)
+
+
+def load(engine: LoadingEngine, one: OciImage, tag: str = "1") -> tuple[Image, list[str]]:
+    lines: list[str] = []
+    return load_image(engine, one, "envbuild/sample", tag, lines.append), lines  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("containerd_store", [False, True])
+def test_only_missing_layers_are_sent(containerd_store: bool) -> None:
+    engine = LoadingEngine(containerd_store)
+    found, _ = load(engine, image(BASE, TORCH, OWN))
+    assert found.id == image(BASE, TORCH, OWN).id
+    assert len(engine.loads[0]) == 3
+    found, lines = load(engine, image(BASE, TORCH, SampleRecipe("new", b"x")), "2")
+    assert len(engine.loads[1]) == 1
+    assert lines == ["loading 1 of 3 layers, 0 MB"]
+    assert sorted(engine.names) == ["envbuild/sample:1", "envbuild/sample:2"]
+
+
+@pytest.mark.parametrize(("containerd_store", "sent"), [(False, 2), (True, 1)])
+def test_a_layer_on_other_layers_is_known_by_its_blob_alone(containerd_store: bool, sent: int) -> None:
+    engine = LoadingEngine(containerd_store)
+    load(engine, image(BASE, TORCH, OWN))
+    load(engine, image(BASE, SampleRecipe("new", b"x"), OWN), "2")
+    assert len(engine.loads[1]) == sent
+
+
+@pytest.mark.parametrize("containerd_store", [False, True])
+def test_all_layers_are_sent_after_a_refusal(containerd_store: bool) -> None:
+    engine = LoadingEngine(containerd_store)
+    load(engine, image(BASE, TORCH))
+    engine.blobs.clear()  # it has the image's name, and no longer its layers
+    found, lines = load(engine, image(BASE, TORCH, OWN), "2")
+    assert [len(sent) for sent in engine.loads] == [2, 1, 3]
+    assert lines[1].startswith("all layers are sent: no such file")
+    assert found.id == image(BASE, TORCH, OWN).id
+    assert engine.hidden == set()
+    assert sorted(engine.names) == ["envbuild/sample:1", "envbuild/sample:2"]
+
+
+@pytest.mark.parametrize("error", [DiskError("the disk is full"), EngineError("gone")])
+def test_a_failed_load_leaves_no_tag_and_keeps_the_image_of_before(error: Exception) -> None:
+    engine = LoadingEngine()
+    load(engine, image(BASE))
+    before = dict(engine.names)
+    engine.error = error
+    with pytest.raises(type(error)):
+        load(engine, image(BASE, OWN))
+    assert engine.names == before
+    assert len(engine.loads) == 1
+
+
+def test_another_image_than_the_one_that_was_sent_is_refused() -> None:
+    engine = LoadingEngine()
+    one = image(BASE)
+    engine.get = lambda reference: Image("sha256:other", "h", (), {}, {}, 1)  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match="instead of the image that was loaded"):
+        load(engine, one)
+    assert engine.names == {}
+
+
+def test_the_images_of_others_are_not_asked() -> None:
+    engine = LoadingEngine()
+    load(engine, image(BASE))
+    engine.names = {"other/x:1": next(iter(engine.held))}
+    assert known_layers(engine, image(BASE)) == set()  # type: ignore[arg-type]

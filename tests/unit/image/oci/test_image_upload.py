@@ -1,0 +1,126 @@
+"""Uploads of described images: only what is missing, as a stream, in parts that go on after an interruption."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+import pytest
+
+from envbuild.image.oci.image_description import OciImage
+from envbuild.image.oci.image_upload import upload_image
+from envbuild.image.oci.layer_blobs import blob_blocks, learn_layers
+from envbuild.registry import registry_client
+from envbuild.registry.oci_types import Reference
+from envbuild.registry.registry_client import Repository
+from envbuild.util.errors import BuildError, NetworkError
+from unit.image.oci.layered_samples import SampleRecipe, described
+from unit.registries import Registry, serving
+
+BASE, OWN = SampleRecipe("base", b"b" * 100), SampleRecipe("own", bytes(range(256)) * 200)
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
+    """A registry, and parts of 10,000 bytes."""
+    monkeypatch.setattr(registry_client, "_PART", 10_000)
+    monkeypatch.setattr(registry_client, "_PAUSES", (0, 0, 0))
+    with serving(Registry()) as found:
+        yield found
+
+
+def image(*recipes: SampleRecipe) -> OciImage:
+    return learn_layers(described(*recipes), lambda line: None)
+
+
+def upload(registry: Registry, one: OciImage, mount_from: str | None = None) -> list[str]:
+    lines: list[str] = []
+    upload_image(Repository(Reference.parse(f"{registry.host}/team/h20")), one, "v1", lines.append, mount_from)
+    for described_layer, layer in zip(one.description.layers, one.layers, strict=True):
+        if layer.digest in registry.blobs:
+            assert registry.blobs[layer.digest] == b"".join(blob_blocks(described_layer.recipe, layer.digest))
+    assert registry.blobs[one.id] == one.configuration
+    assert registry.manifests["v1"] == (one.manifest.media_type, one.manifest.raw)
+    return sorted(lines)
+
+
+def asked(registry: Registry, method: str) -> int:
+    return sum(line.startswith(method) for line, _ in registry.asked)
+
+
+def test_an_image_is_uploaded_and_its_manifest_last(registry: Registry) -> None:
+    assert upload(registry, image(BASE, OWN)) == ["layer base: 0 MB", "layer own: 0 MB"]
+    assert registry.asked[-1][0] == "PUT /v2/team/h20/manifests/v1"
+    assert asked(registry, "PATCH") == 6  # the large layer has 51,200 bytes and its headers
+    assert asked(registry, "PUT /v2/team/h20/blobs") == 3
+
+
+def test_what_the_registry_has_is_not_sent(registry: Registry) -> None:
+    upload(registry, image(BASE, OWN))
+    registry.asked.clear()
+    lines = upload(registry, image(BASE, SampleRecipe("new", b"x"), OWN))
+    assert lines == ["layer base: there already", "layer new: 0 MB", "layer own: there already"]
+    assert asked(registry, "POST") == 2  # the new layer, and the configuration
+
+
+def test_a_layer_that_occurs_twice_is_sent_once(registry: Registry) -> None:
+    upload(registry, image(BASE, OWN, OWN))
+    assert asked(registry, "POST") == 3
+
+
+def test_blobs_are_mounted_from_another_repository(registry: Registry) -> None:
+    one = image(BASE, OWN)
+    blob = b"".join(blob_blocks(OWN, one.layers[1].digest))
+    registry.mounts["team/h100"] = {one.layers[1].digest: blob}
+    assert upload(registry, one, "team/h100") == ["layer base: 0 MB", "layer own: there already"]
+    assert asked(registry, "PATCH") == 0
+
+
+@pytest.mark.parametrize("arrived", [[0], [4000], [10_000], [10, 0, 9_990]])
+def test_an_interrupted_part_goes_on(registry: Registry, arrived: list[int]) -> None:
+    registry.cut_parts = list(arrived)
+    upload(registry, image(OWN))
+    assert asked(registry, "GET /v2/team/h20/blobs/uploads/") == len(arrived)
+
+
+def test_an_upload_that_never_ends_is_an_error(registry: Registry) -> None:
+    registry.cut_parts = [0] * 20
+    with pytest.raises(NetworkError, match="does not answer"):
+        upload(registry, image(OWN))
+    assert "v1" not in registry.manifests
+
+
+def test_a_part_that_the_registry_lost_is_an_error(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, place = image(OWN), Repository(Reference.parse(f"{registry.host}/team/h20"))
+
+    def blocks() -> Generator[bytes, None, None]:
+        yield b"x" * 10_000
+        next(iter(registry.sessions.values())).clear()
+        registry.cut_parts = [0]
+        yield b"x" * 10_000
+
+    with pytest.raises(NetworkError, match="has lost a part"):
+        place.put_blocks(one.layers[0].digest, one.layers[0].size, blocks)
+
+
+def test_a_registry_that_takes_no_parts_gets_the_whole_blob(registry: Registry) -> None:
+    registry.parts = False
+    one = image(OWN)
+    upload(registry, one)
+    assert asked(registry, "PATCH") == 1
+    assert str(one.layers[0].size) in registry.lengths
+
+
+def test_a_layer_that_changed_stops_the_upload(registry: Registry) -> None:
+    one = image(OWN)
+    changed = described(SampleRecipe("own", bytes(range(256)) * 201))
+    with pytest.raises(BuildError, match="and was"):
+        upload(registry, OciImage(changed, one.layers))
+    assert registry.manifests == {}
+    assert registry.blobs == {}
+
+
+def test_what_the_registry_refuses_is_an_error(registry: Registry) -> None:
+    registry.refuse = "PUT .*/blobs/.*"
+    with pytest.raises(NetworkError, match="does not take the blob"):
+        upload(registry, image(BASE, OWN))
+    assert registry.manifests == {}
