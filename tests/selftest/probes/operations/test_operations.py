@@ -31,6 +31,7 @@ PARTIAL = (
     *elementwise_and_copy_cases.ACTIVATIONS,
 )
 ORDERED = "orders of"
+COUNTED = "truths of"
 
 
 def sampled(operation: Operation, seed: int) -> Iterator[Case]:
@@ -47,8 +48,8 @@ def changed(case: Case, index: int, position: int) -> Iterator[torch.Tensor]:
     if case.name.startswith(ORDERED):
         limits = torch.finfo(values.dtype) if values.is_floating_point() else torch.iinfo(values.dtype)
         others = [limits.max, limits.min]
-    elif values.dtype == torch.bool:
-        others = [~value]
+    elif case.name.startswith(COUNTED) or values.dtype == torch.bool:
+        others = [(value == 0).to(values.dtype)]
     elif values.dtype == torch.int64 and (index or case.dtype != torch.int64):
         others = [value - 1 if value > 0 else torch.ones_like(value)]
     elif case.name.startswith("copies") or not value:
