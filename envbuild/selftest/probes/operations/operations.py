@@ -11,6 +11,7 @@ from envbuild.selftest.numerics.operation_case import Case, check
 from envbuild.selftest.probes.operations import (
     block_reduction_cases,
     elementwise_and_copy_cases,
+    embedding_cases,
     exact_fixed_cases,
     indexing_cases,
     pooling_and_resize_cases,
@@ -41,6 +42,7 @@ def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
         *elementwise_and_copy_cases.sampled_operations(rounded_sums),
         *reduction_and_sort_cases.sampled_operations(rounded_sums),
         *block_reduction_cases.OPERATIONS,
+        *embedding_cases.OPERATIONS,
         *indexing_cases.OPERATIONS,
         *pooling_and_resize_cases.OPERATIONS,
     )

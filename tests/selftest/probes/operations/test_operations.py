@@ -27,11 +27,14 @@ PARTIAL = (
     "cast of 50x9",
     "ignore_index",
     "weights",
+    "ignored row",
+    "embedding bags max",
     "images resized",
     *elementwise_and_copy_cases.ACTIVATIONS,
 )
 ORDERED = "orders of"
 COUNTED = "truths of"
+INDICES = (torch.int64, torch.int32)
 
 
 def sampled(operation: Operation, seed: int) -> Iterator[Case]:
@@ -50,7 +53,7 @@ def changed(case: Case, index: int, position: int) -> Iterator[torch.Tensor]:
         others = [limits.max, limits.min]
     elif case.name.startswith(COUNTED) or values.dtype == torch.bool:
         others = [(value == 0).to(values.dtype)]
-    elif values.dtype == torch.int64 and (index or case.dtype != torch.int64):
+    elif values.dtype in INDICES and (index or case.dtype not in INDICES):
         others = [value - 1 if value > 0 else torch.ones_like(value)]
     elif case.name.startswith("copies") or not value:
         others = [value + 1 if value < flat.max() else value - 1]
