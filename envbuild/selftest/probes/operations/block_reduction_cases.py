@@ -193,7 +193,9 @@ def _exactly(x: torch.Tensor, point: Point) -> Expected:
         back = [(*kept, *dims).index(dim) for dim in range(3)]
         found = _scans_exactly(rows, dtype)
         return {
-            name: Exact(part.value.reshape(order).permute(back), part.bound.expand_as(rows).reshape(order).permute(back))
+            name: Exact(
+                part.value.reshape(order).permute(back), part.bound.expand_as(rows).reshape(order).permute(back)
+            )
             for name, part in found.items()
         }
     squeezed = tuple(sizes[dim] for dim in kept)

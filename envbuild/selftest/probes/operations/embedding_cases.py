@@ -29,7 +29,7 @@ BAG = 4  # rows of a bag, except for empty ones and single rows
 LONGEST_ROW = 4.0  # with max_norm
 
 
-def large(point: Point, seed: int) -> Case:
+def large_embedding(point: Point, seed: int) -> Case:
     """Look-ups in a table, the last row and a row of more look-ups than others among them."""
     rows, width, count, dtype = point["rows"], point["width"], point["count"], point["dtype"]
     index = hashed_inputs.hashes(count, seed) % rows
@@ -72,7 +72,6 @@ def _large_by_hand(index: torch.Tensor, used: torch.Tensor, grad: torch.Tensor, 
         number = numbers[row]
         sums[number] = [total + value for total, value in zip(sums[number], values)]
     found = torch.tensor(sums, dtype=torch.float64)
-    dtype = point["dtype"]
     # Additions one after the other round sums above 1 / u.
     counts = collections.Counter(order)
     often = torch.tensor([float(counts[row]) for row in numbers], dtype=torch.float64)[:, None]
@@ -128,9 +127,7 @@ def _bags(
         index = index.view(-1, BAG)
         weights = None if weights is None else weights.view(-1, BAG)
     padding = 1 if point["padding"] else None
-    output = F.embedding_bag(
-        index, leaf, offsets, mode=point["mode"], per_sample_weights=weights, padding_idx=padding
-    )
+    output = F.embedding_bag(index, leaf, offsets, mode=point["mode"], per_sample_weights=weights, padding_idx=padding)
     (gradient,) = backward_pass.gradients(output, (leaf,), grad)
     return {"output": output.detach(), "gradient": gradient}
 
@@ -166,9 +163,12 @@ def _bags_by_hand(
             for place in bagged:
                 gradient[order[place]][column] += upstream[column] * factors[place] * share
         output.append(line)
-    found = {name: torch.tensor(part, dtype=torch.float64) for name, part in (("output", output), ("gradient", gradient))}
+    found = {
+        name: torch.tensor(part, dtype=torch.float64) for name, part in (("output", output), ("gradient", gradient))
+    }
     thirds = mode == "mean" and point["padding"]
-    size = 4 * tolerances.unit_roundoff(point["dtype"]) if thirds else 0.0
+    # Additions one after the other round each partial sum of thirds.
+    size = (4 + len(order) / len(rows)) * tolerances.unit_roundoff(point["dtype"]) if thirds else 0.0
     return {
         name: Exact(value, size * torch.full_like(value, float(value.abs().max()) + 8)) for name, value in found.items()
     }
@@ -214,7 +214,7 @@ OPERATIONS = (
             "gradient": ("contiguous", "transposed", "rows apart", "shifted"),
             "kind": ("dense", "sparse", "three dimensions"),
         },
-        large,
+        large_embedding,
         {"quick": 3, "standard": 40, "full": 400},
         lambda point: point["rows"] * point["width"] <= LARGEST and point["count"] * point["width"] <= MOST,
     ),
@@ -233,7 +233,11 @@ OPERATIONS = (
         },
         bag,
         {"quick": 6, "standard": 60, "full": 600},
-        lambda point: not point["weights"] or point["mode"] == "sum",
+        lambda point: (
+            (not point["weights"] or point["mode"] == "sum")
+            and (point["dtype"] != torch.bfloat16 or BAG * point["bags"] <= 12 * point["rows"])  # sums up to 256
+            and (point["mode"] != "max" or point["rows"] <= BAG * point["bags"])
+        ),
     ),
     Operation(
         "embedding with max_norm",

@@ -40,7 +40,7 @@ def fft(context: Context) -> None:
 
 
 def linalg(context: Context) -> None:
-    """linalg: qr, cholesky, solve, solve_triangular and eigh are right, for one matrix and for several."""
+    """linalg: factorizations, solutions, determinants and eigenvalues are right, for one matrix and for several."""
     for case in factorizations():
         check(context, case)
     case_sampling.check(context, transform_cases.SYSTEM_OPERATIONS)

@@ -135,7 +135,9 @@ def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
 
 def _can_be_ordered(point: Point) -> bool:
     """Half types do not have enough numbers for crowded values, and small integers too few for different ones."""
-    fits: bool = point["length"] * point["rows"] <= LISTED and (point["dtype"] not in SMALL or point["values"] == "equal")
+    fits: bool = point["length"] * point["rows"] <= LISTED and (
+        point["dtype"] not in SMALL or point["values"] == "equal"
+    )
     return fits and (point["values"] != "crowded" or point["dtype"] not in DTYPES[1:])
 
 
@@ -265,7 +267,9 @@ ORDERS: dict[str, Callable[[torch.Tensor, int, int], dict[str, torch.Tensor]]] =
         "median": torch.median(x, dim)[0],
     },
     "unique": lambda x, dim, k: dict(
-        zip(("values", "inverse", "counts"), torch.unique(x.select(1 - dim, 0), return_inverse=True, return_counts=True))
+        zip(
+            ("values", "inverse", "counts"), torch.unique(x.select(1 - dim, 0), return_inverse=True, return_counts=True)
+        )
     ),
     "searchsorted": lambda x, dim, k: {
         "left": torch.searchsorted(torch.sort(x.select(1 - dim, 0))[0], x.select(1 - dim, -1).contiguous()),
@@ -314,7 +318,9 @@ def order(point: Point, seed: int) -> Case:
         x = numbers[(places * apart + hashed_inputs.hashes(rows, seed + 1)[:, None]) % len(numbers)].to(dtype)
     else:
         x = ((places - length // 2) * 1237).to(dtype)
-    name = f"orders of {rows}x{length} over {point['over']}, {point['layout']}, {point['values']}, {point['taken']} taken"
+    name = (
+        f"orders of {rows}x{length} over {point['over']}, {point['layout']}, {point['values']}, {point['taken']} taken"
+    )
     # For equal numbers, only functions for which torch promises the first one are used.
     functions = FIRST_OF_EQUALS if point["values"] == "equal" else tuple(ORDERS)
     taken = TAKEN[point["taken"]](length)

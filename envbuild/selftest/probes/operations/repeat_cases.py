@@ -106,7 +106,9 @@ def repeated_operations() -> tuple[Repeated, ...]:
         _repeated("cumsum over columns 257x9", SINGLE, lambda x: torch.cumsum(x, 0), _column_scan, ((many, (257, 9)),)),
         _repeated("conv1d", SINGLE, _conv_line, _conv_line_exactly, lines, whole=False),
         _repeated("conv1d", BRAIN, _conv_line, _conv_line_exactly, lines, whole=False),
-        _repeated("conv2d input gradient", SINGLE, _conv_inputs, _conv_inputs_exactly, (grad_filters, grad), whole=False),
+        _repeated(
+            "conv2d input gradient", SINGLE, _conv_inputs, _conv_inputs_exactly, (grad_filters, grad), whole=False
+        ),
         _repeated("conv2d", SINGLE, _conv, _conv_exactly, (images, filters, (many, (12,))), whole=False),
         _repeated("conv2d weight gradient", SINGLE, _conv_weights, _conv_weights_exactly, (images, grad), whole=False),
         _repeated("sum of 100003", SINGLE, lambda x: x.sum(), _sum, ((many, (100003,)),)),
