@@ -48,7 +48,7 @@ def _same(shape: Shape) -> Shape:
 
 def _permuted(order: tuple[int, ...]) -> Arrangement:
     def places(shape: Shape) -> Places:
-        return lambda *at: tuple(at[order.index(dim)] for dim in range(3))  # type: ignore[return-value]
+        return lambda *at: tuple(at[order.index(dim)] for dim in range(3))
 
     def turned(shape: Shape) -> Shape:
         return shape[order[0]], shape[order[1]], shape[order[2]]
