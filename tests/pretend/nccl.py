@@ -14,7 +14,10 @@ from envbuild.selftest.distributed import rank_program
 from .tensors import GpuTensor
 
 _LOG = "vm:1:1 [0] NCCL INFO NCCL version 2.28.9+cuda13.0\n"  # as NCCL_DEBUG=INFO begins
-_COLLECTIVES = ("all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all", "send", "recv")
+_COLLECTIVES = (
+    *("all_reduce", "all_gather", "all_gather_into_tensor", "broadcast", "reduce", "reduce_scatter", "all_to_all"),
+    *("send", "recv"),
+)
 
 
 def _held(value: Any) -> Any:

@@ -135,10 +135,11 @@ def narrow(right: Call) -> Call:
 def late_period(right: Call) -> Call:
     """One element off, far behind in half-precision tensors that are larger than a block."""
 
-    def seeded(values: torch.Tensor, *args: Any, **options: Any) -> None:
-        right(values, *args, **options)
-        if values.dtype == torch.float16 and values.dim() == 2:
+    def seeded(values: torch.Tensor, *args: Any, **options: Any) -> Any:
+        work = right(values, *args, **options)
+        if values.dtype == torch.float16 and values.dim() == 2 and values.numel() > 1 << 17:
             values[-1, -1] += 1
+        return work
 
     return seeded
 

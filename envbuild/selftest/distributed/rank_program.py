@@ -92,6 +92,22 @@ class Rank:
             self._each(name, work, _SMALL, torch.float32)
             self._each(name, work, _ODD, torch.bfloat16)
         self._each("all_reduce max", self._all_reduce_max, _ODD, torch.float32)
+        for how in ("minimum", "product"):
+            self._each(f"all_reduce {how}", functools.partial(self._all_reduce_signed, how=how), _ODD, torch.float32)
+        for name, work in (
+            ("reduce", self._reduce),
+            ("all_gather_into_tensor", self._all_gather_into_tensor),
+            ("two all_reduce at a time", self._two_at_a_time),
+            ("all_reduce turned", self._all_reduce_turned),
+        ):
+            self._each(name, work, _SMALL, torch.float32)
+            self._each(name, work, _ODD, torch.float16)
+        for name, work in (("broadcast", self._broadcast), ("all_gather", self._all_gather)):
+            for dtype in (torch.int64, torch.uint8, torch.float64):
+                self._each(name, work, _ODD, dtype)
+        if self.place.backend == "gloo":  # NCCL has neither for lists in every release
+            self._each("gather and scatter", self._gather_and_scatter, _SMALL, torch.float32)
+            self._each("gather and scatter", self._gather_and_scatter, _ODD, torch.bfloat16)
         self._each("all_to_all uneven", self._all_to_all_uneven, _SMALL, torch.float32)
         for dtype in (torch.float16, torch.bfloat16) if self.place.size > 1 else ():
             with self._may_be_refused():
@@ -155,7 +171,9 @@ class Rank:
         if dtype == torch.int64:
             high, low = _values(turn, rank, size, 1 << 20), _values(turn + _ROUNDS, rank, size, 1 << 20)
             return high.to(torch.float64) * 2.0**20 + low
-        return _values(turn, rank, size, max(1, (1 << _DIGITS[dtype]) // self.place.size))
+        digits = _DIGITS.get(dtype, 24)
+        values = _values(turn, rank, size, max(1, (1 << digits) // self.place.size))
+        return values.abs() % 251 if dtype == torch.uint8 else values
 
     def _all_reduce(self, turn: int, size: int, dtype: torch.dtype) -> None:
         values = self._sent(turn, self._given(turn, self.place.rank, size, dtype), dtype)
@@ -168,6 +186,68 @@ class Rank:
         values = self._sent(turn, given[self.place.rank], dtype)
         seconds = self._timed(lambda: dist.all_reduce(values, dist.ReduceOp.MAX))
         self._check(self._step, values, functools.reduce(torch.maximum, given), seconds)
+
+    def _all_reduce_signed(self, turn: int, size: int, dtype: torch.dtype, how: str) -> None:
+        """The minimum of numbers above 0, or the product of signs."""
+        given = [self._given(turn, rank, size, dtype) for rank in range(self.place.size)]
+        given = [values.abs() if how == "minimum" else values.sign() for values in given]
+        values = self._sent(turn, given[self.place.rank], dtype)
+        operation = dist.ReduceOp.MIN if how == "minimum" else dist.ReduceOp.PRODUCT
+        # Before the call, which may overwrite a rank's input.
+        expected = functools.reduce(torch.minimum if how == "minimum" else torch.mul, given)
+        seconds = self._timed(lambda: dist.all_reduce(values, operation))
+        self._check(self._step, values, expected, seconds)
+
+    def _reduce(self, turn: int, size: int, dtype: torch.dtype) -> None:
+        """The sum on each rank, one after the other."""
+        for target in range(self.place.size):
+            values = self._sent(turn, self._given(turn, self.place.rank, size, dtype), dtype)
+            seconds = self._timed(functools.partial(dist.reduce, values, target))
+            if target == self.place.rank:
+                self._check(self._step, values, self._sum(turn, size, dtype), seconds)
+
+    def _all_gather_into_tensor(self, turn: int, size: int, dtype: torch.dtype) -> None:
+        given = [self._given(turn, rank, size, dtype) for rank in range(self.place.size)]
+        values = self._sent(turn, given[self.place.rank], dtype)
+        gathered = values.new_zeros(size * self.place.size)
+        seconds = self._timed(lambda: dist.all_gather_into_tensor(gathered, values))
+        self._check(self._step, gathered, torch.cat(given), seconds)
+
+    def _two_at_a_time(self, turn: int, size: int, dtype: torch.dtype) -> None:
+        """Two sums, the second of which begins before the first has ended."""
+        turns = (turn, turn + _ROUNDS)
+        sent = [self._sent(turn, self._given(each, self.place.rank, size, dtype), dtype) for each in turns]
+
+        def both() -> None:
+            for work in [dist.all_reduce(values, async_op=True) for values in sent]:
+                work.wait()
+
+        seconds = self._timed(both)
+        for each, values in zip(turns, sent):
+            self._check(self._step, values, self._sum(each, size, dtype), seconds)
+
+    def _all_reduce_turned(self, turn: int, size: int, dtype: torch.dtype) -> None:
+        """A matrix whose memory is in the order of its columns."""
+        rows = 7
+        values = self._given(turn, self.place.rank, size * rows, dtype).view(rows, size)
+        sent = self._sent(turn, values.t().reshape(-1), dtype).view(size, rows).t()
+        seconds = self._timed(lambda: dist.all_reduce(sent))
+        self._check(self._step, sent, self._sum(turn, size * rows, dtype).view(rows, size), seconds)
+
+    def _gather_and_scatter(self, turn: int, size: int, dtype: torch.dtype) -> None:
+        """Each rank in turn gathers what all ranks have, and sends each its part."""
+        place = self.place
+        given = [self._given(turn, rank, size, dtype) for rank in range(place.size)]
+        for root in range(place.size):
+            values = self._sent(turn, given[place.rank], dtype)
+            gathered = [torch.zeros_like(values) for _ in given] if place.rank == root else None
+            seconds = self._timed(functools.partial(dist.gather, values, gathered, root))
+            if gathered is not None:
+                self._check(f"{self._step}: gather", torch.stack(gathered), torch.stack(given), seconds)
+            parts = [self._sent(turn, part, dtype) for part in given] if place.rank == root else None
+            received = torch.zeros_like(values)
+            seconds = self._timed(functools.partial(dist.scatter, received, parts, root))
+            self._check(f"{self._step}: scatter", received, given[place.rank], seconds)
 
     def _sent(self, turn: int, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The tensor that a rank sends: every second time a part of a larger tensor, at an odd offset."""

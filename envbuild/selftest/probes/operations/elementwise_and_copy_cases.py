@@ -28,7 +28,12 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Near the sizes of a vector register, a warp or a block.
 LENGTHS = (1, 3, 7, 8, 9, 15, 17, 31, 33, 37, 63, 65, 127, 129, 255, 257, 511, 513, 1023, 1025, 2049, 4099)
 ROWS = (1, 2, 3, 5, 17)
-SPREAD = (4.0, 100.0, 2.0**-10)  # factors of elements, in turn: where functions bend, where they end, and close to 0
+SPREAD = (
+    4.0,
+    100.0,
+    2.0**-10,
+    24.0,
+)  # factors of elements, in turn: where functions bend, where they end, and close to 0
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,30 @@ def _pieces(x: torch.Tensor, low: float, high: float, negative: float) -> Values
     return y, torch.where(inside, 1.0, torch.where(x <= low, negative, 0.0)).to(x.dtype)
 
 
+def _differentiated(function: Elementwise) -> Callable[[torch.Tensor], Values]:
+    """The value and the derivative of a formula in float64."""
+
+    def exact(x: torch.Tensor) -> Values:
+        leaf = x.detach().requires_grad_()
+        y = function(leaf)
+        (slope,) = torch.autograd.grad(y.sum(), (leaf,))
+        return y.detach(), slope
+
+    return exact
+
+
+_SELU = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
+
+
+def _hard_step(x: torch.Tensor) -> torch.Tensor:
+    return (x + 3).clamp(0, 6) / 6
+
+
+def _beyond(x: torch.Tensor) -> torch.Tensor:
+    return (x.abs() > KINK).to(x.dtype)
+
+
+KINK = 0.5
 ACTIVATIONS = {
     "relu": Activation(lambda x: F.relu(x), lambda x: _pieces(x, 0.0, math.inf, 0.0)),
     "relu6": Activation(lambda x: F.relu6(x), lambda x: _pieces(x, 0.0, 6.0, 0.0)),
@@ -108,15 +137,74 @@ ACTIVATIONS = {
     "reciprocal": Activation(lambda x: torch.reciprocal(x), lambda x: (1 / x, -1 / x**2)),
     "log": Activation(lambda x: torch.log(x), lambda x: (torch.log(x), 1 / x)),
     "log1p": Activation(lambda x: torch.log1p(x), lambda x: (torch.log1p(x), 1 / (1 + x))),
+    "hardswish": Activation(lambda x: F.hardswish(x), _differentiated(lambda x: x * _hard_step(x))),
+    "hardsigmoid": Activation(lambda x: F.hardsigmoid(x), _differentiated(_hard_step)),
+    "selu": Activation(
+        lambda x: F.selu(x),
+        _differentiated(lambda x: _SELU[0] * torch.where(x > 0, x, _SELU[1] * torch.expm1(x.clamp(max=0)))),
+    ),
+    "celu": Activation(
+        lambda x: F.celu(x, 2.0), _differentiated(lambda x: torch.where(x > 0, x, 2 * torch.expm1(x.clamp(max=0) / 2)))
+    ),
+    "elu alpha 0.5": Activation(
+        lambda x: F.elu(x, 0.5), _differentiated(lambda x: torch.where(x > 0, x, torch.expm1(x.clamp(max=0)) / 2))
+    ),
+    "softplus beta 2": Activation(
+        lambda x: F.softplus(x, 2.0),
+        _differentiated(lambda x: x.clamp(min=0) + torch.log1p(torch.exp(-2 * x.abs())) / 2),
+    ),
+    "softshrink": Activation(
+        lambda x: F.softshrink(x, KINK), _differentiated(lambda x: (x - KINK * x.sign()) * _beyond(x))
+    ),
+    "hardshrink": Activation(lambda x: F.hardshrink(x, KINK), _differentiated(lambda x: x * _beyond(x))),
+    "threshold": Activation(
+        lambda x: F.threshold(x, KINK, -2.0), _differentiated(lambda x: torch.where(x > KINK, x, -2.0))
+    ),
+    "erf": Activation(lambda x: torch.erf(x), _differentiated(torch.special.erf)),
+    "atan": Activation(lambda x: torch.atan(x), lambda x: (torch.atan(x), 1 / (1 + x * x))),
+    "abs": Activation(lambda x: torch.abs(x), lambda x: (x * x.sign(), x.sign())),
+    "square": Activation(lambda x: torch.square(x), lambda x: (x * x, 2 * x)),
+    "relu in place": Activation(lambda x: F.relu((x * 1), inplace=True), lambda x: _pieces(x, 0.0, math.inf, 0.0)),
+    "silu in place": Activation(lambda x: F.silu((x * 1), inplace=True), _silu),
+    "leaky_relu in place": Activation(
+        lambda x: F.leaky_relu((x * 1), 0.25, inplace=True), lambda x: _pieces(x, 0.0, math.inf, 0.25)
+    ),
 }
-PIECEWISE = ("relu", "relu6", "leaky_relu", "hardtanh")  # only the result is rounded
-AROUND_ONE = ("sigmoid", "softplus", "exp", "logsigmoid", "cos")  # half types round them to one number near 0
-FROM_RESULT = ("sigmoid", "tanh", "exp", "elu", "logsigmoid")  # the derivative is computed from the rounded result
+KINKED = {"hardswish": 3.0, "hardsigmoid": 3.0, "softshrink": KINK, "hardshrink": KINK, "threshold": KINK}
+PIECEWISE = (
+    "relu",
+    "relu6",
+    "leaky_relu",
+    "hardtanh",
+    "relu in place",
+    "leaky_relu in place",
+    "abs",
+)  # only the result is rounded
+AROUND_ONE = (
+    "sigmoid",
+    "softplus",
+    "exp",
+    "logsigmoid",
+    "cos",
+    "hardsigmoid",
+    "softplus beta 2",
+    "erf",
+)  # half types round them to one number near 0
+FROM_RESULT = (
+    "sigmoid",
+    "tanh",
+    "exp",
+    "elu",
+    "logsigmoid",
+    "selu",
+    "celu",
+    "elu alpha 0.5",
+)  # the derivative is computed from the rounded result
 POWERS = ("sqrt", "rsqrt", "reciprocal")  # likewise: the derivative is a power of the result, up to its cube
 POSITIVE, LEAST = (*POWERS, "log", "log1p"), 2.0**-6  # functions of positive arguments, and the smallest argument
 # How often torch rounds to the dtype within a derivative that it composes of other operations, on each device (its
 # derivatives.yaml: log1p's is grad / (x + 1)).
-COMPOSED = {"sin": 1, "cos": 1, "log1p": 1, "reciprocal": 2, "rsqrt": 3}
+COMPOSED = {"square": 2, "erf": 4, "atan": 4, "sin": 1, "cos": 1, "log1p": 1, "reciprocal": 2, "rsqrt": 3}
 LARGEST = {torch.float32: 80.0, torch.float16: 9.0, torch.bfloat16: 80.0}  # three times the exponential is finite
 
 ARITHMETIC: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -154,6 +242,40 @@ ARITHMETIC: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "ceil": lambda x, y: torch.ceil(x / 4),
     "round": lambda x, y: torch.round(x / 4),
     "trunc": lambda x, y: torch.trunc(x / 4),
+    "pow 3": lambda x, y: torch.pow(y, 3),
+    "floor_divide": lambda x, y: torch.floor_divide(x, y),
+    "remainder by a number": lambda x, y: torch.remainder(x, -4),
+    "fmod by a number": lambda x, y: torch.fmod(x, 4),
+    "clamp from below": lambda x, y: torch.clamp(x, min=-2),
+    "clamp in place": lambda x, y: x.clone().clamp_(max=3),
+    "clamp by tensors": lambda x, y: torch.clamp(x, y - 3, y + 2),
+    "fmax": lambda x, y: torch.fmax(x, y),
+    "fmin": lambda x, y: torch.fmin(x, y),
+    "not equal": lambda x, y: torch.ne(x, y),
+    "less": lambda x, y: torch.lt(x, y),
+    "greater or equal": lambda x, y: torch.ge(x, y),
+    "logical xor": lambda x, y: torch.logical_xor(x > 0, y > 0),
+    "logical or": lambda x, y: torch.logical_or(x > 0, y > 0),
+    "logical not": lambda x, y: torch.logical_not(x > 2),
+    "heaviside": lambda x, y: torch.heaviside(x, y.expand_as(x)),
+    "greater than a number": lambda x, y: x > 2,
+    "addcmul -1": lambda x, y: torch.addcmul(x, y.expand_as(x), x, value=-1),
+    "addcmul in place": lambda x, y: x.clone().addcmul_(x, y.expand_as(x), value=3),
+    "copysign": lambda x, y: torch.copysign(x, y),
+    "hypot": lambda x, y: torch.hypot(x * 3, x * 4),
+    "lerp 2": lambda x, y: torch.lerp(x, y.expand_as(x), 2.0),
+    "lerp by a tensor": lambda x, y: torch.lerp(x, y.expand_as(x), torch.full_like(x, 0.25)),
+    "div in place": lambda x, y: x.clone().div_(4),
+    "truncated quotient": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    "frac": lambda x, y: torch.frac(x / 4),
+    "nan_to_num": lambda x, y: torch.nan_to_num(torch.where(x > 2, math.nan, x), nan=7.0),
+    "maximum with NaN": lambda x, y: torch.isnan(torch.maximum(torch.where(x > 2, math.nan, x), y)),
+    "minimum with NaN": lambda x, y: torch.isnan(torch.minimum(torch.where(x > 2, math.nan, x), y)),
+    "clamp with NaN": lambda x, y: torch.isnan(torch.clamp(torch.where(x > 2, math.nan, x), -1, 1)),
+    "relu with NaN": lambda x, y: torch.isnan(torch.relu(torch.where(x > 2, math.nan, x))),
+    "fmax with NaN": lambda x, y: torch.fmax(torch.where(x > 2, math.nan, x), y),
+    "isfinite": lambda x, y: torch.isfinite(torch.where(x > 2, math.inf, x)),
+    "sign of zero": lambda x, y: torch.signbit(torch.neg(torch.relu(x))),
     "addcdiv": lambda x, y: torch.addcdiv(x, x * y, y.abs().expand_as(x), value=2),
 }
 BY_HAND: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -191,9 +313,47 @@ BY_HAND: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "ceil": lambda x, y: (x / 4).ceil(),
     "round": lambda x, y: (x / 4).round(),
     "trunc": lambda x, y: (x / 4).trunc(),
+    "pow 3": lambda x, y: y * y * y,
+    "floor_divide": lambda x, y: (x / y).floor(),
+    "remainder by a number": lambda x, y: x + 4 * (x / -4).floor(),
+    "fmod by a number": lambda x, y: x - 4 * (x / 4).trunc(),
+    "clamp from below": lambda x, y: x.clip(min=-2),
+    "clamp in place": lambda x, y: x.clip(max=3),
+    "clamp by tensors": lambda x, y: y + (x - y).clip(-3, 2),
+    "fmax": lambda x, y: (x + y + (x - y).abs()) / 2,
+    "fmin": lambda x, y: (x + y - (x - y).abs()) / 2,
+    "not equal": lambda x, y: (x - y).abs().clip(max=1),
+    "less": lambda x, y: (y - x).clip(0, 1),
+    "greater or equal": lambda x, y: (x - y + 1).clip(0, 1),
+    "logical xor": lambda x, y: (x.clip(0, 1) - y.clip(0, 1)).abs(),
+    "logical or": lambda x, y: (x.clip(0, 1) + y.clip(0, 1)).clip(max=1),
+    "logical not": lambda x, y: 1 - (x - 2).clip(0, 1),
+    "heaviside": lambda x, y: x.clip(0, 1) + 0 * y,
+    "greater than a number": lambda x, y: (x - 2).clip(0, 1),
+    "addcmul -1": lambda x, y: x - x * y,
+    "addcmul in place": lambda x, y: x + 3 * x * y,
+    "copysign": lambda x, y: (x * x).sqrt() * (y / (y * y).sqrt()),
+    "hypot": lambda x, y: 5 * (x * x).sqrt(),
+    "lerp 2": lambda x, y: 2 * y - x,
+    "lerp by a tensor": lambda x, y: x + (y - x) / 4,
+    "div in place": lambda x, y: x / 4,
+    "truncated quotient": lambda x, y: (x / y).trunc(),
+    "frac": lambda x, y: x / 4 - (x / 4).trunc(),
+    "nan_to_num": lambda x, y: x + (7 - x) * (x - 2).clip(0, 1),
+    "maximum with NaN": lambda x, y: (x - 2).clip(0, 1) + 0 * y,
+    "minimum with NaN": lambda x, y: (x - 2).clip(0, 1) + 0 * y,
+    "clamp with NaN": lambda x, y: (x - 2).clip(0, 1),
+    "relu with NaN": lambda x, y: (x - 2).clip(0, 1),
+    "fmax with NaN": lambda x, y: (x + y + (x - y).abs()) / 2 * (1 - (x - 2).clip(0, 1)) + y * (x - 2).clip(0, 1),
+    "isfinite": lambda x, y: 1 - (x - 2).clip(0, 1),
+    "sign of zero": lambda x, y: 1 + 0 * x,
     "addcdiv": lambda x, y: x + 2 * x * torch.sign(y),
 }
-FRACTIONAL = ("div", "lerp", "floor", "ceil", "round", "trunc", "addcdiv")  # not for integers
+FRACTIONAL = (
+    *("div", "lerp", "floor", "ceil", "round", "trunc", "addcdiv", "copysign", "hypot", "lerp 2", "lerp by a tensor"),
+    *("div in place", "frac", "nan_to_num", "maximum with NaN", "minimum with NaN", "clamp with NaN", "relu with NaN"),
+    *("fmax with NaN", "isfinite", "sign of zero"),
+)  # not for integers
 OTHERS = ("same", "row", "column", "column of a matrix", "number", "vector")
 
 MOVES: dict[str, Callable[[torch.Tensor, torch.dtype, str], torch.Tensor]] = {
@@ -224,13 +384,13 @@ def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
             "activation",
             {"function": tuple(ACTIVATIONS), "dtype": DTYPES, "length": LENGTHS, "rows": ROWS, "layout": MATRICES},
             makers.activation,
-            {"quick": 96, "standard": 440, "full": 4000},
+            {"quick": 110, "standard": 700, "full": 6000},
             functools.partial(_fits, most=FEW),
         ),
         Operation(
             "arithmetic",
             {
-                "dtype": (*DTYPES, torch.float64, torch.int64),
+                "dtype": (*DTYPES, torch.float64, torch.int64, torch.int32, torch.int16),
                 "length": LENGTHS[1:-2],
                 "rows": ROWS[1:],
                 "other": OTHERS,
@@ -315,6 +475,8 @@ class ElementwiseMakers:
         x = x.view(shape).to(dtype)
         if function in PIECEWISE:
             x.view(-1)[::5] = 0  # where the slope changes
+        if function in KINKED:  # the slope there is a convention
+            x[x.abs() == KINKED[function]] += 1
         grad = hashed_inputs.whole(shape, seed + 1, 3).to(dtype)
         name = f"{function} {shape[0]}x{shape[1]}, {point['layout']}"
         run = functools.partial(_activated, function=function, layout=point["layout"])
@@ -435,7 +597,7 @@ def _activated_exactly(
     """The tolerance is tolerances.activation of the value that the factor in [0, 1] is multiplied by. For a derivative
     that is computed from the rounded result, the effect of that rounding is added."""
     value, slope = ACTIVATIONS[function].exact(x)
-    if function in ("exp", "tanh", *POWERS):
+    if function in ("exp", "tanh", "square", *POWERS):
         size = value.abs()
     else:
         size = 1 + x.abs() if function in (*AROUND_ONE, "sin", "log") else x

@@ -9,7 +9,10 @@ from envbuild.selftest.numerics import case_sampling
 from envbuild.selftest.numerics.case_sampling import Operation
 from envbuild.selftest.numerics.operation_case import Case, check
 from envbuild.selftest.probes.operations import (
+    arrangement_cases,
+    block_reduction_cases,
     elementwise_and_copy_cases,
+    embedding_cases,
     exact_fixed_cases,
     indexing_cases,
     pooling_and_resize_cases,
@@ -39,6 +42,9 @@ def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
         *softmax_and_loss_cases.sampled_operations(rounded_sums),
         *elementwise_and_copy_cases.sampled_operations(rounded_sums),
         *reduction_and_sort_cases.sampled_operations(rounded_sums),
+        *arrangement_cases.OPERATIONS,
+        *block_reduction_cases.OPERATIONS,
+        *embedding_cases.OPERATIONS,
         *indexing_cases.OPERATIONS,
         *pooling_and_resize_cases.OPERATIONS,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import collections
 import functools
 import itertools
 import math
@@ -22,6 +24,7 @@ Results = Mapping[str, torch.Tensor]
 Expected = Mapping[str, Exact]
 
 INTEGERS = (torch.int32, torch.int64, torch.bool)
+SMALL = (torch.int16, torch.int8, torch.uint8)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LENGTHS = (1, 2, 7, 31, 33, 64, 127, 129, 255, 257, 511, 515, 1023, 1025, 1500, 2049, 4099, 8191, 20001)
 ROWS = (1, 2, 3, 5, 16, 33, 65)
@@ -76,16 +79,32 @@ def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
         Operation(
             "order",
             {
-                "dtype": (*DTYPES, torch.int64, torch.int32),
+                "dtype": (*DTYPES, torch.int64, torch.int32, *SMALL),
                 "length": (*LENGTHS[1:-1], 6007, 8191),  # without 1, where the position is known
                 "rows": ROWS[:-1],
                 "over": ("rows", "columns"),
                 "layout": MATRICES,
                 "values": ("apart", "crowded", "equal"),
+                "taken": tuple(TAKEN),
             },
             order,
-            {"quick": 24, "standard": 120, "full": 1000},
+            {"quick": 28, "standard": 200, "full": 1600},
             _can_be_ordered,
+        ),
+        Operation(
+            "long order",
+            {
+                "dtype": (*DTYPES[:1], torch.int64, torch.int32, *DTYPES[1:]),
+                "length": (9001, 16385, 32771, 65537, 70001),
+                "rows": (1,),
+                "over": ("rows", "columns"),
+                "layout": ("contiguous", "shifted"),
+                "values": ("apart", "equal"),
+                "taken": ("5", "64 and more", "half"),
+            },
+            order,
+            {"quick": 1, "standard": 8, "full": 60},
+            lambda point: point["values"] == "equal" or point["dtype"] not in DTYPES[1:],
         ),
         Operation(
             "variance and norm",
@@ -115,8 +134,10 @@ def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
 
 
 def _can_be_ordered(point: Point) -> bool:
-    """Half types do not have enough numbers for crowded values."""
-    fits: bool = point["length"] * point["rows"] <= LISTED
+    """Half types do not have enough numbers for crowded values, and small integers too few for different ones."""
+    fits: bool = point["length"] * point["rows"] <= LISTED and (
+        point["dtype"] not in SMALL or point["values"] == "equal"
+    )
     return fits and (point["values"] != "crowded" or point["dtype"] not in DTYPES[1:])
 
 
@@ -212,29 +233,74 @@ def _lost(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 # Each returns its results by name.
-ORDERS: dict[str, Callable[[torch.Tensor, int], dict[str, torch.Tensor]]] = {
-    "max": lambda x, dim: dict(zip(("largest", "place"), torch.max(x, dim))),
-    "min": lambda x, dim: dict(zip(("smallest", "place"), torch.min(x, dim))),
-    "amax and amin": lambda x, dim: {"largest": torch.amax(x, dim), "smallest": torch.amin(x, dim)},
-    "argmax": lambda x, dim: {"place": torch.argmax(x, dim)},
-    "argmin": lambda x, dim: {"place": torch.argmin(x, dim)},
-    "max of all": lambda x, dim: {"largest": x.max()[None]},
-    "topk": lambda x, dim: dict(zip(("values", "places"), torch.topk(x, _taken(x, dim), dim))),
-    "topk of the smallest": lambda x, dim: dict(
-        zip(("values", "places"), torch.topk(x, _taken(x, dim), dim, largest=False))
+ORDERS: dict[str, Callable[[torch.Tensor, int, int], dict[str, torch.Tensor]]] = {
+    "max": lambda x, dim, k: dict(zip(("largest", "place"), torch.max(x, dim))),
+    "min": lambda x, dim, k: dict(zip(("smallest", "place"), torch.min(x, dim))),
+    "amax and amin": lambda x, dim, k: {"largest": torch.amax(x, dim), "smallest": torch.amin(x, dim)},
+    "argmax": lambda x, dim, k: {"place": torch.argmax(x, dim)},
+    "argmin": lambda x, dim, k: {"place": torch.argmin(x, dim)},
+    "max of all": lambda x, dim, k: {"largest": x.max()[None]},
+    "argsort": lambda x, dim, k: {"places": torch.argsort(x, dim)},
+    "topk": lambda x, dim, k: dict(zip(("values", "places"), torch.topk(x, k, dim))),
+    "topk of the smallest": lambda x, dim, k: dict(zip(("values", "places"), torch.topk(x, k, dim, largest=False))),
+    "sort": lambda x, dim, k: dict(zip(("values", "places"), torch.sort(x, dim))),
+    "sort descending": lambda x, dim, k: dict(zip(("values", "places"), torch.sort(x, dim, descending=True))),
+    "kthvalue": lambda x, dim, k: dict(zip(("value", "place"), torch.kthvalue(x, k, dim))),
+    "median": lambda x, dim, k: dict(zip(("value", "place"), torch.median(x, dim))),
+    "stable sort": lambda x, dim, k: dict(zip(("values", "places"), torch.sort(x, dim=dim, stable=True))),
+    "stable sort descending": lambda x, dim, k: dict(
+        zip(("values", "places"), torch.sort(x, dim=dim, stable=True, descending=True))
     ),
-    "sort": lambda x, dim: dict(zip(("values", "places"), torch.sort(x, dim))),
-    "sort descending": lambda x, dim: dict(zip(("values", "places"), torch.sort(x, dim, descending=True))),
-    "argsort": lambda x, dim: {"places": torch.argsort(x, dim)},
-    "kthvalue": lambda x, dim: dict(zip(("value", "place"), torch.kthvalue(x, _taken(x, dim), dim))),
-    "stable sort": lambda x, dim: dict(zip(("values", "places"), torch.sort(x, dim=dim, stable=True))),
+    "stable argsort": lambda x, dim, k: {"places": torch.argsort(x, dim=dim, stable=True)},
+    "values of topk": lambda x, dim, k: {
+        "largest": torch.topk(x, k, dim)[0],
+        "smallest": torch.topk(x, k, dim, largest=False)[0],
+        "largest by place": x.gather(dim, torch.topk(x, k, dim)[1]),
+    },
+    "values of sort": lambda x, dim, k: {
+        "rising": torch.sort(x, dim)[0],
+        "falling": torch.sort(x, dim, descending=True)[0],
+        "rising by place": x.gather(dim, torch.sort(x, dim)[1]),
+    },
+    "values of a rank": lambda x, dim, k: {
+        "kthvalue": torch.kthvalue(x, k, dim)[0],
+        "median": torch.median(x, dim)[0],
+    },
+    "unique": lambda x, dim, k: dict(
+        zip(
+            ("values", "inverse", "counts"), torch.unique(x.select(1 - dim, 0), return_inverse=True, return_counts=True)
+        )
+    ),
+    "searchsorted": lambda x, dim, k: {
+        "left": torch.searchsorted(torch.sort(x.select(1 - dim, 0))[0], x.select(1 - dim, -1).contiguous()),
+        "right": torch.bucketize(x.select(1 - dim, -1).contiguous(), torch.sort(x.select(1 - dim, 0))[0], right=True),
+    },
 }
-FIRST_OF_EQUALS = ("max", "min", "argmax", "argmin", "stable sort", "amax and amin")
-_TOP = 5
-
-
-def _taken(x: torch.Tensor, dim: int) -> int:
-    return min(_TOP, x.shape[dim])
+FIRST_OF_EQUALS = (
+    "max",
+    "min",
+    "argmax",
+    "argmin",
+    "stable sort",
+    "stable sort descending",
+    "stable argsort",
+    "values of topk",
+    "values of sort",
+    "values of a rank",
+    "unique",
+    "searchsorted",
+    "amax and amin",
+)
+# How many elements are taken of n.
+TAKEN: dict[str, Callable[[int], int]] = {
+    "1": lambda n: 1,
+    "5": lambda n: min(5, n),
+    "17": lambda n: min(17, n),
+    "64 and more": lambda n: min(64 + n // 50, n),
+    "half": lambda n: (n + 1) // 2,
+    "all but 1": lambda n: n - 1,
+    "all": lambda n: n,
+}
 
 
 def order(point: Point, seed: int) -> Case:
@@ -242,7 +308,7 @@ def order(point: Point, seed: int) -> Case:
     dtype, rows, length = point["dtype"], point["rows"], point["length"]
     places = hashed_inputs.hashes(rows * length, seed).reshape(rows, length).argsort(1)
     if point["values"] == "equal":
-        x = (places % 120 - 60).to(dtype)
+        x = (places % 120 - (0 if dtype == torch.uint8 else 60)).to(dtype)
     elif point["values"] == "crowded":  # the first bits are equal
         x = (8 + places * 2.0**-20 if dtype.is_floating_point else (1 << 20) + places).to(dtype)
     elif dtype in (torch.float16, torch.bfloat16):
@@ -252,17 +318,20 @@ def order(point: Point, seed: int) -> Case:
         x = numbers[(places * apart + hashed_inputs.hashes(rows, seed + 1)[:, None]) % len(numbers)].to(dtype)
     else:
         x = ((places - length // 2) * 1237).to(dtype)
-    name = f"orders of {rows}x{length} over {point['over']}, {point['layout']}, {point['values']}"
+    name = (
+        f"orders of {rows}x{length} over {point['over']}, {point['layout']}, {point['values']}, {point['taken']} taken"
+    )
     # For equal numbers, only functions for which torch promises the first one are used.
     functions = FIRST_OF_EQUALS if point["values"] == "equal" else tuple(ORDERS)
-    run = functools.partial(_ordered, functions=functions, over=point["over"], layout=point["layout"])
-    return Case(name, dtype, (x,), run, functools.partial(_ordered_by_hand, functions=functions))
+    taken = TAKEN[point["taken"]](length)
+    run = functools.partial(_ordered, functions=functions, over=point["over"], layout=point["layout"], taken=taken)
+    return Case(name, dtype, (x,), run, functools.partial(_ordered_by_hand, functions=functions, taken=taken))
 
 
-def _ordered(x: torch.Tensor, functions: Sequence[str], over: str, layout: str) -> Results:
+def _ordered(x: torch.Tensor, functions: Sequence[str], over: str, layout: str, taken: int) -> Results:
     """The results; maxima and minima of rows with a NaN must be NaN."""
     given, dim = _turned(x, over, layout)
-    found = {f"{name}: {what}": part for name in functions for what, part in ORDERS[name](given, dim).items()}
+    found = {f"{name}: {what}": part for name in functions for what, part in ORDERS[name](given, dim, taken).items()}
     if x.is_floating_point():
         holed = given.clone()
         holed.select(dim, -1).fill_(math.nan)
@@ -271,12 +340,13 @@ def _ordered(x: torch.Tensor, functions: Sequence[str], over: str, layout: str) 
     return {name: part.t() if dim == 0 and part.dim() > 1 else part for name, part in found.items()}
 
 
-def _ordered_by_hand(x: torch.Tensor, functions: Sequence[str]) -> Expected:
+def _ordered_by_hand(x: torch.Tensor, functions: Sequence[str], taken: int) -> Expected:
     rows: list[list[float]] = x.tolist()
     rising = [sorted(range(len(row)), key=row.__getitem__) for row in rows]
     falling = [sorted(range(len(row)), key=row.__getitem__, reverse=True) for row in rows]  # also stable
     up, down = (_picked(rows, places) for places in (rising, falling))
-    top = min(_TOP, len(rows[0]))
+    top, middle = taken, (len(rows[0]) + 1) // 2
+    of_rank, of_middle = up["values"][:, top - 1], up["values"][:, middle - 1]
     first, last = ({what: part[:, 0] for what, part in order.items()} for order in (up, down))
     smallest, largest = {"smallest": first["values"]}, {"largest": last["values"]}
     parts: dict[str, dict[str, torch.Tensor]] = {
@@ -287,18 +357,50 @@ def _ordered_by_hand(x: torch.Tensor, functions: Sequence[str]) -> Expected:
         "argmin": {"place": first["places"]},
         "max of all": {"largest": torch.tensor([max(map(max, rows))], dtype=torch.float64)},
         "argsort": {"places": up["places"]},
-        "kthvalue": {"value": up["values"][:, top - 1], "place": up["places"][:, top - 1]},
+        "kthvalue": {"value": of_rank, "place": up["places"][:, top - 1]},
         "topk": {what: part[:, :top] for what, part in down.items()},
         "topk of the smallest": {what: part[:, :top] for what, part in up.items()},
         "sort": up,
         "stable sort": up,
         "sort descending": down,
+        "stable sort descending": down,
+        "stable argsort": {"places": up["places"]},
+        "median": {"value": of_middle, "place": up["places"][:, middle - 1]},
+        "values of topk": {
+            **dict.fromkeys(("largest", "largest by place"), down["values"][:, :top]),
+            "smallest": up["values"][:, :top],
+        },
+        "values of sort": {
+            **dict.fromkeys(("rising", "rising by place"), up["values"]),
+            "falling": down["values"],
+        },
+        "values of a rank": {"kthvalue": of_rank, "median": of_middle},
+        "unique": _unique(rows[0]),
+        "searchsorted": _searched(sorted(rows[0]), rows[-1]),
     }
     found = {f"{name}: {what}": part for name in functions for what, part in parts[name].items()}
     if x.is_floating_point():
         ones = torch.ones(len(rows), dtype=torch.float64)
         found.update({"amax with NaN is NaN": ones, "amin with NaN is NaN": ones})
     return {name: without_rounding(values) for name, values in found.items()}
+
+
+def _unique(row: list[float]) -> dict[str, torch.Tensor]:
+    """The different numbers of a row, the number of each element's, and how often each occurs."""
+    counts = collections.Counter(row)
+    values = sorted(counts)
+    numbers = {value: number for number, value in enumerate(values)}
+    lists = {"values": values, "inverse": [numbers[value] for value in row], "counts": [counts[v] for v in values]}
+    return {name: torch.tensor(some, dtype=torch.float64) for name, some in lists.items()}
+
+
+def _searched(rising: list[float], values: list[float]) -> dict[str, torch.Tensor]:
+    """Where values would be inserted, before or after equal ones."""
+    lists = {
+        "left": [bisect.bisect_left(rising, value) for value in values],
+        "right": [bisect.bisect_right(rising, value) for value in values],
+    }
+    return {name: torch.tensor(some, dtype=torch.float64) for name, some in lists.items()}
 
 
 def _picked(rows: list[list[float]], places: list[list[int]]) -> dict[str, torch.Tensor]:

@@ -8,9 +8,9 @@ the device. All of it is done with separate input tensors, with inputs copied in
 and autocast, and together with other work: on a CPU with a second thread and with a second process, which make the same
 calls and check them, on a GPU on a second stream.
 
-A fault that affects one call in N is found with a probability of 1 - (1 - 1 / N)^calls. On a CPU a run makes 5,000
-calls at level quick, 38,000 at standard and 340,000 at full (the trait `calls`): one wrong element in a million calls
-is found with a probability of 0.5%, 4% and 29%. One wrong element in a million elements is found at each level, as
+A fault that affects one call in N is found with a probability of 1 - (1 - 1 / N)^calls. On a CPU a run makes 8,000
+calls at level quick, 60,000 at standard and 550,000 at full (the trait `calls`): one wrong element in a million calls
+is found with a probability of 0.8%, 6% and 42%. One wrong element in a million elements is found at each level, as
 quick already compares 90 million (the trait `elements`).
 """
 

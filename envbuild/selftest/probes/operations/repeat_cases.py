@@ -27,7 +27,7 @@ Exactly = Callable[..., Exact]
 Shape = tuple[int, ...]
 Given = Sequence[tuple[Callable[[Shape, int], torch.Tensor], Shape]]  # how each input is made from its shape and a seed
 
-SINGLE, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
+SINGLE, HALF, BRAIN, DOUBLE = torch.float32, torch.float16, torch.bfloat16, torch.float64
 VARIANTS, VARIANTS_LARGE = 3, 2  # inputs of an operation
 RARE = 8  # rounds from one call of a large tensor to the next
 KEYS = 97  # rows of a table
@@ -75,6 +75,9 @@ def repeated_operations() -> tuple[Repeated, ...]:
     layer = ((ones, (45, 67)), (ones, (95, 67)), (many, (95,)))
     images, filters, grad = (ones, (2, 8, 13, 11)), (ones, IMAGES.weights), (ones, (2, 12, 13, 11))
     heads, table = ((signed, (1, 2, 33, 16)),) * 3, ((places, (601,)), (many, (KEYS, 33)))
+    turned_factors, products = ((ones, (131, 67)), (ones, (33, 131))), ((ones, (45, 67)), (ones, (67, 95)))
+    small_layer, lines = ((ones, (9, 33)), (ones, (31, 33)), (many, (31,))), ((ones, (3, 4, 37)), (ones, (5, 4, 3)))
+    grad_filters = (ones, IMAGES.weights)
     softmax, gelu, attention = (
         functools.partial(function, HOW)
         for function in (float64_operations.softmax, float64_operations.gelu, float64_operations.attention)
@@ -84,6 +87,28 @@ def repeated_operations() -> tuple[Repeated, ...]:
         _repeated("linear 45x67x95", BRAIN, _linear, _linear_exactly, layer),
         _repeated("mm 129x300x67", SINGLE, lambda a, b: torch.mm(a, b), _product, factors),
         _repeated("bmm 5x17x33x65", SINGLE, lambda a, b: torch.bmm(a, b), _products, batches),
+        # The same operations in other dtypes and sizes: a plan that was kept for one shape or dtype may meet another.
+        _repeated("mm 33x65x17", SINGLE, lambda a, b: torch.mm(a, b), _product, ((ones, (33, 65)), (ones, (65, 17)))),
+        _repeated("mm 129x300x67", BRAIN, lambda a, b: torch.mm(a, b), _product_rounded, factors),
+        _repeated("mm 65x33x129", HALF, lambda a, b: torch.mm(a, b), _product, ((ones, (65, 33)), (ones, (33, 129)))),
+        _repeated("mm 33x65x17", DOUBLE, lambda a, b: torch.mm(a, b), _product, ((ones, (33, 65)), (ones, (65, 17)))),
+        _repeated("mm of turned 67x131x33", SINGLE, _turned_product, _turned_product_exactly, turned_factors),
+        _repeated("mv 131x257", SINGLE, lambda a, b: torch.mv(a, b), _vector_product, ((ones, wide), (ones, (257,)))),
+        _repeated("addmm 45x67x95", SINGLE, _addmm, _addmm_exactly, ((many, (45, 95)), *products)),
+        _repeated("bmm 5x17x33x65", BRAIN, lambda a, b: torch.bmm(a, b), _products, batches),
+        _repeated("baddbmm 5x17x33x65", SINGLE, _baddbmm, _baddbmm_exactly, ((many, (5, 17, 65)), *batches)),
+        _repeated("linear 9x33x31", SINGLE, _linear, _linear_exactly, small_layer, narrow=True),
+        _repeated("sum over columns 131x257", SINGLE, lambda x: x.sum(0), _column_sums, ((many, wide),)),
+        _repeated("sum over rows 131x257", HALF, lambda x: x.sum(1), _row_sums, ((ones, wide),)),
+        _repeated("mean over rows 64x256", SINGLE, lambda x: x.mean(1), _row_means, ((many, (64, 256)),)),
+        _repeated("max over rows 131x257", SINGLE, lambda x: x.amax(1), _row_maxima, ((signed, wide),)),
+        _repeated("argmax over rows 131x257", SINGLE, lambda x: x.argmax(1), _row_places, ((signed, wide),)),
+        _repeated("cumsum over columns 257x9", SINGLE, lambda x: torch.cumsum(x, 0), _column_scan, ((many, (257, 9)),)),
+        _repeated("conv1d", SINGLE, _conv_line, _conv_line_exactly, lines, whole=False),
+        _repeated("conv1d", BRAIN, _conv_line, _conv_line_exactly, lines, whole=False),
+        _repeated(
+            "conv2d input gradient", SINGLE, _conv_inputs, _conv_inputs_exactly, (grad_filters, grad), whole=False
+        ),
         _repeated("conv2d", SINGLE, _conv, _conv_exactly, (images, filters, (many, (12,))), whole=False),
         _repeated("conv2d weight gradient", SINGLE, _conv_weights, _conv_weights_exactly, (images, grad), whole=False),
         _repeated("sum of 100003", SINGLE, lambda x: x.sum(), _sum, ((many, (100003,)),)),
@@ -152,6 +177,93 @@ def _linear_exactly(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Exact:
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> Exact:
     return without_rounding(product(a, b))
+
+
+def _product_rounded(a: torch.Tensor, b: torch.Tensor) -> Exact:
+    """bfloat16 represents sums of ones up to 256, which those of 300 random signs do not reach."""
+    return without_rounding(product(a, b))
+
+
+def _turned_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.mm(a.t(), b.t())
+
+
+def _turned_product_exactly(a: torch.Tensor, b: torch.Tensor) -> Exact:
+    return without_rounding(product(a.t(), b.t()))
+
+
+def _vector_product(a: torch.Tensor, b: torch.Tensor) -> Exact:
+    return without_rounding(product(a, b[:, None])[:, 0])
+
+
+def _addmm(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.addmm(c, a, b, alpha=2, beta=-1)
+
+
+def _addmm_exactly(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Exact:
+    return without_rounding(2 * product(a, b) - c)
+
+
+def _baddbmm(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.baddbmm(c, a, b, beta=-1)
+
+
+def _baddbmm_exactly(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Exact:
+    return without_rounding(torch.stack([product(*pair) for pair in zip(a, b)]) - c)
+
+
+def _column_sums(x: torch.Tensor) -> Exact:
+    return _listed([math.fsum(column) for column in zip(*x.tolist())])
+
+
+def _row_sums(x: torch.Tensor) -> Exact:
+    return _listed([math.fsum(row) for row in x.tolist()])
+
+
+def _row_means(x: torch.Tensor) -> Exact:
+    """The rows have a power of two of elements: means of integers are exact."""
+    return _listed([math.fsum(row) / len(row) for row in x.tolist()])
+
+
+def _row_maxima(x: torch.Tensor) -> Exact:
+    return _listed([max(row) for row in x.tolist()])
+
+
+def _row_places(x: torch.Tensor) -> Exact:
+    return _listed([row.index(max(row)) for row in x.tolist()])
+
+
+def _column_scan(x: torch.Tensor) -> Exact:
+    return _listed([*zip(*(itertools.accumulate(column) for column in zip(*x.tolist())))])
+
+
+def _conv_line(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.conv1d(x, w, padding=1)
+
+
+def _conv_line_exactly(x: torch.Tensor, w: torch.Tensor) -> Exact:
+    padded, n = F.pad(x, (1, 1)), x.shape[2]
+    taps = [torch.stack([product(w[..., tap], part[:, tap : tap + n]) for part in padded]) for tap in range(w.shape[2])]
+    return Exact(sum(taps[1:], taps[0]), torch.tensor(NEAREST, dtype=torch.float64))
+
+
+def _conv_inputs(w: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    by_library: Any = importlib.import_module("torch.nn.grad").conv2d_input
+    return cast(torch.Tensor, by_library((2, 8, 13, 11), w, grad, padding=1, groups=IMAGES.groups))
+
+
+def _conv_inputs_exactly(w: torch.Tensor, grad: torch.Tensor) -> Exact:
+    """The convolution of the gradients with the turned kernels, of which inputs and outputs are exchanged."""
+    groups, out = IMAGES.groups, w.shape[0] // IMAGES.groups
+    parts = w.view(groups, out, *w.shape[1:]).transpose(1, 2).flip(3, 4).reshape(-1, out, *w.shape[2:])
+    padded, (h, wide) = F.pad(grad, (1, 1, 1, 1)), grad.shape[2:]
+    found = torch.zeros(len(grad), parts.shape[0], h, wide, dtype=torch.float64)
+    each = parts.shape[0] // groups
+    for image, group, i, j in itertools.product(range(len(grad)), range(groups), range(3), range(3)):
+        window = padded[image, group * out : (group + 1) * out, i : i + h, j : j + wide].reshape(out, -1)
+        rows = slice(group * each, (group + 1) * each)
+        found[image, rows] += product(parts[rows, :, i, j], window).view(each, h, wide)
+    return Exact(found, torch.tensor(NEAREST, dtype=torch.float64))
 
 
 def _products(a: torch.Tensor, b: torch.Tensor) -> Exact:

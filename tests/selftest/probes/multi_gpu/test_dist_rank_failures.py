@@ -69,7 +69,15 @@ def test_right_ranks_pass_with_exact_figures_of_every_stage(lame: dict[str, Fram
         "all_reduce fp32 65537", "all_reduce int64 1001", "all_gather fp32 1001", "all_gather bf16 4099",
         "broadcast fp32 1001", "broadcast bf16 4099", "reduce_scatter fp32 1001", "reduce_scatter bf16 4099",
         "all_to_all fp32 1001", "all_to_all bf16 4099", "send_recv fp32 1001", "send_recv bf16 4099",
-        "all_reduce max fp32 4099", "all_to_all uneven fp32 1001", "all_reduce fp16 524296", "all_reduce bf16 524296",
+        "all_reduce max fp32 4099", "all_reduce minimum fp32 4099", "all_reduce product fp32 4099",
+        "reduce fp32 1001", "reduce fp16 4099", "all_gather_into_tensor fp32 1001", "all_gather_into_tensor fp16 4099",
+        "two all_reduce at a time fp32 1001", "two all_reduce at a time fp16 4099", "all_reduce turned fp32 1001",
+        "all_reduce turned fp16 4099", "broadcast int64 4099", "broadcast uint8 4099", "broadcast fp64 4099",
+        "all_gather int64 4099", "all_gather uint8 4099", "all_gather fp64 4099",
+        "gather and scatter fp32 1001: gather",
+        "gather and scatter fp32 1001: scatter", "gather and scatter bf16 4099: gather",
+        "gather and scatter bf16 4099: scatter",
+        "all_to_all uneven fp32 1001", "all_reduce fp16 524296", "all_reduce bf16 524296",
         "ddp weight", "ddp gradient of weight", "ddp bias", "ddp gradient of bias",
     ]  # fmt: skip
 

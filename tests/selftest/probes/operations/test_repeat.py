@@ -19,12 +19,12 @@ Kernel = Callable[..., torch.Tensor]
 
 
 def late(kernel: Kernel) -> Kernel:
-    """One bit of one element is wrong from the 100th call on."""
+    """One bit of one element is wrong in the 100th call with a large float32 result."""
     count = iter(range(1 << 30))
 
     def wrong(*args: Any, **options: Any) -> torch.Tensor:
         result = kernel(*args, **options)
-        if next(count) == 100:
+        if result.dtype == torch.float32 and result.numel() > 8000 and next(count) == 100:
             result.flatten()[-1:].view(torch.int32).bitwise_xor_(1)
         return result
 
