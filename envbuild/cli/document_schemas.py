@@ -32,6 +32,8 @@ from envbuild.pipeline.bisection_search_and_result import BisectionDocument
 from envbuild.pipeline.layered_image import ExportedImage
 from envbuild.pipeline.model import MadeDocument
 from envbuild.pipeline.push_and_bundle import Pushed
+from envbuild.repair.lock_installer import InstalledLock
+from envbuild.repair.repair_text import ProgramDocument, RepairDocument, UndoneRepair
 from envbuild.report.fingerprint_comparison import FingerprintDiffDocument
 from envbuild.report.profile_and_image_diff import DiffDocument
 from envbuild.report.profile_page_contents import PageDocument
@@ -53,7 +55,9 @@ DOCUMENTS: Mapping[str, tuple[type, ...]] = {
     "export oci": (ExportedImage,),
     "export requirements": (exported_files.ExportedFile,),
     "export selftest": (exported_files.ExportedFile,),
+    "fix": (RepairDocument, UndoneRepair),
     "init": (init.NewProfile,),
+    "install": (InstalledLock,),
     "keygen": (keygen.KeyPair,),
     "load": (load.LoadedDocument,),
     "lock": (lock.LockResult,),
@@ -61,6 +65,7 @@ DOCUMENTS: Mapping[str, tuple[type, ...]] = {
     "pin-digests": (pin_digests.PinnedDigests,),
     "prune": (prune.PrunedItems,),
     "push": (Pushed,),
+    "run": (ProgramDocument,),
     "save": (Pushed,),
     "show": (show.ShowDocument, show.ProfileList, PageDocument),
     "status": (StatusDocument, status.OutdatedPins),

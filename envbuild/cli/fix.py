@@ -57,12 +57,14 @@ def command(logs: tuple[str, ...], python: str | None, here: bool, applied: bool
     if applied and not plan.diagnosis.healthy:
         document = _apply(plan, held, document, as_json)
     if as_json:
-        emit(document.content())
+        emit(document)
 
 
 def _apply(plan: RepairPlan, held: Holdings, document: RepairDocument, as_json: bool) -> RepairDocument:
     """Run the plan, check what is loaded then, and run the probes; the document with the results."""
+    from envbuild.facts.document_types import plain
     from envbuild.repair import repair_run
+    from envbuild.testrun import run_document
 
     def say(text: str) -> None:
         click.echo(printable(f"  {text}"), err=True)
@@ -76,10 +78,10 @@ def _apply(plan: RepairPlan, held: Holdings, document: RepairDocument, as_json: 
         repair_run.require_loaded(plan, after)
         run = repair_run.run_probes(plan, after)
         if not isinstance(run, str):
-            document = replace(document, probes=tuple(result.document() for result in run.results))
+            document = replace(document, probes=tuple(map(run_document.probe_row, run.results)))
             repair_run.require_probes_passed(run, plan)
     except CheckFailed as error:
-        error.partial = document.content()
+        error.partial = plain(document)
         raise
     if not as_json:
         click.echo(printable(f"Fixed. Replaced files: {backup.folder}; to restore them: {_undo_line(plan)}"))
@@ -101,14 +103,14 @@ def _undo_line(plan: RepairPlan) -> str:
 
 
 def _undo(python: str | None, as_json: bool) -> None:
-    from envbuild.repair import repair_run
+    from envbuild.repair import repair_run, repair_text
     from envbuild.runners import host_runner
 
     found = host_runner.find_interpreter(python or audit_command.nearest_python())
     prefix = found.parent.parent
     names, left = repair_run.undo_repair(prefix, lambda text: click.echo(printable(text), err=True))
     if as_json:
-        emit({"target": str(found), "state": "undone", "restored": sorted(names), "left": left})
+        emit(repair_text.UndoneRepair(str(found), "undone", tuple(sorted(names)), tuple(left)))
         return
     click.echo(printable(f"Restored: {', '.join(sorted(names)) or 'no distribution had changed'}"))
     for file in left:

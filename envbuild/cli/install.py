@@ -34,10 +34,10 @@ def command(name: str, target: Path, as_json: bool) -> None:
 
     done = lock_installer.install_lock(source.name, lock, source.profile.env, target, say)
     if as_json:
-        emit(done.document())
+        emit(done)
         return
     for extension in done.left_out:
         say(f"{extension} is left out: it is compiled only in images")
     count = len(done.installed)
-    click.echo(printable(f"{display(done.target)}: {f'{count} distributions installed' if count else 'up to date'}"))
-    say(f"check it: envbuild audit --python {display(done.target)} --profile {source.known}")
+    click.echo(printable(f"{display(target)}: {f'{count} distributions installed' if count else 'up to date'}"))
+    say(f"check it: envbuild audit --python {display(target)} --profile {source.known}")

@@ -46,21 +46,22 @@ def command(log: str | None, python: str | None, as_json: bool, program: tuple[s
     """
     if log is None:
         raise UsageError("--with-fix is missing", hint="envbuild run --with-fix train.log -- python train.py")
-    from envbuild.repair import private_libraries
+    from envbuild.repair import private_libraries, repair_text
 
     found = fix_command.read_explanation((log,) if log else ())
     plan, held = fix_command.planned_repair(found, python or _interpreter(program[0]), files_only=True)
     environment = private_libraries.program_environment(plan, held, _say)
     if as_json:
+        command = repair_text.CommandDocument("starts the program", program, shlex.join(program), shell=False)
         emit(
-            {
-                "target": plan.target,
-                "state": plan.state,
-                "advisories": [advisory.id for advisory in plan.diagnosis.advisories],
-                "commands": [{"argv": list(program), "text": shlex.join(program)}],
-                "variables": dict(environment.variables),
-                "libraries": dict(environment.libraries),
-            }
+            repair_text.ProgramDocument(
+                target=plan.target,
+                state=plan.state,
+                advisories=repair_text.advisory_rows(plan),
+                commands=(command,),
+                variables=environment.variables,
+                libraries=environment.libraries,
+            )
         )
         return
     if plan.diagnosis.healthy:

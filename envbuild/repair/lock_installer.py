@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from packaging.utils import canonicalize_name
 
@@ -40,14 +41,11 @@ class InstalledLock:
 
     profile: str
     lock: str
-    target: Path
+    target: str
+    state: Literal["installed", "up-to-date"]
     python: str
     installed: tuple[str, ...]
     left_out: tuple[str, ...]
-
-    def document(self) -> dict[str, object]:
-        state = "installed" if self.installed else "up-to-date"
-        return {**vars(self), "target": str(self.target), "state": state}
 
 
 def install_lock(
@@ -76,9 +74,9 @@ def install_lock(
             requirement_edits.pin_metadata(file, override.name, override.version)
     _write_constraints(lock, name, folder)
     _write_activation(folder, name, variables)
-    return InstalledLock(
-        name, lock.id, folder, lock.python, missing, tuple(extension.name for extension in lock.extensions)
-    )
+    left_out = tuple(extension.name for extension in lock.extensions)
+    state: Literal["installed", "up-to-date"] = "installed" if missing else "up-to-date"
+    return InstalledLock(name, lock.id, str(folder), state, lock.python, missing, left_out)
 
 
 def _interpreter(version: str) -> Path:

@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -106,7 +107,7 @@ class RepairPlan:
         return (*self.commands, *(pin.command for pin in self.metadata))
 
     @property
-    def state(self) -> str:
+    def state(self) -> Literal["healthy", "fixable", "by-hand"]:
         if self.diagnosis.healthy:
             return "healthy"
         return "fixable" if self.commands or self.overrides else "by-hand"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
+from envbuild.facts.document_types import AdvisoryRow
 from envbuild.repair.repair_plan import Command, LibraryOutcome, RepairPlan
+from envbuild.testrun.run_document import ProbeRow
 
 
 @dataclass(frozen=True)
@@ -23,17 +26,17 @@ class CommandDocument:
 class RepairDocument:
     """The document of `envbuild fix --json`.
 
-    `state`: healthy, fixable, by-hand; after `--apply` fixed, after `--undo` undone. `profile`: whose probes prove the
-    fix. `manager`: what manages the environment. `advisories`: the ids acted on; `absent`: those in the log that this
+    `state`: healthy, fixable, by-hand; after `--apply` fixed. `profile`: whose probes prove the
+    fix. `manager`: what manages the environment. `advisories`: those acted on; `absent`: those in the log that this
     environment excludes. `overrides`: lines for [tool.uv] of the project. `refused`: why `--apply` would not run the
     commands. `backup`: the folder of the files that were replaced. `probes`: the results in the fixed environment.
     """
 
     target: str
-    state: str
+    state: Literal["healthy", "fixable", "by-hand", "fixed"]
     profile: str | None
     manager: str
-    advisories: tuple[str, ...]
+    advisories: tuple[AdvisoryRow, ...]
     absent: tuple[str, ...]
     commands: tuple[CommandDocument, ...]
     overrides: tuple[str, ...]
@@ -43,10 +46,35 @@ class RepairDocument:
     prove: tuple[str, ...]
     refused: str | None
     backup: str | None = None
-    probes: tuple[dict[str, object], ...] = ()
+    probes: tuple[ProbeRow, ...] = ()
 
-    def content(self) -> dict[str, object]:
-        return asdict(self)
+
+@dataclass(frozen=True)
+class UndoneRepair:
+    """The document of `envbuild fix --undo --json`. `restored`: the distributions; `left`: files that were kept."""
+
+    target: str
+    state: Literal["undone"]
+    restored: tuple[str, ...]
+    left: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ProgramDocument:
+    """The document of `envbuild run --json`. `variables`: to set, null to unset; `libraries`: the file that each library
+    should come from."""
+
+    target: str
+    state: Literal["healthy", "fixable", "by-hand"]
+    advisories: tuple[AdvisoryRow, ...]
+    commands: tuple[CommandDocument, ...]
+    variables: Mapping[str, str | None]
+    libraries: Mapping[str, str]
+
+
+def advisory_rows(plan: RepairPlan) -> tuple[AdvisoryRow, ...]:
+    """The advisories that a plan acts on."""
+    return tuple(AdvisoryRow(one.id, "affected", one.title, one.remedy) for one in plan.diagnosis.advisories)
 
 
 def repair_document(plan: RepairPlan, prove: Sequence[str], profile: str | None) -> RepairDocument:
@@ -56,7 +84,7 @@ def repair_document(plan: RepairPlan, prove: Sequence[str], profile: str | None)
         state=plan.state,
         profile=profile,
         manager=plan.manager.kind,
-        advisories=tuple(advisory.id for advisory in plan.diagnosis.advisories),
+        advisories=advisory_rows(plan),
         absent=tuple(advisory.id for advisory in plan.diagnosis.absent),
         commands=tuple(commands),
         overrides=plan.overrides.requirements if plan.overrides else (),

@@ -63,7 +63,7 @@ def document(profile: str, run: TestRun, lock: str | None, image: str | None, in
         level=told.get("level"),
         seed=seed if isinstance(seed, int) else None,
         selftest=run.summary(),
-        probes=tuple(map(_probe, run.results)),
+        probes=tuple(map(probe_row, run.results)),
     )
 
 
@@ -73,7 +73,7 @@ def _state(run: TestRun) -> Literal["passed", "failed", "skipped"]:
     return "failed" if run.failures() else "skipped"
 
 
-def _probe(result: ProbeResult) -> ProbeRow:
+def probe_row(result: ProbeResult) -> ProbeRow:
     return ProbeRow(
         name=result.probe,
         level=result.level,

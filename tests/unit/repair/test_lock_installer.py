@@ -59,7 +59,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_override_holds_with_pip_and_with_uv(lock: Lock, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = install(lock, folder)
-    assert len(done.installed) == 4 and done.document()["state"] == "installed"
+    assert len(done.installed) == 4 and done.state == "installed"
     venv = Venv(folder, folder / "none")
     assert venv.cublas() == "12.4.5"
     pip = [sys.executable, "-m", "pip", "--python", venv.python]
