@@ -61,8 +61,8 @@ class UndoneRepair:
 
 @dataclass(frozen=True)
 class ProgramDocument:
-    """The document of `envbuild run --json`. `variables`: to set, null to unset; `libraries`: the file that each library
-    should come from."""
+    """The document of `envbuild run --json`. `variables`: to set, null to unset; `libraries`: the file that each
+    library should come from."""
 
     target: str
     state: Literal["healthy", "fixable", "by-hand"]

@@ -59,7 +59,7 @@ class WheelLayer:
         Raises HashMismatch if a wheel is not the one of the recipe, WheelRefused if it cannot be installed, LockError
         if a file of one wheel is a folder of another.
         """
-        with _opened_files(self.wheels, self.python) as files:
+        with _installed(self.wheels, self.python) as files:
             entries = overriding_files(files.values(), dict(self.pins)) if self.pins else files.values()
             return write_layer(entries, packed, plain)
 
@@ -85,7 +85,7 @@ class NvccLinksLayer:
         """Write the layer. Raises what WheelLayer.write raises, and BuildError if the wheels have no nvcc of this
         release."""
         home = self.home.lstrip("/")
-        with _opened_files(self.wheels, self.python) as files:
+        with _installed(self.wheels, self.python) as files:
             version = _version(files.get(f"{home}/bin/nvcc"))
             names = {path.removeprefix(f"{home}/lib/") for path in files if path.startswith(f"{home}/lib/")}
         if not version.startswith(f"{self.release}."):
@@ -97,7 +97,7 @@ class NvccLinksLayer:
 
 
 @contextlib.contextmanager
-def _opened_files(wheels: Iterable[WheelOfLayer], python: str) -> Iterator[dict[str, LayerEntry]]:
+def _installed(wheels: Iterable[WheelOfLayer], python: str) -> Iterator[dict[str, LayerEntry]]:
     """Yield the files of wheels by path, while the wheels are open."""
     with contextlib.ExitStack() as stack:
         files: dict[str, LayerEntry] = {}

@@ -16,8 +16,8 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 from selftest.environments import SONAMES, TORCH, library, libtorch_cuda
