@@ -190,7 +190,7 @@ def test_other_kinds_of_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     for text in (b"", b"junk", b"-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\n"):
         with pytest.raises(FileError):
             keys_and_signatures.private(text, "key")
-        with pytest.raises(FileError, match="no public key"):
+        with pytest.raises(FileError, match="not a public key"):
             keys_and_signatures.public(text, "key")
     with pytest.raises(FileError, match="cannot be read"):
         keys_and_signatures.trusted(Path("nowhere.pub"))

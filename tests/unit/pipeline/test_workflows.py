@@ -515,6 +515,6 @@ def test_a_builder_that_is_not_there_ends_what_has_nothing_to_build_too(monkeypa
     monkeypatch.setattr(buildx, "require_builder", refuse)
     context = StepContext(cast(Listener, MagicMock()), "nope")
     for _ in range(2):  # nor is it taken for found the second time
-        with pytest.raises(EngineError, match="no builder 'nope'"):
+        with pytest.raises(EngineError, match="unknown builder 'nope'"):
             _ = context.engine
     assert asked == ["nope", "nope"]
