@@ -240,7 +240,7 @@ def test_faults_of_a_source_are_reported(place: Project, repository: Repository,
     fails(place, name, "kernels cannot be compiled", "--unheard_of", "build.settings")
     # it gets no settings, builds nothing, and exits with 0
     place.change(name, extensions=[repository.entry("new", build={})])
-    fails(place, name, "not what was asked for", "py3-none-any", MODULE, "told: nothing")
+    fails(place, name, "not what was asked for", "py3-none-any", MODULE, "build.env and build.settings")
     place.change(name, extensions=[repository.entry(modules=[MODULE, "kernels_more"])])
     fails(place, name, "kernels_more")
     place.change(name, extensions=[repository.entry("broken")])

@@ -48,9 +48,12 @@ def test_a_pushed_image_is_verified_without_an_engine(site: Site) -> None:
     assert done.code == 0, f"{done.stdout}\n{done.stderr}"
     locked = lock_file.read(site.proved.project.lock(site.proved.name))
     assert locked
-    assert done.document == {
-        "ref": f"{site.place}:verified", "digest": site.digest, "verified": True, "profile": site.proved.name,
-        "lock": locked.id, "level": "quick", "gpus": ["cpu"], "base": None, "reasons": [],
+    (evidence,) = done.document["evidence"]
+    assert (evidence["model"], evidence["state"], evidence["level"]) == ("cpu", "verified", "quick")
+    assert {**done.document, "evidence": []} == {
+        "reference": f"{site.place}:verified", "state": "verified", "digest": site.digest, "image": site.proved.id,
+        "profile": site.proved.name, "lock": locked.id, "level": "quick", "gpus": ["cpu"], "evidence": [], "base": None,
+        "changed_settings": {}, "unconfined": [], "reordered_layers": [], "reasons": [],
     }  # fmt: skip
     assert handle(f"{site.place}:verified") is None
 

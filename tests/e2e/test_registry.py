@@ -67,7 +67,7 @@ def test_a_missing_login_is_reported(private: Project, name: str, registry: Regi
 
 def test_with_a_login_it_is_made_and_verified(private: Project, name: str, registry: Registry, base_image: str) -> None:
     done = private.run("make", name, "--json", DOCKER_CONFIG=str(registry.login))
-    assert (done.code, done.document.get("status")) == (0, "verified"), f"{done.stdout}\n{done.stderr}"
+    assert (done.code, done.document.get("state")) == (0, "verified"), f"{done.stdout}\n{done.stderr}"
     found = lock_file.read(private.lock(name))
     assert found
     assert (found.image, found.base) == (base_image, ())

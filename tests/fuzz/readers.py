@@ -246,7 +246,7 @@ def _node(raw: bytes) -> None:
     found = [node_comparison.parse("odd", raw), *(node_comparison.parse(name, as_json(_NODE)) for name in "ab")]
     for several in (found, found[:1], found[:2]):
         checks = node_comparison.compare_nodes(several)
-        json.dumps(node_comparison.document(several, checks))
+        json.dumps(plain(node_comparison.document(several, checks)))
         assert all("\x1b" not in check.detail and "\n" not in check.detail for check in checks)
 
 
@@ -315,7 +315,7 @@ def _driver(value: tuple[machine_model.DriverReading, tuple[machine_model.Xid, .
     )
     checks = machine_checks_and_suitability.check_machine(host, [])
     assert all(isinstance(check, Check) and "\x1b" not in check.detail for check in checks)
-    node = node_comparison.parse("a", json.dumps(machine_checks_and_suitability.document(host, checks)))
+    node = node_comparison.parse("a", json.dumps(plain(machine_checks_and_suitability.document(host, checks))))
     assert node.described, node.fault
 
 

@@ -115,6 +115,7 @@ def install(gpu: Gpu) -> None:
     torch._fused_sdp_choice = sdpa.choice  # type: ignore[assignment]
     F.scaled_dot_product_attention = sdpa.attention
     torch.tensor = tensors.tensor  # type: ignore[assignment]
+    torch.inference_mode = torch.no_grad  # type: ignore[misc,assignment]  # a GpuTensor has no views in it
     torch.Tensor.to = tensors.to  # type: ignore[assignment]
     torch.Tensor.cuda = lambda tensor, *_, **__: tensors.to(tensor, tensors.DEVICE)  # type: ignore[assignment]
     torch.__future__.set_overwrite_module_params_on_conversion(True)

@@ -191,7 +191,8 @@ def _run(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _lifted(value: Any) -> Any:
-    return GpuTensor(value) if type(value) is torch.Tensor else value
+    """A lazy conjugate is computed at once: torch does not see the flag behind a GpuTensor."""
+    return GpuTensor(value.resolve_conj()) if type(value) is torch.Tensor else value
 
 
 def _written(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -228,7 +228,7 @@ def test_a_gpu_on_an_arm64_host_is_refused(command: str, gpu: str, project: Path
     write_profile(project, {"extends": "h200", "gpus": ["h200", gpu]})
     done = envbuild(command, "sample")
     assert done.code == 3
-    reason = f"gpus[1]: unsupported: {gpu} has an arm64 host, and envbuild builds linux/amd64 images only"
+    reason = f"gpus[1]: unsupported: {gpu} has an arm64 host, and envbuild builds only linux/amd64 images"
     assert reason in done.stderr
 
 
@@ -248,7 +248,7 @@ def test_the_name_of_a_gpu_on_an_arm64_host_has_the_reason() -> None:
         ("gtx750ti", "the last torch whose default build has code for it is 2.7.1"),
         ("k40", "no known torch has code for it"),
         ("k80", "the last torch whose default build has code for it is 2.0.1"),
-        ("jetson-orin", "jetson-orin has an arm64 host, and envbuild builds linux/amd64 images only"),
+        ("jetson-orin", "jetson-orin has an arm64 host, and envbuild builds only linux/amd64 images"),
         ("jetson-orin", "its torch comes from another index, NVIDIA's for JetPack"),
         ("jetson-thor", "its torch comes from another index, NVIDIA's for JetPack"),
         ("jetson-nano", "its torch comes from another index, NVIDIA's for JetPack"),
