@@ -28,6 +28,7 @@ from envbuild.doctor.machine_checks_and_suitability import MachineDocument
 from envbuild.doctor.node_comparison import ClusterDocument
 from envbuild.evidence.image_status import StatusDocument
 from envbuild.explain.cause_ranking import ExplanationDocument
+from envbuild.facts.document_types import AdvisoryRow
 from envbuild.pipeline.bisection_search_and_result import BisectionDocument
 from envbuild.pipeline.layered_image import ExportedImage
 from envbuild.pipeline.model import MadeDocument
@@ -83,15 +84,20 @@ SEVERAL = frozenset(
 def document_schema(name: str) -> dict[str, Any]:
     """The JSON Schema of a command's document.
 
-    It has every key, unless the command failed: then it has `error`, and the keys that were known.
+    It has every key, unless the command failed: then it has `error`, and the keys that were known. A profile that is
+    refused has `profile` and `advisories` in the document of every command.
     """
-    kinds = (*DOCUMENTS[name], ErrorDocument)
+    kinds = (*DOCUMENTS[name], ErrorDocument, AdvisoryRow)
     _, made = TypeAdapter.json_schemas([(kind, "validation", TypeAdapter(kind)) for kind in kinds])
     definitions = {key: _closed(value) for key, value in made["$defs"].items()}
     error = {"$ref": "#/$defs/ErrorDocument"}
     whole = [{"$ref": f"#/$defs/{kind.__name__}"} for kind in DOCUMENTS[name]]
+    refusal = {
+        "profile": {"type": ["string", "null"]},
+        "advisories": {"type": "array", "items": {"$ref": "#/$defs/AdvisoryRow"}},
+    }
     for kind in DOCUMENTS[name]:
-        keys = {**definitions[kind.__name__]["properties"], "error": error}
+        keys = {**refusal, **definitions[kind.__name__]["properties"], "error": error}
         definitions[f"Failed{kind.__name__}"] = {
             "type": "object", "properties": keys, "required": ["error"], "additionalProperties": False,
         }  # fmt: skip
