@@ -76,9 +76,10 @@ def short_inner(kernel: Kernel) -> Kernel:
 def sigmoid_tail(kernel: Kernel) -> Kernel:
     """The elements after the last multiple of 8 get the sigmoid alone."""
 
-    def seeded(x: torch.Tensor) -> torch.Tensor:
+    def seeded(x: torch.Tensor, inplace: bool = False) -> torch.Tensor:
         kept = x.numel() // 8 * 8
-        return torch.cat((kernel(x).flatten()[:kept], torch.sigmoid(x).flatten()[kept:])).view(x.shape)
+        made = torch.cat((kernel(x).flatten()[:kept], torch.sigmoid(x).flatten()[kept:])).view(x.shape)
+        return x.copy_(made) if inplace else made
 
     return seeded
 
@@ -89,10 +90,10 @@ def overwritten(kernel: Kernel) -> Kernel:
 
 
 def first_tile_only(kernel: Kernel) -> Kernel:
-    """The largest of the first 1024 elements."""
+    """The largest of the first 1024 elements, or of as many as are asked for."""
 
     def seeded(x: torch.Tensor, k: int, dim: int, **options: Any) -> Any:
-        return kernel(x.narrow(dim, 0, min(BLOCK, x.shape[dim])), k, dim, **options)
+        return kernel(x.narrow(dim, 0, min(max(BLOCK, k), x.shape[dim])), k, dim, **options)
 
     return seeded
 
