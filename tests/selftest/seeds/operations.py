@@ -78,7 +78,8 @@ def sigmoid_tail(kernel: Kernel) -> Kernel:
 
     def seeded(x: torch.Tensor, inplace: bool = False) -> torch.Tensor:
         kept = x.numel() // 8 * 8
-        made = torch.cat((kernel(x).flatten()[:kept], torch.sigmoid(x).flatten()[kept:])).view(x.shape)
+        given = x.clone() if inplace else x  # autograd needs it unchanged
+        made = torch.cat((kernel(given).flatten()[:kept], torch.sigmoid(given).flatten()[kept:])).view(x.shape)
         return x.copy_(made) if inplace else made
 
     return seeded
