@@ -206,7 +206,7 @@ def test_a_variable_that_the_source_does_not_read_is_refused(project: Path, repo
 @pytest.mark.parametrize("name", ["KERNELS", "KERNELS_CUD", "ERNELS_CUDA", "KERNELS_TESTED"])
 def test_part_of_a_word_and_a_test_do_not_count_as_a_mention(project: Path, repository: Path, name: str) -> None:
     error = refused(from_git(project, repository, build={"env": {name: "1"}}))
-    assert f"do not mention {name} " in str(error.faults[0])
+    assert f"do not mention {name}: " in str(error.faults[0])
 
 
 def sdist(folder: Path, setup: str = SETUP) -> dict[str, str]:
