@@ -112,6 +112,7 @@ auth: {{htpasswd: {{realm: e2e, path: {folder}/htpasswd}}}}
         encoding="utf-8",
     )
     trusted = Path("/etc/docker/certs.d") / host
+    shutil.rmtree(trusted, ignore_errors=True)  # left by a run that was killed
     log = (folder / "log").open("wb")
     with subprocess.Popen([program, "serve", folder / "config.yml"], stdout=log, stderr=log) as process:
         try:
