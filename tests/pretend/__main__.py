@@ -2,7 +2,7 @@
 
 Each probe's traits then have `simulated`: the most bytes of the GPU's memory in use at once, and the seconds that it
 spent on the host without the simulation (clock.py): of processor time with its processes, and of wall time; and how
-many operations of torch were the host's, and how many the device's.
+many operations of torch were the device's.
 """
 
 import dataclasses
@@ -38,8 +38,7 @@ def measured(
             "peak_bytes": tensors.here.memory.peak,
             "host_seconds": round(host.processor, 3),
             "host_wall_seconds": round(host.wall, 3),
-            "host_operations": simulated.stops,
-            "device_operations": simulated.entries - simulated.stops,
+            "device_operations": simulated.entries,
         }
         return dataclasses.replace(outcome, traits={**outcome.traits, "simulated": simulation})
 

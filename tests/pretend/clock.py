@@ -10,26 +10,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 _SLOTS = 1 << 12  # processes by their process id: no lock is needed
-_NUMBERS = 4  # of each process
+_NUMBERS = 3  # of each process
 
 
 @dataclass(frozen=True)
 class Spent:
     """`processor`: seconds of all threads of a process and of those forked from it. `wall`: seconds of one process.
-    `stops`: how often the clock was stopped in all of them; `entries`: how often it was entered from outside."""
+    `entries`: how often the clock was entered from outside, in all of them."""
 
     processor: float
     wall: float
-    stops: int = 0
     entries: int = 0
 
     def __sub__(self, other: Spent) -> Spent:
-        return Spent(
-            self.processor - other.processor,
-            self.wall - other.wall,
-            self.stops - other.stops,
-            self.entries - other.entries,
-        )
+        return Spent(self.processor - other.processor, self.wall - other.wall, self.entries - other.entries)
 
 
 class Clock(contextlib.ContextDecorator):
@@ -44,7 +38,7 @@ class Clock(contextlib.ContextDecorator):
     def __enter__(self) -> Clock:
         self._depth += 1
         if self._depth == 1:
-            self._sums[_slot() + 3] += 1
+            self._sums[_slot() + 2] += 1
             self._begin = time.process_time(), time.perf_counter()
         return self
 
@@ -61,8 +55,7 @@ class Clock(contextlib.ContextDecorator):
         if self._depth != 1:
             yield
             return
-        self._sums[_slot() + 2] += 1
-        self._sums[_slot() + 3] -= 1  # to go on is not to enter
+        self._sums[_slot() + 2] -= 1  # to go on is not to enter
         self.__exit__()
         try:
             yield
@@ -72,8 +65,8 @@ class Clock(contextlib.ContextDecorator):
     def read(self) -> Spent:
         """Wall time is this process's."""
         sums = self._sums.tolist()
-        processor, _, stops, entries = (sum(sums[number::_NUMBERS]) for number in range(_NUMBERS))
-        return Spent(processor, sums[_slot() + 1], int(stops), int(entries))
+        processor, _, entries = (sum(sums[number::_NUMBERS]) for number in range(_NUMBERS))
+        return Spent(processor, sums[_slot() + 1], int(entries))
 
 
 def _slot() -> int:

@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "benchmarks")]
@@ -39,26 +38,15 @@ OVERHEAD = """
 import time, torch
 from pretend import gpus, runtime, tensors
 torch.set_num_threads(1)
-def seconds(x):
+runtime.install(gpus.GPUS["h100"])
+x = torch.zeros(4, device="cuda")
+def seconds():
     begin, counted = time.process_time(), tensors.here.clock.read().processor
     for _ in range(20000):
         x.abs()
     return (time.process_time() - begin - (tensors.here.clock.read().processor - counted)) / 20000
-x = torch.zeros(4)
-plain = min(seconds(x) for _ in range(5))
-runtime.install(gpus.GPUS["h100"])
-on_device = torch.zeros(4, device="cuda")
-print(plain, *(min(seconds(given) for _ in range(5)) for given in (x, on_device)))
+print(min(seconds() for _ in range(5)))
 """
-
-
-@dataclass(frozen=True)
-class Overhead:
-    """Seconds that the simulation adds to an operation, without what the clock counts: to one on the host, beyond what
-    it takes without the simulation, and to one on the device, beyond LAUNCH."""
-
-    host: float
-    device: float
 
 
 def spent(work: Callable[[], object]) -> Spent:
@@ -76,16 +64,16 @@ def start() -> Spent:
     return spent(lambda: subprocess.run(command, env=environment(), stdout=subprocess.DEVNULL, check=True))
 
 
-def overhead() -> Overhead:
+def overhead() -> float:
+    """Seconds that the simulation adds to an operation on the device beyond LAUNCH, without what the clock counts."""
     command = [sys.executable, "-c", OVERHEAD]
     printed = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, text=True, check=True).stdout
-    plain, simulated, device = map(float, printed.split())
-    return Overhead(simulated - plain, max(0.0, device - LAUNCH))
+    return max(0.0, float(printed) - LAUNCH)
 
 
-def of_probe(frame: Frame, beyond: Overhead) -> Spent:
+def of_probe(frame: Frame, beyond: float) -> Spent:
     simulated = frame["traits"]["simulated"]
-    left_out = beyond.host * simulated["host_operations"] + beyond.device * simulated["device_operations"]
+    left_out = beyond * simulated["device_operations"]
     return Spent(simulated["host_seconds"] - left_out, simulated["host_wall_seconds"] - left_out)
 
 
@@ -102,7 +90,7 @@ def in_pairs(probes: Sequence[Probe], seconds: Mapping[str, float]) -> float:
     return now
 
 
-def report(begin: Spent, beyond: Overhead, found: Mapping[str, Frame], whole: Spent, threads: int) -> list[str]:
+def report(begin: Spent, beyond: float, found: Mapping[str, Frame], whole: Spent, threads: int) -> list[str]:
     """The page. `whole`: of the run with the simulation."""
     by_probe = {name: of_probe(frame, beyond) for name, frame in found.items()}
     rows = {"(start)": begin, **dict(sorted(by_probe.items(), key=lambda item: item[1].processor, reverse=True))}
@@ -122,11 +110,8 @@ def report(begin: Spent, beyond: Overhead, found: Mapping[str, Frame], whole: Sp
         "",
         "The host's time is that of the probes without the simulation, whose part of every operation is counted",
         "apart (`tests/pretend/clock.py`). Copies between host and GPU, with what they convert, are the host's.",
-        f"{1e6 * beyond.host:.1f} µs are taken off for each operation on the host and {1e6 * beyond.device:.1f} µs for "
-        "each one on the GPU:",
-        "the way from torch's C++ to Python and back, measured before. An operation on the GPU keeps "
-        f"{1e6 * LAUNCH:.0f} µs of it,",
-        "for the launch of a kernel by torch on a real GPU: an assumption.",
+        f"{1e6 * beyond:.1f} µs are taken off for each operation on the GPU: the way from C++ to Python and back,",
+        f"measured before, without {1e6 * LAUNCH:.0f} µs for the launch of a kernel on a real GPU: an assumption.",
         "Wall time is that of the probe's own process, with what it waits for, while no other works.",
         "",
         "| probe | processor s | wall s |",

@@ -14,11 +14,16 @@ import torch.nn.functional as F
 
 from . import graphs, jit, nccl, sdpa, tensors
 from .gpus import Gpu
-from .tensors import Factories, Pretended
+from .tensors import Pretended
 
 CUDNN = 91900
 UUID = "11111111-2222-3333-4444-555555555555"
 OLD_AUTOCAST = "PRETEND_OLD_AUTOCAST"  # variable: autocast refuses bfloat16 below 8.0, as torch did before 2.4
+FACTORIES = (
+    "arange", "as_tensor", "asarray", "empty", "empty_like", "empty_permuted", "empty_strided", "eye", "full",
+    "full_like", "linspace", "logspace", "ones", "ones_like", "rand", "rand_like", "randint", "randint_like", "randn",
+    "randn_like", "randperm", "scalar_tensor", "tril_indices", "triu_indices", "zeros", "zeros_like",
+)  # fmt: skip
 _Autocast = torch.autocast
 
 
@@ -114,11 +119,13 @@ def install(gpu: Gpu) -> None:
     torch.autocast = Autocast  # type: ignore[misc]
     torch._fused_sdp_choice = sdpa.choice  # type: ignore[assignment]
     F.scaled_dot_product_attention = sdpa.attention
+    for name in FACTORIES:
+        setattr(torch, name, tensors.factory(getattr(torch, name)))
     torch.tensor = tensors.tensor  # type: ignore[assignment]
+    torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor.clone()  # type: ignore[assignment]
     torch.inference_mode = torch.no_grad  # type: ignore[misc,assignment]  # a GpuTensor has no views in it
     torch.Tensor.to = tensors.to  # type: ignore[assignment]
     torch.Tensor.cuda = lambda tensor, *_, **__: tensors.to(tensor, tensors.DEVICE)  # type: ignore[assignment]
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     nccl.install()
     jit.install()
-    Factories().__enter__()
