@@ -89,18 +89,22 @@ def compare(got: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor | Non
 
 def _exact(expected: torch.Tensor, bound: torch.Tensor | None) -> Worst:
     """The result if all elements are exact: the first element represents all of them."""
-    first = (0,) * expected.dim()
-    value = float(expected[first])
+    value = _first(expected)
     return Worst(
         error=0.0,
-        bound=0.0 if bound is None else float(bound.expand_as(expected)[first]),
+        bound=0.0 if bound is None else _first(bound),
         beyond_rounding=0.0,
-        where=first,
+        where=(0,) * expected.dim(),
         got=value,
         expected=value,
         wrong=0,
         count=expected.numel(),
     )
+
+
+def _first(x: torch.Tensor) -> float:
+    """The first element, by one operation instead of one for each dimension: most comparisons end here."""
+    return float(x.as_strided((), ()))
 
 
 def _beyond_rounding(error: torch.Tensor, bound: torch.Tensor, once: torch.Tensor) -> float:

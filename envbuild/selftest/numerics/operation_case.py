@@ -13,6 +13,9 @@ from envbuild.selftest.numerics.element_comparison import Worst, compare
 from envbuild.selftest.numerics.float64_operations import Exact
 
 
+_NO_ERROR = torch.zeros((), dtype=torch.float64)
+
+
 @dataclass(frozen=True)
 class Case:
     """A test case: `run(*given)` must give the results of `exact(*given)`, by name and within their tolerances.
@@ -35,7 +38,7 @@ class Case:
 
 def without_rounding(value: torch.Tensor) -> Exact:
     """An exact result: every device, dtype and order of summation must give it."""
-    return Exact(value, torch.zeros((), dtype=torch.float64))
+    return Exact(value, _NO_ERROR)
 
 
 def worst(got: Mapping[str, torch.Tensor], expected: Mapping[str, Exact]) -> dict[str, Worst]:
