@@ -12,7 +12,6 @@ from envbuild.selftest.harness.probe_context import Context, Refusal, is_unsuppo
 from envbuild.selftest.numerics.element_comparison import Worst, compare
 from envbuild.selftest.numerics.float64_operations import Exact
 
-
 _NO_ERROR = torch.zeros((), dtype=torch.float64)
 
 
