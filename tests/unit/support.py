@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import io
 import json
+import logging
 import os
 import re
 import signal
@@ -408,7 +409,17 @@ def envbuild(*arguments: str) -> Said:
     finally:
         sys.argv = before
         signal.signal(signal.SIGTERM, handler)
+        _end_log()
     return Said(int(code or 0), out.getvalue(), err.getvalue(), arguments)
+
+
+def _end_log() -> None:
+    """Remove what -v or ENVBUILD_LOG added: it would log what later tests do."""
+    log = logging.getLogger("envbuild")
+    for handler in list(log.handlers):
+        log.removeHandler(handler)
+        handler.close()
+    log.setLevel(logging.NOTSET)
 
 
 def configure(text: str) -> None:
