@@ -84,6 +84,11 @@ def expected_contents(source: Source, lock: Lock | None, claimed: bool = False) 
     )
 
 
+def of_gpus(gpus: Sequence[Gpu], *, image: bool) -> Expected:
+    """Return what to expect without a profile for GPUs that need not be this machine's: their driver is not known."""
+    return Expected(gpus=tuple(gpus), gpu_count=len(gpus), image=image)
+
+
 def of_machine(held: Holdings) -> Expected:
     """Return what to expect of an environment on this machine without a profile: the machine's GPUs and driver."""
     cards = [card for name in held.machine.gpus for card in [database.gpu_by_name(name)] if card]

@@ -14,8 +14,9 @@ import click
 from envbuild.audit import environment_audit, environment_contents
 from envbuild.audit.environment_audit import NOTHING, Audit, Expected
 from envbuild.audit.environment_contents import Holdings
-from envbuild.cli.console import Console, emit, json_option, table
+from envbuild.cli.console import Console, emit, json_option, judged_gpus_option, table
 from envbuild.facts.document_types import plain
+from envbuild.facts.gpu_models import Gpu
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock import lock_file, wheel_contents
 from envbuild.profile import profile_name_lookup
@@ -31,20 +32,26 @@ if TYPE_CHECKING:  # an environment is audited without an engine, and without it
 @click.option("--python", "python", metavar="PATH", help="Audit this interpreter, or the environment in this folder.")
 @click.option("--here", is_flag=True, help="Audit the environment of this shell: its active one, or python3 on PATH.")
 @click.option("--profile", "name", metavar="NAME", help="Judge by this profile's GPUs and lock.")
+@judged_gpus_option
 @json_option
-def command(image: str | None, python: str | None, here: bool, name: str | None, as_json: bool) -> None:
+def command(
+    image: str | None, python: str | None, here: bool, name: str | None, gpus: tuple[Gpu, ...], as_json: bool
+) -> None:
     """Show which CUDA libraries, torch and distributions are installed and loaded, and what is wrong with them.
 
-    Needs no GPU; --here and --python need no Docker. Exit 5 for a defect or a known fault that envbuild refuses, 3 for
-    an image or environment without torch. --here skips envbuild's own environment if it has no torch.
-    Example: envbuild audit --here
+    Needs no GPU; --here and --python need no Docker. Without --profile and --gpu, an environment is judged for
+    the GPUs of this machine, and an image for its own profile. Exit 5 for a defect or a refusal, 3 for an image or
+    environment without torch. --here skips envbuild's own environment if it has no torch.
+    Example: envbuild audit --here --gpu h100
     """
     given = [name for name, there in (("IMAGE", image), ("--python", python), ("--here", here)) if there]
     if not given:
         raise UsageError("say what to audit: IMAGE, --python PATH or --here", hint="envbuild audit --here")
     if len(given) > 1:
         raise UsageError(f"one thing at a time: {' and '.join(given)} are given", hint=_ONE)
-    wanted = _expected(name) if name else None
+    if name and gpus:
+        raise UsageError("--profile has GPUs already: give one of --profile and --gpu")
+    wanted = _expected(name) if name else environment_audit.of_gpus(gpus, image=bool(image)) if gpus else None
     found = image or python or nearest_python()
     Console().say(f"reading libraries, packages and files of {found}; this can take a minute")
     done = _image(found, wanted) if image is not None else _environment(found, wanted)
@@ -136,7 +143,8 @@ def _labelled(image: Image) -> Expected | None:
 
 def _show(done: Audit) -> None:
     held, torch = done.held, done.held.torch
-    judged = f"; judged for {done.wanted.profile}" if done.wanted.profile else ""
+    judged_for = done.wanted.profile or ", ".join(gpu.id for gpu in done.wanted.gpus)
+    judged = f"; judged for {judged_for}" if judged_for else ""
     click.echo(f"{done.target}: Python {held.python.version}, {_torch_line(done)}{judged}")
     rows = [(c.library, c.version or "?", "loaded" if c.loaded else "", c.path) for c in held.libraries]
     for line in table(rows):

@@ -17,7 +17,7 @@ def _release(context: click.Context, parameter: click.Parameter, value: str | No
         raise click.BadParameter(f"{value!r} is not a version") from None
 
 
-@click.command("bisect", short_help="Find the first version of a package that passes a probe.")
+@click.command("bisect", short_help="Find the package version that fixes or causes a failure.")
 @profile_argument("name")
 @click.option(
     "--pin", required=True, metavar="NAME", help="The pin to vary: cublas, torch, a package of the profile, ..."
@@ -25,7 +25,7 @@ def _release(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option("--probe", metavar="NAME", help="The probe of the self-test that decides.")
 @click.option(
     "--script", type=click.Path(path_type=Path), metavar="FILE",
-    help="The Python script that decides, run as the probe own.script; it passes if it exits with 0.",
+    help="The Python script that decides: a version passes if the script exits with 0.",
 )  # fmt: skip
 @click.option("--from", "oldest", callback=_release, metavar="VERSION", help="The oldest version to try; default: all.")
 @click.option("--to", "newest", callback=_release, metavar="VERSION", help="The newest version to try.")
@@ -41,9 +41,10 @@ def command(
     keep: bool,
     as_json: bool,
 ) -> None:
-    """Find the first version of a pin that passes, by building and testing images, the oldest and newest first.
+    """Find the first version of a package that passes, or the first that fails, by building and testing images.
 
-    Assumes that only one change between them matters. Changes no file and moves no tag. Exit 5 if no version passes.
+    Tests the oldest and the newest version, then halves the range between them. Assumes that the result changes once.
+    Changes no file and moves no tag. Exit 5 if no version passes.
     Example: envbuild bisect h20 --pin cublas --probe gemm.crash
     """
     if probe and script:

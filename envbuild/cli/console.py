@@ -19,6 +19,7 @@ from envbuild.util.runner_names import RUNNERS
 
 if TYPE_CHECKING:  # the steps bring in the engine's client, which `show` need not wait for
     from envbuild.cli.result_table import Live
+    from envbuild.facts.gpu_models import Gpu
     from envbuild.pipeline.progress_events import Event, Listener, Step
     from envbuild.testrun.run_result import ProbeResult
 
@@ -101,6 +102,14 @@ def gpus_option(function: F) -> F:
     )(function)  # fmt: skip
 
 
+def judged_gpus_option(function: F) -> F:
+    """`gpus`: the models to judge an environment for; empty for this machine's."""
+    return click.option(
+        "--gpu", "gpus", multiple=True, metavar="MODEL", callback=_known_gpus,
+        help="Judge for this GPU model, such as h20, instead of this machine's; may be repeated.",
+    )(function)  # fmt: skip
+
+
 class _Named(_Choice):
     """Asks whether another was meant."""
 
@@ -159,6 +168,19 @@ def on_options(function: F) -> F:
     ):  # fmt: skip
         function = option(function)
     return function
+
+
+def _known_gpus(context: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> tuple[Gpu, ...]:
+    if not names:
+        return ()
+    from envbuild.facts import database  # not for --help
+
+    known = database.gpus()
+    for name in (ids := gpu_model(context, parameter, names)):
+        if name not in known:
+            meant = near(name, known)
+            raise click.BadParameter(f"{name!r} is not a known GPU{f' ({meant})' if meant else ''}")
+    return tuple(known[name] for name in dict.fromkeys(ids))
 
 
 def gpu_model(context: click.Context, parameter: click.Parameter, value: Any) -> Any:

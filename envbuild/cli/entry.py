@@ -46,18 +46,18 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "diff": "Compare two profiles, locks, images, or fingerprints of GPUs.",
         "advisories": "List the known faults of GPU software, with their fixes.",
     },
-    "Find out what is wrong": {
+    "Find and fix what is wrong": {
         "explain": "Find the cause of a crash in its log.",
         "fix": "Show or run the commands that fix an environment.",
         "run": "Run a program with fixed libraries, and change nothing.",
         "doctor": "Check this machine and its GPUs, or compare a cluster's nodes.",
         "audit": "List what an image or environment contains and what is wrong.",
-        "bisect": "Find the first version of a package that passes a probe.",
+        "bisect": "Find the package version that fixes or causes a failure.",
     },
     "Share and use images": {
         "push": "Push a verified image and its evidence to a registry.",
         "verify": "Check whether an image in a registry is safe to use.",
-        "save": "Save a verified image to a file, for a site without a registry.",
+        "save": "Save a verified image to a file, for a site without internet.",
         "load": "Check a saved image, then load it into the engine.",
         "pin-digests": "Write digests of verified images into Dockerfiles and CI files.",
         "export": "Write a check for every rank, a CI job, pins, ...",

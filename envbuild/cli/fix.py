@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -8,12 +9,13 @@ import click
 
 from envbuild.cli import audit as audit_command
 from envbuild.cli import explain as explain_command
-from envbuild.cli.console import emit, json_option
+from envbuild.cli.console import emit, json_option, judged_gpus_option
 from envbuild.util.errors import CheckFailed, FileError, UsageError, printable
 
 if TYPE_CHECKING:
     from envbuild.audit.environment_contents import Holdings
     from envbuild.explain.cause_ranking import Explanation
+    from envbuild.facts.gpu_models import Gpu
     from envbuild.repair.repair_plan import RepairPlan
     from envbuild.repair.repair_text import RepairDocument
 
@@ -24,33 +26,47 @@ if TYPE_CHECKING:
 @click.option("--here", is_flag=True, help="The environment of this shell: its active one, or python3 on PATH.")
 @click.option("--apply", "applied", is_flag=True, help="Run the commands, keep what they replace, and test the result.")
 @click.option("--undo", is_flag=True, help="Restore every file that the last --apply replaced.")
+@judged_gpus_option
 @json_option
-def command(logs: tuple[str, ...], python: str | None, here: bool, applied: bool, undo: bool, as_json: bool) -> None:
-    """Find what is wrong with an environment and print the exact commands that fix it, for what manages it.
+def command(
+    logs: tuple[str, ...],
+    python: str | None,
+    here: bool,
+    applied: bool,
+    undo: bool,
+    gpus: tuple[Gpu, ...],
+    as_json: bool,
+) -> None:
+    """Find what is wrong with an environment and print the exact commands of pip, uv or conda that fix it.
 
-    Judges the environment by its audit, for the GPUs in the logs, or those of this machine. Shows which library file is
-    loaded now and afterwards. Nothing changes without --apply, which works for pip and uv in virtual environments, uv
-    projects, and what pip owns in conda. The exit code is 0 whether there is something to fix or not.
+    Judges the environment by its audit, for the GPUs of --gpu, of the logs, or of this machine. Shows which library
+    file is loaded now and afterwards. Without --here and --python, the environment is that of this shell.
+
+    Only --apply changes anything. It works in virtual environments and uv projects. In conda it changes only what pip
+    installed; for packages that conda installed, the commands are printed. --undo takes the same --here or --python as
+    --apply. The exit code is 0 whether there is something to fix or not.
 
     Example: envbuild fix train.log --here
+    Example: envbuild fix --here --gpu h20
     Example: envbuild fix train.log --python .venv --apply
     Example: envbuild fix --python .venv --undo
     """
     if python and here:
         raise UsageError("--here and --python name two environments: give one of them")
     if undo:
-        if logs or applied:
+        if logs or applied or gpus:
             raise UsageError("--undo takes an environment alone: --here or --python ENV")
         _undo(python, as_json)
         return
     found = read_explanation(logs)
-    plan, held = planned_repair(found, python)
+    plan, held = planned_repair(found, python, gpus)
     from envbuild.repair import repair_text
 
     prove, profile = environment_probe_commands(plan)
     torch = (held.torch and held.torch.version) or held.installed.get("torch")
     if not as_json:
-        again = None if applied else shlex.join(["envbuild", "fix", *logs, "--python", plan.target, "--apply"])
+        models = [word for gpu in gpus for word in ("--gpu", gpu.id)]
+        again = None if applied else shlex.join(["envbuild", "fix", *logs, *models, "--python", plan.target, "--apply"])
         for line in repair_text.repair_lines(plan, torch, prove, again):
             click.echo(printable(line))
     document = repair_text.repair_document(plan, prove, profile)
@@ -130,9 +146,10 @@ def read_explanation(logs: tuple[str, ...]) -> Explanation | None:
 
 
 def planned_repair(
-    found: Explanation | None, python: str | None, *, files_only: bool = False
+    found: Explanation | None, python: str | None, gpus: Sequence[Gpu], *, files_only: bool = False
 ) -> tuple[RepairPlan, Holdings]:
-    """The plan for an environment, and its contents. Raises FileError if it has no torch."""
+    """The plan for an environment, and its contents. `gpus`: to judge it for, see expected_hardware_from. Raises
+    FileError if it has no torch."""
     from envbuild.audit import environment_audit
     from envbuild.repair import repair_diagnosis, repair_plan
 
@@ -140,7 +157,8 @@ def planned_repair(
     if held.torch is None:
         text = f"{interpreter}: nothing to fix: torch is not installed"
         raise FileError(text, hint="name another environment: envbuild fix --python ENV")
-    audited = environment_audit.assess(str(interpreter), held, repair_diagnosis.expected_hardware_from(held, found))
+    hardware = repair_diagnosis.expected_hardware_from(held, found, gpus)
+    audited = environment_audit.assess(str(interpreter), held, hardware)
     return repair_plan.plan_repair(audited, found, files_only=files_only), held
 
 

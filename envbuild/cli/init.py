@@ -40,6 +40,7 @@ def command(name: str, parent: str | None, image: str | None, python: str | None
     Example: envbuild init rtx5080-laptop
     Example: envbuild init myproject --from h20
     Example: envbuild init myproject --from-env .venv
+    Example: envbuild init myproject --from-image colleague:tag
     """
     given = [one for one in (parent, image, python) if one is not None]
     if len(given) > 1:

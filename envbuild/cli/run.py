@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from envbuild.cli import fix as fix_command
-from envbuild.cli.console import emit, json_option
+from envbuild.cli.console import emit, json_option, judged_gpus_option
 from envbuild.util.errors import UsageError, printable
 
 if TYPE_CHECKING:
+    from envbuild.facts.gpu_models import Gpu
     from envbuild.repair.private_libraries import ProgramEnvironment
 
 _PYTHON = re.compile(r"python[0-9.]*")
@@ -26,20 +27,23 @@ _PYTHON = re.compile(r"python[0-9.]*")
 )
 @click.option(
     "--with-fix", "log", is_flag=False, flag_value="", metavar="[LOG]",
-    help="Fix what is wrong for the GPUs in the log, or those of this machine.",
+    help="Required. Use the fixes for the GPUs in LOG; without LOG, for those of --gpu or this machine.",
 )  # fmt: skip
 @click.option(
     "--python", metavar="ENV", help="The environment of the program; default: that of PROGRAM, or of the shell."
 )
+@judged_gpus_option
 @json_option
 @click.argument("program", metavar="-- PROGRAM...", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(log: str | None, python: str | None, as_json: bool, program: tuple[str, ...]) -> None:
+def command(
+    log: str | None, python: str | None, gpus: tuple[Gpu, ...], as_json: bool, program: tuple[str, ...]
+) -> None:
     """Start a program with fixed libraries from a private folder, whose files are checked at every start.
 
-    The environment is not changed: for conda, the system's Python and environments that only others may write to. The
-    libraries come by LD_LIBRARY_PATH or, where the loader would ignore that, by LD_PRELOAD. stderr shows which files
-    the program and its child processes really load. The exit code is the program's. With --json, the variables are
-    printed and nothing is started.
+    The environment is not changed, so this also works with conda, the system's Python and environments that you cannot
+    write to. The libraries come by LD_LIBRARY_PATH or, where the loader would ignore that, by LD_PRELOAD. stderr shows
+    which files the program and its child processes really load. The exit code is the program's. With --json, the
+    variables are printed and nothing is started.
 
     Example: envbuild run --with-fix train.log -- python train.py
     Example: envbuild run --with-fix --python .venv -- torchrun --nproc-per-node 8 train.py
@@ -49,7 +53,7 @@ def command(log: str | None, python: str | None, as_json: bool, program: tuple[s
     from envbuild.repair import private_libraries, repair_text
 
     found = fix_command.read_explanation((log,) if log else ())
-    plan, held = fix_command.planned_repair(found, python or _interpreter(program[0]), files_only=True)
+    plan, held = fix_command.planned_repair(found, python or _interpreter(program[0]), gpus, files_only=True)
     environment = private_libraries.program_environment(plan, held, _say)
     if as_json:
         command = repair_text.CommandDocument("starts the program", program, shlex.join(program), shell=False)

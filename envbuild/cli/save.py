@@ -7,7 +7,7 @@ from envbuild.cli.console import Console, emit, json_option, profile_argument
 from envbuild.pipeline import push_and_bundle
 
 
-@click.command("save", short_help="Save a verified image to a file, for a site without a registry.")
+@click.command("save", short_help="Save a verified image to a file, for a site without internet.")
 @profile_argument("name")
 @click.option(
     "-o", "--output", "file", required=True, type=output_files.FILE, metavar="FILE", help="The file to write."
@@ -17,8 +17,8 @@ from envbuild.pipeline import push_and_bundle
 def command(name: str, file: Path, unsigned: bool, as_json: bool) -> None:
     """Write an OCI layout with a profile's verified image, its evidence, the public key and the lock.
 
-    Use it for a site that has no registry in common with this one; `envbuild load` reads the file there. A signing key
-    is needed (signing_key in config.yaml), or --unsigned.
+    Use it for a site without internet, or one that cannot reach your registry; `envbuild load` reads the file there. A
+    signing key is needed (signing_key in config.yaml), or --unsigned.
 
     Example: envbuild save h20 -o h20.tar
     """

@@ -46,11 +46,12 @@ def command(
     profiles.
 
     --html writes a page, from the evidence on disk and without an engine, with the proof, errors and their tolerances,
-    layers, speed, ranks and advisories. It can be read without network. The exit code is always 0; that of `envbuild
-    status` depends on the state.
+    layers, speed, ranks and advisories. It can be read without network. The exit code is always 0; use `envbuild
+    status` to test the state.
 
     Example: envbuild show
-    Example: envbuild show h20 --pin cublas=12.1.3.1
+    Example: envbuild show h20
+    Example: envbuild show h20 --pin cublas=12.1.3.1   as if this version were pinned
     Example: envbuild show h20 --html h20.html --compare a100.json h20.json
     """
     if prints and not html:

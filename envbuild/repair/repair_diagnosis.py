@@ -83,15 +83,16 @@ class Diagnosis:
         return tuple(dict.fromkeys(probe for advisory in self.advisories for probe in advisory.shows.probes))
 
 
-def expected_hardware_from(held: Holdings, found: Explanation | None) -> Expected:
-    """What to judge the environment for: the GPUs and the driver in the log, otherwise those of this machine."""
-    machine = environment_audit.of_machine(held)
+def expected_hardware_from(held: Holdings, found: Explanation | None, gpus: Sequence[Gpu] = ()) -> Expected:
+    """What to judge the environment for: these GPUs, otherwise those of the log, otherwise those of this machine; and
+    the driver in the log, otherwise this machine's if its GPUs are judged."""
+    machine = environment_audit.of_gpus(gpus, image=False) if gpus else environment_audit.of_machine(held)
     if found is None:
         return machine
     said = found.read.situation
     return replace(
         machine,
-        gpus=said.gpus or machine.gpus,
+        gpus=tuple(gpus) or said.gpus or machine.gpus,
         gpu_count=(said.gpu_count or len(said.gpus) or 1) if said.gpus else machine.gpu_count,
         driver=said.driver or machine.driver,
     )
@@ -320,6 +321,8 @@ def _notes(audited: Audit, found: Explanation | None) -> Iterator[str]:
     held = audited.held
     said = found.read.situation.torch if found else None
     present = held.installed.get("torch")
+    if not audited.wanted.gpus:
+        yield "no GPU was found on this machine or in a log: name one with --gpu, such as --gpu h20"
     if said and present and said.partition("+")[0] != present.partition("+")[0]:
         yield f"the log is of torch {said}, this environment has {present}: is it the one that failed?"
     if found and found.unknown:

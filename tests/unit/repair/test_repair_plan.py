@@ -17,6 +17,7 @@ from envbuild.audit import environment_audit, environment_contents
 from envbuild.audit.environment_contents import Holdings
 from envbuild.explain import cause_ranking, log_reader_and_search
 from envbuild.explain.cause_ranking import Explanation
+from envbuild.facts import database
 from envbuild.repair import environment_manager, repair_diagnosis, repair_plan
 from envbuild.repair.repair_plan import RepairPlan
 from envbuild.runners import host_runner
@@ -145,6 +146,32 @@ def test_without_a_log_and_a_gpu_nothing_is_certain(place: Place) -> None:
     plan = place.plan(None)
     assert plan.state == "healthy"
     assert any("cublas-hopper-fpe" in note and "h20" in note for note in plan.diagnosis.notes)
+
+
+def test_without_a_log_the_gpu_can_be_named(place: Place) -> None:
+    done = envbuild("fix", "--python", str(place.python), "--gpu", "NVIDIA H20")
+    assert done.code == 0 and "nvidia-cublas-cu12==12.4.5.8" in done.stdout
+    assert f"envbuild fix --gpu h20 --python {place.python} --apply" in done.stdout
+    audited = envbuild("audit", "--python", str(place.python), "--gpu", "h20")
+    assert audited.code == 5 and "cublas-hopper-fpe" in audited.stdout and "judged for h20" in audited.stdout
+    assert "judged for" not in envbuild("audit", "--python", str(place.python)).stdout
+
+
+def test_a_named_gpu_comes_before_the_logs(place: Place) -> None:
+    held = place.held()
+    a100 = database.gpus()["a100"]
+    wanted = repair_diagnosis.expected_hardware_from(held, explained(LOG), (a100,))
+    assert wanted.gpus == (a100,)
+    plan = repair_plan.plan_repair(environment_audit.assess(str(place.python), held, wanted), explained(LOG))
+    assert "cublas-hopper-fpe" in [advisory.id for advisory in plan.diagnosis.absent]
+
+
+def test_a_gpu_that_no_fact_knows_is_refused(place: Place) -> None:
+    done = envbuild("fix", "--python", str(place.python), "--gpu", "h2000")
+    assert done.code == 2 and "'h2000' is not a known GPU" in done.stderr
+    assert "did you mean" in envbuild("audit", "--here", "--gpu", "h10").stderr
+    assert envbuild("audit", "--here", "--profile", "h20", "--gpu", "h20").code == 2
+    assert envbuild("fix", "--undo", "--here", "--gpu", "h20").code == 2
 
 
 def test_uvs_environment(place: Place) -> None:
