@@ -97,8 +97,10 @@ def _row(envelope: Envelope | Refusal, keys: Mapping[str, PublicKey], now: datet
     _, reasons = policy_check.of_records(believed.records, Policy(), now)
     objections = tuple(reason.detail for reason in reasons)
     ((_, record),) = believed.records
+    if record.image is None:
+        raise Refusal("subject", "it is about an environment, not about an image")
     gpu = record.gpu.name if record.gpu else _CPU
-    return EvidenceRow(gpu, record.profile, who, record.finished[:10], record.lock, record.image.id, objections)
+    return EvidenceRow(gpu, record.profile, who, record.finished[:10], record.lock, record.subject, objections)
 
 
 def _signer(envelope: Envelope, keys: Mapping[str, PublicKey]) -> tuple[str, Trusted]:

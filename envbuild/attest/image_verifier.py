@@ -178,7 +178,7 @@ def verify_statement(given: Envelopes, policy: Policy, now: datetime.datetime) -
     verdict.reasons = [*_no_key(policy), *believed.refused, *verdict.reasons]
     if not believed.records and not verdict.reasons:
         verdict.reasons.append(Reason("no-evidence", "it contains no test result"))
-    verdict.image_id = _only(record.image.id for record in records)
+    verdict.image_id = _only(record.subject for record in records if record.image)
     return verdict
 
 

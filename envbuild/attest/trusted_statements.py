@@ -70,9 +70,9 @@ def believe(envelopes: Iterable[Envelope], keys: Sequence[PublicKey], image_id: 
                 raise Refusal("subject", "a statement is about another image")
             if statement.predicate_type == evidence_statements_and_store.TEST_RESULT:
                 digest, record = in_toto_statements.read_test_result(statement.predicate)
-                measured = record.image.id
+                measured = record.subject
                 if measured.removeprefix("sha256:") not in about or image_id not in (None, measured):
-                    raise Refusal("subject", "a run record is about another image than its statement")
+                    raise Refusal("subject", "a run record is about another subject than its statement")
                 records[digest] = record
             elif statement.predicate_type == in_toto_statements.PROVENANCE:
                 builds += _build(statement)

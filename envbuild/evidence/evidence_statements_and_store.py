@@ -1,7 +1,8 @@
-"""Stores evidence: an in-toto statement about one image on one GPU model, and the run record that it refers to.
+"""Stores evidence: an in-toto statement about one image, or environment, on one GPU model, and the run record that it
+refers to.
 
-The files are in the user's state folder, by image id. The statement is written last, so an existing statement is
-complete. `verified` is computed from the evidence every time, never stored.
+The files are in the user's state folder, by image id, or by the digest of the environment. The statement is written
+last, so an existing statement is complete. `verified` is computed from the evidence every time, never stored.
 """
 
 from __future__ import annotations
@@ -17,7 +18,17 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from envbuild.evidence.proof_rules import CPU, Proof, RequiredProof, failures, judge_model, model_of, record_digest
+from envbuild.evidence.measured_environment import MeasuredEnvironment
+from envbuild.evidence.proof_rules import (
+    CPU,
+    Proof,
+    RequiredProof,
+    failures,
+    judge_environment,
+    judge_model,
+    model_of,
+    record_digest,
+)
 from envbuild.evidence.run_record_schema import FINISHED, VERSION, Newer, RecordedGpu, RunRecord, validate_record
 from envbuild.facts import database, probe_catalogue_reader
 from envbuild.image.image_naming import repository
@@ -53,7 +64,7 @@ class Statement:
 
 
 def run_record(
-    image: Image,
+    tested: Image | MeasuredEnvironment,
     wanted: RequiredProof,
     run: TestRun,
     engine: str,
@@ -62,7 +73,7 @@ def run_record(
 ) -> RunRecord:
     """Return the run record: one document with everything that was measured, named by the sha256 of its bytes.
 
-    `before`: the records of this image that existed already. A later pass overrides a failure listed there,
+    `before`: the records of what was `tested` that existed already. A later pass overrides a failure listed there,
     independently of any clock. `machine`: processor, cores, memory and system of the engine's machine, if it is this
     machine. `where`: for a run elsewhere, the runner, its engine and the missing confinement; empty for a run here.
     Other data of the runner (node, job, ...) identifies a site's machines: `save` stores it next to the record, because
@@ -70,10 +81,15 @@ def run_record(
 
     Raises CheckFailed if the self-test reported something that a record cannot contain.
     """
+    subject: dict[str, object]
+    if isinstance(tested, MeasuredEnvironment):
+        subject = {"installed": tested.model_dump()}
+    else:
+        subject = {"image": {"id": tested.id, "layers": list(tested.layers)}}
     document = {
         "version": VERSION,
         "profile": wanted.profile,
-        "image": {"id": image.id, "layers": list(image.layers)},
+        **subject,
         "lock": wanted.lock,
         "selftest": {
             "id": selftest_id(),
@@ -86,7 +102,7 @@ def run_record(
             "own": dict(wanted.own),
             "demands": dict(wanted.demands),
         },
-        "before": sorted(path.name.partition(".")[0] for path in _folder(image.id).glob("*.statement.json")),
+        "before": sorted(path.name.partition(".")[0] for path in _folder(tested.id).glob("*.statement.json")),
         "gpu": _recorded_gpu(run),
         "engine": engine,
         "machine": dict(machine) if machine else None,
@@ -149,8 +165,14 @@ def test_outcome(record: RunRecord) -> str:
 def test_statement(record: RunRecord, record_digest: str) -> Statement:
     """Return the test result v0.1 of a record, according to its schema. `record_digest`: sha256, hex."""
     described = {"name": "run-record", "digest": {"sha256": record_digest}, "mediaType": "application/json"}
-    subject = (repository(record.profile), _hex(record.image.id))
+    subject = (subject_name(record), _hex(record.subject))
     return Statement((subject,), TEST_RESULT, test_predicate(record, described))
+
+
+def subject_name(record: RunRecord) -> str:
+    """Return the name of the subject of a record: an image's repository, or that of an environment, which is no
+    image."""
+    return f"environment/{record.profile}" if record.installed else repository(record.profile)
 
 
 def test_predicate(record: RunRecord, described: Mapping[str, object]) -> dict[str, object]:
@@ -176,7 +198,7 @@ def save(record: RunRecord, where: Mapping[str, object] | None = None) -> Path:
     reports about a run elsewhere; it is stored next to them, and nothing is computed from it."""
     text = record.encoded
     digest = hashlib.sha256(text.encode()).hexdigest()
-    folder = _folder(record.image.id)
+    folder = _folder(record.subject)
     write_atomically(folder / f"{digest}.record.json", text)
     if where:
         write_atomically(folder / f"{digest}.where.json", json.dumps(dict(where), indent=1, sort_keys=True))
@@ -222,8 +244,14 @@ def _hex(digest: str) -> str:
     return digest.removeprefix("sha256:")
 
 
-def newest_proofs(image_id: str, wanted: RequiredProof, models: Sequence[str] = (CPU,)) -> list[Proof]:
+def newest_proofs(
+    image_id: str,
+    wanted: RequiredProof,
+    models: Sequence[str] = (CPU,),
+    environment: MeasuredEnvironment | None = None,
+) -> list[Proof]:
     """Return for each model the newest valid evidence, or else the newest evidence with the reason why it is not valid.
+    `environment`: the subject, if it is no image; evidence is valid only for exactly this one.
 
     If there is evidence of a later format, no evidence is valid: the later one may report a failed self-test.
     """
@@ -232,6 +260,8 @@ def newest_proofs(image_id: str, wanted: RequiredProof, models: Sequence[str] = 
     for path in sorted(_folder(image_id).glob("*.statement.json")):
         if path not in known and (why := _newer(path)):
             return [Proof(model, "stale", path, why) for model in models]
+    if environment:
+        return [judge_environment(model, wanted, found, environment) for model in models]
     return [judge_model(model, wanted, found) for model in models]
 
 
@@ -272,6 +302,6 @@ def _read(path: Path, image_id: str) -> RunRecord | None:
         record = validate_record(json.loads(text))
         digest = hashlib.sha256(text).hexdigest()
         whole = stated == test_statement(record, digest).document() and path.name == f"{digest}.statement.json"
-        return record if whole and record.image.id == image_id else None
+        return record if whole and record.subject == image_id else None
     except (OSError, ValueError, RecursionError):
         return None

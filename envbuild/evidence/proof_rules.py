@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from envbuild.evidence.measured_environment import MeasuredEnvironment, environment_differences
 from envbuild.evidence.run_record_schema import RunRecord
 from envbuild.facts import database, probe_catalogue_reader
 from envbuild.facts.probe_catalogue_reader import HARNESS, LEVELS
@@ -106,6 +107,29 @@ def judge_model(model: str, wanted: RequiredProof, found: Sequence[tuple[Path, R
             said = mine[1]
             failed = failed or Proof(model, "stale", path, f"the self-test failed: {', '.join(said)}", failed=True)
     return denied or failed or stale or untested(model)
+
+
+def judge_environment(
+    model: str, wanted: RequiredProof, found: Sequence[tuple[Path, RunRecord]], now: MeasuredEnvironment
+) -> Proof:
+    """Judge one model as `judge_model` does, by the records of exactly this environment. If there are only records of
+    the environment before it changed, the reason is what changed since the newest one."""
+    changes = {path: differences_since(record, now) for path, record in found}
+    proof = judge_model(model, wanted, [(path, record) for path, record in found if not changes[path]])
+    if proof.state != "missing":
+        return proof
+    for path, record in found:
+        if changes[path] and model_of(record) in models_sharing_proof(model) and not failures(record):
+            reason = f"the environment changed since {record.finished[:10]}: {'; '.join(changes[path])}"
+            return Proof(model, "stale", path, reason)
+    return proof
+
+
+def differences_since(record: RunRecord, now: MeasuredEnvironment) -> list[str]:
+    """Return how an environment differs from that of a record. The driver and the GPU count if the run used a GPU."""
+    if record.installed is None:
+        return ["the record is about an image"]
+    return environment_differences(record.installed, now, with_gpu=record.gpu is not None)
 
 
 def _proof(model: str, path: Path, record: RunRecord) -> Proof:

@@ -1,4 +1,4 @@
-"""The run record: one typed document with everything that a self-test measured about an image. Pure.
+"""The run record: one typed document with everything that a self-test measured about an image or environment. Pure.
 
 A record is validated once, whoever wrote it, and used by its attributes after that. Keys that this envbuild does not
 read are kept, so that a record read and written again has the same bytes.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import datetime
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from envbuild.evidence.measured_environment import MeasuredEnvironment
 from envbuild.facts.probe_catalogue_reader import Level
 from envbuild.testrun.run_result import ProbeResult
 
@@ -83,11 +84,13 @@ def _time(text: str) -> str:
 
 
 class RunRecord(_Part):
-    """A run record. `seconds`: the duration; `before`: the hex digests of the records of this image that existed
-    already; `errors`: faults of the run. `start` and `environment`: as the self-test reported them, not validated."""
+    """A run record, of an `image` or of an environment of a machine (`installed`). `seconds`: the duration; `before`:
+    the hex digests of the records of this subject that existed already; `errors`: faults of the run. `start` and
+    `environment`: as the self-test reported them, not validated."""
 
     version: Literal[1]
-    image: RecordedImage
+    image: RecordedImage | None = None
+    installed: MeasuredEnvironment | None = None
     profile: str
     lock: str
     finished: Annotated[str, StringConstraints(max_length=20), AfterValidator(_time)]
@@ -101,6 +104,20 @@ class RunRecord(_Part):
     before: list[str]
     results: list[ProbeResult]
     errors: list[str]
+
+    @model_validator(mode="after")
+    def _has_one_subject(self) -> Self:
+        if (self.image is None) == (self.installed is None):
+            raise ValueError("a run record is of an image or of an environment")
+        return self
+
+    @property
+    def subject(self) -> str:
+        """The id of the image, or the digest of the environment: "sha256:..."."""
+        if self.installed:
+            return self.installed.id
+        assert self.image is not None
+        return self.image.id
 
     @property
     def encoded(self) -> str:

@@ -14,6 +14,7 @@ from envbuild.attest.keys_and_signatures import Signer
 from envbuild.doctor import cpu_memory_and_os
 from envbuild.evidence import evidence_statements_and_store, profile_proofs
 from envbuild.evidence.proof_rules import Proof
+from envbuild.evidence.run_record_schema import RunRecord
 from envbuild.facts import database
 from envbuild.image.docker_engine import Image
 from envbuild.image.image_naming import VERIFIED, repository
@@ -134,11 +135,15 @@ def write_evidence(
     record = evidence_statements_and_store.run_record(image, wanted, run, engine, now, machine)
     file = evidence_statements_and_store.save(record, run.where)
     value = WrittenEvidence(file, profile_proofs.proofs_of(image.id, source.name, source.profile, lock))
+    return StepResult(value, note=sign_evidence(context, record, file, signer))
+
+
+def sign_evidence(context: StepContext, record: RunRecord, file: Path, signer: Signer | None) -> str:
+    """Write the signed form of a statement next to it, if there is a signer. Return a note about it."""
     if signer is None:
-        return StepResult(value, note=f"{file.name[:12]} unsigned: no signing_key is set")
-    statement = in_toto_statements.test_result(
-        record, evidence_statements_and_store.record_text(file), Subject(repository(source.name), image.id)
-    )
+        return f"{file.name[:12]} unsigned: no signing_key is set"
+    subject = Subject(evidence_statements_and_store.subject_name(record), record.subject)
+    statement = in_toto_statements.test_result(record, evidence_statements_and_store.record_text(file), subject)
     try:
         envelope = keys_and_signatures.seal(in_toto_statements.canonical(statement), signer)
         signed = evidence_statements_and_store.save_envelope(file, envelope)
@@ -146,7 +151,7 @@ def write_evidence(
         error.partial = {"statement": str(file), **error.partial}
         raise
     context.progress.say(f"the signed statement is {signed}")
-    return StepResult(value, note=f"{file.name[:12]} signed by {signer.public.fingerprint[:12]}")
+    return f"{file.name[:12]} signed by {signer.public.fingerprint[:12]}"
 
 
 def tags_of(context: StepContext, source: Source, image: Image) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ def measured_run(record: RunRecord, evidence: str) -> Run:
         finished=record.finished,
         level=record.selftest.level,
         seconds=record.seconds,
-        image=record.image.id,
+        image=record.subject,
         evidence=evidence,
         engine=record.engine or "",
         python=_text(environment.get("python") or start.get("python")),

@@ -253,7 +253,7 @@ def test_evidence_of_another_profile_or_lock(site: Site) -> None:
     path = site.prove(run_on("NVIDIA H20"))
     record = dict(evidence_statements_and_store.stored(site.engine.image.id))[path]
     made = in_toto_statements.test_result(
-        record, evidence_statements_and_store.record_text(path), in_toto_statements.Subject("x", record.image.id)
+        record, evidence_statements_and_store.record_text(path), in_toto_statements.Subject("x", record.subject)
     )
     file = evidence_statements_and_store.save_envelope(
         path, keys_and_signatures.seal(in_toto_statements.canonical(made), keys_and_signatures.configured_signer())

@@ -45,7 +45,7 @@ def send(site: Site, folder: Path, who: str, run: Any = None, file: str = "") ->
     path = site.prove(run or run_on("NVIDIA H20"))
     record = dict(evidence_statements_and_store.stored(site.engine.image.id))[path]
     made = in_toto_statements.test_result(
-        record, evidence_statements_and_store.record_text(path), Subject("envbuild/sample", record.image.id)
+        record, evidence_statements_and_store.record_text(path), Subject("envbuild/sample", record.subject)
     )
     sent = folder / f"{file or f'sample-{who}'}.dsse.json"
     shutil.copy(

@@ -473,13 +473,13 @@ def test_a_signed_statement_is_checked_by_itself(site: Site, key: Path) -> None:
     path = site.prove(run_on("NVIDIA H20"))
     record = dict(evidence_statements_and_store.stored(site.engine.image.id))[path]
     made = in_toto_statements.test_result(
-        record, evidence_statements_and_store.record_text(path), Subject("envbuild/sample", record.image.id)
+        record, evidence_statements_and_store.record_text(path), Subject("envbuild/sample", record.subject)
     )
     file = evidence_statements_and_store.save_envelope(
         path, keys_and_signatures.seal(in_toto_statements.canonical(made), keys_and_signatures.configured_signer())
     )
     said = envbuild("verify", "--evidence", str(file), "--key", "team.pub", "--json")
-    assert (said.code, said.document["gpus"], said.document["image"]) == (0, ["h20"], record.image.id)
+    assert (said.code, said.document["gpus"], said.document["image"]) == (0, ["h20"], record.subject)
     assert said.document["reference"] is None
     refused = envbuild("verify", "--evidence", str(file), "--key", "team.pub", "--gpu", "b200", "--json")
     assert (refused.code, refused.document["reasons"][0]["id"]) == (5, "gpu")

@@ -1,0 +1,260 @@
+"""Hashes the files that an environment imports and loads. The environment may be hostile: only its interpreter is asked
+for the folders, and its files are read here, regular ones only, with limits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from envbuild.audit.environment_contents import Text, Word
+from envbuild.runners import host_runner
+from envbuild.testrun.output_judge import frame
+from envbuild.testrun.selftest_job import BOOTSTRAP, Job, Limits, bootstrap_payload, started
+from envbuild.util.errors import CheckFailed, printable
+
+MOST_FILES = 1_000_000
+LARGEST_FILE, LARGEST_TOTAL, LARGEST_TEXT = 8 << 30, 256 << 30, 64 << 20
+"""Bytes of one file, of all files, and of a file that is read as text. torch's largest library has 2 GB."""
+_ENTRY = "envbuild.selftest.inventory.interpreter_collector"
+_MEMORY, _SECONDS, _LARGEST_REPORT = 1 << 30, 180.0, 4 << 20
+_BLOCK = 1 << 20
+_CACHE = "__pycache__"
+_RECORD = re.compile(r"[^/]+\.dist-info/RECORD")
+_UNCHECKED = 1  # of bytecode's flags: hash-based, and never compared with the source (PEP 552)
+
+Paths = Annotated[list[Text], Field(max_length=2000)]
+
+
+class InterpreterReport(BaseModel):
+    """What an interpreter reports of itself. All paths are real paths. `prefixes`: the environment, and the Python
+    that it was made from; `path`: sys.path without the standard library, in order; `loader_folders`: folders in which
+    the loader finds libraries by a search path; `preloaded`: LD_PRELOAD."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    version: Word
+    executable: Text
+    prefixes: Annotated[list[Text], Field(min_length=1, max_length=2)]
+    standard_library: Text
+    path: Paths
+    loader_folders: Paths
+    preloaded: Paths
+    cuda_libraries: Paths
+    libc: Text | None
+    libstdcxx: Text | None
+    libpython: Text | None
+    driver: Word | None
+    gpus: Annotated[list[Word], Field(max_length=100)]
+    cut: bool
+
+
+@dataclass(frozen=True)
+class FolderFiles:
+    """The files below an entry of sys.path, by relative path: their sha256. `linked`: those that are a symbolic link,
+    or in a folder that is one; `records`: the text of each RECORD. An entry that is a file has the path ""."""
+
+    folder: str
+    sha256: Mapping[str, str]
+    linked: frozenset[str] = frozenset()
+    records: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EnvironmentFiles:
+    """Everything that was hashed. `folders`: the entries of sys.path, in order; `libraries`: sha256 by path of single
+    files, such as CUDA libraries; `loader`: the libraries in each folder that the loader searches."""
+
+    report: InterpreterReport
+    folders: tuple[FolderFiles, ...]
+    standard_library: FolderFiles
+    loader: tuple[FolderFiles, ...]
+    libraries: Mapping[str, str]
+
+
+def hash_environment(python: Path) -> EnvironmentFiles:
+    """Hash the files of an interpreter's environment. Raises CheckFailed if a file cannot be measured, or if the
+    interpreter does not report its folders."""
+    report = _interpreter_report(python)
+    budget = _Budget()
+    library = _Listing(report.standard_library, budget, skip=frozenset(("site-packages", "dist-packages")))
+    folders = [_Listing(entry, budget) for entry in report.path]
+    loader = [_Listing(entry, budget, libraries=True) for entry in dict.fromkeys(report.loader_folders)]
+    single = [report.executable, *report.cuda_libraries, *report.preloaded]
+    single += [path for path in (report.libc, report.libstdcxx, report.libpython) if path]
+    wanted = {path for one in (library, *folders, *loader) for path in one.files.values()}
+    sizes = {path: budget.add(path) for path in sorted(wanted | set(single))}
+    by_size = sorted(sizes, key=lambda path: sizes[path], reverse=True)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        hashes = dict(zip(by_size, pool.map(_sha256, by_size), strict=True))
+    return EnvironmentFiles(
+        report,
+        tuple(one.hashed(hashes) for one in folders),
+        library.hashed(hashes),
+        tuple(one.hashed(hashes) for one in loader),
+        {path: hashes[path] for path in single},
+    )
+
+
+def _interpreter_report(python: Path) -> InterpreterReport:
+    nonce = secrets.token_hex(16)
+    document = json.dumps({"version": 1, "nonce": nonce}).encode()
+    argv = ("python", *started(""), "-c", BOOTSTRAP, _ENTRY)
+    job = Job("", argv, bootstrap_payload(document), nonce, Limits(_MEMORY, _SECONDS))
+    output = host_runner.run_on_host(python, job)
+    frames = [found for line in output.stdout.split(b"\n") for found in [frame(line, nonce)] if found]
+    if len(output.stdout) > _LARGEST_REPORT or len(frames) != 1 or output.exit_code != 0:
+        last = [printable(line)[:300] for line in output.stderr.splitlines() if line.strip()][-3:]
+        raise CheckFailed(f"{python} did not report its folders", hint="\n".join(last) or None)
+    try:
+        report = InterpreterReport.model_validate(frames[0][1])
+    except (ValidationError, RecursionError):
+        hint = "its Python may have been tampered with"
+        raise CheckFailed(f"{python} reported its folders in an invalid form", hint=hint) from None
+    if report.cut:
+        raise CheckFailed("the search for CUDA libraries exceeded its limit", hint="shorten LD_LIBRARY_PATH")
+    return report
+
+
+@dataclass
+class _Budget:
+    """What is left of the limits."""
+
+    files: int = field(default_factory=lambda: MOST_FILES)
+    size: int = field(default_factory=lambda: LARGEST_TOTAL)
+
+    def count(self, folder: str) -> None:
+        self.files -= 1
+        if self.files < 0:
+            raise CheckFailed(f"more than {MOST_FILES} files to measure, up to {printable(folder)}")
+
+    def add(self, path: str) -> int:
+        """Return the size of a file. Raises CheckFailed for one that cannot be measured."""
+        size = _regular(path).st_size
+        self.size -= size
+        if self.size < 0:
+            raise CheckFailed(f"more than {LARGEST_TOTAL >> 30} GiB to measure, up to {printable(path)}")
+        return size
+
+
+class _Listing:
+    """The files below a folder: relative path -> path. Bytecode in __pycache__ is left out; unchecked bytecode, which
+    Python runs whatever its source is, is refused. `skip`: folders directly in it; `libraries`: only shared libraries,
+    directly in the folder."""
+
+    def __init__(
+        self, root: str, budget: _Budget, *, skip: frozenset[str] = frozenset(), libraries: bool = False
+    ) -> None:
+        self.root = root
+        self.files: dict[str, str] = {}
+        self.linked: set[str] = set()
+        self._seen: set[str] = set()
+        if Path(root).is_dir():
+            self._walk(budget, skip, libraries=libraries)
+        elif not libraries:
+            self.files[""] = root
+
+    def _walk(self, budget: _Budget, skip: frozenset[str], *, libraries: bool) -> None:
+        left = [(self.root, "", False)]
+        while left:
+            folder, below, linked = left.pop()
+            real = os.path.realpath(folder)
+            if real in self._seen:  # links may lead in a circle
+                continue
+            self._seen.add(real)
+            for entry in _entries(folder):
+                budget.count(folder)
+                name, is_link = f"{below}{entry.name}", linked or entry.is_symlink()
+                if Path(entry.path).is_dir():
+                    if not libraries and entry.name != ".git" and (below or entry.name not in skip):
+                        left.append((entry.path, f"{name}/", is_link))
+                elif Path(folder).name == _CACHE and entry.name.endswith(".pyc"):
+                    _refuse_unchecked(entry.path)
+                elif (libraries and ".so" not in entry.name) or (is_link and not Path(entry.path).exists()):
+                    continue
+                else:
+                    self.files[name] = entry.path
+                    self.linked |= {name} if is_link else set()
+
+    def hashed(self, hashes: Mapping[str, str]) -> FolderFiles:
+        """Return the files with their hashes, and the text of each RECORD."""
+        found = {name: hashes[path] for name, path in self.files.items()}
+        records = {name: read_text(path) for name, path in self.files.items() if _RECORD.fullmatch(name)}
+        return FolderFiles(self.root, found, frozenset(self.linked), records)
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return sorted(found, key=lambda entry: entry.name)
+    except OSError as error:
+        raise CheckFailed(f"{printable(folder)} cannot be read: {error.strerror}") from None
+
+
+def _regular(path: str) -> os.stat_result:
+    """Return the status of a regular file of at most LARGEST_FILE bytes. Raises CheckFailed for anything else."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - a name with a NUL is an error here, not False
+    except (OSError, ValueError) as error:
+        raise CheckFailed(f"{printable(path)} cannot be read: {_reason(error)}") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise CheckFailed(f"{printable(path)} is not a regular file", hint="remove it from the environment")
+    if found.st_size > LARGEST_FILE:
+        raise CheckFailed(f"{printable(path)} has {found.st_size} bytes, more than {LARGEST_FILE >> 30} GiB")
+    return found
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or "invalid name"
+
+
+def _blocks(path: str) -> Iterator[bytes]:
+    """Yield the content of a regular file. It is opened without blocking and checked again: it may have been replaced
+    by a FIFO or be growing. Raises CheckFailed."""
+    _regular(path)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb", buffering=0) as file:
+            size = os.fstat(descriptor).st_size if stat.S_ISREG(os.fstat(descriptor).st_mode) else -1
+            while size >= 0 and (block := file.read(_BLOCK)):
+                size -= len(block)
+                yield block
+    except OSError as error:
+        raise CheckFailed(f"{printable(path)} cannot be read: {_reason(error)}") from None
+    if size < 0:
+        raise CheckFailed(f"{printable(path)} changed while it was read")
+
+
+def _sha256(path: str) -> str:
+    """Return the sha256 of a regular file, hex. Raises CheckFailed."""
+    digest = hashlib.sha256()
+    for block in _blocks(path):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def read_text(path: str) -> str:
+    """Return the text of a small regular file. Raises CheckFailed."""
+    if _regular(path).st_size > LARGEST_TEXT:
+        raise CheckFailed(f"{printable(path)} is larger than {LARGEST_TEXT >> 20} MiB, the limit for a RECORD")
+    return b"".join(_blocks(path)).decode("utf-8", "replace")
+
+
+def _refuse_unchecked(path: str) -> None:
+    if not path.endswith(".pyc"):
+        return
+    for block in _blocks(path):
+        if int.from_bytes(block[4:8], "little") & 3 == _UNCHECKED:
+            hint = "remove it: Python compiles the source again"
+            raise CheckFailed(f"Python runs {printable(path)} without comparing it with its source", hint=hint)
+        return

@@ -1,0 +1,73 @@
+"""Computes whether an environment of this machine is verified for a profile, from its files and the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from envbuild.evidence import evidence_statements_and_store, profile_proofs
+from envbuild.evidence.measured_environment import MeasuredEnvironment
+from envbuild.evidence.profile_proofs import ProofRow
+from envbuild.evidence.proof_rules import Proof
+from envbuild.facts.document_types import Digest
+from envbuild.lock.lock_file import Lock
+from envbuild.profile.loaded_profile import Source
+from envbuild.util.rejected_input_errors import Reason
+
+EnvironmentState = Literal["verified", "unverified", "stale", "failed"]
+
+
+@dataclass(frozen=True)
+class EnvironmentStatusDocument:
+    """The document of `status --python`. `environment`: the interpreter; `subject`: the digest of the locked
+    distributions' files."""
+
+    profile: str
+    environment: str
+    state: EnvironmentState
+    reasons: tuple[Reason, ...]
+    next_command: str
+    lock: Digest
+    subject: Digest
+    evidence: tuple[ProofRow, ...]
+
+
+def proofs_of_environment(measured: MeasuredEnvironment, source: Source, lock: Lock) -> tuple[Proof, ...]:
+    """Return the evidence on an environment for each GPU model of the profile."""
+    wanted = profile_proofs.wanted(source.name, source.profile, lock)
+    models = profile_proofs.models_to_prove(source.profile)
+    return tuple(evidence_statements_and_store.newest_proofs(measured.id, wanted, models, measured))
+
+
+def environment_state(proofs: Sequence[Proof], stale: bool = False) -> EnvironmentState:
+    """Return the state that follows from the evidence. `stale`: the lock is out of date."""
+    if any(proof.failed for proof in proofs):
+        return "failed"
+    if stale or any(proof.state == "stale" for proof in proofs):
+        return "stale"
+    return "verified" if proofs and all(proof.state == "proved" for proof in proofs) else "unverified"
+
+
+def environment_status(
+    python: Path, measured: MeasuredEnvironment, source: Source, lock: Lock, changed: Sequence[str]
+) -> EnvironmentStatusDocument:
+    """Return the status. `changed`: the parts of the lock that no longer match the profile."""
+    proofs = proofs_of_environment(measured, source, lock)
+    reasons = [Reason("lock", f"{part} changed in the profile since it was locked") for part in changed]
+    reasons += [
+        Reason("evidence", profile_proofs.reason(source.name, proof)) for proof in proofs if proof.state != "proved"
+    ]
+    state = environment_state(proofs, bool(changed))
+    command = f"envbuild test {source.known} --python {python} --record"
+    if state == "verified":
+        command = f"{python}"
+    elif changed:
+        command = f"envbuild lock {source.known}"
+    elif state == "failed":
+        command = f"envbuild test {source.known} --python {python}"
+    rows = profile_proofs.proof_rows(proofs)
+    return EnvironmentStatusDocument(
+        source.name, str(python), state, tuple(reasons), command, lock.id, measured.id, rows
+    )

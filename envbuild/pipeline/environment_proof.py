@@ -1,0 +1,172 @@
+"""Proves an environment of this machine: its files are those of the lock, and the self-test passes in it."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from envbuild.attest import keys_and_signatures
+from envbuild.attest.keys_and_signatures import Signer
+from envbuild.audit import environment_files
+from envbuild.audit.environment_files import EnvironmentFiles
+from envbuild.doctor import cpu_memory_and_os
+from envbuild.evidence import environment_status, evidence_statements_and_store, measured_environment, profile_proofs
+from envbuild.evidence.environment_status import EnvironmentState
+from envbuild.evidence.measured_environment import MeasuredEnvironment
+from envbuild.evidence.profile_proofs import ProofRow
+from envbuild.evidence.proof_rules import Proof
+from envbuild.facts import database
+from envbuild.facts.document_types import Digest
+from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
+from envbuild.lock import lock_file, wheel_contents
+from envbuild.lock.lock_file import Lock
+from envbuild.pipeline import workflows
+from envbuild.pipeline.image_steps import load_profile, resolve_profile
+from envbuild.pipeline.model import Made, SelfTestOrder, StepResult, StepRow
+from envbuild.pipeline.progress_events import Listener, Step
+from envbuild.pipeline.selftest_steps import WrittenEvidence, sign_evidence, test_on_one_node
+from envbuild.pipeline.step_context import PartialResult, StepContext
+from envbuild.profile.loaded_profile import Source
+from envbuild.resolve import plan_resolver
+from envbuild.runners.host_runner import Here
+from envbuild.testrun.run_result import SelfTestSummary, TestRun
+from envbuild.testrun.selftest_job import RunRequest
+from envbuild.util.errors import CheckFailed, NotProved, some
+
+
+@dataclass(frozen=True)
+class EnvironmentProofDocument:
+    """The document of `test --record --python`. `environment`: the interpreter; `subject`: the digest of the locked
+    distributions' files; `statement`: the file of the evidence that this run wrote."""
+
+    profile: str
+    environment: str
+    state: EnvironmentState
+    lock: Digest | None
+    subject: Digest | None
+    evidence: tuple[ProofRow, ...]
+    statement: str | None
+    selftest: SelfTestSummary | None
+    steps: tuple[StepRow, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ProvedEnvironment:
+    """The result of proving an environment; a field keeps its default until the step that gives its value has ended."""
+
+    name: str
+    python: Path
+    lock: Lock | None = None
+    measured: MeasuredEnvironment | None = None
+    run: TestRun | None = None
+    proofs: tuple[Proof, ...] = ()
+    statement: Path | None = None
+    steps: tuple[Step, ...] = ()
+
+    def document(self) -> EnvironmentProofDocument:
+        return EnvironmentProofDocument(
+            profile=self.name,
+            environment=str(self.python),
+            state=environment_status.environment_state(self.proofs),
+            lock=self.lock.id if self.lock else None,
+            subject=self.measured.id if self.measured else None,
+            evidence=profile_proofs.proof_rows(self.proofs),
+            statement=str(self.statement) if self.statement else None,
+            selftest=self.run.summary() if self.run else None,
+            steps=tuple(StepRow(step.name, round(step.seconds, 3), step.cached) for step in self.steps),
+            seconds=round(sum(step.seconds for step in self.steps), 3),
+        )
+
+
+def prove_environment(name: str, python: str, listener: Listener, gpus: tuple[str, ...] = ()) -> ProvedEnvironment:
+    """Compare an environment with the lock, run the self-test in it, and write evidence.
+
+    Raises CheckFailed if it is not as locked, changes meanwhile, or fails the self-test; NotProved if a required probe
+    cannot run.
+    """
+    keys_and_signatures.receive()
+    context, runner = StepContext(listener), Here(python)
+    result = PartialResult(ProvedEnvironment(name, runner.python))
+
+    def document() -> EnvironmentProofDocument:
+        result.update(steps=context.steps)
+        return result.value.document()
+
+    with workflows.working(context, name, document):
+        source = context.step("load profile", load_profile, name, gpus)
+        result.update(name=source.name)
+        _require_no_script(source)
+        plan = context.step("resolve", resolve_profile, source)
+        lock = lock_file.current(lock_file.read(source.known_lock), plan, source.lock_file)
+        result.update(lock=lock)
+        signer = keys_and_signatures.configured_signer()  # before the long part: it may prompt for a passphrase
+        wheels = context.step("wheels", _wheel_files, lock)
+        measured = context.step("environment", _measure, runner.python, lock, wheels)
+        result.update(measured=measured, proofs=environment_status.proofs_of_environment(measured, source, lock))
+        order = SelfTestOrder(source, plan_resolver.computing(lock.versions), lock.python, RunRequest(gpus=gpus))
+        run = context.step("self-test", test_on_one_node, context.progress, order, runner)
+        result.update(run=run)
+        after = context.step("environment", _measure, runner.python, lock, wheels)
+        _require_same(measured, after)
+        written = context.step("evidence", _write_evidence, context, source, lock, measured, run, signer)
+        result.update(statement=written.file, proofs=written.proofs)
+        workflows.require_passed(Made(source.name, run=run))
+        _require_proved(source, written.proofs)
+    result.update(steps=context.steps)
+    return result.value
+
+
+def measure(python: Path, lock: Lock) -> tuple[EnvironmentFiles, MeasuredEnvironment]:
+    """Return the files of an environment and what they say about a lock. Raises CheckFailed."""
+    files = environment_files.hash_environment(python)
+    return files, measured_environment.measure_environment(files, lock.versions)
+
+
+def _require_no_script(source: Source) -> None:
+    if source.profile.selftest.script:
+        raise NotProved(
+            f"{source.name} cannot be proved outside a container: its self-test has a script of its own",
+            hint=f"in an image: envbuild test {source.known} --record",
+        )
+
+
+def _wheel_files(lock: Lock) -> StepResult[Mapping[str, Mapping[str, str]]]:
+    """Return the sha256 of each wheel's files; wheels that are missing in the store are downloaded."""
+    glibc = database.suites()[lock.suite].glibc if lock.suite else "2.36"
+    store = sha256_file_store.wheel_store()
+    fetched = wheel_resolution_and_download.fetch_wheels(
+        lock.wheels, lock.python, glibc, store, lambda file, count: None
+    )
+    note = f"{some(len(lock.wheels), 'wheel')}, {fetched} downloaded"
+    return StepResult(wheel_contents.wheel_hashes(lock), cached=not fetched, note=note)
+
+
+def _measure(python: Path, lock: Lock, wheels: Mapping[str, Mapping[str, str]]) -> StepResult[MeasuredEnvironment]:
+    files, measured = measure(python, lock)
+    measured_environment.require_locked_files(files, lock.versions, wheels.values())
+    return StepResult(measured, note=f"{some(measured.files, 'locked file')}, {measured.sha256[:12]}")
+
+
+def _require_same(before: MeasuredEnvironment, after: MeasuredEnvironment) -> None:
+    if changes := measured_environment.environment_differences(before, after, with_gpu=True):
+        raise CheckFailed("the environment changed during the self-test", hint="\n".join(changes))
+
+
+def _write_evidence(
+    context: StepContext, source: Source, lock: Lock, measured: MeasuredEnvironment, run: TestRun, signer: Signer | None
+) -> StepResult[WrittenEvidence]:
+    now = datetime.datetime.now(datetime.UTC)
+    wanted, machine = profile_proofs.wanted(source.name, source.profile, lock), asdict(cpu_memory_and_os.read())
+    record = evidence_statements_and_store.run_record(measured, wanted, run, "none", now, machine)
+    file = evidence_statements_and_store.save(record)
+    proofs = environment_status.proofs_of_environment(measured, source, lock)
+    return StepResult(WrittenEvidence(file, proofs), note=sign_evidence(context, record, file, signer))
+
+
+def _require_proved(source: Source, proofs: tuple[Proof, ...]) -> None:
+    missing = [profile_proofs.reason(source.name, proof) for proof in proofs if proof.state != "proved"]
+    if missing:
+        raise NotProved(f"{source.name}: the environment is not proved on all GPUs", hint="\n".join(missing))
