@@ -23,7 +23,8 @@ from envbuild.attest import (
 from envbuild.attest.keys_and_signatures import Envelope
 from envbuild.attest.policy import Policy
 from envbuild.attest.trusted_statements import SignedBuild, Trusted
-from envbuild.evidence import profile_proofs
+from envbuild.audit.environment_files import EnvironmentFiles
+from envbuild.evidence import measured_environment, profile_proofs, proof_rules
 from envbuild.evidence.profile_proofs import ProofRow
 from envbuild.evidence.proof_rules import Proof
 from envbuild.facts.document_types import Digest, plain
@@ -45,6 +46,7 @@ Envelopes = Sequence[Envelope]
 @dataclass(frozen=True)
 class VerdictDocument:
     """The document of `verify`. `gpus`: the models that the image is verified on; `level`: the lowest of its evidence.
+    `environment`: the digest of the locked files of an environment, for --python.
     `base`: for a child image, the verified base, by digest; `changed_settings`: the child's settings that differ from
     the base's. `unconfined`: the restrictions of an engine's containers that were missing. `reordered_layers`: numbers,
     from 1, of layers that have the same files in another order after a rebuild."""
@@ -55,6 +57,7 @@ class VerdictDocument:
     lock: Digest | None
     image: Digest | None
     digest: Digest | None
+    environment: Digest | None
     level: str | None
     gpus: tuple[str, ...]
     evidence: tuple[ProofRow, ...]
@@ -96,6 +99,7 @@ class Verdict:
     reordered: list[int] = field(default_factory=list)
     proofs: tuple[Proof, ...] = ()
     image_id: str | None = None  # of a verification without the image
+    environment: str | None = None  # digest of the locked files of an environment
 
     @property
     def verified(self) -> bool:
@@ -109,6 +113,7 @@ class Verdict:
             lock=self.lock,
             image=self.image.id if self.image else self.image_id,
             digest=self.digest,
+            environment=self.environment,
             level=self.level,
             gpus=tuple(self.gpus),
             evidence=profile_proofs.proof_rows(self.proofs),
@@ -125,7 +130,8 @@ class Verdict:
         parts = {"profile": self.profile, "lock": self.lock and self.lock.removeprefix("sha256:")[:12],
                  "level": self.level}  # fmt: skip
         known = ", ".join(f"{name} {value}" for name, value in parts.items() if value)
-        text = f"verified on {', '.join(self.gpus)}" + (f": {known}" if known else "")
+        what = "verified environment" if self.environment else "verified"
+        text = f"{what} on {', '.join(self.gpus)}" + (f": {known}" if known else "")
         if self.base:
             each = (json.dumps({key: value})[1:-1] for key, value in self.child_sets.items())
             sets = "".join(f"\n  it sets {words[:200]}" for words in each)
@@ -179,6 +185,36 @@ def verify_statement(given: Envelopes, policy: Policy, now: datetime.datetime) -
     if not believed.records and not verdict.reasons:
         verdict.reasons.append(Reason("no-evidence", "it contains no test result"))
     verdict.image_id = _only(record.subject for record in records if record.image)
+    return verdict
+
+
+def verify_environment(files: EnvironmentFiles, given: Envelopes, policy: Policy, now: datetime.datetime) -> Verdict:
+    """Verify an environment of this machine by evidence from files. A statement about an image never counts."""
+    believed = trusted_statements.believe(given, policy.keys, None)
+    verdict, changed = Verdict(None), list[Reason]()
+    matching = []
+    for path, record in believed.records:
+        if record.installed is None:
+            changed.append(Reason("subject", "a statement is about an image, not about an environment"))
+            continue
+        try:
+            measured = measured_environment.measure_environment(files, record.installed.distributions)
+        except CheckFailed as error:
+            lines = (error.hint or "").splitlines() or [error.message]
+            changed += [Reason("environment", line) for line in lines]
+            continue
+        if found := proof_rules.differences_since(record, measured):
+            changed += [Reason("environment", text) for text in found]
+        else:
+            verdict.environment = measured.id
+            matching.append((path, record))
+    proofs, verdict.reasons = policy_check.of_records(matching, policy, now)
+    records = [record for _, record in matching]
+    verdict.take(proofs, (record.profile for record in records), (record.lock for record in records))
+    verdict.reasons = [*_no_key(policy), *believed.refused, *verdict.reasons, *([] if matching else changed)]
+    if not believed.records and not verdict.reasons:
+        verdict.reasons.append(Reason("no-evidence", "it contains no test result"))
+    verdict.reasons = list(dict.fromkeys(verdict.reasons))
     return verdict
 
 

@@ -26,10 +26,12 @@ from envbuild.cli import (
 from envbuild.doctor.envbuild_versions import Versions
 from envbuild.doctor.machine_checks_and_suitability import MachineDocument
 from envbuild.doctor.node_comparison import ClusterDocument
+from envbuild.evidence.environment_status import EnvironmentStatusDocument
 from envbuild.evidence.image_status import StatusDocument
 from envbuild.explain.cause_ranking import ExplanationDocument
 from envbuild.facts.document_types import AdvisoryRow
 from envbuild.pipeline.bisection_search_and_result import BisectionDocument
+from envbuild.pipeline.environment_proof import EnvironmentProofDocument
 from envbuild.pipeline.layered_image import ExportedImage
 from envbuild.pipeline.model import MadeDocument
 from envbuild.pipeline.push_and_bundle import Pushed
@@ -69,8 +71,8 @@ DOCUMENTS: Mapping[str, tuple[type, ...]] = {
     "run": (ProgramDocument,),
     "save": (Pushed,),
     "show": (show.ShowDocument, show.ProfileList, PageDocument),
-    "status": (StatusDocument, status.OutdatedPins),
-    "test": (TestDocument, MadeDocument, test.ProbeList, test.ScriptDocument),
+    "status": (StatusDocument, EnvironmentStatusDocument, status.OutdatedPins),
+    "test": (TestDocument, MadeDocument, EnvironmentProofDocument, test.ProbeList, test.ScriptDocument),
     "verify": (VerdictDocument,),
     "--version": (Versions,),
 }

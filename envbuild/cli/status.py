@@ -5,9 +5,11 @@ from typing import Literal
 
 import click
 
+from envbuild.audit import environment_files
 from envbuild.cli.console import emit, json_option, profile_argument, table
 from envbuild.cli.several_profiles import for_each
-from envbuild.evidence import image_status
+from envbuild.evidence import environment_status, image_status, measured_environment
+from envbuild.evidence.environment_status import EnvironmentStatusDocument
 from envbuild.evidence.image_status import Status, StatusDocument
 from envbuild.facts.document_types import Digest, plain
 from envbuild.fetch import index_config
@@ -17,6 +19,7 @@ from envbuild.lock import lock_file, outdated_pins
 from envbuild.lock.outdated_pins import Outdated
 from envbuild.profile import profile_name_lookup
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
+from envbuild.runners import host_runner
 from envbuild.util.errors import (
     BuildError,
     CheckFailed,
@@ -25,6 +28,7 @@ from envbuild.util.errors import (
     NotProved,
     OutOfDate,
     ProfileError,
+    UsageError,
     printable,
 )
 from envbuild.util.rejected_input_errors import Reason
@@ -56,8 +60,13 @@ class OutdatedPins:
     "--outdated", "asks_index", is_flag=True,
     help="Ask the index which pins have newer patch releases, and which versions advisories require.",
 )  # fmt: skip
+@click.option(
+    "--python",
+    metavar="PATH",
+    help="Show whether this interpreter or environment is verified instead; needs no engine.",
+)
 @json_option
-def command(names: tuple[str, ...], asks_index: bool, as_json: bool) -> None:
+def command(names: tuple[str, ...], asks_index: bool, python: str | None, as_json: bool) -> None:
     """Show whether the images of profiles are verified, recomputed from lock, image and evidence; without a name, of
     all profiles. Each line ends with the next command to run.
 
@@ -66,7 +75,13 @@ def command(names: tuple[str, ...], asks_index: bool, as_json: bool) -> None:
 
     Example: envbuild status
     Example: envbuild status cpu
+    Example: envbuild status cpu --python .venv
     """
+    if python:
+        if asks_index or not names:
+            raise UsageError("--python is for a profile, without --outdated", hint="envbuild status NAME --python PATH")
+        for_each(names, lambda name: _environment(name, python, as_json), as_json)
+        return
     if asks_index:
         _outdated(names, as_json)
         return
@@ -88,6 +103,25 @@ def command(names: tuple[str, ...], asks_index: bool, as_json: bool) -> None:
         raise error
 
     for_each(names, status, as_json)
+
+
+def _environment(name: str, python: str, as_json: bool) -> EnvironmentStatusDocument:
+    """The status of an environment of this machine. Raises the error of its state unless it is verified."""
+    source = profile_reader_and_overrides.load(name)
+    plan, lock = plan_resolver.resolve(source), lock_file.required_lock(source)
+    interpreter = host_runner.find_interpreter(python)
+    files = environment_files.hash_environment(interpreter)
+    measured = measured_environment.measure_environment(files, plan_resolver.computing(lock.versions))
+    found = environment_status.environment_status(interpreter, measured, source, lock, lock.stale(plan))
+    if found.state != VERIFIED:
+        hint = "\n".join([*(reason.detail for reason in found.reasons), f"run: {found.next_command}"])
+        error = _KINDS[found.state](f"{interpreter} is not a verified environment: {found.state}", hint=hint)
+        error.partial = plain(found)
+        raise error
+    if not as_json:
+        proved = "; ".join(row.reason for row in found.evidence)
+        click.echo(printable(f"{source.name}: verified environment: {interpreter} {found.subject} ({proved})"))
+    return found
 
 
 def _all(as_json: bool) -> None:

@@ -27,6 +27,7 @@ from envbuild.facts.document_types import plain
 from envbuild.util.errors import CheckFailed, NotProved, UsageError
 
 if TYPE_CHECKING:
+    from envbuild.pipeline.environment_proof import EnvironmentProofDocument
     from envbuild.pipeline.model import Made, MadeDocument, On
     from envbuild.testrun.run_document import TestDocument
     from envbuild.testrun.selftest_job import RunRequest
@@ -126,11 +127,13 @@ def command(
     """Run the self-test in the image of each profile and report the results.
 
     Only --record writes evidence and moves the tag. It requires an image that envbuild built from the profile's lock,
-    and runs the self-test as the profile configures it. With -v, the output of the profile's own script is shown even
+    or with --python an environment whose files are those of the lock, and runs the self-test as the profile configures
+    it. With -v, the output of the profile's own script is shown even
     if it passed.
 
     Example: envbuild test cpu --image myproject:latest
     Example: envbuild test h20 --python .venv
+    Example: envbuild test h20 --python .venv --record
     Example: envbuild test h20 --record --on slurm
     """
     if listing:
@@ -149,10 +152,10 @@ def command(
         raise UsageError("--seed cannot be changed for a submitted job: leave out --seed with --resume")
     if record:
         changed = {
-            "--python": python, "--level": level, "--probe": asked, "--seed": seed, "--junit": report,
+            "--level": level, "--probe": asked, "--seed": seed, "--junit": report,
             "--fingerprint": print_file,
         }  # fmt: skip
-        _refuse(changed, "--record takes the self-test of the profile, in an image: leave out {}")
+        _refuse(changed, "--record takes the self-test of the profile: leave out {}")
     if len(names) > 1:
         single = {"--image": reference, "--resume": resume, "--junit": report, "--fingerprint": print_file}
         _refuse(single, "{} is for one profile")
@@ -164,7 +167,10 @@ def command(
 
     where = On(on, given or {}, resume, gpu, nodes)
     if record:
-        for_each(names, lambda name: _record(name, reference, gpus, where, dry_run, as_json), as_json)
+        if python:
+            for_each(names, lambda name: _record_environment(name, python, gpus, as_json), as_json)
+        else:
+            for_each(names, lambda name: _record(name, reference, gpus, where, dry_run, as_json), as_json)
         return
     taken = as_json or output_files.STDOUT in (report, print_file)  # stdout, by one document
     if isinstance(seed, str):
@@ -219,6 +225,16 @@ def _record(
     if made.image and not as_json:
         click.echo(f"{made.state} {made.image.id}")
     return made.document()
+
+
+def _record_environment(name: str, python: str, gpus: tuple[str, ...], as_json: bool) -> EnvironmentProofDocument:
+    """Run the self-test of a profile in an environment of this machine, and write evidence."""
+    from envbuild.pipeline import environment_proof
+
+    done = environment_proof.prove_environment(name, python, Console(), gpus).document()
+    if not as_json:
+        click.echo(f"{done.state} environment {done.subject}")
+    return done
 
 
 def _script(name: str, reference: str | None, where: On, wanted: RunRequest, as_json: bool) -> ScriptDocument:

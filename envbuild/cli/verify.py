@@ -4,7 +4,8 @@ from pathlib import Path
 import click
 
 from envbuild.attest import image_verifier, policy
-from envbuild.attest.image_verifier import Verdict
+from envbuild.attest.image_verifier import Envelopes, Verdict
+from envbuild.attest.policy import Policy
 from envbuild.cli.console import Console, emit, gpu_model, json_option
 from envbuild.facts import probe_catalogue_reader
 from envbuild.registry.oci_types import Reference
@@ -52,6 +53,9 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--evidence", "files", multiple=True, type=_FILE, metavar="FILE", help="Check the signed statement in this file."
 )
+@click.option(
+    "--python", metavar="PATH", help="Check this interpreter or environment of this machine instead, by --evidence."
+)
 @click.option("--rebuild", is_flag=True, help="Also build it again from its lock, and compare; needs an engine.")
 @json_option
 def command(
@@ -67,6 +71,7 @@ def command(
     base: str | None,
     policy_file: Path | None,
     files: tuple[Path, ...],
+    python: str | None,
     rebuild: bool,
     as_json: bool,
 ) -> None:
@@ -74,9 +79,14 @@ def command(
     age, known faults.
 
     Contacts only the registry, and needs no Docker Engine. Exit 0 prints the digest on stdout; exit 5 lists every
-    reason. Without REF, only the files of --evidence are checked.
+    reason. Without REF, only the files of --evidence are checked. With --python, the files of an environment are
+    measured and compared with them; exit 0 prints their digest.
     Example: envbuild verify registry.example/h20:verified --key team.pub
     """
+    if python and (ref or base or copies or rebuild):
+        raise UsageError("--python checks an environment: leave out REF, --base, --from and --rebuild")
+    if python and not files:
+        raise UsageError("name the signed statement", hint="envbuild verify --python PATH --evidence FILE --key PUB")
     if ref is None and not files:
         raise UsageError("name an image, or files with --evidence", hint="envbuild verify REF --key PUB")
     if rebuild and ref is None:
@@ -91,11 +101,12 @@ def command(
     except Refusal as refusal:
         Verdict(ref, reasons=[refusal.reason]).require()
         raise
-    done = (
-        image_verifier.verify_image(reference, asked, envelopes, now)
-        if reference
-        else image_verifier.verify_statement(envelopes, asked, now)
-    )
+    if python:
+        done = _environment(python, envelopes, asked, now)
+    elif reference:
+        done = image_verifier.verify_image(reference, asked, envelopes, now)
+    else:
+        done = image_verifier.verify_statement(envelopes, asked, now)
     if rebuild and done.build:  # also if there are other reasons, so that all are reported
         from envbuild.pipeline.rebuild_comparison import rebuild_objections
 
@@ -104,9 +115,19 @@ def command(
     if as_json:
         emit(done.document())
     else:
-        click.echo(done.digest or done.image_id)
+        click.echo(done.environment or done.digest or done.image_id)
         click.echo(printable(done.summary), err=True)
         if done.unconfined:
             click.echo(
                 printable(f"less confined than in an engine's container: {'; '.join(done.unconfined)}"), err=True
             )
+
+
+def _environment(python: str, envelopes: Envelopes, asked: Policy, now: datetime.datetime) -> Verdict:
+    from envbuild.audit import environment_files
+    from envbuild.runners import host_runner
+
+    interpreter = host_runner.find_interpreter(python)
+    done = image_verifier.verify_environment(environment_files.hash_environment(interpreter), envelopes, asked, now)
+    done.ref = str(interpreter)
+    return done

@@ -10,7 +10,6 @@ from pathlib import Path
 from envbuild.attest import keys_and_signatures
 from envbuild.attest.keys_and_signatures import Signer
 from envbuild.audit import environment_files
-from envbuild.audit.environment_files import EnvironmentFiles
 from envbuild.doctor import cpu_memory_and_os
 from envbuild.evidence import environment_status, evidence_statements_and_store, measured_environment, profile_proofs
 from envbuild.evidence.environment_status import EnvironmentState
@@ -119,12 +118,6 @@ def prove_environment(name: str, python: str, listener: Listener, gpus: tuple[st
     return result.value
 
 
-def measure(python: Path, lock: Lock) -> tuple[EnvironmentFiles, MeasuredEnvironment]:
-    """Return the files of an environment and what they say about a lock. Raises CheckFailed."""
-    files = environment_files.hash_environment(python)
-    return files, measured_environment.measure_environment(files, lock.versions)
-
-
 def _require_no_script(source: Source) -> None:
     if source.profile.selftest.script:
         raise NotProved(
@@ -134,19 +127,22 @@ def _require_no_script(source: Source) -> None:
 
 
 def _wheel_files(lock: Lock) -> StepResult[Mapping[str, Mapping[str, str]]]:
-    """Return the sha256 of each wheel's files; wheels that are missing in the store are downloaded."""
+    """Return the sha256 of each wheel's files, without those of tools such as pip; wheels that are missing in the store
+    are downloaded."""
     glibc = database.suites()[lock.suite].glibc if lock.suite else "2.36"
     store = sha256_file_store.wheel_store()
     fetched = wheel_resolution_and_download.fetch_wheels(
         lock.wheels, lock.python, glibc, store, lambda file, count: None
     )
-    note = f"{some(len(lock.wheels), 'wheel')}, {fetched} downloaded"
-    return StepResult(wheel_contents.wheel_hashes(lock), cached=not fetched, note=note)
+    found, versions = wheel_contents.wheel_hashes(lock), plan_resolver.computing(lock.versions)
+    files = {name: found[f"{name}=={version}"] for name, version in versions.items()}
+    return StepResult(files, cached=not fetched, note=f"{some(len(files), 'wheel')}, {fetched} downloaded")
 
 
 def _measure(python: Path, lock: Lock, wheels: Mapping[str, Mapping[str, str]]) -> StepResult[MeasuredEnvironment]:
-    files, measured = measure(python, lock)
-    measured_environment.require_locked_files(files, lock.versions, wheels.values())
+    files, locked = environment_files.hash_environment(python), plan_resolver.computing(lock.versions)
+    measured = measured_environment.measure_environment(files, locked)
+    measured_environment.require_locked_files(files, locked, wheels.values())
     return StepResult(measured, note=f"{some(measured.files, 'locked file')}, {measured.sha256[:12]}")
 
 
