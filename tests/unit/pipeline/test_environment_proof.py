@@ -1,0 +1,375 @@
+"""An environment is verified only as long as its files, its interpreter and what its loader finds stay as tested."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from envbuild.audit import environment_files
+from envbuild.fetch import sha256_file_store
+from envbuild.lock import lock_file
+from envbuild.pipeline import environment_proof
+from envbuild.pipeline.model import StepResult
+from envbuild.repair import lock_installer
+from unit.evidence.runs import documents, judged, lines, passed_run, probe, run_on
+from unit.repair.test_repair_run import recorded
+from unit.site import new_key
+from unit.support import PROFILE, Said, envbuild, lock_for, plan_of, source_of
+
+pytestmark = pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the lock is for Python 3.11")
+VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+
+
+class Environment:
+    """A virtual environment of the locked wheels, and what is to be tried in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.python = folder / "bin" / "python"
+        self.site = folder / "lib" / "python3.11" / "site-packages"
+
+    def record(self, *words: str) -> Said:
+        return envbuild("test", "sample", "--python", str(self.folder), "--record", *words)
+
+    def status(self, *words: str) -> Said:
+        return envbuild("status", "sample", "--python", str(self.folder), *words)
+
+    def verify(self, *words: str) -> Said:
+        (file,) = Path(os.environ["XDG_STATE_HOME"]).rglob("*.dsse.json")
+        given = ("--evidence", str(file), "--key", "team.pub", *words)
+        return envbuild("verify", "--python", str(self.folder), *given)
+
+
+@pytest.fixture
+def environment(project: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
+    """torch and numpy, each one module and a library, installed from a lock; the self-test passes."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    source, made = source_of(project, PROFILE), lock_for(plan_of(project, PROFILE))
+    wheels = []
+    for item in made.wheels:
+        name, folder = item.wheel.name, project / "wheels" / item.wheel.name
+        stem = name.replace("-", "_")
+        recorded(folder, name, item.wheel.version, files={f"{stem}/__init__.py": b"", f"{stem}/lib/lib{stem}.so": b"x"})
+        (file,) = folder.iterdir()
+        real = dataclasses.replace(item.wheel, file=file.name, sha256=sha256_file_store.file_digest(file))
+        sha256_file_store.wheel_store().put(file, real.sha256, real.file)
+        wheels.append(dataclasses.replace(item, wheel=real))
+    made = dataclasses.replace(made, wheels=tuple(wheels))
+    lock_file.write(made, source.lock_file, "sample")
+    lock_installer.install_lock("sample", made, {}, project / "venv", lambda text: None)
+    monkeypatch.setattr(environment_proof, "test_on_one_node", lambda *given: StepResult(passed_run()))
+    return Environment(project / "venv")
+
+
+@pytest.fixture
+def verified(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> Environment:
+    """Proved, and signed with the key of team.pub."""
+    Path("team.pub").write_bytes(new_key(monkeypatch).pem)
+    done = environment.record()
+    assert done.code == 0, done.stderr
+    return environment
+
+
+def test_a_proved_environment_is_verified(verified: Environment) -> None:
+    found = verified.status("--json").document
+    assert (found["state"], found["reasons"]) == ("verified", [])
+    assert verified.status().stdout.startswith("sample: verified environment: ")
+    done = verified.verify()
+    assert (done.code, done.stdout.strip()) == (0, found["subject"]), done.stderr
+    assert "verified environment on cpu" in done.stderr
+    assert verified.verify("--json").document["environment"] == found["subject"]
+    assert "image" not in done.stderr
+
+
+def test_a_copy_elsewhere_is_verified_too(verified: Environment, project: Path) -> None:
+    """The subject is what is installed, not where."""
+    made = lock_file.required_lock(source_of(project, PROFILE))
+    lock_installer.install_lock("sample", made, {}, project / "other", lambda text: None)
+    assert Environment(project / "other").status().code == 0
+
+
+def test_the_record_says_what_was_measured(verified: Environment) -> None:
+    (file,) = Path(os.environ["XDG_STATE_HOME"]).rglob("*.record.json")
+    record = json.loads(file.read_text())
+    assert "image" not in record
+    measured = record["installed"]
+    assert set(measured["distributions"]) == {"torch", "numpy"}, "pip may have any version"
+    assert measured["interpreter"]["version"] == f"CPython {sys.version.split()[0]}"
+    assert measured["libc"]["sha256"] and measured["path"] == ["{site}"]
+    assert str(verified.folder) not in file.read_text()
+
+
+def edit(environment: Environment) -> None:
+    file = environment.site / "torch" / "__init__.py"
+    file.unlink()  # uv links files from its cache
+    file.write_text("1\n")
+
+
+def add_pth(environment: Environment) -> None:
+    (environment.site / "late.pth").write_text("import os\n")
+
+
+def add_distribution(environment: Environment) -> None:
+    (environment.site / "other-1.dist-info").mkdir()
+    (environment.site / "other-1.dist-info" / "METADATA").write_text("Name: other\n")
+    (environment.site / "other.py").write_text("")
+
+
+def add_module_to_a_package(environment: Environment) -> None:
+    (environment.site / "torch" / "late.py").write_text("")
+
+
+def add_bytecode_without_source(environment: Environment) -> None:
+    (environment.site / "sitecustomize.pyc").write_bytes(b"x")
+
+
+def remove(environment: Environment) -> None:
+    (environment.site / "numpy" / "lib" / "libnumpy.so").unlink()
+
+
+def other_pip(environment: Environment) -> None:
+    (environment.site / "pip" / "late.py").write_text("")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (edit, "files of the locked distributions changed"),
+        (add_pth, "{site}/late.pth: files were added"),
+        (add_distribution, "{site}/other.py: files were added"),
+        (add_module_to_a_package, "{site}/torch: files were added"),
+        (add_bytecode_without_source, "{site}/sitecustomize.pyc: files were added"),
+        (remove, "numpy/lib/libnumpy.so is missing"),
+        (other_pip, "{site}/pip: files were added"),
+    ],
+)
+def test_a_change_ends_the_proof(verified: Environment, change: Callable[[Environment], None], words: str) -> None:
+    change(verified)
+    done = verified.verify()
+    assert done.code == 5 and words in done.stderr, done.stderr
+    assert verified.status().code in (4, 5, 8)
+
+
+def test_the_status_says_what_changed(verified: Environment) -> None:
+    add_pth(verified)
+    done = verified.status("--json")
+    assert (done.code, done.document["state"]) == (8, "stale")
+    assert "the environment changed since" in done.document["error"]["hint"]
+    assert "{site}/late.pth" in done.document["error"]["hint"]
+    assert f"run: envbuild test sample --python {verified.python} --record" in done.document["error"]["hint"]
+    (verified.site / "late.pth").unlink()
+    assert verified.status().code == 0, "it is the tested one again"
+
+
+@pytest.mark.parametrize("variable", ["LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH"])
+def test_a_library_or_module_from_elsewhere_ends_the_proof(
+    verified: Environment, project: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    folder = project / "elsewhere"
+    folder.mkdir()
+    (folder / "libcublas.so.12").write_bytes(b"not a library")
+    file = folder / "libcublas.so.12" if variable == "LD_PRELOAD" else folder
+    monkeypatch.setenv(variable, str(file))
+    done = verified.verify()
+    assert done.code == 5 and "elsewhere" in done.stderr, done.stderr
+
+
+def test_another_interpreter_ends_the_proof(verified: Environment, project: Path) -> None:
+    """A copy with one more byte."""
+    real = Path(os.path.realpath(verified.python))
+    shutil.copy(real, real_copy := verified.folder / "bin" / "copied")
+    with real_copy.open("ab") as file:
+        file.write(b"\0")
+    verified.python.unlink()
+    real_copy.rename(verified.python)
+    done = verified.verify()
+    assert done.code == 5 and "interpreter" in done.stderr, done.stderr
+
+
+def test_another_driver_ends_the_proof_of_a_gpu(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment_proof, "test_on_one_node", lambda *given: StepResult(run_on("NVIDIA H20")))
+    Path("team.pub").write_bytes(new_key(monkeypatch).pem)
+    assert environment.record().code == 4, "the profile is for the CPU"
+    assert environment.verify().code == 0
+    measure = environment_files.hash_environment
+
+    def later(python: Path) -> environment_files.EnvironmentFiles:
+        found = measure(python)
+        report = found.report.model_copy(update={"driver": "999.1", "gpus": ["NVIDIA H100"]})
+        return dataclasses.replace(found, report=report)
+
+    monkeypatch.setattr(environment_files, "hash_environment", later)
+    done = environment.verify()
+    assert done.code == 5 and "the driver changed: None, now 999.1" in done.stderr, done.stderr
+    assert "the GPU changed: none, now NVIDIA H100" in done.stderr
+
+
+def test_a_statement_about_an_environment_proves_no_image(verified: Environment) -> None:
+    (file,) = Path(os.environ["XDG_STATE_HOME"]).rglob("*.dsse.json")
+    done = envbuild("verify", "--evidence", str(file), "--key", "team.pub", "--json")
+    assert (done.code, done.document["image"]) == (0, None)
+    done = envbuild("show", "sample", "--json")
+    assert done.document["state"] != "verified"
+
+
+def test_without_a_key_nothing_is_verified(verified: Environment) -> None:
+    (file,) = Path(os.environ["XDG_STATE_HOME"]).rglob("*.dsse.json")
+    done = envbuild("verify", "--python", str(verified.folder), "--evidence", str(file))
+    assert done.code == 5 and "key" in done.stderr
+
+
+# what is refused before the self-test
+
+
+def test_what_differs_from_the_wheel_is_not_tested(environment: Environment) -> None:
+    edit(environment)
+    done = environment.record()
+    assert done.code == 5 and "torch/__init__.py differs from its wheel" in done.stderr, done.stderr
+
+
+def lie_about_a_file(environment: Environment) -> None:
+    """The file is changed, and RECORD has no row of it."""
+    edit(environment)
+    (record,) = environment.site.glob("torch-*.dist-info/RECORD")
+    rows = [row for row in record.read_text().splitlines() if not row.startswith("torch/__init__")]
+    record.unlink()
+    record.write_text("\n".join([*rows, ""]))
+
+
+def lie_about_another(environment: Environment) -> None:
+    """RECORD claims a file that its wheel does not have."""
+    (environment.site / "torch" / "more.py").write_text("")
+    (record,) = environment.site.glob("torch-*.dist-info/RECORD")
+    text = record.read_text()
+    record.unlink()
+    record.write_text(f"{text}torch/more.py,,\n")
+
+
+def break_record(environment: Environment) -> None:
+    (record,) = environment.site.glob("torch-*.dist-info/RECORD")
+    record.unlink()
+    record.write_text('torch/__init__.py,"\n')
+
+
+def link_a_file(environment: Environment) -> None:
+    file = environment.site / "torch" / "__init__.py"
+    shutil.copy(file, environment.folder / "copy.py")
+    file.unlink()
+    file.symlink_to(environment.folder / "copy.py")
+
+
+def link_a_folder(environment: Environment) -> None:
+    (environment.site / "torch").rename(environment.folder / "torch")
+    (environment.site / "torch").symlink_to(environment.folder / "torch")
+
+
+def link_in_a_circle(environment: Environment) -> None:
+    """It is followed once, and then is a further file like any other."""
+    (environment.site / "torch" / "again").symlink_to(environment.site)
+    (environment.site / "itself").symlink_to("itself")
+    link_a_file(environment)
+
+
+def huge(environment: Environment) -> None:
+    file = environment.site / "torch" / "__init__.py"
+    file.unlink()
+    with file.open("wb") as stream:
+        stream.truncate(1 << 50 if os.uname().sysname != "Linux" else 1 << 40)
+
+
+def fifo(environment: Environment) -> None:
+    (environment.site / "torch" / "__init__.py").unlink()
+    os.mkfifo(environment.site / "torch" / "__init__.py")
+
+
+def fifo_as_record(environment: Environment) -> None:
+    (record,) = environment.site.glob("torch-*.dist-info/RECORD")
+    record.unlink()
+    os.mkfifo(record)
+
+
+def unchecked_bytecode(environment: Environment) -> None:
+    folder = environment.site / "torch" / "__pycache__"
+    folder.mkdir(exist_ok=True)
+    (folder / "late.cpython-311.pyc").write_bytes(b"\0\0\0\0\1\0\0\0" + b"x" * 8)
+
+
+def second_version(environment: Environment) -> None:
+    (record,) = environment.site.glob("torch-*.dist-info/RECORD")
+    shutil.copytree(record.parent, environment.site / "torch-1.0.dist-info")
+
+
+def empty(environment: Environment) -> None:
+    shutil.rmtree(environment.site)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lie_about_a_file, "torch/__init__.py is missing, or RECORD does not list it"),
+        (lie_about_another, "torch/more.py is not in the wheel whose RECORD lists it"),
+        (break_record, "invalid RECORD of torch-"),
+        (link_a_file, "torch/__init__.py is a symbolic link"),
+        (link_a_folder, "torch/__init__.py is a symbolic link, or below one"),
+        (link_in_a_circle, "torch/__init__.py is a symbolic link"),
+        (huge, "more than 8 GiB"),
+        (fifo, "torch/__init__.py is not a regular file"),
+        (fifo_as_record, "RECORD is not a regular file"),
+        (unchecked_bytecode, "without comparing it with its source"),
+        (second_version, "torch is 1.0 and 2.13.0+cpu"),
+        (empty, "none of the locked distributions is installed"),
+    ],
+)
+def test_a_hostile_environment_is_refused(
+    environment: Environment, spoil: Callable[[Environment], None], words: str
+) -> None:
+    spoil(environment)
+    done = environment.record()
+    assert done.code == 5 and words in done.stderr.replace("2.13.0+cpu and 1.0", "1.0 and 2.13.0+cpu"), done.stderr
+    assert not list(Path(os.environ["XDG_STATE_HOME"]).rglob("*.statement.json"))
+    assert environment.status().code in (4, 5)
+
+
+def test_an_interpreter_that_lies_about_its_form_is_refused(environment: Environment) -> None:
+    environment.python.unlink()
+    environment.python.write_text(
+        f"#!/bin/sh\n[ $# = 3 ] && exec {sys.executable} \"$@\"\necho 'ENVBUILD 1 2 3 4'; exit 0\n"
+    )
+    environment.python.chmod(0o755)
+    done = environment.record()
+    assert done.code == 5 and "did not report its folders" in done.stderr, done.stderr
+
+
+def test_a_change_during_the_selftest_is_noticed(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    def meanwhile(*given: object) -> StepResult[object]:
+        add_pth(environment)
+        return StepResult(passed_run())
+
+    monkeypatch.setattr(environment_proof, "test_on_one_node", meanwhile)
+    done = environment.record()
+    assert done.code == 5 and "changed during the self-test" in done.stderr and "late.pth" in done.stderr
+
+
+def test_a_failed_selftest_is_evidence_too(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = judged(lines(documents(probe("env.libs", "failed"))), exit_code=5)
+    monkeypatch.setattr(environment_proof, "test_on_one_node", lambda *given: StepResult(failed))
+    done = environment.record("--json")
+    assert (done.code, done.document["state"]) == (5, "failed")
+    assert environment.status().code == 5
+    monkeypatch.setattr(environment_proof, "test_on_one_node", lambda *given: StepResult(passed_run()))
+    assert environment.record("--json").document["state"] == "verified"
+
+
+def test_options_that_do_not_fit_are_refused(environment: Environment) -> None:
+    assert envbuild("status", "--python", str(environment.folder)).code == 2
+    assert envbuild("verify", "--python", str(environment.folder)).code == 2
+    assert envbuild("verify", "host/x", "--python", str(environment.folder), "--evidence", "x").code == 2
+    assert environment.record("--level", "quick").code == 2
