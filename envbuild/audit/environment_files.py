@@ -28,7 +28,7 @@ LARGEST_FILE, LARGEST_TOTAL, LARGEST_TEXT = 8 << 30, 256 << 30, 64 << 20
 """Bytes of one file, of all files, and of a file that is read as text. torch's largest library has 2 GB."""
 _ENTRY = "envbuild.selftest.inventory.interpreter_collector"
 _MEMORY, _SECONDS, _LARGEST_REPORT = 1 << 30, 180.0, 4 << 20
-_BLOCK = 1 << 20
+_BLOCK, _SINGLE, _BATCH = 1 << 20, 256, 200
 _CACHE = "__pycache__"
 _RECORD = re.compile(r"[^/]+\.dist-info/RECORD")
 _UNCHECKED = 1  # of bytecode's flags: hash-based, and never compared with the source (PEP 552)
@@ -94,9 +94,7 @@ def hash_environment(python: Path) -> EnvironmentFiles:
     single += [path for path in (report.libc, report.libstdcxx, report.libpython) if path]
     wanted = {path for one in (library, *folders, *loader) for path in one.files.values()}
     sizes = {path: budget.add(path) for path in sorted(wanted | set(single))}
-    by_size = sorted(sizes, key=lambda path: sizes[path], reverse=True)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        hashes = dict(zip(by_size, pool.map(_sha256, by_size), strict=True))
+    hashes = _sha256_of(sorted(sizes, key=lambda path: sizes[path], reverse=True))
     return EnvironmentFiles(
         report,
         tuple(one.hashed(hashes) for one in folders),
@@ -172,13 +170,14 @@ class _Listing:
             if real in self._seen:  # links may lead in a circle
                 continue
             self._seen.add(real)
+            in_cache = folder.endswith(f"/{_CACHE}")
             for entry in _entries(folder):
                 budget.count(folder)
                 name, is_link = f"{below}{entry.name}", linked or entry.is_symlink()
-                if Path(entry.path).is_dir():
+                if _is_folder(entry):
                     if not libraries and entry.name != ".git" and (below or entry.name not in skip):
                         left.append((entry.path, f"{name}/", is_link))
-                elif Path(folder).name == _CACHE and entry.name.endswith(".pyc"):
+                elif in_cache and entry.name.endswith(".pyc"):
                     _refuse_unchecked(entry.path)
                 elif (libraries and ".so" not in entry.name) or (is_link and not Path(entry.path).exists()):
                     continue
@@ -201,6 +200,13 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
         raise CheckFailed(f"{printable(folder)} cannot be read: {error.strerror}") from None
 
 
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
 def _regular(path: str) -> os.stat_result:
     """Return the status of a regular file of at most LARGEST_FILE bytes. Raises CheckFailed for anything else."""
     try:
@@ -218,21 +224,30 @@ def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or "invalid name"
 
 
-def _blocks(path: str) -> Iterator[bytes]:
-    """Yield the content of a regular file. It is opened without blocking and checked again: it may have been replaced
-    by a FIFO or be growing. Raises CheckFailed."""
-    _regular(path)
+def _blocks(path: str, at_once: int = _BLOCK) -> Iterator[bytes]:
+    """Yield the content of a regular file. It is opened without blocking, since it may be a FIFO, and read up to its
+    size. Raises CheckFailed."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb", buffering=0) as file:
-            size = os.fstat(descriptor).st_size if stat.S_ISREG(os.fstat(descriptor).st_mode) else -1
-            while size >= 0 and (block := file.read(_BLOCK)):
+            found = os.fstat(descriptor)
+            size = found.st_size if stat.S_ISREG(found.st_mode) else -1
+            while size >= 0 and (block := file.read(at_once)):
                 size -= len(block)
                 yield block
     except OSError as error:
         raise CheckFailed(f"{printable(path)} cannot be read: {_reason(error)}") from None
     if size < 0:
-        raise CheckFailed(f"{printable(path)} changed while it was read")
+        raise CheckFailed(f"{printable(path)} is not a regular file, or changed while it was read")
+
+
+def _sha256_of(paths: list[str]) -> dict[str, str]:
+    """Return the sha256 of each file. `paths`: the largest first, which are read one by one, the others in batches."""
+    large, small = paths[:_SINGLE], paths[_SINGLE:]
+    batches = [[path] for path in large] + [small[at : at + _BATCH] for at in range(0, len(small), _BATCH)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = list(pool.map(lambda batch: [(path, _sha256(path)) for path in batch], batches))
+    return {path: digest for batch in found for path, digest in batch}
 
 
 def _sha256(path: str) -> str:
@@ -251,9 +266,7 @@ def read_text(path: str) -> str:
 
 
 def _refuse_unchecked(path: str) -> None:
-    if not path.endswith(".pyc"):
-        return
-    for block in _blocks(path):
+    for block in _blocks(path, 16):
         if int.from_bytes(block[4:8], "little") & 3 == _UNCHECKED:
             hint = "remove it: Python compiles the source again"
             raise CheckFailed(f"Python runs {printable(path)} without comparing it with its source", hint=hint)

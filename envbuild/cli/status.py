@@ -15,7 +15,7 @@ from envbuild.facts.document_types import Digest, plain
 from envbuild.fetch import index_config
 from envbuild.image.docker_engine import Engine
 from envbuild.image.image_naming import VERIFIED
-from envbuild.lock import lock_file, outdated_pins
+from envbuild.lock import lock_file, outdated_pins, wheel_contents
 from envbuild.lock.outdated_pins import Outdated
 from envbuild.profile import profile_name_lookup
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
@@ -111,7 +111,11 @@ def _environment(name: str, python: str, as_json: bool) -> EnvironmentStatusDocu
     plan, lock = plan_resolver.resolve(source), lock_file.required_lock(source)
     interpreter = host_runner.find_interpreter(python)
     files = environment_files.hash_environment(interpreter)
-    measured = measured_environment.measure_environment(files, plan_resolver.computing(lock.versions))
+    versions, wheels = plan_resolver.computing(lock.versions), wheel_contents.wheel_hashes(lock)
+    measured = measured_environment.measure_environment(files, versions)
+    named = [f"{name}=={version}" for name, version in versions.items()]
+    if set(named) <= set(wheels):  # only evidence tells if a wheel is missing in the store
+        measured_environment.require_locked_files(files, versions, [wheels[name] for name in named])
     found = environment_status.environment_status(interpreter, measured, source, lock, lock.stale(plan))
     if found.state != VERIFIED:
         hint = "\n".join([*(reason.detail for reason in found.reasons), f"run: {found.next_command}"])
