@@ -97,9 +97,11 @@ def files_digest(files: Mapping[str, str]) -> str:
 
 
 def is_compared(path: str) -> bool:
-    """Whether a file of a wheel, by its path below site-packages, is part of the digest."""
+    """Whether a file of a wheel, by its path below site-packages, is part of the digest. RECORDs of distributions that
+    a package bundles are not."""
     folder, _, name = path.rpartition("/")
-    is_note = folder.endswith(_INFO) and "/" not in folder and name in _INSTALLERS
+    is_info = folder.endswith(_INFO)
+    is_note = is_info and (name == "RECORD" or ("/" not in folder and name in _INSTALLERS))
     return not is_note and "__pycache__" not in folder.split("/")
 
 

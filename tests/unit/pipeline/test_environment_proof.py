@@ -57,7 +57,9 @@ def environment(project: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     for item in made.wheels:
         name, folder = item.wheel.name, project / "wheels" / item.wheel.name
         stem = name.replace("-", "_")
-        recorded(folder, name, item.wheel.version, files={f"{stem}/__init__.py": b"", f"{stem}/lib/lib{stem}.so": b"x"})
+        bundled = {f"{stem}/_vendor/other-1.dist-info/{name}": b"x" for name in ("RECORD", "METADATA")}
+        files = {f"{stem}/__init__.py": b"", f"{stem}/lib/lib{stem}.so": b"x", **bundled}
+        recorded(folder, name, item.wheel.version, files=files)
         (file,) = folder.iterdir()
         real = dataclasses.replace(item.wheel, file=file.name, sha256=sha256_file_store.file_digest(file))
         sha256_file_store.wheel_store().put(file, real.sha256, real.file)
