@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from unit.evidence.runs import NAMES, NONCE, documents, line, lines, output, probe
 from unit.support import image_of, sha
 from unit.testrun import fingerprints
 
-from envbuild.evidence import evidence_statements_and_store, run_record_schema
+from envbuild.audit.environment_files import EnvironmentFiles, FolderFiles, InterpreterReport
+from envbuild.evidence import evidence_statements_and_store, measured_environment, run_record_schema
+from envbuild.evidence.measured_environment import MeasuredEnvironment
 from envbuild.evidence.proof_rules import RequiredProof
 from envbuild.facts.document_types import plain
 from envbuild.report import fingerprint_comparison
@@ -121,6 +124,42 @@ def _model(document: dict[str, Any]) -> Fingerprint:
     return Fingerprint.model_validate(copy.deepcopy(document))
 
 
+RECORDS = [
+    b"torch/__init__.py,sha256=x,1\ntorch/lib/x.so,sha256=y,2\ntorch-1.dist-info/METADATA,,\n../../bin/t,,\n",
+    b'"torch/__init__.py",,\ntorch/__pycache__/a.pyc,,\ntorch-1.dist-info/RECORD,,\n',
+]
+REPORT: dict[str, Any] = {
+    "version": "CPython 3.11.2", "executable": "/base/bin/python", "prefixes": ["/env", "/base"],
+    "standard_library": "/base/lib", "path": ["/env/site"], "loader_folders": ["/env/lib"], "preloaded": [],
+    "cuda_libraries": ["/cuda/libcudart.so"], "libc": "/lib/libc.so.6", "libstdcxx": None, "libpython": None,
+    "driver": "550.54", "gpus": ["NVIDIA H20"], "cut": False,
+}  # fmt: skip
+_SITE = {"torch/__init__.py": sha("a"), "torch/lib/x.so": sha("b"), "torch-1.dist-info/RECORD": sha("c"), "x.pth": ""}
+
+
+def _environment(value: tuple[bytes, Any]) -> None:
+    """Whatever RECORD and the interpreter say, a changed file is noticed."""
+    raw, reported = value
+    try:
+        report = InterpreterReport.model_validate(reported)
+    except ValidationError:
+        return
+    records = {"torch-1.dist-info/RECORD": raw.decode("utf-8", "replace")}
+    single = dict.fromkeys([*report.cuda_libraries, *report.preloaded, report.executable, report.libc or "",
+                            report.libstdcxx or "", report.libpython or ""], sha("l"))  # fmt: skip
+
+    def measured(**changed: str) -> MeasuredEnvironment:
+        site = FolderFiles("/env/site", {**_SITE, "x.pth": sha("p"), **changed}, frozenset(), records)
+        files = EnvironmentFiles(report, (site,), FolderFiles("/base/lib", {}), (), single)
+        return measured_environment.measure_environment(files, {"torch": "1"})
+
+    before = measured()
+    assert MeasuredEnvironment.model_validate(json.loads(before.model_dump_json())) == before
+    for path in ("torch/__init__.py", "torch/lib/x.so", "x.pth", "new.py"):
+        changed = measured(**{path: sha("changed")})
+        assert measured_environment.environment_differences(before, changed, with_gpu=False), path
+
+
 def _json(raw: bytes) -> None:
     """What is accepted is what any other reader of JSON takes it for."""
     found = strict_json.parse(raw, "it")
@@ -131,5 +170,6 @@ TARGETS = (
     Target("self-test output", _outputs(), _selftest, 9),
     Target("probe messages", st.tuples(files(_STREAM, (*BYTES, b"A", b"\0\0\0\1")), st.integers(1, 9)), _messages, 68),
     Target("fingerprint", json_files(prints_seeds()), _fingerprint, 9),
+    Target("environment", st.tuples(files(RECORDS, (b"..", b"/", b'"', *BYTES)), trees([REPORT])), _environment, 30),
     Target("JSON", st.one_of(json_files(RUNS[0]), st.binary(max_size=100)), _json, 68),
 )
