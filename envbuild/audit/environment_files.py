@@ -61,7 +61,8 @@ class InterpreterReport(BaseModel):
 
 @dataclass(frozen=True)
 class FolderFiles:
-    """The files below an entry of sys.path, by relative path: their sha256. `linked`: those that are a symbolic link,
+    """The files below an entry of sys.path, by relative path: their sha256; a link to a folder has a path with a slash at its end,
+    and the sha256 of its target's name. `linked`: those that are a symbolic link,
     or in a folder that is one; `records`: the text of each RECORD. An entry that is a file has the path ""."""
 
     folder: str
@@ -156,8 +157,9 @@ class _Listing:
         self.root = root
         self.files: dict[str, str] = {}
         self.linked: set[str] = set()
+        self._links: dict[str, str] = {}  # to folders, which may be among the measured ones
         self._seen: set[str] = set()
-        if Path(root).is_dir():
+        if os.path.isdir(root):  # noqa: PTH112 - False, not an error, if it cannot be looked at
             self._walk(budget, skip, libraries=libraries)
         elif not libraries:
             self.files[""] = root
@@ -176,10 +178,12 @@ class _Listing:
                 name, is_link = f"{below}{entry.name}", linked or entry.is_symlink()
                 if _is_folder(entry):
                     if not libraries and entry.name != ".git" and (below or entry.name not in skip):
+                        if entry.is_symlink():
+                            self._links[f"{name}/"] = os.readlink(entry.path)  # noqa: PTH115 - the text as it is
                         left.append((entry.path, f"{name}/", is_link))
                 elif in_cache and entry.name.endswith(".pyc"):
                     _refuse_unchecked(entry.path)
-                elif (libraries and ".so" not in entry.name) or (is_link and not Path(entry.path).exists()):
+                elif (libraries and ".so" not in entry.name) or (is_link and _is_dangling(entry.path)):
                     continue
                 else:
                     self.files[name] = entry.path
@@ -188,6 +192,7 @@ class _Listing:
     def hashed(self, hashes: Mapping[str, str]) -> FolderFiles:
         """Return the files with their hashes, and the text of each RECORD."""
         found = {name: hashes[path] for name, path in self.files.items()}
+        found |= {name: hashlib.sha256(os.fsencode(target)).hexdigest() for name, target in self._links.items()}
         records = {name: read_text(path) for name, path in self.files.items() if _RECORD.fullmatch(name)}
         return FolderFiles(self.root, found, frozenset(self.linked), records)
 
@@ -205,6 +210,10 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:  # a link to itself
         return False
+
+
+def _is_dangling(path: str) -> bool:
+    return not os.path.exists(path)  # noqa: PTH110 - False, not an error, if it cannot be looked at
 
 
 def _regular(path: str) -> os.stat_result:

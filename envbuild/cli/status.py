@@ -71,7 +71,8 @@ def command(names: tuple[str, ...], asks_index: bool, python: str | None, as_jso
     all profiles. Each line ends with the next command to run.
 
     Exit 0 verified; 4 built, not proved; 5 the self-test failed or the tag was moved by hand; 6 not built; 8 no lock,
-    or proved for another lock or self-test, or an environment that changed since. Without a name, and with --outdated, the exit code is always 0.
+    or proved for another lock or self-test, or an environment that changed since. Without a name, and with --outdated,
+    the exit code is always 0.
 
     Example: envbuild status
     Example: envbuild status cpu

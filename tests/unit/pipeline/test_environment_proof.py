@@ -133,6 +133,10 @@ def add_bytecode_without_source(environment: Environment) -> None:
     (environment.site / "sitecustomize.pyc").write_bytes(b"x")
 
 
+def add_second_name_of_a_package(environment: Environment) -> None:
+    (environment.site / "aaa").symlink_to("torch")
+
+
 def remove(environment: Environment) -> None:
     (environment.site / "numpy" / "lib" / "libnumpy.so").unlink()
 
@@ -149,6 +153,7 @@ def other_pip(environment: Environment) -> None:
         (add_distribution, "{site}/other.py: files were added"),
         (add_module_to_a_package, "{site}/torch: files were added"),
         (add_bytecode_without_source, "{site}/sitecustomize.pyc: files were added"),
+        (add_second_name_of_a_package, "{site}/aaa: files were added"),
         (remove, "numpy/lib/libnumpy.so is missing"),
         (other_pip, "{site}/pip: files were added"),
     ],
