@@ -61,9 +61,9 @@ class InterpreterReport(BaseModel):
 
 @dataclass(frozen=True)
 class FolderFiles:
-    """The files below an entry of sys.path, by relative path: their sha256; a link to a folder has a path with a slash at its end,
-    and the sha256 of its target's name. `linked`: those that are a symbolic link,
-    or in a folder that is one; `records`: the text of each RECORD. An entry that is a file has the path ""."""
+    """The files below an entry of sys.path, by relative path: their sha256. A link to a folder has a path with a slash
+    at its end, and the sha256 of its target's name. `linked`: files that are a symbolic link, or in a folder that is
+    one; `records`: the text of each RECORD. An entry that is a file has the path ""."""
 
     folder: str
     sha256: Mapping[str, str]
