@@ -126,6 +126,7 @@ def test_a_pushed_image_is_verified(pushed: Site) -> None:
         "base": None,
         "changed_settings": {},
         "unconfined": [],
+        "environment": None,
         "reordered_layers": [],
         "reasons": [],
     }
