@@ -161,7 +161,7 @@ def environment_differences(before: MeasuredEnvironment, now: MeasuredEnvironmen
     must be the same too."""
     found = [] if before.sha256 == now.sha256 else ["files of the locked distributions changed"]
     if before.distributions != now.distributions:
-        found.append("the locked distributions are others")
+        found.append("the locked distributions differ")
     if before.path != now.path:
         found.append("the folders of sys.path changed")
     found += _changed_groups("{}: files were added, removed or changed", before.further, now.further)
