@@ -16,6 +16,7 @@ from envbuild.util.errors import EnvbuildError, LockError, ProfileError
 _LONGEST = 63
 NAME = re.compile(rf"[a-z0-9][a-z0-9-]{{0,{_LONGEST - 1}}}")
 DEVEL = "devel"
+_LINE = re.compile(r"(.+)-(cu[0-9]{2})")  # a line for another CUDA major version, as in h20-cu12
 LOCK = ".lock.yaml"
 
 
@@ -76,6 +77,19 @@ def _profiles(folders: Iterable[Path]) -> set[str]:
 
 def _files(folder: Path) -> list[Path]:
     return [file for file in sorted(folder.glob("*.yaml")) if not file.name.endswith(LOCK)]
+
+
+def named_line(name: str) -> tuple[str, str] | None:
+    """The profile and the label in the name of a line: h20 and cu12 of h20-cu12. None for the name of another
+    profile."""
+    found = _LINE.fullmatch(name)
+    return (found[1], found[2]) if found and found[1] in _profiles(_folders()) else None
+
+
+def lines_of(name: str) -> dict[str, str]:
+    """The lines of a profile other than the current one, by label: cu12 -> h20-cu12."""
+    found = {other: named_line(other) for other in _profiles(_folders())}
+    return {line[1]: other for other, line in sorted(found.items()) if line and line[0] == name}
 
 
 def locks(folders: Iterable[Path] | None = None) -> dict[str, Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
@@ -22,6 +23,8 @@ _KNOWN = {
     "on": "where self-tests run: local, slurm or kubernetes",
     "archives": "where archives lie, asked before a profile's own address; {sha256} stands for the 64 digits",
     "ci_install": "what the jobs of `export ci` install envbuild from: a commit, or a wheel with its sha256",
+    "line": "which line of a GPU `make` builds: current, auto (by the driver), or one such as cu12",
+    "driver": "the oldest driver of the machines that run the images; the driver found here does not matter then",
     "debian_mirror": "root of a Debian archive, where apt has none configured",
     "debian_security_mirror": "root of the Debian security archive",
     "git_mirror": "where git repositories lie, asked instead of a profile's address; {host} and {path} are parts of it",
@@ -30,6 +33,11 @@ _KNOWN = {
     "torch_index": "where torch's builds such as +cpu come from: pytorch (its own index), or the address of a mirror",
     "debian_snapshot": "root of a snapshot archive; {timestamp} stands for 20261121T000000Z",
 }
+FORMS = {
+    "line": (re.compile(r"auto|current|cu[0-9]{2}"), "must be auto, current, or a line such as cu12"),
+    "driver": (re.compile(r"[0-9]{1,4}(\.[0-9]{1,4}){0,3}"), 'must be a driver version, as in "550.54.14"'),
+}
+"""The form of a setting's value, and the message for another one."""
 # Mappings, each validated by its own reader.
 _SECTIONS = {
     "slurm": "partition, account, container, ...: runners/slurm/slurm_settings.py",
@@ -67,6 +75,8 @@ def _faults(found: Document) -> Iterator[Fault]:
             yield found.fault((name,), unknown(name, [*_KNOWN, *_SECTIONS]))
         elif not isinstance(value, wanted):
             yield found.fault((name,), "has no value" if value is None else f"must be {words}")
+        elif name in FORMS and not FORMS[name][0].fullmatch(str(value)):
+            yield found.fault((name,), FORMS[name][1])
         elif name == "on" and value not in RUNNERS:
             meant = near(str(value), RUNNERS)
             said = f"must be one of {', '.join(RUNNERS)}, not {printable(str(value)[:100])!r}"
