@@ -34,6 +34,7 @@ from envbuild.pipeline.bisection_search_and_result import BisectionDocument
 from envbuild.pipeline.environment_proof import EnvironmentProofDocument
 from envbuild.pipeline.layered_image import ExportedImage
 from envbuild.pipeline.model import MadeDocument
+from envbuild.pipeline.preflight import Preflight
 from envbuild.pipeline.push_and_bundle import Pushed
 from envbuild.repair.lock_installer import InstalledLock
 from envbuild.repair.repair_text import ProgramDocument, RepairDocument, UndoneRepair
@@ -64,7 +65,7 @@ DOCUMENTS: Mapping[str, tuple[type, ...]] = {
     "keygen": (keygen.KeyPair,),
     "load": (load.LoadedDocument,),
     "lock": (lock.LockResult,),
-    "make": (MadeDocument,),
+    "make": (MadeDocument, Preflight),
     "pin-digests": (pin_digests.PinnedDigests,),
     "prune": (prune.PrunedItems,),
     "push": (Pushed,),

@@ -226,7 +226,7 @@ def cli(as_json: bool) -> None:
     """Make container images for GPUs, prove each on its GPU, and find out why a run fails.
 
     \b
-    Exit codes: 0 done; 2 usage; 3 profile, lock or a file that is read; 4 built, not proved here; 5 a check failed;
+    Exit codes: 0 done; 2 usage; 3 profile, lock or a file that is read; 4 not proved here; 5 a check failed;
     6 engine, disk, build or scheduler; 7 index, mirror or registry; 8 out of date; 130 interrupted.
     """
     if as_json:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +25,8 @@ from envbuild.cli.console import (
     table,
     torch_index_option,
 )
+from envbuild.cli.several_profiles import for_each
+from envbuild.util import settings
 from envbuild.util.errors import EnvbuildError, Fault, NotProved, SomeFailed, UsageError, printable
 from envbuild.util.yaml_document import display
 
@@ -29,6 +34,14 @@ if TYPE_CHECKING:
     from envbuild.pipeline.model import Options
     from envbuild.pipeline.multi_profile_make import BatchOptions, BatchOutcome
     from envbuild.pipeline.progress_events import Event
+
+
+def _in_form(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """A value in the form of the setting of that name."""
+    form, message = settings.FORMS[str(parameter.name)]
+    if value is not None and not form.fullmatch(value):
+        raise click.BadParameter(f"{value!r} {message}")
+    return value
 
 
 @click.command("make", short_help="Make a verified image of a profile or GPU: lock, build, self-test.")
@@ -42,7 +55,20 @@ if TYPE_CHECKING:
 @click.option("--write", is_flag=True, help="With --pin: also write the profile's lock and Dockerfile.")
 @click.option("--no-cache", is_flag=True, help="Build every layer again.")
 @builder_option
-@click.option("--allow-unproved", is_flag=True, help="Exit 0 if the image is built and no GPU here can prove it.")
+@click.option("--allow-unproved", is_flag=True, help="Build also what no GPU here can prove, and exit 0.")
+@click.option(
+    "--line",
+    metavar="LINE",
+    callback=_in_form,
+    help="The line of the GPU: current, auto (by the driver), or one such as cu12.",
+)
+@click.option(
+    "--driver",
+    metavar="VERSION",
+    callback=_in_form,
+    help="Take the line for this driver, the oldest of the machines that will run the image.",
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would be fetched and built, and whether it can be proved.")
 @gpus_option
 @accept_old_option
 @torch_index_option
@@ -57,6 +83,9 @@ def command(
     no_cache: bool,
     builder: str | None,
     allow_unproved: bool,
+    line: str | None,
+    driver: str | None,
+    dry_run: bool,
     gpus: tuple[str, ...],
     accept_old: tuple[str, ...],
     as_json: bool,
@@ -64,6 +93,8 @@ def command(
     """Make a verified image from a profile: lock, Dockerfile, build, self-test, evidence, tag.
 
     NAME is the name of a profile or a GPU, or a path to a YAML file; the profile of a GPU without one is written first.
+    Before anything is fetched, make says what it needs and whether this machine can prove the image. If it cannot, make
+    stops with exit code 4, unless --allow-unproved is given or a user at a terminal agrees.
     Several profiles are built one after the other, while self-tests of earlier ones run as processors and memory allow.
     Self-tests on GPUs run one at a time, or each on its share of --gpus. A profile that fails does not stop the others;
     the exit code is the first that occurred in this order: 130, 5, 6, 7, 3, 8, 2, 4.
@@ -75,23 +106,70 @@ def command(
         raise UsageError("name profiles, or give --all" if every else "which profile?", hint="envbuild show lists them")
     if (every or len(names) > 1) and (pins or write):
         raise UsageError("--pin and --write are for one profile")
+    if every and (line or driver):
+        raise UsageError("--line and --driver are for profiles that are named, not for --all")
+    from envbuild.pipeline.model import On, Options  # not for --help
+    from envbuild.testrun.selftest_job import RunRequest
+
+    options = Options(
+        locked, no_cache, pins, write, requirements, RunRequest(gpus=gpus), on=On(),
+        builder=builder, unproved=allow_unproved, accept_old=accept_old, dry_run=dry_run,
+    )  # fmt: skip
+    wanted = _LineOptions(line, driver, locked)
+    if dry_run:
+        _preview(names or _own_names(), wanted, options, as_json)
+        return
     names = names if locked else tuple(map(_with_profile, names))
     if every or len(names) > 1:
         from envbuild.pipeline.multi_profile_make import BatchOptions
-        from envbuild.profile import profile_name_lookup  # not for --help
 
-        wanted = BatchOptions(locked, no_cache, allow_unproved, requirements, builder, gpus, accept_old)
-        _several(names or tuple(profile_name_lookup.own_names()), wanted, as_json)
+        batch = BatchOptions(
+            locked, no_cache, allow_unproved, requirements, builder, gpus, accept_old, line, driver, every
+        )
+        _several(names or _own_names(), batch, as_json)
         return
-    from envbuild.pipeline.model import Options  # not for --help
-    from envbuild.testrun.selftest_job import RunRequest
+    name, options = _with_line(names[0], wanted, options)
+    _one(name, options, as_json)
 
-    asked = RunRequest(gpus=gpus)
-    options = Options(
-        locked, no_cache, pins, write, requirements, asked,
-        builder=builder, unproved=allow_unproved, accept_old=accept_old,
-    )  # fmt: skip
-    _one(names[0], options, as_json)
+
+@dataclass(frozen=True)
+class _LineOptions:
+    line: str | None
+    driver: str | None
+    locked: bool
+
+
+def _own_names() -> tuple[str, ...]:
+    from envbuild.profile import profile_name_lookup  # not for --help
+
+    return tuple(profile_name_lookup.own_names())
+
+
+def _with_line(name: str, wanted: _LineOptions, options: Options) -> tuple[str, Options]:
+    """The name of the line to build, and the options with the reason for it. In a process of `make A B`, the parent has
+    chosen it."""
+    from envbuild.pipeline import line_lookup  # not for --help
+    from envbuild.util import process_locks
+
+    if process_locks.PARALLEL in os.environ:
+        return name, options
+    choice = line_lookup.line_or_name(name, line=wanted.line, driver=wanted.driver, locked=wanted.locked)
+    return choice.line.profile, replace(options, line_reason=choice.reason)
+
+
+def _preview(names: tuple[str, ...], wanted: _LineOptions, options: Options, as_json: bool) -> None:
+    from envbuild.pipeline import preflight, workflows  # not for --help
+
+    shown = listener()
+
+    def one(name: str) -> object:
+        name, changed = _with_line(name, wanted, options)
+        found = workflows.preview_make(name, changed, shown)
+        if not as_json:
+            click.echo("\n".join([f"{found.profile}:", *(f"  {text}" for text in preflight.preflight_lines(found))]))
+        return found
+
+    for_each(names, one, as_json)
 
 
 def _with_profile(name: str) -> str:
@@ -115,15 +193,24 @@ def _with_profile(name: str) -> str:
 def _one(name: str, options: Options, as_json: bool) -> None:
     from envbuild.pipeline import workflows  # not for --help
 
+    agreed: list[str] = []
+
+    def agree(question: str) -> bool:
+        """Ask a user who sits at a terminal."""
+        if not as_json and sys.stdin.isatty() and sys.stderr.isatty() and click.confirm(question, err=True):
+            agreed.append(question)
+        return bool(agreed)
+
     try:
-        made = workflows.make(name, options, listener())
+        made = workflows.make(name, options, listener(), agree)
     except NotProved as unproved:
-        if not options.unproved:
+        if not options.unproved and not agreed:
             raise
         if as_json:
             emit(unproved.partial)
         else:
-            click.echo(f"{unproved.message}\n  {unproved.hint}", err=True)
+            hint = (unproved.hint or "").replace("\n", "\n  ")
+            click.echo(f"{unproved.message}\n  {hint}", err=True)
             click.echo(f"built {unproved.partial['image']}")
         return
     if as_json:

@@ -22,10 +22,11 @@ from typing import Any
 
 from envbuild.attest import keys_and_signatures
 from envbuild.image.docker_engine import Engine
-from envbuild.pipeline import runner_selection
+from envbuild.pipeline import line_lookup, preflight, preflight_steps, runner_selection
+from envbuild.pipeline.model import On, Options
 from envbuild.pipeline.progress_events import Event, Note, OutputLine, StepBegan, StepEnded, parse_event
 from envbuild.profile.loaded_profile import Source
-from envbuild.resolve import profile_reader_and_overrides
+from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.util import process_locks
 from envbuild.util.errors import EnvbuildError, SystemFault, UsageError
 from envbuild.util.host_processes import Stop, run
@@ -54,6 +55,9 @@ class BatchOptions:
     builder: str | None = None
     gpus: tuple[str, ...] = ()
     accept_old: tuple[str, ...] = ()
+    line: str | None = None
+    driver: str | None = None
+    every: bool = False  # the names are those of all profiles, so that each stands for itself
 
 
 @dataclass(frozen=True)
@@ -221,9 +225,12 @@ def make_profiles(
     outcomes = []
     for name in dict.fromkeys(names):
         try:
+            name, reason = _with_line(name, wanted)
             source = profile_reader_and_overrides.load(name, wanted=wanted.requirements)
             if not wanted.allow_unproved:
                 runner_selection.require_enough_gpus(source, wanted.gpus)
+            if source.name not in found:
+                _check_machine(engine, source, wanted, reason, show)
             found.setdefault(source.name, (name, source))
         except EnvbuildError as error:
             code, document = _refused(error)
@@ -244,6 +251,29 @@ def make_profiles(
         except BaseException:
             batch_run.stop()
             raise
+
+
+def _with_line(name: str, wanted: BatchOptions) -> tuple[str, str]:
+    """The name of the line to build, and the reason for it."""
+    if wanted.every:
+        return name, "named in full"
+    choice = line_lookup.line_or_name(name, line=wanted.line, driver=wanted.driver, locked=wanted.locked)
+    return choice.line.profile, choice.reason
+
+
+def _check_machine(engine: Engine, source: Source, wanted: BatchOptions, reason: str, show: Show) -> None:
+    """Show the preflight of a profile. Raises NotProved if no proof is possible here and that is not allowed. What is
+    wrong with the profile or its lock is reported by its own process."""
+    options = Options(wanted.locked, wanted.no_cache, on=On(), unproved=wanted.allow_unproved, line_reason=reason)
+    try:
+        found = preflight_steps.examine(lambda: engine, source, plan_resolver.resolve(source), options)
+    except EnvbuildError:
+        return
+    if found.proof != "proved":
+        for line in preflight.preflight_lines(found):
+            show(source.name, Note(line))
+    if found.proof == "impossible" and not wanted.allow_unproved:
+        raise preflight_steps.not_provable(source, found)
 
 
 def _batch_run(engine: Engine, profiles: Sequence[Source], wanted: BatchOptions, show: Show) -> BatchRun:

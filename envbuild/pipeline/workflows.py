@@ -13,7 +13,7 @@ from envbuild.image import build_records_and_comparison, dockerfile_renderer, im
 from envbuild.image.docker_engine import Image
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
-from envbuild.pipeline import runner_selection
+from envbuild.pipeline import runner_selection, step_durations
 from envbuild.pipeline.image_steps import (
     find_or_build_image,
     image_tag,
@@ -23,6 +23,8 @@ from envbuild.pipeline.image_steps import (
     resolve_profile,
 )
 from envbuild.pipeline.model import HERE, Made, MadeDocument, On, Options, Recipe, SelfTestOrder
+from envbuild.pipeline.preflight import Preflight
+from envbuild.pipeline.preflight_steps import Agree, examine, run_preflight
 from envbuild.pipeline.progress_events import Listener
 from envbuild.pipeline.selftest_steps import (
     cluster_jobs,
@@ -40,7 +42,7 @@ from envbuild.pipeline.selftest_steps import (
 from envbuild.pipeline.step_context import PartialResult, StepContext
 from envbuild.profile import profile_name_lookup
 from envbuild.profile.loaded_profile import Source
-from envbuild.resolve import plan_resolver
+from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.runners.host_runner import Here
 from envbuild.runners.runner_interface import Runner, Scheduled
 from envbuild.testrun.run_result import TestRun
@@ -49,8 +51,9 @@ from envbuild.util import process_locks
 from envbuild.util.errors import BuildError, CheckFailed, EnvbuildError, NotProved, UsageError
 
 
-def make(name: str, options: Options, listener: Listener) -> Made:
-    """Make a verified image from a profile. Raises what the steps raise; CheckFailed if the self-test fails."""
+def make(name: str, options: Options, listener: Listener, agree: Agree = lambda question: False) -> Made:
+    """Make a verified image from a profile. `agree`: asks the user. Raises what the steps raise; CheckFailed if the
+    self-test fails; NotProved before anything is fetched if no proof is possible here and nobody allowed that."""
     keys_and_signatures.receive()
     context = StepContext(listener, options.builder)
     with _making(context, name, options.requirements) as made:
@@ -60,6 +63,7 @@ def make(name: str, options: Options, listener: Listener) -> Made:
             runner_selection.require_enough_gpus(source, options.asked.gpus)
         plan = context.step("resolve", resolve_profile, source)
         made.update(advisories=plan.choice.states)
+        outlook = context.step("preflight", run_preflight, context, source, plan, options, agree)
         lock = context.step("lock", lock_profile, context, source, plan, options)
         made.update(lock=lock)
         dockerfile = context.step("render", render_dockerfile, source, lock, options)
@@ -70,12 +74,30 @@ def make(name: str, options: Options, listener: Listener) -> Made:
         if is_proved(proofs):
             made.update(run=context.step("self-test", read_earlier_run, built.image, proofs))
             context.step("evidence", keep_evidence, proofs)
+        elif outlook.proof == "impossible":
+            reasons = "\n".join(outlook.reasons)
+            raise NotProved(f"{source.name} is built, but not proved: no proof is possible here", hint=reasons)
         else:
             order = SelfTestOrder(source, lock.versions, lock.python, options.asked, options.on)
             _test_and_record(context, made, order, lock, built.image, may_withdraw=not options.trial)
         if not options.trial:
             _tag_verified(context, made, source, built.image)
     return made.value
+
+
+def preview_make(name: str, options: Options, listener: Listener) -> Preflight:
+    """Say what `make` would do; nothing is fetched, built or written."""
+    context = StepContext(listener, options.builder)
+    try:
+        source = load_profile(name, options.asked.gpus, options).value
+    except profile_name_lookup.UnwrittenProfile as missing:
+        context.note(missing.note)
+        source = profile_reader_and_overrides.unwritten(missing.gpu, options.pins)
+    try:
+        return examine(lambda: context.engine, source, resolve_profile(source).value, options)
+    except EnvbuildError as error:
+        error.partial = {"profile": source.name, **error.partial}
+        raise
 
 
 def _test_and_record(
@@ -280,7 +302,11 @@ def _making(context: StepContext, name: str, requirements: Path | None = None) -
         return made.value.document()
 
     with working(context, name, document, requirements):
-        yield made
+        try:
+            yield made
+        finally:
+            if lock := made.value.lock:
+                step_durations.keep_durations(made.value.name, image_build.needed_bytes(lock), context.steps)
     made.update(steps=context.steps, notes=context.notes)
 
 

@@ -122,8 +122,8 @@ def gpu_project(images: None, workplace: Path, gpu_name: str) -> Project:
 @pytest.fixture(scope="session")
 def gpu_made(gpu_project: Project, gpu_name: str) -> Result:
     """A real image for an H20, 5.5 GB, built on a machine without one."""
-    done = gpu_project.start("make", gpu_name, "--locked", "--json").finish(900)
-    if done.code == 0:
+    done = gpu_project.start("make", gpu_name, "--locked", "--allow-unproved", "--json").finish(900)
+    if done.code == 0 and done.document["state"] == "verified":
         pytest.skip("this machine has the card: the image was proved")
     return done
 

@@ -46,7 +46,8 @@ def test_make_gives_the_documented_document(quick: Proved) -> None:
     assert quick.document["state"] == "verified"
     assert quick.document["tags"] == [f"envbuild/{quick.name}:{quick.document['lock'][7:19]}", quick.verified]
     assert [step["name"] for step in quick.document["steps"]] == [
-        "load profile", "resolve", "lock", "render", "build", "audit", "label", "self-test", "evidence", "tag",
+        "load profile", "resolve", "preflight", "lock", "render", "build", "audit", "label", "self-test", "evidence",
+        "tag",
     ]  # fmt: skip
     assert quick.document["evidence"][0]["state"] == "verified"
     found = lock_file.read(quick.project.lock(quick.name))
@@ -82,7 +83,19 @@ def test_a_second_make_has_nothing_to_do(quick: Proved) -> None:
     assert [step["name"] for step in again.document["steps"] if not step["cached"]] == ["load profile", "resolve"]
     assert again.document["image"] == quick.document["image"]
     assert again.document["statement"] is None  # of this run
-    assert again.stderr.count("up to date") == 6
+    assert again.stderr.count("up to date") == 7
+
+
+def test_a_dry_run_says_what_is_needed(quick: Proved, scratch: Path) -> None:
+    proved = quick.project.run("make", quick.name, "--dry-run", "--json").document
+    assert (proved["proof"], proved["fetch_bytes"], proved["disk_bytes"]) == ("proved", 0, 0)
+    here = quick.copy(scratch)
+    here.project.change(here.name, env={"ODD": "another"})
+    before = here.project.lock(here.name).read_bytes()
+    found = here.project.run("make", here.name, "--dry-run", "--json").document
+    assert (found["proof"], found["locked"], found["gpus"]) == ("possible", False, [])
+    assert found["disk_bytes"] > 1_000_000_000 and found["expected_minutes"] > 0
+    assert here.project.lock(here.name).read_bytes() == before
 
 
 @pytest.mark.parametrize(

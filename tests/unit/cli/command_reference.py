@@ -30,7 +30,7 @@ is reported; `-` means stdout, for text only.
 | 1 | not done: stderr was closed by its reader |
 | 2 | usage: the command line is wrong |
 | 3 | a file cannot be read or is not valid: profile, lock, settings, log, a wrong hash; `audit` without torch |
-| 4 | built, not proved here, or by no node of the cluster (0 with `--allow-unproved`) |
+| 4 | not proved here, or by no node of the cluster; `make` then builds only with `--allow-unproved`, and exits with 0 |
 | 5 | a check failed: self-test, verify, or a tag moved by hand |
 | 6 | engine, disk or build; not built; a program that is missing; a job that a scheduler refuses or does not finish |
 | 7 | index, mirror, registry or a cluster's API server |

@@ -256,7 +256,7 @@ def test_too_few_gpus_are_reported_before_any_other_fault(project: Path, no_engi
     write_profile(project, {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "gpu_count": 2})
     done = envbuild("make", "sample", "--locked", "--gpus", "0", "--json", *(["--allow-unproved"] if allowed else []))
     steps = [step["name"] for step in done.document["steps"]]
-    assert (done.code, steps) == ((8, ["load profile", "resolve"]) if allowed else (4, ["load profile"]))
+    assert (done.code, steps) == ((8, ["load profile", "resolve", "preflight"]) if allowed else (4, ["load profile"]))
     assert allowed or "for 2 GPUs that work together, and --gpus names 1" in done.document["error"]["message"]
 
 
@@ -366,7 +366,8 @@ def test_a_failure_of_make_says_what_was_done(locked: Lock, no_engine: None) -> 
     assert document["evidence"] == [] and document["image"] is None
     assert (done.code, document["error"]["code"], document["error"]["kind"]) == (6, 6, "engine")
     assert (document["profile"], document["state"], document["lock"]) == ("sample", "failed", locked.id)
-    assert [step["name"] for step in document["steps"]] == ["load profile", "resolve", "lock", "render"]
+    steps = ["load profile", "resolve", "preflight", "lock", "render"]
+    assert [step["name"] for step in document["steps"]] == steps
 
 
 # plan's verbs

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from envbuild.facts.document_types import plain
-from envbuild.pipeline import multi_profile_make, progress_events
-from envbuild.pipeline.model import Made
+from envbuild.pipeline import multi_profile_make, preflight_steps, progress_events
+from envbuild.pipeline.model import Made, Options
+from envbuild.pipeline.preflight import Preflight, ProofOutlook
 from envbuild.pipeline.progress_events import (
     Event,
     Note,
@@ -25,6 +26,7 @@ from envbuild.pipeline.progress_events import (
     StepBegan,
     StepEnded,
 )
+from envbuild.profile.loaded_profile import Source
 from envbuild.util import process_locks
 from envbuild.util.errors import Interrupted
 from envbuild.util.host_processes import Completed
@@ -83,6 +85,8 @@ class Children:
         self.environments: dict[str, Mapping[str, str]] = {}
         self.stderr: tuple[str, ...] = ()
         self.events: tuple[Event, ...] = ()
+        self.outlooks: dict[str, tuple[ProofOutlook, tuple[str, ...]]] = {}  # without a preflight: proved already
+        self.reasons: list[str] = []
         self._lock = threading.Lock()
         self._testing = 0
         self.most = 0
@@ -116,6 +120,12 @@ class Children:
         document["notes"] = ["another image"] if words[1] == "build" else []  # by the second it is there
         return self.answers.get((words[-1], words[1]), Completed(0, json.dumps(document), ""))
 
+    def examine(self, engine: object, source: Source, plan: object, options: Options) -> Preflight:
+        self.reasons.append(options.line_reason)
+        outlook, reasons = self.outlooks.get(source.name, ("proved", ()))
+        return Preflight(source.name, options.line_reason, tuple(source.profile.gpus), (), None, None, True, 0, 0, 1.0,
+                         source.name, outlook, reasons)  # fmt: skip
+
     def options(self, name: str, verb: str) -> list[str]:
         (found,) = [words[1:-2] for words in self.commands if (words[-1], words[0]) == (name, verb)]
         return found
@@ -129,6 +139,7 @@ def children(monkeypatch: pytest.MonkeyPatch, project: Path) -> Iterator[Childre
     found = Children()
     monkeypatch.setattr(multi_profile_make, "run", found)
     monkeypatch.setattr(multi_profile_make, "Engine", lambda: SimpleNamespace(info={"NCPU": 8, "MemTotal": 1 << 40}))
+    monkeypatch.setattr(preflight_steps, "examine", found.examine)
     for name in ("a", "b", "c"):
         write_profile(project, PROFILE, name)
     for name in ("gpu-a", "gpu-b", "gpu-c"):
@@ -288,6 +299,30 @@ def test_too_few_gpus_are_reported_before_anything_is_built(children: Children, 
     assert "1 of 2 profiles failed: gpu-two" in said.stderr
     assert envbuild("make", "gpu-a", "gpu-two", "--gpus", "0", "--allow-unproved").code == 0
     assert children.options("gpu-two", "make")[-1] == "--gpus=0"
+
+
+NO_GPU: tuple[ProofOutlook, tuple[str, ...]] = ("impossible", ("the engine has no GPU",))
+
+
+def test_what_cannot_be_proved_here_is_not_built_unless_allowed(children: Children) -> None:
+    children.outlooks["gpu-a"] = NO_GPU
+    said = envbuild("make", "gpu-a", "a")
+    assert (said.code, {words[-1] for words in children.commands}) == (4, {"a"})
+    assert "gpu-a cannot be proved here: the engine has no GPU" in said.stdout
+    assert "1 of 2 profiles failed: gpu-a" in said.stderr
+    assert "proof: not possible here: the engine has no GPU" in said.stderr
+    assert envbuild("make", "gpu-a", "a", "--allow-unproved").code == 0
+    assert {words[-1] for words in children.commands} == {"gpu-a", "a"}
+
+
+def test_the_line_is_chosen_for_each_profile(children: Children, project: Path) -> None:
+    write_profile(project, GPU, "gpu-a-cu12")
+    assert envbuild("make", "gpu-a", "a", "--line", "cu12").code == 2  # a has no lines
+    assert {words[-1] for words in children.commands} == {"gpu-a-cu12"}
+    children.commands.clear()
+    assert envbuild("make", "--all").code == 0
+    assert {"gpu-a", "gpu-a-cu12"} <= {words[-1] for words in children.commands}
+    assert envbuild("make", "--all", "--line", "cu12").code == 2
 
 
 def test_the_hint_for_a_profile_given_by_path_names_the_path(children: Children, project: Path) -> None:

@@ -325,7 +325,7 @@ def test_make_may_be_allowed_not_to_prove(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_projects_requirements_are_taken(monkeypatch: pytest.MonkeyPatch, verb: str, does: str) -> None:
     given: list[Options] = []
 
-    def note(name: str, options: Options, progress: object) -> Made:
+    def note(name: str, options: Options, *_: object) -> Made:
         given.append(options)
         return made(None)
 

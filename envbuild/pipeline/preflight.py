@@ -1,0 +1,123 @@
+"""What `make` would do with a profile on this machine, before anything is fetched. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from envbuild.facts import database
+from envbuild.util.errors import some
+
+ProofOutlook = Literal["proved", "possible", "elsewhere", "impossible"]
+"""proved: by earlier evidence; elsewhere: on a node of the cluster, whose GPUs are unknown here."""
+
+
+@dataclass(frozen=True)
+class ProofMachine:
+    """The machine that would run the self-test. `runner`: local, slurm or kubernetes. `gpus`: the names of its GPUs,
+    empty if unknown; `missing`: why the engine has no GPU. `driver`: None if unknown or if it must not matter."""
+
+    runner: str
+    gpus: tuple[str, ...] = ()
+    missing: str | None = None
+    driver: str | None = None
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """The document of `make --dry-run`. `line`: what decided about the line. `gpus`: the models that the profile is
+    for. `found_gpus`, `driver`: those of the machine that runs the self-test, as far as they are known.
+    `locked`: the lock is current, so that the bytes are exact. `expected_from`: the profile whose earlier run on this
+    machine gives the minutes."""
+
+    profile: str
+    line: str
+    gpus: tuple[str, ...]
+    found_gpus: tuple[str, ...]
+    driver: str | None
+    needed_driver: str | None
+    locked: bool
+    fetch_bytes: int | None
+    disk_bytes: int | None
+    expected_minutes: float | None
+    expected_from: str | None
+    proof: ProofOutlook
+    reasons: tuple[str, ...]
+
+
+def judge_proof(
+    gpus: Sequence[str], count: int, machine: ProofMachine, refusal: str | None, proved: bool
+) -> tuple[ProofOutlook, tuple[str, ...]]:
+    """Judge whether a self-test on the machine can prove a profile for `gpus`, `count` of them together. `refusal`: why
+    the profile does not work with the machine's driver. Returns the reasons too."""
+    if proved:
+        return "proved", ()
+    if not gpus:
+        return "possible", ()
+    if machine.runner != "local":
+        return "elsewhere", (f"on {machine.runner}, on a node that has {' or '.join(gpus)}",)
+    if machine.missing:
+        return "impossible", (machine.missing,)
+    reasons = [refusal] if refusal else []
+    if machine.gpus:
+        there = {gpu: _count(gpu, machine.gpus) for gpu in gpus}
+        if not any(there.values()):
+            reasons.append(f"this machine has {_listed(machine.gpus)}, and the profile is for {', '.join(gpus)}")
+        elif max(there.values()) < count and not any(" MIG " in name for name in machine.gpus):
+            reasons.append(
+                f"the profile uses {some(count, 'GPU')} together, and this machine has {max(there.values())}"
+            )
+        if reasons:
+            return "impossible", tuple(reasons)
+        others = [gpu for gpu, number in there.items() if not number]
+        return "possible", (f"only for {_present(there)}: {', '.join(others)} needs another machine",) if others else ()
+    return ("impossible" if reasons else "possible"), tuple(reasons)
+
+
+def _count(gpu: str, names: Sequence[str]) -> int:
+    """How many GPUs have a model that shares evidence with `gpu`."""
+    family = {one.id for one in database.family(database.gpus()[gpu])}
+    models = (database.gpu_by_name(name) for name in names)
+    return sum(model is not None and model.id in family for model in models)
+
+
+def _present(there: dict[str, int]) -> str:
+    return ", ".join(gpu for gpu, number in there.items() if number)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"{number} x {name}" if number > 1 else name for name, number in Counter(names).items())
+
+
+def preflight_lines(found: Preflight) -> Iterator[str]:
+    """What a person reads."""
+    if found.gpus:
+        driver = f", driver {found.driver}" if found.driver else ""
+        known = f"{_listed(found.found_gpus)}{driver}" if found.found_gpus else f"not seen{driver}"
+        yield f"GPU: {known}; the profile is for {', '.join(found.gpus)}"
+        needed = f"; driver {found.needed_driver} or newer" if found.needed_driver else ""
+        yield f"line: {found.profile}, {found.line}{needed}"
+    about = "" if found.locked else ", by a lock that is out of date"
+    if found.fetch_bytes is None or found.disk_bytes is None:
+        yield "to fetch and on disk: unknown, there is no lock yet"
+    else:
+        yield f"to fetch: {found.fetch_bytes / 1e9:.1f} GB; on disk: {found.disk_bytes / 1e9:.1f} GB{about}"
+    if found.expected_minutes is None:
+        yield "time: unknown, no earlier run on this machine"
+    else:
+        yield f"time: about {_minutes(found.expected_minutes)}, from the last run of {found.expected_from}"
+    yield f"proof: {_OUTLOOK[found.proof]}{': ' if found.reasons else ''}{'; '.join(found.reasons)}"
+
+
+_OUTLOOK = {
+    "proved": "verified already",
+    "possible": "possible here",
+    "elsewhere": "possible",
+    "impossible": "not possible here",
+}
+
+
+def _minutes(minutes: float) -> str:
+    return "a minute" if minutes < 1.5 else f"{minutes:.0f} minutes"

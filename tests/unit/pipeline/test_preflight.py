@@ -1,0 +1,284 @@
+"""The preflight of `make`: what it says before anything is fetched, and when it stops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import MagicMock
+
+import pytest
+
+from envbuild.doctor import nvml_reader
+from envbuild.doctor.model import DriverReading, GpuReading
+from envbuild.evidence import profile_proofs
+from envbuild.evidence.proof_rules import Proof
+from envbuild.image import image_build
+from envbuild.lock import lock_file
+from envbuild.pipeline import preflight, step_durations, workflows
+from envbuild.pipeline.model import On, Options
+from envbuild.pipeline.preflight import ProofMachine, ProofOutlook
+from envbuild.pipeline.progress_events import Note, Step
+from envbuild.pipeline.step_context import StepContext
+from envbuild.resolve import plan_resolver
+from envbuild.runners import docker_runner
+from envbuild.util import user_folders
+from envbuild.util.errors import EngineError, EnvbuildError, NotProved, UsageError
+from unit.support import PROFILE, envbuild, image_of, lock_for, source_of, write_profile
+
+GPU = {**PROFILE, "torch": "2.7.1", "gpus": ["h20"]}
+H20, A100, SLICE = "NVIDIA H20", "NVIDIA A100-SXM4-80GB", "NVIDIA H20 MIG 1g.12gb"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "count", "machine", "refusal", "proof", "words"),
+    [
+        ((), 1, ProofMachine("local", missing="none"), None, "possible", ""),
+        (("h20",), 1, ProofMachine("local", (H20,)), None, "possible", ""),
+        (("h20",), 2, ProofMachine("local", (H20, H20)), None, "possible", ""),
+        (
+            ("h20",),
+            2,
+            ProofMachine("local", (H20,)),
+            None,
+            "impossible",
+            "uses 2 GPUs together",
+        ),
+        (("h20",), 2, ProofMachine("local", (SLICE,)), None, "possible", ""),
+        (("h20",), 1, ProofMachine("local"), None, "possible", ""),  # the engine has one, of an unknown model
+        (("h20",), 1, ProofMachine("local", (A100, A100)), None, "impossible", f"has 2 x {A100}"),
+        (("h20",), 1, ProofMachine("local", ("unheard of",)), None, "impossible", "has unheard of"),
+        (("a800",), 1, ProofMachine("local", (A100,)), None, "possible", ""),  # they share evidence
+        (("a100", "h20"), 1, ProofMachine("local", (A100,)), None, "possible", "only for a100: h20 needs another"),
+        (("h20",), 1, ProofMachine("local", missing="no GPU"), None, "impossible", "no GPU"),
+        (("h20",), 1, ProofMachine("local", (H20,)), "too old", "impossible", "too old"),
+        (("h20",), 1, ProofMachine("local"), "too old", "impossible", "too old"),
+        (("h20",), 1, ProofMachine("slurm", missing="no GPU"), None, "elsewhere", "on slurm, on a node that has h20"),
+    ],
+)
+def test_whether_a_proof_is_possible(
+    gpus: tuple[str, ...], count: int, machine: ProofMachine, refusal: str | None, proof: ProofOutlook, words: str
+) -> None:
+    found, reasons = preflight.judge_proof(gpus, count, machine, refusal, proved=False)
+    assert found == proof and words in "; ".join(reasons) and bool(words) == bool(reasons)
+    assert preflight.judge_proof(gpus, count, machine, refusal, proved=True) == ("proved", ())
+
+
+RUNS = [
+    step_durations.StepDurations("h20", 1000, {"lock": 5, "build": 600, "self-test": 60}, "2026-11-02"),
+    step_durations.StepDurations("tested", 1000, {"self-test": 60}, "2026-11-03"),
+    step_durations.StepDurations("cpu", 100, {"build": 60, "self-test": 30}, "2026-11-01"),
+]
+BOTH = step_durations.BUILD_STEPS | step_durations.TEST_STEPS
+
+
+@pytest.mark.parametrize(
+    ("runs", "profile", "steps", "minutes", "source"),
+    [
+        (RUNS, "h20", BOTH, 11.1, "h20"),
+        (RUNS, "h20", step_durations.TEST_STEPS, 1.0, "h20"),
+        (RUNS, "h100", BOTH, 21.2, "h20"),  # of twice the size, and the self-test takes as long
+        (RUNS[2:], "h100", step_durations.BUILD_STEPS, 20.0, "cpu"),
+    ],
+)
+def test_minutes_are_those_of_earlier_runs(
+    runs: list[step_durations.StepDurations], profile: str, steps: frozenset[str], minutes: float, source: str
+) -> None:
+    size = 1000 if profile == "h20" else 2000
+    assert step_durations.estimate(runs, profile, size, steps) == step_durations.Estimate(minutes, source)
+
+
+def test_without_an_earlier_build_the_minutes_are_unknown() -> None:
+    assert step_durations.estimate([], "h20", 1000, BOTH) is None
+    assert step_durations.estimate(RUNS[1:2], "h20", 1000, BOTH) is None
+    assert step_durations.estimate(RUNS[1:2], "tested", 1000, BOTH) is None
+
+
+def test_durations_are_kept_by_step_and_a_damaged_file_is_ignored() -> None:
+    step_durations.keep_durations("h20", 7, [Step("build", 61.0, False, ""), Step("lock", 9.0, True, "")])
+    step_durations.keep_durations("h20", 8, [Step("self-test", 30.0, False, ""), Step("resolve", 1.0, False, "")])
+    step_durations.keep_durations("h20", 9, [Step("build", 1.0, True, "")])
+    (kept,) = step_durations.read_durations()
+    assert (kept.profile, kept.size, kept.seconds) == ("h20", 8, {"build": 61.0, "self-test": 30.0})
+    step_durations.keep_durations("cpu", 8, [Step("build", 1.0, False, "")])
+    (file,) = user_folders.state_folder("durations").glob("h20.json")
+    file.write_text("{", encoding="utf-8")
+    assert [one.profile for one in step_durations.read_durations()] == ["cpu"]
+
+
+# the effects
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, project: Path) -> SimpleNamespace:
+    """A machine with one H20 and a local engine; no image is built. `gpu`: why the engine has none."""
+    found = SimpleNamespace(names=(H20,), driver="550.54.14", gpu=None, image=None, fault=None)
+
+    def look(engine: object) -> None:
+        if found.gpu:
+            raise NotProved(found.gpu)
+
+    def connect(context: StepContext) -> object:
+        if found.fault:
+            raise found.fault
+        return SimpleNamespace()
+
+    def read() -> DriverReading:
+        cards = tuple(cast(GpuReading, SimpleNamespace(name=name)) for name in found.names)
+        return DriverReading(found.driver, None, cards)
+
+    monkeypatch.setattr(StepContext, "engine", property(connect))
+    monkeypatch.setattr(nvml_reader, "read", read)
+    monkeypatch.setattr(docker_runner, "look_for_gpu", look)
+    monkeypatch.setattr(image_build, "existing_image", lambda *_: found.image)
+    monkeypatch.setenv("DOCKER_HOST", "unix:///run/docker.sock")
+    monkeypatch.delenv("CI", raising=False)
+    write_profile(project, GPU)
+    return found
+
+
+def preview(**options: Any) -> preflight.Preflight:
+    return workflows.preview_make("sample", Options(**options), MagicMock())
+
+
+def test_the_preflight_of_a_profile_without_a_lock(machine: SimpleNamespace) -> None:
+    found = preview()
+    assert (found.proof, found.found_gpus, found.driver, found.needed_driver) == (
+        "possible", (H20,), "550.54.14", "525.60.13",
+    )  # fmt: skip
+    assert (found.fetch_bytes, found.disk_bytes, found.expected_minutes) == (None, None, None)
+    assert list(preflight.preflight_lines(found)) == [
+        f"GPU: {H20}, driver 550.54.14; the profile is for h20",
+        "line: sample, the default; driver 525.60.13 or newer",
+        "to fetch and on disk: unknown, there is no lock yet",
+        "time: unknown, no earlier run on this machine",
+        "proof: possible here",
+    ]
+
+
+def test_bytes_and_minutes_are_those_of_the_lock(machine: SimpleNamespace, project: Path) -> None:
+    source = source_of(project, GPU)
+    lock = lock_for(plan_resolver.resolve(source))
+    lock_file.write(lock, source.lock_file, "sample")
+    step_durations.keep_durations("sample", 1, [Step("build", 120.0, False, ""), Step("self-test", 60.0, False, "")])
+    found = preview()
+    assert found.fetch_bytes == image_build.fetched_bytes(lock) > 200_000_000
+    assert found.disk_bytes == image_build.needed_bytes(lock)
+    assert (found.expected_minutes, found.expected_from, found.locked) == (3.0, "sample", True)
+    machine.image = image_of()
+    found = preview()
+    assert (found.fetch_bytes, found.disk_bytes, found.expected_minutes) == (0, 0, 1.0)
+    assert preview(no_cache=True).disk_bytes == image_build.needed_bytes(lock)
+    write_profile(project, {**GPU, "packages": ["einops"]})
+    assert "a lock that is out of date" in "\n".join(preflight.preflight_lines(preview()))
+
+
+def test_an_image_that_is_proved_needs_no_gpu(
+    machine: SimpleNamespace, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = source_of(project, GPU)
+    lock_file.write(lock_for(plan_resolver.resolve(source)), source.lock_file, "sample")
+    machine.image, machine.gpu = image_of(), "no GPU"
+    proof = Proof("h20", "proved", cast(Any, object()), "")
+    monkeypatch.setattr(profile_proofs, "proofs_of", lambda *_: (proof,))
+    assert preview().proof == "proved"
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_the_driver_does_not_matter_with_a_fixed_lock_or_in_ci(
+    machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, locked: bool
+) -> None:
+    machine.driver = "470.57.02"
+    assert preview().proof == "impossible"
+    if not locked:
+        monkeypatch.setenv("CI", "1")
+    found = preview(locked=locked)
+    assert (found.proof, found.driver) == ("possible", None)
+
+
+def test_the_gpu_of_a_remote_engine_is_looked_for_there(
+    machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://builder.example:2376")
+    machine.names, machine.driver = (A100,), "470.57.02"
+    found = preview()
+    assert (found.proof, found.found_gpus, found.driver) == ("possible", (), None)
+
+
+def test_a_node_of_the_cluster_is_not_looked_at(machine: SimpleNamespace) -> None:
+    machine.gpu, machine.driver = "no GPU", "470.57.02"
+    assert preview(on=On("slurm")).proof == "elsewhere"
+
+
+def test_without_an_engine_a_preview_says_so(machine: SimpleNamespace) -> None:
+    machine.fault = EngineError("no Docker Engine answers")
+    assert preview(dry_run=True).reasons == ("no Docker Engine answers",)
+    with pytest.raises(EngineError):
+        preview()
+
+
+def make(agreed: bool = False, **options: Any) -> tuple[EnvbuildError, list[str], list[str]]:
+    """The error of a `make` that ends where the lock would be made, the questions that it asked, and what it said."""
+    asked: list[str] = []
+    events = MagicMock()
+
+    def agree(question: str) -> bool:
+        asked.append(question)
+        return agreed
+
+    with pytest.raises(EnvbuildError) as caught:
+        workflows.make("sample", Options(**options), events, agree)
+    said = [call.args[0].text for call in events.call_args_list if isinstance(call.args[0], Note)]
+    return caught.value, asked, said
+
+
+@pytest.fixture
+def no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object) -> None:
+        raise UsageError("the lock is made")
+
+    monkeypatch.setattr(workflows, "lock_profile", stop)
+
+
+@pytest.mark.usefixtures("no_lock")
+def test_without_the_gpu_make_stops_before_anything_is_fetched(machine: SimpleNamespace) -> None:
+    machine.gpu = "the engine has no GPU to prove this on"
+    error, asked, said = make()
+    assert isinstance(error, NotProved)
+    assert error.message == "sample cannot be proved here: the engine has no GPU to prove this on"
+    assert "--allow-unproved" in str(error.hint) and "envbuild build sample" in str(error.hint)
+    assert [step["name"] for step in error.partial["steps"]] == ["load profile", "resolve"]
+    assert len(asked) == 1 and "Build it without a proof?" in asked[0]
+    assert said[-1] == "proof: not possible here: the engine has no GPU to prove this on"
+
+
+@pytest.mark.usefixtures("no_lock")
+@pytest.mark.parametrize("agreed", [True, False])
+def test_make_goes_on_if_that_is_allowed_or_agreed(machine: SimpleNamespace, agreed: bool) -> None:
+    machine.gpu = "no GPU"
+    error, asked, _ = make(agreed, unproved=not agreed)
+    assert (error.message, len(asked)) == ("the lock is made", agreed)
+
+
+@pytest.mark.usefixtures("no_lock")
+def test_the_line_that_supports_the_driver_is_named(machine: SimpleNamespace, project: Path) -> None:
+    write_profile(project, {"extends": "h200", "gpus": ["h20"]})
+    write_profile(project, GPU, "sample-cu12")
+    error, _, _ = make()
+    assert error.message == "sample cannot be proved here: sample needs driver 580.65.06 or newer, not 550.54.14"
+    assert str(error.hint).startswith("sample-cu12 supports it: envbuild make sample-cu12, or --line auto")
+    machine.driver = "470.57.02"
+    assert "sample-cu12 needs driver 525.60.13 or newer" in str(make()[0].hint)
+
+
+def test_a_dry_run_prints_the_preflight_and_does_nothing(machine: SimpleNamespace, project: Path) -> None:
+    machine.gpu = "no GPU"
+    before = sorted(project.rglob("*"))
+    done = envbuild("make", "sample", "--dry-run")
+    assert (done.code, done.stdout.splitlines()[0], done.stdout.splitlines()[-1]) == (
+        0, "sample:", "  proof: not possible here: no GPU",
+    )  # fmt: skip
+    assert envbuild("make", "sample", "--dry-run", "--json").document["proof"] == "impossible"
+    both = envbuild("make", "sample", "NVIDIA L20", "--dry-run", "--json").document["profiles"]
+    assert [row["profile"] for row in both] == ["sample", "l20"]
+    assert sorted(project.rglob("*")) == before
