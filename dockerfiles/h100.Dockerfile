@@ -1,8 +1,8 @@
-# Made by `envbuild render h100` from the lock sha256:d9ea8e91ecd575096d290d0dd1b0b72c389ac809bb0be6575ac7b19fe2a312ea; not to be edited.
+# Made by `envbuild render h100` from the lock sha256:285df66002da8c5a0ef80fbc69ffb7241f1c002e3d30842f81351478b741e86f; not to be edited.
 # Its build context is made by `envbuild build`: bin/ (uv and the installer), debs/, base.tar; and a context wheels-<layer>
 # for each folder of wheels, so that one comes while the wheels of another are installed.
 # No step has network; every file is checked against the lock's sha256; every time is 1704067200.
-FROM scratch
+FROM scratch AS common
 ADD base.tar /
 
 # the virtual environment, /opt/venv
@@ -13,43 +13,77 @@ RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,t
      "1704067200", \
      "3.11"]
 
-# nvidia-cuda-nvrtc-cu12
-RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-cuda-nvrtc-cu12,target=/mnt/wheels \
-    ["/bin/sh", \
-     "/mnt/bin/install", \
-     "wheels", \
-     "1704067200", \
-     "nvidia-cuda-nvrtc-cu12==12.6.77 --hash=sha256:35b0cc6ee3a9636d5409133e79273ce1f3fd087abb0532d2d2e8fff1fe9efc53"]
-
 # python
 RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-python,target=/mnt/wheels \
     ["/bin/sh", \
      "/mnt/bin/install", \
      "wheels", \
      "1704067200", \
+     "cuda-bindings==13.5.0 --hash=sha256:08b7e8d674c3266facb00453a7e34ea7d3ea965c2f594bb728f269f45f39fbe2", \
+     "cuda-pathfinder==1.9.0 --hash=sha256:622df7440f7702f36b7a02a1699aa0b084fe04034d9939188fee9b16d0c36366", \
+     "cuda-toolkit==13.0.2 --hash=sha256:b198824cf2f54003f50d64ada3a0f184b42ca0846c1c94192fa269ecd97a66eb", \
      "filelock==4.2.11 --hash=sha256:020e229e4bb9d410fc799c07ddf45fa217cba970278f40b30751d94f309b69e2", \
      "fsspec==2026.9.0 --hash=sha256:8dd6e646e99ea382bd85f97a45e6b526a442d79423a7dc673f1e2756d05fcb5f", \
      "jinja2==3.1.6 --hash=sha256:85ece4451f492d0c13c5dd7c13a64681a86afae63a5f347908daf103ce6d2f67", \
      "markupsafe==3.0.4 --hash=sha256:6da83a088f8ef93b2d483a8232a4dbf4d69d3d8496b568a03c56becac43e1808", \
      "mpmath==1.3.0 --hash=sha256:a0b2b9fe80bbcd81a6647ff13108738cfb482d481d826cc0e02f5b35e5c88d2c", \
      "networkx==3.6.1 --hash=sha256:d47fbf302e7d9cbbb9e2555a0d267983d2aa476bac30e90dfbe5669bd57f3762", \
-     "nvidia-cuda-cupti-cu12==12.6.80 --hash=sha256:6768bad6cab4f19e8292125e5f1ac8aa7d1718704012a0e3272a6f61c4bce132", \
-     "nvidia-cuda-runtime-cu12==12.6.77 --hash=sha256:ba3b56a4f896141e25e19ab287cd71e52a6a0f4b29d0d31609f60e3b4d5219b7", \
-     "nvidia-cufile-cu12==1.11.1.6 --hash=sha256:cc23469d1c7e52ce6c1d55253273d32c565dd22068647f3aa59b3c6b005bf159", \
-     "nvidia-nvjitlink-cu12==12.6.85 --hash=sha256:eedc36df9e88b682efe4309aa16b5b4e78c2407eac59e8c10a6a47535164369a", \
-     "nvidia-nvtx-cu12==12.6.77 --hash=sha256:b90bed3df379fa79afbd21be8e04a0314336b8ae16768b58f2d34cb1d04cd7d2", \
+     "nvidia-cuda-cupti==13.0.85 --hash=sha256:4eb01c08e859bf924d222250d2e8f8b8ff6d3db4721288cf35d14252a4d933c8", \
+     "nvidia-cuda-runtime==13.0.96 --hash=sha256:7f82250d7782aa23b6cfe765ecc7db554bd3c2870c43f3d1821f1d18aebf0548", \
+     "nvidia-cufile==1.15.1.6 --hash=sha256:08a3ecefae5a01c7f5117351c64f17c7c62efa5fffdbe24fc7d298da19cd0b44", \
+     "nvidia-nvtx==13.0.85 --hash=sha256:4936d1d6780fbe68db454f5e72a42ff64d1fd6397df9f363ae786930fd5c1cd4", \
      "pip==26.3 --hash=sha256:f3b60b20ffaadd4415ed7957212a38ac63fa4c5fa375bd0f4a797777940fad13", \
-     "setuptools==84.2.1 --hash=sha256:ca140b45d5325a9478f880e351484f62fef15f336462e449ca0c03c873d589c2", \
+     "setuptools==81.0.0 --hash=sha256:fdd925d5c5d9f62e4b74b30d6dd7828ce236fd6ed998a08d81de62ce5a6310d6", \
      "sympy==1.14.0 --hash=sha256:e091cc3e99d2141a0ba2847328f5479b05d94a6635cb96148ccb3f34671bd8f5", \
      "typing-extensions==4.16.0 --hash=sha256:481caa481374e813c1b176ada14e97f1f67a4539ce9cfeb3f350d78d6370c2e8"]
 
-# nvidia-curand-cu12
-RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-curand-cu12,target=/mnt/wheels \
+# nvidia-nvjitlink
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-nvjitlink,target=/mnt/wheels \
     ["/bin/sh", \
      "/mnt/bin/install", \
      "wheels", \
      "1704067200", \
-     "nvidia-curand-cu12==10.3.7.77 --hash=sha256:a42cd1344297f70b9e39a1e4f467a4e1c10f1da54ff7a85c12197f6c652c8bdf"]
+     "nvidia-nvjitlink==13.0.88 --hash=sha256:13a74f429e23b921c1109976abefacc69835f2f433ebd323d3946e11d804e47b"]
+
+# nvidia-curand
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-curand,target=/mnt/wheels \
+    ["/bin/sh", \
+     "/mnt/bin/install", \
+     "wheels", \
+     "1704067200", \
+     "nvidia-curand==10.4.0.35 --hash=sha256:1aee33a5da6e1db083fe2b90082def8915f30f3248d5896bcec36a579d941bfc"]
+
+# nvidia-nvshmem-cu13
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-nvshmem-cu13,target=/mnt/wheels \
+    ["/bin/sh", \
+     "/mnt/bin/install", \
+     "wheels", \
+     "1704067200", \
+     "nvidia-nvshmem-cu13==3.4.5 --hash=sha256:290f0a2ee94c9f3687a02502f3b9299a9f9fe826e6d0287ee18482e78d495b80"]
+
+# nvidia-cuda-nvrtc
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-cuda-nvrtc,target=/mnt/wheels \
+    ["/bin/sh", \
+     "/mnt/bin/install", \
+     "wheels", \
+     "1704067200", \
+     "nvidia-cuda-nvrtc==13.0.88 --hash=sha256:ad9b6d2ead2435f11cbb6868809d2adeeee302e9bb94bcf0539c7a40d80e8575"]
+
+# nvidia-cusparse
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-cusparse,target=/mnt/wheels \
+    ["/bin/sh", \
+     "/mnt/bin/install", \
+     "wheels", \
+     "1704067200", \
+     "nvidia-cusparse==12.6.3.3 --hash=sha256:2b3c89c88d01ee0e477cb7f82ef60a11a4bcd57b6b87c33f789350b59759360b"]
+
+# nvidia-cusparselt-cu13
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-cusparselt-cu13,target=/mnt/wheels \
+    ["/bin/sh", \
+     "/mnt/bin/install", \
+     "wheels", \
+     "1704067200", \
+     "nvidia-cusparselt-cu13==0.8.0 --hash=sha256:25e30a8a7323935d4ad0340b95a0b69926eee755767e8e0b1cf8dd85b197d3fd"]
 
 # triton
 RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-triton,target=/mnt/wheels \
@@ -57,63 +91,47 @@ RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,t
      "/mnt/bin/install", \
      "wheels", \
      "1704067200", \
-     "triton==3.3.1 --hash=sha256:b31e3aa26f8cb3cc5bf4e187bf737cbacf17311e1112b781d4a059353dfd731b"]
+     "triton==3.6.0 --hash=sha256:e8e323d608e3a9bfcc2d9efcc90ceefb764a82b99dea12a86d643c72539ad5d3"]
 
-# nvidia-cusparselt-cu12
-RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-cusparselt-cu12,target=/mnt/wheels \
+# nvidia-nccl-cu13
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-nccl-cu13,target=/mnt/wheels \
     ["/bin/sh", \
      "/mnt/bin/install", \
      "wheels", \
      "1704067200", \
-     "nvidia-cusparselt-cu12==0.6.3 --hash=sha256:e5c8a26c36445dd2e6812f1177978a24e2d37cacce7e090f297a688d1ec44f46"]
+     "nvidia-nccl-cu13==2.28.9 --hash=sha256:e4553a30f34195f3fa1da02a6da3d6337d28f2003943aa0a3d247bbc25fefc42"]
 
-# nvidia-cusolver-cu12
-RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-cusolver-cu12,target=/mnt/wheels \
+# nvidia-cusolver
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-cusolver,target=/mnt/wheels \
     ["/bin/sh", \
      "/mnt/bin/install", \
      "wheels", \
      "1704067200", \
-     "nvidia-cusolver-cu12==11.7.1.2 --hash=sha256:e9e49843a7707e42022babb9bcfa33c29857a93b88020c4e4434656a655b698c"]
+     "nvidia-cusolver==12.0.4.66 --hash=sha256:0a759da5dea5c0ea10fd307de75cdeb59e7ea4fcb8add0924859b944babf1112"]
 
-# nvidia-cufft-cu12
-RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-cufft-cu12,target=/mnt/wheels \
+# nvidia-cufft
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-cufft,target=/mnt/wheels \
     ["/bin/sh", \
      "/mnt/bin/install", \
      "wheels", \
      "1704067200", \
-     "nvidia-cufft-cu12==11.3.0.4 --hash=sha256:ccba62eb9cef5559abd5e0d54ceed2d9934030f51163df018532142a8ec533e5"]
+     "nvidia-cufft==12.0.0.61 --hash=sha256:6c44f692dce8fd5ffd3e3df134b6cdb9c2f72d99cf40b62c32dde45eea9ddad3"]
 
-# nvidia-nccl-cu12
-RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-nccl-cu12,target=/mnt/wheels \
+# nvidia-cudnn-cu13
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-cudnn-cu13,target=/mnt/wheels \
     ["/bin/sh", \
      "/mnt/bin/install", \
      "wheels", \
      "1704067200", \
-     "nvidia-nccl-cu12==2.26.2 --hash=sha256:694cf3879a206553cc9d7dbda76b13efaf610fdb70a50cba303de1b0d1530ac6"]
+     "nvidia-cudnn-cu13==9.19.0.56 --hash=sha256:d20e1734305e9d68889a96e3f35094d733ff1f83932ebe462753973e53a572bf"]
 
-# nvidia-cusparse-cu12
-RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-cusparse-cu12,target=/mnt/wheels \
+# nvidia-cublas
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-cublas,target=/mnt/wheels \
     ["/bin/sh", \
      "/mnt/bin/install", \
      "wheels", \
      "1704067200", \
-     "nvidia-cusparse-cu12==12.5.4.2 --hash=sha256:7556d9eca156e18184b94947ade0fba5bb47d69cec46bf8660fd2c71a4b48b73"]
-
-# nvidia-cublas-cu12
-RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-cublas-cu12,target=/mnt/wheels \
-    ["/bin/sh", \
-     "/mnt/bin/install", \
-     "wheels", \
-     "1704067200", \
-     "nvidia-cublas-cu12==12.6.4.1 --hash=sha256:08ed2686e9875d01b58e3cb379c6896df8e76c75e0d4a7f7dace3d7b6d9ef8eb"]
-
-# nvidia-cudnn-cu12
-RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-cudnn-cu12,target=/mnt/wheels \
-    ["/bin/sh", \
-     "/mnt/bin/install", \
-     "wheels", \
-     "1704067200", \
-     "nvidia-cudnn-cu12==9.5.1.17 --hash=sha256:30ac3869f6db17d170e0e556dd6cc5eee02647abc31ca856634d5a40f82c15b2"]
+     "nvidia-cublas==13.1.0.3 --hash=sha256:ee8722c1f0145ab246bccb9e452153b5e0515fd094c3678df50b2a0888b8b171"]
 
 # torch
 RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-torch,target=/mnt/wheels \
@@ -121,7 +139,83 @@ RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,t
      "/mnt/bin/install", \
      "wheels", \
      "1704067200", \
-     "torch==2.7.1 --hash=sha256:06eea61f859436622e78dd0cdd51dbc8f8c6d76917a9cf0555a333f9eac31ec1"]
+     "torch==2.11.0 --hash=sha256:7aa2f9bbc6d4595ba72138026b2074be1233186150e9292865e04b7a63b8c67a"]
+
+# What extensions are compiled with; nothing of it is in the image, which has extensions/<name>/ of the context alone:
+# the wheel that the stage wheel-<name> gave, checked, and kept under all that it was made from.
+FROM common AS builder
+
+# builder
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-builder,target=/mnt/wheels \
+    ["/bin/sh", \
+     "/mnt/bin/install", \
+     "wheels", \
+     "1704067200", \
+     "ninja==1.13.2 --hash=sha256:65a24341b5ac09fcadcc37082660be40a94174e51a937fabf6e2cae26225fa2c", \
+     "nvidia-cuda-cccl==13.0.85 --hash=sha256:e0da7ad981f3a8aff08241b5bfc1af868742a63e2762f53a5171c492ef242649", \
+     "nvidia-cuda-crt==13.0.88 --hash=sha256:2c8043c7c9e02492716426e9919fc78d2c5b3b2a7a768a88e952676b08aa55a4", \
+     "nvidia-cuda-nvcc==13.0.88 --hash=sha256:56fe502eb77625a12f25172caa3cdddb4e4c8ba2c8c17dba44b164761b380f03", \
+     "nvidia-cuda-profiler-api==13.0.85 --hash=sha256:73d2671deac833db6686d6fbde4753fa3a3a497d87540fc246f081f375243f66", \
+     "nvidia-nvvm==13.0.88 --hash=sha256:c5f41ffeb6466944a026dfa5317d7d85355c119bbec279205d22f1869d1054e0", \
+     "packaging==26.3 --hash=sha256:d7193f7c8e4e93f444fde0262bf90af30e16fa0ad0ad44cb553c87339b23cd1c", \
+     "wheel==0.48.0 --hash=sha256:3217dcc807155e45db462d7ef2431f5ddda0d7273b700d05a67b271ceb1287ab"]
+
+# nvcc, of torch's CUDA
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin \
+    ["/bin/sh", \
+     "/mnt/bin/install", \
+     "nvcc", \
+     "1704067200", \
+     "/opt/venv/lib/python3.11/site-packages/nvidia/cu13", \
+     "13.0"]
+
+FROM builder AS compiled-apex
+ARG MAX_JOBS
+
+# apex from git 6424da3b4faa6c8f062da4a48c424fff3f02d42d
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,source=sources/apex,target=/mnt/source \
+    ["/bin/sh", \
+     "/mnt/bin/install", \
+     "compile", \
+     "1704067200", \
+     "/usr/bin/env", \
+     "APEX_CPP_EXT=1", \
+     "APEX_CUDA_EXT=1", \
+     "CUDA_HOME=/opt/venv/lib/python3.11/site-packages/nvidia/cu13", \
+     "HOME=/build", \
+     "NVCC_APPEND_FLAGS=--objdir-as-tempdir", \
+     "PATH=/opt/venv/bin:/opt/venv/lib/python3.11/site-packages/nvidia/cu13/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", \
+     "PYTHONHASHSEED=0", \
+     "SOURCE_DATE_EPOCH=1704067200", \
+     "TORCH_CUDA_ARCH_LIST=9.0", \
+     "/opt/venv/bin/python", \
+     "-m", \
+     "pip", \
+     "wheel", \
+     "--verbose", \
+     "--disable-pip-version-check", \
+     "--no-build-isolation", \
+     "--no-deps", \
+     "--no-index", \
+     "--no-cache-dir", \
+     "--wheel-dir", \
+     "/out", \
+     "."]
+
+FROM scratch AS wheel-apex
+COPY --from=compiled-apex /out /
+
+FROM common
+
+# apex, compiled from 6424da3b4faa
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,source=extensions/apex,target=/mnt/wheels \
+    ["/bin/sh", \
+     "/mnt/bin/install", \
+     "extension", \
+     "1704067200", \
+     "apex", \
+     "6424da3b4faa6c8f062da4a48c424fff3f02d42d", \
+     "9.0"]
 
 # packages
 RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-packages,target=/mnt/wheels \
@@ -129,7 +223,8 @@ RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,t
      "/mnt/bin/install", \
      "wheels", \
      "1704067200", \
-     "numpy==2.4.6 --hash=sha256:89cd468399cfd2504718f0ba50e410dca55a170b61a02ad92bb18c8a65186e93"]
+     "numpy==2.4.6 --hash=sha256:89cd468399cfd2504718f0ba50e410dca55a170b61a02ad92bb18c8a65186e93", \
+     "packaging==26.3 --hash=sha256:d7193f7c8e4e93f444fde0262bf90af30e16fa0ad0ad44cb553c87339b23cd1c"]
 
 ENV HOME="/tmp"
 ENV LANG="C.UTF-8"
@@ -142,5 +237,5 @@ ENV TORCH_CUDA_ARCH_LIST="9.0"
 ENV TRITON_CACHE_DIR="/tmp/triton"
 ENV USER="envbuild"
 ENV VIRTUAL_ENV="/opt/venv"
-LABEL io.envbuild.lock="sha256:d9ea8e91ecd575096d290d0dd1b0b72c389ac809bb0be6575ac7b19fe2a312ea"
+LABEL io.envbuild.lock="sha256:285df66002da8c5a0ef80fbc69ffb7241f1c002e3d30842f81351478b741e86f"
 CMD ["python"]

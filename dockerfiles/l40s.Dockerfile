@@ -1,4 +1,4 @@
-# Made by `envbuild render l40s` from the lock sha256:91874369cd9ee992f047b4d73ea34bff047db147cd745114f2acf8f58096f567; not to be edited.
+# Made by `envbuild render l40s` from the lock sha256:db23837a1d9fab96a7111adecd3751e25c65ddbd8eb5c5a30648500ca640c467; not to be edited.
 # Its build context is made by `envbuild build`: bin/ (uv and the installer), debs/, base.tar; and a context wheels-<layer>
 # for each folder of wheels, so that one comes while the wheels of another are installed.
 # No step has network; every file is checked against the lock's sha256; every time is 1704067200.
@@ -13,43 +13,101 @@ RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,t
      "1704067200", \
      "3.11"]
 
-# nvidia-cuda-nvrtc-cu12
-RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-cuda-nvrtc-cu12,target=/mnt/wheels \
-    ["/bin/sh", \
-     "/mnt/bin/install", \
-     "wheels", \
-     "1704067200", \
-     "nvidia-cuda-nvrtc-cu12==12.6.77 --hash=sha256:35b0cc6ee3a9636d5409133e79273ce1f3fd087abb0532d2d2e8fff1fe9efc53"]
-
 # python
 RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-python,target=/mnt/wheels \
     ["/bin/sh", \
      "/mnt/bin/install", \
      "wheels", \
      "1704067200", \
+     "cuda-bindings==13.5.0 --hash=sha256:08b7e8d674c3266facb00453a7e34ea7d3ea965c2f594bb728f269f45f39fbe2", \
+     "cuda-pathfinder==1.9.0 --hash=sha256:622df7440f7702f36b7a02a1699aa0b084fe04034d9939188fee9b16d0c36366", \
+     "cuda-toolkit==13.0.3.0 --hash=sha256:d693caaa261214ddd7dbb60d68e71cbed884e68c2be7509778f3051da0b91c3f", \
      "filelock==4.2.11 --hash=sha256:020e229e4bb9d410fc799c07ddf45fa217cba970278f40b30751d94f309b69e2", \
      "fsspec==2026.9.0 --hash=sha256:8dd6e646e99ea382bd85f97a45e6b526a442d79423a7dc673f1e2756d05fcb5f", \
      "jinja2==3.1.6 --hash=sha256:85ece4451f492d0c13c5dd7c13a64681a86afae63a5f347908daf103ce6d2f67", \
      "markupsafe==3.0.4 --hash=sha256:6da83a088f8ef93b2d483a8232a4dbf4d69d3d8496b568a03c56becac43e1808", \
      "mpmath==1.3.0 --hash=sha256:a0b2b9fe80bbcd81a6647ff13108738cfb482d481d826cc0e02f5b35e5c88d2c", \
      "networkx==3.6.1 --hash=sha256:d47fbf302e7d9cbbb9e2555a0d267983d2aa476bac30e90dfbe5669bd57f3762", \
-     "nvidia-cuda-cupti-cu12==12.6.80 --hash=sha256:6768bad6cab4f19e8292125e5f1ac8aa7d1718704012a0e3272a6f61c4bce132", \
-     "nvidia-cuda-runtime-cu12==12.6.77 --hash=sha256:ba3b56a4f896141e25e19ab287cd71e52a6a0f4b29d0d31609f60e3b4d5219b7", \
-     "nvidia-cufile-cu12==1.11.1.6 --hash=sha256:cc23469d1c7e52ce6c1d55253273d32c565dd22068647f3aa59b3c6b005bf159", \
-     "nvidia-nvjitlink-cu12==12.6.85 --hash=sha256:eedc36df9e88b682efe4309aa16b5b4e78c2407eac59e8c10a6a47535164369a", \
-     "nvidia-nvtx-cu12==12.6.77 --hash=sha256:b90bed3df379fa79afbd21be8e04a0314336b8ae16768b58f2d34cb1d04cd7d2", \
+     "nvidia-cuda-cupti==13.0.85 --hash=sha256:4eb01c08e859bf924d222250d2e8f8b8ff6d3db4721288cf35d14252a4d933c8", \
+     "nvidia-cuda-runtime==13.0.96 --hash=sha256:7f82250d7782aa23b6cfe765ecc7db554bd3c2870c43f3d1821f1d18aebf0548", \
+     "nvidia-cufile==1.15.1.6 --hash=sha256:08a3ecefae5a01c7f5117351c64f17c7c62efa5fffdbe24fc7d298da19cd0b44", \
+     "nvidia-nvtx==13.0.85 --hash=sha256:4936d1d6780fbe68db454f5e72a42ff64d1fd6397df9f363ae786930fd5c1cd4", \
      "pip==26.3 --hash=sha256:f3b60b20ffaadd4415ed7957212a38ac63fa4c5fa375bd0f4a797777940fad13", \
      "setuptools==84.2.1 --hash=sha256:ca140b45d5325a9478f880e351484f62fef15f336462e449ca0c03c873d589c2", \
      "sympy==1.14.0 --hash=sha256:e091cc3e99d2141a0ba2847328f5479b05d94a6635cb96148ccb3f34671bd8f5", \
      "typing-extensions==4.16.0 --hash=sha256:481caa481374e813c1b176ada14e97f1f67a4539ce9cfeb3f350d78d6370c2e8"]
 
-# nvidia-curand-cu12
-RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-curand-cu12,target=/mnt/wheels \
+# nvidia-nvjitlink
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-nvjitlink,target=/mnt/wheels \
     ["/bin/sh", \
      "/mnt/bin/install", \
      "wheels", \
      "1704067200", \
-     "nvidia-curand-cu12==10.3.7.77 --hash=sha256:a42cd1344297f70b9e39a1e4f467a4e1c10f1da54ff7a85c12197f6c652c8bdf"]
+     "nvidia-nvjitlink==13.5.37 --hash=sha256:280d7cb9649704145f074b8dbde500de04ce02d0872e066e20a83c17bcaa93eb"]
+
+# nvidia-curand
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-curand,target=/mnt/wheels \
+    ["/bin/sh", \
+     "/mnt/bin/install", \
+     "wheels", \
+     "1704067200", \
+     "nvidia-curand==10.4.0.35 --hash=sha256:1aee33a5da6e1db083fe2b90082def8915f30f3248d5896bcec36a579d941bfc"]
+
+# nvidia-nvshmem-cu13
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-nvshmem-cu13,target=/mnt/wheels \
+    ["/bin/sh", \
+     "/mnt/bin/install", \
+     "wheels", \
+     "1704067200", \
+     "nvidia-nvshmem-cu13==3.4.5 --hash=sha256:290f0a2ee94c9f3687a02502f3b9299a9f9fe826e6d0287ee18482e78d495b80"]
+
+# nvidia-cuda-nvrtc
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-cuda-nvrtc,target=/mnt/wheels \
+    ["/bin/sh", \
+     "/mnt/bin/install", \
+     "wheels", \
+     "1704067200", \
+     "nvidia-cuda-nvrtc==13.0.88 --hash=sha256:ad9b6d2ead2435f11cbb6868809d2adeeee302e9bb94bcf0539c7a40d80e8575"]
+
+# nvidia-cusparse
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-cusparse,target=/mnt/wheels \
+    ["/bin/sh", \
+     "/mnt/bin/install", \
+     "wheels", \
+     "1704067200", \
+     "nvidia-cusparse==12.6.3.3 --hash=sha256:2b3c89c88d01ee0e477cb7f82ef60a11a4bcd57b6b87c33f789350b59759360b"]
+
+# nvidia-cusparselt-cu13
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-cusparselt-cu13,target=/mnt/wheels \
+    ["/bin/sh", \
+     "/mnt/bin/install", \
+     "wheels", \
+     "1704067200", \
+     "nvidia-cusparselt-cu13==0.8.1 --hash=sha256:786ce87568c303fadb5afcc7102d454cd3040d75f6f8626f5db460d1871f4dd0"]
+
+# nvidia-cusolver
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-cusolver,target=/mnt/wheels \
+    ["/bin/sh", \
+     "/mnt/bin/install", \
+     "wheels", \
+     "1704067200", \
+     "nvidia-cusolver==12.0.4.66 --hash=sha256:0a759da5dea5c0ea10fd307de75cdeb59e7ea4fcb8add0924859b944babf1112"]
+
+# nvidia-cufft
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-cufft,target=/mnt/wheels \
+    ["/bin/sh", \
+     "/mnt/bin/install", \
+     "wheels", \
+     "1704067200", \
+     "nvidia-cufft==12.0.0.61 --hash=sha256:6c44f692dce8fd5ffd3e3df134b6cdb9c2f72d99cf40b62c32dde45eea9ddad3"]
+
+# nvidia-nccl-cu13
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-nccl-cu13,target=/mnt/wheels \
+    ["/bin/sh", \
+     "/mnt/bin/install", \
+     "wheels", \
+     "1704067200", \
+     "nvidia-nccl-cu13==2.30.7 --hash=sha256:cefa7fdb9710efd0f39c5f1be1d61ff6fc9a996c451265bd7fbdcf9455ed4b50"]
 
 # triton
 RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-triton,target=/mnt/wheels \
@@ -57,63 +115,23 @@ RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,t
      "/mnt/bin/install", \
      "wheels", \
      "1704067200", \
-     "triton==3.3.1 --hash=sha256:b31e3aa26f8cb3cc5bf4e187bf737cbacf17311e1112b781d4a059353dfd731b"]
+     "triton==3.8.0 --hash=sha256:68988ac85d5e7086baeda0ddc175af9667db7529b3c5e11a5c0601b8bef2200a"]
 
-# nvidia-cusparselt-cu12
-RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-cusparselt-cu12,target=/mnt/wheels \
+# nvidia-cublas
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-cublas,target=/mnt/wheels \
     ["/bin/sh", \
      "/mnt/bin/install", \
      "wheels", \
      "1704067200", \
-     "nvidia-cusparselt-cu12==0.6.3 --hash=sha256:e5c8a26c36445dd2e6812f1177978a24e2d37cacce7e090f297a688d1ec44f46"]
+     "nvidia-cublas==13.1.1.3 --hash=sha256:37936a16db8fe4ac1f065c2139360608a543a09275cb1a1af612e08cfa065436"]
 
-# nvidia-cusolver-cu12
-RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-cusolver-cu12,target=/mnt/wheels \
+# nvidia-cudnn-cu13
+RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-cudnn-cu13,target=/mnt/wheels \
     ["/bin/sh", \
      "/mnt/bin/install", \
      "wheels", \
      "1704067200", \
-     "nvidia-cusolver-cu12==11.7.1.2 --hash=sha256:e9e49843a7707e42022babb9bcfa33c29857a93b88020c4e4434656a655b698c"]
-
-# nvidia-cufft-cu12
-RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-cufft-cu12,target=/mnt/wheels \
-    ["/bin/sh", \
-     "/mnt/bin/install", \
-     "wheels", \
-     "1704067200", \
-     "nvidia-cufft-cu12==11.3.0.4 --hash=sha256:ccba62eb9cef5559abd5e0d54ceed2d9934030f51163df018532142a8ec533e5"]
-
-# nvidia-nccl-cu12
-RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-nccl-cu12,target=/mnt/wheels \
-    ["/bin/sh", \
-     "/mnt/bin/install", \
-     "wheels", \
-     "1704067200", \
-     "nvidia-nccl-cu12==2.26.2 --hash=sha256:694cf3879a206553cc9d7dbda76b13efaf610fdb70a50cba303de1b0d1530ac6"]
-
-# nvidia-cusparse-cu12
-RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-cusparse-cu12,target=/mnt/wheels \
-    ["/bin/sh", \
-     "/mnt/bin/install", \
-     "wheels", \
-     "1704067200", \
-     "nvidia-cusparse-cu12==12.5.4.2 --hash=sha256:7556d9eca156e18184b94947ade0fba5bb47d69cec46bf8660fd2c71a4b48b73"]
-
-# nvidia-cublas-cu12
-RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-cublas-cu12,target=/mnt/wheels \
-    ["/bin/sh", \
-     "/mnt/bin/install", \
-     "wheels", \
-     "1704067200", \
-     "nvidia-cublas-cu12==12.6.4.1 --hash=sha256:08ed2686e9875d01b58e3cb379c6896df8e76c75e0d4a7f7dace3d7b6d9ef8eb"]
-
-# nvidia-cudnn-cu12
-RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-nvidia-cudnn-cu12,target=/mnt/wheels \
-    ["/bin/sh", \
-     "/mnt/bin/install", \
-     "wheels", \
-     "1704067200", \
-     "nvidia-cudnn-cu12==9.5.1.17 --hash=sha256:30ac3869f6db17d170e0e556dd6cc5eee02647abc31ca856634d5a40f82c15b2"]
+     "nvidia-cudnn-cu13==9.24.0.43 --hash=sha256:71f181cd810e90f9b6023b01186fe82d13d65f0ec098581ee201d39fad769e4b"]
 
 # torch
 RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-torch,target=/mnt/wheels \
@@ -121,7 +139,7 @@ RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,t
      "/mnt/bin/install", \
      "wheels", \
      "1704067200", \
-     "torch==2.7.1 --hash=sha256:06eea61f859436622e78dd0cdd51dbc8f8c6d76917a9cf0555a333f9eac31ec1"]
+     "torch==2.14.0 --hash=sha256:8d9e232b6376c62f3090237889fb1cb6887c0ece9f73e6c1052e80fc1481f999"]
 
 # packages
 RUN --network=none --mount=type=tmpfs,target=/mnt --mount=type=bind,source=bin,target=/mnt/bin --mount=type=bind,from=wheels-packages,target=/mnt/wheels \
@@ -142,5 +160,5 @@ ENV TORCH_CUDA_ARCH_LIST="8.9"
 ENV TRITON_CACHE_DIR="/tmp/triton"
 ENV USER="envbuild"
 ENV VIRTUAL_ENV="/opt/venv"
-LABEL io.envbuild.lock="sha256:91874369cd9ee992f047b4d73ea34bff047db147cd745114f2acf8f58096f567"
+LABEL io.envbuild.lock="sha256:db23837a1d9fab96a7111adecd3751e25c65ddbd8eb5c5a30648500ca640c467"
 CMD ["python"]

@@ -51,7 +51,7 @@ def command(
 
     Example: envbuild show
     Example: envbuild show h20
-    Example: envbuild show h20 --pin cublas=12.1.3.1   as if this version were pinned
+    Example: envbuild show h20-cu12 --pin cublas=12.1.3.1   as if this version were pinned
     Example: envbuild show h20 --html h20.html --compare a100.json h20.json
     """
     if prints and not html:

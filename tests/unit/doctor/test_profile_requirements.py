@@ -38,12 +38,14 @@ def answer(said: Said) -> str:
 @pytest.mark.parametrize(
     ("cards", "driver", "profile", "words"),
     [
-        ([H20], "550.54.15", "h20", "yes: this machine suits h20"),
+        ([H20], "580.65.06", "h20", "yes: this machine suits h20"),
+        ([H20], "550.54.15", "h20-cu12", "yes: this machine suits h20-cu12"),
+        ([H20], "550.54.15", "h20", "no: gpu.driver: 550.54.15 (CUDA up to 12.4); too old for h20 (580."),
         ([H20, H200], "580.65.06", "h200", "yes"),
         ([H200], "580.65.06", "h20", "no: it needs NVIDIA H20, and this machine has 1 x NVIDIA H200"),
         ([], "550.54.15", "h20", "no: it needs NVIDIA H20, and this machine has no GPU"),
         ([H200], "550.54.15", "h200", "no: gpu.driver: 550.54.15 (CUDA up to 12.4); too old for h200 (580."),
-        ([f"{H20},ecc=5"], "550.54.15", "h20", "no: gpu.ecc: GPU 0: 5 uncorrected memory errors"),
+        ([f"{H20},ecc=5"], "580.65.06", "h20", "no: gpu.ecc: GPU 0: 5 uncorrected memory errors"),
         ([f"{H20},ecc=5"], "550.54.15", "cpu", "yes"),
         ([H20, f"{H20},mig=1,slices=3"], "550.54.15", "h20", "no: it needs whole GPUs, and MIG is on for GPU 1"),
         ([f"{H20},mig=1,slices=3"], "550.54.15", "cpu", "yes"),
@@ -123,7 +125,7 @@ def test_the_checks_that_count_for_a_profile(need: Need, counts: set[str]) -> No
 
 def test_gpus_are_counted(machine: Bench) -> None:
     (machine.folder / "profiles").mkdir()
-    (machine.folder / "profiles" / "four.yaml").write_text("extends: h20\ngpu_count: 4\n")
+    (machine.folder / "profiles" / "four.yaml").write_text("extends: h20-cu12\ngpu_count: 4\n")
     said = machine.doctor("--for", "four", "--json")
     assert answer(said).startswith("no: it needs 4 of NVIDIA H20 together, and this machine has 2 x NVIDIA H20")
 

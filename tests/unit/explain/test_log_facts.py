@@ -63,7 +63,7 @@ def test_the_change_is_yaml_that_a_profile_takes(name: str, project: Path) -> No
     assert written, "a change that no version satisfies"
     lines = list(advisory_remedy.yaml_lines(written))
     assert len(lines) == len(written)
-    (project / "profiles" / "fixed.yaml").write_text("\n".join(["extends: h20", *lines]) + "\n", encoding="utf-8")
+    (project / "profiles" / "fixed.yaml").write_text("\n".join(["extends: h20-cu12", *lines]) + "\n", encoding="utf-8")
     profile = profile_reader_and_overrides.load("fixed").profile
     for library, versions in change.pins.items():
         if library in database.libraries():

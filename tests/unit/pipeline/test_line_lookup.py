@@ -14,7 +14,7 @@ from envbuild.util.errors import SettingsError, UsageError
 from unit.support import PROFILE, write_profile
 
 NEWER = {"extends": "h200", "gpus": ["h20"]}
-OLDER = {"extends": "h20"}
+OLDER = {"extends": "h20-cu12"}
 COMPAT = {"sha256": "b" * 64, "url": "https://mirror.example/compat.deb"}
 LOCAL = "unix:///run/docker.sock"
 

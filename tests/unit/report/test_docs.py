@@ -33,11 +33,11 @@ def page(folder: Path, kind: str, names: str = "sample", name: str = "page.md") 
 
 
 def test_a_table_holds_the_locked_versions(locked: Lock, project: Path) -> None:
-    file = page(project, "table", "sample,h20")
+    file = page(project, "table", "sample,h20-cu12")
     assert envbuild("docs", "page.md").code == 0
     _, _, head, _, own, h20, _, _ = file.read_text().splitlines()
     assert own.startswith("| sample | CPU | - | 2.13.0+cpu | - | - | - | 3.11 | - | - | never |")
-    shipped = lock_file.read(ROOT / "profiles" / "h20.lock.yaml")
+    shipped = lock_file.read(ROOT / "profiles" / "h20-cu12.lock.yaml")
     assert shipped is not None
     assert f"| {shipped.versions['torch']} | {shipped.versions['nvidia-cublas-cu12']} |" in h20
     assert head.split(" | ")[1:5] == ["GPU", "CUDA", "torch", "cuBLAS"]

@@ -84,8 +84,8 @@ def test_a_fault_of_the_run_is_shown(world: Path, project: Path) -> None:
 
 def test_each_gpu_of_a_fleet_has_its_own_run(project: Path) -> None:
     cards = {"a100": "NVIDIA A100-SXM4-80GB", "h20": "NVIDIA H20"}
-    source = source_of(project, {"extends": "h20", "gpus": [*cards, "l40s"], "apt": []}, "mixed")
-    made = lock_for(plan_of(project, {"extends": "h20", "gpus": [*cards, "l40s"], "apt": []}, "mixed"))
+    source = source_of(project, {"extends": "h20-cu12", "gpus": [*cards, "l40s"], "apt": []}, "mixed")
+    made = lock_for(plan_of(project, {"extends": "h20-cu12", "gpus": [*cards, "l40s"], "apt": []}, "mixed"))
     lock_file.write(made, source.lock_file, "mixed")
     for day, card in enumerate(cards.values()):
         pages.prove(source, made, json.loads(json.dumps(pages.outcome("gpu")).replace(pages.CARD, card)), day=day)
@@ -126,7 +126,7 @@ def test_the_headline_has_the_next_command(world: Path) -> None:
 
 
 def test_an_extension_that_is_left_out_is_listed(project: Path) -> None:
-    (left,) = page("h20")["left_out"]
+    (left,) = page("h20-cu12")["left_out"]
     assert left["name"] == "apex" and "nvcc of CUDA 12" in left["reason"]
     text = (project / "page.html").read_text(encoding="utf-8")
     assert "Extensions that are left out" in text and "nvcc of CUDA 12" in text

@@ -60,7 +60,7 @@ def test_contradictions_name_their_place(project: Path, change: dict[str, Any], 
 @pytest.mark.parametrize(
     ("profile", "pin", "hint"),
     [
-        ("h20", "cublas=12.3.4.1", "--pin cublas=12.6.4.1"),  # no older than torch's own
+        ("h20-cu12", "cublas=12.3.4.1", "--pin cublas=12.6.4.1"),  # no older than torch's own
         ("step-video", "cublas=12.1.3.1", "--pin cublas=12.5.2.13"),  # nor than the profile's pin
         ("v100", "cudnn=9.12.0.46", "--pin cudnn=9.10.2.21"),
         ("v100", "torch=2.13.0", "--pin torch=2.10.0 --pin cuda=12.8 --pin cudnn=9.10.2.21"),
@@ -265,5 +265,5 @@ def test_every_gpu_profile_states_its_apex(file: Path) -> None:
     """Compiled for its GPUs, and then proved; or why it has none."""
     profile = profile_reader_and_overrides.load(str(file)).profile
     (apex,) = [one for one in profile.extensions if one.name == "apex"]
-    assert (apex.none is None) == (file.stem in ("h200", "xdit-apex"))
+    assert (apex.none is None) == (file.stem in ("h100", "h200", "xdit-apex"))
     assert apex.none or {"norm.apex", "optim.apex"} <= set(profile.selftest.require)
