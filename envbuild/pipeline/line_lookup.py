@@ -79,7 +79,8 @@ def as_line(name: str, label: str, profile: Profile) -> GpuLine:
     release = database.torch_release(profile.torch)
     forced = any(_COMPAT in profile.env.get(variable, "") for variable in _LOADER)
     own = database.driver_minimum(release.cuda).compatible if release else None
-    return GpuLine(name, label, minimum_driver.oldest(profile), forced, own)
+    cuda = release.cuda.partition(".")[0] if release else None
+    return GpuLine(name, label, minimum_driver.oldest(profile), forced, own, cuda)
 
 
 def driver_here() -> str | None:

@@ -17,7 +17,7 @@ ProofOutlook = Literal["proved", "possible", "elsewhere", "impossible"]
 @dataclass(frozen=True)
 class ProofMachine:
     """The machine that would run the self-test. `runner`: local, slurm or kubernetes. `gpus`: the names of its GPUs,
-    empty if unknown; `missing`: why the engine has no GPU. `driver`: None if unknown or if it must not matter."""
+    empty if unknown; `missing`: why it cannot run the self-test. `driver`: None if unknown or if it must not matter."""
 
     runner: str
     gpus: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ def judge_proof(
     if proved:
         return "proved", ()
     if not gpus:
-        return "possible", ()
+        return ("impossible", (machine.missing,)) if machine.missing else ("possible", ())
     if machine.runner != "local":
         return "elsewhere", (f"on {machine.runner}, on a node that has {' or '.join(gpus)}",)
     if machine.missing:

@@ -70,8 +70,8 @@ def _other_line(source: Source, found: Preflight) -> list[str]:
 
 
 def examine(engine: Callable[[], Engine], source: Source, plan: Plan, options: Options) -> Preflight:
-    """The preflight of a profile. `engine`: connects to the engine. Without an engine the image counts as missing;
-    raises EngineError only if GPUs must be looked for and no proof is required to go on."""
+    """The preflight of a profile. `engine`: connects to the engine. Without an engine the image counts as missing.
+    Raises EngineError only if the engine must be asked for a GPU, and a proof is required to go on."""
     profile, lock = source.profile, lock_file.read(source.known_lock)
     current = lock is not None and not lock.stale(plan)
     connected, fault = _connected(engine)
@@ -81,7 +81,7 @@ def examine(engine: Callable[[], Engine], source: Source, plan: Plan, options: O
         built = image is not None
         if image:
             proved = is_proved(profile_proofs.proofs_of(image.id, source.name, profile, lock))
-    machine = ProofMachine("local")
+    machine = ProofMachine("local", missing=fault.message if fault and options.dry_run else None)
     if not proved and profile.gpus:
         machine = _machine(connected, fault, options)
     line = line_lookup.as_line(source.name, line_selection.CURRENT, profile)

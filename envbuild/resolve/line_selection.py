@@ -17,15 +17,20 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class GpuLine:
-    """A profile as one of the lines of a GPU. `driver`: the oldest driver that supports it, None if unknown. `forced`:
-    it puts forward-compatibility libraries into the loader's path, where every driver uses them; `without_them`: the
-    oldest driver that supports its CUDA without these libraries."""
+    """A profile as one of the lines of a GPU. `driver`: the oldest driver that supports it, None if unknown. `cuda`: its
+    major version; the current line is also called cu13 if that is 13. `forced`: the profile puts forward-compatibility
+    libraries into the loader's path, where every driver uses them. `without_them`: the oldest driver that supports this
+    CUDA without these libraries."""
 
     profile: str
     label: str
     driver: str | None
     forced: bool = False
     without_them: str | None = None
+    cuda: str | None = None
+
+    def is_called(self, label: str) -> bool:
+        return label == self.label or (self.cuda is not None and label == f"cu{self.cuda}")
 
     def refusal(self, driver: str) -> str | None:
         """Why the profile does not work with a driver; None if it does."""
@@ -89,7 +94,7 @@ def choose_line(name: str, lines: Sequence[GpuLine], request: LineRequest) -> Li
         return _fitting(name, lines, request.driver, f"--driver {request.driver}")
     if request.site_line == AUTO and driver:
         return _fitting(name, lines, driver, f"the setting line: auto, driver {driver}")
-    if request.site_line and request.site_line != AUTO and any(one.label == request.site_line for one in lines):
+    if request.site_line and request.site_line != AUTO and any(one.is_called(request.site_line) for one in lines):
         return _named(name, lines, request.site_line, f"the setting line: {request.site_line}", request)
     if request.site_driver:
         return _fitting(name, lines, request.site_driver, f"the setting driver: {request.site_driver}")
@@ -97,7 +102,7 @@ def choose_line(name: str, lines: Sequence[GpuLine], request: LineRequest) -> Li
 
 
 def _named(name: str, lines: Sequence[GpuLine], label: str, reason: str, request: LineRequest) -> LineChoice:
-    found = next((one for one in lines if one.label == label), None)
+    found = next((one for one in lines if one.is_called(label)), None)
     if found is None:
         labels = [one.label for one in lines]
         raise UsageError(

@@ -33,7 +33,8 @@ H20, A100, SLICE = "NVIDIA H20", "NVIDIA A100-SXM4-80GB", "NVIDIA H20 MIG 1g.12g
 @pytest.mark.parametrize(
     ("gpus", "count", "machine", "refusal", "proof", "words"),
     [
-        ((), 1, ProofMachine("local", missing="none"), None, "possible", ""),
+        ((), 1, ProofMachine("local"), None, "possible", ""),
+        ((), 1, ProofMachine("local", missing="no engine"), None, "impossible", "no engine"),
         (("h20",), 1, ProofMachine("local", (H20,)), None, "possible", ""),
         (("h20",), 2, ProofMachine("local", (H20, H20)), None, "possible", ""),
         (
@@ -215,6 +216,14 @@ def test_without_an_engine_a_preview_says_so(machine: SimpleNamespace) -> None:
     assert preview(dry_run=True).reasons == ("no Docker Engine answers",)
     with pytest.raises(EngineError):
         preview()
+
+
+def test_without_an_engine_a_profile_for_the_cpu_gets_as_far_as_the_engine(
+    machine: SimpleNamespace, project: Path
+) -> None:
+    machine.fault = EngineError("no Docker Engine answers")
+    write_profile(project, PROFILE)
+    assert (preview(dry_run=True).proof, preview().proof) == ("impossible", "possible")
 
 
 def make(agreed: bool = False, **options: Any) -> tuple[EnvbuildError, list[str], list[str]]:

@@ -10,8 +10,8 @@ from envbuild.resolve import line_selection
 from envbuild.resolve.line_selection import GpuLine, LineRequest
 from envbuild.util.errors import EnvbuildError, NotProved, UsageError
 
-CURRENT = GpuLine("h20", "current", "580.65.06", without_them="580")
-CU12 = GpuLine("h20-cu12", "cu12", "525.60.13", without_them="525.60.13")
+CURRENT = GpuLine("h20", "current", "580.65.06", without_them="580", cuda="13")
+CU12 = GpuLine("h20-cu12", "cu12", "525.60.13", without_them="525.60.13", cuda="12")
 OLD, MIDDLE, NEW = "470.57.02", "550.54.14", "595.45.04"
 
 
@@ -31,6 +31,7 @@ OLD, MIDDLE, NEW = "470.57.02", "550.54.14", "595.45.04"
         # then the options
         (LineRequest(line="current", site_line="cu12", found=MIDDLE), "h20", "--line current"),
         (LineRequest(line="cu12", found=NEW), "h20-cu12", "--line cu12"),
+        (LineRequest(line="cu13", found=MIDDLE), "h20", "--line cu13"),
         (LineRequest(line="cu12", driver=NEW), "h20-cu12", "--line cu12"),
         (LineRequest(line="auto", found=MIDDLE), "h20-cu12", f"--line auto, driver {MIDDLE}"),
         (LineRequest(line="auto", found=NEW), "h20", f"--line auto, driver {NEW}"),
@@ -89,6 +90,11 @@ def test_forced_compatibility_is_refused_for_a_driver_that_needs_none(driver: st
     refusal = forced.refusal(driver)
     assert (refusal is None) is works
     assert ("error 803" in str(refusal)) is (driver in ("580.65.06", NEW))
+
+
+def test_the_only_line_is_called_by_its_cuda_too() -> None:
+    only = GpuLine("v100", "current", "525.60.13", cuda="12")
+    assert line_selection.choose_line("v100", [only], LineRequest(line="cu12")).line == only
 
 
 def test_a_line_without_a_known_minimum_supports_every_driver() -> None:
