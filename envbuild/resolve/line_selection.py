@@ -17,10 +17,10 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class GpuLine:
-    """A profile as one of the lines of a GPU. `driver`: the oldest driver that supports it, None if unknown. `cuda`: its
-    major version; the current line is also called cu13 if that is 13. `forced`: the profile puts forward-compatibility
-    libraries into the loader's path, where every driver uses them. `without_them`: the oldest driver that supports this
-    CUDA without these libraries."""
+    """A profile as one of the lines of a GPU. `driver`: the oldest driver that supports it, None if unknown. `cuda`:
+    its major version; the current line is also called cu13 if that is 13. `forced`: the profile puts
+    forward-compatibility libraries into the loader's path, where every driver uses them. `without_them`: the oldest
+    driver that supports this CUDA without these libraries."""
 
     profile: str
     label: str

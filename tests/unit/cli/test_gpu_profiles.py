@@ -98,10 +98,10 @@ def test_show_writes_nothing_and_new_writes_the_profile_that_was_shown(project: 
 
 @pytest.mark.usefixtures("project")
 def test_a_profile_that_is_not_written_can_be_shown_with_pins_and_as_json() -> None:
-    done = envbuild("show", "l20", "--pin", "cublas=12.6.4.1", "--json")
+    done = envbuild("show", "l20", "--pin", "cublas=13.1.1.3", "--json")
     assert done.code == 0
     shown = json.loads(done.stdout)
-    assert (shown["profile"], shown["gpus"], shown["pins"]["cublas"]) == ("l20", ["l20"], "12.6.4.1")
+    assert (shown["profile"], shown["gpus"], shown["pins"]["cublas"]) == ("l20", ["l20"], "13.1.1.3")
 
 
 @pytest.mark.parametrize(
