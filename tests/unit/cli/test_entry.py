@@ -159,8 +159,8 @@ def test_help_lists_every_exit_code() -> None:
     ("words", "found"),
     [
         (["status", "sam"], ["plain,sample"]),
-        (["show", "rtx"], ["plain,rtx4090", "plain,rtx5090"]),
-        (["lock", "sample", "h20"], ["plain,h20", "plain,h200"]),
+        (["show", "rtx"], ["plain,rtx4090", "plain,rtx4090-cu12", "plain,rtx5090"]),
+        (["lock", "sample", "h20"], ["plain,h20", "plain,h20-cu12", "plain,h200", "plain,h200-cu12"]),
         (["make", "profiles/"], ["file,profiles/"]),
         (["build", "nosuch"], []),
     ],
