@@ -68,8 +68,8 @@ def test_nothing_of_a_lock_becomes_an_instruction(name: str) -> None:
     expected = ["#syntax", "FROM", "USER", "ARG", *(["RUN"] if not lock.image else []), "COPY"]
     expected += ["RUN"] * (2 + len(lock.overrides)) + ["ENV"] * len(lock.environment) + ["CMD"]
     assert [one.keyword for one in found] == expected
-    pairs = [one.arguments for one in found if one.keyword == "ENV"]
-    assert dict(pairs) == dict(lock.environment)
+    pairs = {one.arguments[0]: one.arguments[1] for one in found if one.keyword == "ENV"}
+    assert pairs == dict(lock.environment)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -151,7 +151,7 @@ def uv_project(lock: Lock, wheels: Path, tmp_path: Path) -> Path:
 
 
 def uv(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [UV, *words, "--no-progress", "--python", sys.executable]
+    command = [str(UV), *words, "--no-progress", "--python", sys.executable]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
@@ -187,7 +187,16 @@ def poetry_program(tmp_path_factory: pytest.TempPathFactory) -> str:
         return found
     folder = tmp_path_factory.mktemp("poetry") / "venv"
     quiet([sys.executable, "-m", "venv", folder])
-    command = [folder / "bin" / "pip", "install", "--quiet", "--retries", "0", "--only-binary", ":all:", "poetry>=2,<3"]
+    command = [
+        str(folder / "bin" / "pip"),
+        "install",
+        "--quiet",
+        "--retries",
+        "0",
+        "--only-binary",
+        ":all:",
+        "poetry>=2,<3",
+    ]
     try:
         subprocess.run(command, check=True, capture_output=True, timeout=300)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:

@@ -31,7 +31,7 @@ LINE = re.compile(
 def started(
     file: Path, python: Path = Path(sys.executable), variables: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    command = [python, file, "--no-probes"]
+    command = [str(python), str(file), "--no-probes"]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **(variables or {})}, timeout=60)
 
 
@@ -211,7 +211,7 @@ def executable(file: Path, text: str) -> Path:
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder on PATH with this Python and the real torchrun; the working folder gets a `train.py` that leaves a mark."""
+    """Put this Python and the real torchrun on PATH, and a `train.py` that leaves a mark into the working folder."""
     folder = tmp_path / "bin"
     executable(folder / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     executable(folder / "torchrun", f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run "$@"\n')
