@@ -189,9 +189,11 @@ def check_command(names: tuple[str, ...], file: Path | None, as_json: bool) -> N
     """Write one Python file that checks an environment against a profile's lock, on every rank before training.
 
     It needs Python 3.9 and torch, and checks versions, loaded libraries, the GPU and the quick probes. Exit 5 prints
-    the remedy.
+    the remedy. With --no-probes the file compares versions, library files, driver and GPU model, without torch, in
+    under two seconds.
 
     Example: envbuild export check h20
+    Example: python check-h20.py --no-probes
     Example: torchrun --nproc-per-node 8 check-h20.py
     """
     _of_locks(names, file, "check-{}.py", exported_check_script.render, as_json)

@@ -104,6 +104,14 @@ def test_a_broken_pin_fails_and_the_printed_remedy_fixes_it(
     assert started(file, python).returncode == 0
 
 
+def test_it_runs_with_the_oldest_python(wrong: Path) -> None:
+    found = shutil.which("python3.9")
+    if not found or subprocess.run([found, "-V"], capture_output=True).returncode:
+        pytest.skip("no Python 3.9 on this machine")
+    done = started(wrong, Path(found))
+    assert done.returncode == 5 and "\n  Python is 3.9." in done.stderr and "nosuch is absent" in done.stderr
+
+
 def test_a_damaged_file_and_another_argument_are_refused(right: Path) -> None:
     right.write_text(right.read_text().replace("#* import csv", "#* import cvs"))
     assert started(right).returncode == 3
