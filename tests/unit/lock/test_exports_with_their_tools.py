@@ -214,6 +214,7 @@ def test_poetry_holds_what_its_file_says_and_not_the_override(
     poetry_program: str, lock: Lock, served: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POETRY_VIRTUALENVS_IN_PROJECT", "true")
+    monkeypatch.setenv("POETRY_VIRTUALENVS_USE_POETRY_PYTHON", "true")
     monkeypatch.setenv("PYTHON_KEYRING_BACKEND", "keyring.backends.null.Keyring")
     folder = tmp_path.resolve() / "poetry"
     folder.mkdir()
@@ -224,8 +225,9 @@ def test_poetry_holds_what_its_file_says_and_not_the_override(
         return subprocess.run([poetry_program, *words, "-n"], cwd=folder, capture_output=True, text=True, timeout=300)
 
     (folder / "pyproject.toml").write_text(text + source)
-    done = poetry("install")
-    assert done.returncode == 0, done.stdout + done.stderr
+    for words in (("env", "use", sys.executable), ("install",)):
+        done = poetry(*words)
+        assert done.returncode == 0, done.stdout + done.stderr
     venv = folder / ".venv"
     assert (installed(venv, "torch"), installed(venv, "einops"), installed(venv)) == ("2.3.1", "0.8.0", OLD)
     [command] = comment_commands(text, "poetry run")
