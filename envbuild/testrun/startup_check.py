@@ -31,7 +31,7 @@ Fault = tuple[str, str]
 """What is wrong, and its remedy."""
 
 
-class Expected(TypedDict, total=False):
+class ExpectedEnvironment(TypedDict, total=False):
     """What the lock and the profile expect, as in a job document."""
 
     distributions: Mapping[str, str]
@@ -40,18 +40,18 @@ class Expected(TypedDict, total=False):
     driver: Mapping[str, str]
 
 
-class Job(TypedDict):
+class CheckJob(TypedDict):
     """The part of a job document that is used here."""
 
     device: str
-    expect: Expected
+    expect: ExpectedEnvironment
 
 
 class CheckDocument(TypedDict):
     """The part of an exported check's document that is used here."""
 
     profile: str
-    job: Job
+    job: CheckJob
 
 
 def check_startup(document: CheckDocument) -> tuple[int, str]:
@@ -70,7 +70,7 @@ def check_startup(document: CheckDocument) -> tuple[int, str]:
     libraries = {path: real for name in locked if name in found for path, real in _libraries(found[name])}
     faults = [
         *version_faults(locked, {name: item.version for name, item in found.items()}, expect.get("python")),
-        *library_faults(libraries, os.environ),
+        *loader_faults(libraries, os.environ),
     ]
     if job["device"] == "cuda":
         faults += gpu_faults(expect.get("gpus") or (), expect.get("driver") or {})
@@ -102,7 +102,7 @@ def version_faults(locked: Mapping[str, str], installed: Mapping[str, str], pyth
         yield f"{name} is {installed.get(name, 'absent')}, locked is {locked[name]}", remedy
 
 
-def library_faults(libraries: Mapping[str, str], variables: Mapping[str, str]) -> Iterator[Fault]:
+def loader_faults(libraries: Mapping[str, str], variables: Mapping[str, str]) -> Iterator[Fault]:
     """Missing library files, and copies that LD_PRELOAD or LD_LIBRARY_PATH bring in their place. `libraries`: the real
     path by the path in RECORD."""
     owned = {Path(path).name: real for path, real in libraries.items()}

@@ -143,27 +143,27 @@ def other_copy(folder: Path) -> Path:
 
 def test_a_copy_in_ld_library_path_is_a_fault(tmp_path: Path) -> None:
     libraries = linked(tmp_path)
-    assert list(startup_check.library_faults(libraries, {})) == []
+    assert list(startup_check.loader_faults(libraries, {})) == []
     other = other_copy(tmp_path / "other")
     own = str(Path(libraries["nvidia/cublas/lib/libcublas.so.12"]).parent)
-    [(fault, remedy)] = startup_check.library_faults(libraries, {"LD_LIBRARY_PATH": f"/nonexistent:{other}"})
+    [(fault, remedy)] = startup_check.loader_faults(libraries, {"LD_LIBRARY_PATH": f"/nonexistent:{other}"})
     assert fault.startswith(f"LD_LIBRARY_PATH loads {other}/libcublas.so.12 instead of {own}")
     assert remedy == f"remove {other} from LD_LIBRARY_PATH"
-    assert list(startup_check.library_faults(libraries, {"LD_LIBRARY_PATH": f"{own}:{other}"})) == []
+    assert list(startup_check.loader_faults(libraries, {"LD_LIBRARY_PATH": f"{own}:{other}"})) == []
 
 
 def test_ld_library_path_changes_nothing_with_an_rpath(tmp_path: Path) -> None:
     libraries = linked(tmp_path, "--disable-new-dtags")
     other = other_copy(tmp_path / "other")
-    assert list(startup_check.library_faults(libraries, {"LD_LIBRARY_PATH": str(other)})) == []
-    [(fault, _)] = startup_check.library_faults(libraries, {"LD_PRELOAD": f"{other}/libcublas.so.12"})
+    assert list(startup_check.loader_faults(libraries, {"LD_LIBRARY_PATH": str(other)})) == []
+    [(fault, _)] = startup_check.loader_faults(libraries, {"LD_PRELOAD": f"{other}/libcublas.so.12"})
     assert fault.startswith(f"LD_PRELOAD loads {other}/libcublas.so.12 instead of")
 
 
 def test_a_missing_library_is_a_fault(tmp_path: Path) -> None:
     libraries = linked(tmp_path)
     Path(libraries["nvidia/cublas/lib/libcublas.so.12"]).unlink()
-    [(fault, _)] = startup_check.library_faults(libraries, {})
+    [(fault, _)] = startup_check.loader_faults(libraries, {})
     assert fault == "nvidia/cublas/lib/libcublas.so.12 is missing"
 
 
