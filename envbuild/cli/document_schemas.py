@@ -53,12 +53,18 @@ DOCUMENTS: Mapping[str, tuple[type, ...]] = {
     "docs": (docs.FilledFiles,),
     "doctor": (MachineDocument, ClusterDocument),
     "explain": (ExplanationDocument,),
+    "export apptainer": (exported_files.ExportedFile,),
     "export check": (exported_files.ExportedFile,),
     "export ci": (exported_files.CiJob,),
+    "export conda": (exported_files.ExportedFile,),
     "export constraints": (exported_files.ExportedFile,),
+    "export devcontainer": (exported_files.ExportedFile,),
+    "export dockerfile": (exported_files.ExportedFile,),
     "export oci": (ExportedImage,),
+    "export poetry": (exported_files.ExportedFile,),
     "export requirements": (exported_files.ExportedFile,),
     "export selftest": (exported_files.ExportedFile,),
+    "export uv": (exported_files.ExportedFile,),
     "fix": (RepairDocument, UndoneRepair),
     "init": (init.NewProfile,),
     "install": (InstalledLock,),
@@ -79,7 +85,15 @@ DOCUMENTS: Mapping[str, tuple[type, ...]] = {
 }
 """The types of the documents of each command. `export schema` has none: it prints a schema."""
 SEVERAL = frozenset(
-    {"build", "export check", "export constraints", "export requirements", "make", "show", "status", "test"}
+    {
+        "build",
+        "make",
+        "show",
+        "status",
+        "test",
+        *(name for name, kinds in DOCUMENTS.items() if kinds == (exported_files.ExportedFile,)),
+    }
+    - {"export selftest"}
 )
 """The commands that give {"profiles": [...]} for several profiles."""
 

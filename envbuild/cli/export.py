@@ -13,7 +13,8 @@ from envbuild.cli.exported_files import CiJob, ExportedFile
 from envbuild.cli.output_files import output_option
 from envbuild.cli.several_profiles import for_each
 from envbuild.evidence import profile_proofs
-from envbuild.lock import lock_file, requirements_export
+from envbuild.image import container_file_export
+from envbuild.lock import lock_file, project_export, requirements_export
 from envbuild.lock.lock_file import Lock
 from envbuild.profile import model as profile_model
 from envbuild.profile.loaded_profile import Source
@@ -28,6 +29,9 @@ from envbuild.util.yaml_document import display
 @click.group("export", short_help="Write a check for every rank, a CI job, pins, ...")
 def command() -> None:
     """Write files for other tools: for machines without envbuild, for CI systems and for editors.
+
+    Files for package managers and containers need no envbuild afterwards. Each says in comments which pins hold and
+    which the tool cannot hold.
 
     Example: envbuild export requirements h20
     Example: envbuild export ci github h20
@@ -58,6 +62,9 @@ def requirements_command(names: tuple[str, ...], file: Path | None, as_json: boo
 def constraints_command(names: tuple[str, ...], file: Path | None, as_json: bool) -> None:
     """Write the locked versions as constraints, to keep them while other packages are installed.
 
+    pip refuses a constraint that contradicts what torch requires, so overrides are left out. The file has the commands
+    that keep them.
+
     Example: envbuild export constraints h20
     Example: pip install -c constraints-h20.txt transformers
     """
@@ -68,6 +75,112 @@ def constraints_command(names: tuple[str, ...], file: Path | None, as_json: bool
     _of_locks(names, file, "constraints-{}.txt", text, as_json)
 
 
+@command.command("uv", short_help="Write a pyproject.toml for uv.")
+@profile_argument("names", nargs=-1, required=True)
+@output_option("uv-NAME.toml")
+@json_option
+def uv_command(names: tuple[str, ...], file: Path | None, as_json: bool) -> None:
+    """Write the locked versions as a project of uv, with overrides of what torch requires.
+
+    Example: envbuild export uv h20 -o h20/pyproject.toml
+    Example: uv sync --project h20
+    """
+
+    def text(source: Source, locked: Lock) -> str:
+        return project_export.uv_project(locked, source.name)
+
+    _of_locks(names, file, "uv-{}.toml", text, as_json)
+
+
+@command.command("poetry", short_help="Write a pyproject.toml for Poetry.")
+@profile_argument("names", nargs=-1, required=True)
+@output_option("poetry-NAME.toml")
+@json_option
+def poetry_command(names: tuple[str, ...], file: Path | None, as_json: bool) -> None:
+    """Write the locked versions as a project of Poetry.
+
+    Poetry cannot override what torch requires. Overrides are left out; the file has the command that installs them.
+
+    Example: envbuild export poetry h20 -o h20/pyproject.toml
+    Example: poetry install --project h20
+    """
+
+    def text(source: Source, locked: Lock) -> str:
+        return project_export.poetry_project(locked, source.name)
+
+    _of_locks(names, file, "poetry-{}.toml", text, as_json)
+
+
+@command.command("conda", short_help="Write an environment.yml for conda.")
+@profile_argument("names", nargs=-1, required=True)
+@output_option("environment-NAME.yml")
+@json_option
+def conda_command(names: tuple[str, ...], file: Path | None, as_json: bool) -> None:
+    """Write an environment for conda or mamba: Python from conda, the locked wheels with their hashes by pip.
+
+    Example: envbuild export conda h20
+    Example: PIP_NO_DEPS=1 conda env create -f environment-h20.yml
+    """
+
+    def text(source: Source, locked: Lock) -> str:
+        return project_export.conda_environment(locked, source.name)
+
+    _of_locks(names, file, "environment-{}.yml", text, as_json)
+
+
+@command.command("dockerfile", short_help="Write a Dockerfile that needs no envbuild.")
+@profile_argument("names", nargs=-1, required=True)
+@output_option("Dockerfile-NAME")
+@json_option
+def dockerfile_command(names: tuple[str, ...], file: Path | None, as_json: bool) -> None:
+    """Write a Dockerfile that installs the locked wheels with pip, with an empty build context. Needs BuildKit.
+
+    Debian packages and the base image are not locked in it, and no self-test runs: the image is unverified.
+
+    Example: envbuild export dockerfile h20
+    Example: docker build -t h20 - < Dockerfile-h20
+    """
+
+    def text(source: Source, locked: Lock) -> str:
+        return container_file_export.standalone_dockerfile(locked, source.profile, source.name)
+
+    _of_locks(names, file, "Dockerfile-{}", text, as_json)
+
+
+@command.command("apptainer", short_help="Write a definition file for Apptainer.")
+@profile_argument("names", nargs=-1, required=True)
+@output_option("apptainer-NAME.def")
+@json_option
+def apptainer_command(names: tuple[str, ...], file: Path | None, as_json: bool) -> None:
+    """Write a definition file for Apptainer that installs the locked wheels with pip, as `export dockerfile` does.
+
+    Example: envbuild export apptainer h20
+    Example: apptainer build h20.sif apptainer-h20.def
+    """
+
+    def text(source: Source, locked: Lock) -> str:
+        return container_file_export.apptainer_definition(locked, source.profile, source.name)
+
+    _of_locks(names, file, "apptainer-{}.def", text, as_json)
+
+
+@command.command("devcontainer", short_help="Write a devcontainer.json for editors.")
+@profile_argument("names", nargs=-1, required=True)
+@output_option("devcontainer-NAME.json")
+@json_option
+def devcontainer_command(names: tuple[str, ...], file: Path | None, as_json: bool) -> None:
+    """Write a devcontainer.json that builds the file of `export dockerfile` in its folder.
+
+    Example: envbuild export devcontainer h20 -o .devcontainer/devcontainer.json
+    Example: envbuild export dockerfile h20 -o .devcontainer/Dockerfile-h20
+    """
+
+    def text(source: Source, locked: Lock) -> str:
+        return container_file_export.devcontainer(locked, source.profile, source.name)
+
+    _of_locks(names, file, "devcontainer-{}.json", text, as_json)
+
+
 @command.command("check", short_help="Write a script that checks an environment, on every rank.")
 @profile_argument("names", nargs=-1, required=True)
 @output_option("check-NAME.py")
@@ -76,9 +189,11 @@ def check_command(names: tuple[str, ...], file: Path | None, as_json: bool) -> N
     """Write one Python file that checks an environment against a profile's lock, on every rank before training.
 
     It needs Python 3.9 and torch, and checks versions, loaded libraries, the GPU and the quick probes. Exit 5 prints
-    the remedy.
+    the remedy. With --no-probes the file compares versions, library files, driver and GPU model, without torch, in
+    under two seconds.
 
     Example: envbuild export check h20
+    Example: python check-h20.py --no-probes
     Example: torchrun --nproc-per-node 8 check-h20.py
     """
     _of_locks(names, file, "check-{}.py", exported_check_script.render, as_json)

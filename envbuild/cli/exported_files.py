@@ -7,8 +7,8 @@ from envbuild.facts.document_types import Digest
 
 @dataclass(frozen=True)
 class ExportedFile:
-    """The document of `export requirements`, `constraints`, `check` and `selftest`. `selftest`: the id of this
-    envbuild's self-test; `digest`: of the file."""
+    """The document of `export check`, `selftest`, and the files for package managers and containers. `selftest`: the id
+    of this envbuild's self-test; `digest`: of the file."""
 
     profile: str | None
     lock: Digest | None

@@ -181,7 +181,7 @@ def render(lock: Lock, name: str) -> str:
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    environment.filters.update(exec=_exec, variable=_variable, reference=_reference)
+    environment.filters.update(exec=_exec, variable=environment_pair, reference=_reference)
     found = layer_parts(lock)
     count = 1 + len(found.shared) + max(len(found.own), len(found.tools) + 1 if found.stages else 0)
     if count > MAX_LAYERS:
@@ -210,7 +210,7 @@ def _exec(arguments: Sequence[str]) -> str:
     return "[" + ", \\\n     ".join(json.dumps(argument) for argument in arguments) + "]"
 
 
-def _variable(key: str, value: str) -> str:
+def environment_pair(key: str, value: str) -> str:
     """Format NAME="value" for ENV and LABEL; quotes, backslashes and $ (which the builder would expand) are escaped."""
     if not _VARIABLE.fullmatch(key) or _CONTROL.search(value):
         raise ValueError(f"not a name and a one-line value: {key!r}, {value!r}")

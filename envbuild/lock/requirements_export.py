@@ -1,11 +1,19 @@
-"""Exports a lock as files for pip and uv, to install into a separate environment. Pure."""
+"""Exports a lock as files for pip and uv, to install into a separate environment. Pure.
+
+Each file says in comments which pins hold and which the tool cannot hold. pip cannot override what an installed package
+requires, so an override holds with pip only if the metadata of torch require the overriding version.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from envbuild.lock.lock_file import Lock
 from envbuild.resolve.plan_resolver import computing
 
 _SPLIT = " \\\n    "
+SITE_PACKAGES = '"$(python -c \'import sysconfig; print(sysconfig.get_path("purelib"))\')"'
+"""The folder of the active environment's packages, for a shell."""
 
 
 def requirements(lock: Lock, name: str) -> str:
@@ -14,38 +22,89 @@ def requirements(lock: Lock, name: str) -> str:
     The list is complete, so no resolver is needed; it would reject an override because of torch's own pins.
     """
     lines = [
-        f"# {name}, lock {lock.short}, Python {lock.python}; made by: envbuild export requirements {name}",
+        *heading(lock, name, "requirements"),
         "# pip install --no-deps --require-hashes -r FILE    (uv pip install takes the same)",
-        *_local(lock),
+        "# Held: every version and every file's sha256.",
+        *_kept_by_metadata(lock),
+        *left_out(lock),
+        *hashed_pins(lock, _SPLIT),
     ]
-    wheels = {locked.wheel.name: locked.wheel for locked in lock.wheels}
-    for package in sorted(computing(lock.versions)):
-        wheel = wheels[package]
-        lines.append(f"{package}=={wheel.version}{_SPLIT}--hash=sha256:{wheel.sha256}")
     return "\n".join(lines) + "\n"
 
 
-def constraints(lock: Lock, name: str) -> str:
-    """Every version, to be kept while other packages are installed."""
-    lines = [
-        f"# {name}, lock {lock.short}, Python {lock.python}; made by: envbuild export constraints {name}",
-        "# pip install -c FILE PACKAGE",
-        *_local(lock),
-    ]
-    if lock.overrides:
-        names = ", ".join(f"{one.name} ({one.replaces})" for one in lock.overrides)
+def constraints(lock: Lock, name: str, *, metadata_changed: bool = False) -> str:
+    """Every version, to be kept while other packages are installed.
+
+    Overrides are left out, because pip refuses a constraint that contradicts the metadata of torch; they are in it for
+    an environment with `metadata_changed`, where torch requires them.
+    """
+    kept = {} if metadata_changed else {one.name: one.version for one in lock.overrides}
+    lines = [*heading(lock, name, "constraints"), "# pip install -c FILE PACKAGE", "# Held: the versions below."]
+    if kept:
         lines += [
-            f"# torch's metadata requires another {names}. With pip, use this file in an environment",
-            f"# of `envbuild install {name} PATH`: its metadata require these versions. Elsewhere pip refuses it.",
-            "# With uv: uv pip install --override FILE PACKAGE",
+            f"# Not held: {override_list(lock)}. pip cannot override what torch requires: it refuses",
+            "# such a constraint. Without it, pip may install the version that torch requires. After each pip install:",
+            f"#   pip install --no-deps {exact_pins(kept)}",
+            *_kept_by_metadata(lock),
+            "# uv holds it, as `envbuild export uv` shows, or with a file of overrides:",
+            "#   uv pip install -c FILE --override OVERRIDES PACKAGE",
         ]
-    lines += sorted(f"{name}=={version}" for name, version in computing(lock.versions).items())
+    lines += left_out(lock)
+    lines += sorted(f"{name}=={version}" for name, version in computing(lock.versions).items() if name not in kept)
     return "\n".join(lines) + "\n"
 
 
-def _local(lock: Lock) -> list[str]:
-    """Comments on packages that no public index has: versions with a local label, and extensions compiled from
-    source."""
+def heading(lock: Lock, name: str, kind: str) -> list[str]:
+    """The first line of an exported file."""
+    return [f"# {name}, lock {lock.short}, Python {lock.python}; made by: envbuild export {kind} {name}"]
+
+
+def hashed_pins(lock: Lock, separator: str) -> list[str]:
+    """A requirement with its hash for each wheel, except pip itself."""
+    wheels = {locked.wheel.name: locked.wheel for locked in lock.wheels}
+    return [
+        f"{package}=={wheels[package].version}{separator}--hash=sha256:{wheels[package].sha256}"
+        for package in sorted(computing(lock.versions))
+    ]
+
+
+def override_list(lock: Lock) -> str:
+    """The overrides, each with what torch requires instead."""
+    return ", ".join(f"{one.name}=={one.version} (torch requires {one.replaces})" for one in lock.overrides)
+
+
+def exact_pins(versions: dict[str, str]) -> str:
+    return " ".join(f"{name}=={version}" for name, version in versions.items())
+
+
+def overriding_pins(lock: Lock) -> dict[str, str]:
+    """The versions that replace what torch requires, by name."""
+    return {one.name: one.version for one in lock.overrides}
+
+
+def metadata_commands(lock: Lock, site: str) -> Iterator[str]:
+    """Shell commands that make the metadata of the installed torch require the overrides. `site`: the folder of its
+    packages, as a word for the shell. sed replaces the file, so a copy that shares it by a hard link stays as it is."""
+    for one in lock.overrides:
+        change = rf"s/^\(Requires-Dist: *{one.name}\) *[(<>=!~][^;]*/\1=={one.version} /"
+        yield f"sed -i '{change}' {site}/torch-*.dist-info/METADATA"
+
+
+def left_out(lock: Lock) -> list[str]:
+    """Comments on packages that no public index has (versions with a local label), and on the parts of the lock that
+    are not wheels."""
     names = sorted(f"{name}=={version}" for name, version in lock.versions.items() if "+" in version)
-    lines = [f"# no public index has {', '.join(names)}: --find-links where it is"] if names else []
-    return lines + [f"# left out: {one.name}, compiled from {one.kind} {one.digest}" for one in lock.extensions]
+    lines = [f"# Missing on public indexes: {', '.join(names)}; name an index or a folder that has it"] if names else []
+    lines += [f"# Left out: {one.name}, compiled from {one.kind} {one.digest}" for one in lock.extensions]
+    return lines + [f"# Left out: {archive.name} {archive.version}" for archive in lock.archives]
+
+
+def _kept_by_metadata(lock: Lock) -> list[str]:
+    """Comments on how an override survives later installations, if there is one."""
+    if not lock.overrides:
+        return []
+    return [
+        f"# torch's metadata do not require {exact_pins(overriding_pins(lock))}. So that a later pip install",
+        "# keeps it, change them once, in the active environment:",
+        *(f"#   {command}" for command in metadata_commands(lock, SITE_PACKAGES)),
+    ]

@@ -154,7 +154,7 @@ def _uv(*words: str) -> None:
 def _write_constraints(lock: Lock, name: str, folder: Path) -> None:
     """The locked versions as constraints, which pip in the environment always reads."""
     file = folder / "constraints.txt"
-    _write(file, requirements_export.constraints(lock, name))
+    _write(file, requirements_export.constraints(lock, name, metadata_changed=True))
     _write(folder / "pip.conf", f"[install]\nconstraint = {file}\n" if " " not in str(file) else "")
 
 

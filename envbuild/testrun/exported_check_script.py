@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from envbuild.facts import database
 from envbuild.lock.lock_file import Lock
@@ -24,6 +25,7 @@ raise eval(compile(r"""# envbuild check: where Python shows this line, this file
 #: Is this environment what envbuild's profile NAME needs? The lock is LOCK.
 #:
 #:     python FILE                              or on every rank: torchrun --nproc-per-node N FILE
+#:     python FILE --no-probes                  versions, library files, driver and GPU model: no torch, under 2 s
 #:
 #: Needs Python 3.9 and torch. Exit status: 0 all checks passed; 5 a check failed (the fix is printed); 2 usage; 3 this
 #: file is damaged (1 if it is so damaged that Python cannot read it).
@@ -37,14 +39,15 @@ try:
     lines = body.splitlines()
     document = json.loads(b"".join(line[3:] for line in lines if line.startswith(b"#- ")).decode())
     archive = base64.b64decode(b"".join(line[3:] for line in lines if line.startswith(b"#+ ")))
+    startup = b"\\n".join(line[3:] for line in lines if line.startswith(b"#* "))
 except (NameError, OSError, ValueError) as error:
     sys.stderr.write("envbuild check: this file is not usable: %s; export it again\\n" % error)
     sys.exit(3)
-if sys.argv[1:]:
+if sys.argv[1:] not in ([], ["--no-probes"]):
     asked = sys.argv[1:] in (["-h"], ["--help"])
     said = [line[3:].decode() for line in lines if line.startswith(b"#:")]
     if not asked:
-        sys.stderr.write("envbuild check: it takes no arguments, got: %s\\n" % ascii(" ".join(sys.argv[1:]))[1:-1])
+        sys.stderr.write("envbuild check: invalid arguments: %s\\n" % ascii(" ".join(sys.argv[1:]))[1:-1])
     (sys.stdout if asked else sys.stderr).write("\\n".join(said) + "\\n")
     sys.exit(0 if asked else 2)
 if sys.version_info < (3, 9):
@@ -56,14 +59,23 @@ try:
     with open(path, "wb") as file:
         file.write(archive)
     sys.path.insert(0, path)
+    if sys.argv[1:]:
+        module = {"__name__": "startup_check"}
+        exec(compile(startup, "startup_check.py", "exec"), module)
+        status, text = module["check_startup"](document)
+        (sys.stderr if status else sys.stdout).write(text)
+        sys.exit(status)
     from envbuild.selftest.environment_check import main
 
     sys.exit(main(document))
 finally:
     shutil.rmtree(folder, ignore_errors=True)
 """, __file__, "exec"))
-# What it checks (#-), the self-test (#+) and the sha256 of all before it (#=).
+# What it checks (#-), the check without probes (#*), the self-test (#+) and the sha256 of all before it (#=).
 '''
+
+
+_STARTUP = Path(__file__).with_name("startup_check.py")
 
 
 def render(source: Source, locked: Lock) -> str:
@@ -72,7 +84,8 @@ def render(source: Source, locked: Lock) -> str:
     code = _SCRIPT.replace("NAME", source.name).replace("LOCK", locked.short)
     document = json.dumps(_document(source, locked), sort_keys=True)
     archive = base64.b64encode(selftest_job.selftest_zip()).decode()
-    body = code + "".join([*_comments("#- ", document), *_comments("#+ ", archive)])
+    startup = [f"#* {line}\n" for line in _STARTUP.read_text(encoding="ascii").splitlines()]
+    body = code + "".join([*_comments("#- ", document), *startup, *_comments("#+ ", archive)])
     return f"{body}#= {hashlib.sha256(body.encode()).hexdigest()}\n"
 
 

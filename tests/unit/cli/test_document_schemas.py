@@ -52,6 +52,8 @@ def test_each_schema_is_valid_and_closed(name: str) -> None:
         ("show h20 --html page.html", 0),
         ("diff h20 a100", 0), ("lock --check h20", 0), ("lock --check nosuch", 3), ("init mine --from h20", 0),
         ("export requirements h20", 0), ("export check h20", 0), ("export constraints h20 a100", 0),
+        ("export uv h20 a100", 0), ("export poetry h20", 0), ("export conda h20", 0), ("export dockerfile h20", 0),
+        ("export apptainer h20", 0), ("export devcontainer nosuch", 3),
         ("export selftest", 0), (f"export ci gitlab h20 --install git+https://host.example/envbuild@{'a' * 40}", 0),
         ("keygen -o team", 0), ("docs page.md", 0), ("test --list", 0), ("explain train.log", 0),
         ("make nosuch", 3), ("verify", 2), ("status --nosuch", 2),

@@ -37,12 +37,14 @@ def test_constraints_are_every_version_but_pips(locked: Lock) -> None:
     assert {one.name: str(one.specifier) for one in found} == {name: f"=={v}" for name, v in wanted.items()}
 
 
-def test_failures_of_an_index_and_of_pip_are_reported(locked: Lock) -> None:
-    text = requirements_export.constraints(replace(locked, overrides=(Overridden("numpy", "1.0", "==2.0"),)), "sample")
-    assert "# no public index has torch==2.13.0+cpu: --find-links where it is" in text
-    assert "# torch's metadata requires another numpy (==2.0). With pip, use this file in an environment" in text
-    assert "# With uv: uv pip install --override FILE PACKAGE" in text
-    assert "override" not in requirements_export.constraints(locked, "sample")
+def test_what_pip_cannot_hold_is_stated(locked: Lock) -> None:
+    overridden = replace(locked, overrides=(Overridden("numpy", "1.0", "==2.0"),))
+    text = requirements_export.constraints(overridden, "sample")
+    assert "# Missing on public indexes: torch==2.13.0+cpu; name an index or a folder that has it" in text
+    assert "# Not held: numpy==1.0 (torch requires ==2.0)." in text and "numpy==1.0" not in lines(text)
+    assert "#   pip install --no-deps numpy==1.0\n" in text
+    assert "numpy==1.0" in lines(requirements_export.constraints(overridden, "sample", metadata_changed=True))
+    assert "Not held" not in requirements_export.constraints(locked, "sample")
 
 
 @pytest.mark.parametrize("kind", ["requirements", "constraints"])
@@ -62,5 +64,5 @@ def test_compiled_packages_are_left_out_and_listed(project: Path) -> None:
     kernels = {"name": "kernels", "git": "https://git.example/kernels", "commit": "c" * 40, "modules": ["kernels"]}
     made = lock_for(plan_of(project, {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "extensions": [kernels]}))
     for text in (requirements_export.requirements(made, "sample"), requirements_export.constraints(made, "sample")):
-        assert f"left out: kernels, compiled from git {'c' * 40}" in text
+        assert f"Left out: kernels, compiled from git {'c' * 40}" in text
         assert not [line for line in lines(text) if line.startswith("kernels")]

@@ -97,18 +97,18 @@ def test_cut_short_anywhere_it_is_never_a_pass(project: Path, tmp_path: Path) ->
         assert started(file, *TORCHLESS).code == 1, f"cut at {cut}"
 
 
-def test_it_says_what_it_is_and_takes_nothing(project: Path, tmp_path: Path) -> None:
+def test_it_says_what_it_is_and_refuses_other_arguments(project: Path, tmp_path: Path) -> None:
     file = tmp_path / "check.py"
     file.write_text(rendered(project), encoding="utf-8")
     helped = [started(file, *TORCHLESS, after=(word,)) for word in ("-h", "--help")]
     assert [(done.code, done.stderr) for done in helped] == [(0, "")] * 2
     assert helped[0].stdout.startswith("Is this environment what envbuild's profile sample needs?")
-    assert len(helped[0].stdout.splitlines()) == 6
+    assert len(helped[0].stdout.splitlines()) == 7
     refused = started(file, *TORCHLESS, after=("--level",))
     assert (refused.code, refused.stdout) == (2, "")
-    assert refused.stderr == "envbuild check: it takes no arguments, got: --level\n" + helped[0].stdout
+    assert refused.stderr == "envbuild check: invalid arguments: --level\n" + helped[0].stdout
     hostile = started(file, *TORCHLESS, after=("\x1b[2J", "ü"))
-    assert hostile.stderr.splitlines()[0].endswith(r"got: \x1b[2J \xfc")
+    assert hostile.stderr.splitlines()[0].endswith(r"invalid arguments: \x1b[2J \xfc")
 
 
 def test_one_byte_changed_is_noticed(project: Path, tmp_path: Path) -> None:

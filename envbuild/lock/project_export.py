@@ -1,0 +1,113 @@
+"""Exports a lock as a project of uv or Poetry, or as an environment of conda. Pure.
+
+Each file is complete without envbuild, and says in comments which pins hold and which the tool cannot hold.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from envbuild.lock import requirements_export
+from envbuild.lock.lock_file import Lock
+from envbuild.resolve.plan_resolver import computing
+
+
+def uv_project(lock: Lock, name: str) -> str:
+    """A pyproject.toml for uv. uv overrides what torch requires, so every pin holds."""
+    system, _, machine = lock.platform.partition("/")
+    platform = f"sys_platform == '{system}' and platform_machine == '{_MACHINES.get(machine, machine)}'"
+    overrides = [f"override-dependencies = {_list(_pins(requirements_export.overriding_pins(lock)))}"]
+    held = "# Held: every version, also for a later uv add"
+    lines = [
+        *requirements_export.heading(lock, name, "uv"),
+        "# Save it as pyproject.toml in a folder of its own, then run there: uv sync",
+        f"{held}; the overrides by override-dependencies." if lock.overrides else f"{held}.",
+        "# Not held: the sha256 of the files. uv.lock has those that your index names.",
+        *requirements_export.left_out(lock),
+        *_project_table(lock, name, computing(lock.versions)),
+        "[tool.uv]",
+        "package = false",
+        f"environments = {json.dumps([platform])}",
+        *(overrides if lock.overrides else []),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def poetry_project(lock: Lock, name: str) -> str:
+    """A pyproject.toml for Poetry, without the overrides, which Poetry cannot resolve."""
+    overrides = requirements_export.overriding_pins(lock)
+    kept = {package: version for package, version in computing(lock.versions).items() if package not in overrides}
+    lines = [
+        *requirements_export.heading(lock, name, "poetry"),
+        "# Save it as pyproject.toml in a folder of its own, then run there: poetry install",
+        "# Held: the versions below.",
+    ]
+    if overrides:
+        command = f"poetry run python -m pip install --no-deps {requirements_export.exact_pins(overrides)}"
+        lines += [
+            f"# Not held: {requirements_export.override_list(lock)}.",
+            "# Poetry cannot override what torch requires, and installs that. After each install, sync, add or update:",
+            f"#   {command}",
+        ]
+    lines += [
+        "# Not held: the sha256 of the files. poetry.lock has those that your index names.",
+        *requirements_export.left_out(lock),
+        *_project_table(lock, name, kept),
+        "[tool.poetry]",
+        "package-mode = false",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def conda_environment(lock: Lock, name: str) -> str:
+    """An environment.yml: Python from conda, the locked wheels by pip."""
+    create = "conda env create -f FILE"
+    lines = [
+        *requirements_export.heading(lock, name, "conda"),
+        f"# PIP_NO_DEPS=1 {create}" if lock.overrides else f"# {create}",
+        "# Held: the version and sha256 of every wheel, when the environment is created.",
+        "# Not held: the builds of Python and pip, and what conda installs later: its solver ignores pip's packages.",
+    ]
+    if lock.overrides:
+        commands = requirements_export.metadata_commands(lock, requirements_export.SITE_PACKAGES)
+        lines += [
+            f"# Overrides: {requirements_export.override_list(lock)}.",
+            "# pip refuses them without PIP_NO_DEPS=1. So that a later pip install keeps them, run in the environment:",
+            *(f"#   {command}" for command in commands),
+        ]
+    lines += [
+        *requirements_export.left_out(lock),
+        f"name: {name}",
+        "channels: [conda-forge, nodefaults]",
+        "dependencies:",
+        f"  - python={lock.python}",
+        "  - pip",
+        "  - pip:",
+        *(f"      - {pin}" for pin in requirements_export.hashed_pins(lock, " ")),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+
+
+def _project_table(lock: Lock, name: str, versions: dict[str, str]) -> list[str]:
+    return [
+        "",
+        "[project]",
+        f'name = "{name}-environment"',
+        'version = "0"',
+        f'requires-python = "=={lock.python}.*"',
+        f"dependencies = {_list(_pins(versions))}",
+        "",
+    ]
+
+
+def _pins(versions: dict[str, str]) -> Iterable[str]:
+    return (f"{package}=={version}" for package, version in sorted(versions.items()))
+
+
+def _list(values: Iterable[str]) -> str:
+    """A list in TOML, one value per line."""
+    return "[\n" + "".join(f"    {json.dumps(value)},\n" for value in values) + "]"

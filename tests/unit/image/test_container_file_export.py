@@ -1,0 +1,166 @@
+"""The exported Dockerfile, Apptainer definition and devcontainer.json: golden files, and their commands run here."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from envbuild.image import container_file_export
+from envbuild.lock import lock_file, project_export, requirements_export
+from envbuild.lock.lock_file import Lock
+from envbuild.profile.model import Profile
+from envbuild.resolve import profile_reader_and_overrides
+from unit import oracle
+from unit.lock.overridden import CUBLAS, NEW, OVERRIDE, installed, overridden_lock, write_wheels
+from unit.support import PROFILE, source_of
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+CASES = ("cpu", "hostile-env", "image-base", "extensions")
+KINDS = ("dockerfile", "apptainer", "devcontainer", "uv", "poetry", "conda", "requirements", "constraints")
+
+
+def rendered(kind: str, lock: Lock, profile: Profile, name: str) -> str:
+    files = {
+        "dockerfile": lambda: container_file_export.standalone_dockerfile(lock, profile, name),
+        "apptainer": lambda: container_file_export.apptainer_definition(lock, profile, name),
+        "devcontainer": lambda: container_file_export.devcontainer(lock, profile, name),
+        "uv": lambda: project_export.uv_project(lock, name),
+        "poetry": lambda: project_export.poetry_project(lock, name),
+        "conda": lambda: project_export.conda_environment(lock, name),
+        "requirements": lambda: requirements_export.requirements(lock, name),
+        "constraints": lambda: requirements_export.constraints(lock, name),
+    }
+    return files[kind]()
+
+
+def golden_case(name: str) -> tuple[Lock, Profile]:
+    """A golden lock with its profile; `override` is `cpu` with an override of numpy."""
+    folder = GOLDEN / ("cpu" if name == "override" else name)
+    found = lock_file.read(folder / "lock.yaml")
+    assert found is not None
+    profile = profile_reader_and_overrides.load(str(folder / "profile.yaml")).profile
+    return replace(
+        found, overrides=(replace(OVERRIDE, name="numpy", version="1.0"),)
+    ) if name == "override" else found, profile
+
+
+def golden_text(name: str) -> str:
+    """Every exported file of a case, each under its kind."""
+    lock, profile = golden_case(name)
+    return "".join(f"==> {kind}\n{rendered(kind, lock, profile, name)}" for kind in KINDS)
+
+
+@pytest.mark.parametrize("name", (*CASES, "override"))
+def test_the_exported_files_are_the_golden_ones(name: str) -> None:
+    assert golden_text(name) == (GOLDEN / "exports" / f"{name}.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", (*CASES, "override"))
+def test_nothing_of_a_lock_becomes_an_instruction(name: str) -> None:
+    lock, profile = golden_case(name)
+    found = oracle.parse(rendered("dockerfile", lock, profile, name))
+    expected = ["#syntax", "FROM", "USER", "ARG", *(["RUN"] if not lock.image else []), "COPY"]
+    expected += ["RUN"] * (2 + len(lock.overrides)) + ["ENV"] * len(lock.environment) + ["CMD"]
+    assert [one.keyword for one in found] == expected
+    pairs = {one.arguments[0]: one.arguments[1] for one in found if one.keyword == "ENV"}
+    assert pairs == dict(lock.environment)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_sections_of_the_definition_are_shell_scripts(name: str, tmp_path: Path) -> None:
+    """The environment that %environment sets is the lock's."""
+    lock, profile = golden_case(name)
+    text = rendered("apptainer", lock, profile, name)
+    sections = sections_of(text)
+    assert list(sections) == ["post", "environment", "runscript"]
+    head = [line for line in text.partition("%post")[0].splitlines() if line and not line.startswith("#")]
+    assert head == ["Bootstrap: docker", f"From: {lock.image or f'debian:{lock.suite}-slim'}"]
+    for content in sections.values():
+        assert subprocess.run(["sh", "-n"], input=content, text=True).returncode == 0
+    printed = subprocess.run(
+        ["/bin/sh", "-c", f"{sections['environment']}\n/usr/bin/env -0"], env={}, capture_output=True, text=True
+    ).stdout
+    found = dict(row.split("=", 1) for row in printed.split("\0") if row)
+    expected = {key: value for key, value in lock.environment.items() if key not in ("HOME", "USER")}
+    assert expected.items() <= found.items()
+
+
+def sections_of(text: str) -> dict[str, str]:
+    parts = re.split(r"(?m)^%([a-z]+)\n", text)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_the_devcontainer_builds_the_dockerfile_and_passes_the_gpus(project: Path) -> None:
+    lock, profile = golden_case("cpu")
+    for gpus in ((), ("h20",)):
+        text = container_file_export.devcontainer(lock, profile.model_copy(update={"gpus": gpus}), "sample")
+        comments = [line for line in text.splitlines() if line.startswith("//")]
+        document = json.loads("".join(line for line in text.splitlines() if not line.startswith("//")))
+        assert document["build"] == {"dockerfile": "Dockerfile-sample"}
+        assert document.get("runArgs") == (["--gpus", "all"] if gpus else None)
+        assert set(document) <= {"name", "build", "runArgs", "hostRequirements"}
+        assert "//   envbuild export dockerfile sample -o .devcontainer/Dockerfile-sample" in comments
+
+
+# the commands of the files, on this machine: its Python, a folder instead of /opt, no apt-get
+
+
+@pytest.fixture
+def prepared(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Lock]:
+    wheels = write_wheels(tmp_path / "wheels")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    stand_in = tmp_path / "bin" / "apt-get"
+    stand_in.parent.mkdir()
+    stand_in.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/apt.txt\n')
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", str(stand_in.parent), prepend=":")
+    (tmp_path / "opt").mkdir()
+    return tmp_path.resolve(), overridden_lock(project, wheels)
+
+
+def moved(script: str, folder: Path) -> str:
+    return script.replace("/opt/", f"{folder}/opt/").replace("/var/lib/apt", f"{folder}/apt")
+
+
+def test_post_of_the_definition_makes_the_environment(prepared: tuple[Path, Lock], project: Path) -> None:
+    folder, lock = prepared
+    profile = source_of(project, PROFILE).profile
+    text = container_file_export.apptainer_definition(lock, profile, "sample")
+    subprocess.run(["sh"], input=moved(sections_of(text)["post"], folder), text=True, check=True)
+    venv = folder / "opt" / "venv"
+    assert {name: installed(venv, name) for name in lock.versions} == lock.versions
+    subprocess.run([venv / "bin" / "pip", "install", "--quiet", "torchvision"], check=True)
+    assert installed(venv) == NEW, "a later pip install keeps the override"
+    update, packages = (folder / "apt.txt").read_text().splitlines()
+    assert update == "update" and {"python3-venv", "less"} < set(packages.split())
+
+
+def test_a_changed_hash_fails_in_the_definition_and_in_the_dockerfile(
+    prepared: tuple[Path, Lock], project: Path
+) -> None:
+    folder, lock = prepared
+    profile = source_of(project, PROFILE).profile
+    sha256 = next(locked.wheel.sha256 for locked in lock.wheels if locked.wheel.name == CUBLAS)
+    post = sections_of(container_file_export.apptainer_definition(lock, profile, "sample"))["post"]
+    dockerfile = container_file_export.standalone_dockerfile(lock, profile, "sample")
+    listed = dockerfile.partition("requirements.txt\n")[2].partition("\nREQUIREMENTS")[0]
+    assert listed in post
+    commands = re.findall(r"(?m)^RUN (.*)$", dockerfile)
+    assert all(command in post for command in commands[1:]), "the same commands in both"
+    done = subprocess.run(["sh"], input=moved(post.replace(sha256, "0" * 64), folder), text=True, capture_output=True)
+    assert done.returncode and "DO NOT MATCH THE HASHES" in done.stderr
+
+
+def test_buildkit_accepts_the_dockerfile(prepared: tuple[Path, Lock], project: Path) -> None:
+    if not shutil.which("docker") or subprocess.run(["docker", "info"], capture_output=True).returncode:
+        pytest.skip("no Docker Engine responds: docker build --check was not run")
+    text = container_file_export.standalone_dockerfile(prepared[1], source_of(project, PROFILE).profile, "sample")
+    done = subprocess.run(["docker", "build", "--check", "-"], input=text, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

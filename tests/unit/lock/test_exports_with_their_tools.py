@@ -1,0 +1,277 @@
+"""The exported files in the hands of the real tools: pip, uv and Poetry keep what a file says they keep, and no more.
+
+conda is not installed here: its file is read by its rules, and pip installs its part.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from envbuild.fetch import wheel_resolution_and_download
+from envbuild.lock import project_export, requirements_export
+from envbuild.lock.lock_file import Lock
+from unit.support import Index, serving
+
+from .overridden import (
+    CUBLAS,
+    NEW,
+    OLD,
+    comment_commands,
+    installed,
+    overridden_lock,
+    quiet,
+    run_ok,
+    shell,
+    write_wheels,
+)
+
+UV = wheel_resolution_and_download.uv_binary()
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_wheels(tmp_path_factory.mktemp("wheels"))
+
+
+@pytest.fixture(autouse=True)
+def local_index(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+
+
+@pytest.fixture
+def lock(wheels: Path, tmp_path: Path) -> Lock:
+    return overridden_lock(tmp_path / "project", wheels)
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pristine") / "venv"
+    quiet([sys.executable, "-m", "venv", "--copies", folder])
+    return folder
+
+
+@pytest.fixture
+def venv(pristine: Path, tmp_path: Path) -> Path:
+    """An empty environment with pip."""
+    folder = tmp_path.resolve() / "venv"
+    shutil.copytree(pristine, folder, symlinks=True)
+    for script in (folder / "bin").iterdir():
+        if not script.is_symlink() and script.read_bytes()[:2] in (b"#!", b"# "):
+            script.write_text(script.read_text().replace(str(pristine), str(folder)))
+    for file in ("activate", "activate.csh", "activate.fish"):
+        text = (folder / "bin" / file).read_text()
+        (folder / "bin" / file).write_text(text.replace(str(pristine), str(folder)))
+    return folder
+
+
+# requirements and constraints, with pip
+
+
+def test_pip_installs_the_requirements_and_a_broken_pin_fails(lock: Lock, venv: Path, tmp_path: Path) -> None:
+    text = requirements_export.requirements(lock, "sample")
+    (tmp_path / "FILE").write_text(text)
+    command = comment_commands(text, "pip install")[0].partition("   ")[0]
+    assert command == "pip install --no-deps --require-hashes -r FILE"
+    run_ok(command, venv, tmp_path)
+    assert installed(venv) == NEW
+    (tmp_path / "FILE").write_text(text.replace(f"=={NEW}", f"=={OLD}"))
+    done = shell(command, venv, tmp_path)
+    assert done.returncode and "DO NOT MATCH THE HASHES" in done.stderr
+    assert installed(venv) == NEW
+
+
+def test_the_command_of_the_requirements_makes_pip_keep_the_override(lock: Lock, venv: Path, tmp_path: Path) -> None:
+    text = requirements_export.requirements(lock, "sample")
+    (tmp_path / "FILE").write_text(text)
+    run_ok("pip install --no-deps --require-hashes -r FILE", venv, tmp_path)
+    run_ok("pip install torchvision", venv, tmp_path)
+    assert installed(venv) == OLD, "pip brings torch's own version back: what the file warns of"
+    run_ok(f"pip uninstall -y torchvision; pip install --no-deps {CUBLAS}=={NEW}", venv, tmp_path)
+    [command] = comment_commands(text, "sed")
+    run_ok(command, venv, tmp_path)
+    run_ok("pip install torchvision; pip check", venv, tmp_path)
+    assert installed(venv) == NEW
+
+
+def test_pip_takes_the_constraints_of_a_lock_with_overrides(lock: Lock, venv: Path, tmp_path: Path) -> None:
+    text = requirements_export.constraints(lock, "sample")
+    (tmp_path / "FILE").write_text(text)
+    run_ok("pip install -c FILE torchvision einops", venv, tmp_path)
+    assert installed(venv, "einops") == "0.8.0"
+    [after] = comment_commands(text, "pip install --no-deps")
+    run_ok(after, venv, tmp_path)
+    assert installed(venv) == NEW
+    [command] = comment_commands(text, "sed")
+    run_ok(f"{command}; pip install -c FILE --force-reinstall --no-deps torchvision", venv, tmp_path)
+    run_ok("pip install -c FILE torchvision; pip check", venv, tmp_path)
+    assert installed(venv) == NEW
+    refused = shell("pip install -c FILE einops==0.9", venv, tmp_path)
+    assert refused.returncode, "a constraint holds"
+
+
+def test_pip_refuses_the_override_as_a_constraint(lock: Lock, venv: Path, tmp_path: Path) -> None:
+    (tmp_path / "FILE").write_text(requirements_export.constraints(lock, "sample", metadata_changed=True))
+    refused = shell("pip install -c FILE torchvision", venv, tmp_path)
+    assert refused.returncode and "ResolutionImpossible" in refused.stderr, "the reason for leaving it out"
+
+
+def test_uv_takes_the_constraints_with_a_file_of_overrides(
+    lock: Lock, venv: Path, wheels: Path, tmp_path: Path
+) -> None:
+    text = requirements_export.constraints(lock, "sample")
+    (tmp_path / "FILE").write_text(text)
+    (tmp_path / "OVERRIDES").write_text(f"{CUBLAS}=={NEW}\n")
+    [command] = comment_commands(text, "uv pip install")
+    command = command.replace("uv ", f"{UV} ", 1).replace("PACKAGE", "torchvision")
+    run_ok(f"{command} --no-index --find-links {wheels}", venv, tmp_path)
+    assert installed(venv) == NEW
+
+
+# uv
+
+
+@pytest.fixture
+def uv_project(lock: Lock, wheels: Path, tmp_path: Path) -> Path:
+    """A folder with the exported project, which takes wheels from the test's folder."""
+    folder = tmp_path.resolve() / "uv"
+    folder.mkdir()
+    text = project_export.uv_project(lock, "sample")
+    (folder / "pyproject.toml").write_text(f'{text}no-index = true\nfind-links = ["{wheels}"]\n')
+    return folder
+
+
+def uv(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [str(UV), *words, "--no-progress", "--python", sys.executable]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_uv_holds_every_pin_also_when_something_is_added(
+    uv_project: Path, lock: Lock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UV_NO_CONFIG")
+    for words in (("sync",), ("add", "torchvision"), ("lock", "--upgrade"), ("sync",)):
+        done = uv(uv_project, *words)
+        assert done.returncode == 0, done.stderr
+        for name, version in lock.versions.items():
+            assert installed(uv_project / ".venv", name) == version
+    done = uv(uv_project, "add", f"{CUBLAS}=={OLD}")
+    assert installed(uv_project / ".venv") == NEW, "the override holds"
+
+
+def test_without_the_override_uv_refuses(uv_project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UV_NO_CONFIG")
+    file = uv_project / "pyproject.toml"
+    file.write_text(file.read_text().replace("override-dependencies", "constraint-dependencies"))
+    done = uv(uv_project, "sync")
+    assert done.returncode and "No solution found" in done.stderr
+
+
+# Poetry
+
+
+@pytest.fixture(scope="module")
+def poetry_program(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Poetry: the installed one, else from the configured index."""
+    found = shutil.which("poetry")
+    if found:
+        return found
+    folder = tmp_path_factory.mktemp("poetry") / "venv"
+    quiet([sys.executable, "-m", "venv", folder])
+    command = [
+        str(folder / "bin" / "pip"),
+        "install",
+        "--quiet",
+        "--retries",
+        "0",
+        "--only-binary",
+        ":all:",
+        "poetry>=2,<3",
+    ]
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        pytest.skip(f"Poetry cannot be installed from the configured index: {error}")
+    return str(folder / "bin" / "poetry")
+
+
+@pytest.fixture
+def served(wheels: Path) -> Iterator[Index]:
+    with serving(Index(wheels)) as index:
+        yield index
+
+
+def test_poetry_holds_what_its_file_says_and_not_the_override(
+    poetry_program: str, lock: Lock, served: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POETRY_VIRTUALENVS_IN_PROJECT", "true")
+    monkeypatch.setenv("POETRY_VIRTUALENVS_USE_POETRY_PYTHON", "true")
+    monkeypatch.setenv("PYTHON_KEYRING_BACKEND", "keyring.backends.null.Keyring")
+    folder = tmp_path.resolve() / "poetry"
+    folder.mkdir()
+    source = f'\n[[tool.poetry.source]]\nname = "local"\nurl = "{served.address}"\npriority = "primary"\n'
+    text = project_export.poetry_project(lock, "sample")
+
+    def poetry(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([poetry_program, *words, "-n"], cwd=folder, capture_output=True, text=True, timeout=300)
+
+    (folder / "pyproject.toml").write_text(text + source)
+    for words in (("env", "use", sys.executable), ("install",)):
+        done = poetry(*words)
+        assert done.returncode == 0, done.stdout + done.stderr
+    venv = folder / ".venv"
+    assert (installed(venv, "torch"), installed(venv, "einops"), installed(venv)) == ("2.3.1", "0.8.0", OLD)
+    [command] = comment_commands(text, "poetry run")
+    done = subprocess.run([poetry_program, *command.split()[1:]], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0 and installed(venv) == NEW, done.stderr
+    poetry("install")
+    assert installed(venv) == OLD, "Poetry brings torch's own version back: what the file warns of"
+    # with the override as a dependency it resolves nothing
+    (folder / "pyproject.toml").write_text(
+        text.replace('    "torch==', f'    "{CUBLAS}=={NEW}",\n    "torch==') + source
+    )
+    done = poetry("lock")
+    assert done.returncode and "version solving failed" in done.stdout + done.stderr
+
+
+# conda
+
+
+def test_pip_installs_the_wheels_of_the_conda_environment(lock: Lock, venv: Path, tmp_path: Path) -> None:
+    text = project_export.conda_environment(lock, "sample")
+    document = yaml.safe_load(text)
+    assert set(document) == {"name", "channels", "dependencies"} and document["name"] == "sample"
+    *specs, with_pip = document["dependencies"]
+    assert specs == [f"python={lock.python}", "pip"]
+    (tmp_path / "listed.txt").write_text("".join(f"{line}\n" for line in with_pip["pip"]))
+    [create] = comment_commands(text, "PIP_NO_DEPS")
+    assert create == "PIP_NO_DEPS=1 conda env create -f FILE"
+    refused = shell("pip install -U -r listed.txt", venv, tmp_path)
+    assert refused.returncode and "ResolutionImpossible" in refused.stderr
+    run_ok("PIP_NO_DEPS=1 pip install -U -r listed.txt", venv, tmp_path)
+    assert {name: installed(venv, name) for name in lock.versions} == lock.versions
+    [command] = comment_commands(text, "sed")
+    run_ok(f"{command}; pip install torchvision; pip check", venv, tmp_path)
+    assert installed(venv) == NEW
+
+
+def test_a_lock_without_overrides_needs_no_comment_on_them(lock: Lock) -> None:
+    plain = Lock(**{**vars(lock), "overrides": ()})
+    for text in (
+        requirements_export.constraints(plain, "sample"),
+        project_export.uv_project(plain, "sample"),
+        project_export.poetry_project(plain, "sample"),
+        project_export.conda_environment(plain, "sample"),
+    ):
+        assert "sed" not in text and "verrid" not in text
+    assert CUBLAS in project_export.poetry_project(plain, "sample")
+    assert tomllib.loads(project_export.uv_project(plain, "sample"))["tool"]["uv"]["package"] is False
