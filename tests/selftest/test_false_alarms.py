@@ -11,7 +11,7 @@ from selftest.reading import Frame, environment
 
 pytest.importorskip("torch")
 
-ALARM_TRAITS = ("cure", "needs_upcast", "accumulates_in_half", "not exact on integers", "refusal", "compute_mode")
+ALARM_TRAITS = ("workaround", "needs_upcast", "accumulates_in_half", "not exact on integers", "refusal", "compute_mode")
 
 
 def alarms(probe: Frame) -> list[str]:

@@ -522,11 +522,14 @@ REFUSAL = "expected scalar type Float but found Half"
 @pytest.mark.parametrize(
     ("result", "met"),
     [
-        ({"probe": "attention.cudnn", "failure": "nonfinite", "traits": {"cure": "upcast"}}, "half-attention-nan"),
-        ({"probe": "attention.math", "failure": "nonfinite", "traits": {"cure": "upcast"}}, "half-attention-nan"),
-        ({"probe": "attention.math", "failure": "nonfinite", "traits": {"cure": "none"}}, None),
-        ({"probe": "attention.math", "failure": "bound", "traits": {"cure": "upcast"}}, None),
-        ({"probe": "norm.torch", "failure": "nonfinite", "traits": {"cure": "upcast"}}, None),
+        (
+            {"probe": "attention.cudnn", "failure": "nonfinite", "traits": {"workaround": "upcast"}},
+            "half-attention-nan",
+        ),
+        ({"probe": "attention.math", "failure": "nonfinite", "traits": {"workaround": "upcast"}}, "half-attention-nan"),
+        ({"probe": "attention.math", "failure": "nonfinite", "traits": {"workaround": "none"}}, None),
+        ({"probe": "attention.math", "failure": "bound", "traits": {"workaround": "upcast"}}, None),
+        ({"probe": "norm.torch", "failure": "nonfinite", "traits": {"workaround": "upcast"}}, None),
         ({"probe": "norm.apex", "failure": "exception", "traits": {"refusal": REFUSAL}}, "apex-t5-mixed-dtype"),
         ({"probe": "norm.apex", "failure": "bound", "traits": {"refusal": REFUSAL}}, None),
         ({"probe": "norm.torch", "failure": "exception", "traits": {"refusal": REFUSAL}}, None),

@@ -50,7 +50,7 @@ def test_a_failed_probe_fails_the_run_and_is_named() -> None:
 
 def staged(**changes: Any) -> dict[str, Any]:
     """A failure of dist.staged where nccl fails and gloo passes."""
-    traits = {"layer": "nccl", "cure": None, "nccl": "2.21.5", "card": "NVIDIA H20", "compute_capability": "9.0"}
+    traits = {"layer": "nccl", "workaround": None, "nccl": "2.21.5", "card": "NVIDIA H20", "compute_capability": "9.0"}
     given = {"failed_step": "init", "unequal_cards": "no", **changes.pop("traits", {})}
     return probe("dist.staged", "failed", **{"signal": None, **changes, "traits": {**traits, **given}})
 
@@ -66,7 +66,9 @@ def staged(**changes: Any) -> dict[str, Any]:
         (staged(failure="signal", signal="SIGSEGV"), None),
         (staged(failure="mismatch", traits={"nccl": "2.18.1", "layer": "image"}), None),
         (
-            staged(failure="exception", traits={"failed_step": "all_reduce bf16 1001", "cure": "NCCL_NVLS_ENABLE=0"}),
+            staged(
+                failure="exception", traits={"failed_step": "all_reduce bf16 1001", "workaround": "NCCL_NVLS_ENABLE=0"}
+            ),
             "nccl-bf16-misaligned-h100",
         ),
         (staged(failure="hang", traits={"failed_step": "leave"}), "nccl-abort-hang"),
@@ -75,11 +77,11 @@ def staged(**changes: Any) -> dict[str, Any]:
         (staged(failure="exception", traits={"nccl": "2.27.5", "compute_capability": "10.0"}), None),
         (staged(failure="hang", traits={"nccl": "2.29.2"}), "nccl-2.28.3-2.29.2"),
         (
-            staged(failure="hang", traits={"cure": "NCCL_P2P_DISABLE=1", "card": "NVIDIA GeForce RTX 4090"}),
+            staged(failure="hang", traits={"workaround": "NCCL_P2P_DISABLE=1", "card": "NVIDIA GeForce RTX 4090"}),
             "nccl-4090-p2p",
         ),
         (staged(failure="hang", traits={"card": "NVIDIA GeForce RTX 4090"}), None),
-        (staged(failure="hang", traits={"cure": "NCCL_P2P_DISABLE=1"}), None),
+        (staged(failure="hang", traits={"workaround": "NCCL_P2P_DISABLE=1"}), None),
     ],
 )
 def test_a_failure_between_gpus_is_named_by_what_the_probe_tried(result: dict[str, Any], advisory: str | None) -> None:

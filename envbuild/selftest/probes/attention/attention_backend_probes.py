@@ -260,7 +260,7 @@ def _judge(
             compare(values, wanted).error <= limit
             for values, wanted, limit in zip(wide, [_completed(reference, wide), *known], limits)
         )
-        context.traits.setdefault("cure", "upcast" if helps else "none")  # of the first wrong case
+        context.traits.setdefault("workaround", "upcast" if helps else "none")  # of the first wrong case
         if helps:
             note_upcast(context, case.dtype)
     low, high = float(data.v.min()) - equal, float(data.v.max()) + equal

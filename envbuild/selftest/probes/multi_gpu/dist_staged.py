@@ -216,7 +216,7 @@ def _judge(site: StagedRun) -> None:
     verdict = fault_localization.localize_faults(stages, site.capabilities)
     if verdict:
         failed = [stage for stage in (*site.stages("nccl"), *site.stages("gloo")) if stage.faults]
-        context.traits.update(layer=verdict.layer, place=verdict.place, cure=verdict.workaround)
+        context.traits.update(layer=verdict.layer, place=verdict.place, workaround=verdict.workaround)
         context.traits.update(failed_step=failed[0].faults[0].step)
         for stage in failed:
             _fail(site, stage, verdict if stage is failed[0] else None)

@@ -86,7 +86,7 @@ def _check(context: Context, case: NormCase) -> None:
             context.fail(worst.kind, f"{TITLES[name]} of {case.name}: {worst}")
     if any(worst.wrong for worst in worsts.values()):
         _note_upcast(context, case, given)
-        context.traits.setdefault("cure", "upcast" if case.label in context.traits["needs_upcast"] else "none")
+        context.traits.setdefault("workaround", "upcast" if case.label in context.traits["needs_upcast"] else "none")
 
 
 def _call(context: Context, case: NormCase, given: NormInputs) -> Results:

@@ -94,7 +94,7 @@ def test_a_world_that_fails_is_tried_over_gloo_and_without_each_transport(site: 
     assert (fault.kind, fault.step) == ("hang", "nccl 0+1: all_reduce fp32 1001, rank 0 (GPU 0)")
     assert "nccl fails and gloo passes" in fault.reason and "with NVLS off it passes" in fault.reason
     traits = context.traits
-    assert (traits["layer"], traits["place"], traits["cure"]) == ("nccl", "everywhere", "NCCL_NVLS_ENABLE=0")
+    assert (traits["layer"], traits["place"], traits["workaround"]) == ("nccl", "everywhere", "NCCL_NVLS_ENABLE=0")
     assert traits["failed_step"] == "all_reduce fp32 1001"
 
 
