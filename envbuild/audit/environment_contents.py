@@ -119,11 +119,11 @@ class Torch(_Model):
 
 
 class LoadOrder(_Model):
-    """The libcublasLt that a process gets if it loads `cublas` first (`alone`), and if it then loads the one in the
-    same folder, `beside` (`both`)."""
+    """Which libcublasLt a process gets: if it loads only `cublas` (`alone`), and if it then also loads `cublaslt`, the
+    libcublasLt in the same folder (`both`)."""
 
     cublas: Text
-    beside: Text | None
+    cublaslt: Text | None
     alone: list[Text] = Field(max_length=100)
     both: list[Text] = Field(max_length=100)
     failure: Text | None

@@ -153,10 +153,12 @@ def _cublas_first(held: Holdings) -> Iterator[Finding]:
     if order is None:
         return
     lts = {copy.path: copy for copy in held.libraries if copy.library == "cublasLt"}
-    taken = [path for path in (*order.alone, *order.both) if path != order.beside]
+    taken = [path for path in (*order.alone, *order.both) if path != order.cublaslt]
     if order.failure and not taken:
-        taken = [path for path, copy in lts.items() if {LD_PATH, LD_PRELOAD} & set(copy.ways) and path != order.beside]
-    if taken and order.beside:
+        taken = [
+            path for path, copy in lts.items() if {LD_PATH, LD_PRELOAD} & set(copy.ways) and path != order.cublaslt
+        ]
+    if taken and order.cublaslt:
         text = (
             f"loaded before libcublasLt, {order.cublas} takes {lts.get(taken[0], taken[0])}, not the one in its own "
             "folder; torch 2.10.0 and programs without torch load in that order"

@@ -195,7 +195,7 @@ def _order(copies: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
     ending = forked_work.run_forked(library_versions.cublas_first(cublas, lt), _LOAD_SECONDS)
     return {
         "cublas": cublas,
-        "beside": lt,
+        "cublaslt": lt,
         "alone": ending.reported.get("alone", []),
         "both": ending.reported.get("both", []),
         "failure": ending.failure,
