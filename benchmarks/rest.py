@@ -56,7 +56,7 @@ def disk(folder: Path, size: int) -> dict[str, float]:
         _fill(stream, size)
         again = time.perf_counter()
     file.unlink()
-    return {"anew": size / (filled - begin), "disk": size / (flushed - begin), "memory": size / (again - flushed)}
+    return {"new_file": size / (filled - begin), "disk": size / (flushed - begin), "memory": size / (again - flushed)}
 
 
 def _fill(stream: BinaryIO, size: int) -> None:
@@ -136,7 +136,7 @@ def locks(rounds: Rounds, folder: Path) -> None:
     seconds([*ENVBUILD, "lock", *names, "--upgrade"], env, folder)  # warm: uv's cache has what indexes say
     rounds.note("lock", "nothing changed", seconds=seconds([*ENVBUILD, "lock"], env, folder))
     took = seconds([*ENVBUILD, "lock", *names, "--upgrade"], env, folder)
-    rounds.note("lock", "every version anew", seconds=took, profiles=len(names))
+    rounds.note("lock", "with --upgrade", seconds=took, profiles=len(names))
 
 
 def commands(rounds: Rounds) -> None:

@@ -105,7 +105,7 @@ def targets(document: Mapping[str, Any]) -> Iterator[tuple[str, float | None, fl
     yield "fetch at 100 Mbit/s, over the link's own time", f.ratio(link, (*link, "link")), 1.1, ""
     yield "nothing changed, make", f.median("nothing changed", "make"), 0.5, " s"
     yield "lock of all profiles, nothing changed", f.median("lock", "nothing changed"), 10, " s"
-    yield "lock, every version anew", f.median("lock", "every version anew"), 10, " s"
+    yield "lock, with --upgrade", f.median("lock", "with --upgrade"), 10, " s"
     for command, seconds in (("--help", 0.15), ("show cpu", 0.4), ("audit", 15.0)):
         yield command, f.median("commands", command), seconds, " s"
     for name in sorted(f.cases.get("commands", {})):
@@ -161,8 +161,8 @@ def markdown(document: Mapping[str, Any]) -> Iterator[str]:
 
 def _speeds(document: Mapping[str, Any]) -> str:
     """What one file took; earlier documents have not all of it."""
-    flushed, new_file, again = (f"{document.get(key, 0) / 1e6:.0f}" for key in ("disk", "anew", "memory"))
-    new = f"{new_file} MB/s ({flushed} with its flush)" if "anew" in document else f"{flushed} MB/s with its flush"
+    flushed, new_file, again = (f"{document.get(key, 0) / 1e6:.0f}" for key in ("disk", "new_file", "memory"))
+    new = f"{new_file} MB/s ({flushed} with its flush)" if "new_file" in document else f"{flushed} MB/s with its flush"
     return f"A new file took {new}{f', in place again {again} MB/s' if 'memory' in document else ''}."
 
 
