@@ -196,4 +196,4 @@ def test_a_member_that_would_leave_is_refused_at_the_profiles_line(wanted: Archi
         take(replace(wanted, sha256=sha256, url=address(served, "a")))
     (fault,) = caught.value.faults
     assert (fault.file, fault.line, fault.field) == (AT.file, AT.line, AT.field)
-    assert fault.message == "cuda-compat cannot be taken: 'evil' links to '/etc/passwd', out of it"
+    assert fault.message == "invalid archive for cuda-compat: 'evil' links to '/etc/passwd', outside the folder"

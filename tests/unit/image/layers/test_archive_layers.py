@@ -107,7 +107,7 @@ def test_an_archive_of_something_else_is_refused(tmp_path: Path) -> None:
     sha256 = write_tar(tmp_path / "archive", {"a": b""})
     with pytest.raises(BuildError, match="cuda-compat cannot be unpacked") as caught:
         packed(ArchiveLayer(tmp_path / "archive", COMPAT, sha256))
-    assert "must hold one file" in str(caught.value.hint)
+    assert "must contain exactly one file" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(
