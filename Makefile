@@ -69,10 +69,11 @@ test-elsewhere: ## the same in a copy of the tracked files, with its own .venv: 
 	@top=$$(mktemp -d) && copy="$$top/my envbuild/check out" && trap 'rm -rf "$$top"' EXIT && mkdir -p "$$copy" && \
 	git checkout-index --all --prefix="$$copy/" && $(MAKE) -C "$$copy" unit
 
-lint: .venv/.dev ## ruff and mypy --strict
+lint: .venv/.dev ## ruff, mypy --strict and the list of idioms in scripts/plain_words.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python scripts/plain_words.py
 
 format: .venv/.dev ## let ruff format the sources
 	$(BIN)/ruff check --fix .

@@ -17,7 +17,7 @@ from pathlib import Path
 # The idiom, as a regular expression, and what to write instead.
 RULES = (
     (r"told", "reported, shown, printed, named"),
-    (r"(?:is|are) no", "is not a, has no, there is no; or say what it is"),
+    (r"(?<!there )(?:is|are) no(?! longer)", "is not a, has no, there is no; or say what it is"),
     (r"beside", "next to, together with, at the same time, in addition to"),
     (r"is another", "differs"),
     (r"there is none", "is missing, does not exist"),
@@ -33,7 +33,7 @@ RULES = (
     (r"wish(?:es|ed)?", "request, profile"),
 )
 _ANY = re.compile("|".join(rf"(?P<rule{i}>\b(?:{idiom})\b)" for i, (idiom, _) in enumerate(RULES)), re.IGNORECASE)
-_READ = frozenset({".py", ".md", ".yaml", ".toml", ".j2", ".Dockerfile"})
+_SUFFIXES = frozenset({"", ".py", ".md", ".yaml", ".yml", ".toml", ".j2", ".Dockerfile"})
 # Words of others, and old names that are listed because they are old.
 _QUOTED = (
     "scripts/plain_words.py",
@@ -66,7 +66,7 @@ def tracked(places: Sequence[str]) -> list[Path]:
         ["git", "ls-files", "-z", "--", *places], check=True, stdout=subprocess.PIPE, encoding="utf-8"
     )
     names = (name for name in listed.stdout.split("\0") if name and not name.startswith(_QUOTED))
-    return [path for path in map(Path, names) if path.suffix in _READ or path.name == "Makefile"]
+    return [path for path in map(Path, names) if path.suffix in _SUFFIXES]
 
 
 def main() -> int:

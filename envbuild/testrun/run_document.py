@@ -50,17 +50,17 @@ class TestDocument:
 
 
 def document(profile: str, run: TestRun, lock: str | None, image: str | None, interpreter: Path | None) -> TestDocument:
-    told, seed = run.subject, run.start.get("seed")
+    subject, seed = run.subject, run.start.get("seed")
     return TestDocument(
         profile=profile,
         state=_state(run),
         lock=lock,
         image=image,
         interpreter=str(interpreter) if interpreter else None,
-        python=told.get("python"),
-        torch=told.get("torch"),
-        device=told.get("device"),
-        level=told.get("level"),
+        python=subject.get("python"),
+        torch=subject.get("torch"),
+        device=subject.get("device"),
+        level=subject.get("level"),
         seed=seed if isinstance(seed, int) else None,
         selftest=run.summary(),
         probes=tuple(map(probe_row, run.results)),
