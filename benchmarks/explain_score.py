@@ -135,8 +135,8 @@ def plot(series: dict[str, list[tuple[float, bool]]]) -> str:
 def history() -> list[str]:
     """What the index says of its parts: how honest the figures are."""
     head = (corpus.FOLDER / "index.yaml").read_text(encoding="utf-8").partition("\nlogs:")[0]
-    said = re.sub(r"\n# +", " ", head.partition("# part")[2])
-    return [said.strip()]
+    text = re.sub(r"\n# +", " ", head.partition("# part")[2])
+    return [text.strip()]
 
 
 def main() -> int:

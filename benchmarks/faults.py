@@ -2,7 +2,7 @@
 
 python benchmarks/faults.py [--clean 50]        writes benchmarks/results/faults.md; exit 1 if a fault or a run is wrong
 
-The faults and what must be said of them are those of the tests (tests/selftest): patched operations, compiled
+The faults and the expected results are those of the tests (tests/selftest): patched operations, compiled
 libraries, leaks, hangs, and ranks that die, hang or come out wrong.
 """
 
@@ -35,7 +35,7 @@ from envbuild.facts import database
 Frame = Mapping[str, Any]
 RANKS = "dist.staged:"
 
-# Seed -> how it must be called, words that must be said, and the advisories that must be named (None: any).
+# Seed -> the expected kind of failure, words that the reason must contain, and the expected advisories (None: any).
 WANTED: dict[str, tuple[str, str, list[str] | None]] = {
     **{seed: (failure, words, NAMED.get(seed, [])) for seed, failure, words in (*WRONG, *OPERATIONS, *APEX)},
     **{RANKS + seed: (failure, words, None) for seed, failure, _, _, words in LAME},
@@ -50,17 +50,17 @@ def named(frame: Frame) -> list[str]:
 
 def caught(seed: str, frame: Frame) -> bool:
     failure, words, advisories = WANTED[seed]
-    said = frame["status"] == "failed" and frame["failure"] == failure and words in str(frame["reason"])
-    return said and advisories in (None, named(frame))
+    is_expected = frame["status"] == "failed" and frame["failure"] == failure and words in str(frame["reason"])
+    return is_expected and advisories in (None, named(frame))
 
 
 def row(seed: str, frame: Frame) -> str:
     probe, _, name = seed.partition(":")
     how = " ".join(filter(None, (frame["failure"], frame["signal"])))
-    said = str(frame["reason"]).splitlines()[0].replace("|", "/")
-    said = said if len(said) < 120 else said[:117] + "..."
+    reason = str(frame["reason"]).splitlines()[0].replace("|", "/")
+    reason = reason if len(reason) < 120 else reason[:117] + "..."
     ids = ", ".join(named(frame)) or "-"
-    return f"| {name} | {probe} | {'yes' if caught(seed, frame) else 'NO'} | {how} | {said} | {ids} |"
+    return f"| {name} | {probe} | {'yes' if caught(seed, frame) else 'NO'} | {how} | {reason} | {ids} |"
 
 
 def clean(count: int) -> Iterator[tuple[float, list[str]]]:

@@ -50,11 +50,11 @@ def verdict(half: str, name: str, levels: Sequence[str], seed: int) -> Verdict:
 
 def read_verdicts(again: bool) -> dict[str, Verdicts]:
     found = json.loads(KEPT.read_text()) if KEPT.exists() and not again else {}
-    return {half: {name: Verdict(**said) for name, said in found.get(half, {}).items()} for half in HALVES}
+    return {half: {name: Verdict(**result) for name, result in found.get(half, {}).items()} for half in HALVES}
 
 
 def write_verdicts(verdicts: Mapping[str, Verdicts]) -> None:
-    plain = {half: {name: asdict(said) for name, said in sorted(found.items())} for half, found in verdicts.items()}
+    plain = {half: {name: asdict(result) for name, result in sorted(found.items())} for half, found in verdicts.items()}
     partial = KEPT.with_suffix(".partial")
     partial.write_text(json.dumps(plain, indent=1) + "\n")
     partial.replace(KEPT)
@@ -96,7 +96,7 @@ def main() -> int:
     options = parser.parse_args()
     levels = LEVELS[: LEVELS.index(options.level) + 1]
     clean = {level: judge(None, level, options.seed) for level in levels}
-    alarms = [f"{level}: {said.probe}, {said.reason}" for level, said in clean.items() if said.reason]
+    alarms = [f"{level}: {result.probe}, {result.reason}" for level, result in clean.items() if result.reason]
     if alarms:  # each kernel would count as found by the same alarm
         print("a run with nothing wrong fails", *alarms, sep="\n", file=sys.stderr)
         return 1
@@ -112,11 +112,15 @@ def main() -> int:
             if name not in verdicts[half]
         ]
         for half, future in waiting:
-            said = future.result()
-            verdicts[half][said.kernel] = said
+            result = future.result()
+            verdicts[half][result.kernel] = result
             write_verdicts(verdicts)
-            print(f"{half} {said.kernel}: {said.level or 'not found'} {said.probe or ''}", file=sys.stderr, flush=True)
-    seconds = [said.seconds for found in verdicts.values() for said in found.values() if said.level == "quick"]
+            print(
+                f"{half} {result.kernel}: {result.level or 'not found'} {result.probe or ''}",
+                file=sys.stderr,
+                flush=True,
+            )
+    seconds = [result.seconds for found in verdicts.values() for result in found.values() if result.level == "quick"]
     write(
         "wrong_kernels",
         [
@@ -129,10 +133,10 @@ def main() -> int:
             "The cases were developed with `known` at hand; `unseen` is the measure.",
             "",
             "- A run with nothing wrong: no failure at any of these levels; "
-            + ", ".join(f"{level} {said.seconds:.0f} s" for level, said in clean.items())
+            + ", ".join(f"{level} {result.seconds:.0f} s" for level, result in clean.items())
             + " (without the probes that do not look at results).",
             f"- Until the first failure at quick: {statistics.median(seconds):.1f} s (median)." if seconds else "",
-            "- Kernels that a self-test of a minute cannot be asked to find, as their author said beforehand, count in "
+            "- Kernels of which the author said beforehand that a self-test of a minute cannot find them count in "
             "the last column only.",
             *(row for half in HALVES if verdicts[half] for row in table(half, chosen[half], verdicts[half], levels)),
         ],

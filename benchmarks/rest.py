@@ -167,9 +167,9 @@ def proved(rounds: Rounds) -> None:
     seconds([*ENVBUILD, "make", "cpu"], env, folder)
     begin = time.perf_counter()
     argv = [*ENVBUILD, "test", "cpu", "--json"]
-    said = subprocess.run(argv, cwd=folder, env=env, check=True, capture_output=True, text=True).stdout
+    stdout = subprocess.run(argv, cwd=folder, env=env, check=True, capture_output=True, text=True).stdout
     whole = time.perf_counter() - begin
-    probes = sum(probe["seconds"] for probe in json.loads(said)["probes"])
+    probes = sum(probe["seconds"] for probe in json.loads(stdout)["probes"])
     rounds.note("self-test", "cpu, standard", seconds=whole, probes=probes)
     alone = ["docker", "run", "--rm", "--network=none", "envbuild/cpu:verified", "python", "-c", "import torch"]
     rounds.note("self-test", "a container that imports torch", seconds=seconds(alone, env, folder))

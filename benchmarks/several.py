@@ -69,7 +69,7 @@ def make(folder: Path, checkout: Path, names: list[str], verb: str = "make") -> 
         for one in commands
     ]
     try:
-        said = [json.loads(process.communicate()[0]) for process in started]
+        outputs = [json.loads(process.communicate()[0]) for process in started]
     except BaseException:  # they have containers and files to take away before ours are removed
         for process in started:
             process.terminate()
@@ -77,8 +77,8 @@ def make(folder: Path, checkout: Path, names: list[str], verb: str = "make") -> 
             process.communicate()
         raise
     if any(process.returncode for process in started):
-        raise SystemExit(json.dumps(said, indent=1))
-    documents = [row for document in said for row in document.get("profiles") or [document]]
+        raise SystemExit(json.dumps(outputs, indent=1))
+    documents = [row for document in outputs for row in document.get("profiles") or [document]]
     return Took(time.perf_counter() - begin, busy() - worked, documents)
 
 

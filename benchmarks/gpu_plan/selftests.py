@@ -107,9 +107,9 @@ def follow(orders: Sequence[Order], scratch: Path, on_frame: Callable[[str, Fram
     for run, process, file in zip(runs, processes, errors, strict=True):
         status = process.wait()
         if not run.frames or run.frames[-1]["kind"] != "end":
-            said = file.read_text(encoding="utf-8", errors="replace").strip()[-_STDERR_KEPT:]
+            stderr = file.read_text(encoding="utf-8", errors="replace").strip()[-_STDERR_KEPT:]
             ended = f"it ended after {len(run.outcomes)} probes with exit status {status}"
-            run.problem = (run.problem or ended) + (f"; its stderr ends: {said}" if said else "")
+            run.problem = (run.problem or ended) + (f"; its stderr ends: {stderr}" if stderr else "")
     return runs
 
 

@@ -117,13 +117,13 @@ def _driver(record: RunRecord, policy: Policy) -> Iterator[Reason]:
 def proved_situation(record: RunRecord, policy: Policy, profile: Profile | None) -> Situation:
     """Return the situation of the run for the advisories: loaded libraries take precedence over installed ones."""
     installed = record.distributions
-    said = stated(profile) if profile else Situation()
+    situation = stated(profile) if profile else Situation()
     torch = installed.get("torch")
     release = database.torch_release(torch or "")
-    cuda = release.cuda if release else said.cuda
+    cuda = release.cuda if release else situation.cuda
     gpu = database.gpus().get(proof_rules.model_of(record))
     return dataclasses.replace(
-        said,
+        situation,
         gpus=(gpu,) if gpu else (),
         torch=torch,
         cuda=cuda,

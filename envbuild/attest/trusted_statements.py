@@ -147,8 +147,8 @@ def _build(statement: Statement) -> list[SignedBuild]:
     try:
         kind = _AnyProvenance.model_validate(statement.predicate).build_definition.build_type
         if kind.startswith(in_toto_statements.BUILD_TYPES) and kind != in_toto_statements.BUILD_TYPE:
-            said = f"a build statement is of type {kind[:100]}, this envbuild reads {in_toto_statements.BUILD_TYPE}"
-            raise Refusal("newer", f"{said}: use a newer envbuild")
+            message = f"a build statement is of type {kind[:100]}, this envbuild reads {in_toto_statements.BUILD_TYPE}"
+            raise Refusal("newer", f"{message}: use a newer envbuild")
         if kind != in_toto_statements.BUILD_TYPE:
             return []
         made = _Provenance.model_validate(statement.predicate)

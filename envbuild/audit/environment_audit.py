@@ -311,12 +311,14 @@ def _is_cpu_only(held: Holdings) -> bool:
 
 
 def _kernels(gpu: Gpu, listed: list[str], remedy: str) -> Iterator[Finding]:
-    how, said = torch_cuda_arch_list_parser.serves(listed, gpu.compute_capability), " ".join(listed)
+    how, architectures = torch_cuda_arch_list_parser.serves(listed, gpu.compute_capability), " ".join(listed)
     if how == "ptx":
-        text = f"torch has no compiled code for {gpu.id} ({gpu.compute_capability}), only PTX to compile: {said}"
+        text = (
+            f"torch has no compiled code for {gpu.id} ({gpu.compute_capability}), only PTX to compile: {architectures}"
+        )
         yield Finding("no-kernel", "warn", text, remedy)
     elif how is None:
-        text = f"torch has no code for {gpu.id} (compute capability {gpu.compute_capability}): {said}"
+        text = f"torch has no code for {gpu.id} (compute capability {gpu.compute_capability}): {architectures}"
         yield Finding("no-kernel", "defect", text, remedy)
 
 

@@ -115,8 +115,8 @@ def _filled(document: _Document) -> tuple[str, list[Block]]:
 
 def _drift(document: _Document, changed: list[Block]) -> Iterator[Fault]:
     for block in changed:
-        said = f"envbuild:{block.kind} {','.join(block.names)} is not what the profiles and locks give"
-        yield Fault(said, display(document.file), block.first + 1)
+        message = f"envbuild:{block.kind} {','.join(block.names)} is not what the profiles and locks give"
+        yield Fault(message, display(document.file), block.first + 1)
 
 
 def _content(block: Block, folder: Path) -> str:

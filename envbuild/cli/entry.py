@@ -103,8 +103,8 @@ class _Lazy(click.Group):
         except click.UsageError as error:
             moved = [f"`{old}` is now `{new}`" for old, new in OLD_NAMES.items() if old.split()[0] == args[0]]
             meant = ", ".join(moved) or near(args[0], self.list_commands(context))
-            said = f"{error.message.rstrip('.')} ({meant})" if meant else error.message
-            raise click.UsageError(said, context) from None
+            message = f"{error.message.rstrip('.')} ({meant})" if meant else error.message
+            raise click.UsageError(message, context) from None
 
     def invoke(self, context: click.Context) -> Any:
         """Run the command. A reader that closes stdout early, such as `head`, causes no failure; one that closes stderr

@@ -71,7 +71,7 @@ def read_logs(names: Sequence[str]) -> tuple[Log, list[str]]:
         if part.foreign:
             notes.append(f"{file} is left out: it is {part.foreign.partition(';')[0]}")
             continue
-        notes += [f"{_called(file)}: {said}" for said in (part.note, part.cut) if said]
+        notes += [f"{_called(file)}: {note}" for note in (part.note, part.cut) if note]
         parts[file] = part
     log = log_reader_and_search.join_logs(parts.values())
     if log.empty and not any(part.note for part in parts.values()):

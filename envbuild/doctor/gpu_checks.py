@@ -104,8 +104,8 @@ def check_container_runtime(host: Host) -> Check:
         "install nvidia-container-toolkit, then: nvidia-ctk runtime configure --runtime=docker, and restart the engine"
     )
     if engine.cdi or "nvidia-cdi-hook" in engine.hooks:
-        said = "only as CDI devices; --gpus takes those in engines that have moby/moby#50228"
-        return Check(name, "warn", said, f"if a self-test finds no GPU: {setup}")
+        text = "only as CDI devices; --gpus takes those in engines that have moby/moby#50228"
+        return Check(name, "warn", text, f"if a self-test finds no GPU: {setup}")
     return Check(name, "fail", "the engine has neither NVIDIA's runtime nor CDI devices for its GPUs", setup)
 
 

@@ -90,7 +90,7 @@ def check_disk(host: Host, needs: Sequence[Need]) -> Check:
         if item.fault:
             remedy = "make it writable, or set XDG_CACHE_HOME to a folder that is"
             return Check("disk", "fail", f"{item.folder}: {item.fault}", remedy)
-    said = "; ".join(f"{item.folder}: {gib(item.free)} free" for item in _distinct(host.disks))
+    free = "; ".join(f"{item.folder}: {gib(item.free)} free" for item in _distinct(host.disks))
     locked = sorted((need for need in needs if need.built is not None), key=_size)
     judged: list[tuple[Status, str, Need]] = []
     if locked:
@@ -99,9 +99,9 @@ def check_disk(host: Host, needs: Sequence[Need]) -> Check:
         full = _short(host.disks, need)
         if full:
             name = need.profile if len(locked) == 1 else f"{need.profile}, the {which},"
-            text = f"{said}; to build {name} takes {gib(_size(need))}"
+            text = f"{free}; to build {name} takes {gib(_size(need))}"
             return Check("disk", status, text, f"free some on {full.folder}: envbuild prune, docker system df")
-    return ok("disk", said)
+    return ok("disk", free)
 
 
 def _size(need: Need) -> int:
@@ -204,11 +204,11 @@ def check_clock(host: Host) -> Check:
     if not aheads:
         return skipped_check("clock", "no server reported its time")
     ahead = statistics.median(aheads)
-    said = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} what servers say"
+    offset = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} what servers say"
     if abs(ahead) > DRIFT:
         status: Status = "fail" if abs(ahead) > SKEW else "warn"
         remedy = "synchronise the clock: timedatectl set-ntp true"
-        return Check("clock", status, f"{said}: certificates, tokens and signatures can appear invalid", remedy)
+        return Check("clock", status, f"{offset}: certificates, tokens and signatures can appear invalid", remedy)
     return ok("clock", f"within {DRIFT:.0f} s of the servers' clocks")
 
 

@@ -86,7 +86,7 @@ def judge_model(model: str, wanted: RequiredProof, found: Sequence[tuple[Path, R
     A failure decides until a later run is valid evidence, or at least passes the probes that had failed.
     """
     found = [(path, record) for path, record in found if model_of(record) in models_sharing_proof(model)]
-    denials = {record_digest(path): (path, said) for path, record in found if (said := _denial(record, wanted))}
+    denials = {record_digest(path): (path, denial) for path, record in found if (denial := _denial(record, wanted))}
     denied = failed = stale = None
     for path, record in found:
         mine = denials.get(record_digest(path))
@@ -97,15 +97,15 @@ def judge_model(model: str, wanted: RequiredProof, found: Sequence[tuple[Path, R
         if reason is None and not later:
             return _proof(model, path, record)
         if reason is None:
-            path, said = later[0]
+            path, denial = later[0]
             denied = denied or Proof(
-                model, "stale", path, f"the self-test failed since: {', '.join(said)}", failed=True
+                model, "stale", path, f"the self-test failed since: {', '.join(denial)}", failed=True
             )
         elif mine is None:
             stale = stale or Proof(model, "stale", path, reason)
         elif not any(_outweighs(other, record_digest(path), record, wanted) for _, other in found):
-            said = mine[1]
-            failed = failed or Proof(model, "stale", path, f"the self-test failed: {', '.join(said)}", failed=True)
+            denial = mine[1]
+            failed = failed or Proof(model, "stale", path, f"the self-test failed: {', '.join(denial)}", failed=True)
     return denied or failed or stale or untested(model)
 
 
@@ -214,8 +214,8 @@ def _objection(record: RunRecord, wanted: RequiredProof) -> str | None:
         return f"proved for fewer GPUs than {wanted.gpu_count} that work together"
     if wanted.transport not in (None, record.selftest.transport):
         return f"proved without the transport {wanted.transport} being asked for"
-    own, said = record.selftest.own, {"script": "another script", "shapes": "other shapes"}
-    if other := [words for part, words in said.items() if own.get(part) != wanted.own.get(part)]:
+    own, differences = record.selftest.own, {"script": "another script", "shapes": "other shapes"}
+    if other := [words for part, words in differences.items() if own.get(part) != wanted.own.get(part)]:
         return f"proved with {' and '.join(other)}"
     demanded = record.selftest.demands
     less = [name for name, least in wanted.demands.items() if demanded.get(name, 0) < least]

@@ -163,9 +163,9 @@ def explain(log: Log) -> Explanation:
     ]
     possible = sorted(possible, key=lambda match: -match.confidence)[:MOST_POSSIBLE]
     heard = log_signatures.hearsay()
-    said = [row.say for row in log_signatures.advice() if log.has(row.lines, heard) and not log.has(row.unless)]
+    advice = [row.say for row in log_signatures.advice() if log.has(row.lines, heard) and not log.has(row.unless)]
     decide = [row.decide for row in log_signatures.symptoms() if row.symptom in known.symptoms and not matches]
-    return Explanation(tuple(matches), tuple(possible), tuple(ruled), tuple(said), tuple(decide), known)
+    return Explanation(tuple(matches), tuple(possible), tuple(ruled), tuple(advice), tuple(decide), known)
 
 
 def _states_version(advisory: Advisory | None, known: Reading) -> bool:
@@ -395,15 +395,15 @@ def document(found: Explanation, profiles: Container[str] = (), notes: Sequence[
 
 
 def _facts(read: Reading) -> FactsOfLog:
-    said = read.situation
+    situation = read.situation
     return FactsOfLog(
-        gpus=tuple(gpu.id for gpu in said.gpus),
-        gpu_count=said.gpu_count,
-        torch=said.torch,
-        cuda=said.cuda,
-        driver=said.driver,
-        libraries=said.libraries,
-        inferred=tuple(sorted(set(said.libraries) - read.stated)),
+        gpus=tuple(gpu.id for gpu in situation.gpus),
+        gpu_count=situation.gpu_count,
+        torch=situation.torch,
+        cuda=situation.cuda,
+        driver=situation.driver,
+        libraries=situation.libraries,
+        inferred=tuple(sorted(set(situation.libraries) - read.stated)),
         loaded=tuple(sorted(read.loaded)),
         candidates=read.candidates,
         symptoms=tuple(sorted(read.symptoms)),

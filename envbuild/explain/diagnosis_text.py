@@ -148,24 +148,24 @@ def fix_commands(match: SignatureMatch, situation: Situation) -> Iterator[tuple[
 
 def _read(log: Log, found: Explanation) -> str:
     """What was read from the log, so that a wrong guess about the machine is noticed."""
-    said = found.read.situation
-    named = [name for name in ("cublas", "cudnn", "nccl") if name in said.libraries]
-    libraries = [f"{name} {said.libraries[name]}" for name in named if name in found.read.stated]
-    brought = [f"{name} {said.libraries[name]}" for name in named if name not in found.read.stated]
+    situation = found.read.situation
+    named = [name for name in ("cublas", "cudnn", "nccl") if name in situation.libraries]
+    libraries = [f"{name} {situation.libraries[name]}" for name in named if name in found.read.stated]
+    brought = [f"{name} {situation.libraries[name]}" for name in named if name not in found.read.stated]
     whose = f" (which brings {', '.join(brought)})" if brought else ""
     parts = [
         ", ".join(
-            f"compute capability {gpu.compute_capability}" if gpu.id == UNLISTED else gpu.id for gpu in said.gpus
+            f"compute capability {gpu.compute_capability}" if gpu.id == UNLISTED else gpu.id for gpu in situation.gpus
         ),
-        f"torch {said.torch}{whose}" if said.torch else "",
+        f"torch {situation.torch}{whose}" if situation.torch else "",
         *libraries,
         *(
             f"{name} {' or '.join(found.read.candidates[name])} (not sure)"
             for name in ("torch", "cublas", "cudnn", "nccl")
             if name in found.read.candidates
         ),
-        f"driver {said.driver}" if said.driver else "",
-        f"{said.gpu_count} GPUs{' or more' if found.read.more_gpus else ''}" if said.gpu_count else "",
+        f"driver {situation.driver}" if situation.driver else "",
+        f"{situation.gpu_count} GPUs{' or more' if found.read.more_gpus else ''}" if situation.gpu_count else "",
     ]
     return f"{some(len(log.lines), 'line')}; found: {', '.join(filter(None, parts)) or 'no versions, no GPU'}"
 

@@ -74,8 +74,8 @@ class Reading:
 
 
 def read(log: Log) -> Reading:
-    first, said = first_failed_rank_and_progress.first_failure(log), log_versions.read(log)
-    situations = tuple(_situations(log, said))
+    first, versions = first_failed_rank_and_progress.first_failure(log), log_versions.read(log)
+    situations = tuple(_situations(log, versions))
     situation = _common(situations)
     stack = stack_frames.read(log)
     states = {*_memory(log), *_supported(log, situation)}
@@ -90,7 +90,7 @@ def read(log: Log) -> Reading:
     return Reading(
         situation, situations, _candidates(situations, situation), frozenset(states), first,
         first_failed_rank_and_progress.works(log, situation.gpu_count), _error(log), _count(log)[1],
-        frozenset(said.libraries(situation.cuda)) & frozenset(situation.libraries), frozenset(said.loaded),
+        frozenset(versions.libraries(situation.cuda)) & frozenset(situation.libraries), frozenset(versions.loaded),
         stack.crashed_in, frozenset(_symptoms(log, stack.hang)), frozenset(_operations(log)),
     )  # fmt: skip
 
@@ -112,7 +112,7 @@ def _operations(log: Log) -> Iterator[OperationClass]:
     return (row.operation for row in log_signatures.operation_patterns() if log.has(row.lines))
 
 
-def _situations(log: Log, said: LogVersions) -> Iterator[Situation]:
+def _situations(log: Log, versions: LogVersions) -> Iterator[Situation]:
     """The possible combinations of versions. A torch release adds the libraries that it brings, except where the log
     has another version."""
     words: dict[str, set[str]] = {"environment": set(), "features": set(), "extensions": set()}
@@ -121,20 +121,20 @@ def _situations(log: Log, said: LogVersions) -> Iterator[Situation]:
             words[word.kind].add(word.word)
     bare = Situation(
         gpus=_gpus(log),
-        driver=said.driver,
+        driver=versions.driver,
         gpu_count=_count(log)[0],
         environment=frozenset(words["environment"]),
         features=frozenset(words["features"]),
         extensions=frozenset(words["extensions"]),
     )
-    torches = dict.fromkeys(_torch(version, said.cuda) for version in said.torch or (None,))
+    torches = dict.fromkeys(_torch(version, versions.cuda) for version in versions.torch or (None,))
     labelled = {torch.partition("+")[0] for torch, _ in torches if torch and "+" in torch}
     for torch, cuda in [found for found in torches if found[0] not in labelled][:TORCHES]:
         release = database.torch_release(torch) if torch else None
         brought = database.libraries_of(release) if release else database.libraries_of_local_build(torch or "")
         built = replace(bare, torch=torch, cuda=cuda or (release.cuda if release else None))
-        for libraries in log_versions.combinations(said.libraries(cuda)):
-            for others in log_versions.combinations(said.others):
+        for libraries in log_versions.combinations(versions.libraries(cuda)):
+            for others in log_versions.combinations(versions.others):
                 yield replace(built, libraries=brought | libraries, distributions=others)
 
 
@@ -164,11 +164,11 @@ def _candidates(situations: Sequence[Situation], common: Situation) -> dict[str,
     return {name: tuple(dict.fromkeys(found[name] for found in known if name in found)) for name in names}
 
 
-def _torch(said: str | None, cuda: str | None) -> tuple[str | None, str | None]:
+def _torch(stated: str | None, cuda: str | None) -> tuple[str | None, str | None]:
     """The version of the distribution, and its CUDA version. `torch.__version__` 2.3.1+cu121 is the package index's
     2.3.1 where that was built for CUDA 12.1."""
     try:
-        version = Version((said or "").rstrip(".+"))
+        version = Version((stated or "").rstrip(".+"))
     except InvalidVersion:
         return None, cuda
     local = re.fullmatch(r"cu(\d{2})(\d)", version.local or "")
@@ -246,10 +246,10 @@ def _unlisted(capability: str) -> Gpu:
 
 def _count(log: Log) -> tuple[int | None, bool]:
     """The number of GPUs that work together, where the log shows several, and whether there may be more."""
-    said = [int(match[1]) for _, match in log.find(compiled(_WORLD), 50)]
+    sizes = [int(match[1]) for _, match in log.find(compiled(_WORLD), 50)]
     seen = [int(match[1]) + more for pattern, more in _RANKS for _, match in log.find(compiled(pattern), 50)]
     # the highest rank with a line in the log need not be the last rank of the job
-    return max((count for count in said or seen if count > 1), default=None), not said
+    return max((count for count in sizes or seen if count > 1), default=None), not sizes
 
 
 _RAISED = (

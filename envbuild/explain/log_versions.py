@@ -136,19 +136,19 @@ def combinations(options: Options) -> Iterator[dict[str, str]]:
 def read(log: Log) -> LogVersions:
     required = _requirements(log)
 
-    def said(*patterns: str) -> tuple[str, ...]:
+    def matches(*patterns: str) -> tuple[str, ...]:
         found = (_stated(_lines(log, pattern, required), pattern) for pattern in patterns)
         return next(filter(None, found), ())
 
     installed, stated = _distributions(log, required)
     torch = installed.pop("torch", ())
     return LogVersions(
-        torch=said(_TORCH_LOADED) or torch or said(_TORCH_STATED),
-        cuda=next(iter(said(*_CUDA)), None),
-        driver=next(iter(said(*_DRIVER)), None),
-        loaded={name: found for name, patterns in _LOADED.items() if (found := said(*patterns))},
+        torch=matches(_TORCH_LOADED) or torch or matches(_TORCH_STATED),
+        cuda=next(iter(matches(*_CUDA)), None),
+        driver=next(iter(matches(*_DRIVER)), None),
+        loaded={name: found for name, patterns in _LOADED.items() if (found := matches(*patterns))},
         installed=installed,
-        stated=stated | {name: found for name, found in [("cublas", said(_CUBLAS_STATED))] if found},
+        stated=stated | {name: found for name, found in [("cublas", matches(_CUBLAS_STATED))] if found},
     )
 
 

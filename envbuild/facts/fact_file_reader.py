@@ -72,8 +72,8 @@ def _rows(doc: Document, kind: str, row: type[T], faults: list[Fault]) -> Iterat
             found = adapter.validate_json(json.dumps({**common, **value}))
         except ValidationError as error:
             for item in error.errors():
-                said = item["ctx"]["error"] if item["type"] == "value_error" else item["msg"]
-                faults.append(doc.fault((*path, *item["loc"]), str(_WORDS.get(item["type"], said))))
+                message = item["ctx"]["error"] if item["type"] == "value_error" else item["msg"]
+                faults.append(doc.fault((*path, *item["loc"]), str(_WORDS.get(item["type"], message))))
             continue
         for key in ("source", "arch_source", "cite"):
             for text in getattr(found, key, ()):

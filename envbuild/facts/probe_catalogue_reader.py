@@ -41,8 +41,8 @@ class ProbeInfo:
         # read only on demand: every command uses the names, only one shows the descriptions
         tree = ast.parse(next(_PROBES.rglob(f"{module}.py")).read_text(encoding="utf-8"))
         named = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
-        said = next(map(ast.get_docstring, named), None) or ""
-        return said.partition("\n")[0].partition(": ")[2]
+        docstring = next(map(ast.get_docstring, named), None) or ""
+        return docstring.partition("\n")[0].partition(": ")[2]
 
     def within(self, level: str) -> bool:
         """Whether a run at this level includes the probe."""

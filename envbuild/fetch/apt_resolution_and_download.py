@@ -271,8 +271,8 @@ def _from_root(root: str, debs: Sequence[Deb], store: Store) -> list[Deb]:
         failures = [line for line in done.stderr.splitlines() if line.startswith("E: ") and line != _SUMMARY]
         other = [line for line in failures if not _GONE.search(line)]
         if done.code and (other or not failures):
-            said = other[0] if other else done.stderr.strip()[-300:]
-            raise NetworkError(f"{open_root} does not give its packages", hint=said.removeprefix("E: "))
+            error = other[0] if other else done.stderr.strip()[-300:]
+            raise NetworkError(f"{open_root} does not give its packages", hint=error.removeprefix("E: "))
         for deb in debs:
             if (folder / deb.sha256).is_file():
                 store.put(folder / deb.sha256, deb.sha256, deb.file)

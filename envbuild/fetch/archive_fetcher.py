@@ -51,8 +51,8 @@ def inspect_archive(wanted: ArchiveRequest, progress: Callable[[str, int], None]
     return Archive(wanted.name, version, wanted.sha256, file.stat().st_size)
 
 
-def _refused(wanted: ArchiveRequest, said: str) -> ProfileError:
-    return ProfileError(f"the archive {wanted.name} cannot be used", faults=[replace(wanted.at, message=said)])
+def _refused(wanted: ArchiveRequest, message: str) -> ProfileError:
+    return ProfileError(f"the archive {wanted.name} cannot be used", faults=[replace(wanted.at, message=message)])
 
 
 def fetch_archives(archives: Iterable[ArchiveRequest], progress: Callable[[str, int], None]) -> None:

@@ -23,32 +23,34 @@ _DOCTOR = "envbuild doctor asks every index that is configured here"
 def resolution_error(requirements: Sequence[str], done: Completed) -> ProfileError | NetworkError:
     """The error for a failed run of uv. uv exits with 1 if the requirements conflict or an index refuses access, with 2
     if a request failed. Its messages are repeated without users, passwords and queries of URLs."""
-    said = url_redaction.struck(done.stderr.strip())
-    if any(words in said for words in _UNAUTHORIZED):
-        return NetworkError("the package index refuses its credentials, or wants some", hint=said[:600])
+    stderr = url_redaction.struck(done.stderr.strip())
+    if any(words in stderr for words in _UNAUTHORIZED):
+        return NetworkError("the package index refuses its credentials, or wants some", hint=stderr[:600])
     if done.code == 2:
-        causes = _CAUSE.split(said)
+        causes = _CAUSE.split(stderr)
         why = re.sub(r" for url \(.*\)$", "", causes[-1].strip().split("\n")[0].removeprefix("error: "))
-        return NetworkError(f"the package index{_at(said)} did not answer: {why[:200]}", hint=_hint(_DOCTOR, said))
-    if another := _ANOTHER.search(said):
+        return NetworkError(f"the package index{_at(stderr)} did not answer: {why[:200]}", hint=_hint(_DOCTOR, stderr))
+    if another := _ANOTHER.search(stderr):
         return NetworkError(
-            f"the package index{_at(said)} serves another file than it announces: {_file(another[1])}",
-            hint=_hint("try again; if it fails again, fix the index or the proxy cache in front of it", said),
+            f"the package index{_at(stderr)} serves another file than it announces: {_file(another[1])}",
+            hint=_hint("try again; if it fails again, fix the index or the proxy cache in front of it", stderr),
         )
-    if page := _NO_PAGE.search(said):
-        return NetworkError(f"the package index{_at(said)} answers with invalid {page[1]}", hint=_hint(_DOCTOR, said))
+    if page := _NO_PAGE.search(stderr):
+        return NetworkError(
+            f"the package index{_at(stderr)} answers with invalid {page[1]}", hint=_hint(_DOCTOR, stderr)
+        )
     local = [r for r in map(Requirement, requirements) if any("+" in s.version for s in r.specifier)]
     for requirement in local:
-        if f"no version of {requirement}" in said or re.search(
-            rf"\b{re.escape(requirement.name)} was not found in", said
+        if f"no version of {requirement}" in stderr or re.search(
+            rf"\b{re.escape(requirement.name)} was not found in", stderr
         ):
             return NetworkError(
                 f"no configured index or find-links has {requirement}", hint=local_build(str(requirement))
             )
-    cause = _CAUSE.split(said, maxsplit=1)[-1]
+    cause = _CAUSE.split(stderr, maxsplit=1)[-1]
     meant = {
         found
-        for word in re.findall(r"[A-Za-z0-9._-]+", said)
+        for word in re.findall(r"[A-Za-z0-9._-]+", stderr)
         for found in [misleading_packages.refusal_reason(word)]
         if found
     }
@@ -69,13 +71,13 @@ def local_build(requirement: str) -> str:
     )
 
 
-def _hint(todo: str, said: str) -> str:
-    return f"{todo}\n{said[:600]}"
+def _hint(todo: str, stderr: str) -> str:
+    return f"{todo}\n{stderr[:600]}"
 
 
-def _at(said: str) -> str:
+def _at(stderr: str) -> str:
     """The host of the first URL in the text, as part of a sentence."""
-    found = url_redaction.IN_TEXT.search(said)
+    found = url_redaction.IN_TEXT.search(stderr)
     place = re.split(r"[/?#]", found[0].partition("://")[2])[0] if found else ""
     return f" {place}" if place else ""
 

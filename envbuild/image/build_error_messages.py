@@ -15,32 +15,32 @@ _NUMBERS = re.compile(r"(?:#[0-9]+ )?(?:[0-9]+\.[0-9]+ )?")  # BuildKit's prefix
 _MARKS = ("error:", "Error:", "error ", "fatal", "FAILED:", "install:")
 
 
-def is_out_of_memory(said: str) -> bool:
+def is_out_of_memory(output: str) -> bool:
     """Whether the output shows the kernel's OOM killer or a failed allocation."""
-    return any(row.pattern.search(said) for row in extension_compilers.out_of_memory_messages())
+    return any(row.pattern.search(output) for row in extension_compilers.out_of_memory_messages())
 
 
-def explained(said: str) -> str:
+def explained(output: str) -> str:
     """Return the lines that show the error, after advice if the error is known."""
     for row in extension_compilers.complaints():
-        match = row.pattern.search(said)
+        match = row.pattern.search(output)
         if match:
             return f"{row.say.format(**match.groupdict())}\n{match.group()}"
-    return "\n".join(first_errors(said))
+    return "\n".join(first_errors(output))
 
 
-def first_errors(said: str) -> Sequence[str]:
+def first_errors(output: str) -> Sequence[str]:
     """Return the first lines with an error, else BuildKit's own errors, else the last lines."""
-    own = builders(said)
-    lines = _lines(said)
+    own = builders(output)
+    lines = _lines(output)
     named = [line for line in lines if line not in own and any(mark in line for mark in _MARKS)]
     return list(dict.fromkeys(named))[:_MOST] or own or lines[-_MOST:]
 
 
-def builders(said: str) -> Sequence[str]:
+def builders(output: str) -> Sequence[str]:
     """Return BuildKit's own errors, without those of the programs that ran in a step."""
-    return list(dict.fromkeys(line for line in _lines(said) if line.startswith("ERROR: ")))
+    return list(dict.fromkeys(line for line in _lines(output) if line.startswith("ERROR: ")))
 
 
-def _lines(said: str) -> Sequence[str]:
-    return [_NUMBERS.sub("", line, count=1) for line in said.splitlines() if line.strip()]
+def _lines(output: str) -> Sequence[str]:
+    return [_NUMBERS.sub("", line, count=1) for line in output.splitlines() if line.strip()]

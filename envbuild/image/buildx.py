@@ -22,11 +22,11 @@ _INSPECTS = 60.0  # seconds
 
 
 class Failed(BuildError):
-    """A step ended with an error. `said`: all that BuildKit wrote."""
+    """A step ended with an error. `output`: all that BuildKit wrote."""
 
-    def __init__(self, message: str, hint: str, said: str) -> None:
+    def __init__(self, message: str, hint: str, output: str) -> None:
         super().__init__(message, hint=hint)
-        self.said = said
+        self.output = output
 
 
 def build(
@@ -140,11 +140,11 @@ _BROKEN = ("error reading from server", "error during connect")
 def _failed(engine: Engine, lock: Lock, stderr: str) -> EnvbuildError:
     errors = build_error_messages.builders(stderr)
     if lock.image and any(text in line for line in errors for text in _REGISTRY):
-        said = errors[-1].partition("failed to solve: ")[2] or errors[-1]
+        message = errors[-1].partition("failed to solve: ")[2] or errors[-1]
         host = lock.image.partition("/")[0]
         return NetworkError(
             f"the base image {lock.image} cannot be had from its registry",
-            hint=f"{said}\nif it is private: docker login {host}; its CA belongs into the engine's certs.d/{host}",
+            hint=f"{message}\nif it is private: docker login {host}; its CA belongs into the engine's certs.d/{host}",
         )
     if any("no builder " in line for line in errors):
         return EngineError(errors[-1].removeprefix("ERROR: "), hint=_BUILDERS)

@@ -207,18 +207,18 @@ def _compile(order: CompileOrder, out: Path) -> int:
             buildx.build(engine, order.lock, order.profile, order.text, options, order.say, order.on_line)
             return jobs
         except buildx.Failed as failed:
-            if not build_error_messages.is_out_of_memory(failed.said):
+            if not build_error_messages.is_out_of_memory(failed.output):
                 raise _explained(one, failed) from None
             if jobs == 1:
-                said = f"{one.name} needs more memory than the engine has, with one job too"
+                message = f"{one.name} needs more memory than the engine has, with one job too"
                 hint = f"the engine has {engine.memory_bytes / 1e9:.0f} GB\n{failed.hint}"
-                raise BuildError(said, hint=hint) from None
+                raise BuildError(message, hint=hint) from None
         order.say(f"{one.name}: the compiler ran out of memory with {jobs} jobs; again with {jobs // 2}")
         jobs //= 2
 
 
 def _explained(one: LockedExtension, failed: buildx.Failed) -> BuildError:
-    return BuildError(f"{one.name} cannot be compiled", hint=build_error_messages.explained(failed.said))
+    return BuildError(f"{one.name} cannot be compiled", hint=build_error_messages.explained(failed.output))
 
 
 def _only(out: Path, one: LockedExtension) -> Path:

@@ -174,13 +174,13 @@ def _name(wheel: Path, name: str) -> Iterator[str]:
 
 
 def _tags(tags: frozenset[Tag], python: str | None) -> Iterator[str]:
-    said = ", ".join(sorted(map(str, tags)))
+    names = ", ".join(sorted(map(str, tags)))
     if all(tag.platform == "any" for tag in tags):
-        yield f"its tag is {said}: it was built without its compiled modules"
+        yield f"its tag is {names}: it was built without its compiled modules"
         return
     wanted = python or _interpreter(tags)
     if wanted is None or not tags & wheel_resolution_and_download.tags(wanted, _NEWEST_GLIBC).keys():
-        yield f"its tag is {said}, which {f'Python {wanted} on ' if wanted else ''}linux x86_64 does not take"
+        yield f"its tag is {names}, which {f'Python {wanted} on ' if wanted else ''}linux x86_64 does not take"
 
 
 def _interpreter(tags: frozenset[Tag]) -> str | None:

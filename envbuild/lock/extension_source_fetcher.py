@@ -73,9 +73,9 @@ def inspect_source(wanted: ExtensionRequest, progress: Progress) -> LockedExtens
         try:
             unknown = _unmentioned(file, set(build.env) - extension_compilers.variables())
         except _BROKEN as error:
-            said = f"its source is not a tar archive (gzip, xz, bzip2 or plain), or is damaged: {error}"
+            message = f"its source is not a tar archive (gzip, xz, bzip2 or plain), or is damaged: {error}"
             raise ProfileError(
-                f"the source of {extension.name} cannot be locked", faults=[replace(wanted.at, message=said)]
+                f"the source of {extension.name} cannot be locked", faults=[replace(wanted.at, message=message)]
             ) from None
     if unknown:
         faults = [replace(wanted.places[name], message=_SILENT.format(name=name)) for name in unknown]
@@ -95,8 +95,8 @@ def _refuse_submodules(wanted: ExtensionRequest, repository: Path) -> None:
     found = [printable(path)[:200] for _, path in entries]
     if found:
         more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-        said = f"its commit has submodules, which are not downloaded: {', '.join(found[:_MOST_NAMED])}{more}"
-        fault = replace(wanted.at, message=said)
+        message = f"its commit has submodules, which are not downloaded: {', '.join(found[:_MOST_NAMED])}{more}"
+        fault = replace(wanted.at, message=message)
         raise ProfileError(f"the source of {wanted.extension.name} is incomplete", hint=_WHOLE, faults=[fault])
 
 
@@ -198,9 +198,9 @@ def _clone(wanted: ExtensionRequest, commit: str) -> None:
                 )
         found = _git(made, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}").stdout.strip()
         if found != commit or _git(made, "fsck", "--no-dangling", "--no-progress").code:
-            said = f"{url_redaction.redact_url(address)} has no commit {commit}"
+            message = f"{url_redaction.redact_url(address)} has no commit {commit}"
             raise ProfileError(
-                f"the source of {wanted.extension.name} is not available", faults=[replace(wanted.at, message=said)]
+                f"the source of {wanted.extension.name} is not available", faults=[replace(wanted.at, message=message)]
             )
         try:
             made.rename(target)

@@ -255,7 +255,7 @@ def current(lock: Lock | None, plan: Plan, file: Path) -> Lock:
         raise _missing(file, plan.asked)
     stale = lock.stale(plan)
     if stale:
-        said = f"{yaml_document.display(file)} is out of date: {', '.join(stale)} changed in the profile"
-        raise OutOfDate(said, hint=f"run: envbuild lock {plan.asked}")
+        message = f"{yaml_document.display(file)} is out of date: {', '.join(stale)} changed in the profile"
+        raise OutOfDate(message, hint=f"run: envbuild lock {plan.asked}")
     as_locked(plan, lock.versions)
     return lock

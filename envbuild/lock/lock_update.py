@@ -66,9 +66,9 @@ def update_lock(
             base, apt = _debs(plan, previous, stale, everything or BASE in upgrade)
             chosen = choosing.result()
     except ProfileError as error:
-        said = f"{error.message} {error.hint}"
+        message = f"{error.message} {error.hint}"
         hint = "\n".join(filter(None, [error.hint, *plan.notes]))
-        raise ProfileError(error.message, hint=hint or None, faults=[*plan.faults(said), *error.faults]) from None
+        raise ProfileError(error.message, hint=hint or None, faults=[*plan.faults(message), *error.faults]) from None
     locked = chosen.wheels
     for note in chosen.notes:
         say(note)

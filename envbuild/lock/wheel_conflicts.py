@@ -108,9 +108,9 @@ _session = thread_safe_cache(index_config.index_session)
 
 def _may_be_equal(clash: Clash, listings: Mapping[str, Listing]) -> bool:
     """Whether the files may be equal, by CRC and size; only a comparison of the bytes is proof."""
-    said = {listings[name].files.get(clash.path) for name in (clash.first, clash.second)}
+    checksums = {listings[name].files.get(clash.path) for name in (clash.first, clash.second)}
     known = {f"{zlib.crc32(text):08x} {len(text)}" for text in database.namespace_texts()}
-    return clash.equal or (_is_namespace(clash) and said <= known)
+    return clash.equal or (_is_namespace(clash) and checksums <= known)
 
 
 def _are_equal(clash: Clash, files: Mapping[str, Path]) -> bool:

@@ -182,7 +182,7 @@ class _ProfileEvents:
     def __init__(self, name: str, show: Show) -> None:
         self._name, self._show = name, show
         self._ended: set[str] = set()
-        self.last = "it said nothing"
+        self.last = "no output"
 
     def add_line(self, line: str) -> None:
         """Show an event, received as a line of JSON."""

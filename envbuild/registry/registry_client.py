@@ -57,10 +57,10 @@ class Repository:
         )
         if found.digest != wanted:
             raise Refusal("digest", f"{self.reference.host} serves {found.digest} as the manifest {wanted}")
-        said = found.document.get("mediaType", media_type)
-        if said != media_type or not (found.is_index or media_type in oci_types.MANIFESTS):
+        stated = found.document.get("mediaType", media_type)
+        if stated != media_type or not (found.is_index or media_type in oci_types.MANIFESTS):
             raise Refusal(
-                "digest", f"{self.reference.host} serves a manifest as {media_type!r}, which calls itself {said!r}"
+                "digest", f"{self.reference.host} serves a manifest as {media_type!r}, which calls itself {stated!r}"
             )
         return found
 

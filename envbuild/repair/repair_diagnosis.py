@@ -89,12 +89,12 @@ def expected_hardware_from(held: Holdings, found: Explanation | None, gpus: Sequ
     machine = environment_audit.of_gpus(gpus, image=False) if gpus else environment_audit.of_machine(held)
     if found is None:
         return machine
-    said = found.read.situation
+    situation = found.read.situation
     return replace(
         machine,
-        gpus=tuple(gpus) or said.gpus or machine.gpus,
-        gpu_count=(said.gpu_count or len(said.gpus) or 1) if said.gpus else machine.gpu_count,
-        driver=said.driver or machine.driver,
+        gpus=tuple(gpus) or situation.gpus or machine.gpus,
+        gpu_count=(situation.gpu_count or len(situation.gpus) or 1) if situation.gpus else machine.gpu_count,
+        driver=situation.driver or machine.driver,
     )
 
 
@@ -319,12 +319,12 @@ def _without_change(acted: Sequence[Advisory]) -> Iterator[tuple[str, str]]:
 
 def _notes(audited: Audit, found: Explanation | None) -> Iterator[str]:
     held = audited.held
-    said = found.read.situation.torch if found else None
+    torch = found.read.situation.torch if found else None
     present = held.installed.get("torch")
     if not audited.wanted.gpus:
         yield "no GPU was found on this machine or in a log: name one with --gpu, such as --gpu h20"
-    if said and present and said.partition("+")[0] != present.partition("+")[0]:
-        yield f"the log is of torch {said}, this environment has {present}: is it the one that failed?"
+    if torch and present and torch.partition("+")[0] != present.partition("+")[0]:
+        yield f"the log is of torch {torch}, this environment has {present}: is it the one that failed?"
     if found and found.unknown:
         yield "no known cause found in the log: envbuild explain shows what was read"
     for finding in audited.findings:

@@ -78,8 +78,8 @@ def proofs_table(rows: Sequence[community_evidence.EvidenceRow]) -> str:
     """Return a table of the evidence by GPU and profile; for invalid evidence with the reason."""
     if not rows:
         return "No evidence yet: no profile is proved on a GPU."
-    said = [(row.gpu, row.profile, row.who, row.when, "; ".join(row.objections) or "yes") for row in rows]
-    return markdown_generated_sections.markdown_table([("GPU", "Profile", "Who", "When", "Does it count?"), *said])
+    cells = [(row.gpu, row.profile, row.who, row.when, "; ".join(row.objections) or "yes") for row in rows]
+    return markdown_generated_sections.markdown_table([("GPU", "Profile", "Who", "When", "Does it count?"), *cells])
 
 
 def _asking(situation: Situation) -> Iterator[tuple[tuple[str, ...], list[str]]]:

@@ -100,9 +100,9 @@ def _without_extension(source: Source) -> Iterator[Fault]:
         if named:
             place = source.document.place(("selftest", "require", named[0]))
             asked = " and ".join(required[index] for index in named)
-            said = (
+            message = (
                 f"{asked} must pass ({place.file}:{place.line}), and nothing here compiles {extension}: name it in "
                 "extensions (a list replaces the one of the profile that this extends), or require other probes"
             )
             given = "extensions" in source.document.data
-            yield source.document.fault(("extensions",) if given else ("selftest", "require", named[0]), said)
+            yield source.document.fault(("extensions",) if given else ("selftest", "require", named[0]), message)

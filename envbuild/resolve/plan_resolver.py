@@ -108,9 +108,9 @@ class Plan:
         requirements = (text for text in self.packages if canonicalize_name(Requirement(text).name) == name)
         return self.places.get(next(requirements, self.core[-1]))
 
-    def faults(self, said: str) -> list[Fault]:
+    def faults(self, message: str) -> list[Fault]:
         """Faults with the positions of the requirements named in a resolver's message."""
-        words = set(re.split(r"[^A-Za-z0-9+.-]+", said.replace("==", " ")))
+        words = set(re.split(r"[^A-Za-z0-9+.-]+", message.replace("==", " ")))
         named = [text for text in self.places if re.split(r"[^A-Za-z0-9+.-]", text)[0] in words]
         return [Fault(text, self.places[text].file, self.places[text].line) for text in named]
 
@@ -267,8 +267,10 @@ def _contradictions(source: Source, profile: Profile, suite: database.Suite | No
             least = "{}.{}".format(*probe.least_capability)
             older = [f"{gpu.id} has {gpu.compute_capability}" for gpu in gpus if _below(gpu, probe.least_capability)]
             if older:
-                said = f"{name} needs compute capability {least} ({', '.join(older)}): remove it from selftest.require"
-                found.append(where(("selftest", "require", index), said))
+                message = (
+                    f"{name} needs compute capability {least} ({', '.join(older)}): remove it from selftest.require"
+                )
+                found.append(where(("selftest", "require", index), message))
     for name in _UNSET.keys() & set(profile.env):
         found.append(where(("env", name), "this would put other packages in front of the locked and tested ones"))
     if profile.apt and not suite:

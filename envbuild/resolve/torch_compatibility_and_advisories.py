@@ -271,8 +271,8 @@ def _refusals(source: Source, advice: tuple[Advice, ...]) -> Iterator[Fault]:
     for index, item in enumerate(source.profile.accept):
         if item.advisory not in ids:
             hint = near(item.advisory, ids)
-            said = f"unknown advisory {item.advisory!r}{f' ({hint})' if hint else ''}"
-            yield source.document.fault(("accept", index, "advisory"), said)
+            message = f"unknown advisory {item.advisory!r}{f' ({hint})' if hint else ''}"
+            yield source.document.fault(("accept", index, "advisory"), message)
     for given in advice:
         if given.state == "refused":
             yield source.document.fault(_blamed(source, given.advisory), str(given))

@@ -45,10 +45,10 @@ except (NameError, OSError, ValueError) as error:
     sys.exit(3)
 if sys.argv[1:] not in ([], ["--no-probes"]):
     asked = sys.argv[1:] in (["-h"], ["--help"])
-    said = [line[3:].decode() for line in lines if line.startswith(b"#:")]
+    usage = [line[3:].decode() for line in lines if line.startswith(b"#:")]
     if not asked:
         sys.stderr.write("envbuild check: invalid arguments: %s\\n" % ascii(" ".join(sys.argv[1:]))[1:-1])
-    (sys.stdout if asked else sys.stderr).write("\\n".join(said) + "\\n")
+    (sys.stdout if asked else sys.stderr).write("\\n".join(usage) + "\\n")
     sys.exit(0 if asked else 2)
 if sys.version_info < (3, 9):
     sys.stderr.write("envbuild check: Python 3.9 or newer is needed, this is %s\\n" % sys.version.split()[0])

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
-from envbuild.testrun.output_judge import Said
+from envbuild.testrun.output_judge import PrintableText
 from envbuild.testrun.run_result import TestRun
 from envbuild.util import strict_json, yaml_document
 from envbuild.util.errors import CheckFailed, EnvbuildError, Fault, FingerprintError
@@ -32,7 +32,7 @@ class _Part(BaseModel):
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
 Number = Annotated[float, BeforeValidator(lambda value: float(value) if value in ("nan", "inf", "-inf") else value)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Short = Annotated[Said, Field(max_length=200)]
+Short = Annotated[PrintableText, Field(max_length=200)]
 Shape = Annotated[list[Count], Field(max_length=32)]
 DType = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,30}$")]
 
@@ -74,13 +74,13 @@ class Observed(_Part):
 class FingerprintOp(_Part):
     """An operation or a module, with its two passes. `note`: why a pass or a comparison is missing."""
 
-    id: Annotated[Said, Field(min_length=1, max_length=500)]
+    id: Annotated[PrintableText, Field(min_length=1, max_length=500)]
     dtype: DType
     shape: Shape
     exact: bool
     backend: Short
     flags: list[Short] = Field(max_length=50)
-    note: Annotated[Said, Field(max_length=2000)] | None
+    note: Annotated[PrintableText, Field(max_length=2000)] | None
     golden: Sha256 | None
     teacher: Observed | None
     free: Observed | None

@@ -21,7 +21,7 @@ class _Frame(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, defer_build=True)
 
 
-Said = Annotated[str, AfterValidator(printable)]
+PrintableText = Annotated[str, AfterValidator(printable)]
 
 
 class _Probe(ProbeResult):
@@ -30,15 +30,15 @@ class _Probe(ProbeResult):
     model_config = ConfigDict(extra="ignore")
 
     probe: str = Field(pattern=r"^[a-z0-9._]{1,60}$")
-    level: Said = Field(max_length=20)
-    reason: Said | None = Field(max_length=4000)
-    failure: Said | None = Field(max_length=60)
-    signal: Said | None = Field(max_length=20)
-    at: Said | None = Field(max_length=1000)
-    detail: Said | None = Field(max_length=20000)
+    level: PrintableText = Field(max_length=20)
+    reason: PrintableText | None = Field(max_length=4000)
+    failure: PrintableText | None = Field(max_length=60)
+    signal: PrintableText | None = Field(max_length=20)
+    at: PrintableText | None = Field(max_length=1000)
+    detail: PrintableText | None = Field(max_length=20000)
     figures: list[dict[str, object]] = Field(max_length=5000)
     seconds: float
-    output: Said | None = Field(None, max_length=20000)
+    output: PrintableText | None = Field(None, max_length=20000)
 
 
 class _Start(_Frame):

@@ -16,7 +16,7 @@ import platformdirs
 from envbuild.util.errors import DiskError, EnvbuildError, SystemFault
 
 _LOW = 64 << 20  # bytes: larger writes check the free space first
-_SAID = re.compile(r"no space left on device|disk quota exceeded|os error (28|122)\b", re.IGNORECASE)
+_DISK_FULL = re.compile(r"no space left on device|disk quota exceeded|os error (28|122)\b", re.IGNORECASE)
 _HINT = "free some, then run the same command again: envbuild prune; docker buildx prune; docker image prune"
 
 
@@ -28,9 +28,9 @@ def is_disk_full(error: OSError) -> bool:
     )
 
 
-def lacked(said: str) -> bool:
+def lacked(output: str) -> bool:
     """Whether the output of a program or engine reports a full disk or quota."""
-    return bool(_SAID.search(said))
+    return bool(_DISK_FULL.search(output))
 
 
 def is_none(folder: Path) -> bool:

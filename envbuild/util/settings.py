@@ -79,8 +79,8 @@ def _faults(found: Document) -> Iterator[Fault]:
             yield found.fault((name,), FORMS[name][1])
         elif name == "on" and value not in RUNNERS:
             meant = near(str(value), RUNNERS)
-            said = f"must be one of {', '.join(RUNNERS)}, not {printable(str(value)[:100])!r}"
-            yield found.fault((name,), f"{said} ({meant})" if meant else said)
+            message = f"must be one of {', '.join(RUNNERS)}, not {printable(str(value)[:100])!r}"
+            yield found.fault((name,), f"{message} ({meant})" if meant else message)
 
 
 def names() -> tuple[str, ...]:

@@ -153,9 +153,9 @@ def _syntax(problem: yaml.MarkedYAMLError, name: str) -> Fault:
     """A parser error, with our own text for known messages."""
     line = problem.problem_mark.line + 1 if problem.problem_mark else None
     begin = problem.context_mark.line + 1 if problem.context_mark else line
-    said = problem.problem or "syntax"
-    words = _SYNTAX[said].format(line=begin) if said in _SYNTAX else said
-    return Fault(words, name, begin if said in _AT_BEGIN else line)
+    message = problem.problem or "syntax"
+    words = _SYNTAX[message].format(line=begin) if message in _SYNTAX else message
+    return Fault(words, name, begin if message in _AT_BEGIN else line)
 
 
 def _refuse_aliases(text: str, name: str, error: type[EnvbuildError]) -> None:

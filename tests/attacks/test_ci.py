@@ -29,9 +29,9 @@ COMMIT = "0" * 40
     ],
 )
 def test_a_job_that_installs_by_name(project: Path, source: str | None) -> None:
-    said = envbuild("export", "ci", "github", "h20", *(["--install", source] if source else []), "--json")
-    assert said.code == UsageError.code
-    assert "ci_install" in said.document["error"]["hint"] and "pip install" not in said.stdout
+    result = envbuild("export", "ci", "github", "h20", *(["--install", source] if source else []), "--json")
+    assert result.code == UsageError.code
+    assert "ci_install" in result.document["error"]["hint"] and "pip install" not in result.stdout
 
 
 @pytest.mark.legitimate("team", "a CI job that installs one commit or one wheel", "the job is printed")
@@ -45,5 +45,5 @@ def test_a_job_that_installs_by_name(project: Path, source: str | None) -> None:
 )
 def test_a_job_that_installs_what_is_pinned(project: Path, source: str) -> None:
     configure(f'ci_install: "{source}"\n')
-    said = envbuild("export", "ci", "gitlab", "h20")
-    assert said.code == 0 and f"pip install '{source}'" in said.stdout
+    result = envbuild("export", "ci", "gitlab", "h20")
+    assert result.code == 0 and f"pip install '{source}'" in result.stdout

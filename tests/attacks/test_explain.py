@@ -40,8 +40,8 @@ def explained(*names: object) -> tuple[str, int]:
     command = [sys.executable, "-c", _MEASURED, *map(str, names)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    said, _, peak = done.stdout.rstrip().rpartition("\n")
-    return said, int(peak) << 10
+    output, _, peak = done.stdout.rstrip().rpartition("\n")
+    return output, int(peak) << 10
 
 
 # ---- memory ----
@@ -51,28 +51,28 @@ def explained(*names: object) -> tuple[str, int]:
 def test_a_bomb_of_newlines_stays_within_the_memory(tmp_path: Path) -> None:
     file = tmp_path / "train.log"
     file.write_bytes(gzip.compress(b"EADDRINUSE\n" + b"\n" * (32 << 20) + b"CUDA out of memory\n"))
-    said, peak = explained(file)
+    output, peak = explained(file)
     assert peak < LIMIT
-    assert f"{file}: too large: its begin (" in said and "were read, not its middle (33" in said
-    assert "Cause: port-in-use" in said and "Cause: gpu-memory" in said, "its begin and its end are read"
+    assert f"{file}: too large: its begin (" in output and "were read, not its middle (33" in output
+    assert "Cause: port-in-use" in output and "Cause: gpu-memory" in output, "its begin and its end are read"
 
 
 @pytest.mark.attack("author of a log", "one line of 64 MB, packed", "it is read in pieces; the cut is reported")
 def test_an_endless_line_stays_within_the_memory(tmp_path: Path) -> None:
     file = tmp_path / "train.log"
     file.write_bytes(gzip.compress(b"x" * (64 << 20) + b" EADDRINUSE"))
-    said, peak = explained(file)
+    output, peak = explained(file)
     assert peak < LIMIT
-    assert "too large: its begin (0 lines, 8.4 MB) and its end (0 lines, 25.2 MB) were read" in said
-    assert "Cause: port-in-use" in said
+    assert "too large: its begin (0 lines, 8.4 MB) and its end (0 lines, 25.2 MB) were read" in output
+    assert "Cause: port-in-use" in output
 
 
 @pytest.mark.attack("author of a log", "32 MB of carriage returns", "they count as lines")
 def test_a_bomb_of_carriage_returns_stays_within_the_memory(tmp_path: Path) -> None:
     file = tmp_path / "train.log"
     file.write_bytes(gzip.compress(b"x\r" * (16 << 20) + b"\nEADDRINUSE\n"))
-    said, peak = explained(file)
-    assert peak < LIMIT and "too large" in said and "Cause: port-in-use" in said
+    output, peak = explained(file)
+    assert peak < LIMIT and "too large" in output and "Cause: port-in-use" in output
 
 
 @pytest.mark.legitimate(
@@ -83,9 +83,9 @@ def test_a_long_log_keeps_its_diagnosis(tmp_path: Path) -> None:
     steps = b"".join(b"step %d loss %.4f grad_norm 1.2345\n" % (step, 1 / (step + 1)) for step in range(200_000))
     begin, end = b"PyTorch version: 2.3.1+cu121\nGPU 0: NVIDIA H20\n", b"Floating point exception (core dumped)\n"
     file.write_bytes(begin + steps + end)
-    said, peak = explained(file)
-    assert peak < LIMIT and "too large" not in said
-    assert "cublas-hopper-fpe" in said and "200003: Floating point exception" in said
+    output, peak = explained(file)
+    assert peak < LIMIT and "too large" not in output
+    assert "cublas-hopper-fpe" in output and "200003: Floating point exception" in output
 
 
 # ---- a folder ----
@@ -103,15 +103,15 @@ def test_a_file_that_is_not_regular_is_skipped_and_reported(tmp_path: Path) -> N
     (tmp_path / "zero.log").symlink_to("/dev/zero")
     (tmp_path / "loop").symlink_to(tmp_path)
     (tmp_path / "gone.log").symlink_to(tmp_path / "nowhere")
-    said, _ = explained(tmp_path)
-    assert "Cause: port-in-use" in said and "Log: 1 line;" in said
-    assert f"{tmp_path}: 5 FIFOs skipped: rank0, rank1, rank2, ..." in said
+    output, _ = explained(tmp_path)
+    assert "Cause: port-in-use" in output and "Log: 1 line;" in output
+    assert f"{tmp_path}: 5 FIFOs skipped: rank0, rank1, rank2, ..." in output
     for skipped in (
         "1 device skipped: zero.log",
         "1 link to a folder skipped: loop",
         "1 broken link skipped: gone.log",
     ):
-        assert f"{tmp_path}: {skipped}" in said
+        assert f"{tmp_path}: {skipped}" in output
 
 
 @pytest.mark.attack("author of a folder of logs", "1,100 folders within each other", "read to the innermost one")
@@ -122,10 +122,10 @@ def test_deeply_nested_folders_are_read(tmp_path: Path) -> None:
         folder.mkdir()
     (folder / "train.log").write_text("EADDRINUSE\n", encoding="utf-8")
     try:
-        said, _ = explained(tmp_path)
+        output, _ = explained(tmp_path)
     finally:  # pytest's own cleaning ends with a RecursionError at this depth
         subprocess.run(["rm", "-r", str(tmp_path / "a")], check=True)
-    assert "Cause: port-in-use" in said
+    assert "Cause: port-in-use" in output
 
 
 @pytest.mark.attack("author of a folder of logs", "a folder of FIFOs alone", "an error that names them")
@@ -141,8 +141,8 @@ def test_a_fifo_that_is_named_is_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=("EADDRINUSE\n",), daemon=True)
     writer.start()
-    said, _ = explained(tmp_path / "pipe")
-    assert "Cause: port-in-use" in said
+    output, _ = explained(tmp_path / "pipe")
+    assert "Cause: port-in-use" in output
 
 
 @pytest.mark.legitimate("user", "a folder with a link to a log elsewhere", "the log is read")
@@ -150,8 +150,8 @@ def test_a_link_to_a_regular_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "elsewhere.log").write_text("EADDRINUSE\n", encoding="utf-8")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "train.log").symlink_to(tmp_path / "elsewhere.log")
-    said, _ = explained(tmp_path / "run")
-    assert "Cause: port-in-use" in said and "skipped" not in said
+    output, _ = explained(tmp_path / "run")
+    assert "Cause: port-in-use" in output and "skipped" not in output
 
 
 # ---- versions that are only mentioned ----

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from unit.support import PROFILE, Said, as_yaml, envbuild, lock_for, plan_of, source_of, write_profile
+from unit.support import PROFILE, CommandResult, as_yaml, envbuild, lock_for, plan_of, source_of, write_profile
 
 from envbuild.fetch import archive_fetcher, sha256_file_store
 from envbuild.lock import lock_file
@@ -65,22 +65,22 @@ REFUSED = "the file is not opened; the error names the line"
 @pytest.mark.parametrize("line", ["-r ../home/{}", "--requirement=../home/{}", "-r {home}/{}", "-r sub/../../home/{}"])
 def test_an_include_outside_the_project(project: Path, outside: Path, secret: str, line: str) -> None:
     written(project, {"requirements.txt": f"numpy\n{line.format(secret, home=outside)}\n"})
-    said = refused(project, "lock", "cpu", "--requirements", "requirements.txt")
-    assert f"requirements.txt:2: {line.format(secret, home=outside).split()[-1].rpartition('=')[2]} leads out" in said
+    result = refused(project, "lock", "cpu", "--requirements", "requirements.txt")
+    assert f"requirements.txt:2: {line.format(secret, home=outside).split()[-1].rpartition('=')[2]} leads out" in result
 
 
 @pytest.mark.attack(STRANGER, "-r of a file outside the project, from a file that is included itself", REFUSED)
 def test_a_nested_include_outside_the_project(project: Path, outside: Path) -> None:
     written(project, {"requirements.txt": "-r sub/more.txt\n", "sub/more.txt": "-r ../../home/token\n"})
-    said = refused(project, "lock", "cpu", "--requirements", "requirements.txt")
-    assert "sub/more.txt:1: ../../home/token leads out of the project's folder" in said
+    result = refused(project, "lock", "cpu", "--requirements", "requirements.txt")
+    assert "sub/more.txt:1: ../../home/token leads out of the project's folder" in result
 
 
 @pytest.mark.attack(STRANGER, "-c of a file outside the project", "constraints are not taken from a requirements file")
 def test_a_constraint_outside_the_project(project: Path, outside: Path) -> None:
     written(project, {"requirements.txt": "numpy\n-c ../home/token\n"})
-    said = refused(project, "lock", "cpu", "--requirements", "requirements.txt")
-    assert "requirements.txt:2: option -c is not taken from here" in said
+    result = refused(project, "lock", "cpu", "--requirements", "requirements.txt")
+    assert "requirements.txt:2: option -c is not taken from here" in result
 
 
 @pytest.mark.attack(STRANGER, "-r of a link in the project to a file outside", REFUSED)
@@ -96,8 +96,8 @@ def test_an_include_of_a_link(project: Path, outside: Path, secret: str) -> None
 @pytest.mark.parametrize("path", ["../../home/{}", "{home}/{}", "./../profiles/../../home/{}"])
 def test_a_parent_outside_the_project(project: Path, outside: Path, secret: str, path: str) -> None:
     write_profile(project, {"extends": path.format(secret, home=outside)})
-    said = refused(project, "show", "sample")
-    assert "profiles/sample.yaml:2: extends: " in said and "leads out of the project's folder" in said
+    result = refused(project, "show", "sample")
+    assert "profiles/sample.yaml:2: extends: " in result and "leads out of the project's folder" in result
 
 
 @pytest.mark.attack(STRANGER, "a link among the profiles to a file outside, named by extends:", REFUSED)
@@ -260,7 +260,7 @@ def test_an_archive_of_this_machine(project: Path, outside: Path) -> None:
 WITHOUT_END = "the file is refused, without waiting for it or reading it to its end"
 
 
-def ended(project: Path, *arguments: str) -> Said:
+def ended(project: Path, *arguments: str) -> CommandResult:
     """In a process of its own, which a test can end where it waits."""
     argv = [sys.executable, "-m", "envbuild", *arguments]
     path = os.pathsep.join(filter(None, [str(package_data.ROOT), os.environ.get("PYTHONPATH")]))
@@ -273,7 +273,7 @@ def ended(project: Path, *arguments: str) -> Said:
         cwd=project,
         env={**os.environ, "PYTHONPATH": path},
     )
-    return Said(done.returncode, done.stdout, done.stderr)
+    return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.mark.attack(STRANGER, "a FIFO as a requirements file, a parent or a lock", WITHOUT_END)

@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 from unit.conftest import forget
-from unit.support import PROFILE, Index, Said, envbuild, image_of, quick_pip, serving, write_profile, write_wheel
+from unit.support import (
+    PROFILE,
+    CommandResult,
+    Index,
+    envbuild,
+    image_of,
+    quick_pip,
+    serving,
+    write_profile,
+    write_wheel,
+)
 
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
@@ -44,13 +54,13 @@ def locked(project: Path) -> Lock:
     return found
 
 
-def run(*options: str) -> Said:
+def run(*options: str) -> CommandResult:
     return envbuild("lock", "sample", *options, "--json")
 
 
-def refusal(said: Said) -> str:
-    error = said.document["error"]
-    assert said.code == error["code"] == 3, said
+def refusal(result: CommandResult) -> str:
+    error = result.document["error"]
+    assert result.code == error["code"] == 3, result
     return "\n".join([error["message"], error["hint"] or "", *(fault["message"] for fault in error["faults"])])
 
 
@@ -186,10 +196,10 @@ def test_a_prerelease_that_was_not_requested_is_refused(project: Path, index: In
         file.unlink()
     write_wheel(index.folder, "alpha", "0.3.1.dev5")
     sdist(index, "2.0")
-    said = refusal(run())
-    assert "only a pre-release fits, and no requirement names one: alpha" in said
-    assert "alpha 0.3.1.dev5: the newest release, 2.0, has no wheel for Python 3.11" in said
-    assert "extensions: in the profile" in said and "alpha==0.3.1.dev5" in said
+    message = refusal(run())
+    assert "only a pre-release fits, and no requirement names one: alpha" in message
+    assert "alpha 0.3.1.dev5: the newest release, 2.0, has no wheel for Python 3.11" in message
+    assert "extensions: in the profile" in message and "alpha==0.3.1.dev5" in message
 
 
 @pytest.mark.attack(
@@ -220,10 +230,12 @@ def test_a_wheel_of_years_ago_is_refused(project: Path, index: Index) -> None:
     profile(project, "alpha")
     sdist(index, "3.0")
     dated(index, v1_0=2019, v2_0=2020, v3_0=2026)
-    said = refusal(run())
-    assert "far behind the newest release, and not asked for: alpha 2.0" in said
-    assert "alpha 2.0 is 1 release, 72 months behind 3.0: 3.0 has no wheel for Python 3.11, glibc 2.28, x86_64" in said
-    assert "extensions: in the profile" in said and "--accept-old alpha" in said
+    message = refusal(run())
+    assert "far behind the newest release, and not asked for: alpha 2.0" in message
+    assert (
+        "alpha 2.0 is 1 release, 72 months behind 3.0: 3.0 has no wheel for Python 3.11, glibc 2.28, x86_64" in message
+    )
+    assert "extensions: in the profile" in message and "--accept-old alpha" in message
 
 
 @pytest.mark.attack(
@@ -233,9 +245,9 @@ def test_an_old_version_that_torch_leaves_is_refused_with_the_true_reason(projec
     profile(project, "alpha")
     write_wheel(index.folder, "alpha", "3.0", ["torch>=2.15"])
     dated(index, v1_0=2019, v2_0=2020, v3_0=2026)
-    said = refusal(run())
-    assert "alpha 2.0 is 1 release, 72 months behind 3.0: 3.0 has a wheel, but does not fit" in said
-    assert "why not alpha 3.0: " in said and "torch>=2.15" in said and "no wheel" not in said
+    message = refusal(run())
+    assert "alpha 2.0 is 1 release, 72 months behind 3.0: 3.0 has a wheel, but does not fit" in message
+    assert "why not alpha 3.0: " in message and "torch>=2.15" in message and "no wheel" not in message
 
 
 @pytest.mark.attack("an index", "it has no dates, and 79 releases without a wheel", "refused by their number")
@@ -414,5 +426,5 @@ def test_the_command_line_comes_before_the_profile_and_that_before_the_file(
 
 def test_packages_left_out_are_reported_if_resolution_fails(project: Path, index: Index) -> None:
     profile(project)
-    said = run(*required(project, "torch>=2.14", "alpha>=7"))
-    assert "torch>=2.14 is left out: the profile has torch 2.13.0" in refusal(said)
+    result = run(*required(project, "torch>=2.14", "alpha>=7"))
+    assert "torch>=2.14 is left out: the profile has torch 2.13.0" in refusal(result)

@@ -320,7 +320,7 @@ HIDDEN = {"hidden.pth": b"evil_folder\n", "evil_folder/sitecustomize.py": b"impo
 
 def cases(tried: str) -> list[Any]:
     mark = pytest.mark.attack
-    return [pytest.param(path, marks=mark(AUTHOR, said, tried)) for path, (_, said) in STARTUP.items()]
+    return [pytest.param(path, marks=mark(AUTHOR, answer, tried)) for path, (_, answer) in STARTUP.items()]
 
 
 @pytest.mark.parametrize("path", cases("refused before the image is made"))
@@ -394,7 +394,7 @@ BACKENDS = {
 
 def backends(tried: str) -> list[Any]:
     mark = pytest.mark.attack
-    return [pytest.param(folder, marks=mark(AUTHOR, said, tried)) for folder, (_, said) in BACKENDS.items()]
+    return [pytest.param(folder, marks=mark(AUTHOR, answer, tried)) for folder, (_, answer) in BACKENDS.items()]
 
 
 @pytest.mark.parametrize("folder", backends("refused before the image is made"))

@@ -12,7 +12,7 @@ import pytest
 from unit.evidence.runs import run_on
 from unit.saved import tar
 from unit.site import LAYER, LAYER_TYPE, Site, config_of, pushed
-from unit.support import Said, as_yaml, envbuild, sha
+from unit.support import CommandResult, as_yaml, envbuild, sha
 
 from envbuild.attest import child_config_check, in_toto_statements, keys_and_signatures, registry_attestations
 from envbuild.evidence import evidence_statements_and_store
@@ -30,15 +30,15 @@ def site(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         yield found
 
 
-def verify(site: Site, *arguments: str, ref: str = "team/sample:verified") -> Said:
+def verify(site: Site, *arguments: str, ref: str = "team/sample:verified") -> CommandResult:
     return envbuild("verify", f"{site.registry.host}/{ref}", "--key", "team.pub", *arguments, "--json")
 
 
-def refused(said: Said) -> list[str]:
+def refused(result: CommandResult) -> list[str]:
     """The ids of the reasons."""
-    assert said.code == CheckFailed.code, said.stdout
-    found = [reason["id"] for reason in said.document["reasons"]]
-    assert found and said.document["state"] == "unverified"
+    assert result.code == CheckFailed.code, result.stdout
+    found = [reason["id"] for reason in result.document["reasons"]]
+    assert found and result.document["state"] == "unverified"
     return found
 
 
@@ -132,8 +132,8 @@ def test_an_index_of_one_image_and_an_attestation(site: Site) -> None:
     image = digest_of(site)
     digest = put_index(site, (PROVED, "linux/amd64"), (EVIL, "unknown/unknown"))
     for ref in ("team/sample:verified", f"team/sample@{digest}"):
-        said = verify(site, ref=ref)
-        assert (said.code, said.document["digest"]) == (0, image), said.stdout
+        result = verify(site, ref=ref)
+        assert (result.code, result.document["digest"]) == (0, image), result.stdout
 
 
 # another signed image
@@ -148,9 +148,9 @@ def test_an_index_of_one_image_and_an_attestation(site: Site) -> None:
 def test_a_signed_image_in_another_repository(site: Site, name: str) -> None:
     """As the CPU's image for the GPU's, or one that was proved at `quick` for one at `full`."""
     for ref in (f"{name}:verified", f"{name}@{digest_of(site)}"):
-        said = verify(site, ref=ref)
-        assert refused(said) == ["repository"]
-        assert f"--from {site.registry.host}/team/sample" in said.document["reasons"][0]["detail"]
+        result = verify(site, ref=ref)
+        assert refused(result) == ["repository"]
+        assert f"--from {site.registry.host}/team/sample" in result.document["reasons"][0]["detail"]
 
 
 @pytest.mark.attack(
@@ -175,9 +175,9 @@ def test_a_copy_of_another_repository_than_the_one_that_is_named(site: Site) -> 
 )  # fmt: skip
 def test_another_image_than_is_expected(site: Site, asked: dict[str, str], reason: str) -> None:
     options = [word for name, value in asked.items() for word in (f"--{name}", value)]
-    said = verify(site, *options)
-    assert refused(said) == [reason]
-    assert (said.document["profile"], said.document["lock"]) == ("sample", site.lock.id)
+    result = verify(site, *options)
+    assert refused(result) == [reason]
+    assert (result.document["profile"], result.document["lock"]) == ("sample", site.lock.id)
     Path("policy.yaml").write_text(as_yaml({"keys": ["team.pub"], **asked}), encoding="utf-8")
     assert refused(verify(site, "--policy", "policy.yaml")) == [reason]
 
@@ -210,9 +210,9 @@ def test_a_copy_to_another_repository(site: Site) -> None:
 )
 def test_the_image_that_is_expected(site: Site) -> None:
     for lock in (site.lock.id, site.lock.id.removeprefix("sha256:"), site.lock.short):
-        said = verify(site, "--profile", "sample", "--lock", lock, "--level", "quick")
-        assert said.code == 0, said.stdout
-    named = {key: said.document[key] for key in ("profile", "lock", "level", "gpus")}
+        result = verify(site, "--profile", "sample", "--lock", lock, "--level", "quick")
+        assert result.code == 0, result.stdout
+    named = {key: result.document[key] for key in ("profile", "lock", "level", "gpus")}
     assert named == {"profile": "sample", "lock": site.lock.id, "level": "quick", "gpus": ["cpu"]}
     plain = envbuild("verify", f"{site.registry.host}/team/sample:verified", "--key", "team.pub")
     assert plain.stderr == f"verified on cpu: profile sample, lock {site.lock.short}, level quick\n"
@@ -229,8 +229,8 @@ def test_an_image_of_several_profiles(site: Site) -> None:
     wanted = [(in_toto_statements.PROVENANCE, canonical_json.encode(build))]
     assert registry_attestations.publish(site.place, subject, wanted, keys_and_signatures.configured_signer()) == 1
     for name in ("sample", "other"):
-        said = verify(site, "--profile", name)
-        assert (said.code, said.document["profile"]) == (0, name), said.stdout
+        result = verify(site, "--profile", name)
+        assert (result.code, result.document["profile"]) == (0, name), result.stdout
     assert refused(verify(site, "--profile", "third")) == ["profile"]
 
 
@@ -261,8 +261,8 @@ def test_evidence_of_another_profile_or_lock(site: Site) -> None:
     asked = ("verify", "--evidence", str(file), "--key", "team.pub", "--json")
     assert refused(envbuild(*asked, "--profile", "h20")) == ["profile"]
     assert refused(envbuild(*asked, "--lock", sha("x"))) == ["lock"]
-    said = envbuild(*asked, "--profile", "sample", "--lock", site.lock.short)
-    assert (said.code, said.document["profile"], said.document["lock"]) == (0, "sample", site.lock.id)
+    result = envbuild(*asked, "--profile", "sample", "--lock", site.lock.short)
+    assert (result.code, result.document["profile"], result.document["lock"]) == (0, "sample", site.lock.id)
 
 
 # a child image
@@ -289,9 +289,9 @@ def with_base(site: Site) -> tuple[str, str]:
 def test_a_child_with_one_more_layer(site: Site) -> None:
     put_child(site, layers=(tar([("opt/venv/evil.py", "evil")]),))
     for ref in ("team/sample:verified", f"team/sample@{digest_of(site)}"):
-        said = verify(site, ref=ref)
-        assert "base" in refused(said)
-        assert (said.document["base"], said.document["gpus"]) == (None, [])
+        result = verify(site, ref=ref)
+        assert "base" in refused(result)
+        assert (result.document["base"], result.document["gpus"]) == (None, [])
 
 
 @pytest.mark.attack(
@@ -411,12 +411,12 @@ def test_an_ordinary_child(site: Site) -> None:
     base = digest_of(site)
     put_child(site, "app", layers=(tar([("app/main.py", "x")]),), **settings)
     for ref in ("team/app:app", f"team/app@{digest_of(site, 'app')}"):
-        said = verify(site, *with_base(site), ref=ref)
-        assert said.code == 0, said.stdout
-        assert said.document["digest"] == digest_of(site, "app")
-        assert said.document["base"] == f"{site.registry.host}/team/sample@{base}"
-        assert (said.document["profile"], said.document["level"]) == ("sample", "quick")
-        assert said.document["changed_settings"] == {
+        result = verify(site, *with_base(site), ref=ref)
+        assert result.code == 0, result.stdout
+        assert result.document["digest"] == digest_of(site, "app")
+        assert result.document["base"] == f"{site.registry.host}/team/sample@{base}"
+        assert (result.document["profile"], result.document["level"]) == ("sample", "quick")
+        assert result.document["changed_settings"] == {
             "Cmd": ["serve"],
             "Env": own,
             "Labels": {"org.opencontainers.image.title": "app"},
@@ -451,7 +451,7 @@ def test_a_child_that_sets_what_a_policy_forbids(site: Site) -> None:
     policy = {"keys": ["team.pub"], "base": with_base(site)[1]}
     for forbidden, count in ((["Cmd", "Env"], 2), (["Cmd", "User"], 1), (["User"], 0)):
         Path("policy.yaml").write_text(as_yaml({**policy, "forbid_in_child": forbidden}), encoding="utf-8")
-        said = verify(site, "--policy", "policy.yaml", ref="team/app:app")
-        assert [reason["id"] for reason in said.document["reasons"]] == ["configuration"] * count
+        result = verify(site, "--policy", "policy.yaml", ref="team/app:app")
+        assert [reason["id"] for reason in result.document["reasons"]] == ["configuration"] * count
     Path("policy.yaml").write_text(as_yaml({**policy, "forbid_in_child": ["cmd"]}), encoding="utf-8")
     assert verify(site, "--policy", "policy.yaml", ref="team/app:app").code == FileError.code

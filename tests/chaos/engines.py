@@ -53,8 +53,8 @@ class Engines:
         place.heard.append(ended.stderr)
         what = "dockerd and containerd" if whole else "dockerd"
         where = f"{start}, {delay:.3f} s, back after {pause} s"
-        said = words(ended)
-        return Struck(what, where, ended.code, round(ended.seconds, 2), said, ended.code in _ALLOWED)
+        message = words(ended)
+        return Struck(what, where, ended.code, round(ended.seconds, 2), message, ended.code in _ALLOWED)
 
     def _begin(self, place: Place, start: str) -> None:
         self.target = current(place) if start == "reprove" else other(current(place))

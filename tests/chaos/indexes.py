@@ -80,10 +80,10 @@ class Indexes:
         self.index.set(None)
         if not struck:
             return None
-        said = words(ended)
+        message = words(ended)
         times = "for good" if fault.times > 2 else f"{fault.times} times"
         where = f"{self.verb}, {kind}, {times}"
-        return Struck(mode, where, ended.code, round(ended.seconds, 2), said, ended.code in _ALLOWED[mode])
+        return Struck(mode, where, ended.code, round(ended.seconds, 2), message, ended.code in _ALLOWED[mode])
 
     def again(self, place: Place) -> Result:
         return place.make(self.target) if self.verb == "make" else place.run("lock", NAME, "--json")

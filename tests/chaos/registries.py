@@ -90,10 +90,10 @@ class Registries:
         wait(pause, lambda: not running.alive())
         self.server.start()
         ended = running.finish(PATIENCE)
-        said = words(ended)
+        message = words(ended)
         kind = {"fresh": "push of all layers", "push": "push", "verify": "verify"}[self.kind]
         where = f"{delay:.3f} s, back after {pause} s at most"
-        return Struck(kind, where, ended.code, round(ended.seconds, 2), said, ended.code in _ALLOWED)
+        return Struck(kind, where, ended.code, round(ended.seconds, 2), message, ended.code in _ALLOWED)
 
     def again(self, place: Place) -> Result:
         """What a reader finds meanwhile is nothing, or a proved image; then the same command once more."""

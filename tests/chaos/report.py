@@ -113,10 +113,10 @@ def _table(name: str, ran: Sequence[Ran]) -> Iterator[str]:
         seconds = [outcome.next_seconds for outcome in found]
         spent = f"{statistics.median(seconds):.1f}, {max(seconds):.1f}"
         yield f"| {kind} | {where} | {len(found)} | {ended} | {again} | {spent} |"
-    said = Counter(_shape(outcome.struck.said) for outcome in outcomes if outcome.struck.said)
-    if said:
-        yield from ("", "What was said of it:", "")
-        yield from (f"- {times} times: {words}" for words, times in said.most_common())
+    messages = Counter(_shape(outcome.struck.message) for outcome in outcomes if outcome.struck.message)
+    if messages:
+        yield from ("", "Messages:", "")
+        yield from (f"- {times} times: {words}" for words, times in messages.most_common())
 
 
 def _place(name: str, where: str) -> str:
@@ -140,11 +140,11 @@ _VARYING = (
 )
 
 
-def _shape(said: str) -> str:
+def _shape(message: str) -> str:
     """A message without what differs from round to round."""
     for pattern, instead in _VARYING:
-        said = re.sub(pattern, instead, said)
-    return said[:300].replace("\n", " ")
+        message = re.sub(pattern, instead, message)
+    return message[:300].replace("\n", " ")
 
 
 def _faults(outcomes: Iterable[Outcome]) -> list[str]:

@@ -25,13 +25,13 @@ NONE = "none"
 @dataclass(frozen=True)
 class Struck:
     """One fault. `kind`: what it was, for the table; `where`: the moment; `code`: how the run under it ended, -9 where
-    it was killed; `said`: its error; `fair`: whether it may end so."""
+    it was killed; `message`: its error; `fair`: whether it may end so."""
 
     kind: str
     where: str
     code: int
     seconds: float
-    said: str = ""
+    message: str = ""
     fair: bool = True
 
 
@@ -110,7 +110,7 @@ def run(campaign: Campaign, place: Place, count: int, seed: int, keep: Callable[
 def _settle(campaign: Campaign, place: Place, struck: Struck) -> Outcome:
     breaches = [f"after the fault: {breach}" for breach in check(ground(place))]
     if not struck.fair:
-        breaches.append(f"the run under it ended with {struck.code}: {struck.said}")
+        breaches.append(f"the run under it ended with {struck.code}: {struck.message}")
     begin = time.monotonic()
     try:
         code = campaign.again(place).code
@@ -212,7 +212,7 @@ def forget_proof(place: Place, variant: str) -> None:
 
 
 def words(ended: Result) -> str:
-    """What a run that failed said of it: the message, and the first line of the hint."""
+    """The error of a failed run: the message, and the first line of the hint. Empty if it passed."""
     if not ended.code:
         return ""
     error = json.loads(ended.stdout or "{}").get("error", {})

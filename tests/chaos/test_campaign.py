@@ -50,11 +50,11 @@ def test_a_gpu_image_is_killed_so_often(asked: int | None, counted: int) -> None
 def test_a_campaign_without_disk_space_does_not_start(free: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
     assert campaign._short_of_room(["kill", "index"]) is None
-    said = campaign._short_of_room(["kill", "gpu"])
+    message = campaign._short_of_room(["kill", "gpu"])
     if free >= 30e9:
-        assert said is None
+        assert message is None
     else:
-        assert said and "the campaign gpu needs 30 GB free in /var/tmp, 29.9 GB are" in said
+        assert message and "the campaign gpu needs 30 GB free in /var/tmp, 29.9 GB are" in message
 
 
 def test_starts_without_a_round_are_reported() -> None:

@@ -185,7 +185,7 @@ def test_half_a_file(sample: Sample, what: str) -> None:
     raw = file.read_bytes()
     time.sleep(0.01)  # so that its time tells it from the file that was whole
     file.write_bytes(raw[: len(raw) // 2])
-    assert (HALF, True) in [(kind, file.name in said) for kind, said in sample.found(settled=False)]
+    assert (HALF, True) in [(kind, file.name in text) for kind, text in sample.found(settled=False)]
 
 
 def test_a_lock_without_its_last_line_is_not_whole(sample: Sample) -> None:

@@ -58,7 +58,7 @@ class Engine:
         return self
 
 
-def made(root: Path, monkeypatch: pytest.MonkeyPatch, now: bytes, said: str = REPORTED, looked: bool = True) -> None:
+def made(root: Path, monkeypatch: pytest.MonkeyPatch, now: bytes, stderr: str = REPORTED, looked: bool = True) -> None:
     """A run whose lock gave an image before, and now gives `now`; `looked`: at the one before, which is gone."""
     engine = Engine(a=saved(BASE, TORCH), b=now)
     place = Place(root, Project.create(root), engine, CPU, images={"a": BEFORE})  # type: ignore[arg-type]
@@ -66,7 +66,7 @@ def made(root: Path, monkeypatch: pytest.MonkeyPatch, now: bytes, said: str = RE
         place.look(BEFORE)
     del engine.images[BEFORE]
     document = {"state": "verified", "image": NOW}
-    monkeypatch.setattr(Place, "run", lambda *_, **__: Result(0, json.dumps(document), said, 1.0))
+    monkeypatch.setattr(Place, "run", lambda *_, **__: Result(0, json.dumps(document), stderr, 1.0))
     monkeypatch.setattr("chaos.place.lock_file.read", lambda file: SimpleNamespace(id="lock"))
     monkeypatch.setattr("chaos.place.dockerfile_renderer.render", lambda *_: "FROM scratch")
     place.lock_file.write_text("lock", encoding="utf-8")
@@ -100,12 +100,12 @@ def test_other_files_never_pass(
         made(tmp_path, monkeypatch, saved(*layers))
 
 
-@pytest.mark.parametrize("said", ["", REPORTED.replace(BEFORE, "sha256:cc"), f"{BEFORE}\n{NOW}\n"])
+@pytest.mark.parametrize("stderr", ["", REPORTED.replace(BEFORE, "sha256:cc"), f"{BEFORE}\n{NOW}\n"])
 def test_a_change_that_was_not_reported_does_not_pass(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stderr: str
 ) -> None:
     with pytest.raises(AssertionError, match="the same files, and no run reported it"):
-        made(tmp_path, monkeypatch, saved(BASE, SWAPPED), said)
+        made(tmp_path, monkeypatch, saved(BASE, SWAPPED), stderr)
 
 
 def test_an_image_that_was_not_read_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ def test_an_image_that_was_not_read_does_not_pass(tmp_path: Path, monkeypatch: p
 
 
 def test_a_round_of_the_engine_keeps_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the record of the earlier image nobody could tell that it was another; what was said before is past."""
+    """The record of the earlier image is kept: without it the change of image could not be noticed."""
     api = SimpleNamespace(images=lambda *_: [])
     engine = SimpleNamespace(client=lambda *_: SimpleNamespace(api=api))
     place = Place(tmp_path, Project.create(tmp_path), engine, CPU, images={"a": BEFORE, "b": NOW})  # type: ignore[arg-type]

@@ -250,7 +250,7 @@ class Project:
 
 @dataclass(frozen=True)
 class Proved:
-    """A profile of a project that was made and verified; `document` is what make said."""
+    """A profile of a project that was made and verified; `document`: the JSON document of `make`."""
 
     project: Project
     name: str

@@ -109,9 +109,9 @@ def test_another_clone_with_another_clock_user_and_locale_gives_the_same_image(
         shutil.copytree(machine_cache(kind) / sha256, scratch / "clone" / "cache" / "envbuild" / kind / sha256)
     subprocess.run(["chown", "-R", f"{UID}:{UID}", scratch / "clone"], check=True)
     wanted = ("build", name, "--no-cache", "--locked")
-    said = other_user.run(sys.executable, "-m", "envbuild", *wanted, cwd=clone.folder)
-    assert said.splitlines()[-1] == f"built {quick.id}"
-    assert SECRET not in said
+    result = other_user.run(sys.executable, "-m", "envbuild", *wanted, cwd=clone.folder)
+    assert result.splitlines()[-1] == f"built {quick.id}"
+    assert SECRET not in result
     assert holding(SECRET, clone.folder, clone.state) == []
     assert not in_layers(f"envbuild/{name}:{locked.short}", [SECRET.encode()])
     assert (scratch / "clone" / "cache" / "envbuild" / "bases").stat().st_uid == UID

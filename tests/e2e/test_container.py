@@ -18,17 +18,17 @@ def started(pid: int) -> Callable[[], dict[str, Any] | None]:
 
     def probe() -> dict[str, Any] | None:
         found = containers(pid)
-        said = inspect(found[0]) if found else None
-        return said if said and said["State"]["Running"] else None
+        inspected = inspect(found[0]) if found else None
+        return inspected if inspected and inspected["State"]["Running"] else None
 
     return probe
 
 
 def test_the_container_may_do_nothing(quick: Proved) -> None:
     running = quick.project.start("test", quick.name)
-    said = until("a container of the self-test", started(running.pid))
+    inspected = until("a container of the self-test", started(running.pid))
     ended = running.interrupt()
-    host, config = said["HostConfig"], said["Config"]
+    host, config = inspected["HostConfig"], inspected["Config"]
     assert (host["NetworkMode"], config["NetworkDisabled"]) == ("none", True)
     assert (host["CapDrop"], host["CapAdd"], host["Privileged"]) == (["ALL"], None, False)
     assert host["SecurityOpt"] == ["no-new-privileges"]
@@ -36,7 +36,7 @@ def test_the_container_may_do_nothing(quick: Proved) -> None:
     assert host["Memory"] == host["MemorySwap"] == 8 << 30
     assert 0 < host["PidsLimit"] <= 4096
     assert config["User"] == "65534:65534"
-    assert (host["Binds"], said["Mounts"], list(host["Tmpfs"])) == (None, [], ["/tmp"])
+    assert (host["Binds"], inspected["Mounts"], list(host["Tmpfs"])) == (None, [], ["/tmp"])
     assert ended.code == 130
     assert containers(running.pid) == []
 

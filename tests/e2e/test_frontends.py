@@ -55,12 +55,12 @@ def test_the_exported_check_passes_in_the_image_and_not_elsewhere(quick: Proved)
     project = quick.project
     assert project.run("export", "check", quick.name, "-o", "check.py").code == 0
     text = (project.folder / "check.py").read_text(encoding="utf-8")
-    said = shell(quick, "cat > /tmp/check.py && python /tmp/check.py", text)
-    assert said.startswith(f"envbuild check: {quick.name}: ") and len(said.splitlines()) == 1
+    output = shell(quick, "cat > /tmp/check.py && python /tmp/check.py", text)
+    assert output.startswith(f"envbuild check: {quick.name}: ") and len(output.splitlines()) == 1
     spoil = 'rm -r "$(python -c "import sympy; print(sympy.__path__[0])")"-*'
-    said = shell(quick, f"cat > /tmp/check.py; {spoil}; python /tmp/check.py 2>&1; echo exit $?", text)
-    assert "sympy is absent, locked is " in said and "remedy: run in the image of " in said
-    assert said.endswith("exit 5\n")
+    output = shell(quick, f"cat > /tmp/check.py; {spoil}; python /tmp/check.py 2>&1; echo exit $?", text)
+    assert "sympy is absent, locked is " in output and "remedy: run in the image of " in output
+    assert output.endswith("exit 5\n")
 
 
 def test_bisect_finds_the_version_and_leaves_everything_as_it_was(quick: Proved, tmp_path: Path) -> None:

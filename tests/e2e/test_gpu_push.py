@@ -33,8 +33,8 @@ place, image = Repository(reference), Engine().find(tag)
 manifest = place.manifest(reference.target)
 assert manifest.config == image.id
 subject = Subject(tag, image.id, reference.repository, manifest.digest)
-said = push_and_bundle.statements_of(source, lock_file.read(source.known_lock), image, subject)
-registry_attestations.publish(place, manifest, said, keys_and_signatures.configured_signer())
+statements = push_and_bundle.statements_of(source, lock_file.read(source.known_lock), image, subject)
+registry_attestations.publish(place, manifest, statements, keys_and_signatures.configured_signer())
 """
 
 

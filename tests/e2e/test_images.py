@@ -96,6 +96,8 @@ def test_it_audits_clean_and_has_loaded_what_is_locked(built: Built) -> None:
 
 def test_it_imports_what_the_project_needs(built: Built) -> None:
     code = f"import torch; print(torch.__version__.partition('+')[0]); {IMPORTS.get(built.profile, '')}"
-    said = docker("run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp", built.tag, "python", "-c", code)
-    assert said.strip() == built.locked["torch"]
+    output = docker(
+        "run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp", built.tag, "python", "-c", code
+    )
+    assert output.strip() == built.locked["torch"]
     assert "No broken requirements" in docker("run", "--rm", "--network", "none", built.tag, "pip", "check")

@@ -91,8 +91,8 @@ def figures(onenode: OneNode, request: pytest.FixtureRequest) -> Iterator[list[s
 @pytest.fixture
 def add_row(figures: list[str]) -> AddRow:
     def row(what: str, done: Result) -> None:
-        said = done.error["message"] if "error" in done.document else done.document["state"]
-        figures.append(f"| {what} | {done.code} | {done.seconds:.0f} | {said.replace('|', '/')} |")
+        state = done.error["message"] if "error" in done.document else done.document["state"]
+        figures.append(f"| {what} | {done.code} | {done.seconds:.0f} | {state.replace('|', '/')} |")
 
     return row
 

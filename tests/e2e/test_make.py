@@ -71,9 +71,9 @@ def test_the_evidence_is_of_this_image_and_its_record(quick: Proved) -> None:
 
 
 def test_status_says_verified(quick: Proved) -> None:
-    said = quick.project.run("status", quick.name, "--json")
-    assert (said.code, said.document["state"]) == (0, "verified")
-    assert said.document["image"] == quick.id
+    status = quick.project.run("status", quick.name, "--json")
+    assert (status.code, status.document["state"]) == (0, "verified")
+    assert status.document["image"] == quick.id
 
 
 def test_a_second_make_has_nothing_to_do(quick: Proved) -> None:
@@ -109,8 +109,8 @@ def test_a_dry_run_says_what_is_needed(quick: Proved, scratch: Path) -> None:
     ids=" ".join,
 )
 def test_torch_runs_as_any_user(quick: Proved, options: list[str]) -> None:
-    said = docker("run", "--rm", *options, quick.verified, "python", "-c", "import torch; print(torch.ones(3).sum())")
-    assert said == "tensor(3.)\n"
+    output = docker("run", "--rm", *options, quick.verified, "python", "-c", "import torch; print(torch.ones(3).sum())")
+    assert output == "tensor(3.)\n"
 
 
 def test_what_the_image_says_of_itself(quick: Proved) -> None:
@@ -183,9 +183,9 @@ def test_a_required_probe_that_cannot_run_here_proves_nothing(
     statement = json.loads(Path(made.document["statement"]).read_text(encoding="utf-8"))
     assert statement["predicate"]["result"] == "WARNED"
     assert handle(quick.verified) == verified
-    said = here.project.run("status", here.name, "--json")
-    assert said.code != 0
-    assert "required probes did not run: attention.flash" in said.words
+    status = here.project.run("status", here.name, "--json")
+    assert status.code != 0
+    assert "required probes did not run: attention.flash" in status.words
 
 
 def test_a_probe_that_this_profile_can_never_run_may_not_be_required(quick: Proved, scratch: Path) -> None:

@@ -16,25 +16,25 @@ pytestmark = pytest.mark.engine
 
 def test_a_tag_moved_by_hand(quick: Proved, broken: Workshop, verified: str) -> None:
     docker("tag", broken.image("forged"), quick.verified)
-    said = quick.project.run("status", quick.name, "--json")
-    assert (said.code, said.document["state"]) == (5, "tampered")
-    assert "moved by hand" in said.words
+    status = quick.project.run("status", quick.name, "--json")
+    assert (status.code, status.document["state"]) == (5, "tampered")
+    assert "moved by hand" in status.words
 
 
 def test_a_tag_given_by_hand(quick: Proved, scratch: Path, verified: str) -> None:
     """The right image, which was never proved as far as this state tells."""
     here = quick.copy(scratch)
     shutil.rmtree(here.project.state / "envbuild" / "evidence")
-    said = here.project.run("status", quick.name, "--json")
-    assert (said.code, said.document["state"]) == (5, "tampered")
+    status = here.project.run("status", quick.name, "--json")
+    assert (status.code, status.document["state"]) == (5, "tampered")
 
 
 def test_a_changed_profile_is_out_of_date(quick: Proved, scratch: Path) -> None:
     here = quick.copy(scratch)
     here.project.change(here.name, env={"NEW": "1"})
-    said = here.project.run("status", here.name, "--json")
-    assert (said.code, said.document["state"]) == (8, "stale")
-    assert "environment changed in the profile" in said.words
+    status = here.project.run("status", here.name, "--json")
+    assert (status.code, status.document["state"]) == (8, "stale")
+    assert "environment changed in the profile" in status.words
 
 
 def test_a_changed_selftest(quick: Proved, scratch: Path) -> None:
@@ -49,10 +49,10 @@ def test_a_changed_selftest(quick: Proved, scratch: Path) -> None:
     versions = scratch / "envbuild" / "selftest" / "probes" / "versions.json"
     numbers = json.loads(versions.read_text(encoding="utf-8"))
     versions.write_text(json.dumps({**numbers, "gemm.exact": numbers["gemm.exact"] + 1}), encoding="utf-8")
-    said = quick.project.run("status", quick.name, "--json", PYTHONPATH=python_path(scratch))
+    status = quick.project.run("status", quick.name, "--json", PYTHONPATH=python_path(scratch))
     assert commented.code == 0
-    assert (said.code, said.document["state"]) == (8, "stale")
-    assert "proved by an older self-test: gemm.exact changed since" in said.words
+    assert (status.code, status.document["state"]) == (8, "stale")
+    assert "proved by an older self-test: gemm.exact changed since" in status.words
 
 
 def test_built_and_not_proved_and_then_removed(quick: Proved, scratch: Path) -> None:
@@ -65,6 +65,6 @@ def test_built_and_not_proved_and_then_removed(quick: Proved, scratch: Path) -> 
     assert (unproved.code, unproved.document["state"]) == (4, "unverified")
 
     docker("image", "rm", *built.document["tags"])
-    said = project.run("status", name, "--json")
-    assert (said.code, said.document["state"]) == (6, "missing")
-    assert "envbuild make" in said.words
+    status = project.run("status", name, "--json")
+    assert (status.code, status.document["state"]) == (6, "missing")
+    assert "envbuild make" in status.words

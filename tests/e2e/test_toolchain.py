@@ -143,7 +143,7 @@ def test_an_invalid_archive_is_refused_before_anything_is_built(indexed: Project
     evil = locked(indexed, archived, compat={"sha256": write_tar(file, members), "url": file.as_uri()})
     assert (evil.code, evil.error["kind"]) == (3, "profile")
     (fault,) = evil.error["faults"]
-    assert (fault["field"], "out of it" in fault["message"]) == ("driver.compat", True)
+    assert (fault["field"], "outside the folder" in fault["message"]) == ("driver.compat", True)
 
 
 SOURCE = """
@@ -171,9 +171,9 @@ def test_nvcc_from_wheels_compiles_and_a_pin_of_cublas_still_changes_one_layer(
         pip check
     """
     run = ("--user", "4242", "--read-only", "--tmpfs", "/tmp:exec,mode=1777", "--volume", f"{scratch}/a.cu:/a.cu:ro")
-    said = docker("run", "--rm", "--network", "none", *run, tag, "sh", "-ec", script).splitlines()
-    assert said[1:] == ["13000", "No broken requirements found."]
-    assert "release 13.0, V13.0.88" in said[0]
+    output = docker("run", "--rm", "--network", "none", *run, tag, "sh", "-ec", script).splitlines()
+    assert output[1:] == ["13000", "No broken requirements found."]
+    assert "release 13.0, V13.0.88" in output[0]
 
     before, runtime = layers(tag), layers(built(indexed, name))
     indexed.change(name, pins={"cublas": {"version": "13.1.2.11", "reason": "as a test"}})

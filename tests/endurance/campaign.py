@@ -79,7 +79,7 @@ def no_memory(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
         return [f"Not tried: {why}."], 0
     rounds = memory.run(folder, say)
     rows = [
-        f"| {one.what} | {one.limit} | {one.code} | {one.said} | {'; '.join(one.faults) or '-'} |" for one in rounds
+        f"| {one.what} | {one.limit} | {one.code} | {one.message} | {'; '.join(one.faults) or '-'} |" for one in rounds
     ]
     head = ["| who has too little | limit | exit code | message | faults |", "|---|---|---|---|---|"]
     return [*head, *rows], sum(bool(one.faults) for one in rounds)

@@ -48,12 +48,12 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Round:
-    """What came of one: the exit code with the disk full, what was said, and what must not be."""
+    """The result of one round: the exit code with the disk full, the message, and the violations found."""
 
     place: str
     step: str
     code: int
-    said: str
+    message: str
     faults: tuple[str, ...]
     ended: bool = False  # whether dockerd itself ended meanwhile
 
@@ -181,8 +181,8 @@ class Site:
         if again.code not in (0, 5 if what == "doctor" else 0):
             faults.append(f"with room again: {again.code} {again.stderr.strip()[-300:]}")
         self._remove(project, None)
-        said = done.stderr.strip().splitlines()
-        return Round("project", what, done.code, next((line for line in said if "error" in line), ""), tuple(faults))
+        lines = done.stderr.strip().splitlines()
+        return Round("project", what, done.code, next((line for line in lines if "error" in line), ""), tuple(faults))
 
     def _remove(self, project: Project, name: str | None) -> None:
         if name:

@@ -20,12 +20,12 @@ HOG = "step('hog')\nheld = []\nwhile True:\n    held.append(bytearray(b'x' * (64
 
 @dataclass(frozen=True)
 class Round:
-    """What came of one: `limit` in words, the exit code, what was said, and what must not be."""
+    """The result of one round: `limit` in words, the exit code, the message, and the violations found."""
 
     what: str
     limit: str
     code: int
-    said: str
+    message: str
     faults: tuple[str, ...]
 
 
@@ -89,9 +89,9 @@ def _project(folder: Path, host: str, name: str) -> Project:
 
 
 def _judged(what: str, limit: str, done: Result, code: int, words: tuple[str, ...]) -> Round:
-    said = f"{done.error['message']}; {done.error['hint']}" if done.code else ""
+    message = f"{done.error['message']}; {done.error['hint']}" if done.code else ""
     faults = [f"exit code {done.code}, not {code}"] if done.code != code else []
-    faults += [f"not said: {word}" for word in words if word not in said]
+    faults += [f"not in the message: {word}" for word in words if word not in message]
     faults += ["a traceback"] if "Traceback" in done.stderr else []
-    wanted = [line for line in said.replace("; ", "\n").splitlines() if any(word in line for word in words)]
+    wanted = [line for line in message.replace("; ", "\n").splitlines() if any(word in line for word in words)]
     return Round(what, limit, done.code, " / ".join(dict.fromkeys(wanted)), tuple(faults))

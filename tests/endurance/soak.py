@@ -71,10 +71,10 @@ def _made(project: Project, name: str, own: OwnEngine) -> Seen:
         env=project.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stderr
-    said = process.stderr.read()
+    stderr = process.stderr.read()
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0, said
+    assert process.returncode == 0, stderr
     seconds = time.monotonic() - begin
     servers = own.processes("dockerd", "containerd")
     history = sum(map(_size, _history(own.data)))
@@ -104,7 +104,7 @@ def _open_files(pid: int) -> int:
 
 
 def _history(data: Path) -> list[Path]:
-    """Where the BuildKit of an engine keeps its records of builds, each with what was said and its trace."""
+    """Where the BuildKit of an engine keeps its build records, each with its log and trace."""
     return [path for path in (data / "buildkit" / "content", data / "buildkit" / "history.db") if path.exists()]
 
 

@@ -30,8 +30,8 @@ LONGEST = 900.0  # seconds of one make: one that takes longer hangs
 
 @dataclass
 class Crowd:
-    """`makes`: documents of makes that ended with 0; `refused`: of those whose self-test said no, as on a machine that
-    does too much for a step to end in its time; `faults`: what must not be."""
+    """`makes`: documents of makes that ended with 0; `refused`: of those whose self-test failed, as on a machine that
+    is too busy for a step to end in its time; `faults`: the violations found."""
 
     processes: int
     profiles: int
@@ -44,7 +44,7 @@ class Crowd:
 
     @property
     def tested(self) -> int:
-        """Makes that ran the self-test, each of which must have left evidence, whatever it said."""
+        """Makes that ran the self-test, each of which must have left evidence, whatever its result."""
         ended = [*self.makes, *self.refused]
         return sum(not step["cached"] for made in ended for step in made["steps"] if step["name"] == "evidence")
 
@@ -124,9 +124,9 @@ def _after(project: Project, names: Sequence[str], tested: int) -> list[str]:
         last = project.run("make", name, "--json")
         if last.code:
             faults.append(f"{name}: a last make ended with {last.code}: {last.stderr.strip()[-300:]}")
-        said = project.run("status", name, "--json")
-        if said.code:
-            faults.append(f"{name}: {said.stdout}")
+        status = project.run("status", name, "--json")
+        if status.code:
+            faults.append(f"{name}: {status.stdout}")
     faults += [f"left: {path}" for path in project.half_written() if path.name != ".gitignore"]
     faults += [f"left: container {row}" for row in containers(project.extra.get("DOCKER_HOST", ""), "crowd")]
     return faults
@@ -261,11 +261,11 @@ def _status_faults(wanted: Sequence[tuple[User, str]], same: str, host: str, gro
     for one, name in wanted:
         process = _start(one, name, 0, host, group, "status")
         out, err = process.communicate(timeout=LONGEST)
-        said = json.loads(out)
-        if said["state"] != "verified":
-            faults.append(f"{name}: {one.uid} sees {said['state']}: {said['reasons']} {err.strip()[-200:]}")
+        status = json.loads(out)
+        if status["state"] != "verified":
+            faults.append(f"{name}: {one.uid} sees {status['state']}: {status['reasons']} {err.strip()[-200:]}")
         elif name == same:
             tagged = json.loads(docker("inspect", f"envbuild/{name}:verified", env={"DOCKER_HOST": host}))[0]["Id"]
-            if tagged != said["image"]:
-                faults.append(f"{name}: {one.uid} sees {said['image']}, the tag names {tagged}")
+            if tagged != status["image"]:
+                faults.append(f"{name}: {one.uid} sees {status['image']}, the tag names {tagged}")
     return faults

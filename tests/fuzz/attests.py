@@ -282,18 +282,18 @@ def _registries(draw: Draw) -> dict[str, Any]:
 class _Answers(HTTPAdapter):
     """A registry without a network: the documents under their digests."""
 
-    def __init__(self, said: dict[str, Any]) -> None:
+    def __init__(self, documents: dict[str, Any]) -> None:
         super().__init__()
-        self._said = said
+        self._said = documents
         self._blobs: dict[str, bytes] = {oci_types.digest_of(LAYER): LAYER}
         known = {"@layer": oci_types.digest_of(LAYER)}
         for name in _DOCUMENTS:
-            text = json.dumps(said.get(name))
+            text = json.dumps(documents.get(name))
             for mark, digest in known.items():
                 text = text.replace(f'"{mark}"', f'"{digest}"')
             raw = text.encode()
-            if said.get("spoil") and said["spoil"][0] == name:
-                raw = said["spoil"][1][:70_000] + raw
+            if documents.get("spoil") and documents["spoil"][0] == name:
+                raw = documents["spoil"][1][:70_000] + raw
             known[f"@{name}"] = oci_types.digest_of(raw)
             self._blobs[known[f"@{name}"]] = raw
         self._known = known
@@ -327,12 +327,12 @@ class _Answers(HTTPAdapter):
         return found.get(kind) if isinstance(found, dict) else None
 
 
-def _asked(said: dict[str, Any]) -> None:
+def _asked(documents: dict[str, Any]) -> None:
     """The registry's image is judged: an answer with reasons, or an error of ours."""
     http = requests.Session()
     http.trust_env = False
-    http.mount("https://", _Answers(said))
-    http.mount("http://", _Answers(said))
+    http.mount("https://", _Answers(documents))
+    http.mount("http://", _Answers(documents))
     with mock.patch.object(registry_http_and_auth, "registry_session", lambda authority, tries=4: http):
         found = image_verifier.verify_image(PLACE, Policy(keys=(signer().public,)), [], NOW)
     json.dumps(plain(found.document()))

@@ -44,10 +44,10 @@ def _dockerfile(text: str, lock: Lock) -> None:
     assert len(runs) == 1 + bool(lock.apt) + len(groups) + len(lock.archives) + bool(lock.nvcc)
     for run in runs:
         _run(run, lock)
-    said = Counter(word for run in runs for word in run.arguments[4:] if run.arguments[2] in ("wheels", "override"))
+    words = Counter(word for run in runs for word in run.arguments[4:] if run.arguments[2] in ("wheels", "override"))
     wheels = Counter(f"{w.wheel.name}=={w.wheel.version} --hash=sha256:{w.wheel.sha256}" for w in lock.wheels)
-    assert not wheels - said, "a wheel is not installed by its hash"
-    assert set(said - wheels) <= {f"{one.name}=={one.version}" for one in lock.overrides}
+    assert not wheels - words, "a wheel is not installed by its hash"
+    assert set(words - wheels) <= {f"{one.name}=={one.version}" for one in lock.overrides}
     debs = Counter(word for run in runs for word in run.arguments[4:] if run.arguments[2] == "debs")
     assert debs == Counter(deb.file for deb in lock.apt)
 

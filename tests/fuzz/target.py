@@ -58,8 +58,8 @@ def _assert_printable(error: EnvbuildError) -> None:
     """What the command line does with an error must be possible: as JSON, and as UTF-8 without control characters."""
     json.dumps(error.document())
     assert error.message, "an error without a word"
-    said = "\n".join([error.message, error.hint or "", *map(str, error.faults)])
-    shown = printable(said).encode()
+    text = "\n".join([error.message, error.hint or "", *map(str, error.faults)])
+    shown = printable(text).encode()
     assert b"\x1b" not in shown
 
 

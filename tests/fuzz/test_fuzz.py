@@ -90,8 +90,8 @@ def test_a_fault_is_found_and_kept_once(name: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(target, "DEADLINE", 0.05)
     run, kind = FAULTS[name]
     found = campaign(Target("x", st.integers(0, 50), run, 1), 3, 1)
-    ((said, _),) = found.faults
-    assert (said, found.tried, found.accepted) == (kind, 3, 0)
+    ((message, _),) = found.faults
+    assert (message, found.tried, found.accepted) == (kind, 3, 0)
     assert [fault.times for fault in found.faults.values()] == [3]
 
 

@@ -16,7 +16,7 @@ _COMMON = """
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-static long said(const char *name, long otherwise)
+static long value(const char *name, long otherwise)
 { const char *t = getenv(name), *now = getenv("STUB_NOW"); long found = t ? atol(t) : otherwise;
   FILE *file = now ? fopen(now, "r") : 0; char line[99]; unsigned n = strlen(name);
   while (file && fgets(line, sizeof line, file))
@@ -46,9 +46,9 @@ typedef struct { unsigned pid; unsigned long long bytes; unsigned gi, ci; } Proc
 typedef struct { char old[16]; unsigned domain, bus, device, ids, subsystem; char bus_id[32]; } Pci;
 typedef struct { unsigned version; unsigned char cluster[16]; int status; unsigned clique; unsigned char state;
   unsigned health; } Fabric;
-int nvmlInitWithFlags(unsigned flags) { sleep(said("STUB_HANGS", 0)); return said("STUB_NVML", 0); }
+int nvmlInitWithFlags(unsigned flags) { sleep(value("STUB_HANGS", 0)); return value("STUB_NVML", 0); }
 int nvmlShutdown(void) { return 0; }
-int nvmlSystemGetCudaDriverVersion_v2(int *v) { *v = said("STUB_CUDA", 12040); return 0; }
+int nvmlSystemGetCudaDriverVersion_v2(int *v) { *v = value("STUB_CUDA", 12040); return 0; }
 int nvmlDeviceGetCount_v2(unsigned *count)
 { const char *t = text("STUB_CARDS", ""); *count = *t != 0; while ((t = strchr(t, ';'))) { t++; ++*count; } return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **card)
@@ -61,7 +61,7 @@ int nvmlDeviceGetPciInfo_v3(void *card, Pci *pci)
 int nvmlDeviceGetCudaComputeCapability(void *card, int *major, int *minor)
 { long both = own(card, "cc", 90); *major = both / 10; *minor = both % 10; return 0; }
 int nvmlDeviceGetMemoryInfo(void *card, unsigned long long *sizes)
-{ unsigned long long gib = 1 << 30; sizes[0] = own(card, "total", said("STUB_TOTAL", 96)) * gib;
+{ unsigned long long gib = 1 << 30; sizes[0] = own(card, "total", value("STUB_TOTAL", 96)) * gib;
   sizes[2] = own(card, "used", 0) * gib; sizes[1] = sizes[0] - sizes[2]; return 0; }
 int nvmlDeviceGetMigMode(void *card, unsigned *now, unsigned *then)
 { *now = own(card, "mig", 0); *then = own(card, "mig_pending", *now); return 0; }
@@ -78,53 +78,53 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *card, unsigned *count, Process
 int nvmlDeviceGetGraphicsRunningProcesses_v3(void *card, unsigned *count, Process *found) { *count = 0; return 0; }
 """
 _CUDA = """
-int cuDriverGetVersion(int *v) { *v = said("STUB_CUDA", 12040); return 0; }
-int cuInit(unsigned flags) { return said("STUB_INIT", 0); }
+int cuDriverGetVersion(int *v) { *v = value("STUB_CUDA", 12040); return 0; }
+int cuInit(unsigned flags) { return value("STUB_INIT", 0); }
 int cuGetErrorName(int code, const char **name) { *name = text("STUB_NAME", "CUDA_ERROR_UNKNOWN"); return 0; }
-int cuDeviceGetCount(int *count) { *count = said("STUB_COUNT", 1); return 0; }
+int cuDeviceGetCount(int *count) { *count = value("STUB_COUNT", 1); return 0; }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
 int cuDeviceGetPCIBusId(char *out, int length, int device) { strcpy(out, "0000:1A:00.0"); out[6] += device; return 0; }
 """
 _NVML = """
 typedef struct { void *device; unsigned long long kind, data; unsigned gi, ci; } Event;
-static int supported(void) { return said("STUB_OLD", 0) ? 3 : said("STUB_ERROR", 0); }
+static int supported(void) { return value("STUB_OLD", 0) ? 3 : value("STUB_ERROR", 0); }
 static long last;
-int nvmlInit_v2(void) { return said("STUB_NVML", 0); }
+int nvmlInit_v2(void) { return value("STUB_NVML", 0); }
 const char *nvmlErrorString(int code)
 { return code == 15 ? "GPU is lost" : code == 999 ? "Unknown Error" : "Driver Not Loaded"; }
 int nvmlSystemGetDriverVersion(char *out, unsigned n) { strncpy(out, text("STUB_DRIVER", "550.54.15"), n); return 0; }
 int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **card) { *card = (void *)(long)id[6]; return 0; }
 int nvmlDeviceGetTotalEccErrors(void *card, int kind, int counter, unsigned long long *count)
-{ *count = kind == 1 ? own(card, "ecc", said(counter ? "STUB_ECC_EVER" : "STUB_ECC", 0)) : said("STUB_CORRECTED", 99);
+{ *count = kind == 1 ? own(card, "ecc", value(counter ? "STUB_ECC_EVER" : "STUB_ECC", 0)) : value("STUB_CORRECTED", 99);
   return supported(); }
 int nvmlDeviceGetRemappedRows(void *card, unsigned *c, unsigned *u, unsigned *pending, unsigned *failed)
-{ *c = 7; *u = said("STUB_REMAPPED", 7); *pending = own(card, "pending", said("STUB_PENDING", 0));
-  *failed = own(card, "failed", said("STUB_FAILED", 0)); return supported(); }
+{ *c = 7; *u = value("STUB_REMAPPED", 7); *pending = own(card, "pending", value("STUB_PENDING", 0));
+  *failed = own(card, "failed", value("STUB_FAILED", 0)); return supported(); }
 int nvmlDeviceGetRetiredPagesPendingStatus(void *card, unsigned *pending)
-{ *pending = said("STUB_RETIRING", 0); return said("STUB_RETIRING", 0) ? 0 : 3; }
+{ *pending = value("STUB_RETIRING", 0); return value("STUB_RETIRING", 0) ? 0 : 3; }
 int nvmlDeviceGetComputeMode(void *card, int *mode)
-{ *mode = own(card, "mode", said("STUB_MODE", 0)); return supported(); }
-int nvmlDeviceGetPcieReplayCounter(void *card, unsigned *n) { *n = said("STUB_REPLAYS", 4); return 0; }
-int nvmlDeviceGetCurrPcieLinkGeneration(void *card, unsigned *n) { *n = said("STUB_GENERATION", 5); return 0; }
+{ *mode = own(card, "mode", value("STUB_MODE", 0)); return supported(); }
+int nvmlDeviceGetPcieReplayCounter(void *card, unsigned *n) { *n = value("STUB_REPLAYS", 4); return 0; }
+int nvmlDeviceGetCurrPcieLinkGeneration(void *card, unsigned *n) { *n = value("STUB_GENERATION", 5); return 0; }
 int nvmlDeviceGetMaxPcieLinkGeneration(void *card, unsigned *n) { *n = 5; return 0; }
 int nvmlDeviceGetCurrPcieLinkWidth(void *card, unsigned *n) { *n = 16; return 0; }
 int nvmlDeviceGetMaxPcieLinkWidth(void *card, unsigned *n) { *n = 16; return 0; }
 int nvmlDeviceGetTemperature(void *card, int sensor, unsigned *n)
-{ sleep(said("STUB_SLEEPS", 0)); if (said("STUB_CRASHES", 0)) abort(); *n = said("STUB_CELSIUS", 40); return 0; }
+{ sleep(value("STUB_SLEEPS", 0)); if (value("STUB_CRASHES", 0)) abort(); *n = value("STUB_CELSIUS", 40); return 0; }
 int nvmlDeviceGetPowerUsage(void *card, unsigned *n) { *n = 350000; return 0; }
 int nvmlDeviceGetClockInfo(void *card, int clock, unsigned *n) { *n = clock == 1 ? 1980 : 2619; return 0; }
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *card, unsigned long long *mask)
-{ *mask = said("STUB_LIMITED", 1); return 0; }
+{ *mask = value("STUB_LIMITED", 1); return 0; }
 typedef struct { unsigned id, scope; long long stamp, latency; unsigned kind, code;
   union { unsigned n; double d; } value; } Value;
 int nvmlDeviceGetFieldValues(void *card, int count, Value *values)
 { for (int i = 0; i < count; i++)
-    values[i].value.n = said("STUB_NVLINK", 2), values[i].code = values[i].id == 38 ? 3 : 0;
-  return said("STUB_OLD", 0) ? 13 : 0; }
-int nvmlEventSetCreate(void **set) { *set = &last; return said("STUB_OLD", 0) ? 3 : 0; }
+    values[i].value.n = value("STUB_NVLINK", 2), values[i].code = values[i].id == 38 ? 3 : 0;
+  return value("STUB_OLD", 0) ? 13 : 0; }
+int nvmlEventSetCreate(void **set) { *set = &last; return value("STUB_OLD", 0) ? 3 : 0; }
 int nvmlDeviceRegisterEvents(void *card, unsigned long long kinds, void *set) { return kinds == 8 ? 0 : 2; }
 int nvmlEventSetWait_v2(void *set, Event *event, unsigned timeout)
-{ long now = said("STUB_XID", 0); if (now == last) return 10;
+{ long now = value("STUB_XID", 0); if (now == last) return 10;
   last = now; event->kind = 8; event->data = now; event->device = (void *)'A'; return now ? 0 : 10; }
 """
 

@@ -37,7 +37,7 @@ def test_a_quick_run_raises_no_alarm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
         ({"status": "failed", "failure": "bound"}, ["bound"]),
         ({"traits": {"needs_upcast": ["fp16"]}}, ["needs_upcast"]),
@@ -46,5 +46,5 @@ def test_a_quick_run_raises_no_alarm() -> None:
         ({"traits": {"default flags": {"fp16": {"within": False}}}}, ["default flags"]),
     ],
 )
-def test_an_alarm_would_be_seen(change: Frame, said: list[str]) -> None:
-    assert alarms({"probe": "gemm.accuracy", "status": "passed", "failure": None, "traits": {}, **change}) == said
+def test_an_alarm_would_be_seen(change: Frame, expected: list[str]) -> None:
+    assert alarms({"probe": "gemm.accuracy", "status": "passed", "failure": None, "traits": {}, **change}) == expected

@@ -30,7 +30,7 @@ from envbuild.registry.oci_types import Reference
 from envbuild.registry.registry_client import Repository
 from unit.evidence.runs import passed_run
 from unit.registries import Registry, serving
-from unit.support import PROFILE, Said, envbuild, lock_for, plan_of, sha, source_of, write_wheel
+from unit.support import PROFILE, CommandResult, envbuild, lock_for, plan_of, sha, source_of, write_wheel
 
 SECRET = "correct horse battery staple"
 
@@ -100,7 +100,7 @@ class Site:
     source: Source
     lock: Lock
 
-    def push(self, *arguments: str) -> Said:
+    def push(self, *arguments: str) -> CommandResult:
         return envbuild("push", "sample", f"{self.registry.host}/team/sample", *arguments)
 
     @property

@@ -282,10 +282,10 @@ class _Handler(BaseHTTPRequestHandler):
         if self.index.dates:
             self._json(name, found)
             return
-        said = {f.name: f' data-core-metadata="sha256={self.index.metadata.get(f.name)}"' for f in found}
+        attributes = {f.name: f' data-core-metadata="sha256={self.index.metadata.get(f.name)}"' for f in found}
         rows = [
             f'<a href="/files/{file.name}#sha256={hashlib.sha256(file.read_bytes()).hexdigest()}"'
-            f"{said[file.name] if file.name in self.index.metadata else ''}>{file.name}</a>"
+            f"{attributes[file.name] if file.name in self.index.metadata else ''}>{file.name}</a>"
             for file in found
         ]
         page = "\n".join(rows).encode()
@@ -323,8 +323,8 @@ class _Handler(BaseHTTPRequestHandler):
             index.cut[name] -= 1
         if index.ranges and part:
             begin, end = int(part[1]), min(int(part[2]), len(content) - 1)
-            said = {"Content-Range": f"bytes {begin}-{end}/{len(content)}"}
-            self._answer(206, content[begin : end + 1], said, sent=(end - begin) // 2 if half else None)
+            headers = {"Content-Range": f"bytes {begin}-{end}/{len(content)}"}
+            self._answer(206, content[begin : end + 1], headers, sent=(end - begin) // 2 if half else None)
             return
         accepts = {"Accept-Ranges": "bytes"} if index.ranges else None
         self._answer(200, content, accepts, sent=len(content) // 2 if half else None)
@@ -381,7 +381,7 @@ def quick_pip(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @dataclass(frozen=True)
-class Said:
+class CommandResult:
     code: int
     stdout: str
     stderr: str
@@ -395,7 +395,7 @@ class Said:
         return found
 
 
-def envbuild(*arguments: str) -> Said:
+def envbuild(*arguments: str) -> CommandResult:
     """The command line in this process. What it does not catch, and a user would see as a traceback, is raised."""
     before, handler = sys.argv, signal.getsignal(signal.SIGTERM)
     out, err = io.StringIO(), io.StringIO()
@@ -410,7 +410,7 @@ def envbuild(*arguments: str) -> Said:
         sys.argv = before
         signal.signal(signal.SIGTERM, handler)
         _end_log()
-    return Said(int(code or 0), out.getvalue(), err.getvalue(), arguments)
+    return CommandResult(int(code or 0), out.getvalue(), err.getvalue(), arguments)
 
 
 def _end_log() -> None:

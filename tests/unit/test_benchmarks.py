@@ -38,7 +38,7 @@ def page(**changes: float) -> str:
 
 
 @pytest.mark.parametrize(
-    ("speeds", "said"),
+    ("speeds", "expected"),
     [
         ({"new_file": 9e8, "disk": 3e8, "memory": 4e9},
          "A new file took 900 MB/s (300 with its flush), in place again 4000 MB/s."),
@@ -46,8 +46,8 @@ def page(**changes: float) -> str:
         ({"disk": 3e8}, "A new file took 300 MB/s with its flush."),
     ],
 )  # fmt: skip
-def test_the_page_says_what_a_file_took_as_far_as_it_was_measured(speeds: dict[str, float], said: str) -> None:
-    assert said in page(**speeds)
+def test_the_page_says_what_a_file_took_as_far_as_it_was_measured(speeds: dict[str, float], expected: str) -> None:
+    assert expected in page(**speeds)
 
 
 def test_a_file_is_timed_new_flushed_and_in_place(tmp_path: Path) -> None:

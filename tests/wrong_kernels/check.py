@@ -61,8 +61,8 @@ def main() -> int:
     half = module.split(".")[1]
     chosen = [name for name in KERNELS if name.startswith(f"{half}/") and (not names or name.split("/")[1] in names)]
     found = {name: fault(KERNELS[name]) for name in chosen}
-    for name, said in found.items():
-        print(f"{name}: {said or 'ok'}")
+    for name, problem in found.items():
+        print(f"{name}: {problem or 'ok'}")
     print(f"{len(found)} wrong kernels, {sum(map(bool, found.values()))} not as they should be")
     return 1 if any(found.values()) else 0
 

@@ -76,13 +76,13 @@ def judge(kernel: WrongKernel | None, level: str, seed: int, patience: float = 6
             os.write(write, json.dumps(_first_failure(kernel, level, seed)).encode())
         os._exit(0)
     os.close(write)
-    said = _read(read, begin + patience)
+    answer = _read(read, begin + patience)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    found = json.loads(said) if said else {}
+    found = json.loads(answer) if answer else {}
     at = level if found.get("probe") else None
-    reason = found.get("reason") if said else f"no end after {patience:g} s"
+    reason = found.get("reason") if answer else f"no end after {patience:g} s"
     return Verdict(name, at, found.get("probe"), reason, round(time.monotonic() - begin, 2))
 
 
@@ -190,16 +190,16 @@ def _rank(name: str, word: str) -> tuple[bool, bool, bool]:
 
 
 def _read(fd: int, until: float) -> bytes:
-    said = b""
+    output = b""
     while (left := until - time.monotonic()) > 0:
         if not select.select([fd], [], [], left)[0]:
             break
         more = os.read(fd, 1 << 16)
         if not more:
             break
-        said += more
+        output += more
     os.close(fd)
-    return said
+    return output
 
 
 def lowest(kernel: WrongKernel, levels: Sequence[str], seed: int) -> Verdict:

@@ -194,7 +194,7 @@ def _asking() -> Iterator[None]:
 def _message(error: Any) -> str:
     body = error.body.decode(errors="replace") if isinstance(error.body, bytes) else str(error.body or "")
     try:
-        said = json.loads(body)["message"]
+        message = json.loads(body)["message"]
     except (ValueError, KeyError, TypeError):
-        said = body or error.reason
-    return printable(str(said)[:1000])
+        message = body or error.reason
+    return printable(str(message)[:1000])

@@ -23,10 +23,10 @@ class _Heard(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.said.append(record.getMessage())
+        self.messages.append(record.getMessage())
 
 
 _HEARD = _Heard()
@@ -40,28 +40,28 @@ def configure(config: Any, context: str | None, known: Any) -> str | None:
     that logs in is missing, and SystemFault if that program fails.
     """
     logging.getLogger().addHandler(_HEARD)
-    _HEARD.said.clear()
+    _HEARD.messages.clear()
     try:
         active = _load(config, context, known)
     except (config.ConfigException, OSError) as error:
         raise SettingsError(f"no cluster is configured: {error}", hint=_SHOWN) from error
     except (yaml.YAMLError, TypeError, AttributeError, KeyError, ValueError) as error:  # raised inside the client
         raise SettingsError(f"kubectl's configuration is malformed: {_line(str(error))}", hint=_SHOWN) from error
-    if _HEARD.said and not known.api_key and not known.cert_file:
-        raise _refused(_line(_HEARD.said[-1]))
+    if _HEARD.messages and not known.api_key and not known.cert_file:
+        raise _refused(_line(_HEARD.messages[-1]))
     return active
 
 
-def _refused(said: str) -> EnvbuildError:
-    missing = re.fullmatch(r"\[Errno 2\] .*: '(.+)'", said)
+def _refused(message: str) -> EnvbuildError:
+    missing = re.fullmatch(r"\[Errno 2\] .*: '(.+)'", message)
     if missing:
         return ProcessMissing(
             f"{missing[1]} is not installed or not on PATH: kubectl's configuration logs in to the cluster by it",
             hint=f"install this plugin of the cluster's provider, or name another context; {_SHOWN}",
         )
-    if "NoneType" in said:  # an error of the client: in a terminal, the program writes to stderr directly
-        said = "its output is shown above"
-    return SystemFault(f"the program that logs in to the cluster failed: {said}", hint=_SHOWN)
+    if "NoneType" in message:  # an error of the client: in a terminal, the program writes to stderr directly
+        message = "its output is shown above"
+    return SystemFault(f"the program that logs in to the cluster failed: {message}", hint=_SHOWN)
 
 
 def _load(config: Any, context: str | None, known: Any) -> str | None:

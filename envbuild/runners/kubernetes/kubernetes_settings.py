@@ -134,8 +134,8 @@ def _items(key: str, value: object, pattern: str, wanted: str, faults: list[Faul
 def _mapping(key: str, value: object, faults: list[Fault]) -> Mapping[Any, Any]:
     if isinstance(value, Mapping):
         return value
-    said = f"must be a mapping, as in {_EXAMPLES[key]}, not {printable(str(value)[:100])!r}"
-    faults.append(Fault(f"{said}; on the command line {key}.KEY=VALUE", field=key))
+    message = f"must be a mapping, as in {_EXAMPLES[key]}, not {printable(str(value)[:100])!r}"
+    faults.append(Fault(f"{message}; on the command line {key}.KEY=VALUE", field=key))
     return {}
 
 

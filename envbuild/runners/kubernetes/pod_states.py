@@ -163,8 +163,8 @@ def pod_error(seen: Pod) -> EnvbuildError | None:
     if what in _ENDINGS:
         word, text, hint = _ENDINGS[what]
         known = {"node": seen.node or "?"}
-        said = f"\n{seen.message}" if seen.message else ""
-        return RunnerError(f"the pod {text.format(**known)}", ending=word, hint=hint.format(**known) + said)
+        details = f"\n{seen.message}" if seen.message else ""
+        return RunnerError(f"the pod {text.format(**known)}", ending=word, hint=hint.format(**known) + details)
     if seen.reason.startswith(_REFUSED):
         return RunnerError(
             f"the pod was refused by its node {seen.node or '?'}", ending="refused", hint=seen.message or seen.reason
@@ -258,8 +258,8 @@ def by_node(nodes: Iterable[Object], spec: Object, wanted: Sequence[str], count:
 
 def node_reasons(found: Mapping[str, Lacks], most: int = 20) -> str:
     """One line for each node, at most `most` of them."""
-    said = {name: ", ".join([*what.now, *what.ever]) for name, what in found.items()}
-    lines = [f"{name}: {words or 'in use, or too little memory left'}" for name, words in said.items()]
+    reasons = {name: ", ".join([*what.now, *what.ever]) for name, what in found.items()}
+    lines = [f"{name}: {words or 'in use, or too little memory left'}" for name, words in reasons.items()]
     more = [f"and {len(lines) - most} more"] if len(lines) > most else []
     return "\n".join([*lines[:most], *more]) or "the cluster has no nodes"
 

@@ -152,9 +152,9 @@ class Attempt:
                 )
             return
         if self._lasts("no pod", True) >= GRACE:
-            said = [str(event.get("message", ""))[:500] for event in self._cluster.events(self._name)]
+            messages = [str(event.get("message", ""))[:500] for event in self._cluster.events(self._name)]
             raise RunnerError("the cluster makes no pod for the job", ending="refused",
-                              hint="\n".join(said) or "see kubectl describe job")  # fmt: skip
+                              hint="\n".join(messages) or "see kubectl describe job")  # fmt: skip
 
     def _nodes(self) -> dict[str, Lacks] | None:
         """What each node lacks; None if this account may not list nodes, or the API server does not answer."""

@@ -90,7 +90,7 @@ def where(outcome: JobOutcome, site: SlurmSite, job: Job) -> dict[str, Any]:
 def require_started(outcome: JobOutcome, site: SlurmSite, image: str, words: str) -> None:
     """Raises an error if the self-test never started, which says nothing about the image. `words`: the end of its
     stderr."""
-    node, said = outcome.node or "the node", printable(words.strip()[-600:])
+    node, stderr = outcome.node or "the node", printable(words.strip()[-600:])
     if outcome.stage == "gpu" and outcome.gpus:
         raise NotProved(
             f"Slurm handed out {outcome.gpus} on {node}, which is not a whole GPU",
@@ -100,7 +100,9 @@ def require_started(outcome: JobOutcome, site: SlurmSite, image: str, words: str
         raise NotProved(f"Slurm handed out no GPU on {node}", hint="is File= set for it in gres.conf?")
     if outcome.stage == "network":
         raise RunnerError(
-            f"{node} has no IPv4 address on {site.interface}", ending="refused", hint=f"--slurm interface=NAME\n{said}"
+            f"{node} has no IPv4 address on {site.interface}",
+            ending="refused",
+            hint=f"--slurm interface=NAME\n{stderr}",
         )
     if outcome.stage == "program":
         program = site.program or site.container
@@ -110,13 +112,13 @@ def require_started(outcome: JobOutcome, site: SlurmSite, image: str, words: str
         )
     fetches = outcome.stage == "image" or (outcome.size == 0 and _NOT_FETCHED in words)
     if fetches and site.registry:
-        raise NetworkError(f"{node} cannot fetch {image}", hint=f"{said}\nis the registry reachable from there?")
+        raise NetworkError(f"{node} cannot fetch {image}", hint=f"{stderr}\nis the registry reachable from there?")
     if fetches:
         hint = "slurm: {registry: HOST/NAME} says where to fetch it"
-        raise EngineError(f"{node} has no image {image}", hint=f"{hint}\n{said}" if said else hint)
+        raise EngineError(f"{node} has no image {image}", hint=f"{hint}\n{stderr}" if stderr else hint)
     for code, size in outcome.parts or ((outcome.exit, outcome.size),):
         if code != 125 and (size or code in _RAN):
             continue
-        if any(sign in said.lower() for sign in _NO_CARD):
-            raise NotProved(f"{node} gives containers no GPU", hint=said)
-        raise EngineError(f"{outcome.engine or site.container} on {node} does not start the image", hint=said)
+        if any(sign in stderr.lower() for sign in _NO_CARD):
+            raise NotProved(f"{node} gives containers no GPU", hint=stderr)
+        raise EngineError(f"{outcome.engine or site.container} on {node} does not start the image", hint=stderr)

@@ -84,21 +84,21 @@ def _time(text: str) -> datetime.datetime | None:
 def ending(job: str, last: Seen | None, log: str) -> RunnerError:
     """The error of a job that ended without an outcome. `last` None: Slurm does not know the job any more. `log`: the
     end of its Slurm log."""
-    said = f"\n{log.strip()}" if log.strip() else ""
+    details = f"\n{log.strip()}" if log.strip() else ""
     if last is None:
         return RunnerError(
             f"job {job} is lost: Slurm does not know it any more, and it left no output",
             ending=LOST,
-            hint=f"nothing is known of how it ended; run it again{said}",
+            hint=f"nothing is known of how it ended; run it again{details}",
         )
     if last.state in _ENDINGS:
         word, what, hint = _ENDINGS[last.state]
         known = {"id": job, "node": last.node or "?"}
-        return RunnerError(f"job {job} {what.format(**known)}", ending=word, hint=hint.format(**known) + said)
+        return RunnerError(f"job {job} {what.format(**known)}", ending=word, hint=hint.format(**known) + details)
     return RunnerError(
         f"job {job} ended ({last.state}, {last.reason}) and left no output",
         ending="no-output",
-        hint=f"is the folder shared with {last.node or 'the nodes'}? slurm: {{folder: ...}} names another one{said}",
+        hint=f"is the folder shared with {last.node or 'the nodes'}? slurm: {{folder: ...}} names another one{details}",
     )
 
 

@@ -88,12 +88,12 @@ def test_the_version_is_nccls_own(text: str, version: str | None) -> None:
 
 
 def test_warnings_are_kept_once_and_bounded() -> None:
-    (said,) = read(SHM_FULL * 3).warnings
-    assert said.startswith("Error: failed to extend /dev/shm/nccl-WU88OE") and said.endswith(
+    (warning,) = read(SHM_FULL * 3).warnings
+    assert warning.startswith("Error: failed to extend /dev/shm/nccl-WU88OE") and warning.endswith(
         "No space left on device (28)"
     )
-    (said,) = read("a:1:2 [0] b.cc:1 NCCL WARN " + "x" * 5000).warnings
-    assert len(said) == 300
+    (warning,) = read("a:1:2 [0] b.cc:1 NCCL WARN " + "x" * 5000).warnings
+    assert len(warning) == 300
 
 
 def test_a_log_that_says_nothing() -> None:

@@ -108,7 +108,7 @@ def test_output_of_nvcc_is_read(packing: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert fatbin_reader.read(str(built)) == DeviceCode(("sm_80", "sm_90", "compute_80"))
     if CUOBJDUMP:
-        said = subprocess.run([CUOBJDUMP, str(built)], check=True, capture_output=True, text=True).stdout
+        listing = subprocess.run([CUOBJDUMP, str(built)], check=True, capture_output=True, text=True).stdout
         kinds = {"elf": "sm", "ptx": "compute"}
-        pairs = re.findall(r"Fatbin (elf|ptx) code:\n=+\narch = sm_(\w+)", said)
+        pairs = re.findall(r"Fatbin (elf|ptx) code:\n=+\narch = sm_(\w+)", listing)
         assert {f"{kinds[kind]}_{number}" for kind, number in pairs} == {"sm_80", "sm_90", "compute_80"}

@@ -22,7 +22,7 @@ from envbuild.util.errors import CheckFailed, EngineError, NotProved, UsageError
 from unit.evidence.runs import passed_run, probe
 from unit.saved import tar
 from unit.site import LAYER, Site, new_key, proved
-from unit.support import Said, envbuild
+from unit.support import CommandResult, envbuild
 
 Files = dict[str, bytes]
 
@@ -35,14 +35,14 @@ def site(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 
 def exported() -> Files:
-    said = envbuild("save", "sample", "-o", "a.tar", "--json")
-    assert said.code == 0, said.stderr
-    assert said.document["statements"] == 3
+    result = envbuild("save", "sample", "-o", "a.tar", "--json")
+    assert result.code == 0, result.stderr
+    assert result.document["statements"] == 3
     with tarfile.open("a.tar") as tar:
         return {m.name: f.read() for m in tar.getmembers() for f in [tar.extractfile(m)] if f}
 
 
-def brought(files: Files, *arguments: str) -> Said:
+def brought(files: Files, *arguments: str) -> CommandResult:
     with tarfile.open("b.tar", "w") as tar:
         for name, raw in files.items():
             member = tarfile.TarInfo(name)
@@ -51,9 +51,9 @@ def brought(files: Files, *arguments: str) -> Said:
     return envbuild("load", "b.tar", *(arguments or ("--key", "team.pub")), "--json")
 
 
-def reasons(said: Said) -> list[str]:
-    assert said.code == CheckFailed.code
-    return [reason["id"] for reason in said.document["reasons"]]
+def reasons(result: CommandResult) -> list[str]:
+    assert result.code == CheckFailed.code
+    return [reason["id"] for reason in result.document["reasons"]]
 
 
 def test_a_bundle_is_an_oci_layout_with_all_that_is_needed(site: Site) -> None:
@@ -85,19 +85,19 @@ def test_an_engine_that_stops_during_a_save_causes_no_traceback(
 
     whole = tar([("one/layer.tar", 900 * "x")])
     monkeypatch.setattr(site.engine, "without_room", lambda: None, raising=False)
-    for blocks, said in ((iter([whole[:ends]]), "archive of sha256:"), (broken(), "the Docker Engine failed")):
+    for blocks, message in ((iter([whole[:ends]]), "archive of sha256:"), (broken(), "the Docker Engine failed")):
         saved = partial(tarfile.open, None, "r|", Blocks(blocks))
         monkeypatch.setattr(site.engine, "saved", lambda _, saved=saved: saved())
         done = envbuild("save", "sample", "-o", "a.tar")
-        assert done.code == EngineError.code and said in done.stderr
+        assert done.code == EngineError.code and message in done.stderr
         assert not Path("a.tar").exists()
 
 
 def test_it_is_verified_and_loaded(site: Site) -> None:
-    said = brought(exported())
-    assert said.code == 0, said.stdout
+    result = brought(exported())
+    assert result.code == 0, result.stdout
     tag = f"envbuild/sample:{site.lock.short}"
-    assert (said.document["state"], said.document["gpus"], said.document["tag"]) == ("verified", ["cpu"], tag)
+    assert (result.document["state"], result.document["gpus"], result.document["tag"]) == ("verified", ["cpu"], tag)
     archive = json.loads(site.engine.loaded["manifest.json"])[0]
     assert archive["RepoTags"] == [tag]
     assert site.engine.loaded[archive["Config"]] == site.engine.config
@@ -126,10 +126,10 @@ def change(name: str, raw: bytes) -> Callable[[Files], None]:
 def test_a_tampered_bundle_is_not_loaded(site: Site, spoil: Callable[[Files], object], reason: str | None) -> None:
     files = exported()
     spoil(files)
-    said = brought(files)
+    result = brought(files)
     if reason:
-        assert reasons(said) == [reason]
-    assert said.code != 0
+        assert reasons(result) == [reason]
+    assert result.code != 0
     assert site.engine.loaded == {}
 
 

@@ -54,8 +54,8 @@ def test_pin_writes_and_check_reports(registry: Registry, project: Path) -> None
     digest = registry.put(oci_types.MANIFEST, {"mediaType": oci_types.MANIFEST}, "verified")
     image = f"{registry.host}/team/h20:verified"
     Path("Dockerfile").write_text(f"# a comment\nFROM {image}\nRUN pip install einops\n", encoding="utf-8")
-    said = envbuild("pin-digests", "--check", "Dockerfile", "--json")
-    assert (said.code, said.document["error"]["faults"][0]["line"]) == (OutOfDate.code, 2)
+    result = envbuild("pin-digests", "--check", "Dockerfile", "--json")
+    assert (result.code, result.document["error"]["faults"][0]["line"]) == (OutOfDate.code, 2)
     assert envbuild("pin-digests", "Dockerfile").code == 0
     assert Path("Dockerfile").read_text(encoding="utf-8").splitlines()[1] == f"FROM {image}@{digest}"
     assert envbuild("pin-digests", "--check", "Dockerfile").code == 0
@@ -81,10 +81,10 @@ IMAGE = "registry.example:5000/team/sample"
 
 def ci(system: str, *arguments: str, name: str = "sample") -> tuple[str, dict[str, Any]]:
     """The text that is printed, and its jobs."""
-    said = envbuild("export", "ci", system, name, "--image", IMAGE, *arguments)
-    assert said.code == 0, said.stderr
-    found = yaml.safe_load(said.stdout)
-    return said.stdout, found.get("jobs", found)
+    result = envbuild("export", "ci", system, name, "--image", IMAGE, *arguments)
+    assert result.code == 0, result.stderr
+    found = yaml.safe_load(result.stdout)
+    return result.stdout, found.get("jobs", found)
 
 
 @pytest.mark.parametrize("system", ["github", "gitlab"])
@@ -131,5 +131,5 @@ def test_a_wheel_in_the_repository_is_checked_before_it_is_installed(project: Pa
 
 def test_a_ci_job_takes_a_repository_alone(project: Path) -> None:
     write_profile(project, PROFILE)
-    said = envbuild("export", "ci", "github", "sample", "--image", "r.example/a:tag", "--install", COMMIT)
-    assert said.code == UsageError.code and "has a tag" in said.stderr
+    result = envbuild("export", "ci", "github", "sample", "--image", "r.example/a:tag", "--install", COMMIT)
+    assert result.code == UsageError.code and "has a tag" in result.stderr

@@ -28,7 +28,7 @@ from envbuild.util.errors import CheckFailed, FileError, NetworkError, UsageErro
 from envbuild.util.rejected_input_errors import Malformed
 from unit.evidence.runs import passed_run, probe, run_on
 from unit.site import LAYER, LAYER_TYPE, Site, config_of, new_key, proved
-from unit.support import Said, as_yaml, envbuild, sha
+from unit.support import CommandResult, as_yaml, envbuild, sha
 
 
 @pytest.fixture
@@ -50,15 +50,15 @@ def pushed(site: Site, key: Path) -> Site:
     return site
 
 
-def verify(site: Site, *arguments: str, tag: str = "verified", name: str = "team/sample") -> Said:
+def verify(site: Site, *arguments: str, tag: str = "verified", name: str = "team/sample") -> CommandResult:
     return envbuild("verify", f"{site.registry.host}/{name}:{tag}", *arguments, "--json")
 
 
 def reasons(site: Site, *arguments: str, key: str = "team.pub", **where: str) -> list[str]:
     """The ids of why it is refused, none if it is verified."""
-    said = verify(site, "--key", key, *arguments, **where)
-    document = said.document
-    assert said.code == (0 if document["state"] == "verified" else CheckFailed.code)
+    result = verify(site, "--key", key, *arguments, **where)
+    document = result.document
+    assert result.code == (0 if document["state"] == "verified" else CheckFailed.code)
     return [reason["id"] for reason in document["reasons"]]
 
 
@@ -108,10 +108,10 @@ def resign(site: Site, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 def test_a_pushed_image_is_verified(pushed: Site) -> None:
-    said = verify(pushed, "--key", "team.pub")
-    assert said.code == 0, said.stdout
+    result = verify(pushed, "--key", "team.pub")
+    assert result.code == 0, result.stdout
     _, raw = pushed.registry.manifests["verified"]
-    document = said.document
+    document = result.document
     (evidence,) = document.pop("evidence")
     assert (evidence["model"], evidence["state"], evidence["level"]) == ("cpu", "verified", "quick")
     assert document == {
@@ -196,8 +196,8 @@ def test_after_a_signed_push_the_unsigned_one_is_not_mentioned(site: Site, key: 
 
 
 def test_without_a_key_nothing_is_believed(pushed: Site) -> None:
-    said = verify(pushed)
-    assert (said.code, [reason["id"] for reason in said.document["reasons"]]) == (5, ["no-key"])
+    result = verify(pushed)
+    assert (result.code, [reason["id"] for reason in result.document["reasons"]]) == (5, ["no-key"])
 
 
 def test_one_changed_byte_is_refused(pushed: Site) -> None:
@@ -226,8 +226,8 @@ def test_one_changed_byte_in_a_manifest_or_the_configuration_is_refused(pushed: 
             spoilt = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
             pushed.registry.lies = {f"/v2/team/sample/{path}": (200, {"Content-Type": kind}, spoilt)}
             ref = f"{pushed.registry.host}/team/sample@{digest}"
-            said = envbuild("verify", ref, "--key", "team.pub", "--json")
-            assert [reason["id"] for reason in said.document["reasons"]] == ["digest"]
+            result = envbuild("verify", ref, "--key", "team.pub", "--json")
+            assert [reason["id"] for reason in result.document["reasons"]] == ["digest"]
 
 
 EVIL = f"sha256:{sha('evil')}"
@@ -333,10 +333,10 @@ def test_a_registry_that_serves_something_else_for_a_digest_is_refused(pushed: S
     other = json.dumps({**json.loads(raw), "annotations": {"a": "b"}}).encode() if what == "manifest" else b"{}"
     kind = "manifests" if what == "manifest" else "blobs"
     pushed.registry.lies[f"/v2/team/sample/{kind}/{digest}"] = (200, {"Content-Type": media}, other)
-    said = envbuild(
+    result = envbuild(
         "verify", f"{pushed.registry.host}/team/sample@{oci_types.digest_of(raw)}", "--key", "team.pub", "--json"
     )
-    assert [reason["id"] for reason in said.document["reasons"]] == ["digest"]
+    assert [reason["id"] for reason in result.document["reasons"]] == ["digest"]
 
 
 @pytest.mark.parametrize(
@@ -390,9 +390,9 @@ def test_a_policy_is_a_file(pushed: Site) -> None:
     Path("policy.yaml").write_text(as_yaml({"keys": ["team.pub"], "gpus": ["cpu"], "level": "quick"}), encoding="utf-8")
     assert verify(pushed, "--policy", "policy.yaml").code == 0
     Path("policy.yaml").write_text(as_yaml({"keys": ["team.pub"], "probes": ["gemm.accuracy"]}), encoding="utf-8")
-    said = verify(pushed, "--policy", "policy.yaml")
-    assert [reason["id"] for reason in said.document["reasons"]] == ["stale"]
-    assert "gemm.accuracy" in said.document["reasons"][0]["detail"]
+    result = verify(pushed, "--policy", "policy.yaml")
+    assert [reason["id"] for reason in result.document["reasons"]] == ["stale"]
+    assert "gemm.accuracy" in result.document["reasons"][0]["detail"]
 
 
 def test_the_policy_in_the_documents_is_read(project: Path, key: Path) -> None:
@@ -414,9 +414,11 @@ def test_a_policy_that_names_no_repository_lock_or_profile_is_refused(pushed: Si
 
 def test_a_policys_faults_come_all_at_once(pushed: Site) -> None:
     Path("policy.yaml").write_text("max_age: long\nlevle: quick\ngpus: h20\n", encoding="utf-8")
-    said = verify(pushed, "--policy", "policy.yaml")
-    assert said.code == FileError.code
-    assert [f"{fault['line']} {fault['field']}: {fault['message']}" for fault in said.document["error"]["faults"]] == [
+    result = verify(pushed, "--policy", "policy.yaml")
+    assert result.code == FileError.code
+    assert [
+        f"{fault['line']} {fault['field']}: {fault['message']}" for fault in result.document["error"]["faults"]
+    ] == [
         "1 max_age: not this: the largest age of the newest proof: 90d, 12h",
         "2 levle: unknown key (did you mean level?)",
         "3 gpus: must be a list: GPU models that the image must be proved on; default: all of its profile",
@@ -429,8 +431,8 @@ def test_a_policy_says_what_may_stand_there(pushed: Site) -> None:
     assert [fault["message"].partition(":")[0] for fault in faults][:1] == ["must be 'quick', 'standard' or 'full'"]
     assert "must be 'Cmd', " in faults[1]["message"]
     Path("policy.yaml").write_text("probes: [gemm.acuracy]\n", encoding="utf-8")
-    said = verify(pushed, "--policy", "policy.yaml")
-    assert said.code == UsageError.code and "did you mean gemm.accuracy?" in said.document["error"]["message"]
+    result = verify(pushed, "--policy", "policy.yaml")
+    assert result.code == UsageError.code and "did you mean gemm.accuracy?" in result.document["error"]["message"]
 
 
 def test_a_level_and_a_probe_that_are_lacking_are_both_named(pushed: Site) -> None:
@@ -479,9 +481,9 @@ def test_a_signed_statement_is_checked_by_itself(site: Site, key: Path) -> None:
     file = evidence_statements_and_store.save_envelope(
         path, keys_and_signatures.seal(in_toto_statements.canonical(made), keys_and_signatures.configured_signer())
     )
-    said = envbuild("verify", "--evidence", str(file), "--key", "team.pub", "--json")
-    assert (said.code, said.document["gpus"], said.document["image"]) == (0, ["h20"], record.subject)
-    assert said.document["reference"] is None
+    result = envbuild("verify", "--evidence", str(file), "--key", "team.pub", "--json")
+    assert (result.code, result.document["gpus"], result.document["image"]) == (0, ["h20"], record.subject)
+    assert result.document["reference"] is None
     refused = envbuild("verify", "--evidence", str(file), "--key", "team.pub", "--gpu", "b200", "--json")
     assert (refused.code, refused.document["reasons"][0]["id"]) == (5, "gpu")
     file.write_text(file.read_text(encoding="utf-8")[:-9], encoding="utf-8")

@@ -85,7 +85,7 @@ def test_the_same_statement_gives_the_same_bytes(locked: Lock) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda p: p.update(result="FAILED"), "does not say what its run record says"),
         (lambda p: p["passedTests"].append("h20/gemm.exact"), "does not say what its run record says"),
@@ -97,10 +97,10 @@ def test_the_same_statement_gives_the_same_bytes(locked: Lock) -> None:
         (lambda p: p.update(configuration=[1]), "names no run record"),
     ],
 )
-def test_a_predicate_that_was_tampered_with_is_refused(locked: Lock, change: Any, said: str) -> None:
+def test_a_predicate_that_was_tampered_with_is_refused(locked: Lock, change: Any, message: str) -> None:
     predicate = result_of(locked)["predicate"]
     change(predicate)
-    with pytest.raises(CheckFailed, match=said):
+    with pytest.raises(CheckFailed, match=message):
         in_toto_statements.read_test_result(predicate)
 
 
@@ -232,7 +232,7 @@ def test_the_bill_of_materials_is_the_same_every_time(locked: Lock) -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "message"),
     [
         (b"{" * 10, "is not JSON"),
         (b"[]", "is not a JSON object"),
@@ -244,8 +244,8 @@ def test_the_bill_of_materials_is_the_same_every_time(locked: Lock) -> None:
         (b'{"a": "' + b"x" * 2000 + b'"}', "is larger than 1000 bytes"),
     ],
 )
-def test_documents_from_elsewhere_are_bounded(raw: bytes, said: str) -> None:
-    with pytest.raises(rejected_input_errors.Malformed, match=said):
+def test_documents_from_elsewhere_are_bounded(raw: bytes, message: str) -> None:
+    with pytest.raises(rejected_input_errors.Malformed, match=message):
         strict_json.parse(raw, "the document", limit=1000 if len(raw) == 2009 else strict_json.MAX_BYTES)
 
 

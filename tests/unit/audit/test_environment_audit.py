@@ -429,8 +429,8 @@ def test_an_environment_without_torch_has_nothing_to_audit(bare: Path) -> None:
     done = envbuild("audit", "--python", str(bare))
     assert (done.code, done.stdout.splitlines()[-1]) == (3, environment_audit.NOTHING)
     assert f"{bare}: nothing to audit" in done.stderr and "clean" not in done.stdout
-    said = envbuild("audit", "--python", str(bare), "--json")
-    assert (said.code, said.document["error"]["code"], said.document["target"]) == (3, 3, str(bare))
+    result = envbuild("audit", "--python", str(bare), "--json")
+    assert (result.code, result.document["error"]["code"], result.document["target"]) == (3, 3, str(bare))
 
 
 def test_an_image_without_torch_has_nothing_to_audit(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,8 +442,8 @@ def test_an_image_without_torch_has_nothing_to_audit(bare: Path, monkeypatch: py
     done = envbuild("audit", "an/image:1")
     assert (done.code, done.stdout.splitlines()[-1]) == (3, environment_audit.NOTHING)
     assert "an/image:1: nothing to audit" in done.stderr and "envbuild audit IMAGE" in done.stderr
-    said = envbuild("audit", "an/image:1", "--json")
-    assert (said.code, said.document["error"]["code"], said.document["target"]) == (3, 3, "an/image:1")
+    result = envbuild("audit", "an/image:1", "--json")
+    assert (result.code, result.document["error"]["code"], result.document["target"]) == (3, 3, "an/image:1")
 
 
 @pytest.mark.parametrize("variable", ["VIRTUAL_ENV", "CONDA_PREFIX"])

@@ -81,7 +81,7 @@ def test_the_usual_image(project: Path) -> None:
 
 
 def test_a_recorded_image(project: Path) -> None:
-    """What the collector said in the image of step-video: its own profile comes out, but for GPUs and constraints."""
+    """The output of the collector in the image of step-video gives its own profile, except for GPUs and constraints."""
     text = (Path(__file__).parent / "recorded" / "step-video.json").read_text(encoding="utf-8")
     _, source, plan = written(project, Holdings.model_validate_json(text))
     profile = source.profile

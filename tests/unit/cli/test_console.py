@@ -71,9 +71,9 @@ def test_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console()
     run(console, ended_probe("env.libs"), ended_probe("gemm.crash", "failed", reason=HOSTILE))
     console(DONE)
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert [text.split()[:2] for text in said.err.splitlines()] == [
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert [text.split()[:2] for text in captured.err.splitlines()] == [
         ["passed", "env.libs"], ["failed", "gemm.crash"], ["self-test", "1.50"],
     ]  # fmt: skip
 
@@ -90,9 +90,9 @@ def test_where_results_are_asked_for_each_is_a_line_on_stdout_and_nowhere_else(
     )  # fmt: skip
     console(DONE)
     console.results([ended_probe("env.libs"), ended_probe("gemm.crash", "failed"), hung])
-    said = capsys.readouterr()
-    assert [text.split()[0] for text in said.err.splitlines()] == ["self-test"]
-    assert [text.split()[:2] for text in said.out.splitlines()] == [["failed", "train.step"]]
+    captured = capsys.readouterr()
+    assert [text.split()[0] for text in captured.err.splitlines()] == ["self-test"]
+    assert [text.split()[:2] for text in captured.out.splitlines()] == [["failed", "train.step"]]
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -124,8 +124,8 @@ def test_an_interruption_keeps_ended_probes_and_names_the_running_one(
     run(console, ended_probe("env.libs"))
     console(StepAborted())
     caught = capsys.readouterr()
-    said, on_stdout = (seen.getvalue() if seen else caught.err), (out.getvalue() if out else caught.out)
-    left = shown(said.rpartition("\x1b[2K")[2]) + shown(on_stdout)
+    on_stderr, on_stdout = (seen.getvalue() if seen else caught.err), (out.getvalue() if out else caught.out)
+    left = shown(on_stderr.rpartition("\x1b[2K")[2]) + shown(on_stdout)
     assert [text.split()[:2] for text in left if text.startswith("passed")] == [["passed", "env.libs"]]
     assert [text for text in left if text.startswith("interrupted")] == ["interrupted in gemm.crash"]
     assert ("passed" in on_stdout) is results
@@ -246,7 +246,7 @@ def test_text_from_an_image_is_neither_markup_nor_lines(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("figures", "said"),
+    ("figures", "expected"),
     [
         ([], ""),
         ([{"case": "no ratio"}], ""),
@@ -268,8 +268,8 @@ def test_text_from_an_image_is_neither_markup_nor_lines(monkeypatch: pytest.Monk
         ([{"ratio": ["x"]}], "1 check, an error above the tolerance"),
     ],
 )
-def test_a_line_has_the_largest_error_beyond_rounding(figures: list[dict[str, Any]], said: str) -> None:
+def test_a_line_has_the_largest_error_beyond_rounding(figures: list[dict[str, Any]], expected: str) -> None:
     assert (
         result_line(ended_probe("env.libs", figures=figures))
-        == f"passed   env.libs               0.25 s  {said}".rstrip()
+        == f"passed   env.libs               0.25 s  {expected}".rstrip()
     )

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from envbuild.cli import document_schemas
 from envbuild.cli.entry import COMMANDS
 from unit import documents
-from unit.support import Said, envbuild
+from unit.support import CommandResult, envbuild
 
 from . import json_reference
 
@@ -73,7 +73,7 @@ def test_what_a_command_writes_is_as_its_schema_says(
     "change", [{"state": "proved"}, {"lock": "0123"}, {"image": {"id": "sha256:0"}}, {"evidence": None}, {"more": 1}]
 )
 def test_a_document_that_differs_is_found(project: Path, change: dict[str, Any]) -> None:
-    done: Said = envbuild("show", "h20", "--json")
+    done: CommandResult = envbuild("show", "h20", "--json")
     with pytest.raises(AssertionError, match="show"):
         documents.require_valid(done.arguments, {**done.document, **change})
     key = next(iter(change))

@@ -28,17 +28,17 @@ from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.util import errors, package_data
-from unit.support import PROFILE, Said, as_yaml, envbuild, image_of, lock_for, plan_of, write_profile
+from unit.support import PROFILE, CommandResult, as_yaml, envbuild, image_of, lock_for, plan_of, write_profile
 
 NAMES = [name for group in entry.COMMANDS.values() for name in group]
 ROOT = Path(entry.__file__).parents[2]
 
 
-def spawned(*arguments: str, **env: str) -> Said:
+def spawned(*arguments: str, **env: str) -> CommandResult:
     command = [sys.executable, "-m", "envbuild", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
-    return Said(done.returncode, done.stdout, done.stderr)
+    return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.fixture
@@ -288,8 +288,8 @@ def test_a_hint_to_lock_requirements_names_them(project: Path) -> None:
     write_profile(project, PROFILE)
     (project / "my app").mkdir()
     (project / "my app" / "requirements.txt").write_text("einops\n", encoding="utf-8")
-    said = envbuild("make", "sample", "--locked", "--requirements", "my app/requirements.txt").stderr
-    assert pasted(project, said, "lock") == ["lock", "sample", "--requirements", "my app/requirements.txt"]
+    stderr = envbuild("make", "sample", "--locked", "--requirements", "my app/requirements.txt").stderr
+    assert pasted(project, stderr, "lock") == ["lock", "sample", "--requirements", "my app/requirements.txt"]
 
 
 @pytest.mark.parametrize("path", ["./own", "own/", "own", "."])
@@ -579,9 +579,9 @@ def test_audit_takes_one_thing_at_a_time() -> None:
     assert "say what to audit" in envbuild("audit").stderr
 
 
-@pytest.mark.parametrize(("number", "said"), [(0, "0 tries"), (1, "1 try"), (2, "2 tries")])
-def test_one_item_is_singular(number: int, said: str) -> None:
-    assert errors.some(number, "try", "tries") == said
+@pytest.mark.parametrize(("number", "expected"), [(0, "0 tries"), (1, "1 try"), (2, "2 tries")])
+def test_one_item_is_singular(number: int, expected: str) -> None:
+    assert errors.some(number, "try", "tries") == expected
     assert errors.some(number, "block") == f"{number} block{'' if number == 1 else 's'}"
 
 
@@ -648,11 +648,11 @@ def test_foreign_text_reaches_no_terminal_raw(where: str, monkeypatch: pytest.Mo
         raise errors.CheckFailed(**given)
 
     monkeypatch.setattr(entry.cli, "main", lambda **_: fail())
-    said = envbuild("show")
-    assert said.code == errors.CheckFailed.code
-    lines = said.stderr.splitlines()
+    result = envbuild("show")
+    assert result.code == errors.CheckFailed.code
+    lines = result.stderr.splitlines()
     assert all(line.replace("\t", "").isprintable() for line in lines)
-    assert "one\ttwo\N{REPLACEMENT CHARACTER}[2J" in said.stderr
+    assert "one\ttwo\N{REPLACEMENT CHARACTER}[2J" in result.stderr
     assert next(line for line in lines if "three" in line).strip() == "three\ufffdfour\ufffd"
     assert json.loads(envbuild("show", "--json").stdout)["error"]["kind"] == "check"
 

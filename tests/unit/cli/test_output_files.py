@@ -52,10 +52,12 @@ def ready(tested: list[str], project: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(("arguments", "name"), WRITING)
 def test_a_missing_folder_is_made_and_said(ready: list[str], project: Path, arguments: list[str], name: str) -> None:
-    for number, said in enumerate(("made folder new/folder\n", "")):
+    for number, expected in enumerate(("made folder new/folder\n", "")):
         file = f"new/folder/{number}{name}"
         done = envbuild(*arguments, file)
-        assert (done.code, said in done.stderr, done.stderr.count("made folder")) == (0, True, 1 - number), done.stderr
+        assert (done.code, expected in done.stderr, done.stderr.count("made folder")) == (0, True, 1 - number), (
+            done.stderr
+        )
         assert list((project / "new" / "folder").glob(f"{number}{name}*"))
 
 

@@ -28,7 +28,7 @@ import envbuild
 from envbuild.lock import lock_file
 from unit.image.test_docker_engine import Api, answering
 from unit.served import served
-from unit.support import Said
+from unit.support import CommandResult
 
 SOURCES = Path(envbuild.__file__).parents[1]
 TWO_H20 = "name=NVIDIA H20;name=NVIDIA H20"
@@ -84,7 +84,7 @@ class Bench:
         document = {"auths": {host: {"auth": "dXNlcjpzZWNyZXQ="}}}
         (folder / "config.json").write_text(json.dumps(document), encoding="utf-8")
 
-    def doctor(self, *arguments: str, root: bool = True) -> Said:
+    def doctor(self, *arguments: str, root: bool = True) -> CommandResult:
         """The command in a process of its own; without `root`, for a cluster."""
         argv = [str(self.bin / "python"), "-m", "envbuild", "doctor", *arguments]
         argv += ["--root", str(self.root)] if root else []
@@ -93,7 +93,7 @@ class Bench:
             argv = [str(shutil.which("unshare")), "-rm", "/bin/sh", "-c", f'{mounts} && exec "$@"', "sh", *argv]
         env = {**self.environment, "PATH": f"{self.bin}{':/usr/bin:/bin' if self.small else ''}"}
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env, cwd=self.folder)
-        return Said(done.returncode, done.stdout, done.stderr)
+        return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
 @functools.cache

@@ -185,23 +185,23 @@ def test_a_file_that_names_no_cluster(tmp_path: Path, text: str, words: str) -> 
 @pytest.mark.parametrize("source", ["nowhere.yaml", "slurm", "."])
 def test_an_invalid_cluster_source_is_reported(project: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
-    said = envbuild("doctor", "--cluster", source)
-    assert said.code == (2 if source == "slurm" else 3)
-    assert "hint" in said.stderr
+    result = envbuild("doctor", "--cluster", source)
+    assert result.code == (2 if source == "slurm" else 3)
+    assert "hint" in result.stderr
 
 
 def test_descriptions_gathered_before_are_compared(project: Path) -> None:
     for name in ("a", "b", "c"):
         older = {"driver": {"version": "535.104.05", "cuda": "12.2"}} if name == "c" else {}
         (project / f"{name}.json").write_text(json.dumps({**SAME, **older}))
-    said = envbuild("doctor", "--cluster", ".", "--json", "-o", "../cluster.json")
-    assert said.code == 5
-    assert {n["name"]: n["differences"] for n in said.document["nodes"]} == {
+    result = envbuild("doctor", "--cluster", ".", "--json", "-o", "../cluster.json")
+    assert result.code == 5
+    assert {n["name"]: n["differences"] for n in result.document["nodes"]} == {
         "a": [],
         "b": [],
         "c": ["same.driver"],
     }
-    assert json.loads((project.parent / "cluster.json").read_text())["nodes"] == said.document["nodes"]
+    assert json.loads((project.parent / "cluster.json").read_text())["nodes"] == result.document["nodes"]
 
 
 def test_a_path_that_is_not_a_file_is_a_fault_of_its_node(tmp_path: Path) -> None:
@@ -295,12 +295,12 @@ def srun(machine: Bench) -> list[str]:
 
 @pytest.mark.parametrize("through", [ssh, srun])
 def test_the_odd_node_is_named_through(machine: Bench, through: Callable[[Bench], list[str]]) -> None:
-    said = machine.doctor(*through(machine), "--json", root=False)
-    assert said.code == 5, said.stderr
-    found = {n["name"]: n for n in said.document["nodes"]}
+    result = machine.doctor(*through(machine), "--json", root=False)
+    assert result.code == 5, result.stderr
+    found = {n["name"]: n for n in result.document["nodes"]}
     assert found["node3"]["differences"] == ["same.driver"]
     assert "no route" in found["node4"]["fault"]
-    failed = {c["id"]: c["detail"] for c in said.document["checks"] if c["state"] == "fail"}
+    failed = {c["id"]: c["detail"] for c in result.document["checks"] if c["state"] == "fail"}
     assert set(failed) == {"same.driver", "node.answers"}
     assert failed["same.driver"] == "node3 has 535.104.05; the other 3 have 550.54.15"
 

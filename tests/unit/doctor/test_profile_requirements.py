@@ -14,7 +14,7 @@ from envbuild.doctor import machine_checks_and_suitability
 from envbuild.doctor.check_result import Check
 from envbuild.doctor.profile_requirements import Need
 from unit.doctor.bench import NOWHERE, Bench, bench, needs_disk
-from unit.support import Said
+from unit.support import CommandResult
 
 H20, H200 = "name=NVIDIA H20", "name=NVIDIA H200,total=141"
 
@@ -30,8 +30,8 @@ def machine(tmp_path: Path, libraries: dict[str, str]) -> Iterator[Bench]:
         yield found
 
 
-def answer(said: Said) -> str:
-    (found,) = (check["detail"] for check in said.document["checks"] if check["id"] == "profile")
+def answer(result: CommandResult) -> str:
+    (found,) = (check["detail"] for check in result.document["checks"] if check["id"] == "profile")
     return str(found)
 
 
@@ -55,9 +55,9 @@ def test_the_answer_has_its_reason(machine: Bench, cards: list[str], driver: str
     if words.startswith("yes"):
         needs_disk()
     machine.cards(*cards, driver=driver)
-    said = machine.doctor("--for", profile, "--json")
-    assert answer(said).startswith(words), said.stdout
-    assert said.code == (0 if words.startswith("yes") else 5)
+    result = machine.doctor("--for", profile, "--json")
+    assert answer(result).startswith(words), result.stdout
+    assert result.code == (0 if words.startswith("yes") else 5)
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_an_unsuitable_machine_comes_with_a_remedy(
     machine: Bench, cards: list[str], driver: str, profile: str, remedy: str
 ) -> None:
     machine.cards(*cards, driver=driver)
-    said = machine.doctor("--for", profile, "--json")
-    (check,) = (check for check in said.document["checks"] if check["id"] == "profile")
+    result = machine.doctor("--for", profile, "--json")
+    (check,) = (check for check in result.document["checks"] if check["id"] == "profile")
     assert check["state"] == "fail" and remedy in check["remedy"]
     assert "tells what it is for" not in check["remedy"]
 
@@ -83,9 +83,9 @@ def test_an_unsuitable_machine_comes_with_a_remedy(
 def test_a_missing_engine_is_reported_once_with_its_remedy(machine: Bench) -> None:
     machine.cards()
     machine.environment["DOCKER_HOST"] = "unix:///no/such.sock"
-    said = machine.doctor()
-    whole = said.stdout + said.stderr
-    assert said.code == 5
+    result = machine.doctor()
+    whole = result.stdout + result.stderr
+    assert result.code == 5
     assert whole.count("no Docker Engine answers at unix:///no/such.sock: no such file or directory") == 1
     assert whole.count("start a Docker Engine") == 1
     assert "Error(" not in whole
@@ -126,8 +126,8 @@ def test_the_checks_that_count_for_a_profile(need: Need, counts: set[str]) -> No
 def test_gpus_are_counted(machine: Bench) -> None:
     (machine.folder / "profiles").mkdir()
     (machine.folder / "profiles" / "four.yaml").write_text("extends: h20-cu12\ngpu_count: 4\n")
-    said = machine.doctor("--for", "four", "--json")
-    assert answer(said).startswith("no: it needs 4 of NVIDIA H20 together, and this machine has 2 x NVIDIA H20")
+    result = machine.doctor("--for", "four", "--json")
+    assert answer(result).startswith("no: it needs 4 of NVIDIA H20 together, and this machine has 2 x NVIDIA H20")
 
 
 def test_an_invalid_profile_is_reported_as_in_other_commands(machine: Bench) -> None:
@@ -137,9 +137,9 @@ def test_an_invalid_profile_is_reported_as_in_other_commands(machine: Bench) -> 
 def test_the_description_has_its_shape_and_is_recorded(machine: Bench) -> None:
     machine.put("usr/local/cuda/version.json", '{"cuda": {"name": "CUDA SDK", "version": "12.4.1"}}')
     machine.put("usr/lib/x86_64-linux-gnu/libnccl.so.2.21.5", "")
-    said = machine.doctor("--json", "-o", "machine.json")
-    assert json.loads((machine.folder / "machine.json").read_text()) == said.document
-    found = said.document
+    result = machine.doctor("--json", "-o", "machine.json")
+    assert json.loads((machine.folder / "machine.json").read_text()) == result.document
+    found = result.document
     assert found["version"] == 1
     assert found["engine"]["version"] == "26.1.5"
     assert found["engine"]["buildx"] == "0.13.1"
@@ -166,8 +166,8 @@ def test_a_failed_check_is_recorded_all_the_same(machine: Bench) -> None:
 def test_hostile_words_do_not_reach_the_terminal(machine: Bench) -> None:
     machine.cards("name=NVIDIA \x1b[2J\u202eX")
     machine.put("dev/kmsg", "4,1,1,-;NVRM: Xid (PCI:0000:1a:00): 79, \x1b]0;owned\x07" + "A" * 100_000)
-    said = machine.doctor()
-    assert "Xid 79" in said.stdout
-    assert "\x1b" not in said.stdout + said.stderr
-    assert "\u202e" not in said.stdout
-    assert max(map(len, said.stdout.splitlines())) < 1000
+    result = machine.doctor()
+    assert "Xid 79" in result.stdout
+    assert "\x1b" not in result.stdout + result.stderr
+    assert "\u202e" not in result.stdout
+    assert max(map(len, result.stdout.splitlines())) < 1000

@@ -15,7 +15,7 @@ import pytest
 from selftest import stubs
 
 from unit.doctor.bench import NOWHERE, Bench, bench, needs_disk, needs_unshare
-from unit.support import Said
+from unit.support import CommandResult
 
 XID = "4,900,12,-;NVRM: Xid (PCI:0000:1a:00): {}, pid=4711, name=python, {}\n"
 
@@ -161,19 +161,19 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return stubs.build(tmp_path_factory.mktemp("driver"), cuda=False)
 
 
-def bad(said: Said, id: str = "") -> dict[str, str]:
+def bad(result: CommandResult, id: str = "") -> dict[str, str]:
     """The checks that are not ok. This machine's own disk counts only for a case of the disk: other tests fill it."""
-    found = {c["id"]: c["state"] for c in said.document["checks"] if c["state"] in ("warn", "fail")}
+    found = {c["id"]: c["state"] for c in result.document["checks"] if c["state"] in ("warn", "fail")}
     return {name: status for name, status in found.items() if name == id or name != "disk"}
 
 
 def test_an_innocent_host_has_no_fault(tmp_path: Path, libraries: dict[str, str]) -> None:
     needs_disk()
     with bench(tmp_path / "machine", libraries) as machine:
-        said = machine.doctor("--json")
-    assert bad(said) == {}
-    assert said.code == 0, said.stderr
-    checks = said.document["checks"]
+        result = machine.doctor("--json")
+    assert bad(result) == {}
+    assert result.code == 0, result.stderr
+    checks = result.document["checks"]
     assert {c["id"] for c in checks if c["state"] == "skipped"} == {"gpu.fabric", "rdma", "registry"}
     assert {c["id"] for c in checks} == {case.id for case in CASES.values()}, "a check that no case makes fail"
 
@@ -185,14 +185,14 @@ def test_a_fault_is_named_by_its_check_alone(tmp_path: Path, libraries: dict[str
         case.seed(machine)
         if machine.small:
             needs_unshare()
-        said = machine.doctor("--json")
-    assert bad(said, case.id) == {case.id: case.status}, said.stdout + said.stderr
-    (check,) = (c for c in said.document["checks"] if c["id"] == case.id)
+        result = machine.doctor("--json")
+    assert bad(result, case.id) == {case.id: case.status}, result.stdout + result.stderr
+    (check,) = (c for c in result.document["checks"] if c["id"] == case.id)
     assert case.words in check["detail"]
     assert check["remedy"]
-    assert said.code == (5 if case.status == "fail" else 0)
-    assert ("error" in said.document) == (case.status == "fail")
-    assert "secret" not in said.stdout + said.stderr
+    assert result.code == (5 if case.status == "fail" else 0)
+    assert ("error" in result.document) == (case.status == "fail")
+    assert "secret" not in result.stdout + result.stderr
 
 
 def test_a_probe_that_hangs_is_named_and_not_waited_for(tmp_path: Path, libraries: dict[str, str]) -> None:
@@ -206,9 +206,9 @@ def test_a_probe_that_hangs_is_named_and_not_waited_for(tmp_path: Path, librarie
         machine.environment |= {"STUB_HANGS": "300", "DOCKER_HOST": f"tcp://{address}"}
         machine.environment |= {"PIP_INDEX_URL": f"http://{address}/simple"}
         begin = time.monotonic()
-        said = machine.doctor("--json")
+        result = machine.doctor("--json")
         assert time.monotonic() - begin < 25  # five times what it may take
-    found = {c["id"]: c["detail"] for c in said.document["checks"] if c["state"] == "fail"}
+    found = {c["id"]: c["detail"] for c in result.document["checks"] if c["state"] == "fail"}
     assert set(found) - {"disk"} == {"gpu.driver", "engine", "index"}
     assert found["gpu.driver"] == "NVML does not answer: the driver hangs"
     assert "no answer" in found["engine"] + found["index"]

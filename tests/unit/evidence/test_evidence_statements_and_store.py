@@ -74,7 +74,7 @@ def failed_run() -> run_result.TestRun:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [
         ("h220", "never proved; the facts have no GPU h220: did you mean h20?"),
         ("h20", "never proved"),
@@ -82,8 +82,8 @@ def failed_run() -> run_result.TestRun:
         ("NVIDIA Prototype 7", "never proved"),
     ],
 )
-def test_a_misspelt_gpu_is_questioned(name: str, said: str) -> None:
-    assert proof_rules.untested(name).reason == said
+def test_a_misspelt_gpu_is_questioned(name: str, expected: str) -> None:
+    assert proof_rules.untested(name).reason == expected
 
 
 def test_the_record_says_what_machine_it_was_where_that_is_known(locked: Lock) -> None:
@@ -442,8 +442,8 @@ def test_a_pass_before_a_failure_does_not_count_after_a_stale_run_either(locked:
     evidence_statements_and_store.save(record_of(locked, day=0))
     evidence_statements_and_store.save(record_of(locked, passed_run(probe("env.libs", run)), day=1))
     evidence_statements_and_store.save(record_of(locked, selftest=older(harness=None), day=2))
-    said = {"failed": "env.libs, no probe passed", "skipped": "no probe passed"}[run]
-    assert state(locked) == ("stale", f"the self-test failed since: {said}")
+    expected = {"failed": "env.libs, no probe passed", "skipped": "no probe passed"}[run]
+    assert state(locked) == ("stale", f"the self-test failed since: {expected}")
     (proof,) = evidence_statements_and_store.newest_proofs(IMAGE.id, wanted(locked))
     assert proof.failed
     assert evidence_statements_and_store.ever_proved(IMAGE.id, "sample", {locked.id})
@@ -627,7 +627,7 @@ SHAPES = {"shapes": "3" * 64}
 
 
 @pytest.mark.parametrize(
-    ("made_with", "asked_for", "said"),
+    ("made_with", "asked_for", "expected"),
     [
         ({}, {}, None),
         (ONE, ONE, None),
@@ -640,11 +640,11 @@ SHAPES = {"shapes": "3" * 64}
     ],
 )
 def test_additions_of_the_profile_are_part_of_a_proof(
-    locked: Lock, made_with: dict[str, str], asked_for: dict[str, str], said: str | None
+    locked: Lock, made_with: dict[str, str], asked_for: dict[str, str], expected: str | None
 ) -> None:
     evidence_statements_and_store.save(record_of(locked, selftest={"own": made_with}))
     (proof,) = evidence_statements_and_store.newest_proofs(IMAGE.id, dataclasses.replace(wanted(locked), own=asked_for))
-    assert (proof.state, said in (proof.reason, None)) == ("stale" if said else "proved", True)
+    assert (proof.state, expected in (proof.reason, None)) == ("stale" if expected else "proved", True)
 
 
 def test_a_record_from_before_profiles_could_add_anything_counts_for_those_that_do_not(locked: Lock) -> None:

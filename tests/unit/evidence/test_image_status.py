@@ -130,8 +130,12 @@ def test_missing_isolation_of_a_cluster_container_is_reported(world: World, monk
     monkeypatch.setattr(command, "Engine", lambda: None)
     monkeypatch.setattr(image_status, "compute", lambda engine, source: world.status())
     for arguments in ((), ("sample",)):
-        said = envbuild("status", *arguments)
-        assert (said.code, "less confined" in said.stdout, "the network is open" in said.stdout) == (0, True, True)
+        result = envbuild("status", *arguments)
+        assert (result.code, "less confined" in result.stdout, "the network is open" in result.stdout) == (
+            0,
+            True,
+            True,
+        )
 
 
 def test_never_locked_is_missing(world: World) -> None:
@@ -157,8 +161,8 @@ def test_an_image_that_is_not_built_exits_as_in_test_and_prove(
         lock_file.write(world.lock, world.source.lock_file, "sample")
     monkeypatch.setattr(command, "Engine", lambda: world.engine)
     monkeypatch.setattr(StepContext, "engine", world.engine)
-    said = envbuild("status", "sample", "--json")
-    assert (said.code, said.document["state"]) == (code, "missing")
+    result = envbuild("status", "sample", "--json")
+    assert (result.code, result.document["state"]) == (code, "missing")
     assert {envbuild("test", "sample", *options).code for options in ((), ("--record",))} == {code}
 
 

@@ -239,9 +239,9 @@ def test_a_fixed_version_that_is_not_shown_to_be_loaded_leaves_it_possible() -> 
     match = document["possible"][0]
     assert (match["id"], match["profile"]) == ("cublas-hopper-fpe", "h20")
     assert match["missing_facts"] == [{"fact": "which cublas is loaded", "command": "envbuild audit --here"}]
-    said = run("-", stdin=text)
-    assert "Possible cause: cublas-hopper-fpe" in said
-    assert "  - find out which cublas is loaded: envbuild audit --here" in said
+    output = run("-", stdin=text)
+    assert "Possible cause: cublas-hopper-fpe" in output
+    assert "  - find out which cublas is loaded: envbuild audit --here" in output
 
 
 def test_where_gpu_and_loaded_version_are_unknown_a_cause_is_less_possible_and_not_ruled_out() -> None:
@@ -279,8 +279,8 @@ def test_a_version_in_prose_that_nothing_else_shows_rules_nothing_out() -> None:
     ],
 )
 def test_torch_is_read_as_the_facts_know_it(text: str, torch: str | None, cuda: str | None, cublas: str | None) -> None:
-    said = explanation_of(text).read.situation
-    assert (said.torch, said.cuda, said.libraries.get("cublas")) == (torch, cuda, cublas)
+    situation = explanation_of(text).read.situation
+    assert (situation.torch, situation.cuda, situation.libraries.get("cublas")) == (torch, cuda, cublas)
 
 
 @pytest.mark.parametrize(

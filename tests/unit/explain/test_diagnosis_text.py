@@ -108,20 +108,20 @@ def test_where_no_cause_is_named_the_symptom_and_what_decides_are_shown(symptom:
     assert 1 <= len(found.possible) <= cause_ranking.MOST_POSSIBLE
     row = next(row for row in log_signatures.symptoms() if row.symptom == symptom)
     assert row.decide in found.decide
-    said = report(BARE[symptom])
-    assert any(line.startswith("Possible cause: ") for line in said) and "Decide:" in said
-    assert all(match.evidence for match in found.possible) and any(line.startswith("  - for: ") for line in said)
+    output = report(BARE[symptom])
+    assert any(line.startswith("Possible cause: ") for line in output) and "Decide:" in output
+    assert all(match.evidence for match in found.possible) and any(line.startswith("  - for: ") for line in output)
 
 
 # ---- the report ----
 
 
 def test_the_sections_of_a_cause() -> None:
-    said = report(f"{H20}Floating point exception (core dumped)\nNVRM: Xid (PCI:0000:dc:00): 94, pid=1\n")
-    heads = [line.partition(":")[0] for line in said if line[:1].isalpha()]
+    output = report(f"{H20}Floating point exception (core dumped)\nNVRM: Xid (PCI:0000:dc:00): 94, pid=1\n")
+    heads = [line.partition(":")[0] for line in output if line[:1].isalpha()]
     cause = heads.index("Cause", heads.index("Cause") + 1) if heads.count("Cause") > 1 else heads.index("Cause")
     assert heads[cause : cause + 5] == ["Cause", "Found", "Fix", "Prove", "Sources"]
-    text = "\n".join(said)
+    text = "\n".join(output)
     assert "pip:     pip install nvidia-cublas-cu12==12.4.5.8" in text
     assert "uv:      uv pip install nvidia-cublas-cu12==12.4.5.8" in text
     assert "conda:   conda install libcublas=12.4.5.8" in text
@@ -138,6 +138,6 @@ def test_lines_have_at_most_100_columns(markdown: bool) -> None:
 
 def test_markdown_has_the_same_cause() -> None:
     text = "EADDRINUSE ```\n"
-    said = piped(text, "--markdown")
-    assert "### Cause: port-in-use" in said and "EADDRINUSE '''" in said
+    output = piped(text, "--markdown")
+    assert "### Cause: port-in-use" in output and "EADDRINUSE '''" in output
     assert json.loads(piped(text, "--json"))["causes"][0]["id"] == "port-in-use"

@@ -48,10 +48,10 @@ def test_a_folder_is_read_at_any_depth_without_files_that_are_not_logs(tmp_path:
     (folder / "stderr.log").write_text(RANK.format(2), encoding="utf-8")
     (folder / "core.4711").write_bytes(b"\x7fELF" + bytes(4000))
     (tmp_path / ".hidden").write_text("EADDRINUSE\n", encoding="utf-8")
-    said = envbuild("explain", str(tmp_path)).stdout
-    assert "Cause: rank-died" in said and "first to fail: rank 2" in said
-    assert "core.4711 is left out: it is a program, a library or a core dump" in said
-    assert "port-in-use" not in said
+    output = envbuild("explain", str(tmp_path)).stdout
+    assert "Cause: rank-died" in output and "first to fail: rank 2" in output
+    assert "core.4711 is left out: it is a program, a library or a core dump" in output
+    assert "port-in-use" not in output
 
 
 def test_an_empty_folder_is_reported(tmp_path: Path) -> None:

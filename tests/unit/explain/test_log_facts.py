@@ -134,8 +134,8 @@ def test_the_proof_names_the_gpu_that_the_profile_is_for() -> None:
     (match,) = explanation_of("A100 and H20 in one job, torch 2.3.0\npython train.py\n" + CRASH).matches
     assert match.standing == "fits", "the A100 may be the one that failed"
     assert match.profile({"a100", "h20"}) == "h20"
-    said = piped("A100 and H20, torch 2.3.0\npython a.py\n" + CRASH)
-    assert "envbuild test h20 --probe gemm.crash" in said
+    output = piped("A100 and H20, torch 2.3.0\npython a.py\n" + CRASH)
+    assert "envbuild test h20 --probe gemm.crash" in output
 
 
 def test_a_name_that_stands_for_a_profile_is_explained() -> None:
@@ -240,30 +240,30 @@ def test_where_nothing_names_torch_or_a_gpu_the_signal_gets_a_hint() -> None:
 
 
 def work(rank: int, enqueued: int, completed: int) -> str:
-    said = f"last enqueued NCCL work: {enqueued}, last completed NCCL work: {completed}."
-    return f"[rank{rank}]:[E1 ProcessGroupNCCL.cpp:1834] [PG ID 0 Rank {rank}] Timeout at NCCL work: 21, {said}\n"
+    message = f"last enqueued NCCL work: {enqueued}, last completed NCCL work: {completed}."
+    return f"[rank{rank}]:[E1 ProcessGroupNCCL.cpp:1834] [PG ID 0 Rank {rank}] Timeout at NCCL work: 21, {message}\n"
 
 
 def test_the_rank_that_lags_is_named() -> None:
     text = "world size: 8\n" + "".join(work(rank, 19 if rank == 2 else 21, 18) for rank in range(6))
     works = explanation_of(text).read.works
     assert (works.behind, works.silent) == ((2,), (6, 7))
-    said = piped(text)
-    assert "rank 2: 19" in said and "the others wait for rank 2: it did not come to work 20" in said
+    output = piped(text)
+    assert "rank 2: 19" in output and "the others wait for rank 2: it did not come to work 20" in output
     assert json.loads(piped(text, "--json"))["ranks"]["behind"] == [2]
 
 
 def late(rank: int, number: int, operation: str, group: str = "[PG ID 0 PG GUID 0(default_pg) Rank {0}] ") -> str:
-    said = f"WorkNCCL(SeqNum={number}, OpType={operation}, NumelIn=65536, NumelOut=524288, Timeout(ms)=600000)"
+    message = f"WorkNCCL(SeqNum={number}, OpType={operation}, NumelIn=65536, NumelOut=524288, Timeout(ms)=600000)"
     head = f"[rank{rank}]:[E126 01:18:04.730034097 ProcessGroupNCCL.cpp:629] {group.format(rank)}[Rank {rank}]"
-    return f"{head} Watchdog caught collective operation timeout: {said} ran for 600002 milliseconds\n"
+    return f"{head} Watchdog caught collective operation timeout: {message} ran for 600002 milliseconds\n"
 
 
 @pytest.mark.parametrize("group", ["", "[PG 0 Rank {0}] ", "[PG ID 0 PG GUID 0(default_pg) Rank {0}] "])
 def test_ranks_that_wait_in_different_collectives_diverged(group: str) -> None:
     text = late(0, 4411, "ALLREDUCE", group) + late(1, 4411, "ALLREDUCE", group) + late(2, 4410, "ALLGATHER", group)
-    said = " ".join(piped(text).split())
-    assert "the ranks diverged, each waited in another collective: rank 0 in ALLREDUCE 4411, rank 2 in ALLG" in said
+    output = " ".join(piped(text).split())
+    assert "the ranks diverged, each waited in another collective: rank 0 in ALLREDUCE 4411, rank 2 in ALLG" in output
     diverged = json.loads(piped(text, "--json"))["ranks"]["diverged"]
     assert diverged == [
         {"rank": 0, "number": 4411, "operation": "ALLREDUCE"},
@@ -312,8 +312,8 @@ def test_no_advisory_is_possible_that_does_not_hold_or_need_not(text: str) -> No
 
 
 def test_libraries_that_torch_brings_are_marked_as_inferred() -> None:
-    said = " ".join(piped(f"{H20}nccl version: 2.21.5\n").split())
-    assert "torch 2.3.0 (which brings cublas 12.1.3.1, cudnn 8.9.2.26), nccl 2.21.5" in said
+    output = " ".join(piped(f"{H20}nccl version: 2.21.5\n").split())
+    assert "torch 2.3.0 (which brings cublas 12.1.3.1, cudnn 8.9.2.26), nccl 2.21.5" in output
     read = json.loads(piped(f"{H20}nccl version: 2.21.5\n", "--json"))["facts"]
     assert "cublas" in read["inferred"] and "nccl" not in read["inferred"]
 
@@ -395,8 +395,8 @@ def test_the_number_of_ranks_is_read_from_the_log(text: str, count: int | None) 
 )
 def test_an_error_of_the_program_is_not_known_and_quoted(error: str, words: str) -> None:
     text = f'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\n{error}\n'
-    said = " ".join(piped(text).split())
-    assert "No known cause" in said and "the program's own error (line 3)" in said and words in said
+    output = " ".join(piped(text).split())
+    assert "No known cause" in output and "the program's own error (line 3)" in output and words in output
     assert json.loads(piped(text, "--json"))["exception"]["line"] == 3
 
 

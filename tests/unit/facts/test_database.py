@@ -551,7 +551,7 @@ def test_an_advisory_without_signature_is_never_met() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "met"),
+    ("traits", "met"),
     [
         ({"signal": "SIGFPE"}, True),
         ({"traits": {"cublas": "12.3.4"}}, True),
@@ -564,10 +564,10 @@ def test_an_advisory_without_signature_is_never_met() -> None:
         ({"signal": ""}, False),
     ],
 )
-def test_a_signature_reaches_traits_and_has_alternatives(said: dict[str, Any], met: bool) -> None:
+def test_a_signature_reaches_traits_and_has_alternatives(traits: dict[str, Any], met: bool) -> None:
     patterns: tuple[dict[str, re.Pattern[str]], ...]
     patterns = ({"signal": re.compile("SIG[A-Z]+")}, {"cublas": re.compile(r"12\.3\.[0-9]+")}, {})
-    assert dataclasses.replace(advisory("cublas-hopper-fpe"), signature=patterns).matches(said) is met
+    assert dataclasses.replace(advisory("cublas-hopper-fpe"), signature=patterns).matches(traits) is met
 
 
 # What holds where

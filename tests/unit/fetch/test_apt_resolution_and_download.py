@@ -59,17 +59,17 @@ class Apt:
         return self.update if "update" in words else self.install
 
     def _download(self, words: list[str]) -> Completed:
-        said = []
+        notes = []
         for address, target, wanted in zip(words[::3], words[1::3], words[2::3], strict=True):
             if any(address.startswith(root) for root in self.dead):
-                said.append(f"E: Failed to fetch {address}  Could not connect")
+                notes.append(f"E: Failed to fetch {address}  Could not connect")
             elif address not in self.files:
-                said.append(f"E: Failed to fetch {address}  404  Not Found")
+                notes.append(f"E: Failed to fetch {address}  404  Not Found")
             elif f"SHA256:{hashlib.sha256(self.files[address]).hexdigest()}" != wanted:
-                said.append(f"E: Failed to fetch {address}  Hash Sum mismatch")
+                notes.append(f"E: Failed to fetch {address}  Hash Sum mismatch")
             else:
                 Path(target).write_bytes(self.files[address])
-        return Completed(100 if said else 0, "", "\n".join(said))
+        return Completed(100 if notes else 0, "", "\n".join(notes))
 
 
 @pytest.fixture
@@ -191,10 +191,10 @@ def test_other_components_are_asked_for_where_they_are_wanted(host_apt: Apt) -> 
     assert {line.split(" ", 4)[4] for line in host_apt.sources.splitlines()} == {"main non-free"}
 
 
-@pytest.mark.parametrize("said", ["E: Unable to locate package x", "E: Package 'x' has no installation candidate"])
-def test_a_package_that_a_mirror_lacks_is_reported_as_the_mirrors_fault(host_apt: Apt, said: str) -> None:
+@pytest.mark.parametrize("stderr", ["E: Unable to locate package x", "E: Package 'x' has no installation candidate"])
+def test_a_package_that_a_mirror_lacks_is_reported_as_the_mirrors_fault(host_apt: Apt, stderr: str) -> None:
     """As one that has main alone."""
-    host_apt.install = Completed(100, "", said)
+    host_apt.install = Completed(100, "", stderr)
     with pytest.raises(NetworkError, match="no configured mirror has x for Debian trixie") as caught:
         apt_resolution_and_download.resolve_debs("trixie", ["x"], components=("main", "contrib", "non-free"))
     assert "main, contrib, non-free" in str(caught.value.hint) and "debian_mirror" in str(caught.value.hint)

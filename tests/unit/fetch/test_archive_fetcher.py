@@ -169,21 +169,21 @@ def test_a_password_in_an_address_is_not_shown(wanted: ArchiveRequest, served: I
 
 
 @pytest.mark.parametrize(
-    ("name", "fits", "said"),
+    ("name", "fits", "message"),
     [
         (COMPAT, ">=590", "cuda-compat is of 580.95.05, and must be >=590"),
         (TOOLKIT, "==13.0.*", "cuda-toolkit is of 12.6.3, and must be ==13.0.*"),
     ],
 )
 def test_another_version_is_refused_at_its_line(
-    wanted: ArchiveRequest, served: Index, name: str, fits: str, said: str
+    wanted: ArchiveRequest, served: Index, name: str, fits: str, message: str
 ) -> None:
     members = {"libcuda.so.580.95.05": b"x", "bin/nvcc": b"x", "version.json": b'{"cuda": {"version": "12.6.3"}}'}
     sha256 = write_tar(served.folder / "a", members)
     with pytest.raises(ProfileError) as caught:
         take(ArchiveRequest(name, sha256, address(served, "a"), fits, AT))
-    assert (caught.value.code, caught.value.faults) == (3, (replace(AT, message=said),))
-    assert take(ArchiveRequest(name, sha256, address(served, "a"), "", AT)).version in said
+    assert (caught.value.code, caught.value.faults) == (3, (replace(AT, message=message),))
+    assert take(ArchiveRequest(name, sha256, address(served, "a"), "", AT)).version in message
 
 
 def test_a_member_that_would_leave_is_refused_at_the_profiles_line(wanted: ArchiveRequest, served: Index) -> None:

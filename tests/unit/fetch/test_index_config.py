@@ -12,8 +12,8 @@ from unit.support import Index, quick_pip, serving, write_wheel
 
 def configured(monkeypatch: pytest.MonkeyPatch, *lines: str) -> dict[str, str]:
     """What `pip config list` says, as uv's variables."""
-    said = Completed(0, "".join(f"{line}\n" for line in lines), "")
-    monkeypatch.setattr(index_config, "run", lambda argv, timeout: said)
+    completed = Completed(0, "".join(f"{line}\n" for line in lines), "")
+    monkeypatch.setattr(index_config, "run", lambda argv, timeout: completed)
     forget()
     return dict(index_config.uv_environment())
 

@@ -54,16 +54,16 @@ def fetched() -> list[str]:
 
 
 def test_metadata_is_read_from_within_the_wheel_by_range_requests(served: Index, release: TorchRelease) -> None:
-    said: list[str] = []
-    assert torch_pin_comparison.pin_differences(release, said.append) == DIFFERENT
-    assert (said, fetched()) == ([], [])
+    notes: list[str] = []
+    assert torch_pin_comparison.pin_differences(release, notes.append) == DIFFERENT
+    assert (notes, fetched()) == ([], [])
 
 
 def test_without_ranges_the_wheel_is_fetched_into_the_store(served: Index, release: TorchRelease) -> None:
     served.ranges = False
-    said: list[str] = []
-    assert torch_pin_comparison.pin_differences(release, said.append) == DIFFERENT
-    assert len(said) == 1 and "serves no ranges: fetching torch-2.7.1-py3-none-any.whl" in said[0]
+    notes: list[str] = []
+    assert torch_pin_comparison.pin_differences(release, notes.append) == DIFFERENT
+    assert len(notes) == 1 and "serves no ranges: fetching torch-2.7.1-py3-none-any.whl" in notes[0]
     assert fetched() == [wheel_file(served).name]
 
 

@@ -44,8 +44,8 @@ NONE = """error: No solution found when resolving dependencies
 """
 
 
-def refused(code: int, said: str) -> NetworkError | ProfileError:
-    error = uv_error_translator.resolution_error(["x"], Completed(code, "", said))
+def refused(code: int, stderr: str) -> NetworkError | ProfileError:
+    error = uv_error_translator.resolution_error(["x"], Completed(code, "", stderr))
     assert "topsecret" not in f"{error.message} {error.hint}" and "abcdef" not in f"{error.message} {error.hint}"
     return error
 
@@ -66,22 +66,22 @@ def test_a_servers_status_is_reported_with_its_address_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("stderr", "words"),
     [
         (MISMATCH, "index.example serves another file than it announces: pip-26.3-py3-none-any.whl.metadata"),
         ("error: Hash mismatch for `alpha==1.0`\n", "serves another file than it announces: alpha==1.0"),
         (BROKEN, "index.example answers with invalid JSON"),
     ],
 )
-def test_wrong_bytes_are_the_indexs_fault(said: str, words: str) -> None:
-    error = refused(1, said)
+def test_wrong_bytes_are_the_indexs_fault(stderr: str, words: str) -> None:
+    error = refused(1, stderr)
     assert error.code == 7 and words in error.message
 
 
 @pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden"])
-@pytest.mark.parametrize(("code", "said"), [(2, DENIED), (1, NO_PAGE)])
-def test_refused_credentials_are_reported_as_refused(code: int, said: str, status: str) -> None:
-    error = refused(code, said.format(status=status))
+@pytest.mark.parametrize(("code", "stderr"), [(2, DENIED), (1, NO_PAGE)])
+def test_refused_credentials_are_reported_as_refused(code: int, stderr: str, status: str) -> None:
+    error = refused(code, stderr.format(status=status))
     assert (error.code, error.message) == (7, "the package index refuses its credentials, or wants some")
     assert "index.example" in str(error.hint)
 

@@ -263,8 +263,8 @@ def test_metadata_that_are_not_as_announced_are_the_indexs_fault(
     served.metadata = {file.name: sha("others")}
     with pytest.raises(NetworkError) as caught:
         resolve("alpha")
-    said = f"the package index 127.0.0.1:{served.port} serves another file than it announces: {metadata.name}"
-    assert caught.value.message == said and sha("others") in str(caught.value.hint)
+    message = f"the package index 127.0.0.1:{served.port} serves another file than it announces: {metadata.name}"
+    assert caught.value.message == message and sha("others") in str(caught.value.hint)
 
 
 # locating

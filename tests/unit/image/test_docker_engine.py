@@ -281,7 +281,7 @@ def test_an_engine_whose_disk_is_full_is_an_error_of_the_disk_with_figures(api: 
 
 
 @pytest.mark.parametrize(
-    ("info_was_read", "free", "error", "said"),
+    ("info_was_read", "free", "error", "message"),
     [
         (True, 4096, DiskError, "the Docker Engine went away, and its disk is full: {}: 0.0 of 8.0 GB free"),
         (True, 8 << 30, EngineError, "the Docker Engine failed: "),
@@ -294,7 +294,7 @@ def test_an_engine_that_went_away_while_its_disk_is_full_is_an_error_of_the_disk
     info_was_read: bool,
     free: int,
     error: type[EnvbuildError],
-    said: str,
+    message: str,
 ) -> None:
     with answering(Api(tmp_path)) as api:
         monkeypatch.setenv("DOCKER_HOST", api.host)
@@ -303,7 +303,7 @@ def test_an_engine_that_went_away_while_its_disk_is_full_is_an_error_of_the_disk
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(8 * 10**9, 0, free))
     with pytest.raises(error) as caught:
         engine.find("x")
-    assert caught.value.message.startswith(said.format(tmp_path)) and "again" in str(caught.value.hint)
+    assert caught.value.message.startswith(message.format(tmp_path)) and "again" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("code", [200, 404, 409])

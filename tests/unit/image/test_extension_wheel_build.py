@@ -270,7 +270,7 @@ def test_there_are_as_many_jobs_as_the_machine_has_room_for(cpus: int, memory_by
 
 
 @pytest.mark.parametrize(
-    "said",
+    "output",
     [
         "#14 123.4 g++: fatal error: Killed signal terminated program cc1plus",
         "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
@@ -279,8 +279,8 @@ def test_there_are_as_many_jobs_as_the_machine_has_room_for(cpus: int, memory_by
         '#14 ERROR: process "/bin/sh" did not complete successfully: exit code: 137',
     ],
 )
-def test_out_of_memory_is_tried_again_with_half_the_jobs(locked: Lock, compiler: Compiler, said: str) -> None:
-    compiler.answers = [said, said]
+def test_out_of_memory_is_tried_again_with_half_the_jobs(locked: Lock, compiler: Compiler, output: str) -> None:
+    compiler.answers = [output, output]
     messages: list[str] = []
     assert made(locked, messages.append).jobs == 2
     assert compiler.jobs == ["8", "4", "2"]
@@ -301,7 +301,7 @@ def test_one_job_without_memory_is_the_end(locked: Lock, compiler: Compiler) -> 
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("output", "words"),
     [
         (
             "#9 0.3 install: /usr/local/cuda/bin/nvcc is of CUDA 12.4, torch of 12.6",
@@ -315,9 +315,11 @@ def test_one_job_without_memory_is_the_end(locked: Lock, compiler: Compiler) -> 
         ("nothing that anybody knows", ("nothing that anybody knows",)),
     ],
 )
-def test_a_known_complaint_says_what_to_do(locked: Lock, compiler: Compiler, said: str, words: tuple[str, ...]) -> None:
-    assert not build_error_messages.is_out_of_memory(said)
-    compiler.answers = [said]
+def test_a_known_complaint_says_what_to_do(
+    locked: Lock, compiler: Compiler, output: str, words: tuple[str, ...]
+) -> None:
+    assert not build_error_messages.is_out_of_memory(output)
+    compiler.answers = [output]
     with pytest.raises(BuildError) as caught:
         made(locked)
     assert caught.value.message == "kernels cannot be compiled"
@@ -329,9 +331,9 @@ def test_a_known_complaint_says_what_to_do(locked: Lock, compiler: Compiler, sai
 def test_the_error_of_a_step_is_reported_else_that_of_buildkit() -> None:
     own = "#9 ERROR: process did not complete successfully: exit code: 1"
     summary = "------\n > [2/3] RUN it:\n2.004 x.cu(3): error: expected a ;\n------\nERROR: failed to solve: process"
-    said = f"#9 1.0 a line\n#9 2.004 x.cu(3): error: expected a ;\n{own}\n{summary}"
-    assert build_error_messages.first_errors(said) == ["x.cu(3): error: expected a ;"]
-    assert build_error_messages.builders(said) == [own.removeprefix("#9 "), "ERROR: failed to solve: process"]
+    output = f"#9 1.0 a line\n#9 2.004 x.cu(3): error: expected a ;\n{own}\n{summary}"
+    assert build_error_messages.first_errors(output) == ["x.cu(3): error: expected a ;"]
+    assert build_error_messages.builders(output) == [own.removeprefix("#9 "), "ERROR: failed to solve: process"]
     assert build_error_messages.first_errors(f"#9 1.0 a line\n{own}") == [own.removeprefix("#9 ")]
     assert (
         build_error_messages.first_errors("one\n\ntwo") == ["one", "two"]

@@ -30,15 +30,15 @@ def wheel(
     folder: Path,
     files: Mapping[str, bytes],
     tag: str = TAG,
-    said: str | None = None,
+    stated_tag: str | None = None,
     name: str = "apex",
     info: str = "apex-0.1.dist-info",
 ) -> Path:
-    """`said`: the tag in WHEEL; `info`: the folder of its metadata."""
+    """`stated_tag`: the tag in WHEEL; `info`: the folder of its metadata."""
     file = folder / f"apex-0.1-{tag}.whl"
     about = {
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n".encode(),
-        f"{info}/WHEEL": f"Wheel-Version: 1.0\nTag: {said or tag}\n".encode(),
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nTag: {stated_tag or tag}\n".encode(),
         f"{info}/RECORD": b"",
     }
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -113,7 +113,7 @@ FAULTS: dict[str, tuple[Make, str]] = {
         "the wheel is apexx's, asked for is apex",
     ),
     "no name of a wheel": (lambda at: wheel(at, GOOD).rename(at / "apex.whl"), "is not a wheel's name"),
-    "another tag within": (lambda at: wheel(at, GOOD, said="py3-none-any"), f"says Tag: py3-none-any, not {TAG}"),
+    "another tag within": (lambda at: wheel(at, GOOD, stated_tag="py3-none-any"), f"says Tag: py3-none-any, not {TAG}"),
     "another card's code": (
         lambda at: wheel(at, {**GOOD, f"amp_C.{SUFFIX}": library("sm_80")}),
         f"'amp_C.{SUFFIX}' has no device code for compute capability 9.0: it has sm_80",
@@ -206,9 +206,9 @@ def flipped(file: Path) -> Path:
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("case", FAULTS)
 def test_a_fault_is_named(case: str, tmp_path: Path) -> None:
-    make, said = FAULTS[case]
+    make, expected = FAULTS[case]
     found = extension_wheel_check.wheel_faults(make(tmp_path), **ASKED, python="3.11")  # type: ignore[arg-type]
-    assert any(said in fault for fault in found), found
+    assert any(expected in fault for fault in found), found
     assert all(fault.isprintable() for fault in found)
 
 
@@ -227,11 +227,11 @@ def test_all_faults_at_once(tmp_path: Path) -> None:
 def test_a_wheel_that_is_too_large_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extension_wheel_check, "_LARGEST", 1 << 20)
     made = wheel(tmp_path, {**GOOD, "zeros": bytes((1 << 20) + 1)})
-    (said,) = extension_wheel_check.wheel_faults(made, **ASKED)  # type: ignore[arg-type]
-    assert "unpacked it is larger" in said
+    (fault,) = extension_wheel_check.wheel_faults(made, **ASKED)  # type: ignore[arg-type]
+    assert "unpacked it is larger" in fault
     monkeypatch.setattr(extension_wheel_check, "_MOST_MEMBERS", 3)
-    (said,) = extension_wheel_check.wheel_faults(made, **ASKED)  # type: ignore[arg-type]
-    assert said == "9 files are more than 3"
+    (fault,) = extension_wheel_check.wheel_faults(made, **ASKED)  # type: ignore[arg-type]
+    assert fault == "9 files are more than 3"
 
 
 def test_a_file_that_is_longer_than_it_says_is_damaged(tmp_path: Path) -> None:

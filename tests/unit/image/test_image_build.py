@@ -200,7 +200,7 @@ SAME_WHEEL = NOW.extensions[0]
 
 
 @pytest.mark.parametrize(
-    ("before", "said"),
+    ("before", "message"),
     [
         (
             [recorded("then", "abcXe", "docker 26", SAME_WHEEL)],
@@ -221,8 +221,8 @@ SAME_WHEEL = NOW.extensions[0]
         ([recorded("far", "XYZde"), recorded("near", "abcXe"), NOW], "gave near before, and now now; "),
     ],
 )
-def test_the_difference_from_the_earlier_image_is_reported(before: list[Record], said: str) -> None:
-    assert said in str(build_records_and_comparison.difference_message(before, NOW, ["venv", "torch", "packages"]))
+def test_the_difference_from_the_earlier_image_is_reported(before: list[Record], message: str) -> None:
+    assert message in str(build_records_and_comparison.difference_message(before, NOW, ["venv", "torch", "packages"]))
 
 
 def test_the_same_image_is_not_reported() -> None:
@@ -512,7 +512,7 @@ def on_image(locked: Lock) -> Lock:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         f"{HOST}/debian@sha256:aa: failed to resolve source metadata for {HOST}/debian@sha256:aa: not found",
         f"{HOST}/debian@sha256:aa: failed to authorize: failed to fetch oauth token: 401 Unauthorized",
@@ -520,14 +520,16 @@ def on_image(locked: Lock) -> Lock:
         f'failed to do request: Head "https://{HOST}/v2/debian": tls: failed to verify certificate',
     ],
 )
-def test_a_base_image_that_cannot_be_had_is_an_error_of_the_network(locked: Lock, builder: Builder, said: str) -> None:
-    builder.answer = Completed(1, "", f"#2 [internal] load metadata\n#2 ERROR: {said}\n{SOLVE}{said}\n")
+def test_a_base_image_that_cannot_be_had_is_an_error_of_the_network(
+    locked: Lock, builder: Builder, message: str
+) -> None:
+    builder.answer = Completed(1, "", f"#2 [internal] load metadata\n#2 ERROR: {message}\n{SOLVE}{message}\n")
     on_base = on_image(locked)
     with pytest.raises(NetworkError) as caught:
         built(on_base)
     assert (caught.value.code, caught.value.kind) == (7, "network")
     assert str(on_base.image) in caught.value.message
-    assert str(caught.value.hint).splitlines()[0] == said
+    assert str(caught.value.hint).splitlines()[0] == message
     assert f"docker login {HOST};" in str(caught.value.hint)
     assert list(build_records_and_comparison.all_records()) == []
 

@@ -36,7 +36,7 @@ TOOLKIT: Members = {
 
 
 def unpack(kind: str, file: Path, *target: Path) -> tuple[int, str]:
-    """Exit code, and what it said."""
+    """Return the exit code and the output."""
     command: list[str | Path] = [sys.executable, UNPACKER, kind, file, *target]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert "Traceback" not in done.stderr
@@ -174,18 +174,18 @@ def test_a_path_that_leaves_its_folder_is_refused(tmp_path: Path, case: str) -> 
     (tmp_path / "box" / "in").mkdir(parents=True)
     write_tar(tmp_path / "box" / "a", {**COMPAT, **members})
     for target in ([], [tmp_path / "box" / "in" / "out"]):
-        code, said = unpack("cuda-compat", tmp_path / "box" / "a", *target)
+        code, output = unpack("cuda-compat", tmp_path / "box" / "a", *target)
         assert code == 1
-        assert said.startswith("error: invalid archive for cuda-compat: ")
-        assert words in said
+        assert output.startswith("error: invalid archive for cuda-compat: ")
+        assert words in output
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["box", "box/a", "box/in"]
 
 
 def test_a_member_that_comes_twice_is_refused(tmp_path: Path) -> None:
     """First a link out, then a file through it."""
     write_tar(tmp_path / "a", {"libcuda.so.1.2": b"x", "./x": {"type": LINK, "linkname": "y"}, "x": b"x"})
-    code, said = unpack("cuda-compat", tmp_path / "a")
-    assert (code, "occurs twice" in said) == (1, True)
+    code, output = unpack("cuda-compat", tmp_path / "a")
+    assert (code, "occurs twice" in output) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -213,9 +213,9 @@ def test_a_member_that_comes_twice_is_refused(tmp_path: Path) -> None:
 )
 def test_an_archive_that_is_not_a_toolkit_is_refused(tmp_path: Path, members: Members, words: str) -> None:
     write_tar(tmp_path / "a", members)
-    code, said = unpack("cuda-toolkit", tmp_path / "a")
+    code, output = unpack("cuda-toolkit", tmp_path / "a")
     assert code == 1
-    assert words in said
+    assert words in output
 
 
 @pytest.mark.parametrize(
@@ -223,8 +223,8 @@ def test_an_archive_that_is_not_a_toolkit_is_refused(tmp_path: Path, members: Me
 )
 def test_a_file_that_is_not_an_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a").write_bytes(content)
-    code, said = unpack("cuda-compat", tmp_path / "a")
-    assert (code, said.startswith("error: ")) == (1, True)
+    code, output = unpack("cuda-compat", tmp_path / "a")
+    assert (code, output.startswith("error: ")) == (1, True)
 
 
 def test_a_cut_archive_is_refused(tmp_path: Path) -> None:
@@ -239,6 +239,6 @@ def test_a_folder_that_is_there_is_not_written_into(tmp_path: Path) -> None:
     """As where the base brings a toolkit of its own."""
     write_tar(tmp_path / "a", TOOLKIT)
     (tmp_path / "out").mkdir()
-    code, said = unpack("cuda-toolkit", tmp_path / "a", tmp_path / "out")
-    assert (code, "File exists" in said) == (1, True)
+    code, output = unpack("cuda-toolkit", tmp_path / "a", tmp_path / "out")
+    assert (code, "File exists" in output) == (1, True)
     assert list((tmp_path / "out").iterdir()) == []

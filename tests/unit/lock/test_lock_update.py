@@ -564,12 +564,12 @@ def test_differences_are_a_line_each(project: Path) -> None:
     two = dataclasses.replace(one, suite=None, image="x", python="3.12", base=(), environment={}, wheels=one.wheels[:1])
     assert list(lock_update.version_changes(None, one)) == ["3 wheels, 4 Debian packages"]
     assert list(lock_update.version_changes(one, one)) == []
-    said = list(lock_update.version_changes(one, two))
-    assert "base image (new) -> x" in said
-    assert "python 3.11 -> 3.12" in said
-    assert "torch 2.13.0 -> (gone)" in said
-    assert "libstdc++6 1:2.3+deb12u1~x-4 -> (gone)" in said
-    assert said[-1] == "environment"
+    lines = list(lock_update.version_changes(one, two))
+    assert "base image (new) -> x" in lines
+    assert "python 3.11 -> 3.12" in lines
+    assert "torch 2.13.0 -> (gone)" in lines
+    assert "libstdc++6 1:2.3+deb12u1~x-4 -> (gone)" in lines
+    assert lines[-1] == "environment"
 
 
 def test_profiles_with_the_same_requests_are_looked_up_once(project: Path, links: Path, monkeypatch: Any) -> None:

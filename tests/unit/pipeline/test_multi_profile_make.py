@@ -154,26 +154,26 @@ def failure(code: int, kind: str, message: str) -> Completed:
 
 
 def test_each_is_built_then_proved_and_listed_in_a_table(children: Children) -> None:
-    said = envbuild("make", "a", "b", "--locked", "--no-cache", "--builder", "farm", "--allow-unproved")
-    assert said.code == 0, said.stderr
-    assert [line.split()[:2] for line in said.stdout.splitlines()] == [
+    result = envbuild("make", "a", "b", "--locked", "--no-cache", "--builder", "farm", "--allow-unproved")
+    assert result.code == 0, result.stderr
+    assert [line.split()[:2] for line in result.stdout.splitlines()] == [
         ["PROFILE", "STATE"], ["a", "verified"], ["b", "verified"],
     ]  # fmt: skip
     assert children.options("a", "build") == ["--json", "--no-cache", "--locked", "--builder=farm"]
     assert children.options("b", "make") == ["--json", "--allow-unproved", "--locked", "--builder=farm"]
-    assert said.stderr.count("lock ") == 2  # the second process' repetition is not shown
+    assert result.stderr.count("lock ") == 2  # the second process' repetition is not shown
     lines = {f"{name}  {step:<13} {took:>10}  x" for name in "ab" for step, took in
              (("lock", "up to date"), ("build", "1.00 s"), ("make", "1.00 s"))}  # fmt: skip
-    assert set(said.stderr.splitlines()) == lines
+    assert set(result.stderr.splitlines()) == lines
 
 
 def test_events_of_both_processes_are_shown_as_those_of_one_profile_are(children: Children) -> None:
     failed = ended_probe("own.script", "failed", output="loss is nan", reason="a note\x1b[2J")
     children.events = Note("locked: a 1\x1b[2J"), ProbesPlanned(NAMES), ProbeEnded(failed), StepAborted()
-    said = envbuild("make", "a", "b")
-    assert "\x1b" not in said.stderr
+    result = envbuild("make", "a", "b")
+    assert "\x1b" not in result.stderr
     for name in "ab":
-        own = [line[1:].strip() for line in said.stderr.splitlines() if line.startswith(name)]
+        own = [line[1:].strip() for line in result.stderr.splitlines() if line.startswith(name)]
         assert own.count("locked: a 1\N{REPLACEMENT CHARACTER}[2J") == 2, "a note of each process"
         assert next(line.split()[:2] for line in own if "own.script" in line) == ["failed", "own.script"]
         assert own.count("loss is nan") == 2 and f"interrupted in {NAMES[1]}" in own
@@ -189,9 +189,9 @@ def test_output_of_a_process_between_its_events_is_shown_whole(children: Childre
         "    x()",
         "    x()",
     )
-    said = envbuild("make", "a", "b")
-    frames = [line for line in said.stderr.splitlines() if "File " in line or "x()" in line]
-    assert len(frames) == 4 * 4, said.stderr  # of two profiles with two processes each
+    result = envbuild("make", "a", "b")
+    frames = [line for line in result.stderr.splitlines() if "File " in line or "x()" in line]
+    assert len(frames) == 4 * 4, result.stderr  # of two profiles with two processes each
 
 
 def test_only_who_signs_gets_the_passphrase(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,22 +201,26 @@ def test_only_who_signs_gets_the_passphrase(children: Children, monkeypatch: pyt
 
 
 def test_all_takes_every_profile_of_the_folder_and_json_has_each(children: Children) -> None:
-    said = envbuild("make", "--all", "--json")
+    result = envbuild("make", "--all", "--json")
     names = ["a", "b", "c", "gpu-a", "gpu-b", "gpu-c"]
-    assert [(row["profile"], "error" in row) for row in said.document["profiles"]] == [(name, False) for name in names]
-    assert [step["name"] for step in said.document["profiles"][0]["steps"]] == ["lock", "build", "make"]
-    assert [step["cached"] for step in said.document["profiles"][0]["steps"]] == [False, False, True]
-    assert [row["notes"] for row in said.document["profiles"]] == [["another image"]] * 6
+    assert [(row["profile"], "error" in row) for row in result.document["profiles"]] == [
+        (name, False) for name in names
+    ]
+    assert [step["name"] for step in result.document["profiles"][0]["steps"]] == ["lock", "build", "make"]
+    assert [step["cached"] for step in result.document["profiles"][0]["steps"]] == [False, False, True]
+    assert [row["notes"] for row in result.document["profiles"]] == [["another image"]] * 6
 
 
 def test_one_that_fails_stops_no_other(children: Children, project: Path) -> None:
     write_profile(project, {"torhc": 1}, "wrong")
     children.answers[("a", "build")] = failure(7, "network", "no index")
     children.answers[("b", "make")] = failure(5, "check", "the self-test of b failed: \x1b[2Jgemm")
-    said = envbuild("make", "a", "wrong", "b", "c", "--json")
-    found = {row["profile"]: (row["state"], row.get("error", {"code": 0})["code"]) for row in said.document["profiles"]}
+    result = envbuild("make", "a", "wrong", "b", "c", "--json")
+    found = {
+        row["profile"]: (row["state"], row.get("error", {"code": 0})["code"]) for row in result.document["profiles"]
+    }
     assert found == {"a": ("failed", 7), "wrong": ("failed", 3), "b": ("failed", 5), "c": ("verified", 0)}
-    assert (said.code, said.document["error"]["code"]) == (5, 5)
+    assert (result.code, result.document["error"]["code"]) == (5, 5)
     assert [words[0] for words in children.commands if words[-1] == "a"] == ["build"]
     plain = envbuild("make", "a", "wrong", "b", "c")
     assert (plain.code, len(plain.stdout.splitlines())) == (5, 5)
@@ -246,16 +250,16 @@ def test_the_last_step_of_a_silently_dead_process_is_named(children: Children) -
 )
 def test_a_process_that_says_nothing_is_not_believed(children: Children, done: Completed, words: str) -> None:
     children.answers[("a", "build")] = done
-    said = envbuild("make", "a", "b", "--json")
-    found = {row["profile"]: row for row in said.document["profiles"]}
-    assert (said.code, found["a"]["error"]["code"], "error" in found["b"]) == (6, 6, False)
+    result = envbuild("make", "a", "b", "--json")
+    found = {row["profile"]: row for row in result.document["profiles"]}
+    assert (result.code, found["a"]["error"]["code"], "error" in found["b"]) == (6, 6, False)
     assert words in found["a"]["error"]["message"]
 
 
 def test_profiles_that_are_only_unproved_end_with_4(children: Children) -> None:
     children.answers[("gpu-a", "make")] = failure(4, "not-proved", "no card")
-    said = envbuild("make", "gpu-a", "a")
-    assert (said.code, "1 of 2 profiles built, but not proved: gpu-a" in said.stderr) == (4, True)
+    result = envbuild("make", "gpu-a", "a")
+    assert (result.code, "1 of 2 profiles built, but not proved: gpu-a" in result.stderr) == (4, True)
 
 
 @pytest.mark.parametrize(
@@ -293,10 +297,10 @@ def test_gpus_that_are_named_are_handed_out_and_only_to_who_needs_one(children: 
 
 def test_too_few_gpus_are_reported_before_anything_is_built(children: Children, project: Path) -> None:
     write_profile(project, {**GPU, "gpu_count": 2}, "gpu-two")
-    said = envbuild("make", "gpu-a", "gpu-two", "--gpus", "0")
-    assert said.code == 4 and {words[-1] for words in children.commands} == {"gpu-a"}
-    assert "for 2 GPUs that work together, and --gpus names 1" in said.stdout
-    assert "1 of 2 profiles failed: gpu-two" in said.stderr
+    result = envbuild("make", "gpu-a", "gpu-two", "--gpus", "0")
+    assert result.code == 4 and {words[-1] for words in children.commands} == {"gpu-a"}
+    assert "for 2 GPUs that work together, and --gpus names 1" in result.stdout
+    assert "1 of 2 profiles failed: gpu-two" in result.stderr
     assert envbuild("make", "gpu-a", "gpu-two", "--gpus", "0", "--allow-unproved").code == 0
     assert children.options("gpu-two", "make")[-1] == "--gpus=0"
 
@@ -362,15 +366,15 @@ def test_an_interruption_ends_all_and_starts_nothing_more(children: Children, mo
 def test_names_and_profiles_that_are_none_are_rows_and_the_others_are_made(children: Children, project: Path) -> None:
     write_profile(project, {"torhc": 1}, "wrong")
     names = ("a", "gpu-aa", "wrong", "b", "nothing-like-it", "nothing-like-it", "./none.yaml")
-    said = envbuild("make", *names)
-    assert said.code == 3
-    rows = {line.split()[0]: line for line in said.stdout.splitlines()[1:]}
+    result = envbuild("make", *names)
+    assert result.code == 3
+    rows = {line.split()[0]: line for line in result.stdout.splitlines()[1:]}
     assert {name: row.split()[1] for name, row in rows.items()} == {
         "a": "verified", "b": "verified", "gpu-aa": "failed", "wrong": "failed", "nothing-like-it": "failed",
         "./none.yaml": "failed",
     }  # fmt: skip
     assert (
-        "unknown profile 'gpu-aa'" in rows["gpu-aa"] and "did you mean gpu-a or gpu-c or gpu-b or cpu?" in said.stderr
+        "unknown profile 'gpu-aa'" in rows["gpu-aa"] and "did you mean gpu-a or gpu-c or gpu-b or cpu?" in result.stderr
     )
     document = envbuild("make", *names, "--json").document
     assert [row["error"]["code"] if "error" in row else 0 for row in document["profiles"]] == [3, 3, 3, 3, 0, 0]
@@ -378,9 +382,9 @@ def test_names_and_profiles_that_are_none_are_rows_and_the_others_are_made(child
 
 
 def test_where_none_is_a_profile_all_are_rows(children: Children) -> None:
-    said = envbuild("make", "none", "neither", "--gpus", "0", "--json")
-    assert (said.code, children.commands, said.document["error"]["kind"]) == (3, [], "profiles")
-    assert [(row["profile"], row["state"]) for row in said.document["profiles"]] == [
+    result = envbuild("make", "none", "neither", "--gpus", "0", "--json")
+    assert (result.code, children.commands, result.document["error"]["kind"]) == (3, [], "profiles")
+    assert [(row["profile"], row["state"]) for row in result.document["profiles"]] == [
         ("none", "failed"), ("neither", "failed"),
     ]  # fmt: skip
 
@@ -388,25 +392,25 @@ def test_where_none_is_a_profile_all_are_rows(children: Children) -> None:
 def test_a_built_image_is_not_reported_as_not_made(children: Children) -> None:
     children.answers[("gpu-a", "make")] = failure(4, "not-proved", "no card")
     children.answers[("b", "build")] = failure(6, "build", "no space")
-    said = envbuild("make", "a", "gpu-a", "b")
-    assert said.code == 6 and "1 of 3 profiles failed: b; 1 built, but not proved: gpu-a" in said.stderr
+    result = envbuild("make", "a", "gpu-a", "b")
+    assert result.code == 6 and "1 of 3 profiles failed: b; 1 built, but not proved: gpu-a" in result.stderr
 
 
 @pytest.mark.parametrize("concurrent", [True, False])
 def test_a_waiting_profile_names_who_it_may_wait_for(monkeypatch: pytest.MonkeyPatch, concurrent: bool) -> None:
     if concurrent:
         monkeypatch.setenv(process_locks.PARALLEL, "1")
-    said: list[str] = []
+    notes: list[str] = []
     with ThreadPoolExecutor(1) as threads:
-        with process_locks.exclusive("_x", "builds on the same base", said.append):
-            waiting = threads.submit(_turn, said)
-            while not said:
+        with process_locks.exclusive("_x", "builds on the same base", notes.append):
+            waiting = threads.submit(_turn, notes)
+            while not notes:
                 threading.Event().wait(0.01)
         waiting.result(20)
     who = "another profile of this make, or another envbuild," if concurrent else "another envbuild"
-    assert said == [f"{who} builds on the same base; waiting for it"]
+    assert notes == [f"{who} builds on the same base; waiting for it"]
 
 
-def _turn(said: list[str]) -> None:
-    with process_locks.exclusive("_x", "builds on the same base", said.append):
+def _turn(notes: list[str]) -> None:
+    with process_locks.exclusive("_x", "builds on the same base", notes.append):
         pass

@@ -88,8 +88,8 @@ def test_the_same_image_is_the_same(
     assert compared(site, monkeypatch, [A, B], [A, B], id=Engine(A, B).image.id) == []
     assert "the lock gives the same image" in capsys.readouterr().err
     assert compared(site, monkeypatch, [A, B], [A, B]) == []  # another builder's configuration
-    said = " ".join(capsys.readouterr().err.split())
-    assert "the lock gives the same layers and configuration, with a different image id" in said
+    stderr = " ".join(capsys.readouterr().err.split())
+    assert "the lock gives the same layers and configuration, with a different image id" in stderr
 
 
 def test_each_layer_is_read_where_it_was_proved(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def test_an_engine_that_stops_during_a_save_causes_no_traceback(site: Site, monk
 
 
 @pytest.mark.parametrize(
-    ("here", "said"),
+    ("here", "expected"),
     [
         ([A, layer(a="1", b="9", c="3")], "layer 2 of 2 differs: /b has another content"),
         ([A, layer(a="1", b="run", c="3")], "layer 2 of 2 differs: /b has another mode, size, content"),
@@ -121,9 +121,9 @@ def test_an_engine_that_stops_during_a_save_causes_no_traceback(site: Site, monk
     ],
 )
 def test_the_first_file_that_differs_is_named(
-    site: Site, monkeypatch: pytest.MonkeyPatch, here: list[bytes], said: str
+    site: Site, monkeypatch: pytest.MonkeyPatch, here: list[bytes], expected: str
 ) -> None:
-    assert compared(site, monkeypatch, [A, B], here) == [said]
+    assert compared(site, monkeypatch, [A, B], here) == [expected]
 
 
 FOLDERS = [("torch/a", "1"), ("torch/" + 120 * "b", "2"), ("torch.dist-info/c", "3")]
@@ -136,23 +136,24 @@ def test_another_order_of_the_same_is_the_same(
     """A long name has a head of its own before the file's."""
     assert BY_FOLDER != BY_PATH
     assert compared(site, monkeypatch, [A, BY_FOLDER], [A, BY_PATH]) == ["reordered: [2]"]
-    said = " ".join(capsys.readouterr().err.split())
+    stderr = " ".join(capsys.readouterr().err.split())
     assert (
-        "the lock gives the same files, with a different image id: the archive of layer 2 lists them in another" in said
+        "the lock gives the same files, with a different image id: the archive of layer 2 lists them in another"
+        in stderr
     )
     assert compared(site, monkeypatch, [BY_FOLDER, A, BY_PATH], [BY_PATH, A, BY_FOLDER]) == ["reordered: [1, 3]"]
 
 
 def test_every_layer_is_compared(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one that differs may differ in its order alone."""
-    said = compared(site, monkeypatch, [BY_FOLDER, B], [BY_PATH, layer(a="1", b="9", c="3")])
-    assert said == ["layer 2 of 2 differs: /b has another content"]
+    message = compared(site, monkeypatch, [BY_FOLDER, B], [BY_PATH, layer(a="1", b="9", c="3")])
+    assert message == ["layer 2 of 2 differs: /b has another content"]
     for other in ({"labels": {"a": "b"}}, {"environment": {"LD_PRELOAD": "x"}}):
         assert "the configuration differs" in compared(site, monkeypatch, [BY_FOLDER], [BY_PATH], **other)[0]
 
 
 @pytest.mark.parametrize(
-    ("there", "here", "said"),
+    ("there", "here", "expected"),
     [
         ([("a", "1"), ("b", "2")], [("b", "9"), ("a", "1")], "/b has another content"),
         ([("a", "1"), ("b", "2")], [("b", "2"), ("a", "1"), ("c", "3")], "/c is only in what the lock gives"),
@@ -175,10 +176,14 @@ def test_every_layer_is_compared(site: Site, monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_an_order_that_may_count_is_a_difference(
-    site: Site, monkeypatch: pytest.MonkeyPatch, there: list[tuple[str, str]], here: list[tuple[str, str]], said: str
+    site: Site,
+    monkeypatch: pytest.MonkeyPatch,
+    there: list[tuple[str, str]],
+    here: list[tuple[str, str]],
+    expected: str,
 ) -> None:
     (found,) = compared(site, monkeypatch, [tar(there)], [tar(here)])
-    assert found.startswith("layer 1 of 1 differs: ") and said in found
+    assert found.startswith("layer 1 of 1 differs: ") and expected in found
 
 
 def heads(raw: bytes, **fields: bytes) -> bytes:

@@ -31,7 +31,17 @@ from envbuild.util import user_folders
 from envbuild.util.errors import EnvbuildError, NetworkError, SettingsError, UsageError
 from unit.registries import Registry, serving
 from unit.runners.scripts import CPU
-from unit.support import PROFILE, Said, configure, envbuild, image_of, lock_for, plan_of, source_of, write_profile
+from unit.support import (
+    PROFILE,
+    CommandResult,
+    configure,
+    envbuild,
+    image_of,
+    lock_for,
+    plan_of,
+    source_of,
+    write_profile,
+)
 
 
 def order(on: On, asked: RunRequest | None = None) -> SelfTestOrder:
@@ -142,7 +152,7 @@ def test_an_invalid_command_line_value_is_reported_with_a_suggestion(
     ],
 )  # fmt: skip
 def test_a_malformed_option_is_named(options: list[str], words: str) -> None:
-    done: Said = envbuild("test", "--record", "sample", *options)
+    done: CommandResult = envbuild("test", "--record", "sample", *options)
     assert done.code == 2 and words in done.stderr
 
 
@@ -185,7 +195,7 @@ def test_both_options_reach_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workflows, "cluster_script", script)
     options = ["--on", "kubernetes", "--kubernetes", "namespace=x", "--kubernetes", "nodes.pool=gpu"]
     for words in (["test"], ["test", "--record"]):
-        done: Said = envbuild(*words, "sample", "--dry-run", *options, "--slurm", "partition=p")
+        done: CommandResult = envbuild(*words, "sample", "--dry-run", *options, "--slurm", "partition=p")
         assert (done.code, done.stdout) == (0, "a: b\n")
     given = {"kubernetes": {"namespace": "x", "nodes.pool": "gpu"}, "slurm": {"partition": "p"}}
     assert [on.given for on in found] == [given] * 2
@@ -194,7 +204,7 @@ def test_both_options_reach_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("given", ["two", "0", "65", "-1", "3.5", ""])
 def test_an_invalid_number_of_nodes_is_reported_with_the_valid_range(given: str) -> None:
-    done: Said = envbuild("test", "sample", "--on", "slurm", "--nodes", given)
+    done: CommandResult = envbuild("test", "sample", "--on", "slurm", "--nodes", given)
     assert done.code == 2 and f"{given!r} is not a number of nodes; write a number from 1 to 64" in done.stderr
 
 
@@ -258,11 +268,11 @@ def test_a_dry_run_does_not_push(registry: Registry, name: str, there: bool) -> 
 @pytest.mark.parametrize("words", [["test"], ["test", "--record"]])
 @pytest.mark.parametrize("name", ["kubernetes", "slurm"])
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [(["--gpu", "h20"], "is not for h20"), ([], "a job asks for one model of GPU")],
 )
 def test_a_refusal_comes_before_the_push(
-    project: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], name: str, options: list[str], said: str
+    project: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], name: str, options: list[str], message: str
 ) -> None:
     source = source_of(project, {**PROFILE, "gpus": ["a100", "h200"], "torch": "2.11.0"})
     locked, pushed = lock_for(plan_resolver.resolve(source)), list[object]()
@@ -272,8 +282,8 @@ def test_a_refusal_comes_before_the_push(
     monkeypatch.setattr(StepContext, "engine", object())
     monkeypatch.setattr(registry_push, "pushed", lambda *asked: pushed.append(asked))
     given = ["--on", name, f"--{name}", "registry=registry.example/team/x"]
-    done: Said = envbuild(*words, "sample", *given, *options)
-    assert (done.code, pushed) == (2, []) and said in done.stderr
+    done: CommandResult = envbuild(*words, "sample", *given, *options)
+    assert (done.code, pushed) == (2, []) and message in done.stderr
 
 
 @pytest.mark.parametrize("registry", [None, "127.0.0.1:9/team/x"])
@@ -312,7 +322,7 @@ def test_a_dry_run_works_for_a_profile_that_is_only_locked(
     source = source_of(project, PROFILE)
     lock_file.write(lock_for(plan_of(project, PROFILE)), source.lock_file, "sample")
     monkeypatch.setattr(StepContext, "engine", object())
-    done: Said = envbuild(*words, "sample", "--on", name, "--dry-run")
+    done: CommandResult = envbuild(*words, "sample", "--on", name, "--dry-run")
     assert done.code == 0, done.stderr
     assert f"sha256:{'0' * 64}" in done.stdout
     assert "sample is not built: zeros stand for its image's digest" in done.stderr

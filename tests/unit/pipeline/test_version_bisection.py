@@ -26,8 +26,8 @@ from envbuild.util.errors import NetworkError, NotProved, ProfileError, UsageErr
 from unit.evidence.runs import documents, judged, lines, passed_run, probe
 from unit.support import (
     PROFILE,
+    CommandResult,
     Index,
-    Said,
     envbuild,
     image_of,
     lock_for,
@@ -92,19 +92,19 @@ def passing_from(first: str) -> dict[str, str]:
     return {v: "passed" if VERSIONS.index(v) >= VERSIONS.index(first) else "failed" for v in VERSIONS}
 
 
-def hunted(*more: str) -> Said:
+def hunted(*more: str) -> CommandResult:
     return envbuild("bisect", "sample", "--pin", "numpy", "--probe", "gemm.crash", *more)
 
 
 def test_the_first_that_passes_is_found_with_few_tries(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
     made = bench(monkeypatch, project, passing_from("1.6"))
-    said = hunted()
-    assert (said.code, said.stdout) == (0, "numpy 1.6 is the first that passes; 1.5 before it fails\n")
+    result = hunted()
+    assert (result.code, result.stdout) == (0, "numpy 1.6 is the first that passes; 1.5 before it fails\n")
     assert made.made[:2] == ["1.0", "1.9"]
     assert len(made.made) <= 6
-    assert "10 of numpy, 1.0 to 1.9: at most 6 tries if each can be built" in said.stderr
+    assert "10 of numpy, 1.0 to 1.9: at most 6 tries if each can be built" in result.stderr
     assert made.discarded == made.made
-    lines = [" ".join(line.split()[:2]) for line in said.stderr.splitlines()[3:]]
+    lines = [" ".join(line.split()[:2]) for line in result.stderr.splitlines()[3:]]
     outcomes = [text for text in lines if not text.endswith((" build", " self-test"))]
     assert [text.split()[0] for text in outcomes] == made.made
     assert lines[:3] == ["1.0: build", "1.0: self-test", outcomes[0]]
@@ -133,9 +133,9 @@ def test_a_failure_on_the_way_keeps_the_tries_so_far(monkeypatch: pytest.MonkeyP
         return made.image(*given)
 
     monkeypatch.setattr(workflows, "build_image", image)
-    said = hunted("--json")
-    document = said.document
-    assert (said.code, document["error"]["kind"]) == (NetworkError.code, "network")
+    result = hunted("--json")
+    document = result.document
+    assert (result.code, document["error"]["kind"]) == (NetworkError.code, "network")
     assert [(item["version"], item["state"]) for item in document["tries"]] == [("1.0", "failed"), ("1.9", "passed")]
     assert (document["first_passing"], document["versions"], document["state"]) == (None, VERSIONS, "unknown")
 
@@ -158,9 +158,9 @@ def test_the_message_if_nothing_changes_or_in_the_other_direction(
     monkeypatch: pytest.MonkeyPatch, project: Path, outcomes: dict[str, str], code: int, words: str
 ) -> None:
     bench(monkeypatch, project, outcomes)
-    said = hunted()
-    assert said.code == code
-    assert words in said.stdout + said.stderr
+    result = hunted()
+    assert result.code == code
+    assert words in result.stdout + result.stderr
     assert (hunted("--json").document["first_passing"] is None) is (code == 5)
 
 
@@ -218,8 +218,8 @@ def test_a_script_that_cannot_run_is_refused_before_anything_is_made(
     made = bench(monkeypatch, project, passing_from("1.6"))
     if content is not None:
         (project / "smoke.py").write_bytes(content)
-    said = envbuild("bisect", "sample", "--pin", "numpy", "--script", "smoke.py")
-    assert (said.code, words in said.stderr, made.made) == (3, True, []), said.stderr
+    result = envbuild("bisect", "sample", "--pin", "numpy", "--script", "smoke.py")
+    assert (result.code, words in result.stderr, made.made) == (3, True, []), result.stderr
 
 
 def on_a_card(monkeypatch: pytest.MonkeyPatch, project: Path, outcomes: Mapping[str, str]) -> Workbench:
@@ -245,9 +245,9 @@ def test_on_another_gpu_no_outcome_counts(monkeypatch: pytest.MonkeyPatch, proje
     """All versions would fail, which says nothing of the pin."""
     made = on_a_card(monkeypatch, project, dict.fromkeys(VERSIONS, "failed"))
     monkeypatch.setattr(version_bisection, "require_gpu", lambda context: StepResult(None))
-    said = hunted()
-    assert (said.code, made.made, made.discarded) == (4, ["1.0"], ["1.0"])
-    assert "the GPU here is not one of sample's" in said.stderr
+    result = hunted()
+    assert (result.code, made.made, made.discarded) == (4, ["1.0"], ["1.0"])
+    assert "the GPU here is not one of sample's" in result.stderr
     assert made.options[0].asked == RunRequest(probes=("env.identity", "gemm.crash"))
 
 
@@ -270,8 +270,8 @@ def test_a_range_that_cannot_be_bisected_is_refused(
     monkeypatch: pytest.MonkeyPatch, project: Path, arguments: list[str], words: str
 ) -> None:
     bench(monkeypatch, project, passing_from("1.6"))
-    said = envbuild("bisect", "sample", *arguments)
-    assert (said.code, words in said.stderr) == (2, True), said.stderr
+    result = envbuild("bisect", "sample", *arguments)
+    assert (result.code, words in result.stderr) == (2, True), result.stderr
 
 
 def test_no_release_within_the_bounds(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:

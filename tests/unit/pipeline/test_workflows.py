@@ -32,7 +32,7 @@ from envbuild.testrun import run_result, selftest_job
 from envbuild.util import user_folders
 from envbuild.util.errors import CheckFailed, EngineError, NotProved
 from unit.evidence.runs import NAMES, documents, judged, lines, passed_run, probe
-from unit.support import PROFILE, Said, envbuild, image_of, lock_for, plan_of, source_of
+from unit.support import PROFILE, CommandResult, envbuild, image_of, lock_for, plan_of, source_of
 from unit.testrun import fingerprints
 
 SOURCE = cast(Source, SimpleNamespace(name="sample", known_lock=Path("profiles/sample.lock.yaml")))
@@ -337,8 +337,8 @@ def test_a_projects_requirements_are_taken(monkeypatch: pytest.MonkeyPatch, verb
 @pytest.mark.parametrize("outcome", ["passed", "failed"])
 def test_test_reports_every_probe(monkeypatch: pytest.MonkeyPatch, outcome: str) -> None:
     run = passed_run(probe("env.libs"), probe("gemm.crash", outcome))
-    said, document = reported(monkeypatch, run)
-    assert said.code == (0 if outcome == "passed" else 5)
+    result, document = reported(monkeypatch, run)
+    assert result.code == (0 if outcome == "passed" else 5)
     assert [(item["name"], item["state"]) for item in document["probes"]] == [
         ("env.libs", "passed"), ("gemm.crash", outcome),
     ]  # fmt: skip
@@ -346,8 +346,8 @@ def test_test_reports_every_probe(monkeypatch: pytest.MonkeyPatch, outcome: str)
 
 
 def test_test_reports_a_required_probe_that_was_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    said, document = reported(monkeypatch, skipped("gemm.crash"))
-    assert (said.code, document["error"]["kind"], document["selftest"]["skipped"]) == (4, "not-proved", 1)
+    result, document = reported(monkeypatch, skipped("gemm.crash"))
+    assert (result.code, document["error"]["kind"], document["selftest"]["skipped"]) == (4, "not-proved", 1)
     assert [item["state"] for item in document["probes"]] == ["passed", "skipped"]
 
 
@@ -418,22 +418,22 @@ def test_no_fingerprint_is_made_up(
 
 def test_the_probes_are_listed_without_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/docker.sock")
-    said = envbuild("test", "--list")
-    assert said.code == 0
-    assert [row.split()[0] for row in said.stdout.splitlines()] == list(probe_catalogue_reader.known_probes())
+    result = envbuild("test", "--list")
+    assert result.code == 0
+    assert [row.split()[0] for row in result.stdout.splitlines()] == list(probe_catalogue_reader.known_probes())
     assert [row["name"] for row in envbuild("test", "--list", "--json").document["probes"]] == list(
         probe_catalogue_reader.known_probes()
     )
 
 
-def reported(monkeypatch: pytest.MonkeyPatch, run: run_result.TestRun) -> tuple[Said, dict[str, Any]]:
+def reported(monkeypatch: pytest.MonkeyPatch, run: run_result.TestRun) -> tuple[CommandResult, dict[str, Any]]:
     """What `test --json` says, and its one document; for a person it has as many lines as there were probes."""
     monkeypatch.setattr(workflows, "test", lambda *_: made(run))
     plain = envbuild("test", "sample")
     assert len(plain.stdout.splitlines()) == len(run.results)
-    said = envbuild("test", "sample", "--json")
-    assert said.code == plain.code
-    return said, said.document
+    result = envbuild("test", "sample", "--json")
+    assert result.code == plain.code
+    return result, result.document
 
 
 UUID = "GPU-8f9a1c1e-4f0b-4c55-9d5e-0c1b2a3d4e5f"
@@ -468,8 +468,8 @@ def test_the_gpus_that_are_named_reach_the_pipeline(
 @pytest.mark.parametrize("text", ["x", "0;1", "0,", ",", "1,1", "-1", "0 1", "GPU-1", "all", "$(id)", "99999"])
 def test_an_unknown_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(workflows, "test", lambda *_: made(passed_run()))
-    said = envbuild("test", "sample", f"--gpus={text}")
-    assert said.code == 2 and "gpus" in said.stderr
+    result = envbuild("test", "sample", f"--gpus={text}")
+    assert result.code == 2 and "gpus" in result.stderr
 
 
 @pytest.mark.parametrize("what", ["image", "builder"])

@@ -118,16 +118,16 @@ def test_a_wheel_that_differs_from_its_record_is_refused(wheels: Path, tmp_path:
 
 
 def test_the_private_folder_is_complete_or_written_again(wheels: Path) -> None:
-    said: list[str] = []
+    notes: list[str] = []
     pin = LibraryPin("cublas", "nvidia-cublas-cu12", "12.4.5.8", None)
-    folder = private_libraries.library_folder(pin, "3.11", said.append)
+    folder = private_libraries.library_folder(pin, "3.11", notes.append)
     assert {path.name for path in folder.glob("*.so*")} == {"libcublas.so.12", "libcublasLt.so.12"}
-    assert said
-    said.clear()
-    assert private_libraries.library_folder(pin, "3.11", said.append) == folder and said == []
+    assert notes
+    notes.clear()
+    assert private_libraries.library_folder(pin, "3.11", notes.append) == folder and notes == []
     (folder / "libevil.so").touch()
-    private_libraries.library_folder(pin, "3.11", said.append)
-    assert said and not (folder / "libevil.so").exists()
+    private_libraries.library_folder(pin, "3.11", notes.append)
+    assert notes and not (folder / "libevil.so").exists()
 
 
 def test_a_programs_exit_code_and_signals() -> None:

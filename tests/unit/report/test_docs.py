@@ -50,10 +50,10 @@ def test_the_table_and_show_have_one_source_of_proofs(
     envbuild("docs", "page.md")
     assert file.read_text().splitlines()[4].endswith("| never |")
     with proved(project, monkeypatch):
-        said = envbuild("show", "sample").stdout.splitlines()[-1].strip()
-        assert said.startswith("proved on the CPU, ")
+        line = envbuild("show", "sample").stdout.splitlines()[-1].strip()
+        assert line.startswith("proved on the CPU, ")
         assert envbuild("docs", "page.md").code == 0
-        assert file.read_text().splitlines()[4].endswith(f"| {said} |")
+        assert file.read_text().splitlines()[4].endswith(f"| {line} |")
 
 
 def test_the_table_has_what_the_folder_of_evidence_proves(

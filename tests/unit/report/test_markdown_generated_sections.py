@@ -29,7 +29,7 @@ def test_blocks_are_found_outside_fences_and_alone_on_their_lines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("<!-- envbuild:end -->", ["a.md:1: ends a block that no marker begins"]),
         ("\n<!-- envbuild:table h20 -->", ["a.md:2: this block is not ended: <!-- envbuild:end -->"]),
@@ -46,8 +46,8 @@ def test_blocks_are_found_outside_fences_and_alone_on_their_lines() -> None:
         ),
     ],
 )
-def test_all_faults_come_at_once(text: str, said: list[str]) -> None:
-    assert [str(fault) for fault in markdown_generated_sections.blocks(text, "a.md")[1]] == said
+def test_all_faults_come_at_once(text: str, expected: list[str]) -> None:
+    assert [str(fault) for fault in markdown_generated_sections.blocks(text, "a.md")[1]] == expected
 
 
 def test_code_within_a_line_opens_no_fence() -> None:

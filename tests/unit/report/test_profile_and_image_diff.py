@@ -169,9 +169,9 @@ def test_files_of_two_images_are_compared(project: Path, monkeypatch: pytest.Mon
         {"layer": 2, "difference": None},
         {"layer": 3, "difference": "/c has another content"},
     ]
-    said = envbuild("diff", "a:1", "b:1", "--files")
-    assert "layer 2: the same files in another order" in said.stdout.splitlines()
-    assert "layer 3: /c has another content" in said.stdout and "layer 2 of 3 is read" in said.stderr
+    result = envbuild("diff", "a:1", "b:1", "--files")
+    assert "layer 2: the same files in another order" in result.stdout.splitlines()
+    assert "layer 3: /c has another content" in result.stdout and "layer 2 of 3 is read" in result.stderr
     assert envbuild("diff", "a:1", "a:1", "--files", "--json").document["files"] == []
     assert envbuild("diff", "a:1", "b:1", "--json").document["files"] is None
     assert "one image has 3, the other 1" in envbuild("diff", "a:1", "c:1", "--files").stderr
@@ -179,8 +179,8 @@ def test_files_of_two_images_are_compared(project: Path, monkeypatch: pytest.Mon
         packed.setattr(Engine, "saves", staticmethod(gzip.compress))
         assert envbuild("diff", "a:1", "b:1", "--files", "--json").document["files"] == done.document["files"]
     monkeypatch.setattr(Engine, "ends", 700)
-    said = envbuild("diff", "a:1", "b:1", "--files")
-    assert said.code == EngineError.code and "cannot be read" in said.stderr
+    result = envbuild("diff", "a:1", "b:1", "--files")
+    assert result.code == EngineError.code and "cannot be read" in result.stderr
 
 
 def test_only_images_have_files(project: Path) -> None:

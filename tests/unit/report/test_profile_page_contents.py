@@ -249,12 +249,12 @@ def test_only_an_address_or_a_thread_becomes_a_link(cited: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "expected"),
     [(0, "0"), (0.98765, "0.988"), (1234.5, "1,234"), (2e7, "2e+07"), (float("inf"), "infinite"), ("nan", "no number"),
      (None, "–"), ("", "–"), ("<b>", "<b>")],
 )  # fmt: skip
-def test_numbers_have_three_digits(value: Any, said: str) -> None:
-    assert report_html.three_digits(value) == said
+def test_numbers_have_three_digits(value: Any, expected: str) -> None:
+    assert report_html.three_digits(value) == expected
 
 
 def test_nothing_in_the_evidence_is_more_than_text(world: Path, project: Path) -> None:

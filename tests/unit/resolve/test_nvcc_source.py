@@ -171,7 +171,7 @@ def test_they_are_for_datacentre_gpus(project: Path, card: str) -> None:
     if database.gpus()[card].datacentre:
         assert plan_of(project, data).archives
     else:
-        (message,) = [said for field, said in refused(project, data) if field == "driver.compat"]
+        (message,) = [text for field, text in refused(project, data) if field == "driver.compat"]
         assert f"on {card}, CUDA fails with error 804" in message
         assert "NVIDIA/nvidia-docker#1294" in message
 
@@ -288,7 +288,7 @@ def test_packages_from_debian_are_inputs_of_the_plan(project: Path, monkeypatch:
 def test_a_package_missing_in_debian_is_reported_with_a_remedy(
     project: Path, change: dict[str, Any], words: str
 ) -> None:
-    assert [field for field, said in refused(project, {**PACKAGED, **change}) if words in said] == ["toolchain"]
+    assert [field for field, text in refused(project, {**PACKAGED, **change}) if words in text] == ["toolchain"]
 
 
 @pytest.mark.parametrize(
@@ -301,14 +301,14 @@ def test_a_package_missing_in_debian_is_reported_with_a_remedy(
     ],
 )
 def test_where_debian_has_none_other_ways_are_named(project: Path, change: dict[str, Any], words: str) -> None:
-    assert [field for field, said in refused(project, {**PACKAGED, **change}) if words in said] == ["toolchain"]
+    assert [field for field, text in refused(project, {**PACKAGED, **change}) if words in text] == ["toolchain"]
 
 
 def test_no_torch_is_offered_that_has_no_code_for_the_gpu(project: Path) -> None:
     found = refused(project, {**PACKAGED, "torch": "2.7.1", "gpus": ["rtx5090"]})
-    assert not any("a torch of CUDA 12.4" in said for _, said in found)
+    assert not any("a torch of CUDA 12.4" in text for _, text in found)
 
 
 def test_a_profile_without_a_toolchain_gets_the_one_of_debian_suggested(project: Path) -> None:
     without = {key: value for key, value in PACKAGED.items() if key != "toolchain"}
-    assert any("toolchain: debian, on trixie" in said for _, said in refused(project, without))
+    assert any("toolchain: debian, on trixie" in text for _, text in refused(project, without))

@@ -226,8 +226,8 @@ def test_a_pin_for_another_cuda_than_torchs_is_refused(
 ) -> None:
     """By what the facts know of each CUDA's wheels; a version that they have never seen is for an index to judge."""
     profile = {**HOPPER, "torch": "2.7.1", "pins": {name: version}}
-    said = [fault.message for fault in choose_stack(source_of(project, profile)).faults]
-    assert [text for text in said if "is for CUDA" in text] == (
+    messages = [fault.message for fault in choose_stack(source_of(project, profile)).faults]
+    assert [text for text in messages if "is for CUDA" in text] == (
         [f"{name} {version} is for CUDA {other}; torch 2.7.1 is built for CUDA 12.6, and takes "
          f"{database.distribution_of(name, '12.6')}"] if other else []
     )  # fmt: skip
@@ -235,8 +235,8 @@ def test_a_pin_for_another_cuda_than_torchs_is_refused(
 
 def test_a_pin_that_no_index_has_is_named_at_its_line(project: Path) -> None:
     plan = plan_of(project, {**HOPPER, "torch": "2.7.1", "pins": {"cublas": "12.6.4.9"}})
-    said = "there is no version of nvidia-cublas-cu12==12.6.4.9"
-    (fault,) = plan.faults(said)
+    message = "there is no version of nvidia-cublas-cu12==12.6.4.9"
+    (fault,) = plan.faults(message)
     assert (fault.file, fault.line) == ("profiles/sample.yaml", plan.places["nvidia-cublas-cu12==12.6.4.9"].line)
     assert fault.line != plan.places["torch===2.7.1"].line
 

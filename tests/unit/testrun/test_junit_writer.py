@@ -75,8 +75,8 @@ def test_a_case_for_each_probe() -> None:
 
 def test_script_output_is_the_output_of_its_case() -> None:
     found = cases(suite(passed_run(probe("own.script", output="one\x1b[2J"), probe("env.libs"))))
-    (said,) = found["own.script"]
-    assert (said.tag, said.text) == ("system-out", "one\ufffd[2J")
+    (output,) = found["own.script"]
+    assert (output.tag, output.text) == ("system-out", "one\ufffd[2J")
     (end,) = cases(suite(passed_run(probe("own.script", output="one", output_cut=True))))["own.script"]
     assert end.text == "(the last 8 kB)\none"
     both = cases(suite(passed_run(probe("own.script", "failed", output="one"))))

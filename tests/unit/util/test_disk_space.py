@@ -64,9 +64,9 @@ def test_a_disk_without_inodes_is_full(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_without_folders_all_are_asked_that_are_written_to(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_space, "_apart", lambda folders: dict.fromkeys(folders))
-    said = disk_space.full().message
+    message = disk_space.full().message
     for folder in (project, *(Path(os.environ[f"XDG_{kind}_HOME"]) / "envbuild" for kind in ("CACHE", "STATE"))):
-        assert f"{folder}: " in said  # those that are not there yet too
+        assert f"{folder}: " in message  # those that are not there yet too
 
 
 def test_one_file_system_is_named_once(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_which_errors_are_a_full_disk(error: OSError, full: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "full"),
+    ("output", "full"),
     [
         ("ERROR: write /var/lib/x: no space left on device", True),
         ("error: Failed to write to the cache: No space left on device (os error 28)", True),
@@ -97,8 +97,8 @@ def test_which_errors_are_a_full_disk(error: OSError, full: bool) -> None:
         ("exit code: 28", False),
     ],
 )
-def test_which_words_are_a_full_disk(said: str, full: bool) -> None:
-    assert disk_space.lacked(said) is full
+def test_which_words_are_a_full_disk(output: str, full: bool) -> None:
+    assert disk_space.lacked(output) is full
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="this system has no /dev/full")
@@ -106,9 +106,9 @@ def test_which_words_are_a_full_disk(said: str, full: bool) -> None:
 def test_output_that_cannot_be_written_causes_no_traceback(project: Path, arguments: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([sys.executable, "-m", "envbuild", *arguments], stdout=full, stderr=subprocess.PIPE)
-    said = done.stderr.decode()
+    stderr = done.stderr.decode()
     assert done.returncode == 6
-    assert said.startswith("error: the disk is full") and "free" in said and "Traceback" not in said
+    assert stderr.startswith("error: the disk is full") and "free" in stderr and "Traceback" not in stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="this system has no /dev/full")

@@ -38,7 +38,7 @@ def reasons(context: Context) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("visible", "expected", "said"),
+    ("visible", "expected", "refusals"),
     [
         ((A100, H20), (A100, H20), []),
         ((A100, A100), (A100, H20), []),
@@ -47,14 +47,14 @@ def reasons(context: Context) -> list[str]:
     ],
 )
 def test_the_gpus_are_those_that_the_profile_lists(
-    monkeypatch: pytest.MonkeyPatch, visible: tuple[str, ...], expected: tuple[str, ...], said: list[str]
+    monkeypatch: pytest.MonkeyPatch, visible: tuple[str, ...], expected: tuple[str, ...], refusals: list[str]
 ) -> None:
     found = judged(monkeypatch, tuple((name, (8, 0), 1) for name in visible), gpus=expected)
-    assert reasons(found) == said
+    assert reasons(found) == refusals
 
 
 @pytest.mark.parametrize(
-    ("capability", "sms", "known", "said"),
+    ("capability", "sms", "known", "refusals"),
     [
         ((9, 0), 78, H20_FACTS, []),
         ((8, 9), 78, H20_FACTS, [f"this {H20} has the compute capability 8.9, the facts have 9.0"]),
@@ -64,10 +64,14 @@ def test_the_gpus_are_those_that_the_profile_lists(
     ],
 )
 def test_a_gpu_of_the_right_name_is_held_to_what_the_facts_have(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], sms: int, known: Mapping[str, Any], said: list[str]
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    sms: int,
+    known: Mapping[str, Any],
+    refusals: list[str],
 ) -> None:
     found = judged(monkeypatch, ((H20, capability, sms),) * 2, gpus=(H20,), cards={H20: known})
-    assert reasons(found) == said
+    assert reasons(found) == refusals
 
 
 def test_a_mig_slice_is_named_as_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,7 @@ def test_no_two_cases_have_the_same_values() -> None:
 def test_every_pair_of_dtypes_is_reported_with_and_without_autocast() -> None:
     reported = ran(Norm("mixed", mixed)).traits["pairs"]["mixed"]
     assert len(reported) == 18
-    assert {pair for pair, said in reported.items() if said == "supported"} == {
+    assert {pair for pair, answer in reported.items() if answer == "supported"} == {
         f"{name} x {name}{autocast}" for name in ("fp32", "fp16", "bf16") for autocast in ("", " autocast")
     }
     assert set(reported.values()) == {"supported", WORDS}

@@ -48,14 +48,14 @@ FRAMES = b"".join(lines(documents()))
 class Place:
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.said: list[str] = []
+        self.notes: list[str] = []
         self.lines: list[bytes] = []
 
     def run(
         self, job: Job = JOB, site: KubernetesSite = SITE, watch: Watch | None = None, resume: str | None = None
     ) -> RawOutput:
         runner = Kubernetes(site, IMAGE, REFERENCE, "cpu", resume)
-        return runner.run(job, watch or Watch(self.lines.append, self.said.append))
+        return runner.run(job, watch or Watch(self.lines.append, self.notes.append))
 
     def fails(self, kind: type[EnvbuildError] = RunnerError, job: Job = JOB, site: KubernetesSite = SITE) -> Any:
         with pytest.raises(kind) as caught:
@@ -87,7 +87,7 @@ def test_the_output_comes_back_and_nothing_stays(place: Place) -> None:
     work, config = place.server.created
     assert (config["kind"], work["kind"]) == ("ConfigMap", "Job")
     assert place.server.stored == {}
-    assert any("running on gpu-7, after 7 s" in said for said in place.said)
+    assert any("running on gpu-7, after 7 s" in notes for notes in place.notes)
 
 
 def test_the_namespace_is_the_contexts_unless_the_site_names_one(place: Place) -> None:
@@ -103,7 +103,7 @@ def test_the_config_map_belongs_to_the_job(place: Place) -> None:
     place.run()
     (config,) = [one for key, one in place.server.stored.items() if key.startswith("configmaps")]
     assert config["metadata"]["ownerReferences"][0]["uid"] == "uid-of-jobs"
-    assert any("could not be removed" in said and "kubectl" in said for said in place.said)
+    assert any("could not be removed" in notes and "kubectl" in notes for notes in place.notes)
     work, created = place.server.created
     assert created["metadata"]["ownerReferences"] == config["metadata"]["ownerReferences"]
     assert work["spec"]["ttlSecondsAfterFinished"] and work["spec"]["activeDeadlineSeconds"]
@@ -197,7 +197,7 @@ def test_a_node_that_may_come_back_is_waited_for(place: Place, spec: Object, sta
     place.server.nodes = [away]
     place.server.pods = [*[unplaced()] * 40, running(), ended(0)]
     assert place.run(GPU_JOB).exit_code == 0
-    assert words in place.said
+    assert words in place.notes
 
 
 def test_every_node_of_a_large_cluster_is_looked_at(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,13 +212,13 @@ def test_a_too_long_list_of_nodes_is_not_a_fault(place: Place, monkeypatch: pyte
     place.server.nodes = [node(f"n{number}", gpus="0") for number in range(200)]
     place.server.pods = [*[unplaced()] * 40, running(), ended(0)]
     assert place.run(GPU_JOB).exit_code == 0
-    assert not any("does not answer" in said for said in place.said)
+    assert not any("does not answer" in notes for notes in place.notes)
 
 
 def test_gpus_that_are_in_use_are_waited_for(place: Place) -> None:
     place.server.pods = [*[unplaced("Insufficient nvidia.com/gpu")] * 40, running(), ended(0)]
     assert place.run(GPU_JOB).exit_code == 0
-    assert "gpu-7: in use, or too little memory left" in place.said
+    assert "gpu-7: in use, or too little memory left" in place.notes
 
 
 def test_a_queue_ends_where_the_site_says(place: Place) -> None:
@@ -244,7 +244,7 @@ def test_a_job_that_a_queue_of_the_cluster_holds_back_is_waited_for(place: Place
     place.server.answers = {("GET", "/jobs/"): {"spec": {"suspend": True}}}
     place.server.pods = [*[None] * 40, running(), ended(0)]
     assert place.run().exit_code == 0
-    assert any("is suspended" in said for said in place.said)
+    assert any("is suspended" in notes for notes in place.notes)
     place.server.pods = [None]
     assert place.fails(site=dataclasses.replace(SITE, queue=0)).ending == "unschedulable"
 
@@ -253,7 +253,7 @@ def test_nodes_that_may_not_be_listed_are_not_a_fault(place: Place) -> None:
     place.server.refuse = {("GET", "/nodes"): (403, "nodes is forbidden")}
     place.server.pods = [*[unplaced("0/3 nodes: 3 Insufficient nvidia.com/gpu")] * 40, running(), ended(0)]
     assert place.run(GPU_JOB).exit_code == 0
-    assert "0/3 nodes: 3 Insufficient nvidia.com/gpu" in place.said
+    assert "0/3 nodes: 3 Insufficient nvidia.com/gpu" in place.notes
 
 
 def test_a_job_deleted_by_another_user_is_reported(place: Place) -> None:
@@ -406,7 +406,7 @@ def test_a_silent_api_server_is_waited_for_but_not_for_ever(place: Place) -> Non
 
 def test_an_api_server_that_paused_is_not_a_fault(place: Place) -> None:
     def line(text: str) -> None:
-        place.said.append(text)
+        place.notes.append(text)
         if "waiting for it" in text:
             place.server.refuse = {}
 
@@ -418,16 +418,16 @@ def test_an_unreachable_api_server_is_reported(place: Place, tmp_path: Path, mon
     file = kubeconfig("http://127.0.0.1:9", tmp_path / "other")
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
     assert place.fails(NetworkError).code == 7
-    assert place.said == []  # nothing of a job: there can be none
+    assert place.notes == []  # nothing of a job: there can be none
 
 
 def test_a_job_that_may_be_there_is_removed_and_one_that_cannot_be_is_not_spoken_of(place: Place) -> None:
     place.server.refuse = {("POST", "/jobs"): (403, "no"), ("DELETE", "/"): (403, "no")}
     place.fails(RunnerError)
-    assert place.said == [] and not any(asked.startswith("DELETE") for asked in place.server.asked)
+    assert place.notes == [] and not any(asked.startswith("DELETE") for asked in place.server.asked)
     place.server.refuse[("POST", "/jobs")] = (504, "its answer is lost")
     place.fails(NetworkError)
-    assert "could not be removed" in place.said[-1]
+    assert "could not be removed" in place.notes[-1]
     place.server.refuse = {("POST", "/configmaps"): (403, "no")}
     place.fails(RunnerError)
     assert len(place.server.created) == 1  # and fails() saw that it is gone

@@ -106,7 +106,7 @@ class Stub:
     def __init__(self, folder: Path) -> None:
         self.folder, self.shared = folder / "stub", folder / "shared"
         self.folder.mkdir()
-        self.said: list[str] = []
+        self.notes: list[str] = []
         self.lines: list[bytes] = []
         for name, text in {"sbatch": SBATCH, "scontrol": SCONTROL, "scancel": SCANCEL, "docker": DOCKER,
                            "squeue": "#!/bin/sh\n", "srun": SRUN, "ip": IP}.items():  # fmt: skip
@@ -132,12 +132,12 @@ class Stub:
         return file.read_text(encoding="utf-8") if file.exists() else ""
 
     def run(self, job: Job = JOB, site: SlurmSite | None = None, resume: str | None = None, **how: Any) -> RawOutput:
-        self.said.clear()
+        self.notes.clear()
         self.lines.clear()
         # Seconds until a job without output counts as lost: a test that waits for it says few, all others many.
         made = dataclasses.replace(site or SlurmSite(), folder=str(self.shared), grace=how.get("grace", 60))
         reference = how.get("reference")
-        return Slurm(made, IMAGE, reference, "sample", resume).run(job, Watch(self.lines.append, self.said.append))
+        return Slurm(made, IMAGE, reference, "sample", resume).run(job, Watch(self.lines.append, self.notes.append))
 
     def left(self) -> list[Path]:
         return [*self.shared.glob("*"), *user_folders.state_folder("slurm").glob("*")]
@@ -167,7 +167,7 @@ def interrupted(stub: Stub, by: BaseException) -> BaseException:
 
     site = SlurmSite(folder=str(stub.shared), grace=1)
     with pytest.raises((KeyboardInterrupt, EnvbuildError)) as caught:
-        Slurm(site, IMAGE, None, "sample").run(JOB, Watch(line, stub.said.append))
+        Slurm(site, IMAGE, None, "sample").run(JOB, Watch(line, stub.notes.append))
     return caught.value
 
 
@@ -191,7 +191,7 @@ def test_the_output_comes_back_and_says_where_it_was_made(stub: Stub) -> None:
     assert stub.recorded("stdin") == "the payload"
     assert (output.where["job"], output.where["node"], output.where["engine"]) == ("42", "node-7", "docker 26.1.5")
     assert output.where["queued_seconds"] in (7.0, None)
-    assert any("running on node-7, after 7 s in the queue" in said for said in stub.said)
+    assert any("running on node-7, after 7 s in the queue" in notes for notes in stub.notes)
     assert stub.left() == [] and "rm --force" in stub.recorded("removed")
 
 
@@ -227,7 +227,7 @@ def test_a_job_that_slurm_forgot_is_lost_never_passed(stub: Stub) -> None:
 
 def test_what_slurm_said_last_outlives_that_it_forgets(stub: Stub) -> None:
     stub.say(hold="", state="NODE_FAIL")
-    meanwhile(lambda: stub.say(forgotten=""), lambda: any("node_fail" in said for said in stub.said))
+    meanwhile(lambda: stub.say(forgotten=""), lambda: any("node_fail" in notes for notes in stub.notes))
     error = fails(stub)
     assert isinstance(error, RunnerError) and error.ending == "node-failure"
 
@@ -448,10 +448,10 @@ def test_a_rejection_by_slurm_is_reported_in_its_words(stub: Stub) -> None:
     stub.say(refuse="Invalid account")
     error = fails(stub)
     assert isinstance(error, RunnerError) and (error.ending, error.code) == ("refused", 6)
-    assert "Invalid account" in error.message and stub.said == [] and stub.left() == []
+    assert "Invalid account" in error.message and stub.notes == [] and stub.left() == []
     stub.say(refuse="Socket timed out on send/recv operation")
     fails(stub)
-    assert any("could not be cancelled" in said for said in stub.said) and stub.left() == []
+    assert any("could not be cancelled" in notes for notes in stub.notes) and stub.left() == []
 
 
 def test_resources_that_slurm_lacks_are_reported_with_the_request(stub: Stub) -> None:
@@ -502,7 +502,7 @@ def test_a_controller_that_is_silent_hides_no_interruption(stub: Stub, monkeypat
     (stub.folder / "squeue").write_text("#!/bin/sh\nexec sleep 60\n", encoding="utf-8")
     stub.hang()
     assert isinstance(interrupted(stub, KeyboardInterrupt()), KeyboardInterrupt)
-    assert any("is not known" in said and "scancel --name=" in said for said in stub.said) and stub.left() == []
+    assert any("is not known" in notes and "scancel --name=" in notes for notes in stub.notes) and stub.left() == []
 
 
 def test_a_terminal_that_is_gone_leaves_the_job_to_be_resumed(stub: Stub) -> None:
