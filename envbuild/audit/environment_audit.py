@@ -36,8 +36,8 @@ _MEMORY, _SECONDS = 4 << 30, 480.0
 
 
 def collector_job(image: str, python: str = "python", wheels: Mapping[str, Mapping[str, str]] | None = None) -> Job:
-    """Return the job that runs the collector. Python's own environment variables are in effect, in an image too: they
-    decide what an import finds.
+    """Return the job that runs the collector. Python's own environment variables (PYTHONPATH, ...) stay in effect, also
+    in an image, because they determine which files an import finds.
 
     `wheels`: the sha256 of each file, by its distribution's wheel, as returned by wheel_contents.wheel_hashes.
     """
@@ -141,7 +141,7 @@ class AuditedExtension:
 @dataclass(frozen=True)
 class AuditDocument:
     """The document of `audit`. `state`: failed: a defect or a refusal; warned: only warnings and notes; clean: no
-    findings except notes; empty: without torch. `profile`, `lock`, `gpus`: those that it was judged for.
+    findings except notes; empty: without torch. `profile`, `lock`, `gpus`: those that it was compared with.
     `advisories`: the known faults among the findings."""
 
     target: str
@@ -264,7 +264,9 @@ def assess(target: str, held: Holdings, wanted: Expected) -> Audit:
     ]
     if held.cut:
         found.append(
-            Finding("search-cut", "note", "the search for libraries or extensions is cut", "name a smaller PATH")
+            Finding(
+                "search-cut", "note", "the search for libraries or extensions reached its limit", "name a smaller PATH"
+            )
         )
     return Audit(
         target, wanted, held, tuple(sorted(dict.fromkeys(found), key=lambda item: SEVERITIES.index(item.severity)))
@@ -281,10 +283,10 @@ def _torch(held: Holdings, wanted: Expected) -> Iterator[Finding]:
     if not torch.imported:
         yield library_and_distribution_findings.not_imported(version or "", torch.failure or "", _MEMORY)
     elif torch.failure:
-        text = f"after torch's import, asking its libraries for their versions failed: {torch.failure}"
+        text = f"torch can be imported, but querying the versions of its libraries failed: {torch.failure}"
         yield Finding("library-crash", "warn", text, "reinstall the CUDA libraries")
     if version and torch.version and version not in (torch.version, torch.version.partition("+")[0]):
-        text = f"torch imports as {torch.version}, its distribution says {version}"
+        text = f"torch reports version {torch.version}, its distribution metadata {version}"
         yield Finding("torch-version", "defect", text, "reinstall torch")
     if _is_cpu_only(held) and wanted.gpus:
         text = f"torch {torch.version or version} has no GPU code; {_names(wanted.gpus)} needs a CUDA build"
@@ -296,7 +298,7 @@ def _torch(held: Holdings, wanted: Expected) -> Iterator[Finding]:
 
 
 def _other_torch(held: Holdings, wanted: Expected, otherwise: str) -> str:
-    """Return how to install the lock's torch; `otherwise` without a lock."""
+    """Return how to install the lock's torch; without a lock, return `otherwise`."""
     if wanted.claimed:
         return f"envbuild make {wanted.asked}"
     version = wanted.lock.versions.get("torch") if wanted.lock else None
@@ -333,12 +335,12 @@ def _locked(held: Holdings, wanted: Expected) -> Iterator[Finding]:
         wrong.insert(0, f"Python is {held.python.version}, locked is {lock.python}")
     if wrong:
         more = f" (and {len(wrong) - _MOST} more)" if len(wrong) > _MOST else ""
-        text = f"not as the lock of {wanted.profile} has it: {'; '.join(wrong[:_MOST])}{more}"
+        text = f"different from the lock of {wanted.profile}: {'; '.join(wrong[:_MOST])}{more}"
         severity: Severity = "defect" if wanted.claimed else "warn"
         yield Finding("not-as-locked", severity, text, _as_locked(held, wanted, lock, others))
 
 
-_MOST = 8  # versions that are listed
+_MOST = 8  # number of versions that are listed
 
 
 def _as_locked(held: Holdings, wanted: Expected, lock: Lock, others: Sequence[str]) -> str:
@@ -370,7 +372,7 @@ def _remedy(advisory: Advisory, now: Situation, held: Holdings, wanted: Expected
 
 
 def _elsewhere(now: Situation) -> Iterator[Finding]:
-    """If the GPU is unknown: report the refusals that would apply on some GPU models, as notes."""
+    """If the GPU is unknown, report the refusals that would apply on some GPU models, as notes."""
     cards: dict[str, list[Gpu]] = {}
     known = {advisory.id: advisory for advisory in database.advisories() if advisory.severity == "refuse"}
     for gpu in database.gpus().values():
@@ -380,7 +382,9 @@ def _elsewhere(now: Situation) -> Iterator[Finding]:
                 cards.setdefault(ident, []).append(gpu)
     for ident, gpus in cards.items():
         text = f"on {_names(gpus)}: {_said(known[ident])}"
-        yield Finding(ident, "note", text, f"{known[ident].remedy}; --profile NAME judges for a card")
+        yield Finding(
+            ident, "note", text, f"{known[ident].remedy}; with --profile NAME, a GPU model is taken into account"
+        )
 
 
 def _said(advisory: Advisory) -> str:

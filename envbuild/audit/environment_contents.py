@@ -1,4 +1,4 @@
-"""The contents of an environment, as reported by the collector in it: one framed document, which is validated first."""
+"""The contents of an environment, as reported by the collector that ran in it: one framed document, validated first."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from envbuild.testrun.run_result import RawOutput
 from envbuild.util.errors import CheckFailed
 
 SITE, LD_PATH, LD_PRELOAD, LD_CACHE = "environment", "ld-library-path", "ld-preload", "ld-cache"
-"""The ways that lead to a copy, in the collector's words."""
+"""How a process finds a copy of a library; the values are the collector's."""
 
 _LARGEST = 16 << 20  # bytes of the frame
 
 
 def _printable(text: str) -> str:
     if not text.isprintable():
-        raise ValueError("holds what a terminal would not show as text")
+        raise ValueError("contains characters that a terminal does not show as text")
     return text
 
 
@@ -34,9 +34,9 @@ class _Model(BaseModel):
 
 
 class Copy(_Model):
-    """A library file. `library`: cublas, cublasLt, cudnn, ...; `version`: its distribution's if `record` is true (the
-    file matches RECORD), else the version in its name or the one it reports; `reported`: only the version it
-    reports."""
+    """A library file. `library`: cublas, cublasLt, cudnn, ...; `version`: that of its distribution if `record` is true
+    (the file matches RECORD), else the version in its file name, else the one that the library reports; `reported`: the
+    version that the library reports, or None."""
 
     library: Word
     name: Word
@@ -137,8 +137,8 @@ class Apex(_Model):
 
 class HeldExtension(_Model):
     """A file of a compiled extension. `there`: RECORD lists it and it exists; `module`: None for a library;
-    `architectures`: for example "sm_90", None if it has only host code; `failure`: why it could not be loaded; if not
-    `tried`, why not, or None if there was nothing to try."""
+    `architectures`: for example "sm_90", None if it has only host code; `tried`: whether loading it was tried;
+    `failure`: why it could not be loaded or was not tried, or None."""
 
     distribution: Word
     version: Word
@@ -186,7 +186,7 @@ class Holdings(_Model):
 
     @property
     def installed(self) -> dict[str, str]:
-        """Distribution -> version; for duplicates the one that an import uses."""
+        """Distribution -> version; for duplicates, the version that an import uses."""
         return {item.name: item.version for item in reversed(self.distributions)}
 
     @property
@@ -208,7 +208,7 @@ def read(output: RawOutput, nonce: str, target: str) -> Holdings:
     else:
         frames = []
     if len(frames) != 1 or frames[0][0] != 0 or output.exit_code != 0:
-        raise CheckFailed(f"the audit of {target} brought no result{_why(output)}", hint=_last_words(output))
+        raise CheckFailed(f"the audit of {target} gave no result{_why(output)}", hint=_last_words(output))
     return _parsed(frames[0][1], target)
 
 
@@ -219,7 +219,7 @@ def _parsed(document: dict[str, object], target: str) -> Holdings:
         first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": "nested too deep"}
         where = ".".join(map(str, first["loc"]))[:200]
         raise CheckFailed(
-            f"the result of the audit of {target} is not as it should be: {where}: {first['msg']}",
+            f"invalid result from the audit of {target}: {where}: {first['msg']}",
             hint="its Python may have been tampered with",
         ) from None
 

@@ -10,7 +10,7 @@ from envbuild.facts import torch_cuda_arch_list_parser
 from envbuild.facts.gpu_models import Gpu
 
 _DRIVERS = ("libcuda.so.1: cannot open", "libnvidia-ml.so.1: cannot open")
-_MOST = 8  # files of one distribution that are listed
+_MOST = 8  # number of files that are listed of one distribution
 
 
 def extension_findings(held: Holdings, gpus: Iterable[Gpu], asked: Mapping[str, Sequence[str]]) -> list[Finding]:
@@ -44,8 +44,8 @@ def _missing(held: Holdings, asked: Mapping[str, Sequence[str]]) -> Iterator[Fin
         there = {file.module for file in held.extensions if file.there}
         missing = [module for module in modules if module not in there]
         if missing:
-            text = f"{name} lacks what its profile asks for: {', '.join(missing)}"
-            yield Finding("extension-modules", "defect", text, f"build {name} again; envbuild build does")
+            text = f"{name} lacks modules that the profile requires: {', '.join(missing)}"
+            yield Finding("extension-modules", "defect", text, f"build {name} again, for example with envbuild build")
     for (name, version), files in held.extended.items():
         gone = [file.path for file in files if not file.there]
         if gone:
@@ -67,13 +67,15 @@ def _broken(who: str, files: Sequence[HeldExtension]) -> Iterator[Finding]:
             text = f"{file.path} of {who} was not tried: {file.failure}"
             yield Finding("extension-untried", "note", text, "")
         elif any(driver in file.failure for driver in _DRIVERS):
-            remedy = "where there is a driver, audit again"
-            yield Finding("extension-untried", "note", f"{text}: that needs a driver", remedy)
+            remedy = "run the audit again on a machine with a driver"
+            yield Finding("extension-untried", "note", f"{text}: it needs a driver", remedy)
         elif "undefined symbol" in file.failure:
-            remedy = "build it against this torch and these CUDA libraries, or take a build for them"
+            remedy = "build it against this torch and these CUDA libraries, or install a build for them"
             yield Finding("extension-symbol", "defect", text, remedy)
         else:
-            yield Finding("extension-load", "warn", text, "install what it needs, or a build for this environment")
+            yield Finding(
+                "extension-load", "warn", text, "install the missing library, or a build for this environment"
+            )
 
 
 def _kernels(who: str, files: Sequence[HeldExtension], gpu: Gpu, asked: frozenset[str]) -> Iterator[Finding]:

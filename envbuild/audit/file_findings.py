@@ -23,10 +23,10 @@ def file_findings(
     yield from _startup(held, accepted, "refuse" if strict else "warn")
     yield from _altered(held, built, "defect" if strict else "warn")
     if built and held.unrecorded:
-        text = f"no installed distribution brought {_some(held.unrecorded)}"
-        yield Finding("foreign-file", "defect", text, "look which step of the build wrote it")
+        text = f"no installed distribution contains {_some(held.unrecorded)}"
+        yield Finding("foreign-file", "defect", text, "find the build step that wrote it")
     if held.preferred:
-        text = f"the loader takes these before libraries of other packages: {_some(held.preferred)}"
+        text = f"the loader prefers these to the libraries of other packages: {_some(held.preferred)}"
         yield Finding("loader-folder", "defect", text, "remove them, and the package that installed them")
     if held.unchecked:
         text = f"Python runs this bytecode without comparing it with its source: {_some(held.unchecked)}"
@@ -64,7 +64,7 @@ def _altered(held: Holdings, built: bool, severity: Severity) -> Iterator[Findin
             by_owner[item.owner, item.by].append(item)
     for (owner, by), items in by_owner.items():
         source = "its wheel" if by == "wheel" else "its RECORD"
-        text = f"{owner} is not installed as {source} has it: {_some([item.path for item in items])}"
+        text = f"files of {owner} differ from {source}: {_some([item.path for item in items])}"
         yield Finding("modified-file", severity, text, f"reinstall {owner.partition('==')[0]}")
 
 

@@ -18,11 +18,11 @@ def collect_from_image(
 ) -> Holdings:
     """Run the collector in the image. `name`: the image in messages; `wheels`: as in environment_audit.collector_job.
 
-    Raises CheckFailed if the image has no Python, or one that gives no result.
+    Raises CheckFailed if the image has no Python, or if its Python gives no result.
     """
     for python in ("python", "python3"):
         job = environment_audit.collector_job(image.handle, python, wheels)
         output = docker_runner.run_in_container(engine, job)
         if output.exit_code not in _NOT_THERE:
             return environment_contents.read(output, job.nonce, name)
-    raise CheckFailed(f"{name} has no Python on its PATH: no torch here, nothing to look at")
+    raise CheckFailed(f"{name} has no Python on its PATH: there is no torch to audit")

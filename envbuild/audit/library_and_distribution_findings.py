@@ -36,12 +36,10 @@ def not_imported(version: str, failure: str, memory: int) -> Finding:
     """
     text = f"torch {version} cannot be imported: {failure}".replace("  ", " ")
     if "SIGKILL" in failure:
-        more = f"the audit's container may take {memory >> 30} GB: free memory where the engine runs, or give it more"
+        more = f"the audit's container is limited to {memory >> 30} GB: free or add memory on the engine's machine"
         return Finding("torch-import", "defect", f"{text}: out of memory, or a limit", more)
-    again = "run it again where the machine does less; if it hangs again: " if failure.startswith("not done") else ""
-    return Finding(
-        "torch-import", "defect", text, f"{again}reinstall torch and its libraries; look at the copies below"
-    )
+    again = "run it again when the machine is less busy; if it hangs again: " if failure.startswith("not done") else ""
+    return Finding("torch-import", "defect", text, f"{again}reinstall torch and its libraries; see the copies below")
 
 
 def cuda_library_findings(held: Holdings) -> Iterator[Finding]:
@@ -66,11 +64,11 @@ def _one(copy: Copy, held: Holdings) -> Iterator[Finding]:
         text = f"{copy} belongs to no installed distribution: {how}"
         yield Finding("left-behind", "defect" if copy.loaded else "warn", text, "remove the file")
     if copy.version and copy.reported and not agree(copy.version, copy.reported):
-        text = f"{copy} says of itself that it is {copy.reported}"
-        yield Finding("version-disagrees", "defect", text, "look which libraries are mixed, and reinstall them")
+        text = f"{copy} reports that it is version {copy.reported}"
+        yield Finding("version-disagrees", "defect", text, "find the libraries that were mixed, and reinstall them")
     rightful = next((c for c in held.libraries if c.library == copy.library and c.record and not c.loaded), None)
     if copy.loaded and rightful and copy.record is None and not (SITE in copy.ways and copy.in_packages):
-        text = f"{copy} is taken{_by(copy)} instead of {rightful.path} ({rightful.owner})"
+        text = f"{copy} is loaded{_by(copy)} instead of {rightful.path} ({rightful.owner})"
         yield Finding("shadowed", "defect", text, _remedy_of_a_shadow(copy))
 
 
@@ -86,7 +84,7 @@ def _by(copy: Copy) -> str:
 
 def _remedy_of_a_shadow(copy: Copy) -> str:
     variable = _by(copy).removeprefix(" by ")
-    return f"unset {variable}, or take {copy.folder} off it" if variable else f"remove {copy.path}"
+    return f"unset {variable}, or remove {copy.folder} from it" if variable else f"remove {copy.path}"
 
 
 def _several(name: str, copies: list[Copy]) -> Iterator[Finding]:
@@ -99,8 +97,8 @@ def _several(name: str, copies: list[Copy]) -> Iterator[Finding]:
         heads = sorted(copies, key=_place)
     near = [copy for copy in heads if copy.in_packages or {LD_PATH, LD_PRELOAD} & set(copy.ways)]
     listed = "; ".join(str(copy) for copy in heads[:8]) + ("; ..." if len(heads) > 8 else "")
-    text = f"{name} is there {len(heads)} times: {listed}"
-    remedy = "keep one copy: the one that torch's own distributions bring"
+    text = f"{name} is installed {len(heads)} times: {listed}"
+    remedy = "keep one copy: that of torch's own distributions"
     yield Finding("several-copies", "warn" if len(near) > 1 else "note", text, remedy)
 
 
@@ -117,7 +115,12 @@ def _mixed(name: str, copies: list[Copy]) -> Iterator[Finding]:
     known = [copy.version for copy in loaded if copy.version]
     if len({copy.folder for copy in loaded}) > 1 or not all(agree(known[0], version) for version in known[1:]):
         ident = f"mixed-{loaded[0].group.lower()}"
-        yield Finding(ident, "defect", f"the parts of {name} do not belong together: {listed}", "keep one copy of each")
+        yield Finding(
+            ident,
+            "defect",
+            f"the parts of {name} have different versions or folders: {listed}",
+            "keep one copy of each",
+        )
 
 
 def _bundled(held: Holdings) -> Iterator[Finding]:
@@ -126,9 +129,11 @@ def _bundled(held: Holdings) -> Iterator[Finding]:
     for owner, grouped in groupby(sorted(foreign, key=lambda c: (c.owner, c.path)), key=lambda c: c.owner):
         copies = list(grouped)
         others = [c for c in held.libraries if c not in copies and c.library in {copy.library for copy in copies}]
-        whose = "no distribution's, in a package's folder" if owner == "unowned" else f"bundled by {owner}"
+        whose = "of no distribution, in a package's folder" if owner == "unowned" else f"bundled by {owner}"
         remedy = (
-            "remove these files" if owner == "unowned" else f"a build of {copies[0].distribution} that bundles none"
+            "remove these files"
+            if owner == "unowned"
+            else f"install a build of {copies[0].distribution} without bundled libraries"
         )
         text = f"CUDA libraries {whose}: {'; '.join(map(str, copies[:8]))}"
         if others and any(copy.loaded for copy in copies):
@@ -138,7 +143,7 @@ def _bundled(held: Holdings) -> Iterator[Finding]:
 
 def _on_the_loaders_path(held: Holdings) -> Iterator[Finding]:
     """Report copies that torch does not load but other programs will."""
-    whom = {LD_PATH: "whatever has no RPATH takes them", LD_PRELOAD: "every program loads them first"}
+    whom = {LD_PATH: "programs without an RPATH load these", LD_PRELOAD: "every program loads these first"}
     for way, variable in ((LD_PATH, "LD_LIBRARY_PATH"), (LD_PRELOAD, "LD_PRELOAD")):
         others = {copy.library for copy in held.libraries if way not in copy.ways}
         foreign = [c for c in held.libraries if way in c.ways and not c.loaded and not c.in_packages]
@@ -160,11 +165,16 @@ def _cublas_first(held: Holdings) -> Iterator[Finding]:
         ]
     if taken and order.cublaslt:
         text = (
-            f"loaded before libcublasLt, {order.cublas} takes {lts.get(taken[0], taken[0])}, not the one in its own "
+            f"if loaded before libcublasLt, {order.cublas} loads {lts.get(taken[0], taken[0])}, not the one in its own "
             "folder; torch 2.10.0 and programs without torch load in that order"
         )
-        text += f", which ends so: {order.failure}" if order.failure else ""
-        yield Finding("cublaslt-order", "warn", text, "no other libcublasLt on LD_LIBRARY_PATH; torch 2.11 or newer")
+        text += f", which fails: {order.failure}" if order.failure else ""
+        yield Finding(
+            "cublaslt-order",
+            "warn",
+            text,
+            "remove other copies of libcublasLt from LD_LIBRARY_PATH, or use torch 2.11 or newer",
+        )
     elif order.failure:
         text = f"{order.cublas} cannot be loaded on its own: {order.failure}"
         yield Finding("cublas-alone", "warn", text, "reinstall cuBLAS, and keep one copy of it")
@@ -179,12 +189,14 @@ def distribution_findings(held: Holdings) -> Iterator[Finding]:
         for folder, versions in folders.items():
             if len(set(versions)) > 1:
                 severity: Severity = "defect" if database.library_of(name) else "warn"
-                text = f"{folder} says twice what {name} is: {', '.join(versions)}; an upgrade left one behind"
+                text = f"{folder} has metadata of two versions of {name}, one of them left over: {', '.join(versions)}"
                 remedy = f"remove both of its .dist-info, then install {name} again"
                 yield Finding("duplicate-distribution", severity, text, remedy)
         first = [versions[0] for versions in folders.values()]
         if len(set(first)) > 1:
-            text = f"{name} is in several folders, {', '.join(first)}: the first counts, in {next(iter(folders))}"
+            text = (
+                f"{name} is in several folders, {', '.join(first)}: Python imports the first, in {next(iter(folders))}"
+            )
             yield Finding("shadowed-distribution", "note", text, "keep one")
     yield from _requirements(held)
 
@@ -192,12 +204,12 @@ def distribution_findings(held: Holdings) -> Iterator[Finding]:
 def _requirements(held: Holdings) -> Iterator[Finding]:
     installed = held.installed
     unmet = [
-        f"{name} requires {wanted}, installed is {installed.get(canonicalize_name(wanted.name), 'none')}"
+        f"{name} requires {wanted}, but installed is {installed.get(canonicalize_name(wanted.name), 'none')}"
         for name, wanted in held_requirements(held)
         if not _met(wanted, installed)
     ]
     for text in list(dict.fromkeys(unmet))[:_MOST_REQUIREMENTS]:
-        yield Finding("requirement-unmet", "warn", text, "install what is required, or override the requirement")
+        yield Finding("requirement-unmet", "warn", text, "install the required version, or override the requirement")
 
 
 def held_requirements(held: Holdings) -> Iterator[tuple[str, Requirement]]:

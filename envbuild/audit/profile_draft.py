@@ -1,7 +1,7 @@
-"""Drafts a commented profile from the contents of an image or an environment. Pure. What they do not show is left as a
-comment.
+"""Drafts a commented profile from the contents of an image or an environment. Pure. Unknown entries are left as
+comments.
 
-Their data is not trusted: names and versions are validated against their grammar, and text is quoted as JSON.
+The contents are not trusted: names and versions are validated against their grammar, and text is quoted as JSON.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from envbuild.facts.database import TorchRelease
 from envbuild.facts.fact_field_types import is_version
 from envbuild.util.errors import CheckFailed, printable
 
-# Part of every environment.
+# Distributions that every environment contains.
 _TOOLS = {"pip", "setuptools", "wheel"}
 
 
 def draft_profile(name: str, source: str, held: Holdings, kind: str = "image") -> str:
-    """Return a profile for the contents of `source`, an image's reference or an environment's path. `kind`: what it is,
-    in a word. Raises CheckFailed if it has no torch."""
-    source = printable(source).replace("\n", "?")  # a path may hold anything; this stands in a comment
+    """Return a profile for the contents of `source`, an image's reference or an environment's path. `kind`: "image" or
+    "environment". Raises CheckFailed if it has no torch."""
+    source = printable(source).replace("\n", "?")  # a path may contain any character; this text goes into a comment
     version = held.installed.get("torch") or (held.torch.version if held.torch else None)
     if version is None or not is_version(version):
-        raise CheckFailed(f"{source} has no torch: there is nothing to write a profile for")
+        raise CheckFailed(f"{source} has no torch: cannot write a profile for it")
     release = database.torch_release(version)
     named, left = _packages(held, version)
     lines = [
-        f"# What {source} holds.",
+        f"# The contents of {source}.",
         f"# `envbuild show {name}` explains every pin, `envbuild make {name}` builds and proves the image.",
-        f"# Not read, for an {kind} does not have it: the GPUs it is for, Debian packages, environment variables,",
-        "# where a package came from. A version with a local label (+...) is in no public index.",
+        f"# Not read, for an {kind} does not contain it: the GPUs it is for, Debian packages, environment variables,",
+        "# the source of a package. No public index has a version with a local label (+...).",
         f"description: {json.dumps(f'{name}, as {source} has it')}",
         *_python(held, release, kind),
         f"torch: {json.dumps(version)}",
@@ -60,8 +60,8 @@ def _python(held: Holdings, release: TorchRelease | None, kind: str) -> Iterator
     fits = [suite for suite in database.suites().values() if release is None or suite.python in release.pythons]
     suite = min(fits or database.suites().values(), key=lambda suite: _distance(suite.python, python))
     if suite.python != python:
-        yield f"# The {kind} has Python {python}: no Debian suite has it with this torch. A base image by digest could."
-    yield f"base: {{bootstrap: {suite.name}}}  # Debian; what else its base holds is not read"
+        yield f"# The {kind} has Python {python}: no Debian suite has it with this torch. Use a base image by digest."
+    yield f"base: {{bootstrap: {suite.name}}}  # Debian; other contents of its base were not read"
     yield f'python: "{suite.python}"'
 
 
@@ -72,9 +72,9 @@ def _distance(one: str, other: str) -> int:
 def _cuda(held: Holdings) -> Iterator[str]:
     torch = held.torch
     if torch and torch.cuda:
-        yield f"cuda: {json.dumps(torch.cuda)}  # a check: what this torch is built for"
+        yield f"cuda: {json.dumps(torch.cuda)}  # a check: the CUDA version of this torch build"
     elif torch and not torch.imported:
-        yield "# cuda: torch could not be imported, so it did not say what it is built for"
+        yield "# cuda: unknown, because torch could not be imported"
 
 
 def _pins(held: Holdings, release: TorchRelease | None, version: str, kind: str) -> Iterator[str]:
@@ -83,7 +83,7 @@ def _pins(held: Holdings, release: TorchRelease | None, version: str, kind: str)
     if release is None:
         unknown = ", ".join(f"{name} {found[name]}" for name in found if name != "torch")
         if unknown:
-            yield f"# The facts do not know torch {version}, so these are not pinned: {unknown}"
+            yield f"# envbuild's facts do not have torch {version}, so these are not pinned: {unknown}"
         return
     asked = {**release.expands_to, **release.pins}
     other: dict[str, tuple[str, str]] = {}
@@ -92,13 +92,13 @@ def _pins(held: Holdings, release: TorchRelease | None, version: str, kind: str)
         if wanted and is_version(installed) and not SpecifierSet(wanted).contains(installed, prereleases=True):
             other[name] = (installed, wanted)
     if other:
-        yield f"pins:  # where the {kind} has another version than torch asks for"
+        yield f"pins:  # versions in the {kind} that differ from torch's requirements"
     for name, (installed, wanted) in other.items():
-        reason = json.dumps(f"as in the {kind}; torch {version} asks for {wanted}")
+        reason = json.dumps(f"as in the {kind}; torch {version} requires {wanted}")
         yield f"  {name}: {{version: {json.dumps(installed)}, reason: {reason}}}"
     for copy in held.libraries:
         if copy.loaded and copy.distribution is None:
-            yield f"# Loaded, and no distribution's, so not pinned: {copy}"
+            yield f"# Loaded, but not part of a distribution, so not pinned: {copy}"
 
 
 def _packages(held: Holdings, torch: str) -> tuple[list[str], list[str]]:
@@ -111,7 +111,9 @@ def _packages(held: Holdings, torch: str) -> tuple[list[str], list[str]]:
     needed = {name for who, names in needs.items() for name in names - {who}}
     covered = _closure(needs, {"torch", *_TOOLS})
     named, left = [], []
-    for name in sorted(installed, key=lambda name: (name in needed, name)):  # of a cycle, the first one represents all
+    for name in sorted(
+        installed, key=lambda name: (name in needed, name)
+    ):  # in a cycle of requirements, the first package is listed for all
         if name not in covered:
             covered |= _closure(needs, {name})
             text = f"{name}=={installed[name]}"
@@ -133,17 +135,17 @@ def _closure(needs: Mapping[str, set[str]], roots: set[str]) -> set[str]:
 
 
 def _unnamable(name: str, version: str, torch: str) -> str | None:
-    """Return why an installed distribution cannot be named in a profile; None if it can."""
+    """Return why an installed distribution cannot be listed in a profile; None if it can."""
     meant = misleading_packages.refusal_reason(name)
     if meant:
         return meant
     if database.library_of(name):
-        return "a CUDA library that this torch does not ask for"
+        return "a CUDA library that this torch does not require"
     try:
         Requirement(f"{name}=={version}")
         local = Version(version).local
     except (InvalidRequirement, InvalidVersion):
-        return "not a name and a version that an index could have"
+        return "the name or version is not valid in an index"
     if local and local != Version(torch).local:
-        return f"a local build (+{local}): name the folder or page that has it in find-links, then ask for it"
+        return f"a local build (+{local}): add its folder or page to find-links, then list it"
     return None

@@ -15,15 +15,15 @@ from envbuild.util.errors import ProfileError, UsageError
 
 @dataclass(frozen=True)
 class KnownAdvisoryRow(AdvisoryRow):
-    """`sources`: where the fault is described."""
+    """A known advisory. `sources`: links to descriptions of the fault."""
 
     sources: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class AdvisoryList:
-    """The document of `advisories`. `profile`, `gpu`: what NAME means. `state` of each: what follows where it applies,
-    or, for a profile, what follows for it."""
+    """The document of `advisories`. `profile`, `gpu`: what NAME means. `state` of each: its effect where it applies, or
+    for a profile, its effect on the profile."""
 
     profile: str | None
     gpu: str | None
@@ -62,7 +62,7 @@ def _row(item: Advisory) -> KnownAdvisoryRow:
 
 
 def _of(name: str) -> AdvisoryList:
-    """Raises UsageError for a name of neither a GPU nor a profile."""
+    """Return the GPU or the profile that a name means. Raises UsageError for any other name."""
     found = gpu_names.candidates(name)
     if len(found) > 1:
         raise UsageError(f"{name!r} is the name of several GPUs: {', '.join(gpu.id for gpu in found)}")

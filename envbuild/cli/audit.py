@@ -23,7 +23,7 @@ from envbuild.profile import profile_name_lookup
 from envbuild.resolve import profile_reader_and_overrides
 from envbuild.util.errors import EnvbuildError, FileError, UsageError
 
-if TYPE_CHECKING:  # an environment is audited without an engine, and without its client
+if TYPE_CHECKING:  # auditing an environment must not import the engine's client
     from envbuild.image.docker_engine import Image
 
 
@@ -46,9 +46,9 @@ def command(
     """
     given = [name for name, there in (("IMAGE", image), ("--python", python), ("--here", here)) if there]
     if not given:
-        raise UsageError("say what to audit: IMAGE, --python PATH or --here", hint="envbuild audit --here")
+        raise UsageError("nothing to audit: give IMAGE, --python PATH or --here", hint="envbuild audit --here")
     if len(given) > 1:
-        raise UsageError(f"one thing at a time: {' and '.join(given)} are given", hint=_ONE)
+        raise UsageError(f"more than one target: {' and '.join(given)}", hint=_ONE)
     if name and gpus:
         raise UsageError("--profile has GPUs already: give one of --profile and --gpu")
     wanted = _expected(name) if name else environment_audit.of_gpus(gpus, image=bool(image)) if gpus else None
@@ -68,7 +68,7 @@ def command(
         raise error
 
 
-_ONE = "--here is the environment of this shell, --python PATH another one; give one of them, or an image"
+_ONE = "give one of: IMAGE, --here (the environment of this shell), --python PATH (another environment)"
 
 
 def _image(reference: str, wanted: Expected | None) -> Audit:
@@ -92,7 +92,8 @@ def _environment(python: str, wanted: Expected | None) -> Audit:
 
 
 def collect_from_environment(python: str, wanted: Expected | None = None) -> tuple[Path, Holdings]:
-    """The interpreter that `python` leads to, a path of one or of an environment, and what its environment holds."""
+    """Return the interpreter for `python` (the path of an interpreter or of an environment), and the contents of its
+    environment."""
     from envbuild.runners import host_runner
 
     found, job = host_runner.find_interpreter(python), environment_audit.collector_job("", "", _contents(wanted))
@@ -104,11 +105,12 @@ def _contents(wanted: Expected | None) -> dict[str, dict[str, str]]:
 
 
 def nearest_python() -> str:
-    """The active environment's interpreter, else the first on PATH; envbuild's own only where torch is in it."""
+    """Return the active environment's interpreter, else the first on PATH. envbuild's own interpreter is used only if
+    it has torch."""
     own = None if importlib.util.find_spec("torch") else Path(sys.prefix, "bin").resolve()
     found = next((python for python in _interpreters() if python.parent.resolve() != own), None)
     if found is None:
-        text = "nothing to audit: VIRTUAL_ENV, CONDA_PREFIX and PATH lead to no Python but envbuild's own"
+        text = "nothing to audit: VIRTUAL_ENV, CONDA_PREFIX and PATH lead only to envbuild's own Python"
         raise FileError(text, hint="name an environment: envbuild audit --python PATH")
     return str(found)
 
@@ -128,14 +130,15 @@ def _expected(name: str) -> Expected:
 
 
 def _labelled(image: Image) -> Expected | None:
-    """What the profile says whose lock the image carries as a label; None where no known one has it."""
+    """Return what to expect by the profile whose lock the image's label names; None if no known profile has that
+    lock."""
     label = image.labels.get(LOCK_LABEL)
     for name in profile_name_lookup.profile_names() if label else ():
         try:
             source = profile_reader_and_overrides.load(name)
             locked = lock_file.read(source.known_lock)
         except EnvbuildError:
-            continue  # another profile's fault
+            continue  # an error in a different profile
         if locked and locked.id == label:
             return environment_audit.expected_contents(source, locked, claimed=True)
     return None
@@ -161,7 +164,7 @@ def _show(done: Audit) -> None:
 
 
 def _extensions(done: Audit) -> list[tuple[str, ...]]:
-    """What is built against torch or for a GPU: (distribution, module or file, architectures)."""
+    """Return the files that were compiled against torch or for a GPU: (distribution, module or file, architectures)."""
     return [
         (name, version, file.module or file.path, " ".join(file.architectures or ("host code",)))
         for (name, version), files in done.held.extended.items()

@@ -70,7 +70,7 @@ def command(
 
 
 def summary_sentence(done: Bisection) -> str:
-    """The answer in a sentence."""
+    """Return the result as a sentence."""
     found, name = done.found, done.distribution
     if found is None:
         return f"no image could be made with any of {len(done.versions)} versions of {name}: {done.tries[-1].reason}"

@@ -1,4 +1,4 @@
-"""What commands share: the `--json` switch, results on stdout, progress on stderr."""
+"""Shared by the commands: options, the `--json` switch, results on stdout, progress on stderr."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from click.shell_completion import CompletionItem
 from envbuild.util.errors import near, printable
 from envbuild.util.runner_names import RUNNERS
 
-if TYPE_CHECKING:  # the steps bring in the engine's client, which `show` need not wait for
+if TYPE_CHECKING:  # importing the steps would import the engine's client, which `show` does not need
     from envbuild.cli.result_table import Live
     from envbuild.facts.gpu_models import Gpu
     from envbuild.pipeline.progress_events import Event, Listener, Step
     from envbuild.testrun.run_result import ProbeResult
 
     _Choice = click.Choice[str]
-else:  # older releases of click have no such type to name
+else:  # this type does not exist in older releases of click
     _Choice = click.Choice
 
 VERBOSITY = "envbuild.verbosity"  # in a click context's `meta`: how often -v was given
@@ -84,7 +84,7 @@ def _torch_index(context: click.Context, parameter: click.Parameter, value: str 
 
     if value is not None:
         if value != index_config.PYTORCH and "://" not in value:
-            raise click.BadParameter(f"{value!r} is neither {index_config.PYTORCH} nor an address")
+            raise click.BadParameter(f"{value!r} is neither {index_config.PYTORCH} nor a URL")
         os.environ[index_config.TORCH_INDEX] = value
 
 
@@ -111,7 +111,7 @@ def judged_gpus_option(function: F) -> F:
 
 
 class _Named(_Choice):
-    """Asks whether another was meant."""
+    """Checks an argument's value, and suggests a similar known name if the value is unknown."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
@@ -123,11 +123,11 @@ class _Named(_Choice):
 
 
 class _ClusterOption(click.Option):
-    """One of the options that CommandWithClusterOptions lists apart."""
+    """An option that CommandWithClusterOptions lists in a separate group."""
 
 
 class CommandWithClusterOptions(click.Command):
-    """A command whose help lists the options of `on_options` as a group."""
+    """A command whose help lists the options of `on_options` as a separate group."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {"Options": [], "Cluster options": []}
@@ -141,7 +141,8 @@ class CommandWithClusterOptions(click.Command):
 
 
 def on_options(function: F) -> F:
-    """`on` (a runner's name or None), `given`, `resume`, `gpu`, `nodes` and `dry_run`."""
+    """Add the options that choose a runner. The parameters are `on` (a runner's name or None), `given`, `resume`,
+    `gpu`, `nodes` and `dry_run`."""
     cluster_option = partial(click.option, cls=_ClusterOption)
     for option in (
         cluster_option(
@@ -184,7 +185,8 @@ def _known_gpus(context: click.Context, parameter: click.Parameter, names: tuple
 
 
 def gpu_model(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    """The ids of the GPUs that an option names; a name that the facts do not know is left as it is."""
+    """Return the ids of the GPU models that an option names; a name that the facts do not contain is returned
+    unchanged."""
     if isinstance(value, tuple):
         return tuple(gpu_model(context, parameter, one) for one in value)
     if value is None:
@@ -209,7 +211,7 @@ def _given(context: click.Context, parameter: click.Parameter, values: tuple[str
         context.params.setdefault("given", {})[parameter.name] = found
 
 
-# By index, or as nvidia-smi -L prints it; of MIG slices the older drivers print the last form.
+# An index, or a UUID as nvidia-smi -L prints it; the last form is that of MIG slices with older drivers.
 _GPU = re.compile(r"[0-9]{1,4}|(GPU|MIG)-[0-9a-f-]{36}|MIG-GPU-[0-9a-f-]{36}/[0-9]{1,3}/[0-9]{1,3}", re.IGNORECASE)
 
 
@@ -219,7 +221,7 @@ def _gpus(context: click.Context, parameter: click.Parameter, value: str | None)
         if not _GPU.fullmatch(part):
             raise click.BadParameter(f"{part!r} is not a GPU; write indices or UUIDs, such as 0,1 or GPU-<uuid>")
     if len(set(found)) < len(found):
-        raise click.BadParameter("a GPU is named twice")
+        raise click.BadParameter("a GPU is listed twice")
     return found
 
 
@@ -228,7 +230,7 @@ def _pins(context: click.Context, parameter: click.Parameter, values: tuple[str,
 
 
 def _pairs(values: tuple[str, ...], form: str, example: str) -> dict[str, str]:
-    """Raises BadParameter naming all that have another form."""
+    """Parse KEY=VALUE options. Raises BadParameter with all values of a different form."""
     found = [value.partition("=") for value in values]
     if wrong := [repr("".join(parts)) for parts in found if not (parts[0] and parts[2])]:
         raise click.BadParameter(f"{', '.join(wrong)}: write {form}, as in {example}")
@@ -236,7 +238,7 @@ def _pairs(values: tuple[str, ...], form: str, example: str) -> dict[str, str]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines whose columns stand below each other."""
+    """Return lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
@@ -250,20 +252,19 @@ def emit(document: object) -> None:
 
 
 def listener() -> Listener:
-    """The console; in a process that `make A B C` started, the pipe to that one."""
+    """Return the console; in a process that `make A B C` started, the pipe to that command."""
     from envbuild.pipeline import progress_events  # not for --help
 
     return progress_events.listener_of_parent() or Console()
 
 
 class Console:
-    """Shows events: steps, and the probes of a self-test, as lines on stderr; in a terminal the running one shows what
-    it is at.
+    """Shows events as lines on stderr: steps, and the probes of a self-test. In a terminal, the running step also shows
+    its current activity.
 
-    `results`: the probes are what was asked for. Each is then a line on stdout as soon as it has ended, and on stderr
-    only a table that a terminal takes away again: a log that has both streams has each probe once. `write`: takes each
-    line instead of stderr, and nothing is shown that goes away again.
-    """
+    `results`: the probes' results are the command's output. Each is printed as a line on stdout as soon as its probe
+    has ended; stderr gets only a live table, which disappears at the end, so that a log of both streams contains each
+    probe once. `write`: receives each line instead of stderr; then there is no live display."""
 
     def __init__(
         self, results: bool = False, verbose: bool = False, write: Callable[[str], None] | None = None
@@ -311,12 +312,12 @@ class Console:
         self._write(f"  {'':<13} {printable(text)}")
 
     def results(self, judged: Sequence[ProbeResult]) -> None:
-        """Every result of the run on stdout, of which those that came as lines are there already."""
+        """Print every result of the run on stdout, except those that were printed when their probe ended."""
         for result in judged[self._shown :]:
             self._print_result(result)
 
     def _print_above(self, line: str) -> None:
-        """Print a line on the terminal, above what is shown live. A long one is wrapped by the terminal."""
+        """Print a line above the live part of the terminal. The terminal wraps a long line."""
         from rich.text import Text
 
         self._rich.print(Text(line), soft_wrap=True)
@@ -332,7 +333,7 @@ class Console:
             self._show_live(f"{self._name}: {text[:500]}")
 
     def _show_live(self, text: str) -> None:
-        """Show what is going on, on one line behind the spinner."""
+        """Show the current activity in one line after the spinner."""
         from rich.text import Text
 
         shown = Text(" ".join(printable(text).split()))
@@ -340,7 +341,7 @@ class Console:
         self._live.update(shown)
 
     def _probe_table(self) -> Live | None:
-        """The table of probes in a terminal, in place of the line that says what the step is at."""
+        """Show a table of probes in a terminal, instead of the line with the current activity."""
         if self._live and not self._probes:
             from envbuild.cli import result_table  # not for --help
 
@@ -373,17 +374,18 @@ class Console:
         self._write(f"  {step.name:<13} {done:>10}  {printable(step.note)}")
 
     def _abort(self) -> None:
-        """The step did not end: before an error is printed, what has ended of it is kept, and what ran is named."""
+        """Stop a step that failed. Before the error is printed, keep the finished part of its output, and name what was
+        running."""
         self._give_back()
         if self._results:
             self.results(self._ended)
         running = self._planned[len(self._ended) :][:1]
         self._planned, self._ended = (), []
         for name in running:
-            self.say(f"interrupted in {name}")
+            self.say(f"interrupted during {name}")
 
     def _give_back(self) -> None:
-        """The terminal; then what failed scripts printed, for which a table has no room."""
+        """Stop the live display; then print the output of failed scripts, which does not fit into the table."""
         if self._live:
             self._live.stop()
         if self._probes:

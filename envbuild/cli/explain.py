@@ -49,7 +49,7 @@ def command(files: tuple[str, ...], markdown: bool, as_json: bool) -> None:
 
 
 def read_logs(names: Sequence[str]) -> tuple[Log, list[str]]:
-    """All files as one log, and notes about files that were skipped or cut off.
+    """Read all files as one log. Return it with notes about files that were skipped or cut off.
 
     Raises FileError for an unreadable file, for a file that the user named and that is not text, and if all are empty.
     """
@@ -66,10 +66,10 @@ def read_logs(names: Sequence[str]) -> tuple[Log, list[str]]:
         part = _one(file, min(len(files), MOST_FILES))
         if part.foreign and file in names:
             raise FileError(
-                f"{_called(file)} is not a log: it is {part.foreign}", hint="name the text that the run wrote"
+                f"{_called(file)} is not a log: it is {part.foreign}", hint="pass the text output of the run"
             )
         if part.foreign:
-            notes.append(f"{file} is left out: it is {part.foreign.partition(';')[0]}")
+            notes.append(f"{file} is skipped: it is {part.foreign.partition(';')[0]}")
             continue
         notes += [f"{_called(file)}: {note}" for note in (part.note, part.cut) if note]
         parts[file] = part
@@ -80,13 +80,13 @@ def read_logs(names: Sequence[str]) -> tuple[Log, list[str]]:
     return log, notes
 
 
-_NAME_A_LOG = "name a log, or - for standard input"
+_NAME_A_LOG = "pass a log file, or - for standard input"
 _SAVE_OUTPUT = "save the output of a run: COMMAND 2>&1 | tee train.log"
 
 
 def _files(name: str, notes: list[str]) -> list[str]:
-    """The regular files in a folder, however deep, except hidden ones; links to folders are not followed. Any other
-    name is read, whatever it is."""
+    """Yield the regular files in a folder at any depth, except hidden ones; links to folders are not followed. A `name`
+    that is not a folder is yielded as it is."""
     if name == "-" or not Path(name).is_dir():
         return [name]
     found: list[Path] = []
@@ -116,7 +116,7 @@ def _files(name: str, notes: list[str]) -> list[str]:
 
 
 def _kind(path: Path) -> str | None:
-    """The kind of a folder's entry that is not read; None for a regular file and a folder."""
+    """Return why a folder's entry is not read (its kind); None for a regular file and for a folder."""
     try:
         mode = path.stat().st_mode
     except OSError:

@@ -55,7 +55,7 @@ def command(
         raise UsageError("--here and --python name two environments: give one of them")
     if undo:
         if logs or applied or gpus:
-            raise UsageError("--undo takes an environment alone: --here or --python ENV")
+            raise UsageError("--undo takes only an environment: --here or --python ENV")
         _undo(python, as_json)
         return
     found = read_explanation(logs)
@@ -77,7 +77,7 @@ def command(
 
 
 def _apply(plan: RepairPlan, held: Holdings, document: RepairDocument, as_json: bool) -> RepairDocument:
-    """Run the plan, check what is loaded then, and run the probes; the document with the results."""
+    """Run the plan, check which files are loaded then, and run the probes. Return the document with the results."""
     from envbuild.facts.document_types import plain
     from envbuild.repair import repair_run
     from envbuild.testrun import run_document
@@ -134,7 +134,7 @@ def _undo(python: str | None, as_json: bool) -> None:
 
 
 def read_explanation(logs: tuple[str, ...]) -> Explanation | None:
-    """The explanation of the logs; None without any."""
+    """Return the explanation of the logs; None if there are none."""
     if not logs:
         return None
     from envbuild.explain import cause_ranking
@@ -148,8 +148,8 @@ def read_explanation(logs: tuple[str, ...]) -> Explanation | None:
 def planned_repair(
     found: Explanation | None, python: str | None, gpus: Sequence[Gpu], *, files_only: bool = False
 ) -> tuple[RepairPlan, Holdings]:
-    """The plan for an environment, and its contents. `gpus`: to judge it for, see expected_hardware_from. Raises
-    FileError if it has no torch."""
+    """Return the repair plan for an environment, and its contents. `gpus`: the GPUs to judge it for, see
+    expected_hardware_from. Raises FileError if it has no torch."""
     from envbuild.audit import environment_audit
     from envbuild.repair import repair_diagnosis, repair_plan
 
@@ -163,7 +163,7 @@ def planned_repair(
 
 
 def environment_probe_commands(plan: RepairPlan) -> tuple[list[str], str | None]:
-    """The commands that test the fix in this environment, and the profile whose GPU they are for."""
+    """Return the commands that test the fix in this environment, and the profile whose GPU they are for."""
     from envbuild.profile import profile_name_lookup
 
     known = profile_name_lookup.profile_names()

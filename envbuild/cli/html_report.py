@@ -1,4 +1,4 @@
-"""`envbuild show --html`: one page of all that is known of a profile."""
+"""`envbuild show --html`: a page with all information about a profile."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _page(name: str, prints: tuple[Path, Path] | None) -> Page:
 
 
 def _with_evidence(proofs: tuple[Proof, ...]) -> list[Path]:
-    """Models of one family share a proof."""
+    """Return the proofs' evidence without duplicates: GPU models of one family share a proof."""
     return list(dict.fromkeys(proof.evidence for proof in proofs if proof.evidence))
 
 
@@ -70,7 +70,7 @@ def _run(statement: Path) -> run_measurement_types.Run:
 
 
 def _others(name: str) -> dict[str, Lock]:
-    """The locks of all other profiles; one that cannot be read shares nothing."""
+    """Return the locks of all other profiles; unreadable locks are left out."""
     found: dict[str, Lock] = {}
     for other, file in profile_name_lookup.locks().items():
         try:

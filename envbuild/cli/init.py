@@ -68,7 +68,7 @@ _AS_IN = "envbuild init myproject --from h20"
 
 
 def write_for_gpu(gpu: str) -> Path:
-    """Write the profile of a GPU of the facts that has none; its file."""
+    """Write the profile of a known GPU that has none; return its file."""
     file = Path.cwd() / "profiles" / f"{gpu}.yaml"
     write_within(Path.cwd(), file, starter_profile.for_gpu(gpu))
     return file
@@ -82,13 +82,14 @@ def _written(file: Path, as_json: bool) -> None:
 
 
 def _gpu(name: str) -> str:
-    """The id of the GPU without a profile that NAME means; raises the reason for any other."""
+    """Return the id of the GPU that NAME means and that has no profile. For other names, raise an error with the
+    reason."""
     try:
         there = profile_name_lookup.meant(name)
     except profile_name_lookup.UnwrittenProfile as missing:
         return missing.gpu
     except ProfileError:
-        if gpu_names.candidates(name):  # several, or one that envbuild does not build for
+        if gpu_names.candidates(name):  # several GPUs, or one that envbuild does not support
             raise
         near = gpu_names.suggestion(name, ())
         raise UsageError(f"give one of {_SOURCES}, or the name of a GPU", hint=near or _AS_IN) from None
@@ -98,7 +99,7 @@ def _gpu(name: str) -> str:
 
 
 def _from_image(name: str, reference: str) -> str:
-    """The engine and its client are only loaded for this."""
+    """Draft a profile from an image. The engine's client is imported only here."""
     from envbuild.audit import image_collector, profile_draft
     from envbuild.image.docker_engine import Engine
 
@@ -108,7 +109,7 @@ def _from_image(name: str, reference: str) -> str:
 
 
 def _from_environment(name: str, python: str) -> str:
-    """The code of the audit is only loaded for this."""
+    """Draft a profile from an environment. The audit is imported only here."""
     from envbuild.audit import profile_draft
     from envbuild.cli import audit
 

@@ -55,7 +55,7 @@ def command(name: str, as_json: bool) -> None:
 
 
 def _write(files: Mapping[Path, tuple[bytes, int]]) -> None:
-    """All of them, with their permissions, or none; one that is there is not replaced. Raises OSError."""
+    """Write all files with their permissions, or none. An existing file is never replaced. Raises OSError."""
     made: list[Path] = []
     try:
         for file, (raw, mode) in files.items():

@@ -30,13 +30,13 @@ from envbuild.util.atomic_files import holds_text, write_within
 from envbuild.util.errors import EnvbuildError, Fault, LockError, OutOfDate, ProfileError, UsageError, printable, some
 from envbuild.util.yaml_document import display
 
-PARALLEL = 16  # mostly it is uv, apt and an index that are waited for
+PARALLEL = 16  # most of the time is spent waiting for uv, apt and an index
 
 
 @dataclass(frozen=True)
 class LockRow:
-    """The lock of one profile. `lock_file`, `dockerfile`: the files. `changes`: against the lock before, empty for a
-    new one. `wheels`, `debian_packages`: their numbers."""
+    """The lock of one profile. `lock_file`, `dockerfile`: the files. `changes`: compared with the previous lock,
+    empty for a new one. `wheels`, `debian_packages`: the numbers of them."""
 
     profile: str
     state: Literal["current", "new", "changed"]
@@ -130,7 +130,7 @@ def _load(name: str, pins: dict[str, str], requirements: Path | None) -> _Wanted
 
 
 def _checked(names: Iterable[str], load: Callable[[str], _Wanted]) -> list[LockRow]:
-    """The rows of locks that fit their profiles, and whose Dockerfiles fit them.
+    """Return the rows of locks that match their profiles and their Dockerfiles.
 
     Raises ProfileError with the faults of every profile and lock that cannot be read, OutOfDate with those that do not
     fit.
@@ -169,8 +169,8 @@ def _checked(names: Iterable[str], load: Callable[[str], _Wanted]) -> list[LockR
 
 
 def _require_dockerfile(source: Source, locked: Lock) -> None:
-    """Raise OutOfDate unless the Dockerfile is the lock's. In a folder that has no lock of its own, as for a shipped
-    profile, it may be missing."""
+    """Raise OutOfDate unless the Dockerfile is the one rendered from the lock. It may be missing in a folder without a
+    lock, as for a shipped profile."""
     file = source.dockerfile
     if not file.exists() and not source.lock_file.exists():
         return
@@ -182,7 +182,7 @@ def _require_dockerfile(source: Source, locked: Lock) -> None:
 def _locked(
     wanted: Sequence[_Wanted], upgrades: frozenset[str], accept_old: frozenset[str], keep: bool
 ) -> tuple[list[LockRow], list[str]]:
-    """The rows of the locks, and what is to be known of them. `keep`: changed locks are written."""
+    """Return the rows of the locks, and notes about them. `keep`: write changed locks."""
     found: list[LockRow] = []
     notes = profile_reader_and_overrides.ignored_uv_settings(one.source for one in wanted)
     notes += [f"{one.source.name}: {note}" for one in wanted for note in one.source.notes]
@@ -203,8 +203,8 @@ def _locked(
 def _made(
     wanted: Sequence[_Wanted], upgrade: frozenset[str], accept_old: frozenset[str], notes: list[str]
 ) -> Iterator[Lock]:
-    """The locks, in the order that they are asked for, several being made at a time. One that fails ends all. `notes`
-    takes what is to be known of each."""
+    """Compute the locks, several at a time, and return them in the requested order. The first error stops all. Notes
+    about each lock are added to `notes`."""
 
     def made(one: _Wanted) -> Lock:
         def say(text: str) -> None:

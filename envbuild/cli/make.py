@@ -173,8 +173,8 @@ def _preview(names: tuple[str, ...], wanted: _LineOptions, options: Options, as_
 
 
 def _with_profile(name: str) -> str:
-    """The name of a profile: for a GPU that has none, the one that is written. What is wrong with other names is
-    reported where they are made."""
+    """Return the name of a profile; for a GPU without a profile, one is written first. Errors in other names are
+    reported later, when their profile is read."""
     from envbuild.profile import profile_name_lookup  # not for --help
 
     try:
@@ -245,7 +245,9 @@ def _several(names: tuple[str, ...], wanted: BatchOptions, as_json: bool) -> Non
     }
     if not as_json:
         rows = [_row(outcome) for outcome in outcomes]
-        with contextlib.suppress(BrokenPipeError) if error else contextlib.nullcontext():  # the exit code still tells
+        with (
+            contextlib.suppress(BrokenPipeError) if error else contextlib.nullcontext()
+        ):  # the exit code still shows it
             for line in table([("PROFILE", "STATE", "IMAGE", "SELF-TEST", "SECONDS", "EXIT", "WHY"), *rows]):
                 click.echo(printable(line))
     elif not error:
@@ -256,7 +258,7 @@ def _several(names: tuple[str, ...], wanted: BatchOptions, as_json: bool) -> Non
 
 
 def _summary(outcomes: Sequence[BatchOutcome]) -> str:
-    """The profiles that failed, and those that were built but not proved."""
+    """Return a summary of the profiles that failed, and of those that were built but not proved."""
     unproved = [o.name for o in outcomes if o.code == NotProved.code and o.document.get("image")]
     failed = [o.name for o in outcomes if o.code and o.name not in unproved]
     parts = {"failed": failed, "built, but not proved": unproved}
@@ -280,7 +282,7 @@ def _row(outcome: BatchOutcome) -> tuple[str, ...]:
 
 
 def _why(outcome: BatchOutcome) -> str:
-    """The error and the first line of its hint; the complete error was printed on stderr when it occurred."""
+    """Return the error and the first line of its hint; the complete error was printed on stderr when it occurred."""
     error = outcome.error
     if not error:
         return "-"
@@ -291,7 +293,7 @@ def _why(outcome: BatchOutcome) -> str:
 
 
 def _reasons(outcome: BatchOutcome) -> list[str]:
-    """An error as the command line tells it."""
+    """Return an error as the command line prints it."""
     error = outcome.error
     if not error:
         return []

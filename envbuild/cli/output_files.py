@@ -1,5 +1,5 @@
-"""Files that a command writes because an option names them; `-` is stdout. Whether they can be written is seen before
-the work begins, not after it."""
+"""Files that a command writes because an option names them; `-` is stdout. Whether they can be written is checked
+before the work begins."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ STDOUT = Path("-")
 
 
 def output_option(default: str) -> Callable[[F], F]:
-    """`-o` and `--output`: the parameter `file`, None if it is not given. `default`: where the document goes then."""
+    """Add `-o` and `--output` as the parameter `file`, None if not given. `default`: where the document goes by
+    default."""
     return click.option("-o", "--output", "file", type=FILE, metavar="FILE", help=f"-: stdout. Default: {default}.")
 
 
 def prepare(*files: Path | None, as_json: bool = False, text: bool = True) -> None:
-    """Make the folders of these files (None: not asked for), and say so on stderr.
+    """Create the folders of these files (None: not requested), and report that on stderr.
 
-    Raises UsageError where stdout is named for what is not `text`, or for more than one document; OSError where a
-    folder cannot be made or written to.
+    Raises UsageError if stdout is chosen for output that is not `text`, or for more than one document; OSError if a
+    folder cannot be created or written to.
     """
     named = [file for file in files if file is not None]
     if STDOUT in named and not text:
-        raise UsageError("the output is binary: name a file instead of -")
+        raise UsageError("the output is binary: pass a file instead of -")
     if named.count(STDOUT) + as_json > 1:
         raise UsageError("more than one document for stdout: use - only once, and without --json")
     for folder in dict.fromkeys(file.parent for file in named):
@@ -48,7 +49,7 @@ def prepare(*files: Path | None, as_json: bool = False, text: bool = True) -> No
 
 
 def write(file: Path, content: str | bytes) -> None:
-    """Whole or not at all; to stdout as it is."""
+    """Write the file completely or not at all; to stdout directly."""
     if file == STDOUT:
         click.echo(content if isinstance(content, str) else content.decode(), nl=False)
     else:

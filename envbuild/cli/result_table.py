@@ -1,4 +1,4 @@
-"""How a self-test's results are shown: a line each, and in a terminal a table that lives while the probes run."""
+"""Shows the results of a self-test: one line per probe, and in a terminal a live table while the probes run."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ from typing import TYPE_CHECKING
 from envbuild.selftest.harness.probe_outcome_and_figures import result_note
 from envbuild.util.errors import printable
 
-if TYPE_CHECKING:  # loaded where there is a terminal
+if TYPE_CHECKING:  # imported only for a terminal
     from rich.console import Console as Rich
     from rich.table import Table
 
     from envbuild.testrun.run_result import ProbeResult
 
-_MOST_LINES = 20  # of what a script printed, where a person did not ask for all
-_GAP = "  "  # behind each column
+_MOST_LINES = 20  # limit on the lines of a script's output that are shown without --verbose
+_GAP = "  "  # after each column
 _NONE = 0, 0, 0, 0
 _COLOURS = {"passed": "green", "failed": "bold red", "skipped": "yellow", "running": "cyan"}
 
 
 def result_line(result: ProbeResult) -> str:
-    """One probe for a reader: its worst figure, or why it failed or was skipped."""
+    """Return the line of one probe: its largest error, or why it failed or was skipped."""
     return f"{result.status:<8} {result.probe:<20} {result.seconds:6.2f} s  {result_note(vars(result))}".rstrip()
 
 
 def result_lines(result: ProbeResult, verbose: bool) -> list[str]:
-    """The line of a probe; where it failed also the details and what its script printed. `verbose`: that always."""
+    """Return the line of a probe; if it failed, also the details and its script's output. `verbose`: always with the
+    output."""
     failed = result.status == "failed"
     detail = textwrap.indent(result.detail.rstrip(), "    ").splitlines() if failed and result.detail else []
     return [result_line(result), *detail, *(printed(result, verbose) if failed or verbose else ())]
 
 
 def printed(result: ProbeResult, verbose: bool = False) -> list[str]:
-    """What a script of the profile's own printed, as lines of their own; the last ones, if there are many."""
+    """Return the output of the profile's own script as separate lines; if there are many, only the last ones."""
     lines = textwrap.indent(result.output or "", "      ", lambda line: True).splitlines()
     if not lines:
         return []
@@ -48,7 +49,8 @@ def printed(result: ProbeResult, verbose: bool = False) -> list[str]:
 
 
 class Live:
-    """The probes that have run and the one that is running, as rows on stderr. `kept`: they stay when it stops."""
+    """A live table on stderr with the finished probes and the running one. `kept`: the table stays on the screen at the
+    end."""
 
     def __init__(self, rich: Rich, kept: bool) -> None:
         from rich.live import Live as RichLive
@@ -62,7 +64,7 @@ class Live:
         self._live.start()
 
     def plan(self, names: Sequence[str]) -> None:
-        """The names of the probes that will run."""
+        """Set the names of the probes that will run."""
         self._planned = names
         self._since = time.monotonic()
 
@@ -71,7 +73,7 @@ class Live:
         self._since = time.monotonic()
 
     def stop(self) -> None:
-        """Give the terminal back; what is left of the table, if any, is all of what has ended."""
+        """Stop the live display. If the table stays, it shows only the finished probes."""
         self._planned, self._rows = (), len(self._done)
         self._live.stop()
 
@@ -97,8 +99,8 @@ class Live:
         return table
 
     def _widths(self, cells: Sequence[tuple[str, ...]]) -> tuple[int, int, int, int]:
-        """The widths of the columns. In a narrow terminal the note is cut first, then the probe's name; status and time
-        always have their place."""
+        """Return the widths of the columns. In a narrow terminal the note is shortened first, then the probe's name;
+        status and time are always shown in full."""
         status, name, seconds, _ = (max(map(len, column)) for column in zip(*cells, strict=True)) if cells else _NONE
         left = self._rich.width - status - seconds - 4 * len(_GAP)
         name = max(1, min(name, left))

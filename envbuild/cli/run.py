@@ -96,7 +96,7 @@ def _started(program: tuple[str, ...], environment: ProgramEnvironment) -> int:
 
 
 def _interpreter(name: str) -> str | None:
-    """The program if it is a Python interpreter."""
+    """Return the program's path if it is a Python interpreter."""
     found = shutil.which(name)
     return found if found and _PYTHON.fullmatch(Path(found).name) else None
 

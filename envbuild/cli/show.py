@@ -59,7 +59,7 @@ def command(
     if html:
         if len(names) != 1 or pins:
             raise UsageError("--html takes one profile, without --pin", hint="envbuild show h20 --html h20.html")
-        from envbuild.cli import html_report  # its template engine is only loaded for this
+        from envbuild.cli import html_report  # its template engine is imported only for this
 
         html_report.write_report(names[0], html, prints, as_json)
         return
@@ -85,7 +85,7 @@ class NvccRow:
 
 @dataclass(frozen=True)
 class ShowDocument:
-    """The document of `show`. `state`: by the evidence on disk; no engine is asked. `driver`: the oldest.
+    """The document of `show`. `state`: from the evidence on disk, without an engine. `driver`: the oldest that works.
     `forward_compatibility`: the sha256 of its archive. `pins`: versions by short name or distribution, null if not
     pinned; `requirements`: of packages that are not locked; `reasons`: for both. `environment`: variables that
     different GPU models need. `changed`: the parts of the lock that no longer match the profile. `next_command`: what
@@ -151,7 +151,7 @@ def _print(document: ShowDocument, proof: str) -> None:
     for item in document.advisories:
         click.echo(f"  {item.state}: {item.id}: {item.reason}")
         if item.state == "warned":
-            click.echo(f"    way out: {item.remedy}")
+            click.echo(f"    fix: {item.remedy}")
     following = f"; next: {document.next_command}" if document.next_command else ""
     click.echo(f"  lock: {_lock_text(document)}{following}")
     click.echo(f"  {proof}")
@@ -164,11 +164,11 @@ def _lock_text(row: ShowDocument | ListedProfile) -> str:
 
 
 def _settings() -> None:
-    """Nothing here needs them, and what comes next does: their faults are a warning."""
+    """Report errors in the site's settings as a warning: this command does not use them, but the next commands do."""
     try:
         settings.names()
     except SettingsError as error:
-        from envbuild.doctor import site_settings_validation  # only here
+        from envbuild.doctor import site_settings_validation  # imported only here
 
         site_settings_validation.complete(error)
         for text in (error.message, *(f"  {fault}" for fault in error.faults)):
@@ -179,7 +179,7 @@ _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 def _short(version: str) -> str:
-    """A commit or a sha256 by its first 12 digits, as everywhere; any version in full."""
+    """Shorten a commit or a sha256 to its first 12 digits, as everywhere; return any version in full."""
     return version[:12] if _HASH.fullmatch(version) else version
 
 
@@ -188,14 +188,14 @@ def _document(name: str, pins: dict[str, str]) -> tuple[ShowDocument, tuple[Proo
     plan = plan_resolver.resolve(source)
     locked = lock_file.read(source.known_lock)
     stale = locked.stale(plan) if locked else []
-    fits = locked is not None and not stale  # versions locked for other inputs say nothing about these
+    fits = locked is not None and not stale  # versions that were locked for different inputs do not apply
     versions = locked.versions if locked and fits else {}
     choice = plan_resolver.as_locked(plan, versions) if fits else plan.choice
     proofs = profile_proofs.on_disk(source.name, source.profile, locked, build_records_and_comparison.all_records())
     found = pin_reasons.pin_versions(plan, choice, versions)
     reasons = pin_reasons.pin_reasons(plan, choice, versions)
     for name, version in pins.items():
-        if name == "cuda":  # torch's own; a pin of it only checks that
+        if name == "cuda":  # torch determines it; a pin only checks the version
             continue
         known = database.known_versions(database.distribution_of(name, choice.situation.cuda or "") or name)
         key = name if name in reasons else str(canonicalize_name(name))
@@ -228,7 +228,7 @@ def _document(name: str, pins: dict[str, str]) -> tuple[ShowDocument, tuple[Proo
 
 
 def _asked(packages: Iterable[str], pinned: Mapping[str, str | None]) -> dict[str, str]:
-    """The packages of a profile that are not locked: name -> the versions that it asks for."""
+    """Return the packages of a profile that are not locked: name -> the requested versions."""
     found: dict[str, list[str]] = {}
     for requirement in map(Requirement, packages):
         found.setdefault(str(canonicalize_name(requirement.name)), []).append(str(requirement.specifier))
@@ -240,7 +240,8 @@ def _asked(packages: Iterable[str], pinned: Mapping[str, str | None]) -> dict[st
 
 
 def _written_or_not(name: str, pins: dict[str, str]) -> tuple[Source, bool]:
-    """The profile; for a GPU that has none, the one that could be written. And whether it is not written."""
+    """Return the profile (for a GPU without a profile, the one that `envbuild init` would write), and whether its file
+    is missing."""
     try:
         return profile_reader_and_overrides.load(name, pins), False
     except profile_name_lookup.UnwrittenProfile as missing:
@@ -263,7 +264,7 @@ def _all(as_json: bool) -> None:
 
 
 def _row(name: str, built: list[Record]) -> tuple[ListedProfile, str]:
-    """What is known of a profile, and its proof in words."""
+    """Return the line of a profile with its evidence, and its document."""
     try:
         source = profile_reader_and_overrides.load(name)
         plan = plan_resolver.resolve(source)

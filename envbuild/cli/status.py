@@ -44,8 +44,8 @@ _KINDS: dict[str, type[EnvbuildError]] = {
 
 @dataclass(frozen=True)
 class OutdatedPins:
-    """The document of `status --outdated`, and a row of it. `pins`: those that could move. `reason`: why the profile
-    or its lock is invalid."""
+    """The document of `status --outdated`, and one of its rows. `pins`: those that have newer versions. `reason`: why
+    the profile or its lock is invalid."""
 
     profile: str
     state: Literal["current", "outdated", "invalid"]
@@ -140,7 +140,7 @@ def _all(as_json: bool) -> None:
 
 
 def _row(engine: Engine, name: str) -> tuple[StatusDocument, str]:
-    """A profile's document and its line."""
+    """Return a profile's document and its line."""
     try:
         found = image_status.compute(engine, profile_reader_and_overrides.load(name))
     except (ProfileError, LockError) as error:
@@ -151,7 +151,7 @@ def _row(engine: Engine, name: str) -> tuple[StatusDocument, str]:
 
 
 def _line(found: Status) -> str:
-    """A profile with its state, the reasons or its image, and the command to type next."""
+    """Return a line with a profile's state, the reasons or the image, and the next command."""
     why = "; ".join(found.details)
     if found.image and not why:
         lacks = dict.fromkeys(lack for proof in found.proofs for lack in proof.unconfined)
@@ -194,5 +194,5 @@ def _lines(row: OutdatedPins) -> Iterator[tuple[str, ...]]:
     if row.reason:
         yield row.profile, "invalid", "", "", row.reason
     for pin in row.pins:
-        asked = (f"{item.id} ({item.state}) asks for {item.version}" for item in pin.advisories)
+        asked = (f"{item.id} ({item.state}) requires {item.version}" for item in pin.advisories)
         yield row.profile, pin.name, pin.version, pin.newest or "-", "; ".join(asked)

@@ -155,7 +155,7 @@ def command(
             "--level": level, "--probe": asked, "--seed": seed, "--junit": report,
             "--fingerprint": print_file,
         }  # fmt: skip
-        _refuse(changed, "--record takes the self-test of the profile: leave out {}")
+        _refuse(changed, "--record runs the complete self-test of the profile: leave out {}")
     if len(names) > 1:
         single = {"--image": reference, "--resume": resume, "--junit": report, "--fingerprint": print_file}
         _refuse(single, "{} is for one profile")
@@ -179,7 +179,8 @@ def command(
     wanted = selftest_job.RunRequest(level, asked, gpus, fingerprint=print_file is not None, seed=seed)
 
     def test(name: str) -> TestDocument | ScriptDocument:
-        """Its document, which CheckFailed and NotProved have too."""
+        """Run the self-test of a profile and return its document. CheckFailed and NotProved contain the document
+        too."""
         from envbuild.pipeline import workflows
 
         console = Console(results=not taken, verbose=VERBOSITY in click.get_current_context().meta)
@@ -206,7 +207,7 @@ def command(
 
 
 def _refuse(options: Mapping[str, object], message: str) -> None:
-    """Raise UsageError naming the options that are given. `message`: with a place for them."""
+    """Raise UsageError naming the options that were given. `message`: the text, with a placeholder for them."""
     given = [option for option, value in options.items() if value not in (None, ())]
     if given:
         raise UsageError(message.format(", ".join(given)))
@@ -238,7 +239,7 @@ def _record_environment(name: str, python: str, gpus: tuple[str, ...], as_json: 
 
 
 def _script(name: str, reference: str | None, where: On, wanted: RunRequest, as_json: bool) -> ScriptDocument:
-    """What a cluster would be given."""
+    """Return what would be submitted to a cluster."""
     from envbuild.pipeline import workflows
 
     text = workflows.cluster_script(name, reference, Console(), where, wanted, brief=not as_json)
@@ -248,7 +249,7 @@ def _script(name: str, reference: str | None, where: On, wanted: RunRequest, as_
 
 
 def _repeating(seed: int) -> str:
-    """The present command line with a fixed seed."""
+    """Return this command line with a fixed seed."""
     line = shlex.join(["envbuild", *sys.argv[1:]])
     return re.sub(rf"--seed[ =]{_RANDOM}\b", f"--seed {seed}", line)
 
@@ -263,7 +264,7 @@ def _list(as_json: bool) -> None:
 
 
 def _keep(made: Made, file: Path) -> None:
-    """Also of a run that failed: the operation that is wrong is the one to compare."""
+    """Write the fingerprint, also of a failed run: the wrong operation is the one that the user wants to compare."""
     from envbuild.testrun import fingerprint_reader, selftest_job
 
     run = made.run

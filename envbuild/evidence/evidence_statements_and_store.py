@@ -38,7 +38,7 @@ from envbuild.util import user_folders
 from envbuild.util.atomic_files import write_atomically
 from envbuild.util.errors import CheckFailed, printable
 
-if TYPE_CHECKING:  # evidence on disk can be read without an engine and its client library
+if TYPE_CHECKING:  # reading evidence must not import the engine's client library
     from envbuild.image.docker_engine import Image
 
 STATEMENT = "https://in-toto.io/Statement/v1"
@@ -76,8 +76,8 @@ def run_record(
     `before`: the records of what was `tested` that existed already. A later pass overrides a failure listed there,
     independently of any clock. `machine`: processor, cores, memory and system of the engine's machine, if it is this
     machine. `where`: for a run elsewhere, the runner, its engine and the missing confinement; empty for a run here.
-    Other data of the runner (node, job, ...) identifies a site's machines: `save` stores it next to the record, because
-    the record is published.
+    Other data of the runner (node, job, ...) would identify a site's machines in the published record, so `save` stores
+    it in a separate file.
 
     Raises CheckFailed if the self-test reported something that a record cannot contain.
     """
@@ -139,8 +139,7 @@ def gpu_of(run: TestRun) -> RecordedGpu | None:
 
 
 def _recorded_gpu(run: TestRun) -> dict[str, object] | None:
-    """Return `gpu_of` with everything else that was measured of the first GPU, and with `uuids`: the sha256 of each
-    GPU's UUID."""
+    """Return `gpu_of` with all other measurements of the first GPU, and with `uuids`: the sha256 of each GPU's UUID."""
     gpu, (_, cards) = gpu_of(run), _measured_gpus(run)
     if gpu is None:
         return None
@@ -221,13 +220,13 @@ def run_of(statement_file: Path, image_id: str) -> TestRun:
 
 
 def record_of(statement_file: Path, image_id: str | None = None) -> RunRecord:
-    """Return the record that a statement refers to; if no image is given, it is the one that names the folder.
+    """Return the record that a statement refers to. If no image is given, the folder's name is the image's id.
 
     Raises FileNotFoundError if the record has disappeared or is damaged.
     """
     record = _read(statement_file, image_id or f"sha256:{statement_file.parent.name}")
     if record is None:
-        raise FileNotFoundError(errno.ENOENT, "is not there, or not whole", str(statement_file))
+        raise FileNotFoundError(errno.ENOENT, "is missing or incomplete", str(statement_file))
     return record
 
 

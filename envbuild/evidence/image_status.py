@@ -25,8 +25,9 @@ TagState = Literal["correct", "missing", "moved", "unknown", "outdated"]
 
 @dataclass(frozen=True)
 class StatusDocument:
-    """The document of `status`. `changed`: the parts of the lock that no longer match the profile. `tag`: the tag
-    `verified`: correct; missing; moved by hand; unknown: set by another user or machine; outdated: on another image."""
+    """The document of `status`. `changed`: the parts of the lock that no longer match the profile. `tag`: the state of
+    the tag `verified`: correct; missing; moved by hand; unknown: set by another user or machine; outdated: on another
+    image."""
 
     profile: str
     state: ImageState
@@ -128,19 +129,19 @@ def _next_command(state: ImageState, source: Source, proofs: tuple[Proof, ...]) 
 
 _TAG_REASONS: Mapping[TagState | None, str] = {
     "missing": "the tag verified is missing",
-    "moved": "the tag verified was moved by hand: this machine has no evidence that its image was proved for this "
+    "moved": "the tag verified was moved by hand: this machine has no evidence that its image was verified for this "
     "profile",
     "outdated": "the tag verified names a different image: an earlier one, or that of another profile with the same "
     "name",
-    "unknown": "the tag verified names an image of this lock of which this state folder holds no record and no "
-    "evidence: another user or machine made it, or the folder was lost",
+    "unknown": "the tag verified names an image of this lock, but this state folder has no record and no evidence of "
+    "it: another user or machine built it, or the folder was lost",
 }
 
 
 def _tag(
     engine: Engine, name: str, tags: dict[str, str], image: Image | None, is_proved: bool, locked: Lock | None
 ) -> TagState | None:
-    """Compare the tag `verified` with the evidence. None: it is missing, as it should be."""
+    """Compare the tag `verified` with the evidence; None if it is missing and should be."""
     handle = tags.get(VERIFIED)
     if handle is None:
         return "missing" if is_proved else None
@@ -148,7 +149,7 @@ def _tag(
     locks = {record.lock for record in build_records_and_comparison.all_records(tagged.id)} if tagged else set()
     if locked and not locks and tags.get(locked.short) == handle:
         return "unknown"
-    # An image that was verified once keeps the tag until its successor is verified.
+    # An image that was verified keeps the tag until its successor is verified.
     if tagged is None or not evidence_statements_and_store.ever_proved(tagged.id, name, locks):
         return "moved"
     return "outdated" if is_proved and tagged != image else "correct"

@@ -33,7 +33,7 @@ def wanted(name: str, profile: Profile, lock: Lock) -> RequiredProof:
 
 
 def models_to_prove(profile: Profile) -> tuple[str, ...]:
-    """Return the models that need evidence: each of the profile's GPUs, or the CPU."""
+    """Return the GPU models that need evidence: those of the profile, or the CPU."""
     return profile.gpus or (proof_rules.CPU,)
 
 
@@ -63,8 +63,8 @@ def on_disk(
 
 
 def reason(name: str, proof: Proof) -> str:
-    """Return the reason of a proof with its model; for the CPU with the profile's name, since many profiles use the
-    CPU."""
+    """Return the reason of a proof after its GPU model; for the CPU after the profile's name, since many profiles use
+    the CPU."""
     return f"{name if proof.model == proof_rules.CPU else proof.model}: {proof.reason}"
 
 

@@ -21,9 +21,8 @@ class Proof:
     """The result of the evidence for one GPU model ("cpu" if the profile names no GPU).
 
     `state`: proved, stale (the evidence is for another self-test or level, lacks a probe, or reports a failure), or
-    missing. `failed`: the self-test failed, and no later run of the same passed. `unconfined`: the restrictions of this
-    engine's containers that were missing in a run elsewhere. `level`: the level of the run.
-    """
+    missing. `failed`: the self-test failed, and no later run of the same self-test passed. `unconfined`: the
+    restrictions of this engine's containers that were missing in a run elsewhere. `level`: the level of the run."""
 
     model: str
     state: str
@@ -81,9 +80,9 @@ def models_sharing_proof(model: str) -> frozenset[str]:
 
 
 def judge_model(model: str, wanted: RequiredProof, found: Sequence[tuple[Path, RunRecord]]) -> Proof:
-    """Judge one model by its statements (named by their records' digests, the newest first) and records.
+    """Judge one GPU model by its statements (named by their records' digests, the newest first) and records.
 
-    A failure decides until a later run is valid evidence, or at least passes the probes that had failed.
+    A failure counts until a later run is valid evidence, or at least passes the probes that had failed.
     """
     found = [(path, record) for path, record in found if model_of(record) in models_sharing_proof(model)]
     denials = {record_digest(path): (path, denial) for path, record in found if (denial := _denial(record, wanted))}
@@ -91,7 +90,7 @@ def judge_model(model: str, wanted: RequiredProof, found: Sequence[tuple[Path, R
     for path, record in found:
         mine = denials.get(record_digest(path))
         if mine is None and failures(record):
-            continue  # only probes that this profile does not run failed; nothing else in such a run is trusted
+            continue  # only probes that this profile does not run failed; its other results are not trusted either
         reason = _objection(record, wanted)
         later = [denials[digest] for digest in denials if digest not in record.before]
         if reason is None and not later:
@@ -145,18 +144,18 @@ def untested(model: str) -> Proof:
     typo."""
     known = database.gpus()
     meant = near(model, known) if model not in known and model != CPU else None
-    question = f"; the facts have no GPU {model}: {meant}" if meant else ""
+    question = f"; unknown GPU {model}: {meant}" if meant else ""
     return Proof(model, "missing", None, f"never proved{question}")
 
 
 def _denial(record: RunRecord, wanted: RequiredProof) -> list[str]:
-    """Return the failures in a record that count against this profile; empty if only probes failed that it does not
-    run.
+    """Return the failures in a record that count against this profile; empty if only probes failed that the profile
+    does not run.
 
     In a run of the same profile, every failed probe and the faults of the run count. In a run of another profile, the
-    failed probes that both profiles run count: all except a different script. A failure in the other profile's own
-    shape counts too: it is a case of a common probe, and if that probe crashed in it, the result of its other cases is
-    unknown.
+    failed probes that both profiles run count, except that of a different script. A failure at a shape that only the
+    other profile adds counts too: the shape is a case of a probe that both run, and if the probe crashed at it, the
+    result of its other cases is unknown.
     """
     if record.profile == wanted.profile:
         return failures(record)
@@ -166,7 +165,7 @@ def _denial(record: RunRecord, wanted: RequiredProof) -> list[str]:
 
 def _outweighs(record: RunRecord, digest: str, denial: RunRecord, wanted: RequiredProof) -> bool:
     """Whether a run that is not valid evidence still overrides an earlier failure: it ran later, with the profile's own
-    script and shapes, and everything that had failed passed. This only decides which result is the newest."""
+    script and shapes, and passed everything that had failed. This only decides which result is the newest."""
     if digest not in record.before or failures(record) or record.selftest.own != dict(wanted.own):
         return False
     return set(denial.by_status("failed")) <= set(record.by_status("passed"))
@@ -184,8 +183,8 @@ def failures(record: RunRecord) -> list[str]:
 
 
 def _outdated(record: RunRecord, wanted: RequiredProof) -> str | None:
-    """Return why the result of another self-test is not valid; None if it is: every probe that this self-test runs at
-    the required level had the same version."""
+    """Return why the result of a different self-test is not valid. None if it is valid: then every probe that this
+    self-test runs at the required level had the same version."""
     made = record.selftest
     if made.id == selftest_id():
         return None
@@ -209,21 +208,21 @@ def _objection(record: RunRecord, wanted: RequiredProof) -> str | None:
     if older := _outdated(record, wanted):
         return older
     if record.selftest.settings != dict(wanted.settings):
-        return "proved with other settings of torch"
+        return "proved with different settings of torch"
     if record.selftest.gpu_count < wanted.gpu_count:
         return f"proved for fewer GPUs than {wanted.gpu_count} that work together"
     if wanted.transport not in (None, record.selftest.transport):
-        return f"proved without the transport {wanted.transport} being asked for"
+        return f"proved without requiring the transport {wanted.transport}"
     own, differences = record.selftest.own, {"script": "another script", "shapes": "other shapes"}
     if other := [words for part, words in differences.items() if own.get(part) != wanted.own.get(part)]:
         return f"proved with {' and '.join(other)}"
     demanded = record.selftest.demands
     less = [name for name, least in wanted.demands.items() if demanded.get(name, 0) < least]
     if less:
-        return f"proved with less asked of {', '.join(less)}"
+        return f"proved with lower requirements for {', '.join(less)}"
     lacks, passed = [], record.by_status("passed")
     if LEVELS.index(record.selftest.level) < LEVELS.index(wanted.level):
-        lacks.append(f"proved at level {record.selftest.level}, {wanted.level} is asked for")
+        lacks.append(f"proved at level {record.selftest.level}, but {wanted.level} is required")
     if missing := [name for name in wanted.require if name not in passed]:
         lacks.append(f"required probes did not run: {', '.join(missing)}")
     return "; ".join(lacks) or None

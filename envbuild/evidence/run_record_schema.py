@@ -25,14 +25,14 @@ class _Part(BaseModel):
 
 
 class RecordedSelftest(_Part):
-    """What the self-test was asked to do, as in RequiredProof. `id`: selftest_job.selftest_id; `versions`: those of the
+    """The settings of the self-test, as in RequiredProof. `id`: selftest_job.selftest_id; `versions`: those of the
     probes and of the harness."""
 
     id: str
     level: Level
     require: list[str]
     settings: dict[str, bool]
-    # Defaults for records made before these fields existed.
+    # Defaults for records that were written before these fields existed.
     gpu_count: int = 1
     transport: str | None = None
     own: dict[str, str] = {}
@@ -121,7 +121,7 @@ class RunRecord(_Part):
 
     @property
     def encoded(self) -> str:
-        """The text of its file, whose sha256 names it."""
+        """The text of its file; the file is named by the sha256 of this text."""
         return json.dumps(self.model_dump(exclude_unset=True), indent=1, sort_keys=True)
 
     @property

@@ -27,9 +27,9 @@ from envbuild.facts.log_signatures import ANY, EvidenceName, Signature
 from envbuild.resolve import advisory_remedy
 
 NAMED = 0.5
-"""Below this confidence a cause is not named."""
+"""The lowest confidence at which a cause is reported."""
 CANDIDATE = 0.05
-"""Below this confidence a cause is not even called possible."""
+"""The lowest confidence at which a cause is reported as possible."""
 MOST_POSSIBLE = 3
 
 
@@ -50,7 +50,7 @@ class SignatureMatch:
     versions and GPUs in the log relate to the advisory. `prove`: a command; NAME in it, and in `remedy`, stands for the
     profile. `cards`: the GPUs of the log that may be affected. `write`: the change in the form that a profile has.
     `find_out`: facts that the log lacks and on which the diagnosis or the change depends, each with the command that
-    shows it. `evidence`: what the confidence is made of."""
+    shows it. `evidence`: what the confidence was computed from."""
 
     id: str
     advisory: Advisory | None
@@ -84,9 +84,9 @@ class Ruled:
 class Explanation:
     """The result of `explain`. `matches`: sorted by confidence, highest first; empty if no cause is known.
 
-    `possible`: causes with a confidence below NAMED. Where `matches` is not empty, only advisories whose lines are in
-    the log and that are contradicted only by versions not shown to be loaded. `decide`: where `matches` is empty, what
-    tells the causes of each symptom in the log apart. `advice`: what to turn on before the next run.
+    `possible`: causes with a confidence below NAMED. If there are matches, it contains only advisories whose lines are
+    in the log and whose only contradiction is a version that the log does not show to be loaded. `decide`: if there are
+    no matches, how to distinguish the causes of each symptom in the log. `advice`: what to enable before the next run.
     """
 
     matches: tuple[SignatureMatch, ...]
@@ -144,7 +144,7 @@ def score_causes(log: Log, known: Reading) -> Iterator[ScoredCause]:
 
 
 def explain(log: Log) -> Explanation:
-    """Finds every cause with a confidence of NAMED or more, without those that follow from another cause."""
+    """Finds every cause with a confidence of NAMED or more, except consequences of another cause."""
     known = log_facts.read(log)
     scored = list(score_causes(log, known))
     ruled = [
@@ -194,9 +194,9 @@ def _is_exact(item: Specifier) -> bool:
 
 
 def _standing(advisory: Advisory, known: Reading) -> str:
-    """How the advisory relates to the log. Only if every possible combination of versions contradicts it, it is
-    "contradicted". Of several different GPUs, one that is not affected may be the one that failed; then the result is
-    at most "fits"."""
+    """Returns how the advisory relates to the log: "contradicted" only if every possible combination of versions
+    contradicts it. If the log has several GPU models and one of them is not affected, that GPU may be the one that
+    failed; then the result is at most "fits"."""
     found = {advisory.standing(situation) for situation in known.situations}
     standing = next(name for name in ("holds", "fits", "open", "contradicted") if name in found)
     doubtful = "contradicted" in found or len(_about(advisory, known.situation)) < len(known.situation.gpus)
@@ -257,7 +257,7 @@ _TORCH_CHANGE = re.compile(r"\btorch \d")
 
 
 def without_yielded(ids: Iterable[str]) -> frozenset[str]:
-    """The causes among these that no other one of them explains better."""
+    """Returns the causes without those that another cause in the list explains better."""
     rows, found = log_signatures.signatures(), frozenset(ids)
     last = {name for name in found if ANY in rows[name].yields_to}
     order = [name for name in rows if name in last]
@@ -272,7 +272,7 @@ def without_yielded(ids: Iterable[str]) -> frozenset[str]:
 
 
 def of_profile(text: str, name: str) -> str:
-    """A remedy or a command with NAME replaced by the profile's name."""
+    """Replaces NAME by the profile's name in a remedy or a command."""
     return re.sub(r"\bNAME\b", lambda _: name, text)
 
 
@@ -302,8 +302,8 @@ class EvidenceOfCause:
 class CauseRow:
     """A cause. `advisory`: its id, None for a cause that does not depend on a version. `change`: the versions that fix
     it, as bounds; `profile_change`: the same as it is written in a profile. `profile`: the name of the profile that the
-    commands contain; they contain NAME where it is null. `command`: proves the cause. `missing_facts`: facts that the
-    log lacks and that decide, each with the command that shows it."""
+    commands contain; they contain NAME where it is null. `command`: proves the cause. `missing_facts`: the
+    deciding facts that the log lacks, each with the command that shows it."""
 
     id: str
     advisory: str | None
@@ -349,7 +349,7 @@ class FactsOfLog:
 
 @dataclass(frozen=True)
 class RuledOut(LogPlace):
-    """An advisory whose line is in the log, and whose versions or GPUs are not."""
+    """An advisory that is ruled out: its line is in the log, but its versions or GPUs do not match."""
 
     id: str
 
@@ -358,8 +358,8 @@ class RuledOut(LogPlace):
 class ExplanationDocument:
     """The document of `explain`. `state`: known if a cause was found. `possible`: causes with too little evidence.
     `advisories`: those of `causes` (affected), of `possible`, and those that are ruled out. `advice`:
-    what to turn on before the next run. `distinctions`: without a cause, what tells the possible ones apart. `ranks`:
-    the last work of the ranks. `exception`: the line that ended Python."""
+    what to enable before the next run. `distinctions`: if no cause was found, how to distinguish the possible ones.
+    `ranks`: the last collectives of the ranks. `exception`: the line that ended Python."""
 
     state: Literal["known", "unknown"]
     causes: tuple[CauseRow, ...]
@@ -421,7 +421,7 @@ def _advisories(found: Explanation) -> Iterator[AdvisoryRow]:
             if match.advisory:
                 yield AdvisoryRow(match.id, state, match.title, match.remedy)
     for ruled in found.ruled_out:
-        text = "the versions or GPUs of the log do not match"
+        text = "the versions or GPUs in the log do not match"
         yield AdvisoryRow(ruled.advisory.id, "ruled-out", text, ruled.advisory.remedy)
 
 

@@ -26,7 +26,7 @@ COLUMNS = 100
 MOST_RANKS = 16
 MOST_XIDS = 5
 _CONDA = {"cublas": "libcublas", "cudnn": "cudnn", "nccl": "nccl"}
-"""conda's packages of CUDA libraries; others have no package of their own there."""
+"""conda's packages of CUDA libraries; the other libraries have no conda package."""
 _XID = compiled(r"\bxid \(pci:[0-9a-f:.]{4,20}\): (\d{1,3})\b")
 
 
@@ -147,7 +147,7 @@ def fix_commands(match: SignatureMatch, situation: Situation) -> Iterator[tuple[
 
 
 def _read(log: Log, found: Explanation) -> str:
-    """What was read from the log, so that a wrong guess about the machine is noticed."""
+    """Shows the facts read from the log, so that the user notices a wrong one."""
     situation = found.read.situation
     named = [name for name in ("cublas", "cudnn", "nccl") if name in situation.libraries]
     libraries = [f"{name} {situation.libraries[name]}" for name in named if name in found.read.stated]
@@ -171,7 +171,7 @@ def _read(log: Log, found: Explanation) -> str:
 
 
 def _own_error(found: Explanation) -> Iterator[str]:
-    """A fault of the program itself is not a cause that versions or GPUs have; it is shown too."""
+    """Shows the exception of the user's program: an error in the program itself has no cause in versions or GPUs."""
     error = found.read.error
     if error:
         yield f"the program's own error ({_where(error)}): {safe_line(error.text)}"
@@ -181,7 +181,8 @@ def _own_error(found: Explanation) -> Iterator[str]:
 
 
 def _ranks(found: Explanation) -> Iterator[Section]:
-    """The rank that lags, diverged or failed first, before the causes that its victims name."""
+    """Reports the rank that lags, diverged or failed first. It comes before the causes, because the other ranks' errors
+    are often only consequences."""
     works, first = found.read.works, found.read.first
     bullets: list[str] = []
     if first:
@@ -191,17 +192,21 @@ def _ranks(found: Explanation) -> Iterator[Section]:
         bullets.append(f"first to fail: {rank}{status} ({_where(first.line)}: {safe_line(first.line.text)})")
     if works.diverged:
         waits = ", ".join(f"rank {late.rank} in {late.operation} {late.number}" for late in works.diverged)
-        bullets.append(f"the ranks diverged, each waited in another collective: {waits}")
-        bullets.append("look for a branch on the rank or on its data around a collective, or another number of steps")
+        bullets.append(f"the ranks diverged: each waited in a different collective: {waits}")
+        bullets.append(
+            "look for a branch on the rank or on its data around a collective, or for different numbers of steps"
+        )
     counts = {work.rank: work.enqueued for work in works.last}
     if works.behind:
         which, last = ", ".join(map(str, works.behind[:MOST_RANKS])), counts[works.behind[0]]
-        how = "it has not ended its last one" if last == max(counts.values()) else f"it did not come to work {last + 1}"
+        how = (
+            "it has not completed its last one" if last == max(counts.values()) else f"it did not reach work {last + 1}"
+        )
         bullets.append(f"the others wait for rank {which}: {how}")
     if works.last:
         listed = ", ".join(f"rank {work.rank}: {work.enqueued}" for work in works.last[:MOST_RANKS])
         more = len(works.last) - MOST_RANKS
-        level = "; these ranks are level" if len(works.last) > 1 and not works.behind else ""
+        level = "; these ranks made equal progress" if len(works.last) > 1 and not works.behind else ""
         bullets.append(f"last enqueued work: {listed}{f' and {more} more' if more > 0 else ''}{level}")
     if works.silent:
         silent = ", ".join(map(str, works.silent[:MOST_RANKS]))
@@ -211,14 +216,14 @@ def _ranks(found: Explanation) -> Iterator[Section]:
 
 
 def _xids(log: Log) -> Iterator[Section]:
-    """The meaning of each Xid in the kernel's log, and whether to drain the node."""
+    """Explains each Xid in the kernel's log, and whether to drain the node."""
     numbers = {int(match[1]): line for line, match in reversed(log.find(_XID, 50))}
     rows = database.xids()
     bullets = []
     for number, line in sorted(numbers.items())[:MOST_XIDS]:
         row = rows.get(number)
         title = row.title if row else "not in the facts"
-        fit = "a program causes it: the GPU stays fit" if row and row.application else "drain the node, reset the GPU"
+        fit = "caused by a program: the GPU is healthy" if row and row.application else "drain the node, reset the GPU"
         bullets.append(f"Xid {number} ({_where(line)}): {title}; {fit}")
     if bullets:
         yield Section("Kernel", bullets=tuple(bullets))
@@ -278,7 +283,7 @@ def _wrapped(head: str, text: str) -> list[str]:
 
 
 def _command(head: str, command: str) -> Iterator[str]:
-    """A command; where it is too long, it goes on after a backslash."""
+    """Wraps a long command with backslashes."""
     line = head
     for word in re.findall(r"\S+\s*", command):
         if columns(line) + columns(word.rstrip()) + 2 > COLUMNS and line.strip() and line != head:
@@ -289,7 +294,7 @@ def _command(head: str, command: str) -> Iterator[str]:
 
 
 def columns(text: str) -> int:
-    """The columns that a terminal needs: East Asian wide characters need two."""
+    """The width in terminal columns: East Asian wide characters take two."""
     return len(text) if text.isascii() else sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 

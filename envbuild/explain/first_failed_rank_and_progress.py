@@ -27,8 +27,8 @@ class Failure:
 
 @dataclass(frozen=True)
 class Work:
-    """The numbers of the last collectives of a rank, as NCCL's watchdog counts them. `completed`: None where the log
-    has none."""
+    """The numbers of the last enqueued and completed collective of a rank, as counted by NCCL's watchdog. `completed`:
+    None if the log does not contain it."""
 
     rank: int
     enqueued: int
@@ -66,9 +66,9 @@ _WORK = (
     r"(?:.{0,20}last completed (?:nccl )?work: {0,2}(?P<completed>-?\d{1,9}))?"
 )
 _BEFORE, _AFTER = 250, 120
-"""Characters around those words that are searched."""
+"""Number of characters that are searched around those words."""
 _WORLD = ("", "0")
-"""What the group of all ranks is called: nothing, before groups had names, or 0; with more words, default_pg."""
+"""Names of the group of all ranks: empty (before groups had names) or 0. Newer names contain "default_pg"."""
 
 
 def works(log: Log, count: int | None) -> Works:
@@ -98,11 +98,11 @@ _JOB = r"\[rank ?(\d{1,5})\]"
 _GROUP = r"\[pg (?:id )?(\d{1,6})\b(?: pg guid ([^\] ]{1,80}))?"
 _WAITS = r"seqnum=(\d{1,9}), {0,2}optype=(\w{1,40})"
 _MOST_LATE = 4 * MOST
-"""Lines of ranks that ran into their limit, which are read."""
+"""Number of lines about timed-out ranks that are read."""
 
 
 def _diverged(log: Log) -> tuple[Late, ...]:
-    """One rank for each kind of collective, from the first process group whose ranks waited in different kinds.
+    """Returns one rank for each kind of collective, for the first process group whose ranks waited in different kinds.
 
     Ranks that wait in the same kind under different numbers do not count: one of them is behind, or ran another number
     of steps.
@@ -168,8 +168,8 @@ def _troubled(log: Log) -> Failure | None:
 def by_itself(log: Log, failed: Failure) -> bool:
     """Whether that rank ended before the other ranks reported errors.
 
-    That is: it ended by a signal that no watchdog sends, or its error precedes theirs. The order of lines in different
-    files is unknown; there, the rank's own error counts as the earlier one.
+    It did if a signal ended it that no watchdog sends, or if its error precedes theirs. The order of lines in different
+    files is unknown; in that case the rank's own error counts as the earlier one.
     """
     if failed.exit is not None and failed.exit < 0 and failed.exit not in (-signal.SIGABRT, -signal.SIGTERM):
         return True

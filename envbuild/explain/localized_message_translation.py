@@ -19,7 +19,7 @@ _SIGNALS: dict[int, str] = {
     )
 }  # fmt: skip
 _STATUS = 128
-"""What a shell adds to the number of the signal that ended a program."""
+"""A shell reports a program that a signal ended with this number plus the signal's."""
 _BETWEEN = r"['\"]?[ \t]{0,12}(?:[:=(]|is|was|of|with)?[ \t'\"(]{0,12}"
 _EXITS = tuple(
     re.compile(pattern, re.IGNORECASE | re.ASCII)
@@ -33,7 +33,7 @@ _EXITS = tuple(
         r"signal[ :=#(]{1,4}(?P<signal>\d{1,2})\b",
     )
 )
-"""The status of a shell or of Python, and of Slurm, which writes the program's own and the signal: 0:8."""
+"""The exit status as a shell, Python, or Slurm prints it. Slurm prints the status and the signal: 0:8."""
 
 
 def patterns() -> tuple[re.Pattern[str], ...]:

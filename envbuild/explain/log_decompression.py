@@ -7,11 +7,11 @@ import zlib
 from typing import BinaryIO
 
 UNPACKED = 2 << 30
-"""Bytes that a packed log is unpacked to at most."""
+"""Limit on the decompressed size of a log, in bytes."""
 
 _BLOCK = 1 << 14  # damage in a block also loses the data before it in that block
 _MARK, _OF_GZIP = b"\x1f\x8b", 31
-# Of random bytes 9% are odd ones, a progress bar has only backspaces, and every second byte of UTF-16 is NUL.
+# Of random bytes, 9% are control characters; a progress bar has only backspaces; in UTF-16 every second byte is NUL.
 _ODD = bytes({*range(32), 127} - {0, *b"\a\b\t\n\v\f\r\x1b"})
 _FEW, _SOME = 0.04, 0.3
 _KINDS = {
@@ -40,7 +40,7 @@ class LogSource:
 
 
 class _Unpacked(LogSource):
-    """A gzip stream, decompressed as far as possible: a file that is still being written, or was cut, has no end
+    """A gzip stream, decompressed as far as possible: a file that is incomplete or still being written has no end
     marker."""
 
     def __init__(self, begin: bytes, stream: BinaryIO) -> None:
@@ -64,7 +64,7 @@ class _Unpacked(LogSource):
             try:
                 piece = self._zip.decompress(self._packed, size)
             except zlib.error:
-                self.fault = "its packed data are damaged: the rest was not read"
+                self.fault = "its compressed data is damaged: the rest was not read"
                 return b""
             self._open = (self._open or bool(self._packed)) and not self._zip.eof
             self._packed = self._zip.unconsumed_tail or self._zip.unused_data
@@ -75,7 +75,11 @@ class _Unpacked(LogSource):
             if not self._packed:
                 self._packed = super().read(_BLOCK)
                 if not self._packed:
-                    self.fault = "its packed data have no end: it was cut, or is still written" if self._open else None
+                    self.fault = (
+                        "its compressed data is incomplete: it was cut off, or is still being written"
+                        if self._open
+                        else None
+                    )
                     return b""
 
 

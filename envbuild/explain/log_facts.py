@@ -39,7 +39,7 @@ _HELD = r"(?P<held>[0-9.]{1,8} [kmg]i?b) is allocated by pytorch"
 _TOTAL = r"(?:total capacity of |gpu \d{1,3}; )(?P<total>[0-9.]{1,8} [kmg]i?b)"
 _OWN = r"this process has (?P<own>[0-9.]{1,8} [kmg]i?b) memory in use"
 TORCHES = 3
-"""Versions of torch that one log may be of."""
+"""Number of torch versions that are considered for one log."""
 _UNITS = {"k": 2**-20, "m": 2**-10, "g": 1.0}
 
 
@@ -96,7 +96,7 @@ def read(log: Log) -> Reading:
 
 
 _INTERRUPTED = r"^(?:\S{1,40}: )?(?:KeyboardInterrupt|\^CTraceback)|received signal SIGINT"
-"""The user ended a program that did not end by itself."""
+"""The user stopped a program that hung."""
 
 
 def _symptoms(log: Log, hang: bool) -> Iterator[SymptomClass]:
@@ -113,8 +113,8 @@ def _operations(log: Log) -> Iterator[OperationClass]:
 
 
 def _situations(log: Log, versions: LogVersions) -> Iterator[Situation]:
-    """The possible combinations of versions. A torch release adds the libraries that it brings, except where the log
-    has another version."""
+    """Returns the possible combinations of versions. A torch release adds the versions of its required libraries,
+    except where the log has another version."""
     words: dict[str, set[str]] = {"environment": set(), "features": set(), "extensions": set()}
     for word in log_signatures.words():
         if log.has(word.lines) and not log.has(word.unless):
@@ -165,8 +165,8 @@ def _candidates(situations: Sequence[Situation], common: Situation) -> dict[str,
 
 
 def _torch(stated: str | None, cuda: str | None) -> tuple[str | None, str | None]:
-    """The version of the distribution, and its CUDA version. `torch.__version__` 2.3.1+cu121 is the package index's
-    2.3.1 where that was built for CUDA 12.1."""
+    """Returns the version of the distribution, and its CUDA version. `torch.__version__` 2.3.1+cu121 is version 2.3.1
+    on PyPI if that was built for CUDA 12.1."""
     try:
         version = Version((stated or "").rstrip(".+"))
     except InvalidVersion:
@@ -182,7 +182,7 @@ def _torch(stated: str | None, cuda: str | None) -> tuple[str | None, str | None
 
 
 def _gpus(log: Log) -> tuple[Gpu, ...]:
-    """The GPUs that the log is about, without those that worked, according to the log."""
+    """Returns the GPUs that the log is about, except those that worked according to the log."""
     names = {name.lower(): gpu for gpu in database.gpus().values() for name in _called(gpu)}
     found: dict[str, Gpu] = {}
     lines = log.find(_models(), 50)
@@ -199,8 +199,8 @@ def _gpus(log: Log) -> tuple[Gpu, ...]:
 
 
 def _supported(log: Log, situation: Situation) -> Iterator[str]:
-    """States of a GPU that torch has no code for. card-below-torch: torch has code only for newer GPUs, by its printed
-    list or by its release. card-not-in-torch: the list that torch printed lacks the GPU."""
+    """Yields the states of a GPU that torch has no code for. card-below-torch: torch has code only for newer GPUs,
+    according to its printed list or its release. card-not-in-torch: the list that torch printed lacks the GPU."""
     cards = [Version(gpu.compute_capability) for gpu in situation.gpus]
     for _, match in log.find(compiled(_RANGE), 1):
         if any(card < Version(match[1]) for card in cards):
@@ -245,7 +245,8 @@ def _unlisted(capability: str) -> Gpu:
 
 
 def _count(log: Log) -> tuple[int | None, bool]:
-    """The number of GPUs that work together, where the log shows several, and whether there may be more."""
+    """Returns the number of GPUs that work together (None unless the log shows several), and whether there may be
+    more."""
     sizes = [int(match[1]) for _, match in log.find(compiled(_WORLD), 50)]
     seen = [int(match[1]) + more for pattern, more in _RANKS for _, match in log.find(compiled(pattern), 50)]
     # the highest rank with a line in the log need not be the last rank of the job
@@ -266,7 +267,7 @@ def _error(log: Log) -> Line | None:
 
 
 _PIECES = 0.15
-"""Share of torch's memory that is unused where pieces are the cause: a few percent are usual."""
+"""From this unused share of torch's memory on, fragmentation is the cause; a few percent are normal."""
 
 
 def _memory(log: Log) -> Iterator[str]:
@@ -288,7 +289,7 @@ def _memory(log: Log) -> Iterator[str]:
 
 _ON_GPU = r"device='cuda:(\d{1,2})'"
 _TALL = 60
-"""Lines of one printed tensor."""
+"""Number of lines that are read of one printed tensor."""
 
 
 def _copy_differs(log: Log) -> bool:
@@ -322,11 +323,11 @@ def _tensors(log: Log) -> Iterator[tuple[str, list[str]]]:
 
 
 _LONG_TENSOR = 10_000
-"""Characters of one printed tensor."""
+"""Number of characters that are read of one printed tensor."""
 
 
 def _values(text: str) -> list[str]:
-    """The printed values; of a large tensor, which torch does not print whole, the first alone."""
+    """Returns the printed values; for a large tensor, which torch prints only in part, only the first."""
     values = re.findall(r"-?\d[\d.e+-]{0,20}", text)
     return values if "..." not in text else [next((value for value in values if _number(value)), "0.")]
 
@@ -336,7 +337,7 @@ _USED = (
     r"(?:[ _-]?(?:usage|used|consumption|allocated))?[ :=]{1,4}(\d{1,12}(?:\.\d{1,6})?) ?([kmgt]?)i?b?\b"
 )
 _SERIES, _GROWN, _SHARE = 4, 1.25, 0.9
-"""Values of memory that make a series, how much more the last one is than the first, and how many of the steps grow."""
+"""Thresholds for growing memory: number of values, last value divided by the first, and share of steps that grow."""
 
 
 def _memory_grows(log: Log) -> bool:

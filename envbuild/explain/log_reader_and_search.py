@@ -22,13 +22,13 @@ from envbuild.explain import localized_message_translation, log_decompression
 from envbuild.util.errors import some
 
 HEAD, TAIL = 8 << 20, 24 << 20
-"""Bytes that are kept of a log's begin and end: versions stand in the one, the crash in the other."""
+"""Number of bytes that are kept of the beginning (it has the versions) and of the end (it has the crash) of a log."""
 HEAD_LINES, TAIL_LINES = 100_000, 300_000
-"""Lines that are kept of a log's begin and end: what bounds the memory. tests/attacks/test_explain.py measures it."""
+"""Number of lines that are kept of each; this bounds the memory, as tests/attacks/test_explain.py measures."""
 LONGEST = 2000
-"""Characters of a line that are searched together; a longer one is searched in pieces."""
+"""Longest piece of a line that is searched at once, in characters."""
 TRIED = 400
-"""Lines that a pattern is tried on. With the bounded gaps of patterns this bounds the time."""
+"""Number of lines on which a pattern is tried. Together with the bounded gaps in patterns, this bounds the time."""
 
 _BLOCK = 1 << 16
 _SNIFFED = 4096
@@ -64,7 +64,7 @@ class LogPart:
 
 @dataclass(frozen=True)
 class Cut:
-    """The parts of a large log: begin and end were read, the middle was not."""
+    """The parts of a log that was too large: the beginning and the end were read, the middle was not."""
 
     begin: LogPart
     skipped: LogPart
@@ -72,13 +72,13 @@ class Cut:
 
     def __str__(self) -> str:
         return (
-            f"too large: its begin ({self.begin}) and its end ({self.end}) were read, not its middle ({self.skipped})"
+            f"too large: its beginning ({self.begin}) and end ({self.end}) were read, not the middle ({self.skipped})"
         )
 
 
 class Log:
-    """The lines of one file or several. `foreign`: the kind of a file that is not text. `note`: why its end was not
-    read."""
+    """The lines of one file or several. `foreign`: the kind of a file that is not text. `note`: why the rest was
+    not read."""
 
     def __init__(self, raw: bytes | Iterable[bytes] = b"", share: int = 1, file: str = "") -> None:
         """`share`: the number of logs that share the limits for one log."""
@@ -163,7 +163,7 @@ class _Index:
         words: set[bytes] = set()
         for shape in shapes:
             words.update(word for word in shape.translate(_LETTERS).split() if len(word) >= _WORD)
-            if len(words) > _MOST_WORDS:  # random text: the words would rule out nothing and need too much memory
+            if len(words) > _MOST_WORDS:  # random text: its words exclude no pattern, and would need too much memory
                 words = {self._joined}
                 break
         self._words = b" ".join(words)
@@ -182,8 +182,8 @@ class _Index:
         return self._held[text]
 
     def _holding(self, text: bytes) -> Iterator[int]:
-        """The first and the last shapes that contain a text. For most texts, the longest word alone shows that there
-        are none."""
+        """Returns the first and the last shapes that contain a text. For most texts, a look-up of the longest word
+        shows that there are none."""
         if not text.isascii() and text not in self._foreign:
             return
         word = max(text.translate(_LETTERS).split(), key=len, default=b"")
@@ -208,7 +208,7 @@ class _Index:
 
 
 def read(stream: BinaryIO, share: int = 1, file: str = "") -> Log:
-    """Reads a stream, decompressing gzip; of a stream above the limits, only the begin and the end. `share`: the number
+    """Reads a stream, decompressing gzip; above the limits, only the beginning and the end. `share`: the number
     of logs that share these limits. `file`: the name of the file, where several are read."""
     source = log_decompression.open_log(stream)
     begin = source.read(_SNIFFED)
@@ -219,7 +219,7 @@ def read(stream: BinaryIO, share: int = 1, file: str = "") -> Log:
 
 
 def _blocks(source: log_decompression.LogSource, share: int) -> Iterator[bytes]:
-    """Blocks so small that even a block of line breaks alone does not exceed the limit on lines."""
+    """Reads in blocks so small that even a block that consists of line breaks does not exceed the limit on lines."""
     while block := source.read(min(_BLOCK, TAIL // share, TAIL_LINES // share)):
         yield block
 
@@ -243,8 +243,8 @@ def _utf8(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _kept(blocks: Iterator[bytes], share: int, file: str) -> tuple[list[Line], Cut | None]:
-    """The lines of the begin and the end. A block is dropped once the blocks after it reach the limit on bytes or on
-    lines."""
+    """Returns the lines of the beginning and the end. A block is dropped once the blocks after it reach a limit (bytes
+    or lines)."""
     head: list[bytes] = []
     size = count = 0
     while size < HEAD // share and count < HEAD_LINES // share and (block := next(blocks, b"")):
@@ -316,7 +316,7 @@ def anchors(pattern: re.Pattern[str]) -> tuple[bytes, ...]:
 
 
 def _needed(parsed: Any) -> tuple[str, ...]:
-    """The texts that a match needs: of the items in sequence, the one whose shortest text is longest."""
+    """Returns the required texts of the item in the sequence whose shortest required text is longest."""
     best: tuple[str, ...] = ()
     run = ""
     for operation, argument in [*parsed, ("END", None)]:
@@ -343,6 +343,6 @@ def _worth(texts: tuple[str, ...]) -> int:
 
 @cache
 def compiled(pattern: str) -> re.Pattern[str]:
-    """Compiles a pattern as those of signatures.yaml: case-insensitive, and with ASCII word boundaries, so a word ends
-    where another script begins."""
+    """Compiles a pattern of signatures.yaml: case-insensitive, with ASCII word boundaries, so that a word also ends
+    where a different script (such as Chinese) begins."""
     return re.compile(pattern, re.IGNORECASE | re.ASCII)

@@ -1,6 +1,6 @@
 """Reads the versions in a log: loaded, installed, or only stated. Pure.
 
-A version that a log recommends, requires or downloads is none of these; the table `mentions` of signatures.yaml has the
+A version that a log recommends, requires or downloads does not count; the table `mentions` of signatures.yaml has the
 patterns of such texts.
 """
 
@@ -40,7 +40,7 @@ _DRIVER = (
     r"driver version: {0,4}(\d{3}\.\d{1,3}(?:\.\d{1,3})?)",
     r"nvrm version: .{0,80} (\d{3}\.\d{1,3}(?:\.\d{1,3})?) ",
     r"\b(?:nvidia[ -])?driver(?: version)?[ :=v]{1,4}(\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b",
-    # in other languages: at most a few words between the driver and its version, none of which compares
+    # in other languages: at most a few words between the driver and its version, and no comparison among them
     r"(?:驱动|驅動|ドライバ|드라이버|[Дд]райвер|treiber|controlador|pilote)[^0-9<>≥≤=。,;]{0,24}[ :=v]{0,4}"
     r"(\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b",
     r"driver version[ :|]{1,8}(\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b",
@@ -80,7 +80,7 @@ _REQUIREMENT_ONLY = (
 )
 _REQUIREMENTS = r"^\s{0,8}(?:[#-].{0,2000}|[a-z0-9][\w.-]{0,60}(?:\[[\w,-]{0,60}\])?\s{0,4}(?:[<>=~!@;].{0,300})?)$"
 _READ, _SEVERAL, _EACH = 50, 4, 3
-"""Lines that are read for one name; names that may have several versions at once, and how many of each."""
+"""Limits: lines read for one name, names with several versions, and versions of each such name."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class LogVersions:
 
     @property
     def others(self) -> Options:
-        """The same for distributions without a CUDA library; None: unknown."""
+        """The versions of each distribution that is not a CUDA library; None stands for an unknown one."""
         names = [name for name in {**self.stated, **self.installed} if database.library_of(name) is None]
         return {
             name: self.installed.get(name) or (*self.stated[name], None)
@@ -162,7 +162,7 @@ def _lines(log: Log, pattern: str, required: Places) -> list[Line]:
 
 
 def _stated(lines: Iterable[Line], pattern: str) -> tuple[str, ...]:
-    """The versions in these lines, without those that are only mentioned."""
+    """Returns the versions in these lines, except those that are only mentioned."""
     matches = ((line.text, match) for line in lines for match in compiled(pattern).finditer(line.text))
     kept = (
         m[1].rstrip(".+") for text, m in matches if not log_signatures.mentioned(text[: m.start()], text[m.end() :])

@@ -1,11 +1,11 @@
-"""Masks what looks like a secret in the lines of a log, before anything repeats them. Pure."""
+"""Masks text that looks like a secret in lines of a log before they are printed. Pure."""
 
 from __future__ import annotations
 
 import re
 
 WIDTH = 200
-"""Characters of a line of the log that are repeated."""
+"""Longest part of a log line that is printed, in characters."""
 _SECRET = re.compile(
     r"(?i)((?:[\w-]{0,40}(?:token|passw(?:or)?d|passphrase|secret|api_?key|credential)[\w-]{0,20})['\"]?\s{0,3}[=:]\s{0,3}['\"]?"
     r"|--[\w-]{0,40}(?:token|password|passphrase|secret|key)\s{1,3}|\b(?:bearer|basic) )[^\s'\",;]+"
@@ -15,6 +15,6 @@ _SECRET = re.compile(
 
 
 def safe_line(text: str) -> str:
-    """A line of a log as it may be repeated: short, and without what looks like a secret."""
+    """Returns a line of a log as it may be printed: shortened, and with secrets masked."""
     hidden = _SECRET.sub(lambda match: f"{match[1] or match[2] or ''}***", text.strip())
     return hidden if len(hidden) <= WIDTH else hidden[: WIDTH - 3] + "..."

@@ -16,11 +16,11 @@ from envbuild.facts import log_signatures
 from envbuild.facts.log_signatures import NEUTRAL
 
 OTHER = "other"
-"""The component of a library that the table does not have."""
+"""The component of a library that is not in the table."""
 INNER = 3
-"""Frames, without neutral ones, that say where a program crashed."""
+"""Number of innermost frames, not counting neutral ones, that show where a program crashed."""
 DEPTH, HEADS = 40, 60
-"""Frames of one stack that are read, and stacks."""
+"""Number of frames that are read of one stack, and of stacks that are read."""
 
 _HEADS = (
     r"^\s{0,8}(?:\* )?#0 ",
@@ -43,7 +43,7 @@ _CRASH = (
     r"(?:floating[ -]point exception|segmentation fault|illegal instruction|bus error)\b",
 )
 _RAISED = (r"exception raised from ", r"what\(\):", r"torch\.acceleratorerror")
-"""What torch writes before a stack of its own: an error, not a hang."""
+"""The text before a stack that torch itself prints: for an error, not for a hang."""
 _NUMBERED = re.compile(r"^\s{0,8}(?:\* )?(?:frame )?#\d{1,3}:?\s{1,4}(?P<rest>.{1,1500})", re.IGNORECASE)
 _FROM = re.compile(r"(?:\bfrom |\bin |\()(?P<library>/?[\w.+/@-]{1,300}\.(?:so|dylib)[\w.-]{0,40})")
 _LLDB = re.compile(r"(?P<library>[\w.+-]{1,120})`(?P<function>[\w:~<>]{1,200})")
@@ -82,7 +82,7 @@ class Frame:
 @dataclass(frozen=True)
 class Stacks:
     """`crashed_in`: the components of the innermost frames of the stack that crashed; empty if unknown. `hang`: a
-    debugger took the stacks of a process that no signal had ended."""
+    debugger recorded the stacks of a process that was still running."""
 
     crashed_in: frozenset[str] = frozenset()
     hang: bool = False
@@ -99,7 +99,7 @@ def read(log: Log) -> Stacks:
 
 
 def _inner(found: list[list[Frame]]) -> frozenset[str]:
-    """The components of the first stack that has frames other than neutral ones."""
+    """Returns the components of the first stack with frames that are not neutral."""
     for frames in found:
         named = [component for frame in frames if (component := frame.component) != NEUTRAL]
         if named:

@@ -3,7 +3,7 @@ rounding. Pure.
 
 Only exact operations are compared by hash. Every other output is compared with its own float64 reference and bound,
 which shows which of the two is wrong. An output outside its bound is `precision` if many elements have small errors, as
-after computing with fewer bits, and `breakage` otherwise.
+computing with fewer bits gives, and `breakage` otherwise.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TEACHER, FREE = "teacher-forced", "free-running"
 # 2^-8; 2^-6 allows for a few successive roundings.
 _MANY, _SAME, _LOWEST = 1 / 16, 32, 2.0**-6
 _BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
-_HINT = "compare what one version of envbuild recorded of the same operations, or of one model on the same inputs"
+_HINT = "compare two fingerprints of one envbuild version, of the same operations, or of one model on the same inputs"
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def compare_fingerprints(a: Fingerprint, b: Fingerprint) -> Comparison:
     rows = tuple(_row(*ops) for ops in zip(a.ops, b.ops, strict=True))
     passes = [found for row in rows for found in row.passes]
     if not passes:
-        raise UsageError("no operation ran on both sides", hint=_HINT)
+        raise UsageError("no operation is in both fingerprints", hint=_HINT)
     differing = [found for found in passes if found.kind != IDENTICAL]
     first = next((found for found in differing if found.kind != ROUNDING), next(iter(differing), None))
     verdict = max((found.kind for found in passes), key=KINDS.index)
@@ -121,7 +121,7 @@ def _comparable(a: Fingerprint, b: Fingerprint) -> None:
     if len(a.ops) != len(b.ops):
         raise UsageError(f"one has {len(a.ops)} operations, the other {len(b.ops)}", hint=_HINT)
     if a.subject == "operations" and a.inputs != b.inputs:
-        raise UsageError("the two were recorded on other inputs", hint=_HINT)
+        raise UsageError("the two were recorded on different inputs", hint=_HINT)
 
 
 def _row(a: FingerprintOp, b: FingerprintOp) -> ComparedOperation:
@@ -165,9 +165,9 @@ def _judged(op: FingerprintOp, seen: Observed) -> tuple[Verdict, str | None]:
         return BREAKAGE, f"the output is {seen.dtype} {seen.shape}, should be {op.dtype} {op.shape}"
     found = seen.against
     if found is None and seen.nonfinite and not seen.fed:
-        return BREAKAGE, f"{seen.nonfinite} values are not finite, the inputs are"
+        return BREAKAGE, f"{seen.nonfinite} values are not finite, although the inputs are"
     if found and not found.wrong and found.nonfinite and not seen.fed:
-        words = "values are not finite, nor are they in float64; the inputs are: look at the weights"
+        words = "values are not finite, also in float64, although the inputs are finite: check the weights"
         return BREAKAGE, f"{found.nonfinite} {words}"
     if found is None or not found.wrong:
         return ROUNDING, None
@@ -180,7 +180,7 @@ def _judged(op: FingerprintOp, seen: Observed) -> tuple[Verdict, str | None]:
         return BREAKAGE, text
     # rounding to p bits causes a root mean square error of about 2^-(p + 1.2)
     bits = round(-math.log2(found.relative) - 1.2)
-    return PRECISION, f"many are off by little, as if about {bits} bits were kept: {text}"
+    return PRECISION, f"many elements have small errors, as if computed with about {bits} bits: {text}"
 
 
 def _not_finite(op: FingerprintOp) -> bool:
@@ -211,26 +211,29 @@ def _growth(rows: Sequence[ComparedOperation]) -> Pass | None:
 def _notes(a: Fingerprint, b: Fingerprint) -> Iterator[str]:
     """Yield the notes that a reader needs to interpret the result."""
     if a.inputs != b.inputs:
-        yield "the inputs are not the same to the bit, as they cannot be in another dtype"
+        yield "the inputs are not bitwise equal: in different dtypes they cannot be"
     for name, one, other in (("a", a, b), ("b", b, a)):
         flags = {flag for op in one.ops for flag in op.flags} - {flag for op in other.ops for flag in op.flags}
         if flags:
-            yield f"on in {name} only: {', '.join(sorted(flags))}"
+            yield f"enabled only in {name}: {', '.join(sorted(flags))}"
         noted = [f"{op.id}: {op.note}" for op in one.ops if op.note]
         if noted:
             yield f"{name}: {len(noted)} operations were not run or not judged, the first is {noted[0]}"
     pairs = list(zip(a.ops, b.ops, strict=True))
     dtypes = {f"{one.dtype} in a is {other.dtype} in b" for one, other in pairs if one.dtype != other.dtype}
     if dtypes:
-        yield f"other dtypes: {', '.join(sorted(dtypes))}"
+        yield f"different dtypes: {', '.join(sorted(dtypes))}"
     unsound = [one.id for one, other in pairs if _not_finite(one) and _not_finite(other)]
     if unsound:
-        yield f"not finite in both, from finite inputs: {unsound[0]} is the first; the cause is common to both"
+        yield f"not finite in both, from finite inputs: first {unsound[0]}; both have the same cause"
     golden = [one.id for one, other in pairs if one.golden != other.golden]
     if golden:
-        yield f"the hosts' own float64 differs in the last place from {golden[0]} on; each is judged by its own"
+        yield (
+            f"the float64 results of the two hosts differ in the last digit from {golden[0]} on; each side is compared "
+            "with its own"
+        )
     if any(seen and not seen.against for op in (*a.ops, *b.ops) for seen in (op.teacher, op.free)):
-        yield "without a reference, samples and sizes are compared: half of the bits must agree"
+        yield "without a reference, samples and magnitudes are compared: half of the bits must agree"
 
 
 def machine_line(found: FingerprintMachine) -> str:
@@ -281,7 +284,8 @@ class FingerprintRow:
 @dataclass(frozen=True)
 class FingerprintDiffDocument:
     """The document of `diff` of two fingerprints. `first`: the first difference beyond rounding, or else the first
-    difference. `growth`: the first operation that is right on golden input and wrong on what came before."""
+    difference. `growth`: the first operation that is right on golden input, but wrong on the output of the operations
+    before it."""
 
     state: Verdict
     a: FingerprintRow

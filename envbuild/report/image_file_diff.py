@@ -22,7 +22,7 @@ def changed_layers(engine: Engine, a: Image, b: Image, say: Callable[[str], None
     if len(a.layers) != len(b.layers):
         raise UsageError(
             f"--files compares layer with layer: one image has {len(a.layers)}, the other {len(b.layers)}",
-            hint="without it, versions and layers are compared",
+            hint="without --files, only versions and layers are compared",
         )
     differing = [index for index, (one, two) in enumerate(zip(a.layers, b.layers, strict=True)) if one != two]
     if not differing:

@@ -41,7 +41,7 @@ def blocks(text: str, file: str) -> tuple[list[Block], list[Fault]]:
     markers, unclosed = _markers(text)
     for number, kind, names in markers:
         if kind == _END and begun is None:
-            faults.append(Fault("ends a block that no marker begins", file, number + 1))
+            faults.append(Fault("ends a block that has no start marker", file, number + 1))
         elif kind == _END and begun:
             found.append(Block(begun[1], begun[2], begun[0], number))
             begun = None
@@ -57,11 +57,11 @@ def blocks(text: str, file: str) -> tuple[list[Block], list[Fault]]:
     if begun:
         faults.append(Fault(_UNENDED, file, begun[0] + 1))
     if unclosed is not None:
-        faults.append(Fault("this code fence is not closed, and hides the markers below it", file, unclosed + 1))
+        faults.append(Fault("this code fence is not closed, so the markers below it are not read", file, unclosed + 1))
     return found, faults
 
 
-_UNENDED = "this block is not ended: <!-- envbuild:end -->"
+_UNENDED = "this block has no end marker: add <!-- envbuild:end -->"
 
 
 def _markers(text: str) -> tuple[list[tuple[int, str, tuple[str, ...]]], int | None]:

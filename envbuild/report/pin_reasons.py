@@ -36,7 +36,7 @@ def pin_reasons(plan: Plan, choice: Choice, locked: Mapping[str, str]) -> dict[s
         version = choice.situation.libraries.get(library)
         if version and found[library] == required_by(torch) and not SpecifierSet(required).contains(version):
             found[library] = f"locked, though torch {torch} requires {required}"
-    return {**found, "cuda": f"torch {torch} is built for it"}
+    return {**found, "cuda": f"the version that torch {torch} is built for"}
 
 
 def _required(torch: str) -> dict[str, str]:
@@ -47,6 +47,7 @@ def _required(torch: str) -> dict[str, str]:
 
 
 def fleet_settings(plan: Plan, choice: Choice) -> list[Setting]:
-    """Return the variables of the image that different GPU models need; a value set in the profile takes precedence."""
+    """Return the environment variables that a profile for different GPU models needs; a value set in the profile takes
+    precedence."""
     settings = mixed_gpu_settings.mixed_gpu_settings(choice.situation.gpus)
     return [setting for setting in settings if plan.environment[setting.variable] == setting.value]

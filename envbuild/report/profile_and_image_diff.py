@@ -14,15 +14,15 @@ from envbuild.image import dockerfile_renderer
 from envbuild.lock.lock_file import Lock
 from envbuild.resolve.torch_compatibility_and_advisories import STATES, Choice
 
-if TYPE_CHECKING:  # profiles are compared without the engine's client library
+if TYPE_CHECKING:  # comparing profiles must not import the engine's client library
     from envbuild.audit.environment_audit import Audit
     from envbuild.image.docker_engine import Image
 
 
 @dataclass(frozen=True)
 class DiffLayer:
-    """A layer of one side. `identity`: equal if the layers are equal. `bytes`: of its files to fetch, or of the
-    unpacked layer of an image; None if only the total is known."""
+    """A layer of one side. `identity`: equal if the layers are equal. `bytes`: the size of its files to fetch, or of an
+    image's unpacked layer; None if only the total is known."""
 
     title: str
     identity: str
@@ -32,7 +32,7 @@ class DiffLayer:
 @dataclass(frozen=True)
 class DiffSide:
     """One of the two sides. `basics` has the keys that its kind provides. None means that the kind does not provide the
-    value: an image has no accepted advisories, and a lock has no GPUs. `bytes`: of the whole, in `unit` (to fetch, or
+    value: an image has no accepted advisories, and a lock has no GPUs. `bytes`: the total, in `unit` (to fetch, or
     in the engine); None if a part is unknown. `id`: of an image; `lock`: the id of a lock."""
 
     name: str
@@ -80,10 +80,10 @@ class SideRow:
 
 @dataclass(frozen=True)
 class DiffDocument:
-    """The document of `diff`. `state`: configuration if the layers are the same and something else differs.
-    `settings`, `pins`, `environment`, `advisory_states`: the values that differ. `layers`: those of `b` that `a` does
-    not have; null if they cannot be compared, as the advisories. `new_bytes`: of these layers, in the unit of `b`.
-    `files`: of --files."""
+    """The document of `diff`. `state`: configuration if the layers are the same and something else differs. `settings`,
+    `pins`, `environment`, `advisory_states`: the values that differ. `layers`: those of `b` that `a` does not have;
+    null if they cannot be compared, like the advisories. `new_bytes`: the size of these layers, in the unit of `b`.
+    `files`: the result of --files."""
 
     state: Literal["same", "configuration", "different"]
     a: SideRow

@@ -130,7 +130,7 @@ class ComparedFingerprints:
 class PageDocument:
     """The document of `show --html`. `state`, `evidence`: by the evidence on disk; `reasons`: why. `next_place`: where
     or when to run `next_command`. `images`: built from the lock. `runs`: the measurements. `left_out`: extensions that
-    the profile leaves out. `comparison`: of --compare."""
+    the profile leaves out. `comparison`: the result of --compare."""
 
     profile: str
     state: ImageState
@@ -166,8 +166,8 @@ _STATES: Mapping[str, ImageState] = {
 
 @dataclass(frozen=True)
 class Page:
-    """The page of a profile. `name` to `driver` are the profile's. `runs`: the measurements, one run for each tested
-    GPU model. `layers`: None without a lock; `compared`: None if no fingerprints were given."""
+    """The page of a profile. `name` to `driver` come from the profile. `runs`: the measurements, one run for each
+    tested GPU model. `layers`: None without a lock; `compared`: None if no fingerprints were given."""
 
     name: str
     description: str
@@ -268,7 +268,7 @@ def page(
 def status(
     plan: Plan, lock: Lock | None, proofs: Sequence[Proof], images: Iterable[str], gpus: Sequence[str] = ()
 ) -> PageStatus:
-    """Compute the status from evidence alone, with the rules of evidence/image_status.py; tags are not read.
+    """Compute the status from the evidence only, with the rules of evidence/image_status.py; image tags are not read.
 
     `gpus`: the profile's GPUs.
     """
@@ -286,7 +286,7 @@ def status(
     elif any(proof.state != "proved" for proof in proofs):
         state = UNPROVED
         if not images:
-            reasons.append("no build of this lock is recorded here")
+            reasons.append("this machine has no record of a build of this lock")
     else:
         state = PROVED
     cards = [proof.model for proof in proofs if proof.state != "proved"] if gpus else []

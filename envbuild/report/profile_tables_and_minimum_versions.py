@@ -52,17 +52,17 @@ def _cells(row: ProfileRow) -> tuple[str, ...]:
 
 
 def minimum(situations: Sequence[Situation]) -> str:
-    """Return a table of the versions that known faults require on these GPUs, independently of a profile's pins:
-    refusals and warnings. Each row names the affected versions; other versions need nothing. Several GPUs get a
-    column."""
+    """Return a table of the versions that known faults (refusals and warnings) require on these GPUs, whatever a
+    profile pins. Each row names the affected versions; other versions require nothing. With several GPUs, a column
+    names them."""
     found: dict[tuple[str, ...], list[str]] = {}
     for situation in situations:
         for row, gpus in _asking(situation):
             found[row] = list(dict.fromkeys([*found.get(row, ()), *gpus]))
     if not found:
-        return "No known fault asks for any."
+        return "No known fault requires a minimum version."
     every = {name for situation in situations for name in _named(situation.gpus)}
-    head = ("Needs", "Where", *(["GPU"] if len(every) > 1 else []), "Known fault otherwise", "Source")
+    head = ("Needs", "Where", *(["GPU"] if len(every) > 1 else []), "Known fault of other versions", "Source")
     rows = [
         (needs, where, *([", ".join(gpus)] if len(every) > 1 else []), title, source)
         for (needs, where, title, source), gpus in found.items()
@@ -79,11 +79,11 @@ def proofs_table(rows: Sequence[community_evidence.EvidenceRow]) -> str:
     if not rows:
         return "No evidence yet: no profile is proved on a GPU."
     cells = [(row.gpu, row.profile, row.who, row.when, "; ".join(row.objections) or "yes") for row in rows]
-    return markdown_generated_sections.markdown_table([("GPU", "Profile", "Who", "When", "Does it count?"), *cells])
+    return markdown_generated_sections.markdown_table([("GPU", "Profile", "Who", "When", "Valid?"), *cells])
 
 
 def _asking(situation: Situation) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Yield needs, condition, title and source of each fault, and the GPUs it affects."""
+    """Yield the required versions, condition, title and source of each fault, and the GPUs it affects."""
     for advisory in database.advisories():
         if advisory.severity == "note" or not advisory.decidable:
             continue

@@ -24,8 +24,8 @@ from envbuild.util.errors import printable
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
-# The common scale for ratios of error to bound, in percent of a plot's width: zero, powers of ten in the range of the
-# decades below, and values that are not numbers. Values outside the range are drawn at its ends.
+# The common scale for ratios of error to tolerance, in percent of a plot's width: zero, the decades in the range below,
+# and values that are not numbers. Values outside the range are drawn at its ends.
 _ZERO, _FIRST, _LAST, _BEYOND = 3.0, 11.0, 89.0, 96.0
 _DECADES = (-6, 2)
 _STEP = 0.5  # percent: values that are closer together are drawn as one mark, whose height shows their number
@@ -177,7 +177,7 @@ def skipped_by_reason(run: Run) -> Mapping[str, list[MeasuredProbe]]:
     """Group the skipped probes by reason."""
     found: dict[str, list[MeasuredProbe]] = {}
     for probe in run.by_status("skipped"):
-        found.setdefault(probe.reason or "no reason is given", []).append(probe)
+        found.setdefault(probe.reason or "no reason given", []).append(probe)
     return found
 
 

@@ -31,7 +31,7 @@ from envbuild.testrun.run_result import ProbeResult
 
 _STAGE = re.compile(r"(?P<backend>nccl|gloo) (?P<members>\d{1,4}(\+\d{1,4}){0,63})(?P<settings>( [A-Z0-9_]+=\w+){0,8})")
 _MOST_STAGES = 2000
-# The kinds of speed: the probe, its trait and unit, and the name of the profile's minimum.
+# For each kind of speed: the probe, its trait, the unit, and the name of the profile's minimum.
 _SPEEDS = (("perf.gemm", "TFLOP/s", "gemm"), ("perf.memory", "GB/s", "memory"))
 
 

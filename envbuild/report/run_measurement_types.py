@@ -9,9 +9,9 @@ from envbuild.facts.document_types import Measured
 
 @dataclass(frozen=True)
 class MeasuredFigure:
-    """The largest error of some checks, and its bound. `share`: the ratio of error to bound, both without the rounding
-    of the result; older records include that rounding; infinite if the record has no number. `checks`: the number of
-    checks."""
+    """The largest error of a group of checks, and its tolerance. `share`: the ratio of error to tolerance, both without
+    the rounding of the result (older records include that rounding); infinite if the record has no number. `checks`:
+    the number of checks."""
 
     case: str
     dtype: str
@@ -54,7 +54,7 @@ class MeasuredProbe:
 
 @dataclass(frozen=True)
 class Speed:
-    """The speed that GPU `index` reached in one precision, or in copying (`name`), in `unit`. `promised`: the
+    """The speed that GPU `index` reached, in `unit`. `name`: the precision, or the kind of copy. `promised`: the
     datasheet's value, None without a source; `floor`: the fraction of it that the profile requires."""
 
     card: str
@@ -73,7 +73,7 @@ class Speed:
 @dataclass(frozen=True)
 class Coverage:
     """The number of cases of an operation that a run sampled, and the number of covered pairs of values of two
-    dimensions, out of `of` possible ones."""
+    dimensions; `of`: the number of possible pairs."""
 
     operation: str
     cases: int
@@ -87,7 +87,8 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Blame:
-    """A rank that failed a stage, with the step and the reason. `member`: the GPU or process that it ran on."""
+    """A rank that caused the failure of a stage, with the step and the reason. `member`: the GPU or process that it ran
+    on."""
 
     rank: int
     member: int
@@ -111,7 +112,7 @@ class MeasuredStage:
     @property
     def kind(self) -> str:
         if self.settings:
-            return f"over {self.backend} again, with less"
+            return f"over {self.backend} again, with fewer features"
         size = {1: "each alone", 2: "pairs"}.get(len(self.members), "together")
         return f"{size}, over {self.backend}"
 

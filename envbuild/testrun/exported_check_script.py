@@ -35,7 +35,7 @@ try:
     with open(__file__, "rb") as file:
         body, _, seal = file.read().rpartition(b"#= ")
     if hashlib.sha256(body).hexdigest().encode() != seal.strip():
-        raise ValueError("it is cut short or was changed")
+        raise ValueError("it is incomplete or was changed")
     lines = body.splitlines()
     document = json.loads(b"".join(line[3:] for line in lines if line.startswith(b"#- ")).decode())
     archive = base64.b64decode(b"".join(line[3:] for line in lines if line.startswith(b"#+ ")))
@@ -99,7 +99,7 @@ def _document(source: Source, locked: Lock) -> dict[str, object]:
     cards = [name for gpu in source.profile.gpus for name in database.gpus()[gpu].all_names]
     asked, expected = selftest_job.RunRequest(level="quick"), expected_hardware.expected_hardware(source.profile)
     selftest, versions = selftest_job.on_host(source.profile.selftest), plan_resolver.computing(locked.versions)
-    # the script is left out even if it is required
+    # the profile's own script is left out even if it is required
     require = [name for name in selftest.require if name != selftest_job.OWN_SCRIPT]
     selftest = selftest.model_copy(update={"require": require})
     wanted = selftest_job.document(selftest, versions, locked.python, cards, asked, hardware=expected)
@@ -115,18 +115,19 @@ _NO_GPU_CODE = r"no GPU is visible to torch .{1,60} \(built with no CUDA\)"
 
 
 def _remedies(name: str, cards: Sequence[str]) -> Iterator[dict[str, object]]:
-    """Yield the remedies of the advisories that a probe's result alone identifies, then those for any other failure."""
+    """Yield the remedies of the advisories that the result of a probe identifies, then the remedies for other
+    failures."""
     for advisory in database.advisories():
         for signature in advisory.signature:
             when = {key: pattern.pattern for key, pattern in signature.items()}
             yield {"when": when, "remedy": f"{advisory.remedy} ({advisory.id})"}
     image = f"run in the image of {name} (envbuild make {name})"
-    yield {"when": {"probe": "env.libs", "failure": "version"}, "remedy": f"{image}, or install the versions locked"}
+    yield {"when": {"probe": "env.libs", "failure": "version"}, "remedy": f"{image}, or install the locked versions"}
     if cards:
         yield {"when": {"probe": "env.identity", "status": "failed"}, "remedy": f"run on one of: {', '.join(cards)}"}
-        yield {"when": {"status": "skipped", "reason": _NO_GPU_CODE}, "remedy": f"{image}, or install the torch locked"}
+        yield {"when": {"status": "skipped", "reason": _NO_GPU_CODE}, "remedy": f"{image}, or install the locked torch"}
     yield {
         "when": {"status": "skipped"},
-        "remedy": "see that the driver works (nvidia-smi) and its GPUs are let in here",
+        "remedy": "check that the driver works (nvidia-smi) and that its GPUs are visible here",
     }
-    yield {"when": {}, "remedy": f"{image}, or look: envbuild audit --python PATH --profile {name}"}
+    yield {"when": {}, "remedy": f"{image}, or find the difference: envbuild audit --python PATH --profile {name}"}

@@ -131,14 +131,14 @@ def text_of(run: TestRun) -> str:
     Raises CheckFailed if the run has no fingerprint or an invalid one.
     """
     if not run.fingerprint:
-        raise CheckFailed("the self-test came to no fingerprint", hint="its probe fingerprint says why")
+        raise CheckFailed("the self-test recorded no fingerprint", hint="see the reason of its probe fingerprint")
     found = {key: value for key, value in run.fingerprint.items() if key != "kind"}
     try:
         Fingerprint.model_validate(found)
     except ValidationError as error:
         path, message = _faults(error, found)[0]
         where = yaml_document.field_name(path)
-        raise CheckFailed(f"the self-test's fingerprint is not as it should be: {where}: {message}") from error
+        raise CheckFailed(f"the self-test's fingerprint is invalid: {where}: {message}") from error
     return json.dumps(found, allow_nan=False, indent=1, sort_keys=True) + "\n"
 
 
@@ -152,7 +152,7 @@ def read(file: Path) -> Fingerprint:
     except OSError as error:
         raise FingerprintError(f"{name} cannot be read: {error.strerror}") from error
     except NotStrict as error:
-        faults = [Fault("what is not JSON begins here", name, error.line)] if error.line else []
+        faults = [Fault("invalid JSON from here on", name, error.line)] if error.line else []
         raise FingerprintError(f"{name} {error}", faults=faults) from error
     try:
         return Fingerprint.model_validate(found)

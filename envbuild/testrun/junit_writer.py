@@ -1,7 +1,7 @@
 """Writes a judged run as JUnit XML for CI systems: a test case for each probe. Pure.
 
 The output uses only elements from the schema of Jenkins's xunit plugin, which other tools also read; measurements are
-therefore properties of the suite. A fault of the run itself, which invalidates all results, is a separate failed test
+therefore properties of the suite. A fault of the run itself, which makes all results invalid, is a separate failed test
 case.
 """
 

@@ -93,10 +93,10 @@ def judge_output(output: RawOutput, nonce: str, require: Sequence[str]) -> TestR
         found = frame(line, nonce)
         if found is None:
             if line.startswith(b"ENVBUILD"):
-                errors.append("a frame of the self-test's output is damaged, or not of this run")
+                errors.append("a frame in the self-test's output is damaged or belongs to a different run")
             continue
         if found[0] != len(documents):
-            errors.append(f"frame {len(documents)} of the self-test's output is missing, frame {found[0]} came")
+            errors.append(f"frame {len(documents)} of the self-test's output is missing; frame {found[0]} came instead")
             break
         documents.append(found[1])
     planned, results, shape = _results(documents)
@@ -105,7 +105,7 @@ def judge_output(output: RawOutput, nonce: str, require: Sequence[str]) -> TestR
     if output.timed_out:
         results += _hung(planned, results, output.seconds)
     if (output.exit_code == 5) != any(result.status == "failed" for result in results) and not errors:
-        errors.append(f"the self-test ended with exit code {output.exit_code}, which does not fit its results")
+        errors.append(f"the self-test ended with exit code {output.exit_code}, which contradicts its results")
     ran = {result.probe: result.status for result in results}
     if documents or not errors:
         errors += [f"required probe {name} is not among the results" for name in require if name not in ran]
@@ -154,9 +154,9 @@ def _results(documents: Sequence[Mapping[str, object]]) -> tuple[list[str], list
     """Return the planned probes, their results, and the errors in the sequence start, probe..., environment, end."""
     kinds = [document.get("kind") for document in documents]
     if not kinds or kinds[0] != "start":
-        return [], [], ["the self-test's output holds no frame of this run"]
+        return [], [], ["the self-test's output contains no frame of this run"]
     if kinds.count("start") != 1 or kinds.count("end") != 1 or kinds[-1] != "end":
-        errors = ["the self-test's output is cut short, or goes on after its end"]
+        errors = ["the self-test's output is incomplete, or continues after its end"]
     else:
         errors = []
     try:
@@ -167,14 +167,14 @@ def _results(documents: Sequence[Mapping[str, object]]) -> tuple[list[str], list
         return (
             [],
             [],
-            [*errors, f"a frame of the self-test's output is not as it should be: {error.errors()[0]['msg']}"],
+            [*errors, f"invalid frame in the self-test's output: {error.errors()[0]['msg']}"],
         )
     names = [result.probe for result in results]
     if names != start.probes and end is not None:
         errors.append("the probes that ran are not those that were planned")
     counted = [sum(result.status == status for result in results) for status in ("passed", "failed", "skipped")]
     if end is not None and [end.probes, end.passed, end.failed, end.skipped] != [len(results), *counted]:
-        errors.append("the self-test's last frame does not fit the probes' results")
+        errors.append("the self-test's last frame contradicts the probes' results")
     return start.probes, results, errors
 
 
@@ -188,7 +188,7 @@ def judge_nodes(output: RawOutput, nonce: str, require: Sequence[str]) -> TestRu
     for code, size in output.parts:
         stdout = output.stdout[begin : begin + size]
         begin += size
-        late = output.timed_out and code not in (0, 5)  # this node ended by itself, a different node did not
+        late = output.timed_out and code not in (0, 5)  # this node ended normally, a different node did not
         own = replace(output, stdout=stdout, exit_code=None if late else code, timed_out=late)
         runs.append(judge_output(own, nonce, require))
     if not runs:

@@ -11,14 +11,13 @@ from pydantic import BaseModel, ConfigDict
 from envbuild.facts import database, probe_catalogue_reader
 
 _SUBJECT = ("python", "torch", "device", "level", "threads", "seed")
-MAX_STDOUT = 64 << 20  # limit in bytes for a runner
+MAX_STDOUT = 64 << 20  # limit on a runner's output, in bytes
 
 
 @dataclass(frozen=True)
 class RawOutput:
     """The raw output of a run. `exit_code`: None if it did not end by itself. `where`: where it ran, empty for this
-    machine. `parts`: for several nodes, the exit code of each and the number of bytes of its stdout, which follow one
-    another."""
+    machine. `parts`: for several nodes, the exit code of each node and the size of its part of stdout, in bytes."""
 
     stdout: bytes
     stderr: str

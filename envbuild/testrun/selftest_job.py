@@ -98,7 +98,7 @@ class Job:
     nodes: int = 1
 
 
-_AROUND_BURN = 240  # seconds to create the matrices, and to check the last results
+_AROUND_BURN = 240  # seconds for creating the matrices and for checking the last results
 # Makes the zip executable: `python selftest.zip --level quick`.
 _PROGRAM = b"import sys\nfrom envbuild.selftest.__main__ import command\nsys.exit(command())\n"
 
@@ -229,8 +229,8 @@ def document(
 
 
 def performance_requirements(wanted: SelfTest) -> dict[str, float]:
-    """Return the numeric requirements: fractions of the datasheet's speed, and seconds of the burn. Evidence must have
-    at least these values."""
+    """Return the numeric requirements: fractions of the datasheet's speed, and seconds of the burn-in. Evidence is
+    valid only with at least these values."""
     burn = {"burn": float(wanted.burn_seconds)} if wanted.level == "full" else {}
     return {**wanted.floor.model_dump(exclude_none=True), **burn}
 
@@ -253,14 +253,14 @@ def required_probes(wanted: SelfTest, gpu: bool, asked: RunRequest = ALL, gpu_co
 
 
 def on_host(wanted: SelfTest, asked: RunRequest = ALL) -> SelfTest:
-    """Remove the profile's own script, which runs without confinement only if it is requested by name."""
+    """Remove the profile's own script: outside a container it runs only if it is requested by name."""
     return wanted if OWN_SCRIPT in asked.probes else wanted.model_copy(update={"script": None})
 
 
 def left_out_on_host(wanted: SelfTest, asked: RunRequest = ALL) -> dict[str, str]:
     """Return the probe that `on_host` removed although it would have run, with the reason."""
     gone = wanted.script and not on_host(wanted, asked).script and not asked.probes
-    return {OWN_SCRIPT: f"outside a container only with --probe {OWN_SCRIPT}"} if gone else {}
+    return {OWN_SCRIPT: f"runs outside a container only with --probe {OWN_SCRIPT}"} if gone else {}
 
 
 def project_tests_digests(wanted: SelfTest) -> dict[str, str]:

@@ -18,7 +18,8 @@ def layer(**files: str) -> bytes:
 
 
 def tar(files: Iterable[tuple[str, str]], **attributes: Any) -> bytes:
-    """Of names and contents, in that order; "-> x" is a hard link to x. `attributes`: of each head."""
+    """Return a tar of names and contents, in that order; "-> x" is a hard link to x. `attributes`: set in each
+    header."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, content in files:

@@ -1,4 +1,4 @@
-"""What tests share: plausible profiles and locks, tiny wheels, a simple index, the command line in this process."""
+"""Shared by the tests: plausible profiles and locks, tiny wheels, a simple index, the command line in this process."""
 
 from __future__ import annotations
 

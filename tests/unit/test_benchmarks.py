@@ -31,7 +31,7 @@ from ways import Ours  # noqa: E402
 
 
 def page(**changes: float) -> str:
-    """Of the kept figures, with these speeds alone."""
+    """Return the page of the committed figures with these disk speeds."""
     document = json.loads((CHECKOUT / "benchmarks" / "results" / "build.json").read_text(encoding="utf-8"))
     kept = {key: value for key, value in document.items() if key not in ("new_file", "disk", "memory")}
     return " ".join("\n".join(table.markdown({**kept, **changes})).split())

@@ -169,7 +169,7 @@ def folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("page", [*GUIDES, "README.md", "docs/profiles.md", "docs/selftest.md", "docs/explain.md"])
 def test_commands_run(page: str, folder: Path) -> None:
-    """In the order of the page, in one folder."""
+    """All in one folder, in the order of the page."""
     for line in lines(page):
         if reason(line) is not None:
             continue
@@ -219,7 +219,8 @@ def consoles(page: str) -> list[tuple[str, str]]:
 
 
 def test_the_readme_shows_what_its_commands_print(folder: Path) -> None:
-    """In a folder that holds the log of its example; texts of the checkout's profiles are named from the checkout."""
+    """Run in a folder that contains the example log. Texts from the checkout's profiles are compared with the
+    checkout."""
     shown = consoles("README.md")
     assert len(shown) >= 4
     for command, output in shown:

@@ -39,7 +39,8 @@ def test_advisories_with_a_signature_are_shown() -> None:
 
 
 def needing_cuda() -> set[str]:
-    """Of the self-test's catalogue, which must not be imported here."""
+    """Return the probes that need CUDA, from the source of the self-test's catalogue, which must not be imported
+    here."""
     tree = ast.parse((ROOT / "envbuild" / "selftest" / "probes" / "probe_catalogue.py").read_text(encoding="utf-8"))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Probe"]
     arguments = [[ast.literal_eval(part) for part in call.args[:3]] for call in calls]

@@ -1,4 +1,4 @@
-"""What the check of a child image assumes about Debian, compared with the Debian of this machine."""
+"""Compares the assumptions of the child image check about Debian with the Debian of this machine."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def send(site: Site, folder: Path, who: str, run: Any = None, file: str = "") -> Path:
-    """What CONTRIBUTING asks for: a run, signed with the key that is configured, and its public key."""
+    """Do what CONTRIBUTING asks for: sign a run with the configured key, and add the public key."""
     signer = keys_and_signatures.configured_signer()
     assert signer
     path = site.prove(run or run_on("NVIDIA H20"))
@@ -71,7 +71,7 @@ def test_a_file_that_was_sent_is_a_row(site: Site, folder: Path, monkeypatch: py
         EvidenceRow("NVIDIA H20", "sample", "alice", day, *what),
     ]
     assert profile_tables_and_minimum_versions.proofs_table(found).splitlines() == [
-        "| GPU | Profile | Who | When | Does it count? |",
+        "| GPU | Profile | Who | When | Valid? |",
         "| --- | --- | --- | --- | --- |",
         f"| CPU | sample | bob | {day} | yes |",
         f"| NVIDIA H20 | sample | alice | {day} | yes |",

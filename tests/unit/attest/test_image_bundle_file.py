@@ -70,7 +70,7 @@ def test_a_bundle_is_an_oci_layout_with_all_that_is_needed(site: Site) -> None:
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
 def test_layers_that_the_engine_keeps_packed_are_unpacked(site: Site, pack: Callable[[bytes], bytes]) -> None:
-    """As containerd's store has those that it pulled."""
+    """containerd's store keeps pulled layers compressed."""
     site.engine.layer = pack(b"layer")
     assert exported()[f"blobs/sha256/{LAYER[7:]}"] == b"layer"
 

@@ -201,7 +201,7 @@ def test_without_a_key_nothing_is_believed(pushed: Site) -> None:
 
 
 def test_one_changed_byte_is_refused(pushed: Site) -> None:
-    """In whichever statement; the SBOM is not asked for, the others are."""
+    """This holds for each statement that is checked; the SBOM is not."""
     blobs = dict(pushed.registry.blobs)
     _, raw = pushed.registry.manifests[att(pushed)]
     only_att(pushed)
@@ -218,7 +218,7 @@ def test_one_changed_byte_is_refused(pushed: Site) -> None:
 
 
 def test_one_changed_byte_in_a_manifest_or_the_configuration_is_refused(pushed: Site) -> None:
-    """Where it is named by digest: a tag may be moved, and then other rules hold."""
+    """This holds for images named by digest. A tag may be moved, so different rules apply."""
     media, raw = pushed.registry.manifests["verified"]
     digest, config = oci_types.digest_of(raw), json.loads(raw)["config"]["digest"]
     for path, kind, whole in ((f"manifests/{digest}", media, raw), (f"blobs/{config}", "", pushed.engine.config)):
@@ -284,7 +284,8 @@ def test_one_changed_byte_in_a_statement_is_refused(pushed: Site) -> None:
 
 
 def test_a_swapped_predicate_is_refused(pushed: Site) -> None:
-    """With the signatures of other statements the content does not match; signed again, it contradicts its record."""
+    """With the signature of a different statement, the content does not match; signed again, it contradicts its
+    record."""
 
     def lie(stated: dict[str, Any]) -> None:
         if stated["predicateType"] == evidence_statements_and_store.TEST_RESULT:
@@ -438,7 +439,7 @@ def test_a_policy_says_what_may_stand_there(pushed: Site) -> None:
 def test_a_level_and_a_probe_that_are_lacking_are_both_named(pushed: Site) -> None:
     Path("policy.yaml").write_text("keys: [team.pub]\nlevel: full\nprobes: [burn]\n", encoding="utf-8")
     (reason,) = verify(pushed, "--policy", "policy.yaml").document["reasons"]
-    assert "full is asked for; required probes did not run: burn" in reason["detail"]
+    assert "but full is required; required probes did not run: burn" in reason["detail"]
 
 
 def test_an_image_that_is_not_there_is_a_network_error(pushed: Site) -> None:

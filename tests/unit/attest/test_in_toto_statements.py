@@ -288,7 +288,7 @@ def test_a_build_without_extensions_says_nothing_of_them(locked: Lock, project: 
 
 
 def test_the_folders_of_a_compiled_wheel_survive_a_round_trip(project: Path) -> None:
-    """So that `verify --base` sees where something was put over it."""
+    """`verify --base` needs them to detect files that a child image replaced."""
     (build,) = trusted_statements._build(in_toto_statements.slsa_provenance(extended(project), SUBJECT))
     assert build.roots["kernels"] == WHEEL.roots and build.roots["other"] == SECOND.roots
 

@@ -70,7 +70,7 @@ def place(tmp_path: Path) -> Place:
 
 
 def ids(found: Audit, severity: str | None = None) -> set[str]:
-    """What is above a note, or of one severity."""
+    """Return the ids of the findings of one severity, by default all above a note."""
     kept = [f for f in found.findings if f.severity == severity or (severity is None and f.severity != "note")]
     return {finding.id for finding in kept}
 
@@ -304,7 +304,7 @@ def test_a_torch_whose_import_is_killed_is_reported_as_out_of_memory(place: Plac
     (place.made.site / "torch/__init__.py").write_text("import os\nos.kill(os.getpid(), 9)\n", encoding="utf-8")
     finding = the(place.judged(), "torch-import")
     assert finding.message.endswith("the process died of SIGKILL: out of memory, or a limit")
-    assert "the audit's container may take 4 GB" in finding.remedy
+    assert "the audit's container is limited to 4 GB" in finding.remedy
 
 
 def test_an_import_that_is_not_done_in_time_may_be_a_busy_machines(place: Place) -> None:
@@ -312,7 +312,7 @@ def test_an_import_that_is_not_done_in_time_may_be_a_busy_machines(place: Place)
     assert found.held.torch
     late = found.held.torch.model_copy(update={"imported": False, "failure": "not done after 300 s"})
     (finding,) = environment_audit._torch(found.held.model_copy(update={"torch": late}), found.wanted)
-    assert finding.remedy.startswith("run it again where the machine does less; if it hangs again: reinstall torch")
+    assert finding.remedy.startswith("run it again when the machine is less busy; if it hangs again: reinstall torch")
 
 
 def test_an_apex_that_is_not_nvidias(place: Place) -> None:
@@ -339,9 +339,9 @@ def test_a_requirement_that_is_not_met(place: Place) -> None:
     found = place.judged()
     messages = sorted(f.message for f in found.findings if f.id == "requirement-unmet")
     assert [message.split(" requires ")[1] for message in messages] == [
-        "absent>1, installed is none",
-        "nvidia-nccl-cu12==2.20.5, installed is 2.26.2",
-        'grandchild; extra == "kid", installed is none',
+        "absent>1, but installed is none",
+        "nvidia-nccl-cu12==2.20.5, but installed is 2.26.2",
+        'grandchild; extra == "kid", but installed is none',
     ]
 
 

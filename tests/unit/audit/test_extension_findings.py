@@ -91,7 +91,7 @@ def test_modules_that_the_profile_asks_for(place: tuple[Path, Environment]) -> N
     there = held(place, {"kernels.so": extension("kernels", "sm_90")})
     judged = environment_audit.assess("it", there, ASKED)
     assert found(judged) == {"extension-modules": "defect"}
-    assert judged.findings[0].message == "own lacks what its profile asks for: own.host"
+    assert judged.findings[0].message == "own lacks modules that the profile requires: own.host"
     without = there.model_copy(update={"extensions": []})
     assert "kernels, own.host" in environment_audit.assess("it", without, ASKED).findings[0].message
 

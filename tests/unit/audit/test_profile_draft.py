@@ -76,7 +76,7 @@ def test_the_usual_image(project: Path) -> None:
     assert plan.suite == "bookworm"
     assert profile.packages == ("numpy==1.26.4",)
     assert profile.pins == {} and profile.gpus == ()
-    assert text.splitlines()[0] == "# What an/image:tag holds."
+    assert text.splitlines()[0] == "# The contents of an/image:tag."
     assert envbuild("show", "mine").code == 0
 
 
@@ -94,7 +94,7 @@ def test_a_library_that_differs_from_torchs_own_is_pinned_with_the_reason(projec
     changed = held(nvidia_cublas_cu12=("12.5.2.13", []))
     _, source, plan = written(project, changed)
     pin = source.profile.pins["cublas"]
-    assert (pin.version, pin.reason) == ("12.5.2.13", "as in the image; torch 2.3.1 asks for ==12.1.3.1")
+    assert (pin.version, pin.reason) == ("12.5.2.13", "as in the image; torch 2.3.1 requires ==12.1.3.1")
     assert list(source.profile.pins) == ["cublas"]
     assert plan.overrides == ("nvidia-cublas-cu12==12.5.2.13",)
 
@@ -119,7 +119,7 @@ def test_packages_that_cannot_be_requested_are_in_a_comment(project: Path) -> No
     for name, word in {
         "apex==0.1": "unrelated package",
         "flash-attn==2.6.3+cu123": "a local build (+cu123)",
-        "broken==unknown": "not a name and a version",
+        "broken==unknown": "the name or version is not valid",
         "nvidia-cublas-cu11==11.10.3.66": "CUDA library",
         "torchvision==0.18.1+cu121": "local build",
     }.items():
@@ -132,7 +132,9 @@ def test_a_local_build_of_torch_takes_its_kin_along(project: Path) -> None:
     text, source, _ = written(project, changed)
     assert source.profile.torch == "2.5.0+cu121"
     assert "torchvision==0.20.0+cu121" in source.profile.packages
-    assert "The facts do not know torch 2.5.0+cu121, so these are not pinned: cublas 12.1.3.1, nccl 2.20.5" in text
+    assert (
+        "envbuild's facts do not have torch 2.5.0+cu121, so these are not pinned: cublas 12.1.3.1, nccl 2.20.5" in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,7 +161,7 @@ def test_a_loaded_library_without_a_distribution_is_reported(project: Path) -> N
         "ways": [],
     }  # fmt: skip
     text, source, _ = written(project, held(libraries=(copy,)))
-    assert "no distribution's, so not pinned: /usr/local/cuda/lib64/libcublas.so.12" in text
+    assert "not part of a distribution, so not pinned: /usr/local/cuda/lib64/libcublas.so.12" in text
     assert source.profile.pins == {}
 
 
@@ -199,8 +201,8 @@ def test_init_writes_what_an_environment_holds(project: Path, monkeypatch: pytes
     done = envbuild("init", "mine", "--from-env", folder)
     assert (done.code, done.stdout) == (0, "profiles/mine.yaml; next: envbuild show mine\n")
     text = (project / "profiles" / "mine.yaml").read_text(encoding="utf-8")
-    assert text.startswith("# What odd?folder\N{REPLACEMENT CHARACTER}torch: 1 holds.\n")
-    assert "for an environment does not have it" in text
+    assert text.startswith("# The contents of odd?folder\N{REPLACEMENT CHARACTER}torch: 1.\n")
+    assert "for an environment does not contain it" in text
     assert profile_reader_and_overrides.load("mine").profile.torch == "2.3.1"
 
 

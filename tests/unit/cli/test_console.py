@@ -127,7 +127,7 @@ def test_an_interruption_keeps_ended_probes_and_names_the_running_one(
     on_stderr, on_stdout = (seen.getvalue() if seen else caught.err), (out.getvalue() if out else caught.out)
     left = shown(on_stderr.rpartition("\x1b[2K")[2]) + shown(on_stdout)
     assert [text.split()[:2] for text in left if text.startswith("passed")] == [["passed", "env.libs"]]
-    assert [text for text in left if text.startswith("interrupted")] == ["interrupted in gemm.crash"]
+    assert [text for text in left if text.startswith("interrupted")] == ["interrupted during gemm.crash"]
     assert ("passed" in on_stdout) is results
 
 

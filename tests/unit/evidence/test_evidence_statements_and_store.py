@@ -76,7 +76,7 @@ def failed_run() -> run_result.TestRun:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("h220", "never proved; the facts have no GPU h220: did you mean h20?"),
+        ("h220", "never proved; unknown GPU h220: did you mean h20?"),
         ("h20", "never proved"),
         ("cpu", "never proved"),
         ("NVIDIA Prototype 7", "never proved"),
@@ -542,7 +542,7 @@ def test_a_failure_of_the_plain_profile_counts_for_one_with_a_script_too(locked:
 
 
 def test_the_own_shape_of_another_profile_counts_in_a_probe_that_both_run(locked: Lock) -> None:
-    """What died of it did not come to the cases of both."""
+    """A probe that crashed at that shape did not reach the cases of both profiles."""
     evidence_statements_and_store.save(record_of(locked))
     died = passed_run(probe("env.libs"), probe("gemm.crash", "failed", at="own matmul bf16 2x64x96 nn"))
     evidence_statements_and_store.save(
@@ -588,7 +588,7 @@ def test_an_interrupted_run_of_another_profile_is_not_reported(locked: Lock) -> 
 
 def test_other_settings_of_torch_are_stale(locked: Lock) -> None:
     evidence_statements_and_store.save(record_of(locked, selftest={"settings": {"allow_tf32": True}}))
-    assert state(locked) == ("stale", "proved with other settings of torch")
+    assert state(locked) == ("stale", "proved with different settings of torch")
 
 
 @pytest.mark.parametrize(
@@ -596,8 +596,8 @@ def test_other_settings_of_torch_are_stale(locked: Lock) -> None:
     [
         ({}, {"gpu_count": 4}, "proved for fewer GPUs than 4 that work together"),
         ({"gpu_count": 8}, {"gpu_count": 4}, None),
-        ({}, {"transport": "p2p"}, "proved without the transport p2p being asked for"),
-        ({"transport": "shm"}, {"transport": "p2p"}, "proved without the transport p2p being asked for"),
+        ({}, {"transport": "p2p"}, "proved without requiring the transport p2p"),
+        ({"transport": "shm"}, {"transport": "p2p"}, "proved without requiring the transport p2p"),
         ({"transport": "p2p"}, {"transport": "p2p"}, None),
         ({"transport": "p2p"}, {}, None),
     ],
@@ -667,9 +667,9 @@ def test_the_statement_names_what_the_profile_adds(locked: Lock) -> None:
 @pytest.mark.parametrize(
     ("demanded", "reason"),
     [
-        (None, "proved with less asked of gemm, burn"),
-        ({}, "proved with less asked of gemm, burn"),
-        ({"gemm": 0.6, "burn": 30.0}, "proved with less asked of burn"),
+        (None, "proved with lower requirements for gemm, burn"),
+        ({}, "proved with lower requirements for gemm, burn"),
+        ({"gemm": 0.6, "burn": 30.0}, "proved with lower requirements for burn"),
         ({"gemm": 0.6, "burn": 60.0}, None),
         ({"gemm": 0.7, "burn": 90.0, "memory": 0.1}, None),
     ],

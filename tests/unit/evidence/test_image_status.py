@@ -73,7 +73,7 @@ class World:
         evidence_statements_and_store.save(validate_record(changed))
 
     def record(self, image: Image, run: run_result.TestRun, lock: Lock | None = None) -> RunRecord:
-        """As the profile first asked for it."""
+        """Save a record with the requirements of the profile's first version."""
         wanted = profile_proofs.wanted("sample", self.first, lock or self.lock)
         return evidence_statements_and_store.run_record(image, wanted, run, "docker", DAY)
 
@@ -186,7 +186,7 @@ def test_a_tag_alone_makes_nothing_built(world: World) -> None:
     world.proved(image)
     found = world.status()
     assert (found.state, found.image) == ("missing", None)
-    assert "not built" in found.details[0] and "another user or machine made it" in found.details[1]
+    assert "not built" in found.details[0] and "another user or machine built it" in found.details[1]
 
 
 def test_a_tag_on_an_image_of_another_lock_was_moved_by_hand(world: World) -> None:

@@ -125,7 +125,7 @@ def mistakes(wanted: Iterable[Case]) -> Iterator[tuple[Case, frozenset[str]]]:
 
 
 def piped(text: str, *arguments: str) -> str:
-    """What `envbuild explain` says on stdout of a log on its standard input."""
+    """Return the output of `envbuild explain` for a log on its standard input."""
     done = CliRunner().invoke(cli, ["explain", *arguments, "-"], input=text, catch_exceptions=False)
     assert done.exit_code == 0
     return done.stdout

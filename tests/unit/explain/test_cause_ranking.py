@@ -109,7 +109,8 @@ def test_nothing_is_possible_in_an_innocent_log(case: Case) -> None:
 
 
 def test_no_advisory_is_named_for_crashes_without_a_known_cause() -> None:
-    """Of all parts: crashes of other programs, failures whose cause nobody found, and no failures."""
+    """The logs are crashes of other programs, failures of unknown cause, and logs without a failure, from all parts of
+    the corpus."""
     without = [case for case in CASES if case.kind != "cause"]
     assert len(without) >= 100
     assert sum(any(match.advisory for match in corpus.explained(case).matches) for case in without) == 0

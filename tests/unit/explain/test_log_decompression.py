@@ -50,7 +50,7 @@ def test_a_folder_is_read_at_any_depth_without_files_that_are_not_logs(tmp_path:
     (tmp_path / ".hidden").write_text("EADDRINUSE\n", encoding="utf-8")
     output = envbuild("explain", str(tmp_path)).stdout
     assert "Cause: rank-died" in output and "first to fail: rank 2" in output
-    assert "core.4711 is left out: it is a program, a library or a core dump" in output
+    assert "core.4711 is skipped: it is a program, a library or a core dump" in output
     assert "port-in-use" not in output
 
 

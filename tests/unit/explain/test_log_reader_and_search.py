@@ -24,7 +24,7 @@ def every_pattern() -> set[re.Pattern[str]]:
 
 
 def words() -> list[str]:
-    """Of all patterns: what a log is made of that means to be slow."""
+    """Return the words of all patterns. A log made of these is the slowest to search."""
     return sorted({word for pattern in every_pattern() for word in re.findall(r"[a-zA-Z_]{3,}", pattern.pattern)})
 
 

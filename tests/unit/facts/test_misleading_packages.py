@@ -47,7 +47,7 @@ def test_requirements_that_do_not_mean_the_package(text: str) -> None:
 
 
 def refusals(*arguments: str) -> list[str]:
-    """Where it is refused: the files, lines and fields of the faults that say so."""
+    """Run a command, and return file, line and field of each fault that refuses the package."""
     done = envbuild(*arguments, "--json")
     assert done.code == 3
     faults = done.document["error"]["faults"]

@@ -45,7 +45,7 @@ def test_the_common_type_says_which_gpu_lacks_the_better_one() -> None:
 
 
 def test_the_last_type_serves_every_gpu() -> None:
-    """What has no feature to ask for: a common type is always found."""
+    """The last row requires no GPU feature, so a common type is always found."""
     assert fact_file_reader.rows("fleet", "dtypes", mixed_gpu_settings._Dtype)[-1].feature is None
     for gpu in database.gpus().values():
         assert next(mixed_gpu_settings.mixed_gpu_settings([gpu, database.gpus()["v100"]])).value == "float16"

@@ -47,7 +47,7 @@ def test_the_page_on_probes_has_each_with_its_level_and_device() -> None:
 
 
 def test_the_page_names_the_probes_for_which_no_fault_is_seeded() -> None:
-    """Of those that run anywhere, one without a row in the benchmark must not count as shown by it."""
+    """A probe without a row in the benchmark must be listed, so that nobody believes that the benchmark covers it."""
     results = (ROOT / "benchmarks" / "results" / "faults.md").read_text(encoding="utf-8")
     seeded = {line.split("|")[2].strip() for line in results.splitlines() if line.startswith("| ")}
     page = " ".join((ROOT / "docs" / "selftest.md").read_text(encoding="utf-8").split())

@@ -142,7 +142,7 @@ def test_without_apt_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_leftovers_of_a_killed_apt_are_swept(host_apt: Apt) -> None:
-    """What checks signatures makes files where temporary ones go; the kernel kills it with a killed envbuild."""
+    """apt's signature check creates temporary files. The kernel kills it together with envbuild, so they remain."""
     apt_resolution_and_download.resolve_debs("bookworm", ["less"])
     assert host_apt.temporary and all(name.startswith("envbuild-tmp-apt-") for name in host_apt.temporary)
 
@@ -193,7 +193,7 @@ def test_other_components_are_asked_for_where_they_are_wanted(host_apt: Apt) -> 
 
 @pytest.mark.parametrize("stderr", ["E: Unable to locate package x", "E: Package 'x' has no installation candidate"])
 def test_a_package_that_a_mirror_lacks_is_reported_as_the_mirrors_fault(host_apt: Apt, stderr: str) -> None:
-    """As one that has main alone."""
+    """For example a mirror that has only the component main."""
     host_apt.install = Completed(100, "", stderr)
     with pytest.raises(NetworkError, match="no configured mirror has x for Debian trixie") as caught:
         apt_resolution_and_download.resolve_debs("trixie", ["x"], components=("main", "contrib", "non-free"))

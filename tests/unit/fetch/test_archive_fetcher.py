@@ -23,7 +23,7 @@ AT = Fault("", "profiles/sample.yaml", 7, "driver.compat")
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is asked of pip, and downloads are tried again without pauses."""
+    """pip is not called, and downloads are repeated without pauses."""
     quick_pip(monkeypatch)
     monkeypatch.setattr(index_config, "Retry", lambda **options: Retry(**{**options, "backoff_factor": 0.0}))
 

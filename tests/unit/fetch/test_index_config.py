@@ -11,7 +11,7 @@ from unit.support import Index, quick_pip, serving, write_wheel
 
 
 def configured(monkeypatch: pytest.MonkeyPatch, *lines: str) -> dict[str, str]:
-    """What `pip config list` says, as uv's variables."""
+    """Return uv's environment variables for this output of `pip config list`."""
     completed = Completed(0, "".join(f"{line}\n" for line in lines), "")
     monkeypatch.setattr(index_config, "run", lambda argv, timeout: completed)
     forget()

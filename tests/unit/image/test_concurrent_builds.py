@@ -50,7 +50,7 @@ class Place:
         self.begun: list[subprocess.Popen[bytes]] = []
 
     def start(self, name: str, base: str = A, engine: str = "one") -> subprocess.Popen[bytes]:
-        """With a state folder of its own, as in another checkout's tests; the cache folder is everybody's."""
+        """Start a build with its own state folder, as tests in a different checkout do; all share the cache folder."""
         folders = {"XDG_CACHE_HOME": str(self.folder / "cache"), "XDG_STATE_HOME": str(self.folder / f"state-{name}")}
         with (self.folder / f"stderr-{name}").open("wb") as stderr:
             process = subprocess.Popen(

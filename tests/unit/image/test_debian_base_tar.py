@@ -112,8 +112,8 @@ def test_a_base_is_made_from_a_local_archive_of_the_locked_files(locked: Lock, t
 def test_mounts_of_root_end_with_mmdebstrap(
     locked: Lock, tools: Tools, monkeypatch: pytest.MonkeyPatch, user: int, namespaces: int, begin: str
 ) -> None:
-    """Where that is killed, /proc and /sys would stay in a temporary folder. A root without that right mounts nothing,
-    another user's mmdebstrap has namespaces of its own."""
+    """A killed mmdebstrap of root would leave /proc and /sys mounted in a temporary folder. Without the right to mount
+    it mounts nothing, and for other users it uses its own namespaces."""
     monkeypatch.setattr(os, "geteuid", lambda: user)
     tools.namespaces = namespaces
     debian_base_tar.make_base(locked, sha256_file_store.debs(), print)

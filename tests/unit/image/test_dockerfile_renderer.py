@@ -167,7 +167,7 @@ def test_the_order_is_base_debian_environment_then_layers(sample: Lock) -> None:
 
 
 def test_the_smallest_of_the_shared_layers_comes_first(sample: Lock) -> None:
-    """So there is work while the large ones come to the builder."""
+    """The builder can then start while the large ones are transferred."""
     large = dataclasses.replace(sample, wheels=tuple(
         dataclasses.replace(item, bytes=10**9 if item.layer == "python" else item.bytes) for item in sample.wheels
     ))  # fmt: skip
@@ -201,7 +201,7 @@ def test_the_beginning_is_all_before_the_first_wheel(sample: Lock) -> None:
 
 
 def test_additions_of_the_variant_come_between_torch_and_the_profiles_packages(project: Path) -> None:
-    """So the layers before it stay those of a runtime image, and a changed pin of cuBLAS does not touch it."""
+    """The layers before them are those of the runtime image, and a changed pin of cuBLAS does not affect them."""
     plain = lock_for(plan_of(project, {**ARCHIVES, "variant": "runtime", "driver": {}}))
     cublas = Overridden("nvidia-cublas-cu12", "12.6.4.1", "==12.6.3.3")
     own = LockedWheel(wheel("nvidia-cublas-cu12", "12.6.4.1"), 1, "nvidia-cublas-cu12")
@@ -542,7 +542,8 @@ def locks(folder: Path) -> Iterator[Lock]:
 
 
 def same_but_for(found: list[Instruction], before: list[Instruction], value: str) -> bool:
-    """As many instructions of the same kind, with as many words; a word that differs holds the value, or is the id."""
+    """Both Dockerfiles must have the same instructions with the same number of words; a word that differs must contain
+    the value, or be the lock id."""
     if [(i.keyword, i.form, len(i.flags)) for i in found] != [(i.keyword, i.form, len(i.flags)) for i in before]:
         return False
     for now, then in zip(found, before, strict=True):

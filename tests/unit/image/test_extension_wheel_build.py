@@ -342,7 +342,7 @@ def test_the_error_of_a_step_is_reported_else_that_of_buildkit() -> None:
 
 
 def test_unreadable_requirements_of_a_wheel_are_refused_without_escapes(locked: Lock, compiler: Compiler) -> None:
-    """What it asks for may be written by anybody."""
+    """The requirements of a wheel are untrusted text."""
     compiler.requires = ["\x1b[2Jevil @@", 'numpy; os_name ~= "x"', "evil @ file:///\x1b[2J"]
     with pytest.raises(BuildError) as caught:
         made(locked)

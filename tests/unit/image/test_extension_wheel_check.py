@@ -213,7 +213,7 @@ def test_a_fault_is_named(case: str, tmp_path: Path) -> None:
 
 
 def test_all_faults_at_once(tmp_path: Path) -> None:
-    """As apex's build leaves it where its flags are not understood."""
+    """apex's build leaves such a wheel if it ignores its flags."""
     made = wheel(tmp_path, {"apex/__init__.py": b""}, "py3-none-any", name="other")
     assert extension_wheel_check.wheel_faults(made, name="apex", modules=("amp_C", "apex_C"), arch="9.0") == [
         "its tag is py3-none-any: it was built without its compiled modules",

@@ -53,7 +53,7 @@ class FakeEngine:
 
 @pytest.fixture(autouse=True)
 def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What killed processes left on this machine is not this test's."""
+    """Use an empty temporary folder, so that leftovers of killed processes on this machine do not matter."""
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
 
@@ -153,7 +153,7 @@ def test_a_context_goes_only_if_its_name_is_held(locked: Lock) -> None:
 def test_a_lock_without_a_profile_of_its_name_keeps_what_it_needs(
     engine: FakeEngine, locked: Lock, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the lock of a variant, or of a project's requirements, has none."""
+    """The lock of a variant, or of a project's requirements, has no profile of its name."""
     lock_file.write(dataclasses.replace(locked, wheels=()), project / "profiles" / "sample.lock.yaml", "sample")
     lock_file.write(locked, project / "profiles" / "sample-devel.lock.yaml", "sample-devel")
     wheel = locked.wheels[0].wheel

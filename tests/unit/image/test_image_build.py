@@ -270,7 +270,7 @@ def test_a_builder_that_does_not_answer_is_named(locked: Lock, builder: Builder)
 def test_whether_there_is_a_builder_is_asked_before_anything(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answers: bool
 ) -> None:
-    """Of one that buildx has a file of, buildx is not even asked: it would ask all of the builder's nodes."""
+    """If buildx has a file of the builder, buildx is not called: it would contact all nodes of the builder."""
     asked: list[list[str]] = []
 
     def run(argv: Sequence[str | Path], timeout: float) -> Completed:
@@ -480,7 +480,7 @@ def test_a_file_that_changed_on_disk_is_named_and_removed(locked: Lock, builder:
 
 
 def test_a_failed_build_says_why_though_a_stored_file_went_away(locked: Lock, builder: Builder) -> None:
-    """As another envbuild's prune leaves it."""
+    """The prune of a concurrent envbuild may remove it."""
     builder.answer = Completed(1, "", "#9 ERROR: exit code: 1")
     original = builder.__call__
 

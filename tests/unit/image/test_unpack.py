@@ -236,7 +236,7 @@ def test_a_cut_archive_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_there_is_not_written_into(tmp_path: Path) -> None:
-    """As where the base brings a toolkit of its own."""
+    """For example if the base image already has a toolkit."""
     write_tar(tmp_path / "a", TOOLKIT)
     (tmp_path / "out").mkdir()
     code, output = unpack("cuda-toolkit", tmp_path / "a", tmp_path / "out")

@@ -161,7 +161,7 @@ def test_the_same_image_is_the_same_manifest_and_blobs_are_sent_once(registry: R
 
 
 def test_layers_that_the_engine_keeps_packed_are_repacked(registry: Registry) -> None:
-    """As containerd's store has those that it pulled."""
+    """containerd's store keeps pulled layers compressed."""
     files = (gzip.compress(LARGE), zstandard.compress(b"b"))
     push(saving(registry, LARGE, b"b", files=files))
     assert unpacked(registry) == [LARGE, b"b"]
@@ -251,7 +251,7 @@ def test_an_upload_that_needs_a_new_token_sends_the_file_from_its_start(
 def test_without_room_for_the_largest_layer_nothing_is_asked_for(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...] | None
 ) -> None:
-    """Where the engine does not tell how large they are, the disk does."""
+    """If the engine does not report the size of its layers, the full disk is noticed while writing."""
     engine = dataclasses.replace(saving(registry, LARGE), bytes_of_layers=sizes)
     if sizes is None:
         push(engine)

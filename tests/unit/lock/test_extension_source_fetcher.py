@@ -194,7 +194,7 @@ def test_a_damaged_checkout_is_removed_and_said(project: Path, repository: Path)
 
 
 def test_a_variable_that_the_source_does_not_read_is_refused(project: Path, repository: Path) -> None:
-    """What a README says of it does not count; what compilers read does."""
+    """A mention in the README does not count; variables that compilers read do."""
     env = {"KERNELS_CUDA": "1", "KERNELS_GONE": "1", "NVCC_APPEND_FLAGS": "-lineinfo"}
     error = refused(from_git(project, repository, build={"env": env}))
     assert isinstance(error, ProfileError)

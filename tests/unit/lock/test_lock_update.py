@@ -310,7 +310,7 @@ def test_the_time_moves_with_the_debian_packages(project: Path, mirror: Mirror) 
 
 
 def test_the_time_stays_where_debian_packages_only_went_away(project: Path, mirror: Mirror) -> None:
-    """Those that stay are known to have been there at that time, and perhaps no longer are."""
+    """The remaining packages existed at that time; they may be missing in a newer snapshot."""
     before = on_mirror(plan_of(project, {**SMALL, "apt": ["less"]}), mirror)
     after = lock_update.update_lock(plan_of(project, SMALL), before)
     assert (after.apt, after.made) == ((), before.made)
@@ -368,7 +368,7 @@ def test_a_large_wheel_has_a_layer_of_its_own(name: str, kind: str, size: int, l
 def test_nvccs_wheels_have_layers_of_their_own_and_move_no_other(
     project: Path, links: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So a devel image shares all that a runtime image has but its last layers."""
+    """A devel image then shares all layers with the runtime image except its last ones."""
     monkeypatch.setattr(lock_update, "OWN_LAYER_BYTES", 1500)
     write_wheel(links, "torch", "2.11.0", ["cuda-toolkit==13.0.2", "beta"])
     needs = ["nvidia-cuda-nvcc==13.0.88; extra == 'nvcc'", "nvidia-cuda-crt==13.0.88; extra == 'crt'"]
@@ -428,7 +428,8 @@ def tools(made: Lock) -> dict[str, str]:
 
 
 def test_the_compiler_of_an_extension_is_locked_with_the_image(project: Path, links: Path) -> None:
-    """Of the profile's own packages only what the build needs, for they come after; and nothing twice."""
+    """Of the profile's own packages, the build gets only those that it needs, because they are installed later. No
+    package is listed twice."""
     data = compiled(links)
     plain = lock_update.update_lock(plan_of(project, {**data, "extensions": []}), None)
     made = lock_update.update_lock(plan_of(project, data), plain)

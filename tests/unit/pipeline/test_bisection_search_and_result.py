@@ -13,7 +13,7 @@ LENGTHS = range(1, 8)
 
 
 def run(row: Row) -> tuple[Found | None, list[int]]:
-    """What is found, and which were tried, in order."""
+    """Return the result of the bisection, and the versions tried, in order."""
     tried: list[int] = []
 
     def passes(index: int) -> bool | None:

@@ -38,7 +38,7 @@ def test_a_failed_download_in_advance_is_left_to_the_build() -> None:
 
 
 def test_a_damaged_file_that_was_removed_in_advance_is_reported() -> None:
-    """Where the same is done for good it would only be missing."""
+    """Doing the same work again in the foreground would only report a missing file."""
 
     def work() -> None:
         raise HashMismatch("the base was damaged")

@@ -176,7 +176,7 @@ def test_events_of_both_processes_are_shown_as_those_of_one_profile_are(children
         own = [line[1:].strip() for line in result.stderr.splitlines() if line.startswith(name)]
         assert own.count("locked: a 1\N{REPLACEMENT CHARACTER}[2J") == 2, "a note of each process"
         assert next(line.split()[:2] for line in own if "own.script" in line) == ["failed", "own.script"]
-        assert own.count("loss is nan") == 2 and f"interrupted in {NAMES[1]}" in own
+        assert own.count("loss is nan") == 2 and f"interrupted during {NAMES[1]}" in own
 
 
 def test_output_of_a_process_between_its_events_is_shown_whole(children: Children) -> None:

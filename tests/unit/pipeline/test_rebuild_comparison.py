@@ -43,7 +43,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, engine: Engine, build: Callable[[]
 
 
 def tags(site: Site) -> list[str]:
-    """What a rebuild makes meanwhile."""
+    """Return the tags that a rebuild creates."""
     tag = f"envbuild/sample-rebuild:{site.lock.short}"
     return [tag, layers_tag(site.lock, "sample-rebuild")]
 
@@ -213,7 +213,7 @@ ORDERED, SWAPPED = tar([("a", "1"), ("b", "2")]), tar([("b", "2"), ("a", "1")])
 def test_an_archive_that_another_reader_might_read_differently_is_refused(
     site: Site, monkeypatch: pytest.MonkeyPatch, there: bytes
 ) -> None:
-    """Of all that differs tarfile tells nothing: an entry counts as the same if its bytes are."""
+    """tarfile does not expose every difference, so entries count as equal only if their bytes are."""
     (found,) = compared(site, monkeypatch, [there], [ORDERED])
     assert found == "layer 1 of 1 differs: the same files in other archives"
     assert compared(site, monkeypatch, [SWAPPED], [ORDERED]) == ["reordered: [1]"]
@@ -295,7 +295,7 @@ def test_a_rebuild_of_a_child_rebuilds_its_base_and_reports_it(site: Site, monke
 def test_a_rebuild_that_fails_leaves_nothing_and_one_runs_at_a_time(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the audit of the layers fails: they have a tag by then."""
+    """For example a rebuild whose audit fails: its image already has a tag by then."""
     engine = Engine(A)
 
     def failed() -> Image:

@@ -44,7 +44,7 @@ RELEASES = ("1.0", "1.9", "1.10", "2.0.post1", "2.1")
 
 
 class Workbench:
-    """What stands in for the engine: `outcomes` by version, and what was asked of it."""
+    """Stands in for the engine. `outcomes`: the result by version; it records the requests."""
 
     def __init__(self, outcomes: Mapping[str, str], folder: Path) -> None:
         self.outcomes = outcomes

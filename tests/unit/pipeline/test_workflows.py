@@ -181,7 +181,7 @@ def test_layers_are_audited_before_they_are_labelled(
 def test_a_rebuild_without_a_lock_file_is_not_noted(
     being_made: tuple[StepContext, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:
-    """As a rebuild, whose lock is that of the evidence: nothing of it would ever end the note."""
+    """A rebuild uses the lock of the evidence; a note about it would never be removed."""
     context, _ = being_made
     monkeypatch.setattr(environment_audit, "assess", judged_as())
     plan = plan_of(project, PROFILE)
@@ -427,7 +427,7 @@ def test_the_probes_are_listed_without_an_engine(monkeypatch: pytest.MonkeyPatch
 
 
 def reported(monkeypatch: pytest.MonkeyPatch, run: run_result.TestRun) -> tuple[CommandResult, dict[str, Any]]:
-    """What `test --json` says, and its one document; for a person it has as many lines as there were probes."""
+    """Return the output of `test`, and the document of `test --json`. The text has one line per probe."""
     monkeypatch.setattr(workflows, "test", lambda *_: made(run))
     plain = envbuild("test", "sample")
     assert len(plain.stdout.splitlines()) == len(run.results)

@@ -63,7 +63,7 @@ def _models(value: Schema) -> Iterator[str]:
 
 
 def _type(value: Schema, models: Mapping[str, Schema]) -> str:
-    """What may be written, in a few words."""
+    """Describe the allowed values in a few words."""
     if "$ref" in value:
         return "mapping"
     if "enum" in value or "const" in value:

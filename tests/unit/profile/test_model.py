@@ -269,7 +269,7 @@ def test_the_shipped_lock_is_not_that_of_an_own_profile_of_the_same_name(project
 
 
 def test_a_name_with_devel_is_the_profiles_variant(project: Path) -> None:
-    """With a lock, a Dockerfile and so a tag and a proof of its own, for every command."""
+    """The variant has its own lock and Dockerfile, and so its own tag and evidence, in every command."""
     file = write_profile(project, {**PROFILE, "torch": "2.11.0", "gpus": ["h200"]})
     runtime, devel = profile_reader_and_overrides.load("sample"), profile_reader_and_overrides.load("sample-devel")
     assert (runtime.profile.variant, devel.profile.variant) == ("runtime", "devel")

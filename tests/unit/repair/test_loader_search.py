@@ -39,7 +39,7 @@ def put(folder: Path, name: str, content: bytes) -> Path:
 
 
 def real(root: Path, variables: dict[str, str]) -> dict[str, str]:
-    """What the loader says, with this file as its main program."""
+    """Return the dynamic loader's own answer, with this file as the main program."""
     done = subprocess.run(
         [LOADER, "--list", root], env={**os.environ, **variables}, capture_output=True, text=True, check=True
     )

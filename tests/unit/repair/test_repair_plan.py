@@ -122,7 +122,7 @@ def test_with_pip_in_it_the_command_is_pips(place: Place) -> None:
 
 
 def test_the_printed_edit_changes_what_torch_requires_in_a_new_file(place: Place, tmp_path: Path) -> None:
-    """As the shell runs it; a file that shares the content keeps it."""
+    """Run by the shell. A different file with the same content (a hard link) is not changed."""
     shared = tmp_path / "shared"
     shared.hardlink_to(metadata(place))
     (edit,) = [command for command in place.plan().printed if command.argv[0] == "sed"]

@@ -274,7 +274,7 @@ def test_a_command_that_fails_changes_nothing(venv: Venv, monkeypatch: pytest.Mo
 
 
 def test_an_interrupted_fix_is_undone_by_the_user(venv: Venv) -> None:
-    """As after SIGKILL: the backup is there, and the changes are not complete."""
+    """After SIGKILL the backup exists, and the changes are incomplete."""
     before = contents(venv.files())
     file_backup.take_backup(venv.prefix, [str(venv.site)])
     command: list[object] = [

@@ -90,7 +90,7 @@ def cpu(project: Path) -> tuple[Source, Lock]:
 
 
 def outcome(name: str) -> dict[str, Any]:
-    """What the golden run of that name came to."""
+    """Return the result of the golden run of that name."""
     text = (GOLDEN / "report" / f"{name}.json").read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text.replace("NVIDIA H20", CARD))
     return found
@@ -130,7 +130,7 @@ def record(
 def prove(
     source: Source, locked: Lock, run_document: dict[str, Any], errors: tuple[str, ...] = (), day: int = 0
 ) -> Path:
-    """As if the image of the lock had been built, and its self-test had come to this."""
+    """Save evidence as if the image of the lock had been built and its self-test had this result."""
     image = image_of(source.name)
     build_records_and_comparison.write(
         Record(image.id, image.handle, locked.id, f"recipe-{source.name}", image.layers, "docker")

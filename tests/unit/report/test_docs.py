@@ -76,7 +76,7 @@ def minimum(folder: Path, names: str) -> list[list[str]]:
 
 def test_the_minimum_is_what_advisories_ask_for_on_the_gpu(project: Path) -> None:
     head, *rows = minimum(project, "h20")
-    assert head == ["Needs", "Where", "Known fault otherwise", "Source"]
+    assert head == ["Needs", "Where", "Known fault of other versions", "Source"]
     (cublas,) = [row for row in rows if "divides by zero on Hopper" in row[2]]
     assert cublas[:2] == ["cuBLAS >=12.4.5.8", "cuBLAS <12.4.5.8,>=11.11.3.6"]
     (conv,) = [row for row in rows if "bf16 conv3d" in row[2]]
@@ -135,7 +135,7 @@ def test_a_shipped_lock_meets_its_own_minimum(project: Path, name: str) -> None:
 
     head, *rows = minimum(project, name)
     failed = {
-        row[head.index("Known fault otherwise")]
+        row[head.index("Known fault of other versions")]
         for row in rows
         if any(all(map(holds, where.split(", "))) for where in row[1].split("; or "))
         and not all(map(met, row[0].split(", ")))

@@ -59,9 +59,9 @@ MANY = {"wrong": 20000, "count": 32768, "ratio": 40.0, "median": 3.0, "relative"
     [
         ({}, "breakage", "element ["),
         ({"got": "nan", "ratio": "inf", "relative": "nan"}, "breakage", "] is nan, should be "),
-        ({**MANY}, "precision", "as if about 8 bits were kept"),
-        ({**MANY, "relative": 2.0**-12.2}, "precision", "as if about 11 bits were kept"),
-        ({**MANY, "wrong": 100}, "precision", "many are off by little"),
+        ({**MANY}, "precision", "as if computed with about 8 bits"),
+        ({**MANY, "relative": 2.0**-12.2}, "precision", "as if computed with about 11 bits"),
+        ({**MANY, "wrong": 100}, "precision", "many elements have small errors"),
         ({**MANY, "wrong": 100, "ratio": 400.0}, "breakage", "(100 of 32768 wrong)"),
         ({**MANY, "relative": 0.5}, "breakage", "(20000 of 32768 wrong)"),
         ({**MANY, "relative": 0.0}, "breakage", "wrong)"),
@@ -132,8 +132,8 @@ def test_flags_and_golden_values_that_differ_are_noted() -> None:
         op(document, "fp32/mean")["golden"] = "0" * 64
 
     notes = compared(changed(change)).notes
-    assert notes[0] == "on in b only: tf32.matmul"
-    assert notes[1].startswith("the hosts' own float64 differs in the last place from fp32/mean on")
+    assert notes[0] == "enabled only in b: tf32.matmul"
+    assert notes[1].startswith("the float64 results of the two hosts differ in the last digit from fp32/mean on")
 
 
 # models without a reference
@@ -178,7 +178,7 @@ def test_half_of_the_bits_must_agree_without_a_reference(change: Callable[[Docum
     found = compared(as_model(change), as_model())
     assert found.first is not None
     assert (found.verdict, found.first.op) == (kind, "fp32/linear.up")
-    assert found.notes[-1] == "without a reference, samples and sizes are compared: half of the bits must agree"
+    assert found.notes[-1] == "without a reference, samples and magnitudes are compared: half of the bits must agree"
 
 
 def test_a_models_other_dtype_and_inputs_are_noted() -> None:
@@ -190,8 +190,8 @@ def test_a_models_other_dtype_and_inputs_are_noted() -> None:
 
     found = compared(as_model(change), as_model())
     assert found.verdict == "rounding"
-    assert found.notes[0].startswith("the inputs are not the same to the bit")
-    assert "other dtypes: float32 in a is bfloat16 in b" in found.notes
+    assert found.notes[0].startswith("the inputs are not bitwise equal")
+    assert "different dtypes: float32 in a is bfloat16 in b" in found.notes
 
 
 # what cannot be compared
@@ -200,12 +200,12 @@ def test_a_models_other_dtype_and_inputs_are_noted() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda d: d.update(inputs="0" * 64), "recorded on other inputs"),
+        (lambda d: d.update(inputs="0" * 64), "recorded on different inputs"),
         (lambda d: d["ops"].pop(), "one has 59 operations, the other 58"),
         (lambda d: d["ops"].reverse(), "operation 0 is exact/linear.fp32 in one and bf16/sum in the other"),
         (lambda d: d["ops"][0].update(shape=[1]), r"exact/linear.fp32 gives \[67, 83\] in one and \[1\] in the other"),
         (lambda d: d.update(subject="model"), "one is of operations, the other of model"),
-        (lambda d: [item.update(teacher=None, free=None) for item in d["ops"]], "no operation ran on both sides"),
+        (lambda d: [item.update(teacher=None, free=None) for item in d["ops"]], "no operation is in both fingerprints"),
     ],
 )
 def test_fingerprints_of_different_operations_are_refused(change: Callable[[Document], object], words: str) -> None:

@@ -31,8 +31,8 @@ def test_blocks_are_found_outside_fences_and_alone_on_their_lines() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("<!-- envbuild:end -->", ["a.md:1: ends a block that no marker begins"]),
-        ("\n<!-- envbuild:table h20 -->", ["a.md:2: this block is not ended: <!-- envbuild:end -->"]),
+        ("<!-- envbuild:end -->", ["a.md:1: ends a block that has no start marker"]),
+        ("\n<!-- envbuild:table h20 -->", ["a.md:2: this block has no end marker: add <!-- envbuild:end -->"]),
         (
             "<!-- envbuild:tabel h20 -->",
             ["a.md:1: unknown block 'tabel' (did you mean table?)"],
@@ -41,7 +41,7 @@ def test_blocks_are_found_outside_fences_and_alone_on_their_lines() -> None:
             "<!-- envbuild:table -->\n<!-- envbuild:table h20 -->\n<!-- envbuild:end -->",
             [
                 "a.md:1: names no profile, as in: envbuild:table h20,a100",
-                "a.md:1: this block is not ended: <!-- envbuild:end -->",
+                "a.md:1: this block has no end marker: add <!-- envbuild:end -->",
             ],
         ),
     ],
@@ -58,7 +58,7 @@ def test_code_within_a_line_opens_no_fence() -> None:
 def test_a_fence_that_is_never_closed_hides_no_marker_in_silence() -> None:
     text = "\n~~~ text\n<!-- envbuild:table h20 -->\n<!-- envbuild:end -->\n```"
     (fault,) = markdown_generated_sections.blocks(text, "a.md")[1]
-    assert str(fault) == "a.md:2: this code fence is not closed, and hides the markers below it"
+    assert str(fault) == "a.md:2: this code fence is not closed, so the markers below it are not read"
     assert markdown_generated_sections.blocks("```\nno marker", "a.md") == ([], [])
 
 

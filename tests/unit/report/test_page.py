@@ -270,7 +270,7 @@ return [...document.body.querySelectorAll('*')].filter(one => [...one.childNodes
 
 
 def contrast(ink: str, ground: str) -> float:
-    """As WCAG 2 defines it, of two colours as getComputedStyle says them."""
+    """Return the contrast as defined by WCAG 2, of two colours as returned by getComputedStyle."""
 
     def luminance(colour: str) -> float:
         parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
@@ -306,7 +306,7 @@ def test_tab_reaches_all_that_can_be_used_in_order_and_shows_where_it_is(
 
 
 def test_it_has_landmarks_headings_in_order_and_named_tables(browser: Browser, site: Site) -> None:
-    """As the accessibility tree shows it."""
+    """Read from the accessibility tree."""
     browser.open(site.file("lab"), 360)
     nodes = [node for node in browser.say("Accessibility.getFullAXTree")["nodes"] if not node.get("ignored")]
     role = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes]

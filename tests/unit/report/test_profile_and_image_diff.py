@@ -1,4 +1,4 @@
-"""What changes between two profiles, locks or images."""
+"""Differences between two profiles, locks or images."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_each_gpu_of_a_fleet_has_its_own_run(project: Path) -> None:
 def test_an_unproved_profile_is_reported_as_never_proved(project: Path) -> None:
     found = page("h20")
     assert (found["state"], found["runs"]) == ("unverified", [])
-    assert found["reasons"][1] == "no build of this lock is recorded here"
+    assert found["reasons"][1] == "this machine has no record of a build of this lock"
     text = (project / "page.html").read_text(encoding="utf-8")
     assert "nothing was measured" in text
     assert "Next:</span> <code>envbuild make h20</code>, on a machine with h20" in text
@@ -117,7 +117,7 @@ def test_a_profile_without_a_lock_says_so(project: Path) -> None:
 
 
 def test_the_headline_has_the_next_command(world: Path) -> None:
-    """In every state; of several GPUs, the ones left to prove are named."""
+    """In each state. With several GPUs, it names those without evidence."""
     status = page("cpu")
     assert (status["state"], status["next_command"]) == ("verified", "envbuild push cpu REGISTRY/cpu")
     failed = page("lab")

@@ -125,7 +125,7 @@ def test_a_stage_says_of_each_member_whether_it_is_to_blame(record: dict[str, An
     stages = {stage.name: stage for stage in run.stages}
     assert [stages["nccl 1+3"].mark(member) for member in run.members] == ["absent", "failed", "absent", "blamed"]
     assert [stages["nccl 0+1"].mark(member) for member in run.members] == ["passed", "passed", "absent", "absent"]
-    assert stages["nccl 1+3 NCCL_NVLS_ENABLE=0"].kind == "over nccl again, with less"
+    assert stages["nccl 1+3 NCCL_NVLS_ENABLE=0"].kind == "over nccl again, with fewer features"
     assert (run.unit, run.verdict) == ("GPU", result(record, "dist.staged")["reason"])
 
 

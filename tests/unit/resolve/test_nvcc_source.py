@@ -157,7 +157,7 @@ def test_with_them_an_older_driver_will_do(project: Path) -> None:
 
 
 def test_compatibility_libraries_are_not_in_the_path_of_the_loader(project: Path) -> None:
-    """What puts them there is the container toolkit, where the host's driver is older."""
+    """The container toolkit adds them to it if the host's driver is older."""
     plan = plan_of(project, {**NEW, "driver": COMPAT_DRIVER})
     assert plan.environment == plan_of(project, NEW).environment
     assert lock_for(plan).id != lock_for(plan_of(project, NEW)).id

@@ -133,7 +133,7 @@ def test_a_gpu_is_looked_for_in_an_empty_image_which_goes_again(says: str, here:
 
 
 def test_leftovers_of_a_killed_gpu_search_are_swept() -> None:
-    """Nothing of one that still runs, and no other name that the same image has."""
+    """Leftovers of a search that still runs stay, and so do other names of the same image."""
     gone: list[str] = []
     place, pid, started = docker_runner._owner().rsplit(":", 2)
     images = [
@@ -182,7 +182,7 @@ refused = raising(
 
 
 def left_by(step: BaseException | None) -> pytest.ExceptionInfo[BaseException]:
-    """What is raised where `step` ends the self-test, and the container cannot be removed."""
+    """Return the exception if `step` ends the self-test and the container cannot be removed."""
     engine: Any = Engine()
     engine.api.remove_container = refused
     engine.api.create_container = raising(step) if step else lambda *_, **__: None

@@ -87,7 +87,7 @@ def test_cut_short_anywhere_it_is_never_a_pass(project: Path, tmp_path: Path) ->
         if cut >= code[-1]:
             assert (done.code, done.stdout) == (3, "")
             assert done.stderr == (
-                "envbuild check: this file is not usable: it is cut short or was changed; export it again\n"
+                "envbuild check: this file is not usable: it is incomplete or was changed; export it again\n"
             )
         else:
             assert "SyntaxError" in done.stderr
@@ -157,7 +157,7 @@ def test_a_torch_without_gpu_code_is_reported_in_a_few_lines(project: Path, tmp_
     assert done.stderr.splitlines()[1] == "  env.libs: version", "what differs comes first: it needs no GPU"
     assert f"    torch is {torch.__version__}, locked is 1.0\n" in done.stderr
     assert "  env.identity: skipped\n" in done.stderr
-    assert "remedy: run in the image of sample (envbuild make sample), or install the torch locked" in done.stderr
+    assert "remedy: run in the image of sample (envbuild make sample), or install the locked torch" in done.stderr
 
 
 # the command, and the file in this very Python
@@ -178,7 +178,7 @@ def test_another_version_than_locked_fails_with_its_remedy(project: Path) -> Non
     assert (done.code, done.stdout) == (5, "")
     assert "    nosuch is absent, locked is 1\n" in done.stderr
     assert (
-        "    remedy: run in the image of sample (envbuild make sample), or install the versions locked\n" in done.stderr
+        "    remedy: run in the image of sample (envbuild make sample), or install the locked versions\n" in done.stderr
     )
 
 

@@ -26,7 +26,7 @@ def test_a_recorded_one_is_read(file: Path) -> None:
 
 
 def test_a_committed_one_is_canonical() -> None:
-    """As the product writes it, so that a new one makes a readable diff."""
+    """They are formatted as envbuild writes them, so that diffs of new versions are readable."""
     for file in (NEW, OLD):
         assert file.read_text(encoding="utf-8") == json.dumps(load(file), indent=1, sort_keys=True) + "\n"
         assert file.stat().st_size < 200_000
@@ -158,12 +158,12 @@ def test_a_runs_fingerprint_is_the_file_that_it_becomes(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_fingerprint_is_reported() -> None:
-    with pytest.raises(CheckFailed, match="came to no fingerprint"):
+    with pytest.raises(CheckFailed, match="recorded no fingerprint"):
         fingerprint_reader.text_of(judged(lines(documents())))
 
 
 @pytest.mark.parametrize("name", SPOILED)
 def test_forged_fingerprints_are_not_kept(name: str) -> None:
     run = run_with(changed(SPOILED[name][0]), probe("env.libs"))
-    with pytest.raises(CheckFailed, match="is not as it should be"):
+    with pytest.raises(CheckFailed, match="fingerprint is invalid"):
         fingerprint_reader.text_of(run)

@@ -117,19 +117,25 @@ DEEP = b'{"kind":"probe","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 SPOILED: dict[str, tuple[Callable[[Lines], Lines], str]] = {
     "nothing": (lambda found: [], "no frame of this run"),
     "only noise": (lambda found: [b"all tests passed\n"], "no frame of this run"),
-    "forged without a nonce": (lambda found: [b'ENVBUILD {"kind":"end"}\n', b"all passed\n"], "not of this run"),
+    "forged without a nonce": (
+        lambda found: [b'ENVBUILD {"kind":"end"}\n', b"all passed\n"],
+        "belongs to a different run",
+    ),
     "first missing": (lambda found: found[1:], "frame 0 of the self-test's output is missing"),
     "one missing": (lambda found: [*found[:2], *found[3:]], "frame 2 of the self-test's output is missing"),
-    "end missing": (lambda found: found[:-1], "cut short"),
-    "doubled": (lambda found: [*found[:2], found[1], *found[2:]], "is missing, frame 1 came"),
+    "end missing": (lambda found: found[:-1], "is incomplete"),
+    "doubled": (lambda found: [*found[:2], found[1], *found[2:]], "is missing; frame 1 came instead"),
     "doubled whole": (lambda found: found + found, "frame"),
     "out of order": (swap, "is missing"),
     "cut in the last": (lambda found: [*found[:-1], found[-1][:-8]], "damaged"),
     "cut in the middle": (lambda found: [*found[:2], found[2][:40] + b"\n", *found[3:]], "damaged"),
     "a bit flipped": (lambda found: [found[0], found[1].replace(b"quick", b"quicj"), *found[2:]], "damaged"),
     "a wrong sum": (lambda found: [found[0], line(b"{}", 1, crc=1), *found[2:]], "damaged"),
-    "another nonce": (lambda found: [f.replace(NONCE.encode(), b"f" * 32) for f in found], "not of this run"),
-    "one of another run": (lambda found: [*found, line(b"{}", 6, "f" * 32)], "not of this run"),
+    "another nonce": (
+        lambda found: [f.replace(NONCE.encode(), b"f" * 32) for f in found],
+        "belongs to a different run",
+    ),
+    "one of another run": (lambda found: [*found, line(b"{}", 6, "f" * 32)], "belongs to a different run"),
     "no sum": (lambda found: [found[0], f"ENVBUILD {NONCE} 1 zz {{}}\n".encode(), *found[2:]], "damaged"),
     "no number": (numbered(b"one"), "damaged"),
     "a negative number": (numbered(b"-1"), "frame -1 came"),
@@ -141,25 +147,25 @@ SPOILED: dict[str, tuple[Callable[[Lines], Lines], str]] = {
     "bytes": (body(1, b"\xff\xfe"), "damaged"),
     "deep": (body(1, DEEP), "damaged"),
     "a giant integer": (body(1, b'{"kind":"probe","seconds":' + b"9" * 5000 + b"}"), "damaged"),
-    "after the end": (lambda found: [*found, line(b'{"kind":"probe"}', 6)], "goes on after its end"),
-    "two ends": (recoded(lambda d: d.append(d[-1])), "goes on after its end"),
-    "two starts": (recoded(lambda d: d.insert(1, d[0])), "cut short, or goes on"),
+    "after the end": (lambda found: [*found, line(b'{"kind":"probe"}', 6)], "continues after its end"),
+    "two ends": (recoded(lambda d: d.append(d[-1])), "continues after its end"),
+    "two starts": (recoded(lambda d: d.insert(1, d[0])), "is incomplete, or continues"),
     "no start": (recoded(lambda d: d.pop(0)), "no frame of this run"),
     "a probe that was not planned": (recoded(lambda d: d[0].update(probes=["env.libs"])), "not those"),
     "a planned probe that did not run": (recoded(lambda d: d[0]["probes"].append("more")), "not those"),
     "a probe twice": (recoded(lambda d: d.insert(2, d[1])), "not those that were planned"),
-    "too many in the end": (recoded(lambda d: d[-1].update(passed=4)), "does not fit"),
-    "too few in the end": (recoded(lambda d: d[-1].update(probes=2)), "does not fit"),
-    "failures only in the end": (recoded(lambda d: d[-1].update(passed=2, failed=1)), "does not fit"),
-    "no counts": (recoded(lambda d: d[-1].pop("failed")), "not as it should be"),
-    "counts that are not numbers": (recoded(lambda d: d[-1].update(passed="3")), "not as it should be"),
-    "an unknown status": (recoded(lambda d: d[1].update(status="PASSED")), "not as it should be"),
-    "a status with more": (recoded(lambda d: d[1].update(status="passed\nx")), "not as it should be"),
-    "no status": (recoded(lambda d: d[1].pop("status")), "not as it should be"),
-    "a probe without a valid name": (recoded(lambda d: d[1].update(probe=5)), "not as it should be"),
-    "a name without end": (recoded(lambda d: d[1].update(probe="x" * 1000)), "not as it should be"),
-    "figures that are none": (recoded(lambda d: d[1].update(figures="many")), "not as it should be"),
-    "a start without probes": (recoded(lambda d: d[0].pop("probes")), "not as it should be"),
+    "too many in the end": (recoded(lambda d: d[-1].update(passed=4)), "contradicts"),
+    "too few in the end": (recoded(lambda d: d[-1].update(probes=2)), "contradicts"),
+    "failures only in the end": (recoded(lambda d: d[-1].update(passed=2, failed=1)), "contradicts"),
+    "no counts": (recoded(lambda d: d[-1].pop("failed")), "invalid frame"),
+    "counts that are not numbers": (recoded(lambda d: d[-1].update(passed="3")), "invalid frame"),
+    "an unknown status": (recoded(lambda d: d[1].update(status="PASSED")), "invalid frame"),
+    "a status with more": (recoded(lambda d: d[1].update(status="passed\nx")), "invalid frame"),
+    "no status": (recoded(lambda d: d[1].pop("status")), "invalid frame"),
+    "a probe without a valid name": (recoded(lambda d: d[1].update(probe=5)), "invalid frame"),
+    "a name without end": (recoded(lambda d: d[1].update(probe="x" * 1000)), "invalid frame"),
+    "figures that are none": (recoded(lambda d: d[1].update(figures="many")), "invalid frame"),
+    "a start without probes": (recoded(lambda d: d[0].pop("probes")), "invalid frame"),
 }  # fmt: skip
 
 
@@ -204,7 +210,7 @@ def test_an_odd_end_never_passes_and_says_what_happened(changes: dict[str, Any],
 @pytest.mark.parametrize(("status", "code"), [("passed", 5), ("skipped", 5), ("failed", 0)])
 def test_an_exit_code_that_contradicts_the_frames_never_passes(status: str, code: int) -> None:
     found = lines(documents(probe("env.libs"), probe("gemm.crash", status)))
-    refused(judged(found, exit_code=code), f"exit code {code}, which does not fit its results")
+    refused(judged(found, exit_code=code), f"exit code {code}, which contradicts its results")
 
 
 STOPPED: dict[str, Any] = {"exit_code": None, "timed_out": True, "seconds": 900.2}

@@ -24,7 +24,7 @@ LOG = logging.getLogger("envbuild.test")
 
 @pytest.fixture(autouse=True)
 def _handlers() -> Iterator[None]:
-    """Those of before, afterwards."""
+    """Restore the previous log handlers afterwards."""
     root = logging.getLogger("envbuild")
     handlers, level = list(root.handlers), root.level
     yield

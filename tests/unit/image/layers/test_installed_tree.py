@@ -84,7 +84,7 @@ def test_the_oracle_sees_a_difference(tmp_path: Path, oracle: UvOracle) -> None:
 
 
 def test_a_hash_in_hexadecimal_is_checked_too(tmp_path: Path, oracle: UvOracle) -> None:
-    """As gmsh 4.15.2 has it in RECORD."""
+    """The RECORD of gmsh 4.15.2 has such hashes."""
     for content, sound in ((b"", True), (b"x", False)):
         empty = "sha256=e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
         wheel = odd_wheel(tmp_path, {"odd.py": content}, unlisted=["odd.py"], more_rows=[f"odd.py,{empty},0"])

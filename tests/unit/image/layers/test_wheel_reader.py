@@ -223,7 +223,7 @@ def _all(raw: bytes, mark: bytes) -> list[int]:
 
 
 def test_a_mutated_wheel_gives_uvs_tree_or_a_refusal(tmp_path: Path, oracle: UvOracle) -> None:
-    """Where we accept a wheel, uv does too, and the trees are equal; most mutations are refused."""
+    """If we accept a wheel, uv accepts it too, and both install the same tree. Most mutations are refused."""
     files: dict[str, bytes | Item] = {
         "odd/a.py": TEXT,
         "odd/b": Item(b"stored", 0o100755, STORED),

@@ -1,4 +1,4 @@
-"""What uv installs from a wheel, and what our layer of it holds, in one form: path -> mode and content."""
+"""The files that uv installs from a wheel and those in our layer of it, in one form: path -> mode and content."""
 
 from __future__ import annotations
 

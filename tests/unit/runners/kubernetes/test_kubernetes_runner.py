@@ -240,7 +240,7 @@ def test_a_queue_ends_where_the_site_says(place: Place) -> None:
 
 
 def test_a_job_that_a_queue_of_the_cluster_holds_back_is_waited_for(place: Place) -> None:
-    """As Kueue does, by the label that says which queue."""
+    """Kueue suspends jobs this way; a label names the queue."""
     place.server.answers = {("GET", "/jobs/"): {"spec": {"suspend": True}}}
     place.server.pods = [*[None] * 40, running(), ended(0)]
     assert place.run().exit_code == 0
@@ -281,7 +281,7 @@ def test_a_pod_that_hangs_on_a_dead_node_is_not_waited_for(place: Place) -> None
 
 
 def test_a_node_that_dies_alone_is_not_waited_for_for_ever(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where all nodes of a zone are silent, Kubernetes deletes none of their pods: nobody says that it ended."""
+    """If all nodes of a zone stop responding, Kubernetes deletes none of their pods, so no event reports the end."""
     monkeypatch.setattr("envbuild.runners.kubernetes.job_manifest._FETCHING", 0)
     place.server.pods = [running()]
     lost = node()

@@ -160,7 +160,7 @@ def fails(stub: Stub, kind: type[EnvbuildError] = RunnerError, **how: Any) -> En
 
 
 def interrupted(stub: Stub, by: BaseException) -> BaseException:
-    """What comes out where that happens at the first line."""
+    """Interrupt the runner at the first output line, and return the result."""
 
     def line(_: bytes) -> None:
         raise by
@@ -281,7 +281,8 @@ def test_output_that_is_not_what_was_written_is_refused(stub: Stub, spoil: Calla
 
 @pytest.mark.parametrize("year", [1980, 2099])
 def test_a_nodes_clock_does_not_matter(stub: Stub, year: int) -> None:
-    """What it wrote is dated years away, and the controller has it start before it was submitted."""
+    """The times written by the node are years off, and according to the controller the job starts before its
+    submission."""
     stub.say(hold="", down="")
     fails(stub)
     (stub.folder / "down").unlink()
@@ -414,7 +415,7 @@ def test_a_node_without_the_program_is_reported_without_blaming_the_image(
 
 
 def test_the_error_of_the_nodes_engine_is_reported(stub: Stub) -> None:
-    """Where it does not answer, too."""
+    """Also if the engine does not answer."""
     (stub.folder / "docker").write_text("#!/bin/sh\necho Cannot connect to the Docker daemon >&2; exit 1\n")
     assert "Cannot connect to the Docker daemon" in str(fails(stub, EngineError).hint)
 
@@ -564,7 +565,7 @@ def test_the_description_of_a_job(text: str, sentence: str) -> None:
      ("COMPLETED", True), ("FAILED", True), ("CANCELLED", True), ("BOOT_FAIL", True), ("REVOKED", True)],
 )  # fmt: skip
 def test_a_job_is_over_only_if_slurm_reports_it(state: str, over: bool) -> None:
-    """What is removed of one that goes on would end it; its nodes may be booting for minutes."""
+    """Removing the files of a running job would end it; its nodes may take minutes to boot."""
     found = slurm_job_states_and_waiting.seen(f"JobId=1 JobState={state} Reason=None NodeList=n1\n")
     assert found and found.over is over
 
