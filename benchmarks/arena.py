@@ -47,7 +47,7 @@ class Arena(OwnEngine):
         super().start()
 
     def empty(self) -> None:
-        """Every image and all of BuildKit's cache is gone, and what was written before is on the disk."""
+        """Remove every image and BuildKit's cache, and wait until earlier writes are on the disk."""
         self.stop()
         shutil.rmtree(self.data)
         os.sync()
@@ -58,7 +58,7 @@ class Arena(OwnEngine):
         return {**os.environ, "DOCKER_HOST": self.host}
 
     def docker(self, *arguments: str | Path) -> str:
-        """stdout of docker, which must succeed."""
+        """Return stdout of docker, which must succeed."""
         done = subprocess.run(["docker", *arguments], capture_output=True, text=True, env=self.environment)
         if done.returncode:
             raise SystemExit(f"docker {' '.join(map(str, arguments[:3]))} ended with {done.returncode}: {done.stderr}")
@@ -69,6 +69,6 @@ class Arena(OwnEngine):
         return found
 
     def used(self) -> int:
-        """Bytes on the disk below the engine's data."""
+        """Return the size on disk of the engine's data, in bytes."""
         done = subprocess.run(["du", "-sxB1", self.data], capture_output=True, text=True)
         return int(done.stdout.split()[0])

@@ -71,7 +71,7 @@ def main() -> None:
 def _measured(
     folder: Path, runs: int, only: list[str], wanted: list[str] | None, say: Any
 ) -> tuple[dict[str, Any], dict[str, Any], BaseException | None]:
-    """The figures by case, what they were taken of, and what cut it short."""
+    """Return the figures by case, with the conditions of the measurement and the reason if it was cut short."""
     folder.mkdir(parents=True, exist_ok=True)
     _clean(folder)
     locked, cublas = stocks.kept(folder, say)
@@ -138,12 +138,12 @@ def _cases(rounds: Rounds, all_ways: list[Way], runs: int, only: list[str]) -> N
 
 
 def _kept(asked: argparse.Namespace) -> bool:
-    """Whether figures of an earlier run are kept together with the new ones."""
+    """Whether to keep the figures of an earlier run together with the new ones."""
     return set(asked.only) < set(CASES) and (RESULTS / "build.json").is_file()
 
 
 def _clean(folder: Path) -> None:
-    """What a run makes there, but for the wheels."""
+    """Remove the files that a run creates there, except the wheels."""
     for part in _PARTS:
         shutil.rmtree(folder / part, ignore_errors=True)
 

@@ -87,7 +87,7 @@ def run(number: int) -> CleanRun:
 
 
 def faults(results: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """What a run reports of each probe that did not pass."""
+    """Return the report of each probe that did not pass in a run."""
     failed = [result for result in results if result["status"] != "passed"]
     missing = set(PROBES) - {result["probe"] for result in results}
     reasons = [f"{result['probe']}: {result['failure'] or result['status']}: {result['reason']}" for result in failed]
@@ -95,7 +95,7 @@ def faults(results: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def page(runs: Sequence[CleanRun], machine: str, version: str) -> list[str]:
-    """The document: counts, then each false alarm with its case."""
+    """Return the page: counts, then each false alarm with its case."""
     alarms = [(one, fault) for one in runs for fault in one.faults]
     counts = ", ".join(f"{sum(one.threads == n for one in runs)} with threads={n}" for n in THREADS)
     rows = [f"| {one.offset} | {one.threads} | {fault.replace('|', '/')} |" for one, fault in alarms]

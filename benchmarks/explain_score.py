@@ -52,8 +52,8 @@ def sealed(symptom: str | None) -> str:
 
 
 def confusion(symptom: str) -> str:
-    """What is named for the logs of one symptom class. Counts, so that it can include the part whose single results
-    nobody looks at."""
+    """Return how often each cause is named for the logs of one symptom class. These are only counts, so that they can
+    include the part whose single results must not be looked at."""
     cases = [case for case in corpus.cases() if case.symptom == symptom]
     known = [case for case in cases if case.kind == "cause"]
     right = sum(corpus.named(case) == case.expect for case in known)
@@ -64,7 +64,7 @@ def confusion(symptom: str) -> str:
 
 
 def instead() -> Iterator[str]:
-    """The pairs of an expected and a named cause, where another one than expected is named."""
+    """Return the pairs of an expected cause and a different cause that was named instead."""
     pairs = Counter(
         (", ".join(sorted(case.expect - named)) or "none", ", ".join(sorted(named - case.expect)))
         for case in corpus.seen()
@@ -74,7 +74,7 @@ def instead() -> Iterator[str]:
 
 
 def advisories() -> list[str]:
-    """How often an advisory is named for a log that has none."""
+    """Return how often an advisory is named for a log that has none."""
 
     def row(name: str, cases: Sequence[Case]) -> str:
         wrong = sum(
@@ -92,7 +92,7 @@ def advisories() -> list[str]:
 
 
 def confidences(parts: Sequence[str]) -> list[tuple[float, bool]]:
-    """The confidence of each cause that is named in these parts, and whether it is right."""
+    """Return the confidence of each cause named in these parts, and whether the cause is right."""
     return [
         (match.confidence, match.id in case.expect)
         for case in corpus.cases()
@@ -102,7 +102,7 @@ def confidences(parts: Sequence[str]) -> list[tuple[float, bool]]:
 
 
 def plot(series: dict[str, list[tuple[float, bool]]]) -> str:
-    """The share of right causes by mean confidence. The area of a point is the number of causes."""
+    """Plot the share of right causes by mean confidence. The area of a point is the number of causes."""
     colours = dict(zip(series, ("#1d3557", "#e63946"), strict=True))
     size = SIDE + 2 * EDGE
     parts = [
@@ -133,7 +133,7 @@ def plot(series: dict[str, list[tuple[float, bool]]]) -> str:
 
 
 def history() -> list[str]:
-    """What the index says of its parts: how honest the figures are."""
+    """Return the index's remarks about its parts, which say how far the figures can be trusted."""
     head = (corpus.FOLDER / "index.yaml").read_text(encoding="utf-8").partition("\nlogs:")[0]
     text = re.sub(r"\n# +", " ", head.partition("# part")[2])
     return [text.strip()]

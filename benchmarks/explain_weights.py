@@ -34,7 +34,7 @@ BINS = (0.1, 0.3, 0.5, 0.7, 0.85, 0.95, 1.01)
 
 @dataclass(frozen=True)
 class Pair:
-    """A cause that a log may have. `begin`: the log-odds that its own line gives it."""
+    """A cause that a log may have. `begin`: the log-odds from the line that names the cause."""
 
     fold: int
     begin: float

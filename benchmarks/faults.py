@@ -43,7 +43,7 @@ WANTED: dict[str, tuple[str, str, list[str] | None]] = {
 
 
 def named(frame: Frame) -> list[str]:
-    """The advisories whose signature the failure shows, as `envbuild test` names them."""
+    """Return the advisories whose signature matches the failure, as `envbuild test` names them."""
     result = {**frame, "probe": frame["probe"].partition(":")[0]}
     return [advisory.id for advisory in database.advisories() if advisory.matches(result)]
 
@@ -64,7 +64,7 @@ def row(seed: str, frame: Frame) -> str:
 
 
 def clean(count: int) -> Iterator[tuple[float, list[str]]]:
-    """Seconds and failed probes of as many runs of level quick."""
+    """Return seconds and failed probes of this many runs at level quick."""
     for _ in range(count):
         begin = time.perf_counter()
         argv = [sys.executable, "-m", "envbuild.selftest", "--json"]

@@ -19,7 +19,7 @@ SELFTEST = [sys.executable, "-m", "envbuild.selftest", "--json"]
 
 
 def run(*options: str) -> tuple[float, list[dict[str, str]]]:
-    """Seconds, and the probes' results."""
+    """Return the seconds, and the probes' results."""
     begin = time.perf_counter()
     done = subprocess.run([*SELFTEST, *options], check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     found: list[dict[str, str]] = json.loads(done.stdout)["probes"]

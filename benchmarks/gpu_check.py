@@ -39,7 +39,7 @@ NO_GPU, FAILED = 4, 5
 
 
 def first_gpu() -> str | None:
-    """The first GPU's name, as nvidia-smi prints it; None without one."""
+    """Return the first GPU's name as nvidia-smi prints it; None if there is no GPU."""
     printed = nvidia_smi("--query-gpu=name", "--format=csv,noheader") or ""
     return printed.partition("\n")[0].strip() or None
 
@@ -69,7 +69,7 @@ def run_plan(chosen: Sequence[Step], bench: Bench, again: bool, patience: float 
 
 
 def code(chosen: Sequence[Step], results: dict[str, Result]) -> int:
-    """The exit code, for the steps that were chosen."""
+    """Return the exit code for the chosen steps."""
     verdicts = {results[step.name].verdict if step.name in results else SKIPPED for step in chosen}
     if steplog.FAILED in verdicts:
         return FAILED
@@ -77,8 +77,8 @@ def code(chosen: Sequence[Step], results: dict[str, Result]) -> int:
 
 
 def folder_for(out: Path, gpu: str | None) -> Path:
-    """The GPU's folder below `out`. Where it is new it begins as what is committed of this GPU, so that one page shows
-    blocks that ran on several days."""
+    """Return the GPU's folder below `out`. A new folder is filled with the committed results of this GPU, so that one
+    page can show blocks that ran on different days."""
     name = "-".join((gpu or "CPU").lower().split())
     folder, committed = out / name, machine.RESULTS / "gpu" / name
     if not folder.exists() and committed.exists():
@@ -88,7 +88,7 @@ def folder_for(out: Path, gpu: str | None) -> Path:
 
 
 def expected() -> Frame:
-    """The part of the job document that comes from the facts, for every GPU in them."""
+    """Return the part of the job document that comes from the facts, for every known GPU."""
     from envbuild.facts import database
     from envbuild.testrun import expected_hardware
 

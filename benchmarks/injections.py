@@ -40,7 +40,7 @@ DEATHS = 100  # of a probe's processes, after which the campaign is given up
 
 
 def _limited(aten: str, onednn: str, mkl: str) -> dict[str, str]:
-    """The variables that limit the instructions of torch, oneDNN and MKL."""
+    """Return the variables that limit the instruction sets of torch, oneDNN and MKL."""
     return {"ATEN_CPU_CAPABILITY": aten, "ONEDNN_MAX_CPU_ISA": onednn, "MKL_ENABLE_INSTRUCTIONS": mkl}
 
 
@@ -55,7 +55,7 @@ CONFIGURATIONS: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True)
 class Work:
-    """What workers do: `count` injections, or clean runs, of a probe, written to a file."""
+    """The work of one worker: `count` injections, or clean runs, of a probe, written to a file."""
 
     what: str
     name: str
@@ -117,7 +117,7 @@ def main() -> int:
 
 @contextlib.contextmanager
 def _end_of_all() -> Iterator[None]:
-    """End the workers where one of them fails, or the campaign is interrupted."""
+    """Stop all workers if one fails, or if the campaign is interrupted."""
     try:
         yield
     finally:
@@ -140,7 +140,8 @@ def _clean(folder: Path, count: int) -> Iterator[Work]:
 
 
 def _run(arguments: Sequence[str], file: Path, variables: dict[str, str]) -> int:
-    """The exit status of a worker, negative for the signal that it died of; it is ended where it writes nothing."""
+    """Return the exit status of a worker, negative for a signal. A worker that writes nothing for too long is
+    stopped."""
     where = {"PYTHONFAULTHANDLER": "1", "PYTHONPATH": os.pathsep.join((str(HERE), str(HERE.parent)))}
     process = subprocess.Popen(
         [sys.executable, "-m", "fault_injection.worker", *arguments], env={**os.environ, **where, **variables}
@@ -159,7 +160,7 @@ def _run(arguments: Sequence[str], file: Path, variables: dict[str, str]) -> int
 
 
 def _seconds(folder: Path) -> dict[str, float]:
-    """How long each probe takes, in a run of the self-test; measured once."""
+    """Return how long each probe takes in a run of the self-test; measured once."""
     file = folder / "seconds.json"
     if not file.exists():
         argv = [sys.executable, "-m", "envbuild.selftest", "--json", "--level", LEVEL]

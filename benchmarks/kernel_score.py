@@ -37,13 +37,13 @@ Verdicts = dict[str, Verdict]
 
 
 def kernels(half: str) -> dict[str, WrongKernel]:
-    """The kernels of one author."""
+    """Return the kernels of one author."""
     importlib.import_module(f"wrong_kernels.{half}")
     return {name: kernel for name, kernel in KERNELS.items() if name.startswith(f"{half}/")}
 
 
 def verdict(half: str, name: str, levels: Sequence[str], seed: int) -> Verdict:
-    """In a worker, which has imported torch and called nothing of it."""
+    """Judge one kernel in a worker that has imported torch but called nothing of it."""
     importlib.import_module(f"wrong_kernels.{half}")
     return lowest(KERNELS[name], levels, seed)
 
@@ -65,7 +65,8 @@ def share(found: int, of: int) -> str:
 
 
 def table(half: str, chosen: Mapping[str, WrongKernel], verdicts: Verdicts, levels: Sequence[str]) -> Iterator[str]:
-    """A row for each operation: what each level finds, of the kernels that a self-test can be asked to find."""
+    """Return a row for each operation: what each level detects, of the kernels that a self-test can be expected to
+    detect."""
     judged = {name: kernel for name, kernel in chosen.items() if name in verdicts}
     yield from ("", f"## {half.capitalize()}", "")
     heads = " | ".join(levels)

@@ -1,4 +1,4 @@
-"""Shared libraries that an image carries more than once, its lower layers included: what a pull brings for nothing."""
+"""Finds shared libraries that an image contains more than once, also in lower layers: a pull transfers them in vain."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ _PACKAGED = "site-packages/nvidia"
 
 
 def twice(inspected: dict[str, Any]) -> tuple[int, int]:
-    """How many libraries of NVIDIA's wheels are there again, and their bytes.
-
-    `inspected`: what the engine says of an image; its layers must be folders (overlay2).
-    """
+    """Return how many libraries of NVIDIA's wheels occur more than once, and their bytes. `inspected`: the engine's
+    description of an image, whose layers must be folders (overlay2)."""
     data = inspected["GraphDriver"]["Data"]
     folders = [data["UpperDir"], *filter(None, data.get("LowerDir", "").split(":"))]
     seen: set[str] = set()

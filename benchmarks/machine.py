@@ -1,4 +1,4 @@
-"""The machine that a result was measured on, in a line."""
+"""Describes the machine of a measurement in one line."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _QUEUE_SECONDS = 0.25
 
 
 class Link:
-    """A line of `rate` bytes a second (None: as fast as it goes), shared by all that use it."""
+    """A simulated link of `rate` bytes per second (None: unlimited), shared by all users."""
 
     def __init__(self, rate: float | None = None) -> None:
         self.rate = rate
@@ -45,10 +45,10 @@ class Link:
 
 
 class Mirror:
-    """Used as a context: it serves inside. `address` is the index's, as pip and uv take it."""
+    """An index that serves while used as a context manager. `address`: the URL for pip and uv."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder`: wheels, at any depth."""
+        """`folder`: contains wheels, at any depth."""
         self.link = Link()
         self._files = {file.name: file for file in sorted(folder.rglob("*.whl"))}
         self._hashes = {name: file.parent.name for name, file in self._files.items()}

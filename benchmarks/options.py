@@ -1,4 +1,4 @@
-"""What the command lines of the campaigns and benchmarks share: values of options, and how they end."""
+"""Shared by the command lines of the campaigns and benchmarks: values of options, and how the programs end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NoReturn
 
 
 def positive(text: str) -> int:
-    """A number of at least 1, for argparse."""
+    """Parse a number of at least 1, for argparse."""
     try:
         found = int(text)
     except ValueError:
@@ -23,7 +23,7 @@ def positive(text: str) -> int:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM. Who catches exceptions and exits lets it pass, as Ctrl-C; what is under way is cleaned up."""
+    """SIGTERM. It passes through handlers of exceptions and exits, like Ctrl-C, so that running work is cleaned up."""
 
 
 def program(main: Callable[[], int | None]) -> NoReturn:
@@ -47,8 +47,8 @@ def _signal(kind: type[BaseException]) -> signal.Signals:
 
 
 def _again(lost: sys.UnraisableHookArgs) -> None:
-    """Where a signal comes while garbage is collected, Python says what it raised and goes on: it is sent once more, a
-    little later, when that is over."""
+    """Send a signal again that arrived during garbage collection: there Python only prints the exception and continues.
+    It is sent a little later, after the collection."""
     if issubclass(lost.exc_type, KeyboardInterrupt):
         threading.Timer(0.01, os.kill, (os.getpid(), _signal(lost.exc_type))).start()
     else:

@@ -1,4 +1,5 @@
-"""What else the benchmark of builds measures: the disk, a slow link, locks, commands, the self-test's own frame."""
+"""The other measurements of the benchmark of builds: the disk, a slow link, locks, commands, the self-test's own
+overhead."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ def _fill(stream: BinaryIO, size: int) -> None:
 
 
 def plain(rounds: Rounds) -> None:
-    """The same wheels by uv into a folder of this machine, and what came of them hashed: no image is had for less."""
+    """Install the same wheels by uv into a folder of this machine, and hash the result: no image can be built
+    faster."""
     stock = rounds.stock
     folder = stock.folder / "plain"
     wanted = {
@@ -94,7 +96,8 @@ def plain(rounds: Rounds) -> None:
 
 
 def slow_link(rounds: Rounds, ours: Ours) -> None:
-    """One wheel is missing, and comes over a link of 100 Mbit/s: the time of the fetch and the time of the link."""
+    """Fetch one missing wheel over a link of 100 Mbit/s. Record the time of the fetch and the minimum time of the
+    link."""
     stock = rounds.stock
     wheel = stock.cublas[PINS[1]].wheel
     shutil.rmtree(stock.cache / "envbuild" / "wheels" / wheel.sha256, ignore_errors=True)
@@ -123,7 +126,7 @@ def slow_link(rounds: Rounds, ours: Ours) -> None:
 
 
 def lockable() -> list[str]:
-    """The shipped profiles that have no extension: the sources of those need git, and their archives hosts."""
+    """Return the shipped profiles without extensions: extension sources need git, and archives need other hosts."""
     files = [f for f in sorted((CHECKOUT / "profiles").rglob("*.yaml")) if not f.name.endswith(".lock.yaml")]
     return [f.stem for f in files if "git:" not in f.read_text(encoding="utf-8")]
 
@@ -140,7 +143,7 @@ def locks(rounds: Rounds, folder: Path) -> None:
 
 
 def commands(rounds: Rounds) -> None:
-    """Those that ask neither an index nor an engine."""
+    """Time the commands that need neither an index nor an engine."""
     env, folder = rounds.stock.outside, rounds.stock.project
     asked = (("--help",), ("show", "cpu"), ("show", profile(PINS[0])), ("lock", profile(PINS[0])))
     seconds([*ENVBUILD, "show"], env, folder)  # warm: compiled modules
@@ -151,14 +154,14 @@ def commands(rounds: Rounds) -> None:
 
 
 def audit(rounds: Rounds, ours: Ours) -> None:
-    """Of the image with the first pin, which is built."""
+    """Time the audit of the image with the first pin, which is already built."""
     env = {**rounds.stock.environment, "DOCKER_HOST": rounds.arena.host}
     argv = [*ENVBUILD, "audit", ours.tag(PINS[0])]
     rounds.note("commands", "audit", seconds=seconds(argv, env, rounds.stock.project))
 
 
 def proved(rounds: Rounds) -> None:
-    """The shipped profile cpu, made and proved: the self-test's own frame, then `make` where nothing changed."""
+    """Make and verify the shipped profile cpu: time the self-test's own overhead, then `make` with nothing changed."""
     arena, stock = rounds.arena, rounds.stock
     folder = stock.folder / "proved"
     shutil.rmtree(folder, ignore_errors=True)
@@ -180,7 +183,8 @@ def proved(rounds: Rounds) -> None:
 
 
 def cores(rounds: Rounds, ours: Ours) -> None:
-    """A build with the wheels here, by an engine and a client that may use only so many of the machine's processors."""
+    """Time a build with local wheels, by an engine and a client that are limited to some of the machine's
+    processors."""
     whole = os.sched_getaffinity(0)
     try:
         for count in sorted({1, 2, len(whole)}):

@@ -1,4 +1,5 @@
-"""The cases of the benchmark of builds, each way in turn on one engine; figures go to `found` as they are taken."""
+"""The cases of the benchmark of builds. Each way runs in turn on one engine; figures are added to `found` as they are
+measured."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ class Rounds:
         self.say(f"{case}: {way}: {values}")
 
     def timed(self, case: str, way: Way, work: Callable[[], float]) -> None:
-        """`work` returns the seconds of it that do not count."""
+        """Time `work`, which returns the seconds that do not count."""
         excluded, took = watch.taken(work, [self.arena.pid], self.stock.folder)
         figures: dict[str, float] = {"seconds": took.seconds - excluded, "memory": took.memory, "written": took.written}
         if isinstance(way, Ours):
@@ -43,7 +44,7 @@ class Rounds:
         self.note(case, way.name, **figures)
 
     def one(self, way: Way, first: bool) -> None:
-        """From an empty engine and nothing fetched, over two changes of a pin. `first`: sizes are taken too."""
+        """Start with an empty engine and no downloads, then change a pin twice. `first`: also measure sizes."""
         way.forget()
         self.arena.empty()
         self.timed("cold", way, lambda: way.build(PINS[0]))
@@ -62,7 +63,8 @@ class Rounds:
                   twice=count, **{"twice bytes": size})  # fmt: skip
 
     def here(self, ours: Ours) -> None:
-        """The wheels are on the host, the engine is empty; then a second card's profile, then nothing has changed."""
+        """Start with the wheels on the host and an empty engine; then build a profile for a second GPU; then build with
+        nothing changed."""
         self.stock.forget_builds()
         self.arena.empty()
         self.timed("wheels here", ours, lambda: ours.build(PINS[0]))
@@ -72,7 +74,8 @@ class Rounds:
         self.timed("nothing changed", ours, lambda: ours.build(PINS[0]))
 
     def pushed(self, ways: list[Way]) -> None:
-        """Bytes that a push of the image brings, then one with another cuBLAS; of ours also a second card's."""
+        """Measure the bytes that a push of the image transfers, then of one with a different cuBLAS; for envbuild also
+        of a second GPU's image."""
         for way in ways:
             way.forget()
             self.arena.empty()
@@ -85,7 +88,7 @@ class Rounds:
                 self.note("push", way.name, second=self._push(way, way.second()))
 
     def _push(self, way: Way, tag: str) -> int:
-        """Bytes that the registry did not have."""
+        """Return the bytes that the registry did not have."""
         name = f"{self.registry.host}/{way.name}:{tag.rpartition(':')[2]}"
         before = self.registry.holds()
         self.arena.docker("tag", tag, name)

@@ -29,7 +29,7 @@ PROFILES = {"large": ["numpy", "pandas", "scipy"], "middle": ["numpy", "pandas"]
 
 @dataclass(frozen=True)
 class Took:
-    """Seconds by the clock; seconds of work, of all processors together; a document of each profile."""
+    """Wall-clock seconds; seconds of work of all processors together; one document per profile."""
 
     seconds: float
     worked: float
@@ -37,7 +37,7 @@ class Took:
 
 
 def source(folder: Path) -> Path:
-    """A copy of the checkout whose installer no build has seen."""
+    """Return a copy of the checkout whose installer no build has used."""
     for part in ("envbuild", "dockerfiles", "profiles"):
         shutil.copytree(CHECKOUT / part, folder / part)
     with (folder / "dockerfiles" / "install").open("a", encoding="utf-8") as file:
@@ -50,13 +50,14 @@ def environment(folder: Path, checkout: Path) -> dict[str, str]:
 
 
 def busy() -> float:
-    """Seconds that this machine's processors have worked, whoever for: user, nice and system in proc(5)."""
+    """Return the seconds that this machine's processors have worked for any process: user, nice and system in
+    proc(5)."""
     found = Path("/proc/stat").read_text(encoding="ascii").split()[1:4]
     return sum(map(int, found)) / os.sysconf("SC_CLK_TCK")
 
 
 def make(folder: Path, checkout: Path, names: list[str], verb: str = "make") -> Took:
-    """One command for all of them; `build`, which takes one profile, is as many at once."""
+    """Run one command for all profiles; for `build`, which takes one profile, run several commands at once."""
     begin, worked = time.perf_counter(), busy()
     command = [sys.executable, "-m", "envbuild", verb, "--json"]
     env = environment(folder, checkout)
@@ -93,7 +94,7 @@ def remove(names: list[str]) -> None:
 
 
 def measure(folder: Path, names: dict[str, str], verb: str) -> dict[str, Took]:
-    """The largest alone, and all; each time every layer but the base is built again."""
+    """Measure the largest profile alone, and all; every layer except the base is built again each time."""
     took = {}
     for what, chosen in (("largest", [names["large"]]), ("all three", list(names.values()))):
         remove(list(names.values()))
@@ -109,7 +110,8 @@ def write_profiles(folder: Path, names: dict[str, str], level: str) -> None:
 
 
 def row(what: str, took: dict[str, Took]) -> str:
-    """Of both, seconds by the clock and of work; and what they come to."""
+    """Return the table row for the largest profile and for all three: wall-clock and processor seconds, and their
+    ratios."""
     one, three = took["largest"], took["all three"]
     least = three.worked / (os.cpu_count() or 1)
     cells = [what, f"{one.seconds:.0f}", f"{one.worked:.0f}", f"{three.seconds:.0f}", f"{three.worked:.0f}"]
@@ -117,14 +119,14 @@ def row(what: str, took: dict[str, Took]) -> str:
 
 
 def steps(what: str, took: Took) -> str:
-    """The longest of each step."""
+    """Return the longest time of each step."""
     found = [{step["name"]: step["seconds"] for step in document["steps"]} for document in took.documents]
     names = ("build", "audit", "label", "self-test")
     return f"| {what} | {' | '.join(f'{max(one.get(name, 0) for one in found):.0f}' for name in names)} |"
 
 
 def main() -> None:
-    """After the locks are made and the wheels are here, so that no index and no network is measured."""
+    """Measure after the locks are written and the wheels downloaded, so that no index and no network is measured."""
     run = secrets.token_hex(3)
     names = {kind: f"bench-{kind}-{run}" for kind in PROFILES}
     folder = Path(tempfile.mkdtemp(prefix="envbuild-bench-"))

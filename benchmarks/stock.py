@@ -1,4 +1,5 @@
-"""What the benchmark of builds needs at hand before anything is timed: wheels, the base, locks, the peers' images."""
+"""Prepares everything that the benchmark of builds needs before timing starts: wheels, the base, locks, the images of
+the compared tools."""
 
 from __future__ import annotations
 
@@ -35,10 +36,8 @@ BENCH, SECOND = "bench", "second"
 
 @dataclass(frozen=True)
 class Stock:
-    """`folder` holds all; `project` is where envbuild runs, with a profile for each pin.
-
-    `wheels`: those of the profile; `cublas`: its wheel by version; `base`, `uv`: references of the peers' images.
-    """
+    """`folder` contains everything; `project` is where envbuild runs, with a profile for each pin. `wheels`: those of
+    the profile; `cublas`: its wheel by version; `base`, `uv`: image references for the compared tools."""
 
     folder: Path
     wheels: tuple[LockedWheel, ...]
@@ -57,12 +56,13 @@ class Stock:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of envbuild: folders of its own, the mirror as its only index, its modules compiled as once installed."""
+        """The environment variables for envbuild: its own folders, the mirror as its only index, and compiled modules
+        as after an installation."""
         return {**self.outside, **self.mirror.environment}
 
     @property
     def outside(self) -> dict[str, str]:
-        """The same with the indexes that this machine is configured with."""
+        """The same variables with the indexes that this machine is configured with."""
         found = {
             **os.environ, "PYTHONPATH": str(CHECKOUT),
             "PYTHONPYCACHEPREFIX": f"{self.folder}/compiled", "XDG_CACHE_HOME": str(self.cache),
@@ -72,34 +72,34 @@ class Stock:
         return found
 
     def requirements(self, pin: str) -> str:
-        """All that the image holds, exactly, a line each."""
+        """Return the exact versions of everything in the image, one per line."""
         rest = (item.wheel for item in self.wheels if item.wheel.name != CUBLAS)
         return "".join(f"{wheel.name}=={wheel.version}\n" for wheel in rest) + f"{CUBLAS}=={pin}\n"
 
     def forget(self) -> None:
-        """Nothing is fetched and nothing built, as far as envbuild knows; its base is made."""
+        """Remove envbuild's downloads and builds, but keep its base."""
         shutil.rmtree(self.cache / "envbuild" / "wheels", ignore_errors=True)
         shutil.rmtree(self.cache / "uv", ignore_errors=True)
         self.forget_builds()
 
     def forget_builds(self) -> None:
-        """Nothing is built, as far as envbuild knows."""
+        """Remove envbuild's builds."""
         shutil.rmtree(self.cache / "envbuild" / "contexts", ignore_errors=True)
         shutil.rmtree(self.folder / "state", ignore_errors=True)
 
     def change(self, pin: str) -> None:
-        """The profile that is built has this cuBLAS now, and the lock for it."""
+        """Change the profile to this cuBLAS, with the lock for it."""
         folder = self.project / "profiles"
         for end in (".yaml", ".lock.yaml"):
             shutil.copy(folder / f"{profile(pin)}{end}", folder / f"{BENCH}{end}")
         (self.project / "dockerfiles" / f"{BENCH}.Dockerfile").unlink(missing_ok=True)
 
     def tag(self, name: str, locked: str) -> str:
-        """Of the image of `name`, which has the lock of `locked`."""
+        """Return the tag of the image of `name`, which has the lock of `locked`."""
         return f"envbuild/{name}:{_lock(self.project / 'profiles' / f'{locked}.lock.yaml').short}"
 
     def bring(self, pin: str) -> None:
-        """A cuBLAS wheel, as if another profile had fetched it."""
+        """Add a cuBLAS wheel, as if another profile had downloaded it."""
         sha256 = self.cublas[pin].wheel.sha256
         shutil.copytree(
             self.folder / "wheels" / sha256, self.cache / "envbuild" / "wheels" / sha256, dirs_exist_ok=True
@@ -107,12 +107,12 @@ class Stock:
 
 
 def profile(pin: str) -> str:
-    """The name of the profile with this cuBLAS."""
+    """Return the name of the profile with this cuBLAS."""
     return f"bench-{pin.replace('.', '-')}"
 
 
 def kept(folder: Path, say: Callable[[str], None]) -> tuple[tuple[LockedWheel, ...], dict[str, LockedWheel]]:
-    """The wheels of all ways, fetched from the machine's own indexes into `folder`/wheels, once."""
+    """Return the wheels for all ways, downloaded once from the machine's indexes into `folder`/wheels."""
     locked = _lock(CHECKOUT / "profiles" / "projects" / f"{PROFILE}.lock.yaml")
     kept = Store(folder / "wheels")
     glibc = suites()[locked.suite or ""].glibc
@@ -131,7 +131,7 @@ def kept(folder: Path, say: Callable[[str], None]) -> tuple[tuple[LockedWheel, .
 
 
 def _torchs_own(locked: Lock) -> str:
-    """The cuBLAS that torch asks for, which pip fetches before it is overridden."""
+    """Return the cuBLAS that torch requires; pip downloads it before it is overridden."""
     (override,) = (one for one in locked.overrides if one.name == CUBLAS)
     return override.replaces.removeprefix("==")
 
@@ -143,7 +143,7 @@ def _lock(file: Path) -> Lock:
 
 
 def profiles(stock: Stock, say: Callable[[str], None]) -> None:
-    """A project with a profile and a lock for each pin, and for a second card, on the shipped Debian packages."""
+    """Create a project with a profile and a lock for each pin and for a second GPU, on the shipped Debian packages."""
     folder = stock.project / "profiles"
     folder.mkdir(parents=True, exist_ok=True)
     source = yaml.safe_load((CHECKOUT / "profiles" / "projects" / f"{PROFILE}.yaml").read_text(encoding="utf-8"))
@@ -165,7 +165,7 @@ def _write(folder: Path, name: str, keys: Mapping[str, object]) -> None:
 
 
 def run(stock: Stock, *arguments: str, engine: Arena | None = None) -> str:
-    """stdout of an envbuild, which must succeed."""
+    """Return the stdout of an envbuild command, which must succeed."""
     env = {**stock.environment, **({"DOCKER_HOST": engine.host} if engine else {})}
     done = subprocess.run(
         [sys.executable, "-m", "envbuild", *arguments], cwd=stock.project, env=env, capture_output=True, text=True
@@ -178,7 +178,7 @@ def run(stock: Stock, *arguments: str, engine: Arena | None = None) -> str:
 
 
 def bases(stock: Stock, say: Callable[[str], None]) -> Path:
-    """The root file system that all ways stand on, made by envbuild in its own cache."""
+    """Build the root file system that all ways use, by envbuild in its own cache."""
     locked = _lock(stock.project / "profiles" / f"{profile(PINS[0])}.lock.yaml")
     assert locked.suite
     before = os.environ.get("XDG_CACHE_HOME")
@@ -196,7 +196,8 @@ def bases(stock: Stock, say: Callable[[str], None]) -> Path:
 
 
 def images(stock_folder: Path, tar: Path, pip: Path, arena: Arena, registry: Registry) -> tuple[str, str]:
-    """The peers' base, and uv alone as its own image has it, in the registry that every run pulls them from."""
+    """Push the base image of the compared tools, and uv's own image, to the registry from which every run pulls
+    them."""
     folder = stock_folder / "base"
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "pip").mkdir(parents=True)
@@ -214,5 +215,5 @@ def images(stock_folder: Path, tar: Path, pip: Path, arena: Arena, registry: Reg
 
 
 def steps(document: str) -> dict[str, float]:
-    """Seconds of each step of `envbuild build --json`."""
+    """Return the seconds of each step of `envbuild build --json`."""
     return {step["name"]: step["seconds"] for step in json.loads(document)["steps"]}

@@ -66,7 +66,7 @@ class Figures:
 
 
 def write(document: Mapping[str, Any]) -> None:
-    """benchmarks/results/build.{json,svg,md}."""
+    """Write benchmarks/results/build.{json,svg,md}."""
     (machine.RESULTS / "build.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     (machine.RESULTS / "build.svg").write_text(plot(document), encoding="utf-8")
     machine.write("build", list(markdown(document)))
@@ -88,7 +88,7 @@ def _whole(value: float | None) -> str:
 
 
 def targets(document: Mapping[str, Any]) -> Iterator[tuple[str, float | None, float, str]]:
-    """(what, measured, the most that it may be, unit)."""
+    """Yield (name, measured value, allowed maximum, unit)."""
     f = Figures(document)
     ours = "envbuild"
     yield "cold, over uv's", f.ratio(("cold", ours), ("cold", "uv")), 1.0, ""
@@ -160,7 +160,7 @@ def markdown(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _speeds(document: Mapping[str, Any]) -> str:
-    """What one file took; earlier documents have not all of it."""
+    """Return a sentence about the disk speeds; earlier documents do not have all of them."""
     flushed, new_file, again = (f"{document.get(key, 0) / 1e6:.0f}" for key in ("disk", "new_file", "memory"))
     new = f"{new_file} MB/s ({flushed} with its flush)" if "new_file" in document else f"{flushed} MB/s with its flush"
     return f"A new file took {new}{f', in place again {again} MB/s' if 'memory' in document else ''}."
@@ -184,7 +184,7 @@ def _sizes(f: Figures, way: str, title: str) -> list[str]:
 
 
 def streamed(document: Mapping[str, Any]) -> Iterator[str]:
-    """How long one stream takes for the bytes of each way: they over what a new file took in the same run."""
+    """Report how long a single stream of each way's bytes takes, compared with writing a new file in the same run."""
     f, speed = Figures(document), document["disk"]
     fetched, unpacked = document["fetched"], f.median("size", "envbuild", "image")
     if unpacked is not None:
@@ -203,7 +203,7 @@ def streamed(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def others(f: Figures) -> Iterator[str]:
-    """Measurements that differ from the builds above: without an image, or with fewer processors."""
+    """Yield measurements that differ from the builds above: without an image, or with fewer processors."""
     if "no image" in f.cases:
         yield from _table(
             "No image at all",
@@ -239,7 +239,7 @@ _COLOURS = {"hpccm": "#b0b7c3", "pip": "#8d99ae", "uv": "#457b9d", "envbuild": "
 
 
 def plot(document: Mapping[str, Any]) -> str:
-    """Bars, a group for each case: median seconds."""
+    """Plot median seconds as bars, one group for each case."""
     f = Figures(document)
     rows = [(case, way, f.median(case, way)) for case in BUILDS for way in TITLES]
     shown = [(case, way, value) for case, way, value in rows if value is not None]

@@ -1,4 +1,4 @@
-"""What a piece of work took: seconds, memory at its peak, bytes written to the disk."""
+"""Measures a piece of work: seconds, peak memory, bytes written to the disk."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Taken:
-    """`memory`: the most anonymous memory that the watched processes and their descendants held, by samples every
-    0.2 s, bytes. `written`: bytes that the disk was given until all was there, whoever wrote them."""
+    """`memory`: the peak of anonymous memory of the watched processes and their descendants, sampled every 0.2 s, in
+    bytes. `written`: bytes written to the disk, by any process, until everything was on it."""
 
     seconds: float
     memory: int
@@ -27,8 +27,8 @@ class Taken:
 
 
 def taken(work: Callable[[], T], roots: Iterable[int], device: Path) -> tuple[T, Taken]:
-    """`roots`: processes that are watched with all their descendants, in addition to those that `work` starts. This
-    process and those that it had started before are not watched. `device`: a path on the disk."""
+    """Measure `work`. `roots`: processes that are watched with all their descendants, in addition to those that `work`
+    starts. This process and its earlier children are not watched. `device`: a path on the disk."""
     peak, ended = [0], threading.Event()
     watched, earlier = set(roots), set(_processes())
 
@@ -61,7 +61,7 @@ class _Process:
 
 
 def _processes() -> dict[int, _Process]:
-    """All of the machine, by id."""
+    """Return all processes of the machine, by id."""
     found = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -88,7 +88,7 @@ def _below(pid: int, roots: set[int], found: dict[int, _Process]) -> bool:
 
 
 def _written(path: Path) -> int:
-    """Bytes that the disk under `path` was given since the machine started; 0 if it is not a block device."""
+    """Return the bytes written to the disk under `path` since the machine started; 0 if it is not a block device."""
     device = path.stat().st_dev
     file = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat")
     return int(file.read_text(encoding="utf-8").split()[6]) * _SECTOR if file.is_file() else 0

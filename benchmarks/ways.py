@@ -1,4 +1,5 @@
-"""The ways to the same image that are compared: three of peers, written as their best users would, and ours."""
+"""The compared ways to build the same image: three of other tools, written as their best users would, and
+envbuild's."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ PEERS = Path(__file__).parent / "peers"
 
 
 class Way(Protocol):
-    """How an image is made. `slow`: a cold run takes so long that one is enough. Where `keeps`, wheels once fetched are
-    at hand for the next build."""
+    """A way to build an image. `slow`: a cold run takes so long that one is enough. `keeps`: downloaded wheels are kept
+    for the next build."""
 
     name: str
     slow: bool
@@ -27,20 +28,20 @@ class Way(Protocol):
     def keeps(self) -> bool: ...
 
     def forget(self) -> None:
-        """As before the first build, the engine apart."""
+        """Restore the state before the first build, except for the engine."""
 
     def build(self, pin: str) -> float:
         """Makes the image with this cuBLAS, and tags it; returns seconds of what was done that is not counted."""
 
     def bring(self, pin: str) -> None:
-        """Brings that cuBLAS wheel to where it lies once it was fetched."""
+        """Put the cuBLAS wheel where a download would put it."""
 
     def tag(self, pin: str) -> str: ...
 
 
 @dataclass
 class Dockerfile:
-    """A peer's: `text` makes its Dockerfile for a pin, `fetch` names the one that only fetches."""
+    """A Dockerfile of another tool: `text` returns the Dockerfile for a pin, `fetch` the one that only downloads."""
 
     name: str
     index: str
@@ -115,7 +116,7 @@ class Ours:
 
 
 def ways(arena: Arena, stock: Stock) -> list[Way]:
-    """All of them, ours last."""
+    """Return all of them, envbuild's last."""
     torch, numpy = (
         next(f"{i.wheel.name}=={i.wheel.version}" for i in stock.wheels if i.wheel.name == name)
         for name in ("torch", "numpy")

@@ -25,7 +25,7 @@ def _turn(nodeid: str) -> int:
 
 
 def _scope(nodeid: str) -> str:
-    """What one worker runs as a whole: a file, or several files of the engine whose images are made once for all."""
+    """Return the group of tests that one worker runs: a file, or several engine tests that share their images."""
     file = nodeid.partition("::")[0]
     name = Path(file).stem
     if not file.startswith("tests/e2e/") or name.removeprefix("test_") in _ALONE:

@@ -1,1 +1,2 @@
-"""A statistical fault model put into the operations of the self-test's probes; run by benchmarks/injections.py."""
+"""Injects faults of a statistical model into the operations of the self-test's probes; run by
+benchmarks/injections.py."""

@@ -26,7 +26,7 @@ _COMPUTE_NOTHING = {"empty", "empty_like", "empty_strided", "new_empty", "new_em
 
 @dataclass(frozen=True)
 class Site:
-    """An output of an operator: the `number`-th output of the unit's work."""
+    """An output of an operator: number `number` among all outputs of the unit's work."""
 
     number: int
     operator: str
@@ -36,17 +36,15 @@ class Site:
 
 @dataclass(frozen=True)
 class Shot:
-    """A fault, and the number of the output that it strikes."""
+    """A fault, and the number of the output that it changes."""
 
     number: int
     fault: model.Fault
 
 
 class Injector(TorchDispatchMode):
-    """Sees the operators of a step; counts their outputs, and changes one of them as `shot` says.
-
-    `results`: operators whose outputs are results, whether the probe compares them or not.
-    """
+    """Observes the operators of a step, counts their outputs, and changes one output as `shot` says. `results`:
+    operators whose outputs are results, whether the probe compares them or not."""
 
     def __init__(self, shot: Shot | None = None, results: Sequence[str] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -61,7 +59,7 @@ class Injector(TorchDispatchMode):
 
     @contextlib.contextmanager
     def on_host(self) -> Iterator[None]:
-        """Leave out what the host computes for the probe: inputs and references."""
+        """Pause the observation while the host computes inputs and references for the probe."""
         self._host += 1
         try:
             yield
@@ -69,7 +67,7 @@ class Injector(TorchDispatchMode):
             self._host -= 1
 
     def settle(self) -> None:
-        """At the end of a step: keep what its results are now, as later operators wrote to some of them."""
+        """At the end of a step, copy its results as they are now, because later operators wrote to some of them."""
         self.made += [values.detach().clone() for values in self._kept]
         self._kept.clear()
 
@@ -100,7 +98,7 @@ def _strike(fault: model.Fault, values: torch.Tensor) -> None:
 
 
 def _written(schema: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Iterator[torch.Tensor]:
-    """The tensors that an operator computed: new ones, and arguments that it wrote to."""
+    """Return the tensors that an operator computed: new ones, and arguments that it wrote to."""
     results = result if isinstance(result, tuple) else (result,)
     for returned, value in zip(schema.returns, results, strict=False):
         if returned.alias_info is None:
@@ -135,7 +133,7 @@ def _called(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 class InjectedContext(Context):
-    """A probe's context whose steps are seen by an injector."""
+    """A probe's context that lets an injector observe its steps."""
 
     def __init__(self, job: JobDocument, injector: Injector) -> None:
         super().__init__(job)
@@ -147,7 +145,7 @@ class InjectedContext(Context):
 
 
 class _SeenStep(ProbeStep):
-    """A step that puts the injector in force while it lasts."""
+    """A step during which the injector is active."""
 
     def __init__(self, step: ProbeStep, injector: Injector) -> None:
         self.seconds, self.refused = 0.0, False

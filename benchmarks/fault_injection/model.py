@@ -28,7 +28,7 @@ MANY = BIT_FLIPS * (1 - SINGLE) / 3  # [N] for the first two, [A] for the third 
 
 @dataclass(frozen=True)
 class Share:
-    """How often something is drawn, where that figure comes from, and what it does."""
+    """The probability of a choice, the source of that figure, and what the choice does."""
 
     name: str
     value: float
@@ -68,11 +68,9 @@ _FRACTIONS = {
 
 @dataclass(frozen=True)
 class Fault:
-    """What is done to an output of `count` elements: `kind` to the elements `start`, `start` + `step`, ... below `end`.
-
-    `mask` has the bits that are changed, `word` the bits that they take; `flip`: they are inverted instead.
-    `value` is what elements become by "NaN or infinity".
-    """
+    """A change of an output of `count` elements. `kind` is applied to the elements `start`, `start` + `step`, ... below
+    `end`. `mask` has the bits that are changed, `word` their new values; `flip`: they are inverted instead. `value`:
+    the new value of elements for the kind "NaN or infinity"."""
 
     kind: str
     place: str
@@ -86,10 +84,8 @@ class Fault:
 
 
 def draw(generator: random.Random, count: int, dtype: torch.dtype, element: int) -> Fault:
-    """A fault by the shares above, which strikes `element` of an output of `count` elements of this dtype.
-
-    Integers have no NaN, and bool only one bit: there the kinds that are left keep their ratio.
-    """
+    """Draw a fault with the probabilities above, which changes `element` of an output of `count` elements of this
+    dtype. Integers have no NaN, and bool has only one bit; the remaining kinds keep their ratio."""
     kinds = [share for share in KINDS if _exists(share.name, dtype)]
     kind, place = _chosen(generator, kinds), _chosen(generator, PLACES)
     start, end, step = _places(generator, place, count, element)
@@ -109,7 +105,7 @@ def draw(generator: random.Random, count: int, dtype: torch.dtype, element: int)
 
 
 def apply(fault: Fault, values: torch.Tensor) -> torch.Tensor:
-    """What the values (of one dimension) are after the fault; the argument stays as it is."""
+    """Return the values (of one dimension) after the fault; the argument is not changed."""
     found = values.clone()
     struck = found[fault.start : fault.end : fault.step]
     if fault.kind == SPECIAL:
@@ -128,7 +124,7 @@ def apply(fault: Fault, values: torch.Tensor) -> torch.Tensor:
 
 
 def field(fault: Fault, dtype: torch.dtype) -> str:
-    """Where in a number the bits lie that are changed, by the highest of them; "" where that says nothing."""
+    """Return the part of a floating-point number that contains the highest changed bit; "" if that has no meaning."""
     if fault.kind not in (ONE_BIT, TWO_BITS) or dtype not in _FRACTIONS:
         return ""
     highest, fraction = fault.mask.bit_length() - 1, _FRACTIONS[dtype]
@@ -154,7 +150,7 @@ def _width(dtype: torch.dtype) -> int:
 
 
 def _places(generator: random.Random, place: str, count: int, element: int) -> tuple[int, int, int]:
-    """(start, end, step): every 32nd element of the output, or every n-th of one warp's 32 elements."""
+    """Return (start, end, step): every 32nd element of the output, or every n-th element of one warp's 32."""
     if place == LANE:
         return element % WARP, count, WARP
     if place == PERIODIC:
@@ -164,6 +160,6 @@ def _places(generator: random.Random, place: str, count: int, element: int) -> t
 
 
 def _wrapped(number: int, dtype: torch.dtype) -> int:
-    """The bits as a number of this dtype, which may be signed."""
+    """Return the bits as a number of this dtype, which may be signed."""
     most = torch.iinfo(dtype).max
     return number if number <= most else number - 2 * (most + 1)

@@ -1,4 +1,5 @@
-"""The files of a campaign: a line for each injection or clean run, written as it ends, and read when one goes on."""
+"""The files of a campaign: one line for each injection or clean run, written when it ends, and read when a campaign is
+continued."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ _SOURCES = (
 
 @dataclass(frozen=True)
 class Record:
-    """One injection: where, what, and what it came to (runner.Effect)."""
+    """One injection: its place, the fault, and its effect (runner.Effect)."""
 
     unit: str
     operator: str
@@ -43,7 +44,7 @@ class Record:
 
 @dataclass(frozen=True)
 class CleanRun:
-    """A run of all units of a probe without a fault, and what the probe reported all the same."""
+    """A run of all units of a probe without a fault, and what the probe reported nevertheless."""
 
     configuration: str
     level: str
@@ -53,11 +54,11 @@ class CleanRun:
 
 
 class OtherSources(Exception):
-    """A file's results were made with other sources or another torch."""
+    """The results in a file were made with different sources or a different torch."""
 
 
 class Lines:
-    """A file of records. Its first line says what they were made with; a last line that was cut off is dropped."""
+    """A file of records. Its first line names the sources they were made with; an incomplete last line is dropped."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -101,7 +102,7 @@ def clean_runs(folder: Path, name: str) -> list[CleanRun]:
 
 
 def sources() -> str:
-    """sha256 of what decides the results: the self-test, the fault model and what puts it in."""
+    """Return the sha256 of everything that determines the results: the self-test, the fault model and the injector."""
     whole = hashlib.sha256()
     for pattern in _SOURCES:
         for file in sorted(ROOT.glob(pattern)):

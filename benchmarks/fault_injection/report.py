@@ -15,8 +15,8 @@ _MOST_ESCAPES, _MOST_ALARMS = 25, 20
 
 @dataclass(frozen=True)
 class Campaign:
-    """All that was measured: by probe the injections, the clean runs and the seconds that the probe takes, of a whole
-    run at level standard; and `control`, the same as for operations with a broken comparison."""
+    """All measurements. By probe: the injections, the clean runs, and the probe's seconds in a whole run at level
+    standard. `control`: the same for operations with a broken comparison."""
 
     machine: str
     torch: str

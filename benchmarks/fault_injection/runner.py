@@ -81,7 +81,7 @@ _digest = tensor_digests.raw_digest  # as it is before Runner replaces it
 
 @dataclass(frozen=True)
 class Result:
-    """Values that a probe compared or made, and by how much rounding may move each of them; None: not at all."""
+    """Values that a probe compared or computed, and how far rounding may move each of them; None: not at all."""
 
     values: torch.Tensor
     allowed: torch.Tensor | None = None
@@ -89,7 +89,7 @@ class Result:
 
 @dataclass
 class Observed:
-    """What one run of a unit did: its outputs, its results, and what the probe reported."""
+    """The observations of one run of a unit: its outputs, its results, and what the probe reported."""
 
     sites: list[Site] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
@@ -104,11 +104,9 @@ class Observed:
 
 @dataclass(frozen=True)
 class Effect:
-    """What a fault came to: one of records.OUTCOMES, whether the probe reported it, and how many elements changed.
-
-    `units`: how far a result moved at most, in units of the last place of its largest element; a NaN and another
-    integer are infinitely far.
-    """
+    """The effect of a fault: one of records.OUTCOMES, whether the probe reported it, and how many elements changed.
+    `units`: the largest change of a result, in units of the last place of its largest element; a NaN and a different
+    integer count as infinitely far."""
 
     outcome: str
     detected: bool
@@ -157,7 +155,7 @@ class Runner:
         self._undo.close()
 
     def judged(self, unit: Unit) -> list[str]:
-        """What the probe reports of the unit, where nothing is changed and no operator is seen."""
+        """Return the probe's report of the unit without a fault and without observing operators."""
         self._injector, self._results = None, []
         context = Context(self.job)
         try:
@@ -167,7 +165,7 @@ class Runner:
         return [fault.reason for fault in context.faults]
 
     def run(self, unit: Unit, shot: Shot | None = None) -> Observed:
-        """One run of a unit."""
+        """Run a unit once."""
         self._injector, self._results = Injector(shot, unit.results), []
         context = InjectedContext(self.job, self._injector)
         error = skipped = None
@@ -182,8 +180,8 @@ class Runner:
         return Observed(self._injector.sites, results, faults, error, skipped)
 
     def learned(self, unit: Unit) -> Observed | None:
-        """The first run of a unit, which computes what later ones remember; None where torch or the device does not
-        have what the unit calls. Raises ValueError where the unit ends with an error."""
+        """Run a unit for the first time; later runs reuse what it computed. None if torch or the device lacks an
+        operation that the unit calls. Raises ValueError if the unit ends with an error."""
         self.learning = True
         first = self.run(unit)
         self.learning = False
@@ -192,7 +190,7 @@ class Runner:
         return first if first.skipped is None and first.sites else None
 
     def clean(self, unit: Unit) -> Observed | None:
-        """A run without a fault, or None as above. Raises ValueError where the probe reports anything."""
+        """Run without a fault; None as in `learned`. Raises ValueError if the probe reports anything."""
         first = self.learned(unit)
         if first is None:
             return None
@@ -203,7 +201,7 @@ class Runner:
         return second
 
     def _replace(self, function: Any, other: Any) -> None:
-        """In every module of the self-test that has the function under a name."""
+        """Replace the function in every module of the self-test that has it, under any name."""
         for name, module in list(sys.modules.items()):
             if name.startswith("envbuild.selftest"):
                 for attribute, value in list(vars(module).items()):
@@ -284,8 +282,8 @@ class Runner:
 
 
 def _allowed(values: torch.Tensor, bound: torch.Tensor, worst: element_comparison.Worst) -> torch.Tensor | None:
-    """As far as a run without a fault is from the exact values at most, relative to the tolerance, or one rounding of
-    the value, whichever is more."""
+    """Return the largest error of a run without a fault, relative to the tolerance, or one rounding of the value,
+    whichever is larger."""
     if not worst.bound:
         return None
     dtype = values.dtype
@@ -296,7 +294,7 @@ def _allowed(values: torch.Tensor, bound: torch.Tensor, worst: element_compariso
 
 
 def effect(clean: Observed, faulty: Observed, dtype: torch.dtype = torch.float64) -> Effect:
-    """What a fault in a number of this dtype came to. A probe that ended early, by an error, has no results."""
+    """Return the effect of a fault in a number of this dtype. A probe that ended early with an error has no results."""
     if faulty.error is not None or faulty.skipped is not None:
         return Effect(STOPPED, faulty.detected)
     changed, count, units = 0, 0, 0.0
@@ -313,7 +311,7 @@ def effect(clean: Observed, faulty: Observed, dtype: torch.dtype = torch.float64
 
 
 def _units(before: torch.Tensor, after: torch.Tensor, dtype: torch.dtype) -> float:
-    """How far values moved at most, as Effect has it; in those of `dtype` where the values' own are finer."""
+    """Return how far values moved at most, in the units of Effect; of `dtype` if the values' own dtype is finer."""
     if before.shape != after.shape or not before.is_floating_point():
         return math.inf
     coarsest = max(one.eps for one in map(torch.finfo, (before.dtype, dtype)))
@@ -326,7 +324,7 @@ def _units(before: torch.Tensor, after: torch.Tensor, dtype: torch.dtype) -> flo
 
 
 def _different(before: Result, after: Result) -> torch.Tensor:
-    """Which elements a fault has moved further than rounding may; all where shapes differ."""
+    """Return which elements a fault moved further than rounding may; all if the shapes differ."""
     if before.values.shape != after.values.shape or before.values.dtype != after.values.dtype:
         return torch.ones(before.values.shape, dtype=torch.bool)
     if before.allowed is None:
@@ -336,14 +334,15 @@ def _different(before: Result, after: Result) -> torch.Tensor:
 
 
 def _bits(values: torch.Tensor) -> torch.Tensor:
-    """For comparison: a NaN differs from itself otherwise; 0 and -0 are equal, as the probes take them."""
+    """Return the bits for a comparison: NaN would differ from itself otherwise. 0 and -0 are made equal, as the probes
+    treat them."""
     if not values.is_floating_point() or values.itemsize == 1:
         return values.view(torch.uint8) if values.dtype != torch.bool and values.itemsize == 1 else values
     return (values + 0.0).contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[values.itemsize])
 
 
 def _key(value: Any) -> Any:
-    """What stands for an argument among those that are remembered."""
+    """Return the key of an argument in the memory of earlier calls."""
     if isinstance(value, torch.Tensor):
         return (value.dtype, tuple(value.shape), _digest(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

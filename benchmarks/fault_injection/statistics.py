@@ -34,23 +34,23 @@ class Share:
 
 
 def detected(records: Iterable[Record]) -> Share:
-    """Of the injections that can escape: how many were detected."""
+    """Return how many of the injections that can escape were detected."""
     found = [record.detected for record in records if record.outcome == PARTIAL]
     return Share(sum(found), len(found))
 
 
 def detected_large(records: Iterable[Record]) -> Share:
-    """The same, of those that move a result by more than LARGE units of its largest element."""
+    """The same for the injections that move a result by more than LARGE units of its largest element."""
     return detected(record for record in records if record.units > LARGE)
 
 
 def outcomes(records: Sequence[Record]) -> dict[str, int]:
-    """How many injections came to each outcome."""
+    """Return the number of injections by outcome."""
     return {outcome: sum(record.outcome == outcome for record in records) for outcome in OUTCOMES}
 
 
 def grouped(records: Iterable[Record], key: Callable[[Record], str]) -> dict[str, list[Record]]:
-    """The records by a key, in the order in which the keys come."""
+    """Group the records by a key, in the order of first appearance."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(key(record), []).append(record)

@@ -36,8 +36,8 @@ Run = Callable[[Context], object]
 
 @dataclass(frozen=True)
 class Unit:
-    """A part of a probe. `results`: operators whose outputs are results also where the probe compares a part of them,
-    or compares them by other means than reference.compare."""
+    """A part of a probe. `results`: operators whose outputs count as results, even if the probe compares only a part of
+    them, or does not use reference.compare."""
 
     name: str
     run: Run
@@ -46,7 +46,7 @@ class Unit:
 
 @contextlib.contextmanager
 def narrowed(module: Any, **values: Any) -> Iterator[None]:
-    """A module with these names replaced."""
+    """Replace these names in a module."""
     before = {name: getattr(module, name) for name in values}
     for name, value in values.items():
         setattr(module, name, value)
@@ -76,7 +76,7 @@ def _cases(found: Iterable[operation_case.Case], may_refuse: Refusal = is_unsupp
 
 
 def _sampled(context: Context, found: Iterable[Operation]) -> Iterator[Unit]:
-    """What a run of the context's level and seed samples."""
+    """Return the cases that a run of the context's level and seed samples."""
     level, seed = context.job.level, context.job.seed
     for operation in found:
         points = case_sampling.sample(operation, operation.counts.get(level, 0), seed).points
@@ -165,7 +165,7 @@ def _transfer(context: Context) -> Iterator[Unit]:
 
 
 def _repeat(context: Context) -> Iterator[Unit]:
-    """One of the four runs is computed; the others, in which nothing is changed, are known."""
+    """Compute one of the four runs; the others, in which nothing is changed, are known."""
     known: dict[torch.dtype | None, dict[str, str]] = {}
 
     def run(context: Context, dtype: torch.dtype | None) -> None:

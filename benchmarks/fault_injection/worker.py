@@ -40,15 +40,15 @@ class Campaign:
         self.units: list[tuple[Unit, Observed]] = [(unit, clean) for unit, clean in found if clean is not None]
 
     def inject(self, number: int) -> Record:
-        """The injection of this number, always the same: a unit and one of the elements that its operators compute,
-        both with equal probability, and a fault by the model's shares."""
+        """Make the injection of this number, which is always the same: a unit and one of the elements that its
+        operators compute, both with equal probability, and a fault drawn from the model."""
         unit, site, fault, clean = self.drawn(number)
         dtype = site.dtype if site.dtype.is_floating_point else torch.float64
         found = effect(clean, self.runner.run(unit, Shot(site.number, fault)), dtype)
         return _record(unit, site, fault, found)
 
     def died(self, number: int) -> Record:
-        """The same where the process did not outlive it."""
+        """The record of an injection that ended the process."""
         unit, site, fault, _ = self.drawn(number)
         return _record(unit, site, fault, Effect(STOPPED, True))
 
@@ -81,13 +81,13 @@ def _record(unit: Unit, site: Site, fault: model.Fault, found: Effect) -> Record
 def every_second(
     got: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor | None = None
 ) -> element_comparison.Worst:
-    """A broken comparison: it leaves out every second element."""
+    """A broken comparison, which skips every second element."""
     limit = None if bound is None else bound.expand(got.shape).reshape(-1)[::2]
     return _right(got.detach().reshape(-1)[::2], expected.reshape(-1)[::2], limit)
 
 
 class Displaced(TorchFunctionMode):
-    """Tensors that `to` gives lie `offset` elements behind where an allocation begins."""
+    """Make `to` return tensors that begin `offset` elements after the start of an allocation."""
 
     def __init__(self, offset: int) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Displaced(TorchFunctionMode):
 
 
 def run_injections(name: str, count: int, file: Path) -> None:
-    """Go on with the injections of a probe until there are `count`."""
+    """Continue the injections of a probe until there are `count`."""
     lines = Lines(file)
     done = lines.open()
     compare = every_second if name == CONTROL else element_comparison.compare
@@ -124,9 +124,8 @@ def run_died(name: str, file: Path) -> None:
 
 
 def run_clean(name: str, count: int, file: Path, configuration: str) -> None:
-    """Go on with the clean runs of a probe until there are `count`: each with other threads or another alignment, at
-    the first level that has the probe, and one in eight at level standard.
-    """
+    """Continue the clean runs of a probe until there are `count`. Each run has a different number of threads or
+    alignment. It is at the first level that contains the probe; one in eight is at level standard."""
     lines = Lines(file)
     done = lines.open()
     first = next(probe.level for probe in CATALOGUE if probe.name == name)

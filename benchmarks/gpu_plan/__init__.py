@@ -1,1 +1,1 @@
-"""The steps of gpu_check.py: what half an hour on a GPU is spent on, and how each step is run, limited and recorded."""
+"""The steps of gpu_check.py: how half an hour on a GPU is used, and how each step is run, limited and recorded."""

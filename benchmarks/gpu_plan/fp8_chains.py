@@ -52,7 +52,8 @@ def measure(multiply: Multiply, shape: tuple[int, int, int]) -> dict[str, Any]:
 
 
 def _bits(multiply: Multiply, shape: tuple[int, int, int], place: int) -> int | None:
-    """The most fraction bits, relative to the large product, with which a product at `place` was kept; None: none."""
+    """Return the largest number of fraction bits, relative to the large product, with which a product at `place` was
+    kept; None if it was never kept."""
     small = [2.0**-bits * LARGE for bits in range(15)]  # down to 2^-6, the least normal number of e4m3
     results = _results(multiply, shape, [(place, value) for value in small], factor=LARGE)
     kept = [bits for bits, value in enumerate(small) if results[bits] == value * LARGE]
@@ -62,7 +63,7 @@ def _bits(multiply: Multiply, shape: tuple[int, int, int], place: int) -> int | 
 def _results(
     multiply: Multiply, shape: tuple[int, int, int], rows: list[tuple[int, float]], factor: float = 1.0
 ) -> list[float]:
-    """One element of each row's result, where a row has this value at this place; it is multiplied by `factor`."""
+    """Return one element of each row's result if a row has this value at this place; it is multiplied by `factor`."""
     m, k, n = shape
     a, b = torch.zeros(m, k), torch.ones(k, n)
     a[:, 0], a[:, -1] = LARGE, -LARGE

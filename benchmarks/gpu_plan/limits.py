@@ -15,7 +15,7 @@ _PATIENCE = 10.0  # seconds that killed processes are given to be gone; one that
 
 
 class TimeUp(BaseException):
-    """The time limit of a step is over. Not an Exception: no handler of errors may swallow it."""
+    """The time limit of a step has passed. Not an Exception, so that no error handler catches it."""
 
 
 @contextlib.contextmanager
@@ -40,10 +40,8 @@ def time_limit(seconds: float, but: frozenset[int] = frozenset()) -> Iterator[No
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends, so that none can leave our tree of processes.
-
-    Probes live in sessions of their own: to kill a process group does not reach them.
-    """
+    """Become the parent of every descendant whose own parent ends, so that none leaves our process tree. Probes run in
+    their own sessions, so killing a process group does not reach them."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -61,13 +59,14 @@ def descendants(pid: int) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is this process; one that ended and waits for its parent (a zombie) does not run."""
+    """Whether this process exists and runs; a process that ended and waits for its parent (a zombie) does not run."""
     stat = _stat(pid)
     return stat is not None and stat[0] not in "ZX"
 
 
 def _stat(pid: int) -> list[str] | None:
-    """What /proc has of a process after its name, which may hold anything: state, parent and more."""
+    """Return the fields of /proc/PID/stat after the process name (state, parent, ...). The name may contain any
+    character."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:  # it ended, maybe meanwhile

@@ -31,7 +31,8 @@ _LIBRARY = re.compile(r"\.so(\.[0-9]+)*$")
 
 @dataclass(frozen=True)
 class Compared:
-    """The libraries of one locked wheel on this machine. `installed`: the version here, None where it is not."""
+    """The comparison of one locked wheel's libraries with this machine. `installed`: the version here, None if it is
+    not installed."""
 
     wheel: str
     installed: str | None
@@ -68,14 +69,14 @@ def compare(expected: dict[str, Any]) -> Iterator[Compared]:
 
 
 def file_hash(file: Path) -> str:
-    """sha256 of a file as RECORD has it: base64 for URLs, without padding."""
+    """Return the sha256 of a file in RECORD's form: URL-safe base64 without padding."""
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").digest()
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 def recorded(wheel: Path) -> dict[str, str]:
-    """sha256 by path of the shared libraries that a wheel's RECORD lists; none for a wheel without any."""
+    """Return the sha256 by path of the shared libraries that a wheel's RECORD lists."""
     with zipfile.ZipFile(wheel) as archive:
         record = next(name for name in archive.namelist() if name.endswith(".dist-info/RECORD"))
         rows = csv.reader(io.StringIO(archive.read(record).decode("utf-8")))
@@ -83,10 +84,9 @@ def recorded(wheel: Path) -> dict[str, str]:
 
 
 def expected(lock: dict[str, Any], store: Path, before: dict[str, Any]) -> dict[str, Any]:
-    """The file's content for this lock (its parsed YAML), from the wheels in `store`, a folder for each sha256.
-
-    A wheel that is not in the store keeps what `before`, the file as it was, has for the same version of it.
-    """
+    """Return the file's content for this lock (its parsed YAML), from the wheels in `store`, a folder for each sha256.
+    For a wheel that is not in the store, the entry in `before` (the previous content) is kept if the version is the
+    same."""
     wheels: dict[str, dict[str, str]] = {}
     missing = []
     for wheel in lock["content"]["wheels"]:
@@ -105,6 +105,6 @@ def expected(lock: dict[str, Any], store: Path, before: dict[str, Any]) -> dict[
 
 
 def read() -> dict[str, Any]:
-    """The committed file."""
+    """Read the committed file."""
     found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     return found

@@ -1,4 +1,5 @@
-"""The kernel of out_of_bounds.py: Triton reads it from its file, and is not installed where it is not used."""
+"""The kernel of out_of_bounds.py in its own file: Triton reads a kernel's source file, and is imported only where it is
+used."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""What a step is, what it is given, and how it is run: within its time, recorded as it goes, with a verdict."""
+"""Defines steps, and runs them: within their time limit, recorded as they proceed, with a verdict."""
 
 from __future__ import annotations
 
@@ -26,18 +26,17 @@ _SOURCES = ("envbuild/selftest", "benchmarks/gpu_plan", "tests/selftest/seeds")
 
 
 class StepFailed(Exception):
-    """The step shows a fault; the message says which."""
+    """The step found a fault; the message describes it."""
 
 
 class StepSkipped(Exception):
-    """The step cannot be tried here; the message says why."""
+    """The step cannot run here; the message gives the reason."""
 
 
 @dataclass
 class Bench:
-    """What a step is given. `gpu`: the name that the driver prints, None for a trial on the CPU; `scratch`: a temporary
-    folder; `folder`: the GPU's results; `wheels`, `apex`: folders that may have been carried along.
-    """
+    """The input of a step. `gpu`: the name that the driver prints, None for a trial on the CPU; `scratch`: a temporary
+    folder; `folder`: the GPU's results; `wheels`, `apex`: folders that may have been carried along."""
 
     gpu: str | None
     folder: Path
@@ -57,7 +56,7 @@ class Bench:
 
     @property
     def seconds_left(self) -> float:
-        """Of the step's time limit."""
+        """Return the seconds until the step's time limit."""
         return self._until - time.monotonic()
 
     def begin(self, step: Step, limit: float) -> None:
@@ -69,7 +68,7 @@ class Bench:
         self.log.append(*self._at, kind, **fields)
 
     def saw(self, text: str) -> None:
-        """Note for the page what the step has seen."""
+        """Note an observation of the step for the page."""
         self.record("saw", text=text)
         print(f"{self._at[0]}: {text}", file=sys.stderr, flush=True)
 
@@ -82,8 +81,8 @@ class Bench:
         environment: Mapping[str, str] | None = None,
         **fields: Any,
     ) -> Order:
-        """A run of the self-test: of `module`'s PROBES where one is given. `before`: a command that starts ours;
-        `fields`: keys of the job document."""
+        """Return the order for a run of the self-test; with `module`, of that module's PROBES. `before`: a command that
+        is prepended to ours; `fields`: keys of the job document."""
         document = selftests.job(self.gpu, **{"level": "quick", **fields})
         file = self.scratch / f"{name}.job.json"
         file.write_text(json.dumps(document), encoding="utf-8")
@@ -108,7 +107,8 @@ class Bench:
             print(text, file=sys.stderr, flush=True)
 
     def output(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
-        """The stdout of a program of ours. Raises StepFailed with its last line where its exit status is not 0."""
+        """Return the stdout of one of our programs. Raises StepFailed with its last line if its exit status is not
+        0."""
         done = subprocess.run(
             command, cwd=ROOT, env=selftests.environment(environment), stdin=subprocess.DEVNULL,
             capture_output=True, text=True, errors="replace", check=False,
@@ -121,7 +121,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Step:
-    """`limit`: seconds; `about`: what it does, for --list and the page."""
+    """A step. `limit`: seconds; `about`: what it does, for --list and the page."""
 
     name: str
     block: int
@@ -141,7 +141,7 @@ def judge(runs: Iterable[Run]) -> None:
 
 
 def reason(run: Run, probe: str) -> str:
-    """Why the probe was not passed, in a line of at most 200 characters."""
+    """Return why the probe did not pass, in a line of at most 200 characters."""
     return (str(run.outcomes[probe]["reason"]).splitlines() or [""])[0][:200]
 
 
@@ -171,19 +171,19 @@ def run_step(step: Step, bench: Bench, seconds: float) -> None:
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
-    """The last line that a command printed, of stderr where there is one, at most 300 characters."""
+    """Return the last line that a command printed (on stderr, else on stdout), at most 300 characters."""
     lines = [line.strip() for line in (done.stdout + "\n" + done.stderr).splitlines() if line.strip()]
     return lines[-1][:300] if lines else "it printed nothing"
 
 
 def skip_step(step: Step, bench: Bench, why: str) -> None:
-    """Record that the step was not begun."""
+    """Record that the step was not started."""
     bench.begin(step, 0)
     bench.record("end", verdict=SKIPPED, reason=why, seconds=0.0, complete=False)
 
 
 def sources() -> str:
-    """The first digits of the sha256 of the sources that results depend on."""
+    """Return the first digits of the sha256 of the sources that determine the results."""
     whole = hashlib.sha256()
     for folder in _SOURCES:
         for file in sorted((ROOT / folder).rglob("*.py")):

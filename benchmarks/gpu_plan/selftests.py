@@ -27,7 +27,7 @@ Frame = dict[str, Any]
 
 @dataclass
 class Run:
-    """The frames of one run as far as it came. `problem`: why its output ended early, "" if it did not."""
+    """The frames of a run, as far as it got. `problem`: why its output ended early, "" if it did not."""
 
     name: str
     frames: list[Frame] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Run:
 
 
 class Order(NamedTuple):
-    """A run to start: its command prints the frames of a job document with this nonce to stdout."""
+    """A run to start. Its command prints the frames for a job document with this nonce to stdout."""
 
     name: str
     command: Sequence[str]
@@ -52,22 +52,20 @@ class Order(NamedTuple):
 
 
 def job(gpu: str | None, **fields: Any) -> Frame:
-    """The job document of a run on the GPU with this name, on the CPU where it is None. `fields`: its other keys."""
+    """Return the job document of a run on the GPU with this name; None: on the CPU. `fields`: its other keys."""
     expect = {"gpus": [gpu], **json.loads(EXPECTED.read_text(encoding="utf-8"))} if gpu else {}
     device = "cuda" if gpu else "cpu"
     return {"version": 1, "nonce": secrets.token_hex(16), "device": device, "expect": expect, **fields}
 
 
 def program(module: str, *arguments: str) -> list[str]:
-    """The command of a module that uses the GPU. launch.py says how a pretended GPU comes before it."""
+    """Return the command that runs a module which uses the GPU. For a simulated GPU, launch.py comes first."""
     return [sys.executable, "-m", "gpu_plan.launch", module, *arguments]
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's variables, with the checkout's packages importable and `extra` over them.
-
-    OpenMP's threads do not spin while they wait, as in the self-test's own entry.
-    """
+    """Return this process's variables, overridden by `extra`, with the checkout's packages importable. OpenMP's threads
+    do not spin while they wait, as in the self-test itself."""
     ours = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests")]
     given = dict(extra or {})
     before = [path for path in (given.pop("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")) if path]
@@ -123,7 +121,7 @@ def _take(line: bytes, order: Order, run: Run, on_frame: Callable[[str, Frame], 
 
 
 def parse(line: bytes, nonce: str, sequence: int) -> Frame | None:
-    """The document of a frame, None if it is damaged or belongs to another run."""
+    """Return the document of a frame; None if it is damaged or belongs to a different run."""
     parts = line.decode("utf-8", errors="replace").rstrip("\n").split(" ", 4)
     if len(parts) != 5 or parts[:3] != ["ENVBUILD", nonce, str(sequence)]:
         return None
@@ -134,7 +132,7 @@ def parse(line: bytes, nonce: str, sequence: int) -> Frame | None:
 
 
 def differences(runs: Iterable[Run]) -> list[str]:
-    """The traits that must repeat and did not, over all runs that have them."""
+    """Return the traits that should be equal in all runs but were not."""
     seen: dict[str, Any] = {}
     found = []
     for run in runs:

@@ -1,4 +1,4 @@
-"""The probes with other inputs: the variable INPUTS_VARIABLE chooses them, 0 those of every run."""
+"""Runs the probes with different inputs: the variable INPUTS_VARIABLE selects them; 0 selects the usual ones."""
 
 from __future__ import annotations
 

@@ -25,12 +25,13 @@ Record = dict[str, Any]
 
 
 class TooLarge(Exception):
-    """The results of a block no longer fit into a file."""
+    """The results of a block do not fit into a file."""
 
 
 @dataclass
 class Result:
-    """What is known of a step. Until its end is read it is failed and was cut off; `complete`: it ended by itself."""
+    """The recorded result of a step. Until its end is recorded, it counts as failed and cut off; `complete`: it ended
+    by itself."""
 
     step: str
     sources: str = ""
@@ -49,7 +50,7 @@ class StepLog:
         self.folder = folder
 
     def begin(self, step: str, block: int, **fields: Any) -> None:
-        """Forget what is recorded of the step, and begin it again."""
+        """Discard the records of the step, and begin it again."""
         kept = [record for record in _records(self._file(block)) if record["step"] != step]
         text = "".join(json.dumps(record) + "\n" for record in kept)
         replace(self._file(block), text)

@@ -1,4 +1,4 @@
-"""Every step of the plan, in the order of what is learned per second."""
+"""Every step of the plan; those that yield the most knowledge per second come first."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _OUT_OF_BOUNDS = re.compile(r"Invalid __global__ write")
 
 
 def nvidia_smi(*arguments: str) -> str | None:
-    """What it prints; None where it is not there or fails."""
+    """Return the output of nvidia-smi; None if it is missing or fails."""
     try:
         done = subprocess.run(["nvidia-smi", *arguments], stdout=subprocess.PIPE, text=True, check=False, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
@@ -84,7 +84,7 @@ def machine(bench: Bench) -> None:
 
 
 def evict_libraries() -> int:
-    """Drop the shared libraries of torch from the page cache, as after a start of the machine. Returns how many."""
+    """Drop torch's shared libraries from the page cache, as after a reboot. Returns how many."""
     count = 0
     for name in ("torch", "nvidia", "triton"):
         spec = importlib.util.find_spec(name)
@@ -98,7 +98,7 @@ def evict_libraries() -> int:
 
 
 def level(name: str) -> Callable[[Bench], None]:
-    """A step that runs one level of the self-test; its run has the step's name."""
+    """Return a step that runs one level of the self-test; its run has the step's name."""
 
     def step(bench: Bench) -> None:
         known = [result for result in bench.log.results().values() if result.sources == sources()]
@@ -141,7 +141,7 @@ def fp8(bench: Bench) -> None:
 
 
 def chains(measured: dict[str, Any]) -> str:
-    """A measurement of fp8_chains in a line."""
+    """Format a measurement of fp8_chains as a line."""
     head = f"to {measured['out']}, {'with' if measured['fast'] else 'without'} fast accumulation"
     if "refused" in measured:
         return f"{head}: {measured['refused']}"
@@ -193,7 +193,7 @@ def sampling(file: Path) -> Iterator[None]:
 
 
 def sampled(text: str) -> Iterator[str]:
-    """What such a file shows. Raises StepFailed where it has no samples."""
+    """Return the samples in a file of nvidia-smi. Raises StepFailed if it has none."""
     rows = [[part.strip() for part in line.split(",")] for line in text.splitlines()]
     rows = [row for row in rows if len(row) == len(_SAMPLED)]
     if not rows:
@@ -264,8 +264,8 @@ def seeds(bench: Bench) -> None:
 def verdicts(
     wrong: dict[str, str], right: list[str], outcomes: dict[str, selftests.Frame]
 ) -> tuple[list[str], list[str], list[str]]:
-    """Faults that were not caught, those caught as another kind of failure than named, and right kernels that failed or
-    were skipped: a line each."""
+    """Return one line for each fault that was not detected or was detected as a different kind of failure, and for each
+    right kernel that failed or was skipped."""
 
     def line(seed: str) -> str:
         frame = outcomes[seed]
@@ -344,12 +344,14 @@ def sigterm(bench: Bench) -> None:
 
 
 def under_way(bench: Bench, pid: int, before: int) -> bool:
-    """Whether the self-test has started its probe: on a GPU, whether that has taken more than 1 GiB of its memory."""
+    """Whether the self-test has started its probe; on a GPU, whether the probe has allocated more than 1 GiB of GPU
+    memory."""
     return memory_in_use() > before + 1024 if bench.gpu else bool(descendants(pid))
 
 
 def memory_in_use() -> int:
-    """MiB of the first GPU, by nvidia-smi. Raises StepFailed where it does not say."""
+    """Return the used memory of the first GPU in MiB, from nvidia-smi. Raises StepFailed if nvidia-smi does not report
+    it."""
     printed = nvidia_smi("--query-gpu=memory.used", "--format=csv,noheader,nounits") or ""
     first = printed.partition("\n")[0].strip()
     if not first.isdigit():
@@ -382,7 +384,8 @@ def sanitizer(bench: Bench) -> None:
 
 
 def under_sanitizer(log: Path) -> list[str]:
-    """Each tensor has an allocation of its own where torch caches no memory: bounds within a block are not checked."""
+    """Run with torch's memory cache disabled, so that each tensor has its own allocation: the sanitizer does not check
+    bounds within a cached block."""
     return ["compute-sanitizer", "--tool", "memcheck", "--target-processes", "all", "--report-api-errors", "no",
             "--print-limit", "20", "--log-file", str(log)]  # fmt: skip
 
@@ -452,7 +455,7 @@ def commands(bench: Bench) -> None:
 
 
 def other_fingerprints(folder: Path, committed: Path = ROOT / "benchmarks" / "results" / "gpu") -> list[Path]:
-    """Fingerprints of other GPUs than this folder's: those next to it, and committed ones."""
+    """Return the fingerprints of other GPUs: those in folders next to this one, and committed ones."""
     found = [file for results in (folder.parent, committed) for file in sorted(results.glob(f"*/{FINGERPRINT}"))]
     return [file for file in found if file.parent.name != folder.name]
 

@@ -13,7 +13,8 @@ _CELL = 160  # characters
 
 
 def page(title: str, machine: str, steps: Sequence[Step], results: Mapping[str, Result], sources: str) -> Iterator[str]:
-    """The lines. `title`: the GPU's name; `steps`: all there are; `results`: of those that were begun."""
+    """Return the lines of the page. `title`: the GPU's name; `steps`: all steps; `results`: those of the started
+    steps."""
     torch = {str(frame["torch"]) for result in results.values() for run in result.runs.values()
              for frame in run.frames if frame["kind"] == "start"}  # fmt: skip
     yield from (f"# GPU check: {title}", "")
@@ -36,7 +37,7 @@ def page(title: str, machine: str, steps: Sequence[Step], results: Mapping[str, 
 
 
 def _is_level(run: Run) -> bool:
-    """Whether the run is one of a whole level, as the table of probes has them."""
+    """Whether the run is one of a whole level, which the table of probes shows."""
     return run.name.startswith(("quick-", "standard-", "full"))
 
 
@@ -51,7 +52,7 @@ def _section(result: Result) -> Iterator[str]:
 
 
 def table(runs: Sequence[Run]) -> Iterator[str]:
-    """Seconds of each probe in each of these runs, and its largest error beyond rounding."""
+    """Return a table with the seconds of each probe in each run, and its largest error beyond rounding."""
     if not runs:
         return
     yield from ("## Probes", "")

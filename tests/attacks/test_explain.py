@@ -36,7 +36,7 @@ FIND_LOADED = MissingFact("which cublas is loaded", "envbuild audit --here")
 
 
 def explained(*names: object) -> tuple[str, int]:
-    """What `explain` prints, and the peak of its memory in bytes, in a process of its own that must end."""
+    """Run `explain` in a separate process, which must end. Return its output and its peak memory in bytes."""
     command = [sys.executable, "-c", _MEASURED, *map(str, names)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

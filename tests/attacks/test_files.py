@@ -261,7 +261,7 @@ WITHOUT_END = "the file is refused, without waiting for it or reading it to its 
 
 
 def ended(project: Path, *arguments: str) -> CommandResult:
-    """In a process of its own, which a test can end where it waits."""
+    """Run a command in a separate process that a test can end while it waits."""
     argv = [sys.executable, "-m", "envbuild", *arguments]
     path = os.pathsep.join(filter(None, [str(package_data.ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(

@@ -586,7 +586,7 @@ def test_folders_that_the_loader_searches_first_are_a_defect(recorded: bool, env
 
 
 def added(environment: Installed) -> list[str]:
-    """What the audit says of files in an image of ours that nothing brought."""
+    """Return the audit's findings about files in an image of ours that no distribution installed."""
     findings = environment.judged(Expected(claimed=True)).findings
     return [finding.message for finding in findings if finding.id == "foreign-file"]
 
@@ -612,7 +612,7 @@ def test_the_links_that_linkers_need_are_accepted(environment: Installed) -> Non
 
 
 def bytecode(environment: Installed, mode: py_compile.PycInvalidationMode) -> Path:
-    """Of another source than torch's, in the place of its own."""
+    """Replace torch's bytecode by bytecode compiled from a different source."""
     made = environment.made.site / "torch/__pycache__" / f"__init__.{sys.implementation.cache_tag}.pyc"
     other = environment.made.put(environment.made.site.parent / "other.py", b"wrong = True\n")
     py_compile.compile(str(other), str(made), invalidation_mode=mode, doraise=True)

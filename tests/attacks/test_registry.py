@@ -146,7 +146,8 @@ def test_an_index_of_one_image_and_an_attestation(site: Site) -> None:
 )
 @pytest.mark.parametrize("name", ["team/h20-production", "team/sample-full", "other/sample"])
 def test_a_signed_image_in_another_repository(site: Site, name: str) -> None:
-    """As the CPU's image for the GPU's, or one that was proved at `quick` for one at `full`."""
+    """For example the CPU image in place of the GPU image, or an image verified at `quick` in place of one at
+    `full`."""
     for ref in (f"{name}:verified", f"{name}@{digest_of(site)}"):
         result = verify(site, ref=ref)
         assert refused(result) == ["repository"]

@@ -78,13 +78,13 @@ def main() -> int:
 
 
 def _counts(names: Iterable[str], count: int | None, usual: Mapping[str, int]) -> dict[str, int]:
-    """How many faults each campaign has here; those without any are left out."""
+    """Return how many faults each campaign injects here; campaigns without faults are left out."""
     found = {name: min(count or usual[name], MOST.get(name, sys.maxsize)) for name in names}
     return {name: found[name] for name in names if usual[name] and found[name]}
 
 
 def _short_of_room(names: Iterable[str]) -> str | None:
-    """Why a campaign is not begun; None where there is room for all."""
+    """Return why a campaign is not started (too little disk space); None if there is enough for all."""
     free = shutil.disk_usage(_FOLDER).free
     for name in names:
         if free < _FREE.get(name, 0):
@@ -142,7 +142,7 @@ def _keep(file: Path | None, before: tuple[Ran, ...], one: Ran) -> None:
 
 
 def _read(file: Path) -> list[Ran]:
-    """What a run wrote with --json."""
+    """Read the JSON document that a run wrote."""
     try:
         found = [Ran.read(one) for one in json.loads(file.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

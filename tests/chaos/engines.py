@@ -20,7 +20,7 @@ SHARES = {"switch": 3, "relock": 3, "reprove": 2, "cold": 1}  # of kills.STARTS
 
 @dataclass
 class Engines:
-    """`starts`: what rounds begin with, all of them if none is named."""
+    """Faults of the engine. `starts`: the states from which rounds begin; all if none is given."""
 
     starts: Collection[str] = ()
     name: str = "engine"

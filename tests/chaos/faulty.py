@@ -26,8 +26,7 @@ _HALF, _PIECES = 2, 8
 
 @dataclass
 class Fault:
-    """`times`: so many answers of that kind come out wrong, then they are right again. `seconds`: how long a slow one
-    takes."""
+    """`times`: so many answers of that kind are wrong, later ones are right. `seconds`: the delay of a slow answer."""
 
     mode: str
     kind: str
@@ -53,7 +52,7 @@ class Index:
             self.fault, self.struck = fault, 0
 
     def mode(self, kind: str) -> str | None:
-        """What is to be wrong with this answer."""
+        """Return the fault to inject into this answer."""
         with self._lock:
             if self.fault is None or self.fault.kind != kind or self.struck >= self.fault.times:
                 return None
@@ -147,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _wrong(kind: str, body: bytes) -> bytes:
-    """A page as a hotel's network gives it; of a file, as many bytes, of which some are others."""
+    """Return a page as the login page of a hotel's network; or a file with the same size and some changed bytes."""
     if kind == "page":
         return b"<!DOCTYPE html><html><body><a href='/login'>Welcome! Log in to go on.</a></body></html>"
     middle = len(body) // 2
@@ -160,7 +159,7 @@ def serving(folder: Path) -> Iterator[Index]:
 
     class Server(ThreadingHTTPServer):
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """A connection that breaks off is what is wanted."""
+            """Ignore connections that break off: they are intended."""
 
     server = Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"index": index}))
     index.port = server.server_port

@@ -22,7 +22,8 @@ _SMALL = 30_000_000  # bytes; torch stays
 
 @dataclass
 class Indexes:
-    """`lock` needs another version of a package, so that all versions are resolved again; `make` lacks wheels."""
+    """Faults of the index. `lock` needs a different version of a package, so that all versions are resolved again;
+    `make` lacks wheels."""
 
     name: str = "index"
     target: str = VARIANTS[0]
@@ -45,7 +46,7 @@ class Indexes:
         self._wide = locked(place)
 
     def _widen(self, place: Place) -> None:
-        """The profile asks for a package that torch alone asked for until now; the lock is that of before."""
+        """Change the profile to request a package that so far only torch required; the lock is the previous one."""
         if self._before is None:
             self._before = place.lock_file.read_text(encoding="utf-8")
             self._narrow = place.project.dockerfile(NAME).read_text(encoding="utf-8")
@@ -54,7 +55,7 @@ class Indexes:
         place.project.change(NAME, packages=["numpy", "networkx"])
 
     def _restore(self, place: Place) -> None:
-        """From a wide lock back to that of an image which is there."""
+        """Change from the wide lock back to the lock of an existing image."""
         assert self._before
         place.lock_file.write_text(self._before, encoding="utf-8")
         place.project.dockerfile(NAME).write_text(self._narrow, encoding="utf-8")
@@ -89,7 +90,8 @@ class Indexes:
         return place.make(self.target) if self.verb == "make" else place.run("lock", NAME, "--json")
 
     def extra(self, place: Place) -> list[Breach]:
-        """The lock is to the byte of the id that an index without fault gives; `make` compares the image's."""
+        """Check that the lock is byte for byte the one that an index without fault gives. For `make`, the image is
+        compared."""
         if self.verb == "make" or locked(place) == self._wide:
             return []
         return [Breach(WRONG, f"another lock, {locked(place)}, than {self._wide}")]

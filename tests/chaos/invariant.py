@@ -1,4 +1,4 @@
-"""What must hold after any fault, read from disk and engine each time; one checker for all campaigns.
+"""The invariants that must hold after any fault, read from disk and engine each time; all campaigns use this checker.
 
 Always: no image is called verified without evidence that counts for exactly that image, and every file is whole.
 Once the next run has ended (`settled`): nothing is left of the one that died.
@@ -25,7 +25,7 @@ _STORES = ("wheels", "debs", "archives")
 
 @dataclass(frozen=True)
 class Breach:
-    """`kind`: WRONG, HALF or LEFT."""
+    """A violated invariant. `kind`: WRONG, HALF or LEFT."""
 
     kind: str
     what: str
@@ -36,9 +36,9 @@ class Breach:
 
 @dataclass(frozen=True)
 class Ground:
-    """What is looked at. `client`: docker's, of an engine that holds nothing else; None: it is not asked. `rendered`:
-    lock id -> the Dockerfile that it gives, of locks that were here before; it learns those that it meets.
-    """
+    """The folders and the engine that are checked. `client`: the docker client of an engine used by this campaign only;
+    None: the engine is not checked. `rendered`: lock id -> Dockerfile of all locks seen so far; the checker adds new
+    ones."""
 
     project: Path
     state: Path
@@ -98,7 +98,7 @@ def unproved(state: Path, profile: str, image: str, labels: Mapping[str, str]) -
 
 
 def _stated(record: Path) -> bool:
-    """A record counts if it is of its name, and a statement points at it."""
+    """Return the records that count: those whose file has the name of its digest, and to which a statement refers."""
     digest = hashlib.sha256(record.read_bytes()).hexdigest()
     return record.name == f"{digest}.record.json" and record.with_name(f"{digest}.statement.json").is_file()
 
@@ -180,7 +180,7 @@ def _dockerfile(file: Path, ground: Ground) -> str | None:
 
 
 def _build(file: Path) -> dict[str, Any] | None:
-    """A build record; None where it is none."""
+    """Return a build record; None if it is invalid."""
     try:
         found: dict[str, Any] = json.loads(file.read_bytes())
     except ValueError:
@@ -208,7 +208,8 @@ _digests: dict[tuple[int, int, int], str] = {}
 
 
 def _digest(file: Path) -> str:
-    """Of a file that has not changed since, the one that was computed before: torch alone has 190 MB."""
+    """Return the digest of a file. If the file has not changed since the last call, the cached digest is used: torch
+    alone has 190 MB."""
     found = file.stat()
     key = (found.st_ino, found.st_size, found.st_mtime_ns)
     if key not in _digests:
@@ -231,7 +232,7 @@ def left_files(ground: Ground) -> Iterator[Breach]:
 
 
 def left_in_engine(client: Any, locks: Iterable[str]) -> Iterator[Breach]:
-    """Every container; every image but those of a lock and `verified`."""
+    """Return every container, and every image except those of a lock and `verified`."""
     for container in client.api.containers(all=True):
         yield Breach(LEFT, f"container {container['Names'][0]} {container['State']}")
     known = {VERIFIED, *(lock_id.removeprefix("sha256:")[:12] for lock_id in locks)}

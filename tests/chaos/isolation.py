@@ -12,7 +12,7 @@ _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1  # linux/sockios.h, linux/if.h
 
 
 def leave_network() -> None:
-    """This process and those it starts from now on see no network but their own loopback. Raises OSError."""
+    """Move this process and its future children to a network with only loopback. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), "no network namespace of its own")

@@ -20,7 +20,8 @@ _SMALL = 5_000_000  # bytes; larger wheels are not fetched again in every round
 
 @dataclass(frozen=True)
 class Start:
-    """What a round begins with: `set` brings the place there. `steps`: those that then have something to do."""
+    """The state from which a round begins. `set` puts the project into this state. `steps`: the steps that have work to
+    do from there."""
 
     set: Callable[[Place, str], None]
     steps: tuple[str, ...]
@@ -28,12 +29,13 @@ class Start:
 
 
 def _relock(place: Place, variant: str) -> None:
-    """The profile changed, and the image of its new lock is not there."""
+    """Change the profile, and remove the image of its new lock."""
     forget_build(place, variant)
 
 
 def _layer(place: Place, variant: str) -> None:
-    """It is locked, and the layer that tells it from the other is not in the builder's cache: it is made again."""
+    """Lock the profile, and remove the layer that differs from the other variant from the builder's cache, so that it
+    is built again."""
     place.lock_file.write_text(place.locks[variant], encoding="utf-8")
     forget_build(place, variant)
     forget_unused(place)
@@ -44,7 +46,7 @@ def _reprove(place: Place, variant: str) -> None:
 
 
 def _fetch(place: Place, variant: str) -> None:
-    """The store lacks the small wheels."""
+    """Remove the small wheels from the store."""
     forget_build(place, variant)
     for file in place.project.cached("wheels").glob("*/*.whl"):
         if file.stat().st_size < _SMALL:
@@ -58,7 +60,7 @@ def _without_base(place: Place, variant: str) -> None:
 
 
 def _switch(place: Place, variant: str) -> None:
-    """The profile changed to one whose image is there and proved: little is left to do, and `verified` moves."""
+    """Change the profile to one whose image exists and is verified: little work is left, and `verified` moves."""
 
 
 STARTS = {
@@ -74,8 +76,8 @@ STARTS = {
 
 @dataclass(frozen=True)
 class Moments:
-    """When it is killed. `boundaries`: (start, a step's begin or end), in turn, one in `every`; `shares`: how often
-    each start is taken where the moment is not a step's: the longer a run takes, the more seldom."""
+    """The moments of the kills. `boundaries`: (start, a step's begin or end), in turn, one in `every`; `shares`: how
+    often each start is used for moments that are not a step's: less often for longer runs."""
 
     boundaries: Sequence[tuple[str, str]]
     every: int
@@ -102,8 +104,8 @@ BUILD = Moments(
 
 @dataclass
 class Kills:
-    """`starts`: what rounds begin with, all of the moments' if none is named. `effects`, `seconds`: start -> how many
-    effects a whole run has from there, and how long it takes."""
+    """Kills of envbuild. `starts`: the states from which rounds begin; all of the moments' if none is given. `effects`,
+    `seconds`: start -> the number of effects of a whole run from there, and its duration."""
 
     starts: Collection[str] = ()
     name: str = "kill"
@@ -116,7 +118,7 @@ class Kills:
         both(place)
 
     def _measure(self, place: Place, start: str) -> None:
-        """A whole run from that start, once."""
+        """Measure a whole run from that start once."""
         if start in self.effects:
             return
         self._begin(place, start)
@@ -144,7 +146,8 @@ class Kills:
         return Struck(kind, f"{start}, {moment or f'{delay:.3f} s'}", ended.code, round(ended.seconds, 2))
 
     def _moment(self, place: Place, dice: random.Random, number: int) -> tuple[str, str, str | None, float]:
-        """(start, kind, moment, delay): every boundary in turn; of the others half at an effect, half at any time."""
+        """Return (start, kind, moment, delay): every boundary in turn; otherwise half of the kills at an effect and
+        half at any time."""
         every = self.moments.every
         shares = {start: share for start, share in self.moments.shares.items() if start in (self.starts or STARTS)}
         boundaries = [(start, moment) for start, moment in self.moments.boundaries if start in shares]
@@ -161,7 +164,7 @@ class Kills:
         return place.make(self.target)
 
     def extra(self, place: Place) -> list[Breach]:
-        """What is only built is never verified, whatever evidence there is."""
+        """Check that a product that was only built is never verified, whatever evidence exists."""
         if place.product.status == VERIFIED:
             return []
         named = place.engine.client().api.images(f"{repository(NAME)}:{VERIFIED}")

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def of_image(client: Any, image: str, folder: Path) -> list[str]:
-    """A digest for each layer, of all its entries sorted. `folder`: room for the image, as a file."""
+    """Return a digest for each layer, of all its entries sorted. `folder`: a temporary folder for the image file."""
     file = folder / f"{image[-12:]}.tar"
     try:
         with file.open("wb") as saved:

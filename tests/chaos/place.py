@@ -51,7 +51,7 @@ class Place:
 
     @property
     def links(self) -> Path:
-        """Every wheel of the lock, as a folder for --find-links."""
+        """Return a folder with every wheel of the lock, for --find-links."""
         return self.root / "links"
 
     @property
@@ -67,11 +67,11 @@ class Place:
         return self.project.lock(NAME)
 
     def want(self, variant: str) -> None:
-        """The profile as that variant has it, so that a lock and an image are others."""
+        """Write the profile of that variant, which has its own lock and image."""
         self.project.write(NAME, extends=self.product.extends, **self.product.keys[variant])
 
     def start(self, *arguments: str, at: str | None = None, trace: Path | None = None, **env: str) -> Running:
-        """envbuild; `at`: the moment when it kills itself (hooks/sitecustomize.py)."""
+        """Start envbuild; `at`: the moment when it kills itself (hooks/sitecustomize.py)."""
         if at or trace:
             env |= {"PYTHONPATH": python_path(HOOKS)}
             env |= {"CHAOS_AT": at} if at else {}
@@ -79,11 +79,12 @@ class Place:
         return self.project.start(*arguments, **env)
 
     def run(self, *arguments: str, at: str | None = None, trace: Path | None = None, **env: str) -> Result:
-        """To its end. Raises AssertionError where it does not come in time."""
+        """Run envbuild to its end. Raises AssertionError if it does not end in time."""
         return self.start(*arguments, at=at, trace=trace, **env).finish(PATIENCE)
 
     def make(self, variant: str, *options: str, trace: Path | None = None) -> Result:
-        """A run that must verify or build the variant. Raises AssertionError where it does not, or gives another."""
+        """Run a command that must verify or build the variant. Raises AssertionError if it fails, or gives a different
+        image."""
         verb = self.product.verb
         done = self.run(verb, NAME, "--json", *options, trace=trace)
         assert done.code == 0, f"{verb} ended with {done.code}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}"
@@ -121,14 +122,14 @@ class Place:
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
-        """What is done meanwhile takes no build record away."""
+        """Check that the commands run in this context delete no build record."""
         kept = {file: file.read_bytes() for file in self.records.glob("*.json")}
         yield
         for file, content in kept.items():
             file.write_bytes(content)
 
     def processes(self) -> dict[int, str]:
-        """Id -> command line of what still runs with this place's temporary folder: nobody else has it."""
+        """Return id -> command line of processes that still use this place's own temporary folder."""
         mark = f"TMPDIR={self.temporary}".encode()
         found = {}
         for entry in Path("/proc").glob("[0-9]*"):
@@ -176,7 +177,7 @@ def place(root: Path, product: Product, locks: Iterable[Lock]) -> Iterator[Place
 
 
 def _fill(made: Place, locked: Lock) -> None:
-    """The stores hold what the locks name and nothing else. Links: gigabytes are not copied."""
+    """Fill the stores with exactly what the locks name. Files are linked: copying gigabytes would take too long."""
     for item in locked.wheels:
         kept = Path(item.wheel.sha256) / item.wheel.file
         _link(machine_cache("wheels") / kept, made.project.cached("wheels") / kept)

@@ -46,12 +46,13 @@ GPU = Product(
 
 
 def stock(product: Product) -> list[Lock]:
-    """Bring what the product's images are made of to this machine's stores, while there is a network; their locks."""
+    """Download everything that the product's images need to this machine's stores, while there is a network; return
+    their locks."""
     return [_stocked(product, pins) for pins in _each(product)]
 
 
 def _each(product: Product) -> Iterator[dict[str, str]]:
-    """What there is to lock: the lock that is there, and one more for each set of pins."""
+    """Yield the changes to lock: none, then one for each set of pins."""
     yield {}
     yield from filter(None, map(product.pins, VARIANTS))
 

@@ -31,7 +31,8 @@ class Server(OpenRegistry):
 
 @dataclass
 class Registries:
-    """`push` goes to a new repository in each round; the layers are there already, but in one round of eight."""
+    """Faults of the registry. `push` uses a new repository in each round; the layers exist there already, except in one
+    round of eight."""
 
     program: Path
     name: str = "registry"
@@ -96,7 +97,7 @@ class Registries:
         return Struck(kind, where, ended.code, round(ended.seconds, 2), message, ended.code in _ALLOWED)
 
     def again(self, place: Place) -> Result:
-        """What a reader finds meanwhile is nothing, or a proved image; then the same command once more."""
+        """During the fault, a reader finds no image or a verified one. Then run the same command again."""
         if self.server.image(self.repository, "verified"):
             done = self._verify(place)
             assert done.code == 0, f"the tag verified is there, and does not verify: {done.stdout}"

@@ -31,7 +31,7 @@ _EFFECT = "- an effect: a file changed, a program started, or the engine asked"
 
 
 def lines(ran: Sequence[Ran], machine: str, wanted: Mapping[str, int]) -> list[str]:
-    """`wanted`: how many faults each campaign has where it is not cut short."""
+    """Return the report. `wanted`: how many faults each campaign injects if it is not cut short."""
     outcomes = [outcome for one in ran for outcome in one.outcomes]
     seeds = ", ".join(f"{one.name} {len(_struck(one))} from seed {one.seed}" for one in ran)
     return [
@@ -85,7 +85,7 @@ def _words(outcomes: Iterable[Outcome]) -> Iterator[str]:
 
 
 def _struck(ran: Ran) -> list[Outcome]:
-    """Without the runs that failed where nothing was done to them; those are reported as what is left."""
+    """Return the outcomes without runs that failed before a fault was injected; those are reported separately."""
     return [outcome for outcome in ran.outcomes if outcome.struck.kind != NONE]
 
 
@@ -94,7 +94,7 @@ def _count(outcomes: Iterable[Outcome], *words: str) -> int:
 
 
 def _ended(outcomes: Iterable[Outcome], whose: str) -> int:
-    """Breaches that are of a run itself; the others begin with when they were found."""
+    """Return the violations of a run itself; the others begin with the time when they were found."""
     return sum(breach.startswith(whose) for outcome in outcomes for breach in outcome.breaches)
 
 
@@ -120,7 +120,7 @@ def _table(name: str, ran: Sequence[Ran]) -> Iterator[str]:
 
 
 def _place(name: str, where: str) -> str:
-    """What of a moment is worth a line: not its milliseconds."""
+    """Shorten the description of a moment for the table: leave out milliseconds."""
     parts = where.split(", ")
     if name == "index":
         return where
@@ -141,7 +141,7 @@ _VARYING = (
 
 
 def _shape(message: str) -> str:
-    """A message without what differs from round to round."""
+    """Remove the parts of a message that differ from round to round."""
     for pattern, instead in _VARYING:
         message = re.sub(pattern, instead, message)
     return message[:300].replace("\n", " ")

@@ -24,8 +24,8 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class Struck:
-    """One fault. `kind`: what it was, for the table; `where`: the moment; `code`: how the run under it ended, -9 where
-    it was killed; `message`: its error; `fair`: whether it may end so."""
+    """One injected fault. `kind`: its kind, for the table; `where`: the moment; `code`: the exit code of the run during
+    it, -9 if it was killed; `message`: its error; `fair`: whether the run may end this way."""
 
     kind: str
     where: str
@@ -37,8 +37,8 @@ class Struck:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`next_code` and `next_seconds`: of the run afterwards; `breaches`: what did not hold, after the fault or it;
-    `others`: how many images of the same files took the place of another, and were reported."""
+    """`next_code` and `next_seconds`: of the following run; `breaches`: the violated invariants, after the fault or the
+    following run; `others`: how many images replaced an image with the same files, which was reported."""
 
     struck: Struck
     next_code: int
@@ -48,9 +48,8 @@ class Outcome:
 
 
 class Campaign(Protocol):
-    """`strike` injects a fault and returns what came of it, None where there was none to inject after all (the run had
-    ended before): then another is tried. `again` is the run afterwards, which must complete.
-    """
+    """`strike` injects a fault and returns the result. It returns None if the run ended before the fault; then another
+    one is tried. `again` is the following run, which must complete."""
 
     name: str
 
@@ -63,7 +62,7 @@ class Campaign(Protocol):
 
 @dataclass
 class Ran:
-    """A campaign that is over. `preparing`: seconds until the first fault."""
+    """A finished campaign. `preparing`: seconds until the first fault."""
 
     name: str
     seed: int
@@ -145,7 +144,7 @@ def ground(place: Place) -> Ground:
 
 
 def clear(place: Place) -> None:
-    """After a breach: what is left goes, so that each round is charged with its own alone."""
+    """Remove leftovers after a violation, so that each round is charged only with its own."""
     client = place.engine.client()
     for container in client.api.containers(all=True):
         client.api.remove_container(container["Id"], force=True)
@@ -167,7 +166,7 @@ def clear(place: Place) -> None:
 
 
 def both(place: Place) -> None:
-    """Both variants made, and proved where they can be; the first one is what the profile wants."""
+    """Make both variants, verified if possible; the profile ends as the first one."""
     for variant in reversed(VARIANTS):
         place.want(variant)
         place.make(variant)
@@ -175,7 +174,7 @@ def both(place: Place) -> None:
 
 
 def current(place: Place, made: str = VARIANTS[0]) -> str:
-    """The variant whose image is called verified; `made`, the last one, where none is."""
+    """Return the variant whose image is tagged verified; if no image has the tag, `made`, the last one."""
     (found,) = place.engine.client().api.images(f"{repository(NAME)}:verified") or [None]
     return next((name for name, image in place.images.items() if found and image == found["Id"]), made)
 
@@ -185,7 +184,8 @@ def other(variant: str) -> str:
 
 
 def forget_build(place: Place, variant: str) -> None:
-    """As if it had never been built here, but for the builder's cache: no record, no tag. It must not be verified."""
+    """Remove the build record and the tag, as if the image had never been built here; only the builder's cache stays.
+    The image must then not be verified."""
     image = place.images[variant]
     for file in place.records.glob(f"*-{image.removeprefix('sha256:')[:12]}.json"):
         file.unlink()
@@ -196,13 +196,14 @@ def forget_build(place: Place, variant: str) -> None:
 
 
 def forget_unused(place: Place) -> None:
-    """What the builder has kept of images that are not there: layers that only a forgotten one had are made again."""
+    """Remove the builder's cache of images that were removed, so that layers used only by a removed image are built
+    again."""
     presence: list[str] = []  # a filter without a value asks whether the record has it
     place.engine.client(300).api.prune_builds(filters={"type": "regular", "private": presence})
 
 
 def forget_proof(place: Place, variant: str) -> None:
-    """As if its self-test had never run: no evidence, and not verified."""
+    """Remove the evidence, as if the self-test had never run. The image must then not be verified."""
     image = place.images[variant]
     shutil.rmtree(place.evidence / image.removeprefix("sha256:"), ignore_errors=True)
     client = place.engine.client()
@@ -225,7 +226,7 @@ def locked(place: Place) -> str | None:
 
 
 def wait(seconds: float, ended: Callable[[], bool]) -> bool:
-    """Whether it ended before the time was over."""
+    """Whether the run ended before the time was over."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if ended():

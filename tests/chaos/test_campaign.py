@@ -27,7 +27,7 @@ from envbuild.lock import lock_file
 
 
 def place(root: Path, client: Any = None, **keys: Any) -> Place:
-    """Without an engine; `client` stands for docker's."""
+    """A place without an engine; `client` stands in for docker's client."""
     engine: Any = SimpleNamespace(client=lambda *_: client)
     made = Place(root, Project.create(root).with_cache(root, "wheels", "bases"), engine, **keys)
     made.temporary.mkdir()
@@ -150,7 +150,7 @@ def test_the_result_says_what_each_round_begins_with() -> None:
 
 @pytest.mark.parametrize("content", [None, "no json", "{}", '{"a": 1}', "[]", "[1]", '[{"name": "kill"}]'])
 def test_a_report_of_an_invalid_file_is_an_error(tmp_path: Path, content: str | None) -> None:
-    """And no result without a campaign is written."""
+    """Without a campaign, no result is written either."""
     file = tmp_path / "ran.json"
     if content is not None:
         file.write_text(content, encoding="utf-8")

@@ -39,7 +39,7 @@ def engine() -> Iterator[OwnEngine]:
 
 
 class Sample:
-    """A profile that was made and proved, as far as disk and engine tell: of an image without content."""
+    """A profile that was made and verified according to disk and engine; its image is empty."""
 
     def __init__(self, root: Path, client: Any) -> None:
         self.root, self.client = root, client
@@ -65,7 +65,7 @@ class Sample:
         self.write_bytes("cache/bases", "base.sha256", hashlib.sha256(b"a base").hexdigest().encode())
 
     def import_image(self, tag: str, lock_id: str) -> str:
-        """An empty one, with a label; its id."""
+        """Import an empty image with a label; return its id."""
         self.client.api.import_image_from_data(
             bytes(1024), repository=f"envbuild/{NAME}", tag=tag,
             changes=[f"LABEL {LOCK_LABEL}={lock_id}", f"LABEL tag={tag}"],
@@ -85,7 +85,7 @@ class Sample:
         return self.write_bytes(f"cache/{kind}/{hashlib.sha256(raw).hexdigest()}", "file", raw)
 
     def prove(self, status: str, **keys: Any) -> Path:
-        """A run record and the statement that points at it."""
+        """Write a run record and the statement that refers to it."""
         record = {
             "image": {"id": self.image}, "profile": NAME, "lock": self.lock.id, "before": [], "errors": [],
             "selftest": {"require": ["env.libs"]}, "results": [{"probe": "env.libs", "status": status}], **keys,
@@ -241,7 +241,7 @@ def test_a_process_is_left(sample: Sample, engine: OwnEngine) -> None:
 
 
 class Careless:
-    """A campaign whose next run fails and leaves something."""
+    """A campaign whose following run fails and leaves something."""
 
     name = "careless"
 

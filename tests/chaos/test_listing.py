@@ -25,7 +25,7 @@ SWAPPED = dict(reversed(TORCH.items()))
 
 
 def tar(files: Mapping[str, str | bytes | None]) -> bytes:
-    """None: a folder."""
+    """Return a tar of files by name; None stands for a folder."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, content in files.items():
@@ -38,13 +38,13 @@ def tar(files: Mapping[str, str | bytes | None]) -> bytes:
 
 
 def saved(*layers: Mapping[str, str | None]) -> bytes:
-    """As `docker save` writes it."""
+    """Return the image as `docker save` writes it."""
     named = {f"{number}/layer.tar": tar(files) for number, files in enumerate(layers)}
     return tar({**named, "manifest.json": json.dumps([{"Config": "c.json", "Layers": [*named]}])})
 
 
 class Engine:
-    """Has images, as they are saved."""
+    """An engine with these saved images."""
 
     def __init__(self, **images: bytes) -> None:
         self.images = {f"sha256:{64 * name}": raw for name, raw in images.items()}
@@ -59,7 +59,8 @@ class Engine:
 
 
 def made(root: Path, monkeypatch: pytest.MonkeyPatch, now: bytes, stderr: str = REPORTED, looked: bool = True) -> None:
-    """A run whose lock gave an image before, and now gives `now`; `looked`: at the one before, which is gone."""
+    """Simulate a run whose lock gave an image before, and now gives `now`. `looked`: the earlier image, which is gone,
+    was listed."""
     engine = Engine(a=saved(BASE, TORCH), b=now)
     place = Place(root, Project.create(root), engine, CPU, images={"a": BEFORE})  # type: ignore[arg-type]
     if looked:
@@ -109,7 +110,7 @@ def test_a_change_that_was_not_reported_does_not_pass(
 
 
 def test_an_image_that_was_not_read_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the campaigns whose engine is left alone."""
+    """This applies to campaigns that do not change the engine."""
     with pytest.raises(AssertionError, match=f"gave {NOW}, and before {BEFORE}$"):
         made(tmp_path, monkeypatch, saved(BASE, SWAPPED), looked=False)
 

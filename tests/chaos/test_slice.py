@@ -23,10 +23,8 @@ _MINUTES = 13  # five times what it takes
 
 @pytest.mark.engine
 def test_no_fault_makes_a_wrong_image_or_leaves_anything(tmp_path: Path) -> None:
-    """In a process of its own: it leaves this machine's network, for one with nothing in it.
-
-    Runs that no fault strikes prove their image by the required probe alone.
-    """
+    """Runs in a separate process, because it switches to an empty network namespace. Runs without a fault verify their
+    image with the required probe only."""
     lacking = engines.lacking()
     if lacking:
         pytest.skip(lacking)

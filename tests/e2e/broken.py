@@ -91,7 +91,7 @@ class Workshop:
     made: dict[str, str] = field(default_factory=dict)
 
     def image(self, fault: str) -> str:
-        """The reference of the image with that fault: a key of PATCHES, "version" or "forged"."""
+        """Return the reference of the image with that fault: a key of PATCHES, "version" or "forged"."""
         if fault not in self.made:
             self.made[fault] = self._build(fault)
         return self.made[fault]
@@ -121,12 +121,12 @@ class Workshop:
         return built
 
     def _version(self, context: Path) -> list[str]:
-        """torch 2.12.1 in its own words, to the import and to pip."""
+        """Make torch report version 2.12.1, to imports and to pip."""
         edit = f"sed -i 's/2\\.13\\.0/2.12.1/' {PACKAGES}/torch/version.py {PACKAGES}/torch-*.dist-info/METADATA"
         return [f"RUN {edit}"]
 
     def _forged(self, context: Path) -> list[str]:
-        """A `python` that answers any job with frames as they should be, but for the nonce."""
+        """Install a `python` that answers any job with valid frames, except for the nonce."""
         documents: list[dict[str, Any]] = [
             {"kind": "start", "python": "3.11.2", "torch": "2.13.0+cpu", "device": "cpu", "threads": 2,
              "level": "quick", "probes": list(REQUIRED), "pid": 7},
@@ -146,7 +146,7 @@ class Workshop:
         return ["COPY python /opt/forged", 'RUN ["mv", "/opt/forged", "/opt/venv/bin/python"]']
 
     def record(self, fault: str, of: Path) -> str:
-        """The text of the build record `of`, forged to name this image."""
+        """Return the text of the build record `of`, forged to name this image."""
         image = inspect(self.image(fault))
         data = json.loads(of.read_text(encoding="utf-8"))
         data.update(image=image["Id"], handle=image["Id"], layers=image["RootFS"]["Layers"])

@@ -22,7 +22,7 @@ CLIENTS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo", "srun")
 
 
 def unpacked(tree: Path) -> Path:
-    """A tree with Slurm and munge in it. Skips if it cannot be downloaded."""
+    """A folder with Slurm and munge. Skips if they cannot be downloaded."""
     done = subprocess.run([CHECKOUT / "scripts" / "slurm", tree], capture_output=True, text=True, timeout=900)
     if done.returncode != 0:
         pytest.skip(done.stderr.strip())
@@ -31,7 +31,7 @@ def unpacked(tree: Path) -> Path:
 
 @dataclass
 class Cluster:
-    """`programs`: a folder for PATH, with the clients that speak to this one."""
+    """A running Slurm. `programs`: a folder for PATH, with the clients of this cluster."""
 
     tree: Path
     folder: Path
@@ -50,7 +50,7 @@ class Cluster:
         return {"SLURM_CONF": str(self.folder / "slurm.conf"), "LD_LIBRARY_PATH": f"{libraries}:{libraries}/slurm-wlm"}
 
     def write(self) -> None:
-        """The configuration, a key, and the clients."""
+        """Write the configuration, a key, and the clients."""
         host = socket.gethostname()
         for part in ("bin", "state", "log", *(f"spool-{name}" for name in NODES)):
             (self.folder / part).mkdir(parents=True)
@@ -103,7 +103,8 @@ PartitionName=main Nodes={",".join(NODES)} Default=YES MaxTime=INFINITE State=UP
             file.chmod(0o755)
 
     def start(self, *names: str, clocks: Mapping[str, str] | None = None) -> None:
-        """Daemons, until every node is up. `clocks`: those whose clock is off, as by "+2h"."""
+        """Start the daemons, and wait until every node is up. `clocks`: the daemons whose clock is off, such as by
+        "+2h"."""
         library = self.tree / LIBRARIES / "faketime" / "libfaketimeMT.so.1"
         for name in names or ("munged", "slurmctld", *NODES):
             shift = (clocks or {}).get(name)
@@ -126,7 +127,7 @@ PartitionName=main Nodes={",".join(NODES)} Default=YES MaxTime=INFINITE State=UP
         self.daemons.start(name, self.tree / "usr/sbin" / program, *argv, env={**self.environment, **env})
 
     def stop(self) -> None:
-        """Cancels what runs, and ends the daemons, the controller last but one."""
+        """Cancel the running jobs, and stop the daemons; the controller is the last but one."""
         subprocess.run([self.programs / "scancel", "--user=root"], capture_output=True, timeout=30)
         try:
             until("no job to be left", lambda: not self.ask("squeue", "-h").strip(), 40)
@@ -134,7 +135,7 @@ PartitionName=main Nodes={",".join(NODES)} Default=YES MaxTime=INFINITE State=UP
             self.daemons.end_all([*NODES, "slurmctld", "munged"])
 
     def ask(self, program: str, *arguments: str) -> str:
-        """What a client says; empty where the controller does not answer."""
+        """Return the output of a Slurm client program; empty if the controller does not answer."""
         done = subprocess.run([self.programs / program, *arguments], capture_output=True, text=True, timeout=60)
         return done.stdout if done.returncode == 0 else ""
 

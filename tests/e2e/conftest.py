@@ -49,7 +49,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def engine() -> None:
-    """Skips, saying so, where no engine answers."""
+    """The engine. Skips with a message if no engine answers."""
     try:
         docker("version")
     except (AssertionError, FileNotFoundError, subprocess.TimeoutExpired) as error:
@@ -58,13 +58,13 @@ def engine() -> None:
 
 @pytest.fixture(scope="session")
 def run_id() -> str:
-    """In every name that is made in the engine: two sessions may run at once."""
+    """Part of every name that is created in the engine, because two sessions may run at once."""
     return secrets.token_hex(3)
 
 
 @pytest.fixture(scope="session")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Gone afterwards: pytest keeps its folders, and ours hold gigabytes."""
+    """A folder that is removed afterwards: pytest keeps its folders, and ours contain gigabytes."""
     folder = tmp_path_factory.mktemp("e2e")
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -97,7 +97,7 @@ def project(workplace: Path) -> Project:
 
 @pytest.fixture(scope="session")
 def quick(images: None, project: Project, run_id: str) -> Proved:
-    """The profile that most tests work with, made once from the locks that the checkout has."""
+    """The profile that most tests use, made once from the locks of the checkout."""
     name = f"e2e-quick-{run_id}"
     project.write(name, extends="cpu", env={"ODD": ODD}, selftest={"level": "quick", "require": list(REQUIRED)})
     shutil.copy(CHECKOUT / "profiles" / "cpu.lock.yaml", project.lock(name))
@@ -136,14 +136,14 @@ def gpu_tag(gpu_made: Result) -> str:
 
 @pytest.fixture(scope="session")
 def gpu_other(gpu_made: Result, gpu_project: Project, gpu_name: str) -> Result:
-    """The same with another cuBLAS, as a pin that is only tried."""
+    """The same with a different cuBLAS, as a pin on the command line."""
     wanted = ("make", gpu_name, "--pin", f"cublas={OTHER_CUBLAS}", "--allow-unproved", "--json")
     return gpu_project.start(*wanted).finish(600)
 
 
 @pytest.fixture(scope="session")
 def team(project: Project, registry: Registry, workplace: Path) -> Team:
-    """Keys of its own, which nobody else has."""
+    """A key pair that is used only here."""
     passphrase, key = secrets.token_hex(16), workplace / "team"
     made = project.run("keygen", "-o", str(key), ENVBUILD_KEY_PASSPHRASE=passphrase)
     assert made.code == 0, made.stderr
@@ -157,7 +157,7 @@ def broken(quick: Proved, workplace: Path, run_id: str) -> Workshop:
 
 @pytest.fixture
 def verified(quick: Proved) -> Iterator[str]:
-    """What `verified` names; put back afterwards, as is the tag of the lock."""
+    """The image with the tag `verified`. This tag and the tag of the lock are restored afterwards."""
     before = handle(quick.tag)
     assert before
     yield before

@@ -33,7 +33,7 @@ class Daemons:
             process.wait()
 
     def end_all(self, names: Iterable[str]) -> None:
-        """Those that run, one after the other."""
+        """Stop the running daemons one after the other."""
         for name in names:
             if name in self._running:
                 self.end(name)

@@ -31,7 +31,7 @@ _ALL = ("dockerd", "containerd", *_RUN_CONTAINERS)
 
 
 def lacking() -> str | None:
-    """Why no engine of one's own can be started here; None where it can."""
+    """Return why no private engine can be started here; None if one can."""
     if os.geteuid():
         return "an engine of its own needs root"
     if dockerd() is None:
@@ -42,14 +42,14 @@ def lacking() -> str | None:
 
 
 def dockerd() -> Path | None:
-    """The one that scripts/engine unpacked, else the machine's."""
+    """Return the dockerd that scripts/engine unpacked, else the machine's."""
     unpacked = _TREE / "sbin" / "dockerd"
     installed = shutil.which("dockerd")
     return unpacked if unpacked.is_file() else Path(installed) if installed else None
 
 
 def die_with_parent() -> None:
-    """In a child that is starting: let the kernel send it SIGTERM when the thread that started it ends."""
+    """Called in a starting child: the kernel will send it SIGTERM when the thread that started it ends."""
     ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
 
 
@@ -113,7 +113,7 @@ class OwnEngine:
         until(f"an engine at {self.host}, see {self.log}", self._answers, _SECONDS)
 
     def alive(self) -> bool:
-        """Whether dockerd, once started, has not ended."""
+        """Whether dockerd was started and has not ended."""
         return self.process is not None and self.process.poll() is None
 
     def _answers(self) -> bool:
@@ -123,7 +123,7 @@ class OwnEngine:
         return False
 
     def kill(self, whole: bool = False) -> None:
-        """SIGKILL for dockerd; `whole`: for its containerd too. Containers and their shims go on."""
+        """Send SIGKILL to dockerd; `whole`: also to its containerd. Containers and their shims continue."""
         assert self.process
         self.process.kill()
         self.process.wait()
@@ -132,7 +132,7 @@ class OwnEngine:
                 _kill(pid)
 
     def stop(self) -> None:
-        """No process of it is left, in containers neither, and no mount. Its files stay."""
+        """Stop all its processes, also in containers, and unmount everything. Its files stay."""
         if self.process and self.alive():
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -158,8 +158,8 @@ class OwnEngine:
 
 @contextlib.contextmanager
 def own_engine(data: Path | None = None, **settings: Any) -> Iterator[OwnEngine]:
-    """One in a folder that is gone afterwards, with its images if `data` names no other; `settings` as daemon.json has
-    them, with _ for -."""
+    """Start a private engine in a folder that is removed afterwards, with its images unless `data` names another
+    folder. `settings`: keys of daemon.json, with _ for -."""
     with tempfile.TemporaryDirectory(prefix="engine-", ignore_cleanup_errors=True) as name:  # sockets' paths are short
         folder = Path(name)
         folder.chmod(0o711)  # the socket has a group of its own
@@ -168,7 +168,7 @@ def own_engine(data: Path | None = None, **settings: Any) -> Iterator[OwnEngine]
 
 
 def mounts(folder: Path) -> list[str]:
-    """What is mounted below the folder, the innermost first."""
+    """Return the mount points below the folder, the innermost first."""
     lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
     return sorted((line.split()[4] for line in lines if line.split()[4].startswith(f"{folder}/")), reverse=True)
 
@@ -179,7 +179,7 @@ def unmount(folder: Path) -> None:
 
 
 def _running(programs: tuple[str, ...]) -> Iterator[tuple[int, bytes]]:
-    """Processes of these programs: id and command line."""
+    """Return id and command line of the processes of these programs."""
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if (entry / "exe").readlink().name in programs:

@@ -46,7 +46,8 @@ os.execv("{runc}", ["{runc}", *sys.argv[1:]])
 
 
 def address() -> str:
-    """Of this machine, and not the loopback's: the API server wants one to tell others. Nothing is sent."""
+    """Return an address of this machine that is not a loopback address, as the API server requires. No packet is
+    sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
         one.connect(("192.0.2.1", 9))
         found: str = one.getsockname()[0]
@@ -77,7 +78,7 @@ class OneNode:
         return docker("--host", self.engine.host, *arguments)
 
     def ask(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> Any:
-        """Of the API server, as its administrator. Raises requests' errors, also for a refusal."""
+        """Send a request to the API server as its administrator. Raises requests' errors, also for an error status."""
         answer = requests.request(
             method,
             f"https://localhost:{self.port}{path}",
@@ -98,7 +99,7 @@ class OneNode:
         return found
 
     def gpus(self, count: int) -> None:
-        """What the node says that it has."""
+        """Set the number of GPUs that the node reports."""
         path = "/status/capacity/nvidia.com~1gpu"
         patch = [{"op": "add", "path": path, "value": str(count)}]
         self.ask("PATCH", f"/api/v1/nodes/{NODE}/status", patch, "application/json-patch+json")
@@ -182,7 +183,7 @@ class OneNode:
 
     @contextlib.contextmanager
     def neighbour(self) -> Iterator[None]:
-        """Another node, of heartbeats alone: where all are silent, the controller gives up no pod."""
+        """Simulate a second node by heartbeats: if all nodes were silent, the controller would give up no pod."""
         name, leases = "neighbour", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
         self.ask("POST", "/api/v1/nodes", {"metadata": {"name": name}, "spec": {"unschedulable": True}})
         ready = {"conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]}
@@ -228,7 +229,7 @@ class OneNode:
         self.daemons.start(name, *argv, env={"PATH": os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"])})
 
     def stop(self) -> None:
-        """The kubelet first: it would start again what is removed."""
+        """Stop the kubelet first: it would start removed containers again."""
         self.daemons.end_all(("kubelet", "kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd"))
         self.engine.stop()
         unmount(self.folder)

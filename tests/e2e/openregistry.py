@@ -15,7 +15,8 @@ from .support import free_port, until
 
 
 def program(folder: Path) -> Path | None:
-    """The one installed, else Debian's, unpacked in `folder`; None where there is neither. Needs the network."""
+    """Return the installed program, else Debian's, unpacked in `folder`; None if neither is available. Needs the
+    network."""
     installed = shutil.which("docker-registry")
     if installed:
         return Path(installed)
@@ -28,7 +29,7 @@ def program(folder: Path) -> Path | None:
 
 
 def unpack(package: str, folder: Path) -> None:
-    """Debian's package, not installed."""
+    """Unpack Debian's package without installing it."""
     folder.mkdir(parents=True, exist_ok=True)
     # root's, for apt's own user may not write everywhere
     get = ["apt-get", "-qq", "-o", "APT::Sandbox::User=root", "download", package]
@@ -37,8 +38,8 @@ def unpack(package: str, folder: Path) -> None:
 
 
 class OpenRegistry:
-    """What is pushed lies in `data`. After `kill` it can be started again, at the same address. Used as a context: it
-    answers inside."""
+    """A registry that keeps pushed content in `data`. After `kill` it can be started again at the same address. It runs
+    while used as a context manager."""
 
     def __init__(self, folder: Path, program: Path) -> None:
         self.folder, self.program = folder, program
@@ -77,7 +78,7 @@ class OpenRegistry:
             self._process.wait()
 
     def ask(self, path: str, **headers: str) -> bytes:
-        """Nothing where it does not answer, or says no."""
+        """Return the answer's content; empty if the registry does not answer or refuses."""
         asked = urllib.request.Request(f"http://{self.host}{path}", headers=headers)
         try:
             with urllib.request.urlopen(asked, timeout=10) as answer:

@@ -23,7 +23,7 @@ KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
 def unpacked(workplace: Path, package: str) -> Path:
-    """A Debian package in a folder, not installed. Skips on other systems than Debian."""
+    """Return a folder with an unpacked Debian package, which is not installed. Skips on systems other than Debian."""
     if not shutil.which("apt-get"):
         pytest.skip(f"{package} is not installed, and apt-get is missing")
     folder = workplace / "packages" / package
@@ -33,7 +33,8 @@ def unpacked(workplace: Path, package: str) -> Path:
 
 @dataclass(frozen=True)
 class Registry:
-    """`login` is a DOCKER_CONFIG that may pull and push, `stranger` one that may not; `authority` signed for it."""
+    """`login`: a DOCKER_CONFIG that may pull and push; `stranger`: one that may not; `authority`: the CA of its
+    certificate."""
 
     host: str
     password: str
@@ -44,7 +45,7 @@ class Registry:
 
 @pytest.fixture(scope="session")
 def program(workplace: Path) -> Path:
-    """Debian's docker-registry: the one installed, else unpacked from its package."""
+    """Return Debian's docker-registry: the installed one, else unpacked from its package."""
     found = openregistry.program(workplace / "packages" / "docker-registry")
     if found is None:
         pytest.skip("docker-registry is not installed, and apt-get is missing")
@@ -53,7 +54,7 @@ def program(workplace: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def cosign(workplace: Path) -> Path:
-    """cosign: the one installed, else unpacked from trixie's package, by an apt that touches nothing here."""
+    """Return cosign: the installed one, else unpacked from trixie's package, by a separate apt configuration."""
     installed = shutil.which("cosign")
     if installed:
         return Path(installed)
@@ -79,7 +80,7 @@ def cosign(workplace: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def address(engine: None, run_id: str) -> Iterator[str]:
-    """An address of this machine that is not loopback, for which an engine checks no certificate."""
+    """Return an address of this machine that is not loopback: for loopback, an engine checks no certificate."""
     network = f"e2e-{run_id}"
     docker("network", "create", network)
     yield docker("network", "inspect", "--format", "{{(index .IPAM.Config 0).Gateway}}", network).strip()
@@ -131,7 +132,7 @@ auth: {{htpasswd: {{realm: e2e, path: {folder}/htpasswd}}}}
 
 
 def answers(host: str, authority: Path) -> bool:
-    """Whether the registry is up, and lets nobody in."""
+    """Whether the registry is up, and refuses anonymous access."""
     try:
         urllib.request.urlopen(f"https://{host}/v2/", context=ssl.create_default_context(cafile=str(authority)))
     except urllib.error.HTTPError as error:

@@ -35,13 +35,13 @@ class Team:
         return self.project.run("push", name, place, *arguments, "--json", **burden, **self.login, **self.signing)
 
     def verify(self, ref: str, *arguments: str, login: Path | None = None) -> Result:
-        """A site without an engine."""
+        """Verify without an engine."""
         config = str(login or self.registry.login)
         wanted = ("verify", ref, "--key", str(self.public), *arguments, "--json")
         return self.project.run(*wanted, DOCKER_CONFIG=config, DOCKER_HOST="unix:///nowhere")
 
     def rebuild(self, ref: str) -> Result:
-        """Where there is one."""
+        """Verify with --rebuild."""
         wanted = ("verify", ref, "--key", str(self.public), "--rebuild", "--json")
         return self.project.start(*wanted, **self.login).finish(1800)
 
@@ -49,7 +49,7 @@ class Team:
         return reasons(self.verify(ref, *arguments))
 
     def build_child(self, base: str, name: str, folder: Path, steps: str, **contexts: Path) -> None:
-        """An image built on `base` and pushed; `contexts` are folders that its steps can mount."""
+        """Build and push an image on `base`; `contexts` are folders that its steps can mount."""
         (folder / "Dockerfile").write_text(f"FROM {base}\n{steps}\n", encoding="utf-8")
         more = [f"--build-context={key}={path}" for key, path in contexts.items()]
         docker("buildx", "build", "--quiet", "--load", "--provenance=false", *more, "--tag", name, folder)
@@ -57,14 +57,14 @@ class Team:
 
 
 def reasons(done: Result) -> list[str]:
-    """The ids of why an image is refused, none if it is verified."""
+    """Return the ids of the reasons why an image is refused; none if it is verified."""
     found = [reason["id"] for reason in done.document["reasons"]]
     assert done.code == (5 if found else 0), f"{done.stdout}\n{done.stderr}"
     return found
 
 
 def installing(name: str, version: str = "") -> str:
-    """The step that installs a distribution from the context `wheels`, without any index."""
+    """Return the build step that installs a distribution from the context `wheels`, without any index."""
     wanted = f"{name}=={version}" if version else name
     return (
         "RUN --network=none --mount=from=wheels,target=/wheels "

@@ -38,7 +38,7 @@ class backends:
 
 
 def content(version: str, cuda: str) -> str:
-    """What an audit asks torch for."""
+    """Return the stand-in's source: the parts of torch that an audit uses."""
     return (
         f"__version__ = {version!r}\n"
         f"class version:\n    cuda = {cuda!r}\n    hip = None\n"
@@ -47,7 +47,7 @@ def content(version: str, cuda: str) -> str:
 
 
 def write_compiling(folder: Path, version: str, cuda: str, needs: Sequence[str]) -> None:
-    """A wheel of it that compiles extensions; what they are linked with is empty."""
+    """Write a wheel of the stand-in that compiles extensions; the libraries that these are linked with are empty."""
     found = importlib.util.find_spec("torch")
     assert found and found.origin
     real = Path(found.origin).parent

@@ -1,4 +1,5 @@
-"""What the end-to-end tests share: envbuild as a process in a scratch project, the engine through docker's client."""
+"""Shared by the end-to-end tests: envbuild as a process in a scratch project, and the engine through docker's
+client."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ class Result:
 
     @property
     def words(self) -> str:
-        """What a person reads of an error given as JSON."""
+        """The error as text: its message and hint."""
         return f"{self.error['message']}\n{self.error['hint']}"
 
 
@@ -83,7 +84,7 @@ def free_port() -> int:
 
 
 class Running:
-    """A command under way."""
+    """A running command."""
 
     def __init__(self, argv: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
         self._begin = time.monotonic()
@@ -173,14 +174,15 @@ class Project:
         return made
 
     def copy(self, root: Path) -> Project:
-        """The same project and state, to be damaged."""
+        """Copy the project and its state, so that the copy can be damaged."""
         made = replace(self, folder=root / "project", state=root / "state", config=root / "config")
         for source, target in ((self.folder, made.folder), (self.state, made.state), (self.config, made.config)):
             shutil.copytree(source, target, symlinks=True)
         return made
 
     def with_cache(self, root: Path, *private: str) -> Project:
-        """With a cache of its own whose parts are this machine's, but for the `private` ones, which start empty."""
+        """Give the project its own cache folder. Its parts are links to this machine's cache, except the `private`
+        ones, which start empty."""
         cache = root / "cache"
         own = cache / "envbuild"
         own.mkdir(parents=True)
@@ -195,7 +197,8 @@ class Project:
         return replace(self, extra={**self.extra, **extra})
 
     def with_required_alone(self) -> Project:
-        """Its self-tests run the probes that the profile requires alone: for tests of what is done with the result."""
+        """Make its self-tests run only the probes that the profile requires: for tests of what is done with the
+        result."""
         return self.with_env(**required_alone())
 
     def cached(self, kind: str) -> Path:
@@ -241,7 +244,7 @@ class Project:
         return running
 
     def half_written(self) -> list[Path]:
-        """Files that only an interrupted write can have left."""
+        """Return files that only an interrupted write can have left."""
         return [path for root in (self.folder, self.state) for path in root.rglob(".*") if path.is_file()]
 
     def statements(self) -> list[Path]:
@@ -276,23 +279,24 @@ class Proved:
         return replace(self, project=self.project.with_required_alone())
 
     def records(self) -> list[Path]:
-        """Of its own image: a bisection of the same project leaves others."""
+        """The evidence records of this image only: a bisection in the same project leaves records of other images."""
         short = self.id.removeprefix("sha256:")[:12]
         return sorted((self.project.state / "envbuild" / "builds").glob(f"*-{short}.json"))
 
 
 def required_alone() -> dict[str, str]:
-    """The variables that do what Project.with_required_alone says, for a process that starts envbuild itself."""
+    """Return the variables that have the effect of Project.with_required_alone, for a process that starts envbuild
+    itself."""
     return {"PYTHONPATH": python_path(HOOKS), "E2E_REQUIRED_ALONE": "1"}
 
 
 def python_path(*folders: Path) -> str:
-    """PYTHONPATH with these folders first."""
+    """Return PYTHONPATH with these folders first."""
     return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def path_without(folder: Path, *programs: str) -> str:
-    """PATH with everything that is on it now but these programs; `folder` holds the links."""
+    """Return a PATH with all programs of the present one except these; `folder` holds the links."""
     folder.mkdir()
     for place in map(Path, os.environ["PATH"].split(os.pathsep)):
         for file in place.iterdir() if place.is_dir() else ():
@@ -311,7 +315,7 @@ def machine_cache(kind: str) -> Path:
 def command(
     *argv: str | Path, stdin: str | None = None, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> str:
-    """stdout of a command that must succeed."""
+    """Return stdout of a command that must succeed."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
         [str(part) for part in argv],
@@ -336,19 +340,20 @@ def inspect(reference: str) -> dict[str, Any]:
 
 
 def handle(reference: str) -> str | None:
-    """The id of the image of that name in the engine; None if it does not exist."""
+    """Return the id of the image of that name in the engine; None if it does not exist."""
     listed = docker("image", "ls", "--no-trunc", "--format", "{{.ID}}", reference).split()
     return listed[0] if listed else None
 
 
 def containers(pid: int) -> list[str]:
-    """Ids of the containers that the envbuild of this process id started."""
+    """Return the ids of the containers that the envbuild with this process id started."""
     rows = docker("ps", "--all", "--no-trunc", "--format", f'{{{{.ID}}}} {{{{.Label "{OWNER}"}}}}').splitlines()
     return [row.split()[0] for row in rows if f":{pid}:" in row]
 
 
 def burdened(folder: Path, secret: str) -> dict[str, str]:
-    """An environment whose index, proxy, netrc and authorities hold a secret; nothing is fetched there."""
+    """Return an environment in which index, proxy, netrc and CA bundle contain a secret; nothing is downloaded in
+    it."""
     netrc, authority = folder / "netrc", folder / "authority.pem"
     netrc.write_text(f"machine index.invalid login me password {secret}\n", encoding="utf-8")
     netrc.chmod(0o644)
@@ -361,14 +366,15 @@ def burdened(folder: Path, secret: str) -> dict[str, str]:
 
 
 def readable(raw: bytes) -> Iterator[bytes]:
-    """The bytes of a file, and what is enclosed in them in base64, at any depth: statements, records, locks."""
+    """Return the bytes of a file, and everything inside it in base64, at any depth: statements, records, locks."""
     yield raw
     for inner in re.findall(rb'"(?:payload|content)": ?"([A-Za-z0-9+/=]+)"', raw):
         yield from readable(base64.b64decode(inner))
 
 
 def holding(text: str | bytes, *folders: Path) -> list[Path]:
-    """The files in which a text stands, layers (by their size) left out: those are compressed."""
+    """Return the files that contain a text. Layers (recognised by their size) are skipped, because they are
+    compressed."""
     wanted = text.encode() if isinstance(text, str) else text
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     small = [path for path in files if path.stat().st_size < 50_000_000]
@@ -376,7 +382,7 @@ def holding(text: str | bytes, *folders: Path) -> list[Path]:
 
 
 def in_layers(reference: str, secrets_: list[bytes]) -> bool:
-    """Whether any of the secrets is in what the engine saves of the image: its metadata and its layers, as they are."""
+    """Whether a secret is in the engine's export of the image: its metadata and its uncompressed layers."""
     longest = max(map(len, secrets_))
     found, kept = False, b""
     with subprocess.Popen([shutil.which("docker") or "docker", "save", reference], stdout=subprocess.PIPE) as process:
@@ -390,7 +396,8 @@ def in_layers(reference: str, secrets_: list[bytes]) -> bool:
 
 
 def recorded(statement: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The run record of a statement, and the description next to it of the place where the self-test ran."""
+    """Return the run record of a statement, and the description of where the self-test ran, which is stored next to
+    it."""
     read = (statement.with_name(statement.name.replace(".statement.", f".{kind}.")) for kind in ("record", "where"))
     record, where = (json.loads(file.read_text(encoding="utf-8")) for file in read)
     return record, where

@@ -32,7 +32,8 @@ print(len(names), "modules loaded")
 
 @pytest.fixture
 def place(images: None, scratch: Path) -> Project:
-    """With a cache of its own for what is compiled, so that it is; the machine's for what is fetched."""
+    """A project with its own cache of compiled wheels, so that compilation is tested; downloads come from the machine's
+    cache."""
     made = Project.create(scratch / "place").with_cache(scratch)
     if os.environ.get("APEX_GIT"):
         settings = made.config / "envbuild" / "config.yaml"

@@ -15,7 +15,7 @@ PACKAGES = ["fontconfig", "openssh-server", "dbus", "ssl-cert", "python3-dev"]
 
 @pytest.fixture(scope="module")
 def built(images: None, project: Project, run_id: str) -> Proved:
-    """Not proved yet."""
+    """An image that is not verified yet."""
     name = f"e2e-apt-{run_id}"
     project.write(name, extends="cpu", apt=PACKAGES, selftest={"level": "quick", "require": ["env.libs"]})
     done = project.start("build", name, "--no-cache", "--json").finish(600)
@@ -24,14 +24,14 @@ def built(images: None, project: Project, run_id: str) -> Proved:
 
 
 def test_no_key_and_no_id_is_in_the_image(built: Proved) -> None:
-    """Every container would have the same."""
+    """Otherwise all containers would share it."""
     kept = "/etc/ssh/ssh_host_* /etc/ssl/private/* /etc/ssl/certs/ssl-cert-snakeoil.pem /var/lib/dbus/machine-id"
     listed = docker("run", "--rm", "--network", "none", built.tag, "sh", "-c", f"ls -d {kept} 2>/dev/null || true")
     assert listed.split() == []
 
 
 def test_no_day_of_the_build_is_in_the_image(built: Proved) -> None:
-    """useradd notes when a password was changed: days since 1970, here of 2024-01-01."""
+    """useradd records the day of a password change in days since 1970; here it is that of 2024-01-01."""
     line = docker("run", "--rm", "--network", "none", "--user", "0", built.tag, "grep", "^sshd:", "/etc/shadow")
     assert line.split(":")[2] == "19723"
 

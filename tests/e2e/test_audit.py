@@ -61,13 +61,13 @@ def bench(quick: Proved, workplace: Path, run_id: str) -> Bench:
 
 
 def found(result: Result, severity: str | None = None) -> set[str]:
-    """Ids above a note, or of one severity."""
+    """Return ids of findings: above a note, or of one severity."""
     rows = result.document["findings"]
     return {r["id"] for r in rows if r["severity"] == severity or (severity is None and r["severity"] != "note")}
 
 
 def nothing(made: Environment, system: Path) -> None:
-    """As it is."""
+    """Change nothing."""
 
 
 def foreign(made: Environment, system: Path) -> None:
@@ -186,7 +186,7 @@ def test_images_without_torch_or_python(bench: Bench) -> None:
 
 
 def test_an_image_with_a_forged_collector_output_is_refused(bench: Bench) -> None:
-    """Its Python answers with a frame of another run, or with a terminal's escape sequences."""
+    """Its Python answers with a frame of a different run, or with terminal escape sequences."""
     script = "#!/bin/sh\nprintf 'ENVBUILD 0 0 0 {}\\\\n\\\\033[2J'\n"
     reference = f"envbuild-e2e/{bench.run_id}:audit-liar"
     text = f"FROM {bench.quick.tag}\nRUN printf '{script}' >/usr/local/bin/python && chmod 755 /usr/local/bin/python\n"
@@ -244,7 +244,8 @@ def test_a_real_gpu_image(gpu_tag: str, quick: Proved) -> None:
 
 
 def test_a_real_gpu_image_with_a_foreign_cublas(gpu_tag: str, quick: Proved, run_id: str, tmp_path: Path) -> None:
-    """torch's own libraries have RPATHs that hold; a libcublas that is loaded on its own does not find its own."""
+    """torch's own libraries have valid RPATHs. A libcublas that is loaded on its own does not find the libcublasLt next
+    to it."""
     for kind in ("cublas", "cublasLt"):
         (tmp_path / SONAMES[kind]).write_bytes(library(kind, "12.1.3.1"))
     text = f"FROM {gpu_tag}\nCOPY lib* /usr/local/cuda/lib64/\n{CUDA_PATH}\n"

@@ -60,7 +60,7 @@ def hung(quick: Proved, broken: Workshop) -> Result:
 
 
 def strict(quick: Proved, broken: Workshop, name: str, fault: str, probes: Iterable[str], **selftest: Any) -> Result:
-    """The self-test of a profile with other limits and the same lock."""
+    """Run the self-test of a profile with stricter limits and the same lock."""
     project = quick.project
     project.write(name, extends=quick.name, selftest=selftest)
     project.lock(name).write_bytes(project.lock(quick.name).read_bytes())
@@ -116,4 +116,4 @@ def test_another_torch_than_the_locked(refused: Any) -> None:
 def test_forged_frames(refused: Any) -> None:
     done = refused("forged")
     assert done.document["selftest"]["passed"] == 0
-    assert "not of this run" in done.document["selftest"]["failures"][0]["detail"]
+    assert "belongs to a different run" in done.document["selftest"]["failures"][0]["detail"]

@@ -1,4 +1,4 @@
-"""A second clone gives the same image in another folder, with another clock, user, locale and time zone."""
+"""A second clone gives the same image in a different folder, with a different clock, user, locale and time zone."""
 
 from __future__ import annotations
 
@@ -94,10 +94,8 @@ def other_user(workplace: Path, scratch: Path) -> OtherUser:
 def test_another_clone_with_another_clock_user_and_locale_gives_the_same_image(
     quick: Proved, other_user: OtherUser, scratch: Path, run_id: str
 ) -> None:
-    """The base too is made again, by mmdebstrap without root, and every layer without the builder's cache.
-
-    Its secrets are others as well, and stand nowhere.
-    """
+    """The base is also built again, by mmdebstrap without root, and every layer without the builder's cache. The clone
+    has different secrets, which must not appear anywhere."""
     name, clone = f"e2e-clone-{run_id}", Project.create(scratch / "clone")
     shutil.copy(quick.project.profile(quick.name), clone.profile(name))
     shutil.copy(quick.project.lock(quick.name), clone.lock(name))

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.engine
 
 
 def started(pid: int) -> Callable[[], dict[str, Any] | None]:
-    """A probe for `until`: what the engine says of this envbuild's container once that runs."""
+    """A probe for `until`: the engine's description of this envbuild's container once it runs."""
 
     def probe() -> dict[str, Any] | None:
         found = containers(pid)

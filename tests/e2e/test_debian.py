@@ -25,7 +25,7 @@ PACKAGE, VERSION = "hostname", "3.22+e2e"
 
 @dataclass(frozen=True)
 class Aged:
-    """A project whose lock names a package as it was, `deb`, which only `file` still is."""
+    """A project whose lock names an old version of a package, `deb`, which exists only as `file`."""
 
     project: Project
     name: str
@@ -52,7 +52,7 @@ def aged(quick: Proved, scratch: Path) -> Aged:
 
 
 def test_the_build_date_is_when_the_packages_were_locked(quick: Proved) -> None:
-    """A snapshot archive is asked for that time; later it may no longer have them."""
+    """This time is requested from a snapshot archive; later snapshots may no longer have the packages."""
     before = lock_file.read(CHECKOUT / "profiles" / "cpu.lock.yaml")
     after = lock_file.read(quick.project.lock(quick.name))
     assert before and after and before.id != after.id
@@ -103,7 +103,7 @@ class Recording(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def snapshot(aged: Aged, scratch: Path) -> Iterator[str]:
-    """The address of a snapshot archive that has the package at the time of the lock, and nothing else."""
+    """Return the URL of a snapshot archive that has only this package, at the time of the lock."""
     target = scratch / "archive" / aged.made / aged.deb.path
     target.parent.mkdir(parents=True)
     aged.file.rename(target)

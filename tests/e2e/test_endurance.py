@@ -72,7 +72,8 @@ def test_a_full_disk_is_named_and_nothing_is_half_written(
 @needs_disks
 @pytest.mark.engine
 def test_prune_makes_room_on_a_disk_that_has_none(engine: None, small: Disk, scratch: Path) -> None:
-    """It is what the error of a full disk names: it may need no room itself, for folders and locks not there yet."""
+    """The error of a full disk recommends prune, so prune itself must need no space, not even for new folders and lock
+    files."""
     project = Project.create(scratch / "prune").with_cache(small.folder, "wheels", "debs")
     project = replace(project, state=small.folder / "state")
     project.cached("bases").unlink()

@@ -54,7 +54,7 @@ class Repository:
     commits: Mapping[str, str]
 
     def entry(self, commit: str = "new", **keys: Any) -> dict[str, Any]:
-        """As a profile has it; `commit` is one of ours or any other."""
+        """The extension's entry in a profile; `commit`: the name of one of our commits, or any other commit."""
         found = {"name": "kernels", "git": self.folder.as_uri(), "commit": self.commits.get(commit, commit)}
         return {**found, "build": ON, "modules": [MODULE], **keys}
 
@@ -88,12 +88,12 @@ def git(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def place(indexed: Project) -> Project:
-    """A project whose sources and extensions are its own, so that nothing is compiled already."""
+    """A project with its own caches of sources and extensions, so that nothing is compiled already."""
     return indexed
 
 
 def profile(project: Project, run_id: str, entry: Mapping[str, Any], name: str = "kernels") -> str:
-    """An H200's profile with this extension, on the stand-in for torch."""
+    """Return a profile for an H200 with this extension, on the stand-in for torch."""
     keys = {"torch": "2.11.0", "gpus": ["h200"], "driver": {"minimum": "580.65.06"}}
     return named(project, f"e2e-{name}-{run_id}", **keys, extensions=[dict(entry)], selftest={"require": ["env.libs"]})
 
@@ -103,18 +103,18 @@ def build(project: Project, name: str, *options: str) -> Result:
 
 
 def steps(done: Result) -> dict[str, bool]:
-    """Step -> whether there was nothing to do."""
+    """Return step -> whether it had nothing to do."""
     assert done.code == 0, f"{done.stdout}\n{done.stderr}"
     return {step["name"]: step["cached"] for step in done.document["steps"]}
 
 
 def kept(project: Project) -> list[Path]:
-    """The wheels in the cache, and whatever else lies there."""
+    """Return the wheels in the cache, and anything else there."""
     return sorted(path for path in project.cached("extensions").rglob("*") if path.is_file())
 
 
 def audited(project: Project, tag: str) -> dict[str, dict[str, list[str]]]:
-    """Extension -> the device code in each of its modules, as the audit of the image lists them."""
+    """Return extension -> the device code in each of its modules, as listed by the audit of the image."""
     found = project.run("audit", tag, "--json")
     assert found.code == 0, found.stderr
     return {
@@ -126,7 +126,8 @@ def audited(project: Project, tag: str) -> dict[str, dict[str, list[str]]]:
 def test_it_is_compiled_and_found_in_the_image_of_the_real_torch(
     images: None, repository: Repository, run_id: str, scratch: Path
 ) -> None:
-    """An H200's profile with this extension instead of its own; what else is locked is the shipped lock's."""
+    """The profile for the H200 has this extension instead of its own ones; everything else comes from the shipped
+    lock."""
     place, name = Project.create(scratch / "place").with_cache(scratch), f"e2e-kernels-{run_id}"
     place.write(name, extends="h200", extensions=[repository.entry()], selftest={"require": ["env.libs"]})
     shutil.copy(CHECKOUT / "profiles" / "h200.lock.yaml", place.lock(name))
@@ -184,7 +185,7 @@ def test_it_is_compiled_once(place: Project, repository: Repository, run_id: str
 
 @pytest.mark.images
 def test_debians_nvcc_compiles_it_too(images: None, scratch: Path, repository: Repository, run_id: str) -> None:
-    """CUDA 12.4 on trixie, with g++ 13. 4 GB are fetched for it, and not kept."""
+    """CUDA 12.4 on trixie, with g++ 13. It downloads 4 GB, which are not kept."""
     project = Project.create(scratch / "place").with_cache(scratch, "wheels", "debs")
     name = f"e2e-debian-{run_id}"
     project.write(name, base={"bootstrap": "trixie"}, python="3.13", torch="2.6.0", gpus=["a100"], packages=["numpy"],
@@ -204,7 +205,7 @@ def test_debians_nvcc_compiles_it_too(images: None, scratch: Path, repository: R
 
 
 def again(project: Project, name: str, run_id: str, entry: Mapping[str, Any], **keys: Any) -> Result:
-    """The image of another profile with the same lock but for `keys`."""
+    """Build the image of another profile with the same lock except for `keys`."""
     other = profile(project, run_id, entry, "second")
     project.change(other, **keys)
     shutil.copy(project.lock(name), project.lock(other))
@@ -212,7 +213,7 @@ def again(project: Project, name: str, run_id: str, entry: Mapping[str, Any], **
 
 
 def test_an_older_commit_takes_its_flags_otherwise(place: Project, repository: Repository, run_id: str) -> None:
-    """A variable would have no effect, and the build would pass without the kernels: `lock` refuses it."""
+    """There the variable has no effect, and the build would pass without the kernels, so `lock` refuses it."""
     name = profile(place, run_id, repository.entry("old"))
     refused = build(place, name)
     assert (refused.code, refused.error["kind"]) == (3, "profile")
@@ -226,7 +227,7 @@ def test_an_older_commit_takes_its_flags_otherwise(place: Project, repository: R
 
 
 def fails(project: Project, name: str, *words: str) -> Result:
-    """The build ends with 6, says this, and keeps nothing."""
+    """Check that the build exits with 6 and this message, and keeps nothing."""
     done = build(project, name)
     assert (done.code, done.error["kind"]) == (6, "build"), f"{done.stdout}\n{done.stderr}"
     for word in words:
@@ -294,13 +295,13 @@ def test_builds_that_are_ended_half_way_poison_nothing(place: Project, repositor
 
 
 def asleep(run_id: str) -> bool:
-    """Whether a compile runs: the name of the profile is in the command line of buildx."""
+    """Whether a compilation runs: the command line of buildx contains the name of the profile."""
     listed = command("ps", "-ww", "-eo", "args").splitlines()
     return any("wheel-kernels" in line and run_id in line for line in listed)
 
 
 def compiling(running: Running, run_id: str) -> bool:
-    """Whether the compile has begun, or the build has ended."""
+    """Whether the compilation has begun, or the build has ended."""
     return asleep(run_id) or not running.alive()
 
 
@@ -317,7 +318,8 @@ def kill(running: Running, run_id: str) -> None:
 def test_nvcc_of_another_release_compiles_nothing(
     indexed: Project, repository: Repository, run_id: str, scratch: Path
 ) -> None:
-    """An archive of another toolkit is refused where it is locked; one that lies, before anything is compiled."""
+    """An archive of a different toolkit is refused while locking; one with a false version, before compilation
+    begins."""
     entry = repository.entry()
     keys: dict[str, Any] = {"torch": "2.7.1", "gpus": ["a100"], "extensions": [entry]}
     name = named(indexed, f"e2e-release-{run_id}", toolchain=toolkit(scratch), **{**keys, "torch": "2.6.0"})
@@ -333,7 +335,7 @@ def test_nvcc_of_another_release_compiles_nothing(
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(run_id: str) -> Iterator[None]:
-    """Images of 6 GB each, one after the other."""
+    """Remove each image of 6 GB before the next one is built."""
     yield
     listed = docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}").split()
     ours = [

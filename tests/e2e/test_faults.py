@@ -93,7 +93,7 @@ def test_the_index_does_not_answer(here: Proved) -> None:
 
 
 def locked_wheel(here: Proved) -> tuple[str, str]:
-    """sha256 and file name of a small wheel."""
+    """Return sha256 and file name of a small wheel."""
     found = lock_file.read(here.project.lock(here.name))
     assert found
     (wheel,) = (item.wheel for item in found.wheels if item.wheel.name == WHEEL)
@@ -101,7 +101,7 @@ def locked_wheel(here: Proved) -> tuple[str, str]:
 
 
 def without_wheel(here: Proved, scratch: Path) -> Project:
-    """A cache that lacks the wheel, and a state that knows of no build."""
+    """A cache that lacks the wheel, and a state folder without build records."""
     project = here.project.with_cache(scratch, "wheels")
     sha256, _ = locked_wheel(here)
     for entry in here.project.cached("wheels").iterdir():
@@ -127,7 +127,7 @@ def test_an_index_serves_another_file_under_the_name(here: Proved, scratch: Path
 
 @pytest.fixture
 def corrupted(here: Proved, scratch: Path) -> Project:
-    """A wheel was fetched well, and has changed on the disk since."""
+    """A wheel that was downloaded correctly, but has changed on the disk since."""
     project = without_wheel(here, scratch)
     sha256, file = locked_wheel(here)
     (project.cached("wheels") / sha256).mkdir()

@@ -21,13 +21,13 @@ pytestmark = pytest.mark.engine
 
 
 def images(made: Proved) -> list[str]:
-    """Sorted: the engine lists images of one age in no order."""
+    """Return the images, sorted: the engine lists images of equal age in arbitrary order."""
     form = "{{.Repository}}:{{.Tag}} {{.ID}}"
     return sorted(docker("image", "ls", "--no-trunc", "--format", form, f"envbuild/{made.name}").splitlines())
 
 
 def shell(made: Proved, command: str, stdin: str) -> str:
-    """What a command says in a container of the image."""
+    """Return the output of a shell command in a container of the image."""
     run = ["run", "--rm", "--interactive", "--network=none", "--entrypoint", "sh", made.tag, "-c"]
     return docker(*run, command, stdin=stdin)
 
@@ -64,7 +64,7 @@ def test_the_exported_check_passes_in_the_image_and_not_elsewhere(quick: Proved)
 
 
 def test_bisect_finds_the_version_and_leaves_everything_as_it_was(quick: Proved, tmp_path: Path) -> None:
-    """The newest that is tried is what the image has; that one is used, and stays."""
+    """The newest tried version is that of the existing image; this image is used, and stays."""
     project = quick.project
     locked = lock_file.read(project.lock(quick.name))
     assert locked

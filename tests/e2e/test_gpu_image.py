@@ -85,7 +85,8 @@ def test_the_metadata_ask_for_the_overridden_version(gpu_tag: str) -> None:
 
 @pytest.mark.parametrize("installer", ["pip", "uv"])
 def test_a_later_install_leaves_it_as_locked(gpu_tag: str, installer: str, scratch: Path) -> None:
-    """What requires torch is installed by both installers, without any index: with torch's own pin it could not be."""
+    """Both installers install a package that requires torch, without any index. With torch's original pin of the
+    library this would be impossible."""
     folder = wheel_that_needs_torch(scratch)
     arguments = ["install", "--no-index", "--find-links", "/w", "needs-torch"]
     command = ["pip", *arguments] if installer == "pip" else ["/w/uv", "pip", *arguments]
@@ -118,7 +119,7 @@ def test_it_runs_for_any_uid_and_carries_what_torch_needs(gpu_tag: str) -> None:
 
 
 def test_a_profile_is_written_from_what_it_holds(gpu_tag: str, gpu_project: Project, gpu_name: str) -> None:
-    """The pins are the image's own, with numpy as it is; envbuild takes the profile and needs no GPU for that."""
+    """The pins are those of the image, with numpy unchanged. envbuild accepts the profile; no GPU is needed."""
     name = f"{gpu_name}-again"
     done = gpu_project.run("init", name, "--from-image", gpu_tag, "--json")
     assert (done.code, done.document["file"]) == (0, f"profiles/{name}.yaml"), done.stderr
@@ -127,12 +128,12 @@ def test_a_profile_is_written_from_what_it_holds(gpu_tag: str, gpu_project: Proj
     pins = shown.document["pins"]
     assert (pins["python"], pins["torch"], pins["cuda"], pins["cublas"]) == ("3.11", "2.3.1", "12.1", CUBLAS)
     text = gpu_project.profile(name).read_text(encoding="utf-8")
-    assert "torch 2.3.1 asks for ==12.1.3.1" in text and "numpy==1.26.4" in text
+    assert "torch 2.3.1 requires ==12.1.3.1" in text and "numpy==1.26.4" in text
     assert [line for line in text.splitlines() if line.startswith("  - ")] == ['  - "numpy==1.26.4"']
 
 
 def test_another_pin_changes_one_layer(gpu_made: Result, gpu_other: Result, gpu_tag: str) -> None:
-    """Every other layer keeps its digest, so a pull fetches that one alone."""
+    """All other layers keep their digests, so a pull downloads only that one."""
     assert gpu_other.code == 0, gpu_other.stderr
     before, after = layers(gpu_tag), layers(gpu_other.document["tags"][0])
     changed = [index for index, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]

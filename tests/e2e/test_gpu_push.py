@@ -45,7 +45,7 @@ def gpu_team(team: Team, gpu_project: Project) -> Team:
 
 @pytest.fixture(scope="module")
 def place(gpu_team: Team, gpu_made: Result, gpu_name: str, gpu_tag: str, run_id: str) -> str:
-    """The image under its lock's tag, with a signed build statement and SBOM, and no test result."""
+    """An image under its lock's tag, with a signed build statement and SBOM, but without a test result."""
     there = f"{gpu_team.registry.host}/e2e-{run_id}/gpu"
     target = f"{there}:{gpu_tag.rpartition(':')[2]}"
     docker("tag", gpu_tag, target)
@@ -67,7 +67,7 @@ def test_without_a_proof_it_is_not_pushed(gpu_team: Team, gpu_made: Result, gpu_
 
 
 def test_its_lock_gives_the_same_image_which_is_not_proof(gpu_team: Team, ref: str) -> None:
-    """Every one of its 5.5 GB, made again without a cache."""
+    """All of its 5.5 GB are built again without a cache."""
     done = gpu_team.rebuild(ref)
     assert reasons(done) == ["gpu"]
     assert done.document["reasons"][0]["detail"] == "h20: never proved"

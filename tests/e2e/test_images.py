@@ -48,14 +48,14 @@ class Built:
 
     @property
     def locked(self) -> dict[str, str]:
-        """Distribution -> version."""
+        """Return distribution -> version."""
         read = yaml.safe_load(self.project.lock(self.name).read_text(encoding="utf-8"))
         return {wheel["name"]: wheel["version"] for wheel in read["content"]["wheels"]}
 
 
 @pytest.fixture(scope="module", params=[name for name in NAMES if name != "step-video"])
 def built(request: pytest.FixtureRequest, images: None, workplace: Path, run_id: str) -> Iterator[Built]:
-    """Made from the committed lock; image, build cache and what was fetched for it go before the next one comes."""
+    """Build from the committed lock; image, build cache and downloads are removed before the next one."""
     profile: str = request.param
     free = shutil.disk_usage(machine_cache("wheels")).free
     if free < ROOM:

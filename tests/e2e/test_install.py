@@ -16,7 +16,7 @@ pytestmark = pytest.mark.engine
 
 @pytest.fixture(scope="module")
 def installed(workplace: Path) -> Path:
-    """The command of an environment that has the wheel and what it depends on."""
+    """Return the command in an environment with the wheel and its dependencies."""
     wheels, venv = workplace / "wheel", workplace / "venv"
     command(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", wheels, CHECKOUT)
     (wheel,) = wheels.glob("*.whl")

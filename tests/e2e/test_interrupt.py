@@ -19,7 +19,7 @@ def here(quick: Proved, scratch: Path) -> Proved:
 
 
 def files(here: Proved) -> dict[Path, bytes]:
-    """Everything in the project and the state, but for the files that processes wait at."""
+    """Return everything in the project and the state folder, except the files at which processes wait."""
     folders = (here.project.folder, here.project.state)
     return {
         path: path.read_bytes()
@@ -30,7 +30,7 @@ def files(here: Proved) -> dict[Path, bytes]:
 
 
 def interrupt(running: Running, after: str | None) -> Result:
-    """Interrupt make, whose last finished step is `after`, and see that it left nothing."""
+    """Interrupt make after the step `after`, and check that it left nothing."""
 
     def finished() -> list[str]:
         lines = running.stderr.splitlines(keepends=True)
@@ -46,7 +46,7 @@ def interrupt(running: Running, after: str | None) -> Result:
 
 
 def children(pid: int) -> list[str]:
-    """The command lines of a process' children; threads and children may end while they are read."""
+    """Return the command lines of a process's children; threads and children may end while they are read."""
     found: list[str] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):

@@ -40,7 +40,7 @@ class Place:
         )
 
     def running(self, reference: str) -> tuple[Running, str]:
-        """A self-test that hangs on the node: (the command, the pod's name)."""
+        """Start a self-test that hangs on the node. Returns (the command, the pod's name)."""
         self.load(reference)
         begun = self.start("test", "--image", reference)
         begun.says(f"running on {NODE}", 120)
@@ -65,7 +65,7 @@ class Place:
 
 @pytest.fixture(scope="session")
 def figures(onenode: OneNode, request: pytest.FixtureRequest) -> Iterator[list[str]]:
-    """A row for each thing that was done to a job; written down where every one of them came out as it should."""
+    """Return a row for each operation on a job. The page is written only if every operation had the expected result."""
     rows: list[str] = []
     before = os.getloadavg()[0]
     yield rows
@@ -136,7 +136,7 @@ def test_an_image_that_the_node_lacks_is_reported(place: Place, add_row: AddRow)
 
 
 def test_a_registry_that_the_node_cannot_reach_is_reported(place: Place, figures: list[str]) -> None:
-    """The image by a digest that nobody can fetch."""
+    """The job names the image by a digest that cannot be downloaded."""
     from envbuild.image.docker_engine import Image
     from envbuild.runners.kubernetes.kubernetes_runner import Kubernetes
     from envbuild.runners.kubernetes.kubernetes_settings import KubernetesSite
@@ -175,7 +175,7 @@ def test_a_pod_deleted_by_another_user_is_reported(place: Place, broken: Worksho
 
 
 def test_an_eviction_by_the_api_is_reported(place: Place, broken: Workshop, add_row: AddRow) -> None:
-    """As kubectl drain asks for it. Before 1.26 nothing tells it from a deletion."""
+    """`kubectl drain` evicts this way. Before Kubernetes 1.26, an eviction cannot be distinguished from a deletion."""
     begun, pod = place.running(broken.image("hangs"))
     eviction = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": {"name": pod, "namespace": NAMESPACE}}
     place.cluster.ask("POST", f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction", eviction)

@@ -28,7 +28,7 @@ from envbuild.util import user_folders
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One for all: each wheel is asked for once."""
+    """One cache for all tests: each wheel is requested once."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "listings"))
 
 
@@ -41,7 +41,7 @@ BROUGHT = {"setuptools": "distutils-precedence.pth"}
 @pytest.mark.legitimate("every shipped profile", "installs its locked wheels together", "accepted")
 @pytest.mark.parametrize("name", [name for name in profile_name_lookup.profile_names() if not name.endswith("-devel")])
 def test_the_wheels_of_a_shipped_profile_go_together(name: str) -> None:
-    """Their start-up files are known, too."""
+    """Their start-up files are all known, too."""
     locked = lock_file.required_lock(profile_reader_and_overrides.load(name))
     glibc = database.suites()[locked.suite].glibc if locked.suite else "2.28"
     for group in (locked.wheels, locked.compiled_with):
@@ -75,7 +75,8 @@ def look(group: tuple[LockedWheel, ...], python: str, glibc: str, accepted: Coll
 
 
 def reduced(wheel: Wheel, address: str, head: Head) -> Path:
-    """A wheel of the same name with the start-up members alone, read by range requests; kept for the other profiles."""
+    """Return a wheel of the same name with only the start-up members, read by range requests; kept for the other
+    profiles."""
     file = user_folders.cache_folder("startup") / wheel.sha256 / wheel.file
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.engine
 
 
 def shape(value: Any) -> Any:
-    """Keys and types of a JSON value, with one type for all numbers; of a list, those of its first element."""
+    """Return keys and types of a JSON value, with one type for all numbers; of a list, those of its first element."""
     if isinstance(value, dict):
         return {key: shape(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -124,7 +124,7 @@ def test_what_the_image_says_of_itself(quick: Proved) -> None:
 
 
 def test_no_address_and_no_path_of_the_host_is_in_the_image(quick: Proved) -> None:
-    """What is in neither the configuration nor the history cannot have been given with a credential."""
+    """If neither the configuration nor the history contains an address, no credential in an address can have leaked."""
     output = docker("history", "--no-trunc", quick.verified) + json.dumps(inspect(quick.verified)["Config"])
     assert "://" not in output
     assert str(machine_cache("wheels").parent) not in output
@@ -133,11 +133,9 @@ def test_no_address_and_no_path_of_the_host_is_in_the_image(quick: Proved) -> No
 
 
 def test_a_second_build_from_nothing_gives_the_same_image(quick: Proved, scratch: Path) -> None:
-    """The fixture's was built without cache too, from a base that this machine has; here that is made again.
-
-    The temporary folder is closed: apt works as its own user only where that one may enter it, and would own what it
-    makes.
-    """
+    """The fixture's image was also built without cache, but on an existing base; here the base is built again too. The
+    temporary folder is closed to other users: apt drops to its own user only if that user may enter the folder, and
+    that user would then own the files."""
     closed = scratch / "closed"
     closed.mkdir(mode=0o700)
     project = quick.project.with_cache(scratch, "bases").with_env(TMPDIR=str(closed))
@@ -153,7 +151,7 @@ def test_a_second_build_from_nothing_gives_the_same_image(quick: Proved, scratch
 def test_a_failed_selftest_leaves_verified_where_it_was(
     quick: Proved, broken: Workshop, verified: str, scratch: Path
 ) -> None:
-    """The image of the lock is wrong, for which the build record has to be forged."""
+    """The image of the lock is defective; for this the build record is forged."""
     here = quick.copy(scratch)
     for record in here.records():
         record.write_text(broken.record("forged", of=record), encoding="utf-8")
@@ -169,7 +167,7 @@ def test_a_failed_selftest_leaves_verified_where_it_was(
 def test_a_required_probe_that_cannot_run_here_proves_nothing(
     quick: Proved, broken: Workshop, verified: str, scratch: Path
 ) -> None:
-    """The image's torch has no flash attention, for which the build record has to be forged."""
+    """The torch in the image has no flash attention; for this the build record is forged."""
     here = quick.copy(scratch)
     here.project.change(here.name, selftest={"level": "quick", "require": ["env.libs", "attention.flash"]})
     for record in here.records():

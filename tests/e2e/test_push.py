@@ -176,7 +176,7 @@ def test_a_pinned_dockerfile_names_the_digest(site: Site, scratch: Path) -> None
 
 
 def test_no_secret_is_anywhere(site: Site, workplace: Path) -> None:
-    """In addition, test_clones builds the same image with different secrets."""
+    """test_clones also builds the same image with different secrets."""
     team, project = site.team, site.proved.project
     login = base64.b64encode(f"{USER}:{team.registry.password}".encode()).decode()
     private = "".join(team.public.with_suffix(".key").read_text(encoding="utf-8").splitlines()[1:3])

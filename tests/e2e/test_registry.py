@@ -20,7 +20,7 @@ pytestmark = pytest.mark.engine
 
 
 def push(host: str, quick: Proved, login: Path, run_id: str) -> str:
-    """Our own bookworm base as an image in the registry, by digest, and no longer in the engine."""
+    """Push our own bookworm base image to the registry, and remove it from the engine. Returns its digest reference."""
     found = lock_file.read(quick.project.lock(quick.name))
     assert found
     return push_tar(host, debian_base_tar.tar_file(found), login, f"{host}/e2e-{run_id}:base")
@@ -86,7 +86,7 @@ def test_with_a_login_it_is_made_and_verified(private: Project, name: str, regis
 def test_a_devel_image_is_asked_in_the_build_what_its_nvcc_is(
     indexed: Project, registry: Registry, quick: Proved, run_id: str, scratch: Path
 ) -> None:
-    """What a base holds is not known before it is pulled."""
+    """The contents of a base image are unknown before it is pulled."""
     found = lock_file.read(quick.project.lock(quick.name))
     assert found
     shutil.copy(debian_base_tar.tar_file(found), scratch / "devel.tar")

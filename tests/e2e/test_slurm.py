@@ -41,7 +41,7 @@ def containers() -> list[str]:
 
 
 class Place:
-    """A copy of the proved project whose self-tests run on the cluster, the required probes of them."""
+    """A copy of the proved project whose self-tests run on the cluster, with only the required probes."""
 
     def __init__(self, cluster: Cluster, quick: Proved, folder: Path) -> None:
         self.cluster = cluster
@@ -59,7 +59,7 @@ class Place:
         return self.project.start(verb, self.quick.name, "--json", *arguments, PATH=path)
 
     def running(self, reference: str) -> tuple[Running, str, str]:
-        """A self-test that hangs, on its node: (the command, the job's id, the node)."""
+        """Start a self-test that hangs on its node. Returns (the command, the job's id, the node)."""
         begun = self.start("test", "--image", reference)
         begun.says("running on", 120)
         until("its container", containers)
@@ -67,20 +67,20 @@ class Place:
         return begun, words[1].rstrip(":"), words[4].rstrip(",")
 
     def left(self) -> list[str]:
-        """What a job may leave behind, and must not."""
+        """Return leftovers of jobs, which must not exist."""
         folders = [str(path) for path in self.shared.glob("*")] if self.shared.is_dir() else []
         tickets = [str(path) for path in (self.project.state / "envbuild" / "slurm").glob("*")]
         return [*folders, *tickets, *containers(), *self.cluster.ask("squeue", "-h", "-o", "%j %T").splitlines()]
 
 
 class Bare:
-    """The runner alone, without a profile: for what an image for the CPU cannot be asked by one."""
+    """The runner alone, without a profile: for jobs that a profile for the CPU cannot request."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
 
     def run(self, site: SlurmSite, reference: str, node: str = "", *, gpus: bool = False) -> TestRun:
-        """One probe, judged: what the GPU is that Slurm hands out, else whether products crash."""
+        """Run and judge one probe: env.identity if Slurm assigns a GPU, else the crash test of products."""
         names = database.gpus()["h20"].all_names if gpus else ()
         asked = RunRequest(probes=("env.identity" if gpus else "gemm.crash",))
         known = handle(reference) or reference
@@ -133,7 +133,7 @@ def test_a_lost_waiting_process_is_resumed(place: Place) -> None:
 
 
 def test_truncated_output_is_not_proof(place: Place) -> None:
-    """A single frame less, of a run that passed."""
+    """The output of a passed run lacks a single frame."""
     begun = place.start("test", "--record")
     begun.says("running on", 120)
     job = begun.stderr.partition("--resume ")[2].split()[0]
@@ -181,7 +181,8 @@ def test_a_node_that_dies_is_reported(place: Place, broken: Workshop) -> None:
 
 
 def test_a_node_whose_clock_is_off_proves_all_the_same(place: Place, bare: Bare) -> None:
-    """One is ahead, the other behind; a job goes to each. What counts is when the controller says that it began."""
+    """One node's clock is ahead, the other's behind; each gets a job. The start time according to the controller
+    counts."""
     place.cluster.daemons.end_all(NODES)
     try:
         place.cluster.start(*NODES, clocks=dict(zip(NODES, ("+2h", "-400d"), strict=True)))
@@ -195,7 +196,7 @@ def test_a_node_whose_clock_is_off_proves_all_the_same(place: Place, bare: Bare)
 
 
 def test_a_registry_that_the_node_cannot_reach_is_reported(place: Place, bare: Bare) -> None:
-    """From here the image could be pushed; there it is known by a digest that nobody can fetch."""
+    """The push from here would work, but the node gets a digest that cannot be downloaded."""
     name = f"127.0.0.1:9/nowhere@sha256:{'1' * 64}"
     with pytest.raises(NetworkError, match=r"gpu-\S+ cannot fetch 127\.0\.0\.1:9/nowhere@") as caught:
         bare.run(SlurmSite(registry="127.0.0.1:9/nowhere"), name)
@@ -204,7 +205,7 @@ def test_a_registry_that_the_node_cannot_reach_is_reported(place: Place, bare: B
 
 
 def test_a_gpu_other_than_slurm_reports_is_not_proof(place: Place, bare: Bare, broken: Workshop) -> None:
-    """The node says that it has an h20, and hands it out; in the container it is an A100."""
+    """The node reports an h20 and assigns it; in the container it is an A100."""
     image = broken.image("other-card")
     program = place.shared / "docker-with-a-card"  # this engine has no GPU to give
     place.shared.mkdir()
@@ -219,7 +220,7 @@ def test_a_gpu_other_than_slurm_reports_is_not_proof(place: Place, bare: Bare, b
 
 
 def test_two_jobs_for_one_digest_do_not_meet(cluster: Cluster, quick: Proved, place: Place, scratch: Path) -> None:
-    """At once, each on a node of its own, and each reads its own output alone."""
+    """They run at the same time on different nodes, and each result comes only from its own output."""
     other = Place(cluster, quick, scratch / "other")
     begun = [one.start("test", "--record") for one in (place, other)]
     done = [one.finish(400) for one in begun]
@@ -241,7 +242,8 @@ def test_a_controller_that_restarts_is_waited_for(place: Place) -> None:
 
 
 def test_ranks_on_two_nodes_work_together(place: Place) -> None:
-    """Over the loopback, which the two nodes of this one machine share; only that job's containers have it."""
+    """They communicate by loopback, which the two nodes of this one machine share. Only this job's containers have
+    it."""
     quiet = place.start("test", "--record", "--nodes", "2").finish(120)
     assert quiet.code == 2 and "none is declared" in quiet.words
     done = place.start("test", "--record", "--nodes", "2", "--slurm", "interface=lo").finish(300)

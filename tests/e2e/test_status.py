@@ -22,7 +22,7 @@ def test_a_tag_moved_by_hand(quick: Proved, broken: Workshop, verified: str) -> 
 
 
 def test_a_tag_given_by_hand(quick: Proved, scratch: Path, verified: str) -> None:
-    """The right image, which was never proved as far as this state tells."""
+    """The image is right, but this state folder has no evidence for it."""
     here = quick.copy(scratch)
     shutil.rmtree(here.project.state / "envbuild" / "evidence")
     status = here.project.run("status", quick.name, "--json")

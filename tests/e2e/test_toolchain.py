@@ -21,7 +21,7 @@ _LIBRARY = "int driver(void) { return %s; }\n"
 
 
 def library(folder: Path, version: str) -> bytes:
-    """A libcuda.so.1 that says which driver's it is."""
+    """Return a libcuda.so.1 that reports this driver version."""
     source, built = folder / "cuda.c", folder / f"libcuda.so.{version}"
     source.write_text(_LIBRARY % version.partition(".")[0], encoding="utf-8")
     command("gcc", "-shared", "-fPIC", "-s", "-Wl,-soname,libcuda.so.1", "-o", built, source)
@@ -29,7 +29,7 @@ def library(folder: Path, version: str) -> bytes:
 
 
 def compat(folder: Path, version: str = NEWER) -> dict[str, str]:
-    """An archive of forward-compatibility libraries, as a profile names it."""
+    """Return an archive of forward-compatibility libraries, as named in a profile."""
     links = {"type": tarfile.SYMTYPE, "linkname": f"libcuda.so.{version}"}
     members: dict[str, Any] = {
         f"./usr/local/cuda-13.0/compat/libcuda.so.{version}": library(folder, version),
@@ -41,7 +41,7 @@ def compat(folder: Path, version: str = NEWER) -> dict[str, str]:
 
 
 def toolkit(folder: Path, says: str = "12.6") -> dict[str, str]:
-    """A toolkit of CUDA 12.6.3, whose nvcc says it is of some release."""
+    """Return a toolkit of CUDA 12.6.3 whose nvcc reports the given release."""
     script = f"#!/bin/sh\necho 'Cuda compilation tools, release {says}, V{says}.85'\n"
     members: dict[str, Any] = {
         "cuda-12.6/version.json": b'{"cuda": {"version": "12.6.3"}}',
@@ -54,7 +54,7 @@ def toolkit(folder: Path, says: str = "12.6") -> dict[str, str]:
 
 
 def built(project: Project, name: str, *options: str) -> str:
-    """The tag of the image."""
+    """Return the tag of the image."""
     done = project.start("build", name, "--json", *options).finish(400)
     assert done.code == 0, f"{done.stdout}\n{done.stderr}"
     tag: str = done.document["tags"][0]
@@ -71,7 +71,7 @@ def layers(tag: str) -> list[str]:
 
 
 def named(project: Project, name: str, **keys: Any) -> str:
-    """A profile on the base of a shipped lock, which other tests have made."""
+    """Return a profile on the base of a shipped lock, which other tests have built."""
     project.write(name, base={"bootstrap": "bookworm"}, python="3.11", **keys)
     shutil.copy(CHECKOUT / "profiles" / "projects" / "step-video.lock.yaml", project.lock(name))
     return name
@@ -79,7 +79,7 @@ def named(project: Project, name: str, **keys: Any) -> str:
 
 @pytest.fixture
 def archived(indexed: Project, scratch: Path, run_id: str) -> str:
-    """A profile with a toolkit and forward-compatibility libraries from archives."""
+    """Return a profile with a toolkit and forward-compatibility libraries from archives."""
     return named(
         indexed, f"e2e-archives-{run_id}", torch="2.7.1", gpus=["a100"], variant="devel", toolchain=toolkit(scratch),
         driver={"minimum": "470.57.02", "compat": compat(scratch)},
@@ -118,7 +118,7 @@ def test_another_archive_changes_one_layer(indexed: Project, archived: str, scra
 
 
 def test_an_nvcc_of_another_release_ends_the_build(indexed: Project, archived: str, scratch: Path) -> None:
-    """Its toolkit's papers say 12.6."""
+    """The version file of its toolkit says 12.6."""
     indexed.change(archived, toolchain=toolkit(scratch, "12.4"))
     done = indexed.run("build", archived, "--json")
     assert (done.code, done.error["kind"]) == (6, "build")

@@ -34,7 +34,7 @@ def say(text: object) -> None:
 
 
 def disks(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
-    """Every disk full at the steps that write to it."""
+    """Run each step that writes to a disk with this disk full."""
     with ExitStack() as stack:
         engine_disk = stack.enter_context(disk(folder / "engine", 8 << 30))
         small = stack.enter_context(disk(folder / "disk", 3 << 30))
@@ -44,7 +44,7 @@ def disks(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
 
 
 def commands(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
-    """The project's disk full for every command that writes there."""
+    """Run every command that writes to the project with the project's disk full."""
     with disk(folder / "disk", 64 << 20) as small:
         rounds = full.commands(full.Site(folder, None, small, small), say)
     return _full("the project's disk is filled to its last block before the command runs", rounds)
@@ -73,7 +73,7 @@ def _cell(faults: Sequence[str]) -> str:
 
 
 def no_memory(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
-    """Too little for a build step, for the audit, for a probe."""
+    """Run a build step, the audit and a probe with too little memory."""
     why = memory.limitable()
     if why:
         return [f"Not tried: {why}."], 0
@@ -86,7 +86,7 @@ def no_memory(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
 
 
 def crowds(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
-    """Eight processes on four profiles that change meanwhile."""
+    """Run eight processes on four profiles that change meanwhile."""
     with own_engine(folder / "data") as own:
         many = together.crowd(folder, own.host, secrets.token_hex(3), 8, 4, asked.seconds)
     return _crowded(many, len(many.makes), many.tested, len(many.refused)), len(many.faults)
@@ -103,7 +103,7 @@ def _crowded(many: together.Crowd, made: int, tested: int, refused: int) -> list
 
 
 def two_users(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
-    """Two users of one engine, with a profile of the same name and one of their own each."""
+    """Run two users on one engine, with a profile of the same name and another profile each."""
     why = together.may_share(UID)
     if why:
         return [f"Not tried: {why}."], 0
@@ -120,14 +120,14 @@ def two_users(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
 
 
 def soaking(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
-    """`make` of cpu where nothing changed."""
+    """Run `make` of cpu repeatedly with nothing changed."""
     with own_engine(folder / "data") as own:
         rows = soak.run(soak.unchanged(folder, own, asked.makes), say)
     return _grown("nothing changed", rows, 10)
 
 
 def pinning(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
-    """`make` of a profile whose pin changes each time; old images are pruned after each."""
+    """Run `make` of a profile whose pin changes each time; old images are pruned after each."""
     with own_engine(folder / "data") as own:
         rows = soak.run(soak.changed(folder, own, asked.changes), say)
     return _grown(f"the pin of a package another each time, of {len(soak.PINS)}", rows, 2 * len(soak.PINS))
@@ -190,7 +190,7 @@ def main() -> int:
 
 
 def section(title: str, part: str, lines: Sequence[str]) -> None:
-    """Put a part's section in place of the one before it; the others stay."""
+    """Replace the section of one part in the page; the others stay."""
     text = RESULT.read_text(encoding="utf-8") if RESULT.is_file() else ""
     found = {block.partition("\n")[0]: block.partition("\n")[2].strip("\n") for block in text.split("\n## ")[1:]}
     made = f"Machine: {described()}, which did other work too. Made by `make endurance PARTS={part}`."

@@ -1,4 +1,4 @@
-"""A small file system of its own, ext4 in a file, that can be filled and emptied again."""
+"""A small separate file system, ext4 in a file, that can be filled and emptied again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class Disk:
-    """Mounted at `folder`, so many bytes; every byte of it is for anybody, none is reserved for root."""
+    """A disk of this size, mounted at `folder`; any user may write to it, and no space is reserved for root."""
 
     def __init__(self, folder: Path, size: int) -> None:
         self.folder = folder
@@ -30,7 +30,7 @@ class Disk:
         return self.folder / "ballast"
 
     def fill(self, leave: int = 0) -> None:
-        """Until so many bytes are free, or none at all."""
+        """Fill the disk until this many bytes are free, by default none."""
         with self._ballast.open("ab") as file:
             for block in (64 << 20, 1 << 20, 4096):
                 with contextlib.suppress(OSError):
@@ -38,7 +38,7 @@ class Disk:
                         os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, block)
 
     def empty(self) -> None:
-        """There is room again."""
+        """Free the space again."""
         self._ballast.unlink(missing_ok=True)
 
     def unmount(self) -> None:
@@ -47,7 +47,7 @@ class Disk:
 
 
 def usable() -> str | None:
-    """Why there can be no such disk here, None where there can."""
+    """Return why such a disk is impossible here; None if it is possible."""
     if os.geteuid() != 0:
         return "only root can mount a file system"
     if not Path("/dev/loop-control").exists() or not shutil.which("mkfs.ext4"):

@@ -59,7 +59,7 @@ class Round:
 
 
 class Site:
-    """An engine, and a disk that is new in each round: one of the places lies on it. Commands alone use no engine."""
+    """An engine, and a new disk in each round, which contains one of the places. Commands alone use no engine."""
 
     def __init__(self, folder: Path, engine: OwnEngine | None, disk: Disk, engine_disk: Disk) -> None:
         self.folder, self.engine, self.disk, self.engine_disk = folder, engine, disk, engine_disk
@@ -71,7 +71,7 @@ class Site:
         return docker(*arguments, env={"DOCKER_HOST": self.host})
 
     def project(self, place: str, *private: str) -> tuple[Project, str]:
-        """A profile that no round had, with the evidence and build records of another one."""
+        """Create a profile that no earlier round had, with the evidence and build records of another one."""
         number = next(self._numbers)
         root = self.folder / f"round-{number}"
         on_disk = self.disk.folder / f"round-{number}"
@@ -93,7 +93,8 @@ class Site:
         return made, name
 
     def begin(self) -> None:
-        """One profile built with room: the engine has what all share. The evidence to be kept is a release's."""
+        """Build one profile with enough space, so that the engine has the shared layers. The evidence that must be kept
+        is a release's."""
         made, name = self.project("none")
         done = made.start("build", name, "--json").finish(900)
         assert done.code == 0, done.stderr
@@ -108,7 +109,7 @@ class Site:
         return ended
 
     def round(self, place: str, step: str) -> Round:
-        """Fill the disk when `step` begins, see what `make` or `build` does, then make room and do it again."""
+        """Fill the disk when `step` begins, watch `make` or `build`, then free the space and run it again."""
         verb, status = ("make", "verified") if step in PROVING else ("build", "built")
         private = {"lock": ("debs",), "build": ("wheels", "debs", "bases")}.get(step, ())
         project, name = self.project(place, *(private if place == "cache" else ()))
@@ -151,7 +152,7 @@ class Site:
         yield from (f"lost or changed: {path}" for path in _changed(before, project.state))
 
     def _looked_at(self, project: Project, name: str) -> Iterator[str]:
-        """With the disk full still, what reads works."""
+        """Commands that only read must work while the disk is full."""
         for words in (("status", name, "--json"), ("show", name, "--json")):
             done = project.run(*words)
             full = done.code and done.error["kind"] in ("disk", "system")
@@ -159,7 +160,7 @@ class Site:
                 yield f"{words[0]} while it is full: {done.code} {_message(done)}"
 
     def command(self, what: str) -> Round:
-        """A command that writes into the project, whose disk is full; then with room."""
+        """Run a command that writes into the project with the project's disk full; then with space."""
         project, name = self.project("project")
         words = [word.format(name=name) for word in COMMANDS[what]]
         assert project.run("lock", name).code == 0
@@ -196,15 +197,15 @@ class Site:
 
 
 def wrongly_tagged(verified: bool, image: str, statements: Sequence[Path]) -> list[str]:
-    """What is wrong with the tag `verified`, of that image or of none, where the run ended as verified or did not. An
-    engine whose disk is full may fail and set the tag nevertheless: with the evidence, this is not a fault."""
+    """Return what is wrong with the tag `verified`. It must name that image if the run ended as verified, else no
+    image. An engine whose disk is full may fail although it set the tag; if there is evidence, this is not a fault."""
     if image and image.removeprefix("sha256:") not in {path.parent.name for path in statements}:
         return ["a tag verified without evidence"]
     return ["no tag verified"] if verified and not image else []
 
 
 def _redirected(project: Project, words: list[str]) -> Result:
-    """stdout in a file of the project."""
+    """Redirect stdout to a file of the project."""
     argv = ["sh", "-c", 'exec "$@" > out.txt', "sh", sys.executable, "-m", "envbuild", *words]
     done = subprocess.run(argv, cwd=project.folder, env=project.environment, capture_output=True, text=True)
     return Result(done.returncode, done.stdout, done.stderr, 0.0)
@@ -220,7 +221,8 @@ def _changed(before: Mapping[Path, bytes], folder: Path) -> list[Path]:
 
 
 def _half_written(project: Project) -> list[Path]:
-    """What only an interrupted write can have left, in the stores too, and anything in the temporary folder."""
+    """Return files that only an interrupted write can have left, also in the stores, and all files in the temporary
+    folder."""
     own = [path for path in project.half_written() if path.name != ".gitignore"]
     assert project.cache
     private = [kind for kind in (project.cache / "envbuild").iterdir() if not kind.is_symlink()]
@@ -246,19 +248,19 @@ def _message(done: Result) -> str:
 
 
 def steps(site: Site, only: Container[str], say: Callable[[Round], None]) -> list[Round]:
-    """Every disk full at the begin of the steps that write to it; `only`: PLACE/STEP of those that are wanted."""
+    """Run each step with each disk full to which it writes; `only`: PLACE/STEP of the requested rounds."""
     site.begin()
     wanted = [(place, step) for place, steps in ROUNDS.items() for step in steps if f"{place}/{step}" in only]
     return [_reported(_round(site, place, step), say) for place, step in wanted]
 
 
 def every() -> list[str]:
-    """PLACE/STEP of each round."""
+    """Yield PLACE/STEP of each round."""
     return [f"{place}/{step}" for place, steps in ROUNDS.items() for step in steps]
 
 
 def _round(site: Site, place: str, step: str) -> Round:
-    """A round that comes to no end of its own is a fault, and the others go on."""
+    """Run a round. A round that does not end by itself is a fault, and the others go on."""
     try:
         return site.round(place, step)
     except AssertionError as error:
@@ -266,7 +268,7 @@ def _round(site: Site, place: str, step: str) -> Round:
 
 
 def commands(site: Site, say: Callable[[Round], None]) -> list[Round]:
-    """The project's disk full before each command that writes there. No engine is asked."""
+    """Run each command that writes to the project with the project's disk full. No engine is used."""
     return [_reported(site.command(what), say) for what in COMMANDS]
 
 

@@ -30,13 +30,13 @@ class Round:
 
 
 def limitable() -> str | None:
-    """Why the engine's containers cannot be limited together here, None if they can."""
+    """Return why the engine's containers cannot be limited together here; None if they can."""
     return None if (GROUP / "memory.limit_in_bytes").is_file() else "no cgroup v1 with the controller memory"
 
 
 @contextlib.contextmanager
 def group(name: str) -> Iterator[Path]:
-    """A cgroup for all containers of an engine, those of BuildKit too."""
+    """Create a cgroup for all containers of an engine, including those of BuildKit."""
     made = GROUP / name
     made.mkdir(exist_ok=True)
     try:
@@ -58,7 +58,7 @@ def _limit(made: Path, size: int | None) -> None:
 
 
 def run(folder: Path, say: Callable[[Round], None]) -> list[Round]:
-    """On an engine of its own, whose containers have less each time, see `limitable`; then with room for all."""
+    """Run on a private engine whose containers get less memory each time, see `limitable`; then with enough for all."""
     rounds: list[Round] = []
     with group("envbuild-endurance") as made, own_engine(folder / "data", cgroup_parent=f"/{made.name}") as own:
         project = _project(folder, own.host, "no-memory")

@@ -40,7 +40,7 @@ class Seen:
 
 
 def unchanged(folder: Path, own: OwnEngine, number: int, level: str = "standard") -> Iterator[Seen]:
-    """The profile cpu, which nothing changes."""
+    """Make the profile cpu with nothing changed."""
     project, name = _project(folder / "unchanged", own.host, "soak-cpu", level)
     for _ in range(number):
         yield _made(project, name, own)
@@ -104,18 +104,18 @@ def _open_files(pid: int) -> int:
 
 
 def _history(data: Path) -> list[Path]:
-    """Where the BuildKit of an engine keeps its build records, each with its log and trace."""
+    """Return the folders in which the engine's BuildKit keeps its build records, each with its log and trace."""
     return [path for path in (data / "buildkit" / "content", data / "buildkit" / "history.db") if path.exists()]
 
 
 def _size(folder: Path) -> int:
-    """Bytes on the disk, links not followed and hard links once."""
+    """Return the size on disk in bytes; links are not followed, and hard links count once."""
     done = subprocess.run(["du", "--summarize", "--block-size=1", folder], capture_output=True, text=True)
     return int(done.stdout.split()[0])
 
 
 def slopes(rows: Sequence[Seen], settled: int) -> Mapping[str, float]:
-    """Of each figure, by least squares over the makes after the first `settled`: growth a make."""
+    """Return the growth per make of each figure, by least squares over all makes after the first `settled`."""
     return {name: slope([asdict(row)[name] for row in rows[settled:]]) for name in asdict(rows[0])}
 
 
@@ -139,7 +139,7 @@ HISTORY = (
 
 
 def growing(rows: Sequence[Seen], settled: int) -> list[str] | None:
-    """Which figures grow, with how much a make; None where too few makes have settled for any slope."""
+    """Return the figures that grow, with their growth per make; None if too few makes have settled for a slope."""
     if len(rows) < settled + 2:
         return None
     found = slopes(rows, settled)
@@ -155,8 +155,8 @@ def run(rows: Iterator[Seen], say: Callable[[Seen], None]) -> list[Seen]:
 
 
 def table(what: str, rows: Sequence[Seen], settled: int) -> list[str]:
-    """Each figure at the first make, after it has settled, at the last, and its slope between these; of makes that are
-    enough for one."""
+    """Return a table of each figure at the first make, after it has settled, at the last make, and its slope in
+    between."""
     found, first, then, last = slopes(rows, settled), asdict(rows[0]), asdict(rows[settled]), asdict(rows[-1])
     most = {name: f"{FLAT[name]:g}" if name in FLAT else "-" for name in found}
     head = [

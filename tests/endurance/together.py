@@ -50,10 +50,8 @@ class Crowd:
 
 
 def crowd(folder: Path, host: str, run_id: str, processes: int, profiles: int, seconds: float) -> Crowd:
-    """So many processes at once, each making one of the profiles again and again, each changing it now and then.
-
-    `host` empty: the engine that docker finds by itself.
-    """
+    """Run this many processes at once. Each repeatedly makes one of the profiles, and changes it now and then. `host`
+    empty: the engine that docker finds by itself."""
     project = Project.create(folder / "crowd")
     project = project.with_env(DOCKER_HOST=host) if host else project
     names = [f"crowd-{number}-{run_id}" for number in range(profiles)]
@@ -115,7 +113,7 @@ def _take(found: Crowd, name: str, done: Result) -> None:
 
 
 def _after(project: Project, names: Sequence[str], tested: int) -> list[str]:
-    """What is wrong once all have ended."""
+    """Return the faults that are found after all processes have ended."""
     faults = []
     statements = project.statements()
     if len(statements) != tested:
@@ -133,12 +131,12 @@ def _after(project: Project, names: Sequence[str], tested: int) -> list[str]:
 
 
 def _engine(host: str) -> dict[str, str]:
-    """Empty: the one that docker finds by itself."""
+    """Return the engine's address; empty: the one that docker finds by itself."""
     return {"DOCKER_HOST": host} if host else {}
 
 
 def containers(host: str, kind: str) -> list[str]:
-    """Containers of images whose name contains `kind`; others may belong to another process."""
+    """Return the containers of images whose name contains `kind`; others may belong to another process."""
     rows = docker("ps", "--all", "--format", "{{.ID}} {{.Image}} {{.Names}}", env=_engine(host)).splitlines()
     return [row for row in rows if kind in row]
 
@@ -157,8 +155,8 @@ def remove(host: str, names: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class User:
-    """A user with their own home, cache and state; `uid` 0 is the user who runs this. `python`: one that this
-    user may run, with envbuild and what it needs on its path."""
+    """A user with their own home, cache and state; `uid` 0 is the user who runs this. `python`: one that this user may
+    run, with envbuild and its dependencies on its path."""
 
     uid: int
     home: Path
@@ -181,7 +179,8 @@ _RUNS = "import subprocess, sys, envbuild.cli.entry, docker; sys.exit(subprocess
 
 
 def python_for(uid: int) -> str | None:
-    """A Python of this version that another user may run too: this one lies in a home that is closed, maybe."""
+    """Return a Python of this version that the other user may run: the present one may be in a home folder closed to
+    others."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     for python in filter(None, (sys.executable, shutil.which(version, path="/usr/bin:/usr/local/bin"))):
         one = User(uid, Path("/"), Path("/"), python)
@@ -192,14 +191,15 @@ def python_for(uid: int) -> str | None:
 
 
 def may_share(uid: int) -> str | None:
-    """Why another user cannot run this envbuild here, None if one can."""
+    """Return why another user cannot run this envbuild here; None if one can."""
     if os.geteuid() or not shutil.which("setpriv"):
         return "only root can be two users, with setpriv"
     return None if python_for(uid) else "another user may run no Python that has what envbuild needs"
 
 
 def user(folder: Path, uid: int, cache: Path) -> User:
-    """With a copy of what is cached of wheels, packages and bases: no second fetch and no second mmdebstrap."""
+    """Create a user with a copy of the cached wheels, packages and bases, so that nothing is downloaded and no base is
+    built again."""
     home = folder / f"user-{uid}"
     folder.chmod(0o711)
     made = User(uid, home, home / "project", (python_for(uid) if uid else None) or sys.executable)
@@ -212,7 +212,7 @@ def user(folder: Path, uid: int, cache: Path) -> User:
 
 
 def two(folder: Path, host: str, run_id: str, users: Sequence[User], rounds: int, group: int) -> Crowd:
-    """All users make a profile of the same name, and one of their own, at once, each round another."""
+    """Let all users make a profile of the same name and one of their own at the same time, in alternating order."""
     found = Crowd(len(users), 2 * rounds)
     begin = time.monotonic()
     names = []
@@ -256,7 +256,7 @@ def _start(one: User, name: str, number: int, host: str, group: int, *words: str
 
 
 def _status_faults(wanted: Sequence[tuple[User, str]], same: str, host: str, group: int) -> list[str]:
-    """What `status` says to each: verified, of an image that this user's own evidence proves."""
+    """Check `status` for each user: it must report an image as verified that this user's own evidence covers."""
     faults = []
     for one, name in wanted:
         process = _start(one, name, 0, host, group, "status")

@@ -63,7 +63,7 @@ CONFIG: dict[str, Any] = {
 
 @cache
 def signer() -> keys_and_signatures.Signer:
-    """One key, the same in every campaign."""
+    """Return the same key in every campaign."""
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
@@ -111,7 +111,7 @@ def _build() -> dict[str, object]:
 
 
 def _result(record: object, meant: object = None) -> dict[str, object]:
-    """The test result that encloses a record, whatever it says. `meant`: a record that it says the same as."""
+    """Draw the test result that encloses a record, with arbitrary content. `meant`: a record with the same content."""
     found = run_record_schema.validate_record(record if meant is None else meant)
     return in_toto_statements.test_result(found, as_json(record), _subject()).document()
 
@@ -140,7 +140,7 @@ POLICIES = (
 
 @st.composite
 def _signed(draw: Draw) -> tuple[list[dict[str, Any]], Policy]:
-    """Statements that a trusted key has signed, whatever they say; records fit their digest."""
+    """Draw statements that a trusted key signed, with arbitrary content; records match their digest."""
     found = []
     for _ in range(draw(st.integers(1, 2))):
         if draw(st.integers(0, 2)):
@@ -158,7 +158,7 @@ def _signed(draw: Draw) -> tuple[list[dict[str, Any]], Policy]:
 
 
 def _statements(value: tuple[list[dict[str, Any]], Policy]) -> None:
-    """Believed or refused with a reason; what is believed can be judged and reported."""
+    """Statements are accepted, or refused with a reason; accepted ones can be judged and reported."""
     envelopes, asked = value
     believed = trusted_statements.believe(envelopes, [signer().public], _image_id())
     for build in believed.builds:
@@ -173,7 +173,7 @@ def _statements(value: tuple[list[dict[str, Any]], Policy]) -> None:
 
 
 def _envelope(raw: bytes) -> None:
-    """What was signed is believed; nothing else is, whatever was changed."""
+    """Only signed content is accepted, whatever else was changed."""
     file = Path("x.dsse.json")
     file.write_bytes(raw)
     found = image_verifier.read_file(file)
@@ -198,7 +198,7 @@ _FILES = st.deferred(
 
 
 def _registry() -> dict[str, Any]:
-    """Documents, and how they are served; "@name" is the digest of the document of that name."""
+    """Draw documents, and how they are served; "@name" is the digest of the document of that name."""
     part = {"mediaType": oci_types.CONFIG, "digest": "@config", "size": 1}
     descriptors = {"mediaType": registry_attestations.ENVELOPE, "digest": "@envelope", "size": 1}
     return {
@@ -328,7 +328,7 @@ class _Answers(HTTPAdapter):
 
 
 def _asked(documents: dict[str, Any]) -> None:
-    """The registry's image is judged: an answer with reasons, or an error of ours."""
+    """Verify the registry's image: the result has reasons, or is an error of ours."""
     http = requests.Session()
     http.trust_env = False
     http.mount("https://", _Answers(documents))
@@ -344,7 +344,7 @@ def _asked(documents: dict[str, Any]) -> None:
 
 
 class _Place:
-    """One blob, in small pieces."""
+    """One blob, read in small pieces."""
 
     def __init__(self, raw: bytes) -> None:
         self._raw = raw
@@ -383,7 +383,7 @@ def _diff_id(raw: bytes) -> str:
 
 
 def _layer(raw: bytes) -> None:
-    """Whatever lies above the proved layers is looked at, or refused."""
+    """Any layer above the proved layers is inspected or refused."""
     (build,) = trusted_statements.believe([_envelopes()[0]], [signer().public], None).builds
     base = registry_image_reader.Config(_image_id(), (oci_types.digest_of(LAYER),), {}, {})
     above = registry_image_reader.Config(sha("child"), (*base.layers, _diff_id(raw)), {}, {"LD_PRELOAD": "/x"})
@@ -395,8 +395,8 @@ def _layer(raw: bytes) -> None:
 
 
 def _read_foreign_layer(both: tuple[bytes, bytes]) -> None:
-    """What is taken for ours in another order is ours to the last byte, whatever else can be made of it, and it has
-    nothing of which the order counts."""
+    """A layer that is accepted as ours in a different order must consist of our entries to the last byte, and must
+    contain nothing for which the order matters."""
     two, one = ((_Place(tar), oci_types.digest_of(tar), oci_types.digest_of(tar)) for tar in both)
     if layer_comparison.difference(one, two, ("theirs", "ours")) is not None:
         raise Malformed("another")
@@ -412,7 +412,7 @@ def _read_foreign_layer(both: tuple[bytes, bytes]) -> None:
 
 @cache
 def _members() -> tuple[tuple[str, bytes], ...]:
-    """An image, its index and a key, as `save` lays them out."""
+    """Return an image, its index and a key, in the layout of `save`."""
     config, blob = _config(), b"blobs/sha256/"
     manifest = oci_types.encoded(
         {
@@ -474,7 +474,7 @@ def _policy(raw: bytes) -> None:
 
 
 def _pem(raw: bytes) -> None:
-    """A key that is accepted signs, or checks, what the other half does."""
+    """An accepted key signs, or checks, what the other half of the pair does."""
     Path("a.pub").write_bytes(raw)
     if b"PRIVATE" not in raw:
         assert keys_and_signatures.trusted(Path("a.pub"))

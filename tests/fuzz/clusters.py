@@ -78,7 +78,7 @@ def _job(asked: Mapping[str, Any], words: list[str]) -> Job:
 
 
 def _settings(found: Any) -> Mapping[str, Any]:
-    """Of another kind they come to no parser: settings.py refuses them."""
+    """Other types never reach a parser, because settings.py refuses them."""
     return found if isinstance(found, dict) and all(isinstance(key, str) for key in found) else {}
 
 
@@ -122,7 +122,7 @@ def judge_script(text: str, job: Job, site: slurm_settings.SlurmSite, folder: st
 
 
 def _options(lines: list[str]) -> Iterator[tuple[str, str | None]]:
-    """sbatch reads #SBATCH lines up to the first command; there must not be any after it."""
+    """sbatch reads #SBATCH lines up to the first command; there must be none after it."""
     assert lines[0] == "#!/bin/bash"
     begun = False
     for line in lines[1:]:
@@ -138,7 +138,7 @@ def _words(line: str) -> list[str]:
 
 
 def _meant(word: str, meant: Mapping[str, str]) -> str:
-    """Longest first: one stand-in may begin another."""
+    """Replace the stand-ins, the longest first: one may be a prefix of another."""
     pattern = "|".join(map(re.escape, sorted(meant, key=len, reverse=True)))
     return re.sub(pattern, lambda match: meant[match[0]], word)
 
@@ -197,7 +197,7 @@ def judge_job(
 
 
 def _placed(placed: Mapping[str, Any], job: Job, site: kubernetes_settings.KubernetesSite) -> None:
-    """On which nodes: the labels and tolerations of the site, and the GPU's own."""
+    """Return the node selection: the labels and tolerations of the site, and those of the GPU."""
     names = list(site.products.get("h20", ())) or [one.replace(" ", "-") for one in database.gpus()["h20"].all_names]
     one = {job_manifest.PRODUCT: names[0]} if job.gpus and len(names) == 1 else {}
     assert (placed["nodeSelector"] or {}) == {**site.nodes, **one}

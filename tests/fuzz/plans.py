@@ -65,7 +65,7 @@ WRITTEN = [
 
 
 def _profile(raw: bytes) -> None:
-    """A profile that is accepted renders to what it asks for, and to nothing else."""
+    """An accepted profile renders to exactly what it requests."""
     folder = Path("profiles")
     (folder / "parent.yaml").write_bytes(as_yaml(PROFILE))
     (folder / "smoke.py").write_text("step('one')\n", encoding="utf-8")
@@ -83,7 +83,8 @@ def _profile(raw: bytes) -> None:
 
 @cache
 def lock_seeds() -> list[dict[str, Any]]:
-    """The shipped and the golden ones, with two of each hundred packages, so that a change meets all parts."""
+    """Return the shipped and the golden locks, each with two of every hundred packages, so that changes reach all
+    parts."""
     found = []
     for file in (*sorted(GOLDEN.glob("*/lock.yaml")), *sorted(package_data.PROFILES.rglob("*.lock.yaml"))):
         data = yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader)
@@ -98,7 +99,7 @@ def lock_seeds() -> list[dict[str, Any]]:
 
 @st.composite
 def _locks(draw: Draw) -> bytes:
-    """A lock that was edited by hand, with its id recomputed."""
+    """Draw a lock that was edited by hand, with its id recomputed."""
     data = draw(trees(lock_seeds()))
     if isinstance(data, dict) and draw(st.integers(0, 9)):
         data["id"] = f"sha256:{_digest(data.get('content'))}"
@@ -195,7 +196,7 @@ _REQUIREMENTS = st.one_of(
 
 @cache
 def _shipped(name: str) -> Document:
-    """A few of the facts, for the campaign reads them thousands of times."""
+    """Return only some of the facts, because the campaign reads them thousands of times."""
     found = yaml_document.read(fact_file_reader._FOLDER / f"{name}.yaml", FactsError)
     for key, most in (("gpus", 3), ("advisories", 4)):
         if key in found.data:
@@ -251,7 +252,7 @@ def _settings(raw: bytes) -> None:
 
 
 def _yaml(raw: bytes) -> None:
-    """Places and merging hold for whatever is accepted."""
+    """Positions and merging must work for everything that is accepted."""
     file = Path("any.yaml")
     file.write_bytes(raw)
     found = yaml_document.read(file)

@@ -43,7 +43,7 @@ NOW = datetime.datetime(2026, 11, 1, tzinfo=datetime.UTC)
 
 @st.composite
 def _outputs(draw: Draw) -> tuple[bytes, int | None, bool]:
-    """Frames that are whole, whatever they say; then, now and then, bytes changed."""
+    """Draw complete frames with arbitrary content; now and then some bytes are changed."""
     found = draw(trees(RUNS))
     frames_of = found if isinstance(found, list) else [found]
     raw = b"".join(line(as_json(one), number) for number, one in enumerate(frames_of))
@@ -75,7 +75,7 @@ def _selftest(value: tuple[bytes, int | None, bool]) -> None:
 
 
 def _messages(value: tuple[bytes, int]) -> None:
-    """The messages are the same however the stream comes in pieces."""
+    """The messages do not depend on how the stream is split."""
     raw, size = value
     whole, pieces = frame_and_message_streams.Unpacker(), frame_and_message_streams.Unpacker()
     expected = whole.feed(raw)
@@ -93,7 +93,7 @@ _STREAM = [
 
 @cache
 def prints_seeds() -> list[dict[str, Any]]:
-    """The recorded ones with few operations and samples."""
+    """Return the recorded fingerprints that have few operations and samples."""
     found = []
     for file in (fingerprints.NEW, fingerprints.OLD):
         document = fingerprints.load(file)
@@ -161,7 +161,7 @@ def _environment(value: tuple[bytes, Any]) -> None:
 
 
 def _json(raw: bytes) -> None:
-    """What is accepted is what any other reader of JSON takes it for."""
+    """Accepted documents must have the same value for every other JSON reader."""
     found = strict_json.parse(raw, "it")
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 

@@ -84,7 +84,7 @@ _MARKS = (
 
 
 def _markdown(raw: bytes) -> None:
-    """What stands outside of blocks stays; filled again, nothing changes; a cell is one cell."""
+    """Text outside of blocks must stay; a second fill must change nothing; one cell must stay one cell."""
     text = raw.decode("utf-8", "replace")
     found, faults = markdown_generated_sections.blocks(text, "README.md")
     cell = markdown_generated_sections.cell_text(text[:200])
@@ -132,7 +132,7 @@ def _reference(raw: bytes) -> None:
 
 @st.composite
 def _wheels(draw: Draw) -> tuple[str, bytes]:
-    """A wheel whose members and heads are odd, its checksums right; or one with bytes changed."""
+    """Draw a wheel with odd members and headers but correct checksums, or one with changed bytes."""
     folder = "apex-0.1.dist-info"
     about = {
         f"{folder}/METADATA": b"Name: apex\n",
@@ -191,7 +191,7 @@ def _libraries() -> list[bytes]:
 
 
 def _loadable() -> bytes:
-    """An ELF file with segments: a loaded one, a dynamic section with a soname, and a build id."""
+    """Draw an ELF file with segments: a loaded one, a dynamic section with a soname, and a build id."""
     strings = b"\0libx.so.1\0libtorch.so\0$ORIGIN\0"
     dynamic = b"".join(
         tag.to_bytes(8, "little") + value.to_bytes(8, "little")
@@ -242,7 +242,7 @@ _NODE: dict[str, Any] = {
 
 
 def _node(raw: bytes) -> None:
-    """A hostile node next to two equal ones: their comparison can be written and shown."""
+    """Compare a hostile node with two equal ones: the comparison can be written and shown."""
     found = [node_comparison.parse("odd", raw), *(node_comparison.parse(name, as_json(_NODE)) for name in "ab")]
     for several in (found, found[:1], found[:2]):
         checks = node_comparison.compare_nodes(several)
@@ -306,7 +306,7 @@ _DRIVERS = st.builds(
 
 
 def _driver(value: tuple[machine_model.DriverReading, tuple[machine_model.Xid, ...], int | None]) -> None:
-    """Whatever the driver tells, every check has an answer, which another machine can read."""
+    """Whatever the driver reports, every check has a result that can be read on another machine."""
     driver, xids, pci = value
     from envbuild.doctor.cpu_memory_and_os import read
 

@@ -1,4 +1,4 @@
-"""What is rendered from a lock for others to run, and for each an oracle: is it what the lock says, and no more?
+"""Every file that is rendered from a lock for other programs, each with an oracle that compares it with the lock.
 
 A new renderer of a lock is a row of RENDERERS; every profile and lock of the campaign then goes through it.
 """
@@ -21,7 +21,8 @@ from envbuild.lock.lock_file import Lock
 
 @dataclass(frozen=True)
 class Renderer:
-    """`judge` asserts that a text says what its lock does; it is written from the format's rules, not the renderer."""
+    """`judge` asserts that a text says what its lock does; it is written from the format's rules, independently of the
+    renderer."""
 
     name: str
     render: Callable[[Lock], str]
@@ -29,7 +30,7 @@ class Renderer:
 
 
 def _dockerfile(text: str, lock: Lock) -> None:
-    """Every instruction is known beforehand: how many, in which form, and each word that comes from the lock."""
+    """Every instruction is known in advance: how many, in which form, and each word that comes from the lock."""
     found = oracle.parse(text)
     if lock.extensions:
         return _staged(found, lock)
@@ -57,8 +58,8 @@ def _environment(lock: Lock) -> list[tuple[str, tuple[str, str]]]:
 
 
 def _staged(found: list[Instruction], lock: Lock) -> None:
-    """With extensions there are stages. Their words are not compared one by one; the form, the network and what the
-    image keeps are."""
+    """A Dockerfile with extensions has several stages. Only its form, its network use and the contents of the final
+    image are compared, not every word."""
     names = [one.name for one in lock.extensions]
     base = lock.image or "scratch"
     stages = [(base, "AS", "common"), ("common", "AS", "builder")]
@@ -93,7 +94,8 @@ def _layers(lock: Lock) -> list[str]:
 
 
 def _run(run: Instruction, lock: Lock) -> None:
-    """No shell, no network, and only what the lock names is mounted: folders of the context, contexts of wheels."""
+    """A step uses no shell and no network, and mounts only what the lock names: folders of the context, and contexts of
+    wheels."""
     assert run.form == "json" and run.arguments[:2] == ("/bin/sh", "/mnt/bin/install")
     places = {"source=debs": "debs", **{f"from=wheels-{name}": "wheels" for name in _layers(lock)}}
     places |= {f"source=archives/{archive.name}": "archive" for archive in lock.archives}

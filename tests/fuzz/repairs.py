@@ -28,7 +28,7 @@ BACKUPS = [
 
 
 def _project(raw: bytes) -> None:
-    """A changed file has the overrides, and everything else as before."""
+    """A changed file has the overrides; everything else is unchanged."""
     file = Path("pyproject.toml")
     file.write_bytes(raw)
     requirement_edits.override_project(file, ["nvidia-cublas-cu12==12.4.5.8"])
@@ -49,7 +49,7 @@ def _conda(raw: bytes) -> None:
 
 
 def _backup(raw: bytes) -> None:
-    """Every path of a backup that is accepted is inside its environment."""
+    """Every path of an accepted backup is inside its environment."""
     prefix = Path("prefix").absolute()
     folder = prefix / file_backup.FOLDER / "0001"
     folder.mkdir(parents=True, exist_ok=True)

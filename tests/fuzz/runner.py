@@ -17,7 +17,8 @@ _BATCHES = 50
 
 @dataclass
 class Run:
-    """`tried`: inputs; `accepted`: those that were no error; `slowest`: seconds of one, by the clock."""
+    """`tried`: number of inputs; `accepted`: number of inputs without an error; `slowest`: wall-clock seconds of the
+    slowest."""
 
     target: Target
     tried: int = 0
@@ -27,7 +28,7 @@ class Run:
     faults: dict[tuple[str, str], Found] = field(default_factory=dict)
 
     def one(self, value: Any) -> None:
-        """Try an input. A fault is kept, and the campaign goes on."""
+        """Try an input. A fault is recorded, and the campaign continues."""
         begin = time.perf_counter()
         try:
             self.accepted += tried(self.target, value)
@@ -62,8 +63,8 @@ def around(target: Target, number: int, **options: Any) -> Callable[[Callable[[A
 
 
 def campaign(target: Target, number: int, start: int) -> Run:
-    """At least `number` inputs, if there are so many; the same `start` gives the same ones, another one others: each
-    batch has a seed that no other start has."""
+    """Try at least `number` inputs, if there are so many. The same `start` gives the same inputs, and different starts
+    give different ones: no two starts share a batch's seed."""
     run = Run(target)
     begin = time.process_time()
     for batch in range(_BATCHES):

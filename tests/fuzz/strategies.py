@@ -99,7 +99,7 @@ ODD_NUMBERS = (float("nan"), float("inf"), float("-inf"))
 
 
 def nested(depth: int, kind: type[Any] = list) -> Any:
-    """[[[...]]] or {"a": {"a": ...}}."""
+    """Return [[[...]]] or {"a": {"a": ...}}."""
     value: Any = kind()
     for _ in range(depth):
         value = [value] if kind is list else {"a": value}
@@ -135,7 +135,7 @@ _PLACE = st.integers(0, 1 << 16)
 
 
 def paths(value: Any, path: Path = ()) -> Iterator[Path]:
-    """Of everything inside of a tree."""
+    """Yield the paths of all nodes inside a tree."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in inner:
         yield (*path, key)
@@ -150,7 +150,8 @@ def at(tree: Any, path: Path) -> Any:
 
 @st.composite
 def trees(draw: Draw, seeds: Sequence[Any]) -> Any:
-    """A copy of one of the seeds, changed in some places: other values, keys renamed, taken away, added, moved."""
+    """Draw a copy of one of the seeds, changed in some places: different values, keys renamed, removed, added,
+    moved."""
     root = [copy.deepcopy(seeds[draw(st.integers(0, len(seeds) - 1))])]
     for _ in range(draw(MANY)):
         known = list(paths(root))
@@ -177,7 +178,7 @@ def trees(draw: Draw, seeds: Sequence[Any]) -> Any:
 
 @st.composite
 def spoiled(draw: Draw, whole: st.SearchStrategy[bytes], pieces: Sequence[bytes]) -> bytes:
-    """Bytes with pieces put in, cut out, doubled or overwritten."""
+    """Draw bytes with pieces inserted, removed, doubled or overwritten."""
     raw = draw(whole)
     for _ in range(draw(MANY)):
         place = draw(_PLACE) % (len(raw) + 1)
@@ -297,12 +298,12 @@ JSON = (
 
 
 def as_json(tree: Any) -> bytes:
-    """With NaN and infinity where the tree has them, and a text's surrogates as escapes."""
+    """Encode the tree as JSON; NaN and infinity are kept, and surrogates are escaped."""
     return json.dumps(tree).encode()
 
 
 def as_yaml(tree: Any) -> bytes:
-    """JSON, which is YAML too but for surrogates; what JSON has no word for as YAML writes it."""
+    """Encode as JSON, which is also YAML except for surrogates; values that JSON lacks are written as YAML."""
     text = json.dumps(tree, indent=1).replace("\\/", "/")
     for word, yaml in (("NaN", ".nan"), ("-Infinity", "-.inf"), ("Infinity", ".inf")):
         text = text.replace(f": {word}", f": {yaml}")
@@ -315,14 +316,14 @@ def json_files(seeds: Sequence[Any]) -> st.SearchStrategy[bytes]:
 
 
 def yaml_files(seeds: Sequence[Any], texts: Sequence[bytes] = ()) -> st.SearchStrategy[bytes]:
-    """`texts`: files as they were written, block style and comments in."""
+    """`texts`: files as they were written, including block style and comments."""
     made = trees(seeds).map(as_yaml)
     plain = [*texts, *(as_yaml(seed) for seed in seeds)]
     return st.one_of(made, spoiled(st.sampled_from(plain), (*YAML, *BYTES)), spoiled(made, YAML))
 
 
 def files(seeds: Sequence[bytes], pieces: Sequence[bytes] = BYTES, raw: int = 200) -> st.SearchStrategy[bytes]:
-    """Spoiled seeds, and now and then bytes without any form."""
+    """Draw changed seeds, and now and then arbitrary bytes."""
     return st.one_of(
         spoiled(st.sampled_from(seeds), pieces), spoiled(st.sampled_from(seeds), pieces), st.binary(max_size=raw)
     )

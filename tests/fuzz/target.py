@@ -39,12 +39,12 @@ class Target:
 
 
 class Hang(BaseException):
-    """Not an Exception, so that nothing on the way takes it for an ordinary failure."""
+    """Not an Exception, so that nothing on the way handles it as an ordinary failure."""
 
 
 def tried(target: Target, value: Any) -> bool:
-    """Whether the input was accepted. Raises what must not happen: any error that is none of ours, AssertionError,
-    Hang, MemoryError."""
+    """Whether the input was accepted. Raises everything that must not happen: any error that is not ours,
+    AssertionError, Hang, MemoryError."""
     with _bounded():
         try:
             target.run(value)
@@ -55,7 +55,7 @@ def tried(target: Target, value: Any) -> bool:
 
 
 def _assert_printable(error: EnvbuildError) -> None:
-    """What the command line does with an error must be possible: as JSON, and as UTF-8 without control characters."""
+    """An error must be printable: as JSON, and as UTF-8 without control characters."""
     json.dumps(error.document())
     assert error.message, "an error without a word"
     text = "\n".join([error.message, error.hint or "", *map(str, error.faults)])
@@ -84,7 +84,7 @@ def _bounded() -> Iterator[None]:
 
 @contextlib.contextmanager
 def sandbox() -> Iterator[Path]:
-    """An empty project as the working folder, with settings, caches and evidence of its own; no network is asked."""
+    """Use an empty project as the working folder, with its own settings, caches and evidence, and without a network."""
     kept, cwd = dict(os.environ), Path.cwd()
     with tempfile.TemporaryDirectory(prefix="envbuild-fuzz-") as name:
         folder = Path(name)
@@ -106,7 +106,7 @@ def sandbox() -> Iterator[Path]:
 
 
 def _forget() -> None:
-    """What the package remembers of the machine's configuration."""
+    """Clear the package's caches of the machine's configuration."""
     for name in ("envbuild.util.settings", "envbuild.registry.registry_http_and_auth"):
         for value in list(vars(sys.modules[name]).values()) if name in sys.modules else ():
             if hasattr(value, "cache_clear"):
@@ -115,7 +115,8 @@ def _forget() -> None:
 
 @dataclass(frozen=True)
 class Found:
-    """A fault: what was raised and where in envbuild, once however often; `example`: the shortest input that did it."""
+    """A fault: the exception and its place in envbuild, recorded once; `example`: the shortest input that triggers
+    it."""
 
     what: str
     where: str
@@ -124,7 +125,7 @@ class Found:
 
 
 def where(error: BaseException) -> str:
-    """The innermost line of envbuild, or of the target, that an error went through."""
+    """Return the innermost line of envbuild, or of the target, in an error's traceback."""
     at, trace = "", error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename

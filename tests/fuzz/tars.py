@@ -62,7 +62,7 @@ _PIECES = (
 
 
 def summed(raw: bytes) -> bytes:
-    """With the checksum of each head made to fit, so that a changed one is read."""
+    """Correct the checksum of each tar header, so that readers accept changed headers."""
     whole = bytearray(raw)
     for at in range(0, len(whole) - _BLOCK + 1, _BLOCK):
         head = whole[at : at + _BLOCK]
@@ -74,7 +74,7 @@ def summed(raw: bytes) -> bytes:
 
 @st.composite
 def tars(draw: Draw, members: tuple[tuple[str, bytes], ...] = ()) -> bytes:
-    """These members and a few odd ones; heads, or all of its bytes, changed now and then."""
+    """Draw these members and a few odd ones; now and then headers, or any bytes, are changed."""
     buffer = io.BytesIO()
     form = draw(st.sampled_from((tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)))
     odd = draw(st.lists(st.tuples(st.sampled_from((*_NAMES, *TEXTS)), st.binary(max_size=20)), max_size=3))
@@ -121,7 +121,8 @@ def _listed(files: Iterable[tuple[str, bytes]]) -> bytes:
 
 @st.composite
 def reordered(draw: Draw) -> tuple[bytes, bytes]:
-    """Files in two orders, with folders, links and whiteouts now and then; every other second one changed somewhere."""
+    """Draw files in two orders, now and then with folders, links and whiteouts; every second one is changed
+    somewhere."""
     files = [*draw(st.lists(st.sampled_from(_BESIDE), max_size=2, unique=True)), *draw(st.permutations(_FILES))]
     if draw(st.booleans()):
         files = draw(st.permutations(files))
@@ -132,7 +133,7 @@ def reordered(draw: Draw) -> tuple[bytes, bytes]:
 
 @st.composite
 def layers(draw: Draw) -> bytes:
-    """As a registry serves them: plain, compressed in one piece or several, with something behind, or cut."""
+    """Draw a layer blob: uncompressed, compressed in one or several pieces, with trailing data, or truncated."""
     raw = draw(tars())
     form = draw(st.integers(0, 7))
     if form == 0:

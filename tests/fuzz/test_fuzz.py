@@ -1,4 +1,4 @@
-"""A part of the campaign with the same inputs every time, and proof that the campaign finds planted faults."""
+"""A part of the campaign with the same inputs every time, and a test that the campaign finds planted faults."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def folder() -> Iterator[None]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", TARGETS)
 def test_no_input_is_a_traceback_or_a_hang(name: str) -> None:
-    """Hypothesis shrinks an input that is, and shows it."""
+    """Hypothesis shrinks an input that causes one, and prints it."""
     one = TARGETS[name]
     shares = sum(other.share for other in TARGETS.values())
 

@@ -66,7 +66,8 @@ def _is(x: Any, dtype: torch.dtype) -> bool:
 
 
 def _multiplications(name: str, given: Sequence[torch.Tensor]) -> int:
-    """Of the product of the two factors; what is added to it comes before them, what it is written to after."""
+    """Return the number of multiplications in the product of the two factors. In the argument list, an added tensor
+    comes before the factors and the output after them."""
     first = 1 if name in ("aten::addmm", "aten::baddbmm", "aten::addmv") else 0
     a, b = given[first : first + 2]
     return a.numel() * (b.shape[-1] if b.dim() > 1 else 1)
@@ -104,7 +105,8 @@ def _scaled_mm(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> torch.Tensor:
-    """Of tensor-wise scales, with what aten/src/ATen/native/cuda/ScaledBlas.cpp demands of them; exact sums."""
+    """Compute a matrix product with tensor-wise scales and exact sums, with the preconditions of
+    aten/src/ATen/native/cuda/ScaledBlas.cpp."""
     if capability < FP8_CAPABILITY:
         raise RuntimeError("torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0 or 8.9")
     assert a.stride(1) == 1 and b.stride(0) == 1, "the first row-major, the second column-major"

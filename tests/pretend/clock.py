@@ -74,5 +74,5 @@ def _slot() -> int:
 
 
 def of_host() -> Spent:
-    """What this process, and those that it has waited for, have taken so far."""
+    """Return the time used so far by this process and by the child processes that it has waited for."""
     return Spent(sum(os.times()[:4]), time.perf_counter())

@@ -1,4 +1,4 @@
-"""As for the self-test's other tests: in this process one thread computes."""
+"""Like the other tests of the self-test, these compute with one thread in this process."""
 
 from selftest.conftest import one_thread
 

@@ -50,7 +50,7 @@ print(min(seconds() for _ in range(5)))
 
 
 def spent(work: Callable[[], object]) -> Spent:
-    """Of the processes that this work starts and waits for."""
+    """Return the time used by the processes that `work` starts and waits for."""
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     work()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -59,7 +59,7 @@ def spent(work: Callable[[], object]) -> Spent:
 
 
 def start() -> Spent:
-    """Of the self-test without a probe: Python, torch and the probes are imported."""
+    """Return the start-up time of the self-test without running a probe: importing Python, torch and the probes."""
     command = [sys.executable, "-m", "envbuild.selftest", "--list"]
     return spent(lambda: subprocess.run(command, env=environment(), stdout=subprocess.DEVNULL, check=True))
 

@@ -61,8 +61,8 @@ class Call:
 
 
 def variables(folder: Path) -> dict[str, str]:
-    """What makes gpu_check.py and all its programs see the simulated GPU. Stand-ins for the driver's libraries and
-    nvidia-smi are made in the folder. Skips the test without gcc."""
+    """Return the environment variables that make gpu_check.py and all its programs see the simulated GPU. Stand-ins for
+    the driver's libraries and nvidia-smi are created in the folder. Skips the test without gcc."""
     gpu = GPUS[MODEL]
     smi = folder / "bin" / "nvidia-smi"
     smi.parent.mkdir()
@@ -97,7 +97,7 @@ def call(checkout: Path, out: Path, given: Mapping[str, str], *options: str) -> 
 
 
 def copy_checkout(folder: Path) -> Path:
-    """What is carried to such a machine: tracked files, those that git does not ignore, and CARRIED."""
+    """Copy what is carried to such a machine: tracked files, files that git does not ignore, and CARRIED."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True,
@@ -113,7 +113,7 @@ def copy_checkout(folder: Path) -> Path:
 
 
 def problems(calls: Sequence[Call], results: Mapping[str, Result]) -> Iterator[str]:
-    """What is wrong with these calls, the last of which had nothing to do but what had been skipped."""
+    """Return what is wrong with these calls. The last call must have run only the steps that were skipped before."""
     for number, one in enumerate(calls, start=1):
         if number in BLOCKS and one.status != 0:
             yield f"call {number} ended with exit status {one.status}: {one.stderr[-2000:]}"

@@ -99,7 +99,7 @@ def choice(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any
 
 
 def _masked(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, causal: bool) -> Any:
-    """What is added to the scores, float32 on the GPU; None for nothing."""
+    """Return the float32 values that are added to the scores on the GPU; None if there are none."""
     if causal:
         mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=DEVICE).tril()
     if mask is None or mask.dtype != torch.bool:
@@ -159,7 +159,8 @@ def _scores(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, scale: 
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """In float32; for inputs in float32 by three products of TF32 where the GPU has it (CUTLASS' fast float32)."""
+    """Multiply in float32. Inputs in float32 are multiplied by three TF32 products if the GPU has TF32 (CUTLASS' fast
+    float32)."""
     if dtype != torch.float32 or tensors.here.gpu.capability < TF32_CAPABILITY:
         return a @ b
     high_a, high_b = cut_to_tf32(a), cut_to_tf32(b)

@@ -22,7 +22,7 @@ BURN_CHUNKS = 192
 
 
 def _chunks(count: int) -> Callable[..., int]:
-    """In place of how many chunks of memory a probe fills."""
+    """Replaces the function that computes how many chunks of memory a probe fills."""
     return lambda *_: count
 
 

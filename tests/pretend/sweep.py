@@ -110,7 +110,7 @@ def _factors(kind: str, k: int, shape: tuple[int, int]) -> tuple[torch.Tensor, t
 
 
 def _taken(kind: str, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a core takes of its factors."""
+    """Round the factors to the precision that a tensor core uses."""
     return (cut_to_tf32(a), cut_to_tf32(b)) if kind == "tf32" else (a, b)
 
 
@@ -119,7 +119,7 @@ def _result(kind: str) -> torch.dtype:
 
 
 def _tolerance(kind: str, exact: torch.Tensor, k: int) -> torch.Tensor:
-    """As gemm.accuracy and gemm.fp8 take it; no factor is negative, so |A||B| is the product itself."""
+    """Return the tolerance of gemm.accuracy or gemm.fp8. No factor is negative, so |A||B| is the product itself."""
     form: Callable[..., torch.Tensor] = tolerances.fp8 if kind == "fp8" else tolerances.gemm
     return form(exact, exact, k, _result(kind), *([True] if kind == "tf32" else []))
 

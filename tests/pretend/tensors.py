@@ -131,7 +131,8 @@ class _Download(torch.autograd.Function):
 
 
 def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """In place of torch.Tensor.to, of the host's tensors: C++ asks CUDA which device a mere "cuda" is."""
+    """Replaces torch.Tensor.to for tensors of the host: torch's C++ code would ask CUDA which device a plain "cuda"
+    means."""
     if args and isinstance(args[0], GpuTensor):
         args = (DEVICE, args[0].dtype, *args[1:])
     args = tuple(DEVICE if isinstance(arg, (str, torch.device)) and _is_cuda(arg) else arg for arg in args)
@@ -158,7 +159,7 @@ def factory(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
 
 
 def tensor(data: Any, *, device: Any = None, requires_grad: bool = False, **options: Any) -> torch.Tensor:
-    """In place of torch.tensor, for the same reason."""
+    """Replaces torch.tensor, for the same reason as `to`."""
     made = _host_tensor(data, **options)
     return (made if device is None else made.to(device)).requires_grad_(requires_grad)
 
@@ -209,7 +210,8 @@ def _lifted(value: Any) -> Any:
 
 
 def _written(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What an operation writes to and returns: in place, or by `out`. None where it makes something new."""
+    """Return the tensors that an operation writes to and returns (in place, or by `out`); None if it creates a new
+    one."""
     places = dict(zip((argument.name for argument in operation._schema.arguments), args, strict=False))
     found = [
         {**places, **kwargs}[argument.name]

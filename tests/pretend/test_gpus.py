@@ -18,7 +18,7 @@ HALVES, EVERY = (torch.float16, torch.bfloat16), (torch.float16, torch.bfloat16,
 
 
 def on(gpu: str, work: Callable[[], object]) -> object:
-    """What `work` returns in a forked process that simulates this GPU; what it raises fails the test."""
+    """Return the result of `work` in a forked process that simulates this GPU; an exception there fails the test."""
 
     def simulate(tell: forked_work.Tell) -> None:
         install(GPUS[gpu])

@@ -39,7 +39,7 @@ def test_every_probe_passes_on_an_h100(h100: Result) -> None:
 
 
 def test_the_kernels_that_are_missing_are_named(h100: Result) -> None:
-    """Of flash and cuDNN float32's, of flash also those that take a mask, of cuDNN those of wide heads."""
+    """Missing are: flash and cuDNN kernels for float32, flash kernels with a mask, and cuDNN kernels for wide heads."""
     masks = (" masked", " window", " padding", " bias", "x63x160 on 2x191 keys causal")
     for backend, lacking in (("flash", (" fp32 ", *masks)), ("cudnn", (" fp32 ", "x160 on ", "x256 on "))):
         unsupported = h100[f"attention.{backend}"]["traits"]["unsupported"]

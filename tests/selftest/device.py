@@ -31,7 +31,7 @@ CODE = b"code" * 16
 
 
 def container(*names: str) -> bytes:
-    """What one translation unit has."""
+    """Return the fatbin container of one translation unit."""
     entries = b""
     for name in names:
         head = bytes.fromhex(HEADS[name])

@@ -167,7 +167,7 @@ class Environment:
 
 
 def good(site: Path) -> Environment:
-    """Nothing is wrong with this one."""
+    """Create an environment without faults."""
     made = Environment(site)
     made.cublas()
     made.nvidia("cudnn", "9.1.0.70")

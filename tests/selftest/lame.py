@@ -201,7 +201,7 @@ def never_sent(right: Call) -> Call:
 
 
 def refused(right: Call) -> Call:
-    """As gloo words it."""
+    """Fail with gloo's message."""
 
     def seeded(*args: Any, **options: Any) -> None:
         raise RuntimeError("ProcessGroupGloo does not support reduce_scatter\nmore")

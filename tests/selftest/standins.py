@@ -23,7 +23,7 @@ NAMES = {SINGLE: "Float", HALF: "Half", BRAIN: "BFloat16"}
 
 
 def reads(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What a kernel does with a tensor of another dtype than it was compiled for."""
+    """Read a tensor as a kernel does that was compiled for a different dtype."""
     if values.dtype != dtype:
         raise RuntimeError(f"expected scalar type {NAMES[dtype]} but found {NAMES[values.dtype]}")
     return values
@@ -82,7 +82,7 @@ class Fused(torch.nn.Module):
         return self.last(unit, weight, bias)
 
     def operations(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """What apex's norms are without a GPU, as it refuses and promotes there."""
+        """Stand-ins for apex's norms without a GPU, with the same refusals and type promotion."""
         if bias is not None:
             return F.layer_norm(x, weight.shape, weight, bias, self.eps)
         unit = x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.eps)

@@ -15,7 +15,7 @@ ALARM_TRAITS = ("workaround", "needs_upcast", "accumulates_in_half", "not exact 
 
 
 def alarms(probe: Frame) -> list[str]:
-    """What a probe says of itself that a right environment gives no reason for."""
+    """Return the defects that a probe reports although the environment is right."""
     findings = [name for name in ALARM_TRAITS if _is_reported(probe["traits"].get(name))]
     loose = probe["traits"].get("default flags", {}).values() if probe["probe"] == "gemm.accuracy" else ()
     if not all(flags["within"] for flags in loose):

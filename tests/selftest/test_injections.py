@@ -201,7 +201,7 @@ def test_effects() -> None:
 
 
 def test_how_far_a_result_moves() -> None:
-    """In units of the last place of its largest element, of the coarser dtype."""
+    """In units of the last place of the result's largest element, in the coarser dtype."""
 
     def units(after: list[float], dtype: torch.dtype = torch.float32) -> float:
         clean, faulty = (Observed(results=[Result(torch.tensor(values))]) for values in ([1.0, -4.0], after))
@@ -254,7 +254,8 @@ def test_leftovers_of_a_fault_are_noticed(runner: Runner) -> None:
 
 
 def test_a_campaign_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
-    """With the same injections as without; a line that was cut is dropped. Results of other sources are refused."""
+    """It makes the same injections as an uninterrupted campaign. An incomplete line is dropped. Results of different
+    sources are refused."""
     whole, parts = tmp_path / "whole" / "fft.jsonl", tmp_path / "fft.jsonl"
     worker.run_injections("fft", 12, whole)
     worker.run_injections("fft", 5, parts)
@@ -270,7 +271,7 @@ def test_a_campaign_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
 
 
 def test_clean_runs(tmp_path: Path) -> None:
-    """Of two threads and of one, with inputs at other places, one in eight at level standard."""
+    """With one and two threads and with inputs at different addresses; one run in eight is at level standard."""
     worker.run_clean("gemm.accumulator", 3, tmp_path / "clean-all-gemm.accumulator.jsonl", "all")
     found = records.clean_runs(tmp_path, "gemm.accumulator")
     kinds = [(run.level, run.threads, run.offset, run.faults) for run in found]

@@ -175,7 +175,7 @@ def test_a_weight_that_is_not_finite_is_named(tmp_path: Path, value: str, sign: 
         "1",
         {"a", "b"},
     )
-    assert "not finite in both, from finite inputs: 1 is the first; the cause is common to both" in comparison.notes
+    assert "not finite in both, from finite inputs: first 1; both have the same cause" in comparison.notes
 
 
 @pytest.mark.parametrize("reference", [True, False])
@@ -262,7 +262,7 @@ def test_bfloat16_of_a_model_is_its_rounding(tmp_path: Path, reference: bool) ->
     ]
     found = compared(*documents, tmp_path)
     assert (found.verdict, found.growth) == ("rounding", None)
-    assert "other dtypes: float32 in a is bfloat16 in b" in found.notes
+    assert "different dtypes: float32 in a is bfloat16 in b" in found.notes
 
 
 @pytest.mark.parametrize("reference", [True, False])

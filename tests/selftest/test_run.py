@@ -43,7 +43,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def from_zip(archive: Path, document: Frame, folder: Path) -> "subprocess.CompletedProcess[bytes]":
-    """As in a container: no checkout, no home, nothing of envbuild but the zip."""
+    """Run the self-test as in a container: without checkout or home folder, from the zip only."""
     command = [sys.executable, "-c", BOOTSTRAP, str(archive), json.dumps(document)]
     variables = {name: value for name, value in os.environ.items() if name not in ("HOME", "PYTHONPATH")}
     return subprocess.run(command, capture_output=True, env=variables, cwd=folder, timeout=120)

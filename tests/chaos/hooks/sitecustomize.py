@@ -20,7 +20,7 @@ def die() -> None:
 
 
 def described_effect(event: str, arguments: tuple[Any, ...]) -> str | None:
-    """An effect in words, None for what only reads."""
+    """Describe an effect in words; None for an operation that only reads."""
     if event in _EFFECTS:
         return f"{event} {arguments[0]}"
     if event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITING and arguments[0] != os.devnull:
@@ -32,7 +32,7 @@ def described_effect(event: str, arguments: tuple[Any, ...]) -> str | None:
 
 
 class Effects:
-    """Counts what happens from the first step on, in this process alone."""
+    """Counts the effects from the first step on, in this process only."""
 
     def __init__(self, number: int, trace: str | None) -> None:
         self.number, self.trace, self.seen = number, trace, 0

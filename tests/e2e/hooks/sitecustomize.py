@@ -18,7 +18,7 @@ PATIENCE = 60
 
 
 def hold(*_: object) -> None:
-    """Say that this process stands still, until it is released or interrupted."""
+    """Report that this process waits, until it is released or interrupted."""
     sign = Path(os.environ["E2E_HOLDING"])
     sign.touch()
     end = time.monotonic() + PATIENCE

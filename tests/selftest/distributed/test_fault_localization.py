@@ -1,4 +1,4 @@
-"""What failing worlds say of GPUs, links, NCCL and image: every combination by its own sentence."""
+"""Which GPUs, links, NCCL or image the failing worlds indicate: each combination gives a specific sentence."""
 
 from collections.abc import Iterable
 

@@ -15,7 +15,7 @@ from envbuild.selftest.harness.probe_context import Context
 
 class Flags(SimpleNamespace):
     def __getattr__(self, name: str) -> bool:
-        """As torch 2.0 says that it has no such flag."""
+        """Fail as torch 2.0 does for a flag that it does not have."""
         raise AssertionError("Unknown attribute " + name)
 
 

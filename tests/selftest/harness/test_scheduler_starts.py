@@ -87,7 +87,7 @@ def test_how_many_start_ahead(
 
 @pytest.fixture(scope="module")
 def notes(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, float]]:
-    """What happened when, in a run of probes that start CUDA, then work (monitored.py)."""
+    """The times of events in a run of probes that start CUDA and then work (monitored.py)."""
     folder = tmp_path_factory.mktemp("ahead")
     libraries = {**stubs.build(folder), **SMALL, "ENVBUILD_TEST_NOTES": str(folder / "notes")}
     names = [f"work{index}" for index in range(4)] + ["alone", "more0", "more1", "untouched", "last"]

@@ -16,7 +16,7 @@ from envbuild.selftest.harness.shared_results import SharedResults, Tensors
 
 
 class Counted:
-    """What a key's result is computed by, and how often that happened."""
+    """Computes a key's result, and counts how often it did."""
 
     def __init__(self, *results: torch.Tensor) -> None:
         self.results = results

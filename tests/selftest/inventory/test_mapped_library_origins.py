@@ -130,7 +130,7 @@ def test_the_first_distribution_of_a_name_counts(site: Site, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("version", ["12.1.3.1", "12.5.3.2"])
 def test_the_matching_one_of_two_records_names_the_owner(site: Site, version: str) -> None:
-    """An upgrade left one behind; in which order a folder lists them is nobody's business."""
+    """One is left over from an upgrade; the result must not depend on the order in which a folder lists them."""
     for info in site.path.glob("*.dist-info"):
         shutil.rmtree(info)
     for other in ("12.1.3.1", "12.5.3.2"):

@@ -63,7 +63,7 @@ def test_the_reference_is_what_torch_computes_in_float64(case: Case) -> None:
 
 
 def last_key_left_out(kernel: Kernel) -> Kernel:
-    """Where the keys are past a multiple of 16 by one to three, the last one is not read."""
+    """Ignore the last key if the number of keys is one to three more than a multiple of 16."""
 
     def wrong(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
         if not rest and options["attn_mask"] is None and not options["is_causal"] and k.shape[-2] % 16 in (1, 2, 3):

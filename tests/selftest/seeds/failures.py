@@ -1,4 +1,5 @@
-"""What the self-test reports of each seeded fault: the kind of failure, and words of its reason. RIGHT ones pass.
+"""The self-test's expected report of each seeded fault: the kind of failure, and words of its reason. Those in RIGHT
+pass.
 
 It is also read on machines with a GPU, which have neither pytest nor envbuild's dependencies.
 """

@@ -56,7 +56,7 @@ def norm_gradient(kernel: Kernel) -> Kernel:
 
 
 def norm_refuses(kernel: Kernel) -> Kernel:
-    """As torch and apex word it, but for a pair that is none."""
+    """Fail as torch and apex do for mixed dtypes, but for a supported pair."""
 
     def seeded(x: torch.Tensor, shape: Any, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
         if x.dtype == weight.dtype == torch.float32:

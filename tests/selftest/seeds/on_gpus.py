@@ -10,7 +10,7 @@ from .making import named, seeded
 
 
 def stale_input(kernel: Any) -> Any:
-    """What is copied into a tensor does not arrive, so that a graph reads the batch it was captured with."""
+    """Copies into a tensor have no effect, so that a graph reads the batch with which it was captured."""
     return lambda self, source: self
 
 

@@ -86,7 +86,7 @@ def sigmoid_tail(kernel: Kernel) -> Kernel:
 
 
 def overwritten(kernel: Kernel) -> Kernel:
-    """Of several additions to one place the last remains."""
+    """Of several additions to one position, only the last counts."""
     return lambda x, dim, index, source: x + torch.zeros_like(x).scatter(dim, index, source)
 
 

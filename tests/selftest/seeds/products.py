@@ -84,7 +84,7 @@ def leaks(kernel: Kernel) -> Kernel:
 
 
 def refused(kernel: Kernel) -> Kernel:
-    """As torch words it where a device has no kernel of a dtype."""
+    """Fail with torch's message for a device without a kernel for the dtype."""
 
     def seeded(*args: Any, **options: Any) -> torch.Tensor:
         raise RuntimeError("\"addmm_impl_cpu_\" not implemented for 'Half'")

@@ -69,7 +69,7 @@ def written_out(case: GradientCase, always: bool) -> tuple[Three, ExactGradients
 
 
 def ratios(case: GradientCase, got: Three, known: ExactGradients, always: bool) -> list[float]:
-    """Of the random problem: the largest error over bound of each gradient."""
+    """Return the largest ratio of error to tolerance of each gradient of the random problem."""
     form = tolerances.attention_gradient_cap if always else tolerances.attention_gradient_floor
     factor = form(case.dtype, known.logits[RANDOM], DEPTH, LENGTH)
     found = []
@@ -99,7 +99,7 @@ def test_a_row_of_its_neighbour_leaves_the_floor(dtype: torch.dtype, which: int)
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_way_back_that_forgets_the_rows_sum_leaves_the_floor(dtype: torch.dtype) -> None:
-    """Where V = 1 the gradients of q and k are then not 0."""
+    """With V = 1, the gradients of q and k are then not 0."""
     case = GradientCase(dtype, 1, LENGTH, LENGTH, DEPTH)
     given, known = gradient_inputs(case), exact_gradients(case, gradient_inputs(case))
     constant = PROBLEMS.index("V=1")

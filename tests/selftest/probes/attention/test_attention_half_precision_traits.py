@@ -81,7 +81,7 @@ def test_right_attention_has_no_traits(late: bool) -> None:
 
 @pytest.mark.parametrize(("late", "unscaled"), [(True, False), (False, True)])
 def test_scores_that_are_kept_in_float16_need_an_upcast(late: bool, unscaled: bool) -> None:
-    """As in the math path before torch 2.5: scaled first, so that only larger scores overflow."""
+    """The math path before torch 2.5 kept them so; it scaled first, so only larger scores overflowed."""
     found = reported_traits(Attention(range=torch.float16, late=late))
     assert found["right_beyond_fp16"] == {key: {"unscaled": unscaled, "scaled": False} for key in ("fp16", "bf16")}
     assert found["needs_upcast"] == ["fp16", "bf16"]
@@ -111,7 +111,7 @@ def test_outputs_summed_in_half_precision_are_detected_in_any_order(
 def test_scores_summed_in_half_precision_are_detected_in_any_order(
     dtype: torch.dtype, block: int, backward: bool
 ) -> None:
-    """What ONEFLOW_ATTENTION_ALLOW_HALF_PRECISION_SCORE_ACCUMULATION_MAX_M allows."""
+    """ONEFLOW_ATTENTION_ALLOW_HALF_PRECISION_SCORE_ACCUMULATION_MAX_M allows such sums."""
     found = reported_traits(Attention(scores=dtype, block=block, backward=backward))
     name = {torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
     assert found["accumulates_in_half"][name] == ["scores"]  # type: ignore[index]

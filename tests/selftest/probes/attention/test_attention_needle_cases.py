@@ -32,7 +32,7 @@ OTHERS = -math.log(tolerances.ROUNDED)  # how far below the best a score's weigh
 
 
 def hidden(case: NeedleCase, given: Needle) -> torch.Tensor:
-    """What is added to the scores, in float64: the mask as torch documents it."""
+    """Return the float64 values that are added to the scores: the mask as torch documents it."""
     nothing = torch.zeros(case.batch, case.heads, case.queries, case.keys, dtype=torch.float64)
     if case.mask == "causal":
         return nothing.masked_fill(torch.ones(case.queries, case.keys, dtype=torch.bool).triu(1), -math.inf)

@@ -110,7 +110,8 @@ DILATED = {
 
 
 def test_a_bias_gradient_that_is_rounded_after_each_image_passes_and_one_without_an_image_does_not() -> None:
-    """As torch's own kernel for dilated convolutions on the CPU adds it up, where oneDNN has none for the dtype."""
+    """torch's own CPU kernel for dilated convolutions rounds after each image where oneDNN has no kernel for the
+    dtype."""
     case = conv_sampled_cases.case(DILATED, seed=50, device=torch.device("cpu"), tf32=False)
     grad = case.given[-1]
     name, expected = next((key, exact) for key, exact in case.expected().items() if "bf16 gradient of the bias" in key)

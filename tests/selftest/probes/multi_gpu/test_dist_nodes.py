@@ -23,7 +23,8 @@ def free_port() -> int:
 
 
 def together(folder: Path, *machines: Mapping[str, str], size: int = 2, **fields: object) -> list[Frame]:
-    """What each machine says of dist.nodes; its variables over those that it needs."""
+    """Run dist.nodes on several machines, and return the report of each. `machines`: environment variables of each
+    machine, which override the ones that it needs."""
     meeting = f"127.0.0.1:{free_port()}"
     document = job(probes=["dist.nodes"], require=["dist.nodes"], threads=1, expect={"nodes": size}, **fields)
     started = []

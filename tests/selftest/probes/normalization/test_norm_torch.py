@@ -51,7 +51,7 @@ def layer(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Te
 
 
 def mixed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """As apex's FusedRMSNorm and FusedLayerNorm: both of one dtype."""
+    """Require equal dtypes of input and weight, as apex's FusedRMSNorm and FusedLayerNorm do."""
     if x.dtype != weight.dtype:
         raise RuntimeError(WORDS)
     return layer(x, weight, bias)
@@ -104,7 +104,7 @@ def _first(given: object) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def test_no_two_cases_have_the_same_values() -> None:
-    """So that a result of the call before is never right."""
+    """Otherwise the result of the previous call could be accepted."""
     numbers = [item.number for widths in norm_case_groups(torch_norms()) for item in widths]
     assert len(set(numbers)) == len(numbers)
     first, second = norm_inputs(case(LAYER)), norm_inputs(dataclasses.replace(case(LAYER), number=4))

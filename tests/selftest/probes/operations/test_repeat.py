@@ -32,7 +32,7 @@ def late(kernel: Kernel) -> Kernel:
 
 
 def stale(kernel: Kernel) -> Kernel:
-    """What is read once at a place in memory is kept."""
+    """Cache the weight by its address in memory, and never read it again."""
     kept: dict[int, torch.Tensor] = {}
     return lambda x, w, b: kernel(x, kept.setdefault(w.data_ptr(), w.clone()), b)
 

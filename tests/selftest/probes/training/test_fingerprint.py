@@ -88,7 +88,7 @@ def test_a_second_fingerprint_is_the_same_with_any_number_of_threads(right: Fram
 
 
 def test_the_sequence_is_that_of_the_committed_ones(right: Frame) -> None:
-    """Whoever changes it makes the format's next version: fingerprints of others lie in files."""
+    """A change of the sequence requires a new version of the format, because users have fingerprints in files."""
     for file in sorted(GOLDEN.glob("*.json")):
         committed = json.loads(file.read_text(encoding="utf-8"))
         assert committed["inputs"] == right["inputs"]
@@ -201,7 +201,7 @@ def test_lower_precision_is_reported_in_bits(chains: dict[torch.dtype, Frame], m
     monkeypatch.setattr(F, "silu", computed_in(BRAIN)(F.silu))
     found = compared(chains[SINGLE], chain(SINGLE)).first
     assert found is not None and found.b.reason is not None
-    assert "as if about 8 bits were kept" in found.b.reason or "as if about 7 bits were kept" in found.b.reason
+    assert "as if computed with about 8 bits" in found.b.reason or "as if computed with about 7 bits" in found.b.reason
 
 
 def test_operations_after_a_nan_are_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
