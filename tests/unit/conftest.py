@@ -1,4 +1,4 @@
-"""Every test has folders of its own and none of the machine's settings."""
+"""Every test has its own folders and none of the machine's settings."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _FIXED = ("envbuild.facts.database", "envbuild.facts.fact_file_reader", "envbuil
 
 @functools.cache
 def _remembering(module: ModuleType) -> list[Any]:
-    """The functions of a module that remember what they returned."""
+    """Yield the functions of a module that cache their results."""
     return [value for value in vars(module).values() if hasattr(value, "cache_clear")]
 
 
 def forget() -> None:
-    """Drop what the package remembers of the machine's configuration; the facts never change."""
+    """Clear the package's caches of the machine's configuration; the facts never change."""
     for name, module in list(sys.modules.items()):
         if name.startswith("envbuild.") and name not in _FIXED:
             for function in _remembering(module):
@@ -58,7 +58,7 @@ def isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty project folder, and the working folder."""
+    """An empty project folder, which is the working folder."""
     folder = tmp_path / "project"
     (folder / "profiles").mkdir(parents=True)
     monkeypatch.chdir(folder)

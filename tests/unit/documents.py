@@ -17,7 +17,7 @@ def _validator(command: str) -> Draft202012Validator:
 
 
 def command_of(arguments: Sequence[str]) -> str | None:
-    """The command in a command line; None for one without a document of its own."""
+    """Return the command in a command line; None for a command without a document."""
     names = (" ".join(arguments[:2]), *arguments[:1], *(word for word in arguments if word == "--version"))
     return next((name for name in names if name in document_schemas.DOCUMENTS), None)
 

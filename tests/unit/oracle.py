@@ -19,7 +19,8 @@ EXPANDED = "\N{REPLACEMENT CHARACTER}expanded"
 
 @dataclass(frozen=True)
 class Instruction:
-    """`arguments`: the JSON form's, ENV's and LABEL's names and values in turn, else the words."""
+    """An instruction. `arguments`: those of the JSON form; for ENV and LABEL, names and values in turn; else the
+    words."""
 
     keyword: str
     flags: tuple[str, ...]
@@ -28,7 +29,7 @@ class Instruction:
 
 
 def parse(text: str) -> list[Instruction]:
-    """Directives come out as instructions too, so that none can be slipped in."""
+    """Parse a Dockerfile. Directives are returned as instructions too, so that none goes unnoticed."""
     lines = text.split("\n")
     found: list[Instruction] = []
     at = 0
@@ -53,7 +54,8 @@ def parse(text: str) -> list[Instruction]:
 
 
 def _logical(lines: list[str], at: int) -> tuple[str, int]:
-    """One line after continuation, and where the next one begins. Comments and blank lines inside it are dropped."""
+    """Return one line with its continuations, and where the next one begins. Comments and blank lines inside it are
+    dropped."""
     joined = ""
     open_line = False
     while at < len(lines):
@@ -91,7 +93,7 @@ def _instruction(keyword: str, rest: str) -> Instruction:
 
 
 def _pairs(rest: str) -> list[str]:
-    """`A="1" B='2'` -> A, 1, B, 2; what the builder would expand becomes EXPANDED."""
+    """Parse `A="1" B='2'` to A, 1, B, 2; text that the builder would expand becomes EXPANDED."""
     found = []
     for word in _words(rest):
         key, equals, value = word.partition("=")
@@ -124,7 +126,7 @@ def _words(rest: str) -> list[str]:
 
 
 def _decode(word: str) -> str:
-    """Quotes and escapes taken away as the builder's shell lexer does."""
+    """Remove quotes and escapes as the builder's shell lexer does."""
     result, quote, at = "", "", 0
     while at < len(word):
         char = word[at]

@@ -21,7 +21,7 @@ GOLDEN = Path(__file__).parent.parent / "golden"
 
 
 def error_text(folder: Path) -> str:
-    """The error text of an invalid profile: the message, each fault, the hint."""
+    """Return the error text of an invalid profile: the message, each fault, the hint."""
     before = Path.cwd()
     os.chdir(folder)
     try:

@@ -1,4 +1,4 @@
-"""A registry in this process, small and honest, with faults on request; it remembers who showed which credentials."""
+"""A small registry in this process, with faults on request; it records which credentials were used."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def serving(registry: Registry) -> Iterator[Registry]:
 
 
 def docker_login(folder: Path, monkeypatch: pytest.MonkeyPatch, **logins: str) -> None:
-    """docker's config.json: host -> "user:password"; a host's colons stand as they are, given as a mapping."""
+    """Write docker's config.json: host -> "user:password". Hosts are a mapping, because they may contain colons."""
     folder.mkdir(parents=True, exist_ok=True)
     auths = {host: {"auth": base64.b64encode(secret.encode()).decode()} for host, secret in logins.items()}
     (folder / "config.json").write_text(json.dumps({"auths": auths}), encoding="utf-8")

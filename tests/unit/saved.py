@@ -1,4 +1,4 @@
-"""Layers made in memory, and an engine with an image of them that saves it."""
+"""Layers made in memory, and an engine that saves an image of them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tar(files: Iterable[tuple[str, str]], **attributes: Any) -> bytes:
 
 
 class Engine:
-    """Has what a build gave. `saves`: its layers as they are in what it saves; `ends`: where it goes away in that."""
+    """An engine with a built image. `saves`: the layers in what it saves; `ends`: after how much it fails."""
 
     saves: Callable[[bytes], bytes] = staticmethod(bytes)
     ends: int | None = None

@@ -1,4 +1,4 @@
-"""A server of a test's own that answers in a thread."""
+"""A server for a test, which answers in a thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def served(server: socketserver.BaseServer) -> Iterator[None]:
-    """It answers meanwhile, and is closed afterwards."""
+    """Run the server inside the context."""
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     try:
         yield

@@ -1,4 +1,4 @@
-"""A profile that was built and proved, an engine that can only push, and a registry to push to."""
+"""A profile that was built and verified, an engine that can only push, and a registry to push to."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SECRET = "correct horse battery staple"
 
 @dataclasses.dataclass
 class Engine:
-    """Pushes its configured images to a registry; `instead` is what arrives there. `layer`: what it saves."""
+    """Pushes its configured images to a registry. `instead`: what arrives there instead. `layer`: what it saves."""
 
     registry: Registry
     image: Image
@@ -118,7 +118,7 @@ class Site:
 
 @contextlib.contextmanager
 def proved(project: Path, monkeypatch: pytest.MonkeyPatch, day: int = 0) -> Iterator[Site]:
-    """`day`: when it was proved, counted from now."""
+    """A verified profile. `day`: when it was verified, relative to today."""
     source, plan = source_of(project, PROFILE), plan_of(project, PROFILE)
     wheels = []
     for item in lock_for(plan).wheels:  # real ones, so that what they fill can be read
@@ -152,7 +152,7 @@ def pushed(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 
 def new_key(monkeypatch: pytest.MonkeyPatch) -> keys_and_signatures.PublicKey:
-    """A key pair; from now on it signs."""
+    """Create a key pair, which signs from now on."""
     monkeypatch.setenv("ENVBUILD_KEY_PASSPHRASE", SECRET)
     monkeypatch.setenv("ENVBUILD_SIGNING_KEY", keys_and_signatures.generate(SECRET)[0].decode())
     signer = keys_and_signatures.configured_signer()

@@ -61,7 +61,8 @@ def sha(text: str) -> str:
 
 
 def as_yaml(data: Mapping[str, Any]) -> str:
-    """JSON, which is YAML too; odd characters escaped, and none as a surrogate, which YAML refuses."""
+    """Encode as JSON, which is valid YAML; odd characters are escaped, and surrogates, which YAML refuses, do not
+    occur."""
     text = json.dumps(data, indent=1, ensure_ascii=False)
     return re.sub("[\x7f-\uffff]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
@@ -92,7 +93,7 @@ def wheel(name: str, version: str = "1.0", tag: str = "py3-none-any") -> Wheel:
 
 
 def lock_for(plan: Plan, made: str = MADE) -> Lock:
-    """The lock that an index would give which has one version of everything: the one asked for, else 1.0."""
+    """Return the lock for an index that has one version of everything: the requested one, else 1.0."""
     wheels = []
     for text in (*plan.core, *plan.packages):
         wanted = Requirement(text)
@@ -151,7 +152,8 @@ _VERSIONS = {COMPAT: "580.95.05", TOOLKIT: "12.6.3"}
 
 
 def lock_of_this_python(folder: Path, **changes: Any) -> Lock:
-    """A profile `sample` of what this Python has installed of torch, and its lock; skips if torch is not installed."""
+    """Return a profile `sample` of the packages that this Python has installed for torch, and its lock; skips if torch
+    is not installed."""
     torch = pytest.importorskip("torch")
     profile = {**PROFILE, "base": {"image": f"example/base@sha256:{'0' * 64}"}, "torch": str(torch.__version__)}
     profile |= {"packages": [], "apt": [], "python": ".".join(map(str, sys.version_info[:2])), **changes}
@@ -161,7 +163,7 @@ def lock_of_this_python(folder: Path, **changes: Any) -> Lock:
 
 
 def image_of(handle: str = "1") -> Image:
-    """An image as the engine would tell of it; on the classic store its handle is its id."""
+    """Return an image as the engine would describe it; on the classic store its handle is its id."""
     identity = f"sha256:{sha(handle)}"
     return Image(identity, identity, (f"sha256:{sha('layer')}",), {}, {}, 1_000_000)
 
@@ -197,7 +199,7 @@ def write_wheel(
     extras: Sequence[str] = (),
     files: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Path:
-    """A wheel that installs these files, and one module unless they are a package of its name; small and valid."""
+    """Write a small, valid wheel that installs these files, and one module unless they are a package of its name."""
     stem = f"{name.replace('-', '_')}-{version}"
     lines = [
         "Metadata-Version: 2.1",
@@ -226,7 +228,7 @@ def write_wheel(
 
 @dataclass
 class Index:
-    """A simple index (PEP 503) of a folder of wheels, with faults on request."""
+    """A simple index (PEP 503) for a folder of wheels, with faults on request."""
 
     folder: Path
     user: str = ""
@@ -351,8 +353,8 @@ def serving(index: Index) -> Iterator[Index]:
 
 @contextlib.contextmanager
 def serving_locked(project: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
-    """The configured index, with every wheel that the profile `sample` of `project` has locked. `folder`: of the
-    wheels."""
+    """Return the configured index, with every wheel that the profile `sample` of `project` has locked. `folder`: that
+    of the wheels."""
     quick_pip(monkeypatch)
     made = lock_for(plan_of(project, PROFILE))
     real = []
@@ -367,7 +369,8 @@ def serving_locked(project: Path, folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def quick_pip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`pip config list` of the environment alone, without starting pip; one test of the index starts the real one."""
+    """Return `pip config list` of only the environment variables, without starting pip; one test of the index starts
+    the real one."""
 
     def listed(argv: Sequence[str], timeout: float) -> Completed:
         names = [name for name in os.environ if name.startswith("PIP_")]

@@ -60,7 +60,7 @@ _HOLDS = "import time; held = b'x' * (200 << 20); print(flush=True); time.sleep(
 
 
 def test_memory_is_that_of_what_the_work_starts_alone(tmp_path: Path) -> None:
-    """A registry that this process started before has no part in it."""
+    """A registry that this process started earlier is not counted."""
     with subprocess.Popen([sys.executable, "-c", _HOLDS.format(60)], stdout=subprocess.PIPE) as other:
         try:
             assert other.stdout and other.stdout.readline()

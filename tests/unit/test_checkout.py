@@ -27,7 +27,8 @@ SLICE = (
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tracked files as they are in the working tree, with a virtual environment that has this one's packages."""
+    """The tracked files as they are in the working tree, with a virtual environment that has the packages of this
+    one."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode != 0 or not (ROOT / ".git").exists():
         pytest.skip("this checkout is not a git repository: nothing says which files are tracked")

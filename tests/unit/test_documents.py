@@ -78,7 +78,7 @@ def text_of(page: str) -> str:
 
 
 def anchors(text: str) -> set[str]:
-    """The ids that GitHub gives to the headings of a page."""
+    """Return the ids that GitHub generates for the headings of a page."""
     titles = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -98,14 +98,14 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def commands(page: str) -> list[str]:
-    """The commands of a page that stand on lines of their own or as code in a sentence, without their remarks."""
+    """Return the commands of a page, on separate lines or as code in a sentence, without their comments."""
     found = re.findall(r"^(?:    |\$ )envbuild ([a-z].*)$", text_of(page), re.MULTILINE)
     found += re.findall(r"`envbuild ([a-z][^`]*)`", text_of(page).replace("\n", " "))
     return [line.partition(" #")[0].strip() for line in found]
 
 
 def lines(page: str) -> Iterator[str]:
-    """The commands of a page on lines of their own."""
+    """Return the commands of a page that are on separate lines."""
     for line in re.findall(r"^    envbuild (.*)$", text_of(page), re.MULTILINE):
         yield line.partition(" #")[0].strip()
 
@@ -148,7 +148,7 @@ def test_a_command_in_a_sentence_has_the_options_that_it_is_shown_with(page: str
 
 @pytest.fixture
 def folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project folder with the files that the guides speak of."""
+    """A project folder with the files that the guides mention."""
     log = re.findall(r"train\.log</summary>\n\n```text\n(.*?)^```", text_of("README.md"), re.MULTILINE | re.DOTALL)[0]
     (project / "train.log").write_text(log, encoding="utf-8")
     (project / "logs").mkdir()
@@ -180,7 +180,7 @@ def test_commands_run(page: str, folder: Path) -> None:
 
 
 def reason(line: str) -> str | None:
-    """Why a command is not run here; None: it is."""
+    """Return why a command is not run here; None if it is."""
     return next((why for begin, why in NOT_RUN.items() if f"{line} ".startswith(f"{begin} ")), None)
 
 
@@ -203,7 +203,7 @@ def test_every_decision_is_in_their_list() -> None:
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    """Strict: a link or an anchor that leads nowhere, and a page without a place in the menu, are errors."""
+    """In strict mode, broken links and anchors and pages that are missing in the menu are errors."""
     pytest.importorskip("mkdocs", reason="mkdocs is not installed: make docs")
     command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
@@ -212,7 +212,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
 
 
 def consoles(page: str) -> list[tuple[str, str]]:
-    """The commands of a page that stand with their output, and that output: `...` there is any text."""
+    """Return the commands of a page that are shown with their output, and that output; `...` there matches any text."""
     blocks = re.findall(r"^```console\n(.*?)^```", text_of(page), re.MULTILINE | re.DOTALL)
     found = [part.partition("\n") for block in blocks for part in re.split(r"^\$ ", block, flags=re.MULTILINE) if part]
     return [(command, output) for command, _, output in found]

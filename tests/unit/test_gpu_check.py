@@ -106,7 +106,7 @@ def test_runs_side_by_side_are_kept_apart(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_is_killed_leaves_what_it_saw_and_is_resumed(tmp_path: Path) -> None:
-    """Killed from outside: the step in progress is begun again, the complete ones are not."""
+    """It is killed from outside: the running step is begun again, the completed ones are not."""
     code = """
 import sys, time, tempfile
 from pathlib import Path
@@ -262,7 +262,7 @@ def test_results_that_no_longer_fit_fail_the_step(bench: Bench, monkeypatch: pyt
 
 
 def test_the_plan_fits_its_blocks_and_the_tool() -> None:
-    """All steps of a block end in time but the last, which takes what is left; what comes back is at most 8 files."""
+    """All steps of a block end in time except the last, which uses the remaining time. At most 8 files are returned."""
     for block in (1, 2, 3):
         *before, last = [item for item in steps.STEPS if item.block == block]
         assert sum(item.limit for item in before) + 50 <= BLOCK_SECONDS, last.name
@@ -372,7 +372,7 @@ def test_seeds_are_caught_missed_or_alarms() -> None:
 
 @pytest.fixture
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Puts a program of this name and shell script on PATH, before all others."""
+    """Put a program with this name and shell script on PATH, before all others."""
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
 
     def write(name: str, script: str) -> None:
@@ -450,12 +450,12 @@ def test_the_list_has_every_step_with_its_block_and_limit() -> None:
 
 
 def test_the_committed_facts_are_those_of_the_package() -> None:
-    """They travel to machines that lack what reads the package's own."""
+    """They are copied to machines that lack the libraries for reading the package's own facts."""
     assert json.loads(selftests.EXPECTED.read_text(encoding="utf-8")) == gpu_check.expected()
 
 
 def test_the_committed_libraries_are_those_of_the_lock() -> None:
-    """After a new lock: gpu_check.py --write-expected, where its wheels are in the store."""
+    """After a new lock, run gpu_check.py --write-expected where its wheels are in the store."""
     lock = yaml.safe_load((CHECKOUT / "profiles" / f"{locked_files.PROFILE}.lock.yaml").read_text(encoding="utf-8"))
     known = locked_files.read()
     assert known["lock"] == lock["id"]

@@ -43,7 +43,7 @@ NOW = datetime.datetime(2026, 11, 22, tzinfo=datetime.UTC)
 
 @pytest.fixture
 def state(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The state folder of then, read with the self-test of then."""
+    """The state folder of the first release, read with the self-test of that time."""
     folder = Path(os.environ["XDG_STATE_HOME"])
     shutil.copytree(RELEASED / "state", folder, dirs_exist_ok=True)
     monkeypatch.setattr(proof_rules, "selftest_id", lambda: SELFTEST)
@@ -76,7 +76,7 @@ def test_a_lock_is_read_and_written_the_same(tmp_path: Path, name: str, short: s
 
 
 def test_its_dockerfile_installs_what_it_did() -> None:
-    """The text may change with a release; what is installed by which hash may not."""
+    """The text may change with a release; the installed files and hashes may not."""
     found = lock_file.read(RELEASED / "profiles" / "released.lock.yaml")
     assert found
 
@@ -149,7 +149,7 @@ def test_the_settings_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_exported_check_runs(tmp_path: Path) -> None:
-    """It holds all that it needs: only Python reads it."""
+    """It contains everything that it needs, so only Python reads it."""
     file = tmp_path / "check.py"
     file.write_bytes(gzip.decompress((RELEASED / "check-released.py.gz").read_bytes()))
     shown = subprocess.run([sys.executable, file, "--help"], capture_output=True, text=True)
@@ -170,7 +170,7 @@ def test_a_later_lock_is_refused(tmp_path: Path) -> None:
 
 
 def later(state: Path) -> Path:
-    """A record of the next format next to the old one, as a newer envbuild of the same user would write it."""
+    """A record of the next format next to the old one, as written by a newer envbuild of the same user."""
     (path,) = (state / "evidence").glob("*/*.record.json")
     record = {**json.loads(path.read_text(encoding="utf-8")), "version": 2, "verdict": "failed"}
     raw = json.dumps(record).encode()
@@ -182,7 +182,7 @@ def later(state: Path) -> Path:
 
 
 def test_old_evidence_does_not_count_with_later_evidence(state: Path) -> None:
-    """It may say that the self-test failed since; an older envbuild cannot know."""
+    """The later evidence may say that the self-test failed since; an older envbuild cannot know."""
     asked = wanted()
     written = later(state)
     (proof,) = evidence_statements_and_store.newest_proofs(IMAGE, asked)
@@ -214,7 +214,7 @@ def signed(statement: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[
 
 
 def later_result(state: Path) -> dict[str, Any]:
-    """A test result whose record has the next format."""
+    """Return a test result whose record has the next format."""
     ((path, record),) = evidence_statements_and_store.stored(IMAGE)
     raw = json.dumps({**json.loads(evidence_statements_and_store.record_text(path)), "version": 2}).encode()
     return in_toto_statements.test_result(record, raw, in_toto_statements.Subject("x", IMAGE)).document()
@@ -242,7 +242,7 @@ def test_a_later_build_statement_is_refused_by_name(monkeypatch: pytest.MonkeyPa
 def test_a_later_word_of_a_trusted_key_is_not_outweighed(
     state: Path, bundle: image_bundle_file.Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bundle alone is verified; with a later statement about its image next to it, it is not."""
+    """The bundle alone is verified; with a later signed statement about its image next to it, it is not."""
     envelope, policy = signed(later_result(state), monkeypatch)
     both = Policy((key(), *policy.keys))
     place = Reference("bundle", "released", "released")
@@ -264,7 +264,7 @@ def test_a_setting_that_is_not_known_is_refused() -> None:
 
 
 def test_a_build_record_of_a_later_release_proves_nothing(state: Path) -> None:
-    """The image is built again: what the record says more may matter."""
+    """The image is built again, because the additional fields of the record may matter."""
     (file,) = (state / "builds").glob("*.json")
     found = json.loads(file.read_text(encoding="utf-8"))
     file.write_text(json.dumps({**found, "of_a_later_release": 1}), encoding="utf-8")

@@ -19,13 +19,13 @@ PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 
 
 def cells(text: str) -> list[list[str]]:
-    """The cells of the one table in a text, without its head."""
+    """Return the cells of the only table in a text, without its header."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
 def rows(heading: str) -> list[list[str]]:
-    """The cells of the one table below a heading."""
+    """Return the cells of the only table below a heading."""
     return cells(PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0])
 
 
@@ -71,7 +71,7 @@ def declared() -> dict[str, Requirement]:
 
 
 def pinned() -> dict[str, tuple[str, int]]:
-    """Name -> its version and how many hashes it has."""
+    """Return name -> its version and the number of its hashes."""
     text = (ROOT / "requirements.txt").read_text(encoding="utf-8").replace("\\\n", " ")
     found = {}
     for line in text.splitlines():

@@ -1,4 +1,4 @@
-"""The layers, held by tests: who may import whom, who may print, exit, or start a process."""
+"""Tests of the layers: which package may import which, and which may print, exit, or start a process."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def tree(name: str) -> ast.Module:
 
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Every node that runs: what stands under TYPE_CHECKING does not."""
+    """Yield every node that runs; code under TYPE_CHECKING does not."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             continue
@@ -141,7 +141,7 @@ def test_the_root_holds_packages_only() -> None:
 
 
 def in_package(name: str) -> bool:
-    """Whether this is a module, and of a package whose files are not named after commands."""
+    """Whether this is a module of a package whose files are not named after commands."""
     return FILES[name].name != "__init__.py" and name.split(".")[1] != "cli"
 
 
@@ -156,7 +156,7 @@ def test_base_names_of_modules_are_unique() -> None:
 
 
 def public(kind: type[ast.stmt]) -> Counter[str]:
-    """How many modules define a public function, or class, of each name."""
+    """Count the modules that define a public function, or class, of each name."""
     return Counter(
         name
         for module in FILES
@@ -201,7 +201,7 @@ def test_imports_have_no_cycle() -> None:
 
 
 def test_other_packages_import_only_the_readers_of_the_selftest() -> None:
-    """These say what a file or a result is, in a container and on the host, with the standard library alone."""
+    """The readers interpret files and results, in a container and on the host, with only the standard library."""
     assert {name for name in REST if own_imports(name) & (SELFTEST - READERS)} == set()
     for name in READERS:
         assert own_imports(name) <= READERS and not any(found.startswith("torch") for found in imports(name)), name
@@ -260,7 +260,7 @@ print(json.dumps(failed))
 
 
 def import_alone(names: Iterable[str]) -> dict[str, str]:
-    """Import each with nothing of the package loaded; other packages stay loaded from one to the next."""
+    """Import each module with no other module of the package loaded; other packages stay loaded."""
     wanted = sorted(name for name in names if not name.endswith("__main__"))
     command = [sys.executable, "-c", ALONE, json.dumps(wanted)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, cwd=ROOT.parent)
@@ -269,7 +269,7 @@ def import_alone(names: Iterable[str]) -> dict[str, str]:
 
 
 def test_every_module_can_be_imported_alone() -> None:
-    """The two at once, for both take a while."""
+    """Two processes run at once, because this takes a while."""
     with_torch = SELFTEST if importlib.util.find_spec("torch") else ()
     with ThreadPoolExecutor() as pool:
         assert list(pool.map(import_alone, (with_torch, REST))) == [{}, {}]
@@ -296,7 +296,7 @@ HEAVY = (
 
 
 def loaded(names: Iterable[str], arguments: list[str]) -> list[str]:
-    """Which of these modules a command line leaves loaded."""
+    """Return which of these modules are loaded after a command."""
     code = (
         "import sys, json\nfrom envbuild.cli import entry\n"
         f"sys.argv = ['envbuild', *{arguments!r}]\n"
@@ -315,5 +315,5 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
 
 
 def test_show_answers_without_an_engine_and_an_index() -> None:
-    """It takes as long as its imports do."""
+    """It takes only as long as its imports."""
     assert loaded(("torch", "docker", "requests", "jinja2", "uv", "rich"), ["show", "h20"]) == []

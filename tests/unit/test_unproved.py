@@ -1,4 +1,4 @@
-"""docs/unproved.md is complete: it lists exactly the faults that no test shows to be named."""
+"""docs/unproved.md is complete: it lists exactly the faults for which no test shows that they are named."""
 
 import ast
 from pathlib import Path
@@ -17,7 +17,7 @@ def section(heading: str) -> str:
 
 
 def listed_advisories() -> dict[str, list[str]]:
-    """Each advisory of the table with its probe and the reason."""
+    """Return each advisory of the table with its probe and the reason."""
     lines = [line for line in section("Advisories").splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
     assert len({first for first, *_ in cells}) == len(cells)

@@ -80,7 +80,7 @@ IMAGE = "registry.example:5000/team/sample"
 
 
 def ci(system: str, *arguments: str, name: str = "sample") -> tuple[str, dict[str, Any]]:
-    """The text that is printed, and its jobs."""
+    """Return the printed text, and its jobs."""
     result = envbuild("export", "ci", system, name, "--image", IMAGE, *arguments)
     assert result.code == 0, result.stderr
     found = yaml.safe_load(result.stdout)

@@ -55,7 +55,7 @@ def verify(site: Site, *arguments: str, tag: str = "verified", name: str = "team
 
 
 def reasons(site: Site, *arguments: str, key: str = "team.pub", **where: str) -> list[str]:
-    """The ids of why it is refused, none if it is verified."""
+    """Return the ids of the reasons for a refusal, none if the image is verified."""
     result = verify(site, "--key", key, *arguments, **where)
     document = result.document
     assert result.code == (0 if document["state"] == "verified" else CheckFailed.code)
@@ -87,13 +87,13 @@ def rewrite(site: Site, change: Callable[[dict[str, Any]], dict[str, Any] | byte
 
 
 def only_att(site: Site) -> None:
-    """Leave the older form alone, so that the referrers' digests need not be kept right."""
+    """Keep only the older form of the attestations, so that the referrers' digests need not be corrected."""
     for target in [name for name in site.registry.manifests if name.startswith("sha256-") and ".att" not in name]:
         del site.registry.manifests[target]
 
 
 def resign(site: Site, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change every statement and sign it again with the right key, as one who has it and lies."""
+    """Change every statement and sign it again with the right key: an attacker who has the key."""
     signer = keys_and_signatures.configured_signer()
 
     def again(envelope: dict[str, Any]) -> dict[str, Any]:
@@ -243,7 +243,8 @@ EVIL = f"sha256:{sha('evil')}"
     ],
 )
 def test_a_manifest_that_an_engine_reads_as_another_is_refused(pushed: Site, more: dict[str, Any]) -> None:
-    """Go takes `Layers` for `layers`, the last of all; with the true evidence copied next to it, it would count."""
+    """Go reads the key `Layers` as `layers`, and the last one counts. With the true evidence copied next to it, the
+    image would be accepted."""
     media, raw = pushed.registry.manifests["verified"]
     honest = oci_types.digest_of(raw)
     document = {**json.loads(raw), **more}
@@ -321,7 +322,7 @@ def test_a_replayed_older_statement_does_not_outweigh_a_failure(site: Site, key:
 def test_evidence_is_refused_by_age(
     project: Path, key: Path, monkeypatch: pytest.MonkeyPatch, day: int, allowed: str, found: list[str]
 ) -> None:
-    """Too old, or of a day that is yet to come."""
+    """It is too old, or has a date in the future."""
     with proved(project, monkeypatch, day) as site:
         assert site.push().code == 0
         assert reasons(site, "--max-age", allowed) == found
@@ -397,7 +398,7 @@ def test_a_policy_is_a_file(pushed: Site) -> None:
 
 
 def test_the_policy_in_the_documents_is_read(project: Path, key: Path) -> None:
-    """Every key that a policy has, with what `verify` makes of it."""
+    """It contains every key of a policy; the test checks what `verify` reads from it."""
     text = (Path(in_toto_statements.__file__).parents[2] / "docs" / "verify.md").read_text(encoding="utf-8")
     (block,) = (part.partition("```")[0] for part in text.split("```yaml\n")[1:])
     assert set(yaml.safe_load(block)) == {field.alias or name for name, field in policy._File.model_fields.items()}
@@ -464,7 +465,7 @@ def test_a_gpu_by_name_family_and_driver(site: Site, key: Path) -> None:
 
 
 def test_an_advisory_that_is_known_by_now_is_refused(site: Site, key: Path) -> None:
-    """cuBLAS 12.1 on an H20: whatever passed then, it is known to crash now."""
+    """cuBLAS 12.1 on an H20 is now known to crash, although the self-test passed at that time."""
     site.prove(run_on("NVIDIA H20", cublas="12.1.3.1"))
     assert site.push().code == 0
     assert "advisory" in reasons(site, "--gpu", "h20")
@@ -497,7 +498,7 @@ def test_a_signed_statement_is_checked_by_itself(site: Site, key: Path) -> None:
 
 
 def layer(*members: tuple[str, str]) -> bytes:
-    """A layer of (path, kind): kind is file, dir or a link's target."""
+    """Return a layer of (path, kind): the kind is file, dir or a link's target."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for path, kind in members:
@@ -508,7 +509,7 @@ def layer(*members: tuple[str, str]) -> bytes:
 
 
 def child(site: Site, *members: tuple[str, str], env: list[str] | None = None, packed: str = "gzip") -> None:
-    """An image in another repository of the registry, with one layer above the proved one's."""
+    """Push an image to a different repository of the registry, with one layer on top of the proved image."""
     tar = layer(*members)
     blob = gzip.compress(tar) if packed == "gzip" else zstandard.compress(tar) if packed == "zstd" else tar
     config = config_of([LAYER, oci_types.digest_of(tar)], {LOCK_LABEL: site.lock.id}, env)
@@ -584,7 +585,7 @@ def test_a_child_of_something_else_is_refused(pushed: Site) -> None:
 
 
 def attributed(**attributes: str) -> bytes:
-    """A layer of one file with these extended attributes."""
+    """Return a layer of one file with these extended attributes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         member = tarfile.TarInfo("b")
@@ -594,7 +595,7 @@ def attributed(**attributes: str) -> bytes:
 
 
 def sparse(maps: int) -> bytes:
-    """A layer of one sparse file in GNU's old form, with so many blocks of its map."""
+    """Return a layer of one sparse file in GNU's old format, with this many blocks in its map."""
     head = tarfile.TarInfo("b")
     head.type = tarfile.GNUTYPE_SPARSE
     made = bytearray(head.tobuf(tarfile.GNU_FORMAT))

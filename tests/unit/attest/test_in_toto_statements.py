@@ -49,14 +49,14 @@ def made_of(locked: Lock, project: Path) -> BuildDetails:
 
 
 def result_of(locked: Lock) -> Any:
-    """The document of a test result."""
+    """Return the document of a test result."""
     path = evidence_statements_and_store.save(record_of(locked))
     ((_, record),) = evidence_statements_and_store.stored(IMAGE.id)
     return in_toto_statements.test_result(record, evidence_statements_and_store.record_text(path), SUBJECT).document()
 
 
 def built(made: BuildDetails) -> Any:
-    """The document of a build statement."""
+    """Return the document of a build statement."""
     return json.loads(in_toto_statements.canonical(in_toto_statements.slsa_provenance(made, SUBJECT)))
 
 
@@ -105,7 +105,7 @@ def test_a_predicate_that_was_tampered_with_is_refused(locked: Lock, change: Any
 
 
 def test_another_record_with_its_own_digest_is_refused(locked: Lock) -> None:
-    """Swapped whole, the statement no longer says what the record says."""
+    """If the whole record is replaced, the statement contradicts it."""
     predicate = result_of(locked)["predicate"]
     other = record_of(locked, passed_run(probe("env.libs"), probe("gemm.crash", "failed"))).encoded.encode()
     descriptor = predicate["configuration"][-1]

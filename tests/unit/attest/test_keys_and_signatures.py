@@ -103,7 +103,7 @@ def test_an_invalid_envelope_is_malformed(signer: Signer, change: dict[str, Any]
 def test_a_key_that_cannot_be_written_whole_leaves_neither_file(
     project: Path, monkeypatch: pytest.MonkeyPatch, which: int
 ) -> None:
-    """Else the next keygen finds a file of that name, empty, and refuses."""
+    """Otherwise the next keygen would find an empty file of that name, and refuse."""
     monkeypatch.setenv("ENVBUILD_KEY_PASSPHRASE", "x")
     calls = iter(range(9))
 

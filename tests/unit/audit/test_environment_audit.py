@@ -1,4 +1,5 @@
-"""Small environments, real to the loader, are collected and judged; then results that no collector can produce."""
+"""Small environments that the dynamic loader accepts are collected and judged; then results that no collector can
+produce."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ LT = "nvidia/cublas/lib/libcublasLt.so.12"
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A virtual environment to be filled, and a folder next to it for libraries of the system."""
+    """A virtual environment to be filled, and a folder next to it for system libraries."""
 
     python: Path
     made: Environment
@@ -139,7 +140,7 @@ def test_a_foreign_cublas_on_ld_library_path(place: Place, monkeypatch: pytest.M
 
 
 def test_torch_2_10_loads_the_foreign_cublaslt(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its order in small: libcublas by path, before anything that has an RPATH."""
+    """The environment imitates its load order: libcublas by path, before any library with an RPATH."""
     init = place.made.site / "torch" / "__init__.py"
     cublas = place.made.site / "nvidia/cublas/lib/libcublas.so.12"
     first = f"import ctypes\nctypes.CDLL({str(cublas)!r})\n"
@@ -172,7 +173,7 @@ def test_a_preloaded_library_shadows_the_locked_one(place: Place, monkeypatch: p
 
 
 def test_a_bundled_copy_that_is_loaded(place: Place) -> None:
-    """As the builds outside the package index do: an installed nvidia-cublas-cu12 then changes nothing."""
+    """Builds outside the package index bundle it: an installed nvidia-cublas-cu12 then has no effect."""
     site = place.made.site
     shutil.rmtree(site / "torch-2.3.1.dist-info")
     bundled = {f"torch/lib/{SONAMES[kind]}": library(kind, "12.1.3.1") for kind in ("cublas", "cublasLt")}
@@ -300,7 +301,7 @@ def test_a_torch_whose_import_kills_the_process(place: Place) -> None:
 
 
 def test_a_torch_whose_import_is_killed_is_reported_as_out_of_memory(place: Place) -> None:
-    """The kernel's killer sends SIGKILL; nobody else does that here."""
+    """Only the kernel's OOM killer sends SIGKILL here."""
     (place.made.site / "torch/__init__.py").write_text("import os\nos.kill(os.getpid(), 9)\n", encoding="utf-8")
     finding = the(place.judged(), "torch-import")
     assert finding.message.endswith("the process died of SIGKILL: out of memory, or a limit")
@@ -358,7 +359,7 @@ def test_torch_of_another_version_than_its_distribution(place: Place) -> None:
 
 
 def lock(**versions: str) -> Lock:
-    """All that an audit asks of one."""
+    """A lock with only the attributes that an audit reads."""
     return cast(Lock, SimpleNamespace(python="3.4", versions=versions))
 
 
@@ -411,7 +412,7 @@ def _distribution(name: str) -> environment_contents.Distribution:
 
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An environment without torch, and none that is active."""
+    """An environment without torch; no environment is active."""
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         monkeypatch.delenv(name, raising=False)
     python, _ = virtual(tmp_path.resolve() / "bare")
@@ -419,7 +420,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def of_envbuild(monkeypatch: pytest.MonkeyPatch, python: Path) -> None:
-    """Say that envbuild is installed there, without torch."""
+    """Make envbuild believe that it is installed there, without torch."""
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "torch" else find(name, *more))
     monkeypatch.setattr(sys, "prefix", str(python.parent.parent))

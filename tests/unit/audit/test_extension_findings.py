@@ -1,4 +1,5 @@
-"""Compiled extensions of small environments, real to the loader: their contents, and each way of being broken."""
+"""Compiled extensions of small environments that the dynamic loader accepts: their contents, and each way of being
+broken."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Environment]:
 
 
 def held(place: tuple[Path, Environment], files: Mapping[str, bytes]) -> Holdings:
-    """What is found where a distribution `own` has these files; an empty one is listed in its RECORD in vain."""
+    """Return the collected contents of an environment in which a distribution `own` has these files. A file with empty
+    content is listed in RECORD but does not exist."""
     python, made = place
     for old in made.site.glob("own*"):
         shutil.rmtree(old) if old.is_dir() else old.unlink()
@@ -119,7 +121,7 @@ def test_an_extension_that_kills_its_process_is_named_and_the_others_are_tried(p
 
 
 def test_an_untried_import_is_reported_as_untried(place: tuple[Path, Environment]) -> None:
-    """After three crashes the rest is left alone."""
+    """After three crashes, the other modules are not imported."""
     crashing = {f"crash{n}.so": extension(f"crash{n}", "sm_90", first="abort()") for n in range(3)}
     there = held(place, {**crashing, **kernels("sm_90")})
     assert {file.path: (file.tried, file.failure) for file in there.extensions if "crash" not in file.path} == {

@@ -17,7 +17,7 @@ from unit.support import image_of
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The programs that a container was to start; `python` is in none of its folders, whatever else is."""
+    """Return the programs that a container was to start. No folder of it contains `python`."""
     found: list[str] = []
 
     def run(engine: object, job: Job) -> RawOutput:

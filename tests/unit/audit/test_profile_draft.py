@@ -29,7 +29,8 @@ def held(
     *, python: str = "3.11.2", cuda: str | None = "12.1", imported: bool = True, libraries: tuple[Any, ...] = (),
     others: Mapping[str, tuple[str, list[str]]] | None = None, **changed: tuple[str, list[str]] | None,
 ) -> Holdings:  # fmt: skip
-    """The usual image, with some distributions (underscores for dashes) changed, added, or taken out."""
+    """Return the contents of the usual image, with some distributions (underscores for dashes) changed, added, or
+    removed."""
     known = {**USUAL, **{name.replace("_", "-"): value for name, value in changed.items()}, **(others or {})}
     installed = {name: value for name, value in known.items() if value}
     torch: dict[str, Any] = {
@@ -62,7 +63,7 @@ def held(
 
 
 def written(project: Path, holdings: Holdings) -> tuple[str, Source, Plan]:
-    """The text, and what envbuild makes of it."""
+    """Return the text, and the profile that envbuild reads from it."""
     text = profile_draft.draft_profile("mine", "an/image:tag", holdings)
     (project / "profiles" / "mine.yaml").write_text(text, encoding="utf-8")
     source = profile_reader_and_overrides.load("mine")
@@ -100,7 +101,8 @@ def test_a_library_that_differs_from_torchs_own_is_pinned_with_the_reason(projec
 
 
 def test_packages_required_by_others_are_not_listed(project: Path) -> None:
-    """flask needs click; two that need each other are named once; an extra's needs count where it is asked for."""
+    """flask requires click; of two packages that require each other, one is listed; the requirements of an extra count
+    if the extra is requested."""
     changed = held(
         flask=("3.0", ["click>=8", "idle; extra == 'no'"]), click=("8.1", []), idle=("1.0", []),
         one=("1.0", ["other"]), other=("1.0", ["one"]),
@@ -172,8 +174,8 @@ def test_without_torch_no_profile_is_written() -> None:
 
 @pytest.mark.parametrize("odd", ['x"]', "a: b", "# x", "{}", "'", "\\", "- y", "&a", "%TAG"])
 def test_names_and_versions_from_an_image_cannot_inject_yaml(project: Path, odd: str) -> None:
-    """A name or version that is none stands in a comment; a line's end never comes here, the document's reader refuses
-    it."""
+    """An invalid name or version is written into a comment. A line break cannot occur, because the reader of the
+    document refuses it."""
     _, source, _ = written(project, held(others={odd: ("1.0", []), "other": (odd, [])}))
     assert source.profile.packages == ("numpy==1.26.4",)
     assert set(source.document.data) == {"description", "base", "python", "torch", "cuda", "packages"}

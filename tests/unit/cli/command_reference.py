@@ -65,7 +65,7 @@ def page() -> str:
 
 
 def _help(command: click.Command, parent: click.Context, name: str) -> Iterator[str]:
-    """The help of a command and of all below it, each with its heading."""
+    """Yield the help of a command and of all its subcommands, each with its heading."""
     context = click.Context(command, info_name=name, parent=parent, max_content_width=_WIDTH, terminal_width=_WIDTH)
     yield f"### {context.command_path}"
     yield f"```text\n{command.get_help(context).rstrip()}\n```"

@@ -28,12 +28,12 @@ class Terminal(io.StringIO):
 
 
 def shown(text: str) -> list[str]:
-    """What a reader sees: no colours, no cursor movements."""
+    """Return the visible text, without colours and cursor movements."""
     return [part.strip() for part in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "\n").split("\n")]
 
 
 def opened(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """stderr as a terminal; no fixture, since pytest sets its own before each phase of a test."""
+    """Open stderr as a terminal. This is not a fixture, because pytest replaces stderr before each phase of a test."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("LINES", "24")
@@ -81,7 +81,8 @@ def test_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
 def test_where_results_are_asked_for_each_is_a_line_on_stdout_and_nowhere_else(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A log of both streams has each probe once, also one that only judging the whole run has found."""
+    """A log of both streams contains each probe once, including a failure that is found only when the whole run is
+    judged."""
     console, hung = Console(results=True), ended_probe("train.step", "failed")
     run(console, ended_probe("env.libs"), ended_probe("gemm.crash", "failed", detail="the stack"))
     live = capsys.readouterr()

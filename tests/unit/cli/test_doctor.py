@@ -23,8 +23,8 @@ TORCH = "torch-2.13.0+cpu-py3-none-any.whl"
 
 @pytest.fixture
 def served(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
-    """The index of the profile `sample`, on a machine of which nothing is known. The variable is restored afterwards:
-    --torch-index sets it."""
+    """An index of the profile `sample`, on a machine without settings. The variable that --torch-index sets is restored
+    afterwards."""
     monkeypatch.setenv(index_config.TORCH_INDEX, "")
     monkeypatch.setattr(machine_reader, "read", lambda root: Host("node", "", cpu_memory_and_os.unread()))
     with serving_locked(project, tmp_path / "served", monkeypatch) as found:
@@ -32,7 +32,7 @@ def served(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def checks(*options: str) -> dict[str, dict[str, Any]]:
-    """The checks of `doctor`, by id."""
+    """Return the checks of `doctor`, by id."""
     forget()
     envbuild("doctor", "-o", "doctor.json", *options)
     return {check["id"]: check for check in json.loads(Path("doctor.json").read_text(encoding="utf-8"))["checks"]}

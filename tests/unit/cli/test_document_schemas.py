@@ -1,4 +1,4 @@
-"""The documents of `--json`: each has a schema, and what the commands write is as it says."""
+"""The documents of `--json`: each has a schema, and the output of the commands matches it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from . import json_reference
 
 
 def with_json(command: click.Command, name: str) -> Iterator[str]:
-    """The names of the commands that have --json, of a command and those below it."""
+    """Yield the names of commands that have --json: a command and its subcommands."""
     if any("--json" in parameter.opts for parameter in command.params):
         yield name
     for below, inner in getattr(command, "commands", {}).items():

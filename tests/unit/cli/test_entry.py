@@ -261,7 +261,7 @@ def test_too_few_gpus_are_reported_before_any_other_fault(project: Path, no_engi
 
 
 def pasted(project: Path, stderr: str, command: str) -> list[str]:
-    """The words of the command that a hint gives, as a shell takes it."""
+    """Return the words of the command in a hint, as a shell would read it."""
     (line,) = [line for line in stderr.splitlines() if f"envbuild {command} " in line]
     words = shlex.split(line.partition("envbuild ")[2])
     assert words[0] == command
@@ -462,7 +462,7 @@ def test_lock_check_is_offline_and_says_what_is_stale(
 
 @pytest.fixture
 def elsewhere(locked: Lock, project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder, of an envbuild that is installed with the profile `sample` and its lock."""
+    """An empty working folder, and an installed envbuild with the profile `sample` and its lock."""
     root = project.parent / "site-packages" / "shipped"
     shutil.copytree(project / "profiles", root / "profiles")
     monkeypatch.setattr(package_data, "ROOT", root)
@@ -640,7 +640,7 @@ def test_odd_bytes_as_arguments_cause_no_traceback(project: Path) -> None:
 
 @pytest.mark.parametrize("where", ["message", "hint", "faults"])
 def test_foreign_text_reaches_no_terminal_raw(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container's last words, a file name of a foreign layer, a registry's answer."""
+    """For example a container's last output, a file name in a foreign layer, a registry's answer."""
     hostile: Any = "one\ttwo\x1b[2J\nthree\u202efour\udcff"
     given: Any = {"message": "it failed"} | {where: [errors.Fault(hostile)] if where == "faults" else hostile}
 
@@ -680,7 +680,7 @@ def test_a_closed_output_is_not_a_fault(project: Path, command: str, lines: str)
 )
 @pytest.mark.parametrize("stderr", [False, True], ids=["stdout", "both"])
 def test_a_closed_output_keeps_the_exit_code(project: Path, arguments: list[str], code: int, stderr: bool) -> None:
-    """Where nobody reads the progress either, its first line ends the command, with 1."""
+    """If stderr is closed too, the first progress line ends the command with exit code 1."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "DOCKER_HOST": "tcp://127.0.0.1:9"}
     read, write = os.pipe()
     os.close(read)

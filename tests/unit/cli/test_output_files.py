@@ -1,4 +1,4 @@
-"""Files that options name: every command makes their folder and says so, and - is stdout or refused."""
+"""Output files of options: every command creates missing folders and reports it; - is stdout, or refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMMANDS = Path(__file__).parents[3] / "envbuild" / "cli"
 
 @pytest.fixture
 def tested(monkeypatch: pytest.MonkeyPatch, project: Path) -> list[str]:
-    """`envbuild test` without an engine; the names that were tested."""
+    """Run `envbuild test` without an engine; return the names of the tested profiles."""
     names: list[str] = []
 
     def test(name: str, *_: object) -> Made:

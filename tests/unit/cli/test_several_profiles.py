@@ -15,7 +15,7 @@ from unit.support import PROFILE, envbuild, image_of, lock_of_this_python, write
 
 @pytest.fixture
 def three(project: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """`build` and `test` of good, wrong and missing; the names that were asked for."""
+    """Run `build` or `test` for the profiles good, wrong and missing; return the processed names."""
     asked: list[str] = []
 
     def run(name: str, *_: object) -> Made:

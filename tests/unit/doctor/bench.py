@@ -1,6 +1,6 @@
-"""A machine for doctor to look at: an engine, an index, a driver's library and the files of a kernel, all in a folder.
+"""A simulated machine for doctor: an engine, an index, a driver's library and the kernel's files, all in a folder.
 
-It is innocent until a case changes something of it.
+It has no fault until a test case adds one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NOWHERE = "http://127.0.0.1:9"  # discard: nothing listens there
 
 @dataclass
 class Bench:
-    """`small`: folders that get a file system of 64 MB of their own while doctor runs."""
+    """`small`: folders that are mounted as 64 MB file systems while doctor runs."""
 
     folder: Path
     engine: Api
@@ -47,12 +47,12 @@ class Bench:
 
     @property
     def root(self) -> Path:
-        """What `--root` names."""
+        """The folder that `--root` names."""
         return self.folder / "root"
 
     @property
     def bin(self) -> Path:
-        """All of PATH."""
+        """The only folder on PATH."""
         return self.folder / "bin"
 
     @property
@@ -65,7 +65,7 @@ class Bench:
         file.write_text(text, encoding="utf-8")
 
     def cards(self, *cards: str, driver: str = "550.54.15") -> None:
-        """What the driver tells; as many are on the PCI bus."""
+        """Set the GPUs that the driver reports; the PCI bus lists as many."""
         self.environment |= {"STUB_CARDS": ";".join(cards), "STUB_DRIVER": driver}
         shutil.rmtree(self.root / "sys" / "bus" / "pci" / "devices", ignore_errors=True)
         for index, _ in enumerate(cards):
@@ -85,7 +85,7 @@ class Bench:
         (folder / "config.json").write_text(json.dumps(document), encoding="utf-8")
 
     def doctor(self, *arguments: str, root: bool = True) -> CommandResult:
-        """The command in a process of its own; without `root`, for a cluster."""
+        """Run the command in a separate process; without `root` for a cluster."""
         argv = [str(self.bin / "python"), "-m", "envbuild", "doctor", *arguments]
         argv += ["--root", str(self.root)] if root else []
         if self.small:
@@ -98,7 +98,7 @@ class Bench:
 
 @functools.cache
 def locked_files() -> dict[str, list[str]]:
-    """Package -> the links to its files that the locks of shipped profiles name."""
+    """Return package -> links to its files that the locks of shipped profiles name."""
     found: dict[str, list[str]] = {}
     for file in sorted((SOURCES / "profiles").rglob("*.lock.yaml")):
         locked = lock_file.read(file)
@@ -131,7 +131,8 @@ class _Index(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def bench(folder: Path, libraries: dict[str, str]) -> Iterator[Bench]:
-    """An innocent machine with two H20; `libraries`: the environment in which the driver's library is found."""
+    """A machine without faults and with two H20; `libraries`: the environment in which the driver's library is
+    found."""
     folder.mkdir(parents=True)
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Index)
     with served(server), answering(Api(folder)) as engine:
@@ -159,7 +160,7 @@ def bench(folder: Path, libraries: dict[str, str]) -> Iterator[Bench]:
 
 
 def needs_unshare() -> None:
-    """Skip where a user may not mount."""
+    """Skip if the user may not mount file systems."""
     tool = shutil.which("unshare")
     done = tool and subprocess.run(
         [tool, "-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, timeout=20
@@ -169,7 +170,7 @@ def needs_unshare() -> None:
 
 
 def needs_disk() -> None:
-    """doctor counts this machine's own disk, which a sound host has room on."""
+    """Skip if this machine's disk is too full: doctor checks it, and a faultless host has enough space."""
     if shutil.disk_usage(tempfile.gettempdir()).free < ROOM:
         pytest.skip(f"needs {ROOM >> 30} GiB free in {tempfile.gettempdir()}")
 

@@ -270,7 +270,7 @@ def machine(tmp_path: Path) -> Iterator[Bench]:
 
 
 def _there(machine: Bench) -> str:
-    """What a node does: node3 has an older driver, and node4 is not there."""
+    """The commands on the nodes: node3 has an older driver, and node4 does not answer."""
     return (
         "case $* in *node3*) export STUB_DRIVER=535.104.05;; *node4*) echo 'no route' >&2; exit 255;; esac\n"
         f"exec {machine.bin}/python -m envbuild doctor --json --root {machine.root}"
@@ -278,7 +278,7 @@ def _there(machine: Bench) -> str:
 
 
 def ssh(machine: Bench) -> list[str]:
-    """Nodes behind a program that is called ssh."""
+    """Nodes that are reached by a stand-in for ssh."""
     machine.program("ssh", f'echo "$*" >> {machine.folder}/asked\n{_there(machine)}')
     file = machine.folder / "hosts.yaml"
     file.write_text("hosts: [node0, node1, me@node2, node3, node4]\nenvbuild: /opt/bin/envbuild\n")
@@ -286,7 +286,7 @@ def ssh(machine: Bench) -> list[str]:
 
 
 def srun(machine: Bench) -> list[str]:
-    """The same through Slurm's programs."""
+    """The same nodes, reached by stand-ins for Slurm's programs."""
     machine.environment["SLURM_JOB_NODELIST"] = "node[0-4]"
     machine.program("scontrol", 'test "$*" = "show hostnames node[0-4]" && echo node0 node1 node2 node3 node4')
     machine.program("srun", _there(machine))

@@ -16,7 +16,7 @@ from envbuild.fetch import index_config
 
 @pytest.fixture
 def never(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """A machine of which every part answers at once; an event to wait for in vain."""
+    """A machine that answers immediately in every part, and an event that never occurs."""
     monkeypatch.setattr(nvml_reader, "read", lambda _: DriverReading())
     monkeypatch.setattr(
         docker_engine_reader, "read", lambda: EngineReading(version="26.1.5", mirrors=("http://slow.example",))

@@ -1,6 +1,6 @@
-"""Every fault of a host is named by its own check and no other, and an innocent host has none.
+"""Every fault of a host is reported by its own check only, and a host without faults passes all checks.
 
-The command runs in a process of its own, over a driver's library that the tests compile, with an engine and an index.
+The command runs in a separate process, with a driver's library that the tests compile, an engine and an index.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ XID = "4,900,12,-;NVRM: Xid (PCI:0000:1a:00): {}, pid=4711, name=python, {}\n"
 
 
 class Case(NamedTuple):
-    """`status` of the check `id` once `seed` has changed the machine, and `words` that its detail must have."""
+    """The check `id` has this `status` after `seed` has changed the machine; its detail contains `words`."""
 
     id: str
     status: str
@@ -162,7 +162,8 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def bad(result: CommandResult, id: str = "") -> dict[str, str]:
-    """The checks that are not ok. This machine's own disk counts only for a case of the disk: other tests fill it."""
+    """Return the checks that are not ok. This machine's own disk counts only for a case about the disk, because other
+    tests fill it."""
     found = {c["id"]: c["state"] for c in result.document["checks"] if c["state"] in ("warn", "fail")}
     return {name: status for name, status in found.items() if name == id or name != "disk"}
 
@@ -196,7 +197,7 @@ def test_a_fault_is_named_by_its_check_alone(tmp_path: Path, libraries: dict[str
 
 
 def test_a_probe_that_hangs_is_named_and_not_waited_for(tmp_path: Path, libraries: dict[str, str]) -> None:
-    """A driver that hangs, an engine and an index that take connections and never say a word."""
+    """For example a driver that hangs, or an engine or index that accepts connections and never answers."""
     libraries = stubs.build(tmp_path / "driver", cuda=False)
     with (
         bench(tmp_path / "machine", libraries) as machine,

@@ -17,7 +17,7 @@ from unit.support import Index, serving, serving_locked, write_wheel
 
 @pytest.fixture
 def served(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
-    """The index has every wheel that the profile `sample` has locked."""
+    """An index with every wheel that the profile `sample` has locked."""
     with serving_locked(project, tmp_path / "served", monkeypatch) as found:
         yield found
 

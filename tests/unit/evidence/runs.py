@@ -25,12 +25,12 @@ def probe(name: str, status: str = "passed", **changes: Any) -> dict[str, Any]:
 
 
 def ended_probe(name: str, status: str = "passed", **changes: Any) -> ProbeResult:
-    """The result of a probe, as judged."""
+    """Return the result of a probe, as judged."""
     return passed_run(probe(name, status, **changes)).results[0]
 
 
 def documents(*probes: dict[str, Any]) -> list[dict[str, Any]]:
-    """A whole run: start, each probe, the environment after the first, end."""
+    """Return the documents of a whole run: start, each probe, the environment after the first probe, end."""
     found = list(probes) or [probe(name) for name in NAMES]
     counts = {status: sum(p["status"] == status for p in found) for status in ("passed", "failed", "skipped")}
     start = {"kind": "start", "torch": "2.13.0", "probes": [p["probe"] for p in found], "level": "quick"}
@@ -60,7 +60,7 @@ def passed_run(*probes: dict[str, Any]) -> TestRun:
 
 
 def run_on(card: str, driver: str = "550.54.15", cublas: str = "12.5.2.13") -> TestRun:
-    """A run that passed on a GPU, with torch 2.3.1 and one loaded library."""
+    """Return a passed run on a GPU, with torch 2.3.1 and one loaded library."""
     cards = [{"name": card, "uuid_sha256": "a" * 64}]
     found = documents(probe("env.identity", traits={"gpus": cards, "driver": driver}), probe("env.libs"))
     library = {"owner": f"nvidia-cublas-cu12=={cublas}", "record": True, "name": "libcublas.so.12"}

@@ -45,12 +45,12 @@ def record_of(locked: Lock, run: run_result.TestRun | None = None, day: int = 0,
 
 
 def stated(record: RunRecord) -> Any:
-    """The statement about a record whose digest is d..., as JSON."""
+    """Return, as JSON, the statement about a record with the digest d..."""
     return evidence_statements_and_store.test_statement(record, "d" * 64).document()
 
 
 def older(**versions: int | None) -> dict[str, Any]:
-    """Another self-test, whose versions are those of this one but for some; None: it had no such probe."""
+    """Return the versions of a different self-test, with some changed; None: that self-test did not have the probe."""
     had = {**probe_catalogue_reader.versions(), **versions}
     kept = {name: version for name, version in had.items() if version is not None}
     return {"id": f"sha256:{'0' * 64}", "level": "full", "versions": kept}
@@ -189,7 +189,7 @@ def test_a_run_in_which_nothing_passed_proves_nothing(locked: Lock) -> None:
 
 
 def test_a_run_without_a_required_probe_is_a_warning(locked: Lock) -> None:
-    """Neither a failure nor a proof."""
+    """It is neither a failure nor valid evidence."""
     record = record_of(locked, passed_run(probe("gemm.crash"), probe("env.libs", "skipped")))
     assert stated(record)["predicate"]["result"] == "WARNED"
     evidence_statements_and_store.save(record)
@@ -292,8 +292,8 @@ def test_damaged_evidence_hides_no_other(locked: Lock) -> None:
 
 
 def fitting(record: object, meant: RunRecord | None = None) -> None:
-    """A record, whatever it says, and the statement about the one that is meant: they fit together as an older envbuild
-    or another user who can write there leaves them."""
+    """Return a record with arbitrary content, and a statement about it. They match, as if an older envbuild or another
+    user with write access had written them."""
     text = json.dumps(record, indent=1, sort_keys=True)
     digest = sha(text)
     folder = user_folders.state_folder("evidence") / IMAGE.id.removeprefix("sha256:")
@@ -386,7 +386,7 @@ def test_a_selftest_with_other_versions_is_stale(locked: Lock, changed: dict[str
 
 
 def test_only_the_versions_of_what_is_wanted_matter(locked: Lock) -> None:
-    """conv runs from level standard on."""
+    """The probe conv is part of level standard and above."""
     evidence_statements_and_store.save(record_of(locked, selftest=older(conv=0)))
     assert state(locked, level="quick")[0] == "proved"
     evidence_statements_and_store.save(record_of(locked, selftest=older(conv=0)))
@@ -484,7 +484,8 @@ def test_whether_an_image_was_ever_proved_is_asked_of_whole_evidence_alone(locke
 
 
 def test_a_failure_under_another_profile_counts_against_the_image_too(locked: Lock) -> None:
-    """Its probes, whoever ran them; faults of a run, as too little memory, only for the profile that gave it."""
+    """This holds for failed probes. A fault of the run, such as too little memory, counts only for the profile that
+    caused it."""
     other = {"profile": "other"}
     evidence_statements_and_store.save(record_of(locked))
     evidence_statements_and_store.save(record_of(locked, judged(lines(documents())[:-1]), day=1, **other))

@@ -1,4 +1,4 @@
-"""Verified, or the reason why not, with an engine of two dictionaries."""
+"""Whether an image is verified, or why not, with an engine of two dictionaries."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class FakeEngine:
 
 
 class World:
-    """One profile with its lock, and what was built, proved and tagged of it."""
+    """One profile with its lock, its images, evidence and tags."""
 
     def __init__(self, folder: Path) -> None:
         self.engine = FakeEngine()
@@ -344,7 +344,7 @@ def test_evidence_for_a_foreign_image_does_not_make_it_ours(world: World) -> Non
 
 
 def earlier(world: World, **changes: Any) -> Image:
-    """An image of an older lock, proved and tagged in its time."""
+    """An image of an older lock, which was verified and tagged then."""
     older = dataclasses.replace(world.lock, environment={"A": "1"})
     image = world.built(image_of("earlier"), older)
     world.proved(image, older, **changes)
@@ -423,7 +423,7 @@ def test_the_status_of_all_has_a_line_for_each(world: World, project: Path, monk
 
 
 def test_each_state_has_its_next_command(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And each line of `status` ends with it."""
+    """Each line of `status` ends with it."""
     known = world.source.known
     found: dict[str, str] = {}
 

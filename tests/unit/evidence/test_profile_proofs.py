@@ -22,7 +22,7 @@ CARDS: dict[str, Any] = {**PROFILE, "torch": "2.7.1", "gpus": ["a100", "h20"], "
 
 
 class World:
-    """A profile, its lock, and what was built and proved of it."""
+    """A profile, its lock, and the images and evidence of it."""
 
     def __init__(self, folder: Path, data: dict[str, Any]) -> None:
         self.source: Source = source_of(folder, data)
@@ -104,7 +104,7 @@ def test_a_failure_is_reported(cpu: World) -> None:
 
 
 def test_the_best_image_of_a_lock_counts(cpu: World) -> None:
-    """A proof of one image is none the worse for another that failed."""
+    """A failure of one image does not affect the evidence of another."""
     cpu.tested(cpu.built("2"), outcome="failed", day=1)
     cpu.tested(cpu.built("1"))
     assert cpu.sentence() == "proved on the CPU, 2026-11-21"

@@ -36,7 +36,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Score:
-    """Over pairs of a log and a cause: how many are named rightly, named wrongly, and missed."""
+    """Counts pairs of a log and a cause that are named rightly, named wrongly, or missed."""
 
     right: int
     wrong: int
@@ -97,7 +97,7 @@ class Answers:
 
 
 def sealed(symptom: str | None = None) -> Answers:
-    """Over tests/logs/sealed, which nobody opens who works on signatures: counts only, never which logs."""
+    """Score tests/logs/sealed, which nobody who works on signatures may open: only counts, never which logs."""
     folder = FOLDER / "sealed"
     rows = yaml.safe_load((folder / "index.yaml").read_text(encoding="utf-8"))
     with_cause = right = wrong = innocent = accused = by_advisory = 0

@@ -139,7 +139,7 @@ def test_the_worked_example_of_the_documentation_holds() -> None:
 
 
 def test_a_wrong_answer_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The score can fall: with one cause named for every log, and with none."""
+    """The score decreases if one cause is named for every log, and if none is named."""
     monkeypatch.setattr(corpus, "named", lambda case: case.expect | {"disk-full"})
     assert corpus.score(CASES).precision < 0.7
     monkeypatch.setattr(corpus, "named", lambda case: frozenset())
@@ -150,7 +150,7 @@ def test_a_wrong_answer_costs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_advisory_is_recognised_by_its_lines_and_context() -> None:
-    """Its own lines together with a confirming situation are enough, though not always its lines alone."""
+    """Its own lines and a confirming situation are always enough; its lines alone are not always."""
     for advisory in database.advisories():
         row = log_signatures.signatures()[advisory.id]
         assert cause_scoring.confidence(row.confidence, ("line", "holds")) >= cause_ranking.NAMED, advisory.id
@@ -187,7 +187,7 @@ def test_a_signature_of_nothing_is_refused(
 
 
 def test_no_row_is_dead() -> None:
-    """Each says more than the default, and each word is one that some advisory asks for."""
+    """Each row says more than the default, and some advisory requires each word."""
     known = {advisory.id for advisory in database.advisories()}
     for row in log_signatures._rows().values():
         bare = log_signatures.Signature(id=row.id, source=row.source, status=row.status, as_of=row.as_of)

@@ -1,4 +1,4 @@
-"""`explain`: the origin of the lines of a log: this run or another, this GPU or another, any language; which rank."""
+"""`explain`: which run, GPU and rank the lines of a log are about, in any language."""
 
 from __future__ import annotations
 
@@ -343,7 +343,7 @@ def test_ranks_that_are_level_are_not_blamed() -> None:
 
 
 def test_ranks_of_different_groups_are_not_compared() -> None:
-    """Groups count their work each for itself; a rank is named by its number in the job where the log states it."""
+    """Each group counts its own work. A rank is named by its number in the job if the log states it."""
     line = "[rank{}]:[E1 Proc.cpp:1844] [PG ID 1 PG GUID {} Rank {}] Timeout at NCCL work: 8, last enqueued work: {}.\n"
     text = "world size: 8\n" + "".join(
         line.format(rank, 5 + rank // 4, rank % 4, 90 if rank < 4 else 20) for rank in range(7)

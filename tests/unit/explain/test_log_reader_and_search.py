@@ -93,7 +93,7 @@ def test_each_of_many_logs_keeps_its_share_of_the_end(size: int) -> None:
 
 
 def test_a_pattern_finds_no_less_by_its_anchors() -> None:
-    """Against trying every pattern on every line of every log."""
+    """The search is compared with trying every pattern on every line of every log."""
     for case in corpus.cases():
         log = log_reader_and_search.Log(case.raw)
         forms = [(line, {line.text, localized_message_translation.rewritten(line.text)}) for line in log.lines]

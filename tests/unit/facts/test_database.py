@@ -59,7 +59,8 @@ def advisory(name: str) -> Advisory:
 
 
 def situation(gpu: str | None = None, torch: str | None = None, **more: Any) -> Situation:
-    """A GPU and a torch release with the libraries that it brings, changed by `libraries` and what else is given."""
+    """Return the situation of a GPU and a torch release with its required libraries, changed by `libraries` and other
+    arguments."""
     release = database.torch_release(torch) if torch else None
     libraries = {**(database.libraries_of(release) if release else {}), **more.pop("libraries", {})}
     cards = (database.gpus()[gpu],) if gpu else ()
@@ -72,7 +73,7 @@ def hits(*args: Any, **kwargs: Any) -> set[str]:
 
 
 def site(text: str, name: str = "own.yaml") -> Path:
-    """A file of a site's own facts, where envbuild looks for it."""
+    """Write a site's own facts file where envbuild reads it."""
     file = Path(os.environ["XDG_CONFIG_HOME"], "envbuild", "facts.d", name)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
@@ -80,7 +81,7 @@ def site(text: str, name: str = "own.yaml") -> Path:
 
 
 def index_hosts() -> set[str]:
-    """Hosts of the package index as pip itself knows them."""
+    """Return the hosts of the package index that pip itself contains."""
     from pip._internal.models.index import PyPI, TestPyPI
 
     return {str(host) for known in (PyPI, TestPyPI) for host in (known.netloc, known.file_storage_domain)}
@@ -131,7 +132,7 @@ def test_every_source_that_is_described_is_used(name: str) -> None:
 
 
 def test_every_source_of_a_gpu_names_a_page() -> None:
-    """`public-logs` says only where a figure comes from; no row has it alone."""
+    """`public-logs` only says where a figure comes from, so no row may have it as its only source."""
     sources = yaml_document.read(fact_file_reader._FOLDER / "gpus.yaml").data["sources"]
     assert [key for key, text in sources.items() if "https://" not in text] == ["public-logs"]
     assert [gpu.id for gpu in database.gpus().values() if gpu.source == ("public-logs",)] == []
@@ -224,7 +225,7 @@ def test_the_gpus_of_arm64_hosts_are_known() -> None:
 @pytest.mark.parametrize("command", ["show", "lock", "make"])
 @pytest.mark.parametrize("gpu", ["gh200", "gb10"])
 def test_a_gpu_on_an_arm64_host_is_refused(command: str, gpu: str, project: Path) -> None:
-    """A mixed fleet too: the image would not start on some of its machines."""
+    """A mixed fleet is refused too: the image would not start on some of its machines."""
     write_profile(project, {"extends": "h200", "gpus": ["h200", gpu]})
     done = envbuild(command, "sample")
     assert done.code == 3
@@ -281,7 +282,7 @@ def test_a_site_can_say_that_its_gpu_has_an_arm64_host(project: Path) -> None:
 
 
 def test_the_sources_of_the_h20_name_it() -> None:
-    """NVIDIA's list of compute capabilities leaves it out."""
+    """NVIDIA's list of compute capabilities does not contain it."""
     assert "compute-capabilities" not in database.gpus()["h20"].source
     assert "mig-guide" in database.gpus()["h20"].source
 
@@ -448,7 +449,7 @@ def test_an_innocent_line_matches_no_advisory(line: str) -> None:
 
 
 def apart(change: VersionRange, range_: VersionRange, name: str) -> bool:
-    """Whether no version is in both: of those known, and of those that the two name."""
+    """Whether no version is in both ranges: of the known versions, and of those named by the ranges."""
     library = database.libraries().get(name)
     known = {version for row in library.versions.values() for version in row} if library else set()
     named = {spec.version.removesuffix(".*") for part in (*change.any_of, *range_.any_of) for spec in part}
@@ -477,7 +478,7 @@ def test_the_fixed_cublas_for_hopper_exists_and_is_sourced() -> None:
 
 
 def test_where_sources_conflict_the_caution_names_both() -> None:
-    """On builds for CUDA 11.8 against the crash on Hopper."""
+    """The sources are about builds for CUDA 11.8, and about the crash on Hopper."""
     hopper = advisory("cublas-hopper-fpe")
     assert "HunyuanVideo" in str(hopper.caution) and "NVIDIA" in str(hopper.caution)
     assert "Tencent-Hunyuan/HunyuanVideo#11" in hopper.cite
@@ -840,7 +841,7 @@ def test_faults_of_several_files_are_reported_together() -> None:
 
 
 def test_errors_of_applications_are_those_of_the_selftest() -> None:
-    """It cannot read our facts, and says it in code."""
+    """The self-test cannot read the facts, so it has its own copy."""
     pytest.importorskip("torch")
     from envbuild.selftest.nvidia.gpu_telemetry import APPLICATION_XIDS
 

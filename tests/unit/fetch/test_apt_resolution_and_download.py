@@ -33,7 +33,7 @@ UPDATE = """'http://m.example/debian/dists/bookworm/InRelease' m.example_debian_
 
 
 class Apt:
-    """Answers by program and verb; `files` are what mirrors have, by address."""
+    """Stands in for programs: answers by program and verb. `files`: the files on the mirrors, by URL."""
 
     def __init__(self) -> None:
         self.update = Completed(0, "", "")
@@ -285,7 +285,7 @@ def test_an_unreachable_index_is_not_a_removed_package(host_apt: Apt) -> None:
 
 
 def test_where_apt_goes_on_without_room_it_is_the_disks_fault(host_apt: Apt, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends well where it could write no list, and then knows no package."""
+    """apt exits with 0 although it could write no list, and then finds no package."""
     host_apt.install = Completed(100, "", "E: Unable to locate package python3")
     with pytest.raises(ProfileError):
         apt_resolution_and_download.resolve_debs("bookworm", ["python3"])

@@ -41,7 +41,7 @@ def address(served: Index, name: str) -> str:
 
 @pytest.fixture
 def wanted(served: Index) -> ArchiveRequest:
-    """The libraries of one driver, on a server."""
+    """An archive with the libraries of one driver, on a server."""
     file = served.folder / "compat.tar.gz"
     sha256 = write_tar(file, {"compat/libcuda.so.580.95.05": b"the driver's"})
     return ArchiveRequest(COMPAT, sha256, address(served, file.name), ">=580", AT)

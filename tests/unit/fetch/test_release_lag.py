@@ -87,7 +87,7 @@ def test_pages_say_the_same_as_html_and_as_json(served: Index) -> None:
 def test_the_first_index_that_has_a_name_answers_for_it(
     served: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An internal package of a site is not held against a stranger's of the same name."""
+    """A site's internal package is not compared with an unrelated package of the same name."""
     write_wheel(served.folder, "alpha", "9.0")
     write_wheel(tmp_path / "own", "alpha", "1.0")
     with serving(Index(tmp_path / "own")) as own:

@@ -113,7 +113,7 @@ def test_only_the_directory_and_the_metadata_are_fetched(served: Index) -> None:
 
 
 def test_a_part_is_bounded(served: Index) -> None:
-    """The last bytes of an archive say how long its directory is."""
+    """The size of the directory is stated in the last bytes of an archive, so it is not trusted."""
     address = f"http://127.0.0.1:{served.port}/files/{wheel_file(served).name}"
     with (
         file_download_and_range_reads.open_remote_file(
@@ -126,7 +126,7 @@ def test_a_part_is_bounded(served: Index) -> None:
 
 
 def test_a_part_that_is_cut_off_is_an_error_of_the_network(served: Index) -> None:
-    """An OSError would be an invalid archive for zipfile, and the wheel's fault."""
+    """zipfile would report an OSError as an invalid archive, that is, as the wheel's fault."""
     file = wheel_file(served)
     served.cut[file.name] = 9
     address = f"http://127.0.0.1:{served.port}/files/{file.name}"

@@ -19,7 +19,7 @@ from unit.support import PROFILE, envbuild, lock_for, plan_of, wheel
 
 @pytest.fixture
 def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """The files of the user and of the system."""
+    """The configuration files of the user and of the system."""
     monkeypatch.delenv("UV_NO_CONFIG")
     found = []
     for name, variable in (("user", "XDG_CONFIG_HOME"), ("system", "XDG_CONFIG_DIRS")):
@@ -30,7 +30,7 @@ def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
 
 
 def given(folder: Path) -> dict[str, Any]:
-    """The configuration file that uv is given."""
+    """Return the configuration file that is passed to uv."""
     options = uv_config.config_options(folder)
     assert options[:2] == ["--no-config", "--config-file"]
     return tomllib.loads(Path(options[2]).read_text(encoding="utf-8"))
@@ -104,7 +104,7 @@ def test_a_pyproject_without_settings_that_choose_is_not_reported(project: Path)
 
 
 def test_show_says_required_by_torch_only_of_what_torch_requires(project: Path) -> None:
-    """A lock with another cuDNN than torch's, as an override of the working folder made it."""
+    """The lock has a different cuDNN than torch requires, by an override in the working folder."""
     made = lock_for(plan_of(project, {**PROFILE, "torch": "2.7.1", "gpus": ["h20"], "packages": [], "apt": []}))
     held = [wheel("nvidia-cublas-cu12", "12.6.4.1"), wheel("nvidia-cudnn-cu12", "9.1.0.70")]
     more = tuple(LockedWheel(one, 1_000, lock_file.SMALL) for one in held)

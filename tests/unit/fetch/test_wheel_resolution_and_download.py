@@ -25,7 +25,7 @@ LINUX = "manylinux_2_28_x86_64"
 
 @pytest.fixture
 def folder(tmp_path: Path, served: Index, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A find-links folder, in addition to an index that is still empty."""
+    """A find-links folder, in addition to an index that is empty so far."""
     found = tmp_path / "links"
     found.mkdir()
     monkeypatch.setenv("PIP_FIND_LINKS", str(found))
@@ -55,7 +55,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_leftovers_of_a_killed_uv_are_swept(
     work: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a cache it makes folders where temporary files go; the kernel kills it with a killed envbuild."""
+    """Without a cache, uv creates temporary folders. The kernel kills it together with envbuild, so they remain."""
     write_wheel(folder, "one", "1.0")
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -134,7 +134,7 @@ def test_a_version_that_is_not_there_brings_the_newest_that_is(folder: Path) -> 
 def test_a_python_that_this_machine_lacks_is_not_fetched(
     served: Index, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Wheels are chosen for it, and uv would bring one if it may."""
+    """Wheels are chosen for that Python; uv would download it if allowed."""
     write_wheel(folder, "alpha", "1.0")
     monkeypatch.setenv("UV_PYTHON_DOWNLOADS", "automatic")
     monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", str(tmp_path / "pythons"))
@@ -179,7 +179,7 @@ def test_a_local_version_that_no_place_has_names_find_links(folder: Path) -> Non
 
 @pytest.fixture
 def pytorch(tmp_path: Path) -> Iterator[Index]:
-    """A mirror of PyTorch's own index; of packages, too, that are not to be taken from there."""
+    """A mirror of PyTorch's own index, which also has packages that must not be taken from there."""
     for name, version in (("torch", "2.13.0+cpu"), ("alpha", "9.0")):
         write_wheel(tmp_path / "pytorch", name, version)
     with serving(Index(tmp_path / "pytorch")) as found:
@@ -289,7 +289,7 @@ FITTING = [
 
 
 def test_the_best_wheel_is_taken(folder: Path) -> None:
-    """All in one question, since uv takes its time; without the best the second is taken."""
+    """uv is called once for all cases, because it is slow. Without the best wheel, the second best is taken."""
     names = {f"package{number}": tags for number, tags in enumerate(FITTING)}
     for best in (0, 1):
         for name, tags in names.items():
@@ -336,7 +336,7 @@ def test_a_version_without_a_wheel_that_fits_is_a_fault_of_the_profile(folder: P
 
 @pytest.mark.parametrize("suite", database.suites().values(), ids=lambda suite: suite.name)
 def test_every_suite_can_be_resolved_for(folder: Path, suite: database.Suite) -> None:
-    """uv knows manylinux_2_40 at most, below trixie's 2.41."""
+    """The newest platform that uv knows is manylinux_2_40; trixie has 2.41."""
     glibc = min(int(suite.glibc.removeprefix("2.")), 40)
     write_wheel(folder, "alpha", "1.0", tag=f"py3-none-manylinux_2_{glibc}_x86_64")
     assert wheel_resolution_and_download.resolve_wheels(["alpha"], suite.python, suite.glibc, {}).versions == {

@@ -108,7 +108,7 @@ def test_builds_on_one_base_take_turns_and_say_so(place: Place) -> None:
 
 
 def test_disk_space_is_checked_again_after_waiting(place: Place) -> None:
-    """The disk may have filled meanwhile."""
+    """The disk may be full by then."""
     first = place.start("a")
     until(lambda: place.log() == ["begin a"], place)
     second = place.start("b")

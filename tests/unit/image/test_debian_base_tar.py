@@ -185,7 +185,7 @@ def test_a_failure_leaves_no_half_base(
 
 
 def test_without_mmdebstrap_another_base_is_named(locked: Lock, tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though unshare, which would start it, is there."""
+    """This holds although unshare, which would start it, is installed."""
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(ProcessMissing) as caught:
         make(locked)

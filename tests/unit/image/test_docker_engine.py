@@ -1,4 +1,4 @@
-"""A tiny Docker API on a unix socket: too old, silent, odd; and the choice of the engine."""
+"""A small Docker API on a unix socket: too old, silent, or with odd answers; and the choice of the engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from unit.served import served
 
 
 class Api:
-    """Answers by path, without the version in front of it; what is not there is 404."""
+    """Answers by path, without the version prefix; other paths give 404."""
 
     def __init__(self, folder: Path, version: str = "26.1.5") -> None:
         self.socket = folder / "docker.sock"
@@ -111,7 +111,7 @@ def test_an_engine_too_old_is_refused_by_its_version(api: Api, version: str, fit
 
 @pytest.mark.parametrize("version", ["4.3.1", "5.4.2", "23.0"])
 def test_podman_is_refused_by_its_name_and_with_the_reason(api: Api, version: str) -> None:
-    """Its answer, shortened, as Debian 12's podman 4.3.1 gave it."""
+    """The answer is that of Debian 12's podman 4.3.1, shortened."""
     parts = [{"Name": "Podman Engine", "Version": version}, {"Name": "Conmon", "Version": "2.1.6"}]
     api.answers["/version"][1].update(Version=version, Components=parts)
     with pytest.raises(EngineError, match=f"is Podman {re.escape(version)}, not a Docker Engine") as caught:
@@ -176,7 +176,7 @@ def test_an_engine_that_answers_with_an_error_is_refused(api: Api) -> None:
 
 
 def context(name: str, host: str) -> None:
-    """A docker context as `docker context create` and `use` leave it."""
+    """Write a docker context as `docker context create` and `docker context use` do."""
     folder = Path(os.environ["DOCKER_CONFIG"])
     digest = hashlib.sha256(name.encode()).hexdigest()
     meta = folder / "contexts" / "meta" / digest / "meta.json"
@@ -218,7 +218,7 @@ def test_the_context_of_the_environment_is_used(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.xfail(strict=True, reason="the docker library finds no context without a config.json next to it")
 def test_a_context_is_found_without_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`docker context create` alone writes none."""
+    """`docker context create` alone writes no config.json."""
     context("remote", f"unix://{tmp_path}/socket")
     (Path(os.environ["DOCKER_CONFIG"]) / "config.json").unlink()
     monkeypatch.setenv("DOCKER_CONTEXT", "remote")

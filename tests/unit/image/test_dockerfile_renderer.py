@@ -157,7 +157,8 @@ def test_every_run_is_hermetic_and_no_shell_reads_it(sample: Lock) -> None:
 
 
 def test_the_order_is_base_debian_environment_then_layers(sample: Lock) -> None:
-    """Debian packages come first: they remove bytecode, of which the virtual environment's layer has some."""
+    """Debian packages come first, because their installation removes bytecode, and the virtual environment's layer
+    contains some."""
     runs = [found for found in rendered(sample) if found.keyword == "RUN"]
     assert [run.arguments[2] for run in runs] == ["debs", "venv", "wheels", "wheels", "wheels"]
     sources = [
@@ -177,7 +178,7 @@ def test_the_smallest_of_the_shared_layers_comes_first(sample: Lock) -> None:
 
 
 def test_additions_of_a_devel_image_follow_all_layers_of_a_runtime_image(sample: Lock) -> None:
-    """However small it is."""
+    """This holds also for small additions."""
     nvcc = LockedWheel(wheel("nvidia-cuda-nvcc", "13.0.88"), 1, "nvidia-cuda-nvcc")
     devel = dataclasses.replace(sample, wheels=(*sample.wheels[:-1], nvcc, sample.wheels[-1]))
     shared, own = folders(sample)[:-1], folders(sample)[-1:]
@@ -185,7 +186,7 @@ def test_additions_of_a_devel_image_follow_all_layers_of_a_runtime_image(sample:
 
 
 def folders(found: Lock) -> list[str]:
-    """The folder or context that each RUN mounts in addition to the installer, in order."""
+    """Return the folder or context that each RUN mounts in addition to the installer, in order."""
     flags = [flag for run in rendered(found) if run.keyword == "RUN" for flag in run.flags]
     words = (word for flag in flags for word in flag.split(","))
     return [word for word in words if word.startswith(("source=", "from=")) and word != "source=bin"]
@@ -257,7 +258,7 @@ def test_no_directive_is_relied_on(sample: Lock) -> None:
 
 
 def test_the_compiler_gets_the_flags_for_reproducible_output(project: Path) -> None:
-    """The names of nvcc's intermediate files get into what it makes; a profile's own flags for it stay."""
+    """Otherwise the names of nvcc's intermediate files are part of its output. A profile's own flags are kept."""
     build = {"env": {"NVCC_APPEND_FLAGS": "--threads 2"}}
     entries = [{**COMPILED, "build": build}, FROM_SDIST]
     found = rendered(lock_for(plan_of(project, {**EXTENDED, "extensions": entries})))
@@ -300,7 +301,7 @@ Change = Callable[[dict[str, Any], str], None]
 
 
 def string_fields() -> Iterator[tuple[str, Change]]:
-    """Every place of a profile where its schema takes text, with what puts a value there."""
+    """Yield every place of a profile where its schema allows text, with a function that sets the value there."""
     schema = profile_model.schema()
 
     def walk(found: dict[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, Change]]:
@@ -443,7 +444,7 @@ def outcome(folder: Path, field: str, value: str) -> list[Instruction] | Profile
 
 
 def shape(found: list[Instruction]) -> list[tuple[object, ...]]:
-    """All but the values that may differ: the environment's, and the lock's id."""
+    """Return everything except the values that may differ: the environment's values, and the lock's id."""
     return [
         (
             item.keyword,
@@ -494,7 +495,7 @@ def test_only_descriptions_and_environment_values_are_free_text(project: Path, f
 
 
 def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Paths of all texts in a lock; of a list's entries the first will do."""
+    """Return the paths of all texts in a lock; of a list, only those of the first entry."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from leaves(inner, (*path, key))
@@ -517,7 +518,7 @@ def document_of(found: Lock, folder: Path) -> dict[str, Any]:
 
 
 def read_again(data: dict[str, Any], folder: Path) -> Lock | LockError:
-    """A lock that was edited by hand, with its id recomputed."""
+    """Read a lock that was edited by hand, with its id recomputed."""
     if data["id"].startswith("sha256:"):
         data["id"] = f"sha256:{canonical_json.canonical_digest(data['content'])}"
     file = folder / "lock.yaml"
@@ -614,7 +615,7 @@ def test_a_hostile_name_of_a_variable_is_refused(project: Path, key: str) -> Non
 
 
 def test_an_argument_with_any_content_stays_one_argument(project: Path) -> None:
-    """The second line of defence: a lock that was never checked."""
+    """This is the second line of defence, for a lock that was never checked."""
     sample = lock_for(plan_of(project, PROFILE))
     for value in HOSTILE:
         odd = dataclasses.replace(sample.apt[0], path=f"pool/{value.replace('/', '')}.deb")

@@ -1,4 +1,4 @@
-"""The cache key of a compiled wheel, when it is used again, and the error if the wheel is missing."""
+"""The cache key of a compiled wheel, when a wheel is reused, and the error if it is missing."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_python_and_the_wheels_of_torch_and_nvcc_count(locked: Lock) -> None:
 
 
 class Compiler:
-    """Stands in for buildx: answers in turn, and where it ends well leaves a wheel."""
+    """Stands in for buildx: gives the answers in turn, and leaves a wheel if the answer is a success."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -188,7 +188,7 @@ def test_a_damaged_one_is_made_again(locked: Lock, compiler: Compiler, harm: str
 
 
 def test_looking_for_a_wheel_removes_nothing(locked: Lock, compiler: Compiler) -> None:
-    """It holds no lock, so what it cannot read yet may be another's."""
+    """It holds no lock, so an unreadable file may be one that another process is writing."""
     first = made(locked)
     (first.path.parent / "built.json").unlink()
     assert extension_wheel_build.find_wheel(locked, locked.extensions[0]) is None
@@ -211,7 +211,7 @@ def test_a_wheel_that_fails_its_check_is_not_kept(
 
 
 def test_requirements_of_a_wheel_must_be_locked(locked: Lock, compiler: Compiler) -> None:
-    """It is installed as it is: nobody resolved what it asks for."""
+    """The wheel is installed without dependencies, so its requirements were not resolved."""
     compiler.requires = ["numpy>=1", "einops>0.8", "torch>=99", 'tomli; python_version < "3.11"', 'x; extra == "dev"']
     with pytest.raises(BuildError) as caught:
         made(locked)
@@ -222,7 +222,7 @@ def test_requirements_of_a_wheel_must_be_locked(locked: Lock, compiler: Compiler
 
 @pytest.mark.parametrize("left", ["link next to it", "file next to it", "folder", "link", "nothing"])
 def test_a_build_leaves_one_wheel_and_no_link(locked: Lock, compiler: Compiler, tmp_path: Path, left: str) -> None:
-    """A link named as one of our own files would have them written through it."""
+    """A link with the name of one of our files would redirect our writes."""
     mine = tmp_path / "mine"
     mine.write_text("before", encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""A wheel built from source: one that is as requested, and every deviation."""
+"""A wheel built from source: one that matches the request, and every deviation."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def without(name: str) -> dict[str, bytes]:
 
 
 def packed(folder: Path, method: int) -> Path:
-    """The good wheel, each file packed so."""
+    """Return the good wheel with each file compressed by this method."""
     made = wheel(folder, GOOD)
     with zipfile.ZipFile(made) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
@@ -235,7 +235,7 @@ def test_a_wheel_that_is_too_large_is_not_unpacked(tmp_path: Path, monkeypatch: 
 
 
 def test_a_file_that_is_longer_than_it_says_is_damaged(tmp_path: Path) -> None:
-    """The archive's directory says 1 byte; what is unpacked stops there."""
+    """The archive's directory says 1 byte; unpacking stops there."""
     made = wheel(tmp_path, {"zeros": bytes(1 << 20)})
     content = made.read_bytes()
     size = (1 << 20).to_bytes(4, "little")
@@ -253,7 +253,7 @@ def test_no_cut_and_no_changed_byte_ends_in_a_traceback(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
 def test_files_that_installers_skip_are_not_unpacked(tmp_path: Path, method: int) -> None:
-    """A head of LZMA can ask for 4 GiB of memory, and its decoder has errors of its own."""
+    """An LZMA header can request 4 GiB of memory, and its decoder raises errors of its own."""
     made = packed(tmp_path, method)
     found = extension_wheel_check.wheel_faults(made, **ASKED)  # type: ignore[arg-type]
     assert "'apex/__init__.py' is neither stored nor deflated" in found

@@ -30,7 +30,7 @@ from unit.support import PROFILE, envbuild, lock_for, plan_of, sha
 
 
 class FakeEngine:
-    """Tags, containers and images without a name, as (tag or id, handle, bytes)."""
+    """An engine with tags, containers and untagged images, as (tag or id, handle, bytes)."""
 
     def __init__(self) -> None:
         self.tagged: list[tuple[str, str, int]] = []
@@ -178,7 +178,7 @@ def test_a_lock_without_a_profile_of_its_name_keeps_what_it_needs(
 
 @pytest.fixture
 def elsewhere(engine: FakeEngine, locked: Lock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The lock of a profile that was built by its path, in a folder that is not looked at."""
+    """The lock of a profile that was built by its path, in a folder that prune does not search."""
     file = tmp_path / "else where" / "mine.lock.yaml"
     file.parent.mkdir()
     lock_file.write(locked, file, "mine")
@@ -245,7 +245,8 @@ def test_a_lock_seen_from_here_that_cannot_be_read_is_in_use(elsewhere: Path, pr
 def test_a_profile_that_is_first_made_while_others_are_waited_for_is_waited_for_too(
     elsewhere: Path, locked: Lock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lock was not there when the turns were begun to be taken; and no turn is taken on top of others."""
+    """Its lock did not exist when prune began to wait for the profiles' locks; prune never holds some locks while it
+    waits for others."""
     beginning = elsewhere.with_name("beginning.lock.yaml")
     elsewhere.unlink()  # it names the same wheel
     held: list[str] = []

@@ -57,7 +57,7 @@ class FakeEngine:
 
 
 class Builder:
-    """Stands in for buildx: notes the command line and the Dockerfile, answers with an image id or a failure."""
+    """Stands in for buildx: records the command line and the Dockerfile, and answers with an image id or a failure."""
 
     def __init__(self) -> None:
         self.words: list[str] = []
@@ -83,7 +83,7 @@ class Builder:
 
 @pytest.fixture
 def locked(project: Path) -> Lock:
-    """A lock of which everything is in the stores, whole: each file but the wheels holds its own name."""
+    """A lock whose files are all complete in the stores; each file except the wheels contains its own name."""
     plain = lock_for(plan_of(project, PROFILE))
     made = dataclasses.replace(
         plain,
@@ -106,7 +106,7 @@ def whole(item: T) -> T:
 
 
 def stored(item: Wheel, folder: Path) -> Wheel:
-    """A real wheel, since what it installs is read before each build."""
+    """A real wheel, because its contents are read before each build."""
     file = write_wheel(folder / "wheels", item.name, item.version)
     made = dataclasses.replace(item, file=file.name, sha256=sha256_file_store.file_digest(file))
     sha256_file_store.wheel_store().put(file, made.sha256, made.file)
@@ -134,14 +134,14 @@ def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
 
 
 def quiet(text: str) -> None:
-    """Nobody watches."""
+    """Ignore progress."""
 
 
 LABELS = {"io.envbuild.torch": "2.3.1+cu121", "io.envbuild.cublas": "12.5.2.13"}
 
 
 def built(locked: Lock, engine: FakeEngine | None = None, note: Callable[[str], None] = quiet, **options: Any) -> Image:
-    """Layers, then labels, as the pipeline does it."""
+    """Build the layers, then add the labels, as the pipeline does."""
     text = dockerfile_renderer.render(locked, "sample")
     made = cast(Engine, engine or FakeEngine())
     image_build.build_layers(made, locked, "sample", text, say=quiet, on_line=quiet, **options)
@@ -160,7 +160,8 @@ def test_a_build_is_recorded(locked: Lock, builder: Builder) -> None:
 
 
 def test_another_image_of_the_same_recipe_is_reported(locked: Lock, builder: Builder) -> None:
-    """Before it is recorded: killed between the two, the next run finds it built and has nothing to tell."""
+    """The report comes before the record: if envbuild is killed in between, the next run finds the image recorded and
+    would report nothing."""
     messages: list[str] = []
 
     def note(line: str) -> None:
@@ -309,7 +310,8 @@ def test_the_builder_gets_all_options_for_a_reproducible_build(locked: Lock, bui
 
 
 def test_labels_come_with_the_same_build_again(locked: Lock, builder: Builder) -> None:
-    """On top of cached layers: else the labels would be of other layers than those that were measured."""
+    """The second build uses the cached layers; otherwise the labels could describe different layers than the measured
+    ones."""
     engine = FakeEngine()
     built(locked, engine, no_cache=True)
     layers, labelled = builder.calls
@@ -324,7 +326,8 @@ def test_labels_come_with_the_same_build_again(locked: Lock, builder: Builder) -
 def test_the_layers_tag_is_gone_before_the_build_is_recorded(
     locked: Lock, builder: Builder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed between the two, a recorded build would leave the tag for good: nobody builds it again."""
+    """If envbuild is killed in between, the recorded image would keep the tag forever, because it is not built
+    again."""
     engine, removed = FakeEngine(), []
     monkeypatch.setattr(build_records_and_comparison, "write", lambda record: removed.extend(engine.removed))
     built(locked, engine)
@@ -461,7 +464,8 @@ def test_a_base_that_changed_on_disk_gets_into_no_build_and_is_removed(locked: L
 
 @pytest.mark.parametrize("kind", ["wheel", "deb", "archive"])
 def test_a_file_that_changed_on_disk_is_named_and_removed(locked: Lock, builder: Builder, kind: str) -> None:
-    """A wheel or archive is checked in the build, and the build then fails; a Debian package before it."""
+    """A wheel or archive is checked during the build, which then fails; a Debian package is checked before the
+    build."""
     builder.answer = Completed(1, "", "#9 ERROR: process did not complete successfully: exit code: 1")
     files: dict[str, list[tuple[Path, Any]]] = {
         "wheel": [*wheel_files(locked)], "deb": [*deb_files(locked)], "archive": [*archive_files(locked)]
@@ -612,7 +616,7 @@ def test_the_disk_is_looked_at_before_with_figures(
 def test_the_disk_is_looked_at_once_more_when_the_turn_has_come(
     locked: Lock, builder: Builder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other profiles were built meanwhile."""
+    """Other profiles were built in the meantime."""
 
     def full(*_: Any) -> None:
         raise DiskError("full")

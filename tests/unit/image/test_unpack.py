@@ -44,7 +44,7 @@ def unpack(kind: str, file: Path, *target: Path) -> tuple[int, str]:
 
 
 def held(folder: Path) -> dict[str, str]:
-    """Path -> content, or "-> target" of a link."""
+    """Return path -> content, or "-> target" of a link."""
     return {
         str(path.relative_to(folder)): f"-> {path.readlink()}" if path.is_symlink() else path.read_text()
         for path in folder.rglob("*")
@@ -81,7 +81,7 @@ def test_looking_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_owners_and_odd_modes_are_not_kept(tmp_path: Path) -> None:
-    """Root's own set-uid program would be one in the image."""
+    """A set-uid program of root would otherwise be one in the image."""
     write_tar(tmp_path / "a", {"libcuda.so.1.2": b"x", "plain": {"mode": 0o666}, "suid": {"mode": 0o4777, "uid": 42}})
     assert unpack("cuda-compat", tmp_path / "a", tmp_path / "out")[0] == 0
     modes = {path.name: oct(path.stat().st_mode & 0o7777) for path in (tmp_path / "out").iterdir()}
@@ -105,7 +105,7 @@ def test_a_debian_package_is_an_archive_too(tmp_path: Path) -> None:
 
 
 def package(*members: tuple[bytes, bytes]) -> bytes:
-    """An ar archive of these members, each with the size that its header says."""
+    """Return an ar archive of these members, each with the size in its header."""
     blocks = [name.ljust(48) + size.ljust(10) + b"`\n" for name, size in members]
     return b"!<arch>\n" + b"".join(blocks)
 
@@ -116,7 +116,7 @@ def test_a_package_with_a_size_below_zero_ends(tmp_path: Path) -> None:
 
 
 def test_a_large_package_is_not_read_into_memory(tmp_path: Path) -> None:
-    """Two GB of nothing behind the library, with a quarter of that to use."""
+    """Two GB of zeros follow the library; a quarter of that is available as memory."""
     members: Members = {"libcuda.so.1.2": b"x"}
     write_tar(tmp_path / "tar", members, "w")
     size = 2 << 30
@@ -182,7 +182,7 @@ def test_a_path_that_leaves_its_folder_is_refused(tmp_path: Path, case: str) -> 
 
 
 def test_a_member_that_comes_twice_is_refused(tmp_path: Path) -> None:
-    """First a link out, then a file through it."""
+    """The first member is a link to a target outside, the second a file that would be written through it."""
     write_tar(tmp_path / "a", {"libcuda.so.1.2": b"x", "./x": {"type": LINK, "linkname": "y"}, "x": b"x"})
     code, output = unpack("cuda-compat", tmp_path / "a")
     assert (code, "occurs twice" in output) == (1, True)

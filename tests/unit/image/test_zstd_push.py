@@ -44,7 +44,7 @@ def registry() -> Iterator[Registry]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Temporary files go to a folder of the test's own, and are gone after it."""
+    """Temporary files go to the test's own folder, which must be empty afterwards."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -70,7 +70,8 @@ class Saving(Engine):
 
 
 def saving(registry: Registry, *layers: bytes, files: tuple[bytes, ...] | None = None) -> Saving:
-    """An engine with an image of these layers; `files`: what it saves instead of them, after the configuration."""
+    """Return an engine with an image of these layers; `files`: what it saves instead of them, after the
+    configuration."""
     digests = tuple(map(oci_types.digest_of, layers))
     config = config_of(list(digests), {})
     image = Image(oci_types.digest_of(config), "handle", digests, {}, {}, 1)
@@ -83,7 +84,7 @@ def place(registry: Registry) -> Repository:
 
 
 def push(engine: Saving) -> bool:
-    """Whether it was there."""
+    """Push, and return whether the image was in the registry already."""
     return registry_push.pushed(engine, place(engine.registry), engine.image, lambda line: None, zstd=True)[1]  # type: ignore[arg-type]
 
 
@@ -181,7 +182,7 @@ def test_a_layer_that_is_not_its_diff_id_is_refused(registry: Registry, files: t
 
 
 def test_another_configuration_is_refused(registry: Registry) -> None:
-    """One of other layers than the engine tells of the image, and none."""
+    """For example one that lists different layers than the engine reports, or none."""
     engine = saving(registry, b"a", b"b")
     turned = dataclasses.replace(engine.image, layers=engine.image.layers[::-1])
     for wrong in (dataclasses.replace(engine, image=turned), dataclasses.replace(engine, files=(b"a", b"b"))):
@@ -228,7 +229,7 @@ def test_a_blob_that_the_registry_refuses_is_reported(registry: Registry) -> Non
 def test_an_upload_that_needs_a_new_token_sends_the_file_from_its_start(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The token is too old by the time of the upload: the registry has read the file when it asks."""
+    """The token has expired when the upload starts, and the registry asks for a new one after it has read the file."""
     registry.bearer = f"http://{registry.host}/token"
     docker_login(tmp_path, monkeypatch, **{registry.host: "me:secret"})
     there = place(registry)

@@ -1,4 +1,4 @@
-"""Sources of extensions: which commit, from where, whether it is whole, and whether it knows its settings."""
+"""Sources of extensions: which commit, from where, whether it is complete, and whether it uses its settings."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_repository_that_git_cannot_create_is_reported(
 def test_a_server_that_gives_no_single_commits_gives_all(
     project: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Protocol 0 refuses a commit that no branch ends in."""
+    """Protocol 0 refuses a commit that is not the tip of a branch."""
     first = git(repository, "rev-parse", "HEAD")
     git(repository, "commit", "--quiet", "--allow-empty", "--message", "second")
     for name, value in (("COUNT", "1"), ("KEY_0", "protocol.version"), ("VALUE_0", "0")):
@@ -142,7 +142,7 @@ def test_an_unknown_commit_is_the_profiles_fault(project: Path, repository: Path
 
 @pytest.fixture
 def with_submodules(repository: Path) -> Path:
-    """Two links to commits of other repositories; git creates such entries only on request."""
+    """Create two links to commits of other repositories; git creates such entries only on request."""
     for path in ("third_party/cutlass", "\x1b[2J"):
         git(repository, "update-index", "--add", "--cacheinfo", f"160000,{'1' * 40},{path}")
     git(repository, "commit", "--quiet", "--message", "with submodules")
@@ -150,7 +150,7 @@ def with_submodules(repository: Path) -> Path:
 
 
 def test_a_commit_with_submodules_is_refused_with_their_names(project: Path, with_submodules: Path) -> None:
-    """They are not fetched, and a build that needs one would fail late, or do without."""
+    """Submodules are not downloaded, so a build that needs one would fail late, or silently work without it."""
     error = refused(from_git(project, with_submodules))
     assert isinstance(error, ProfileError)
     (fault,) = error.faults
@@ -236,7 +236,7 @@ def test_a_file_that_is_not_a_tar_archive_is_reported(project: Path, tmp_path: P
 
 
 def packed(folder: Path, *records: tuple[dict[str, str], tarfile.TarInfo]) -> dict[str, str]:
-    """An sdist of empty files with these extended headers."""
+    """Return an sdist of empty files with these extended headers."""
     file = folder / "kernels-1.0.tar"
     with tarfile.open(file, "w", format=tarfile.PAX_FORMAT) as tar:
         for headers, info in records:

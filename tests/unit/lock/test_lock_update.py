@@ -39,7 +39,8 @@ IMAGE = {"image": f"registry.example/debian@{image_of().id}"}
 
 
 class Mirror:
-    """Stands in for `apt.resolve_debs`: every package in one newest version, older ones while it still has them."""
+    """Stands in for `apt.resolve_debs`: it has one newest version of every package, and older versions as long as they
+    are kept."""
 
     def __init__(self, version: str = "1.0-1") -> None:
         self.version = version
@@ -73,7 +74,7 @@ def mirror(monkeypatch: pytest.MonkeyPatch) -> Mirror:
 
 @pytest.fixture
 def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mirror: Mirror) -> Iterator[Path]:
-    """A folder with pip, torch, and alpha and beta in two versions, beta needed by torch."""
+    """A folder with pip, torch, and alpha and beta in two versions; torch requires beta."""
     quick_pip(monkeypatch)
     folder = tmp_path / "links"
     write_wheel(folder, "pip", "26.0")
@@ -92,7 +93,7 @@ def newer(links: Path) -> None:
 
 @pytest.fixture
 def first(project: Path, links: Path, mirror: Mirror) -> Lock:
-    """The first lock of SMALL; uv resolves it once, since all these folders of wheels are the same byte for byte."""
+    """The first lock of SMALL. uv resolves it once, because all these folders of wheels are identical."""
     if not _FIRST:
         _FIRST.append(lock_update.update_lock(plan_of(project, SMALL), None))
         mirror.asked.clear()
@@ -208,7 +209,7 @@ def test_a_fault_of_the_resolution_names_the_line(project: Path, links: Path) ->
 
 
 def test_a_projects_requirements_are_locked_under_a_profiles_pins(project: Path, links: Path) -> None:
-    """As `make` names it: <profile>-<folder of the file>; the profile's own lock is left alone."""
+    """The lock is named as by `make`: <profile>-<folder of the file>. The profile's own lock is not changed."""
     write_profile(project, SMALL)
     (project / "requirements.txt").write_text("gamma  # and what it needs\n", encoding="utf-8")
     done = envbuild("lock", "sample", "--requirements", "requirements.txt", "--json")
@@ -234,7 +235,7 @@ def test_a_projects_requirements_are_locked_under_a_profiles_pins(project: Path,
 
 
 def test_a_combination_refused_by_an_advisory_is_not_locked(project: Path, links: Path) -> None:
-    """torch 2.2.1 has no row in the facts; that it brings a cuBLAS which fails on an H20 is found in the lock."""
+    """The facts have no row for torch 2.2.1; the lock shows that it requires a cuBLAS which fails on an H20."""
     write_wheel(links, "torch", "2.2.1", ["nvidia-cublas-cu12==12.1.3.1"])
     write_wheel(links, "nvidia-cublas-cu12", "12.1.3.1")
     profile = {**SMALL, "torch": "2.2.1", "gpus": ["h20"]}
@@ -253,7 +254,7 @@ def before(project: Path, mirror: Mirror) -> Lock:
 
 
 def on_mirror(plan: Plan, mirror: Mirror) -> Lock:
-    """A lock whose Debian packages are the mirror's."""
+    """Return a lock whose Debian packages are those of the mirror."""
     base = tuple(mirror.resolve("bookworm", plan.base_packages))
     late = tuple(item for item in mirror.resolve("bookworm", plan.apt, base) if item not in base) if plan.apt else ()
     mirror.asked.clear()
@@ -292,7 +293,7 @@ def test_dropping_the_last_debian_package_contacts_no_server(project: Path, mirr
 
 @pytest.mark.parametrize("change", [{"env": {"A": "1"}}, {"selftest": {"level": "full"}, "env": {}}])
 def test_the_time_stays_where_no_debian_package_moved(project: Path, mirror: Mirror, change: dict[str, Any]) -> None:
-    """It tells a snapshot archive where to look for the Debian packages, and nothing else."""
+    """The time only tells a snapshot archive which Debian packages to serve."""
     before = on_mirror(plan_of(project, {**SMALL, "apt": ["less"]}), mirror)
     after = lock_update.update_lock(plan_of(project, {**SMALL, "apt": ["less"], **change}), before)
     assert after.id != before.id
@@ -407,7 +408,7 @@ def test_a_release_of_nvcc_that_the_index_lacks_is_a_fault_at_the_variants_line(
 
 
 def compiled(links: Path) -> dict[str, Any]:
-    """A profile with an extension from an sdist, and an index with what compiles it."""
+    """Return a profile with an extension from an sdist, and fill an index with the tools that compile it."""
     write_wheel(links, "torch", "2.11.0", ["beta"])
     needs = ["nvidia-cuda-nvcc==13.0.88; extra == 'nvcc'", "beta"]
     extras = ["nvcc", "crt", "cccl", "nvvm", "profiler", "cudart", "cublas", "cusparse", "cusolver", "curand", "nvrtc"]
@@ -462,7 +463,7 @@ def test_only_a_change_or_an_upgrade_moves_what_compiles_it(project: Path, links
 def test_an_extension_that_the_lock_has_as_a_wheel_is_refused_at_its_line(
     project: Path, links: Path, name: str
 ) -> None:
-    """One that the profile asks for, and one that comes with torch."""
+    """The wheel was requested by the profile, or required by torch."""
     data = compiled(links)
     data["extensions"][0]["name"] = name
     with pytest.raises(ProfileError, match="is also a locked wheel") as caught:
@@ -491,7 +492,7 @@ def test_tools_that_the_index_lacks_are_a_fault_at_the_extensions_line(project: 
 
 
 def packaged(links: Path) -> dict[str, Any]:
-    """The same with nvcc of Debian."""
+    """The same with Debian's nvcc."""
     write_wheel(links, "torch", "2.6.0", ["beta"])
     base = {"base": {"bootstrap": "trixie"}, "python": "3.13", "torch": "2.6.0", "gpus": ["a100"]}
     return {**compiled(links), **base, "toolchain": "debian"}
@@ -547,7 +548,7 @@ def test_an_archive_is_looked_through_when_it_is_locked(project: Path, links: Pa
 
 
 def test_a_torch_of_another_cuda_wants_the_archive_looked_at_again(project: Path, links: Path, tmp_path: Path) -> None:
-    """Whose libraries are of a driver that is too old for it."""
+    """The libraries in the archive are from a driver that is too old for the new CUDA version."""
     file = tmp_path / "compat.tar.gz"
     sha256 = write_tar(file, {"libcuda.so.570.26": b"x"})
     write_wheel(links, "torch", "2.9.1")
@@ -574,7 +575,7 @@ def test_differences_are_a_line_each(project: Path) -> None:
 
 
 def test_profiles_with_the_same_requests_are_looked_up_once(project: Path, links: Path, monkeypatch: Any) -> None:
-    """Several at a time; reported and written in the order that they were asked for."""
+    """Several are resolved at a time, but reported and written in the requested order."""
     asked: list[Sequence[str]] = []
     resolve = wheel_resolution_and_download.resolve_wheels
 

@@ -1,4 +1,5 @@
-"""The search for a change: exact for rows with one change, honest for rows with several or with gaps."""
+"""The search for a change: exact for rows with one change, correct but possibly incomplete for rows with several
+changes or gaps."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def test_where_both_ends_agree_no_more_is_tried(outcome: bool) -> None:
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_reported_change_was_tried_for_any_pattern(length: int) -> None:
-    """Several changes, and any gaps: what is found is a change, or the ends."""
+    """For several changes and any gaps, the result is a change, or the ends."""
     for row in itertools.product((False, True, None), repeat=length):
         check(row)
 

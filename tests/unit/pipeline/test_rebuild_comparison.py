@@ -37,7 +37,7 @@ def site(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, engine: Engine, build: Callable[[], Image]) -> None:
-    """`build` gives what the engine made."""
+    """Replace `build` by a function that returns the engine's image."""
     monkeypatch.setattr(rebuild_comparison, "_rebuild", lambda *_: BuiltImage(build()))
     monkeypatch.setattr(StepContext, "engine", engine)
 
@@ -51,8 +51,8 @@ def tags(site: Site) -> list[str]:
 def compared(
     site: Site, monkeypatch: pytest.MonkeyPatch, there: list[bytes], here: list[bytes], **other: Any
 ) -> list[str]:
-    """The message when the registry has the layers `there`, and the lock gives `here`. `other`: what its configuration
-    says."""
+    """Return the message if the registry has the layers `there`, and the lock gives `here`. `other`: fields of the
+    configuration."""
     found, reordered = rebuilt(site, monkeypatch, there, here, **other)
     if reordered:
         return [f"reordered: {reordered}"]
@@ -93,7 +93,8 @@ def test_the_same_image_is_the_same(
 
 
 def test_each_layer_is_read_where_it_was_proved(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its blob may be another than the configuration says: an engine finds that out, not all that run images do."""
+    """The blob may differ from the one in the configuration: an engine notices this, but not every program that runs
+    images does."""
     for known in ({}, {"id": Engine(A, B).image.id}):
         for wrong, reason in ((layer(a="2"), "digest"), (gzip.compress(A)[:-1], "malformed")):
             digests = [oci_types.digest_of(A), oci_types.digest_of(B)]
@@ -133,7 +134,7 @@ BY_FOLDER, BY_PATH = tar(FOLDERS), tar(reversed(FOLDERS))
 def test_another_order_of_the_same_is_the_same(
     site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A long name has a head of its own before the file's."""
+    """A long name has its own header before the file's."""
     assert BY_FOLDER != BY_PATH
     assert compared(site, monkeypatch, [A, BY_FOLDER], [A, BY_PATH]) == ["reordered: [2]"]
     stderr = " ".join(capsys.readouterr().err.split())
@@ -145,7 +146,7 @@ def test_another_order_of_the_same_is_the_same(
 
 
 def test_every_layer_is_compared(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one that differs may differ in its order alone."""
+    """The first layer that differs may differ only in its order."""
     message = compared(site, monkeypatch, [BY_FOLDER, B], [BY_PATH, layer(a="1", b="9", c="3")])
     assert message == ["layer 2 of 2 differs: /b has another content"]
     for other in ({"labels": {"a": "b"}}, {"environment": {"LD_PRELOAD": "x"}}):
@@ -187,7 +188,7 @@ def test_an_order_that_may_count_is_a_difference(
 
 
 def heads(raw: bytes, **fields: bytes) -> bytes:
-    """The tar with some fields of its first head written over, and the head's sum made right again."""
+    """Return the tar with some fields of its first header overwritten, and the header's checksum corrected."""
     at = {"prefix": 345, "magic": 257, "group_name": 297, "kind": 156}
     head = bytearray(raw[:512])
     for name, value in fields.items():
@@ -220,7 +221,7 @@ def test_an_archive_that_another_reader_might_read_differently_is_refused(
 
 
 def test_attributes_for_all_later_entries_are_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attributes for all that follow: then it matters what follows, in ours too."""
+    """With such attributes, the order of entries matters, also in our layers."""
 
     def packed(names: str, headers: dict[str, str]) -> bytes:
         buffer = io.BytesIO()

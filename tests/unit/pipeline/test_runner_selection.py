@@ -1,4 +1,4 @@
-"""Which runner is chosen, which options exclude each other, and what a cluster is given."""
+"""Which runner is chosen, which options exclude each other, and what is submitted to a cluster."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ kubernetes:
 
 
 def refusal_of(on: On) -> tuple[type[EnvbuildError], list[tuple[int | None, str | None]]]:
-    """The kind of error, and each fault's line and field."""
+    """Return the kind of error, and each fault's line and field."""
     with pytest.raises(EnvbuildError) as caught:
         runner(on)
     faults = caught.value.faults
@@ -223,7 +223,7 @@ def test_the_number_of_nodes_reaches_the_runner(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_each_of_several_scripts_has_a_title(project: Path, monkeypatch: pytest.MonkeyPatch, nodes: int) -> None:
-    """One alone is as sbatch takes it; two at once are nothing that it takes."""
+    """A single script is printed as sbatch accepts it; sbatch cannot accept two."""
     cluster = runner(On("slurm", {"slurm": {"interface": "ib0"}}))
     write_profile(project, PROFILE)
     found = SimpleNamespace(versions={}, python=""), object()

@@ -242,7 +242,7 @@ def test_without_a_gpu_nothing_is_made(monkeypatch: pytest.MonkeyPatch, project:
 
 
 def test_on_another_gpu_no_outcome_counts(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
-    """All versions would fail, which says nothing of the pin."""
+    """All versions would fail there, which says nothing about the pin."""
     made = on_a_card(monkeypatch, project, dict.fromkeys(VERSIONS, "failed"))
     monkeypatch.setattr(version_bisection, "require_gpu", lambda context: StepResult(None))
     result = hunted()
@@ -294,7 +294,7 @@ def test_a_pin_is_torch_a_package_or_a_library(project: Path) -> None:
 
 
 def test_a_known_fault_is_tried_all_the_same(project: Path) -> None:
-    """Else nobody could find where it ends."""
+    """Otherwise it would be impossible to find the version that fixes it."""
     source = source_of(project, {**PROFILE, "gpus": ["h20"], "torch": "2.3.1", "pins": {"cublas": "12.1.3.1"}})
     with pytest.raises(ProfileError):
         resolve(source)

@@ -130,7 +130,7 @@ def test_the_status_of_what_was_made(run: run_result.TestRun | None, proofs: lis
 
 @pytest.fixture
 def being_made(monkeypatch: pytest.MonkeyPatch) -> tuple[StepContext, list[str]]:
-    """A context whose engine, builder and audit are stand-ins, and what they were asked to do."""
+    """A context with stand-ins for engine, builder and audit, which record the calls."""
     done: list[str] = []
 
     def note(name: str, value: Any) -> Any:
@@ -193,7 +193,7 @@ def test_a_rebuild_without_a_lock_file_is_not_noted(
 def test_a_discarded_image_leaves_no_record(
     being_made: tuple[StepContext, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path, stays: str | None
 ) -> None:
-    """But where the image stays, or was recorded before: as of another engine."""
+    """The record stays if the image stays, or if the image was recorded before, for example by a different engine."""
     context, _ = being_made
     plan = plan_of(project, PROFILE)
     locked = lock_for(plan)
@@ -278,7 +278,7 @@ def test_an_image_that_failed_its_latest_test_is_not_verified(
 
 
 def test_tags_of_a_trial_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pins that are only tried say nothing of what the tag names."""
+    """Temporary pins do not change what the tag names."""
     image = image_of("this")
     context = StepContext(cast(Any, MagicMock()))
     context.engine = cast(Any, SimpleNamespace(tags=lambda _: {"verified": image.handle}))  # it cannot remove
@@ -476,7 +476,7 @@ def test_an_unknown_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -
 def test_a_file_of_two_profiles_is_downloaded_by_one_process_at_a_time(
     what: str, monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:
-    """Also what an extension is compiled with."""
+    """This includes the tools that compile an extension."""
     held: list[bool] = []
 
     def fetch(*_: Any) -> None:

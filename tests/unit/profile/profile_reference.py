@@ -30,7 +30,8 @@ def page() -> str:
 
 
 def _section(path: str, title: str, model: Schema, models: Mapping[str, Schema]) -> Iterator[str]:
-    """The table of a mapping's keys, then those of the mappings within it. `path`: of its keys, as in `selftest.`."""
+    """Return the table of a mapping's keys, then those of the mappings inside it. `path`: the prefix of its keys, such
+    as `selftest.`."""
     yield f"\n## {title}\n"
     if path:
         yield f"\n{_sentence(model['description'])}\n"
@@ -53,7 +54,7 @@ def _section(path: str, title: str, model: Schema, models: Mapping[str, Schema])
 
 
 def _models(value: Schema) -> Iterator[str]:
-    """The names of the mappings that a value, its items or its entries may be."""
+    """Return the names of the mappings that a value, its items or its entries may be."""
     if "$ref" in value:
         yield value["$ref"].rpartition("/")[2]
     inside = [*value.get("anyOf", ()), *value.get("oneOf", ()), *value.get("patternProperties", {}).values()]

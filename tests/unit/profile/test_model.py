@@ -376,7 +376,8 @@ def shipped_documents() -> Iterator[dict[str, Any]]:
 
 
 def conforms(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
-    """The part of JSON Schema that the profile's schema uses; anything else in it is an error of this test."""
+    """Check a value against the part of JSON Schema that the profile's schema uses; other keywords are an error of this
+    test."""
     known = {
         "$ref", "$defs", "$schema", "title", "description", "default", "type", "properties", "required", "anyOf",
         "oneOf", "enum", "const", "pattern", "items", "additionalProperties", "propertyNames", "minimum", "maximum",
@@ -548,7 +549,7 @@ def requiring(folder: Path) -> Path:
 
 
 def test_the_lock_of_another_project_is_not_overwritten(project: Path) -> None:
-    """Both folders make the name sample-my-app."""
+    """Both folders would give the name sample-my-app."""
     write_profile(project, PROFILE)
     one, other = requiring(project.parent / "a" / "my_app"), requiring(project.parent / "b" / "my.app")
     source = profile_reader_and_overrides.load("sample", {}, one)

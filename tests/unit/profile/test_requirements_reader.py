@@ -29,7 +29,7 @@ def test_an_include_that_cannot_be_read_is_a_fault_of_its_line(project: Path, na
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_a_byte_order_mark_says_how_a_file_is_encoded(project: Path, encoding: str) -> None:
-    """PowerShell's `pip freeze > requirements.txt` writes UTF-16."""
+    """`pip freeze > requirements.txt` in PowerShell writes UTF-16."""
     file = project / "requirements.txt"
     file.write_text("# für alle\r\nnumpy==2.4.6\r\n", encoding=encoding)
     ((line, place),) = requirements_reader.read(file).lines
@@ -44,7 +44,7 @@ def test_a_file_in_no_known_encoding_is_refused(project: Path, raw: bytes) -> No
 
 
 def test_files_that_include_each_other_without_end_are_counted(project: Path) -> None:
-    """Thirty small files, each naming the next one twice, would be read a billion times."""
+    """Thirty small files, each of which includes the next one twice, would be read a billion times."""
     for number in range(30):
         (project / f"{number}.txt").write_text(f"-r {number + 1}.txt\n" * 2, encoding="utf-8")
     faults = faults_of(project / "30.txt", "numpy\n") + list(

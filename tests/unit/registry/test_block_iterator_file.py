@@ -25,7 +25,7 @@ def torn(raw: bytes, size: int = 7) -> Iterator[bytes]:
 
 
 def inflated() -> Blocks:
-    """Two members, as parallel gzip writes them, torn anywhere."""
+    """Compress as two gzip members, like parallel gzip, and split the bytes anywhere."""
     return Unpacked(torn(gzip.compress(TEXT[:5000]) + gzip.compress(TEXT[5000:])))
 
 
@@ -33,7 +33,7 @@ SKIPPED = b"\x5a\x2a\x4d\x18\x03\0\0\0abc"
 
 
 def framed() -> Blocks:
-    """Frames of zstd between such as hold nothing of the content, torn anywhere."""
+    """Compress as zstd frames, with skippable frames between them, and split the bytes anywhere."""
     return Unpacked(torn(SKIPPED + zstandard.compress(TEXT[:5000]) + zstandard.compress(TEXT[5000:]) + SKIPPED, 3))
 
 
@@ -48,7 +48,7 @@ def test_the_whole_content_comes_with_every_way_of_reading(made: Callable[[], Bl
 
 @pytest.mark.parametrize("packed", [gzip.compress(TEXT), zstandard.compress(TEXT)], ids=["gzip", "zstd"])
 def test_truncated_data_is_not_the_end(packed: bytes) -> None:
-    """Though all of the content was there: only the checksum of the last member or frame was not."""
+    """All of the content was there; only the checksum of the last member or frame was missing."""
     for whole in (packed, packed + packed):
         assert Unpacked(torn(whole)).read() in (TEXT, TEXT + TEXT)
         with pytest.raises(EOFError):
@@ -56,7 +56,7 @@ def test_truncated_data_is_not_the_end(packed: bytes) -> None:
 
 
 def test_a_frame_that_claims_a_large_size_gets_no_memory() -> None:
-    """For a window of 1 GiB, and for a content of a TiB at once; 128 MiB is what every zstd can read."""
+    """It claims a window of 1 GiB, or a content of a TiB; every zstd can read windows up to 128 MiB."""
     window, content = b"\x00\xa0", b"\xe0" + (1 << 40).to_bytes(8, "little")
     for head in (window, content):
         with pytest.raises(ValueError, match="too much memory"):
@@ -65,7 +65,7 @@ def test_a_frame_that_claims_a_large_size_gets_no_memory() -> None:
 
 
 def test_a_bomb_is_unpacked_in_pieces() -> None:
-    """A GiB in 32 KiB of zstd, of which a few bytes are read: what is at hand is 32 MiB."""
+    """A GiB in 32 KiB of zstd: reading a few bytes of it must use at most 32 MiB."""
     maker = zstandard.ZstdCompressor().compressobj()
     bomb = b"".join(maker.compress(bytes(1 << 24)) for _ in range(64)) + maker.flush()
     stream = Unpacked(iter([bomb]))

@@ -315,7 +315,7 @@ def test_plain_http_is_never_related_to_tls() -> None:
 
 @pytest.mark.parametrize("url", ["https://evil.example\\@r.example/t", "https://evil.example#@r.example/t"])
 def test_a_url_is_judged_as_it_is_sent(url: str) -> None:
-    """urlsplit says r.example of the first, urllib3 connects to evil.example."""
+    """For the first URL, urlsplit gives the host r.example, but urllib3 connects to evil.example."""
     place = registry_http_and_auth.Access(
         "r.example", "https://r.example", registry_http_and_auth.registry_session(None)
     )

@@ -1,4 +1,4 @@
-"""The predicted files are those that the real loader takes: RPATH, RUNPATH and LD_LIBRARY_PATH in each combination."""
+"""The predicted files are those that the real loader loads: RPATH, RUNPATH and LD_LIBRARY_PATH in each combination."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def real(root: Path, variables: dict[str, str]) -> dict[str, str]:
     ("top", "middle", "variable"), list(itertools.product(("", "enable", "disable"), ("", "enable", "disable"), (0, 1)))
 )
 def test_the_real_loader_takes_the_same_files(tmp_path: Path, top: str, middle: str, variable: int) -> None:
-    """top needs middle and bottom, middle needs bottom; copies of bottom lie in four folders."""
+    """top requires middle and bottom, middle requires bottom; copies of bottom are in four folders."""
     root = tmp_path.resolve()
     for folder in ("a", "b", "path", "middle/own"):
         put(root / folder, "libenvlib_bottom.so.1", leaf("libenvlib_bottom.so.1"))

@@ -32,7 +32,7 @@ NAMES = ("torch-2.3.1", "nvidia_cublas_cu12-12.4.5.8", "nvidia_cudnn_cu12-9.1.0.
 
 @pytest.fixture
 def lock(wheels: Path, tmp_path: Path) -> Lock:
-    """torch 2.3.1 with a cuBLAS that its metadata does not allow; the wheels are in the store."""
+    """A lock of torch 2.3.1 with a cuBLAS that its metadata does not allow; the wheels are in the store."""
     store, listed = sha256_file_store.wheel_store(), []
     for file in sorted(wheels.glob("*.whl")):
         if file.name.startswith(NAMES):

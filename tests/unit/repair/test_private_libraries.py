@@ -1,4 +1,4 @@
-"""Programs start with fixed libraries from a private folder; the environment stays as it is."""
+"""Programs start with fixed libraries from a private folder; the environment is not changed."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_programs_exit_code_and_signals() -> None:
 
 
 def test_child_processes_are_watched() -> None:
-    """A library that the program's own child process maps."""
+    """The library is mapped by the program's own child process."""
     seen: list[tuple[int, str]] = []
     watch = mapped_library_watch.LibraryWatch({"libc.so.6"}, lambda pid, path: seen.append((pid, path)))
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(1)'])"

@@ -1,4 +1,5 @@
-"""Small environments, real to the loader: what to run for each manager, and which file is loaded then."""
+"""Small environments that the dynamic loader accepts: what to run for each manager, and which file is loaded
+afterwards."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def no_loader_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def faulty(site: Path) -> Environment:
-    """torch 2.3.1 with the cuBLAS that it requires."""
+    """An environment with torch 2.3.1 and the cuBLAS that it requires."""
     made = Environment(site)
     made.cublas("12.1.3.1")
     made.nvidia("cudnn", "9.1.0.70")
@@ -219,7 +220,7 @@ def test_the_systems_python_is_refused(place: Place) -> None:
 
 
 def conda(place: Place, packages: Mapping[str, tuple[str, list[str], list[str]]]) -> Holdings:
-    """The environment as one of conda: its packages with version, requirements and files."""
+    """Turn the environment into one of conda: its packages with version, requirements and files."""
     held = place.held()
     (place.prefix / "pyvenv.cfg").unlink()
     (place.prefix / "conda-meta").mkdir()
@@ -260,7 +261,7 @@ def test_invalid_files_of_conda_are_passed_over(tmp_path: Path) -> None:
 
 
 def with_runpath(place: Place) -> None:
-    """torch's library with RUNPATH instead of RPATH, so that LD_LIBRARY_PATH comes first."""
+    """Give torch's library a RUNPATH instead of an RPATH, so that LD_LIBRARY_PATH comes first."""
     needed = {SONAMES[kind]: library(kind, "1.0.0") for kind in ("cublasLt", "cublas", "cudnn", "nccl")}
     rpath = ":".join(f"$ORIGIN/../../nvidia/{name}/lib" for name in ("cublas", "cudnn", "nccl"))
     flags = [f"-l:{name}" for name in needed]
@@ -301,7 +302,7 @@ def test_a_copy_that_an_upgrade_left_is_removed(tmp_path: Path) -> None:
 
 
 def test_a_torch_that_bundles_cublas_gets_a_release_that_does_not(place: Place) -> None:
-    """Installing the library would change nothing: torch's own copy is the one that is loaded."""
+    """Installing the library would have no effect, because torch's own copy is loaded."""
     shutil.rmtree(place.site / "torch-2.3.1.dist-info")
     shutil.rmtree(next(place.site.glob("nvidia_cublas*")))
     shutil.rmtree(place.site / "nvidia" / "cublas")

@@ -1,4 +1,5 @@
-"""Real pip and uv fix environments from local wheels: it holds, shared files stay, and all can be undone."""
+"""Real pip and uv fix environments from local wheels: the fix lasts, shared files stay, and everything can be
+undone."""
 
 from __future__ import annotations
 
@@ -111,7 +112,7 @@ class Venv:
         return document
 
     def cublas(self) -> str:
-        """The version that the loaded library reports."""
+        """Return the version that the loaded library reports."""
         code = (
             "import ctypes, torch\nlib = ctypes.CDLL('libcublas.so.12'); v = ctypes.c_int()\n"
             "print(*[(lib.cublasGetProperty(n, ctypes.byref(v)), v.value)[1] for n in range(3)], sep='.')"
@@ -120,7 +121,7 @@ class Venv:
         return done.stdout.strip()
 
     def files(self) -> dict[str, tuple[str, int]]:
-        """sha256 and inode of every file, bytecode apart."""
+        """Return sha256 and inode of every file, except bytecode."""
         return hashes(self.prefix)
 
 
@@ -298,7 +299,7 @@ def test_an_interrupted_fix_is_undone_by_the_user(venv: Venv) -> None:
 
 @pytest.mark.parametrize("path", ["../outside", "/etc/outside", "venv/../../outside", "linked/outside"])
 def test_a_backup_of_another_author_cannot_reach_other_files(venv: Venv, tmp_path: Path, path: str) -> None:
-    """An environment that was unpacked from an archive may bring one."""
+    """An environment that was unpacked from an archive may contain a forged backup."""
     venv.fix("--apply")
     (venv.prefix / "linked").symlink_to(tmp_path)
     manifest = next((venv.prefix / file_backup.FOLDER).glob("*/backup.json"))
@@ -400,7 +401,7 @@ def test_conda_poetry_and_the_system_are_refused(venv: Venv) -> None:
 
 
 def test_the_probes_run_where_there_is_a_gpu(venv: Venv) -> None:
-    """Here without one: skipped, with the reason."""
+    """This machine has none, so they are skipped with the reason."""
     done = envbuild("fix", str(venv.log), "--python", str(venv.prefix), "--apply")
     assert done.code == 0, done.stderr
     assert "gemm.crash: skipped: this machine has no GPU" in done.stdout

@@ -19,7 +19,7 @@ _FLAGS = (
 
 
 class Browser:
-    """One page at a time, `wide` pixels across; each log line and request is returned once."""
+    """Shows one page at a time, `wide` pixels across; each log line and request is returned once."""
 
     def __init__(self, folder: Path) -> None:
         options = webdriver.ChromeOptions()
@@ -50,7 +50,7 @@ class Browser:
         return [entry["message"] for entry in self._log("browser")]
 
     def requests(self) -> list[str]:
-        """Every address that it asked for, data and its own pages left out."""
+        """Return every URL that the page requested, except data: URLs and our own pages."""
         events = [json.loads(entry["message"])["message"] for entry in self._log("performance")]
         asked = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
         addresses = [one["request"]["url"] for one in asked]
@@ -61,7 +61,7 @@ class Browser:
         return found
 
     def shoot(self, file: Path) -> None:
-        """All of the page, as a PNG."""
+        """Return a picture of the whole page, as PNG."""
         wide, high = self.run("const e = document.documentElement; return [innerWidth, e.scrollHeight]")
         clip = {"x": 0, "y": 0, "width": wide, "height": high, "scale": 1}
         taken = self.say("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)

@@ -59,14 +59,14 @@ LAB: dict[str, Any] = {
 
 
 def site_facts() -> None:
-    """The GPU, in the site's facts."""
+    """Add the GPU to the site's facts."""
     folder = user_folders.config_file().parent / "facts.d"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "lab.yaml").write_text(FACTS, encoding="utf-8")
 
 
 def lab(project: Path) -> tuple[Source, Lock]:
-    """The profile of four GPUs, and a lock that is xdit's but for the environment and the files of two layers."""
+    """A profile of four GPUs, and a lock that equals xdit's except for the environment and the files of two layers."""
     source = profile_reader_and_overrides.load(str(write_profile(project, LAB, "lab")))
     plan = plan_resolver.resolve(source)
     shipped = lock_file.read(ROOT / "profiles" / "projects" / "xdit.lock.yaml")
@@ -100,14 +100,14 @@ _MARKUP = "</code></style></pre><script>alert(1)</script><img src=x onerror='ale
 
 
 def hostile() -> dict[str, Any]:
-    """The run on four GPUs, with markup and terminal escape sequences in every text."""
+    """Return the run on four GPUs with markup and terminal escape sequences in every text."""
     made = {key: _hostile(item) for key, item in outcome("gpu").items()}
     made["results"][0] = outcome("gpu")["results"][0]  # of the known GPU: results of another GPU are not shown
     return made
 
 
 def _hostile(value: Any) -> Any:
-    """Every text, but for what decides how it is read."""
+    """Change every text, except those that determine how the record is read."""
     kept = ("probe", "status", "stage", "level")
     if isinstance(value, dict):
         return {key: item if key in kept else _hostile(item) for key, item in value.items()}

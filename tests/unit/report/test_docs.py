@@ -67,7 +67,7 @@ def test_the_table_has_what_the_folder_of_evidence_proves(
 
 
 def minimum(folder: Path, names: str) -> list[list[str]]:
-    """The rows of the block, its head first."""
+    """Return the rows of the block, the header first."""
     file = page(folder, "minimum", names)
     assert envbuild("docs", file.name).code == 0
     lines = [line for line in file.read_text().splitlines() if line.startswith("| ")]
@@ -104,7 +104,8 @@ SHIPPED = sorted(file.name.removesuffix(".lock.yaml") for file in package_data.P
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_lock_meets_its_own_minimum(project: Path, name: str) -> None:
-    """Each row is read as a person would; what fails is what `show` warns of, or the profile accepts."""
+    """Each row is read as a person would read it. A version below the minimum must be one that `show` warns about or
+    the profile accepts."""
     source = profile_reader_and_overrides.load(name)
     plan = plan_resolver.resolve(source)
     held = lock_file.required_lock(source).versions
@@ -113,7 +114,7 @@ def test_a_shipped_lock_meets_its_own_minimum(project: Path, name: str) -> None:
     versions = {"torch": known.torch, "driver": known.driver, **held, **known.libraries}
 
     def met(text: str) -> bool:
-        """As "cuBLAS >=12,<12.4 or ==11.*"."""
+        """Whether a version meets a text such as "cuBLAS >=12,<12.4 or ==11.*"."""
         what, _, specifiers = text.partition(" ")
         version = known.gpu_count if what == "GPUs" else versions.get(what if what in versions else what.lower())
         return version is not None and any(

@@ -26,7 +26,7 @@ def test_one_and_the_same_are_identical() -> None:
 
 
 def test_two_versions_of_torch_differ_by_rounding() -> None:
-    """Recorded on one CPU; see the folder's README."""
+    """Both were recorded on one CPU; see the folder's README."""
     found = compared(load(NEW), load(OLD))
     assert (found.verdict, found.growth) == ("rounding", None)
     assert found.first is not None and (found.first.op, found.first.off) == ("fp32/gelu", frozenset())
@@ -41,7 +41,7 @@ def test_two_versions_of_torch_differ_by_rounding() -> None:
 
 
 def out_of_bound(name: str, which: str, **figures: object) -> Callable[[Document], None]:
-    """The operation, off in one pass; by default one element by a thousand times its bound."""
+    """Change the operation in one pass; by default one element by a thousand times its bound."""
 
     def change(document: Document) -> None:
         seen = op(document, name)[which]
@@ -140,7 +140,7 @@ def test_flags_and_golden_values_that_differ_are_noted() -> None:
 
 
 def as_model(change: Callable[[Document], object] = lambda document: None) -> Document:
-    """A document of modules that nobody judged."""
+    """Return a document of a model's modules, without references."""
 
     def strip(document: Document) -> None:
         document["subject"] = "model"

@@ -1,4 +1,4 @@
-"""Blocks in Markdown: found, faulty, filled; and cells that cannot leave the table."""
+"""Blocks in Markdown: found, with errors, filled; and cells that cannot leave the table."""
 
 from __future__ import annotations
 
@@ -116,5 +116,5 @@ def test_a_hostile_cell_can_neither_begin_nor_end_a_block() -> None:
     ids=["blanks", "kind", "before", "names", "dashes"],
 )  # fmt: skip
 def test_a_long_line_that_is_nearly_a_marker_takes_no_time(line: str) -> None:
-    """Each is read in less than a second where the time grows with the length; with its square it is minutes."""
+    """Each is read in less than a second if the time is linear in the length; with quadratic time it takes minutes."""
     assert markdown_generated_sections.blocks(line, "x") == ([], [])

@@ -83,7 +83,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 def rows(browser: Browser, selector: str) -> list[list[str]]:
-    """The cells' own words of each row that has data; what stands below them in small print is left out."""
+    """Return the text of the cells of each row with data, without the small print below it."""
     found: list[list[str]] = browser.run(
         """return [...document.querySelectorAll(arguments[0])].map(row => [...row.cells].map(cell => {
                const copy = cell.cloneNode(true);
@@ -151,7 +151,8 @@ def test_the_errors_are_those_of_the_evidence(browser: Browser, site: Site, name
 
 @pytest.mark.parametrize("wide", [360, 1400])
 def test_a_marker_is_beyond_the_bounds_line_where_the_error_is(browser: Browser, site: Site, wide: int) -> None:
-    """By what is drawn: markers are ordered as the errors are, and the line runs through all rows at one place."""
+    """The positions are those of the drawing: markers are ordered as the errors, and the line is at the same place in
+    all rows."""
     browser.open(site.file("lab"), wide)
     drawn = browser.run(
         """const drawn = [...document.querySelectorAll('.probes tbody tr')].filter(row => row.querySelector('.worst'));
@@ -248,7 +249,7 @@ def test_the_comparison_is_that_of_compare(browser: Browser, site: Site) -> None
 def test_it_fits_and_can_be_read(
     browser: Browser, site: Site, tmp_path: Path, name: str, scheme: str, wide: int
 ) -> None:
-    """No scrolling sideways, and all text against what it stands on: 4.5 to 1, as WCAG's level AA asks."""
+    """There is no horizontal scrolling, and all text has a contrast of 4.5 to 1, as WCAG level AA requires."""
     browser.open(site.file(name), wide, scheme)
     browser.shoot(tmp_path / f"{name}-{wide}-{scheme}.png")
     assert browser.run("return document.documentElement.scrollWidth") == wide

@@ -21,7 +21,7 @@ from unit.support import PROFILE, envbuild, lock_for, plan_of, source_of, write_
 
 
 class Tags(HTMLParser):
-    """The elements of a page, their attributes and their text."""
+    """Collects the elements of a page, their attributes and their text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Tags(HTMLParser):
 
 @pytest.fixture
 def world(project: Path) -> Path:
-    """A CPU that is proved, and four GPUs that failed."""
+    """A profile for the CPU that is verified, and one for four GPUs that failed."""
     pages.site_facts()
     pages.prove(*pages.cpu(project), pages.outcome("cpu"))
     pages.prove(*pages.lab(project), pages.outcome("gpu"))

@@ -1,4 +1,4 @@
-"""Figures, speeds and stages read from a run record; and that no record can break its page."""
+"""Figures, speeds and stages read from a run record; no record can break its page."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_stage_whose_name_is_not_the_self_tests_is_left_out(record: dict[str, 
 
 
 def places(value: Any, trail: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The first of each list, and every key of each mapping."""
+    """Yield the places of a document: the first item of each list, and every key of each mapping."""
     if isinstance(value, dict):
         for key in value:
             yield (*trail, key)
@@ -160,7 +160,7 @@ def places(value: Any, trail: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
     "part", ["start", "environment", "engine", "gemm.crash", "gemm.accuracy", "perf.gemm", "dist.staged"]
 )
 def test_nothing_that_a_container_can_write_breaks_it(record: dict[str, Any], part: str) -> None:
-    """Everything is replaced by what it is not, one thing at a time."""
+    """Each value in turn is replaced by values of the wrong type."""
     name = part if part in record else "results"
     inner = {name: record[name] if part in record else [result(record, part)]}
     asked_for = ((), ("results",), ("results", 0), ("results", 0, "probe"), ("results", 0, "status"))

@@ -61,7 +61,7 @@ def test_from_cuda_13_on_it_comes_as_wheels(project: Path) -> None:
 
 @pytest.mark.parametrize("release", [row for row in database.torch_releases().values() if row.cuda.startswith("13.")])
 def test_wheels_ask_for_nothing_that_torch_brings(project: Path, release: database.TorchRelease) -> None:
-    """torch 2.12 leaves cuBLAS a range, which the meta-package would narrow."""
+    """torch 2.12 allows a range of cuBLAS versions, which the meta-package would narrow."""
     plan = plan_of(project, {**NEW, "variant": "devel", "torch": release.version})
     assert plan.toolchain
     (requirement,) = plan.toolchain.requirements
@@ -246,7 +246,7 @@ PACKAGED: dict[str, Any] = {
 
 
 def test_debians_nvcc_compiles_with_the_host_compiler_that_goes_with_it(project: Path) -> None:
-    """trixie's own g++ is too new for CUDA 12.4, which is refused with any other toolchain."""
+    """trixie's own g++ is too new for CUDA 12.4; with any other toolchain this is refused."""
     plan = plan_of(project, PACKAGED)
     assert (plan.toolchain, plan.archives) == (None, ()) and plan.extension_toolchain
     found = plan.extension_toolchain.toolchain

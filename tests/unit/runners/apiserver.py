@@ -129,7 +129,7 @@ def serving(server: Server) -> Iterator[Server]:
         do_GET = do_POST = do_PATCH = do_DELETE = _take
 
         def log_message(self, format: str, *args: object) -> None:
-            """Not in the tests' output."""
+            """Do not log into the tests' output."""
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.address = f"http://127.0.0.1:{http.server_port}"

@@ -29,11 +29,11 @@ UUID = "GPU-8f9a1c1e-4f0b-4c55-9d5e-0c1b2a3d4e5f"
 
 
 class Created(Exception):
-    """The container would be created now."""
+    """Raised where a container would be created."""
 
 
 class Api:
-    """An engine's client that keeps what a container would be created with."""
+    """An engine's client that records the arguments for creating a container."""
 
     def __init__(self, says: str = "") -> None:
         self.says = says
@@ -66,7 +66,7 @@ class Engine:
         self.api = Api(says)
 
     def without_room(self) -> None:
-        """Its disk is not full."""
+        """Report no full disk."""
 
 
 def asked(*devices: str, cards: tuple[str, ...] = CARD, says: str = "") -> Api:
@@ -100,7 +100,7 @@ def test_shared_memory_is_more_than_dockers_64_megabytes() -> None:
 
 
 class Looking(Engine):
-    """An engine that starts nothing, and says why; what is removed is noted."""
+    """An engine that starts nothing and gives the reason; removals are recorded."""
 
     def __init__(self, says: str) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Looking(Engine):
     ],
 )
 def test_a_gpu_is_looked_for_in_an_empty_image_which_goes_again(says: str, here: bool) -> None:
-    """Another failure of an image without files is not evidence about the GPU."""
+    """A failure for a different reason, in an image without files, is not evidence about the GPU."""
     engine: Any = Looking(says)
     with contextlib.nullcontext() if here else pytest.raises(NotProved, match="no GPU"):
         docker_runner.look_for_gpu(engine)
@@ -242,7 +242,7 @@ print(docker_runner._abandoned(f"{place}:{pid}:{owner}"), docker_runner._abandon
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="only root can be another user")
 def test_a_process_hidden_in_proc_is_not_treated_as_gone() -> None:
-    """Else two users of one engine would remove each other's containers, as soon as /proc has hidepid."""
+    """Otherwise, if /proc is mounted with hidepid, two users of one engine would remove each other's containers."""
     other = ["setpriv", "--reuid=41234", "--regid=41234", "--clear-groups"]
     path = {**os.environ, "PYTHONPATH": str(Path(envbuild.__file__).parents[1])}
     readable = subprocess.run([*other, sys.executable, "-c", "import envbuild.runners"], cwd="/", env=path)

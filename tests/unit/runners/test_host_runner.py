@@ -1,4 +1,4 @@
-"""The runner of this machine: the Python that it uses, its results, and what a real one reports of its torch."""
+"""The runner of this machine: which Python it uses, its results, and the report of a real run about its torch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_lines_come_as_they_are_written_and_the_payload_as_a_file() -> None:
 
 
 def test_output_before_a_timeout_is_returned() -> None:
-    """Both streams: where it hung stands in its last words."""
+    """Both streams are returned: the last lines show where it hung."""
     code = "import sys, time; print('one', flush=True); print('hung here', file=sys.stderr, flush=True); time.sleep(60)"
     output = host_runner.run_on_host(Path(sys.executable), given(code, 3))
     assert (output.stdout, output.exit_code, output.timed_out) == (b"one\n", None, True)
@@ -122,7 +122,7 @@ def test_a_seed_that_means_nothing_is_refused(project: Path, arguments: list[str
 
 
 def test_python_s_own_variables_count(locked: Lock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another torch before the installed one is what this environment's programs would get."""
+    """Programs in this environment would import a different torch before the installed one."""
     (tmp_path / "torch.py").write_text("raise ImportError('the shadow')\n", encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     done = envbuild("test", "sample", "--python", sys.executable, "--probe", "env.libs")

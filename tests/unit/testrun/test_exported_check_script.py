@@ -56,7 +56,7 @@ def test_it_holds_the_selftest_and_what_the_profile_expects(project: Path) -> No
 
 
 def test_a_script_of_the_profiles_own_is_left_out_though_it_is_required(project: Path) -> None:
-    """Else no environment could pass: the file has no script to run."""
+    """Otherwise no environment could pass, because the file does not contain the script."""
     (project / "profiles").mkdir(exist_ok=True)
     (project / "profiles" / "smoke.py").write_text("print(1)\n", encoding="utf-8")
     asked = {"level": "quick", "script": "smoke.py", "require": ["env.libs", "own.script"]}
@@ -75,7 +75,7 @@ def test_the_remedies_are_those_of_the_advisories_that_a_result_names(project: P
 
 
 def test_cut_short_anywhere_it_is_never_a_pass(project: Path, tmp_path: Path) -> None:
-    """Without torch nothing can pass anyway, so a cut that went unnoticed would end with 5."""
+    """Without torch, a complete file exits with 5, so an unnoticed cut would exit with 5 too."""
     text = rendered(project)
     file = tmp_path / "check.py"
     ends = [position for position, letter in enumerate(text) if letter == "\n"]
@@ -136,7 +136,7 @@ def test_a_missing_torch_is_reported(project: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_torch_is_not_reported_as_missing(project: Path, tmp_path: Path, text: str, why: str) -> None:
-    """Its Python imports a stray torch.py next to the file."""
+    """Its Python imports a torch.py that is next to the file."""
     file = tmp_path / "check.py"
     file.write_text(rendered(project), encoding="utf-8")
     stray = tmp_path / "torch.py"

@@ -1,4 +1,4 @@
-"""Fingerprints from files and from runs: whole ones are read, others are refused with the place of the fault."""
+"""Fingerprints from files and from runs: complete ones are read, others are refused with the place of the fault."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_the_first_of_many_faults_are_reported(tmp_path: Path) -> None:
 
 
 def test_no_lines_are_looked_up_in_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reader that knows of lines takes minutes for what this one takes."""
+    """The YAML reader, which knows line numbers, would take minutes for it."""
     monkeypatch.setattr(yaml_document, "MAX_BYTES", 1000)
     file = tmp_path / "x.json"
     file.write_text(json.dumps(changed(SPOILED["no operations"][0])) + " " * 1000, encoding="utf-8")

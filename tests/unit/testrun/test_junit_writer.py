@@ -41,7 +41,7 @@ def conforms(element: Element) -> None:
 
 
 def suite(run: run_result.TestRun, **properties: str) -> Element:
-    """The one suite of a run's document, after parsing it as a CI system would."""
+    """Return the only suite in a run's document, parsed as a CI system would."""
     root = ElementTree.fromstring(junit_writer.render("sample", run, properties).encode())
     conforms(root)
     (found,) = root

@@ -60,7 +60,7 @@ def test_only_the_node_that_did_not_end_is_reported_as_late() -> None:
 
 
 def test_a_container_that_ran_out_of_memory_on_one_node_is_reported() -> None:
-    """The way out is the profile's selftest.memory_gb."""
+    """The remedy is the profile's selftest.memory_gb."""
     alone = output_judge.judge_output(RawOutput(b"".join(lines(documents(probe("env.libs")))), "", 0, 4.0), NONCE, ())
     ended = RawOutput(output_with(), "", 137, 3.0, out_of_memory=True, parts=((0, len(output_with())), (137, 0)))
     run = output_judge.join_runs(alone, output_judge.judge_nodes(ended, NONCE, ("dist.nodes",)))

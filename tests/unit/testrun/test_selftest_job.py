@@ -49,7 +49,7 @@ def test_a_failed_probe_fails_the_run_and_is_named() -> None:
 
 
 def staged(**changes: Any) -> dict[str, Any]:
-    """A failure of dist.staged where nccl fails and gloo passes."""
+    """Return a failure of dist.staged in which nccl fails and gloo passes."""
     traits = {"layer": "nccl", "workaround": None, "nccl": "2.21.5", "card": "NVIDIA H20", "compute_capability": "9.0"}
     given = {"failed_step": "init", "unequal_cards": "no", **changes.pop("traits", {})}
     return probe("dist.staged", "failed", **{"signal": None, **changes, "traits": {**traits, **given}})
@@ -94,7 +94,7 @@ def swap(found: Lines) -> Lines:
 
 
 def recoded(change: Callable[[list[dict[str, Any]]], Any]) -> Callable[[Lines], Lines]:
-    """The run that a harness with this change would write, every frame of it whole."""
+    """Return the run that a changed harness would write, with every frame complete."""
 
     def spoil(found: Lines) -> Lines:
         made = documents()
@@ -105,7 +105,7 @@ def recoded(change: Callable[[list[dict[str, Any]]], Any]) -> Callable[[Lines], 
 
 
 def numbered(text: bytes) -> Callable[[Lines], Lines]:
-    """The second frame under another number."""
+    """Return the run with a different number in the second frame."""
     return lambda found: [found[0], found[1].replace(b" 1 ", b" " + text + b" ", 1), *found[2:]]
 
 
@@ -248,7 +248,7 @@ def test_a_run_that_was_stopped_after_its_last_probe_names_none() -> None:
     ],
 )
 def test_a_stopped_run_may_have_printed_anything(probes: object) -> None:
-    """An image's output is not trusted, when its time is over as little as before."""
+    """An image's output is not trusted, also not after a timeout."""
     start = {**documents()[0], "probes": probes}
     refused(judged(lines([start]), **STOPPED), "the self-test was stopped after 900 s")
 
@@ -328,7 +328,7 @@ def test_additions_of_a_profile_are_part_of_the_job() -> None:
 
 
 def test_the_selftest_takes_what_is_sent() -> None:
-    """The two sides of the job document, which share no code."""
+    """Sender and receiver of the job document share no code."""
     pytest.importorskip("torch")
     from envbuild.selftest.harness.job_document import parse
 

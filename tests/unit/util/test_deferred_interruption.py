@@ -17,7 +17,7 @@ _STRUCK: list[int] = []
 
 
 def strike() -> None:
-    """At every fork: the signal, if one is to come."""
+    """Send the signal, if requested, at every fork."""
     while _STRUCK:
         os.kill(os.getpid(), _STRUCK.pop())
 

@@ -20,7 +20,7 @@ Usage = namedtuple("Usage", "total used free")
 
 
 class Disks:
-    """File systems by their folder, and what each has free; all others have plenty."""
+    """File systems by folder, with their free space; all others have plenty."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, free: Mapping[Path, int], files: int = 9) -> None:
         self.free = free

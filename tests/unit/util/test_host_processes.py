@@ -22,7 +22,7 @@ def python(code: str) -> list[str]:
 
 
 def gone(file: Path) -> bool:
-    """Whether the process that wrote its number to the file has ended, waiting a moment for it."""
+    """Whether the process whose number is in the file has ended; waits a moment for it."""
     for _ in range(100):
         if file.exists() and file.read_text(encoding="utf-8").strip():
             break
@@ -56,7 +56,7 @@ def test_without_input_stdin_is_empty() -> None:
 
 
 def test_events_come_by_a_pipe_of_their_own() -> None:
-    """A megabyte on each of three pipes; its own child does not keep the pipe open."""
+    """A megabyte is written to each of three pipes. The process's own child does not keep the pipe open."""
     lines: list[str] = []
     code = "import os, subprocess; fd = int(os.environ['ENVBUILD_EVENTS']); os.write(fd, b'first\\n'); "
     code += "os.write(1, b'o' * 1_000_000); os.write(2, b'e' * 1_000_000); os.write(fd, b'x' * 1_000_000 + b'\\n'); "
@@ -169,7 +169,7 @@ def test_the_time_out_holds_while_input_is_written() -> None:
 def test_a_child_left_in_the_background_is_waited_for_a_moment_and_ended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It holds the pipes, for ever if need be."""
+    """It would hold the pipes open forever."""
     monkeypatch.setattr(host_processes, "_GRACE_SECONDS", 0.1)
     begin = time.monotonic()
     left = f"sh -c 'echo $$ >{tmp_path}/pid; exec sleep 60' & until test -s {tmp_path}/pid; do sleep 0.01; done"
@@ -219,7 +219,7 @@ def test_an_interruption_at_the_very_start_ends_the_child(monkeypatch: pytest.Mo
 
 
 def test_a_child_ends_where_this_process_is_killed(tmp_path: Path) -> None:
-    """kill -9, which nothing can catch: a build that went on would meet that of the next run."""
+    """kill -9 cannot be caught; a build that continued would collide with that of the next run."""
     waiting = f"run(['sh', '-c', 'echo $$ >{tmp_path}/pid; exec sleep 60'])"
     parent = subprocess.Popen([sys.executable, "-c", f"from envbuild.util.host_processes import run; {waiting}"])
     try:

@@ -1,4 +1,4 @@
-"""The budget of waiting time that one request has."""
+"""The limit on the total waiting time of one request."""
 
 from __future__ import annotations
 

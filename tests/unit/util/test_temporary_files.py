@@ -40,7 +40,7 @@ entry.main()
 
 
 def at_work(temporary: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that has a folder."""
+    """A running process that has a temporary folder."""
     process = subprocess.Popen([sys.executable, "-c", WORK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout and Path(process.stdout.readline().strip()).parent == temporary
@@ -54,7 +54,7 @@ working = pytest.fixture(at_work)
 
 
 def aged(temporary: Path) -> list[Path]:
-    """All that is there, as if made an hour ago."""
+    """Make all existing folders look an hour old."""
     for path in temporary.iterdir():
         os.utime(path, (time.time() - 3600,) * 2)
     return list(temporary.iterdir())

@@ -1,4 +1,4 @@
-"""The visible part of an address: never a password, and no host other than its own."""
+"""The visible part of a URL: never a password, and no host other than its own."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ WHEEL = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-no
 
 @dataclass(frozen=True)
 class Item:
-    """A member: content, mode with file type, and how it is packed. `system`: 3 for Unix, 0 for DOS."""
+    """A member: content, mode with file type, and compression. `system`: 3 for Unix, 0 for DOS."""
 
     content: bytes = b""
     mode: int = 0o100644

@@ -44,7 +44,7 @@ def unpacked(raw: bytes, folder: Path) -> Path:
 
 
 def listing(folder: Path) -> dict[str, tuple[int, str, int]]:
-    """Path -> mode, content or target, and the number of names of a file."""
+    """Return path -> mode, content or target, and the number of hard links of a file."""
     found = {}
     for path in sorted(folder.rglob("*")):
         about = path.lstat()

@@ -28,7 +28,7 @@ BASE = {
 
 
 def base(folder: Path, files: Mapping[str, bytes], name: str = "base") -> Path:
-    """A base as debian_base_tar makes it: a tar, and its sha256."""
+    """A base as built by debian_base_tar: a tar, and its sha256."""
     tar = folder / f"{name}.tar"
     with tarfile.open(tar, "w") as archive:
         for path, content in files.items():

@@ -33,7 +33,7 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> UvOracle:
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The wheels, from the index that pip is configured for."""
+    """Wheels from the index that pip is configured for."""
     folder = tmp_path_factory.mktemp("wheels")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest"]
     environment = {"PATH": os.defpath, "HOME": _HOME, **_PIP_SETTINGS}

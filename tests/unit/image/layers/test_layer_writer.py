@@ -1,4 +1,5 @@
-"""The bytes of a layer: read back by several programs, the same on every machine, and refused if a wheel lies."""
+"""The bytes of a layer: several programs read them back, every machine writes the same, and a wheel with false metadata
+is refused."""
 
 from __future__ import annotations
 
@@ -172,7 +173,7 @@ def test_the_digest_is_the_same_with_another_zlib(wheel: Path, monkeypatch: pyte
 
 
 def test_the_digest_is_that_of_this_version_of_the_writer() -> None:
-    """If it changes, raise WRITER_VERSION."""
+    """If the digest changes, raise WRITER_VERSION."""
     entries: list[LayerEntry] = [
         LayerFile("a/b", b"1" * 70_000),
         LayerLink("a/l", "b"),
@@ -203,7 +204,7 @@ def test_every_member_is_inflated_once(wheel: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_memory_does_not_grow_with_a_member(tmp_path: Path) -> None:
-    """300 MB of zeros, and 60 MB that are stored, with 64 MB above what Python has loaded."""
+    """It has 300 MB of zeros, and 60 MB that are stored uncompressed; the limit is 64 MB above Python's own use."""
     wheel = odd_wheel(tmp_path, {"odd/zeros": bytes(300 << 20), "odd/stored": Item(bytes(60 << 20), method=STORED)})
     code = _ELSEWHERE.replace(
         "with open_wheel",

@@ -1,4 +1,4 @@
-"""A difference applied on the first tar gives the second, whatever the two hold."""
+"""A difference applied on the first tar gives the second, whatever the two contain."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILE, FOLDER, LINK, HARD = tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, ta
 
 @dataclass(frozen=True)
 class Node:
-    """`group`: the names of a file, if it has several."""
+    """An entry. `group`: the names of a file that has several hard links."""
 
     kind: bytes = FILE
     content: bytes = b""
@@ -59,7 +59,7 @@ def members(raw: bytes) -> Iterator[tuple[str, tarfile.TarInfo, bytes]]:
 
 
 def applied(first: Tree, raw: bytes) -> Tree:
-    """Apply a layer as the image specification has it; a hard link's file must be in the layer."""
+    """Apply a layer as the image specification defines; the target of a hard link must be in the layer."""
     tree, layer = dict(first), set[str]()
     for path, member, content in members(raw):
         folder, _, name = path.rpartition("/")

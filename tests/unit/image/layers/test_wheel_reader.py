@@ -1,4 +1,4 @@
-"""Hostile wheels: each is refused with the wheel's and the member's name, or gives the tree that uv installs."""
+"""Hostile wheels: each is refused with the names of the wheel and the member, or gives the tree that uv installs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_sound_wheel_is_read() -> None:
 
 
 class _Pipe(io.RawIOBase):
-    """zipfile writes data descriptors into what cannot seek."""
+    """A stream without seek: zipfile then writes data descriptors."""
 
     def __init__(self) -> None:
         self.raw = bytearray()
@@ -79,7 +79,7 @@ def test_a_false_data_descriptor_is_refused() -> None:
 
 
 def patched(mark: bytes, offset: int, value: bytes, number: int = 0) -> bytes:
-    """The sound wheel with bytes replaced `offset` after the occurrence `number` of a mark."""
+    """Return the sound wheel with bytes replaced `offset` after occurrence `number` of a marker."""
     raw, at = sound(), -1
     for _ in range(number + 1):
         at = raw.index(mark, at + 1)
@@ -90,14 +90,14 @@ LOCAL, CENTRAL, END = b"PK\3\4", b"PK\1\2", b"PK\5\6"
 
 
 def both(local: int, central: int, value: bytes) -> bytes:
-    """The same change in the first member's local header and in the directory."""
+    """Make the same change in the first member's local header and in the directory."""
     raw = patched(LOCAL, local, value)
     at = raw.index(CENTRAL) + central
     return raw[:at] + value + raw[at + len(value) :]
 
 
 def repacked(change: Callable[[bytes], bytes], size: int | None = None) -> bytes:
-    """One member whose deflate stream is changed, with sizes and CRC to match."""
+    """Change the deflate stream of one member, with matching sizes and CRC."""
     packer = zlib.compressobj(wbits=-15)
     stream = change(packer.compress(TEXT) + packer.flush())
     length = len(TEXT) if size is None else size
@@ -115,7 +115,7 @@ def renamed(name: str) -> bytes:
 
 
 def overlapping() -> bytes:
-    """Two entries of the directory for one place."""
+    """Make two entries of the directory point to the same data."""
     raw = sound()
     second = raw.index(CENTRAL, raw.index(CENTRAL) + 1)
     return raw[: second + 42] + bytes(4) + raw[second + 46 :]
@@ -205,7 +205,7 @@ def test_a_large_text_is_not_read_into_memory(monkeypatch: pytest.MonkeyPatch) -
 
 
 def mutated(raw: bytes, number: int) -> bytes:
-    """One to three changed bytes, more often near the headers, or a part cut out or doubled."""
+    """Change one to three bytes, more often near the headers, or cut out or double a part."""
     dice = random.Random(number)
     changed = bytearray(raw)
     marks = [at for mark in (LOCAL, CENTRAL, END) for at in _all(raw, mark)]
@@ -258,7 +258,7 @@ def test_a_mutated_wheel_gives_uvs_tree_or_a_refusal(tmp_path: Path, oracle: UvO
     [("crc", "a wrong CRC"), ("size", "a larger size"), ("end", "data after the stream")],
 )
 def test_without_its_check_a_hostile_zip_is_read(check: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hostile zip has this one fault, so that nothing else refuses it."""
+    """The hostile zip has only this fault, so no other check refuses it."""
     raw = HOSTILE[case][0]()
 
     def unchecked(self: WheelReader, member: WheelMember) -> object:

@@ -1,4 +1,4 @@
-"""Described images of tiny layers, without a lock."""
+"""Image descriptions with tiny layers, without a lock."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ BASE, TORCH, OWN = (SampleRecipe(name, name.encode() * 1000) for name in ("base"
 
 
 class LoadingEngine:
-    """Loads archives as an engine does. `blobs`: what it holds: chains of diff ids, or digests of blobs on the
-    containerd store."""
+    """Loads archives as an engine does. `blobs`: its content: chains of diff ids, or on the containerd store the
+    digests of blobs."""
 
     def __init__(self, containerd_store: bool = False) -> None:
         self.containerd_store = containerd_store

@@ -21,7 +21,7 @@ BASE, OWN = SampleRecipe("base", b"b" * 100), SampleRecipe("own", bytes(range(25
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
-    """A registry, and parts of 10,000 bytes."""
+    """A registry; uploads are split into parts of 10,000 bytes."""
     monkeypatch.setattr(registry_client, "_PART", 10_000)
     monkeypatch.setattr(registry_client, "_PAUSES", (0, 0, 0))
     with serving(Registry()) as found:

@@ -97,7 +97,7 @@ def test_every_gpus_name_is_a_labels_value(gpu: str) -> None:
 
 
 def test_the_container_runs_the_requested_command() -> None:
-    """A kubelet expands $(NAME), and makes $ of $$."""
+    """A kubelet expands $(NAME), and replaces $$ by $."""
     job = dataclasses.replace(CPU, argv=("python", "-c", "$(HOME) $$ $x $$(y)"))
     (one,) = job_manifest.render(job, KubernetesSite(), "envbuild-x-1", ID)[1]["spec"]["template"]["spec"]["containers"]
     assert re.fullmatch(r"(\$\$|[^$])*", "".join(one["command"]))
@@ -128,7 +128,7 @@ def test_the_wrapper_limits_the_time_and_last_output_of_the_self_test(tmp_path: 
 
 
 def test_processes_left_by_a_self_test_are_not_waited_for(tmp_path: Path) -> None:
-    """It holds stderr open; the container ends with its first process."""
+    """Such a process holds stderr open; the container ends with its first process."""
     (words := tmp_path / "words").touch()
     text = "import subprocess, sys; subprocess.Popen(['sleep', '60'])"
     begin = time.monotonic()
@@ -198,7 +198,7 @@ def test_a_hostile_label_or_product_is_refused(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [value for value in HOSTILE if value not in ('"', "a b", "{}", "-x", "x,")], ids=repr)
 def test_a_hostile_annotation_is_refused(value: Any) -> None:
-    """Any line of ASCII is one: it is a string of the manifest's."""
+    """Any line of ASCII is allowed, as a string in the manifest."""
     if value == "a" * 400:
         value = "a" * 1001
     with pytest.raises(UsageError):

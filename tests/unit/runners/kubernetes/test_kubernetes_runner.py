@@ -98,7 +98,7 @@ def test_the_namespace_is_the_contexts_unless_the_site_names_one(place: Place) -
 
 
 def test_the_config_map_belongs_to_the_job(place: Place) -> None:
-    """From its beginning, so that the cluster removes both where nobody is left to: the Job removes itself."""
+    """It does from its creation on, so that the cluster removes both if envbuild is gone: the Job removes itself."""
     place.server.refuse = {("DELETE", "/"): (403, "may not delete")}
     place.run()
     (config,) = [one for key, one in place.server.stored.items() if key.startswith("configmaps")]
@@ -270,7 +270,7 @@ def test_a_pod_deleted_by_another_user_is_reported(place: Place) -> None:
 
 
 def test_a_pod_that_hangs_on_a_dead_node_is_not_waited_for(place: Place) -> None:
-    """The taint manager deletes it, and no kubelet is left to say that it ended."""
+    """The taint manager deletes the pod, but no kubelet is left to report its end."""
     dead = running()
     dead["metadata"]["deletionTimestamp"] = "2026-11-21T10:06:00Z"
     place.server.pods = [running(), dead]
@@ -342,7 +342,7 @@ def test_another_jobs_output_does_not_count(place: Place) -> None:
 
 
 def test_a_wrong_gpu_is_caught_by_the_identity_probe(place: Place) -> None:
-    """A label is what a node says; what the GPU is, only the container can say."""
+    """A label is only a claim about the node; the container sees the real GPU."""
     reason = "the card is NVIDIA A100-SXM4-80GB, not NVIDIA H20"
     frames = documents(probe("env.identity", "failed", failure="wrong", signal=None, reason=reason), probe("env.libs"))
     place.server.log, place.server.pods = b"".join(lines(frames)), [running(), ended(5)]
@@ -357,7 +357,7 @@ def test_too_little_memory_is_reported(place: Place) -> None:
 
 
 def test_a_self_test_that_does_not_end_is_stopped(place: Place) -> None:
-    """By what is around it in the pod; where that does not, by the node, if it had its time."""
+    """The wrapper in the pod stops it; if that fails, the node does after the deadline."""
     job = dataclasses.replace(JOB, limits=Limits(1 << 30, 12))
     late = ended(137)
     late["status"]["reason"] = "DeadlineExceeded"
@@ -372,7 +372,7 @@ def test_a_self_test_that_does_not_end_is_stopped(place: Place) -> None:
 
 @pytest.mark.parametrize("seen", [ended(137), running()], ids=["ended", "unknown"])
 def test_a_self_test_that_had_not_its_time_did_not_fail(place: Place, seen: Object) -> None:
-    """A pod's deadline counts the fetching of its image, which took most of it."""
+    """The pod's deadline includes the download of its image, which took most of the time."""
     seen["status"]["reason"] = "DeadlineExceeded"
     place.server.pods = [running(), seen]
     error = place.fails()
@@ -434,7 +434,7 @@ def test_a_job_that_may_be_there_is_removed_and_one_that_cannot_be_is_not_spoken
 
 
 def logged_in_by(folder: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """kubectl's configuration has its token of a program."""
+    """Write a kubectl configuration that gets its token from a program."""
     file = kubeconfig("https://127.0.0.1:9", folder / "exec")
     document = yaml.safe_load(file.read_text(encoding="utf-8"))
     document["users"][0]["user"] = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": command}}
@@ -467,7 +467,7 @@ def test_an_interruption_removes_all_of_it(place: Place) -> None:
 
 
 def test_an_error_of_a_watcher_is_not_reported_as_the_api_servers(place: Place) -> None:
-    """stderr may be a file on a disk that is full for a moment."""
+    """For example, stderr may be a file on a disk that is temporarily full."""
 
     def full(line: bytes) -> None:
         place.lines.append(line)
@@ -498,7 +498,7 @@ def test_a_terminal_that_is_gone_leaves_the_job_to_be_resumed_once_and_only_by_t
 
 @pytest.mark.parametrize("there", [False, True], ids=["gone", "another"])
 def test_a_job_that_the_cluster_forgot_is_lost(place: Place, there: bool) -> None:
-    """Also if another user has created a new Job with its name."""
+    """This holds also if another user has created a new Job with its name."""
 
     def gone(line: bytes) -> None:
         raise HungUp
@@ -516,7 +516,7 @@ def test_a_job_that_the_cluster_forgot_is_lost(place: Place, there: bool) -> Non
 
 
 def test_a_pod_that_the_cluster_restarts_is_not_the_deleted_one(place: Place) -> None:
-    """A Job before 1.26 may make another for one that was deleted before it had failed."""
+    """Before 1.26, a Job may create another pod for one that was deleted before it had failed."""
     other = ended(0)
     other["metadata"] = {**other["metadata"], "name": "pod-2"}
     place.server.pods = [running(), other]
@@ -574,7 +574,7 @@ def test_a_malformed_list_of_nodes_counts_as_no_nodes(place: Place) -> None:
 def test_a_terminal_that_is_gone_before_there_is_a_ticket_leaves_nothing(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody could come back to it."""
+    """Without a ticket, the user could not resume the job."""
 
     def gone(*_: object) -> None:
         raise HungUp

@@ -35,7 +35,7 @@ def test_bash_can_read_it(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_no_array_without_elements_ends_it_in_an_old_bash(case: str) -> None:
-    """Before 4.4 one is unset, and the scripts say `set -u`."""
+    """Before bash 4.4 an empty array counts as unset, and the scripts use `set -u`."""
     guarded = re.sub(r'\$\{(\w+)\[@\]\+"\$\{\1\[@\]\}"\}', "", rendered(case))
     assert "[@]}" not in guarded.replace("${#fabric[@]}", "")
 
@@ -79,7 +79,7 @@ def test_a_hostile_number_is_refused(key: str, value: object) -> None:
     ],
 )
 def test_numbers_need_no_quotes(text: str, time: str, account: str) -> None:
-    """YAML 1.1 has 1:30:00 for 5400, which would be minutes, and 0123 for 83."""
+    """YAML 1.1 reads 1:30:00 as 5400, which Slurm would take as minutes, and 0123 as 83."""
     configure(f"slurm: {text}\n")
     found = slurm_settings.parse(settings.section("slurm"), {}, database.gpus().__contains__)
     assert (found.time, found.account) == (time, account)

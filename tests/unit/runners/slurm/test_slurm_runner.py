@@ -101,7 +101,7 @@ IP = """#!/bin/bash
 
 
 class Stub:
-    """Files control what the stand-ins do."""
+    """Stand-ins for Slurm's programs; files control what they do."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.shared = folder / "stub", folder / "shared"
@@ -123,7 +123,7 @@ class Stub:
         (self.folder / "frames").write_bytes(stdout)
 
     def hang(self) -> None:
-        """The container goes on after its output, of which head passes on whole blocks of 4096 bytes at once."""
+        """Let the container continue after its output. `head` passes on blocks of 4096 bytes."""
         self.say(hang="")
         self.frames(b"".join(lines(documents())).ljust(1 << 13, b"\n"))
 
@@ -233,7 +233,7 @@ def test_what_slurm_said_last_outlives_that_it_forgets(stub: Stub) -> None:
 
 
 def test_an_outcome_counts_with_any_state_of_the_job(stub: Stub) -> None:
-    """It came to its end before it was cancelled, or before Slurm forgot it."""
+    """The self-test ended before the job was cancelled, or before Slurm forgot it."""
     stub.say(state="CANCELLED")
     assert stub.run().exit_code == 0
     stub.say(forgotten="")
@@ -356,7 +356,7 @@ def test_a_reason_must_last_to_be_believed() -> None:
 
 
 def test_another_jobs_output_does_not_count(stub: Stub) -> None:
-    """Whole, and of a run that passed, but with another nonce."""
+    """The output is complete and of a passed run, but has a different nonce."""
     other = b"".join(lines(documents())).replace(NONCE.encode(), b"f" * 32)
     stub.frames(other)
     judged = output_judge.judge_output(stub.run(), NONCE, ("env.libs",))
@@ -364,7 +364,7 @@ def test_another_jobs_output_does_not_count(stub: Stub) -> None:
 
 
 def test_a_wrong_gpu_is_caught_by_the_identity_probe(stub: Stub) -> None:
-    """Slurm hands out what gres.conf says; what the GPU is, only the container can say."""
+    """Slurm assigns what gres.conf claims; the container sees the real GPU."""
     reason = "the card is NVIDIA A100-SXM4-80GB, not NVIDIA H20"
     frames = documents(probe("env.identity", "failed", failure="wrong", signal=None, reason=reason), probe("env.libs"))
     stub.frames(b"".join(lines(frames)))
@@ -490,7 +490,7 @@ def test_without_sbatch_the_error_states_where_to_run(stub: Stub, monkeypatch: p
 
 
 def test_a_job_that_sbatch_may_have_queued_is_cancelled(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It did not hear of it in time; the controller took it."""
+    """sbatch timed out, but the controller had accepted the job."""
     monkeypatch.setattr(slurm_runner, "_ANSWER", 1.0)
     (stub.folder / "sbatch").write_text("#!/bin/sh\nexec sleep 60\n", encoding="utf-8")
     with pytest.raises(ProcessTimeout):
@@ -531,7 +531,7 @@ def test_an_interruption_cancels_the_job_and_removes_its_container(stub: Stub) -
 
 @pytest.mark.parametrize("signal", ["KILL", "folder"])
 def test_a_container_outlives_neither_its_script_nor_its_folder(stub: Stub, signal: str) -> None:
-    """A node that is lost may go on with a job that nobody waits for."""
+    """Otherwise a node that lost its connection would continue a job that is no longer waited for."""
     stub.say(hang="", down="")
     fails(stub)
     assert "rm --force" not in stub.recorded("removed")
@@ -610,7 +610,7 @@ slurmstepd: error: pyxis: couldn't start container
 
 
 def test_an_image_that_pyxis_cannot_fetch_is_not_at_fault() -> None:
-    """It fetches as it starts; these are its words."""
+    """pyxis downloads the image at the start; the message is pyxis' own."""
     text = "".join(f"{key}={value}\n" for key, value in {**GOOD, "exit": "1", "bytes": "0"}.items())
     outcome = outcome_file_and_start_failures.parse_outcome(text)
     site = SlurmSite(container="pyxis", registry="registry.example/team/h20")
@@ -643,7 +643,8 @@ TOGETHER = dataclasses.replace(JOB, nodes=2)
 
 
 def test_two_nodes_leave_what_each_of_them_said(stub: Stub) -> None:
-    """Each has its number, the address of the first, and its own frames; their containers alone have a network."""
+    """Each node has its number, the address of the first node, and its own frames; only their containers have a
+    network."""
     output = stub.run(TOGETHER, SlurmSite(interface="ib0"))
     frames = b"".join(lines(documents()))
     assert (output.stdout, output.parts) == (frames * 2, ((0, len(frames)),) * 2)
@@ -677,7 +678,7 @@ def test_obstacles_for_two_nodes_are_reported(stub: Stub) -> None:
 
 
 def test_a_job_on_two_nodes_ends_if_its_envbuild_is_gone(stub: Stub) -> None:
-    """It cannot be taken up: what it was to be joined with is gone with the process that waited."""
+    """It cannot be resumed: the first run, with whose result it would be combined, is lost with the process."""
 
     def gone(text: str) -> None:
         if "is submitted" in text:
