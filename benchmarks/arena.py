@@ -25,7 +25,7 @@ class Arena(OwnEngine):
     """`folder` holds all of it, and is gone after the context."""
 
     def __init__(self, folder: Path) -> None:
-        # nothing is collected behind our back: each run says what it leaves
+        # no garbage collection: each run reports what it leaves
         settings = {"bridge": _BRIDGE, "ip-forward": False, "ip-masq": False, "builder": {"gc": {"enabled": False}}}
         super().__init__(folder, apart=False, settings=settings)
 
@@ -43,7 +43,7 @@ class Arena(OwnEngine):
         why = lacking()
         if why:
             raise SystemExit(f"the benchmark starts an engine of its own: {why} (make engine)")
-        subprocess.run(["ip", "link", "add", _BRIDGE, "type", "bridge"], capture_output=True)  # it may be there
+        subprocess.run(["ip", "link", "add", _BRIDGE, "type", "bridge"], capture_output=True)  # it may exist already
         super().start()
 
     def empty(self) -> None:

@@ -30,7 +30,7 @@ from stock import PINS, Stock
 from ways import Ours, Way, ways
 
 CASES = ("builds", "here", "plain", "push", "link", "lock", "commands", "proved", "cores")
-# Those that begin with the wheels of the first pin's image here, or with that image.
+# The cases that begin with the wheels of the first pin's image on this machine, or with that image.
 _BUILT = {"here", "link", "commands", "cores"}
 _DISK = 4 << 30
 _PARTS = (
@@ -100,7 +100,7 @@ def _measured(
             cut: BaseException | None = None
             try:
                 _cases(rounds, chosen, runs, only)
-            except (Exception, KeyboardInterrupt, SystemExit) as error:  # what was measured until then is kept
+            except (Exception, KeyboardInterrupt, SystemExit) as error:  # keep the measurements so far
                 cut, facts["cut_short"] = error, repr(error)
             return rounds.found, facts, cut
     finally:

@@ -35,8 +35,8 @@ CONTROLLED = 2000
 # Relative number of injections: fewer where a run takes longest. All others have 1.
 WEIGHTS = {"train.step": 0.2, "train.repeat": 0.2, "optim.torch": 0.4, "gemm.accuracy": 0.5, "conv": 0.6}
 SILENCE = 1800.0  # seconds without a result, after which a process is ended; on a busy machine the first takes minutes
-_ended = threading.Event()  # the campaign, be it by its end, a failure or an interruption
-DEATHS = 100  # of a probe's processes, after which the campaign is given up
+_ended = threading.Event()  # set when the campaign ends, fails or is interrupted
+DEATHS = 100  # the campaign is given up after this many deaths of a probe's processes
 
 
 def _limited(aten: str, onednn: str, mkl: str) -> dict[str, str]:
@@ -44,7 +44,8 @@ def _limited(aten: str, onednn: str, mkl: str) -> dict[str, str]:
     return {"ATEN_CPU_CAPABILITY": aten, "ONEDNN_MAX_CPU_ISA": onednn, "MKL_ENABLE_INSTRUCTIONS": mkl}
 
 
-# What decides the order of summation, and with it the rounding: the instructions that torch (ATen), oneDNN and MKL use.
+# These determine the order of summation, and thus the rounding: the instruction sets that torch (ATen), oneDNN and MKL
+# use.
 CONFIGURATIONS: dict[str, dict[str, str]] = {
     "all": {},
     "AVX-512 without extensions": _limited("avx512", "AVX512_CORE", "AVX512"),
@@ -76,7 +77,7 @@ class Work:
             if status < 0:
                 now = records.Lines(self.file).open()
                 print(f"{self.what} {self.file.stem}: number {now} died of {-status}", file=sys.stderr, flush=True)
-                if now == dead_at:  # for the second time, so that nobody else ended it
+                if now == dead_at:  # the second time: it was not killed by accident
                     if self.what == "clean":
                         raise RuntimeError(f"{self.file.stem}: clean run {now} died of signal {-status}")
                     self._worker("died")
@@ -108,7 +109,7 @@ def main() -> int:
     )
     whole = asked.injections >= INJECTIONS and asked.clean >= CLEAN
     page = report.page(campaign)
-    if whole:  # part of a campaign does not replace the page
+    if whole:  # a partial campaign does not replace the page
         write("injections", page)
     else:
         print("\n".join(page))

@@ -103,7 +103,7 @@ def main() -> int:
         return 1
     verdicts = read_verdicts(options.again)
     chosen = {half: kernels(half) for half in HALVES}
-    os.environ["GOMP_SPINCOUNT"] = "0"  # threads that wait for a processor shall not take it from another worker
+    os.environ["GOMP_SPINCOUNT"] = "0"  # waiting threads must not use a processor that another worker needs
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(processors(), context) as pool:
         waiting = [

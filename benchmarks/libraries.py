@@ -25,7 +25,7 @@ def twice(inspected: dict[str, Any]) -> tuple[int, int]:
             for name in filter(_LIBRARY.fullmatch, names):
                 file = Path(above) / name
                 if file.is_symlink() or not file.is_file() or not file.stat().st_size:
-                    continue  # a whiteout is a device, no file
+                    continue  # a whiteout is a device, not a file
                 if name in seen:
                     count, size = count + 1, size + file.stat().st_size
                 seen.add(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # where envbuild is not installed, as on a machine lent for its GPU
+sys.path.insert(0, str(Path(__file__).parents[1]))  # envbuild need not be installed, as on a remote GPU machine
 
 from envbuild.doctor import cpu_memory_and_os
 

@@ -20,7 +20,8 @@ from urllib.parse import unquote
 from packaging.utils import canonicalize_name
 
 _BLOCK = 1 << 20
-# What a line's own queue holds: so long it stays busy though the sender is late, as this one is on a busy machine.
+# The length of the simulated link's queue: for this long it stays busy although the sender is late, as on a busy
+# machine.
 _QUEUE_SECONDS = 0.25
 
 
@@ -71,7 +72,7 @@ class Mirror:
             daemon_threads = True
 
             def handle_error(self, request: object, client_address: object) -> None:
-                if not isinstance(sys.exc_info()[1], ConnectionError):  # who asked has gone
+                if not isinstance(sys.exc_info()[1], ConnectionError):  # the client has gone
                     super().handle_error(request, client_address)  # type: ignore[arg-type]
 
         self._server = Server(("127.0.0.1", 0), Handler)

@@ -24,7 +24,7 @@ _BLOCK = bytes(1 << 22)
 _REPEATED = 5
 ENVBUILD = (sys.executable, "-m", "envbuild")
 LINK = 100e6 / 8  # bytes a second: 100 Mbit/s
-# What commands cannot be faster than: the libraries that they stand on.
+# Lower bounds for the commands: importing the libraries that they need.
 _READING = "click, pydantic, yaml, packaging.requirements, platformdirs, filelock"
 LIBRARIES = {
     "libraries of show, imported": _READING,
@@ -136,7 +136,7 @@ def locks(rounds: Rounds, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(CHECKOUT / "profiles", folder / "profiles")
     env, names = rounds.stock.outside, lockable()
-    seconds([*ENVBUILD, "lock", *names, "--upgrade"], env, folder)  # warm: uv's cache has what indexes say
+    seconds([*ENVBUILD, "lock", *names, "--upgrade"], env, folder)  # fills uv's cache with the indexes' answers
     rounds.note("lock", "nothing changed", seconds=seconds([*ENVBUILD, "lock"], env, folder))
     took = seconds([*ENVBUILD, "lock", *names, "--upgrade"], env, folder)
     rounds.note("lock", "with --upgrade", seconds=took, profiles=len(names))
@@ -146,7 +146,7 @@ def commands(rounds: Rounds) -> None:
     """Time the commands that need neither an index nor an engine."""
     env, folder = rounds.stock.outside, rounds.stock.project
     asked = (("--help",), ("show", "cpu"), ("show", profile(PINS[0])), ("lock", profile(PINS[0])))
-    seconds([*ENVBUILD, "show"], env, folder)  # warm: compiled modules
+    seconds([*ENVBUILD, "show"], env, folder)  # compiles the modules
     for arguments in asked:
         rounds.note("commands", " ".join(arguments), seconds=seconds([*ENVBUILD, *arguments], env, folder))
     for name, modules in LIBRARIES.items():
@@ -188,7 +188,7 @@ def cores(rounds: Rounds, ours: Ours) -> None:
     whole = os.sched_getaffinity(0)
     try:
         for count in sorted({1, 2, len(whole)}):
-            os.sched_setaffinity(0, sorted(whole)[:count])  # the engine that is started next has it too
+            os.sched_setaffinity(0, sorted(whole)[:count])  # inherited by the engine that is started next
             rounds.stock.forget_builds()
             rounds.arena.empty()
             rounds.timed(f"{count} processors", ours, lambda: ours.build(PINS[0]))

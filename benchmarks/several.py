@@ -62,7 +62,7 @@ def make(folder: Path, checkout: Path, names: list[str], verb: str = "make") -> 
     command = [sys.executable, "-m", "envbuild", verb, "--json"]
     env = environment(folder, checkout)
     commands = [[*command, *names]] if verb == "make" else [[*command, name] for name in names]
-    # A terminal's Ctrl-C comes to us alone: of two signals the second would end their cleaning up.
+    # Only this process gets a terminal's Ctrl-C: a second signal would interrupt the children's clean-up.
     started = [
         subprocess.Popen(
             one, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
@@ -71,7 +71,7 @@ def make(folder: Path, checkout: Path, names: list[str], verb: str = "make") -> 
     ]
     try:
         outputs = [json.loads(process.communicate()[0]) for process in started]
-    except BaseException:  # they have containers and files to take away before ours are removed
+    except BaseException:  # the children must remove their containers and files before ours are removed
         for process in started:
             process.terminate()
         for process in started:
@@ -139,7 +139,7 @@ def main() -> None:
     try:
         (folder / "profiles").mkdir()
         write_profiles(folder, names, "quick")
-        make(folder, CHECKOUT, list(names.values()), "build")  # locks, wheels and the base come
+        make(folder, CHECKOUT, list(names.values()), "build")  # writes locks, and downloads wheels and the base
         for what, (level, verb) in kinds.items():
             write_profiles(folder, names, level)
             took[what] = measure(folder, names, verb)

@@ -28,9 +28,9 @@ from envbuild.lock.lock_file import Lock
 CHECKOUT = Path(__file__).parents[1]
 PROFILE = "step-video"
 CUBLAS = "nvidia-cublas-cu12"
-# The profile's own pin; one that is changed to and fetched; one that is changed to and here already. None is refused.
+# The profile's own pin; a changed pin whose wheel must be downloaded; a changed pin whose wheel is here already.
 PINS = ("12.5.2.13", "12.5.3.2", "12.6.4.1")
-# The profile that is built, whose pin is changed; and another card's, on the same torch.
+# The profile that is built and whose pin is changed; and that of a second GPU, with the same torch.
 BENCH, SECOND = "bench", "second"
 
 
@@ -123,7 +123,7 @@ def kept(folder: Path, say: Callable[[str], None]) -> tuple[tuple[LockedWheel, .
         ((wheel, size),) = wheel_resolution_and_download.sizes(addresses).items()
         cublas[version] = LockedWheel(wheel, size, CUBLAS)
     wanted = {item.wheel.sha256: item for item in (*locked.wheels, *cublas.values())}
-    for item in wanted.values():  # each alone: several versions of one distribution are wanted
+    for item in wanted.values():  # one at a time, because several versions of one distribution are needed
         if not kept.holds(item.wheel.sha256, item.wheel.file):
             say(f"fetching {item.wheel.file}, {item.bytes / 1e6:.0f} MB")
             wheel_resolution_and_download.fetch_wheels([item], locked.python, glibc, kept, lambda name, count: None)

@@ -68,7 +68,7 @@ def _processes() -> dict[int, _Process]:
             try:
                 status = (folder / "status").read_text(encoding="utf-8")
             except OSError:
-                continue  # it ended meanwhile
+                continue  # it has ended in the meantime
             rows = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
             held = int(rows.get("RssAnon", "0 kB").split()[0]) * 1024
             found[int(folder.name)] = _Process(int(rows["PPid"]), held)

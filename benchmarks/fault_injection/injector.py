@@ -117,7 +117,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-# torch multiplies fp8 on the CPU element by element: what is known already is not computed again.
+# torch multiplies fp8 on the CPU element by element, which is slow: known results are not computed again.
 _SLOW = {"_scaled_mm"}
 _slow_results: dict[Any, torch.Tensor] = {}
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-WARP = 32  # threads that compute neighbouring elements together
+WARP = 32  # threads that compute adjacent elements together
 
 BIT_FLIPS = 0.4831  # [Q]
 SINGLE = 0.4  # [T]: "less than 40%", of the bit flips
@@ -98,7 +98,7 @@ def draw(generator: random.Random, count: int, dtype: torch.dtype, element: int)
     elif kind in (RANDOM_VALUE, ZERO):
         mask = (1 << width) - 1
     word = 0 if kind == ZERO else generator.getrandbits(width) & mask
-    # A lane that is stuck holds its bits; elsewhere they are inverted.
+    # A stuck lane keeps its bits; in other kinds of fault they are inverted.
     flip = kind in (ONE_BIT, TWO_BITS) and place != LANE
     value = generator.choice((float("nan"), float("inf"), float("-inf"))) if kind == SPECIAL else 0.0
     return Fault(kind, place, start, end, step, mask, word, flip, value)

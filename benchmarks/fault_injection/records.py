@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-# What an injection comes to: no result moves by more than rounding may; some elements do; all of a result; or the probe
-# ends with an error or a signal.
+# The effect of an injection: no result moves by more than rounding may; some elements of a result do; all elements do;
+# or the probe ends with an error or a signal.
 MASKED, PARTIAL, WHOLE, STOPPED = "masked", "can escape", "whole result", "stopped"
 OUTCOMES = (MASKED, PARTIAL, WHOLE, STOPPED)
 

@@ -40,7 +40,7 @@ from .injector import InjectedContext, Injector, Shot, Site
 from .records import MASKED, PARTIAL, STOPPED, WHOLE
 from .units import Unit
 
-# What makes inputs, and exact results. Callers get copies of inputs, since some write to them.
+# The functions that compute inputs and exact results. Callers get copies of inputs, because some write to them.
 _COPIED: tuple[Any, ...] = (
     hashed_inputs.hashes,
     hashed_inputs.ternary,
@@ -72,11 +72,11 @@ _REMEMBERED: tuple[Any, ...] = (
         norm_fixed_cases.norm_inputs,
     ),
 )
-# Training writes to what the first two give; the third multiplies what a faulty operator gave, in float64.
+# Training writes to the results of the first two; the third multiplies the results of a faulty operator, in float64.
 _ON_HOST: tuple[Any, ...] = (train_step.model, small_gpt.parameters, fft_and_linalg._times)
 
 Compare = Callable[..., element_comparison.Worst]
-_digest = tensor_digests.raw_digest  # as it is before Runner replaces it
+_digest = tensor_digests.raw_digest  # the original: Runner replaces it
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Runner:
     a fault has changed is computed again.
     """
 
-    job: JobDocument  # of the next runs
+    job: JobDocument  # for the next runs
 
     def __init__(self, job: JobDocument, compare: Compare = element_comparison.compare) -> None:
         self.job = job
@@ -244,7 +244,7 @@ class Runner:
     def _expecting(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def expected(case: operation_case.Case) -> Any:
             if id(case) not in self._known:
-                self._known[id(case)] = case, function(case)  # the case too, so that no other gets its id
+                self._known[id(case)] = case, function(case)  # keeps the case alive: no other object gets its id
             return self._known[id(case)][1]
 
         return expected

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from .records import OUTCOMES, PARTIAL, Record
 
-LARGE = 8  # units of the last place, beyond which no right algorithm is expected to be
-NORMAL_95 = 1.959964  # 95% of a normal distribution lie within so many standard deviations
+LARGE = 8  # units of the last place: no right algorithm is expected to have a larger error
+NORMAL_95 = 1.959964  # 95% of a normal distribution are within this many standard deviations
 
 
 @dataclass(frozen=True)

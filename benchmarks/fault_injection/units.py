@@ -181,8 +181,8 @@ def _repeat(context: Context) -> Iterator[Unit]:
         yield Unit(f"steps {dtype}", functools.partial(run, dtype=dtype))
 
 
-# By probe: its units at the context's level, on the CPU. The others compute nothing that an operator of aten returns
-# to this process, or are skipped on the CPU.
+# Probe -> its units at the context's level, on the CPU. Probes that are missing here compute nothing with aten
+# operators in this process, or are skipped on the CPU.
 PROBES: dict[str, Callable[[Context], Iterable[Unit]]] = {
     "transfer": _transfer,
     "gemm.crash": _crash,

@@ -24,11 +24,11 @@ from .runner import Effect, Observed, Runner, effect
 from .units import PROBES, Unit
 
 LEVEL = "standard"
-CONTROL = "control"  # operations, judged by a comparison that sees every second element
+CONTROL = "control"  # the probe operations, with a broken comparison that skips every second element
 CONTROLLED = "operations"
 OFFSETS = (0, 1, 3, 6)  # elements by which inputs are moved in memory
 SETTINGS = 2 * len(OFFSETS)  # with one thread and with two
-_right = element_comparison.compare  # as it is before Runner replaces it
+_right = element_comparison.compare  # the original: Runner replaces it
 
 
 class Campaign:

@@ -20,7 +20,7 @@ import torch
 # 2511.10909) does not.
 LARGE = 256.0
 SHAPES = ((272, 1040, 304), (256, 4096, 256), (1024, 2048, 16))  # the first is that of the probe gemm.fp8
-_NEXT = 40  # a place in another tensor core instruction than place 0, which adds at most 32 products
+_NEXT = 40  # a place in a different tensor core instruction than place 0: an instruction adds at most 32 products
 
 Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """fp8 (m, k) times fp8 (k, n)."""
@@ -91,7 +91,7 @@ def scaled_mm(out: torch.dtype, fast: bool) -> Multiply:
     scaled: Any = torch._scaled_mm
 
     def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        column_major = b.t().contiguous().cuda().t()  # as _scaled_mm asks
+        column_major = b.t().contiguous().cuda().t()  # as _scaled_mm requires
         result: torch.Tensor = scaled(
             a.cuda(), column_major, scale_a=one, scale_b=one, out_dtype=out, use_fast_accum=fast
         )

@@ -14,7 +14,8 @@ _ON_CPU = 64 << 20
 
 def main(device: str, share: float) -> None:
     size = int(share * torch.cuda.mem_get_info()[1]) if device == "cuda" else _ON_CPU
-    # A GPU's memory is taken when it is allocated. It is not written to: a pretended GPU's is the host's.
+    # Allocating GPU memory is enough to occupy it. It is not written to, because a simulated GPU uses the host's
+    # memory.
     held = torch.empty(size, dtype=torch.uint8, device=device)
     print(held.numel(), flush=True)
     sys.stdin.read()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-_PATIENCE = 10.0  # seconds that killed processes are given to be gone; one that the driver holds can take seconds
+_PATIENCE = 10.0  # seconds to wait for killed processes; one that the driver blocks can take several
 
 
 class TimeUp(BaseException):
@@ -69,7 +69,7 @@ def _stat(pid: int) -> list[str] | None:
     character."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:  # it ended, maybe meanwhile
+    except OSError:  # it has ended
         return None
 
 

@@ -19,9 +19,9 @@ from gpu_plan.limits import TimeUp, descendants, end_descendants, time_limit
 from gpu_plan.selftests import ROOT, Order, Run
 from gpu_plan.steplog import FAILED, PASSED, SKIPPED, StepLog
 
-BLOCK_SECONDS = 540.0  # nine minutes, as a machine used from afar may end a command after ten
-LEAST_SECONDS = 5.0  # a step is not begun with less
-# Whose bytes decide what a result shows: a result made from others is not complete.
+BLOCK_SECONDS = 540.0  # nine minutes: a remote machine may kill a command after ten
+LEAST_SECONDS = 5.0  # a step is not started with less time left
+# The sources that determine a result: a result of different sources counts as incomplete.
 _SOURCES = ("envbuild/selftest", "benchmarks/gpu_plan", "tests/selftest/seeds")
 
 

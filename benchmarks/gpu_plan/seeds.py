@@ -15,7 +15,7 @@ from selftest.seeds.on_gpus import PROBES as PROBES
 
 from envbuild.selftest.probes.hardware import burn, memory
 
-# Sizes at which the seeds place their faults: those of a CPU, which a GPU computes as well.
+# The sizes at which the seeds have their faults: those of the CPU, which a GPU can compute too.
 burn.SIDE = burn.SIDE_CPU
 memory.CHUNK, memory.chunks_to_write = memory.CHUNK_CPU, lambda free: memory.CHUNKS_CPU
 

@@ -18,8 +18,8 @@ from typing import Any
 from gpu_plan.selftests import Run
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
-LARGEST = 15 << 20  # bytes of a file: larger ones may not come back from a machine that is used from afar
-_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")  # results are committed
+LARGEST = 15 << 20  # bytes of a file: a remote machine may not return larger ones
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")  # removed, because results are committed
 
 Record = dict[str, Any]
 

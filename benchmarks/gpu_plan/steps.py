@@ -26,20 +26,20 @@ from gpu_plan.steplog import FAILED, PASSED, SKIPPED
 BUDGET = {"quick": 10, "standard": 60}  # seconds
 FINGERPRINT = "fingerprint.json"
 CLOCKS = "clocks.csv"
-_WARM = 3  # contexts that are timed after the cold one
+_WARM = 3  # number of contexts that are timed after the cold one
 _BURN_SECONDS = 60
-_SHARDS = 4  # self-tests that share the seeds between them
+_SHARDS = 4  # number of self-tests between which the seeds are divided
 _ALONE = ("burn", "memory", "init.alloc", "gemm.exact:leaks")  # probes and a seed that take the memory that there is
 _SEED_BURN_SECONDS = 3
-_LEAK_MB = 6000  # that a seed which leaks memory of the host may take, on the CPU
+_LEAK_MB = 6000  # limit for a seed that leaks host memory, on the CPU
 _HELD = 0.9  # of the GPU's memory
 _MEMORY_SLACK = 128  # MiB by which nvidia-smi's memory in use may differ when nobody uses the GPU
 _BURNING_SECONDS = 5.0  # between the first memory that burn takes and the signal
 _GONE_SECONDS = 10.0  # within which an ended process must be gone from the GPU
 _ROUNDED = ("gemm.accuracy", "norm.torch", "conv", "attention.math", "attention.flash", "attention.efficient",
             "attention.cudnn")  # fmt: skip
-_ROUNDING_LEAST = 2  # sets of inputs without which the step shows nothing
-_ROUNDING_SECONDS = 70.0  # after which no further set is begun, however patient the plan is
+_ROUNDING_LEAST = 2  # minimum number of input sets for a meaningful result
+_ROUNDING_SECONDS = 70.0  # after this time no further set is started, whatever the time limit of the step
 _NO_IDENTITY = re.compile(r"serial|uuid|guid|\bpdi\b|part number|board id|chassis|inforom|image version|fabric", re.I)
 # nvidia-smi's bits of clocks_event_reasons.active (nvml.h, nvmlClocksEventReasons)
 _REASONS = {0x1: "idle", 0x2: "set clocks", 0x4: "power cap", 0x8: "hardware slowdown", 0x10: "sync boost",

@@ -1,4 +1,4 @@
-"""Folders and settings as in the unit tests."""
+"""Uses the folders and settings of the unit tests."""
 
 from __future__ import annotations
 

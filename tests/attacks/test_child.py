@@ -1,4 +1,5 @@
-"""An image built on a proved one that replaces locked code, without writing to its path, and ordinary ones."""
+"""A child image of a verified image that replaces locked code without writing to its path, and ordinary child
+images."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ Entry = tuple[str, str | bytes]
 
 @pytest.fixture
 def site(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """Proved with a libcublas.so.12 in it; its torch is a package, and numpy a module of one file."""
+    """A verified image that contains a libcublas.so.12; its torch is a package, and its numpy a module of one file."""
     whole = wheel_contents.roots
     monkeypatch.setattr(wheel_contents, "roots", lambda wheel: (*whole(wheel), *_packages(wheel)))
     with proved(project, monkeypatch) as found:
@@ -62,7 +63,7 @@ def layer(entries: Sequence[Entry], **attributes: str) -> bytes:
 
 
 def reasons(site: Site, *layers: bytes, env: list[str] | None = None) -> list[str]:
-    """Why `verify` refuses an image with these layers above the proved one's, each by its id."""
+    """Return the ids of the reasons why `verify` refuses an image with these layers on top of the verified image."""
     config = config_of([LAYER, *map(oci_types.digest_of, layers)], {LOCK_LABEL: site.lock.id}, env)
     blobs = [LAYER, *(site.registry.add_blob(gzip.compress(one)) for one in layers)]
     document = {
@@ -211,7 +212,7 @@ def test_a_folder_in_place_of_a_file(site: Site, path: str) -> None:
 
 
 def cache(found: dict[str, str]) -> bytes:
-    """/etc/ld.so.cache as ldconfig writes it: name -> file."""
+    """Return /etc/ld.so.cache as ldconfig writes it: name -> file."""
     texts = [text.encode() + b"\0" for item in found.items() for text in item]
     start = 48 + 24 * len(found)
     at = [start + sum(map(len, texts[:index])) for index in range(len(texts))]

@@ -40,7 +40,8 @@ def outside(project: Path) -> Path:
 
 
 def refused(project: Path, *arguments: str) -> str:
-    """The error, after checks that no part of a secret is shown or written, and that nothing was locked."""
+    """Run a command that must fail and return its error; checks that no part of a secret is shown or written, and that
+    nothing was locked."""
     text, document = envbuild(*arguments), envbuild(*arguments, "--json")
     shown = "".join((text.stdout, text.stderr, document.stdout, document.stderr))
     assert TRACE not in shown

@@ -29,7 +29,8 @@ DATE = "{}-06-01T00:00:00Z"
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
-    """torch, pip and alpha in two versions, on an index that pip is configured with; uv's own files are read."""
+    """An index that pip is configured with: torch, pip and two versions of alpha. uv's own configuration files are
+    read."""
     quick_pip(monkeypatch)
     monkeypatch.delenv("UV_NO_CONFIG")
     folder = tmp_path / "served"
@@ -65,7 +66,7 @@ def refusal(result: CommandResult) -> str:
 
 
 def dated(index: Index, **years: int) -> None:
-    """Upload times: each file of alpha in the year that is given for its version, as v1_0=2020; the others today."""
+    """Set upload times: each version of alpha gets the given year, as in v1_0=2020; the others get today."""
     by_version = {f"alpha-{key[1:].replace('_', '.')}": year for key, year in years.items()}
     index.dates = {
         file.name: DATE.format(next((y for stem, y in by_version.items() if file.name.startswith(stem)), 2026))
@@ -184,7 +185,7 @@ def test_indexes_and_links_of_pip_apply(project: Path, index: Index, monkeypatch
     assert locked(project).versions["beta"] == "1.0" and done.document["notes"] == []
 
 
-# wheels that nobody asked for
+# wheels that were not requested
 
 
 @pytest.mark.attack(

@@ -35,7 +35,7 @@ from envbuild.registry.registry_client import Repository
 from envbuild.util.errors import NetworkError
 
 SECRET = "correct horse battery staple"
-LIMITS = "network:\n  deadline: 2\n  rate: 1000\n"  # a byte comes in time for each wait, but not for all together
+LIMITS = "network:\n  deadline: 2\n  rate: 1000\n"  # each byte arrives in time, all of them do not
 LONG = 40  # seconds; the server would go on for ten minutes
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 600\r\n\r\n"
 CHUNKED = HEAD.replace(b"Content-Length: 600", b"Transfer-Encoding: chunked")
@@ -57,8 +57,8 @@ def sending(
     seen: list[bytes] | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> Iterator[str]:
-    """host:port of a server whose answer is `at_once`, then `count` pieces, one after each pause. `seen` gets the first
-    line of each connection's request."""
+    """Start a server, and return its host:port. It answers `at_once`, then `count` pieces, one after each pause. `seen`
+    gets the first line of each connection's request."""
 
     class Handler(socketserver.BaseRequestHandler):
         def setup(self) -> None:
@@ -69,7 +69,7 @@ def sending(
             received = b""
             while b"\r\n\r\n" not in received and (part := self.request.recv(1 << 16)):
                 received += part
-                if received.startswith(b"\x16"):  # it does not speak TLS
+                if received.startswith(b"\x16"):  # a TLS handshake: this server does not use TLS
                     return
             if seen is not None:
                 seen.append(received.partition(b"\r\n")[0])
@@ -109,7 +109,7 @@ def test_a_registry_that_drips_is_given_up(project: Path, drips: str) -> None:
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for 127.0.0.1 that signed itself, with its key, in one PEM file."""
+    """A self-signed certificate for 127.0.0.1 with its key, in one PEM file."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
     today = datetime.datetime.now(datetime.UTC)
@@ -201,7 +201,8 @@ def test_an_index_that_drips_while_uv_resolves_is_given_up(monkeypatch: pytest.M
 
 @pytest.mark.attack("registry", "one byte a second, for ever, through a SOCKS proxy", "exit 7 after the deadline")
 def test_a_registry_that_drips_behind_a_socks_proxy_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PySocks, which requests needs for such a proxy, is not installed here: what it has is a connection."""
+    """PySocks, which requests needs for such a proxy, is not installed here, so the test replaces it by a plain
+    connection."""
 
     def connected(destination: tuple[str, int], *arguments: Any, **options: Any) -> socket.socket:
         assert destination == ("registry.example", 80)
@@ -270,7 +271,7 @@ class Sent(BaseAdapter):
 
 
 def shown(registry: str, realm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The credentials that the token service at `realm` is shown by one who is logged in at `registry`."""
+    """Return the credentials that the token service at `realm` receives from a user who is logged in at `registry`."""
     docker_login(tmp_path, monkeypatch, **{registry: f"me:{SECRET}"})
     session, sent = registry_http_and_auth.registry_session(None), Sent(realm)
     session.mount("https://", sent)

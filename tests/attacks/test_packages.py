@@ -62,7 +62,7 @@ class Silent:
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
-    """It has pip and a torch of three files, and serves ranges."""
+    """An index with pip and a torch of three files, which serves ranges."""
     quick_pip(monkeypatch)
     folder = tmp_path / "served"
     write_wheel(folder, "pip", "26.0")
@@ -73,7 +73,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
 
 
 def torch_wheel(folder: Path, files: Mapping[str, bytes] = TORCH) -> Path:
-    """Its module is the package."""
+    """Return a wheel whose module is the package torch."""
     file = write_wheel(folder, "torch", "2.13.0", files=files)
     return without(file, "torch.py")
 
@@ -93,7 +93,7 @@ def plan(project: Path, *packages: str, **more: Any) -> Plan:
 
 
 def stored(*files: Path) -> tuple[LockedWheel, ...]:
-    """Wheels in the store, as a lock names them that was edited by hand."""
+    """Put wheels into the store, and return a lock of them, as if edited by hand."""
     found = []
     for file in files:
         name, version = file.name.split("-")[:2]
@@ -113,7 +113,7 @@ def locked(project: Path, wheels: tuple[LockedWheel, ...], **changes: Any) -> Lo
     return dataclasses.replace(found, **changes)
 
 
-# one path
+# two packages with the same path
 
 
 @pytest.mark.attack(
@@ -164,7 +164,7 @@ def test_a_forged_checksum_passes_the_lock_and_not_the_bytes(index: Index, proje
 
 
 def with_crc(content: bytes, wanted: int) -> bytes:
-    """`content` and four bytes more that give it this CRC: the 32 bits are a linear system."""
+    """Return `content` with four more bytes that give it this CRC: the 32 bits are solutions of a linear system."""
     begin = zlib.crc32(content + bytes(4))
     columns = [zlib.crc32(content + (1 << bit).to_bytes(4, "little")) ^ begin for bit in range(32)]
     rows = [(column, 1 << bit) for bit, column in enumerate(columns)]
@@ -301,7 +301,7 @@ def test_a_wheel_that_was_damaged_in_the_store_is_removed(tmp_path: Path) -> Non
     assert not file.exists()
 
 
-# what runs at Python's start, or when torch is imported
+# code that runs when Python starts, or when torch is imported
 
 STARTUP = {
     "evil.pth": (b"import evil\n", "a .pth file that imports"),
@@ -447,12 +447,12 @@ def test_a_profile_accepts_a_file_by_name_and_sha256(project: Path, tmp_path: Pa
             wheel_conflicts.refuse_stored(made.wheels, [other])
 
 
-# the audit of what is installed
+# the audit of installed files
 
 
 @dataclasses.dataclass(frozen=True)
 class Installed:
-    """A virtual environment with a torch that needs no library."""
+    """A virtual environment with a torch that requires no library."""
 
     python: Path
     made: Environment
@@ -521,7 +521,8 @@ OUTSIDE = ("bin/tool", "share/mine/table.json", "etc/mine.conf")
 @pytest.mark.parametrize("path", OUTSIDE)
 @pytest.mark.attack(AUTHOR, "changes another package's command or data file outside site-packages", "defect")
 def test_a_changed_file_outside_site_packages_is_a_defect(path: str, environment: Installed) -> None:
-    """RECORD names them by a relative path, as installers write it; the wheel's bytes cover site-packages alone."""
+    """RECORD lists such files by relative paths, as installers write them; the wheel's hashes cover only
+    site-packages."""
     made, prefix = environment.made, environment.python.parents[1]
     above = "/".join([".."] * len(made.site.relative_to(prefix).parts))
     made.wheel("mine", "1.0", {f"{above}/{name}": b"right = True\n" for name in OUTSIDE} | {"mine.py": b""})

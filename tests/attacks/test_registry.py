@@ -25,7 +25,7 @@ from envbuild.util.errors import CheckFailed, FileError
 
 @pytest.fixture
 def site(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """An image that its owner proved and pushed, signed, to team/sample."""
+    """An image that its owner verified, signed and pushed to team/sample."""
     with pushed(project, monkeypatch) as found:
         yield found
 
@@ -35,7 +35,7 @@ def verify(site: Site, *arguments: str, ref: str = "team/sample:verified") -> Co
 
 
 def refused(result: CommandResult) -> list[str]:
-    """The ids of the reasons."""
+    """Return the ids of the reasons for the refusal."""
     assert result.code == CheckFailed.code, result.stdout
     found = [reason["id"] for reason in result.document["reasons"]]
     assert found and result.document["state"] == "unverified"
@@ -47,7 +47,7 @@ def digest_of(site: Site, tag: str = "verified") -> str:
 
 
 def put_image(site: Site, tag: str, config: bytes, *layers: str) -> dict[str, Any]:
-    """An image in the registry under a tag; its descriptor."""
+    """Put an image into the registry under a tag; return its descriptor."""
     document = {
         "schemaVersion": 2,
         "mediaType": oci_types.MANIFEST,
@@ -69,7 +69,7 @@ PROVED, EVIL = "proved", "evil"
 
 
 def put_index(site: Site, *entries: tuple[str, str | None]) -> str:
-    """An index of (image, platform as OS/ARCHITECTURE) over the tag `verified`; its digest."""
+    """Move the tag `verified` to an index of (image, platform as OS/ARCHITECTURE); return its digest."""
     known = {PROVED: described(site, "verified"), EVIL: put_image(site, "evil", config_of([LAYER], {}, ["EVIL=1"]))}
     manifests = []
     for name, platform in entries:
@@ -237,7 +237,7 @@ def test_an_image_of_several_profiles(site: Site) -> None:
 
 @pytest.mark.legitimate("user of a GPU", "evidence from a file, signed before the push", "verified by it")
 def test_evidence_that_was_signed_before_the_push(site: Site) -> None:
-    """It names the image by its id alone."""
+    """It names the image only by its id."""
     path = site.prove(run_on("NVIDIA H20"))
     record = dict(evidence_statements_and_store.stored(site.engine.image.id))[path]
     subject = in_toto_statements.Subject("envbuild/sample", site.engine.image.id)
@@ -270,7 +270,8 @@ def test_evidence_of_another_profile_or_lock(site: Site) -> None:
 
 
 def put_child(site: Site, tag: str = "verified", *, layers: tuple[bytes, ...] = (), **settings: Any) -> None:
-    """An image with the base's configuration, label of the lock included, but for `settings` and more `layers`."""
+    """Push an image with the base's configuration (also the label of its lock), changed `settings` and more
+    `layers`."""
     document = json.loads(site.engine.config)
     document["config"] |= settings
     digests = [LAYER, *(site.registry.add_blob(raw) for raw in layers)]
@@ -364,7 +365,7 @@ def test_a_child_that_changes_a_setting_of_its_base(settings: dict[str, Any]) ->
 
 @pytest.mark.attack("author of a child image", "a label that names another lock", "refused (configuration)")
 def test_a_child_that_changes_envbuilds_labels(site: Site) -> None:
-    """The base is named by its tag, so that the label does not choose it."""
+    """The user names the base by its tag, so the label does not choose it."""
     put_child(site, "app", Labels={LOCK_LABEL: f"sha256:{sha('x')}"})
     base = f"{site.registry.host}/team/sample:verified"
     assert refused(verify(site, "--base", base, ref="team/app:app")) == ["configuration"]
@@ -432,7 +433,7 @@ def test_an_ordinary_child(site: Site) -> None:
 
 @pytest.mark.legitimate("user of an image", "a child of an image whose default command it replaces", "verified")
 def test_a_child_with_another_command_than_its_base() -> None:
-    """Every image of envbuild has one: `python`; and those on a foreign base image run as user 0."""
+    """Every image of envbuild has the command `python`; images on a foreign base image run as user 0."""
     base = Config("b", (), {}, {}, {"Cmd": ["python"], "User": "0", "WorkingDir": "/workspace"})
     child = replace(base, settings={"Cmd": ["serve"], "User": "1000", "WorkingDir": "/app"})
     assert list(child_config_check.configuration_objections(child, base, ())) == []

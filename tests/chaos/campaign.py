@@ -33,13 +33,13 @@ from chaos.place import Place  # noqa: E402
 from chaos.products import CPU, GPU, Product  # noqa: E402
 from chaos.rounds import Campaign, Ran  # noqa: E402
 
-# How many faults each has at least.
+# The minimum number of faults of each campaign.
 COUNTS = {"kill": 200, "engine": 40, "registry": 40, "index": 40, "gpu": 12}
-# And in the tests.
+# The number in the tests.
 SLICE = {"kill": 1, "engine": 1, "registry": 1, "index": 1, "gpu": 0}
-# And at most: a fault of these takes minutes.
+# The maximum number, for campaigns in which a fault takes minutes.
 MOST = {"gpu": 30}
-PRODUCTS = {"gpu": GPU}  # of the others: CPU
+PRODUCTS = {"gpu": GPU}  # all others: CPU
 _BEGINNINGS = {"kill": MAKE.shares, "gpu": BUILD.shares, "engine": engine_kills.SHARES}
 _FREE = {"gpu": 30e9}  # bytes: what a build of the image requires in addition to two images and the builder's cache
 _FOLDER = Path("/var/tmp")
@@ -70,9 +70,9 @@ def main() -> int:
         for product, names in itertools.groupby(counts, _product):
             with place.place(Path(folder) / "place", product, stocked[product.extends]) as there:
                 for name in names:
-                    keep = functools.partial(_keep, asked.json, tuple(ran))  # what is over, where the rest is cut short
+                    keep = functools.partial(_keep, asked.json, tuple(ran))  # keep finished campaigns if cut short
                     ran.append(_run(kinds[name](), there, counts[name], asked.seed, keep))
-    if not asked.json and not asked.names and counts == COUNTS:  # part of a campaign is not a result
+    if not asked.json and not asked.names and counts == COUNTS:  # a partial campaign is not a result
         return _publish(ran)
     return 1 if any(one.breaches for one in ran) else 0
 
@@ -131,7 +131,7 @@ def _asked() -> argparse.Namespace:
 def _run(campaign: Campaign, there: Place, count: int, seed: int, keep: Callable[[Ran], None]) -> Ran:
     print(f"{campaign.name}: {count} faults, seed {seed}", file=sys.stderr, flush=True)
     try:
-        return rounds.run(campaign, replace(there), count, seed, keep)  # each may change the settings of its runs
+        return rounds.run(campaign, replace(there), count, seed, keep)  # a copy: campaigns may change the settings
     finally:
         campaign.close()
 

@@ -14,7 +14,7 @@ from chaos.place import NAME, PATIENCE, Place
 from chaos.products import VARIANTS
 from chaos.rounds import Struck, both, current, other, wait, words
 
-_ALLOWED = {0, 6}  # it had no need of the engine any more, or waited long enough; else: the engine
+_ALLOWED = {0, 6}  # 0: the run no longer needed the engine, or waited for it; 6: engine error
 SHARES = {"switch": 3, "relock": 3, "reprove": 2, "cold": 1}  # of kills.STARTS
 
 

@@ -106,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif mode == "wrong bytes":
             self._send(200, _wrong(kind, body), shown)
         else:
-            with contextlib.suppress(OSError):  # the client gave up, which is its right
+            with contextlib.suppress(OSError):  # the client gave up, which is allowed
                 self._send(200, body, shown, mode)
 
     def _found(self, path: str) -> tuple[str, bytes | None]:

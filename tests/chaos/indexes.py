@@ -15,9 +15,9 @@ from chaos.place import NAME, Place
 from chaos.products import VARIANTS
 from chaos.rounds import Struck, both, current, forget_build, locked, other, words
 
-# 3: what came was not what was asked for, which only wrong bytes may be.
+# 3: the answer was invalid; only wrong bytes may cause this.
 _ALLOWED = {mode: {0, 7} for mode in MODES} | {"wrong bytes": {0, 3, 7}}
-_SMALL = 30_000_000  # bytes; torch stays
+_SMALL = 30_000_000  # bytes; larger wheels, such as torch, are not downloaded again
 
 
 @dataclass

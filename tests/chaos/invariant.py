@@ -120,7 +120,8 @@ def _built(state: Path, image: str, lock_id: str) -> bool:
 
 def half_written(ground: Ground) -> Iterator[Breach]:
     files = _files(ground.project, ground.state, ground.cache / "bases", *(ground.cache / s for s in _STORES))
-    for file in sorted(files, key=lambda file: not file.name.endswith(".lock.yaml")):  # Dockerfiles are held to those
+    # locks first: Dockerfiles are compared with them
+    for file in sorted(files, key=lambda file: not file.name.endswith(".lock.yaml")):
         why = _fault(file, ground)
         if why:
             yield Breach(HALF, f"{file.name}: {why}")
@@ -130,7 +131,7 @@ def _files(*folders: Path) -> Iterator[Path]:
     for folder in folders:
         for path in sorted(folder.rglob("*")):
             on_its_way = any(part.startswith(".") for part in path.relative_to(folder).parts)
-            if path.is_file() and not on_its_way:  # what has not got its name yet is not a file: see left_files
+            if path.is_file() and not on_its_way:  # a file without its final name is not checked here: see left_files
                 yield path
 
 
@@ -218,13 +219,13 @@ def _digest(file: Path) -> str:
     return _digests[key]
 
 
-# what is left
+# leftovers
 
 
 def left_files(ground: Ground) -> Iterator[Breach]:
     for path in sorted(ground.temporary.iterdir()):
         if path.is_file() and path.read_bytes() in (b"", b"blat"):
-            continue  # Python tries a folder for temporary files with one, for some microseconds (tempfile)
+            continue  # tempfile creates one for some microseconds, to test a folder
         yield Breach(LEFT, f"temporary {path.name}")
     for folder in (ground.project, ground.state, ground.cache):
         for path in sorted(folder.rglob(".*")):

@@ -94,7 +94,7 @@ MAKE = Moments(
     every=7,
     shares={"switch": 44, "relock": 16, "fetch": 8, "reprove": 5, "cold": 1, "base": 1},
 )
-# Of a build alone, that of a large image: few kills, so that most are where something of it is half done.
+# For a build without self-test, that of a large image: few kills, so most are at moments with half-finished work.
 BUILD = Moments(
     [("layer", f"{edge} {step}") for edge in ("end", "begin") for step in STARTS["layer"].steps],
     every=3,
@@ -140,7 +140,7 @@ class Kills:
         if moment is None and not wait(delay, lambda: not running.alive()):
             running.kill()
         ended = running.finish(PATIENCE)
-        if ended.code != -9:  # the moment did not come: the run is a good one
+        if ended.code != -9:  # the moment was not reached: the run ended normally
             assert ended.code == 0, f"{start}, {moment or delay}: {ended.code}\n{ended.stdout}\n{ended.stderr}"
             return None
         return Struck(kind, f"{start}, {moment or f'{delay:.3f} s'}", ended.code, round(ended.seconds, 2))

@@ -136,7 +136,7 @@ class Place:
             with contextlib.suppress(OSError):
                 if mark in (entry / "environ").read_bytes().split(b"\0"):
                     command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                    if command:  # one that has ended has none
+                    if command:  # an ended process has no command line
                         found[int(entry.name)] = command
         return found
 
@@ -160,7 +160,7 @@ def place(root: Path, product: Product, locks: Iterable[Lock]) -> Iterator[Place
             PIP_CONFIG_FILE=os.devnull, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(made.links), UV_NO_CACHE="1",
             PIP_EXTRA_INDEX_URL="", UV_FIND_LINKS="",
         )  # fmt: skip
-        shutil.rmtree(made.project.config)  # pip's settings are those above alone
+        shutil.rmtree(made.project.config)  # only the pip settings above apply
         made.project.config.mkdir()
         for one in locks:
             _fill(made, one)
@@ -191,10 +191,10 @@ def _fill(made: Place, locked: Lock) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    if target.exists():  # two locks share most
+    if target.exists():  # two locks share most files
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)
-    except OSError:  # another disk
+    except OSError:  # on a different disk
         shutil.copy2(source, target)

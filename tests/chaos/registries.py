@@ -19,7 +19,7 @@ from chaos.products import VARIANTS
 from chaos.rounds import Struck, wait, words
 from envbuild.registry import oci_types
 
-_ALLOWED = {0, 7}  # it came back in time, or: the registry
+_ALLOWED = {0, 7}  # 0: the registry came back in time; 7: registry error
 
 
 class Server(OpenRegistry):

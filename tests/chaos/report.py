@@ -17,7 +17,7 @@ _WHAT = {
     "registry": "SIGKILL for the registry",
     "index": "a faulty package index in `lock` and `make`",
 }
-# What a round begins with, kills.STARTS.
+# The states from which a round begins (kills.STARTS).
 _STARTS = {
     "switch": "the profile changed to one whose image is there and proved",
     "relock": "the profile changed to one whose image is not there; its layers may be in the builder's cache",

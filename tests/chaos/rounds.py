@@ -96,7 +96,7 @@ def run(campaign: Campaign, place: Place, count: int, seed: int, keep: Callable[
         dice = random.Random(f"{campaign.name} {seed} {tries}")
         try:
             struck = campaign.strike(place, dice, len(ran.outcomes))
-        except AssertionError as failed:  # in a run that nothing was done to
+        except AssertionError as failed:  # in a run without an injected fault
             struck = Struck(NONE, "-, a run without a fault", -1, 0.0, str(failed)[:500], fair=False)
         if struck:
             ran.outcomes.append(_settle(campaign, place, struck))
@@ -162,7 +162,7 @@ def clear(place: Place) -> None:
             client.api.remove_image(image["Id"], force=True)
 
 
-# what a campaign begins its rounds with
+# the states from which a campaign begins its rounds
 
 
 def both(place: Place) -> None:
@@ -198,7 +198,7 @@ def forget_build(place: Place, variant: str) -> None:
 def forget_unused(place: Place) -> None:
     """Remove the builder's cache of images that were removed, so that layers used only by a removed image are built
     again."""
-    presence: list[str] = []  # a filter without a value asks whether the record has it
+    presence: list[str] = []  # a filter without a value selects records that have the key
     place.engine.client(300).api.prune_builds(filters={"type": "regular", "private": presence})
 
 

@@ -111,7 +111,7 @@ def test_an_image_that_can_only_be_built_is_never_verified(tmp_path: Path) -> No
 
     there = place(tmp_path, SimpleNamespace(api=SimpleNamespace(images=images)), product=GPU)
     assert [breach.kind for breach in Kills().extra(there)] == [WRONG]
-    assert Kills().extra(replace(there, product=CPU)) == []  # of those the evidence is looked at
+    assert Kills().extra(replace(there, product=CPU)) == []  # for CPU images, the evidence is checked instead
     assert asked == [f"envbuild/{NAME}:verified"]
 
 

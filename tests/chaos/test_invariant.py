@@ -181,9 +181,9 @@ HALVES: dict[str, Callable[[Sample], Path]] = {
 @pytest.mark.parametrize("what", HALVES)
 def test_half_a_file(sample: Sample, what: str) -> None:
     file = HALVES[what](sample)
-    assert sample.found(settled=False) == []  # and the Dockerfile's lock is known
+    assert sample.found(settled=False) == []  # and the lock of the Dockerfile is known now
     raw = file.read_bytes()
-    time.sleep(0.01)  # so that its time tells it from the file that was whole
+    time.sleep(0.01)  # so that its time differs from that of the complete file
     file.write_bytes(raw[: len(raw) // 2])
     assert (HALF, True) in [(kind, file.name in text) for kind, text in sample.found(settled=False)]
 
@@ -193,7 +193,7 @@ def test_a_lock_without_its_last_line_is_not_whole(sample: Sample) -> None:
     assert HALF in sample.kinds()
 
 
-# what is left
+# leftovers
 
 
 def test_a_container_is_left(sample: Sample) -> None:
@@ -271,7 +271,7 @@ def test_a_round_reports_each_breach_and_continues(sample: Sample, engine: OwnEn
     place = Place(sample.root, project, engine)
     ran = rounds.run(Careless(sample, code), place, 2, seed=1)
     assert [outcome.next_code for outcome in ran.outcomes] == [-1 if code else 0] * 2
-    for outcome in ran.outcomes:  # what the first one left is not charged to the second
+    for outcome in ran.outcomes:  # leftovers of the first round are not charged to the second
         assert "the run under it ended with 9: odd" in outcome.breaches
         assert [f"make ended with {code}" in breach for breach in outcome.breaches].count(True) == bool(code)
         assert [breach for breach in outcome.breaches if LEFT in breach] == [

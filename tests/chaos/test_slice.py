@@ -18,7 +18,7 @@ from chaos.report import lines
 from chaos.rounds import Outcome, Ran, Struck
 
 CAMPAIGN = Path(__file__).parent / "campaign.py"
-_MINUTES = 13  # five times what it takes
+_MINUTES = 13  # five times the usual time
 
 
 @pytest.mark.engine
@@ -36,7 +36,7 @@ def test_no_fault_makes_a_wrong_image_or_leaves_anything(tmp_path: Path) -> None
         try:
             output, _ = process.communicate(timeout=60 * _MINUTES)
         finally:
-            process.terminate()  # where it goes on still: it cleans up
+            process.terminate()  # if it still runs: it then cleans up
     assert process.returncode == 0, output[-6000:]
     ran = [Ran.read(one) for one in json.loads(file.read_text(encoding="utf-8"))]
     assert [one.name for one in ran] == ["kill", "engine", "registry", "index"]

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 library = ctypes.CDLL("/opt/libfault.so")
 """
 
-# What `import torch` runs at its end: a self-test's Python runs no .pth file.
+# `import torch` runs this at its end: the Python of a self-test runs no .pth file.
 PATCHES = {
     "divides": """
 def linear(*_, **__):

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-_SECONDS = 30  # to end
+_SECONDS = 30  # seconds to wait for the end
 
 
 class Daemons:

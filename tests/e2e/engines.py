@@ -160,9 +160,10 @@ class OwnEngine:
 def own_engine(data: Path | None = None, **settings: Any) -> Iterator[OwnEngine]:
     """Start a private engine in a folder that is removed afterwards, with its images unless `data` names another
     folder. `settings`: keys of daemon.json, with _ for -."""
-    with tempfile.TemporaryDirectory(prefix="engine-", ignore_cleanup_errors=True) as name:  # sockets' paths are short
+    # a short path, because the length of a socket's path is limited
+    with tempfile.TemporaryDirectory(prefix="engine-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        folder.chmod(0o711)  # the socket has a group of its own
+        folder.chmod(0o711)  # users of the socket's group must reach it
         with OwnEngine(folder, data, settings={key.replace("_", "-"): value for key, value in settings.items()}) as own:
             yield own
 

@@ -30,7 +30,7 @@ from .support import CHECKOUT, command, docker, free_port, until
 NODE = "gpu-h20"
 NAMESPACE = "proofs"
 PAUSE = "envbuild-e2e/pause:1"
-# Of a machine without CAP_SYS_RESOURCE: a pod's processes are to be spared by the kernel more than others.
+# For a machine without CAP_SYS_RESOURCE: the OOM killer should spare a pod's processes more than others.
 RUNTIME = """#!/usr/bin/env python3
 import json, os, sys
 if "create" in sys.argv and "--bundle" in sys.argv:
@@ -66,7 +66,7 @@ class OneNode:
     def __post_init__(self) -> None:
         self.daemons = Daemons(self.folder / "log")
         runtimes = {"spared": {"path": str(self.folder / "runtime")}}
-        # with docker's bridge, in a network of its own: a pod without an address is not left alone
+        # docker's bridge in a separate network: Kubernetes restarts a pod that has no address
         settings = {"bridge": "", "runtimes": runtimes, "default-runtime": "spared"}
         self.engine = OwnEngine(self.folder / "engine", settings=settings)
 
@@ -208,7 +208,7 @@ class OneNode:
             stop.set()
             beating.join()
             self.ask("DELETE", f"/api/v1/nodes/{name}")
-            with contextlib.suppress(requests.RequestException):  # it is the node's, and may be gone with it
+            with contextlib.suppress(requests.RequestException):  # it belongs to the node, and may be gone with it
                 self.ask("DELETE", f"{leases}/{name}")
 
     def ready(self) -> bool:

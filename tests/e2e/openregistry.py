@@ -31,7 +31,7 @@ def program(folder: Path) -> Path | None:
 def unpack(package: str, folder: Path) -> None:
     """Unpack Debian's package without installing it."""
     folder.mkdir(parents=True, exist_ok=True)
-    # root's, for apt's own user may not write everywhere
+    # as root, because apt's own user may not write everywhere
     get = ["apt-get", "-qq", "-o", "APT::Sandbox::User=root", "download", package]
     subprocess.run(get, cwd=folder, check=True, capture_output=True)
     subprocess.run(["dpkg", "-x", next(folder.glob("*.deb")), folder], check=True, capture_output=True)

@@ -18,7 +18,7 @@ from . import openregistry
 from .support import command, docker, until
 
 USER = "reader"
-SUITE = "trixie"  # bookworm has no cosign; trixie's runs there
+SUITE = "trixie"  # bookworm has no cosign; trixie's package also runs on bookworm
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
@@ -121,7 +121,7 @@ auth: {{htpasswd: {{realm: e2e, path: {folder}/htpasswd}}}}
             login, stranger = folder / "login", folder / "stranger"
             stranger.mkdir()
             with pytest.raises(AssertionError, match="certificate"):
-                log_in(host, password, login)  # the engine does check
+                log_in(host, password, login)  # the engine checks the certificate
             trusted.mkdir(parents=True)
             shutil.copy(folder / "ca.pem", trusted / "ca.crt")
             log_in(host, password, login)

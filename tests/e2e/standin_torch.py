@@ -13,10 +13,10 @@ from unit.support import write_wheel
 
 from .support import command
 
-# Of the torch of this environment, as it is: what torch.utils.cpp_extension imports.
+# Files that torch.utils.cpp_extension imports, copied unchanged from this environment's torch.
 _REAL = ("_appdirs.py", "torch_version.py", "_vendor/__init__.py", "_vendor/packaging/*.py", "utils/cpp_extension.py",
          "utils/_cpp_extension_versioner.py", "utils/file_baton.py", "utils/hipify/*.py")  # fmt: skip
-_LINKED = ("c10", "torch", "torch_cpu", "torch_python", "c10_cuda", "torch_cuda")  # to each CUDAExtension
+_LINKED = ("c10", "torch", "torch_cpu", "torch_python", "c10_cuda", "torch_cuda")  # linked to each CUDAExtension
 _PACKAGE = """
 from torch import version
 from torch.version import __version__

@@ -31,7 +31,7 @@ HOOKS = Path(__file__).parent / "hooks"
 OWNER = "io.envbuild.owner"
 OTHER_CUBLAS = "12.5.3.2"  # not the one that step-video pins
 REQUIRED = ("env.libs", "gemm.crash", "gemm.exact", "gemm.accuracy", "attention.math")
-# Nothing a shell, a Dockerfile or a template may make something of.
+# Characters that a shell, a Dockerfile or a template could interpret.
 ODD = 'it\'s "quoted" $(touch /tmp/odd) $HOME `id` \\ {{ x }} # --flag'
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ class Running:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # a background job of a shell has it ignored, and its children too
+            # a shell's background job ignores SIGINT, and its children inherit that
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         self._readers = [threading.Thread(target=self._read, args=(name,), daemon=True) for name in self._texts]
@@ -166,7 +166,7 @@ class Project:
         made = cls(root / "project", root / "state", root / "config")
         for folder in (made.folder / "profiles", made.folder / "dockerfiles", made.state, made.config):
             folder.mkdir(parents=True)
-        # pip and uv stay configured as they are; of envbuild's own settings there are none
+        # pip and uv keep their configuration; envbuild has no settings
         own = Path(platformdirs.user_config_dir())
         for entry in own.iterdir() if own.is_dir() else ():
             if entry.name != "envbuild":

@@ -19,7 +19,7 @@ from .test_extensions import audited, kept, steps
 
 pytestmark = [pytest.mark.engine, pytest.mark.apex]
 
-# Each is loaded, which needs no GPU: every symbol that it wants is there.
+# Each module is loaded, which needs no GPU: all its symbols are found.
 IMPORT = """
 import importlib, json, sys, torch
 names = json.loads(sys.argv[1])

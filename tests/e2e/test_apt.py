@@ -41,7 +41,7 @@ def test_the_lock_in_the_evidence_gives_the_same_image(built: Proved, team: Team
     made = built.project.with_required_alone().start("make", built.name, "--json").finish(600)
     assert made.code == 0, f"{made.stdout}\n{made.stderr}"
     place = f"{team.registry.host}/e2e-{run_id}/apt"
-    pushed = team.push(built.name, place, "--zstd")  # the quickest to pack
+    pushed = team.push(built.name, place, "--zstd")  # the fastest compression
     assert pushed.code == 0, f"{pushed.stdout}\n{pushed.stderr}"
     done = team.rebuild(f"{place}:verified")
     assert (done.code, done.document["state"]) == (0, "verified"), f"{done.stdout}\n{done.stderr}"

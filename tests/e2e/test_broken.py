@@ -71,7 +71,7 @@ def test_a_hang_ends_with_the_time_of_the_selftest(hung: Result) -> None:
     assert hung.code == 5
     assert hung.seconds < 20
     of_the_run = [item["detail"] for item in hung.document["selftest"]["failures"] if item["probe"] is None]
-    # 10 s, and what a busy machine takes to stop it
+    # 10 s, plus the time that a busy machine takes to stop it
     assert any(re.fullmatch(r"the self-test was stopped after 1[0-9] s", text) for text in of_the_run)
     assert hung.document["selftest"]["passed"] == 0
 

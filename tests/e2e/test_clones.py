@@ -24,9 +24,9 @@ UID, DAYS = 4242, 400
 SECRET = secrets.token_hex(16)
 SOCKET = Path("/var/run/docker.sock")
 
-# In namespaces of its own: a user that this machine does not have, with a range of user ids for mmdebstrap, and a
-# /dev/shm of its own for what libfaketime keeps there by process id. These ids start beyond those that mmdebstrap's
-# inner namespace comes to: both look for theirs under one name. $1: a scratch folder; the rest: the command.
+# Runs a command in separate namespaces: as a user that this machine does not have, with a range of user ids for
+# mmdebstrap, and with its own /dev/shm, where libfaketime keeps files by process id. The process ids start above those
+# of mmdebstrap's inner namespace, because both use the same file names. $1: a scratch folder; the rest: the command.
 AS_SOMEBODY = f"""set -e
 echo 60000 > /proc/sys/kernel/ns_last_pid
 mount -t tmpfs tmpfs /dev/shm

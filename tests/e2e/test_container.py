@@ -84,7 +84,7 @@ def test_a_profiles_own_script_may_do_nothing_either(quick: Proved) -> None:
 
 
 def test_leftovers_of_a_killed_envbuild_are_removed_by_the_next(quick: Proved, broken: Workshop) -> None:
-    reference = broken.image("forged")  # a self-test that is over at once
+    reference = broken.image("forged")  # a self-test that ends immediately
     running = quick.project.start("test", quick.name)
     until("a container of the self-test", started(running.pid))
     running.kill()

@@ -123,7 +123,7 @@ def test_a_snapshot_archive_has_it_and_then_mmdebstrap_is_missing(aged: Aged, sn
     assert Recording.asked == [f"/{aged.made}/{aged.deb.path}"]
     assert (aged.project.cached("debs") / aged.deb.sha256 / aged.deb.file).is_file()
     assert [step["name"] for step in done.document["steps"]] == ["load profile", "resolve", "lock", "render"]
-    # the base of this lock was never made here
+    # the base of this lock was never built here
     assert (done.code, done.error["kind"]) == (6, "program")
     assert "mmdebstrap is not installed" in done.error["message"]
     assert "apt-get install mmdebstrap" in done.error["hint"]

@@ -106,7 +106,7 @@ def test_a_full_disk_is_full(small: Disk) -> None:
     (small.folder / "x").write_bytes(b"x" * 10_000)
 
 
-# many at once
+# many processes at once
 
 
 @pytest.mark.engine
@@ -119,7 +119,7 @@ def test_some_processes_make_the_same_profiles_while_they_change(
     assert found.faults == [] and len(found.makes) >= 3 and found.tested >= 2
 
 
-# again and again
+# repeated runs
 
 
 @pytest.mark.engine
@@ -130,7 +130,7 @@ def test_where_nothing_changed_nothing_grows(quick: Proved, scratch: Path) -> No
     def seen() -> dict[str, object]:
         context = machine_cache("contexts") / here.name
         files = full.contents(here.project.folder) | full.contents(here.project.state)
-        # those of one age are listed in no order
+        # images of equal age are listed in arbitrary order
         images = sorted(docker("image", "ls", "--quiet", f"envbuild/{here.name}").split())
         hashed = {str(path): hashlib.sha256(raw).hexdigest() for path, raw in files.items()}
         return {**hashed, "context": len(list(context.rglob("*"))), "images": images}

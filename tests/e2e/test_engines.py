@@ -13,7 +13,7 @@ from .support import docker, until
 
 pytestmark = pytest.mark.skipif(engines.lacking() is not None, reason=str(engines.lacking()))
 
-# Programs of the machine in an image of nothing.
+# Programs of this machine, in an otherwise empty image.
 FOLDERS = [f"--volume={folder}:{folder}:ro" for folder in ("/usr", "/bin", "/lib", "/lib64") if Path(folder).is_dir()]
 
 

@@ -30,7 +30,7 @@ SOURCE = Path(__file__).parent / "kernels"
 MODULE = "kernels_cuda"
 ON = {"env": {"KERNELS_CUDA": "1"}}
 
-# Put before a setup.py. The compiler has no memory as long as there is more than one at once, which is a real failure
+# Prepended to a setup.py. The compiler runs out of memory while more than one compiler runs at a time: a real failure
 # of the real compiler.
 NO_MEMORY = """
 import os, pathlib
@@ -42,7 +42,7 @@ if os.environ["MAX_JOBS"] != "1":
         (folder / name).chmod(0o755)
     os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
 """
-# Prepended to it: the compile takes long enough to be killed.
+# Prepended to a setup.py: the compilation then takes long enough to be killed.
 SLOW = "import time; print('sleeping', flush=True); time.sleep(600 if __import__('os').path.exists('slow') else 0)\n"
 
 
@@ -135,7 +135,7 @@ def test_it_is_compiled_and_found_in_the_image_of_the_real_torch(
     assert steps(done)["extensions"] is False
     tag = done.document["tags"][0]
 
-    # the wheel is what was asked for, and says what it was made from
+    # the wheel is as requested, and states what it was made from
     (about, wheel) = sorted(kept(place), key=lambda path: path.suffix)
     metadata = json.loads(about.read_text(encoding="utf-8"))
     assert (wheel.name, metadata["file"]) == ("kernels-0.1-cp311-cp311-linux_x86_64.whl",) * 2
@@ -170,7 +170,7 @@ def test_it_is_compiled_once(place: Project, repository: Repository, run_id: str
     (about, wheel) = sorted(kept(place), key=lambda path: path.suffix)
     metadata = json.loads(about.read_text(encoding="utf-8"))
 
-    # a second profile with the same key takes it, though its source is out of reach: the same layers
+    # a second profile with the same key uses it although its source is unreachable: the same layers
     second = again(place, name, run_id, {**repository.entry(), "git": "file:///nowhere"})
     assert steps(second)["extensions"] is True
     assert layers(second.document["tags"][0]) == layers(tag)
@@ -198,7 +198,7 @@ def test_debians_nvcc_compiles_it_too(images: None, scratch: Path, repository: R
     assert metadata["cuda"] == "12.4" and {"CC=gcc-13", "CXX=g++-13"} <= set(metadata["command"])
     assert metadata["compiler"]["nvidia-cuda-toolkit"].startswith("12.4.")
     assert audited(project, tag)["kernels"] == {MODULE: ["sm_80"]}
-    # nothing of it is in the image, the driver's library least of all
+    # nothing of it is in the image, in particular not the driver's library
     rest = "command -v nvcc g++-13 || true; ls /usr/lib/x86_64-linux-gnu | grep libcuda || true"
     found = inside(tag, f"python -c 'import torch, {MODULE}'; {rest}")
     assert found == []
@@ -259,7 +259,7 @@ def test_sources_that_cannot_be_had(place: Project, repository: Repository, run_
         gone = place.run("lock", name, "--json")
         assert (gone.code, gone.error["kind"]) == (7, "network")
         assert address in gone.error["message"] and "git_mirror" in gone.error["hint"]
-    # a site's mirror stands for the address
+    # a site's mirror replaces the URL
     settings = place.config / "envbuild" / "config.yaml"
     settings.parent.mkdir()
     settings.write_text(f"git_mirror: file://{repository.folder.parent}/{{path}}\n", encoding="utf-8")

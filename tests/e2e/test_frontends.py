@@ -108,7 +108,7 @@ def test_leftovers_of_a_killed_gpu_search_are_swept(
     place, pid, _ = docker_runner._owner().rsplit(":", 2)
     engine = Engine()
     with monkeypatch.context() as patch:
-        patch.setattr(docker_runner, "_owner", lambda: f"{place}:{pid}:0")  # another process has its id by now
+        patch.setattr(docker_runner, "_owner", lambda: f"{place}:{pid}:0")  # another process has the id by now
         patch.setattr(engine, "remove", lambda name: None)  # it is killed before that
         with contextlib.suppress(NotProved):
             docker_runner.look_for_gpu(engine)

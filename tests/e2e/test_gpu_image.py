@@ -138,7 +138,7 @@ def test_another_pin_changes_one_layer(gpu_made: Result, gpu_other: Result, gpu_
     before, after = layers(gpu_tag), layers(gpu_other.document["tags"][0])
     changed = [index for index, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
     assert len(changed) == 1
-    # cuBLAS is the one but last: the profile's own packages come after it
+    # cuBLAS is the last but one: the profile's own packages come after it
     assert changed == [len(before) - 2]
     sizes = [int(size) for size in docker("history", "--human=false", "--format", "{{.Size}}", gpu_tag).split()]
     filled = [size for size in reversed(sizes) if size]

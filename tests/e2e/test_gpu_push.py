@@ -16,7 +16,7 @@ from .support import OTHER_CUBLAS, Project, Result, command, docker, machine_cac
 
 pytestmark = [pytest.mark.engine, pytest.mark.images]
 
-# What `push` does with a proved image, without asking for the proof, and without the tag `verified`.
+# Does what `push` does with a verified image, but without checking the evidence and without the tag `verified`.
 SAY = """
 import sys
 from envbuild.pipeline import push_and_bundle

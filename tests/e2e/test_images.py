@@ -21,7 +21,7 @@ PROFILES = CHECKOUT / "profiles" / "projects"
 NAMES = sorted(file.stem for file in PROFILES.glob("*.yaml") if not file.stem.endswith(".lock"))
 ROOM = 25_000_000_000  # wheels, context and layers of one image take up to 20 GB while it is built
 
-# what the audit calls a library, and the beginning of the distribution's name that carries it
+# the audit's name of a library -> the beginning of the name of its distribution
 CARRIED_BY = {
     "cublas": "nvidia-cublas",
     "cublasLt": "nvidia-cublas",

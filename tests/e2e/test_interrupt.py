@@ -36,7 +36,7 @@ def interrupt(running: Running, after: str | None) -> Result:
         lines = running.stderr.splitlines(keepends=True)
         return [line.split("  ")[1] for line in lines if line.startswith("  ") and line[2] != " " and line[-1] == "\n"]
 
-    # what it wrote just before it stopped may be on its way still
+    # its last output may not have arrived yet
     until(f"{after} as the last finished step", lambda: finished()[-1:] == ([after] if after else []), 5)
     ended = running.interrupt()
     assert ended.code == 130, ended.stderr

@@ -117,7 +117,7 @@ def test_what_the_image_says_of_itself(quick: Proved) -> None:
     found = inspect(quick.verified)
     environment = dict(item.partition("=")[::2] for item in found["Config"]["Env"])
     assert found["Config"]["Labels"] == {"io.envbuild.lock": quick.document["lock"], "io.envbuild.torch": "2.13.0+cpu"}
-    assert environment["ODD"] == ODD  # to the letter: no shell and no template had a hand in it
+    assert environment["ODD"] == ODD  # unchanged: no shell and no template has interpreted it
     assert environment["PATH"].startswith("/opt/venv/bin:")
     assert (found["Config"]["User"], found["Config"]["Entrypoint"], found["Config"]["Cmd"]) == ("", None, ["python"])
     assert f"{found['Os']}/{found['Architecture']}" == "linux/amd64"

@@ -109,11 +109,11 @@ def test_packed_with_zstd_it_is_verified_and_pulled_as_the_same_image(site: Site
         assert docker(*is_what, f"{place}:verified") == docker(*is_what, site.proved.tag)
     finally:
         docker("image", "rm", f"{place}:verified")
-    again = site.team.push(site.proved.name, place)  # as it is packed is as good
+    again = site.team.push(site.proved.name, place)  # the existing compression is kept
     assert (again.code, again.document) == (0, done.document)
 
 
-# images that are built on it
+# child images
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_a_child_that_touches_a_locked_library_is_refused(site: Site, child: str
     assert set(found) == {"environment" if how == "preload" else "replaced"}
 
 
-# elsewhere
+# on another machine
 
 
 def test_a_bundle_is_verified_and_loaded_on_the_other_side(site: Site, scratch: Path) -> None:
@@ -191,4 +191,4 @@ def test_no_secret_is_anywhere(site: Site, workplace: Path) -> None:
     assert not in_layers(site.proved.tag, [secret.encode() for secret in known])
     locked = lock_file.read(project.lock(site.proved.name))
     assert locked
-    assert holding(locked.wheels[0].wheel.sha256, places[-1])  # what does stand in a statement is found
+    assert holding(locked.wheels[0].wheel.sha256, places[-1])  # control: a value that is in a statement is found

@@ -26,7 +26,7 @@ from .broken import Workshop
 from .cluster import NODES, Cluster
 from .support import Proved, Running, docker, handle, recorded, until
 
-# An engine that has the GPU which it is asked for, as this one has none.
+# Stands in for an engine that has the requested GPU, because this one has none.
 WITH_A_CARD = """#!/bin/bash
 words=()
 while [ $# -gt 0 ]; do
@@ -207,7 +207,7 @@ def test_a_registry_that_the_node_cannot_reach_is_reported(place: Place, bare: B
 def test_a_gpu_other_than_slurm_reports_is_not_proof(place: Place, bare: Bare, broken: Workshop) -> None:
     """The node reports an h20 and assigns it; in the container it is an A100."""
     image = broken.image("other-card")
-    program = place.shared / "docker-with-a-card"  # this engine has no GPU to give
+    program = place.shared / "docker-with-a-card"  # because this engine has no GPU
     place.shared.mkdir()
     program.write_text(WITH_A_CARD, encoding="utf-8")
     program.chmod(0o755)

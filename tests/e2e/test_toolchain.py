@@ -99,7 +99,8 @@ def test_archives_are_unpacked_and_used_only_where_they_must(indexed: Project, a
     assert "file://" not in addresses and str(scratch) not in addresses
     assert built(indexed, archived, "--no-cache") == tag
 
-    # A container as the toolkit makes it: the host's library in place, and, where that is older, a line for the loader.
+    # A container as the container toolkit creates it: the host's library is mounted, and if it is older, a line for the
+    # loader is added.
     (scratch / "host").write_bytes(library(scratch, HOST))
     ask = "import ctypes; print(ctypes.CDLL('libcuda.so.1').driver())"
     script = f"""
@@ -158,7 +159,7 @@ int main() { int version = 0; cudaRuntimeGetVersion(&version); std::printf("%d",
 def test_nvcc_from_wheels_compiles_and_a_pin_of_cublas_still_changes_one_layer(
     indexed: Project, run_id: str, scratch: Path
 ) -> None:
-    driver = {"minimum": "550.54.14", "compat": compat(scratch)}  # too old for CUDA 13 alone
+    driver = {"minimum": "550.54.14", "compat": compat(scratch)}  # too old for CUDA 13 without forward compatibility
     name = named(indexed, f"e2e-nvcc-{run_id}", torch="2.11.0", gpus=["h200"], driver=driver,
                  pins={"cublas": {"version": "13.1.1.3", "reason": "as a test"}})  # fmt: skip
     tag = built(indexed, f"{name}-devel")
@@ -179,8 +180,8 @@ def test_nvcc_from_wheels_compiles_and_a_pin_of_cublas_still_changes_one_layer(
     indexed.change(name, pins={"cublas": {"version": "13.1.2.11", "reason": "as a test"}})
     after = layers(built(indexed, f"{name}-devel"))
     changed = [index for index, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
-    # the layer before the last: behind it stand only the links that linkers look for
+    # the last layer but one: only the links for linkers follow
     assert changed == [len(before) - 2]
-    # what the runtime image has, the devel image has too, and up to torch in the same place
+    # the devel image has all layers of the runtime image, up to torch in the same order
     assert set(runtime) < set(before)
     assert runtime[:4] == before[:4]

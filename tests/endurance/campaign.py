@@ -26,7 +26,7 @@ from endurance.disks import disk, usable  # noqa: E402
 
 RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "endurance.md"
 HEAD = "# Endurance: full disks, no memory, many at once, again and again"
-UID = 41234  # of the second user: nobody's
+UID = 41234  # of the second user: an unused id
 
 
 def say(text: object) -> None:
@@ -140,7 +140,7 @@ def _grown(what: str, rows: Sequence[soak.Seen], settled: int) -> tuple[list[str
     return [*soak.table(what, rows, settled), "", *(grows or ["Nothing grows."])], len(grows)
 
 
-_COUNTED = ("seconds", "rounds", "makes", "changes")  # with less of one of them nothing is written
+_COUNTED = ("seconds", "rounds", "makes", "changes")  # with a smaller value of one of them, no result is written
 
 Part = Callable[[Path, argparse.Namespace], tuple[list[str], int]]
 PARTS: Mapping[str, tuple[str, Part]] = {
@@ -182,7 +182,7 @@ def main() -> int:
             begin = time.time()
             lines, bad = PARTS[part][1](Path(name), asked)
             faults += bad
-            if few:  # part of a campaign is not a result
+            if few:  # a partial campaign is not a result
                 print("\n".join(lines))
                 continue
             section(PARTS[part][0], part, [*lines, "", f"It took {(time.time() - begin) / 60:.0f} minutes."])

@@ -21,7 +21,7 @@ from e2e.support import CHECKOUT, Project, Result, docker
 from endurance.disks import Disk
 
 PLACES = ("project", "state", "cache", "temporary", "engine")
-# Which disk is filled at the begin of which steps: those that write there, and one or two that do not.
+# Disk -> the steps at whose start it is filled: those that write to it, and one or two that do not.
 ROUNDS: Mapping[str, tuple[str, ...]] = {
     "project": ("resolve", "lock", "render", "evidence"),
     "state": ("load profile", "label", "evidence", "tag"),
@@ -29,10 +29,10 @@ ROUNDS: Mapping[str, tuple[str, ...]] = {
     "temporary": ("lock", "build", "label"),
     "engine": ("build", "audit", "label", "self-test", "tag"),
 }
-# From these on the self-test is part of it: `make`; before them `build` is enough, and quicker.
+# For these steps the self-test is needed (`make`); for earlier ones `build` is enough, and faster.
 PROVING = ("self-test", "evidence", "tag")
 REQUIRED = ["env.libs", "gemm.crash"]
-# What each needs to be written to: a new file in the project, or one that is there.
+# What each command writes: a new file in the project, or an existing one.
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "lock": ("lock", "{name}"),
     "init": ("init", "other", "--from", "cpu"),
@@ -55,7 +55,7 @@ class Round:
     code: int
     message: str
     faults: tuple[str, ...]
-    ended: bool = False  # whether dockerd itself ended meanwhile
+    ended: bool = False  # whether dockerd itself ended
 
 
 class Site:
@@ -227,7 +227,7 @@ def _half_written(project: Project) -> list[Path]:
     assert project.cache
     private = [kind for kind in (project.cache / "envbuild").iterdir() if not kind.is_symlink()]
     stores = [path for kind in private for path in kind.glob(".*")]
-    temporary = list(Path(project.extra["TMPDIR"]).iterdir())  # nobody else has it
+    temporary = list(Path(project.extra["TMPDIR"]).iterdir())  # only this process uses it
     empty = [path for path in (*contents(project.folder), *contents(project.state)) if path.suffix == ".json"]
     return [*own, *stores, *temporary, *(path for path in empty if not _is_json(path))]
 

@@ -14,7 +14,7 @@ from e2e.support import CHECKOUT, Project, Result, until
 from endurance.full import REQUIRED
 
 GROUP = Path("/sys/fs/cgroup/memory")
-# Takes more than the container may; the pages are written, so that they are really had.
+# Uses more memory than the container may; the pages are written, so that they are really allocated.
 HOG = "step('hog')\nheld = []\nwhile True:\n    held.append(bytearray(b'x' * (64 << 20)))\n"
 
 

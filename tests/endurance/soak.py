@@ -16,7 +16,7 @@ from e2e.support import CHECKOUT, Project, docker
 
 from endurance.full import REQUIRED
 
-PINS = ("3.4", "3.7", "3.10", "3.11")  # of idna: small, and nothing else in the image asks for it
+PINS = ("3.4", "3.7", "3.10", "3.11")  # of idna: it is small, and nothing else in the image requires it
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ def slope(values: Sequence[float]) -> float:
     return sum((at - middle) * (value - mean) for at, value in enumerate(values)) / below if below else 0.0
 
 
-# A make that grows: by more than this a make, over those after it has settled. What the clock and the kernel decide
-# (seconds, memory) has noise of its own; what is counted has none. The history is reported, not judged: see HISTORY.
+# Limits of growth per make, after the figures have settled. Seconds and memory are noisy, because the clock and the
+# kernel determine them; counts are not. The history is reported but has no limit: see HISTORY.
 FLAT: Mapping[str, float] = {
     "memory": 0.05, "engine": 0.25, "files": 0.1, "images": 0.02, "containers": 0.02, "own": 0.01, "data": 0.1,
 }  # fmt: skip

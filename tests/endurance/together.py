@@ -84,7 +84,7 @@ def crowd(folder: Path, host: str, run_id: str, processes: int, profiles: int, s
     try:
         for thread in threads:
             thread.join()
-    finally:  # where this is interrupted, none goes on in a folder that is removed
+    finally:  # after an interruption, no process may continue in a folder that is removed
         ended.set()
         for thread in threads:
             thread.join()

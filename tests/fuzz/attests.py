@@ -147,7 +147,7 @@ def _signed(draw: Draw) -> tuple[list[dict[str, Any]], Policy]:
             record = draw(trees(record_seeds()))
             try:
                 made = _result(record)
-            except ValueError:  # no statement can be made of it
+            except ValueError:  # it cannot be made a statement
                 made = _result(record, meant=record_seeds()[0])
         else:
             made = draw(trees(_stated()))
@@ -336,7 +336,7 @@ def _asked(documents: dict[str, Any]) -> None:
     with mock.patch.object(registry_http_and_auth, "registry_session", lambda authority, tries=4: http):
         found = image_verifier.verify_image(PLACE, Policy(keys=(signer().public,)), [], NOW)
     json.dumps(plain(found.document()))
-    if found.verified:  # only what was signed for this very image counts
+    if found.verified:  # only statements signed for this image count
         assert found.image is not None and found.image.id == _image_id()
 
 

@@ -35,7 +35,7 @@ def main() -> int:
     names = asked.targets or list(TARGETS)
     begin, shares = time.time(), sum(TARGETS[one].share for one in names)
     runs = [_run(name, asked.inputs, shares, asked.seed) for name in names]
-    if not asked.targets and asked.inputs >= INPUTS:  # part of a campaign is not a result
+    if not asked.targets and asked.inputs >= INPUTS:  # a partial campaign is not a result
         write("fuzz", _report(runs, asked.seed, time.time() - begin))
     return 1 if any(run.faults for run in runs) else 0
 

@@ -26,11 +26,11 @@ from fuzz.strategies import TEXTS, trees
 from fuzz.target import Target
 
 NAME = "envbuild-sample-1"
-# Stand for what is chosen; no text of ours holds them, and no shell makes anything of them.
+# Placeholders for chosen texts: our own texts do not contain them, and no shell interprets them.
 FOLDER, PROGRAM, WORD = "/standin/folder", "/standin/program", "standin-word"
 DIGEST = f"sha256:{'5' * 64}"
 IMAGE = f"standin.example/a/b@{DIGEST}"
-# What separates the parts of a script.
+# The separators between the parts of a script.
 _KINDS = ("container", "registry", "requeue")
 _OPTION = re.compile(r'#SBATCH --([a-z-]+)(?:="([^"#\\$`\n]*)")?')
 
@@ -160,7 +160,7 @@ def judge_job(
     """Raises AssertionError unless the objects are those of a harmless job, but for the words that were asked for, each
     in its own place, and are what a reader of the YAML takes them for."""
     assert list(yaml.safe_load_all(yaml.safe_dump_all(made, sort_keys=False))) == list(made)
-    made = copy.deepcopy(made[0]), copy.deepcopy(made[1])  # one by one: they share parts
+    made = copy.deepcopy(made[0]), copy.deepcopy(made[1])  # copied separately, because they share parts
     standing = dataclasses.replace(job, argv=(*job.argv[:2], *(WORD for _ in job.argv[2:])))
     harmless = kubernetes_settings.KubernetesSite(registry=site.registry and "r", queue=site.queue)
     first, second = job_manifest.render(standing, harmless, NAME, IMAGE)
@@ -168,7 +168,7 @@ def judge_job(
     spec, bare = (found[1]["spec"]["template"]["spec"] for found in (made, plain))
     command = spec["containers"][0].pop("command")
     before = bare["containers"][0].pop("command")
-    # a kubelet makes $ of $$, and a value of $(NAME)
+    # a kubelet replaces $$ by $, and expands $(NAME)
     assert re.fullmatch(r"(?:[^$]|\$\$)*", "\0".join(command), re.DOTALL)
     read = [word.replace("$$", "$") for word in command]
     assert read[:7] == [word.replace("$$", "$") for word in before[:7]] and read[-1] == before[-1]

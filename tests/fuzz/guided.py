@@ -34,7 +34,7 @@ def main() -> None:
     with sandbox() as folder:
         first = folder / "first"
         first.mkdir()
-        for number in range(50):  # with none, libFuzzer begins with bytes that are too few for any choice
+        for number in range(50):  # without seeds, libFuzzer begins with too few bytes for any choice
             (first / str(number)).write_bytes(chance.randbytes(2000))
         options = ["-max_len=8000", "-len_control=0", *sys.argv[1:], str(first)]
         atheris.Setup([sys.argv[0], *options], made.hypothesis.fuzz_one_input)

@@ -88,7 +88,7 @@ def _markdown(raw: bytes) -> None:
     text = raw.decode("utf-8", "replace")
     found, faults = markdown_generated_sections.blocks(text, "README.md")
     cell = markdown_generated_sections.cell_text(text[:200])
-    # of CommonMark's: a `<` opens a tag or an address before these characters alone
+    # by CommonMark, a `<` opens a tag or an address only before these characters
     opens = r"[\x00-\x1f\x7f\u2028\u2029]|(?<!\\)(\||<[A-Za-z/!?]|<[^\s<>]*@)"
     assert not re.search(opens, re.sub(r"&#\d+;", " ", cell))
     if faults:

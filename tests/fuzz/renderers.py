@@ -104,7 +104,7 @@ def _run(run: Instruction, lock: Lock) -> None:
     assert run.flags[:3] == before and len(run.flags) <= 4 and set(run.flags[3:]) <= own
 
 
-# pip splits a line at blanks, joins it to the next at a backslash, and takes an option for one wherever it begins.
+# pip splits a line at blanks, joins it with the next at a backslash, and accepts an option at any position in a line.
 _PINNED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._+~:-]*)==([A-Za-z0-9.+!_-]+)((?: --hash=sha256:[0-9a-f]{64})?)")
 
 

@@ -34,7 +34,7 @@ class Run:
             self.accepted += tried(self.target, value)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # a Hang, and an exit: of a reader both are faults
+        except BaseException as error:  # also a Hang and SystemExit: both are faults of a reader
             self._keep(error, repr(value))
         self.tried += 1
         self.slowest = max(self.slowest, time.perf_counter() - begin)

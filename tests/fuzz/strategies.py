@@ -18,7 +18,7 @@ Draw = st.DrawFn
 MANY = st.sampled_from((1, 1, 1, 1, 2, 2, 3, 6))
 """Changes of one input: most have one, for only what is nearly right comes far."""
 
-# Texts that have misled one reader or another: controls, directions of writing, quoting, paths, numbers, patterns.
+# Texts that have misled some reader: control characters, text direction, quoting, paths, numbers, patterns.
 TEXTS = (
     "",
     " ",
@@ -210,7 +210,7 @@ BYTES = (
     b"\xff" * 8,
 )
 
-# What YAML has in addition to plain mappings: anchors, merges, tags, other documents, odd scalars, complex keys.
+# YAML beyond plain mappings: anchors, merges, tags, several documents, odd scalars, complex keys.
 YAML = (
     b"&a [*a, *a]",
     b"*a",
@@ -264,7 +264,7 @@ YAML = (
     b"\n  ",
     b"a: &b b\nc: *b\n",
 )
-# And JSON where readers differ: keys twice, numbers that are none, surrogates, depth.
+# JSON that readers treat differently: duplicate keys, invalid numbers, surrogates, depth.
 JSON = (
     b"NaN",
     b"Infinity",

@@ -25,7 +25,7 @@ from fuzz.strategies import as_yaml
 from fuzz.target import Hang, Target, sandbox, tried
 from fuzz.targets import TARGETS
 
-SLICE = 10_000  # inputs in all, or some more: none has less than LEAST
+SLICE = 10_000  # inputs in total, or somewhat more: each target gets at least LEAST
 LEAST = 150
 
 

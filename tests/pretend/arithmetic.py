@@ -14,11 +14,11 @@ from envbuild.selftest.probes.gemm.gemm_precision import OVERRIDE
 
 HALVES = (torch.float16, torch.bfloat16)
 TF32_CAPABILITY, FP8_CAPABILITY = (8, 0), (8, 9)
-MOST_PRODUCTS = 1 << 34  # of one call; more take a CPU minutes
+MOST_PRODUCTS = 1 << 34  # per call; more would take a CPU minutes
 
 _MATRIX = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv", "aten::addmv", "aten::dot")
 _CONVOLUTION = ("aten::convolution", "aten::convolution_backward")
-# CUDA's kernels compute these in float32 for half types; the host's round more than once.
+# For half types CUDA's kernels compute these in float32; the host's kernels round more than once.
 _ROUNDED_ONCE = (
     "aten::rsqrt",
     *("aten::_softmax", "aten::_softmax_backward_data", "aten::_log_softmax", "aten::_log_softmax_backward_data"),
@@ -27,7 +27,7 @@ _ROUNDED_ONCE = (
 
 
 def cut_to_tf32(x: torch.Tensor) -> torch.Tensor:
-    """float32 with the 10 bits of fraction that a tensor core takes."""
+    """Truncate float32 values to the 10 fraction bits that a tensor core uses."""
     return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
 
 
@@ -56,7 +56,7 @@ def compute(operation: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
 
 
 def _takes_tf32(flags: Any, capability: tuple[int, int]) -> bool:
-    """By torch's flags, unless the variable that NVIDIA's libraries read overrides them."""
+    """Whether TF32 is used, by torch's flags, unless the variable that NVIDIA's libraries read overrides them."""
     override = os.environ.get(OVERRIDE)
     return capability >= TF32_CAPABILITY and (flags.allow_tf32 if override is None else override == "1")
 
@@ -74,7 +74,7 @@ def _multiplications(name: str, given: Sequence[torch.Tensor]) -> int:
 
 
 def _in_float32(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], half: torch.dtype) -> Any:
-    """Widen, compute, and round once: to the half type, or to what `out_dtype` asks for."""
+    """Widen, compute, and round once: to the half type, or to the dtype in `out_dtype`."""
     wide_args, wide = tree_map(lambda x: x.float() if _is(x, half) else x, (tuple(args), dict(kwargs)))
     plain = operation.overloadpacket.default
     if "dtype" in operation._overloadname:  # mm(a, b, out_dtype=float32)

@@ -72,7 +72,7 @@ def rows_of_peaks(found: Mapping[tuple[str, str], Found]) -> Iterator[str]:
 
 
 def rows_of_tolerances() -> Iterator[tuple[str, bool]]:
-    """A row for each generation and product, and whether it is as it must be."""
+    """Return a row for each generation and product, and whether the result is as expected."""
     for generation, kind in sweep.cases():
         lengths = [sweep.healthy_ratio(generation, kind, k) for k in sweep.LENGTHS]
         shapes = [sweep.healthy_ratio(generation, kind, 256, shape) for shape in sweep.SHAPES]

@@ -27,8 +27,8 @@ class Spent:
 
 
 class Clock(contextlib.ContextDecorator):
-    """While entered, time is the simulation's. Processes that are forked later add to the same sums, and clocks that
-    are entered again count once."""
+    """While entered, time counts as the simulation's. Processes forked later add to the same sums; a clock that is
+    entered again counts once."""
 
     def __init__(self) -> None:
         self._sums = memoryview(mmap.mmap(-1, 8 * _NUMBERS * _SLOTS)).cast("d")
@@ -51,11 +51,11 @@ class Clock(contextlib.ContextDecorator):
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """The time within is the host's again, unless the clock was entered more than once."""
+        """Count the time inside as the host's again, unless the clock was entered more than once."""
         if self._depth != 1:
             yield
             return
-        self._sums[_slot() + 2] -= 1  # to go on is not to enter
+        self._sums[_slot() + 2] -= 1  # continuing does not count as entering
         self.__exit__()
         try:
             yield
@@ -63,7 +63,7 @@ class Clock(contextlib.ContextDecorator):
             self.__enter__()
 
     def read(self) -> Spent:
-        """Wall time is this process's."""
+        """Return the times; wall time is that of this process."""
         sums = self._sums.tolist()
         processor, _, entries = (sum(sums[number::_NUMBERS]) for number in range(_NUMBERS))
         return Spent(processor, sums[_slot() + 1], int(entries))

@@ -29,7 +29,7 @@ WRONG_ON_GPUS = {
 
 
 def skipped(gpu: str) -> frozenset[str]:
-    """The probes that a healthy GPU skips: it is too old, or apex is not installed."""
+    """Return the probes that a healthy GPU skips because it is too old, or because apex is not installed."""
     older = (
         name
         for name, probe in probe_catalogue_reader.known_probes().items()
@@ -51,7 +51,7 @@ def alarms(gpu: str, level: str, found: Mapping[str, Frame]) -> Iterator[str]:
 
 
 def missed(found: Mapping[str, Frame]) -> Iterator[str]:
-    """The seeded faults that are not caught, or not in the words that are wanted, and the right kernels that fail."""
+    """Return the seeded faults that are not detected or have an unexpected reason, and the right kernels that fail."""
     for seed, frame in found.items():
         failure, words = WRONG_ON_GPUS.get(seed, (None, ""))
         status = "failed" if failure else "passed"
@@ -60,5 +60,5 @@ def missed(found: Mapping[str, Frame]) -> Iterator[str]:
 
 
 def unjudged(seeds: Sequence[str]) -> set[str]:
-    """Seeds of which nothing is expected."""
+    """Return the seeds for which no result is expected."""
     return set(seeds) - set(WRONG_ON_GPUS) - RIGHT_ON_GPUS

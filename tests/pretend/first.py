@@ -9,7 +9,7 @@ from . import sizes
 from .gpus import GPU, GPUS
 from .runtime import install
 
-ABSENT = ("pytest", "click", "yaml", "requests")  # what a machine with a GPU need not have
+ABSENT = ("pytest", "click", "yaml", "requests")  # packages that a machine with a GPU need not have
 
 
 def begin() -> None:

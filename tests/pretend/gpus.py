@@ -13,7 +13,7 @@ _CUDA_12 = ("12.6", ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_9
 
 @dataclass(frozen=True)
 class Gpu:
-    """`gigabytes` of 10^9 bytes, as sold; `sms`: streaming multiprocessors."""
+    """A simulated GPU. `gigabytes`: of 10^9 bytes, as sold; `sms`: streaming multiprocessors."""
 
     name: str
     capability: tuple[int, int]
@@ -22,12 +22,12 @@ class Gpu:
 
     @property
     def memory(self) -> int:
-        """Bytes that a process may use: somewhat less than is sold, as with ECC and the driver's own share."""
+        """The bytes that a process may use: somewhat less than the nominal size, because of ECC and the driver."""
         return int(0.96 * self.gigabytes * 10**9)
 
     @property
     def cuda(self) -> str:
-        """The CUDA of a torch that has code for it: 13.0 has none for 7.0."""
+        """The CUDA version of a torch that has code for the GPU: 13.0 has none for 7.0."""
         return self._build[0]
 
     @property

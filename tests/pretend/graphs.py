@@ -1,4 +1,4 @@
-"""CUDA graphs on the simulated GPU: the operations of a capture are kept, and computed again at each replay."""
+"""CUDA graphs on the simulated GPU: the operations of a capture are recorded, and computed again at each replay."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from .arithmetic import compute
 
 
 class Graph:
-    """torch.cuda.CUDAGraph. A replay reads and writes the tensors of the capture, as they are then."""
+    """Stands in for torch.cuda.CUDAGraph. A replay reads and writes the captured tensors with their current values."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[Any, Sequence[Any], Mapping[str, Any], Any]] = []
         self._made: dict[int, torch.UntypedStorage] = {}
 
     def keep(self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Keep an operation over host tensors, and its result. Raises torch's error for what no graph can hold."""
+        """Record an operation over host tensors, and its result. Raises torch's error for an operation that a graph
+        cannot contain."""
         if not all(part is None or isinstance(part, torch.Tensor) for part in tree_leaves(result)):
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
         given = {part.untyped_storage().data_ptr() for part in _tensors((args, kwargs))}
@@ -34,7 +35,8 @@ class Graph:
         self._calls.append((operation, args, kwargs, result))
 
     def forget_results(self) -> None:
-        """A capture computes nothing: until the first replay every byte is 0xff, which is NaN in every float."""
+        """Fill the results with 0xff bytes, which are NaN in every float: a capture computes nothing until the first
+        replay."""
         for storage in self._made.values():
             storage.fill_(0xFF)
 
@@ -43,13 +45,13 @@ class Graph:
             for operation, args, kwargs, result in self._calls:
                 again = compute(operation, args, kwargs, tensors.here.gpu.capability)
                 for place, value in zip(_tensors(result), _tensors(again), strict=True):
-                    if place.data_ptr() != value.data_ptr():  # else it is a view, or was written in place
-                        torch.ops.aten.copy_(place, value)  # seeds put another in place of Tensor.copy_
+                    if place.data_ptr() != value.data_ptr():  # otherwise it is a view, or was written in place
+                        torch.ops.aten.copy_(place, value)  # not Tensor.copy_, which seeds replace
 
 
 @contextlib.contextmanager
 def capture(graph: Graph, **_: Any) -> Iterator[None]:
-    """torch.cuda.graph."""
+    """Stands in for torch.cuda.graph."""
     tensors.here.graph = graph
     try:
         yield

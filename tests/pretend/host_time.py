@@ -65,7 +65,8 @@ def start() -> Spent:
 
 
 def overhead() -> float:
-    """Seconds that the simulation adds to an operation on the device beyond LAUNCH, without what the clock counts."""
+    """Return the seconds that the simulation adds to an operation on the device beyond LAUNCH, without the time that
+    the clock counts."""
     command = [sys.executable, "-c", OVERHEAD]
     printed = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, text=True, check=True).stdout
     return max(0.0, float(printed) - LAUNCH)
@@ -78,7 +79,7 @@ def of_probe(frame: Frame, beyond: float) -> Spent:
 
 
 def in_pairs(probes: Sequence[Probe], seconds: Mapping[str, float]) -> float:
-    """The wall time of probes that work in the scheduler's pairs, each as long as alone."""
+    """Return the wall time of probes that run in the scheduler's pairs, if each takes as long as alone."""
     now, left, ends = 0.0, list(probes), dict[str, float]()
     while left:
         for probe in (left[0], *companions(left)):
@@ -91,7 +92,7 @@ def in_pairs(probes: Sequence[Probe], seconds: Mapping[str, float]) -> float:
 
 
 def report(begin: Spent, beyond: float, found: Mapping[str, Frame], whole: Spent, threads: int) -> list[str]:
-    """The page. `whole`: of the run with the simulation."""
+    """Return the page. `whole`: the time of the run with the simulation."""
     by_probe = {name: of_probe(frame, beyond) for name, frame in found.items()}
     rows = {"(start)": begin, **dict(sorted(by_probe.items(), key=lambda item: item[1].processor, reverse=True))}
     total = Spent(sum(one.processor for one in rows.values()), sum(one.wall for one in rows.values()))

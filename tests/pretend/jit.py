@@ -23,7 +23,7 @@ _CUBIN = "simulated.cubin"  # what a compiler would leave in its cache
 
 @dataclass(frozen=True)
 class _Pointer:
-    """The address of a tensor's elements: `at` is where, counted in elements."""
+    """A pointer to the elements of a tensor; `at` counts elements."""
 
     tensor: torch.Tensor
     at: Any = 0
@@ -33,7 +33,7 @@ class _Pointer:
 
 
 class _Kernel:
-    """A jitted function: `kernel[grid](arguments)` runs it for each program of the grid."""
+    """A jitted function: `kernel[grid](arguments)` runs it once for each program of the grid."""
 
     program = 0
 
@@ -66,7 +66,7 @@ def _leave_code(folder: str) -> None:
 
 
 def _compile(function: Callable[..., Any], *_: Any, **__: Any) -> Callable[..., Any]:
-    """torch.compile: the function itself."""
+    """Stands in for torch.compile: returns the function itself."""
     _leave_code("TORCHINDUCTOR_CACHE_DIR")
     return function
 

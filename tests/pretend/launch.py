@@ -19,21 +19,22 @@ from .gpus import GPUS
 CATALOGUE, SEEDS = "envbuild.selftest.probes.probe_catalogue", "selftest.seeds.on_gpus"
 OWN = {"script": {"name": "own.py", "text": "import torch\nassert torch.ones(2, device=device).sum().item() == 2\n"}}
 DRIVER = "580.159.04"
-# A step that takes a GPU milliseconds takes a shared processor minutes, but for the seed that waits for its end.
+# A step of milliseconds on a GPU takes minutes on a shared processor. The seed that waits for its time limit is the
+# exception.
 TIMEOUT, TIMEOUTS = 3000, {"gemm.exact:hangs": 10}
 
 
 def variables(folder: Path) -> dict[str, str]:
-    """Stand-ins for the driver's libraries and for a library that the seeds call, built in this folder: the variables
+    """Build stand-ins for the driver's libraries and a library that the seeds call in this folder; return the variables
     that name them. Skips the test without gcc."""
     built = stubs.build(folder / "driver", release=DRIVER)
     return {**built, **seeding.library(folder), "STUB_CUDA": "13000", "STUB_DRIVER": DRIVER}
 
 
 def document(gpu: str, level: str, names: Sequence[str], probes: Sequence[str] | None = None, **fields: Any) -> Frame:
-    """A job for this GPU: `names` of all probes there are, `probes` to run, or None for the level's."""
+    """Return a job for this GPU. `names`: all existing probes; `probes`: those to run, or None for the level's."""
     model = GPUS[gpu]
-    promised = dict.fromkeys(DATASHEET, 1e-9)  # so that perf.* has something to judge
+    promised = dict.fromkeys(DATASHEET, 1e-9)  # so that perf.* has a value to compare with
     known = {"compute_capability": "{}.{}".format(*model.capability), "sms": model.sms}
     expect = {"gpus": [model.name], "cards": {model.name: known}, "datasheets": {model.name: promised}}
     timeouts = {name: TIMEOUTS.get(name, TIMEOUT) for name in names}
@@ -42,7 +43,8 @@ def document(gpu: str, level: str, names: Sequence[str], probes: Sequence[str] |
 
 
 def run(gpu: str, module: str, given: Frame, file: Path, **extra: str) -> dict[str, Frame]:
-    """Probe -> what the self-test says of it on this GPU; `module` has the PROBES, the frames go to `file`."""
+    """Run the self-test on this GPU, and return probe -> its result. `module` has the PROBES; the frames go to
+    `file`."""
     command = [sys.executable, "-W", "ignore", "-m", "pretend", gpu, module, json.dumps(given), str(file)]
     done = subprocess.run(
         command, env=environment(**extra), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False

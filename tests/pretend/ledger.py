@@ -1,4 +1,4 @@
-"""How many bytes each process of this machine has of the simulated GPU. Imports no torch."""
+"""Records how many bytes of the simulated GPU's memory each process of this machine uses. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Ledger:
         self._own = memoryview(b"")
 
     def note(self, used: int) -> None:
-        """Enter how many bytes this process has, forked or not."""
+        """Record how many bytes this process uses, forked or not."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
             with (self._folder / str(self._pid)).open("w+b") as file:
@@ -33,7 +33,7 @@ class Ledger:
 
 
 def in_use(folder: Path) -> int:
-    """The bytes of all running processes: those that ended have given theirs back."""
+    """Return the bytes of all running processes; ended processes do not count."""
     found = 0
     for file in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):

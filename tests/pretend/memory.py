@@ -1,4 +1,4 @@
-"""The memory of the simulated GPU: how much of it tensors take, and the error where it ends."""
+"""The memory of the simulated GPU: how much of it tensors use, and the error when it is exhausted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from .ledger import FOLDER, Ledger
 
 _NORESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python's mmap does not name
-_host_empty = torch.empty  # seeds put another in its place
+_host_empty = torch.empty  # the original: seeds replace it
 _LARGE = 1 << 28  # bytes: more is mapped and not reserved, as the host may have less
 
 
@@ -33,7 +33,7 @@ class Memory:
         self._ledger = Ledger(Path(os.environ[FOLDER])) if FOLDER in os.environ else None
 
     def start(self) -> None:
-        """Take what CUDA takes for a process."""
+        """Count the memory that CUDA uses for a process."""
         if self._ledger:
             self._ledger.note(self.used)
 
@@ -50,7 +50,7 @@ class Memory:
         self._peak[0] = self.used
 
     def count(self, held: torch.Tensor) -> None:
-        """Count the storage of a tensor that became the GPU's, once, until it is freed."""
+        """Count the storage of a new tensor on the GPU once, until it is freed."""
         storage = held.untyped_storage()
         address, size = storage.data_ptr(), storage.nbytes()
         if address in self._sizes or not size:
@@ -77,7 +77,7 @@ class Memory:
             )
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Host memory for a new tensor of the GPU."""
+        """Return host memory for a new tensor on the GPU."""
         size = math.prod(shape) * dtype.itemsize
         self.check(size)
         if size < _LARGE:

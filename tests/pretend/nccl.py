@@ -27,7 +27,8 @@ def _held(value: Any) -> Any:
 
 
 class Parallel(torch.nn.Module):
-    """DistributedDataParallel: all begin with rank 0's weights, and each gradient becomes the mean of all ranks'."""
+    """Stands in for DistributedDataParallel: all ranks begin with rank 0's weights, and each gradient becomes the mean
+    over all ranks."""
 
     def __init__(self, module: torch.nn.Module, device_ids: list[int] | None = None) -> None:
         super().__init__()

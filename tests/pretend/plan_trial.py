@@ -37,11 +37,11 @@ from pretend.nvidia_smi import DRIVER  # noqa: E402
 from pretend.sizes import SHORT  # noqa: E402
 
 MODEL = "h100"
-PATIENCE = 20  # a step that takes a GPU seconds takes a shared processor minutes
-MOST_FILES, LARGEST = 8, 16 << 20  # of what comes back from a call
+PATIENCE = 20  # factor: a step of seconds on a GPU takes minutes on a shared processor
+MOST_FILES, LARGEST = 8, 16 << 20  # limits for the files that a call returns
 BLOCKS = sorted({step.block for step in STEPS})
-CARRIED = (".gpu-wheels", ".gpu-apex")  # where the checkout has them
-# Step -> why a simulated GPU cannot have it: the first words of its reason.
+CARRIED = (".gpu-wheels", ".gpu-apex")  # if the checkout has them
+# Step -> why it cannot run on a simulated GPU: the first words of the reason.
 SKIPPED_HERE = {
     "sanitizer": "compute-sanitizer is not on PATH",
     "apex": "no source of apex in .gpu-apex",
@@ -51,7 +51,8 @@ SKIPPED_HERE = {
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A call of gpu_check.py: `files` that came back, by size; `left_out`: steps whose result was complete."""
+    """A call of gpu_check.py. `files`: the returned files, with their sizes; `left_out`: steps whose result was
+    complete already."""
 
     status: int
     seconds: float
@@ -83,7 +84,7 @@ def variables(folder: Path) -> dict[str, str]:
 
 
 def call(checkout: Path, out: Path, given: Mapping[str, str], *options: str) -> Call:
-    """gpu_check.py of this checkout, whose results go below `out`."""
+    """Run gpu_check.py of this checkout, with the results below `out`."""
     command = [sys.executable, "benchmarks/gpu_check.py", "--out", str(out), "--patience", str(PATIENCE), *options]
     begin = time.monotonic()
     done = subprocess.run(

@@ -28,7 +28,7 @@ _Autocast = torch.autocast
 
 
 class Autocast(_Autocast):
-    """autocast("cuda") by the host's, which casts both products and norms."""
+    """Stands in for autocast("cuda") by the host's autocast, with the same casts for products and norms."""
 
     def __init__(
         self, device_type: str, dtype: torch.dtype | None = None, enabled: bool = True, **options: Any
@@ -42,7 +42,7 @@ class Autocast(_Autocast):
 
 
 class Event:
-    """Work is done when it is called, so an event is a moment of the host's clock."""
+    """An event. Work is complete when its call returns, so an event is a time on the host's clock."""
 
     def __init__(self, **_: Any) -> None:
         self._at = 0.0
@@ -58,7 +58,7 @@ class Event:
 
 
 class Stream:
-    """Work is done when it is called, so every stream is the same."""
+    """A stream. Work is complete when its call returns, so all streams are equal."""
 
     cuda_stream = 0
 
@@ -78,7 +78,7 @@ class Stream:
 
 
 def install(gpu: Gpu) -> None:
-    """Simulate this GPU in this thread, and in all processes that are forked from it."""
+    """Simulate this GPU in this thread, and in all processes forked from it."""
     here = tensors.here = Pretended(gpu)
     memory = here.memory
     properties = SimpleNamespace(

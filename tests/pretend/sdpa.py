@@ -22,7 +22,7 @@ _HOST = F.scaled_dot_product_attention
 
 
 def enabled() -> Iterator[str]:
-    """The backends that torch's flags allow, in the order in which it tries them."""
+    """Return the backends that torch's flags allow, in the order in which torch tries them."""
     flags = torch.backends.cuda
     prefers_cudnn = tensors.here.gpu.capability[0] in (9, 10) and (torch.backends.cudnn.version() or 0) > 91500
     allowed = {
@@ -35,7 +35,7 @@ def enabled() -> Iterator[str]:
 
 
 def takes(backend: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, causal: bool) -> bool:
-    """Whether this backend has a kernel for (batch, heads, length, depth) on the simulated GPU."""
+    """Whether this backend has a kernel for the shape (batch, heads, length, depth) on the simulated GPU."""
     capability, depth, half = tensors.here.gpu.capability, q.shape[-1], q.dtype in HALVES
     if backend == "math":
         return True
@@ -108,7 +108,7 @@ def _masked(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, causal:
 
 
 def _math(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
-    """Operation by operation, half types in float32, as torch's math path does since 2.5."""
+    """Compute operation by operation, half types in float32, as torch's math path does since 2.5."""
     wide = [x.float() if x.dtype in HALVES else x for x in (q, k, v)]
     scores = (wide[0] * scale) @ wide[1].mT
     weights = torch.softmax(scores if mask is None else scores.add_(mask), dim=-1)
@@ -116,7 +116,8 @@ def _math(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor 
 
 
 class _Fused(torch.autograd.Function):
-    """One kernel each way, whose scores never leave it: float32 inside, factors rounded to the inputs' dtype."""
+    """A fused kernel for each direction: scores stay inside in float32, and factors are rounded to the inputs'
+    dtype."""
 
     @staticmethod
     @simulated

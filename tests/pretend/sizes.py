@@ -1,4 +1,5 @@
-"""Sizes of the probes on the simulated GPU: what would fill a GPU's memory is reduced to what a CPU computes."""
+"""Sizes of the probes on the simulated GPU: sizes that would fill a GPU's memory are reduced to what a CPU can
+compute."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from envbuild.selftest.probes.attention import (
 from envbuild.selftest.probes.gemm import gemm_crash
 from envbuild.selftest.probes.hardware import burn, large, memory, perf
 
-# 0.9 GB, of which burn fills what there is time for: the plan for half an hour waits until it has taken memory.
+# 0.9 GB. burn fills as much as it has time for; the plan for half an hour waits until burn has allocated memory.
 BURN_CHUNKS = 192
 
 
@@ -26,7 +27,7 @@ def _chunks(count: int) -> Callable[..., int]:
     return lambda *_: count
 
 
-# Of level full, whose size is the GPU's: no CPU multiplies or fills that much.
+# For level full, whose size depends on the GPU: a CPU cannot multiply or fill that much.
 SMALL: tuple[tuple[Any, str, Any], ...] = (
     (burn, "SIDE", burn.SIDE_CPU),
     (memory, "CHUNK", memory.CHUNK_CPU),
@@ -34,7 +35,7 @@ SMALL: tuple[tuple[Any, str, Any], ...] = (
     (burn, "chunks_to_hold", _chunks(BURN_CHUNKS)),
     (memory, "chunks_to_write", _chunks(memory.CHUNKS_CPU)),
 )
-# With the variable SHORT attention is as short as on the CPU, and other sizes too: for what does not depend on them.
+# With the variable SHORT, attention and other sizes are as small as on the CPU: for tests that do not depend on them.
 SHORT = "PRETEND_SHORT"
 SHORTER: tuple[tuple[Any, str, Any], ...] = (
     (attention_backend_probes, "LONG", attention_backend_probes.LONG_CPU),
@@ -60,7 +61,7 @@ FEWER: tuple[tuple[Any, str, Any], ...] = ((case_sampling, "sample", _a_fifth),)
 
 
 def reduce() -> None:
-    """For this process and all that are forked from it."""
+    """Reduce the sizes for this process and all processes forked from it."""
     shorter, fewer = (SHORTER if os.environ.get(SHORT) else ()), (FEWER if os.environ.get(FEW) else ())
     for owner, name, value in (*SMALL, *shorter, *fewer):
         assert hasattr(owner, name), f"{owner.__name__} has no {name}: what bounds its size now?"

@@ -25,12 +25,12 @@ if hasattr(torch, "float8_e4m3fn"):
 LENGTHS = (64, 256, 1040, 4096, 16384)
 SHAPES = ((24, 24), (1, 40), (64, 8))  # m and n
 SLICES = (2, 4, 8, 16)  # of split-K
-# Fraction bits of a wrong accumulator: float16's, and for bfloat16, whose results would hide that, bfloat16's own.
+# Fraction bits of a wrong accumulator: those of float16. For bfloat16, whose results would hide this, its own.
 WRONG_BITS = {"fp16": 10, "bf16": 7, "tf32": 10, "fp8": 10}
 
 
 def cases() -> Iterator[tuple[str, str]]:
-    """Each generation with what it multiplies."""
+    """Yield each generation with the dtypes that it multiplies."""
     for generation, kinds in CORES.items():
         yield from ((generation, kind) for kind in kinds if kind in DTYPES)
 
@@ -46,7 +46,7 @@ def wrong(generation: str, kind: str) -> Core:
 
 
 def misses_large_integers(core: Core) -> bool:
-    """Whether gemm.fp8's large integers, which are exact on every healthy core, come out wrong."""
+    """Whether the large integers of gemm.fp8, which are exact on every healthy core, are wrong on this core."""
     rows = _large_sums((2, FP8_SIZE["cpu"][1]), 0).to(torch.float8_e4m3fn)
     return not torch.equal(multiply(rows, rows.t(), core), rows.double() @ rows.double().t())
 
@@ -54,21 +54,21 @@ def misses_large_integers(core: Core) -> bool:
 def healthy_ratio(
     generation: str, kind: str, k: int, shape: tuple[int, int] = SHAPES[0], promoted_every: int | None = None
 ) -> float:
-    """Error over tolerance, both without the result's rounding."""
+    """Return the ratio of error to tolerance, both without the rounding of the result."""
     a, b, exact = _factors(kind, k, shape)
     error = (multiply(*_taken(kind, a, b), CORES[generation][kind], promoted_every) - exact).abs()
     return _beyond(error, exact, _tolerance(kind, exact, k), kind)
 
 
 def wrong_ratio(generation: str, kind: str, k: int, shape: tuple[int, int] = SHAPES[0]) -> float:
-    """Error over tolerance as a probe takes them."""
+    """Return the ratio of error to tolerance as a probe computes it."""
     a, b, exact = _factors(kind, k, shape)
     got = multiply(*_taken(kind, a, b), wrong(generation, kind)).to(_result(kind)).double()
     return float(((got - exact).abs() / _tolerance(kind, exact, k)).max())
 
 
 def float32_ratio(k: int, shape: tuple[int, int] = SHAPES[0], tf32: bool = False) -> float:
-    """The same of float32 without tensor cores, added up one by one; `tf32`: wrongly by TF32."""
+    """Return the same ratio for float32 sums without tensor cores, element by element; `tf32`: wrongly with TF32."""
     a, b, exact = _factors("fp32", k, shape)
     got = product(cut_to_tf32(a), cut_to_tf32(b)) if tf32 else product(a, b)
     return _beyond((got.double() - exact).abs(), exact, tolerances.gemm(exact, exact, k, torch.float32), "fp32")
@@ -103,7 +103,7 @@ def attention_ratio(generation: str, kind: str, length: int, depth: int, sums: C
 
 
 def _factors(kind: str, k: int, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """a (m, k) and b (k, n), uniform in [0, 1) as the probes have them, and their exact product in float64."""
+    """Return a (m, k) and b (k, n), uniform in [0, 1) as in the probes, and their exact product in float64."""
     m, n = shape
     a, b = hashed_inputs.uniform((m, k), 51).to(DTYPES[kind]), hashed_inputs.uniform((n, k), 52).to(DTYPES[kind]).t()
     return a, b, a.double() @ b.double()

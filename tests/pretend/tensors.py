@@ -18,15 +18,16 @@ from .gpus import GPUS, Gpu
 from .memory import Memory
 
 DEVICE = torch.device("cuda", 0)
-# Operations whose tensors may lie on either side: explicit copies, and indices, which CUDA takes from the host too.
+# Operations whose tensors may be on the host or the GPU: explicit copies, and indices, which CUDA accepts from the
+# host.
 _COPIES = ("aten::copy_", "aten::_to_copy")
 _INDEXING = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index")
 
 
 @dataclass
 class Pretended:
-    """The GPU that this process and its forks simulate. `clock`: how long that takes; `graph`: that is being captured
-    (graphs.Graph)."""
+    """The GPU that this process and its forks simulate. `clock`: the time that the simulation takes; `graph`: the graph
+    that is being captured (graphs.Graph)."""
 
     gpu: Gpu
     memory: Memory = field(init=False)
@@ -37,12 +38,13 @@ class Pretended:
         self.memory = Memory(self.gpu.memory)
 
 
-here = Pretended(GPUS["h100"])  # runtime.install puts another in its place
+here = Pretended(GPUS["h100"])  # runtime.install replaces it
 _host_tensor = torch.tensor
 
 
 class GpuTensor(torch.Tensor):
-    """`held` has the numbers, on the host. Whatever is done with them comes to __torch_dispatch__."""
+    """A tensor on the simulated GPU. `held`: its values, on the host. Every operation on it calls
+    __torch_dispatch__."""
 
     held: torch.Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -105,7 +107,7 @@ class GpuTensor(torch.Tensor):
 
 
 class _OnDevice(TorchDispatchMode):
-    """While entered, what is made on `cuda` or sent there becomes a GpuTensor."""
+    """While entered, tensors that are created on `cuda` or moved there become GpuTensors."""
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with here.clock:
@@ -117,7 +119,7 @@ class _OnDevice(TorchDispatchMode):
 
 
 class _Download(torch.autograd.Function):
-    """From the GPU to the host, and the gradient back."""
+    """Copies from the GPU to the host, and the gradient back."""
 
     @staticmethod
     def forward(ctx: Any, source: GpuTensor) -> torch.Tensor:
@@ -143,10 +145,8 @@ def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def factory(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """In place of a function of torch that makes a tensor.
-
-    A dispatch mode that is always entered would do too, and add about 10 µs to every operation of the host.
-    """
+    """Replaces a function of torch that creates a tensor. A dispatch mode that is always entered would work too, but
+    add about 10 µs to every operation of the host."""
 
     @functools.wraps(function)
     def made(*args: Any, device: Any = None, pin_memory: bool = False, **options: Any) -> torch.Tensor:
@@ -193,7 +193,7 @@ def _run(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     plain_args, plain = tree_map(lambda x: x.held if isinstance(x, GpuTensor) else x, (tuple(args), dict(kwargs)))
     if _is_cuda(plain.get("device")):
         plain["device"] = torch.device("cpu")
-    # A copy from the host, and what it converts on the way, is the host's work with a GPU too.
+    # A copy from the host, including its conversion, is the host's work on a real GPU too.
     with here.clock.stopped() if strangers and name in _COPIES else contextlib.nullcontext():
         result = compute(operation, plain_args, plain, here.gpu.capability)
     if here.graph is not None:
@@ -205,7 +205,7 @@ def _run(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _lifted(value: Any) -> Any:
-    """A lazy conjugate is computed at once: torch does not see the flag behind a GpuTensor."""
+    """Compute a lazy conjugate immediately: torch does not see the flag behind a GpuTensor."""
     return GpuTensor(value.resolve_conj()) if type(value) is torch.Tensor else value
 
 

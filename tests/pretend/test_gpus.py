@@ -1,4 +1,4 @@
-"""The simulated GPU itself: it refuses what a real one would, and is one that the facts know."""
+"""Tests of the simulated GPU itself: it refuses what a real one would, and the facts contain it."""
 
 from collections.abc import Callable
 
@@ -30,7 +30,7 @@ def on(gpu: str, work: Callable[[], object]) -> object:
 
 
 def refusal(work: Callable[[], object]) -> str:
-    """The words in which it is refused; empty where it is not."""
+    """Return the message of the refusal; empty if it is not refused."""
     try:
         work()
     except (RuntimeError, TypeError) as error:
@@ -107,7 +107,7 @@ def test_memory_is_counted_given_back_and_ends() -> None:
 
 
 def kernels(gpu: str, backend: str, depth: int = 64, masked: bool = False, training: bool = False) -> list[str]:
-    """The dtypes for which a backend has a kernel on this GPU."""
+    """Return the dtypes for which a backend has a kernel on this GPU."""
 
     def work() -> list[str]:
         member = getattr(torch.nn.attention.SDPBackend, backend)

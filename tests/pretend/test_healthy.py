@@ -67,7 +67,7 @@ def test_tf32_passes_where_it_is_allowed(tmp_path: Path) -> None:
     assert found["tf32.mode"]["traits"]["mm"] == "TF32"
 
 
-SCALE = 64  # by so much each limit is divided, those of attention too: heads x length x length, heads x length x depth
+SCALE = 64  # each limit is divided by this, also those of attention: heads x length x length, heads x length x depth
 AT_THE_LIMIT = [
     (
         {"m": 512, "k": (1 << 20) // SCALE, "n": 512, "dtype": "fp64", "layout": "tt", "bias": False},
@@ -82,7 +82,7 @@ AT_THE_LIMIT = [
 
 @pytest.mark.parametrize("shapes", AT_THE_LIMIT, ids=["fp64-fp32", "fp32-fp16"])
 def test_a_shape_at_the_limit_fits_into_a_t4(tmp_path: Path, shapes: tuple[dict[str, Any], ...]) -> None:
-    """One of a product, and one of attention."""
+    """The shapes are one of a matrix product and one of attention."""
     chosen = ["gemm.crash", "attention.math"]
     given = launch.document("t4", "quick", NAMES, chosen, own={"shapes": list(shapes)})
     found = launch.run("t4", launch.CATALOGUE, given, tmp_path / "frames", **{SHORT: "1"})

@@ -1,4 +1,4 @@
-"""The page of host time: what it calculates, without a run."""
+"""The page of host times: its calculations, without a run."""
 
 from __future__ import annotations
 

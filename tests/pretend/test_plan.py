@@ -20,7 +20,7 @@ SLICE = ("fp8-chains", "tf32-override", "memory-held", "sigterm")
 
 
 def test_a_slice_of_the_plan_passes_on_an_h100(tmp_path: Path) -> None:
-    """Another process holds 90% of the memory; nvidia-smi reports what the processes of burn take."""
+    """Another process uses 90% of the memory; nvidia-smi reports the memory of burn's processes."""
     given = {**plan_trial.variables(tmp_path), SHORT: "1"}
     out = tmp_path / "out"
     out.mkdir()
@@ -35,7 +35,7 @@ def test_a_slice_of_the_plan_passes_on_an_h100(tmp_path: Path) -> None:
 
 @pytest.fixture
 def whole() -> tuple[list[Call], dict[str, Result]]:
-    """Four calls and results as they must be."""
+    """Return four calls with the expected results."""
     skipped = {name: f"{reason}: carry it" for name, reason in plan_trial.SKIPPED_HERE.items()}
     results = {
         step.name: Result(

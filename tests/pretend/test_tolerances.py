@@ -10,7 +10,7 @@ from selftest.tensor_cores import CORES, FP8_CORES
 
 from pretend import sweep
 
-LENGTHS = (64, 1040, 4096)  # `make pretend` takes more
+LENGTHS = (64, 1040, 4096)  # `make pretend` uses more
 CASES = list(sweep.cases())
 HALVES = [(generation, kind) for generation, kind in CASES if kind in ("fp16", "bf16")]
 ENOUGH = 0.7

@@ -1,4 +1,4 @@
-"""The real dist.nodes, on a machine whose ranks die in the broadcast where the variable SEED says so."""
+"""Runs the real dist.nodes on a machine whose ranks die in the broadcast if the variable SEED says so."""
 
 import os
 import signal

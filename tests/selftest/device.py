@@ -1,4 +1,4 @@
-"""Files with device code: heads as nvcc 13.0 wrote them, in an ELF file around them."""
+"""Creates files with device code: headers as nvcc 13.0 writes them, inside an ELF file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def container(*names: str) -> bytes:
 
 
 def elf_with(sections: dict[str, bytes], machine: int = 62) -> bytes:
-    """An ELF file of these sections and no more: nothing loads it."""
+    """Return an ELF file with only these sections; it cannot be loaded."""
     table, rows, content = b"\0", [bytes(64)], b""
     for name, data in {**sections, ".shstrtab": b""}.items():
         at = len(table)
@@ -54,5 +54,5 @@ def elf_with(sections: dict[str, bytes], machine: int = 62) -> bytes:
 
 
 def library(*names: str, machine: int = 62) -> bytes:
-    """A shared library with this device code; without any names, host code alone."""
+    """Return a shared library with this device code; without names, with host code only."""
     return elf_with({".text": b"text", **({".nv_fatbin": container(*names)} if names else {})}, machine)

@@ -40,7 +40,7 @@ torch is known to compute these results wrongly. The self-test does not compute 
 
 
 def operations() -> Iterator[Operation]:
-    """Every operation that cases are sampled of."""
+    """Return every operation whose cases are sampled."""
     modules = pkgutil.walk_packages(probes.__path__, f"{probes.__name__}.")
     for name in sorted((found.name for found in modules), key=lambda name: name.rpartition(".")[2]):
         yield from getattr(importlib.import_module(name), "OPERATIONS", ())

@@ -23,7 +23,7 @@ TORCH = str(Path(torch.__file__).parent)
 
 
 class Calls:
-    """Notes every call of torch, in Python or in C, made by this process and not by its children."""
+    """Records every call of torch, in Python or in C, made by this process but not by its children."""
 
     def __init__(self) -> None:
         self.found: list[str] = []

@@ -58,7 +58,7 @@ if version.cuda:
 
 
 def built(source: str, soname: str, *flags: str, linked: Mapping[str, bytes]) -> bytes:
-    """A shared library; `linked`: files that the linker finds."""
+    """Build a shared library; `linked`: files for the linker."""
     with tempfile.TemporaryDirectory() as folder:
         for name, content in linked.items():
             Path(folder, name).write_bytes(content)
@@ -81,7 +81,8 @@ def built(source: str, soname: str, *flags: str, linked: Mapping[str, bytes]) ->
 
 @functools.cache
 def library(kind: str, version: str, *, crash: bool = False) -> bytes:
-    """A stand-in that says its version; libcublas needs libcublasLt and finds it by RUNPATH, as the real one does."""
+    """Build a stand-in that reports its version. libcublas requires libcublasLt and finds it by RUNPATH, as the real
+    one does."""
     numbers = ",".join(version.split(".")[:3])
     flags = [f"-D{kind}", f"-DVERSION={numbers}", *(["-Dcrash"] if crash else [])]
     flags += ["-Wl,--build-id", "-Wl,--enable-new-dtags,-rpath,$ORIGIN"]
@@ -91,7 +92,8 @@ def library(kind: str, version: str, *, crash: bool = False) -> bytes:
 
 @functools.cache
 def libtorch_cuda(needed: Sequence[str]) -> bytes:
-    """Needs these and searches as torch's own does: RPATH, the wheels' folders first, its own last."""
+    """Build a library that requires these, with torch's search order: RPATH, the wheels' folders first, its own
+    last."""
     linked = {SONAMES[kind]: library(kind, "1.0.0") for kind in ("cublasLt", *needed)}
     rpath = ":".join([*(f"$ORIGIN/../../nvidia/{name}/lib" for name in ("cublas", "cudnn", "nccl")), "$ORIGIN"])
     flags = [f"-l:{SONAMES[kind]}" for kind in needed]
@@ -111,8 +113,8 @@ void *PyInit_{name}(void) {{ {first}; return PyModule_Create2(definition, 1013);
 
 @functools.cache
 def extension(name: str, *architectures: str, more: str = "", first: str = "", needs: str | None = None) -> bytes:
-    """A module that is built against torch, with this device code. `first`: a statement that it begins with;
-    `needs`: a library that it asks for."""
+    """Build a module against torch, with this device code. `first`: its first statement; `needs`: a library that it
+    requires."""
     source = _MODULE.format(name=name, code=",".join(map(str, container(*architectures))), more=more, first=first)
     if not architectures:
         source = "\n".join(line for line in source.splitlines() if ".nv_fatbin" not in line)
@@ -177,7 +179,7 @@ def good(site: Path) -> Environment:
 
 
 def virtual(folder: Path) -> tuple[Path, Path]:
-    """(its interpreter, its package folder) of a new virtual environment with nothing in it."""
+    """Create an empty virtual environment; return (its interpreter, its package folder)."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     (site,) = (folder / "lib").glob("python3.*/site-packages")
     return folder / "bin" / "python", site

@@ -32,7 +32,8 @@ def transpose(matrix: Matrix) -> Matrix:
 
 
 def product(a: Matrix, b: Matrix) -> Matrix:
-    """Rows of b packed into one big integer each, so that a row of the product is a few sums of those."""
+    """Multiply integer matrices. Rows of b are packed into one big integer each, so that a row of the product is a few
+    sums of those."""
     columns = len(b[0])
     bias = sum(HALF << (FIELD * j) for j in range(columns))
     packed = [sum(value << (FIELD * j) for j, value in enumerate(row)) for row in b]

@@ -76,7 +76,7 @@ def card(
     operations: Operations = OPERATIONS,
     cards: Callable[[], Any] | None = None,
 ) -> Probe:
-    """env.arch on a GPU that is the CPU, with a torch of another release and another list of architectures."""
+    """Run env.arch on a GPU that the CPU simulates, with a torch of a different release and list of architectures."""
 
     def function(context: Context) -> None:
         cuda: Any = torch.cuda
@@ -94,8 +94,8 @@ BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable\nmore"
 
 
 def occupied(seed: str, mode: str, free: int = 0) -> Probe:
-    """init.alloc at level standard on a GPU that the CPU plays, in a compute mode: `free` of those that come to it at
-    the same time may use it."""
+    """Run init.alloc at level standard on a GPU that the CPU simulates, in a compute mode; `free` of the processes that
+    start at the same time may use it."""
     (real,) = (probe for probe in REAL if probe.name == "init.alloc")
 
     def function(context: Context) -> None:

@@ -1,4 +1,5 @@
-"""The real dist.staged with failing ranks: each seed breaks torch.distributed for some ranks, in real processes."""
+"""Runs the real dist.staged with failing ranks: each seed breaks torch.distributed for some ranks, in real
+processes."""
 
 import ctypes
 import os
@@ -29,7 +30,7 @@ REAL_DIST: Any = torch.distributed
 
 
 class Here:
-    """Which rank of which world this process is."""
+    """The world and rank of this process."""
 
     member, rank, members = -1, -1, ()
 
@@ -42,7 +43,7 @@ HERE = Here()
 
 
 def knowing_its_place(work: Call) -> Call:
-    """rank_processes._work, whose process knows its place."""
+    """Wrap rank_processes._work so that the process knows its world and rank."""
 
     def made(world: World, rank: int, *rest: Any) -> forked_work.Work:
         def run(tell: forked_work.Tell) -> None:
@@ -55,7 +56,7 @@ def knowing_its_place(work: Call) -> Call:
 
 
 def seed(name: str, owner: Any, attribute: str, wrong: Callable[[Call], Call], where: Where, **limits: Any) -> Probe:
-    """dist.staged where `owner.attribute` is made wrong for the ranks of which `where` holds."""
+    """Run dist.staged with `owner.attribute` made wrong for the ranks for which `where` holds."""
 
     def function(context: Context) -> None:
         right = getattr(owner, attribute)
@@ -97,7 +98,7 @@ def hangs(right: Call) -> Call:
 
 
 def wrong_sum(right: Call) -> Call:
-    """One element off, of large tensors only."""
+    """Change one element of the sum, only in large tensors."""
 
     def seeded(values: torch.Tensor, *args: Any, **options: Any) -> None:
         right(values, *args, **options)
@@ -108,7 +109,7 @@ def wrong_sum(right: Call) -> Call:
 
 
 def stale(right: Call) -> Call:
-    """Gathers what was gathered before."""
+    """Return the result of the previous gather."""
     last: list[torch.Tensor] = []
 
     def seeded(gathered: list[torch.Tensor], *args: Any, **options: Any) -> None:
@@ -122,7 +123,7 @@ def stale(right: Call) -> Call:
 
 
 def narrow(right: Call) -> Call:
-    """Sums that go over the wire in bfloat16, which small integers do not show."""
+    """Transfer sums in bfloat16; small integers do not show this."""
 
     def seeded(values: torch.Tensor, *args: Any, **options: Any) -> None:
         if values.dtype == torch.float32:
@@ -145,7 +146,7 @@ def late_period(right: Call) -> Call:
 
 
 def from_zero(right: Call) -> Call:
-    """The largest of all, and of 0."""
+    """Return the maximum of all values and 0."""
 
     def seeded(values: torch.Tensor, *args: Any, **options: Any) -> None:
         right(values, *args, **options)
@@ -156,7 +157,7 @@ def from_zero(right: Call) -> Call:
 
 
 def long_by_float(right: Call) -> Call:
-    """Sums of int64 that go over the wire in float32."""
+    """Transfer int64 sums in float32."""
 
     def seeded(values: torch.Tensor, *args: Any, **options: Any) -> None:
         if values.dtype == torch.int64:
@@ -167,12 +168,12 @@ def long_by_float(right: Call) -> Call:
 
 
 def from_the_start(right: Call) -> Call:
-    """A part of a larger tensor is sent from that one's first element on."""
+    """Send a part of a larger tensor from the larger tensor's first element on."""
     return lambda gathered, values: right(gathered, values.as_strided(values.shape, values.stride(), 0))
 
 
 def evenly(right: Call) -> Call:
-    """Parts of different lengths lose their last element."""
+    """Drop the last element of parts of different lengths."""
 
     def seeded(received: torch.Tensor, values: torch.Tensor, *lengths: Any) -> None:
         right(received, values, *lengths)
@@ -183,7 +184,7 @@ def evenly(right: Call) -> Call:
 
 
 def others_part(right: Call) -> Call:
-    """Scatters the parts of a sum to the wrong ranks."""
+    """Scatter the parts of a sum to the wrong ranks."""
 
     def seeded(part: torch.Tensor, values: torch.Tensor) -> None:
         right(part, values.view(-1, len(part)).roll(1, 0).flatten())
@@ -192,7 +193,7 @@ def others_part(right: Call) -> Call:
 
 
 def keeps_its_own(right: Call) -> Call:
-    """Exchanges nothing: each rank receives what it sent."""
+    """Exchange nothing: each rank receives what it sent."""
     return lambda received, values: received.copy_(values)
 
 
@@ -210,7 +211,7 @@ def refused(right: Call) -> Call:
 
 
 def unequal_gradients(right: Call) -> Call:
-    """DDP's result of the reduction, one off."""
+    """Change the result of DDP's reduction by one."""
 
     def off(future: Any) -> torch.Tensor:
         result: torch.Tensor = future.value()[0] if isinstance(future.value(), list) else future.value()
@@ -232,7 +233,7 @@ def noop(right: Call) -> Call:
 
 
 def watched(context: Context) -> None:
-    """Notes what the probe's own process calls of torch; what it imports ahead is left out, for that calls much."""
+    """Record the calls of torch in the probe's own process. Imports are not counted, because they call a lot."""
     modules: tuple[Any, Any] = (dist_staged, torch.cuda)
     modules[0].import_ahead, modules[0].PROCESSES = lambda: None, 2
     modules[1].is_available = modules[1].device_count = raises(noop)

@@ -18,7 +18,7 @@ WORK = 0.3
 
 
 def during(name: str, *answers: str, skips: bool = False, dies: bool = False) -> Probe:
-    """A probe that does nothing while NVML's answers become these ("NAME=NUMBER")."""
+    """Return a probe that does nothing while NVML's answers become these ("NAME=NUMBER")."""
 
     def function(context: Context) -> None:
         context.step("working")
@@ -39,7 +39,7 @@ def note(what: str) -> None:
 
 
 def working(name: str, alone: bool = False, untouched: bool = False) -> Probe:
-    """A probe that takes WORK, and notes when it begins and ends."""
+    """Return a probe that takes WORK seconds, and records when it begins and ends."""
 
     def function(context: Context) -> None:
         note(f"begin {name}")

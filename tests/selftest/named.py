@@ -41,7 +41,7 @@ DRIVER: dict[str, list[str]] = {
 
 
 class World(NamedTuple):
-    """How NCCL fails between two GPUs: its version, how, in which step, the setting that avoids it, and the GPUs'
+    """A failure of NCCL between two GPUs: NCCL's version, the kind, the step, the setting that avoids it, and the GPUs'
     compute capabilities and name."""
 
     nccl: str

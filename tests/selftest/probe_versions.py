@@ -28,7 +28,7 @@ _BODIES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def code(root: Path = ROOT) -> dict[str, str]:
-    """By probe, and for the harness, the sha256 of its code."""
+    """Return the sha256 of the code of each probe, and of the harness."""
     modules = _modules(root)
     found = {HARNESS: [name for name in modules if name.startswith(SHARED)]}
     for name, probe in probe_catalogue_reader.known_probes().items():
@@ -38,13 +38,14 @@ def code(root: Path = ROOT) -> dict[str, str]:
 
 
 def changed(versions: Mapping[str, int], before: Mapping[str, Mapping[str, object]]) -> list[str]:
-    """The probes whose code is not that of their version; `before`: the recorded version and code of each."""
+    """Return the probes whose code differs from that of their version; `before`: the recorded version and code of
+    each."""
     now = code()
     return [name for name in now if before.get(name) != {"version": versions.get(name), "code": now[name]}]
 
 
 def raised(versions: Mapping[str, int], before: Mapping[str, Mapping[str, object]]) -> dict[str, int]:
-    """The versions, one more where code changed and the version did not; a new probe begins with 1."""
+    """Return the versions, raised by one where the code changed and the version did not; a new probe begins with 1."""
     now = code()
 
     def version(name: str) -> int:
@@ -65,7 +66,7 @@ def _modules(root: Path) -> dict[str, ast.Module]:
 
 @cache
 def _bare(text: str) -> ast.Module:
-    """The module without docstrings."""
+    """Return the module without docstrings."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, _BODIES) and ast.get_docstring(node) is not None:
@@ -74,7 +75,7 @@ def _bare(text: str) -> ast.Module:
 
 
 def _reached(module: str, modules: Mapping[str, ast.Module]) -> set[str]:
-    """The module and all that it imports, directly or not, but for what is shared by all."""
+    """Return the module and its direct and indirect imports, except modules shared by all probes."""
     found: set[str] = set()
     left = [module]
     while left:

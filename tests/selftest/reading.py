@@ -19,7 +19,8 @@ def refuse(name: str) -> float:
 
 
 def read(data: bytes, nonce: str = NONCE) -> list[Frame]:
-    """The documents of a whole run; AssertionError for anything missing, doubled, cut, foreign or not strict."""
+    """Return the documents of a whole run; AssertionError if anything is missing, duplicated, cut, foreign or not
+    strict JSON."""
     assert data.endswith(b"\n"), "cut"
     frames = []
     for seq, line in enumerate(data.decode("ascii").splitlines()):
@@ -47,14 +48,14 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def start(module: str, document: Frame, path: Path, **extra: str) -> "subprocess.Popen[bytes]":
-    """A harness over a module of fake probes, its frames in the file `path`."""
+    """Start a harness over a module of fake probes, with its frames in the file `path`."""
     command = [sys.executable, "-m", "selftest.driver", f"selftest.{module}", json.dumps(document), str(path)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment(**extra))
 
 
 def run(module: str, document: Frame, path: Path, **extra: str) -> tuple[list[Frame], int, bytes]:
-    """The frames, the exit status and what was printed to stderr; stdout must stay empty."""
+    """Run it; return the frames, the exit status and the text on stderr. stdout must stay empty."""
     with start(module, document, path, **extra) as process:
         out, err = process.communicate(input=b"not for probes", timeout=600)
     assert out == b"", out

@@ -42,7 +42,7 @@ class Effects:
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self.begun or self.busy or os.getpid() != self.pid:
             return
-        self.busy = True  # what is done here is none of its effects
+        self.busy = True  # what happens in here is not counted as an effect
         try:
             words = described_effect(event, arguments)
             if words is not None:

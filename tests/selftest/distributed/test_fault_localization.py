@@ -18,7 +18,8 @@ FAULT = (StageFault(0, 0, "init", "signal", "died of SIGSEGV", "SIGSEGV"),)
 def tried(
     failed: Iterable[tuple[int, ...]], gloo: bool | None = True, helpful: Iterable[tuple[str, ...]] = ()
 ) -> list[Stage]:
-    """Four GPUs, as the probe tries them: all of gloo's worlds fail or pass; `helpful` are settings that help."""
+    """Return the stages of four GPUs as the probe tries them: all of gloo's worlds fail or pass. `helpful`: settings
+    that avoid the failure."""
     bad = set(failed)
     stages = [Stage("nccl", members, faults=FAULT * (members in bad)) for members in (*ALONE, *PAIRS, FOUR)]
     smallest = [stage.members for stage in stages if stage.faults][:1]

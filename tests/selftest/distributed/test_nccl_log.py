@@ -1,4 +1,4 @@
-"""NCCL's log is read as NCCL writes it: the lines are from public threads, which are cited next to them."""
+"""Reads NCCL's log in NCCL's own format: the lines are from public threads, which are cited next to them."""
 
 import pytest
 

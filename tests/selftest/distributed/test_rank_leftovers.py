@@ -1,4 +1,4 @@
-"""Folders of the self-test: gone with their process, and never one that is in use."""
+"""Folders of the self-test are removed with their process, but never while in use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The harness and its processes name a signal in the same way."""
+"""The harness and its processes use the same names for signals."""
 
 import os
 

@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library whose `divide` divides: by zero, the processor raises SIGFPE, as in cuBLAS's heuristic."""
+    """A library with a function `divide`: a division by zero raises SIGFPE, as in cuBLAS's heuristic."""
     compiler = shutil.which("gcc")
     if compiler is None:
         pytest.skip("needs gcc")
@@ -30,7 +30,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def faults(library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]:
-    """One run of every fault; `stderr` and `status` are the run's own."""
+    """A run of every fault. `stderr` and `status` are those of the run."""
     path = tmp_path_factory.mktemp("faults") / "frames"
     document = job(threads=2, timeouts={"hang": 0.7})
     frames, status, err = run("faults", document, path, ENVBUILD_TEST_LIBRARY=str(library))

@@ -85,7 +85,7 @@ def test_each_failure_of_a_script_is_distinguished(
 
 
 def test_a_script_leaves_no_folder_after_any_ending(frames_by_name: dict[str, Frame]) -> None:
-    """Some of them die by a signal, or are ended where their time is over."""
+    """Some scripts die by a signal, or are killed at their time limit."""
     assert frames_by_name["run"]["folders"] == []
 
 
@@ -139,7 +139,7 @@ def test_the_output_of_a_script_is_separate_from_its_results(frames_by_name: dic
 
 
 def by_job(**fields: Any) -> tuple[int, dict[str, Frame]]:
-    """The self-test itself, with a job document."""
+    """Run the self-test with a job document."""
     command = [sys.executable, "-m", "envbuild.selftest", "--job", "-"]
     text = json.dumps(job(**fields))
     done = subprocess.run(command, input=text.encode(), capture_output=True, env=environment(), timeout=120)
@@ -194,7 +194,7 @@ SDPA = F.scaled_dot_product_attention
 
 
 def with_own(monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., torch.Tensor], backend: str = "math") -> Context:
-    """attention.<backend> of a small shape of the profile's own and another, by this kernel."""
+    """Run attention.<backend> for a small shape of the profile and another one, with this kernel."""
     cases = attention_backend_probes.attention_shapes
     monkeypatch.setattr(F, "scaled_dot_product_attention", kernel)
     monkeypatch.setattr(

@@ -82,7 +82,7 @@ def test_memory_that_is_left(tmp_path: Path, meminfo: str | None, limit: str | N
 
 
 def worked(folder: Path, threads: int, device: str = "cpu") -> tuple[dict[str, Frame], dict[str, tuple[float, float]]]:
-    """The frames of a run, and when each probe began and ended."""
+    """Return the frames of a run, and when each probe began and ended."""
     notes = folder / "notes"
     document = job(device=device, probes=NAMES, threads=threads)
     libraries = stubs.build(folder) if device == "cuda" else {}
@@ -123,7 +123,7 @@ def test_one_thread_is_one_probe_at_a_time(tmp_path: Path) -> None:
 
 
 def test_both_have_what_the_driver_reports_while_they_work(tmp_path: Path) -> None:
-    """Neither a probe that ended before, nor one that begins afterwards."""
+    """A probe that ended before, or begins afterwards, does not get the report."""
     libraries = {**stubs.build(tmp_path), "STUB_NOW": str(tmp_path / "now"), "ENVBUILD_TEST_NOTES": str(tmp_path / "n")}
     names = ["ecc later", "work0", "alone", "more0", "untouched", "ecc later still"]  # in the catalogue's order
     found = outcomes(run("monitored", job(device="cuda", probes=names, threads=2), tmp_path / "frames", **libraries)[0])

@@ -25,7 +25,7 @@ SMALL = {"STUB_TOTAL": "17"}  # GiB
 
 
 def probe(name: str) -> Probe:
-    """Its properties by the letters in its name: a, alone; u, untouched; s, a script."""
+    """Return a probe with properties by the letters in its name: a, alone; u, untouched; s, a script."""
     needs = "script" if "s" in name else "cpu"
     return Probe(name, "quick", needs, 60, lambda context: None, untouched="u" in name, alone="a" in name)
 
@@ -78,7 +78,7 @@ def test_probes_that_start_in_advance_while_two_run(waiting: str, ahead: str) ->
 def test_how_many_start_ahead(
     changes: dict[str, object], numbers: list[dict[str, int]], by_one: int, by_two: int
 ) -> None:
-    """While one probe runs, and while two run."""
+    """Counted while one probe runs, and while two run."""
     asked = dataclasses.replace(JobDocument(nonce="0" * 32, device="cuda", threads=16), **changes)  # type: ignore[arg-type]
     report = Report({str(index): Window.at(one) for index, one in enumerate(numbers)})
     assert probe_scheduler.start_ahead(asked, report, working=1) == by_one

@@ -1,4 +1,4 @@
-"""Exact results that one probe's process computes and later ones read."""
+"""Exact results that one probe's process computes and later processes read."""
 
 import multiprocessing
 import os
@@ -37,7 +37,7 @@ def _not_yet_called() -> None:
 
 
 def in_process(work: Callable[[], object]) -> int:
-    """The exit status of a forked process: 0 where the work raised nothing, minus the signal that killed it."""
+    """Run `work` in a forked process; return its exit status: 0 if it raised nothing, negative for a signal."""
     pid = os.fork()
     if pid == 0:
         status = 1

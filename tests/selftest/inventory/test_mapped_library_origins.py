@@ -186,7 +186,7 @@ def test_names_are_compared_as_pep_503_says(name: str, same: str) -> None:
 
 
 def test_every_record_here_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The installed torch, for real: its own library is owned, and its hash is the recorded one."""
+    """With the installed torch: its own library is owned, and its hash is the recorded one."""
     import torch
 
     library = os.path.realpath(Path(torch.__file__).parent / "lib" / "libc10.so")

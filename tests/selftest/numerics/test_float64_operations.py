@@ -70,7 +70,8 @@ def test_tf32_is_within_its_own_bound_and_not_within_float32s() -> None:
 
 
 def split(convolve: Callable[..., torch.Tensor], x: torch.Tensor, w: torch.Tensor, slices: int) -> torch.Tensor:
-    """A convolution by split-K as cuDNN may do it: each slice's sum is rounded to float16, and added up in it."""
+    """Return a split-K convolution, as cuDNN may compute it: each slice's sum is rounded to float16, and the slices are
+    added in float16."""
     parts = zip(x.float().chunk(slices, 1), w.float().chunk(slices, 1), strict=True)
     total, *others = (convolve(*part, padding=1).half() for part in parts)
     for other in others:
@@ -110,7 +111,7 @@ def test_only_float16_may_be_added_up_in_half_precision(dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize(("dtype", "bits"), [(torch.float32, 10), (torch.float16, 8), (torch.bfloat16, 5)])
 def test_the_last_rounding_is_within_every_bound_and_fewer_bits_are_not(dtype: torch.dtype, bits: int) -> None:
-    """Off by 2^-bits of the largest value no operation passes."""
+    """An error of 2^-bits of the largest value fails every operation."""
     golden = fingerprint_operation_chain.input_video().to(dtype)
     for op in fingerprint_operation_chain.operation_chain():
         found = op.exact(Arithmetic(dtype), golden.double(), *(part.to(dtype).double() for part in op.weights))

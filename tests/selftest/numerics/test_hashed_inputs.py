@@ -1,4 +1,4 @@
-"""Inputs and references are the same everywhere: checked against Python's own integers."""
+"""Inputs and references are the same everywhere; they are compared with Python's own integers."""
 
 import pytest
 
@@ -73,7 +73,7 @@ def test_compare_finds_the_one_wrong_element(wrong: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_rounding_is_left_out_of_error_and_tolerance(dtype: torch.dtype) -> None:
-    """Halfway between two numbers the one correct rounding is wrong by all that rounding allows."""
+    """At the midpoint between two numbers, the error of the one correct rounding is all that rounding allows."""
     unit = 1.0 + 2 * tolerances.unit_roundoff(dtype)  # the number after 1
     halfway = torch.tensor([1.0 + tolerances.unit_roundoff(dtype)] * 2, dtype=torch.float64)
     once = tolerances.rounding(halfway, dtype)

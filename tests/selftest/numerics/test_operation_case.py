@@ -77,7 +77,7 @@ def test_cases_have_names_of_their_own() -> None:
 
 
 def test_exact_results_are_numbers_of_their_dtype() -> None:
-    """A kernel that sums in any order, or rounds on the way, could not give them otherwise."""
+    """Otherwise a kernel that sums in a different order, or rounds in between, could not be exact."""
     for case in exact_fixed_cases.cases():
         if "cumsum" in case.name or "bmm" in case.name or "addmm" in case.name or "embedding" in case.name:
             for exact in case.expected().values():

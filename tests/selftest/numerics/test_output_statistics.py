@@ -1,4 +1,4 @@
-"""Errors in ULP, their histogram and the figures of a comparison, against Python's own arithmetic."""
+"""Errors in ULP, their histogram and the figures of a comparison, compared with Python's own arithmetic."""
 
 import json
 import math
@@ -17,7 +17,7 @@ SINGLE, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
 
 
 def neighbours(value: float, count: int) -> float:
-    """The float32 `count` places above."""
+    """Return the float32 that is `count` numbers above."""
     return struct.unpack("<f", struct.pack("<i", struct.unpack("<i", struct.pack("<f", value))[0] + count))[0]
 
 

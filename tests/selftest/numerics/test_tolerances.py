@@ -24,7 +24,7 @@ def test_the_unit_roundoff_is_half_of_torchs_eps(dtype: torch.dtype) -> None:
 
 
 def attention(dtype: torch.dtype, wide: bool) -> tuple[float, float, float]:
-    """(error, floor, cap) of attention over random values: rounded once to dtype, or at every step."""
+    """Return (error, floor, cap) of attention over random values, rounded to dtype only once, or at every step."""
     length, depth = 256, 64
     q, k = (hashed_inputs.signed((length, depth), seed).to(dtype).double() for seed in (3, 4))
     v = hashed_inputs.uniform((length, depth), 5).to(dtype).double()

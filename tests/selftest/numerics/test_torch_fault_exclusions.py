@@ -1,4 +1,4 @@
-"""Results that the self-test excludes: torch is wrong there, and no others are excluded."""
+"""The results that the self-test excludes are wrong in torch, and no others are excluded."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ from envbuild.selftest.probes.convolution import conv_sampled_cases
 
 
 def grouped_without_a_batch() -> bool:
-    """Whether a gradient of the weights differs from that in float64."""
+    """Whether a weight gradient differs from the one in float64."""
 
     def gradient(dtype: torch.dtype) -> torch.Tensor:
         x = torch.arange(72.0).remainder(5).view(1, 4, 6, 3).to(dtype, memory_format=torch.channels_last)
@@ -32,7 +32,7 @@ def grouped_without_a_batch() -> bool:
 
 
 def padded_outputs() -> bool:
-    """Whether a gradient of the weights, of many images, is off by more than one rounding."""
+    """Whether a weight gradient over many images is wrong by more than one rounding."""
 
     def gradient(dtype: torch.dtype) -> torch.Tensor:
         x = torch.ones(301, 1, 5, dtype=dtype)
@@ -64,8 +64,8 @@ print("right" if right else "wrong", flush=True)
 
 
 def wrong_or_dead(name: str) -> bool:
-    """Whether a function of SCRIPT gives another result than in float64, or the process dies: in a process of its own,
-    because torch writes past the end of its memory."""
+    """Whether a function of SCRIPT gives a different result than in float64, or its process dies. It runs in a separate
+    process, because torch writes past the end of its memory."""
     script = SCRIPT.replace("GRADIENT", name)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode <= 0, done.stderr
@@ -94,7 +94,7 @@ POINT = {
 
 
 def results(**changes: object) -> set[str]:
-    """The names of the results that are compared, without their layouts."""
+    """Return the names of the compared results, without their layouts."""
     point = {**POINT, **changes}
     case = conv_sampled_cases.case(point, seed=1, device=torch.device("cpu"), tf32=False)
     expected = case.expected()

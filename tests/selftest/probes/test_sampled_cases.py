@@ -86,7 +86,7 @@ def causal_to_the_end(kernel: Kernel) -> Kernel:
 
 
 def kept_plan(kernel: Kernel) -> Kernel:
-    """The scale of the first call with the same shape is used again."""
+    """Reuse the scale of the first call with the same shape."""
     plans: dict[torch.Size, Any] = {}
 
     def wrong(q: torch.Tensor, *rest: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -96,18 +96,18 @@ def kept_plan(kernel: Kernel) -> Kernel:
 
 
 def unscaled_gradient(kernel: Kernel) -> Kernel:
-    """The gradient of k is half of what it should be."""
+    """Halve the gradient of k."""
     return lambda q, k, v, *rest, **options: kernel(q, (k + k.detach()) / 2, v, *rest, **options)
 
 
 def kept_epsilon(kernel: Kernel) -> Kernel:
-    """The epsilon of the first call with the same shape is used again."""
+    """Reuse the epsilon of the first call with the same shape."""
     plans: dict[torch.Size, float] = {}
     return lambda x, shape, weight, bias, eps: kernel(x, shape, weight, bias, plans.setdefault(x.shape, eps))
 
 
 def biased_variance(kernel: Kernel) -> Kernel:
-    """The running variance takes the mean of squares, not their sum divided by n - 1."""
+    """Compute the running variance as the mean of squares, not as their sum divided by n - 1."""
 
     def wrong(x: torch.Tensor, mean: Any, variance: Any, *rest: Any) -> torch.Tensor:
         before = None if variance is None else variance.clone()
@@ -122,7 +122,7 @@ def biased_variance(kernel: Kernel) -> Kernel:
 
 
 def channels_in_turns(kernel: Kernel) -> Kernel:
-    """Groups take channels in turns where those come last."""
+    """Assign channels to groups in turns in channels-last layout."""
 
     def wrong(x: torch.Tensor, groups: int, *rest: Any) -> torch.Tensor:
         if x.dim() < 4 or x.is_contiguous() or x.stride(1) != 1:
@@ -134,7 +134,7 @@ def channels_in_turns(kernel: Kernel) -> Kernel:
 
 
 def padded_width(kernel: Kernel) -> Kernel:
-    """The mean of squares is over a width rounded up to a multiple of 8."""
+    """Take the mean of squares over a width rounded up to a multiple of 8."""
 
     def wrong(x: torch.Tensor, shape: Any, *rest: Any) -> torch.Tensor:
         width = torch.Size(shape).numel()

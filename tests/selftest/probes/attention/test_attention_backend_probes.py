@@ -21,12 +21,12 @@ LENGTH = 365
 
 
 def cut(values: torch.Tensor) -> torch.Tensor:
-    """To TF32's 10 bits of fraction."""
+    """Truncate to TF32's 10 fraction bits."""
     return (values.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
 
 
 def with_tf32(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
-    """The math path as a GPU with TF32 computes plain calls."""
+    """Compute as the math path does on a GPU with TF32."""
     if q.dtype != torch.float32 or k.dtype != torch.float32 or not options.keys() <= {"is_causal"}:
         return REAL(q, k, v, **options)
     logits = cut(q * q.shape[-1] ** -0.5) @ cut(k.transpose(-1, -2))

@@ -50,7 +50,8 @@ def test_the_common_result_of_backends_is_the_reference(case: GradientCase) -> N
 
 
 def written_out(case: GradientCase, always: bool) -> tuple[Three, ExactGradients]:
-    """Rounded to the dtype where a fused kernel does so, or `always`: at every step."""
+    """Compute attention step by step, rounded to the dtype where a fused kernel rounds, or with `always` at every
+    step."""
 
     def some(values: torch.Tensor) -> torch.Tensor:
         return values.to(case.dtype).double()

@@ -24,7 +24,8 @@ def alone() -> Iterator[None]:
 
 
 class Attention:
-    """Written out in float32; `scores` and `output` are the dtypes their sums are kept in, `range` the scores'."""
+    """Attention in separate float32 operations. `scores`, `output`: the dtypes in which their sums are kept; `range`:
+    the dtype of the scores."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class Attention:
         self.late, self.block, self.backward = late, block, backward
 
     def product(self, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-        """a @ b, its sums kept in dtype after every block."""
+        """Return a @ b with its sums kept in dtype after every block."""
         if dtype is None:
             return a @ b
         starts = range(0, a.shape[-1], self.block)

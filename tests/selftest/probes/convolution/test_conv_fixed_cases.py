@@ -48,7 +48,7 @@ def test_the_reference_is_torchs_own_in_float64(case: Convolution) -> None:
 
 
 def allowed(exact: torch.Tensor, magnitude: torch.Tensor, k: int) -> float:
-    """The widest error of an algorithm that computes with fractions, those in half precision included."""
+    """Return the largest error of right algorithms that compute with fractions, including those in half precision."""
     assert float(exact.abs().max()) <= 256  # an integer of bfloat16
     return float(tolerances.half_sums(exact, magnitude.max(), k, torch.float16).max())
 
@@ -118,7 +118,7 @@ PLAIN = SMALL[1]  # 3x3 with a stride of 1
 
 
 def winograd(tile: int) -> Kernel:
-    """Right 3x3 convolutions, padded by 1, whose transforms are kept in half: each is rounded once."""
+    """Compute right 3x3 convolutions, padded by 1, with transforms in half precision: each is rounded once."""
     back, of_filters, forth = (torch.tensor(matrix, dtype=torch.float32) for matrix in TRANSFORMS[tile])
 
     def convolve(x: torch.Tensor, w: torch.Tensor, *rest: object) -> torch.Tensor:
@@ -134,7 +134,8 @@ def winograd(tile: int) -> Kernel:
 
 
 def split(slices: int) -> Kernel:
-    """Right convolutions by split-K: the sum of each slice is rounded to half, and they are added up in it."""
+    """Compute right split-K convolutions: the sum of each slice is rounded to half precision, and the slices are added
+    in it."""
 
     def convolve(x: torch.Tensor, w: torch.Tensor, bias: None, *rest: int) -> torch.Tensor:
         parts = zip(x.float().chunk(slices, 1), w.float().chunk(slices, 1), strict=True)
@@ -147,7 +148,7 @@ def split(slices: int) -> Kernel:
 
 
 def on_a_card(monkeypatch: pytest.MonkeyPatch, kernel: Kernel, dtype: torch.dtype = torch.float16) -> Card:
-    """The probe for one plain convolution, by this kernel."""
+    """Run the probe for one plain convolution, with this kernel."""
     monkeypatch.setattr(conv_fixed_cases, "SMALL", (PLAIN,))
     monkeypatch.setattr(conv_fixed_cases, "WIDE", ())
     monkeypatch.setattr(conv_fixed_cases, "TRAINED", ())

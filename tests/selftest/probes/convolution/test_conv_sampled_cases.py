@@ -71,7 +71,7 @@ Kernel = Callable[..., torch.Tensor]
 
 
 def lost_tap(kernel: Kernel) -> Kernel:
-    """The last tap of the kernel does not count in the last group."""
+    """Ignore the last tap of the kernel in the last group."""
 
     def wrong(x: torch.Tensor, w: torch.Tensor, *rest: Any) -> torch.Tensor:
         keep = torch.ones_like(w)
@@ -82,12 +82,12 @@ def lost_tap(kernel: Kernel) -> Kernel:
 
 
 def cut(kernel: Kernel) -> Kernel:
-    """float32 goes through bfloat16."""
+    """Round float32 to bfloat16."""
     return lambda x, *rest: kernel(x.bfloat16().to(x.dtype), *rest)
 
 
 def packed(kernel: Kernel) -> Kernel:
-    """An input is read as if it were contiguous."""
+    """Read an input as if it were contiguous."""
     return lambda x, *rest: kernel(
         x.as_strided(x.shape, torch.empty(x.shape, device="meta").stride(), 0) if x.storage_offset() else x, *rest
     )

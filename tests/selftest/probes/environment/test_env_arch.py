@@ -56,7 +56,7 @@ def test_a_driver_that_dies_while_it_lists_the_gpus_is_reported(seeds: dict[str,
 
 
 def test_torch_is_not_imported_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forked process has what this one has: a new interpreter would not."""
+    """A forked process has the parent's modules; a new interpreter would not."""
     imported_state: list[str] = []
     monkeypatch.setattr(env_arch, "missing_gpu", lambda: None)
     monkeypatch.setattr(env_arch, "gpus_by_capability", lambda: {(9, 0): "cpu"})

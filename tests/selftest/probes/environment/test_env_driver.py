@@ -64,7 +64,7 @@ def test_an_outdated_driver_is_reported(
 
 
 def run_cases(folder: Path, libraries: dict[str, str], *probes: str) -> dict[str, Frame]:
-    """Cases of hardware.py as they come out of the harness, with torch built for CUDA 13.0 by its own word."""
+    """Run cases of hardware.py through the harness, with a torch that reports CUDA 13.0."""
     minimum = {"cuda": "580", "profile": "525.60.13"}
     document = job(device="cuda", probes=list(probes), expect={"driver": minimum})
     return outcomes(run("hardware", document, folder / "frames", **libraries)[0])
@@ -72,7 +72,7 @@ def run_cases(folder: Path, libraries: dict[str, str], *probes: str) -> dict[str
 
 @pytest.fixture(scope="module")
 def recent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]:
-    """Every case, with a libcuda that serves CUDA 13."""
+    """Every case, with a libcuda that supports CUDA 13."""
     folder = tmp_path_factory.mktemp("recent")
     libraries = {**stubs.build(folder, release="580.65.06"), "STUB_CUDA": "13000"}
     return run_cases(folder, libraries, *(name for name in hardware.CASES if name.startswith("env.driver:")))

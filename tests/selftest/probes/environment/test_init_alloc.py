@@ -25,7 +25,8 @@ FREE = 64 << 20
 
 
 def test_every_process_gets_the_same_share_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU's memory that they share: who measures late must not see what the others hold."""
+    """The processes share a GPU's memory, so a process that measures late must not see the memory used by the
+    others."""
     card, empty = mmap.mmap(-1, 8), torch.empty
     card[:] = struct.pack("q", FREE)
 

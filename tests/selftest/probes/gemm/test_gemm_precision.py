@@ -60,7 +60,7 @@ def test_a_device_without_tf32_skips_where_it_is_allowed(context: Context) -> No
 
 
 def scaled_mm(core: tensor_cores.Core) -> Callable[..., torch.Tensor]:
-    """torch._scaled_mm as a GPU whose tensor cores add up in this way."""
+    """Compute torch._scaled_mm as on a GPU whose tensor cores add in this way."""
 
     def multiply(
         a: torch.Tensor,

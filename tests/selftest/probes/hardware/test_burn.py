@@ -1,4 +1,4 @@
-"""burn: its sums on the host equal those of the product, every device sums exactly, and differences are found."""
+"""burn: the sums on the host equal those of the product, every device sums exactly, and differences are detected."""
 
 import pytest
 
@@ -35,14 +35,15 @@ def test_the_factors_are_dense_and_all_rows_differ(most: int) -> None:
 
 @pytest.mark.parametrize(("most", "limit"), [(burn.WIDE, 2**22), (burn.NARROW, 2**14)])
 def test_no_sum_reaches_what_is_added_up_exactly(most: int, limit: int) -> None:
-    """At the size that GPUs take, of a part of the product. 8 standard deviations stay below, as of 2^26 elements."""
+    """With a GPU's size and a part of the product: 8 standard deviations stay below the limit up to which sums are
+    exact, as for 2^26 elements."""
     given = burn.problem(burn.SIDE, most)
     product = given.a[:256].float() @ given.b[:, :2048].float()
     assert float(product.abs().max()) < 6 * float(product.std()) < 8 * float(product.std()) < limit
 
 
 def emulated(most: int, dtype: torch.dtype, core: Core) -> torch.Tensor:
-    """By how much a part of the product differs as this core adds it up."""
+    """Return how far a part of the product is off when this core computes it."""
     given = burn.problem(4096, most)
     a, b = ((part / (most + 1)).to(dtype) for part in (given.a[:8].float(), given.b[:, :8].float()))
     exact = (given.a[:8].double() @ given.b[:, :8].double()) / (most + 1) ** 2
@@ -109,7 +110,7 @@ def test_a_wrong_element_of_the_exact_product_is_found_by_its_row(monkeypatch: p
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.int32])
 def test_a_changed_bit_is_found_where_it_is(dtype: torch.dtype) -> None:
-    """Whatever it does to the number; -0.0 and 0.0 differ too."""
+    """This holds for every bit; -0.0 and 0.0 count as different, too."""
     stove = burn.Stove(torch.device("cpu"), 16)
     (precision,) = burn.precisions((0, 0))[:1]
     stove.first[precision] = torch.arange(256).reshape(16, 16).to(dtype)

@@ -56,7 +56,7 @@ def test_without_a_floor_no_speed_is_a_pass(measure: Measure, kind: str, name: s
 
 
 def test_one_call_is_timed_by_the_median_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first call takes 2 s and the next three 50 ms, as where an algorithm is chosen and clocks rise."""
+    """The first call takes 2 s and the next three 50 ms, as while an algorithm is chosen and clock rates rise."""
     now, calls = 0.0, 0
 
     def work() -> None:

@@ -57,7 +57,8 @@ def test_three_machines_meet_by_twos_and_then_all(tmp_path: Path) -> None:
 
 
 def test_early_nodes_wait_for_late_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last of many sits out what the others try, and none of them is late before its own stages have ended."""
+    """With many nodes, the last one waits while the others try their stages; no node counts as late before its own
+    stages have ended."""
     now = 0.0
     ends: dict[int, float] = {}  # a stage, by its port -> when this machine gives it up
 

@@ -86,7 +86,8 @@ def rounded(given: torch.Tensor, half: bool) -> torch.Tensor:
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("kind", [LAYER, RMS], ids=lambda kind: kind.name)
 def test_float32_is_far_within_the_bound_and_half_statistics_are_not(kind: Norm, width: int, half: bool) -> None:
-    """The published trial: at most 0.05 of the bound, at least 1.9 and 7.5 of it."""
+    """The published measurement: at most 0.05 of the bound for float32, at least 1.9 and 7.5 of it for half
+    precision."""
     given = norm_inputs(dataclasses.replace(case(kind, width), extreme=False))
     results, magnitudes = exact_norm(kind, given)
     x = given.x.double()
@@ -135,7 +136,7 @@ def only_single(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> to
 
 
 def single(on_cpu: bool) -> list[Norm]:
-    """torch's norms where they take float32 alone."""
+    """torch's norms, accepting only float32."""
     return [dataclasses.replace(torch_norms(on_cpu)[0], name="single", call=only_single)]
 
 
@@ -179,7 +180,7 @@ def test_a_refusal_of_one_length_is_not_a_refusal_of_the_pair() -> None:
 
 
 def squares(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """RMSNorm of single operations in the input's dtype, as in torch 2.4 and 2.5."""
+    """Compute RMSNorm by single operations in the input's dtype, as torch 2.4 and 2.5 do."""
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPSILON) * weight
 
 
@@ -197,7 +198,7 @@ def test_a_norm_that_must_upcast_fails_without_and_the_remedy_is_reported() -> N
 
 
 class HalfSums(torch.autograd.Function):
-    """A layer norm whose bias gradient is added up row by row in the input's dtype."""
+    """A layer norm whose bias gradient is summed row by row in the input's dtype."""
 
     @staticmethod
     def forward(ctx: object, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

@@ -52,8 +52,8 @@ def sampled(operation: Operation, seed: int) -> Iterator[Case]:
 
 
 def changed(case: Case, index: int, position: int) -> Iterator[torch.Tensor]:
-    """One element as another number: negated, or one more where it is 0 or copied; past all others of an order; another
-    index."""
+    """Return the input with one element changed: negated; or increased by one if it is 0 or only copied; moved past all
+    others if the order counts; or a different index."""
     values = case.given[index]
     flat = values.flatten()
     value = flat[position]

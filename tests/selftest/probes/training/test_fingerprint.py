@@ -106,7 +106,7 @@ def test_errors_grow_from_operation_to_operation(chains: dict[torch.dtype, Frame
 
 
 def computed_in(dtype: torch.dtype) -> Wrong:
-    """Inputs and result rounded to a lower precision, as under an autocast that nobody asked for."""
+    """Round inputs and result to a lower precision, as an unrequested autocast would."""
 
     def wrong(kernel: Kernel) -> Kernel:
         return lambda *given: kernel(*(part.to(dtype) for part in given)).to(given[0].dtype)
@@ -142,7 +142,7 @@ def wider(kernel: Kernel) -> Kernel:
 
 
 def stale(kernel: Kernel) -> Kernel:
-    """The last output of the same shape."""
+    """Return the previous output of the same shape."""
     last: dict[torch.Size, torch.Tensor] = {}
 
     def seeded(*given: torch.Tensor) -> torch.Tensor:
@@ -155,12 +155,12 @@ def stale(kernel: Kernel) -> Kernel:
 
 
 def batched(wrong: Wrong) -> Wrong:
-    """For a fault that is written for matrices."""
+    """Apply a fault that is written for matrices to a batch."""
     return lambda kernel: lambda a, b: wrong(torch.mm)(a[0], b)[None]
 
 
 def cut_inputs(wrong: Wrong) -> Wrong:
-    """TF32 for Linear: the bias is added in float32."""
+    """Compute Linear in TF32; the bias is added in float32."""
     return lambda kernel: lambda x, w, b: wrong(lambda left, right: kernel(left, right))(x.contiguous(), w) + b
 
 
@@ -217,7 +217,8 @@ def test_operations_after_a_nan_are_not_blamed(monkeypatch: pytest.MonkeyPatch) 
 def test_a_fault_of_the_free_running_pass_alone_is_growth(
     chains: dict[torch.dtype, Frame], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Right on golden input, wrong for what really came before: the second call of the two."""
+    """The kernel is right on golden input, but wrong on the output of the operations before it: the second of the two
+    calls."""
     kernel, calls = F.gelu, iter(range(1000))
 
     def second(x: torch.Tensor, **options: Any) -> torch.Tensor:
