@@ -34,7 +34,7 @@ RULES = (
 )
 _ANY = re.compile("|".join(rf"(?P<rule{i}>\b(?:{idiom})\b)" for i, (idiom, _) in enumerate(RULES)), re.IGNORECASE)
 _SUFFIXES = frozenset({"", ".py", ".md", ".yaml", ".yml", ".toml", ".j2", ".Dockerfile"})
-# Words of others, and old names that are listed because they are old.
+# Files with quotations, and with lists of old names.
 _QUOTED = (
     "scripts/plain_words.py",
     "tests/logs/",
@@ -43,7 +43,7 @@ _QUOTED = (
     "docs/decisions/0026-packages-in-order.md",
     "docs/decisions/names-of-0026.md",
 )
-# Lines with words of others: messages of uv, and patterns for the words that people write in logs.
+# Lines with quotations: messages of uv, and patterns for texts that people write in logs.
 _QUOTING = {
     "benchmarks/results/chaos.md": re.compile(r"\(Because there (?:is|are) no versions? of "),
     "envbuild/facts/data/signatures.yaml": re.compile(r" +- '.*'$"),

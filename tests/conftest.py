@@ -12,10 +12,10 @@ _SHARED = {
     "GPU images": ("audit", "gpu", "apex", "test_images"),
     "compiled extensions": ("extensions", "toolchain"),
 }
-# Those that share nothing with another file.
+# The files that share nothing with another file.
 _ALONE = ("apt", "several", "install", "locked_wheels", "engines")
-# What takes longest begins first, so that no worker has a long file left where the others have none. The campaigns have
-# an engine of their own; what builds in the common one, on the same base, waits for its turn.
+# The longest files begin first, so that at the end all workers are busy. The campaigns have their own engine; builds in
+# the shared engine on the same base wait for each other.
 _FIRST = ("GPU images", "images", "tests/chaos/", "compiled extensions", "tests/e2e/", "tests/pretend/",
           "tests/selftest/", "tests/wrong_kernels/", "tests/fuzz/")  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-# The head of an entry, from a real file each; the bytes of code that follow are left out, and their number is set.
+# Entry headers, each from a real file; the code after them is left out, and its length is set.
 HEADS = {
     "sm_80": "02000101 40000000 b80b0000 00000000 00000000 00000000 08000100 50000000"
     "00000000 00000000 11000000 00000000 00000000 00000000 00000000 00000000",

@@ -21,7 +21,7 @@ from envbuild.selftest.numerics.case_sampling import Operation
 from envbuild.selftest.numerics.torch_fault_exclusions import KNOWN_FAULTS, KnownFault
 
 PAGE = Path(__file__).parents[2] / "docs" / "cases.md"
-_MOST = 16  # values of a dimension that are listed
+_MOST = 16  # number of values of a dimension that are listed
 _HEAD = """# The cases that the self-test samples
 
 Made by `python -m selftest.documented` in `tests/`; a test holds it to the operations. For the CPU; a GPU has more

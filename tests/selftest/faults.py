@@ -72,7 +72,7 @@ def wedged(context: Context) -> None:
         os.setsid()
         seized = libc.ptrace(0x4206, parent, 0, 0)  # PTRACE_SEIZE
         os.write(write_end, b"1" if seized == 0 else b"0")
-        time.sleep(8)  # longer than the terms' patience, then the kernel lets go
+        time.sleep(8)  # longer than the harness waits; then the kernel releases it
         os._exit(0)
     if os.read(read_end, 1) == b"0":
         raise Skip("ptrace is not allowed here")

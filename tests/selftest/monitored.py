@@ -13,7 +13,7 @@ from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 from envbuild.selftest.nvidia import gpu_monitor
 
-START = 0.8  # seconds, of a CUDA that is not there
+START = 0.8  # seconds that the simulated start of CUDA takes
 WORK = 0.3
 
 
@@ -69,7 +69,7 @@ def starts() -> None:
     note("started")
 
 
-if "ENVBUILD_TEST_NOTES" in os.environ:  # this is a harness that is to believe in a GPU
+if "ENVBUILD_TEST_NOTES" in os.environ:  # this harness must believe that there is a GPU
     cuda: Any = torch.cuda
     cuda.synchronize = starts
     module: Any = probe_process

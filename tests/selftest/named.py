@@ -3,7 +3,7 @@ tests/unit keeps it so. No torch is imported."""
 
 from typing import Any, NamedTuple
 
-# Kernels made wrong (seeds, standins.py): the advisories whose signature a seed shows; no other seed shows any.
+# Wrong kernels (seeds, standins.py): the advisories whose signature a seed matches; no other seed matches any.
 NAMED: dict[str, list[str]] = {
     "gemm.crash:divides": ["cublas-hopper-fpe"],
     "attention.flash:attention_nan": ["half-attention-nan"],
@@ -26,13 +26,13 @@ NAMED: dict[str, list[str]] = {
     "norm.apex:refuses": ["apex-t5-mixed-dtype"],
 }
 
-# GPUs played by the CPU (hardware.py): env.arch.
+# GPUs simulated by the CPU (hardware.py): env.arch.
 ARCH: dict[str, list[str]] = {
     "blackwell": ["no-kernel-image-blackwell"],
     "volta": ["volta-dropped"],
     "ptx": ["no-kernel-image-blackwell"],
 }
-# Drivers played by stubs (hardware.py): env.driver.
+# Drivers simulated by stubs (hardware.py): env.driver.
 DRIVER: dict[str, list[str]] = {
     "compat": ["driver-too-old-cu13"],
     "unready": ["error-802-fabricmanager"],
@@ -52,7 +52,7 @@ class World(NamedTuple):
     card: str = "NVIDIA H100 80GB HBM3"
 
 
-# Worlds whose ranks are played, judged by the real dist.staged; NCCL itself has never run.
+# Worlds with simulated ranks, judged by the real dist.staged; NCCL itself has never run.
 WORLDS: dict[str, World] = {
     "nccl-2.18.1": World("2.18.1", "mismatch", "all_reduce fp32 1001"),
     "nccl-unequal-cards": World("2.20.5", "hang", "all_reduce fp32 1001", capabilities=("8.0", "9.0")),
@@ -63,7 +63,7 @@ WORLDS: dict[str, World] = {
     "nccl-4090-p2p": World("2.26.5", "hang", "init", "NCCL_P2P_DISABLE=1", ("8.9", "8.9"), "NVIDIA GeForce RTX 4090"),
 }
 
-# Results as a probe words them, of what no CPU can play.
+# Results in the words of a probe, for failures that a CPU cannot simulate.
 RECORDED: dict[str, dict[str, Any]] = {
     "conv3d-bf16": {
         "probe": "conv",
@@ -73,7 +73,7 @@ RECORDED: dict[str, dict[str, Any]] = {
     },
 }
 
-# Named by the audit (tests/unit/audit/test_environment_audit.py); env.libs names the library that is out of place.
+# Reported by the audit (tests/unit/audit/test_environment_audit.py); env.libs names the misplaced library.
 CUBLASLT_SHADOW, NVJITLINK_SHADOW = "cublaslt-shadow-runpath", "nvjitlink-shadow"
 
 SHOWN: frozenset[str] = frozenset(

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = "envbuild.selftest"
 VERSIONS = ROOT / "envbuild" / "selftest" / "probes" / "versions.json"
 CODE = Path(__file__).with_suffix(".json")
-SHARED = (f"{PACKAGE}.harness", f"{PACKAGE}.__main__")  # prefixes of what runs every probe
+SHARED = (f"{PACKAGE}.harness", f"{PACKAGE}.__main__")  # prefixes of modules that every probe uses
 _BODIES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 

@@ -11,7 +11,7 @@ from .reading import Frame, job, outcomes, run
 # `divide` by zero makes the processor raise SIGFPE, as in cuBLAS's heuristic.
 _LIBRARY = "int one(void) { return 1; }\nint divide(int a, int b) { return a / b; }\n"
 _PATIENCE = {"gemm.exact:hangs": 2}
-_MEMORY_MB = 6000  # what a leak may take
+_MEMORY_MB = 6000  # limit for a leak
 
 
 def library(folder: Path) -> dict[str, str]:

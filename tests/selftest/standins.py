@@ -100,7 +100,7 @@ class Adam:
     corrects, drops_tail, stale_master, moments = True, False, False, SINGLE
     on_gpu_only, old = False, False
     refuses: torch.dtype | None = None
-    most_tensors, most_chunks = 1 << 30, 1 << 30  # beyond which nothing is done
+    most_tensors, most_chunks = 1 << 30, 1 << 30  # tensors and chunks beyond these numbers are ignored
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class Adam:
         return p - self.lr * (update + self.decay * p if self.decoupled else update)
 
 
-# What apex.normalization and apex.optimizers hold once they are imported in a probe's process, and what they do wrong.
+# The contents of apex.normalization and apex.optimizers after their import in a probe's process, and their faults.
 NORMS = {
     "FusedLayerNorm": {"centred": True, "mixed": False},
     "MixedFusedLayerNorm": {"centred": True, "mixed": True},

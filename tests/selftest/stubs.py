@@ -25,8 +25,8 @@ static long value(const char *name, long otherwise)
   return found; }
 static const char *text(const char *name, const char *none) { const char *t = getenv(name); return t ? t : none; }
 """
-# STUB_CARDS tells each GPU by itself: "name=NVIDIA H20,total=96;name=NVIDIA H200,ecc=5"; what it leaves out is as on a
-# sound GPU. A handle is the GPU's number counted from 1, or a letter of its bus id, for STUB_ECC and the like.
+# STUB_CARDS describes each GPU: "name=NVIDIA H20,total=96;name=NVIDIA H200,ecc=5"; missing values are those of a sound
+# GPU. A handle is the number of the GPU, counted from 1, or a letter of its bus id, for STUB_ECC and the like.
 _CARDS = """
 static const char *part(long card, const char *name)
 { const char *t = text("STUB_CARDS", ""); long n = strlen(name);

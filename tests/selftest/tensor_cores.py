@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-_NO_EXPONENT = -126  # of zero, and below every exponent that counts
+_NO_EXPONENT = -126  # the exponent of zero: below every relevant exponent
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Core:
     kept: int
 
 
-# By generation and by what is multiplied. Ampere and Ada add the products of one instruction in two halves.
+# By generation and input type. Ampere and Ada add the products of one instruction in two halves.
 CORES: dict[str, dict[str, Core]] = {
     "Volta": {"fp16": Core(aligned=23, block=4, kept=23)},
     "Turing": {"fp16": Core(aligned=24, block=8, kept=23)},
@@ -41,7 +41,7 @@ CORES: dict[str, dict[str, Core]] = {
         "tf32": Core(aligned=25, block=8, kept=23),
         "fp8": Core(aligned=13, block=32, kept=13),
     },
-    "Blackwell": {  # of data centres and of workstations
+    "Blackwell": {  # of datacentre and workstation GPUs
         **dict.fromkeys(("fp16", "bf16"), Core(aligned=25, block=16, kept=23)),
         "tf32": Core(aligned=25, block=8, kept=23),
         "fp8": Core(aligned=25, block=32, kept=23),

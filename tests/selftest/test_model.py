@@ -218,7 +218,7 @@ def test_any_arguments_and_outputs_will_do(reference: bool) -> None:
     class Odd(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.angles = torch.polar(torch.ones(4), torch.arange(4.0))  # complex, and no buffer
+            self.angles = torch.polar(torch.ones(4), torch.arange(4.0))  # complex, and not a buffer
 
         def forward(self, x: Any, *, mask: torch.Tensor, scale: float) -> Any:
             return {"turned": x["a"] * self.angles, "masked": (x["b"] + mask, [x["n"] > 2]), "none": None}

@@ -21,7 +21,7 @@ CATALOGUE = [probe.name for probe in PROBES]
 QUICK = [probe.name for probe in PROBES if probe.level == "quick" and probe.needs != "script"]
 ON_GPUS = [probe.name for probe in PROBES if probe.level == "quick" and probe.needs == "cuda"]
 PYTHON = ".".join(map(str, sys.version_info[:3]))
-REQUIRED = ["norm.torch", "train.step", "dist.staged"]  # of a deeper level
+REQUIRED = ["norm.torch", "train.step", "dist.staged"]  # probes of a higher level
 BOOTSTRAP = """
 import json, os, sys
 sys.path.insert(0, sys.argv[1])
@@ -120,7 +120,7 @@ def test_the_libraries_are_listed_once_and_belong_to_torch(frames: list[Frame]) 
 
 def test_a_second_run_has_the_same_figures(archive: Path, tmp_path: Path, frames: list[Frame]) -> None:
     def stable(run: list[Frame]) -> list[Frame]:
-        changing = {"seconds", "pid", "GB/s", "calls", "elements"}  # repeat works by the clock
+        changing = {"seconds", "pid", "GB/s", "calls", "elements"}  # the work of repeat depends on the time
         return json.loads(  # type: ignore[no-any-return]
             json.dumps(run), object_hook=lambda item: {k: v for k, v in item.items() if k not in changing}
         )

@@ -35,7 +35,7 @@ def forget() -> None:
 
 @pytest.fixture(autouse=True)
 def isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # not next to tmp_path: pytest finds a name for it by listing the folder
+    # not next to tmp_path, whose name pytest finds by listing the folder
     home = tmp_path_factory.getbasetemp() / "homes" / str(next(_NUMBERS))
     home.mkdir(parents=True)
     for name in list(os.environ):
@@ -47,7 +47,7 @@ def isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     monkeypatch.setenv("DOCKER_CONFIG", str(home / "docker"))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_DISABLE_PIP_VERSION_CHECK", "1")
-    # shared, since uv asks each Python it finds only once; what it keeps of packages goes by their addresses
+    # shared, because uv queries each Python only once; its cache of packages is keyed by URL
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "uv"))
     monkeypatch.setenv("UV_NO_CONFIG", "1")
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")

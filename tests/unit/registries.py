@@ -26,17 +26,17 @@ class Registry:
 
     user: str = ""
     password: str = ""
-    bearer: str = ""  # the realm of a token service; then `token` is what opens it
+    bearer: str = ""  # the realm of a token service; then `token` grants access
     token: str = "t0ken"
     referrers: bool = False
     lies: dict[str, tuple[int, dict[str, str], bytes]] = field(default_factory=dict)
-    refuse: str = ""  # a pattern of requests, as "PUT /v2/.*/manifests/verified", that are refused
-    cut: int = 0  # so many uploads end half-way: the connection is closed
-    parts: bool = True  # whether it takes a blob in parts
-    cut_parts: list[int] = field(default_factory=list)  # bytes that arrive of the next parts; then the connection ends
+    refuse: str = ""  # a pattern of requests to refuse, such as "PUT /v2/.*/manifests/verified"
+    cut: int = 0  # this many uploads end half-way: the connection is closed
+    parts: bool = True  # whether it accepts a blob in parts
+    cut_parts: list[int] = field(default_factory=list)  # of the next parts: bytes after which the connection ends
     sessions: dict[str, bytearray] = field(default_factory=dict)  # uploads in parts
     mounts: dict[str, dict[str, bytes]] = field(default_factory=dict)  # blobs of other repositories
-    lengths: list[str | None] = field(default_factory=list)  # of uploads, as their heads say
+    lengths: list[str | None] = field(default_factory=list)  # Content-Length of uploads
     blobs: dict[str, bytes] = field(default_factory=dict)
     manifests: dict[str, tuple[str, bytes]] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)  # request line, Authorization

@@ -121,7 +121,7 @@ def proved(project: Path, monkeypatch: pytest.MonkeyPatch, day: int = 0) -> Iter
     """A verified profile. `day`: when it was verified, relative to today."""
     source, plan = source_of(project, PROFILE), plan_of(project, PROFILE)
     wheels = []
-    for item in lock_for(plan).wheels:  # real ones, so that what they fill can be read
+    for item in lock_for(plan).wheels:  # real wheels, so that their contents can be read
         file = write_wheel(project / "wheels", item.wheel.name, item.wheel.version)
         real = dataclasses.replace(item.wheel, file=file.name, sha256=sha256_file_store.file_digest(file))
         sha256_file_store.wheel_store().put(file, real.sha256, real.file)

@@ -233,11 +233,11 @@ class Index:
     folder: Path
     user: str = ""
     password: str = ""
-    spoil: Mapping[str, bytes] = field(default_factory=dict)  # file name -> what is served instead
+    spoil: Mapping[str, bytes] = field(default_factory=dict)  # file name -> content that is served instead
     cut: dict[str, int] = field(default_factory=dict)  # name -> how many times half of its file, or page, is sent
     errors: dict[str, int] = field(default_factory=dict)  # file name -> how many times 500 is answered
-    metadata: Mapping[str, str] = field(default_factory=dict)  # file name -> the sha256 that its page says of them
-    ranges: bool = False  # parts of files are served
+    metadata: Mapping[str, str] = field(default_factory=dict)  # file name -> the sha256 of its metadata on its page
+    ranges: bool = False  # whether range requests are supported
     dates: Mapping[str, str] = field(
         default_factory=dict
     )  # file name -> upload time; with any, pages are JSON (PEP 700)

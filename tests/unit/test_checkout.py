@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# What looks at tracebacks and paths of its own, starts Python, pipes through a shell, and reads its own checkout.
+# Tests that read tracebacks and their own paths, start Python, pipe through a shell, or read the checkout.
 SLICE = (
     "tests/selftest/harness/test_project_test_spec_reader.py::test_a_scripts_stacks_have_its_own_frames_alone_under_its_own_name",
     "tests/selftest/harness/test_script_tracebacks.py",

@@ -32,11 +32,11 @@ PAGES = (
     *sorted(file.relative_to(ROOT).as_posix() for file in (ROOT / "docs").rglob("*.md")),
 )
 GUIDES = tuple(page for page in PAGES if page.startswith("docs/guides/"))
-# Pages that name commands of earlier versions in their sentences.
+# Pages whose text mentions commands of earlier versions.
 OF_THEIR_TIME = {"CHANGELOG.md", *(page for page in PAGES if page.startswith("docs/decisions/"))}
 KNOWN = {name for group in COMMANDS.values() for name in group}
 
-# How a command begins -> why it is not run here. Each is the beginning of a command of some page.
+# The beginning of a command -> why it is not run here. Each is the beginning of a command on some page.
 NOT_RUN = {
     "make": "needs a Docker Engine",
     "build": "needs a Docker Engine",

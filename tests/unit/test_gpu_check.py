@@ -153,7 +153,7 @@ sys.exit(gpu_check.code(steps, results))
     assert sorted(file.name for file in tmp_path.iterdir()) == ["block-1.jsonl", "page.md", "resumed"]
 
 
-# It leaves a process in a session of its own, as a probe's is, and ignores what can be ignored.
+# It leaves a process in a separate session, like that of a probe, which ignores all signals that can be ignored.
 STUBBORN = """
 import os, signal, time
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM): signal.signal(number, signal.SIG_IGN)
@@ -384,7 +384,7 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str]
     return write
 
 
-# Writes the log that --log-file names, of the control and of the probes, instead of running them.
+# Instead of running the control and the probes, it writes the log that --log-file names.
 SANITIZER = """while [ "$1" != --log-file ]; do shift; done
 case "$*" in
 *out_of_bounds*) printf '%s' "{control}" > "$2" ;;
@@ -509,7 +509,7 @@ def test_a_map_of_chains_is_put_into_a_line(chains: dict[str, Any], line: str) -
     assert steps.chains({**measured, **chains}).startswith(head + line)
 
 
-# A self-test with a probe in a session of its own that holds its pipe; what it does at SIGTERM follows.
+# A self-test with a probe in a separate session that holds its pipe; its action at SIGTERM follows.
 TERMINATED = """
 import os, signal, sys, time
 child = os.fork()

@@ -61,7 +61,7 @@ def wanted() -> proof_rules.RequiredProof:
     return proof_rules.as_recorded(record)
 
 
-# read, and judged as then
+# read, with the verdict of that time
 
 
 @pytest.mark.parametrize(("name", "short"), [("released", LOCK), ("h200", None)])
@@ -158,7 +158,7 @@ def test_an_exported_check_runs(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, file], capture_output=True).returncode == 3
 
 
-# a later format is refused, with what to do
+# a later format is refused, with a remedy
 
 
 def test_a_later_lock_is_refused(tmp_path: Path) -> None:

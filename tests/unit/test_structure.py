@@ -23,7 +23,7 @@ TESTS = Path(__file__).parents[1]
 # In the order of the data flow: a package imports itself and those before it, never those after it.
 PACKAGES = (
     "util",
-    "selftest",  # of this, only READERS
+    "selftest",  # of this package, only READERS
     "facts",
     "fetch",
     "registry",
@@ -54,9 +54,9 @@ READERS = {
         "inventory.startup_files",
     )
 }
-MOST_MODULES = 20  # of a package, at one level
+MOST_MODULES = 20  # limit for a package, at one level
 SAME_NAME = {"__main__", "model"}  # base names that mean the same in several packages
-# Public functions of one name in several modules do the same job there, of what the module's name says:
+# Public functions with the same name in several modules do the same job, for the subject in the module's name:
 # `lock_file.read`, `junit_writer.render`. Classes have no such list, and no other function has its name twice.
 SHARED_FUNCTIONS = {
     "case": "the case at a sampled point, of each module of cases",

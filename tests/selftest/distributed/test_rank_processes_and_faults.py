@@ -59,14 +59,14 @@ LOST = "RuntimeError: Connection closed by peer [127.0.0.1]:29500"
     ("endings", "blamed"),
     [
         ([right(), right()], []),
-        # a death outweighs those who lost it, or waited
+        # a dead rank is the cause, not the ranks that lost it or waited
         ([raised(LOST, moment=0.9), died("SIGSEGV", moment=1.0), stuck()], [(1, "signal", "died of SIGSEGV")]),
         ([died("SIGSEGV", moment=2.0), died("SIGSEGV")], [(1, "signal", "died of"), (0, "signal", "died of")]),
         ([died("SIGKILL"), stuck()], [(0, "oom", "killed: out of memory or a limit")]),
-        # torch aborts who lost another
+        # torch aborts ranks that lost another one
         ([died("SIGABRT", moment=3.0), raised("ValueError: x", moment=1.0)], [(1, "exception", "ValueError: x")]),
         ([raised(LOST, moment=1.0), died("SIGABRT", moment=2.0)], [(1, "signal", "died of SIGABRT")]),
-        # the first who left
+        # the first rank that left
         ([raised(LOST, moment=1.2), raised("E: x"), raised(LOST, moment=1.1)], [(1, "exception", "E: x")]),
         ([raised("E: x", moment=2.0), raised("E: x")], [(1, "exception", "E: x"), (0, "exception", "E: x")]),
         ([raised(LOST, moment=0.5), ended(failure=None)], [(1, "incomplete", "left before its last step")]),
@@ -75,7 +75,7 @@ LOST = "RuntimeError: Connection closed by peer [127.0.0.1]:29500"
         # wrong results
         ([right(), wrong(), right()], [(1, "mismatch", "all_reduce: element [0] is 2")]),
         ([wrong(moment=0.5), raised(LOST)], [(0, "mismatch", "element [0]"), (1, "exception", "Connection closed")]),
-        # all wait: those that are behind, or that do not wait in torch; else all
+        # all wait: the ranks that are behind, or that do not wait in torch; otherwise all
         ([stuck(3), stuck(2), stuck(3)], [(1, "hang", "not done after 30 s, in all_reduce")]),
         ([stuck(), stuck(noise=IN_PROJECT), stuck()], [(1, "hang", "not done after 30 s, in before_reduce")]),
         ([stuck(), stuck()], [(0, "hang", "in all_reduce"), (1, "hang", "in all_reduce")]),

@@ -108,7 +108,7 @@ def test_starts_overlap_with_work_and_with_each_other(notes: list[tuple[str, flo
     when = dict(line for line in notes if not line[0].startswith("start"))
     starts = [moment for what, moment in notes if what == "start"]
     assert len(starts) == 8
-    assert sum(moment < when["begin work0"] for moment in starts) == 3  # its own, and two ahead
+    assert sum(moment < when["begin work0"] for moment in starts) == 3  # the start of its own process, and of two ahead
     works = [(when[f"begin {name}"], when[f"end {name}"]) for name in ("work0", "work1", "more0", "more1")]
     assert any(moment < end and moment + START > begin for moment in starts for begin, end in works)
 

@@ -15,7 +15,7 @@ from envbuild.selftest.numerics.operation_case import Case, worst
 from envbuild.selftest.probes.operations import exact_fixed_cases, fft_and_linalg, operations
 from envbuild.selftest.probes.training import optim_torch
 
-POSITIONS = 7  # of each input that are changed, first and last among them
+POSITIONS = 7  # number of changed elements of each input, including the first and the last
 CASES = [
     *operations.cases(rounded_sums=True),
     *fft_and_linalg.transforms(),
@@ -88,7 +88,7 @@ def test_exact_results_are_numbers_of_their_dtype() -> None:
 def test_rounding_by_arithmetic_is_that_of_ieee_754(small: torch.dtype) -> None:
     tiny = torch.finfo(small).smallest_normal * 2 * tolerances.unit_roundoff(small)  # the smallest subnormal number
     cases = {
-        1 + tolerances.unit_roundoff(small): 1.0,  # halfway: the even one
+        1 + tolerances.unit_roundoff(small): 1.0,  # halfway: rounded to even
         1 + 3 * tolerances.unit_roundoff(small): 1 + 4 * tolerances.unit_roundoff(small),
         tiny / 2: 0.0,
         tiny * 0.75: tiny,

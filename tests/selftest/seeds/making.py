@@ -43,7 +43,7 @@ def tf32(kernel: Kernel) -> Kernel:
     """float32 factors cut to TF32's 10 bits of fraction, though the job does not allow it."""
 
     def cut(values: torch.Tensor) -> torch.Tensor:
-        whole = values.detach()  # what is subtracted is exact, and has no gradient
+        whole = values.detach()  # the subtracted value is exact, and has no gradient
         return values - (whole - (whole.view(torch.int32) & ~0x1FFF).view(torch.float32))
 
     def seeded(a: torch.Tensor, b: torch.Tensor, *rest: Any) -> torch.Tensor:

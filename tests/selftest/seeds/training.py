@@ -44,7 +44,7 @@ def not_compiled(kernel: Any) -> Any:
     return lambda function: function
 
 
-# As Triton 3.4.0 says it where it compiles for compute capability 12.1.
+# The message of Triton 3.4.0 when it compiles for compute capability 12.1.
 PTXAS = """PTXAS error: Internal Triton PTX codegen error
 `ptxas` stderr:
 ptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'

@@ -104,7 +104,7 @@ def resign(site: Site, change: Callable[[dict[str, Any]], None]) -> None:
     rewrite(site, again)
 
 
-# what is right
+# valid images
 
 
 def test_a_pushed_image_is_verified(pushed: Site) -> None:
@@ -237,7 +237,7 @@ EVIL = f"sha256:{sha('evil')}"
     "more",
     [
         {"Config": {"digest": EVIL}, "Layers": [{"digest": EVIL}]},
-        {"layer\u017f": [{"digest": EVIL}]},  # a long s, which Go takes for an s
+        {"layer\u017f": [{"digest": EVIL}]},  # a long s, which Go reads as an s
         {"subject": {"Digest": EVIL}},
         {"manifests": [{"digest": EVIL}]},
     ],
@@ -373,7 +373,7 @@ def test_garbage_next_to_good_evidence_does_no_harm(pushed: Site, monkeypatch: p
     assert reasons(pushed) == []
 
 
-# what a policy asks
+# requirements of a policy
 
 
 @pytest.mark.parametrize(
@@ -494,7 +494,7 @@ def test_a_signed_statement_is_checked_by_itself(site: Site, key: Path) -> None:
     assert envbuild("verify").code == UsageError.code
 
 
-# an image built on a proved one
+# child images
 
 
 def layer(*members: tuple[str, str]) -> bytes:
@@ -605,7 +605,7 @@ def sparse(maps: int) -> bytes:
     return bytes(made) + (b"00000000001\0" * 42 + b"\1" + b"\0" * 7) * maps
 
 
-# Frames of zstd that want 1 GiB of memory for what follows, and one of a TiB.
+# zstd frames that request 1 GiB of memory, and one that requests a TiB.
 WINDOW = b"\x28\xb5\x2f\xfd\x00\xa0" + b"\x01\0\0"
 ENDLESS = b"\x28\xb5\x2f\xfd\xe0" + (1 << 40).to_bytes(8, "little") + b"\x01\0\0"
 

@@ -60,7 +60,7 @@ def built(made: BuildDetails) -> Any:
     return json.loads(in_toto_statements.canonical(in_toto_statements.slsa_provenance(made, SUBJECT)))
 
 
-# the record travels with its statement
+# the record is part of its statement
 
 
 def test_a_test_result_carries_its_record(locked: Lock) -> None:
@@ -228,7 +228,7 @@ def test_the_bill_of_materials_is_the_same_every_time(locked: Lock) -> None:
     assert sbom.make_sbom("sample", locked, IMAGE.id) == sbom.make_sbom("sample", locked, IMAGE.id)
 
 
-# documents from elsewhere
+# untrusted documents
 
 
 @pytest.mark.parametrize(

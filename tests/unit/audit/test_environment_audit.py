@@ -515,7 +515,7 @@ def test_the_gpus_of_this_machine_count_where_no_profile_is_given() -> None:
     assert ([gpu.id for gpu in wanted.gpus], wanted.gpu_count, wanted.driver) == (["h20"], 2, "560.28.03")
 
 
-# judging alone
+# judging without collecting
 
 
 def holding(**changes: Any) -> Holdings:
@@ -566,7 +566,7 @@ def test_the_counts_name_the_worst_first() -> None:
     assert list(found.counts) == [s for s in library_and_distribution_findings.SEVERITIES if s in found.counts]
 
 
-# what comes out of an image is not trusted
+# the output of an image is not trusted
 
 NONCE = "0" * 32
 
@@ -614,7 +614,7 @@ HOSTILE: dict[str, RawOutput] = {
 def test_a_hostile_output_is_refused(case: str) -> None:
     with pytest.raises(CheckFailed) as caught:
         environment_contents.read(HOSTILE[case], NONCE, "it")
-    assert caught.value.message.isprintable()  # the hint, its last words, is cleaned where it is printed
+    assert caught.value.message.isprintable()  # the hint has its last output, which is cleaned when printed
 
 
 def test_hostile_requirements_end_soon() -> None:

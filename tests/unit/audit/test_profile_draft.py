@@ -17,7 +17,7 @@ from envbuild.resolve.plan_resolver import Plan
 from envbuild.util.errors import CheckFailed
 from unit.support import envbuild
 
-# what torch 2.3.1 asks for, as far as this test needs it
+# the requirements of torch 2.3.1 that this test needs
 TORCH_NEEDS = ["nvidia-cublas-cu12 (==12.1.3.1) ; platform_system == 'Linux'", "nvidia-nccl-cu12==2.20.5", "sympy"]
 USUAL = {
     "torch": ("2.3.1", TORCH_NEEDS), "nvidia-cublas-cu12": ("12.1.3.1", []), "nvidia-nccl-cu12": ("2.20.5", []),
@@ -188,7 +188,7 @@ def test_new_takes_a_profile_or_an_image(project: Path, monkeypatch: pytest.Monk
     assert envbuild("init", "mine", "--from-image", "x").code == 6
     assert not (project / "profiles" / "mine.yaml").exists()
     assert envbuild("init", "mine", "--from", "h20").code == 0
-    assert envbuild("init", "mine", "--from-image", "x").code == 2  # it is there already
+    assert envbuild("init", "mine", "--from-image", "x").code == 2  # it exists already
 
 
 @pytest.mark.parametrize("other", [["--from", "cpu"], ["--from-image", "x"]])

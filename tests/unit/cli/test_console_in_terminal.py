@@ -97,7 +97,7 @@ class Terminal:
         if select.select([self._fd], [], [], seconds)[0]:
             try:
                 data = os.read(self._fd, 1 << 16)
-            except OSError:  # EIO: nobody has the other end any longer
+            except OSError:  # EIO: the other end is closed
                 return False
             self.raw += data
             self._stream.feed(data)

@@ -66,7 +66,7 @@ def test_what_a_command_writes_is_as_its_schema_says(
     (project / "page.md").write_text("<!-- envbuild:constraints h20 -->\n<!-- envbuild:end -->\n", encoding="utf-8")
     (project / "train.log").write_text("torch==2.6.0\nGPU 0: NVIDIA H20\nFloating point exception\n", encoding="utf-8")
     done = envbuild(*line.split(), "--json")
-    assert (done.code, bool(done.document)) == (code, True), done.stderr  # .document checks it
+    assert (done.code, bool(done.document)) == (code, True), done.stderr  # .document also validates it
 
 
 @pytest.mark.parametrize(

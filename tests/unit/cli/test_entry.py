@@ -205,7 +205,7 @@ CASES: list[tuple[list[str], int]] = [
     (["status", "sample"], 6),
     (["prune"], 6),
     (["test", "sample"], 6),
-    (["test", "sample", "--gpus", "0,1"], 2),  # it is for the CPU
+    (["test", "sample", "--gpus", "0,1"], 2),  # the profile is for the CPU
     (["test", "--record", "sample", "--gpus", "0"], 2),
     (["make", "sample", "--gpus", "0"], 2),
     (["make", "sample", "--gpus", "0;1"], 2),
@@ -613,7 +613,7 @@ def test_schema_prints_the_schema() -> None:
     assert envbuild("export", "schema").document["title"] == "envbuild profile"
 
 
-# a process of its own
+# in a separate process
 
 
 def test_real_processes_exit_with_their_code_and_no_traceback(locked: Lock, project: Path) -> None:
@@ -762,7 +762,7 @@ def test_a_mistyped_command_is_named() -> None:
     assert "(`bundle export` is now `save`, `bundle import` is now `load`)" in envbuild("bundle", "--help").stderr
 
 
-# names of the release before
+# names in the previous release
 
 
 def test_every_old_name_works_and_says_the_new_one(locked: Lock, project: Path, no_engine: None) -> None:
@@ -795,7 +795,7 @@ def test_help_lists_no_old_name() -> None:
     assert not {old.split()[0] for old in entry.OLD_NAMES} & set(NAMES)
 
 
-# Not to be changed: what evidence and image ids are computed from. They follow with their next version.
+# Not to be changed: evidence and image ids are computed from these. They are renamed with their next version.
 KEPT = {"envbuild/selftest/model.py", "envbuild/selftest/numerics/fingerprint_document.py", "dockerfiles/Dockerfile.j2"}
 NAMED = re.compile(rf"envbuild (?:{'|'.join(map(re.escape, entry.OLD_NAMES))})(?![\w-])|`(?:prove|bundle|render) --")
 

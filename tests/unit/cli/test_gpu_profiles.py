@@ -32,7 +32,7 @@ def files(project: Path) -> list[str]:
         ("Tesla V100-SXM2-32GB", "v100"),
         ("rtx 4090", "rtx4090"),
         ("H100 PCIe", "h100"),
-        ("h20-3e", "h20"),  # they share their proofs
+        ("h20-3e", "h20"),  # the two models share evidence
         ("NVIDIA A800-SXM4-80GB", "a100"),
     ],
 )

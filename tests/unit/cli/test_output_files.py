@@ -105,7 +105,7 @@ def test_stdout_holds_one_document(ready: list[str]) -> None:
     assert ElementTree.fromstring(done.stdout.partition("\n")[2]).tag == "testsuites"
 
 
-# These write where no option says.
+# These commands write files without an option that names them.
 OWN_PLACES = {"docs", "pin_digests", "lock", "init", "output_files"}
 
 

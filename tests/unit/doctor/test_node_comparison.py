@@ -158,7 +158,7 @@ def test_a_nodes_words_are_cleaned() -> None:
     assert found.described.driver.version == "\N{REPLACEMENT CHARACTER}[2J550\N{REPLACEMENT CHARACTER}"
 
 
-# where nodes come from
+# sources of nodes
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_a_file_that_may_not_be_read_is_a_fault_of_its_node(tmp_path: Path, monk
         raise PermissionError(13, "Permission denied")
 
     (tmp_path / "a.json").write_text(json.dumps(SAME))
-    monkeypatch.setattr(Path, "open", refused)  # the tests may be root's
+    monkeypatch.setattr(Path, "open", refused)  # instead of permissions, because the tests may run as root
     assert [node.fault for node in remote_node_reader.gather_nodes(str(tmp_path))] == [
         "a.json cannot be read: Permission denied"
     ]

@@ -103,7 +103,7 @@ def test_probes_skipped_for_one_reason_are_one_line_in_a_terminal(machine: Bench
 
 
 def test_the_network_counts_where_something_is_to_be_fetched(machine: Bench) -> None:
-    machine.login("127.0.0.1:9")  # nobody there, and no profile that pulls from it
+    machine.login("127.0.0.1:9")  # nothing listens there, and no profile pulls from it
     assert answer(machine.doctor("--for", "cpu", "--json")).startswith("yes")
     machine.environment["PIP_INDEX_URL"] = f"{NOWHERE}/simple"
     assert answer(machine.doctor("--for", "cpu", "--json")).startswith("no: index:")

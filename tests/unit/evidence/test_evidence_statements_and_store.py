@@ -198,7 +198,7 @@ def test_a_run_without_a_required_probe_is_a_warning(locked: Lock) -> None:
     assert not evidence_statements_and_store.ever_proved(IMAGE.id, "sample", {locked.id})
 
 
-# what is on disk
+# evidence on disk
 
 
 def test_a_proof_is_found_again(locked: Lock) -> None:
@@ -341,7 +341,7 @@ def test_a_record_of_another_shape_is_not_counted(locked: Lock, change: dict[str
     assert state(locked)[0] == "proved"
 
 
-# what counts
+# valid evidence
 
 
 def test_a_failed_run_never_proves(locked: Lock) -> None:
@@ -495,7 +495,7 @@ def test_a_failure_under_another_profile_counts_against_the_image_too(locked: Lo
     assert state(locked) == ("stale", "the self-test failed since: gemm.crash")
 
 
-# what two profiles of one image say of each other: `sample` has no script, `child` adds one
+# evidence of two profiles with one image: `sample` has no script, `child` adds one
 
 CHILD: dict[str, Any] = {"profile": "child", "selftest": {"own": {"script": "1" * 64}}}
 
@@ -574,7 +574,7 @@ def test_a_failure_of_the_plain_profile_is_not_forgotten_where_only_another_scri
 def test_a_changed_script_is_failed_until_the_new_one_passes(locked: Lock) -> None:
     evidence_statements_and_store.save(record_of(locked, script_run("passed"), **CHILD))
     evidence_statements_and_store.save(record_of(locked, script_run(), day=1, profile="child", selftest={"own": TWO}))
-    assert of_child(locked) == ("stale", "the self-test failed since: own.script", True)  # its own run, its own name
+    assert of_child(locked) == ("stale", "the self-test failed since: own.script", True)  # a run of `child` itself
     assert of_child(locked, "2" * 64)[1:] == ("the self-test failed: own.script", True)
     evidence_statements_and_store.save(
         record_of(locked, script_run("passed"), day=2, profile="child", selftest={"own": TWO})

@@ -144,7 +144,7 @@ def test_never_locked_is_missing(world: World) -> None:
     assert (found.details, found.next) == (
         ("never locked",),
         f"envbuild make {world.source.file}",
-    )  # as it was asked for
+    )  # as requested then
 
 
 def test_never_built_is_missing(world: World) -> None:

@@ -114,7 +114,7 @@ def test_show_prints_the_proof_with_a_name_and_without(cards: World, monkeypatch
     monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/docker.sock")
     assert envbuild("show", "sample").stdout.splitlines()[-1] == "  proved: never"
     cards.tested(cards.built(), "NVIDIA H20")
-    # the lock is not on disk: what was proved was another one, as far as this project tells
+    # the lock is missing on disk, so the evidence counts as that of a different lock
     assert envbuild("show", "sample").stdout.splitlines()[-1].strip() == "proved: never"
     lock_file.write(cards.lock, cards.source.lock_file, "sample")
     document = envbuild("show", "sample", "--json").document

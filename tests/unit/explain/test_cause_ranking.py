@@ -207,7 +207,7 @@ def test_signatures_are_read_once() -> None:
     assert log_signatures.signatures() is log_signatures.signatures()
 
 
-# ---- surroundings ----
+# ---- text around a match ----
 
 
 def test_the_versions_in_the_log_confirm_an_advisory() -> None:
@@ -352,7 +352,7 @@ def test_consequences_of_a_dead_rank_are_not_a_cause() -> None:
     assert causes("[rank2]: torch.OutOfMemoryError: CUDA out of memory.\n" + TIMEOUT) == ["gpu-memory"]
 
 
-# ---- what to turn on ----
+# ---- advice on what to enable ----
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_every_kind_of_evidence_has_a_weight() -> None:
     assert set(log_signatures.weights()) == names
 
 
-# ---- what is possible ----
+# ---- possible causes ----
 
 BARE = {
     "hang": "torchrun train.py hangs at step 12",

@@ -49,7 +49,7 @@ def test_the_driver_is_read_in_any_language(line: str) -> None:
     assert log_facts.read(log_reader_and_search.Log(f"{line}\n{CRASH}".encode())).situation.driver == "535.129.03"
 
 
-# ---- what a profile takes ----
+# ---- changes that a profile accepts ----
 
 CHANGES = {row.id: row.change for row in log_signatures.signatures().values() if row.change != Change()} | {
     advisory.id: advisory.change for advisory in database.advisories() if advisory.change != Change()
@@ -286,7 +286,7 @@ def test_ranks_that_wait_in_one_kind_or_in_groups_of_their_own_did_not_diverge(t
     assert explanation_of(text).read.works.diverged == ()
 
 
-# ---- what is only possible ----
+# ---- possible causes ----
 
 
 TREE = "torch 2.1.0, 2 x NVIDIA A100-SXM4-80GB, nproc_per_node=2, python train.py\n"

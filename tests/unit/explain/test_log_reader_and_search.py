@@ -131,4 +131,4 @@ def test_ten_megabytes_in_a_second(kind: str) -> None:
     cause_ranking.explain(log_reader_and_search.Log(b"x"))  # reads the facts
     begin = time.process_time()
     cause_ranking.explain(log_reader_and_search.Log(raw))
-    assert time.process_time() - begin < 10 * BUDGET  # shared processors count what waits for memory, too
+    assert time.process_time() - begin < 10 * BUDGET  # on shared processors, waiting for memory counts too

@@ -97,7 +97,7 @@ def test_a_missing_facts_file_is_an_error_of_its_kind() -> None:
         fact_file_reader.read("nosuch")
 
 
-# What every row says
+# Fields of every row
 
 
 def test_every_row_has_source_status_and_date() -> None:
@@ -571,7 +571,7 @@ def test_a_signature_reaches_traits_and_has_alternatives(traits: dict[str, Any],
     assert dataclasses.replace(advisory("cublas-hopper-fpe"), signature=patterns).matches(traits) is met
 
 
-# What holds where
+# Which advisories apply
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def made(name: str, content: bytes) -> Deb:
     return Deb(name, "2:1.0+b1", hashlib.sha256(content).hexdigest(), len(content), path)
 
 
-# where from
+# sources
 
 
 def test_apts_own_sources_are_used_with_the_suites_name(host_apt: Apt) -> None:
@@ -138,7 +138,7 @@ def test_without_apt_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert "base image" in str(caught.value.hint)
 
 
-# what is needed
+# resolution
 
 
 def test_leftovers_of_a_killed_apt_are_swept(host_apt: Apt) -> None:

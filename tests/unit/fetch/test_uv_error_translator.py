@@ -8,7 +8,7 @@ from envbuild.fetch import uv_error_translator
 from envbuild.util.errors import NetworkError, ProfileError
 from envbuild.util.host_processes import Completed
 
-# As uv 0.13 says it, but for the user, the password and the query, which it may leave in.
+# The messages of uv 0.13, except for the user, the password and the query, which uv may leave in.
 REFUSED = """error: Request failed after 3 retries in 0.0s
   {cause}Failed to fetch: http://me:topsecret@index.example:9/simple/x/?token=abcdef
   {cause}error sending request for url (http://me:topsecret@index.example:9/simple/x/?token=abcdef)

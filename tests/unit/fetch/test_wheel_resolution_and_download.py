@@ -194,7 +194,7 @@ def test_a_local_build_comes_from_pytorchs_index_where_that_is_asked_for(
     with pytest.raises(NetworkError) as caught:
         resolve("torch==2.13.0+cpu", "alpha")
     hint = str(caught.value.hint)
-    assert pytorch.asked == []  # never without being asked for
+    assert pytorch.asked == []  # never queried without a request
     assert "--torch-index pytorch" in hint and "make PROFILE TORCH_INDEX=pytorch" in hint
     assert "torch_index: pytorch in " in hint and "config.yaml" in hint
     if way == "variable":
@@ -278,7 +278,7 @@ def test_names_and_hashes_come_from_the_files(folder: Path) -> None:
 
 
 FITTING = [
-    # of these tags the first is taken, and the second where the first is not there
+    # of these tags the first is chosen, or the second if the first is missing
     ["cp311-cp311-" + LINUX, "py3-none-any"],
     ["cp311-abi3-" + LINUX, "cp39-abi3-" + LINUX],
     ["cp311-cp311-" + LINUX, "cp39-abi3-" + LINUX],

@@ -28,7 +28,7 @@ buildx.build(
     lambda: sys.exit(9) if (Path(client).parent / f"full-{name}").exists() else None,
 )
 """
-# Its last argument is the build's own context, in a folder named as the profile. It ends when it may.
+# Its last argument is the build's context, in a folder with the profile's name. It waits for permission to end.
 CLIENT = """#!/bin/sh
 for last; do :; done
 last=${last%/*} name=${last##*/}
@@ -99,7 +99,7 @@ def test_builds_on_one_base_take_turns_and_say_so(place: Place) -> None:
     second = place.start("b")
     until(place.waits("b"), place)
     place.go("b")
-    time.sleep(0.3)  # it would begin now, if it did not wait
+    time.sleep(0.3)  # without waiting, it would begin now
     assert place.log() == ["begin a"]
     place.go("a")
     assert (first.wait(30), second.wait(30)) == (0, 0)

@@ -29,8 +29,8 @@ class Tools:
         self.options: dict[str, Any] = {}
         self.answer: Completed | Exception = Completed(0, "", "")
         self.archive: dict[str, str] = {}
-        self.namespaces = 0  # what unshare ends with
-        self.temporary: set[str] = set()  # where every one of them puts what it leaves when it is killed
+        self.namespaces = 0  # exit code of unshare
+        self.temporary: set[str] = set()  # the folders in which each of them leaves files when it is killed
 
     def __call__(self, argv: Sequence[str | Path], **options: Any) -> Completed:
         words = [str(word) for word in argv]

@@ -225,7 +225,7 @@ def test_a_context_is_found_without_a_configuration(tmp_path: Path, monkeypatch:
     assert endpoint()[0] == f"unix://{tmp_path}/socket"
 
 
-# what it is asked
+# requests to the engine
 
 CONFIG = {"Labels": {"a": "b"}, "Env": ["A=1=2", "B="]}
 FOUND = {"Id": "sha256:handle", "Config": CONFIG, "RootFS": {"Layers": ["sha256:l"]}, "Size": 5}

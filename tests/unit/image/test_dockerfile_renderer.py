@@ -329,7 +329,7 @@ def put(data: dict[str, Any], path: tuple[str, ...], value: str) -> None:
     if path == ("selftest", "transport"):
         data["gpus"], data["torch"] = ["h200"], "2.13.0"
     if path[0] in ("cuda", "gpus", "pins", "variant", "toolchain", "driver"):
-        data["torch"] = "2.13.0"  # they say nothing of a build without CUDA
+        data["torch"] = "2.13.0"  # they do not apply to a build without CUDA
     if path[0] in ("variant", "toolchain", "driver"):
         data["gpus"], data["variant"] = ["h200"], "devel"
     if path[0] == "extensions":
@@ -358,7 +358,7 @@ def put(data: dict[str, Any], path: tuple[str, ...], value: str) -> None:
         data["HOSTILE" if last == "{}" else last] = value
 
 
-# Fields that mean something only together with others: the whole, of which one value is then replaced.
+# Fields that are valid only together with others: a complete value, in which one part is then replaced.
 COMPANIONS: dict[str, Any] = {
     "accept": [{"advisory": "cublas-hopper-fpe", "reason": "harmless"}],
     "pins": {"cublas": {"version": "13.1.1.3", "reason": "harmless"}},
@@ -426,7 +426,7 @@ HARMLESS = {
 }
 FREE = {"description", "env.{}", "accept.[].reason", "startup.[].reason", "pins.{}.reason", "extensions.[].none"}
 FREE |= {"extensions.[].build.env.{}"}
-# A setting of pip's is NAME=VALUE: that one is as harmless as it looks.
+# A setting of pip has the form NAME=VALUE, so this one is harmless.
 SETTING = "extensions.[].build.settings.[]", "--hash=sha256:0"
 
 
@@ -479,7 +479,7 @@ def test_a_hostile_value_is_refused_or_stays_a_value(project: Path, field: str) 
             assert [(i.keyword, i.flags, i.form) for i in found] == [(i.keyword, i.flags, i.form) for i in harmless]
         elif field in ("description", "extensions.[].none"):
             assert shape(found) == shape(harmless)
-        else:  # names and versions: what is accepted holds nothing that could be more than one word
+        else:  # names and versions: accepted values consist of one word
             words = {word for item in found for word in item.arguments} - {w for i in harmless for w in i.arguments}
             assert [(i.keyword, i.flags, i.form) for i in found] == [(i.keyword, i.flags, i.form) for i in harmless]
             assert not any(set(word) & set("\n\r\0\"'`$;\\") for word in words)

@@ -113,11 +113,11 @@ class Compiler:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.answers: list[str] = []  # what it says as it fails
+        self.answers: list[str] = []  # error output
         self.jobs: list[str] = []
         self.requires: list[str] = []
         self.tag = TAG
-        self.after: Callable[[Path], object] = lambda out: None  # what the source does in addition
+        self.after: Callable[[Path], object] = lambda out: None  # additional actions of the source
 
     def __call__(
         self, engine: Engine, lock: Lock, name: str, text: str, options: Sequence[str], *say: Callable[[str], None]

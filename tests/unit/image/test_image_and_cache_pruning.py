@@ -85,7 +85,7 @@ def test_only_what_nothing_needs_is_old(engine: FakeEngine, locked: Lock) -> Non
         ("envbuild/sample:ba9876543210", "h3", 10),  # the verified image under another name
         ("envbuild/sample:111111111111", "h4", 10),  # in use
         ("other/sample:0123456789ab", "h5", 10),
-        ("envbuild/other:0123456789ab", "h6", 10),  # a profile that is not seen from here
+        ("envbuild/other:0123456789ab", "h6", 10),  # a profile that is not visible from here
     ]
     engine.running = {"h4"}
     assert old(engine, locked) == ["envbuild/sample:0123456789ab"]
@@ -248,7 +248,7 @@ def test_a_profile_that_is_first_made_while_others_are_waited_for_is_waited_for_
     """Its lock did not exist when prune began to wait for the profiles' locks; prune never holds some locks while it
     waits for others."""
     beginning = elsewhere.with_name("beginning.lock.yaml")
-    elsewhere.unlink()  # it names the same wheel
+    elsewhere.unlink()  # it contains the same wheel
     held: list[str] = []
     taken: list[tuple[str, int]] = []
 

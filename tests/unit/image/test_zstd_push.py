@@ -57,7 +57,7 @@ class Saving(Engine):
     """Saves these files, whatever the image is."""
 
     files: tuple[bytes, ...] = ()
-    ends: int | None = None  # where its archive does, too soon
+    ends: int | None = None  # where its archive ends, too early
 
     def saved(self, image: Image) -> tarfile.TarFile:
         buffer = io.BytesIO()
@@ -133,7 +133,7 @@ def test_existing_layers_are_not_uploaded_again_with_any_compression(site: Site,
         assert site.registry.written() == []
 
 
-# what is sent
+# uploads
 
 
 def test_large_layers_are_sent_with_their_length_in_the_order_of_the_configuration(registry: Registry) -> None:
@@ -168,7 +168,7 @@ def test_layers_that_the_engine_keeps_packed_are_repacked(registry: Registry) ->
     assert unpacked(registry) == [LARGE, b"b"]
 
 
-# what goes wrong
+# failures
 
 
 @pytest.mark.parametrize(

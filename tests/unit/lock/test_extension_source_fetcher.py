@@ -20,7 +20,7 @@ from envbuild.util.errors import EnvbuildError, HashMismatch, NetworkError, Prof
 from unit.support import PROFILE, plan_of
 
 SETUP = "import os\nwanted = os.environ.get('KERNELS_CUDA')\n"
-# What git would change or leave out on the way, were it asked to.
+# Content that git would change or leave out if attributes and filters were applied.
 ODD = {".gitattributes": "left export-ignore\nid export-subst\ncrlf text eol=crlf\n", "left": "in\n",
        "id": "$Format:%H$\n", "crlf": "one\ntwo\n"}  # fmt: skip
 
@@ -94,7 +94,7 @@ def test_an_older_commit_is_had_too_and_once(project: Path, repository: Path) ->
 def test_two_may_fetch_one_commit_at_once(project: Path, repository: Path) -> None:
     item = from_git(project, repository)
     first = take(item)
-    extension_source_fetcher._clone(item, first.digest)  # as one does that found nothing before the first was done
+    extension_source_fetcher._clone(item, first.digest)  # as a process does that started before the first one ended
     assert take(item) == first
 
 
@@ -162,7 +162,7 @@ def test_a_commit_with_submodules_is_refused_with_their_names(project: Path, wit
 def test_where_the_build_needs_none_of_them_they_are_left_out(project: Path, with_submodules: Path) -> None:
     locked = take(from_git(project, with_submodules, submodules="omit"))
     assert "source/third_party/cutlass" not in members(locked, project)
-    assert not hasattr(locked, "submodules")  # no key of the cache: what is built is the same
+    assert not hasattr(locked, "submodules")  # not part of the cache key: the built wheel is the same
 
 
 def test_a_repository_out_of_reach_is_the_networks_fault_and_shows_no_password(project: Path) -> None:

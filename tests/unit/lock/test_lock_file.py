@@ -104,7 +104,7 @@ def test_every_valid_profile_survives_a_round_trip_through_its_lock(project: Pat
     try:
         made = lock_for(plan_of(project, {**PROFILE, "env": {"A": value}}))
     except ProfileError:
-        return  # refusing it is as good
+        return  # a refusal is also right
     lock_file.write(made, file, "sample")
     assert lock_file.read(file) == made
 

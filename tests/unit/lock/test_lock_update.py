@@ -244,7 +244,7 @@ def test_a_combination_refused_by_an_advisory_is_not_locked(project: Path, links
     assert "locked cublas 12.1.3.1: cublas-hopper-fpe" in caught.value.faults[0].message
     accepted = {**profile, "accept": [{"advisory": "cublas-hopper-fpe", "reason": "no products here"}]}
     made = lock_update.update_lock(plan_of(project, accepted), None)
-    with pytest.raises(ProfileError, match="sample is refused"):  # and where the lock is there already
+    with pytest.raises(ProfileError, match="sample is refused"):  # also if the lock exists already
         lock_file.current(made, plan_of(project, profile), project / "profiles" / "sample.lock.yaml")
 
 
@@ -449,14 +449,14 @@ def test_only_a_change_or_an_upgrade_moves_what_compiles_it(project: Path, links
     made = lock_update.update_lock(plan_of(project, data), None)
     for name in ("ninja", "alpha", "nvidia-cuda-nvcc"):
         write_wheel(links, name, "27.0")
-    lock_update._chosen.cache_clear()  # as in another process: in one, the index is asked once
+    lock_update._chosen.cache_clear()  # as in a new process: one process queries the index only once
     assert lock_update.update_lock(plan_of(project, data), made) is made
     flags = {**data["extensions"][0], "modules": ["kernels_cuda", "kernels_more"]}
     changed = lock_update.update_lock(plan_of(project, {**data, "extensions": [flags]}), made)
     assert (tools(changed), changed.extensions[0].modules[1]) == (tools(made), "kernels_more")
     newest = lock_update.update_lock(plan_of(project, data), made, frozenset({lock_update.EVERYTHING}))
     assert (tools(newest)["ninja"], tools(newest)["alpha"]) == ("27.0", "27.0")
-    assert newest.versions["alpha"] == "27.0"  # what the image has is what it was compiled with
+    assert newest.versions["alpha"] == "27.0"  # the image has the version with which it was compiled
 
 
 @pytest.mark.parametrize("name", ["alpha", "beta"])

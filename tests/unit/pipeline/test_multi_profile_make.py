@@ -67,7 +67,7 @@ def test_no_unit_is_in_two_hands_and_all_are_used() -> None:
                 held.update(units)
                 seen.update(units)
             if count == 1:
-                pairs.wait(20)  # three at once, else nobody comes through
+                pairs.wait(20)  # three processes at once, otherwise all wait
             with lock:
                 held.difference_update(units)
 
@@ -117,7 +117,7 @@ class Children:
             "state": "built" if words[1] == "build" else "verified",
             "steps": steps,
         }
-        document["notes"] = ["another image"] if words[1] == "build" else []  # by the second it is there
+        document["notes"] = ["another image"] if words[1] == "build" else []  # the second process finds it built
         return self.answers.get((words[-1], words[1]), Completed(0, json.dumps(document), ""))
 
     def examine(self, engine: object, source: Source, plan: object, options: Options) -> Preflight:
@@ -270,7 +270,7 @@ def test_profiles_that_are_only_unproved_end_with_4(children: Children) -> None:
         (("a", "b", "c"), 2, 1 << 40, 1),
         (("a", "b", "c"), 1, 1 << 40, 1),
         (("a", "b", "c"), 8, 1 << 30, 1),
-        (("a", "b", "c"), 4, 25276076032, 3),  # what a machine of 24 GiB says it has
+        (("a", "b", "c"), 4, 25276076032, 3),  # the memory that a machine with 24 GiB reports
         (("a", "b", "c"), 4, 20 << 30, 2),
         (("gpu-a", "gpu-b", "gpu-c"), 8, 1 << 40, 1),
     ],

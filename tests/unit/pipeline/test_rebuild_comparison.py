@@ -204,10 +204,10 @@ ORDERED, SWAPPED = tar([("a", "1"), ("b", "2")]), tar([("b", "2"), ("a", "1")])
 @pytest.mark.parametrize(
     "there",
     [
-        SWAPPED[:-1] + b"x",  # behind the end
+        SWAPPED[:-1] + b"x",  # after the end
         SWAPPED + bytes(512),
         heads(SWAPPED, group_name=b"wheel"),
-        heads(SWAPPED, magic=b"ustar  \0"),  # in which others than tarfile read other fields
+        heads(SWAPPED, magic=b"ustar  \0"),  # other readers than tarfile read different fields
         tar([("b", "2"), ("a", "1")], uname="root"),
     ],
 )
@@ -231,7 +231,7 @@ def test_attributes_for_all_later_entries_are_refused(site: Site, monkeypatch: p
         return buffer.getvalue()
 
     there = packed("ba", {"comment": "x"})
-    for here in (packed("ab", {"comment": "x"}), packed("ab", {})[:-1024]):  # of one end
+    for here in (packed("ab", {"comment": "x"}), packed("ab", {})[:-1024]):  # equal at one end
         found = compared(site, monkeypatch, [there], [here])
         assert found == ["layer 1 of 1 differs: the same files in other archives"]
 

@@ -261,7 +261,7 @@ def test_a_dry_run_does_not_push(registry: Registry, name: str, there: bool) -> 
     assert made.image == f"{registry.host}/team/x@{digest}"
     assert any("zeros stand for its digest" in text for text in messages) != there
     if not there:
-        with pytest.raises(AttributeError):  # otherwise the engine is asked to push
+        with pytest.raises(AttributeError):  # otherwise the engine would push
             runner_selection.runner(wanted, cast(Engine, object()), image, messages.append)
 
 

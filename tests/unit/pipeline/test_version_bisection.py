@@ -279,7 +279,7 @@ def test_no_release_within_the_bounds(monkeypatch: pytest.MonkeyPatch, project: 
     assert hunted("--from", "9").code == 2
 
 
-# what a trial is
+# trials
 
 
 def test_a_pin_is_torch_a_package_or_a_library(project: Path) -> None:

@@ -514,7 +514,7 @@ def test_a_builder_that_is_not_there_ends_what_has_nothing_to_build_too(monkeypa
     monkeypatch.setattr(engine, lambda builder: SimpleNamespace(builder=builder, require_bounds=list))
     monkeypatch.setattr(buildx, "require_builder", refuse)
     context = StepContext(cast(Listener, MagicMock()), "nope")
-    for _ in range(2):  # nor is it taken for found the second time
+    for _ in range(2):  # the second time, it does not count as found either
         with pytest.raises(EngineError, match="unknown builder 'nope'"):
             _ = context.engine
     assert asked == ["nope", "nope"]

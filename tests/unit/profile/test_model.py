@@ -134,7 +134,7 @@ def test_contradictions_are_reported_with_malformed_values(project: Path) -> Non
 @pytest.mark.parametrize(
     ("before", "after", "judged"),
     [
-        ("gpus: [h20]", "gpu: [h20]", set()),  # nobody knows the GPU
+        ("gpus: [h20]", "gpu: [h20]", set()),  # the GPU is unknown
         ("gpus: [h20]", "cards: [h20]", set()),
         ("torch: 2.3.1", "torch: newest", set()),
         ("pins: {cudnnn: 8.9.2.26}", "pins: {cublas: new}", {"selftest.require[0]"}),  # it may be the fix
@@ -502,7 +502,7 @@ def test_every_pattern_of_a_profile_has_words_for_who_wrote_something_else() -> 
         for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
             yield from patterns(inner)
 
-    script = project_shapes_and_script._PATH  # project_shapes_and_script.py says itself what a path may be
+    script = project_shapes_and_script._PATH  # project_shapes_and_script.py checks paths itself
     assert {*patterns(profile_model.schema())} - {script} <= set(value_types.ALLOWED)
 
 

@@ -199,7 +199,7 @@ def test_a_redirect_takes_no_credentials_along(
         digest = thief.add_blob(b"content")
         there = f"http://localhost:{thief.port}/v2/team/h20/blobs/{digest}"
         path = f"/v2/team/h20/blobs/{digest}"
-        assert repository(registry).manifest("v1") is None  # logged in by now
+        assert repository(registry).manifest("v1") is None  # logged in now
         registry.lies[path] = (code, {"Location": there}, b"")
         place = repository(registry)
         place.manifest("v1")
@@ -348,7 +348,7 @@ def test_both_forms_are_there_and_found_again(
         '{"b": 1}',
     ]
     assert ("sha256-" + SUBJECT.digest[7:] in registry.manifests) is not referrers
-    for form in (".att", None):  # either alone is enough
+    for form in (".att", None):  # each form alone is enough
         with serving(Registry(referrers=referrers, blobs=registry.blobs)) as half:
             keep = registry.manifests.items()
             half.manifests = {k: v for k, v in keep if k.endswith(".att") == (form is not None)}

@@ -28,7 +28,7 @@ GOLDEN = ROOT / "tests" / "golden"
 PRINTS = tuple(GOLDEN / "fingerprints" / f"torch-{version}.json" for version in ("2.13.0", "2.0.1"))
 DAY = datetime.datetime(2026, 11, 21, 12, 30, tzinfo=datetime.UTC)
 CARD = "Lab H20 96GB"
-# Its figures are made up, as the GPU is.
+# Its figures are invented, like the GPU.
 FACTS = f"""
 as_of: 2026-11
 sources: {{made-up: "for a test"}}

@@ -99,7 +99,7 @@ def ratio(figure: dict[str, Any]) -> float:
     return float(figure["ratio"]) if not isinstance(figure["ratio"], str) else math.inf
 
 
-# it needs nothing
+# no external resources
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -131,7 +131,7 @@ def test_injected_content_of_a_page_neither_runs_nor_is_fetched(browser: Browser
     assert "/slipped.png" not in site.asked
 
 
-# it says what was measured
+# measurements
 
 
 @pytest.mark.parametrize(("name", "golden"), [("cpu", "cpu"), ("lab", "gpu")])
@@ -184,7 +184,7 @@ def test_the_speeds_are_those_of_the_evidence(browser: Browser, site: Site) -> N
                 wanted.append((name, reached, f"{reached / sheet[name]:.0%}" if name in sheet else "–"))
     shown = [(cells[0], float(cells[1].replace(",", "")), cells[2]) for cells in rows(browser, ".speeds")]
     assert len(shown) == len(wanted) == 20
-    for at in range(0, 20, 5):  # of each GPU, in whatever order
+    for at in range(0, 20, 5):  # for each GPU, in any order
         both = zip(sorted(shown[at : at + 5]), sorted(wanted[at : at + 5]), strict=True)
         for (name, reached, part), (wanted_name, wanted_reached, wanted_part) in both:
             assert (name, part) == (wanted_name, wanted_part)
@@ -240,7 +240,7 @@ def test_the_comparison_is_that_of_compare(browser: Browser, site: Site) -> None
             assert [float(cell) for cell in cells[1:3]] == pytest.approx(ratios, rel=5e-3)
 
 
-# it is for everybody
+# accessibility
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -259,7 +259,7 @@ def test_it_fits_and_can_be_read(
     assert low == []
 
 
-# Text, its colour and the colour behind it, of every element that has words of its own.
+# Text, colour and background colour of every element that contains text itself.
 _TEXTS = """
 const solid = one => { for (; one; one = one.parentElement) {
     const colour = getComputedStyle(one).backgroundColor; if (!/, 0\\)$/.test(colour)) return colour; } };

@@ -35,7 +35,7 @@ def test_a_thing_is_the_same_as_itself(project: Path) -> None:
     ("change", "last"),
     [
         ({"environment": {"X": "1"}}, "the layers are the same: they differ only in configuration"),
-        ({"id": "sha256:1"}, "the layers are the same: they differ only in configuration"),  # labels, say
+        ({"id": "sha256:1"}, "the layers are the same: they differ only in configuration"),  # for example, labels
         ({"layers": SIDE.layers[:1], "bytes": 10}, "new in b: 0 MB in the engine"),
         ({"layers": (*SIDE.layers, DiffLayer("three", "3", 5_000_000))}, "new in b: 5 MB in the engine"),
     ],
@@ -82,7 +82,7 @@ def test_a_lock_file_is_held_against_its_profile_of_now(project: Path) -> None:
     assert diff["pins"] == [{"name": "einops", "a": None, "b": "1.0"}]
     assert [layer["title"] for layer in diff["layers"]] == ["packages"]
     assert diff["new_bytes"] == 2_000_000  # numpy and einops share a layer
-    assert diff["advisory_states"] is None  # a lock alone knows no GPUs
+    assert diff["advisory_states"] is None  # a lock alone does not contain GPUs
 
 
 def test_a_profile_is_the_same_as_its_own_lock(project: Path) -> None:
@@ -175,7 +175,7 @@ def test_files_of_two_images_are_compared(project: Path, monkeypatch: pytest.Mon
     assert envbuild("diff", "a:1", "a:1", "--files", "--json").document["files"] == []
     assert envbuild("diff", "a:1", "b:1", "--json").document["files"] is None
     assert "one image has 3, the other 1" in envbuild("diff", "a:1", "c:1", "--files").stderr
-    with monkeypatch.context() as packed:  # as containerd's store has what it pulled
+    with monkeypatch.context() as packed:  # as containerd's store keeps pulled layers
         packed.setattr(Engine, "saves", staticmethod(gzip.compress))
         assert envbuild("diff", "a:1", "b:1", "--files", "--json").document["files"] == done.document["files"]
     monkeypatch.setattr(Engine, "ends", 700)

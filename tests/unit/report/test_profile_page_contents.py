@@ -51,7 +51,7 @@ def page(name: str, *more: str) -> dict[str, Any]:
     return done.document
 
 
-# what it says
+# contents
 
 
 def test_what_is_proved_says_where_and_when(world: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_failed_write_leaves_nothing(project: Path, arguments: list[str], code
     assert not (project / "x.html").exists()
 
 
-# how it says it
+# presentation
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_the_line_of_a_request_is_found_from_the_message_of_the_resolver(project
     assert plan.faults("nothing of that") == []
 
 
-# what nobody knows before it is locked
+# facts that are known only after locking
 
 HOPPER: dict[str, Any] = {**PROFILE, "gpus": ["h20"], "torch": "2.2.1", "packages": ["numpy", "extra"]}
 SITE = """

@@ -175,7 +175,7 @@ def raising(error: BaseException) -> Callable[..., None]:
     return end
 
 
-# As requests says it of an engine that has just gone away.
+# The message of requests for an engine that has just gone away.
 refused = raising(
     requests.ConnectionError(ProtocolError("Connection aborted.", ConnectionRefusedError(111, "Connection refused")))
 )

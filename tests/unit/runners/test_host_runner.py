@@ -180,7 +180,7 @@ def test_an_image_and_an_environment_are_two_things() -> None:
     assert envbuild("test", "sample", "--python", sys.executable, "--image", "x").code == 2
 
 
-# the zip alone
+# only the zip
 
 
 @pytest.mark.parametrize(

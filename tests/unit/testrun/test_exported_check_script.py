@@ -160,7 +160,7 @@ def test_a_torch_without_gpu_code_is_reported_in_a_few_lines(project: Path, tmp_
     assert "remedy: run in the image of sample (envbuild make sample), or install the locked torch" in done.stderr
 
 
-# the command, and the file in this very Python
+# the command, and the file in this Python
 
 
 def test_an_environment_as_locked_passes_with_one_line(project: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from envbuild.testrun import junit_writer, run_result
 from unit.evidence.runs import documents, judged, lines, passed_run, probe
 
-# Of the schema of Jenkins's xunit plugin, what concerns us: attributes that must and may be there, children.
+# The relevant part of the schema of Jenkins's xunit plugin: required and optional attributes, children.
 SCHEMA: dict[str, tuple[set[str], set[str], set[str]]] = {
     "testsuites": (set(), {"name", "time", "tests", "failures", "errors"}, {"testsuite"}),
     "testsuite": (

@@ -66,7 +66,7 @@ def test_without_folders_all_are_asked_that_are_written_to(project: Path, monkey
     monkeypatch.setattr(disk_space, "_apart", lambda folders: dict.fromkeys(folders))
     message = disk_space.full().message
     for folder in (project, *(Path(os.environ[f"XDG_{kind}_HOME"]) / "envbuild" for kind in ("CACHE", "STATE"))):
-        assert f"{folder}: " in message  # those that are not there yet too
+        assert f"{folder}: " in message  # also folders that do not exist yet
 
 
 def test_one_file_system_is_named_once(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from envbuild.util import temporary_files
 
 pytestmark = pytest.mark.usefixtures("temporary")
 
-# The command line, with work in its place that has a folder, says which, and waits for a program.
+# The command line with replaced work: it creates a temporary folder, prints its name, and waits for a program.
 WORK = """
 import signal, sys
 from envbuild.cli import entry
@@ -114,7 +114,7 @@ def test_one_that_is_swept_before_it_is_locked_is_made_again(
     names: list[str] = []
 
     def late(handle: int, how: int) -> None:
-        if not names:  # the sweep comes between the making and the lock
+        if not names:  # the sweep happens between creating and locking the folder
             names.append(next(path for path in temporary.iterdir()).name)
             temporary_files.sweep(place)
             assert list(temporary.iterdir()) == []

@@ -28,7 +28,7 @@ LONG = [
     NeedleCase(1, 1, 1, 365, 365, 128, "causal"),
     NeedleCase(1, 1, 1, 2925, 2925, 128, "causal"),
 ]
-OTHERS = -math.log(tolerances.ROUNDED)  # how far below the best a score's weight is lost
+OTHERS = -math.log(tolerances.ROUNDED)  # a score this far below the best has no weight after rounding
 
 
 def hidden(case: NeedleCase, given: Needle) -> torch.Tensor:

@@ -59,7 +59,7 @@ def test_the_gpus_are_those_that_the_profile_lists(
         ((9, 0), 78, H20_FACTS, []),
         ((8, 9), 78, H20_FACTS, [f"this {H20} has the compute capability 8.9, the facts have 9.0"]),
         ((9, 0), 132, H20_FACTS, [f"this {H20} has the number of SMs 132, the facts have 78"]),
-        ((9, 0), 132, {"compute_capability": "9.0"}, []),  # no figure, no judgement
+        ((9, 0), 132, {"compute_capability": "9.0"}, []),  # without a known value nothing is compared
         ((8, 9), 132, {}, []),
     ],
 )

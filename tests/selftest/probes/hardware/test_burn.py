@@ -13,7 +13,7 @@ from selftest import tensor_cores
 from selftest.tensor_cores import Core
 
 MOST = [burn.WIDE, burn.NARROW]
-# Those that keep the fewest bits of float16 and TF32 products: Volta and Ampere (arXiv 2511.10909).
+# The tensor cores that keep the fewest bits of float16 and TF32 products: Volta and Ampere (arXiv 2511.10909).
 CORES = {"Volta fp16": Core(aligned=23, block=4, kept=23), "Ampere tf32": Core(aligned=24, block=4, kept=23)}
 
 
@@ -119,7 +119,7 @@ def test_a_changed_bit_is_found_where_it_is(dtype: torch.dtype) -> None:
         chunk.view(dtype).view(-1, 16, 16).copy_(stove.first[precision].expand(8 // dtype.itemsize, 16, 16))
     assert stove.wrong(precision, range(burn.CHUNKS_CPU)) == (0, "")
     changed = stove._chunks[2].view(torch.uint8)
-    changed[(16 * 9 + 3) * dtype.itemsize + dtype.itemsize - 1] ^= 0x80  # a sign
+    changed[(16 * 9 + 3) * dtype.itemsize + dtype.itemsize - 1] ^= 0x80  # a sign bit
     count, what = stove.wrong(precision, range(burn.CHUNKS_CPU))
     assert count == 1 and what.startswith("element [9, 3] is -") and what.endswith("the first product's 147")
     changed[(16 * 9 + 3) * dtype.itemsize + dtype.itemsize - 1] ^= 0x80

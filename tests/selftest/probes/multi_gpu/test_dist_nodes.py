@@ -60,7 +60,7 @@ def test_early_nodes_wait_for_late_ones(monkeypatch: pytest.MonkeyPatch) -> None
     """With many nodes, the last one waits while the others try their stages; no node counts as late before its own
     stages have ended."""
     now = 0.0
-    ends: dict[int, float] = {}  # a stage, by its port -> when this machine gives it up
+    ends: dict[int, float] = {}  # port of a stage -> when this machine gives up the stage
 
     def run(worlds: Any, device: str, limit: float) -> Any:
         nonlocal now

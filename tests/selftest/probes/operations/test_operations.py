@@ -21,8 +21,8 @@ OPERATIONS = (
     *OF_STANDARD,
 )
 SEEDS = (1, 2)
-POINTS = 4  # of each operation for each seed
-POSITIONS = 3  # of each input that are changed, first and last among them
+POINTS = 4  # number of points of each operation for each seed
+POSITIONS = 3  # number of changed elements of each input, including the first and the last
 # Calls whose results leave out some of their inputs' elements.
 PARTIAL = (
     "padding_idx",
@@ -81,7 +81,7 @@ def is_seen(case: Case, index: int, position: int) -> bool:
         try:
             if any(found.wrong for found in worst(case.run(*given), expected).values()):
                 return True
-        except (ValueError, torch.linalg.LinAlgError):  # results of another shape, or none
+        except (ValueError, torch.linalg.LinAlgError):  # results of a different shape, or no result
             return True
     return False
 

@@ -98,11 +98,11 @@ def test_the_sequence_is_that_of_the_committed_ones(right: Frame) -> None:
 def test_errors_grow_from_operation_to_operation(chains: dict[torch.dtype, Frame]) -> None:
     for dtype, document in chains.items():
         drifts = [op["free"]["drift"] for op in document["ops"]]
-        assert 0 < drifts[0] < 2 * torch.finfo(dtype).eps  # by the CPU: 1.3 of it was seen for float32
+        assert 0 < drifts[0] < 2 * torch.finfo(dtype).eps  # on the CPU, 1.3 times eps was observed for float32
         assert max(drifts) > 3 * drifts[0]
 
 
-# kernels made wrong: the operation it was, in which kind
+# wrong kernels: the operation, and the kind of the difference
 
 
 def computed_in(dtype: torch.dtype) -> Wrong:
@@ -264,7 +264,7 @@ def test_an_operation_without_a_kernel_is_noted_and_the_rest_goes_on(monkeypatch
     assert first_fault(document["ops"]) is None
 
 
-# as a probe, in a process of its own
+# as a probe, in a separate process
 
 
 def test_it_runs_only_when_asked_for(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_entries_that_hide_each_other_are_refused(entries: Sequence[LayerEntry],
         write_layer(entries)
 
 
-# the same everywhere
+# reproducibility
 
 _ELSEWHERE = """
 import sys, time
@@ -157,7 +157,7 @@ def test_the_digest_is_the_same_elsewhere(wheel: Path, tmp_path: Path, change: s
     if change == "user":
         if os.geteuid() or not shutil.which("unshare"):
             pytest.skip("needs root and unshare")
-        command = ["unshare", "--user", *command]  # without a mapping: nobody
+        command = ["unshare", "--user", *command]  # without a mapping of users: the user nobody
     more = dict(word.split("=") for word in settings_of.get(change, "").split())
     root = str(Path(layer_writer.__file__).parents[3])
     done = subprocess.run(command, env={"PATH": os.defpath, "PYTHONPATH": root, **more}, capture_output=True, text=True)
@@ -267,7 +267,7 @@ def test_the_bytes_do_not_depend_on_how_they_arrive(parts: list[bytes]) -> None:
     assert one.packed_sha256.digest() == other.packed_sha256.digest()
 
 
-# a wheel that lies
+# wheels with false metadata
 
 
 def test_a_damaged_member_is_refused(tmp_path: Path) -> None:

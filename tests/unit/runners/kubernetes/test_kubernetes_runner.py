@@ -365,7 +365,7 @@ def test_a_self_test_that_does_not_end_is_stopped(place: Place) -> None:
         place.server.pods = [running(), seen]
         output = place.run(job)
         assert (output.timed_out, output.exit_code) == (True, None)
-    place.server.pods = [running(), ended(124)]  # its own, before its time
+    place.server.pods = [running(), ended(124)]  # the self-test's own exit code, before the time limit
     output = place.run()
     assert (output.timed_out, output.exit_code) == (False, 124)
 
@@ -398,7 +398,7 @@ def test_a_silent_api_server_is_waited_for_but_not_for_ever(place: Place) -> Non
     with pytest.raises(RunnerError) as caught:
         place.run()
     assert caught.value.ending == "unknown" and "503" in caught.value.message
-    assert len(place.server.stored) == 2  # it may well go on
+    assert len(place.server.stored) == 2  # it may continue
     place.server.refuse = {}
     assert place.run(resume=str(caught.value.hint).partition("--resume ")[2]).exit_code == 0
     assert place.server.stored == {}
@@ -418,7 +418,7 @@ def test_an_unreachable_api_server_is_reported(place: Place, tmp_path: Path, mon
     file = kubeconfig("http://127.0.0.1:9", tmp_path / "other")
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
     assert place.fails(NetworkError).code == 7
-    assert place.notes == []  # nothing of a job: there can be none
+    assert place.notes == []  # no message about a job: none can exist
 
 
 def test_a_job_that_may_be_there_is_removed_and_one_that_cannot_be_is_not_spoken_of(place: Place) -> None:
@@ -430,7 +430,7 @@ def test_a_job_that_may_be_there_is_removed_and_one_that_cannot_be_is_not_spoken
     assert "could not be removed" in place.notes[-1]
     place.server.refuse = {("POST", "/configmaps"): (403, "no")}
     place.fails(RunnerError)
-    assert len(place.server.created) == 1  # and fails() saw that it is gone
+    assert len(place.server.created) == 1  # and fails() checked that it was removed
 
 
 def logged_in_by(folder: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,7 +134,7 @@ class Stub:
     def run(self, job: Job = JOB, site: SlurmSite | None = None, resume: str | None = None, **how: Any) -> RawOutput:
         self.notes.clear()
         self.lines.clear()
-        # Seconds until a job without output counts as lost: a test that waits for it says few, all others many.
+        # Seconds until a job without output counts as lost: few in a test that waits for this, many in all others.
         made = dataclasses.replace(site or SlurmSite(), folder=str(self.shared), grace=how.get("grace", 60))
         reference = how.get("reference")
         return Slurm(made, IMAGE, reference, "sample", resume).run(job, Watch(self.lines.append, self.notes.append))
@@ -242,7 +242,7 @@ def test_an_outcome_counts_with_any_state_of_the_job(stub: Stub) -> None:
 
 def test_a_silent_controller_is_waited_for_and_then_the_job_is_left_alone(stub: Stub) -> None:
     stub.say(down="")
-    assert stub.run().exit_code == 0  # its files are there all the same
+    assert stub.run().exit_code == 0  # its files exist nevertheless
     stub.say(hold="")
     error = fails(stub)
     assert isinstance(error, RunnerError) and error.ending == "unknown" and error.hint == "when it does: --resume 42"
