@@ -194,7 +194,7 @@ class _Watch:
         taken = {str(PurePosixPath(place).parent) for entry in self._path for place in self._links.places(f"{entry}/_")}
         for entry in sorted(taken):
             for file in self._files.intersection((entry, *map(str, PurePosixPath(entry).parents))) - self._known:
-                self._note("environment", "a .pth file names a file, which may hold modules", file)
+                self._note("environment", "a .pth file names a file, which may contain modules", file)
         for folder, path in self._customizers:
             if folder in taken:
                 self._note("environment", "code is added that Python runs when it starts", path)

@@ -76,6 +76,6 @@ def _redirected(cache: bytes, names: Collection[str], locked: Collection[str]) -
             folder, file = posixpath.split(path.lstrip("/"))
             counts = name in names or _SYSTEM.fullmatch(name) is not None
             if file != name or (counts and folder not in _DEFAULT and folder not in locked):
-                yield f"ld.so.cache finds {name} as {path}"
+                yield f"ld.so.cache maps {name} to {path}"
     except (struct.error, ValueError):
         yield "ld.so.cache cannot be read"

@@ -299,7 +299,7 @@ def _document_schema(name: str) -> Mapping[str, Any]:
 
     if name not in document_schemas.DOCUMENTS:
         known = ", ".join(document_schemas.DOCUMENTS)
-        raise UsageError(f"--document: {name!r} is not the name of a command with a document", hint=f"one of {known}")
+        raise UsageError(f"--document: {name!r} is not a command with a document", hint=f"one of {known}")
     return document_schemas.document_schema(name)
 
 

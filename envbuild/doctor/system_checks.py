@@ -154,7 +154,7 @@ def check_reached(name: str, answers: Sequence[Answer], late: bool, remedy: str)
         elif item.status is not None and 400 <= item.status < 500 and name == "index":
             found.append(("warn", f"{item.address}: not found ({item.status}): the path may be mistyped", remedy))
         elif item.status is not None and item.status >= 500:
-            found.append(("fail", f"{item.address}: it fails ({item.status})", remedy))
+            found.append(("fail", f"{item.address}: server error ({item.status})", remedy))
     if found and len(found) < len(answers):
         status, text, fix = found[-1]
         found[-1] = (status, f"{text} (the other {len(answers) - len(found)} answer)", fix)

@@ -241,7 +241,7 @@ def _modules(paths: list[str], inside: list[Module], asked: Sequence[str], pytho
         if item.file.damaged:
             yield f"{_quoted(item.path)} is not a shared library, or its device code cannot be read"
         elif item.file.machine != X86_64:
-            yield f"{_quoted(item.path)} is for another processor than x86_64"
+            yield f"{_quoted(item.path)} is not for x86_64"
 
 
 def _code(inside: list[Module], arch: str) -> Iterator[str]:

@@ -61,7 +61,7 @@ class StepContext:
 
 
 class PartialResult(Generic[R]):
-    """The result of a workflow as far as it has come: a frozen dataclass, of which only the workflow replaces fields.
+    """The result of a workflow so far: a frozen dataclass; only the workflow replaces its fields.
     Steps do not see it."""
 
     def __init__(self, value: R) -> None:

@@ -35,7 +35,7 @@ class UnwrittenProfile(ProfileError):
 
 @dataclass(frozen=True)
 class Meant:
-    """What a name stands for: the file of a profile, with a project's requirements, and what is made of them.
+    """The meaning of a name: the file of a profile, a project's requirements, and the names of what is built from them.
 
     `profile` is how the profile itself is asked for: its name or its variant's, or a path. `asked`: the words that ask
     lock, build and make for all of it.

@@ -40,7 +40,7 @@ _DECIDES: Mapping[str, tuple[str, ...]] = {
 }
 _SUITE = "bookworm"
 _PASSES = 3
-"""How often what is malformed is taken out: a model looks at the whole only where its parts are well formed."""
+"""How often malformed parts are removed: pydantic validates the whole only once its parts are valid."""
 
 
 def contradictions(

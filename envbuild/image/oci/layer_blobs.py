@@ -115,4 +115,6 @@ def blob_blocks(recipe: LayerRecipe, digest: str, *, plain: bool = False) -> Gen
         written = writing.result()
     found = written.diff_id if plain else written.digest
     if found != digest:
-        raise BuildError(f"a layer is {found}, and was {digest} before", hint="report this: layers are reproducible")
+        raise BuildError(
+            f"a layer is {found}, and was {digest} before", hint="please report this: layers must be reproducible"
+        )

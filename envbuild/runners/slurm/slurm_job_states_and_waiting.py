@@ -110,8 +110,8 @@ _PENDING = WAITING - {"CONFIGURING"}  # a job in CONFIGURING has its nodes, whic
 _NEVER = (
     ("PartitionTimeLimit", "its partition allows no such time: --slurm time=MINUTES, or another partition"),
     ("PartitionNodeLimit", "its partition does not give so many nodes, or those that it has are down"),
-    ("PartitionConfig", "its partition does not take such jobs: another one, or another account"),
-    ("BadConstraints", "no node has constraint, gres, cpus_per_task and mem as they are asked for"),
+    ("PartitionConfig", "its partition does not accept such jobs: choose a different partition or account"),
+    ("BadConstraints", "no node has the requested constraint, gres, cpus_per_task and mem"),
     ("AccountNotAllowed|InvalidAccount", "its account may not run it there: --slurm account=NAME, partition=NAME"),
     ("InvalidQOS|QOSNotAllowed", "its QOS may not run it there: --slurm qos=NAME, partition=NAME"),
     (r"(Assoc|QOS)Max\w*Per(Job|Node)\w*|MaxMemPerLimit", "no single job of its account or QOS may have so much"),

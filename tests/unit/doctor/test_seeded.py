@@ -144,7 +144,7 @@ CASES: dict[str, Case] = {
     "index down": Case("index", "fail", "no answer", env(PIP_INDEX_URL=f"{NOWHERE}/simple")),
     "index refuses": Case("index", "fail", "authentication failed (401)", index("/401/simple")),
     "index mistyped": Case("index", "warn", "not found (404)", index("/404/simple")),
-    "index fails": Case("index", "fail", "it fails (500)", index("/500/simple")),
+    "index fails": Case("index", "fail", "server error (500)", index("/500/simple")),
     "no such folder": Case("index", "fail", "/nowhere: folder not found", env(PIP_FIND_LINKS="/nowhere")),
     "registry down": Case("registry", "fail", "127.0.0.1:9/v2/: no answer", lambda m: m.login("127.0.0.1:9")),
     "proxy down": Case("proxy", "fail", "http://127.0.0.1:9 (https_proxy)", proxy("http://user:secret@127.0.0.1:9")),

@@ -128,7 +128,7 @@ FAULTS: dict[str, tuple[Make, str]] = {
     ),
     "another processor": (
         lambda at: wheel(at, {**GOOD, f"amp_C.{SUFFIX}": library("sm_90", machine=183)}),
-        f"'amp_C.{SUFFIX}' is for another processor than x86_64",
+        f"'amp_C.{SUFFIX}' is not for x86_64",
     ),
     "text for a library": (
         lambda at: wheel(at, {**GOOD, f"amp_C.{SUFFIX}": b"#!/bin/sh"}),
