@@ -48,7 +48,7 @@ def draft_profile(name: str, source: str, held: Holdings, kind: str = "image") -
         "packages:" if named else "packages: []",
         *(f"  - {json.dumps(text)}" for text in named),
         *(f"# {text}" for text in left),
-        "# apt: [git]  # Debian packages, a late layer",
+        "# apt: [git]  # Debian packages, in one of the last layers",
         '# env: {OMP_NUM_THREADS: "4"}',
     ]
     return "\n".join([*lines, ""])

@@ -316,7 +316,8 @@ def anchors(pattern: re.Pattern[str]) -> tuple[bytes, ...]:
 
 
 def _needed(parsed: Any) -> tuple[str, ...]:
-    """Returns the required texts of the item in the sequence whose shortest required text is longest."""
+    """Returns texts of which a match contains at least one. Each item of the sequence may require some: those of the
+    item whose shortest text is longest are returned, because they rule out most lines."""
     best: tuple[str, ...] = ()
     run = ""
     for operation, argument in [*parsed, ("END", None)]:

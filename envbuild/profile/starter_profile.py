@@ -21,7 +21,7 @@ def starter_profile(name: str, parent: Source) -> str:
         f"# torch: {base.torch}",
         *(["# pins:  # versions that differ from torch's own, each with its reason"] if base.gpus else []),
         *(['#   cublas: {version: 12.6.4.1, reason: "..."}'] if base.gpus else []),
-        "# apt: [git]  # Debian packages, a late layer",
+        "# apt: [git]  # Debian packages, in one of the last layers",
         '# env: {OMP_NUM_THREADS: "4"}',
     ]
     packages = ", ".join(f'"{text}"' for text in base.packages)

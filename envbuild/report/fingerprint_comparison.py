@@ -31,7 +31,7 @@ TEACHER, FREE = "teacher-forced", "free-running"
 # 2^-8; 2^-6 allows for a few successive roundings.
 _MANY, _SAME, _LOWEST = 1 / 16, 32, 2.0**-6
 _BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
-_HINT = "compare two fingerprints of one envbuild version, of the same operations, or of one model on the same inputs"
+_HINT = "compare fingerprints of one envbuild version: of the same operations, or of one model on the same inputs"
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ def tensor(data: Any, *, device: Any = None, requires_grad: bool = False, **opti
 
 
 def simulated(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Count the time of this function as the simulation's."""
+    """Count the time of this function as time of the simulation, not of the host."""
 
     @functools.wraps(function)
     def counted(*args: Any, **kwargs: Any) -> Any:
