@@ -251,6 +251,7 @@ def labels(held: Holdings) -> dict[str, str]:
 
 
 def assess(target: str, held: Holdings, wanted: Expected) -> Audit:
+    """Return the audit of an environment's contents, compared with what is expected. `target`: its name in messages."""
     found = [
         *_torch(held, wanted),
         *library_and_distribution_findings.cuda_library_findings(held),
