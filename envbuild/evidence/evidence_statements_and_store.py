@@ -169,8 +169,7 @@ def test_statement(record: RunRecord, record_digest: str) -> Statement:
 
 
 def subject_name(record: RunRecord) -> str:
-    """Return the name of the subject of a record: an image's repository, or that of an environment, which is no
-    image."""
+    """Return the name of a record's subject: the repository of an image, or `environment/` and the profile."""
     return f"environment/{record.profile}" if record.installed else repository(record.profile)
 
 
@@ -250,7 +249,7 @@ def newest_proofs(
     environment: MeasuredEnvironment | None = None,
 ) -> list[Proof]:
     """Return for each model the newest valid evidence, or else the newest evidence with the reason why it is not valid.
-    `environment`: the subject, if it is no image; evidence is valid only for exactly this one.
+    `environment`: the subject, if it is not an image; evidence is valid only for exactly this environment.
 
     If there is evidence of a later format, no evidence is valid: the later one may report a failed self-test.
     """

@@ -1,8 +1,8 @@
 """Describes a tested environment: the digest of its locked files, and everything else that its programs load. Pure.
 
 The digest is the sha256 over the lines `PATH NUL SHA256 LF`, sorted by path, of the files that the locked wheels
-install below site-packages, without RECORD, METADATA and bytecode. RECORD only says which files these are: if it lies,
-the digest is another one.
+install below site-packages, without RECORD, METADATA and bytecode. RECORD only says which files these are: if its
+content is false, the digest differs.
 """
 
 from __future__ import annotations

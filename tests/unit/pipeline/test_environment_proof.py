@@ -21,7 +21,7 @@ from envbuild.repair import lock_installer
 from unit.evidence.runs import documents, judged, lines, passed_run, probe, run_on
 from unit.repair.test_repair_run import recorded
 from unit.site import new_key
-from unit.support import PROFILE, Said, envbuild, lock_for, plan_of, source_of
+from unit.support import PROFILE, CommandResult, envbuild, lock_for, plan_of, source_of
 
 pytestmark = pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the lock is for Python 3.11")
 VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
@@ -35,13 +35,13 @@ class Environment:
         self.python = folder / "bin" / "python"
         self.site = folder / "lib" / "python3.11" / "site-packages"
 
-    def record(self, *words: str) -> Said:
+    def record(self, *words: str) -> CommandResult:
         return envbuild("test", "sample", "--python", str(self.folder), "--record", *words)
 
-    def status(self, *words: str) -> Said:
+    def status(self, *words: str) -> CommandResult:
         return envbuild("status", "sample", "--python", str(self.folder), *words)
 
-    def verify(self, *words: str) -> Said:
+    def verify(self, *words: str) -> CommandResult:
         (file,) = Path(os.environ["XDG_STATE_HOME"]).rglob("*.dsse.json")
         given = ("--evidence", str(file), "--key", "team.pub", *words)
         return envbuild("verify", "--python", str(self.folder), *given)

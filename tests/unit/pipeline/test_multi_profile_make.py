@@ -310,11 +310,11 @@ NO_GPU: tuple[ProofOutlook, tuple[str, ...]] = ("impossible", ("the engine has n
 
 def test_what_cannot_be_proved_here_is_not_built_unless_allowed(children: Children) -> None:
     children.outlooks["gpu-a"] = NO_GPU
-    said = envbuild("make", "gpu-a", "a")
-    assert (said.code, {words[-1] for words in children.commands}) == (4, {"a"})
-    assert "gpu-a cannot be proved here: the engine has no GPU" in said.stdout
-    assert "1 of 2 profiles failed: gpu-a" in said.stderr
-    assert "proof: not possible here: the engine has no GPU" in said.stderr
+    result = envbuild("make", "gpu-a", "a")
+    assert (result.code, {words[-1] for words in children.commands}) == (4, {"a"})
+    assert "gpu-a cannot be proved here: the engine has no GPU" in result.stdout
+    assert "1 of 2 profiles failed: gpu-a" in result.stderr
+    assert "proof: not possible here: the engine has no GPU" in result.stderr
     assert envbuild("make", "gpu-a", "a", "--allow-unproved").code == 0
     assert {words[-1] for words in children.commands} == {"gpu-a", "a"}
 

@@ -227,7 +227,7 @@ def test_without_an_engine_a_profile_for_the_cpu_gets_as_far_as_the_engine(
 
 
 def make(agreed: bool = False, **options: Any) -> tuple[EnvbuildError, list[str], list[str]]:
-    """The error of a `make` that ends where the lock would be made, the questions that it asked, and what it said."""
+    """Return the error of a `make` that ends where the lock would be made, its questions, and its notes."""
     asked: list[str] = []
     events = MagicMock()
 
@@ -237,8 +237,8 @@ def make(agreed: bool = False, **options: Any) -> tuple[EnvbuildError, list[str]
 
     with pytest.raises(EnvbuildError) as caught:
         workflows.make("sample", Options(**options), events, agree)
-    said = [call.args[0].text for call in events.call_args_list if isinstance(call.args[0], Note)]
-    return caught.value, asked, said
+    notes = [call.args[0].text for call in events.call_args_list if isinstance(call.args[0], Note)]
+    return caught.value, asked, notes
 
 
 @pytest.fixture
@@ -252,13 +252,13 @@ def no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_lock")
 def test_without_the_gpu_make_stops_before_anything_is_fetched(machine: SimpleNamespace) -> None:
     machine.gpu = "the engine has no GPU to prove this on"
-    error, asked, said = make()
+    error, asked, notes = make()
     assert isinstance(error, NotProved)
     assert error.message == "sample cannot be proved here: the engine has no GPU to prove this on"
     assert "--allow-unproved" in str(error.hint) and "envbuild build sample" in str(error.hint)
     assert [step["name"] for step in error.partial["steps"]] == ["load profile", "resolve"]
     assert len(asked) == 1 and "Build it without a proof?" in asked[0]
-    assert said[-1] == "proof: not possible here: the engine has no GPU to prove this on"
+    assert notes[-1] == "proof: not possible here: the engine has no GPU to prove this on"
 
 
 @pytest.mark.usefixtures("no_lock")
