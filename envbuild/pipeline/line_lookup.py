@@ -84,7 +84,7 @@ def as_line(name: str, label: str, profile: Profile) -> GpuLine:
 
 
 def driver_here() -> str | None:
-    """The version of this machine's driver; None if this machine has no driver, or if another machine runs the image."""
+    """The version of this machine's driver; None without a driver, or if another machine runs the image."""
     if not runs_here() or in_ci():
         return None
     return nvml_reader.read().version
