@@ -76,7 +76,7 @@ def test_a_dash_is_stdout_or_refused(ready: list[str], project: Path, arguments:
     before = sorted(project.rglob("*"))
     done = envbuild(*arguments, "-")
     if name in ("s.zip", "team"):
-        assert (done.code, "name a file instead of -" in done.stderr) == (2, True)
+        assert (done.code, "pass a file instead of -" in done.stderr) == (2, True)
     else:
         file = project.parent / name
         assert envbuild(*arguments, str(file)).code == done.code == 0
@@ -88,7 +88,7 @@ def test_a_dash_is_stdout_or_refused(ready: list[str], project: Path, arguments:
 def test_a_bundle_goes_to_no_terminal(project: Path) -> None:
     write_profile(project, PROFILE)
     done = envbuild("save", "sample", "-o", "-")
-    assert (done.code, "name a file instead of -" in done.stderr) == (2, True)
+    assert (done.code, "pass a file instead of -" in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("option", ["--junit", "--fingerprint"])
