@@ -37,7 +37,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "lock": "Pin every file by version and hash; write lock and Dockerfile.",
         "build": "Build the image only, without a self-test.",
         "install": "Make a virtual environment from a profile's lock.",
-        "test": "Run the self-test here, on Slurm or Kubernetes; --record: evidence.",
+        "test": "Test an image or environment, here or on a cluster.",
         "prune": "Remove old images and caches.",
     },
     "Look at profiles and images": {
@@ -60,7 +60,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "save": "Save a verified image to a file, for a site without internet.",
         "load": "Check a saved image, then load it into the engine.",
         "pin-digests": "Write digests of verified images into Dockerfiles and CI files.",
-        "export": "Write a check for every rank, a CI job, pins, ...",
+        "export": "Write requirements, constraints, a CI job, ... for other tools.",
         "docs": "Write locked versions into your own documents.",
         "keygen": "Create a key pair to sign evidence with.",
     },
@@ -226,8 +226,9 @@ def cli(as_json: bool) -> None:
     """Make container images for GPUs, prove each on its GPU, and find out why a run fails.
 
     \b
-    Exit codes: 0 done; 2 usage; 3 profile, lock or a file that is read; 4 not proved here; 5 a check failed;
-    6 engine, disk, build or scheduler; 7 index, mirror or registry; 8 out of date; 130 interrupted.
+    Exit codes: 0 done; 2 usage; 3 bad profile, lock or input file;
+    4 not proved here; 5 a check failed; 6 engine, disk, build or scheduler;
+    7 index, mirror or registry; 8 out of date; 130 interrupted.
     """
     if as_json:
         raise click.UsageError("put --json after the command: envbuild show h20 --json")

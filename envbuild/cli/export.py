@@ -26,7 +26,7 @@ from envbuild.util.errors import UsageError
 from envbuild.util.yaml_document import display
 
 
-@click.group("export", short_help="Write a check for every rank, a CI job, pins, ...")
+@click.group("export", short_help="Write requirements, constraints, a CI job, ... for other tools.")
 def command() -> None:
     """Write files for other tools: for machines without envbuild, for CI systems and for editors.
 

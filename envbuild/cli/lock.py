@@ -91,8 +91,10 @@ def command(
     accept_old: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Write the lock and the Dockerfile of each profile; without a name, of all. Changes only what must change.
+    """Write the lock and the Dockerfile of each profile, and build nothing; without a name, those of all profiles of
+    this folder. Changes only what must change.
 
+    Example: envbuild lock h20
     Example: envbuild lock cpu --upgrade numpy
     Example: envbuild lock --check
     """

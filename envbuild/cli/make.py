@@ -92,12 +92,12 @@ def command(
 ) -> None:
     """Make a verified image from a profile: lock, Dockerfile, build, self-test, evidence, tag.
 
-    NAME is the name of a profile or a GPU, or a path to a YAML file; the profile of a GPU without one is written first.
+    NAME is the name of a profile or a GPU, or a path to a YAML file. If a GPU has no profile yet, one is written first.
     Before anything is fetched, make says what it needs and whether this machine can prove the image. If it cannot, make
     stops with exit code 4, unless --allow-unproved is given or a user at a terminal agrees.
     Several profiles are built one after the other, while self-tests of earlier ones run as processors and memory allow.
-    Self-tests on GPUs run one at a time, or each on its share of --gpus. A profile that fails does not stop the others;
-    the exit code is the first that occurred in this order: 130, 5, 6, 7, 3, 8, 2, 4.
+    Self-tests on GPUs run one at a time; with --gpus, they divide those GPUs among them. A profile that fails does not
+    stop the others; the exit code is the first that occurred in this order: 130, 5, 6, 7, 3, 8, 2, 4.
 
     Example: envbuild make cpu
     Example: envbuild make h20 a100

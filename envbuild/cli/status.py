@@ -67,12 +67,12 @@ class OutdatedPins:
 )
 @json_option
 def command(names: tuple[str, ...], asks_index: bool, python: str | None, as_json: bool) -> None:
-    """Show whether the images of profiles are verified, recomputed from lock, image and evidence; without a name, of
-    all profiles. Each line ends with the next command to run.
+    """Show whether the images of profiles are verified; without a name, of all profiles. Each line ends with the next
+    command to run. The answer is computed from lock, image and evidence each time.
 
     Exit 0 verified; 4 built, not proved; 5 the self-test failed or the tag was moved by hand; 6 not built; 8 no lock,
-    or proved for another lock or self-test, or an environment that changed since. Without a name, and with --outdated,
-    the exit code is always 0.
+    or proved for another lock or self-test, or an environment that changed since. The exit code is always 0 without a
+    name, and always 0 with --outdated.
 
     Example: envbuild status
     Example: envbuild status cpu

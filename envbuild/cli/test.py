@@ -71,7 +71,7 @@ def _seed(context: click.Context, parameter: click.Parameter, value: str | None)
 
 @click.command(
     "test", cls=CommandWithClusterOptions,
-    short_help="Run the self-test here, on Slurm or Kubernetes; --record: evidence.",
+    short_help="Test an image or environment, here or on a cluster.",
 )  # fmt: skip
 @profile_argument("names", nargs=-1)
 @click.option("--record", is_flag=True, help="Write evidence, and move the tag `verified` if the self-test passes.")
@@ -124,12 +124,11 @@ def command(
     as_json: bool,
     given: dict[str, dict[str, str]] | None = None,
 ) -> None:
-    """Run the self-test in the image of each profile and report the results.
+    """Run the self-test in the image of each profile, or with --python in an environment, and report the results.
 
-    Only --record writes evidence and moves the tag. It requires an image that envbuild built from the profile's lock,
-    or with --python an environment whose files are those of the lock, and runs the self-test as the profile configures
-    it. With -v, the output of the profile's own script is shown even
-    if it passed.
+    Only --record writes evidence and moves the tag `verified`. It requires an image that envbuild built from the
+    profile's lock, or with --python an environment whose files are those of the lock, and runs the self-test as the
+    profile configures it. With -v, the output of the profile's own script is shown even if it passed.
 
     Example: envbuild test cpu --image myproject:latest
     Example: envbuild test h20 --python .venv
