@@ -64,12 +64,12 @@ def now_and_then(kernel: Kernel) -> Kernel:
 
 
 def forgets(kernel: Any) -> Any:
-    """Memory that keeps a product but for its lowest bit, now and then."""
+    """Memory that keeps a product but for its lowest bit, once. The first time: on a busy machine there is no third."""
     count = iter(range(1 << 30))
 
     def copy(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         kernel(self, source)
-        if self.dtype == torch.float64 and self.dim() == 2 and next(count) == 2:
+        if self.dtype == torch.float64 and self.dim() == 2 and next(count) == 0:
             self.view(torch.int64)[5, 7] ^= 1
         return self
 
