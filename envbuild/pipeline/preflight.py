@@ -71,8 +71,10 @@ def judge_proof(
             )
         if reasons:
             return "impossible", tuple(reasons)
-        others = [gpu for gpu, number in there.items() if not number]
-        return "possible", (f"only for {_present(there)}: {', '.join(others)} needs another machine",) if others else ()
+        enough = [gpu for gpu, number in there.items() if number >= min(count, max(there.values()))]
+        others = [gpu for gpu in gpus if gpu not in enough]
+        only = f"only for {', '.join(enough)}; not for {', '.join(others)}: that takes another machine"
+        return "possible", (only,) if others else ()
     return ("impossible" if reasons else "possible"), tuple(reasons)
 
 
@@ -81,10 +83,6 @@ def _count(gpu: str, names: Sequence[str]) -> int:
     family = {one.id for one in database.family(database.gpus()[gpu])}
     models = (database.gpu_by_name(name) for name in names)
     return sum(model is not None and model.id in family for model in models)
-
-
-def _present(there: dict[str, int]) -> str:
-    return ", ".join(gpu for gpu, number in there.items() if number)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import replace
 
 from envbuild.doctor import nvml_reader
@@ -17,6 +17,7 @@ from envbuild.pipeline.model import Options, StepResult
 from envbuild.pipeline.preflight import Preflight, ProofMachine
 from envbuild.pipeline.selftest_steps import is_proved
 from envbuild.pipeline.step_context import StepContext
+from envbuild.pipeline.step_durations import BUILD_STEPS, TEST_STEPS
 from envbuild.profile.loaded_profile import Source
 from envbuild.resolve import line_selection, minimum_driver
 from envbuild.resolve.plan_resolver import Plan
@@ -90,7 +91,9 @@ def examine(engine: Callable[[], Engine], source: Source, plan: Plan, options: O
     compiling = bool(lock and current and _compiles(lock))
     fetch = 0 if built else image_build.fetched_bytes(lock, compiling) if lock else None
     disk = 0 if built else image_build.needed_bytes(lock, compiling) if lock else None
-    expected = _expected(source.name, lock, built=built, tested=proof == "possible")
+    done = ({"lock"} if current else set()) | (set() if compiling else {"extensions"})
+    steps = (set() if built else BUILD_STEPS - done) | (TEST_STEPS if proof == "possible" else set())
+    expected = _expected(source.name, lock, steps)
     return Preflight(
         profile=source.name,
         line=options.line_reason,
@@ -141,8 +144,7 @@ def _compiles(lock: Lock) -> bool:
     return any(extension_wheel_build.find_wheel(lock, one) is None for one in lock.extensions)
 
 
-def _expected(profile: str, lock: Lock | None, *, built: bool, tested: bool) -> step_durations.Estimate | None:
+def _expected(profile: str, lock: Lock | None, steps: Set[str]) -> step_durations.Estimate | None:
     if lock is None:
         return None
-    steps = {*(() if built else step_durations.BUILD_STEPS), *(step_durations.TEST_STEPS if tested else ())}
     return step_durations.estimate(step_durations.read_durations(), profile, image_build.needed_bytes(lock), steps)

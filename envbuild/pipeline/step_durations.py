@@ -64,7 +64,8 @@ def read_durations() -> list[StepDurations]:
 
 def estimate(runs: Sequence[StepDurations], profile: str, size: int, steps: Collection[str]) -> Estimate | None:
     """Estimate the minutes of `steps` for a build of `size` bytes: from the profile's own run, else from the latest run
-    of another profile that had a build, in proportion to its size. None without such a run. Pure."""
+    of another profile that had a build, in proportion to its size. None without a run that had the build and the
+    self-test, as far as they are among the steps, and if neither is. Pure."""
     own = next((one for one in runs if one.profile == profile), None)
     others = (one for one in runs if one.size and "build" in one.seconds)
     best = own or next(others, None)
@@ -72,7 +73,8 @@ def estimate(runs: Sequence[StepDurations], profile: str, size: int, steps: Coll
         return None
     scale = size / best.size if size and best.size and best is not own else 1.0
     known = {name: seconds for name, seconds in best.seconds.items() if name in steps}
-    if "build" in steps and "build" not in known:
+    longest = {"build", "self-test"} & set(steps)
+    if not longest or not longest <= known.keys():
         return None
     total = sum(seconds * (scale if name in BUILD_STEPS else 1) for name, seconds in known.items())
     return Estimate(round(total / 60, 1), best.profile)

@@ -109,18 +109,18 @@ def _test_and_record(
     *,
     may_withdraw: bool = True,
 ) -> None:
-    """Run the self-test in the image and write evidence. Raises CheckFailed if it failed, after withdrawing the tag
+    """Run the self-test in the image and write evidence. Raises CheckFailed if it failed, after removing the tag
     `verified` from the image if `may_withdraw`; NotProved if a required probe was skipped."""
     signer = keys_and_signatures.configured_signer()  # before the long part: it may prompt for a passphrase
     run = run_selftest(context, made, order, select_runner(context, order, image))
-    written = context.step("evidence", write_evidence, context, order.source, lock, image, run, signer)
-    made.update(statement=written.file, proofs=written.proofs)
     try:
-        require_passed(made.value)
-    except CheckFailed:
-        withdrawn = withdraw_verified(context, order.source, image) if may_withdraw else None
-        made.update(tags=tuple(tag for tag in made.value.tags if tag != withdrawn))
-        raise
+        written = context.step("evidence", write_evidence, context, order.source, lock, image, run, signer)
+        made.update(statement=written.file, proofs=written.proofs)
+    finally:  # also if the evidence cannot be written
+        if may_withdraw and run.failures():
+            withdrawn = withdraw_verified(context, order.source, image)
+            made.update(tags=tuple(tag for tag in made.value.tags if tag != withdrawn))
+    require_passed(made.value)
 
 
 def run_selftest(context: StepContext, made: PartialResult[Made], order: SelfTestOrder, runner: Runner) -> TestRun:

@@ -50,7 +50,8 @@ H20, A100, SLICE = "NVIDIA H20", "NVIDIA A100-SXM4-80GB", "NVIDIA H20 MIG 1g.12g
         (("h20",), 1, ProofMachine("local", (A100, A100)), None, "impossible", f"has 2 x {A100}"),
         (("h20",), 1, ProofMachine("local", ("unheard of",)), None, "impossible", "has unheard of"),
         (("a800",), 1, ProofMachine("local", (A100,)), None, "possible", ""),  # they share evidence
-        (("a100", "h20"), 1, ProofMachine("local", (A100,)), None, "possible", "only for a100: h20 needs another"),
+        (("a100", "h20"), 1, ProofMachine("local", (A100,)), None, "possible", "only for a100; not for h20"),
+        (("a100", "h20"), 2, ProofMachine("local", (A100, A100, H20)), None, "possible", "only for a100; not for h20"),
         (("h20",), 1, ProofMachine("local", missing="no GPU"), None, "impossible", "no GPU"),
         (("h20",), 1, ProofMachine("local", (H20,)), "too old", "impossible", "too old"),
         (("h20",), 1, ProofMachine("local"), "too old", "impossible", "too old"),
@@ -93,6 +94,13 @@ def test_without_an_earlier_build_the_minutes_are_unknown() -> None:
     assert step_durations.estimate([], "h20", 1000, BOTH) is None
     assert step_durations.estimate(RUNS[1:2], "h20", 1000, BOTH) is None
     assert step_durations.estimate(RUNS[1:2], "tested", 1000, BOTH) is None
+
+
+def test_a_step_that_was_never_measured_or_no_step_at_all_gives_no_minutes() -> None:
+    built = step_durations.StepDurations("h20", 1000, {"build": 600}, "2026-11-02")
+    assert step_durations.estimate([built], "h20", 1000, step_durations.TEST_STEPS) is None
+    assert step_durations.estimate([built], "h20", 1000, frozenset()) is None
+    assert step_durations.estimate([built], "h20", 1000, BOTH) is None
 
 
 def test_durations_are_kept_by_step_and_a_damaged_file_is_ignored() -> None:

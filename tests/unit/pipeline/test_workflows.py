@@ -30,7 +30,7 @@ from envbuild.pipeline.step_context import PartialResult, StepContext
 from envbuild.profile.loaded_profile import Source
 from envbuild.testrun import run_result, selftest_job
 from envbuild.util import user_folders
-from envbuild.util.errors import CheckFailed, EngineError, NotProved
+from envbuild.util.errors import CheckFailed, DiskError, EngineError, NotProved
 from unit.evidence.runs import NAMES, documents, judged, lines, passed_run, probe
 from unit.support import PROFILE, CommandResult, envbuild, image_of, lock_for, plan_of, source_of
 from unit.testrun import fingerprints
@@ -267,7 +267,7 @@ def test_an_image_that_failed_its_latest_test_is_not_verified(
     context.engine = cast(Any, SimpleNamespace(tags=lambda _: tags, remove=lambda name: tags.pop(name.split(":")[1])))
     failed = passed_run(probe("env.libs", "failed"))
     monkeypatch.setattr(workflows, "select_runner", lambda *_: None)
-    monkeypatch.setattr(workflows, "run_selftest", lambda context, made, *_: made.update(run=failed))
+    monkeypatch.setattr(workflows, "run_selftest", lambda context, made, *_: made.update(run=failed) or failed)
     monkeypatch.setattr(workflows, "write_evidence", lambda *_: StepResult(WrittenEvidence(Path("x"), ())))
     made = PartialResult(Made("sample", image=image, tags=("envbuild/sample:0123", "envbuild/sample:verified")))
     with pytest.raises(CheckFailed):
@@ -277,6 +277,20 @@ def test_an_image_that_failed_its_latest_test_is_not_verified(
     assert made.value.statement == Path("x"), "evidence of the failure is written first"
 
 
+def test_a_failed_image_loses_its_tag_though_no_evidence_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    image, tags = image_of("this"), {"verified": image_of("this").handle}
+    context = StepContext(cast(Any, MagicMock()))
+    context.engine = cast(Any, SimpleNamespace(tags=lambda _: tags, remove=lambda tag: tags.clear()))
+    failed = passed_run(probe("env.libs", "failed"))
+    monkeypatch.setattr(workflows, "select_runner", lambda *_: None)
+    monkeypatch.setattr(workflows, "run_selftest", lambda context, made, *_: made.update(run=failed) or failed)
+    monkeypatch.setattr(workflows, "write_evidence", MagicMock(side_effect=DiskError("full")))
+    made = PartialResult(Made("sample", image=image, tags=("envbuild/sample:verified",)))
+    with pytest.raises(DiskError):
+        workflows._test_and_record(context, made, SelfTestOrder(SOURCE, {}, "3.11"), cast(Any, None), image)
+    assert not tags and not made.value.tags
+
+
 def test_tags_of_a_trial_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Temporary pins do not change what the tag names."""
     image = image_of("this")
@@ -284,7 +298,7 @@ def test_tags_of_a_trial_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     context.engine = cast(Any, SimpleNamespace(tags=lambda _: {"verified": image.handle}))  # it cannot remove
     monkeypatch.setattr(workflows, "select_runner", lambda *_: None)
     failed = passed_run(probe("env.libs", "failed"))
-    monkeypatch.setattr(workflows, "run_selftest", lambda context, made, *_: made.update(run=failed))
+    monkeypatch.setattr(workflows, "run_selftest", lambda context, made, *_: made.update(run=failed) or failed)
     monkeypatch.setattr(workflows, "write_evidence", lambda *_: StepResult(WrittenEvidence(Path("x"), ())))
     made, order = PartialResult(Made("sample", image=image)), SelfTestOrder(SOURCE, {}, "3.11")
     with pytest.raises(CheckFailed):
