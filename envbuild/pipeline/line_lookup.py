@@ -20,8 +20,8 @@ _LOADER = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 
 
 def select_line(name: str, *, line: str | None = None, driver: str | None = None, locked: bool = False) -> LineChoice:
-    """Choose the line for a profile named on the command line. `line`, `driver`: the options. `locked`: the driver of
-    this machine must not matter.
+    """Choose the line for a profile named on the command line. `line`, `driver`: the options. `locked`: ignore the
+    driver of this machine.
 
     Raises UsageError if the options do not fit the profile, NotProved if no line supports the driver.
     """
@@ -32,7 +32,7 @@ def select_line(name: str, *, line: str | None = None, driver: str | None = None
     if not lines and (line or driver):
         raise UsageError(f"--line and --driver are for profiles of GPUs, and {name} names none")
     if not lines:
-        return LineChoice(GpuLine(name, CURRENT, None), "it names no GPUs")
+        return LineChoice(GpuLine(name, CURRENT, None), "the profile has no GPUs")
     request = LineRequest(
         named=label,
         line=line,
@@ -45,8 +45,8 @@ def select_line(name: str, *, line: str | None = None, driver: str | None = None
 
 
 def line_or_name(name: str, *, line: str | None = None, driver: str | None = None, locked: bool = False) -> LineChoice:
-    """Like `select_line`, but a name whose profile is missing or invalid stands for itself: that is reported where the
-    profile is loaded."""
+    """Like `select_line`. If the profile cannot be loaded, its name is returned unchanged: loading it later reports the
+    error."""
     try:
         return select_line(name, line=line, driver=driver, locked=locked)
     except (NotProved, UsageError, SettingsError):
@@ -68,7 +68,7 @@ def gpu_lines(name: str) -> list[GpuLine]:
 
 
 def related_lines(source: Source) -> list[GpuLine]:
-    """All lines of the GPU that a profile is for: those of its name, or of the name that its own is a line of."""
+    """All profiles for the same GPU as this one: h20 and h20-cu12, for either of them."""
     if source.meant is None or source.meant.requirements or profile_name_lookup.is_path(source.meant.profile):
         return []
     found = profile_name_lookup.named_line(source.name)

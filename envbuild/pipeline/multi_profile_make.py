@@ -256,7 +256,7 @@ def make_profiles(
 def _with_line(name: str, wanted: BatchOptions) -> tuple[str, str]:
     """The name of the line to build, and the reason for it."""
     if wanted.every:
-        return name, "named in full"
+        return name, "the profile's full name"
     choice = line_lookup.line_or_name(name, line=wanted.line, driver=wanted.driver, locked=wanted.locked)
     return choice.line.profile, choice.reason
 

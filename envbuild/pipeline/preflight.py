@@ -27,18 +27,18 @@ class ProofMachine:
 
 @dataclass(frozen=True)
 class Preflight:
-    """The document of `make --dry-run`. `line`: what decided about the line. `gpus`: the models that the profile is
-    for. `found_gpus`, `driver`: those of the machine that runs the self-test, as far as they are known.
-    `locked`: the lock is current, so that the bytes are exact. `expected_from`: the profile whose earlier run on this
-    machine gives the minutes."""
+    """The document of `make --dry-run`. `line_reason`: what decided about the line. `gpus`: the models that the profile
+    is for. `found_gpus`, `driver`: those of the machine that runs the self-test, as far as they are known.
+    `lock_current`: the lock fits the profile, so that the bytes are exact. `expected_from`: the profile whose earlier
+    run on this machine gives the minutes."""
 
     profile: str
-    line: str
+    line_reason: str
     gpus: tuple[str, ...]
     found_gpus: tuple[str, ...]
     driver: str | None
     needed_driver: str | None
-    locked: bool
+    lock_current: bool
     fetch_bytes: int | None
     disk_bytes: int | None
     expected_minutes: float | None
@@ -90,14 +90,14 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def preflight_lines(found: Preflight) -> Iterator[str]:
-    """What a person reads."""
+    """The preflight as lines of text."""
     if found.gpus:
         driver = f", driver {found.driver}" if found.driver else ""
         known = f"{_listed(found.found_gpus)}{driver}" if found.found_gpus else f"not seen{driver}"
         yield f"GPU: {known}; the profile is for {', '.join(found.gpus)}"
         needed = f"; driver {found.needed_driver} or newer" if found.needed_driver else ""
-        yield f"line: {found.profile}, {found.line}{needed}"
-    about = "" if found.locked else ", by a lock that is out of date"
+        yield f"line: {found.profile}, {found.line_reason}{needed}"
+    about = "" if found.lock_current else ", estimated from an outdated lock"
     if found.fetch_bytes is None or found.disk_bytes is None:
         yield "to fetch and on disk: unknown, there is no lock yet"
     else:

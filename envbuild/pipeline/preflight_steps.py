@@ -96,12 +96,12 @@ def examine(engine: Callable[[], Engine], source: Source, plan: Plan, options: O
     expected = _expected(source.name, lock, steps)
     return Preflight(
         profile=source.name,
-        line=options.line_reason,
+        line_reason=options.line_reason,
         gpus=tuple(profile.gpus),
         found_gpus=machine.gpus,
         driver=machine.driver,
         needed_driver=minimum_driver.oldest(profile),
-        locked=current,
+        lock_current=current,
         fetch_bytes=fetch,
         disk_bytes=disk,
         expected_minutes=0.0 if proved else expected.minutes if expected else None,

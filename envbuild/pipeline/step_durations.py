@@ -41,8 +41,8 @@ _FILE: TypeAdapter[StepDurations] = TypeAdapter(StepDurations)
 
 
 def keep_durations(profile: str, size: int, steps: Sequence[Step]) -> None:
-    """Write the durations of the steps that had something to do. A file that cannot be written is only missed by the
-    next estimate."""
+    """Write the durations of the steps that had something to do. Write errors are ignored: only
+    estimates depend on the file."""
     took = {s.name: round(s.seconds, 1) for s in steps if not s.cached and s.name in BUILD_STEPS | TEST_STEPS}
     if not took:
         return

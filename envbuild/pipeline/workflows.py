@@ -52,13 +52,16 @@ from envbuild.util.errors import BuildError, CheckFailed, EnvbuildError, NotProv
 
 
 def make(name: str, options: Options, listener: Listener, agree: Agree = lambda question: False) -> Made:
-    """Make a verified image from a profile. `agree`: asks the user. Raises what the steps raise; CheckFailed if the
-    self-test fails; NotProved before anything is fetched if no proof is possible here and nobody allowed that."""
+    """Make a verified image from a profile. `agree`: asks the user whether to build without a proof.
+
+    Raises what the steps raise; CheckFailed if the self-test fails; NotProved before anything is fetched if the
+    self-test cannot verify the image here, unless the options allow that or the user agrees, and after the build if the
+    image is not verified on every GPU model."""
     keys_and_signatures.receive()
     context = StepContext(listener, options.builder)
     with _making(context, name, options.requirements) as made:
         source = context.step("load profile", load_profile, name, options.asked.gpus, options)
-        made.update(name=source.name)
+        made.update(name=source.name)  # the user may have typed a GPU or a path
         if not options.unproved:
             runner_selection.require_enough_gpus(source, options.asked.gpus)
         plan = context.step("resolve", resolve_profile, source)
@@ -74,7 +77,7 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
         if is_proved(proofs):
             made.update(run=context.step("self-test", read_earlier_run, built.image, proofs))
             context.step("evidence", keep_evidence, proofs)
-        elif outlook.proof == "impossible":
+        elif outlook.proof == "impossible":  # and building without a proof was allowed
             reasons = "\n".join(outlook.reasons)
             raise NotProved(f"{source.name} is built, but not proved: no proof is possible here", hint=reasons)
         else:
@@ -86,7 +89,7 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
 
 
 def preview_make(name: str, options: Options, listener: Listener) -> Preflight:
-    """Say what `make` would do; nothing is fetched, built or written."""
+    """Return what `make` would do. Fetches nothing and writes no file; to find a GPU, it may start a container."""
     context = StepContext(listener, options.builder)
     try:
         source = load_profile(name, options.asked.gpus, options).value
@@ -287,9 +290,12 @@ def require_passed(made: Made) -> None:
         reasons = {result.probe: result.reason for result in made.run.results}
         built = "built, and " if made.image else ""
         raise NotProved(
-            f"{made.name} is {built}not proved: a required probe was skipped",
+            f"{made.name} is {built}not proved: {_WHY[bool(made.run.skipped_required)]}",
             hint="\n".join(f"{name}: {reasons[name]}" for name in lacking),
         )
+
+
+_WHY = {True: "a required probe was skipped", False: "no probe could run"}
 
 
 @contextlib.contextmanager

@@ -68,19 +68,19 @@ class LineChoice:
 
 
 def choose_line(name: str, lines: Sequence[GpuLine], request: LineRequest) -> LineChoice:
-    """Choose among the lines of the GPU profile `name`, the newest CUDA first. The profile's full name decides, then
-    the options, the settings, and the driver; without any of them it is the current line.
+    """Choose among the lines of the GPU profile `name`, the newest CUDA first. What decides is, in this order: the
+    profile's full name, the options, the settings; otherwise it is the current line.
 
-    The driver that was found changes the line only if `auto` is asked for. Raises UsageError if a line does not exist
-    or does not support the driver that an option names; NotProved if no line supports the driver.
+    The driver that was found counts only with `auto`, as an option or a setting. Raises UsageError if a line does not
+    exist or does not support the driver that an option names; NotProved if no line supports the driver.
     """
     driver = request.driver or request.site_driver or request.found
     if request.named:
         if request.line not in (None, AUTO, request.named):
             raise UsageError(
-                f"{name}-{request.named} and --line {request.line} name two lines", hint="leave one of them out"
+                f"{name}-{request.named} and --line {request.line} select different lines", hint="leave one of them out"
             )
-        return _named(name, lines, request.named, "named in full", request)
+        return _named(name, lines, request.named, "the profile's full name", request)
     if request.line and request.line != AUTO:
         return _named(name, lines, request.line, f"--line {request.line}", request)
     if request.line == AUTO:

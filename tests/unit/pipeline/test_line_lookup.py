@@ -46,7 +46,7 @@ def test_the_lines_of_a_gpu_are_the_profiles_of_its_name() -> None:
 def test_auto_takes_the_line_for_this_machines_driver() -> None:
     assert line_lookup.select_line("new").line.profile == "new"
     assert line_lookup.select_line("new", line="auto").line.profile == "new-cu12"
-    assert line_lookup.select_line("new-cu12").reason == "named in full"
+    assert line_lookup.select_line("new-cu12").reason == "the profile's full name"
 
 
 def test_a_site_may_ask_for_the_line_of_the_driver() -> None:

@@ -173,13 +173,13 @@ def test_bytes_and_minutes_are_those_of_the_lock(machine: SimpleNamespace, proje
     found = preview()
     assert found.fetch_bytes == image_build.fetched_bytes(lock) > 200_000_000
     assert found.disk_bytes == image_build.needed_bytes(lock)
-    assert (found.expected_minutes, found.expected_from, found.locked) == (3.0, "sample", True)
+    assert (found.expected_minutes, found.expected_from, found.lock_current) == (3.0, "sample", True)
     machine.image = image_of()
     found = preview()
     assert (found.fetch_bytes, found.disk_bytes, found.expected_minutes) == (0, 0, 1.0)
     assert preview(no_cache=True).disk_bytes == image_build.needed_bytes(lock)
     write_profile(project, {**GPU, "packages": ["einops"]})
-    assert "a lock that is out of date" in "\n".join(preflight.preflight_lines(preview()))
+    assert "an outdated lock" in "\n".join(preflight.preflight_lines(preview()))
 
 
 def test_an_image_that_is_proved_needs_no_gpu(

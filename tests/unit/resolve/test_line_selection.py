@@ -24,10 +24,10 @@ OLD, MIDDLE, NEW = "470.57.02", "550.54.14", "595.45.04"
         (LineRequest(found=MIDDLE), "h20", "the default"),
         (LineRequest(found=OLD), "h20", "the default"),
         # the full name comes first
-        (LineRequest(named="cu12"), "h20-cu12", "named in full"),
-        (LineRequest(named="cu12", line="auto", found=NEW), "h20-cu12", "named in full"),
-        (LineRequest(named="cu12", line="cu12"), "h20-cu12", "named in full"),
-        (LineRequest(named="cu12", site_line="current", site_driver=NEW), "h20-cu12", "named in full"),
+        (LineRequest(named="cu12"), "h20-cu12", "the profile's full name"),
+        (LineRequest(named="cu12", line="auto", found=NEW), "h20-cu12", "the profile's full name"),
+        (LineRequest(named="cu12", line="cu12"), "h20-cu12", "the profile's full name"),
+        (LineRequest(named="cu12", site_line="current", site_driver=NEW), "h20-cu12", "the profile's full name"),
         # then the options
         (LineRequest(line="current", site_line="cu12", found=MIDDLE), "h20", "--line current"),
         (LineRequest(line="cu12", found=NEW), "h20-cu12", "--line cu12"),
@@ -58,7 +58,7 @@ def test_the_line_and_what_decided(request_: LineRequest, profile: str, reason: 
     ("request_", "error", "words"),
     [
         (LineRequest(line="cu11"), UsageError, "h20 has no line cu11"),
-        (LineRequest(named="cu12", line="current"), UsageError, "h20-cu12 and --line current name two lines"),
+        (LineRequest(named="cu12", line="current"), UsageError, "h20-cu12 and --line current select different lines"),
         (LineRequest(line="auto"), UsageError, "--line auto: the driver of the machine that runs the image"),
         (LineRequest(line="current", driver=MIDDLE), UsageError, f"h20 needs driver 580.65.06 or newer, not {MIDDLE}"),
         (LineRequest(line="auto", found=OLD), NotProved, f"no line of h20 supports driver {OLD}"),
