@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from envbuild.selftest.inventory import elf_reader
+from envbuild.selftest.nvidia import libcuda
 
 _FAILED = 5
 _MOST_LINES = 12
@@ -131,14 +132,29 @@ def gpu_faults(models: Sequence[str], drivers: Mapping[str, str]) -> Iterator[Fa
     """An unusable or too old driver, or no GPU of these models. With several models in a machine, one suffices."""
     try:
         driver, names = _read_gpus()
+        library = libcuda.file_version(libcuda.CudaDriver().path)
     except (OSError, AttributeError) as error:
-        yield f"no usable GPU: {error}", "see that nvidia-smi works, and that the GPUs are visible here"
+        yield f"no usable GPU: {error}", "check that nvidia-smi works, and that the GPUs are visible here"
         return
-    for needed in sorted(drivers.values(), key=_release)[-1:]:
-        if _release(driver) < _release(needed):
-            yield f"the driver is {driver}, {needed} or newer is needed", f"install driver {needed} or newer"
+    yield from driver_faults(driver, library, drivers)
     if models and not set(names) & set(models):
         yield f"the GPU is {', '.join(sorted(set(names))) or 'missing'}", f"run on one of: {', '.join(models)}"
+
+
+def driver_faults(host: str, library: str | None, minimum: Mapping[str, str]) -> Iterator[Fault]:
+    """A driver that is older than CUDA's or the profile's minimum, as in the probe env.driver.
+
+    The newer of `host` and `library` (the release of the libcuda that the loader takes) must reach CUDA's minimum,
+    because forward-compatibility libraries also satisfy it. The profile's minimum applies to the host.
+    """
+    newest = max(host, library or host, key=_release)
+    too_old = {
+        needed: found
+        for found, needed in ((newest, minimum.get("cuda")), (host, minimum.get("profile")))
+        if needed and _release(found) < _release(needed)
+    }
+    for needed in sorted(too_old, key=_release)[-1:]:
+        yield f"the driver is {too_old[needed]}, {needed} or newer is needed", f"install driver {needed} or newer"
 
 
 def _read_gpus() -> tuple[str, list[str]]:

@@ -202,6 +202,37 @@ def test_an_old_driver_is_a_fault(project: Path, tmp_path: Path) -> None:
     assert "the driver is 550.54.15, 560.35.15 or newer is needed\n  remedy: install driver 560.35.15" in done.stderr
 
 
+def test_forward_compatibility_libraries_satisfy_cudas_minimum(project: Path, tmp_path: Path) -> None:
+    """The host has driver 470, and the libcuda that the loader takes is of 550.54.15."""
+    data = {**PROFILE, "torch": "2.7.1", "gpus": ["h20"]}
+    lock = lock_of_this_python(project)
+    file = project / "check.py"
+    file.write_text(exported_check_script.render(source_of(project, data), lock))
+    variables = {**stubs.build(tmp_path / "stubs"), "STUB_CARDS": "name=NVIDIA H20", "STUB_DRIVER": "470.82.01"}
+    done = started(file, variables=variables)
+    assert done.returncode == 0, done.stderr
+    old = {**variables, **stubs.build(tmp_path / "old", release="470.82.01")}
+    done = started(file, variables=old)
+    assert done.returncode == 5 and "the driver is 470.82.01, 525.60.13 or newer is needed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("host", "library", "minimum", "expected"),
+    [
+        ("470.82.01", "550.54.15", {"cuda": "525.60.13"}, None),
+        ("470.82.01", None, {"cuda": "525.60.13"}, "the driver is 470.82.01, 525.60.13 or newer is needed"),
+        ("470.82.01", "550.54.15", {"profile": "525.60.13"}, "the driver is 470.82.01, 525.60.13 or newer is needed"),
+        ("550.54.15", "470.82.01", {"cuda": "525.60.13", "profile": "535.1"}, None),
+        ("450.1", "450.1", {"cuda": "525.60.13", "profile": "535.1"}, "the driver is 450.1, 535.1 or newer is needed"),
+    ],
+)
+def test_each_minimum_is_compared_with_its_driver(
+    host: str, library: str | None, minimum: Mapping[str, str], expected: str | None
+) -> None:
+    found = [fault for fault, _ in startup_check.driver_faults(host, library, minimum)]
+    assert found == ([expected] if expected else [])
+
+
 # the examples of the guide
 
 
