@@ -151,6 +151,6 @@ def _place() -> str:
 
 def _refuse(who: str, lines: Sequence[str]) -> int:
     """Print a refusal with one write, so that the output of several ranks does not mix."""
-    sys.stderr.write("".join([f"{who}: not as it should be\n", *(f"  {line}\n" for line in lines)]))
+    sys.stderr.write("".join([f"{who}: check failed\n", *(f"  {line}\n" for line in lines)]))
     sys.stderr.flush()
     return FAILED

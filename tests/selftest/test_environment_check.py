@@ -143,7 +143,7 @@ def test_faults_go_to_stderr_with_a_remedy() -> None:
     done = run(document(probes=["env.libs"], expect={"distributions": {"torch": "9.9"}}), RANK="0")
     assert (done.returncode, done.stdout) == (5, "")
     first, second, third, *_, last = done.stderr.splitlines()
-    assert first.startswith("envbuild check: sample, rank 0 on ") and first.endswith(": not as it should be")
+    assert first.startswith("envbuild check: sample, rank 0 on ") and first.endswith(": check failed")
     assert second.startswith("  env.libs: version at ") and third.endswith(", locked is 9.9")
     assert last == "    remedy: look"
 

@@ -123,7 +123,7 @@ def test_a_missing_torch_is_reported(project: Path, tmp_path: Path) -> None:
     done = started(file, *TORCHLESS)
     assert (done.code, done.stdout) == (5, "")
     head, why, remedy = done.stderr.splitlines()
-    assert head == "envbuild check: sample: not as it should be"
+    assert head == "envbuild check: sample: check failed"
     assert why == f"  torch cannot be imported by {sys.executable}: No module named 'torch'"
     assert remedy.startswith("    remedy: run in the image of sample (envbuild make sample), or install the versions")
 
