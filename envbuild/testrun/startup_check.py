@@ -12,6 +12,7 @@ import ctypes
 import os
 import platform
 import re
+import shlex
 import socket
 import sys
 import time
@@ -21,7 +22,8 @@ from pathlib import Path
 from typing import TypedDict
 
 from envbuild.selftest.inventory import elf_reader
-from envbuild.selftest.nvidia import libcuda
+from envbuild.selftest.inventory.distribution_records import found_distributions, normalise, recorded_libraries
+from envbuild.selftest.nvidia import libcuda, nvml_ctypes
 
 _FAILED = 5
 _MOST_LINES = 12
@@ -63,26 +65,30 @@ def check_startup(document: CheckDocument) -> tuple[int, str]:
     who = f"envbuild check: {document['profile']}{place}"
     job = document["job"]
     expect = job["expect"]
-    found: dict[str, metadata.Distribution] = {}
-    for item in metadata.distributions():
-        if item.metadata["Name"]:
-            found.setdefault(_normalised(item.metadata["Name"]), item)
-    locked = {_normalised(name): version for name, version in expect["distributions"].items()}
-    libraries = {path: real for name in locked if name in found for path, real in _libraries(found[name])}
-    faults = [
-        *version_faults(locked, {name: item.version for name, item in found.items()}, expect.get("python")),
-        *loader_faults(libraries, os.environ),
-    ]
+    locked = {normalise(name): version for name, version in expect["distributions"].items()}
+    libraries: dict[str, str] = {}
+    try:
+        faults = list(environment_faults(locked, expect.get("python"), libraries))
+    except (OSError, ValueError) as error:
+        faults = [(f"the installed packages cannot be read: {error}", "install them again in a new environment")]
     if job["device"] == "cuda":
         faults += gpu_faults(expect.get("gpus") or (), expect.get("driver") or {})
     if faults:
-        return _FAILED, "\n".join([f"{who}: not as it should be", *report_lines(faults), ""])
+        return _FAILED, "\n".join([f"{who}: does not match the lock", *report_lines(faults), ""])
     counts = f"{len(locked)} versions, {len(libraries)} libraries"
     return 0, f"{who}: {counts} as locked, no probes, {time.monotonic() - begin:.1f} s\n"
 
 
 def report_lines(faults: list[Fault]) -> Iterator[str]:
-    """The faults, and each remedy once."""
+    """The faults, and each remedy once, with control characters as escapes."""
+    return map(_printable, _lines(faults))
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def _lines(faults: list[Fault]) -> Iterator[str]:
     for number, (fault, _) in enumerate(faults):
         if number == _MOST_LINES:
             yield f"  and {len(faults) - _MOST_LINES} more"
@@ -92,13 +98,40 @@ def report_lines(faults: list[Fault]) -> Iterator[str]:
         yield f"  remedy: {remedy}"
 
 
+def environment_faults(locked: Mapping[str, str], python: str | None, libraries: dict[str, str]) -> Iterator[Fault]:
+    """Differing versions, damaged RECORDs, and faults of libraries. Adds the real path of each library to `libraries`,
+    by its path in RECORD."""
+    found: dict[str, metadata.Distribution] = {}
+    for item in found_distributions():
+        found.setdefault(normalise(item.metadata["Name"]), item)
+    yield from version_faults(locked, {name: item.version for name, item in found.items()}, python)
+    for name in sorted(found.keys() & locked.keys()):
+        try:
+            if not _is_readable(found[name].read_text("RECORD") or ""):
+                raise ValueError("a line is too long or contains a null character")
+            libraries.update((path, real) for path, real, _ in recorded_libraries(found[name]))
+        except (OSError, ValueError) as error:
+            yield f"the RECORD of {name} is damaged: {error}", _pip("install", "--force-reinstall", "--no-deps", name)
+    yield from loader_faults(libraries, os.environ)
+
+
+def _is_readable(record: str) -> bool:
+    """Whether the csv module of every Python reads each line."""
+    return "\0" not in record and all(len(line) <= csv.field_size_limit() for line in record.splitlines())
+
+
+def _pip(*words: str) -> str:
+    """A command for the shell that runs this Python's pip."""
+    return " ".join(map(shlex.quote, (sys.executable or "python", "-m", "pip", *words)))
+
+
 def version_faults(locked: Mapping[str, str], installed: Mapping[str, str], python: str | None) -> Iterator[Fault]:
     """Versions that differ from the locked ones; the remedy installs all of them."""
     own = platform.python_version()
     if python and not f"{own}.".startswith(f"{python}."):
         yield f"Python is {own}, locked is {python}", f"start it with Python {python}"
     differing = [name for name in sorted(locked) if installed.get(name) != locked[name]]
-    remedy = f"{sys.executable} -m pip install --no-deps {' '.join(f'{name}=={locked[name]}' for name in differing)}"
+    remedy = _pip("install", "--no-deps", *(f"{name}=={locked[name]}" for name in differing))
     for name in differing:
         yield f"{name} is {installed.get(name, 'absent')}, locked is {locked[name]}", remedy
 
@@ -108,8 +141,11 @@ def loader_faults(libraries: Mapping[str, str], variables: Mapping[str, str]) ->
     path by the path in RECORD."""
     owned = {Path(path).name: real for path, real in libraries.items()}
     for path, real in libraries.items():
-        if not Path(real).is_file():
-            yield f"{path} is missing", "install again: pip install --force-reinstall --no-deps, for what contains it"
+        if not _is_file(real):
+            yield (
+                f"{path} is missing or unreadable",
+                "install again: pip install --force-reinstall --no-deps, for what contains it",
+            )
     for name in re.split("[: ]", variables.get("LD_PRELOAD", "")):
         expected = owned.get(Path(name).name)
         if expected and os.path.realpath(name) != expected:
@@ -120,7 +156,7 @@ def loader_faults(libraries: Mapping[str, str], variables: Mapping[str, str]) ->
     value = variables.get("LD_LIBRARY_PATH", "")
     folders = [Path(folder or ".") for folder in re.split("[:;]", value)] if value else []
     for name in elf.needed:
-        folder = next((folder for folder in folders if (folder / name).is_file()), None)
+        folder = next((folder for folder in folders if _is_file(folder / name)), None)
         if folder and name in owned and os.path.realpath(folder / name) != owned[name]:
             yield (
                 f"LD_LIBRARY_PATH loads {folder / name} instead of {owned[name]}",
@@ -128,12 +164,17 @@ def loader_faults(libraries: Mapping[str, str], variables: Mapping[str, str]) ->
             )
 
 
+def _is_file(path: str | Path) -> bool:
+    """Whether it is a file; False if it cannot be read, where Path.is_file raises PermissionError."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
 def gpu_faults(models: Sequence[str], drivers: Mapping[str, str]) -> Iterator[Fault]:
     """An unusable or too old driver, or no GPU of these models. With several models in a machine, one suffices."""
     try:
         driver, names = _read_gpus()
         library = libcuda.file_version(libcuda.CudaDriver().path)
-    except (OSError, AttributeError) as error:
+    except (OSError, nvml_ctypes.NvmlUnavailable, nvml_ctypes.NvmlRefused) as error:
         yield f"no usable GPU: {error}", "check that nvidia-smi works, and that the GPUs are visible here"
         return
     yield from driver_faults(driver, library, drivers)
@@ -157,35 +198,31 @@ def driver_faults(host: str, library: str | None, minimum: Mapping[str, str]) ->
         yield f"the driver is {too_old[needed]}, {needed} or newer is needed", f"install driver {needed} or newer"
 
 
+class _Nvml(nvml_ctypes.Nvml):
+    """NVML with the models of all GPUs."""
+
+    def models(self) -> list[str]:
+        """The model of each GPU that this process may use. Raises NvmlRefused."""
+        count, found = ctypes.c_uint(), []
+        self._ask("nvmlDeviceGetCount_v2", ctypes.byref(count))
+        for index in range(count.value):
+            gpu, text = nvml_ctypes.Handle(), ctypes.create_string_buffer(96)
+            if self._ask("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(gpu)) and self._ask(
+                "nvmlDeviceGetName", gpu, text, 96
+            ):
+                found.append(text.value.decode("ascii", "replace"))
+        return found
+
+
 def _read_gpus() -> tuple[str, list[str]]:
-    """The driver's version and the model of each GPU, from NVML. Raises OSError or AttributeError if it is unusable."""
-    library = ctypes.CDLL("libnvidia-ml.so.1")
-    code = library.nvmlInit_v2()
-    if code:
-        raise OSError(f"nvmlInit fails with error {code}")
-    text, count = ctypes.create_string_buffer(96), ctypes.c_uint()
-    library.nvmlSystemGetDriverVersion(text, 96)
-    driver = text.value.decode("ascii", "replace")
-    library.nvmlDeviceGetCount_v2(ctypes.byref(count))
-    names = []
-    for index in range(count.value):
-        handle = ctypes.c_void_p()
-        if library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) == 0:
-            library.nvmlDeviceGetName(handle, text, 96)
-            names.append(text.value.decode("ascii", "replace"))
-    return driver, names
-
-
-def _libraries(distribution: metadata.Distribution) -> Iterator[tuple[str, str]]:
-    """(path in RECORD, real path) of each shared library of a distribution."""
-    lines = (distribution.read_text("RECORD") or "").splitlines()
-    for row in csv.reader(line for line in lines if ".so" in line):
-        if row and ".so" in Path(row[0]).name:
-            yield row[0], os.path.realpath(str(distribution.locate_file(row[0])))
-
-
-def _normalised(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+    """The driver's version and the model of each GPU, from NVML. Raises NvmlUnavailable, or NvmlRefused."""
+    nvml = _Nvml()
+    driver, models = nvml.driver(), nvml.models()
+    if nvml.unanswered:
+        raise nvml_ctypes.NvmlUnavailable(", ".join(f"{name}: {error}" for name, error in nvml.unanswered.items()))
+    if not driver or not _release(driver):
+        raise nvml_ctypes.NvmlUnavailable("NVML does not report the driver's version")
+    return driver, models
 
 
 def _release(version: str) -> list[int]:

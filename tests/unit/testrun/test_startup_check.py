@@ -96,7 +96,7 @@ def test_a_broken_pin_fails_and_the_printed_remedy_fixes_it(
     done = started(file, python)
     assert (done.returncode, done.stdout) == (5, "")
     assert done.stderr == (
-        "envbuild check: sample: not as it should be\n"
+        "envbuild check: sample: does not match the lock\n"
         f"  {CUBLAS} is {OLD}, locked is {NEW}\n"
         f"  remedy: {python} -m pip install --no-deps {CUBLAS}=={NEW}\n"
     )
@@ -113,7 +113,7 @@ def test_it_runs_with_the_oldest_python(wrong: Path) -> None:
 
 
 def test_a_damaged_file_and_another_argument_are_refused(right: Path) -> None:
-    right.write_text(right.read_text().replace("#* import csv", "#* import cvs"))
+    right.write_text(right.read_text().replace("#* import shlex", "#* import shelx"))
     assert started(right).returncode == 3
 
 
@@ -164,7 +164,62 @@ def test_a_missing_library_is_a_fault(tmp_path: Path) -> None:
     libraries = linked(tmp_path)
     Path(libraries["nvidia/cublas/lib/libcublas.so.12"]).unlink()
     [(fault, _)] = startup_check.loader_faults(libraries, {})
-    assert fault == "nvidia/cublas/lib/libcublas.so.12 is missing"
+    assert fault == "nvidia/cublas/lib/libcublas.so.12 is missing or unreadable"
+
+
+# damaged installations, which the documented exit code reports
+
+
+def package(folder: Path, record: bytes, version: str = "1") -> dict[str, str]:
+    """Install `nosuch` with this RECORD into a folder; returns the variables with which Python finds it."""
+    own = folder / "nosuch-1.dist-info"
+    own.mkdir(parents=True)
+    (own / "METADATA").write_text(f"Metadata-Version: 2.1\nName: nosuch\nVersion: {version}\n")
+    (own / "RECORD").write_bytes(record)
+    return {"PYTHONPATH": str(folder)}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [b"nosuch.so," + b"x" * 200_000 + b",\n", b"no\0such.so,,\n", b"\xff.so,,\n"],
+    ids=["long", "null", "not-utf-8"],
+)
+def test_a_damaged_record_is_a_fault(wrong: Path, tmp_path: Path, record: bytes) -> None:
+    done = started(wrong, variables=package(tmp_path / "site", record))
+    assert (done.returncode, done.stdout) == (5, ""), done.stderr
+    assert "\n  the RECORD of nosuch is damaged: " in done.stderr
+    assert f"\n  remedy: {sys.executable} -m pip install --force-reinstall --no-deps nosuch\n" in done.stderr
+
+
+def test_an_unreadable_description_of_a_package_is_a_fault(wrong: Path, tmp_path: Path) -> None:
+    variables = package(tmp_path / "site", b"")
+    (tmp_path / "site" / "nosuch-1.dist-info" / "METADATA").write_bytes(b"Name: nosuch\xff\n")
+    done = started(wrong, variables=variables)
+    assert (done.returncode, done.stdout) == (5, "") and "the installed packages cannot be read: " in done.stderr
+
+
+def test_a_library_in_an_unreadable_folder_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """root reads every folder, so stat refuses here."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError("refused")
+
+    library = {"a/liba.so": str(tmp_path / "liba.so")}
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", refused)
+        faults = list(startup_check.loader_faults(library, {}))
+    assert [fault for fault, _ in faults] == ["a/liba.so is missing or unreadable"]
+
+
+def test_control_characters_of_a_package_are_escaped(wrong: Path, tmp_path: Path) -> None:
+    done = started(wrong, variables=package(tmp_path / "site", b"", version="2\x1b[2J"))
+    assert done.returncode == 5 and "\n  nosuch is 2\\x1b[2J, locked is 1\n" in done.stderr
+
+
+def test_the_remedy_quotes_the_path_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/my envs/a;b/python")
+    [(_, remedy)] = startup_check.version_faults({"nosuch": "1"}, {}, None)
+    assert remedy == "'/my envs/a;b/python' -m pip install --no-deps nosuch==1"
 
 
 # the GPU, from a stand-in of NVML
@@ -177,6 +232,8 @@ def test_a_missing_library_is_a_fault(tmp_path: Path) -> None:
         ("name=NVIDIA A100-SXM4-80GB", "the GPU is NVIDIA A100-SXM4-80GB"),
         ("name=NVIDIA A100-SXM4-80GB;name=NVIDIA H20", None),
         (None, "no usable GPU: "),
+        ("name=NVIDIA H20,error=15", "no usable GPU: nvmlDeviceGetHandleByIndex_v2: GPU is lost"),
+        ("name=NVIDIA H20,error=999", "no usable GPU: nvmlDeviceGetHandleByIndex_v2: Unknown Error"),
     ],
 )
 def test_the_gpu_model_is_compared(project: Path, tmp_path: Path, cards: str | None, expected: str | None) -> None:
@@ -200,6 +257,15 @@ def test_an_old_driver_is_a_fault(project: Path, tmp_path: Path) -> None:
     done = started(project / "check.py", variables=variables)
     assert done.returncode == 5
     assert "the driver is 550.54.15, 560.35.15 or newer is needed\n  remedy: install driver 560.35.15" in done.stderr
+
+
+def test_an_unknown_driver_version_is_a_fault(project: Path, tmp_path: Path) -> None:
+    lock = lock_of_this_python(project)
+    source = source_of(project, {**PROFILE, "torch": "2.7.1", "gpus": ["h20"]})
+    (project / "check.py").write_text(exported_check_script.render(source, lock))
+    variables = {**stubs.build(tmp_path / "stubs"), "STUB_CARDS": "name=NVIDIA H20", "STUB_DRIVER": ""}
+    done = started(project / "check.py", variables=variables)
+    assert done.returncode == 5 and "no usable GPU: NVML does not report the driver's version" in done.stderr
 
 
 def test_forward_compatibility_libraries_satisfy_cudas_minimum(project: Path, tmp_path: Path) -> None:
