@@ -78,7 +78,7 @@ def conda_environment(lock: Lock, name: str) -> str:
         ]
     lines += [
         *requirements_export.left_out(lock),
-        f"name: {name}",
+        f"name: {json.dumps(name)}",
         "channels: [conda-forge, nodefaults]",
         "dependencies:",
         f"  - python={lock.python}",

@@ -264,6 +264,11 @@ def test_pip_installs_the_wheels_of_the_conda_environment(lock: Lock, venv: Path
     assert installed(venv) == NEW
 
 
+@pytest.mark.parametrize("name", ["4090", "true", "null", "1e3", "sample"])
+def test_the_name_of_the_conda_environment_is_text(lock: Lock, name: str) -> None:
+    assert yaml.safe_load(project_export.conda_environment(lock, name))["name"] == name
+
+
 def test_a_lock_without_overrides_needs_no_comment_on_them(lock: Lock) -> None:
     plain = Lock(**{**vars(lock), "overrides": ()})
     for text in (
