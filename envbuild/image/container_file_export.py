@@ -7,6 +7,7 @@ packages have the versions of the day of the build; the image of `envbuild build
 from __future__ import annotations
 
 import json
+import re
 import shlex
 
 from envbuild.facts import database
@@ -63,12 +64,20 @@ def apptainer_definition(lock: Lock, profile: Profile, name: str) -> str:
         *(f"    {command}" for command in install_commands(lock)),
         "",
         "%environment",
-        *(f"    export {key}={shlex.quote(value)}" for key, value in sorted(variables.items())),
+        *(f"    export {key}={_quoted(value)}" for key, value in sorted(variables.items())),
         "",
         "%runscript",
         '    exec python "$@"',
     ]
     return "\n".join(lines) + "\n"
+
+
+def _quoted(value: str) -> str:
+    """A word for the shell without `{{`: Apptainer 1.2 and newer replaces `{{ NAME }}` by a build argument.
+
+    shlex.quote puts braces between single quotes; the quotes are closed and opened again between two braces.
+    """
+    return re.sub(r"\{(?=\{)", "{''", shlex.quote(value))
 
 
 def devcontainer(lock: Lock, profile: Profile, name: str) -> str:

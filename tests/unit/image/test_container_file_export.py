@@ -91,6 +91,17 @@ def test_the_sections_of_the_definition_are_shell_scripts(name: str, tmp_path: P
     assert expected.items() <= found.items()
 
 
+@pytest.mark.parametrize("value", ["{{ x }}", "{{x}}", "{{{ x }}}", "it's {{ x }}'{{ y }}", "{'{ x }}"])
+def test_apptainer_finds_no_build_argument_in_a_variable(project: Path, value: str) -> None:
+    """Apptainer 1.2 and newer refuses a definition with `{{ x }}` if no argument x is given."""
+    lock, profile = golden_case("cpu")
+    lock = replace(lock, environment={"TEMPLATE": value})
+    text = container_file_export.apptainer_definition(lock, profile, "sample")
+    assert "{{" not in text
+    script = sections_of(text)["environment"] + 'printf %s "$TEMPLATE"'
+    assert subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout == value
+
+
 def sections_of(text: str) -> dict[str, str]:
     parts = re.split(r"(?m)^%([a-z]+)\n", text)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
