@@ -67,9 +67,14 @@ Platform = Annotated[str, AfterValidator(_platform)]
 Text = Annotated[str, one_line(2000)]
 Release = Annotated[str, one_line(60), AfterValidator(_version)]
 PackageSpec = Annotated[str, one_line(300), AfterValidator(_requirement)]
-# Debian policy 5.6.1: lower case letters, digits and + - . , at least two characters.
+# Debian policy 5.6.1: lower case letters, digits and + - . , at least two characters. apt-get removes NAME for `NAME-`.
 DebianPackage = Annotated[
-    str, shaped(r"^[a-z0-9][a-z0-9+.-]+$", "a package's name: lower case letters, digits and + - . alone", 100)
+    str,
+    shaped(
+        r"^[a-z0-9][a-z0-9+.-]*[a-z0-9+.]$",
+        "a package's name: lower case letters, digits and + - . alone, and no - at the end",
+        100,
+    ),
 ]
 ImageReference = Annotated[str, shaped(f"^{BY_DIGEST}$", "registry/name@sha256:<64 hex digits>", 400)]
 VariableName = Annotated[

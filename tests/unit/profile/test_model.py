@@ -60,6 +60,7 @@ GOOD = "base: {bootstrap: bookworm}\npython: '3.11'\ntorch: '2.13.0'\n"
         (GOOD + "packages: [{numpy: 2}]\n", 4, "packages[0]", "must be text"),
         (GOOD + "apt: [Less]\n", 4, "apt[0]", "'Less' is not allowed"),
         (GOOD + "apt: [less, '--reinstall']\n", 4, "apt[1]", "not allowed"),
+        (GOOD + "apt: [less-]\n", 4, "apt[0]", "'less-' is not allowed here: a package's name"),
         (GOOD + "apt: [less=590]\n", 4, "apt[0]", "not allowed"),
         (GOOD + "env:\n  A B: x\n", 5, "env.A B", "not allowed"),
         (GOOD + "env:\n  A: 1\n", 5, "env.A", "must be text"),
