@@ -1,7 +1,7 @@
 """Exports a lock as a Dockerfile, an Apptainer definition or a devcontainer.json that need no envbuild. Pure.
 
-pip installs the locked wheels with their hashes, and the metadata of torch are changed to require the overrides. Debian
-packages have the versions of the day of the build; the image of `envbuild build` has the locked ones.
+pip installs the locked wheels with their hashes, and the metadata of the packages are changed to require the overrides.
+Debian packages have the versions of the day of the build; the image of `envbuild build` has the locked ones.
 """
 
 from __future__ import annotations
@@ -96,13 +96,19 @@ def devcontainer(lock: Lock, profile: Profile, name: str) -> str:
 
 
 def install_commands(lock: Lock) -> list[str]:
-    """Shell commands that install the requirements in /opt/venv, and make torch require the overrides."""
+    """Shell commands that install the requirements in /opt/venv, and make the packages require the overrides."""
     site = f"{VENV}/lib/python{lock.python}/site-packages"
-    return [
+    python = f"{VENV}/bin/python"
+    commands = [
         f"python{lock.python} -m venv {VENV}",
-        f"{VENV}/bin/python -m pip install --no-cache-dir --no-deps --require-hashes -r {_LISTED}",
-        *requirements_export.metadata_commands(lock, site),
+        f"{python} -m pip install --no-cache-dir --no-deps --require-hashes -r {_LISTED}",
     ]
+    if lock.overrides:
+        commands += [
+            requirements_export.change_metadata(lock, site),
+            requirements_export.refuse_conflicts(lock, python),
+        ]
+    return commands
 
 
 def _base(lock: Lock) -> str:
@@ -129,7 +135,7 @@ def _comments(lock: Lock) -> list[str]:
     lines = ["# Held: the version and sha256 of every wheel."]
     if lock.overrides:
         lines += [
-            f"# Held by changed metadata of torch: {requirements_export.override_list(lock)};",
+            f"# Held by changed metadata of the packages: {requirements_export.override_list(lock)};",
             "# a later pip install keeps it.",
         ]
     if lock.image:

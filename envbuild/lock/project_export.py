@@ -70,11 +70,10 @@ def conda_environment(lock: Lock, name: str) -> str:
         "# Not held: the builds of Python and pip, and what conda installs later: its solver ignores pip's packages.",
     ]
     if lock.overrides:
-        commands = requirements_export.metadata_commands(lock, requirements_export.SITE_PACKAGES)
         lines += [
             f"# Overrides: {requirements_export.override_list(lock)}.",
             "# pip refuses them without PIP_NO_DEPS=1. So that a later pip install keeps them, run in the environment:",
-            *(f"#   {command}" for command in commands),
+            f"#   {requirements_export.metadata_command(lock)}",
         ]
     lines += [
         *requirements_export.left_out(lock),

@@ -6,7 +6,7 @@ requires, so an override holds with pip only if the metadata of torch require th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
 
 from envbuild.lock.lock_file import Lock
 from envbuild.resolve.plan_resolver import computing
@@ -82,19 +82,41 @@ def overriding_pins(lock: Lock) -> dict[str, str]:
     return {one.name: one.version for one in lock.overrides}
 
 
-def metadata_commands(lock: Lock, site: str) -> Iterator[str]:
-    """Shell commands that make the metadata of the installed torch require the overrides. `site`: the folder of its
-    packages, as a word for the shell. sed replaces the file, so a copy that shares it by a hard link stays as it is."""
-    for one in lock.overrides:
-        change = rf"s/^\(Requires-Dist: *{one.name}\) *[(<>=!~][^;]*/\1=={one.version} /"
-        yield f"sed -i '{change}' {site}/torch-*.dist-info/METADATA"
+def metadata_command(lock: Lock) -> str:
+    """A shell command that changes the metadata in the active environment, and fails if pip then finds a conflict."""
+    return f"{change_metadata(lock, SITE_PACKAGES)} && python -m pip check"
+
+
+def change_metadata(lock: Lock, site: str) -> str:
+    """A shell command that makes the metadata of all installed packages require the overrides.
+
+    `site`: the folder of the packages, as a word for the shell. sed replaces the files, so a copy that shares one by a
+    hard link stays as it is.
+    """
+    changes = " ".join(
+        rf"-e 's/^\(Requires-Dist: *{_any_spelling(one.name)} *\(\[[^]]*\]\)\?\) *(\?[<>=!~][^;]*/\1=={one.version} /I'"
+        for one in lock.overrides
+    )
+    return f"sed -i {changes} {site}/*.dist-info/METADATA"
+
+
+def refuse_conflicts(lock: Lock, python: str) -> str:
+    """A shell command that ends its shell with 1 if an installed package still requires other versions than the
+    overrides. It ignores missing packages, because the export leaves out compiled extensions."""
+    conflicts = " ".join(f"-e ' has requirement {_any_spelling(one.name)}[^-_.a-z0-9]'" for one in lock.overrides)
+    return f"if {python} -m pip check | grep -i {conflicts}; then exit 1; fi"
+
+
+def _any_spelling(name: str) -> str:
+    """A pattern of sed and grep for all spellings of a package's name; they must ignore case."""
+    return re.sub(r"[-_.]+", r"[-_.]\\+", name)
 
 
 def left_out(lock: Lock) -> list[str]:
-    """Comments on packages that no public index has (versions with a local label), and on the parts of the lock that
+    """Comments on packages that PyPI does not have (versions with a local label), and on the parts of the lock that
     are not wheels."""
     names = sorted(f"{name}=={version}" for name, version in lock.versions.items() if "+" in version)
-    lines = [f"# Missing on public indexes: {', '.join(names)}; name an index or a folder that has it"] if names else []
+    lines = [f"# Not on PyPI: {', '.join(names)}; name an index or a folder that has it"] if names else []
     lines += [f"# Left out: {one.name}, compiled from {one.kind} {one.digest}" for one in lock.extensions]
     return lines + [f"# Left out: {archive.name} {archive.version}" for archive in lock.archives]
 
@@ -106,5 +128,5 @@ def _kept_by_metadata(lock: Lock) -> list[str]:
     return [
         f"# torch's metadata do not require {exact_pins(overriding_pins(lock))}. So that a later pip install",
         "# keeps it, change them once, in the active environment:",
-        *(f"#   {command}" for command in metadata_commands(lock, SITE_PACKAGES)),
+        f"#   {metadata_command(lock)}",
     ]

@@ -66,7 +66,7 @@ def test_nothing_of_a_lock_becomes_an_instruction(name: str) -> None:
     lock, profile = golden_case(name)
     found = oracle.parse(rendered("dockerfile", lock, profile, name))
     expected = ["#syntax", "FROM", "USER", "ARG", *(["RUN"] if not lock.image else []), "COPY"]
-    expected += ["RUN"] * (2 + len(lock.overrides)) + ["ENV"] * len(lock.environment) + ["CMD"]
+    expected += ["RUN"] * (4 if lock.overrides else 2) + ["ENV"] * len(lock.environment) + ["CMD"]
     assert [one.keyword for one in found] == expected
     pairs = {one.arguments[0]: one.arguments[1] for one in found if one.keyword == "ENV"}
     assert pairs == dict(lock.environment)
@@ -151,6 +151,14 @@ def test_post_of_the_definition_makes_the_environment(prepared: tuple[Path, Lock
     assert installed(venv) == NEW, "a later pip install keeps the override"
     update, packages = (folder / "apt.txt").read_text().splitlines()
     assert update == "update" and {"python3-venv", "less"} < set(packages.split())
+
+
+def test_an_override_that_does_not_hold_fails_in_the_definition(prepared: tuple[Path, Lock], project: Path) -> None:
+    folder, lock = prepared
+    text = container_file_export.apptainer_definition(lock, source_of(project, PROFILE).profile, "sample")
+    post = re.sub(r"(?m)^    sed .*\n", "", moved(sections_of(text)["post"], folder))
+    done = subprocess.run(["sh"], input=post, text=True, capture_output=True)
+    assert done.returncode == 1 and f"torch 2.3.1 has requirement {CUBLAS}==" in done.stdout
 
 
 def test_a_changed_hash_fails_in_the_definition_and_in_the_dockerfile(

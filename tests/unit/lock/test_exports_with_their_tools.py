@@ -5,6 +5,7 @@ conda is not installed here: its file is read by its rules, and pip installs its
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import yaml
 from envbuild.fetch import wheel_resolution_and_download
 from envbuild.lock import project_export, requirements_export
 from envbuild.lock.lock_file import Lock
+from unit.repair.test_repair_run import recorded
 from unit.support import Index, serving
 
 from .overridden import (
@@ -101,6 +103,21 @@ def test_the_command_of_the_requirements_makes_pip_keep_the_override(lock: Lock,
     run_ok(command, venv, tmp_path)
     run_ok("pip install torchvision; pip check", venv, tmp_path)
     assert installed(venv) == NEW
+
+
+def test_the_command_of_the_constraints_changes_every_package_that_requires_another_version(
+    lock: Lock, venv: Path, tmp_path: Path
+) -> None:
+    """Also where it writes the name in another way, with an extra, in an environment without torch."""
+    recorded(tmp_path, "kernels", "1", ["NVIDIA_cublas.cu12[all]<12.4 ; python_version > '3'", f"{CUBLAS}-extra<1"])
+    run_ok(f"pip install --no-deps {tmp_path}/kernels-*.whl {CUBLAS}=={NEW}", venv, tmp_path)
+    [command] = comment_commands(requirements_export.constraints(lock, "sample"), "sed")
+    done = shell(command, venv, tmp_path)
+    assert done.returncode == 1, "another requirement of the package is not met"
+    [metadata] = venv.glob("lib/python3.*/site-packages/kernels-*.dist-info/METADATA")
+    assert f"Requires-Dist: NVIDIA_cublas.cu12[all]=={NEW} ; python" in metadata.read_text()
+    metadata.write_text(re.sub("Requires-Dist: .*-extra.*\n", "", metadata.read_text()))
+    run_ok(command, venv, tmp_path)
 
 
 def test_pip_takes_the_constraints_of_a_lock_with_overrides(lock: Lock, venv: Path, tmp_path: Path) -> None:
