@@ -12,11 +12,12 @@ from envbuild.lock import requirements_export
 from envbuild.lock.lock_file import Lock
 from envbuild.resolve.plan_resolver import computing
 
+# of linux/amd64, the only platform of a lock
+_PLATFORM = "sys_platform == 'linux' and platform_machine == 'x86_64'"
+
 
 def uv_project(lock: Lock, name: str) -> str:
     """A pyproject.toml for uv. uv overrides what torch requires, so every pin holds."""
-    system, _, machine = lock.platform.partition("/")
-    platform = f"sys_platform == '{system}' and platform_machine == '{_MACHINES.get(machine, machine)}'"
     overrides = [f"override-dependencies = {_list(_pins(requirements_export.overriding_pins(lock)))}"]
     held = "# Held: every version, also for a later uv add"
     lines = [
@@ -28,7 +29,7 @@ def uv_project(lock: Lock, name: str) -> str:
         *_project_table(lock, name, computing(lock.versions)),
         "[tool.uv]",
         "package = false",
-        f"environments = {json.dumps([platform])}",
+        f"environments = {json.dumps([_PLATFORM])}",
         *(overrides if lock.overrides else []),
     ]
     return "\n".join(lines) + "\n"
@@ -86,9 +87,6 @@ def conda_environment(lock: Lock, name: str) -> str:
         *(f"      - {pin}" for pin in requirements_export.hashed_pins(lock, " ")),
     ]
     return "\n".join(lines) + "\n"
-
-
-_MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 def _project_table(lock: Lock, name: str, versions: dict[str, str]) -> list[str]:
