@@ -25,6 +25,9 @@ from envbuild.util import settings
 from envbuild.util.errors import UsageError
 from envbuild.util.yaml_document import display
 
+Content = Callable[[Source, Lock], str]
+"""Returns the text of a profile's exported file."""
+
 
 @click.group("export", short_help="Write requirements, constraints, a CI job, ... for other tools.")
 def command() -> None:
@@ -38,28 +41,35 @@ def command() -> None:
     """
 
 
-@command.command("requirements", short_help="Write the locked versions with their hashes.")
-@profile_argument("names", nargs=-1, required=True)
-@output_option("requirements-NAME.txt")
-@json_option
-def requirements_command(names: tuple[str, ...], file: Path | None, as_json: bool) -> None:
+def _lock_command(name: str, short_help: str, file_name: str) -> Callable[[Content], Content]:
+    """A command that writes one file for each profile, with the text that the decorated function returns; its docstring
+    is the help. `file_name`: by default, with a place for the profile's name."""
+
+    def add(content: Content) -> Content:
+        @command.command(name, short_help=short_help, help=content.__doc__)
+        @profile_argument("names", nargs=-1, required=True)
+        @output_option(file_name.format("NAME"))
+        @json_option
+        def write(names: tuple[str, ...], file: Path | None, as_json: bool) -> None:
+            _write_for_locks(names, file, file_name, content, as_json)
+
+        return content
+
+    return add
+
+
+@_lock_command("requirements", "Write the locked versions with their hashes.", "requirements-{}.txt")
+def _requirements(source: Source, locked: Lock) -> str:
     """Write the locked versions with their hashes, to install them with pip or uv without a container.
 
     Example: envbuild export requirements h20
     Example: pip install --no-deps --require-hashes -r requirements-h20.txt
     """
-
-    def text(source: Source, locked: Lock) -> str:
-        return requirements_export.requirements(locked, source.name)
-
-    _of_locks(names, file, "requirements-{}.txt", text, as_json)
+    return requirements_export.requirements(locked, source.name)
 
 
-@command.command("constraints", short_help="Write only the locked versions.")
-@profile_argument("names", nargs=-1, required=True)
-@output_option("constraints-NAME.txt")
-@json_option
-def constraints_command(names: tuple[str, ...], file: Path | None, as_json: bool) -> None:
+@_lock_command("constraints", "Write only the locked versions.", "constraints-{}.txt")
+def _constraints(source: Source, locked: Lock) -> str:
     """Write the locked versions as constraints, to keep them while other packages are installed.
 
     pip refuses a constraint that contradicts what torch requires, so overrides are left out. The file has the commands
@@ -68,35 +78,21 @@ def constraints_command(names: tuple[str, ...], file: Path | None, as_json: bool
     Example: envbuild export constraints h20
     Example: pip install -c constraints-h20.txt transformers
     """
-
-    def text(source: Source, locked: Lock) -> str:
-        return requirements_export.constraints(locked, source.name)
-
-    _of_locks(names, file, "constraints-{}.txt", text, as_json)
+    return requirements_export.constraints(locked, source.name)
 
 
-@command.command("uv", short_help="Write a pyproject.toml for uv.")
-@profile_argument("names", nargs=-1, required=True)
-@output_option("uv-NAME.toml")
-@json_option
-def uv_command(names: tuple[str, ...], file: Path | None, as_json: bool) -> None:
+@_lock_command("uv", "Write a pyproject.toml for uv.", "uv-{}.toml")
+def _uv(source: Source, locked: Lock) -> str:
     """Write the locked versions as a project of uv, with overrides of what torch requires.
 
     Example: envbuild export uv h20 -o h20/pyproject.toml
     Example: uv sync --project h20
     """
-
-    def text(source: Source, locked: Lock) -> str:
-        return project_export.uv_project(locked, source.name)
-
-    _of_locks(names, file, "uv-{}.toml", text, as_json)
+    return project_export.uv_project(locked, source.name)
 
 
-@command.command("poetry", short_help="Write a pyproject.toml for Poetry.")
-@profile_argument("names", nargs=-1, required=True)
-@output_option("poetry-NAME.toml")
-@json_option
-def poetry_command(names: tuple[str, ...], file: Path | None, as_json: bool) -> None:
+@_lock_command("poetry", "Write a pyproject.toml for Poetry.", "poetry-{}.toml")
+def _poetry(source: Source, locked: Lock) -> str:
     """Write the locked versions as a project of Poetry.
 
     Poetry cannot override what torch requires. Overrides are left out; the file has the command that installs them.
@@ -104,35 +100,21 @@ def poetry_command(names: tuple[str, ...], file: Path | None, as_json: bool) -> 
     Example: envbuild export poetry h20 -o h20/pyproject.toml
     Example: poetry install --project h20
     """
-
-    def text(source: Source, locked: Lock) -> str:
-        return project_export.poetry_project(locked, source.name)
-
-    _of_locks(names, file, "poetry-{}.toml", text, as_json)
+    return project_export.poetry_project(locked, source.name)
 
 
-@command.command("conda", short_help="Write an environment.yml for conda.")
-@profile_argument("names", nargs=-1, required=True)
-@output_option("environment-NAME.yml")
-@json_option
-def conda_command(names: tuple[str, ...], file: Path | None, as_json: bool) -> None:
+@_lock_command("conda", "Write an environment.yml for conda.", "environment-{}.yml")
+def _conda(source: Source, locked: Lock) -> str:
     """Write an environment for conda or mamba: Python from conda, the locked wheels with their hashes by pip.
 
     Example: envbuild export conda h20
     Example: PIP_NO_DEPS=1 conda env create -f environment-h20.yml
     """
-
-    def text(source: Source, locked: Lock) -> str:
-        return project_export.conda_environment(locked, source.name)
-
-    _of_locks(names, file, "environment-{}.yml", text, as_json)
+    return project_export.conda_environment(locked, source.name)
 
 
-@command.command("dockerfile", short_help="Write a Dockerfile that needs no envbuild.")
-@profile_argument("names", nargs=-1, required=True)
-@output_option("Dockerfile-NAME")
-@json_option
-def dockerfile_command(names: tuple[str, ...], file: Path | None, as_json: bool) -> None:
+@_lock_command("dockerfile", "Write a Dockerfile that needs no envbuild.", "Dockerfile-{}")
+def _dockerfile(source: Source, locked: Lock) -> str:
     """Write a Dockerfile that installs the locked wheels with pip, with an empty build context. Needs BuildKit.
 
     Debian packages and the base image are not locked in it, and no self-test runs: the image is unverified.
@@ -140,52 +122,31 @@ def dockerfile_command(names: tuple[str, ...], file: Path | None, as_json: bool)
     Example: envbuild export dockerfile h20
     Example: docker build -t h20 - < Dockerfile-h20
     """
-
-    def text(source: Source, locked: Lock) -> str:
-        return container_file_export.standalone_dockerfile(locked, source.profile, source.name)
-
-    _of_locks(names, file, "Dockerfile-{}", text, as_json)
+    return container_file_export.standalone_dockerfile(locked, source.profile, source.name)
 
 
-@command.command("apptainer", short_help="Write a definition file for Apptainer.")
-@profile_argument("names", nargs=-1, required=True)
-@output_option("apptainer-NAME.def")
-@json_option
-def apptainer_command(names: tuple[str, ...], file: Path | None, as_json: bool) -> None:
+@_lock_command("apptainer", "Write a definition file for Apptainer.", "apptainer-{}.def")
+def _apptainer(source: Source, locked: Lock) -> str:
     """Write a definition file for Apptainer that installs the locked wheels with pip, as `export dockerfile` does.
 
     Example: envbuild export apptainer h20
     Example: apptainer build h20.sif apptainer-h20.def
     """
-
-    def text(source: Source, locked: Lock) -> str:
-        return container_file_export.apptainer_definition(locked, source.profile, source.name)
-
-    _of_locks(names, file, "apptainer-{}.def", text, as_json)
+    return container_file_export.apptainer_definition(locked, source.profile, source.name)
 
 
-@command.command("devcontainer", short_help="Write a devcontainer.json for editors.")
-@profile_argument("names", nargs=-1, required=True)
-@output_option("devcontainer-NAME.json")
-@json_option
-def devcontainer_command(names: tuple[str, ...], file: Path | None, as_json: bool) -> None:
+@_lock_command("devcontainer", "Write a devcontainer.json for editors.", "devcontainer-{}.json")
+def _devcontainer(source: Source, locked: Lock) -> str:
     """Write a devcontainer.json that builds the file of `export dockerfile` in its folder.
 
     Example: envbuild export devcontainer h20 -o .devcontainer/devcontainer.json
     Example: envbuild export dockerfile h20 -o .devcontainer/Dockerfile-h20
     """
-
-    def text(source: Source, locked: Lock) -> str:
-        return container_file_export.devcontainer(locked, source.profile, source.name)
-
-    _of_locks(names, file, "devcontainer-{}.json", text, as_json)
+    return container_file_export.devcontainer(locked, source.profile, source.name)
 
 
-@command.command("check", short_help="Write a script that checks an environment, on every rank.")
-@profile_argument("names", nargs=-1, required=True)
-@output_option("check-NAME.py")
-@json_option
-def check_command(names: tuple[str, ...], file: Path | None, as_json: bool) -> None:
+@_lock_command("check", "Write a script that checks an environment, on every rank.", "check-{}.py")
+def _check(source: Source, locked: Lock) -> str:
     """Write one Python file that checks an environment against a profile's lock, on every rank before training.
 
     It needs Python 3.9 and torch, and checks versions, loaded libraries, the GPU and the quick probes. Exit 5 prints
@@ -196,7 +157,7 @@ def check_command(names: tuple[str, ...], file: Path | None, as_json: bool) -> N
     Example: python check-h20.py --no-probes
     Example: torchrun --nproc-per-node 8 check-h20.py
     """
-    _of_locks(names, file, "check-{}.py", exported_check_script.render, as_json)
+    return exported_check_script.render(source, locked)
 
 
 @command.command("selftest", short_help="Write the self-test as one zip.")
@@ -303,13 +264,7 @@ def _document_schema(name: str) -> Mapping[str, Any]:
     return document_schemas.document_schema(name)
 
 
-def _of_locks(
-    names: tuple[str, ...],
-    file: Path | None,
-    default: str,
-    content: Callable[[Source, Lock], str],
-    as_json: bool,
-) -> None:
+def _write_for_locks(names: tuple[str, ...], file: Path | None, default: str, content: Content, as_json: bool) -> None:
     """Write one file for each profile. `default`: its name, with a place for the profile's."""
     if file and len(names) > 1:
         raise UsageError("-o names one file, but several profiles are given", hint="leave it out")
