@@ -111,7 +111,8 @@ def environment_faults(locked: Mapping[str, str], python: str | None, libraries:
                 raise ValueError("a line is too long or contains a null character")
             libraries.update((path, real) for path, real, _ in recorded_libraries(found[name]))
         except (OSError, ValueError) as error:
-            yield f"the RECORD of {name} is damaged: {error}", _pip("install", "--force-reinstall", "--no-deps", name)
+            remedy = _pip("install", "--force-reinstall", "--no-deps", f"{name}=={locked[name]}")
+            yield f"the RECORD of {name} is damaged: {error}", remedy
     yield from loader_faults(libraries, os.environ)
 
 

@@ -188,7 +188,7 @@ def test_a_damaged_record_is_a_fault(wrong: Path, tmp_path: Path, record: bytes)
     done = started(wrong, variables=package(tmp_path / "site", record))
     assert (done.returncode, done.stdout) == (5, ""), done.stderr
     assert "\n  the RECORD of nosuch is damaged: " in done.stderr
-    assert f"\n  remedy: {sys.executable} -m pip install --force-reinstall --no-deps nosuch\n" in done.stderr
+    assert f"\n  remedy: {sys.executable} -m pip install --force-reinstall --no-deps nosuch==1\n" in done.stderr
 
 
 def test_an_unreadable_description_of_a_package_is_a_fault(wrong: Path, tmp_path: Path) -> None:
