@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from envbuild.audit.environment_contents import Text, Word
 from envbuild.runners import host_runner
+from envbuild.selftest.inventory.elf_reader import HWCAPS, LEGACY_HWCAPS
 from envbuild.testrun.output_judge import frame
 from envbuild.testrun.selftest_job import BOOTSTRAP, Job, Limits, bootstrap_payload, started
 from envbuild.util.errors import CheckFailed, printable
@@ -39,7 +40,8 @@ Paths = Annotated[list[Text], Field(max_length=2000)]
 class InterpreterReport(BaseModel):
     """What an interpreter reports of itself. All paths are real paths. `prefixes`: the environment, and the Python
     that it was made from; `path`: sys.path without the standard library, in order; `loader_folders`: folders in which
-    the loader finds libraries by a search path; `preloaded`: LD_PRELOAD."""
+    the loader finds libraries by a search path; `library_path`: those of LD_LIBRARY_PATH, in order; `preloaded`: the
+    files of LD_PRELOAD, in order."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
@@ -49,6 +51,7 @@ class InterpreterReport(BaseModel):
     standard_library: Text
     path: Paths
     loader_folders: Paths
+    library_path: Paths
     preloaded: Paths
     cuda_libraries: Paths
     libc: Text | None
@@ -149,7 +152,7 @@ class _Budget:
 class _Listing:
     """The files below a folder: relative path -> path. Bytecode in __pycache__ is left out; unchecked bytecode, which
     Python runs whatever its source is, is refused. `skip`: folders directly in it; `libraries`: only shared libraries,
-    directly in the folder."""
+    directly in the folder or in the subfolders for processors that the loader prefers (glibc-hwcaps)."""
 
     def __init__(
         self, root: str, budget: _Budget, *, skip: frozenset[str] = frozenset(), libraries: bool = False
@@ -165,9 +168,9 @@ class _Listing:
             self.files[""] = root
 
     def _walk(self, budget: _Budget, skip: frozenset[str], *, libraries: bool) -> None:
-        left = [(self.root, "", False)]
-        while left:
-            folder, below, linked = left.pop()
+        left, links = [(self.root, "", False)], list[tuple[str, str, bool]]()
+        while left or links:  # links last: a link must not hide the files of a real folder
+            folder, below, linked = left.pop() if left else links.pop(0)
             real = os.path.realpath(folder)
             if real in self._seen:  # links may lead in a circle
                 continue
@@ -177,10 +180,10 @@ class _Listing:
                 budget.count(folder)
                 name, is_link = f"{below}{entry.name}", linked or entry.is_symlink()
                 if _is_folder(entry):
-                    if not libraries and entry.name != ".git" and (below or entry.name not in skip):
+                    if _is_searched(name) if libraries else entry.name != ".git" and (below or entry.name not in skip):
                         if entry.is_symlink():
                             self._links[f"{name}/"] = os.readlink(entry.path)  # noqa: PTH115 - the text as it is
-                        left.append((entry.path, f"{name}/", is_link))
+                        (links if is_link else left).append((entry.path, f"{name}/", is_link))
                 elif in_cache and entry.name.endswith(".pyc"):
                     _refuse_unchecked(entry.path)
                 elif (libraries and ".so" not in entry.name) or (is_link and _is_dangling(entry.path)):
@@ -210,6 +213,12 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:  # a link to itself
         return False
+
+
+def _is_searched(below: str) -> bool:
+    """Whether the loader also searches this subfolder of a folder of libraries."""
+    first, *others = below.split("/")
+    return first == HWCAPS or {first, *others} <= LEGACY_HWCAPS
 
 
 def _is_dangling(path: str) -> bool:

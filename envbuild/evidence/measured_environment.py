@@ -58,7 +58,8 @@ class MeasuredEnvironment(_EnvironmentPart):
     """An environment. `sha256`: the digest of its locked files, the subject of evidence; `distributions`: the locked
     ones, with their versions. `path`: sys.path, without the standard library; `further`: all other files below it, by
     the first part of their path, with further distributions and `.pth` files. `loaded`: folders and files that the
-    loader takes libraries from, CUDA's from elsewhere included. In paths, {site} is the folder with the locked
+    loader takes libraries from, CUDA's from elsewhere included; `library_path`: the folders of LD_LIBRARY_PATH with
+    libraries, and `preloaded`: the files of LD_PRELOAD, both in order. In paths, {site} is the folder with the locked
     distributions, {prefix} the environment and {base} the Python that it was made from."""
 
     sha256: Sha256Hex
@@ -67,6 +68,8 @@ class MeasuredEnvironment(_EnvironmentPart):
     path: list[str]
     further: list[FileGroup]
     loaded: list[FileGroup]
+    library_path: list[str]
+    preloaded: list[MeasuredFile]
     interpreter: MeasuredInterpreter
     libc: MeasuredFile | None
     libstdcxx: MeasuredFile | None
@@ -120,9 +123,10 @@ def measure_environment(files: EnvironmentFiles, locked: Mapping[str, str]) -> M
     measured = [folder.folder for folder in files.folders]
     single = [
         _group(_named(path, names), {"": files.libraries[path]})
-        for path in dict.fromkeys([*report.preloaded, *sorted(report.cuda_libraries)])
+        for path in sorted(set(report.cuda_libraries))
         if not any(path.startswith(f"{folder}/") for folder in measured)
     ]
+    with_libraries = {one.folder for one in files.loader if one.sha256}
     return MeasuredEnvironment(
         sha256=files_digest(home.locked),
         files=len(home.locked),
@@ -130,6 +134,8 @@ def measure_environment(files: EnvironmentFiles, locked: Mapping[str, str]) -> M
         path=[_escaped(_named(folder.folder, names)) for folder in files.folders],
         further=further,
         loaded=[*(_group(_named(one.folder, names), one.sha256) for one in files.loader if one.sha256), *single],
+        library_path=[_escaped(_named(folder, names)) for folder in report.library_path if folder in with_libraries],
+        preloaded=[one for path in report.preloaded if (one := _file(files, path, names))],
         interpreter=MeasuredInterpreter(
             version=report.version,
             executable=files.libraries[report.executable],
@@ -166,6 +172,17 @@ def environment_differences(before: MeasuredEnvironment, now: MeasuredEnvironmen
         found.append("the folders of sys.path changed")
     found += _changed_groups("{}: files were added, removed or changed", before.further, now.further)
     found += _changed_groups("{}: libraries were added, removed or changed", before.loaded, now.loaded)
+    for variable, first, second in (
+        ("LD_LIBRARY_PATH", before.library_path, now.library_path),
+        ("LD_PRELOAD", [one.path for one in before.preloaded], [one.path for one in now.preloaded]),
+    ):
+        if first != second:
+            found.append(f"{variable} changed: {':'.join(first) or 'empty'}, now {':'.join(second) or 'empty'}")
+    found += [
+        f"{second.path}: the preloaded library changed"
+        for first, second in zip(before.preloaded, now.preloaded, strict=False)
+        if first.path == second.path and first != second
+    ]
     if before.interpreter.version != now.interpreter.version:
         found.append(f"the interpreter changed: {before.interpreter.version}, now {now.interpreter.version}")
     elif before.interpreter != now.interpreter:

@@ -137,6 +137,10 @@ def add_second_name_of_a_package(environment: Environment) -> None:
     (environment.site / "aaa").symlink_to("torch")
 
 
+def add_later_name_of_a_package(environment: Environment) -> None:
+    (environment.site / "zzz").symlink_to("torch")
+
+
 def remove(environment: Environment) -> None:
     (environment.site / "numpy" / "lib" / "libnumpy.so").unlink()
 
@@ -154,6 +158,7 @@ def other_pip(environment: Environment) -> None:
         (add_module_to_a_package, "{site}/torch: files were added"),
         (add_bytecode_without_source, "{site}/sitecustomize.pyc: files were added"),
         (add_second_name_of_a_package, "{site}/aaa: files were added"),
+        (add_later_name_of_a_package, "{site}/zzz: files were added"),
         (remove, "numpy/lib/libnumpy.so is missing"),
         (other_pip, "{site}/pip: files were added"),
     ],
@@ -187,6 +192,32 @@ def test_a_library_or_module_from_elsewhere_ends_the_proof(
     monkeypatch.setenv(variable, str(file))
     done = verified.verify()
     assert done.code == 5 and "elsewhere" in done.stderr, done.stderr
+
+
+def test_a_library_path_to_the_environments_own_folder_ends_the_proof(
+    verified: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lib folder is always measured, but with LD_LIBRARY_PATH it comes before the libraries of the wheels."""
+    (verified.folder / "lib" / "libcublas.so.12").write_bytes(b"not a library")
+    assert verified.record().code == 0
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(verified.folder / "lib"))
+    done = verified.status()
+    assert done.code == 8 and "LD_LIBRARY_PATH changed: empty, now {prefix}/lib" in done.stderr, done.stderr
+
+
+def test_a_preloaded_file_of_a_package_ends_the_proof(verified: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_PRELOAD", str(verified.site / "torch" / "lib" / "libtorch.so"))
+    done = verified.verify()
+    assert done.code == 5 and "LD_PRELOAD changed: empty, now {site}/torch/lib/libtorch.so" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("below", ["glibc-hwcaps/x86-64-v3", "tls/haswell"])
+def test_a_library_for_a_newer_processor_ends_the_proof(verified: Environment, below: str) -> None:
+    folder = verified.folder / "lib" / below
+    folder.mkdir(parents=True)
+    (folder / "libcublas.so.12").write_bytes(b"not a library")
+    done = verified.verify()
+    assert done.code == 5 and "{prefix}/lib: libraries were added" in done.stderr, done.stderr
 
 
 def test_another_interpreter_ends_the_proof(verified: Environment, project: Path) -> None:
