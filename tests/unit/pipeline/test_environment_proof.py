@@ -18,13 +18,14 @@ from envbuild.lock import lock_file
 from envbuild.pipeline import environment_proof
 from envbuild.pipeline.model import StepResult
 from envbuild.repair import lock_installer
+from envbuild.util.errors import CheckFailed
 from unit.evidence.runs import documents, judged, lines, passed_run, probe, run_on
 from unit.repair.test_repair_run import recorded
 from unit.site import new_key
 from unit.support import PROFILE, CommandResult, envbuild, lock_for, plan_of, source_of
 
 pytestmark = pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the lock is for Python 3.11")
-VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "LD_AUDIT", "PYTHONPATH", "PYTHONHOME", "PYTHONPYCACHEPREFIX", "VIRTUAL_ENV")
 
 
 class Environment:
@@ -220,6 +221,57 @@ def test_a_library_for_a_newer_processor_ends_the_proof(verified: Environment, b
     assert done.code == 5 and "{prefix}/lib: libraries were added" in done.stderr, done.stderr
 
 
+def test_an_archive_on_the_path_ends_the_proof(verified: Environment, project: Path) -> None:
+    (project / "more.egg").write_bytes(b"x")
+    (verified.site / "more.pth").write_text(f"{project}/more.egg\n")
+    assert verified.record().code == 0
+    (project / "more.egg").write_bytes(b"y")
+    done = verified.status()
+    assert done.code == 8 and "more.egg: files were added, removed or changed" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"LD_AUDIT": "/x.so"}, "LD_AUDIT is set"),
+        ({"PYTHONPYCACHEPREFIX": "/tmp/x"}, "PYTHONPYCACHEPREFIX is set"),
+        ({"LD_LIBRARY_PATH": "/opt/a b:"}, "LD_LIBRARY_PATH='/opt/a b'"),
+        ({"LD_LIBRARY_PATH": "/opt/$LIB"}, "unset LD_LIBRARY_PATH"),
+        ({"LD_LIBRARY_PATH": "lib"}, "not an absolute path: lib"),
+        ({"PYTHONPATH": ":/opt/x"}, "an empty entry, which means the current folder"),
+        ({"PYTHONPATH": "src"}, "not an absolute path: src"),
+        ({"LD_PRELOAD": "libc.so.6"}, "LD_PRELOAD names libc.so.6"),
+    ],
+)
+def test_variables_that_cannot_be_measured_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], words: str
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(CheckFailed) as raised:
+        environment_files.hash_environment(Path(sys.executable))
+    assert words in "\n".join(raised.value.lines())
+
+
+def test_a_preload_file_of_the_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ld.so.preload").write_text("/x.so\n")
+    monkeypatch.setattr(environment_files, "PRELOADED", tmp_path / "ld.so.preload")
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(CheckFailed, match="ld.so.preload preloads libraries"):
+        environment_files.hash_environment(Path(sys.executable))
+
+
+def test_records_that_are_too_large_together_are_refused(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment_files, "LARGEST_TEXTS", 300)
+    with pytest.raises(CheckFailed, match="the RECORD files have more than"):
+        environment_files.hash_environment(environment.python)
+
+
 def test_another_interpreter_ends_the_proof(verified: Environment, project: Path) -> None:
     """A copy with one more byte."""
     real = Path(os.path.realpath(verified.python))
@@ -340,6 +392,10 @@ def unchecked_bytecode(environment: Environment) -> None:
     (folder / "late.cpython-311.pyc").write_bytes(b"\0\0\0\0\1\0\0\0" + b"x" * 8)
 
 
+def editable_installation(environment: Environment) -> None:
+    (environment.site / "__editable__.x-1.pth").write_text("import __editable___x_finder\n")
+
+
 def second_version(environment: Environment) -> None:
     (record,) = environment.site.glob("torch-*.dist-info/RECORD")
     shutil.copytree(record.parent, environment.site / "torch-1.0.dist-info")
@@ -362,6 +418,7 @@ def empty(environment: Environment) -> None:
         (fifo, "torch/__init__.py is not a regular file"),
         (fifo_as_record, "RECORD is not a regular file"),
         (unchecked_bytecode, "without comparing it with its source"),
+        (editable_installation, "imports sources that are not on sys.path"),
         (second_version, "torch is 1.0 and 2.13.0+cpu"),
         (empty, "none of the locked distributions is installed"),
     ],
