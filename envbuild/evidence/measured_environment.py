@@ -11,6 +11,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Annotated
 
 from packaging.utils import canonicalize_name
@@ -18,6 +19,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from envbuild.audit.environment_files import EnvironmentFiles, FolderFiles, InterpreterReport
+from envbuild.fetch import wheel_listings_and_clashes
 from envbuild.image.layers import installed_tree
 from envbuild.util.errors import CheckFailed, printable, some
 
@@ -159,7 +161,37 @@ def require_locked_files(
     wrong = [f"{path} is missing, or RECORD does not list it" for path in expected if path not in found]
     wrong += [f"{path} differs from its wheel" for path in expected if path in found and found[path] != expected[path]]
     wrong += [f"{path} is not in the wheel whose RECORD lists it" for path in found if path not in expected]
+    wrong += _hiding_files(files, locked)
     _require(wrong)
+
+
+def unlocked_names(measured: MeasuredEnvironment) -> list[str]:
+    """Return the names of the files and folders next to the locked distributions, without metadata."""
+    names = [group.name.removeprefix("{site}/") for group in measured.further if group.name.startswith("{site}/")]
+    return [name for name in names if not name.endswith(_INFO)]
+
+
+def _hiding_files(files: EnvironmentFiles, locked: Mapping[str, str]) -> Iterator[str]:
+    """Yield the files that Python imports, or that torch loads, instead of a locked one: in site-packages, in an
+    earlier folder of sys.path, or in the standard library. Then the self-test does not test the locked files."""
+    home = _home(files, locked)
+    modules = {name for path in home.locked if (name := _module(path))}
+    before = list(takewhile(lambda one: one is not home.folder, files.folders))
+    for folder in (*before, files.standard_library, home.folder):
+        if "" in folder.sha256:
+            yield f"{folder.folder} comes before site-packages, and is not a folder"
+        for path in sorted(folder.sha256):
+            if folder is home.folder and (path in home.locked or path in home.own):
+                continue
+            below = path.removeprefix("lib-dynload/") if folder is files.standard_library else path
+            module = _module(below)
+            if below in home.locked or (module and module in modules):
+                where = path if folder is home.folder else f"{folder.folder}/{path}"
+                yield f"{where} is not locked, and hides a locked module"
+
+
+def _module(path: str) -> str | None:
+    return wheel_listings_and_clashes.module(f"{wheel_listings_and_clashes.SITE}/{path}")
 
 
 def environment_differences(before: MeasuredEnvironment, now: MeasuredEnvironment, *, with_gpu: bool) -> list[str]:

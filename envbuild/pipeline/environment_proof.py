@@ -32,7 +32,9 @@ from envbuild.resolve import plan_resolver
 from envbuild.runners.host_runner import Here
 from envbuild.testrun.run_result import SelfTestSummary, TestRun
 from envbuild.testrun.selftest_job import RunRequest
-from envbuild.util.errors import CheckFailed, NotProved, some
+from envbuild.util.errors import CheckFailed, NotProved, printable, some
+
+_MOST = 20  # names of files that are not locked, in a note
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,10 @@ def _measure(python: Path, lock: Lock, wheels: Mapping[str, Mapping[str, str]]) 
     files, locked = environment_files.hash_environment(python), plan_resolver.computing(lock.versions)
     measured = measured_environment.measure_environment(files, locked)
     measured_environment.require_locked_files(files, locked, wheels.values())
-    return StepResult(measured, note=f"{some(measured.files, 'locked file')}, {measured.sha256[:12]}")
+    unlocked = measured_environment.unlocked_names(measured)
+    more = [f"and {len(unlocked) - _MOST} more"] if len(unlocked) > _MOST else []
+    rest = f"; not locked: {', '.join([*unlocked[:_MOST], *more])}" if unlocked else ""
+    return StepResult(measured, note=f"{some(measured.files, 'locked file')}, {measured.sha256[:12]}{printable(rest)}")
 
 
 def _require_same(before: MeasuredEnvironment, after: MeasuredEnvironment) -> None:

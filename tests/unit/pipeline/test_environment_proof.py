@@ -25,7 +25,15 @@ from unit.site import new_key
 from unit.support import PROFILE, CommandResult, envbuild, lock_for, plan_of, source_of
 
 pytestmark = pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the lock is for Python 3.11")
-VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "LD_AUDIT", "PYTHONPATH", "PYTHONHOME", "PYTHONPYCACHEPREFIX", "VIRTUAL_ENV")
+VARIABLES = (
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "LD_AUDIT",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "PYTHONPYCACHEPREFIX",
+    "VIRTUAL_ENV",
+)
 
 
 class Environment:
@@ -52,7 +60,8 @@ class Environment:
 def environment(project: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     """torch and numpy, each one module and a library, installed from a lock; the self-test passes."""
     for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that it is restored, whatever a test sets
+        monkeypatch.delenv(name)
     source, made = source_of(project, PROFILE), lock_for(plan_of(project, PROFILE))
     wheels = []
     for item in made.wheels:
@@ -302,6 +311,12 @@ def test_another_driver_ends_the_proof_of_a_gpu(environment: Environment, monkey
     assert "the GPU changed: none, now NVIDIA H100" in done.stderr
 
 
+def test_files_that_are_not_locked_are_listed(environment: Environment) -> None:
+    (environment.site / "late.py").write_text("")
+    done = environment.record()
+    assert done.code == 0 and "; not locked: " in done.stderr and "late.py" in done.stderr, done.stderr
+
+
 def test_a_statement_about_an_environment_proves_no_image(verified: Environment) -> None:
     (file,) = Path(os.environ["XDG_STATE_HOME"]).rglob("*.dsse.json")
     done = envbuild("verify", "--evidence", str(file), "--key", "team.pub", "--json")
@@ -396,6 +411,21 @@ def editable_installation(environment: Environment) -> None:
     (environment.site / "__editable__.x-1.pth").write_text("import __editable___x_finder\n")
 
 
+def extension_next_to_a_module(environment: Environment) -> None:
+    (environment.site / "torch" / "__init__.cpython-311-x86_64-linux-gnu.so").write_bytes(b"x")
+
+
+def module_in_an_earlier_folder(environment: Environment) -> None:
+    os.environ["PYTHONPATH"] = str(environment.folder / "first")  # the fixture restores it
+    (environment.folder / "first").mkdir()
+    (environment.folder / "first" / "numpy.py").write_text("")
+
+
+def archive_in_an_earlier_folder(environment: Environment) -> None:
+    os.environ["PYTHONPATH"] = str(environment.folder / "first.zip")
+    (environment.folder / "first.zip").write_text("")
+
+
 def second_version(environment: Environment) -> None:
     (record,) = environment.site.glob("torch-*.dist-info/RECORD")
     shutil.copytree(record.parent, environment.site / "torch-1.0.dist-info")
@@ -419,6 +449,9 @@ def empty(environment: Environment) -> None:
         (fifo_as_record, "RECORD is not a regular file"),
         (unchecked_bytecode, "without comparing it with its source"),
         (editable_installation, "imports sources that are not on sys.path"),
+        (extension_next_to_a_module, "torch/__init__.cpython-311-x86_64-linux-gnu.so is not locked, and hides"),
+        (module_in_an_earlier_folder, "venv/first/numpy.py is not locked, and hides a locked module"),
+        (archive_in_an_earlier_folder, "first.zip comes before site-packages, and is not a folder"),
         (second_version, "torch is 1.0 and 2.13.0+cpu"),
         (empty, "none of the locked distributions is installed"),
     ],
