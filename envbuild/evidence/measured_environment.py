@@ -25,7 +25,7 @@ from envbuild.util.errors import CheckFailed, printable, some
 
 Sha256Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 _INFO = ".dist-info"
-# Files in a distribution's .dist-info that its wheel does not have, or that an override changes.
+# Files in .dist-info that an installer adds or an override changes, so that they differ from the wheel's.
 _INSTALLERS = frozenset(("INSTALLER", "REQUESTED", "RECORD", "METADATA", "direct_url.json", "uv_cache.json"))
 _MOST = 10  # differences that are listed
 
@@ -35,7 +35,7 @@ class _EnvironmentPart(BaseModel):
 
 
 class FileGroup(_EnvironmentPart):
-    """Files below one name: their number, and their digest, computed as that of the locked files."""
+    """The files of a folder, or a single file. `sha256`: their digest, computed as `files_digest` does."""
 
     name: str
     files: int
@@ -228,6 +228,8 @@ def environment_differences(before: MeasuredEnvironment, now: MeasuredEnvironmen
     ]  # fmt: skip
     if with_gpu and before.driver != now.driver:
         found.append(f"the driver changed: {before.driver}, now {now.driver}")
+    if with_gpu and (now.driver is None or not now.gpus):
+        found.append("the driver's version and the GPU models cannot be read from /proc/driver/nvidia")
     if with_gpu and before.gpus != now.gpus:
         found.append(f"the GPU changed: {', '.join(before.gpus) or 'none'}, now {', '.join(now.gpus) or 'none'}")
     return [printable(text) for text in found]

@@ -36,6 +36,9 @@ VARIABLES = (
 )
 
 
+HASH_ENVIRONMENT = environment_files.hash_environment
+
+
 class Environment:
     """A virtual environment of the locked wheels, and what is to be tried in it."""
 
@@ -269,7 +272,7 @@ def test_a_preload_file_of_the_system_is_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(environment_files, "PRELOADED", tmp_path / "ld.so.preload")
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(CheckFailed, match="ld.so.preload preloads libraries"):
+    with pytest.raises(CheckFailed, match="preloads libraries"):
         environment_files.hash_environment(Path(sys.executable))
 
 
@@ -296,19 +299,37 @@ def test_another_interpreter_ends_the_proof(verified: Environment, project: Path
 def test_another_driver_ends_the_proof_of_a_gpu(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment_proof, "test_on_one_node", lambda *given: StepResult(run_on("NVIDIA H20")))
     Path("team.pub").write_bytes(new_key(monkeypatch).pem)
+    report_driver(monkeypatch, "550.54.15", "NVIDIA H20")
     assert environment.record().code == 4, "the profile is for the CPU"
     assert environment.verify().code == 0
-    measure = environment_files.hash_environment
+    report_driver(monkeypatch, "999.1", "NVIDIA H100")
+    done = environment.verify()
+    assert done.code == 5 and "the driver changed: 550.54.15, now 999.1" in done.stderr, done.stderr
+    assert "the GPU changed: NVIDIA H20, now NVIDIA H100" in done.stderr
+    report_driver(monkeypatch, None)
+    done = environment.verify()
+    assert done.code == 5 and "cannot be read from /proc/driver/nvidia" in done.stderr, done.stderr
 
-    def later(python: Path) -> environment_files.EnvironmentFiles:
-        found = measure(python)
-        report = found.report.model_copy(update={"driver": "999.1", "gpus": ["NVIDIA H100"]})
+
+def report_driver(monkeypatch: pytest.MonkeyPatch, driver: str | None, *gpus: str) -> None:
+    """Let the interpreter report this driver and these GPUs."""
+
+    def measured(python: Path) -> environment_files.EnvironmentFiles:
+        found = HASH_ENVIRONMENT(python)
+        report = found.report.model_copy(update={"driver": driver, "gpus": list(gpus)})
         return dataclasses.replace(found, report=report)
 
-    monkeypatch.setattr(environment_files, "hash_environment", later)
-    done = environment.verify()
-    assert done.code == 5 and "the driver changed: None, now 999.1" in done.stderr, done.stderr
-    assert "the GPU changed: none, now NVIDIA H100" in done.stderr
+    monkeypatch.setattr(environment_files, "hash_environment", measured)
+
+
+def test_a_gpu_that_cannot_be_measured_gives_no_evidence(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment_proof, "test_on_one_node", lambda *given: StepResult(run_on("NVIDIA H20")))
+    report_driver(monkeypatch, None)
+    done = environment.record()
+    assert done.code == 4 and "cannot be read from /proc/driver/nvidia" in done.stderr, done.stderr
+    assert not list(Path(os.environ["XDG_STATE_HOME"]).rglob("*.statement.json"))
 
 
 def test_files_that_are_not_locked_are_listed(environment: Environment) -> None:
@@ -494,6 +515,50 @@ def test_a_failed_selftest_is_evidence_too(environment: Environment, monkeypatch
     assert environment.status().code == 5
     monkeypatch.setattr(environment_proof, "test_on_one_node", lambda *given: StepResult(passed_run()))
     assert environment.record("--json").document["state"] == "verified"
+
+
+def test_a_failed_selftest_that_changes_a_file_is_evidence_too(
+    verified: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def meanwhile(*given: object) -> StepResult[object]:
+        edit(verified)
+        return StepResult(judged(lines(documents(probe("env.libs", "failed"))), exit_code=5))
+
+    monkeypatch.setattr(environment_proof, "test_on_one_node", meanwhile)
+    before = len(list(Path(os.environ["XDG_STATE_HOME"]).rglob("*.statement.json")))
+    done = verified.record("--json")
+    assert (done.code, done.document["state"]) == (5, "failed")
+    assert len(list(Path(os.environ["XDG_STATE_HOME"]).rglob("*.statement.json"))) == before + 1
+
+
+def test_a_changed_environment_is_not_reported_as_verified(
+    verified: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def meanwhile(*given: object) -> StepResult[object]:
+        add_pth(verified)
+        return StepResult(passed_run())
+
+    monkeypatch.setattr(environment_proof, "test_on_one_node", meanwhile)
+    done = verified.record("--json")
+    assert (done.code, done.document["state"]) == (5, "unverified")
+
+
+def test_the_status_of_a_changed_locked_file_has_a_document(verified: Environment) -> None:
+    edit(verified)
+    done = verified.status("--json")
+    assert (done.code, done.document["profile"], done.document["state"]) == (5, "sample", "failed")
+    assert "torch/__init__.py differs from its wheel" in [reason["detail"] for reason in done.document["reasons"]]
+
+
+def test_commands_quote_the_path(verified: Environment) -> None:
+    folder = verified.folder.rename(verified.folder.parent / "my venv")
+    done = envbuild("status", "sample", "--python", str(folder), "--json")
+    assert done.document["next_command"] == f"'{folder}/bin/python'", done.document
+
+
+def test_a_run_outside_a_container_is_recorded_as_such(verified: Environment) -> None:
+    assert verified.verify("--json").document["unconfined"] == ["no container"]
+    assert verified.status("--json").document["evidence"][0]["unconfined"] == ["no container"]
 
 
 def test_options_that_do_not_fit_are_refused(environment: Environment) -> None:
