@@ -26,17 +26,17 @@ def extend_path(variables: bool) -> None:
     if not sys.flags.no_site:
         return
     inner, outer = _virtual_environment()
-    prefixes = [inner, *outer]
     if inner:
         sys.prefix = sys.exec_prefix = inner  # before Python 3.14 the module site does this
-    added = []
-    if variables:
-        added += [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if Path(entry).is_absolute()]
-        if (outer or not inner) and not os.environ.get("PYTHONNOUSERSITE"):
+    added = site.getsitepackages([inner]) if inner else []
+    if outer or not inner:
+        if variables and not os.environ.get("PYTHONNOUSERSITE"):
             added.append(site.getusersitepackages())
-    added += site.getsitepackages([prefix for prefix in prefixes if prefix] or None)
-    if variables:
-        added += [named for folder in added for named in _named(Path(folder))]
+        added += site.getsitepackages(outer or None)
+    if variables:  # in the order of Python: a folder, then those that its `.pth` files add
+        added = [entry for folder in dict.fromkeys(added) for entry in (folder, *_named(Path(folder)))]
+        named = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if Path(entry).is_absolute()]
+        added = [*named, *added]
     added = [entry for entry in dict.fromkeys(added) if Path(entry).exists()]
     sys.path[:] = [entry for entry in sys.path if entry not in added] + added
     site.setquit()

@@ -6,7 +6,9 @@ import dataclasses
 import json
 import os
 import shutil
+import subprocess
 import sys
+import venv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -240,6 +242,28 @@ def test_an_archive_on_the_path_ends_the_proof(verified: Environment, project: P
     (project / "more.egg").write_bytes(b"y")
     done = verified.status()
     assert done.code == 8 and "more.egg: files were added, removed or changed" in done.stderr, done.stderr
+
+
+def test_folders_are_searched_in_the_order_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's packages come after those of a virtual environment that also uses the system's."""
+    venv.create(tmp_path / "venv", system_site_packages=True, symlinks=True)
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("PYTHONNOUSERSITE", raising=False)
+    monkeypatch.setenv("PYTHONUSERBASE", str(tmp_path / "user"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "first"))
+    for base in ("venv", "user"):
+        folder = tmp_path / base / "lib" / "python3.11" / "site-packages"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "more.pth").write_text(f"{tmp_path}/of_{base}\n")
+    for name in ("first", "of_venv", "of_user"):
+        (tmp_path / name).mkdir()
+    python = tmp_path / "venv" / "bin" / "python"
+    asked = subprocess.check_output([python, "-c", "import json, sys; print(json.dumps(sys.path))"], text=True)
+    own = str(tmp_path)
+    expected = [entry for entry in json.loads(asked) if entry.startswith(own)]
+    found = environment_files.hash_environment(python).report.path
+    assert [entry for entry in found if entry.startswith(own)] == expected and len(expected) == 5
 
 
 @pytest.mark.parametrize(
