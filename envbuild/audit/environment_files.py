@@ -1,5 +1,5 @@
-"""Hashes the files that an environment imports and loads. The environment may be hostile: only its interpreter is asked
-for the folders, and its files are read here, regular ones only, with limits."""
+"""Hashes the files that an environment imports and loads. The environment may be hostile: its interpreter only reports
+the folders. This module reads the files itself, only regular ones, and limits their number and size."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import stat
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,13 +20,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from envbuild.audit.environment_contents import Text, Word
 from envbuild.runners import host_runner
+from envbuild.selftest.inventory import startup_files
+from envbuild.selftest.inventory.elf_reader import HWCAPS, LEGACY_HWCAPS
 from envbuild.testrun.output_judge import frame
 from envbuild.testrun.selftest_job import BOOTSTRAP, Job, Limits, bootstrap_payload, started
 from envbuild.util.errors import CheckFailed, printable
 
 MOST_FILES = 1_000_000
-LARGEST_FILE, LARGEST_TOTAL, LARGEST_TEXT = 8 << 30, 256 << 30, 64 << 20
-"""Bytes of one file, of all files, and of a file that is read as text. torch's largest library has 2 GB."""
+LARGEST_FILE, LARGEST_TOTAL, LARGEST_TEXT, LARGEST_TEXTS = 8 << 30, 256 << 30, 64 << 20, 256 << 20
+"""Bytes of one file, of all files, of a file that is read as text, and of all RECORDs. torch's largest library has 2
+GB."""
+PRELOADED = Path("/etc/ld.so.preload")
 _ENTRY = "envbuild.selftest.inventory.interpreter_collector"
 _MEMORY, _SECONDS, _LARGEST_REPORT = 1 << 30, 180.0, 4 << 20
 _BLOCK, _SINGLE, _BATCH = 1 << 20, 256, 200
@@ -39,7 +44,8 @@ Paths = Annotated[list[Text], Field(max_length=2000)]
 class InterpreterReport(BaseModel):
     """What an interpreter reports of itself. All paths are real paths. `prefixes`: the environment, and the Python
     that it was made from; `path`: sys.path without the standard library, in order; `loader_folders`: folders in which
-    the loader finds libraries by a search path; `preloaded`: LD_PRELOAD."""
+    the loader finds libraries by a search path; `library_path`: those of LD_LIBRARY_PATH, in order; `preloaded`: the
+    files of LD_PRELOAD, in order."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
@@ -49,6 +55,7 @@ class InterpreterReport(BaseModel):
     standard_library: Text
     path: Paths
     loader_folders: Paths
+    library_path: Paths
     preloaded: Paths
     cuda_libraries: Paths
     libc: Text | None
@@ -86,10 +93,13 @@ class EnvironmentFiles:
 def hash_environment(python: Path) -> EnvironmentFiles:
     """Hash the files of an interpreter's environment. Raises CheckFailed if a file cannot be measured, or if the
     interpreter does not report its folders."""
+    _refuse_unmeasured(os.environ)
     report = _interpreter_report(python)
     budget = _Budget()
     library = _Listing(report.standard_library, budget, skip=frozenset(("site-packages", "dist-packages")))
     folders = [_Listing(entry, budget) for entry in report.path]
+    for one in folders:
+        _refuse_editable(one)
     loader = [_Listing(entry, budget, libraries=True) for entry in dict.fromkeys(report.loader_folders)]
     single = [report.executable, *report.cuda_libraries, *report.preloaded]
     single += [path for path in (report.libc, report.libstdcxx, report.libpython) if path]
@@ -98,11 +108,43 @@ def hash_environment(python: Path) -> EnvironmentFiles:
     hashes = _sha256_of(sorted(sizes, key=lambda path: sizes[path], reverse=True))
     return EnvironmentFiles(
         report,
-        tuple(one.hashed(hashes) for one in folders),
-        library.hashed(hashes),
-        tuple(one.hashed(hashes) for one in loader),
+        tuple(one.hashed(hashes, budget) for one in folders),
+        library.hashed(hashes, budget),
+        tuple(one.hashed(hashes, budget) for one in loader),
         {path: hashes[path] for path in single},
     )
+
+
+def _refuse_unmeasured(variables: Mapping[str, str]) -> None:
+    """Raise CheckFailed if variables, or the loader's configuration, make Python or the loader use files that cannot be
+    measured, or depend on the current folder."""
+    for name in ("LD_AUDIT", "PYTHONPYCACHEPREFIX"):
+        if variables.get(name):
+            raise CheckFailed(f"{name} is set: what it loads is not measured", hint=f"unset {name}")
+    for name, separators in (("LD_LIBRARY_PATH", "[:;]"), ("PYTHONPATH", ":")):
+        entries = re.split(separators, variables[name]) if variables.get(name) else []
+        usable = [entry for entry in entries if entry.startswith("/") and ("$" not in entry or name == "PYTHONPATH")]
+        if usable != entries:
+            wrong = next(entry for entry in entries if entry not in usable)
+            hint = f"export {name}={shlex.quote(':'.join(usable))}" if usable else f"unset {name}"
+            what = "an empty entry, which means the current folder" if not wrong else f"not an absolute path: {wrong}"
+            raise CheckFailed(f"{name} has an entry that cannot be measured: {printable(what)}", hint=hint)
+    for entry in filter(None, re.split("[ :]", variables.get("LD_PRELOAD", ""))):
+        if not entry.startswith("/") or "$" in entry:
+            raise CheckFailed(f"LD_PRELOAD names {printable(entry)}", hint="give its full path, starting with /")
+    if PRELOADED.exists() and PRELOADED.stat().st_size:
+        raise CheckFailed(f"{PRELOADED} preloads libraries into every program, which cannot be measured")
+
+
+def _refuse_editable(folder: _Listing) -> None:
+    """Raise CheckFailed for an editable installation whose `.pth` file runs code: its sources are found outside of
+    sys.path."""
+    for name, path in folder.files.items():
+        if "/" not in name and name.endswith(".pth"):
+            lines = startup_files.pth_lines(next(_blocks(path), b""))
+            if any(startup_files.runs(line) and "editable" in f"{name} {line}" for line in lines):
+                hint = "install it without -e, or, with setuptools, with --config-settings editable_mode=compat"
+                raise CheckFailed(f"{printable(path)} imports sources that are not on sys.path", hint=hint)
 
 
 def _interpreter_report(python: Path) -> InterpreterReport:
@@ -121,16 +163,18 @@ def _interpreter_report(python: Path) -> InterpreterReport:
         hint = "its Python may have been tampered with"
         raise CheckFailed(f"{python} reported its folders in an invalid form", hint=hint) from None
     if report.cut:
-        raise CheckFailed("the search for CUDA libraries exceeded its limit", hint="shorten LD_LIBRARY_PATH")
+        hint = "too many files, or a slow disk, in the system's library folders, sys.path or LD_LIBRARY_PATH"
+        raise CheckFailed("the search for CUDA libraries exceeded its limit", hint=hint)
     return report
 
 
 @dataclass
 class _Budget:
-    """What is left of the limits."""
+    """How many files and bytes may still be measured."""
 
     files: int = field(default_factory=lambda: MOST_FILES)
     size: int = field(default_factory=lambda: LARGEST_TOTAL)
+    text: int = field(default_factory=lambda: LARGEST_TEXTS)
 
     def count(self, folder: str) -> None:
         self.files -= 1
@@ -145,11 +189,18 @@ class _Budget:
             raise CheckFailed(f"more than {LARGEST_TOTAL >> 30} GiB to measure, up to {printable(path)}")
         return size
 
+    def read(self, path: str) -> str:
+        """Return the text of a RECORD. Raises CheckFailed if all of them are too large together."""
+        self.text -= _regular(path).st_size
+        if self.text < 0:
+            raise CheckFailed(f"the RECORD files have more than {LARGEST_TEXTS >> 20} MiB, up to {printable(path)}")
+        return read_text(path)
+
 
 class _Listing:
     """The files below a folder: relative path -> path. Bytecode in __pycache__ is left out; unchecked bytecode, which
     Python runs whatever its source is, is refused. `skip`: folders directly in it; `libraries`: only shared libraries,
-    directly in the folder."""
+    directly in the folder or in the subfolders for processors that the loader prefers (glibc-hwcaps)."""
 
     def __init__(
         self, root: str, budget: _Budget, *, skip: frozenset[str] = frozenset(), libraries: bool = False
@@ -165,9 +216,9 @@ class _Listing:
             self.files[""] = root
 
     def _walk(self, budget: _Budget, skip: frozenset[str], *, libraries: bool) -> None:
-        left = [(self.root, "", False)]
-        while left:
-            folder, below, linked = left.pop()
+        left, links = [(self.root, "", False)], list[tuple[str, str, bool]]()
+        while left or links:  # links last: a link must not hide the files of a real folder
+            folder, below, linked = left.pop() if left else links.pop(0)
             real = os.path.realpath(folder)
             if real in self._seen:  # links may lead in a circle
                 continue
@@ -177,10 +228,10 @@ class _Listing:
                 budget.count(folder)
                 name, is_link = f"{below}{entry.name}", linked or entry.is_symlink()
                 if _is_folder(entry):
-                    if not libraries and entry.name != ".git" and (below or entry.name not in skip):
+                    if _is_searched(name) if libraries else entry.name != ".git" and (below or entry.name not in skip):
                         if entry.is_symlink():
                             self._links[f"{name}/"] = os.readlink(entry.path)  # noqa: PTH115 - the text as it is
-                        left.append((entry.path, f"{name}/", is_link))
+                        (links if is_link else left).append((entry.path, f"{name}/", is_link))
                 elif in_cache and entry.name.endswith(".pyc"):
                     _refuse_unchecked(entry.path)
                 elif (libraries and ".so" not in entry.name) or (is_link and _is_dangling(entry.path)):
@@ -189,11 +240,11 @@ class _Listing:
                     self.files[name] = entry.path
                     self.linked |= {name} if is_link else set()
 
-    def hashed(self, hashes: Mapping[str, str]) -> FolderFiles:
+    def hashed(self, hashes: Mapping[str, str], budget: _Budget) -> FolderFiles:
         """Return the files with their hashes, and the text of each RECORD."""
         found = {name: hashes[path] for name, path in self.files.items()}
         found |= {name: hashlib.sha256(os.fsencode(target)).hexdigest() for name, target in self._links.items()}
-        records = {name: read_text(path) for name, path in self.files.items() if _RECORD.fullmatch(name)}
+        records = {name: budget.read(path) for name, path in self.files.items() if _RECORD.fullmatch(name)}
         return FolderFiles(self.root, found, frozenset(self.linked), records)
 
 
@@ -210,6 +261,12 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:  # a link to itself
         return False
+
+
+def _is_searched(below: str) -> bool:
+    """Whether the loader also searches this subfolder of a folder of libraries."""
+    first, *others = below.split("/")
+    return first == HWCAPS or {first, *others} <= LEGACY_HWCAPS
 
 
 def _is_dangling(path: str) -> bool:

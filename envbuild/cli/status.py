@@ -70,9 +70,9 @@ def command(names: tuple[str, ...], asks_index: bool, python: str | None, as_jso
     """Show whether the images of profiles are verified; without a name, of all profiles. Each line ends with the next
     command to run. The answer is computed from lock, image and evidence each time.
 
-    Exit 0 verified; 4 built, not proved; 5 the self-test failed or the tag was moved by hand; 6 not built; 8 no lock,
-    or proved for another lock or self-test, or an environment that changed since. The exit code is always 0 without a
-    name, and always 0 with --outdated.
+    Exit 0 verified; 4 built, not proved; 5 the self-test failed, the tag was moved by hand, or an environment's locked
+    files are missing or changed; 6 not built; 8 no lock, or proved for another lock or self-test, or an environment
+    whose other files changed since. The exit code is always 0 without a name, and always 0 with --outdated.
 
     Example: envbuild status
     Example: envbuild status cpu
@@ -111,12 +111,16 @@ def _environment(name: str, python: str, as_json: bool) -> EnvironmentStatusDocu
     source = profile_reader_and_overrides.load(name)
     plan, lock = plan_resolver.resolve(source), lock_file.required_lock(source)
     interpreter = host_runner.find_interpreter(python)
-    files = environment_files.hash_environment(interpreter)
     versions, wheels = plan_resolver.computing(lock.versions), wheel_contents.wheel_hashes(lock)
-    measured = measured_environment.measure_environment(files, versions)
     named = [f"{name}=={version}" for name, version in versions.items()]
-    if set(named) <= set(wheels):  # only evidence tells if a wheel is missing in the store
-        measured_environment.require_locked_files(files, versions, [wheels[name] for name in named])
+    try:
+        files = environment_files.hash_environment(interpreter)
+        measured = measured_environment.measure_environment(files, versions)
+        if set(named) <= set(wheels):  # without its wheels in the store it is only compared with the evidence
+            measured_environment.require_locked_files(files, versions, [wheels[name] for name in named])
+    except CheckFailed as refused:
+        refused.partial = plain(environment_status.refused_status(interpreter, refused, source, lock))
+        raise
     found = environment_status.environment_status(interpreter, measured, source, lock, lock.stale(plan))
     if found.state != VERIFIED:
         hint = "\n".join([*(reason.detail for reason in found.reasons), f"run: {found.next_command}"])

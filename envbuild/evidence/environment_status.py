@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from envbuild.evidence.proof_rules import Proof
 from envbuild.facts.document_types import Digest
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.loaded_profile import Source
+from envbuild.util.errors import CheckFailed
 from envbuild.util.rejected_input_errors import Reason
 
 EnvironmentState = Literal["verified", "unverified", "stale", "failed"]
@@ -22,7 +24,7 @@ EnvironmentState = Literal["verified", "unverified", "stale", "failed"]
 @dataclass(frozen=True)
 class EnvironmentStatusDocument:
     """The document of `status --python`. `environment`: the interpreter; `subject`: the digest of the locked
-    distributions' files."""
+    distributions' files, null if they differ from the lock's or cannot be measured (state failed)."""
 
     profile: str
     environment: str
@@ -30,7 +32,7 @@ class EnvironmentStatusDocument:
     reasons: tuple[Reason, ...]
     next_command: str
     lock: Digest
-    subject: Digest
+    subject: Digest | None
     evidence: tuple[ProofRow, ...]
 
 
@@ -50,6 +52,13 @@ def environment_state(proofs: Sequence[Proof], stale: bool = False) -> Environme
     return "verified" if proofs and all(proof.state == "proved" for proof in proofs) else "unverified"
 
 
+def refused_status(python: Path, error: CheckFailed, source: Source, lock: Lock) -> EnvironmentStatusDocument:
+    """Return the status of an environment whose files differ from the lock's, or cannot be measured."""
+    reasons = tuple(Reason("environment", line) for line in (error.message, *(error.hint or "").splitlines()))
+    command = f"envbuild install {source.known} NEW_FOLDER"
+    return EnvironmentStatusDocument(source.name, str(python), "failed", reasons, command, lock.id, None, ())
+
+
 def environment_status(
     python: Path, measured: MeasuredEnvironment, source: Source, lock: Lock, changed: Sequence[str]
 ) -> EnvironmentStatusDocument:
@@ -60,13 +69,14 @@ def environment_status(
         Reason("evidence", profile_proofs.reason(source.name, proof)) for proof in proofs if proof.state != "proved"
     ]
     state = environment_state(proofs, bool(changed))
-    command = f"envbuild test {source.known} --python {python} --record"
+    path = shlex.quote(str(python))
+    command = f"envbuild test {source.known} --python {path} --record"
     if state == "verified":
-        command = f"{python}"
+        command = path
     elif changed:
         command = f"envbuild lock {source.known}"
     elif state == "failed":
-        command = f"envbuild test {source.known} --python {python}"
+        command = f"envbuild test {source.known} --python {path}"
     rows = profile_proofs.proof_rows(proofs)
     return EnvironmentStatusDocument(
         source.name, str(python), state, tuple(reasons), command, lock.id, measured.id, rows

@@ -11,6 +11,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Annotated
 
 from packaging.utils import canonicalize_name
@@ -18,12 +19,13 @@ from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from envbuild.audit.environment_files import EnvironmentFiles, FolderFiles, InterpreterReport
+from envbuild.fetch import wheel_listings_and_clashes
 from envbuild.image.layers import installed_tree
 from envbuild.util.errors import CheckFailed, printable, some
 
 Sha256Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 _INFO = ".dist-info"
-# Files in a distribution's .dist-info that its wheel does not have, or that an override changes.
+# Files in .dist-info that an installer adds or an override changes, so that they differ from the wheel's.
 _INSTALLERS = frozenset(("INSTALLER", "REQUESTED", "RECORD", "METADATA", "direct_url.json", "uv_cache.json"))
 _MOST = 10  # differences that are listed
 
@@ -33,7 +35,7 @@ class _EnvironmentPart(BaseModel):
 
 
 class FileGroup(_EnvironmentPart):
-    """Files below one name: their number, and their digest, computed as that of the locked files."""
+    """The files of a folder, or a single file. `sha256`: their digest, computed as `files_digest` does."""
 
     name: str
     files: int
@@ -58,7 +60,8 @@ class MeasuredEnvironment(_EnvironmentPart):
     """An environment. `sha256`: the digest of its locked files, the subject of evidence; `distributions`: the locked
     ones, with their versions. `path`: sys.path, without the standard library; `further`: all other files below it, by
     the first part of their path, with further distributions and `.pth` files. `loaded`: folders and files that the
-    loader takes libraries from, CUDA's from elsewhere included. In paths, {site} is the folder with the locked
+    loader takes libraries from, CUDA's from elsewhere included; `library_path`: the folders of LD_LIBRARY_PATH with
+    libraries, and `preloaded`: the files of LD_PRELOAD, both in order. In paths, {site} is the folder with the locked
     distributions, {prefix} the environment and {base} the Python that it was made from."""
 
     sha256: Sha256Hex
@@ -67,6 +70,8 @@ class MeasuredEnvironment(_EnvironmentPart):
     path: list[str]
     further: list[FileGroup]
     loaded: list[FileGroup]
+    library_path: list[str]
+    preloaded: list[MeasuredFile]
     interpreter: MeasuredInterpreter
     libc: MeasuredFile | None
     libstdcxx: MeasuredFile | None
@@ -120,9 +125,10 @@ def measure_environment(files: EnvironmentFiles, locked: Mapping[str, str]) -> M
     measured = [folder.folder for folder in files.folders]
     single = [
         _group(_named(path, names), {"": files.libraries[path]})
-        for path in dict.fromkeys([*report.preloaded, *sorted(report.cuda_libraries)])
+        for path in sorted(set(report.cuda_libraries))
         if not any(path.startswith(f"{folder}/") for folder in measured)
     ]
+    with_libraries = {one.folder for one in files.loader if one.sha256}
     return MeasuredEnvironment(
         sha256=files_digest(home.locked),
         files=len(home.locked),
@@ -130,6 +136,8 @@ def measure_environment(files: EnvironmentFiles, locked: Mapping[str, str]) -> M
         path=[_escaped(_named(folder.folder, names)) for folder in files.folders],
         further=further,
         loaded=[*(_group(_named(one.folder, names), one.sha256) for one in files.loader if one.sha256), *single],
+        library_path=[_escaped(_named(folder, names)) for folder in report.library_path if folder in with_libraries],
+        preloaded=[one for path in report.preloaded if (one := _file(files, path, names))],
         interpreter=MeasuredInterpreter(
             version=report.version,
             executable=files.libraries[report.executable],
@@ -153,7 +161,37 @@ def require_locked_files(
     wrong = [f"{path} is missing, or RECORD does not list it" for path in expected if path not in found]
     wrong += [f"{path} differs from its wheel" for path in expected if path in found and found[path] != expected[path]]
     wrong += [f"{path} is not in the wheel whose RECORD lists it" for path in found if path not in expected]
+    wrong += _hiding_files(files, locked)
     _require(wrong)
+
+
+def unlocked_names(measured: MeasuredEnvironment) -> list[str]:
+    """Return the names of the files and folders next to the locked distributions, without metadata."""
+    names = [group.name.removeprefix("{site}/") for group in measured.further if group.name.startswith("{site}/")]
+    return [name for name in names if not name.endswith(_INFO)]
+
+
+def _hiding_files(files: EnvironmentFiles, locked: Mapping[str, str]) -> Iterator[str]:
+    """Yield the files that Python imports, or that torch loads, instead of a locked one: in site-packages, in an
+    earlier folder of sys.path, or in the standard library. Then the self-test does not test the locked files."""
+    home = _home(files, locked)
+    modules = {name for path in home.locked if (name := _module(path))}
+    before = list(takewhile(lambda one: one is not home.folder, files.folders))
+    for folder in (*before, files.standard_library, home.folder):
+        if "" in folder.sha256:
+            yield f"{folder.folder} comes before site-packages, and is not a folder"
+        for path in sorted(folder.sha256):
+            if folder is home.folder and (path in home.locked or path in home.own):
+                continue
+            below = path.removeprefix("lib-dynload/") if folder is files.standard_library else path
+            module = _module(below)
+            if below in home.locked or (module and module in modules):
+                where = path if folder is home.folder else f"{folder.folder}/{path}"
+                yield f"{where} is not locked, and hides a locked module"
+
+
+def _module(path: str) -> str | None:
+    return wheel_listings_and_clashes.module(f"{wheel_listings_and_clashes.SITE}/{path}")
 
 
 def environment_differences(before: MeasuredEnvironment, now: MeasuredEnvironment, *, with_gpu: bool) -> list[str]:
@@ -166,6 +204,17 @@ def environment_differences(before: MeasuredEnvironment, now: MeasuredEnvironmen
         found.append("the folders of sys.path changed")
     found += _changed_groups("{}: files were added, removed or changed", before.further, now.further)
     found += _changed_groups("{}: libraries were added, removed or changed", before.loaded, now.loaded)
+    for variable, first, second in (
+        ("LD_LIBRARY_PATH", before.library_path, now.library_path),
+        ("LD_PRELOAD", [one.path for one in before.preloaded], [one.path for one in now.preloaded]),
+    ):
+        if first != second:
+            found.append(f"{variable} changed: {':'.join(first) or 'empty'}, now {':'.join(second) or 'empty'}")
+    found += [
+        f"{second.path}: the preloaded library changed"
+        for first, second in zip(before.preloaded, now.preloaded, strict=False)
+        if first.path == second.path and first != second
+    ]
     if before.interpreter.version != now.interpreter.version:
         found.append(f"the interpreter changed: {before.interpreter.version}, now {now.interpreter.version}")
     elif before.interpreter != now.interpreter:
@@ -179,6 +228,8 @@ def environment_differences(before: MeasuredEnvironment, now: MeasuredEnvironmen
     ]  # fmt: skip
     if with_gpu and before.driver != now.driver:
         found.append(f"the driver changed: {before.driver}, now {now.driver}")
+    if with_gpu and (now.driver is None or not now.gpus):
+        found.append("the driver's version and the GPU models cannot be read from /proc/driver/nvidia")
     if with_gpu and before.gpus != now.gpus:
         found.append(f"the GPU changed: {', '.join(before.gpus) or 'none'}, now {', '.join(now.gpus) or 'none'}")
     return [printable(text) for text in found]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from envbuild.attest import keys_and_signatures
@@ -32,7 +32,10 @@ from envbuild.resolve import plan_resolver
 from envbuild.runners.host_runner import Here
 from envbuild.testrun.run_result import SelfTestSummary, TestRun
 from envbuild.testrun.selftest_job import RunRequest
-from envbuild.util.errors import CheckFailed, NotProved, some
+from envbuild.util.errors import CheckFailed, NotProved, printable, some
+
+UNCONFINED = "no container"
+_MOST = 20  # names of files that are not locked, in a note
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class EnvironmentProofDocument:
 
 @dataclass(frozen=True)
 class ProvedEnvironment:
-    """The result of proving an environment; a field keeps its default until the step that gives its value has ended."""
+    """The result of proving an environment. A field has its default value until the step that sets it has finished."""
 
     name: str
     python: Path
@@ -83,8 +86,8 @@ class ProvedEnvironment:
 def prove_environment(name: str, python: str, listener: Listener, gpus: tuple[str, ...] = ()) -> ProvedEnvironment:
     """Compare an environment with the lock, run the self-test in it, and write evidence.
 
-    Raises CheckFailed if it is not as locked, changes meanwhile, or fails the self-test; NotProved if a required probe
-    cannot run.
+    Raises CheckFailed if its files differ from the lock's or change during the self-test, or if the self-test fails;
+    NotProved if a required probe cannot run, or if driver and GPU cannot be measured.
     """
     keys_and_signatures.receive()
     context, runner = StepContext(listener), Here(python)
@@ -106,10 +109,20 @@ def prove_environment(name: str, python: str, listener: Listener, gpus: tuple[st
         measured = context.step("environment", _measure, runner.python, lock, wheels)
         result.update(measured=measured, proofs=environment_status.proofs_of_environment(measured, source, lock))
         order = SelfTestOrder(source, plan_resolver.computing(lock.versions), lock.python, RunRequest(gpus=gpus))
+        if source.profile.gpus:
+            _require_known_gpu(measured)
         run = context.step("self-test", test_on_one_node, context.progress, order, runner)
-        result.update(run=run)
+        run = replace(run, where={**run.where, "unconfined": [UNCONFINED]})
+        result.update(run=run, proofs=())  # the earlier proofs may be of files that changed since
+        used_gpu = evidence_statements_and_store.gpu_of(run) is not None
+        if used_gpu:
+            _require_known_gpu(measured)
+        if run.failures():  # a failure is evidence even if the environment changed meanwhile
+            written = context.step("evidence", _write_evidence, context, source, lock, measured, run, signer)
+            result.update(statement=written.file, proofs=written.proofs)
+            workflows.require_passed(Made(source.name, run=run))
         after = context.step("environment", _measure, runner.python, lock, wheels)
-        _require_same(measured, after)
+        _require_same(measured, after, with_gpu=used_gpu)
         written = context.step("evidence", _write_evidence, context, source, lock, measured, run, signer)
         result.update(statement=written.file, proofs=written.proofs)
         workflows.require_passed(Made(source.name, run=run))
@@ -143,11 +156,23 @@ def _measure(python: Path, lock: Lock, wheels: Mapping[str, Mapping[str, str]]) 
     files, locked = environment_files.hash_environment(python), plan_resolver.computing(lock.versions)
     measured = measured_environment.measure_environment(files, locked)
     measured_environment.require_locked_files(files, locked, wheels.values())
-    return StepResult(measured, note=f"{some(measured.files, 'locked file')}, {measured.sha256[:12]}")
+    unlocked = measured_environment.unlocked_names(measured)
+    more = [f"and {len(unlocked) - _MOST} more"] if len(unlocked) > _MOST else []
+    rest = f"; not locked: {', '.join([*unlocked[:_MOST], *more])}" if unlocked else ""
+    return StepResult(measured, note=f"{some(measured.files, 'locked file')}, {measured.sha256[:12]}{printable(rest)}")
 
 
-def _require_same(before: MeasuredEnvironment, after: MeasuredEnvironment) -> None:
-    if changes := measured_environment.environment_differences(before, after, with_gpu=True):
+def _require_known_gpu(measured: MeasuredEnvironment) -> None:
+    """Raise NotProved if driver and GPUs cannot be measured: then a later change of them would not be noticed."""
+    if measured.driver is None or not measured.gpus:
+        raise NotProved(
+            "the driver's version and the GPU models cannot be read from /proc/driver/nvidia",
+            hint="run it where the driver's files in /proc are visible, or test an image instead",
+        )
+
+
+def _require_same(before: MeasuredEnvironment, after: MeasuredEnvironment, *, with_gpu: bool) -> None:
+    if changes := measured_environment.environment_differences(before, after, with_gpu=with_gpu):
         raise CheckFailed("the environment changed during the self-test", hint="\n".join(changes))
 
 

@@ -130,9 +130,9 @@ RECORDS = [
 ]
 REPORT: dict[str, Any] = {
     "version": "CPython 3.11.2", "executable": "/base/bin/python", "prefixes": ["/env", "/base"],
-    "standard_library": "/base/lib", "path": ["/env/site"], "loader_folders": ["/env/lib"], "preloaded": [],
-    "cuda_libraries": ["/cuda/libcudart.so"], "libc": "/lib/libc.so.6", "libstdcxx": None, "libpython": None,
-    "driver": "550.54", "gpus": ["NVIDIA H20"], "cut": False,
+    "standard_library": "/base/lib", "path": ["/env/site"], "loader_folders": ["/env/lib"],
+    "library_path": [], "preloaded": [], "cuda_libraries": ["/cuda/libcudart.so"], "libc": "/lib/libc.so.6",
+    "libstdcxx": None, "libpython": None, "driver": "550.54", "gpus": ["NVIDIA H20"], "cut": False,
 }  # fmt: skip
 _SITE = {"torch/__init__.py": sha("a"), "torch/lib/x.so": sha("b"), "torch-1.dist-info/RECORD": sha("c"), "x.pth": ""}
 

@@ -31,7 +31,7 @@ X86_64 = 62
 
 HWCAPS = "glibc-hwcaps"
 """In each folder that it searches, the loader takes libraries below a folder of this name first."""
-_LEGACY_HWCAPS = frozenset(("tls", "x86_64", "haswell", "xeon_phi", "avx512_1"))  # likewise before glibc 2.37
+LEGACY_HWCAPS = frozenset(("tls", "x86_64", "haswell", "xeon_phi", "avx512_1"))  # likewise before glibc 2.37
 
 
 @dataclass(frozen=True)
@@ -206,6 +206,6 @@ def _padded(size: int) -> int:
 def loaded_as(path: str) -> str:
     """The path that this library replaces when the loader searches the folder above: lib/x.so for lib/tls/x.so."""
     folders, name = path.split("/")[:-1], path.rpartition("/")[2]
-    while ".so" in name and folders and folders[-1] in _LEGACY_HWCAPS:
+    while ".so" in name and folders and folders[-1] in LEGACY_HWCAPS:
         folders.pop()
     return "/".join([*folders, name])

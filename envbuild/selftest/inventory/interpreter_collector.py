@@ -49,6 +49,7 @@ def describe_interpreter(path: list[str]) -> dict[str, Any]:
     found = search_libraries(
         interpreter_and_distributions.sites(), interpreter_and_distributions.prefixes(), os.environ, _SEARCH
     )
+    library_path = [*map(os.path.realpath, ld_folders(os.environ.get("LD_LIBRARY_PATH", "")))]
     machine = interpreter_and_distributions.driver_and_gpus()
     return {
         "kind": "interpreter",
@@ -59,8 +60,9 @@ def describe_interpreter(path: list[str]) -> dict[str, Any]:
         "path": [entry for entry in inner if os.path.exists(entry)],  # noqa: PTH110 - as text, like sys.path
         "loader_folders": [
             *(f"{prefix}/lib" for prefix in prefixes if prefix not in _SYSTEM_PREFIXES),
-            *map(os.path.realpath, ld_folders(os.environ.get("LD_LIBRARY_PATH", ""))),
+            *library_path,
         ],
+        "library_path": library_path,
         "preloaded": [
             os.path.realpath(entry) if "/" in entry else entry
             for entry in re.split(r"[ :]", os.environ.get("LD_PRELOAD", ""))

@@ -21,23 +21,23 @@ def extend_path(variables: bool) -> None:
     """Add the package folders to sys.path of a Python started with -S, without running code of packages.
 
     `variables`: also add the folders that Python uses in a shell: those of PYTHONPATH, the user's packages, and the
-    folders (but never the imports) in `.pth` files.
+    folders and archives (but never the imports) in `.pth` files.
     """
     if not sys.flags.no_site:
         return
     inner, outer = _virtual_environment()
-    prefixes = [inner, *outer]
     if inner:
         sys.prefix = sys.exec_prefix = inner  # before Python 3.14 the module site does this
-    added = []
-    if variables:
-        added += [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if Path(entry).is_absolute()]
-        if (outer or not inner) and not os.environ.get("PYTHONNOUSERSITE"):
+    added = site.getsitepackages([inner]) if inner else []
+    if outer or not inner:
+        if variables and not os.environ.get("PYTHONNOUSERSITE"):
             added.append(site.getusersitepackages())
-    added += site.getsitepackages([prefix for prefix in prefixes if prefix] or None)
-    if variables:
-        added += [named for folder in added for named in _named(Path(folder))]
-    added = [entry for entry in dict.fromkeys(added) if Path(entry).is_dir()]
+        added += site.getsitepackages(outer or None)
+    if variables:  # in the order of Python: a folder, then those that its `.pth` files add
+        added = [entry for folder in dict.fromkeys(added) for entry in (folder, *_named(Path(folder)))]
+        named = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if Path(entry).is_absolute()]
+        added = [*named, *added]
+    added = [entry for entry in dict.fromkeys(added) if Path(entry).exists()]
     sys.path[:] = [entry for entry in sys.path if entry not in added] + added
     site.setquit()
 
@@ -54,7 +54,7 @@ def _virtual_environment() -> tuple[str, list[str]]:
 
 
 def _named(folder: Path) -> Iterator[str]:
-    """The folders that a folder's `.pth` files add."""
+    """The folders and archives that a folder's `.pth` files add."""
     for path in sorted(folder.glob("*.pth")):
         with contextlib.suppress(OSError):
             yield from (str(folder / line.rstrip()) for line in pth_lines(path.read_bytes()) if not runs(line))

@@ -6,7 +6,9 @@ import dataclasses
 import json
 import os
 import shutil
+import subprocess
 import sys
+import venv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,13 +20,25 @@ from envbuild.lock import lock_file
 from envbuild.pipeline import environment_proof
 from envbuild.pipeline.model import StepResult
 from envbuild.repair import lock_installer
+from envbuild.util.errors import CheckFailed
 from unit.evidence.runs import documents, judged, lines, passed_run, probe, run_on
 from unit.repair.test_repair_run import recorded
 from unit.site import new_key
 from unit.support import PROFILE, CommandResult, envbuild, lock_for, plan_of, source_of
 
 pytestmark = pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the lock is for Python 3.11")
-VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+VARIABLES = (
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "LD_AUDIT",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "PYTHONPYCACHEPREFIX",
+    "VIRTUAL_ENV",
+)
+
+
+HASH_ENVIRONMENT = environment_files.hash_environment
 
 
 class Environment:
@@ -51,7 +65,8 @@ class Environment:
 def environment(project: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     """torch and numpy, each one module and a library, installed from a lock; the self-test passes."""
     for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that it is restored, whatever a test sets
+        monkeypatch.delenv(name)
     source, made = source_of(project, PROFILE), lock_for(plan_of(project, PROFILE))
     wheels = []
     for item in made.wheels:
@@ -137,6 +152,10 @@ def add_second_name_of_a_package(environment: Environment) -> None:
     (environment.site / "aaa").symlink_to("torch")
 
 
+def add_later_name_of_a_package(environment: Environment) -> None:
+    (environment.site / "zzz").symlink_to("torch")
+
+
 def remove(environment: Environment) -> None:
     (environment.site / "numpy" / "lib" / "libnumpy.so").unlink()
 
@@ -154,6 +173,7 @@ def other_pip(environment: Environment) -> None:
         (add_module_to_a_package, "{site}/torch: files were added"),
         (add_bytecode_without_source, "{site}/sitecustomize.pyc: files were added"),
         (add_second_name_of_a_package, "{site}/aaa: files were added"),
+        (add_later_name_of_a_package, "{site}/zzz: files were added"),
         (remove, "numpy/lib/libnumpy.so is missing"),
         (other_pip, "{site}/pip: files were added"),
     ],
@@ -189,6 +209,105 @@ def test_a_library_or_module_from_elsewhere_ends_the_proof(
     assert done.code == 5 and "elsewhere" in done.stderr, done.stderr
 
 
+def test_a_library_path_to_the_environments_own_folder_ends_the_proof(
+    verified: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lib folder is always measured, but with LD_LIBRARY_PATH it comes before the libraries of the wheels."""
+    (verified.folder / "lib" / "libcublas.so.12").write_bytes(b"not a library")
+    assert verified.record().code == 0
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(verified.folder / "lib"))
+    done = verified.status()
+    assert done.code == 8 and "LD_LIBRARY_PATH changed: empty, now {prefix}/lib" in done.stderr, done.stderr
+
+
+def test_a_preloaded_file_of_a_package_ends_the_proof(verified: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_PRELOAD", str(verified.site / "torch" / "lib" / "libtorch.so"))
+    done = verified.verify()
+    assert done.code == 5 and "LD_PRELOAD changed: empty, now {site}/torch/lib/libtorch.so" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("below", ["glibc-hwcaps/x86-64-v3", "tls/haswell"])
+def test_a_library_for_a_newer_processor_ends_the_proof(verified: Environment, below: str) -> None:
+    folder = verified.folder / "lib" / below
+    folder.mkdir(parents=True)
+    (folder / "libcublas.so.12").write_bytes(b"not a library")
+    done = verified.verify()
+    assert done.code == 5 and "{prefix}/lib: libraries were added" in done.stderr, done.stderr
+
+
+def test_an_archive_on_the_path_ends_the_proof(verified: Environment, project: Path) -> None:
+    (project / "more.egg").write_bytes(b"x")
+    (verified.site / "more.pth").write_text(f"{project}/more.egg\n")
+    assert verified.record().code == 0
+    (project / "more.egg").write_bytes(b"y")
+    done = verified.status()
+    assert done.code == 8 and "more.egg: files were added, removed or changed" in done.stderr, done.stderr
+
+
+def test_folders_are_searched_in_the_order_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's packages come after those of a virtual environment that also uses the system's."""
+    venv.create(tmp_path / "venv", system_site_packages=True, symlinks=True)
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("PYTHONNOUSERSITE", raising=False)
+    monkeypatch.setenv("PYTHONUSERBASE", str(tmp_path / "user"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "first"))
+    for base in ("venv", "user"):
+        folder = tmp_path / base / "lib" / "python3.11" / "site-packages"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "more.pth").write_text(f"{tmp_path}/of_{base}\n")
+    for name in ("first", "of_venv", "of_user"):
+        (tmp_path / name).mkdir()
+    python = tmp_path / "venv" / "bin" / "python"
+    asked = subprocess.check_output([python, "-c", "import json, sys; print(json.dumps(sys.path))"], text=True)
+    own = str(tmp_path)
+    expected = [entry for entry in json.loads(asked) if entry.startswith(own)]
+    found = environment_files.hash_environment(python).report.path
+    assert [entry for entry in found if entry.startswith(own)] == expected and len(expected) == 5
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"LD_AUDIT": "/x.so"}, "LD_AUDIT is set"),
+        ({"PYTHONPYCACHEPREFIX": "/tmp/x"}, "PYTHONPYCACHEPREFIX is set"),
+        ({"LD_LIBRARY_PATH": "/opt/a b:"}, "LD_LIBRARY_PATH='/opt/a b'"),
+        ({"LD_LIBRARY_PATH": "/opt/$LIB"}, "unset LD_LIBRARY_PATH"),
+        ({"LD_LIBRARY_PATH": "lib"}, "not an absolute path: lib"),
+        ({"PYTHONPATH": ":/opt/x"}, "an empty entry, which means the current folder"),
+        ({"PYTHONPATH": "src"}, "not an absolute path: src"),
+        ({"LD_PRELOAD": "libc.so.6"}, "LD_PRELOAD names libc.so.6"),
+    ],
+)
+def test_variables_that_cannot_be_measured_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], words: str
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(CheckFailed) as raised:
+        environment_files.hash_environment(Path(sys.executable))
+    assert words in "\n".join(raised.value.lines())
+
+
+def test_a_preload_file_of_the_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ld.so.preload").write_text("/x.so\n")
+    monkeypatch.setattr(environment_files, "PRELOADED", tmp_path / "ld.so.preload")
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(CheckFailed, match="preloads libraries"):
+        environment_files.hash_environment(Path(sys.executable))
+
+
+def test_records_that_are_too_large_together_are_refused(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment_files, "LARGEST_TEXTS", 300)
+    with pytest.raises(CheckFailed, match="the RECORD files have more than"):
+        environment_files.hash_environment(environment.python)
+
+
 def test_another_interpreter_ends_the_proof(verified: Environment, project: Path) -> None:
     """A copy with one more byte."""
     real = Path(os.path.realpath(verified.python))
@@ -204,19 +323,43 @@ def test_another_interpreter_ends_the_proof(verified: Environment, project: Path
 def test_another_driver_ends_the_proof_of_a_gpu(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment_proof, "test_on_one_node", lambda *given: StepResult(run_on("NVIDIA H20")))
     Path("team.pub").write_bytes(new_key(monkeypatch).pem)
+    report_driver(monkeypatch, "550.54.15", "NVIDIA H20")
     assert environment.record().code == 4, "the profile is for the CPU"
     assert environment.verify().code == 0
-    measure = environment_files.hash_environment
+    report_driver(monkeypatch, "999.1", "NVIDIA H100")
+    done = environment.verify()
+    assert done.code == 5 and "the driver changed: 550.54.15, now 999.1" in done.stderr, done.stderr
+    assert "the GPU changed: NVIDIA H20, now NVIDIA H100" in done.stderr
+    report_driver(monkeypatch, None)
+    done = environment.verify()
+    assert done.code == 5 and "cannot be read from /proc/driver/nvidia" in done.stderr, done.stderr
 
-    def later(python: Path) -> environment_files.EnvironmentFiles:
-        found = measure(python)
-        report = found.report.model_copy(update={"driver": "999.1", "gpus": ["NVIDIA H100"]})
+
+def report_driver(monkeypatch: pytest.MonkeyPatch, driver: str | None, *gpus: str) -> None:
+    """Let the interpreter report this driver and these GPUs."""
+
+    def measured(python: Path) -> environment_files.EnvironmentFiles:
+        found = HASH_ENVIRONMENT(python)
+        report = found.report.model_copy(update={"driver": driver, "gpus": list(gpus)})
         return dataclasses.replace(found, report=report)
 
-    monkeypatch.setattr(environment_files, "hash_environment", later)
-    done = environment.verify()
-    assert done.code == 5 and "the driver changed: None, now 999.1" in done.stderr, done.stderr
-    assert "the GPU changed: none, now NVIDIA H100" in done.stderr
+    monkeypatch.setattr(environment_files, "hash_environment", measured)
+
+
+def test_a_gpu_that_cannot_be_measured_gives_no_evidence(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment_proof, "test_on_one_node", lambda *given: StepResult(run_on("NVIDIA H20")))
+    report_driver(monkeypatch, None)
+    done = environment.record()
+    assert done.code == 4 and "cannot be read from /proc/driver/nvidia" in done.stderr, done.stderr
+    assert not list(Path(os.environ["XDG_STATE_HOME"]).rglob("*.statement.json"))
+
+
+def test_files_that_are_not_locked_are_listed(environment: Environment) -> None:
+    (environment.site / "late.py").write_text("")
+    done = environment.record()
+    assert done.code == 0 and "; not locked: " in done.stderr and "late.py" in done.stderr, done.stderr
 
 
 def test_a_statement_about_an_environment_proves_no_image(verified: Environment) -> None:
@@ -309,6 +452,25 @@ def unchecked_bytecode(environment: Environment) -> None:
     (folder / "late.cpython-311.pyc").write_bytes(b"\0\0\0\0\1\0\0\0" + b"x" * 8)
 
 
+def editable_installation(environment: Environment) -> None:
+    (environment.site / "__editable__.x-1.pth").write_text("import __editable___x_finder\n")
+
+
+def extension_next_to_a_module(environment: Environment) -> None:
+    (environment.site / "torch" / "__init__.cpython-311-x86_64-linux-gnu.so").write_bytes(b"x")
+
+
+def module_in_an_earlier_folder(environment: Environment) -> None:
+    os.environ["PYTHONPATH"] = str(environment.folder / "first")  # the fixture restores it
+    (environment.folder / "first").mkdir()
+    (environment.folder / "first" / "numpy.py").write_text("")
+
+
+def archive_in_an_earlier_folder(environment: Environment) -> None:
+    os.environ["PYTHONPATH"] = str(environment.folder / "first.zip")
+    (environment.folder / "first.zip").write_text("")
+
+
 def second_version(environment: Environment) -> None:
     (record,) = environment.site.glob("torch-*.dist-info/RECORD")
     shutil.copytree(record.parent, environment.site / "torch-1.0.dist-info")
@@ -331,6 +493,10 @@ def empty(environment: Environment) -> None:
         (fifo, "torch/__init__.py is not a regular file"),
         (fifo_as_record, "RECORD is not a regular file"),
         (unchecked_bytecode, "without comparing it with its source"),
+        (editable_installation, "imports sources that are not on sys.path"),
+        (extension_next_to_a_module, "torch/__init__.cpython-311-x86_64-linux-gnu.so is not locked, and hides"),
+        (module_in_an_earlier_folder, "venv/first/numpy.py is not locked, and hides a locked module"),
+        (archive_in_an_earlier_folder, "first.zip comes before site-packages, and is not a folder"),
         (second_version, "torch is 1.0 and 2.13.0+cpu"),
         (empty, "none of the locked distributions is installed"),
     ],
@@ -373,6 +539,50 @@ def test_a_failed_selftest_is_evidence_too(environment: Environment, monkeypatch
     assert environment.status().code == 5
     monkeypatch.setattr(environment_proof, "test_on_one_node", lambda *given: StepResult(passed_run()))
     assert environment.record("--json").document["state"] == "verified"
+
+
+def test_a_failed_selftest_that_changes_a_file_is_evidence_too(
+    verified: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def meanwhile(*given: object) -> StepResult[object]:
+        edit(verified)
+        return StepResult(judged(lines(documents(probe("env.libs", "failed"))), exit_code=5))
+
+    monkeypatch.setattr(environment_proof, "test_on_one_node", meanwhile)
+    before = len(list(Path(os.environ["XDG_STATE_HOME"]).rglob("*.statement.json")))
+    done = verified.record("--json")
+    assert (done.code, done.document["state"]) == (5, "failed")
+    assert len(list(Path(os.environ["XDG_STATE_HOME"]).rglob("*.statement.json"))) == before + 1
+
+
+def test_a_changed_environment_is_not_reported_as_verified(
+    verified: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def meanwhile(*given: object) -> StepResult[object]:
+        add_pth(verified)
+        return StepResult(passed_run())
+
+    monkeypatch.setattr(environment_proof, "test_on_one_node", meanwhile)
+    done = verified.record("--json")
+    assert (done.code, done.document["state"]) == (5, "unverified")
+
+
+def test_the_status_of_a_changed_locked_file_has_a_document(verified: Environment) -> None:
+    edit(verified)
+    done = verified.status("--json")
+    assert (done.code, done.document["profile"], done.document["state"]) == (5, "sample", "failed")
+    assert "torch/__init__.py differs from its wheel" in [reason["detail"] for reason in done.document["reasons"]]
+
+
+def test_commands_quote_the_path(verified: Environment) -> None:
+    folder = verified.folder.rename(verified.folder.parent / "my venv")
+    done = envbuild("status", "sample", "--python", str(folder), "--json")
+    assert done.document["next_command"] == f"'{folder}/bin/python'", done.document
+
+
+def test_a_run_outside_a_container_is_recorded_as_such(verified: Environment) -> None:
+    assert verified.verify("--json").document["unconfined"] == ["no container"]
+    assert verified.status("--json").document["evidence"][0]["unconfined"] == ["no container"]
 
 
 def test_options_that_do_not_fit_are_refused(environment: Environment) -> None:
