@@ -48,7 +48,7 @@ from envbuild.runners.runner_interface import Runner, Scheduled
 from envbuild.testrun.run_result import TestRun
 from envbuild.testrun.selftest_job import ALL, RunRequest
 from envbuild.util import process_locks
-from envbuild.util.errors import BuildError, CheckFailed, EnvbuildError, NotProved, UsageError
+from envbuild.util.errors import BuildError, CheckFailed, EnvbuildError, Interrupted, NotProved, UsageError
 
 
 def make(name: str, options: Options, listener: Listener, agree: Agree = lambda question: False) -> Made:
@@ -310,10 +310,17 @@ def _making(context: StepContext, name: str, requirements: Path | None = None) -
     with working(context, name, document, requirements):
         try:
             yield made
-        finally:
-            if lock := made.value.lock:
-                step_durations.keep_durations(made.value.name, image_build.needed_bytes(lock), context.steps)
+        except EnvbuildError as error:
+            if not isinstance(error, Interrupted):  # that one ends at once, and leaves no file
+                _keep_durations(context, made.value)
+            raise
+        _keep_durations(context, made.value)
     made.update(steps=context.steps, notes=context.notes)
+
+
+def _keep_durations(context: StepContext, made: Made) -> None:
+    if made.lock:
+        step_durations.keep_durations(made.name, image_build.needed_bytes(made.lock), context.steps)
 
 
 @contextlib.contextmanager

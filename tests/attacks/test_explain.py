@@ -53,8 +53,8 @@ def test_a_bomb_of_newlines_stays_within_the_memory(tmp_path: Path) -> None:
     file.write_bytes(gzip.compress(b"EADDRINUSE\n" + b"\n" * (32 << 20) + b"CUDA out of memory\n"))
     output, peak = explained(file)
     assert peak < LIMIT
-    assert f"{file}: too large: its begin (" in output and "were read, not its middle (33" in output
-    assert "Cause: port-in-use" in output and "Cause: gpu-memory" in output, "its begin and its end are read"
+    assert f"{file}: too large: its beginning (" in output and "were read, not its middle (33" in output
+    assert "Cause: port-in-use" in output and "Cause: gpu-memory" in output, "its beginning and its end are read"
 
 
 @pytest.mark.attack("author of a log", "one line of 64 MB, packed", "it is read in pieces; the cut is reported")
@@ -63,7 +63,7 @@ def test_an_endless_line_stays_within_the_memory(tmp_path: Path) -> None:
     file.write_bytes(gzip.compress(b"x" * (64 << 20) + b" EADDRINUSE"))
     output, peak = explained(file)
     assert peak < LIMIT
-    assert "too large: its begin (0 lines, 8.4 MB) and its end (0 lines, 25.2 MB) were read" in output
+    assert "too large: its beginning (0 lines, 8.4 MB) and its end (0 lines, 25.2 MB) were read" in output
     assert "Cause: port-in-use" in output
 
 

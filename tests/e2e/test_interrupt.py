@@ -65,7 +65,7 @@ def test_before_anything_is_written(here: Proved, scratch: Path, step: str, afte
 def test_while_the_lock_is_written(here: Proved, scratch: Path) -> None:
     here.project.change(here.name, env={"NEW": "1"})
     before = files(here)
-    interrupt(here.project.hold(scratch / "sign", "lock write", "make", here.name, "--json"), "resolve")
+    interrupt(here.project.hold(scratch / "sign", "lock write", "make", here.name, "--json"), "preflight")
     assert files(here) == before
 
 

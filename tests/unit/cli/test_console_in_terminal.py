@@ -201,7 +201,11 @@ def test_an_aborted_run_keeps_ended_probes_and_names_the_running_one() -> None:
         shown.until(has("running"))
         shown.send(StepAborted())
         left = shown.end()
-    assert [begins(line) for line in left] == [["passed", "env.libs"], ["failed", "gemm.crash"], ["interrupted", "in"]]
+    assert [begins(line) for line in left] == [
+        ["passed", "env.libs"],
+        ["failed", "gemm.crash"],
+        ["interrupted", "during"],
+    ]
     with terminal(60) as shown:
         shown.send(StepBegan("build"), Activity(LONG))
         shown.until(has("build"))

@@ -63,7 +63,7 @@ def test_the_option_adds_pytorchs_index_for_torch(served: Index, tmp_path: Path)
 def test_an_invalid_torch_index_is_refused(command: str, served: Index) -> None:
     done = envbuild(command, "--torch-index", "pytroch")
     assert done.code == 2
-    assert "'pytroch' is neither pytorch nor an address" in done.stderr
+    assert "'pytroch' is neither pytorch nor a URL" in done.stderr
     assert os.environ[index_config.TORCH_INDEX] == ""
 
 

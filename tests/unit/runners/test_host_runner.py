@@ -166,7 +166,7 @@ def test_a_script_that_is_left_out_is_reported(project: Path) -> None:
     (project / "tests").mkdir()
     (project / "tests" / "smoke.py").write_text("raise AssertionError('it ran')", encoding="utf-8")
     lock_of_this_python(project, selftest={"script": "../tests/smoke.py"})
-    words = "outside a container only with --probe own.script"
+    words = "runs outside a container only with --probe own.script"
     done = envbuild("test", "sample", "--python", sys.executable, "--level", "quick", "--junit", "j.xml", "--json")
     assert done.code == 0, done.stderr
     row = done.document["probes"][-1]
