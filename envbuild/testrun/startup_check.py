@@ -178,12 +178,12 @@ def gpu_faults(models: Sequence[str], drivers: Mapping[str, str]) -> Iterator[Fa
     except (OSError, nvml_ctypes.NvmlUnavailable, nvml_ctypes.NvmlRefused) as error:
         yield f"no usable GPU: {error}", "check that nvidia-smi works, and that the GPUs are visible here"
         return
-    yield from driver_faults(driver, library, drivers)
+    yield from startup_driver_faults(driver, library, drivers)
     if models and not set(names) & set(models):
         yield f"the GPU is {', '.join(sorted(set(names))) or 'missing'}", f"run on one of: {', '.join(models)}"
 
 
-def driver_faults(host: str, library: str | None, minimum: Mapping[str, str]) -> Iterator[Fault]:
+def startup_driver_faults(host: str, library: str | None, minimum: Mapping[str, str]) -> Iterator[Fault]:
     """A driver that is older than CUDA's or the profile's minimum, as in the probe env.driver.
 
     The newer of `host` and `library` (the release of the libcuda that the loader takes) must reach CUDA's minimum,

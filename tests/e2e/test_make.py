@@ -93,7 +93,7 @@ def test_a_dry_run_says_what_is_needed(quick: Proved, scratch: Path) -> None:
     here.project.change(here.name, env={"ODD": "another"})
     before = here.project.lock(here.name).read_bytes()
     found = here.project.run("make", here.name, "--dry-run", "--json").document
-    assert (found["proof"], found["locked"], found["gpus"]) == ("possible", False, [])
+    assert (found["proof"], found["lock_current"], found["gpus"]) == ("possible", False, [])
     assert found["disk_bytes"] > 1_000_000_000 and found["expected_minutes"] > 0
     assert here.project.lock(here.name).read_bytes() == before
 

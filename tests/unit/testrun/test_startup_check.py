@@ -295,7 +295,7 @@ def test_forward_compatibility_libraries_satisfy_cudas_minimum(project: Path, tm
 def test_each_minimum_is_compared_with_its_driver(
     host: str, library: str | None, minimum: Mapping[str, str], expected: str | None
 ) -> None:
-    found = [fault for fault, _ in startup_check.driver_faults(host, library, minimum)]
+    found = [fault for fault, _ in startup_check.startup_driver_faults(host, library, minimum)]
     assert found == ([expected] if expected else [])
 
 
