@@ -90,6 +90,7 @@ VERBS = {
     "Save",
     "Run",
     "Show",
+    "Test",
     "Write",
 }
 
