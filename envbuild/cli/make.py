@@ -113,7 +113,7 @@ def command(
 
     options = Options(
         locked, no_cache, pins, write, requirements, RunRequest(gpus=gpus), on=On(),
-        builder=builder, unproved=allow_unproved, accept_old=accept_old, dry_run=dry_run,
+        builder=builder, unproved=allow_unproved, accept_old=accept_old,
     )  # fmt: skip
     wanted = _LineOptions(line, driver, locked)
     if dry_run:

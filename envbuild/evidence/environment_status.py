@@ -6,19 +6,16 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from envbuild.evidence import evidence_statements_and_store, profile_proofs
 from envbuild.evidence.measured_environment import MeasuredEnvironment
-from envbuild.evidence.profile_proofs import ProofRow
+from envbuild.evidence.profile_proofs import EvidenceState, ProofRow
 from envbuild.evidence.proof_rules import Proof
 from envbuild.facts.document_types import Digest
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.loaded_profile import Source
 from envbuild.util.errors import CheckFailed
 from envbuild.util.rejected_input_errors import Reason
-
-EnvironmentState = Literal["verified", "unverified", "stale", "failed"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class EnvironmentStatusDocument:
 
     profile: str
     environment: str
-    state: EnvironmentState
+    state: EvidenceState
     reasons: tuple[Reason, ...]
     next_command: str
     lock: Digest
@@ -41,15 +38,6 @@ def proofs_of_environment(measured: MeasuredEnvironment, source: Source, lock: L
     wanted = profile_proofs.wanted(source.name, source.profile, lock)
     models = profile_proofs.models_to_prove(source.profile)
     return tuple(evidence_statements_and_store.newest_proofs(measured.id, wanted, models, measured))
-
-
-def environment_state(proofs: Sequence[Proof], stale: bool = False) -> EnvironmentState:
-    """Return the state that follows from the evidence. `stale`: the lock is out of date."""
-    if any(proof.failed for proof in proofs):
-        return "failed"
-    if stale or any(proof.state == "stale" for proof in proofs):
-        return "stale"
-    return "verified" if proofs and all(proof.state == "proved" for proof in proofs) else "unverified"
 
 
 def refused_status(python: Path, error: CheckFailed, source: Source, lock: Lock) -> EnvironmentStatusDocument:
@@ -68,7 +56,7 @@ def environment_status(
     reasons += [
         Reason("evidence", profile_proofs.reason(source.name, proof)) for proof in proofs if proof.state != "proved"
     ]
-    state = environment_state(proofs, bool(changed))
+    state = profile_proofs.state_by_evidence(proofs, bool(changed))
     path = shlex.quote(str(python))
     command = f"envbuild test {source.known} --python {path} --record"
     if state == "verified":

@@ -8,11 +8,12 @@ from typing import Literal
 
 from envbuild.evidence import evidence_statements_and_store, proof_rules
 from envbuild.evidence.proof_rules import Proof, RequiredProof
-from envbuild.facts.document_types import ImageState
 from envbuild.image.build_records_and_comparison import Record
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.model import Profile
 from envbuild.testrun.selftest_job import performance_requirements, project_tests_digests, required_probes
+
+EvidenceState = Literal["verified", "unverified", "stale", "failed"]
 
 
 def wanted(name: str, profile: Profile, lock: Lock) -> RequiredProof:
@@ -110,8 +111,9 @@ def proof_rows(proofs: Iterable[Proof]) -> tuple[ProofRow, ...]:
     )
 
 
-def state_by_evidence(proofs: Sequence[Proof], stale: bool = False) -> ImageState:
-    """Return the state of a locked profile's image from its evidence alone. `stale`: the lock is out of date."""
+def state_by_evidence(proofs: Sequence[Proof], stale: bool = False) -> EvidenceState:
+    """Return the state of a locked profile's image, or of an environment, from its evidence alone. `stale`: the lock is
+    out of date, or the environment has changed."""
     if any(proof.failed for proof in proofs):
         return "failed"
     if stale or any(proof.state == "stale" for proof in proofs):

@@ -12,9 +12,8 @@ from envbuild.attest.keys_and_signatures import Signer
 from envbuild.audit import environment_files
 from envbuild.doctor import cpu_memory_and_os
 from envbuild.evidence import environment_status, evidence_statements_and_store, measured_environment, profile_proofs
-from envbuild.evidence.environment_status import EnvironmentState
 from envbuild.evidence.measured_environment import MeasuredEnvironment
-from envbuild.evidence.profile_proofs import ProofRow
+from envbuild.evidence.profile_proofs import EvidenceState, ProofRow
 from envbuild.evidence.proof_rules import Proof
 from envbuild.facts import database
 from envbuild.facts.document_types import Digest
@@ -45,7 +44,7 @@ class EnvironmentProofDocument:
 
     profile: str
     environment: str
-    state: EnvironmentState
+    state: EvidenceState
     lock: Digest | None
     subject: Digest | None
     evidence: tuple[ProofRow, ...]
@@ -72,7 +71,7 @@ class ProvedEnvironment:
         return EnvironmentProofDocument(
             profile=self.name,
             environment=str(self.python),
-            state=environment_status.environment_state(self.proofs),
+            state=profile_proofs.state_by_evidence(self.proofs),
             lock=self.lock.id if self.lock else None,
             subject=self.measured.id if self.measured else None,
             evidence=profile_proofs.proof_rows(self.proofs),

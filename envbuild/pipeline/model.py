@@ -65,7 +65,6 @@ class Options:
     builder: str | None = None  # name of a buildx builder, if not the engine's default
     unproved: bool = False  # build even what cannot be verified here
     accept_old: tuple[str, ...] = ()  # packages that may be far behind their newest release
-    dry_run: bool = False  # stop after the preflight
     line_reason: str = "the default"  # what decided which line of the GPU is built
 
     @property

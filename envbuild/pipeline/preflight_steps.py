@@ -33,8 +33,9 @@ def run_preflight(
     context: StepContext, source: Source, plan: Plan, options: Options, agree: Agree
 ) -> StepResult[Preflight]:
     """Look at the machine and show what `make` will do. Raises NotProved if no proof is possible here, unless the
-    options allow that or the user agrees; EngineError if the engine is needed to know and does not respond."""
-    found = examine(lambda: context.engine, source, plan, options)
+    options allow that or the user agrees; EngineError if no engine responds: nothing can be built then."""
+    engine = context.engine
+    found = examine(lambda: engine, source, plan, options)
     lines = list(preflight.preflight_lines(found))
     if found.proof != "proved" and process_locks.PARALLEL not in os.environ:  # there, the parent has shown them
         for line in lines:
@@ -71,8 +72,8 @@ def _other_line(source: Source, found: Preflight) -> list[str]:
 
 
 def examine(engine: Callable[[], Engine], source: Source, plan: Plan, options: Options) -> Preflight:
-    """The preflight of a profile. `engine`: connects to the engine. Without an engine the image counts as missing.
-    Raises EngineError only if the engine must be asked for a GPU, and a proof is required to go on."""
+    """The preflight of a profile. `engine`: connects to the engine. Without one the image counts as missing, and no
+    proof is possible."""
     profile, lock = source.profile, lock_file.read(source.known_lock)
     current = lock is not None and not lock.stale(plan)
     connected, fault = _connected(engine)
@@ -82,7 +83,7 @@ def examine(engine: Callable[[], Engine], source: Source, plan: Plan, options: O
         built = image is not None
         if image:
             proved = is_proved(profile_proofs.proofs_of(image.id, source.name, profile, lock))
-    machine = ProofMachine("local", missing=fault.message if fault and options.dry_run else None)
+    machine = ProofMachine("local", missing=fault.message if fault else None)
     if not proved and profile.gpus:
         machine = _machine(connected, fault, options)
     line = line_lookup.as_line(source.name, line_selection.CURRENT, profile)
@@ -119,7 +120,7 @@ def _connected(engine: Callable[[], Engine]) -> tuple[Engine | None, EngineError
 
 
 def _machine(engine: Engine | None, fault: EngineError | None, options: Options) -> ProofMachine:
-    """The machine that runs the self-test. Raises the fault of the engine if it would have to be asked for a GPU."""
+    """The machine that runs the self-test. `fault`: why there is no engine."""
     runner = options.on.runner or settings.setting("on") or "local"
     if runner != "local":
         return ProofMachine(runner, driver=settings.setting("driver"))
@@ -129,9 +130,7 @@ def _machine(engine: Engine | None, fault: EngineError | None, options: Options)
         hidden = options.locked or line_lookup.in_ci()
         found = replace(found, gpus=tuple(card.name for card in read.cards), driver=None if hidden else read.version)
     if engine is None:
-        if fault and not options.unproved and not options.dry_run:
-            raise fault
-        return replace(found, missing=fault.message if fault else "no Docker Engine answers")
+        return replace(found, missing=fault.message if fault else None)
     try:
         docker_runner.look_for_gpu(engine)
     except NotProved as error:

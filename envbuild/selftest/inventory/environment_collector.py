@@ -44,14 +44,22 @@ _ARCHITECTURES = re.compile(rb"(?:(?:sm|compute)_[0-9]{2,3}[af]? ){1,40}(?:sm|co
 
 def main(job: Any, out: int = 1) -> int:
     """Write the document for this interpreter's environment, in a frame with the job's nonce."""
-    nonce = job.get("nonce") if isinstance(job, dict) else None
-    if not isinstance(nonce, str) or not _NONCE.fullmatch(nonce) or job.get("version") != VERSION:
-        print("job: version 1 and a nonce of 32 hexadecimal digits expected", file=sys.stderr)
+    nonce = job_nonce(job)
+    if nonce is None:
         return BAD_JOB
     startup_code_suppression.extend_path(variables=True)
     startup_code_suppression.disable_backends()
     FrameWriter(take(out), nonce)(printable_document(collect(job.get("wheels") or {})))
     return OK
+
+
+def job_nonce(job: Any) -> str | None:
+    """The nonce of a job; None for an invalid job, after saying on stderr what is expected."""
+    nonce = job.get("nonce") if isinstance(job, dict) else None
+    if isinstance(nonce, str) and _NONCE.fullmatch(nonce) and job.get("version") == VERSION:
+        return nonce
+    print("job: version 1 and a nonce of 32 hexadecimal digits expected", file=sys.stderr)
+    return None
 
 
 def collect(wheels: installed_file_comparison.Wheels = MappingProxyType({})) -> dict[str, Any]:

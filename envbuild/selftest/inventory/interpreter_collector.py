@@ -18,9 +18,8 @@ from envbuild.selftest.__main__ import BAD_JOB, OK, take
 from envbuild.selftest.harness.frame_and_message_streams import FrameWriter
 from envbuild.selftest.inventory import interpreter_and_distributions, mapped_library_origins, startup_code_suppression
 from envbuild.selftest.inventory.cuda_library_finder import Bounds, ld_folders, search_libraries
+from envbuild.selftest.inventory.environment_collector import job_nonce
 
-VERSION = 1
-_NONCE = re.compile(r"[0-9a-f]{32}")
 _SEARCH = Bounds(seconds=60.0)
 # Their folder lib/ has the libraries of the whole system, of which only CUDA's are collected.
 _SYSTEM_PREFIXES = ("/", "/usr", "/usr/local")
@@ -28,9 +27,8 @@ _SYSTEM_PREFIXES = ("/", "/usr", "/usr/local")
 
 def main(job: Any, out: int = 1) -> int:
     """Write the document for this interpreter, in a frame with the job's nonce."""
-    nonce = job.get("nonce") if isinstance(job, dict) else None
-    if not isinstance(nonce, str) or not _NONCE.fullmatch(nonce) or job.get("version") != VERSION:
-        print("job: version 1 and a nonce of 32 hexadecimal digits expected", file=sys.stderr)
+    nonce = job_nonce(job)
+    if nonce is None:
         return BAD_JOB
     startup_code_suppression.extend_path(variables=True)
     FrameWriter(take(out), nonce)(describe_interpreter(sys.path[1:]))  # the first entry is the self-test itself

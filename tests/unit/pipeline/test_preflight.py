@@ -221,17 +221,8 @@ def test_a_node_of_the_cluster_is_not_looked_at(machine: SimpleNamespace) -> Non
 
 def test_without_an_engine_a_preview_says_so(machine: SimpleNamespace) -> None:
     machine.fault = EngineError("no Docker Engine answers")
-    assert preview(dry_run=True).reasons == ("no Docker Engine answers",)
-    with pytest.raises(EngineError):
-        preview()
-
-
-def test_without_an_engine_a_profile_for_the_cpu_gets_as_far_as_the_engine(
-    machine: SimpleNamespace, project: Path
-) -> None:
-    machine.fault = EngineError("no Docker Engine answers")
-    write_profile(project, PROFILE)
-    assert (preview(dry_run=True).proof, preview().proof) == ("impossible", "possible")
+    found = preview()
+    assert (found.proof, found.reasons, found.found_gpus) == ("impossible", ("no Docker Engine answers",), (H20,))
 
 
 def make(agreed: bool = False, **options: Any) -> tuple[EnvbuildError, list[str], list[str]]:
@@ -255,6 +246,18 @@ def no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
         raise UsageError("the lock is made")
 
     monkeypatch.setattr(workflows, "lock_profile", stop)
+
+
+@pytest.mark.usefixtures("no_lock")
+@pytest.mark.parametrize("profile", [GPU, PROFILE])
+@pytest.mark.parametrize("unproved", [False, True])
+def test_without_an_engine_make_stops_before_anything_is_fetched(
+    machine: SimpleNamespace, project: Path, profile: dict[str, Any], unproved: bool
+) -> None:
+    machine.fault = EngineError("no Docker Engine answers")
+    write_profile(project, profile)
+    error, _, notes = make(unproved=unproved)
+    assert error is machine.fault and not notes
 
 
 @pytest.mark.usefixtures("no_lock")
