@@ -33,9 +33,14 @@ def run_preflight(
     context: StepContext, source: Source, plan: Plan, options: Options, agree: Agree
 ) -> StepResult[Preflight]:
     """Look at the machine and show what `make` will do. Raises NotProved if no proof is possible here, unless the
-    options allow that or the user agrees; EngineError if no engine responds: nothing can be built then."""
-    engine = context.engine
-    found = examine(lambda: engine, source, plan, options)
+    options allow that or the user agrees; EngineError if no engine responds: nothing can be built then. With
+    `--locked`, a missing or stale lock is left to the next step, whose error names it."""
+    found = examine(lambda: context.engine, source, plan, options)
+    if options.locked and not found.lock_current:
+        return StepResult(found, note="the lock is missing or out of date")
+    _, fault = _connected(lambda: context.engine)
+    if fault:
+        raise fault
     lines = list(preflight.preflight_lines(found))
     if found.proof != "proved" and process_locks.PARALLEL not in os.environ:  # there, the parent has shown them
         for line in lines:

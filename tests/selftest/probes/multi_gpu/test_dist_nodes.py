@@ -1,7 +1,9 @@
 """dist.nodes: the real probe on two machines, simulated by two processes that meet over loopback."""
 
+import random
 import socket
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,18 +16,26 @@ from envbuild.selftest.probes.multi_gpu import dist_nodes
 from envbuild.selftest.probes.multi_gpu.dist_nodes import NodeStage, stages
 from selftest.reading import Frame, job, outcomes, read, start
 
+STAGES = 4  # of three machines, each with a port of its own
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
+
+def free_ports() -> int:
+    """Return the first of STAGES free ports in a row. They are below those that the system gives to other processes."""
+    for first in random.sample(range(20000, 32000, STAGES), 100):
+        with ExitStack() as stack:
+            try:
+                for port in range(first, first + STAGES):
+                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                continue
+            return first
+    raise RuntimeError("no free ports in a row")
 
 
 def together(folder: Path, *machines: Mapping[str, str], size: int = 2, **fields: object) -> list[Frame]:
     """Run dist.nodes on several machines, and return the report of each. `machines`: environment variables of each
     machine, which override the ones that it needs."""
-    meeting = f"127.0.0.1:{free_port()}"
+    meeting = f"127.0.0.1:{free_ports()}"
     document = job(probes=["dist.nodes"], require=["dist.nodes"], threads=1, expect={"nodes": size}, **fields)
     started = []
     for number, more in enumerate(machines):
