@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ _FLAGS = (
     "headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking",
     "disable-component-update", "disable-sync", "disable-dev-shm-usage", "hide-scrollbars",
 )  # fmt: skip
+_SETTLED = 30.0  # seconds for the accessibility tree, which takes 0.1 s on an idle machine
+_STRUCTURE = ("heading", "navigation", "main", "contentinfo")
 
 
 class Browser:
@@ -45,6 +48,27 @@ class Browser:
 
     def run(self, script: str, *arguments: Any) -> Any:
         return self.driver.execute_script(script, *arguments)
+
+    def accessible(self) -> list[tuple[str, str]]:
+        """Return role and name of every node of the accessibility tree.
+
+        Chromium computes the tree after the page is loaded, in parts: it is read until two readings agree and it holds
+        the page's headings and landmarks, or until _SETTLED.
+        """
+        expected = self.run("return document.querySelectorAll('h1, h2, h3, h4, h5, h6, nav, main, footer').length")
+        end, before = time.monotonic() + _SETTLED, list[tuple[str, str]]()
+        while True:
+            nodes = self.say("Accessibility.getFullAXTree")["nodes"]
+            found = [
+                (node["role"]["value"], node.get("name", {}).get("value", ""))
+                for node in nodes
+                if not node.get("ignored")
+            ]
+            whole = sum(role in _STRUCTURE for role, _ in found) >= expected
+            if (whole and found == before) or time.monotonic() > end:
+                return found
+            before = found
+            time.sleep(0.1)
 
     def complaints(self) -> list[str]:
         return [entry["message"] for entry in self._log("browser")]

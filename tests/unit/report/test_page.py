@@ -309,8 +309,7 @@ def test_tab_reaches_all_that_can_be_used_in_order_and_shows_where_it_is(
 def test_it_has_landmarks_headings_in_order_and_named_tables(browser: Browser, site: Site) -> None:
     """Read from the accessibility tree."""
     browser.open(site.file("lab"), 360)
-    nodes = [node for node in browser.say("Accessibility.getFullAXTree")["nodes"] if not node.get("ignored")]
-    role = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes]
+    role = browser.accessible()
     landmarks = ("banner", "navigation", "main", "contentinfo")
     assert sorted(name for name, _ in role if name in landmarks) == sorted(landmarks)
     assert ("navigation", "Contents") in role
