@@ -1,4 +1,8 @@
-"""Every probe, in the order in which they run."""
+"""Every probe, in the order in which they run.
+
+Two probes run at a time where possible, so the longest, `operations`, comes early: at the end it would run alone. Those
+that must run alone stand together, for the others wait for them.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +49,7 @@ PROBES: tuple[Probe, ...] = (
     Probe("gemm.fp8", "quick", "cpu", 60, gemm_precision.gemm_fp8, least_capability=(8, 9)),
     Probe("gemm.cases", "quick", "cpu", 120, gemm_sampled_cases.gemm_cases),
     Probe("tf32.mode", "quick", "cpu", 60, gemm_precision.tf32_mode),
+    Probe("operations", "quick", "cpu", 120, operations.operations),
     Probe("attention.math", "quick", "cpu", 120, attention_backend_probes.attention_math),
     Probe("attention.flash", "quick", "cpu", 120, attention_backend_probes.attention_flash, least_capability=(8, 0)),
     Probe("attention.efficient", "quick", "cuda", 120, attention_backend_probes.attention_efficient),
@@ -54,16 +59,15 @@ PROBES: tuple[Probe, ...] = (
     Probe("conv.cases", "quick", "cpu", 180, conv_sampled_cases.conv_cases),
     Probe("repeat", "quick", "cpu", 180, repeat.repeat),
     Probe("graph.replay", "quick", "cuda", 60, graph_replay.graph_replay),
-    Probe("operations", "quick", "cpu", 120, operations.operations),
     Probe("fft", "standard", "cpu", 60, fft_and_linalg.fft),
     Probe("linalg", "standard", "cpu", 60, fft_and_linalg.linalg),
     Probe("optim.torch", "standard", "cpu", 60, optim_torch.optim_torch),
-    Probe("large", "standard", "cpu", 300, large.large, alone=True),
     Probe("norm.torch", "standard", "cpu", 120, norm_torch.norm_torch),
     Probe("norm.apex", "standard", "cpu", 120, norm_apex.norm_apex),
     Probe("optim.apex", "standard", "cpu", 120, optim_apex.optim_apex),
     Probe("conv", "standard", "cpu", 180, conv_fixed_cases.conv),
     Probe("compile.triton", "standard", "cpu", 180, compile_triton.compile_triton),
+    Probe("large", "standard", "cpu", 300, large.large, alone=True),
     Probe("perf.gemm", "standard", "cpu", 180, perf.perf_gemm, alone=True),
     Probe("perf.memory", "standard", "cpu", 60, perf.perf_memory, alone=True),
     Probe("train.step", "standard", "cpu", 120, train_step.train_step),
