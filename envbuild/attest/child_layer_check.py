@@ -19,8 +19,7 @@ from envbuild.evidence.run_record_schema import RunRecord
 from envbuild.facts import database
 from envbuild.fetch.archive_spec import FOLDERS
 from envbuild.registry import oci_types, registry_image_reader
-from envbuild.registry.oci_types import ImageSource, Manifest
-from envbuild.registry.registry_image_reader import Config
+from envbuild.registry.registry_image_reader import Config, StoredImage
 from envbuild.selftest.inventory import startup_files
 from envbuild.util.rejected_input_errors import Reason, Refusal
 
@@ -42,9 +41,7 @@ _NOT_IMPORTED = (*_PACKAGES, "EXTERNALLY-MANAGED")  # names in Python's library 
 
 
 def child_objections(
-    place: ImageSource,
-    manifest: Manifest,
-    child: Config,
+    child: StoredImage,
     base: Config,
     build: SignedBuild,
     records: Sequence[RunRecord],
@@ -54,13 +51,13 @@ def child_objections(
 
     `forbidden`: keys of the configuration that the policy does not allow a child to set.
     """
-    if child.layers[: len(base.layers)] != base.layers:
+    if child.config.layers[: len(base.layers)] != base.layers:
         yield Reason("base", f"the image is not built on the proved image {base.id}")
         return
-    yield from child_config_check.configuration_objections(child, base, forbidden)
+    yield from child_config_check.configuration_objections(child.config, base, forbidden)
     watch = _Watch(build, records)
-    for item, diff_id in list(zip(manifest.layers, child.layers, strict=True))[len(base.layers) :]:
-        for member, archive in registry_image_reader.entries(place, oci_types.digest_in(item), diff_id):
+    for item, diff_id in list(zip(child.manifest.layers, child.config.layers, strict=True))[len(base.layers) :]:
+        for member, archive in registry_image_reader.entries(child.place, oci_types.digest_in(item), diff_id):
             watch.see(member, archive)
     yield from watch.reasons()
 

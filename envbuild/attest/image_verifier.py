@@ -33,7 +33,7 @@ from envbuild.image.image_naming import LOCK_LABEL, VERIFIED
 from envbuild.registry import oci_types, registry_image_reader
 from envbuild.registry.oci_types import ImageSource, Manifest, Reference
 from envbuild.registry.registry_client import Repository
-from envbuild.registry.registry_image_reader import Config
+from envbuild.registry.registry_image_reader import Config, StoredImage
 from envbuild.util import strict_json
 from envbuild.util.errors import CheckFailed, FileError, NetworkError
 from envbuild.util.rejected_input_errors import Reason, Refusal
@@ -95,7 +95,7 @@ class Verdict:
     reasons: list[Reason] = field(default_factory=list)
     image: Config | None = None
     build: SignedBuild | None = None
-    proved: tuple[ImageSource, Manifest, Config] | None = None
+    proved: StoredImage | None = None
     reordered: list[int] = field(default_factory=list)
     proofs: tuple[Proof, ...] = ()
     image_id: str | None = None  # of a verification without the image
@@ -229,19 +229,20 @@ def _image(
 ) -> None:
     manifest = resolve_reference(place, reference)
     verdict.digest = manifest.digest
-    config = verdict.image = registry_image_reader.config_of(place, manifest)
+    image = registry_image_reader.read_image(place, manifest)
+    verdict.image = image.config
     verdict.reasons += _no_key(policy)
-    believed = _believed(place, manifest, config, policy, given)
+    believed = _believed(image, policy, given)
     if believed.builds or believed.records:
-        verdict.proved = place, manifest, config
-        _judge(verdict, believed, policy, now, *verdict.proved)
+        verdict.proved = image
+        _judge(verdict, believed, policy, now, image)
         return
     if policy.base and isinstance(place, Repository):
         verdict.reasons += _newer(believed)
-        _child(verdict, place, manifest, _base(policy.base, config), policy, given, now)
+        _child(verdict, image, policy.base, policy, given, now)
         return
     verdict.reasons += believed.refused or [Reason("no-evidence", "no evidence about this image was found")]
-    if LOCK_LABEL in config.labels and not believed.refused:
+    if LOCK_LABEL in image.config.labels and not believed.refused:
         verdict.reasons.append(Reason("base", "for a child image, name the proved base image with --base"))
 
 
@@ -267,21 +268,13 @@ def _no_key(policy: Policy) -> list[Reason]:
     return [] if policy.keys else [Reason("no-key", keys_and_signatures.NO_KEY)]
 
 
-def _believed(place: ImageSource, manifest: Manifest, config: Config, policy: Policy, given: Envelopes) -> Trusted:
-    found, bad = registry_attestations.fetch_envelopes(place, manifest.digest)
-    believed = trusted_statements.believe([*given, *found], policy.keys, config.id)
+def _believed(image: StoredImage, policy: Policy, given: Envelopes) -> Trusted:
+    found, bad = registry_attestations.fetch_envelopes(image.place, image.manifest.digest)
+    believed = trusted_statements.believe([*given, *found], policy.keys, image.config.id)
     return dataclasses.replace(believed, refused=(*believed.refused, *(refusal.reason for refusal in bad)))
 
 
-def _judge(
-    verdict: Verdict,
-    believed: Trusted,
-    policy: Policy,
-    now: datetime.datetime,
-    place: ImageSource,
-    manifest: Manifest,
-    config: Config,
-) -> None:
+def _judge(verdict: Verdict, believed: Trusted, policy: Policy, now: datetime.datetime, image: StoredImage) -> None:
     """Judge by each trusted build statement: an image may belong to several profiles, and one of them is enough.
 
     Test results name the image id, so they are valid in every repository. The build statement names the profile and the
@@ -294,10 +287,10 @@ def _judge(
     for build in believed.builds:
         proofs, insufficient = policy_check.of_build(build, believed.records, policy, now)
         other = [
-            *_unbound(build, place, manifest, policy),
+            *_unbound(build, image.place, image.manifest, policy),
             *policy_check.unexpected_origin(build.name, build.lock.id, policy),
         ]
-        if config.labels.get(LOCK_LABEL) != build.lock.id:
+        if image.config.labels.get(LOCK_LABEL) != build.lock.id:
             other.append(Reason("lock", f"the image's label names another lock; expected {build.lock.id}"))
         answers.append(((len(other), len(insufficient)), build, proofs, [*other, *insufficient]))
     _, verdict.build, proofs, reasons = min(answers, key=lambda answer: answer[0])
@@ -320,48 +313,41 @@ def _newer(believed: Trusted) -> list[Reason]:
     return [reason for reason in believed.refused if reason.id == "newer"]
 
 
-def _base(named: Reference, config: Config) -> tuple[Repository, Manifest]:
-    """Return the base image for `named`; without a tag or digest, the image tagged with the child's lock. Raises
-    Refusal if no image has that tag, NetworkError if a named image does not exist."""
-    if not named.tag and not named.digest:
-        lock = config.labels.get(LOCK_LABEL, "")
-        if not _LOCK.fullmatch(lock):
-            raise Refusal("base", f"the image has no label {LOCK_LABEL}: name its base by tag or digest")
-        named = named.tagged(lock.removeprefix("sha256:")[:12])
-        if Repository(named).manifest(named.target) is None:
-            text = f"the image's label names the lock {named.tag}, but {named} does not exist"
-            raise Refusal("base", f"{text}: it is not built on an image of that repository")
-    place = Repository(named)
-    return place, resolve_reference(place, named)
+def _base_reference(named: Reference, config: Config) -> Reference:
+    """Return the base image to compare with: `named`; without a tag or digest, the image tagged with the child's lock,
+    which its configuration names. Raises Refusal if no image has that tag."""
+    if named.tag or named.digest:
+        return named
+    lock = config.labels.get(LOCK_LABEL, "")
+    if not _LOCK.fullmatch(lock):
+        raise Refusal("base", f"the image has no label {LOCK_LABEL}: name its base by tag or digest")
+    named = named.tagged(lock.removeprefix("sha256:")[:12])
+    if Repository(named).manifest(named.target) is None:
+        text = f"the image's label names the lock {named.tag}, but {named} does not exist"
+        raise Refusal("base", f"{text}: it is not built on an image of that repository")
+    return named
 
 
 def _child(
-    verdict: Verdict,
-    place: ImageSource,
-    manifest: Manifest,
-    proved: tuple[Repository, Manifest],
-    policy: Policy,
-    given: Envelopes,
-    now: datetime.datetime,
+    verdict: Verdict, image: StoredImage, named: Reference, policy: Policy, given: Envelopes, now: datetime.datetime
 ) -> None:
-    """Judge the base as any image, then compare the child with it."""
-    assert verdict.image is not None
-    base = registry_image_reader.config_of(*proved)
-    verdict.base = f"{proved[0].reference.repository}@{proved[1].digest}"
-    verdict.child_sets = child_config_check.configuration_differences(verdict.image, base)
-    believed = _believed(*proved, base, policy, given)
+    """Judge the base as any image, then compare the child with it. Raises NetworkError if the base does not exist."""
+    reference = _base_reference(named, image.config)
+    place = Repository(reference)
+    base = registry_image_reader.read_image(place, resolve_reference(place, reference))
+    verdict.base = f"{reference.repository}@{base.manifest.digest}"
+    verdict.child_sets = child_config_check.configuration_differences(image.config, base.config)
+    believed = _believed(base, policy, given)
     if not believed.builds and not believed.records:
-        verdict.reasons += believed.refused or [
-            Reason("no-evidence", f"no evidence about {proved[0].reference} was found")
-        ]
+        verdict.reasons += believed.refused or [Reason("no-evidence", f"no evidence about {reference} was found")]
         return
-    verdict.proved = (*proved, base)
-    _judge(verdict, believed, policy, now, *verdict.proved)
+    verdict.proved = base
+    _judge(verdict, believed, policy, now, base)
     if verdict.build is None:
         return
     measured = [record for _, record in believed.records]
     verdict.reasons += child_layer_check.child_objections(
-        place, manifest, verdict.image, base, verdict.build, measured, policy.forbid_in_child
+        image, base.config, verdict.build, measured, policy.forbid_in_child
     )
 
 

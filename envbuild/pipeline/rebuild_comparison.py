@@ -15,8 +15,8 @@ from envbuild.pipeline.step_context import PartialResult, StepContext
 from envbuild.pipeline.workflows import one_run_per_profile
 from envbuild.profile.loaded_profile import Source
 from envbuild.registry import layer_comparison, registry_image_reader
-from envbuild.registry.oci_types import ImageSource, Manifest, digest_in
-from envbuild.registry.registry_image_reader import Config
+from envbuild.registry.oci_types import digest_in
+from envbuild.registry.registry_image_reader import StoredImage
 from envbuild.resolve import plan_resolver
 from envbuild.util import temporary_files
 from envbuild.util.errors import some
@@ -43,12 +43,12 @@ def rebuild_objections(verdict: Verdict, listener: Listener) -> list[Reason]:
         try:
             built = _rebuild(context, made.value.name, verdict.build)
             made.update(new_records=built.new_records)
-            found = _compare(context, built.image, *verdict.proved)
+            found = _compare(context, built.image, verdict.proved)
             if isinstance(found, Reason):
                 say("the lock gives a different image")
                 return [found]
             verdict.reordered = found
-            same_id = built.image.id == verdict.proved[2].id
+            same_id = built.image.id == verdict.proved.config.id
             say("the lock gives the same image" if same_id else _same(found))
             return []
         except Refusal as refusal:
@@ -67,16 +67,16 @@ def _same(reordered: Sequence[int]) -> str:
     )
 
 
-def _compare(
-    context: StepContext, made: Image, place: ImageSource, manifest: Manifest, config: Config
-) -> Reason | list[int]:
+def _compare(context: StepContext, made: Image, proved: StoredImage) -> Reason | list[int]:
     """Return the first objection, or else the numbers of the layers whose files have another order. Raises Refusal for
     a layer that does not match its digests."""
-    count = len(made.layers)
+    count, place, config = len(made.layers), proved.place, proved.config
     if len(config.layers) != count:
         return Reason("rebuild", f"it has {some(len(config.layers), 'layer')}, the lock gives {count}")
     differing = []
-    for number, (layer, there, here) in enumerate(zip(manifest.layers, config.layers, made.layers, strict=True), 1):
+    for number, (layer, there, here) in enumerate(
+        zip(proved.manifest.layers, config.layers, made.layers, strict=True), 1
+    ):
         if there == here:
             registry_image_reader.require_layer(place, digest_in(layer), there)
         else:

@@ -35,6 +35,20 @@ class Config:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class StoredImage:
+    """An image where it is stored: the registry or bundle, its manifest and its configuration."""
+
+    place: ImageSource
+    manifest: Manifest
+    config: Config
+
+
+def read_image(place: ImageSource, manifest: Manifest) -> StoredImage:
+    """Read the configuration of a manifest; raises what `config_of` raises."""
+    return StoredImage(place, manifest, config_of(place, manifest))
+
+
 def config_of(place: ImageSource, manifest: Manifest) -> Config:
     """Read and parse the configuration of a manifest. Raises Refusal if the content does not match the manifest,
     NetworkError."""

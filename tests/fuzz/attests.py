@@ -390,7 +390,8 @@ def _layer(raw: bytes) -> None:
     parts = [{"digest": digest} for digest in (oci_types.digest_of(LAYER), oci_types.digest_of(raw))]
     manifest = Manifest(json.dumps({"layers": parts}).encode(), oci_types.MANIFEST)
     records = list(map(run_record_schema.validate_record, record_seeds()))
-    for reason in child_layer_check.child_objections(_Place(raw), manifest, above, base, build, records):
+    child = registry_image_reader.StoredImage(_Place(raw), manifest, above)
+    for reason in child_layer_check.child_objections(child, base, build, records):
         str(reason)
 
 

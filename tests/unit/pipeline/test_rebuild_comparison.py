@@ -21,7 +21,7 @@ from envbuild.pipeline.model import BuiltImage
 from envbuild.pipeline.step_context import StepContext
 from envbuild.registry import oci_types, registry_image_reader
 from envbuild.registry.oci_types import Manifest
-from envbuild.registry.registry_image_reader import Config
+from envbuild.registry.registry_image_reader import Config, StoredImage
 from envbuild.util import user_folders
 from envbuild.util.errors import CheckFailed, EngineError, UsageError
 from envbuild.util.rejected_input_errors import Reason
@@ -71,7 +71,9 @@ def rebuilt(
     stand_in(monkeypatch, engine, lambda: engine.image)
     config = Config(other.pop("id", "sha256:0"), tuple(digests), {}, {"PATH": "/bin"})
     build: Any = dataclasses.make_dataclass("B", ["name", "lock"])("sample", site.lock)
-    verdict = Verdict("ref", build=build, proved=(site.place, manifest, dataclasses.replace(config, **other)))
+    verdict = Verdict(
+        "ref", build=build, proved=StoredImage(site.place, manifest, dataclasses.replace(config, **other))
+    )
     found = rebuild_comparison.rebuild_objections(verdict, Console())
     assert engine.removed == tags(site)
     assert not (found and verdict.reordered)
@@ -307,7 +309,7 @@ def test_a_rebuild_that_fails_leaves_nothing_and_one_runs_at_a_time(
     stand_in(monkeypatch, engine, failed)
     build: Any = dataclasses.make_dataclass("B", ["name", "lock"])("sample", site.lock)
     config = Config("sha256:0", (), {}, {})
-    verdict = Verdict("ref", build=build, proved=(site.place, Manifest(b"{}", oci_types.MANIFEST), config))
+    verdict = Verdict("ref", build=build, proved=StoredImage(site.place, Manifest(b"{}", oci_types.MANIFEST), config))
     with pytest.raises(CheckFailed, match="the audit says no"):
         rebuild_comparison.rebuild_objections(verdict, Console())
     assert engine.removed == tags(site)
