@@ -34,6 +34,7 @@ PAGES = (
 GUIDES = tuple(page for page in PAGES if page.startswith("docs/guides/"))
 # Pages whose text mentions commands of earlier versions.
 OF_THEIR_TIME = {"CHANGELOG.md", *(page for page in PAGES if page.startswith("docs/decisions/"))}
+RECORDS = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
 KNOWN = {name for group in COMMANDS.values() for name in group}
 
 # The beginning of a command -> why it is not run here. Each is the beginning of a command on some page.
@@ -200,6 +201,18 @@ def test_the_first_page_is_what_is_sought_first() -> None:
 def test_every_decision_is_in_their_list() -> None:
     files = {file.name for file in (ROOT / "docs" / "decisions").glob("0*.md")}
     assert set(re.findall(r"\((0[^)]*\.md)\)", text_of("docs/decisions/README.md"))) == files
+
+
+@pytest.mark.parametrize("file", RECORDS, ids=lambda file: file.stem)
+def test_a_decision_has_the_form_of_a_record_and_at_most_350_words(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ .*$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    assert headings[1:] == ["## Context", "## Decision", "## Consequences"]
+    assert text.splitlines()[0] == headings[0]
+    assert re.fullmatch(
+        r"Status: (accepted|draft|superseded (in part )?by \[\d+\]\(\d{4}-[a-z0-9-]+\.md\))", text.splitlines()[2]
+    )
+    assert len(text.split()) <= 350
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
