@@ -31,7 +31,6 @@ PAGES = (
     "evidence/README.md",
     *sorted(file.relative_to(ROOT).as_posix() for file in (ROOT / "docs").rglob("*.md")),
 )
-GUIDES = tuple(page for page in PAGES if page.startswith("docs/guides/"))
 # Pages whose text mentions commands of earlier versions.
 OF_THEIR_TIME = {"CHANGELOG.md", *(page for page in PAGES if page.startswith("docs/decisions/"))}
 RECORDS = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
