@@ -113,7 +113,7 @@ def test_torch_runs_as_any_user(quick: Proved, options: list[str]) -> None:
     assert output == "tensor(3.)\n"
 
 
-def test_what_the_image_says_of_itself(quick: Proved) -> None:
+def test_the_configuration_of_the_image(quick: Proved) -> None:
     found = inspect(quick.verified)
     environment = dict(item.partition("=")[::2] for item in found["Config"]["Env"])
     assert found["Config"]["Labels"] == {"io.envbuild.lock": quick.document["lock"], "io.envbuild.torch": "2.13.0+cpu"}

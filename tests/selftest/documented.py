@@ -30,6 +30,33 @@ say how many cases a run has at each level, and how many of the possible pairs t
 nearly all. The fixed cases of other probes: [selftest.md](selftest.md). Not covered: the speed of single shapes, whole
 models, and what has no probe there.
 """
+_TERMS = """
+## Terms
+
+Layouts of a tensor in memory. Gaps contain NaN or large numbers, so that a kernel that reads them gives a wrong result.
+
+- contiguous: without gaps, the last dimension innermost. expanded: a smaller tensor, repeated by strides of 0.
+- rows apart, columns apart: a gap follows each row or each column. elements apart: every second element of a buffer.
+- matrices apart, batch apart, images apart: a gap follows each matrix, element of the batch, or image.
+- transposed, last two swapped, turned: the last two dimensions are exchanged in memory.
+- batch inside: the first two dimensions are exchanged in memory. channels last: the channels are the innermost ones.
+- heads inside: the heads of one position are next to each other, as in a projection that is split into heads.
+- padded: rows apart, as a part of a larger tensor. packed: one of two tensors that a common projection gives.
+- shifted, offset: the data begin one element after the start of the buffer; shifted by 8: eight elements.
+
+Scores of attention:
+
+- scattered: the keys that a query matches are spread over all keys.
+- late: they are next to each other, for some queries at the end, where a kernel that reads keys block by block has to
+  correct all earlier sums.
+- flat: all keys match, so that the scores are nearly equal.
+- near 100, near -100: every score is near this number, where an exponential leaves the range of float32.
+
+Other dimensions:
+
+- late (optimizer): the last parameter gets its first gradient one step after the others.
+- past, queries past, keys past: this number is added to a size, so that it is not a multiple of a tile.
+"""
 _LEFT_OUT = """
 ## What is left out
 
@@ -61,7 +88,7 @@ def page() -> str:
             for name, values in operation.space.items()
         ]
         sections += ["", f"## {operation.name}", "", *values]
-    return "\n".join([_HEAD, *rows, _LEFT_OUT, *map(_left_out, KNOWN_FAULTS), *sections]) + "\n"
+    return "\n".join([_HEAD, *rows, _TERMS.rstrip(), _LEFT_OUT, *map(_left_out, KNOWN_FAULTS), *sections]) + "\n"
 
 
 def _left_out(fault: KnownFault) -> str:

@@ -238,7 +238,7 @@ def test_init_files_are_empty(file: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if FILES[name].name not in ("__init__.py", "__main__.py")])
-def test_what_is_long_or_a_module_says_what_it_is(name: str) -> None:
+def test_modules_and_long_definitions_have_docstrings(name: str) -> None:
     assert ".cli." in name or ast.get_docstring(tree(name)), "the module has no docstring"
     for node in ast.walk(tree(name)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):

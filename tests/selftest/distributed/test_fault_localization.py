@@ -93,7 +93,9 @@ def test_gloo_says_which_layer(failed: list[tuple[int, ...]], gloo: bool | None,
         ([], None, "no transport switched off helps: NCCL itself, the driver, or a card"),
     ],
 )
-def test_what_helps_names_the_transport(helpful: list[tuple[str, ...]], workaround: str | None, words: str) -> None:
+def test_a_helpful_setting_names_the_transport(
+    helpful: list[tuple[str, ...]], workaround: str | None, words: str
+) -> None:
     verdict = localize_faults(tried([(0, 1), FOUR], helpful=helpful), SAME)
     assert verdict and verdict.workaround == workaround
     assert words in verdict.text

@@ -141,7 +141,7 @@ def test_another_group_is_not_hurried() -> None:
     assert other.reported == {"end": True}
 
 
-def test_what_is_stopped_says_where_it_was() -> None:
+def test_a_stopped_function_is_named_with_its_stack() -> None:
     ending = forked_work.run_forked(waits, 0.3)
     assert "in waits" in ending.noise
     assert (ending.stopped, ending.failure) == (True, "not done after 0.3 s")

@@ -59,7 +59,7 @@ def test_each_schema_is_valid_and_closed(name: str) -> None:
         ("make nosuch", 3), ("verify", 2), ("status --nosuch", 2),
     ],
 )  # fmt: skip
-def test_what_a_command_writes_is_as_its_schema_says(
+def test_the_document_of_a_command_fits_its_schema(
     project: Path, monkeypatch: pytest.MonkeyPatch, line: str, code: int
 ) -> None:
     monkeypatch.setenv("ENVBUILD_KEY_PASSPHRASE", "secret")

@@ -271,7 +271,7 @@ def test_a_profile_that_is_first_made_while_others_are_waited_for_is_waited_for_
     assert held == []
 
 
-def test_what_has_a_hash_for_a_name_says_what_it_is(engine: FakeEngine, locked: Lock) -> None:
+def test_images_and_files_named_by_hash_are_listed_with_their_content(engine: FakeEngine, locked: Lock) -> None:
     record("h9")
     engine.loose = [(f"sha256:{'5' * 64}", "h9", 10)]
     (image,) = image_and_cache_pruning.images(cast(Engine, engine), ["sample"], [])

@@ -37,7 +37,7 @@ def test_constraints_are_every_version_but_pips(locked: Lock) -> None:
     assert {one.name: str(one.specifier) for one in found} == {name: f"=={v}" for name, v in wanted.items()}
 
 
-def test_what_pip_cannot_hold_is_stated(locked: Lock) -> None:
+def test_a_pin_that_pip_cannot_hold_is_in_a_comment(locked: Lock) -> None:
     overridden = replace(locked, overrides=(Overridden("numpy", "1.0", "==2.0"),))
     text = requirements_export.constraints(overridden, "sample")
     assert "# Not on PyPI: torch==2.13.0+cpu; name an index or a folder that has it" in text

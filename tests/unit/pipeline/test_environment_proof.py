@@ -379,7 +379,7 @@ def test_without_a_key_nothing_is_verified(verified: Environment) -> None:
 # what is refused before the self-test
 
 
-def test_what_differs_from_the_wheel_is_not_tested(environment: Environment) -> None:
+def test_an_environment_that_differs_from_its_wheels_is_not_tested(environment: Environment) -> None:
     edit(environment)
     done = environment.record()
     assert done.code == 5 and "torch/__init__.py differs from its wheel" in done.stderr, done.stderr

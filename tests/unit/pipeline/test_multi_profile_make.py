@@ -308,7 +308,7 @@ def test_too_few_gpus_are_reported_before_anything_is_built(children: Children, 
 NO_GPU: tuple[ProofOutlook, tuple[str, ...]] = ("impossible", ("the engine has no GPU",))
 
 
-def test_what_cannot_be_proved_here_is_not_built_unless_allowed(children: Children) -> None:
+def test_a_profile_that_cannot_be_proved_here_is_not_built_unless_allowed(children: Children) -> None:
     children.outlooks["gpu-a"] = NO_GPU
     result = envbuild("make", "gpu-a", "a")
     assert (result.code, {words[-1] for words in children.commands}) == (4, {"a"})

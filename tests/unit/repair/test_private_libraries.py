@@ -94,7 +94,7 @@ def test_nothing_to_fix_starts_the_program_unchanged(tmp_path: Path) -> None:
     assert "nothing to fix" in done.stderr
 
 
-def test_what_needs_another_torch_is_refused(place: Place) -> None:
+def test_a_fix_that_needs_another_torch_version_is_refused(place: Place) -> None:
     shutil.rmtree(next(place.site.glob("torch-*")))
     place.made.torch("2.7.1+cpu", cuda=None)
     done = started(place, "--python", str(place.prefix), "--", "true")

@@ -230,7 +230,7 @@ def conda(place: Place, packages: Mapping[str, tuple[str, list[str], list[str]]]
     return held
 
 
-def test_what_pip_owns_in_conda_is_for_pip(place: Place) -> None:
+def test_a_package_of_pip_in_a_conda_environment_is_fixed_with_pip(place: Place) -> None:
     held = conda(place, {"python": ("3.11.9", [], ["bin/python"])})
     plan = place.plan(held=held)
     assert plan.manager.kind == "conda"
@@ -238,7 +238,7 @@ def test_what_pip_owns_in_conda_is_for_pip(place: Place) -> None:
     assert plan.refused is None
 
 
-def test_what_conda_owns_is_for_conda_alone(place: Place) -> None:
+def test_a_package_of_conda_is_fixed_with_conda_only(place: Place) -> None:
     folder = place.site.relative_to(place.prefix)
     files = [f"{folder}/nvidia/cublas/lib/libcublas.so.12", f"{folder}/nvidia/cublas/lib/libcublasLt.so.12"]
     packages = {

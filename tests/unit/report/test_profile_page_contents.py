@@ -54,7 +54,7 @@ def page(name: str, *more: str) -> dict[str, Any]:
 # contents
 
 
-def test_what_is_proved_says_where_and_when(world: Path) -> None:
+def test_the_page_of_a_verified_profile_has_machine_and_date(world: Path) -> None:
     status = page("cpu")
     assert (status["state"], status["reasons"]) == ("verified", ["cpu: proved on the CPU, 2026-11-21"])
     text = (world / "page.html").read_text(encoding="utf-8")
@@ -69,7 +69,7 @@ def test_what_is_proved_says_where_and_when(world: Path) -> None:
     )
 
 
-def test_what_failed_says_which_probes(world: Path) -> None:
+def test_the_page_of_a_failed_profile_names_the_probes(world: Path) -> None:
     status = page("lab")
     assert status["state"] == "failed"
     assert "gemm.crash, gemm.accuracy" in status["reasons"][0]

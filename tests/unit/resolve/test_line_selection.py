@@ -67,7 +67,7 @@ def test_the_line_and_what_decided(request_: LineRequest, profile: str, reason: 
         (LineRequest(site_line="auto", found=OLD), NotProved, f"no line of h20 supports driver {OLD}"),
     ],
 )
-def test_what_is_refused(request_: LineRequest, error: type[EnvbuildError], words: str) -> None:
+def test_an_unusable_line_is_refused(request_: LineRequest, error: type[EnvbuildError], words: str) -> None:
     with pytest.raises(error) as caught:
         line_selection.choose_line("h20", [CURRENT, CU12], request_)
     assert words in caught.value.message

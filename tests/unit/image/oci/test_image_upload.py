@@ -54,7 +54,7 @@ def test_an_image_is_uploaded_and_its_manifest_last(registry: Registry) -> None:
     assert asked(registry, "PUT /v2/team/h20/blobs") == 3
 
 
-def test_what_the_registry_has_is_not_sent(registry: Registry) -> None:
+def test_layers_in_the_registry_are_not_sent_again(registry: Registry) -> None:
     upload(registry, image(BASE, OWN))
     registry.asked.clear()
     lines = upload(registry, image(BASE, SampleRecipe("new", b"x"), OWN))
@@ -119,7 +119,7 @@ def test_a_layer_that_changed_stops_the_upload(registry: Registry) -> None:
     assert registry.blobs == {}
 
 
-def test_what_the_registry_refuses_is_an_error(registry: Registry) -> None:
+def test_a_blob_that_the_registry_refuses_is_an_error(registry: Registry) -> None:
     registry.refuse = "PUT .*/blobs/.*"
     with pytest.raises(NetworkError, match="does not take the blob"):
         upload(registry, image(BASE, OWN))

@@ -78,7 +78,7 @@ def test_the_layout_names_its_parts_by_digest_and_size(tmp_path: Path) -> None:
     assert (config["os"], config["architecture"]) == ("linux", "amd64")
 
 
-def test_what_an_existing_layout_has_stays(tmp_path: Path) -> None:
+def test_an_export_keeps_the_images_of_an_existing_layout(tmp_path: Path) -> None:
     first = written(tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("blobs/sha256/*")}
     other = write_folder(described(*sample()[0], SampleRecipe("more", b"x")), tmp_path, "two", lambda line: None)

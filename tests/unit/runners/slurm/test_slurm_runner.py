@@ -225,7 +225,7 @@ def test_a_job_that_slurm_forgot_is_lost_never_passed(stub: Stub) -> None:
     assert isinstance(error, RunnerError) and error.ending == slurm_job_states_and_waiting.LOST
 
 
-def test_what_slurm_said_last_outlives_that_it_forgets(stub: Stub) -> None:
+def test_the_last_state_of_a_job_counts_after_slurm_forgot_it(stub: Stub) -> None:
     stub.say(hold="", state="NODE_FAIL")
     meanwhile(lambda: stub.say(forgotten=""), lambda: any("node_fail" in notes for notes in stub.notes))
     error = fails(stub)
