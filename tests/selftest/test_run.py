@@ -134,9 +134,9 @@ def test_other_versions_than_locked_fail(archive: Path, tmp_path: Path) -> None:
     frame = outcomes(read(b"ENVBUILD" + result.stdout.partition(b"ENVBUILD")[2]))["env.libs"]
     assert (result.returncode, frame["failure"]) == (5, "version")
     assert frame["detail"].splitlines() == [
-        f"Python is {PYTHON}, locked is 3.1",
-        "no-such-thing is absent, locked is 1",
-        f"torch is {metadata.version('torch')}, locked is 9.9.9",
+        f"Python is {PYTHON}, but 3.1 is locked",
+        "no-such-thing is absent, but 1 is locked",
+        f"torch is {metadata.version('torch')}, but 9.9.9 is locked",
     ]
 
 
