@@ -93,7 +93,7 @@ class Nvml:
     """The initialised NVML.
 
     Raises NvmlUnavailable if NVML cannot be used, NvmlRefused for a faulty GPU. Unavailable values are None.
-    `unanswered`: by function, errors that do not concern the GPU; some are normal in a container.
+    `unanswered`: errors that do not mean a faulty GPU, by name of the NVML function; some are normal in a container.
     """
 
     def __init__(self, name: str = LIBRARY) -> None:
@@ -175,7 +175,7 @@ class Nvml:
         return found
 
     def _ask(self, name: str, *arguments: Any) -> bool:
-        """Call a function of NVML; False if it has no result, also if this NVML has no such function."""
+        """Call a function of NVML; False if it returns no result or does not exist in this NVML."""
         function = getattr(self._library, name, None)
         code = _NOT_SUPPORTED if function is None else int(function(*arguments))
         if code in _GPU_AT_FAULT:

@@ -1,7 +1,7 @@
 """compile.triton: code compiled at run time: a Triton kernel, and a step of torch.compile.
 
-Both call the image's compiler. A GPU image contains one, so a missing compiler is a failure there. A CPU image usually
-has none, unless its profile adds one (apt: [g++]): there a missing compiler is a skip, which does not count as passed
+Both call the image's compiler. A GPU image contains a compiler, so the probe fails if it is missing. A CPU image
+contains one only if its profile adds it (apt: [g++]): without it the probe is skipped, which does not count as passed
 if the profile requires this probe.
 
 All values are small integers, so every result is exact.

@@ -120,7 +120,7 @@ def _product(device: str, count: int, gates: Sequence[Gate] = ()) -> Work:
 def _hold(tell: Tell, device: str, count: int, gates: Sequence[Gate]) -> torch.Tensor:
     started, measured = gates
     started.wait()
-    tell("at", "memory to hold")
+    tell("at", "the allocation of its share of the memory")
     size = _share(device, count)
     tell("held", size)
     measured.wait()

@@ -2,11 +2,11 @@
 time.
 
 Operands are random whole numbers divided by a power of two, so that every sum is exact in float32, in any order of
-summation. A float32 product is checked by Freivalds' algorithm: C r = A (B r) for vectors r of {-1, 1}. One wrong
-element is always detected, several in a row with a probability of at least one half for each vector. A (B r) is
-computed on the host, in whole numbers and without a matrix product. In every precision the first product must equal
-this product, rounded once. Every later product must equal its precision's first, bit for bit: each is stored in its own
-part of the memory, and read once all parts are full.
+summation. A float32 product C of A and B is checked by Freivalds' algorithm: C r must equal A (B r) for vectors r of
+{-1, 1}. One wrong element is always detected; several in one row are detected with a probability of at least one half
+for each vector. A (B r) is computed on the host, in whole numbers and without a matrix product. The first product of
+every precision must equal C, rounded once. Every later product must equal the first of its precision, bit for bit: each
+is stored in its own part of the memory, and compared once all parts are full.
 """
 
 from __future__ import annotations
