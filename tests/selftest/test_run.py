@@ -174,7 +174,7 @@ def test_the_exit_status_says_whether_anything_was_shown() -> None:
     help_text = " ".join(module("--help").stdout.split())
     assert (
         help_text.startswith("usage: python selftest.zip")
-        and "4 no torch, nothing passed, or a probe of --probe was skipped" in help_text
+        and "4 torch is missing, no probe passed, or a probe given with --probe was skipped" in help_text
     )
 
 

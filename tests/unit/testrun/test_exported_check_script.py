@@ -125,7 +125,7 @@ def test_a_missing_torch_is_reported(project: Path, tmp_path: Path) -> None:
     head, why, remedy = done.stderr.splitlines()
     assert head == "envbuild check: sample: check failed"
     assert why == f"  torch cannot be imported by {sys.executable}: No module named 'torch'"
-    assert remedy.startswith("    remedy: run in the image of sample (envbuild make sample), or install the versions")
+    assert remedy.startswith("    remedy: run in the image of sample (envbuild make sample), or install the locked versions")
 
 
 @pytest.mark.parametrize(
