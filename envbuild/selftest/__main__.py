@@ -3,8 +3,8 @@
     python selftest.zip [--level quick] [--device cpu] [--probe NAME]... [--seed N] [--list] [--json]
     python selftest.zip --job FILE      ("-": standard input)
 
-In a checkout: python -m envbuild.selftest. STATUSES lists the exit statuses; with a job document, whose reader has the
-results, the status is 0 even if probes were skipped.
+In a checkout: python -m envbuild.selftest. STATUSES lists the exit statuses. With a job document the status is 0 even
+if probes were skipped, because its reader has the results.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ PROGRAM = "python selftest.zip"
 RANDOM = "random"
 _MOST_SEED = 2**31 - 1
 STATUSES = (
-    "exit status: 0 what ran passed; 2 usage; 3 a bad job document; 4 no torch, nothing passed, or a probe of "
-    "--probe was skipped; 5 a probe failed; 128 + the signal that interrupted"
+    "exit status: 0 all probes that ran passed; 2 wrong usage; 3 invalid job document; 4 torch is missing, no probe "
+    "passed, or a probe given with --probe was skipped; 5 a probe failed; 128 + the signal that interrupted"
 )
 
 Emit = Callable[[Mapping[str, Any]], None]
@@ -67,8 +67,8 @@ def has_torch() -> bool:
 
 def torch_fault() -> str | None:
     """Import torch and the probes; returns None, or the reason why that failed."""
-    # OpenMP's threads spin while they wait, which costs five times the CPU time if others use the processors
-    # (measured).
+    # By default OpenMP's threads spin while they wait, which costs five times the CPU time if other processes use the
+    # processors (measured).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     startup_code_suppression.disable_backends()
     try:
@@ -80,12 +80,12 @@ def torch_fault() -> str | None:
     found = None
     with contextlib.suppress(ImportError, ValueError):
         found = importlib.util.find_spec("torch")
-    broken = f" (torch is here and broken: {found.origin})" if found else ""
+    broken = f" (torch is installed but broken: {found.origin})" if found else ""
     return f"torch cannot be imported by {sys.executable}: {why}{broken}"
 
 
 def _run(document: Any, fd: int, writer: Callable[[JobDocument, int], Emit]) -> int:
-    # Not at the top: torch must not be imported before stdout is redirected, nor only to print the usage.
+    # Not at the top: torch must not be imported before stdout is redirected, and not at all to print the usage.
     if not has_torch():
         return UNPROVED
     from envbuild.selftest.harness import probe_scheduler, probe_supervisor
@@ -196,15 +196,15 @@ def _list() -> int:
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=PROGRAM, description="Proves torch's kernels.", epilog=STATUSES)
+    parser = argparse.ArgumentParser(prog=PROGRAM, description="Test torch's kernels.", epilog=STATUSES)
     parser.add_argument("--level", choices=LEVELS, default=LEVELS[0])
     parser.add_argument("--device", choices=DEVICES, default=DEVICES[0])
-    parser.add_argument("--probe", action="append", metavar="NAME", help="run this one only; may be repeated")
+    parser.add_argument("--probe", action="append", metavar="NAME", help="run only this probe; may be repeated")
     parser.add_argument(
-        "--seed", type=_seed, metavar="N", help=f"sample the cases by this seed (default: 1); {RANDOM!r} draws one"
+        "--seed", type=_seed, metavar="N", help=f"sample the cases with this seed (default: 1); {RANDOM!r} chooses one"
     )
     parser.add_argument("--list", action="store_true", help="list the probes")
-    parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     parser.add_argument("--job", metavar="FILE", help='run a job document and write frames; "-" is standard input')
     return parser.parse_args(arguments)
 

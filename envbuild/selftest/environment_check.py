@@ -1,7 +1,7 @@
-"""Checks an environment against a profile, on every rank before training. The output of `envbuild export check` calls
-it.
+"""Checks an environment against a profile, on every rank before training. The script that `envbuild export check`
+writes calls it.
 
-It prints one line on stdout if all is well; else the faults and their remedies on stderr.
+It prints one line to stdout if it finds no fault; otherwise it prints the faults and their remedies to stderr.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main(document: Mapping[str, Any]) -> int:
     fault = torch_fault()
     if fault:
         image = "run in the image of {0} (envbuild make {0})".format(document["profile"])
-        return _refuse(who, [fault, f"  remedy: {image}, or install the versions locked, with what they need"])
+        return _refuse(who, [fault, f"  remedy: {image}, or install the locked versions and their dependencies"])
     # Not at the top: these import torch, which must see the chosen device.
     from envbuild.selftest.harness import probe_scheduler, probe_supervisor
     from envbuild.selftest.inventory import mapped_library_origins
@@ -70,7 +70,7 @@ def main(document: Mapping[str, Any]) -> int:
 
 
 def with_versions(result: Result, differing: Sequence[str]) -> Result:
-    """The result with the differing versions if it is of env.libs and skipped: reading versions needs no GPU."""
+    """The result; a skipped env.libs becomes a failure if versions differ, because reading them needs no GPU."""
     if (result["probe"], result["status"]) != ("env.libs", "skipped") or not differing:
         return result
     return {**result, "status": "failed", "failure": "version", "detail": "\n".join(differing), "reason": differing[0]}
@@ -150,7 +150,7 @@ def _place() -> str:
 
 
 def _refuse(who: str, lines: Sequence[str]) -> int:
-    """Print a refusal with one write, so that the output of several ranks does not mix."""
+    """Print why the check failed with a single write, so that the output of several ranks does not mix."""
     sys.stderr.write("".join([f"{who}: check failed\n", *(f"  {line}\n" for line in lines)]))
     sys.stderr.flush()
     return FAILED

@@ -1,5 +1,4 @@
-"""Fingerprints your own model, module by module, in the environment where it trains; `envbuild compare` reads the
-result.
+"""Fingerprints your own model, module by module, in the environment where it trains; `envbuild diff` reads the result.
 
     from envbuild.selftest.model import fingerprint, first, write
 
@@ -34,10 +33,10 @@ __all__ = ["fingerprint", "first", "write"]
 SAMPLES = 64
 ROOT = "(model)"
 
-# The bound for modules without a formula: every input and weight is changed by one rounding, up or down as counters
-# say, SHAKES times. The bound is MARGIN times the sum of the root mean square change of the float64 result and one
-# rounding of the result. A float32 sum of some thousand terms in one chain keeps 20 of its 24 bits. This is an
-# estimate, checked by tests; not a proof.
+# The bound for modules, for which there is no error formula: every input and weight is changed by one rounding, up or
+# down as hashed counters decide, SHAKES times. The bound is MARGIN times the sum of the root mean square change of the
+# float64 result and one rounding of the result. CHAIN: a float32 sum of some thousand terms in one chain keeps 20 of
+# its 24 bits. This is an estimate, checked by tests; not a proof.
 SHAKES, MARGIN, CHAIN = 2, 16, 2.0**-20
 
 Inputs = Union[torch.Tensor, Sequence[Any], Mapping[str, Any]]

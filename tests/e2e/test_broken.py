@@ -110,7 +110,7 @@ def test_another_torch_than_the_locked(refused: Any) -> None:
     found = failures(refused("version", "env.libs", *quickest))
     assert set(found) == {"env.libs"}
     assert "version" in found["env.libs"]["detail"]
-    assert "torch is 2.12.1+cpu, locked is 2.13.0+cpu" in found["env.libs"]["detail"]
+    assert "torch is 2.12.1+cpu, but 2.13.0+cpu is locked" in found["env.libs"]["detail"]
 
 
 def test_forged_frames(refused: Any) -> None:

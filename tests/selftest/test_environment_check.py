@@ -101,10 +101,10 @@ def test_the_same_result_of_several_probes_is_printed_once() -> None:
 
 
 def test_up_to_a_dozen_differing_versions_are_listed() -> None:
-    detail = "\n".join(f"p{number} is 1, locked is 2" for number in range(20))
+    detail = "\n".join(f"p{number} is 1, but 2 is locked" for number in range(20))
     lines = environment_check.failure_lines(result(failure="version", signal=None, at=None, detail=detail), [])
     assert lines[0] == "gemm.crash: version"
-    assert lines[1:3] == ["  p0 is 1, locked is 2", "  p1 is 1, locked is 2"]
+    assert lines[1:3] == ["  p0 is 1, but 2 is locked", "  p1 is 1, but 2 is locked"]
     assert (len(lines), lines[-1]) == (14, "  and 8 more")
 
 
@@ -144,7 +144,7 @@ def test_faults_go_to_stderr_with_a_remedy() -> None:
     assert (done.returncode, done.stdout) == (5, "")
     first, second, third, *_, last = done.stderr.splitlines()
     assert first.startswith("envbuild check: sample, rank 0 on ") and first.endswith(": check failed")
-    assert second.startswith("  env.libs: version at ") and third.endswith(", locked is 9.9")
+    assert second.startswith("  env.libs: version at ") and third.endswith(", but 9.9 is locked")
     assert last == "    remedy: look"
 
 

@@ -134,9 +134,9 @@ def test_other_versions_than_locked_fail(archive: Path, tmp_path: Path) -> None:
     frame = outcomes(read(b"ENVBUILD" + result.stdout.partition(b"ENVBUILD")[2]))["env.libs"]
     assert (result.returncode, frame["failure"]) == (5, "version")
     assert frame["detail"].splitlines() == [
-        f"Python is {PYTHON}, locked is 3.1",
-        "no-such-thing is absent, locked is 1",
-        f"torch is {metadata.version('torch')}, locked is 9.9.9",
+        f"Python is {PYTHON}, but 3.1 is locked",
+        "no-such-thing is absent, but 1 is locked",
+        f"torch is {metadata.version('torch')}, but 9.9.9 is locked",
     ]
 
 
@@ -174,7 +174,7 @@ def test_the_exit_status_says_whether_anything_was_shown() -> None:
     help_text = " ".join(module("--help").stdout.split())
     assert (
         help_text.startswith("usage: python selftest.zip")
-        and "4 no torch, nothing passed, or a probe of --probe was skipped" in help_text
+        and "4 torch is missing, no probe passed, or a probe given with --probe was skipped" in help_text
     )
 
 

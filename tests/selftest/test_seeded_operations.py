@@ -51,12 +51,12 @@ WRONG = [
     ("graph.replay:stale", "mismatch", "replay 1: 252673 of 252673 elements differ from the eager call's"),
     ("graph.replay:old_weights", "mismatch", "replay 2: 252673 of 252673 elements differ from the eager call's"),
     ("graph.replay:last_bit", "mismatch", "replay 0: 1 of 252673 elements differ from the eager call's"),
-    ("large:unwritten", "mismatch", "x + 1 over 67591 elements: off by 2055"),
-    ("large:partial", "mismatch", "sums of columns over 67591 elements: off by 259"),
-    ("large:gathered", "mismatch", "gather of single elements over 67591 elements: off by "),
-    ("large:rows", "mismatch", "gather of rows over 67591 elements: off by "),
-    ("large:scattered", "mismatch", "scatter over 67591 elements: off by "),
-    ("large:wrapped", "mismatch", "place of the largest over 67591 elements: off by 65536"),
+    ("large:unwritten", "mismatch", "x + 1 over 67591 elements: error 2055, should be 0"),
+    ("large:partial", "mismatch", "sums of columns over 67591 elements: error 259, should be 0"),
+    ("large:gathered", "mismatch", "gather of single elements over 67591 elements: error "),
+    ("large:rows", "mismatch", "gather of rows over 67591 elements: error "),
+    ("large:scattered", "mismatch", "scatter over 67591 elements: error "),
+    ("large:wrapped", "mismatch", "index of the maximum over 67591 elements: error 65536, should be 0"),
 ]
 RIGHT = ["operations:right", "gemm.cases:right", "graph.replay:right", "large:right"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from envbuild.selftest.distributed.nccl_log import NcclLog
 
-# What is switched off when a stage is repeated, one setting after the other. NCCL uses SHM only without P2P, so
-# switching SHM off is informative only with P2P off as well. P2P off may also disable NVLS, which uses the same links:
-# NVLS is switched off alone, and if that helps the cause is NVLS, even if other settings help too.
+# A failed stage is repeated with each of these settings. NCCL uses SHM only without P2P, so disabling SHM is
+# informative only if P2P is disabled as well. Disabling P2P may also disable NVLS, which uses the same links: therefore
+# NVLS is also disabled alone, and if that helps the cause is NVLS, even if other settings help too.
 RETRIES = (
     ("NCCL_P2P_DISABLE=1",),
     ("NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1"),
@@ -17,9 +17,9 @@ RETRIES = (
 )
 _P2P, _SHM, _NVLS = RETRIES
 _BLAMED = (
-    (_NVLS, "with NVLS off it passes: NVLS (NVLink SHARP: fabric manager, driver, NCCL)"),
-    (_P2P, "with P2P off it passes: P2P (NVLink or PCIe between the cards: ACS, IOMMU, driver)"),
-    (_SHM, "with P2P and SHM off it passes: SHM (/dev/shm too small, or not shared)"),
+    (_NVLS, "it passes with NVLS disabled: the cause is NVLS (NVLink SHARP: fabric manager, driver or NCCL)"),
+    (_P2P, "it passes with P2P disabled: the cause is P2P (NVLink or PCIe between the GPUs: ACS, IOMMU or driver)"),
+    (_SHM, "it passes with P2P and SHM disabled: the cause is SHM (/dev/shm is too small, or not shared)"),
 )
 
 
@@ -94,7 +94,7 @@ def inequality(capabilities: Mapping[int, str]) -> str | None:
     if len(kinds) < 2:
         return None
     groups = [f"{kind} ({_named('GPU', (m for m in capabilities if capabilities[m] == kind))})" for kind in kinds]
-    return "the compute capability is not the same on all cards: " + ", ".join(groups)
+    return "the GPUs differ in compute capability: " + ", ".join(groups)
 
 
 def _place(tried: Sequence[Stage], unit: str) -> tuple[str, str]:
@@ -108,14 +108,14 @@ def _place(tried: Sequence[Stage], unit: str) -> tuple[str, str]:
         return "card", f"{_named(unit, lame)} {'fail' if len(lame) > 1 else 'fails'} even alone, the others do not"
     if not broken:
         sizes = " and ".join(str(len(stage.members)) for stage in tried if stage.faults)
-        return "together", f"each {unit} works alone and in pairs, {sizes} together do not: topology, or a limit"
+        return "together", f"each {unit} works alone and in pairs, but {sizes} together fail: topology, or a limit"
     shared = set(broken[0]).intersection(*broken[1:])
     if len(broken) == 1 and len(pairs) > 1:
-        return "link", f"only {_named(unit, broken[0])} fail with each other: that link, or one of the two"
+        return "link", f"only the pair {_named(unit, broken[0])} fails: the link between them, or one of the two"
     if len(broken) > 1 and shared:
-        return "card", f"every pair that fails holds {_named(unit, shared)}: it, or its links"
+        return "card", f"every failing pair contains {_named(unit, shared)}: it or its links are faulty"
     if len(broken) == len(pairs):
-        return "everywhere", f"each {unit} works alone and no pair does"
+        return "everywhere", f"each {unit} works alone, but every pair fails"
     return "pairs", "only some pairs fail: " + ", ".join("+".join(map(str, pair)) for pair in broken)
 
 
@@ -126,7 +126,7 @@ def _layer(main: str, failed: Sequence[Stage], gloo: Mapping[tuple[int, ...], St
     twins = [gloo[stage.members] for stage in failed if stage.members in gloo]
     if any(twin.faults for twin in twins):
         both = "nccl and gloo both fail"
-        return "image", f"{both}: that card" if place == "card" else f"{both}: the image, the driver, or the code"
+        return "image", f"{both}: that GPU" if place == "card" else f"{both}: the image, the driver, or the code"
     passes = "nccl fails and gloo passes" if twins else "nccl fails and gloo was not tried"
     alone = any(len(stage.members) == 1 for stage in failed)
     return "nccl", f"{passes}: {'NCCL itself' if alone else 'NCCL, P2P or topology'}, not the project's code"
@@ -137,7 +137,7 @@ def _workaround(retried: Iterable[Stage]) -> tuple[str | None, str | None]:
     for settings, text in _BLAMED:
         if passing.get(settings):
             return " ".join(settings), text
-    return None, "no transport switched off helps: NCCL itself, the driver, or a card" if passing else None
+    return None, "disabling transports does not help: NCCL itself, the driver, or a GPU" if passing else None
 
 
 def _named(unit: str, members: Iterable[int]) -> str:

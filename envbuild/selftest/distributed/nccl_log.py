@@ -52,7 +52,7 @@ def read(text: str) -> NcclLog:
 def objection(required: str, logs: Iterable[tuple[str, NcclLog]]) -> str | None:
     """A sentence about the first stage (by name) whose ranks do not use the required transport; None if all do."""
     for stage, log in logs:
-        used = ", ".join(log.transports) or "none that its log names"
+        used = ", ".join(log.transports) or "no transport that its log names"
         fits = log.nvls if required == "nvls" else log.edges == (required,)
         if not fits:
             return f"{stage} uses {used}, the profile requires {required}"

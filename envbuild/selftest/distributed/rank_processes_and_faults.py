@@ -28,7 +28,6 @@ from envbuild.selftest.harness import forked_work
 from envbuild.selftest.harness.forked_work import ForkEnding, Tell, Work
 
 GRACE = 2.0  # seconds in which the other ranks may report after one rank failed
-# If all ranks are on this machine, its only network may be the loopback interface lo.
 _VARIABLES = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT"}
 _LOG_LIMIT = 4 << 20  # bytes of a rank's NCCL log that are read
 # faulthandler's output, the innermost function first
@@ -91,6 +90,7 @@ def run_worlds(worlds: Sequence[World], device: str, limit: float) -> list[Tried
 def _work(world: World, rank: int, device: str, folder: Path) -> Work:
     def work(tell: Tell) -> None:
         settings = dict(setting.split("=", 1) for setting in world.settings)
+        # Loopback, if all ranks are on this machine: it may have no other network.
         among = world.among or Among(0, len(world.members), "", "lo")
         log = {"NCCL_DEBUG_FILE": str(folder / f"nccl.{rank}")}
         os.environ.update({**_VARIABLES, **among.variables, **settings, **log})
@@ -116,7 +116,7 @@ def _stage(world: World, endings: Sequence[ForkEnding], log: NcclLog) -> Stage:
     first = world.among.first if world.among else 0
     found = tuple(dataclasses.replace(fault, rank=first + fault.rank) for fault in rank_faults(world.members, endings))
     if found and log.warnings:
-        reason = f"{found[0].reason}; NCCL says: {log.warnings[0]}"
+        reason = f"{found[0].reason}; NCCL's first warning: {log.warnings[0]}"
         found = (dataclasses.replace(found[0], reason=reason), *found[1:])
     return Stage(
         backend=world.backend,
@@ -130,11 +130,12 @@ def _stage(world: World, endings: Sequence[ForkEnding], log: NcclLog) -> Stage:
 
 def rank_faults(members: Sequence[int], endings: Sequence[ForkEnding]) -> tuple[StageFault, ...]:
     """The faults of the ranks that caused a failure, the earliest first; the other ranks only waited for them or lost
-    them.
+    the connection to them.
 
-    A death has priority over everything else (except SIGABRT, with which torch itself ends a rank that lost another
-    one); then wrong results, and the first rank to exit, unless it reports that it lost another one; then, if all wait,
-    the ranks that are behind, or that do not wait inside torch. If no rank differs, all are returned.
+    Ranks that a signal killed have priority (except by SIGABRT, with which torch itself ends a rank that lost the
+    connection to another). Next come ranks with wrong results and the first rank to exit, unless it reports a lost
+    connection. If all ranks wait, the cause is the ranks that are behind, or else those that do not wait inside torch.
+    If no rank differs, all are returned.
     """
     ranks = sorted(range(len(endings)), key=lambda rank: (_lost_another(endings[rank]), endings[rank].moment))
     dead = [rank for rank in ranks if endings[rank].signal not in (None, "SIGABRT")]
@@ -193,7 +194,7 @@ def _fault(rank: int, member: int, ending: ForkEnding) -> StageFault:
         function = _stack(ending)[1]
         return StageFault(rank, member, step, "hang", f"{ending.failure}" + (f", in {function}" if function else ""))
     if ending.failure is None:
-        return StageFault(rank, member, step, "incomplete", "left before its last step")
+        return StageFault(rank, member, step, "incomplete", "exited before its last step")
     return StageFault(rank, member, step, "exception" if "error" in ending.reported else "exit", ending.failure)
 
 

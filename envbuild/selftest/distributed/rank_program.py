@@ -29,9 +29,9 @@ from envbuild.selftest.numerics.element_comparison import compare
 _PATIENCE = datetime.timedelta(minutes=30)
 _PERIOD = 65537  # elements: not a power of two, so that a chunk in the wrong position is detected
 _BEFORE = 3  # elements before the sent ones in the buffer
-_ROUNDS = 2  # each with different inputs, so that the result of the previous round is wrong
-# Elements: odd numbers (bf16 ones faulted with a misaligned address, pytorch#119345); on a GPU also as many as NCCL
-# moves with each of its protocols: LL, LL128, Simple.
+_ROUNDS = 2  # with different inputs, so that a result left over from the previous round is detected
+# Numbers of elements: odd (with odd numbers of bf16 elements, addresses were misaligned, pytorch#119345); with a GPU
+# also sizes for each of NCCL's protocols: LL, LL128, Simple.
 _SMALL = 1001
 _ODD = 4099  # past multiples of 16 bytes in every dtype, and past 4096
 _LARGE = 4 * 1024 * 1024 + 1
@@ -43,11 +43,11 @@ _PERIODS = {"nccl": (128, 1024, 8192), "gloo": (8,)}
 _TIMED = 5  # calls
 _PATIENT = 1.0  # seconds: larger sizes are skipped if one call would take longer
 
-# The keys of what a rank reports: the number and name of the step that begins; for each case its dtype, shape, error
-# and seconds, for a wrong result the step and a sentence, and its GB/s; why a step was left out; and that all steps are
-# done.
+# The keys under which a rank reports. STEP: number and name of the step that begins. DONE: all steps are done.
+# FIGURE + case: dtype, shape, error and seconds. WRONG + case: the step and a sentence. RATE + step: GB/s.
+# LEFT_OUT + step: why it was left out.
 STEP, DONE, FIGURE, WRONG, RATE, LEFT_OUT = "step", "done", "figure ", "wrong ", "rate ", "left out "
-# torch's messages if a backend does not have a collective, or not for this dtype
+# torch's messages if a backend lacks a collective, or lacks it for this dtype
 _REFUSALS = ("does not support", "not implemented", "Invalid scalar type")
 
 
@@ -68,7 +68,7 @@ class RankPlace:
 
 
 class Rank:
-    """Runs the steps and reports each one's start, its figures and its first error."""
+    """Runs the steps of one rank; reports the start, the figures and the first error of each step."""
 
     def __init__(self, place: RankPlace, tell: Tell) -> None:
         self.place = place
@@ -77,7 +77,7 @@ class Rank:
         self._count = 0
 
     def run(self) -> None:
-        """Run all steps. Exceptions of torch are raised; a wrong result is reported, and the next step follows."""
+        """Run all steps. An exception of torch ends the run; after a wrong result, the next step still runs."""
         self._begin("init")
         self._join()
         for size, dtype in self._reductions():
@@ -105,7 +105,7 @@ class Rank:
         for name, work in (("broadcast", self._broadcast), ("all_gather", self._all_gather)):
             for dtype in (torch.int64, torch.uint8, torch.float64):
                 self._each(name, work, _ODD, dtype)
-        if self.place.backend == "gloo":  # NCCL has neither for lists in every release
+        if self.place.backend == "gloo":  # not every NCCL release has gather and scatter for lists of tensors
             self._each("gather and scatter", self._gather_and_scatter, _SMALL, torch.float32)
             self._each("gather and scatter", self._gather_and_scatter, _ODD, torch.bfloat16)
         self._each("all_to_all uneven", self._all_to_all_uneven, _SMALL, torch.float32)
@@ -136,7 +136,7 @@ class Rank:
 
     @contextlib.contextmanager
     def _may_be_refused(self) -> Iterator[None]:
-        """Skip a collective that the backend does not have; all ranks get the same error."""
+        """Skip a collective that the backend lacks; all ranks get the same error."""
         try:
             yield
         except RuntimeError as error:
@@ -148,7 +148,7 @@ class Rank:
         self._tell(LEFT_OUT + self._step, reason)
 
     def _join(self) -> None:
-        """Create the process group, and with a barrier NCCL's communicator, which the first collective creates."""
+        """Create the process group. A barrier, as the first collective, also creates NCCL's communicator."""
         place = self.place
         dist.init_process_group(
             place.backend,
@@ -181,7 +181,7 @@ class Rank:
         self._check(self._step, values, self._sum(turn, size, dtype), seconds)
 
     def _all_reduce_max(self, turn: int, size: int, dtype: torch.dtype) -> None:
-        """Reduce numbers below 0, so that an unwritten element of a zeroed buffer is detected."""
+        """The maximum of negative numbers, so that an unwritten element of a zeroed buffer is detected."""
         given = [-self._given(turn, rank, size, dtype).abs() for rank in range(self.place.size)]
         values = self._sent(turn, given[self.place.rank], dtype)
         seconds = self._timed(lambda: dist.all_reduce(values, dist.ReduceOp.MAX))
@@ -227,7 +227,7 @@ class Rank:
             self._check(self._step, values, self._sum(each, size, dtype), seconds)
 
     def _all_reduce_turned(self, turn: int, size: int, dtype: torch.dtype) -> None:
-        """A matrix whose memory is in the order of its columns."""
+        """The sum of matrices that are stored by columns."""
         rows = 7
         values = self._given(turn, self.place.rank, size * rows, dtype).view(rows, size)
         sent = self._sent(turn, values.t().reshape(-1), dtype).view(size, rows).t()
@@ -235,7 +235,7 @@ class Rank:
         self._check(self._step, sent, self._sum(turn, size * rows, dtype).view(rows, size), seconds)
 
     def _gather_and_scatter(self, turn: int, size: int, dtype: torch.dtype) -> None:
-        """Each rank in turn gathers what all ranks have, and sends each its part."""
+        """Each rank in turn gathers the inputs of all ranks, and then scatters them back."""
         place = self.place
         given = [self._given(turn, rank, size, dtype) for rank in range(place.size)]
         for root in range(place.size):
@@ -279,7 +279,7 @@ class Rank:
             self._check(self._step, sent, expected, seconds)
 
     def _reduce_scatter(self, turn: int, size: int, dtype: torch.dtype) -> None:
-        """Each rank receives its part, `size` elements, of the sum."""
+        """Each rank receives its own part of the sum, `size` elements."""
         place = self.place
         values = self._sent(turn, self._given(turn, place.rank, size * place.size, dtype), dtype)
         part = values.new_zeros(size)
@@ -289,7 +289,7 @@ class Rank:
         )
 
     def _all_to_all(self, turn: int, size: int, dtype: torch.dtype) -> None:
-        """Each rank receives the part of every other rank that is for it, `size` elements."""
+        """Each rank receives from every rank the part addressed to it, `size` elements."""
         place = self.place
         given = [self._given(turn, rank, size * place.size, dtype) for rank in range(place.size)]
         values = self._sent(turn, given[place.rank], dtype)
@@ -300,7 +300,7 @@ class Rank:
         )
 
     def _all_to_all_uneven(self, turn: int, size: int, dtype: torch.dtype) -> None:
-        """all_to_all with parts of different lengths: `size` plus the numbers of sender and receiver."""
+        """all_to_all with parts of different lengths: `size` plus the sender's and the receiver's rank number."""
         place, ranks = self.place, range(self.place.size)
         lengths = [[size + to + sender for to in ranks] for sender in ranks]
         given = [self._given(turn, rank, sum(lengths[rank]), dtype) for rank in ranks]
@@ -335,9 +335,9 @@ class Rank:
     def _measure(self, dtype: torch.dtype) -> None:
         """Measure the bus bandwidth of all_reduce for tensors of increasing size, and check each result.
 
-        The bandwidth is 2 (n - 1) / n times the bytes over the seconds (nccl-tests, doc/PERFORMANCE.md). The ranks
-        agree whether the next size is run, by the least free memory and the longest time of all ranks. Only the first
-        wrong period is compared on the host.
+        The bandwidth is 2 (n - 1) / n times the bytes over the seconds (nccl-tests, doc/PERFORMANCE.md). The least free
+        memory and the longest time of all ranks decide whether the next size is run, so all ranks decide the same. Only
+        the first wrong period is compared on the host.
         """
         place, rate = self.place, math.inf
         given, expected = self._given(0, place.rank, _PERIOD, dtype), self._sum(0, _PERIOD, dtype)
@@ -369,8 +369,8 @@ class Rank:
         samples.
 
         DDP multiplies each gradient by 1 / size before it sums. With losses multiplied by `size` and one sample for
-        each rank, each gradient is 0 or +-size before that and 0 or +-1 after it in any dtype, so the sums are exact
-        for every size.
+        each rank, each gradient is 0 or ±size before DDP's multiplication and 0 or ±1 after it. The sums are therefore
+        exact in any dtype, for every size.
         """
         place = self.place
         layer, single = _layer(place.rank).to(place.device), _layer(0)
@@ -405,7 +405,7 @@ class Rank:
 
 
 def _values(turn: int, rank: int, size: int, most: int) -> torch.Tensor:
-    """float32 integers from +-1 to +-`most`, different for each rank and turn."""
+    """float32 integers from ±1 to ±`most`, different for each rank and turn."""
     repeats = -(-size // _PERIOD)
     return hashed_inputs.whole((min(size, _PERIOD),), 1000 * (turn + 1) + rank, most).repeat(repeats)[:size]
 

@@ -10,7 +10,7 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")  # "<microseconds or max> <period>", of 
 
 
 def processors(quota: Path = _QUOTA) -> int:
-    """Number of processors in this process's CPU affinity, or the control group's CPU quota where that is smaller."""
+    """Number of processors in this process's CPU affinity, or the control group's CPU quota if that is smaller."""
     allowed = len(os.sched_getaffinity(0))
     try:
         share, period = quota.read_text().split()

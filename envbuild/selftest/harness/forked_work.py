@@ -1,9 +1,11 @@
 """Runs functions that may crash or hang in forked processes, and returns what each reported and how it ended.
 
-The children stay in their parent's process group, so ending that group ends them too. That is the difference from
-probe_supervisor: it runs one whole probe in a process group of its own, which may start ahead and wait for its turn,
-reports by checked frames, and is ended with everything that it started. Functions within a probe, such as ranks, need
-none of this, but several of them run at once, and a failed one limits the time of the others.
+A probe uses this module for parts of itself, such as ranks. Several functions can run at the same time, and after one
+fails the others have limited time left. The children stay in their parent's process group, so that they end when that
+group is ended.
+
+probe_supervisor, in contrast, runs one whole probe in a process group of its own. Such a process may start before its
+turn, reports by messages with checksums, and is ended together with everything that it started.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from typing import Any, Callable, NoReturn
 from envbuild.selftest.harness.frame_and_message_streams import write_all
 from envbuild.selftest.harness.probe_outcome_and_figures import signal_name
 
-# Signals sent to a process that exceeded its time limit, and the seconds it then has. On SIGABRT faulthandler dumps the
-# stack. A process that survives SIGKILL is blocked in the kernel, and is abandoned.
+# Signals sent to a process that exceeded its time limit, and the seconds it then has to exit. On SIGABRT faulthandler
+# dumps the stack. A process that survives SIGKILL is blocked in the kernel, and is abandoned.
 _MEASURES = ((signal.SIGABRT, 1.0), (signal.SIGKILL, 5.0))
 _TICK = 0.02  # polling interval in seconds for a process that has closed its pipes but has not exited
 _CHUNK = 1 << 16

@@ -10,7 +10,7 @@ _LIMIT = Path("/sys/fs/cgroup/memory.max")  # bytes or "max", of the container's
 
 
 def available_bytes(meminfo: Path = _MEMINFO, limit: Path = _LIMIT) -> int:
-    """Free and reclaimable memory in bytes, or the control group's limit where that is smaller; 0 if unknown."""
+    """Free and reclaimable memory in bytes, or the control group's limit if that is smaller; 0 if unknown."""
     found = 0
     with contextlib.suppress(OSError, ValueError):
         for line in meminfo.read_text(encoding="ascii").splitlines():

@@ -54,8 +54,8 @@ class JobDocument:
     and override the probes' own. `memory_mb` limits how much address space a probe may add to what is mapped when it
     starts.
     `gpu_count`: the number of GPUs that must work together on each of `nodes` machines. `transport`: the transport that
-    NCCL must use between GPUs; None: any.
-    `driver`: the oldest driver that torch's CUDA runs on ("cuda") and the one that the profile declares ("profile").
+    NCCL must use between GPUs; None allows any.
+    `driver`: the oldest driver that torch's CUDA runs on ("cuda"), and the oldest that the profile allows ("profile").
     `cards`: for each GPU model its "compute_capability" ("9.0") and optionally its "sms".
     `datasheets`: for each GPU model, dense TFLOP/s of each precision and GB/s of a copy. `floors`: the fractions of
     those values that products ("gemm") and copies ("memory") must reach. `burn_seconds`: duration of the burn at level
@@ -112,20 +112,20 @@ class _Reader:
 
     def choice(self, where: str, value: Any, allowed: tuple[str, ...]) -> str:
         if value not in allowed:
-            self.fault(where, "one of {} expected, not {!r}".format(", ".join(allowed), value))
+            self.fault(where, "expected one of {}, got {!r}".format(", ".join(allowed), value))
         return str(value)
 
     def mapping(self, where: str, value: Any) -> dict[str, Any]:
         if value is None:
             return {}
         if not isinstance(value, dict):
-            self.fault(where, f"a mapping expected, not {value!r}")
+            self.fault(where, f"expected a mapping, got {value!r}")
             return {}
         return {str(key): item for key, item in value.items()}
 
     def names(self, where: str, value: Any, known: frozenset[str] | None = None) -> tuple[str, ...]:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            self.fault(where, f"a list of names expected, not {value!r}")
+            self.fault(where, f"expected a list of names, got {value!r}")
             return ()
         for name in value:
             if known is not None and name not in known:
@@ -136,7 +136,7 @@ class _Reader:
         found = self.mapping(where, value)
         for key, item in found.items():
             if not isinstance(item, str):
-                self.fault(f"{where}.{key}", f"a string expected, not {item!r}")
+                self.fault(f"{where}.{key}", f"expected a string, got {item!r}")
         return {key: str(item) for key, item in found.items()}
 
     def releases(self, where: str, value: Any, known: tuple[str, ...]) -> dict[str, str]:
@@ -144,7 +144,7 @@ class _Reader:
         self.keys(where + ".", found, frozenset(known))
         for key, item in found.items():
             if not _DRIVER.fullmatch(item):
-                self.fault(f"{where}.{key}", f"numbers and dots expected, not {item!r}")
+                self.fault(f"{where}.{key}", f"expected numbers and dots, got {item!r}")
         return found
 
     def flags(self, where: str, value: Any, known: tuple[str, ...]) -> dict[str, bool]:
@@ -152,7 +152,7 @@ class _Reader:
         self.keys(where + ".", found, frozenset(known))
         for key, item in found.items():
             if not isinstance(item, bool):
-                self.fault(f"{where}.{key}", f"true or false expected, not {item!r}")
+                self.fault(f"{where}.{key}", f"expected true or false, got {item!r}")
         return {key: bool(item) for key, item in found.items()}
 
     def numbers(self, where: str, value: Any, known: Iterable[str], what: str = "a number") -> dict[str, float]:
@@ -162,7 +162,7 @@ class _Reader:
             if key not in known:
                 self.fault(f"{where}.{key}", "unknown key")
             elif not number or not math.isfinite(item) or item <= 0:
-                self.fault(f"{where}.{key}", f"{what} above zero expected, not {item!r}")
+                self.fault(f"{where}.{key}", f"expected {what} above zero, got {item!r}")
             else:
                 good[key] = float(item)
         return good
@@ -172,7 +172,7 @@ class _Reader:
         self.keys(where + ".", found, _CARD_KEYS)
         capability = found.get("compute_capability")
         if not isinstance(capability, str) or not _CAPABILITY.fullmatch(capability):
-            self.fault(f"{where}.compute_capability", f'as "9.0" expected, not {capability!r}')
+            self.fault(f"{where}.compute_capability", f'expected a value such as "9.0", got {capability!r}')
         self.count(f"{where}.sms", found.get("sms"))
         return found
 
@@ -180,7 +180,7 @@ class _Reader:
         if value is None:
             return None
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            self.fault(where, f"a whole number above zero expected, not {value!r}")
+            self.fault(where, f"expected a whole number above zero, got {value!r}")
             return None
         return value
 
@@ -192,15 +192,15 @@ def parse(document: Any, known: frozenset[str]) -> JobDocument:
     reader = _Reader()
     reader.keys("", document, _KEYS)
     if document.get("version") != VERSION:
-        reader.fault("version", "{} expected, not {!r}".format(VERSION, document.get("version")))
+        reader.fault("version", "expected {}, got {!r}".format(VERSION, document.get("version")))
     nonce = document.get("nonce")
     if not isinstance(nonce, str) or not _NONCE.fullmatch(nonce):
-        reader.fault("nonce", "32 lower-case hexadecimal digits expected")
+        reader.fault("nonce", "expected 32 lower-case hexadecimal digits")
     expect = reader.mapping("expect", document.get("expect"))
     reader.keys("expect.", expect, _EXPECT_KEYS)
     python = expect.get("python")
     if python is not None and not isinstance(python, str):
-        reader.fault("expect.python", f"a string expected, not {python!r}")
+        reader.fault("expect.python", f"expected a string, got {python!r}")
     transport = expect.get("transport")
     probes = document.get("probes")
     job = JobDocument(

@@ -17,7 +17,7 @@ from envbuild.selftest.harness.script_tracebacks import FOLDER
 from envbuild.selftest.numerics.element_comparison import Worst
 
 Refusal = Callable[[Exception], bool]
-_MOST_NOTES = 100  # faults that are sent to the harness at once, so that they survive a crash of the process
+_MOST_NOTES = 100  # faults that are sent to the harness immediately, so that they survive a crash of the process
 _NO_KERNEL = (
     "not implemented for",  # for example fp16 on the CPU before torch 2.1
     "does not support bfloat16",  # autocast below compute capability 8.0, before torch 2.4
@@ -52,7 +52,7 @@ class ProbeFault:
 class ProbeStep:
     """One announced step. After it ends, `seconds` holds its duration, including the work on the device.
 
-    `refused`: torch reported in this step that it has no such kernel, where that is not a fault; the error ended only
+    `refused`: torch reported in this step that it has no such kernel, and the probe allows that; the error ended only
     the step.
     """
 

@@ -182,7 +182,7 @@ def result_note(result: Mapping[str, Any]) -> str:
 
 
 def check_count(figure: Mapping[str, Any]) -> int:
-    """Number of checks of which a figure's document is the worst: 1 if the record has no number or an invalid value."""
+    """How many checks a figure document stands for (it holds the worst one); 1 if the record has no valid number."""
     number = figure.get("checks")
     return number if isinstance(number, int) and number > 0 else 1
 
@@ -192,7 +192,7 @@ def _percent(share: float) -> str:
 
 
 def signal_name(number: int) -> str:
-    """ "SIGFPE" for 8."""
+    """The name of a signal: "SIGFPE" for 8."""
     try:
         return signal.Signals(number).name
     except ValueError:

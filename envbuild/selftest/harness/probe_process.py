@@ -112,9 +112,9 @@ def _limit_memory(job: JobDocument) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Let malloc reuse blocks of up to 32 MiB, its largest threshold, instead of returning them to the kernel.
+    """Let malloc keep freed blocks of up to 32 MiB, its largest threshold, instead of returning them to the kernel.
 
-    The kernel fills each page with zeros before it hands it out again: that took a sixth of the sampled probes' CPU
+    The kernel fills each page with zeros before a process gets it again: that took a sixth of the sampled probes' CPU
     time.
     """
     with contextlib.suppress(AttributeError):  # a C library without mallopt
@@ -126,8 +126,8 @@ def _keep_freed_memory() -> None:
 def _prepare(context: Context) -> None:
     """Set every precision flag explicitly, so that the tests do not depend on the defaults of a torch version."""
     job, flags = context.job, torch.backends.cuda.matmul
-    # With a GPU the host computes references, in operations too short for several threads: two threads took 1.4 times
-    # the CPU time (measured).
+    # With a GPU the host only computes references, in operations too short for several threads: with two threads they
+    # took 1.4 times the CPU time (measured).
     torch.set_num_threads(job.thread_count if context.on_cpu else 1)
     for name in SETTINGS:
         with contextlib.suppress(AttributeError, AssertionError):  # AssertionError: torch 2.0 has no such flag
@@ -146,7 +146,7 @@ def _need_capability(context: Context, least: tuple[int, int]) -> None:
         return
     found = torch.cuda.get_device_capability()
     if found < least:
-        raise Skip("compute capability {}.{} is lower than {}.{}, the lowest that has this".format(*found, *least))
+        raise Skip("needs compute capability {}.{} or higher, this GPU has {}.{}".format(*least, *found))
 
 
 def _result(probe: Probe, job: JobDocument, ends: Ends) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 It imports torch so that a forked probe does not have to, but calls none of its functions: no tensor, no operation, no
 torch.cuda. A process forked after a single CPU operation can hang in torch's thread pool.
 
-Two probes work at the same time where processors and memory, the GPU's included, suffice for both, unless one of them
-measures time or takes all memory: most of a probe's time is references, which one processor computes. On a GPU, the
-next probes also start CUDA meanwhile, an estimated 0.6 to 1 s each. Results keep the catalogue's order.
+Two probes run at the same time if there are processors and memory (of the host and the GPU) for both, and if neither
+measures time or takes all memory. This helps because a probe spends most of its time on references, which one processor
+computes. On a GPU, the next probes also start CUDA in the meantime, which takes an estimated 0.6 to 1 s each. Results
+are reported in the catalogue's order.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Emit = Callable[[Mapping[str, Any]], None]
 
 _INTERRUPTIONS = (signal.SIGTERM, signal.SIGINT)
 _MOST_AHEAD = 2
-_NEED_MIB = {"quick": 8 << 10, "standard": 14 << 10}  # GPU memory, for the probe of each level that needs most
+_NEED_MIB = {"quick": 8 << 10, "standard": 14 << 10}  # GPU memory for the most demanding probe of each level
 _CONTEXT_MIB = 1 << 10  # more than a CUDA context takes
 _PAIR_MIB = 4 << 10  # host memory: twice the most that a CPU probe takes, up to level standard; not measured on a GPU
 
@@ -79,7 +80,7 @@ def run(
 
 
 def free_mib(report: Report) -> int:
-    """The smallest free memory of any GPU; 0 if NVML does not report it, or if a compute mode allows one process."""
+    """The smallest free memory of any GPU; 0 if NVML does not report it, or if its compute mode is not DEFAULT."""
     last = [window.last for window in report.gpus.values()]
     return min((now.get("free_mib", 0) if now.get("compute_mode") == 0 else 0 for now in last), default=0)
 
@@ -95,7 +96,7 @@ def works_in_pairs(job: JobDocument, memory: int, report: Report) -> bool:
 def start_ahead(job: JobDocument, report: Report, working: int) -> int:
     """How many probes may start CUDA while `working` others run, limited by free processors and GPU memory.
 
-    None at level full or with the profile's own shapes, whose need of memory is unknown.
+    0 at level full or with the profile's own shapes, whose need of memory is unknown.
     """
     if job.level not in _NEED_MIB or job.own.shapes:
         return 0
@@ -104,8 +105,8 @@ def start_ahead(job: JobDocument, report: Report, working: int) -> int:
 
 
 def next_in_line(waiting: Sequence[Probe], most: int, running: Collection[str] = ()) -> list[Probe]:
-    """The probes that start CUDA while the first one runs, at most `most`, without those that run already: none after
-    a probe that runs alone, nor during it.
+    """The probes that start CUDA while the first one runs: at most `most`, without those in `running`, and none that
+    come after a probe that runs alone (the first one included).
     """
     found: list[Probe] = []
     for before, probe in zip(waiting, waiting[1:]):
@@ -117,7 +118,7 @@ def next_in_line(waiting: Sequence[Probe], most: int, running: Collection[str] =
 
 
 def companions(waiting: Sequence[Probe]) -> Iterator[Probe]:
-    """The probes that may run while the first one does, in order: none after a probe that runs alone."""
+    """The probes that may run while the first one runs, in order, up to the first that may not accompany others."""
     for before, probe in zip(waiting, waiting[1:]):
         if not (before.may_accompany and probe.may_accompany):
             return
@@ -134,11 +135,11 @@ class _Processes:
         self._together = 1
         self._monitor: Monitor | None = None
         self._children: dict[str, probe_supervisor.Child] = {}
-        self._reports: dict[str, Report] = {}  # by running probe: what NVML reported since it began
-        self._ended: dict[str, Report] = {}  # by probe that ended before its turn to be reported
+        self._reports: dict[str, Report] = {}  # by name of a running probe: NVML's report since the probe began
+        self._ended: dict[str, Report] = {}  # by name of a probe that has ended and whose result is not yet reported
 
     def prepare(self) -> None:
-        """Start to watch the GPUs, if the job has any; decide how many probes run and how many start CUDA at a time."""
+        """Start to monitor the GPUs if the job uses them; decide how many probes may run and start CUDA at a time."""
         report = Report()
         if self._job.device == "cuda":
             with _uninterrupted():
@@ -148,7 +149,7 @@ class _Processes:
         self._ahead = start_ahead(self._job, report, self._together)
 
     def run(self, waiting: Sequence[Probe]) -> tuple[Outcome, list[dict[str, Any]]]:
-        """Run the first of the remaining probes, and others that may run at the same time."""
+        """Run the first of the remaining probes to its end, and others that may run at the same time."""
         probe = waiting[0]
         lacking = _lacking(probe, self._job)
         if lacking:
@@ -214,21 +215,21 @@ class _Processes:
             return self._children[probe.name]
 
     def _attributed(self, probe: Probe, outcome: Outcome) -> Outcome:
-        """The outcome with what NVML reported while the probe ran: if two ran, both have it."""
+        """The outcome with NVML's report of the time in which the probe ran. If two probes ran, both get the report."""
         if not self._monitor:
             return outcome
         report = self._ended.pop(probe.name, None)  # None: it died before its turn
         return attribute(outcome, self._read_monitor() if report is None else report)
 
     def _close_reports(self) -> None:
-        """Keep the reports of the probes that have just ended: what NVML reports from now on is not theirs."""
+        """Close the reports of the probes that have just ended: later events do not concern them."""
         over = [name for name in self._reports if self._children[name].over]
         if over:
             self._read_monitor()
             self._ended.update((name, self._reports.pop(name)) for name in over)
 
     def _read_monitor(self) -> Report:
-        """What NVML reported since the last time; all running probes have it."""
+        """NVML's report since the last call, which is also added to the reports of all running probes."""
         latest = self._monitor.report() if self._monitor else Report()
         self._reports = {name: report.then(latest) for name, report in self._reports.items()}
         return latest
@@ -248,7 +249,7 @@ def _lacking(probe: Probe, job: JobDocument) -> str | None:
     """The unmet requirement of a probe, if any."""
     if probe.needs == "cuda" and job.device != "cuda":
         return "needs a GPU"
-    return "needs a script of the profile's own" if _lacks_script(probe, job) else None
+    return "needs a script in the profile" if _lacks_script(probe, job) else None
 
 
 def _lacks_script(probe: Probe, job: JobDocument) -> bool:

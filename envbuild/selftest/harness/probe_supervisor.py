@@ -1,6 +1,6 @@
 """The harness's side of a probe's process: starts it, reads its output, enforces its time limit, reports its end.
 
-forked_work runs functions within a probe; its docstring says why the two differ.
+forked_work runs functions within a probe; its docstring describes the differences.
 """
 
 from __future__ import annotations

@@ -26,17 +26,17 @@ def judge_ending(ending: ProbeEnding, timeout: float) -> Outcome:
         return _signalled(ending, os.WTERMSIG(ending.status))
     code = os.WEXITSTATUS(ending.status)
     if code:
-        return _failed(ending, "exit", f"left with exit status {code}")
+        return _failed(ending, "exit", f"exited with status {code}")
     results = [payload for kind, payload in ending.messages if kind == RESULT]
     if ending.cut or len(results) != 1:
-        what = "with a cut result" if ending.cut else f"with {len(results)} results instead of one"
-        return _failed(ending, "incomplete", "ended with status 0 " + what)
+        what = "a truncated result" if ending.cut else f"{len(results)} results instead of one"
+        return _failed(ending, "incomplete", f"exited with status 0, but sent {what}")
     return _reported_outcome(json.loads(results[0]), ending.seconds)
 
 
 def judge_script(ending: ProbeEnding, timeout: float) -> Outcome:
-    """The outcome of the profile's own script: its output is kept apart from the result, and stacks are cut to its
-    frames.
+    """The outcome of the profile's own script: its output is stored separately from the result, and stacks are reduced
+    to its frames.
     """
     found, printed = judge_ending(replace(ending, noise=""), timeout), script_tracebacks.renamed(ending.noise)
     return replace(
@@ -49,7 +49,7 @@ def judge_script(ending: ProbeEnding, timeout: float) -> Outcome:
 
 
 def documents(ending: ProbeEnding) -> list[dict[str, Any]]:
-    """Documents that the process sent besides its result: the last one of each kind, as frames."""
+    """Documents that the process sent in addition to its result: the last one of each kind, as frames."""
     last = {kind: payload for kind, payload in ending.messages if kind in DOCUMENTS}
     return [dict(json.loads(payload), kind=DOCUMENTS[kind]) for kind, payload in last.items()]
 

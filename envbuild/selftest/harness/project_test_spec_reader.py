@@ -67,11 +67,11 @@ def read(value: Any, fault: Fault) -> ProjectTestSpec:
     if value is None:
         return ProjectTestSpec()
     if not isinstance(value, dict) or not set(value) <= {"shapes", "script"}:
-        fault("own", "a mapping of shapes and script expected")
+        fault("own", "expected a mapping with shapes and script")
         return ProjectTestSpec()
     shapes = value.get("shapes", [])
     if not isinstance(shapes, list):
-        fault("own.shapes", "a list expected")
+        fault("own.shapes", "expected a list")
         shapes = []
     found = [_shape(f"own.shapes[{index}]", item, fault) for index, item in enumerate(shapes)]
     return ProjectTestSpec(
@@ -88,11 +88,11 @@ def _shape(where: str, item: Any, fault: Fault) -> ShapeSpec | AttentionSpec | N
 def _attention(where: str, item: dict[str, Any], fault: Fault) -> AttentionSpec | None:
     fields = {"causal": False, **item}
     if set(fields) != {*_ATTENTION_SIZES, "dtype", "causal"}:
-        fault(where, "a mapping of heads, length, depth, dtype and causal expected")
+        fault(where, "expected a mapping with heads, length, depth, dtype and causal")
     elif not all(type(fields[size]) is int and fields[size] > 0 for size in _ATTENTION_SIZES):
-        fault(where, "heads, length and depth are whole numbers above zero")
+        fault(where, "heads, length and depth must be whole numbers above zero")
     elif fields["dtype"] not in _ATTENTION_DTYPES or not isinstance(fields["causal"], bool):
-        fault(where, "dtype is one of {}, causal true or false".format(", ".join(_ATTENTION_DTYPES)))
+        fault(where, "dtype must be one of {}, causal true or false".format(", ".join(_ATTENTION_DTYPES)))
     else:
         return AttentionSpec(**dict(fields, dtype=DTYPES[fields["dtype"]]))
     return None
@@ -101,15 +101,15 @@ def _attention(where: str, item: dict[str, Any], fault: Fault) -> AttentionSpec 
 def _gemm(where: str, item: Any, fault: Fault) -> ShapeSpec | None:
     fields = {"layout": "nn", "bias": False, **item} if isinstance(item, dict) else {}
     if set(fields) != {*_SIZES, "dtype", "layout", "bias"}:
-        fault(where, "a mapping of m, k, n, dtype, layout and bias expected")
+        fault(where, "expected a mapping with m, k, n, dtype, layout and bias")
         return None
     if not all(type(fields[size]) is int and fields[size] > 0 for size in _SIZES):
-        fault(where, "m, k and n are whole numbers above zero")
+        fault(where, "m, k and n must be whole numbers above zero")
         return None
     words = fields["dtype"] in tuple(DTYPES), fields["layout"] in LAYOUTS, isinstance(fields["bias"], bool)
     if not all(words):
         known = ", ".join(DTYPES), ", ".join(LAYOUTS)
-        fault(where, "dtype is one of {}, layout one of {}, bias true or false".format(*known))
+        fault(where, "dtype must be one of {}, layout one of {}, bias true or false".format(*known))
         return None
     return ShapeSpec(**dict(fields, dtype=DTYPES[fields["dtype"]]))
 
@@ -119,9 +119,9 @@ def _script(value: Any, fault: Fault) -> ScriptSpec | None:
         return None
     name, text = (value.get("name"), value.get("text")) if isinstance(value, dict) else (None, None)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        fault("own.script.name", "the name of a .py file expected")
+        fault("own.script.name", "expected the name of a .py file")
     elif not isinstance(text, str) or len(text) > _MOST_BYTES:
-        fault("own.script.text", f"source of at most {_MOST_BYTES} characters expected")
+        fault("own.script.text", f"expected source code of at most {_MOST_BYTES} characters")
     else:
         return ScriptSpec(name, text)
     return None

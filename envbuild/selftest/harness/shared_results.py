@@ -63,7 +63,7 @@ class SharedResults:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """The kernel also releases the lock when the process dies."""
+        """Hold the lock, which the kernel releases if the process dies."""
         fcntl.lockf(self._file, fcntl.LOCK_EX)
         try:
             yield
@@ -93,7 +93,7 @@ class SharedResults:
         memory[begin : begin + len(description)] = description
         for place, values in zip(places, tensors):
             _view(memory, place, values.shape).copy_(values)
-        memory[: _NUMBER.size] = _NUMBER.pack(end)  # at once: pack_into writes zeros first
+        memory[: _NUMBER.size] = _NUMBER.pack(end)  # in one write: pack_into writes zeros first
 
 
 def _places(after: int, shapes: Sequence[Shape]) -> list[int]:

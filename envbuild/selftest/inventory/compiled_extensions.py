@@ -26,7 +26,7 @@ from envbuild.selftest.inventory.compiled_file_reader import Compiled
 _MOST_FILES, _MOST_KEPT = 20_000, 400
 _LOAD_SECONDS = 90.0
 _MOST_CRASHES = 3
-# Extensions are checked against the libraries of these distributions; the audit handles those as copies of CUDA's
+# Not extensions, but distributions of the libraries that extensions use; the audit checks those as copies of CUDA's
 # libraries.
 _OTHERS = re.compile(r"torch|triton|(nvidia|cuda)-.*")
 
@@ -46,8 +46,8 @@ class ExtensionFile:
 
     @property
     def loadable(self) -> bool:
-        """Whether loading is tested: for modules and libraries that link torch. Other libraries may be variants of
-        which only one fits.
+        """Whether loading is tested: true for modules and for libraries that link torch. Other libraries may be
+        variants of which only one fits this machine.
         """
         return self.file is not None and bool(self.file.module or self.file.links_torch)
 
@@ -145,8 +145,8 @@ def _load(files: Sequence[ExtensionFile], has_torch: bool) -> Callable[[Tell], N
 
 
 def _one(item: ExtensionFile) -> None:
-    """Load a file as the dynamic loader does, with every symbol resolved; a module also as a module, but without its
-    package.
+    """Load a file as the dynamic loader does, with every symbol resolved. If it is a module, also execute it as a
+    module, but without importing its package.
     """
     handle = ctypes.CDLL(item.real, mode=os.RTLD_NOW | os.RTLD_LOCAL)
     name = item.file.module if item.file else None

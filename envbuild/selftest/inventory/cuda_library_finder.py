@@ -127,7 +127,7 @@ def _cached() -> list[str]:
 
 
 class _Walk:
-    """Walks through folders, visiting each once, however many names or links lead to it."""
+    """Walks through folders and visits each only once, even if several names or links lead to it."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._left = bounds.entries

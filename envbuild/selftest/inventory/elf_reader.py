@@ -30,7 +30,7 @@ _MOST_SEGMENTS, _MOST_DYNAMIC, _MOST_NOTES, _LONGEST = 256, 1 << 16, 1 << 16, 1 
 X86_64 = 62
 
 HWCAPS = "glibc-hwcaps"
-"""In each folder that it searches, the loader takes libraries below a folder of this name first."""
+"""In each folder that the loader searches, it prefers libraries in a subfolder of this name."""
 LEGACY_HWCAPS = frozenset(("tls", "x86_64", "haswell", "xeon_phi", "avx512_1"))  # likewise before glibc 2.37
 
 
@@ -204,7 +204,7 @@ def _padded(size: int) -> int:
 
 
 def loaded_as(path: str) -> str:
-    """The path that this library replaces when the loader searches the folder above: lib/x.so for lib/tls/x.so."""
+    """The path that the loader replaces by this one when it searches the folder above: lib/x.so for lib/tls/x.so."""
     folders, name = path.split("/")[:-1], path.rpartition("/")[2]
     while ".so" in name and folders and folders[-1] in LEGACY_HWCAPS:
         folders.pop()

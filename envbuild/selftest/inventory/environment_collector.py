@@ -54,11 +54,11 @@ def main(job: Any, out: int = 1) -> int:
 
 
 def job_nonce(job: Any) -> str | None:
-    """The nonce of a job; None for an invalid job, after saying on stderr what is expected."""
+    """The nonce of a job; None for an invalid job, after printing to stderr what is expected."""
     nonce = job.get("nonce") if isinstance(job, dict) else None
     if isinstance(nonce, str) and _NONCE.fullmatch(nonce) and job.get("version") == VERSION:
         return nonce
-    print("job: version 1 and a nonce of 32 hexadecimal digits expected", file=sys.stderr)
+    print("invalid job: expected version 1 and a nonce of 32 hexadecimal digits", file=sys.stderr)
     return None
 
 
@@ -193,7 +193,8 @@ def _copies(
 
 
 def _order(copies: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Which libcublasLt a program gets if it loads libcublas first, for the libcublas of torch or the environment."""
+    """Which libcublasLt a program gets if it loads libcublas first. The libcublas is the one that torch loads, or else
+    one of the environment."""
     of_kind = [copy for copy in copies if copy["library"] == "cublas" and (copy["loaded"] or SITE in copy["ways"])]
     if not of_kind:
         return None

@@ -1,6 +1,7 @@
-"""Which GPUs can run device code, from architectures as torch and nvcc write them: sm_90 and compute_90. Pure.
+"""Determines which GPUs can run device code, from its architectures in the notation of torch and nvcc: sm_90 and
+compute_90. Pure.
 
-In the container it checks torch's own list; on the host the facts, wheels and audit results.
+Used in the container for torch's own list, on the host for the facts, wheels and audit results.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ def serves(architectures: Iterable[str], capability: str) -> Literal["compiled",
     """How a GPU of this compute capability ("9.0") can run such code: directly, compiled by the driver ("ptx"), or not
     at all.
 
-    Machine code runs on GPUs of its major version from its minor version on, PTX on all later ones; sm_90a and its PTX
-    only on 9.0, the family code sm_100f and its PTX on its major version (NVIDIA, "CUDA C++ Programming Guide",
-    compatibility).
+    Machine code runs on GPUs with the same major version and the same or a higher minor version; PTX runs on all later
+    GPUs too. sm_90a and its PTX run only on 9.0; the family code sm_100f and its PTX run on GPUs with the same major
+    version (NVIDIA, "CUDA C++ Programming Guide", compatibility).
     """
     major, minor = (int(part) for part in capability.split("."))
     found = set()

@@ -30,7 +30,7 @@ class Installed:
     `altered`: files that differ from those of the distribution. `unrecorded`: files in package folders that no RECORD
     lists. `preferred`: files that the loader prefers to a library of another package. `unchecked`: bytecode that Python
     runs without comparing it with its source. `owners`: by real path, the distribution whose RECORD lists the file;
-    `hashes`: sha256 by real path. `cut`: there are more than are listed.
+    `hashes`: sha256 by real path. `cut`: a limit shortened one of the lists.
     """
 
     altered: list[dict[str, Any]] = field(default_factory=list)
@@ -65,7 +65,7 @@ def compare_files(folders: Iterable[str], wheels: Wheels) -> Installed:
         for item in _wanted(distribution, wheels, found)
     ]
     found.hashes = distribution_records.file_hashes({item.path for item in wanted})
-    # metadata that an upgrade left behind lists files of another version
+    # A file that differs from one RECORD may match another of the same distribution: an upgrade can leave old metadata.
     right = {(item.path, item.name) for item in wanted if found.hashes[item.path] == item.sha256}
     wrong = [item for item in wanted if found.hashes[item.path] != item.sha256
              and (item.by == "wheel" or (item.path, item.name) not in right)]  # fmt: skip
@@ -92,7 +92,7 @@ def _is_linker_name(path: str, owners: Mapping[str, str]) -> bool:
 
 
 def _is_unchecked(path: str) -> bool:
-    """Whether the path is bytecode that Python runs whatever its source is (PEP 552: hash-based and unchecked)."""
+    """Whether the path is bytecode that Python runs without looking at its source (PEP 552: hash-based, unchecked)."""
     folder, _, name = path.rpartition("/")
     if not folder.endswith("/__pycache__") or not name.endswith(".pyc"):
         return False

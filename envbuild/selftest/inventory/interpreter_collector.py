@@ -1,4 +1,4 @@
-"""Collects what decides which files this interpreter imports and loads, in one framed document: folders and paths.
+"""Collects the folders and paths that determine which files this interpreter imports and loads, in one framed document.
 
 It hashes nothing and imports no package: the host reads the files itself.
 """

@@ -46,9 +46,10 @@ def _architectures(module: Any) -> str:
 
 
 def cublas_first(cublas: str, lt: str | None) -> Callable[[Tell], None]:
-    """Load libcublas alone, then libcublasLt by its path: the order of torch 2.10.0, and of a program without torch.
+    """Work that loads libcublas alone, and then libcublasLt by its path: the order of torch 2.10.0, and of a program
+    without torch.
 
-    libcublas finds its libcublasLt by RUNPATH, which LD_LIBRARY_PATH precedes.
+    libcublas finds its libcublasLt by RUNPATH; the loader searches LD_LIBRARY_PATH first.
     """
 
     def work(tell: Tell) -> None:
@@ -62,8 +63,8 @@ def cublas_first(cublas: str, lt: str | None) -> Callable[[Tell], None]:
 
 
 def identify(path: str) -> Callable[[Tell], None]:
-    """Query one file's version. A libcublasLt in the same folder is loaded first, because libcublas could load a
-    different one.
+    """Work that queries one file's version. A libcublasLt in the same folder is loaded first, because libcublas could
+    load a different one.
     """
 
     def work(tell: Tell) -> None:
@@ -123,7 +124,7 @@ def _property(function: str) -> Callable[[ctypes.CDLL], str]:
 
 
 def _cudnn(library: ctypes.CDLL) -> str:
-    """8902 is 8.9.2, 91900 is 9.19.0: the major version's weight changed with cuDNN 9."""
+    """cuDNN's version: 8902 is 8.9.2, 91900 is 9.19.0. The factor of the major version changed with cuDNN 9."""
     library.cudnnGetVersion.restype = ctypes.c_size_t
     number = int(library.cudnnGetVersion())
     weight = 10000 if number >= 90000 else 1000
@@ -131,7 +132,7 @@ def _cudnn(library: ctypes.CDLL) -> str:
 
 
 def _nccl(library: ctypes.CDLL) -> str:
-    """22005 is 2.20.5; until 2.8 the weights were 1000 and 100, as in 2708."""
+    """NCCL's version: 22005 is 2.20.5. Until 2.8 the factors were 1000 and 100: 2708 is 2.7.8."""
     value = ctypes.c_int()
     if library.ncclGetVersion(ctypes.byref(value)) != 0:
         return ""

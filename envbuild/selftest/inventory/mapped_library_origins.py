@@ -1,8 +1,8 @@
 """Determines which shared libraries a process has mapped, which distribution each belongs to, and whether it is
 unmodified.
 
-A library's version is that of the distribution whose RECORD lists its path with its sha256; a library in no RECORD is
-unowned. Needs only the standard library; nothing is imported or loaded.
+A library's version is that of the distribution whose RECORD lists its path with its sha256. A library that no RECORD
+lists is "unowned". Needs only the standard library; nothing is imported or loaded.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STEM = re.compile(r"^(.*?)(-[0-9a-f]{8})?\.so\b.*$")
 class MappedLibrary:
     """A shared library file.
 
-    `owner` is "distribution==version" or "unowned"; `record` is whether its sha256 matches RECORD, None for unowned.
+    `owner` is "distribution==version" or "unowned". `record`: whether its sha256 matches RECORD; None for "unowned".
     `sha256` is None if the mapped file no longer exists.
     """
 
@@ -159,10 +159,10 @@ def _fault(library: MappedLibrary, owners: Mapping[str, str]) -> str | None:
     if library.record is not None:
         return None
     if "/site-packages/" in library.path or "/dist-packages/" in library.path:
-        return f"{library.path} stands in no distribution's RECORD"
+        return f"{library.path} is not listed in the RECORD of any distribution"
     owner = owners.get(library.stem)
     if owner and any(pattern.match(library.name) for pattern in _CUDA_GROUPS.values()):
-        return f"{library.path} is mapped instead of the one that {owner} brought"
+        return f"{library.path} is mapped instead of the copy that {owner} installed"
     return None
 
 

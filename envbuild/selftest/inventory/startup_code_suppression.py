@@ -1,4 +1,6 @@
-"""Prevents packages from running code at startup: sys.path without `.pth` imports, no torch.backends."""
+"""Prevents packages from running code at startup: sets sys.path without running imports in `.pth` files, and disables
+the entry points of torch.backends.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ def disable_backends() -> None:
 def extend_path(variables: bool) -> None:
     """Add the package folders to sys.path of a Python started with -S, without running code of packages.
 
-    `variables`: also add the folders that Python uses in a shell: those of PYTHONPATH, the user's packages, and the
+    `variables`: also add what a normally started Python adds: the folders of PYTHONPATH, the user's packages, and the
     folders and archives (but never the imports) in `.pth` files.
     """
     if not sys.flags.no_site:

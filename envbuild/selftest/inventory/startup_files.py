@@ -43,7 +43,7 @@ def loads_backend(entry_points: bytes) -> bool:
 
 
 def find_startup_files(folders: Iterable[str], owners: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Find these files in `folders` of sys.path and the folders that their `.pth` files add.
+    """Find startup files in `folders` (of sys.path) and in the folders that `.pth` files there add.
 
     Each row has the path, its sha256 and the distribution whose RECORD lists it (`owners`: by real path).
     """

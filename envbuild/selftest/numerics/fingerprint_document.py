@@ -46,7 +46,7 @@ def document(subject: str, inputs: str, device: torch.device, ops: list[dict[str
 
 
 def write(made: Mapping[str, Any], file: str | Path) -> None:
-    """Write the document for `envbuild compare`: strict JSON, keys sorted."""
+    """Write the document for `envbuild diff`: strict JSON, keys sorted."""
     text = json.dumps(made, allow_nan=False, indent=1, sort_keys=True)
     Path(file).write_text(text + "\n", encoding="utf-8")
 

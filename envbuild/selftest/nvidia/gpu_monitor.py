@@ -1,4 +1,4 @@
-"""Monitors NVML during the whole run in a separate process: no probe inherits its handle, and none waits for it.
+"""Monitors NVML during the whole run in a separate process, so that no probe inherits NVML's handle or waits for it.
 
 The process starts the driver (cuInit) to determine which GPUs it may use, and creates no CUDA context.
 """
@@ -19,7 +19,7 @@ from envbuild.selftest.harness.probe_outcome_and_figures import signal_name
 from envbuild.selftest.nvidia.gpu_telemetry import DRAIN, Gpus, Report
 from envbuild.selftest.nvidia.nvml_ctypes import NvmlRefused, NvmlUnavailable
 
-PERIOD = 0.25  # seconds between samples of the GPUs, in addition to one for every report
+PERIOD = 0.25  # seconds between samples of the GPUs; every report takes one more sample
 # Time limits in seconds: for the first report, which waits for the driver to start (longer with more GPUs), and for
 # others.
 START, ANSWER = 60.0, 5.0
@@ -91,7 +91,7 @@ class Monitor:
             self._reap()
 
     def _reap(self) -> int | None:
-        """The wait status, None if the process does not exit in time; it is never waited for again."""
+        """The wait status, None if the process does not exit in time. In both cases it is not waited for again."""
         deadline, pid, status = time.monotonic() + DEATH, 0, 0
         while not pid and time.monotonic() < deadline:
             pid, status = os.waitpid(self._pid, os.WNOHANG)

@@ -24,7 +24,7 @@ Numbers = Mapping[str, int]  # as returned by Nvml.numbers
 _FAULTS = {
     "uncorrected": "{} uncorrected memory errors {}: " + DRAIN + " and reset it",
     "pending": "faulty memory is waiting to be replaced: " + DRAIN + " and reset it",
-    "failed": "faulty memory could not be replaced: " + DRAIN + " for good",
+    "failed": "faulty memory could not be replaced: " + DRAIN + " permanently",
 }
 _COUNTS = ("corrected", "uncorrected", "remapped", "pcie_replays", *NVLINK)
 _MEASURED = ("celsius", "milliwatts", "sm_mhz", "memory_mhz", "free_mib")
@@ -87,7 +87,7 @@ class Report:
         )
 
     def since(self) -> Report:
-        """A report that continues from this one: only the last measurements, without events."""
+        """The first report of the next period: only the last measurements, without events."""
         return Report({bus_id: Window.at(window.last) for bus_id, window in self.gpus.items()})
 
     def document(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class Gpus:
 
 
 def telemetry_faults(window: Window, when: str) -> Iterator[str]:
-    """Faults that appeared in this window and make a GPU unfit; `when` is the period in words."""
+    """Faults that appeared in this window and make a GPU unfit; `when` describes the period in the message."""
     for name, sentence in _FAULTS.items():
         if window.growth(name):
             yield sentence.format(window.growth(name), when)
@@ -159,10 +159,10 @@ def attribute(outcome: Outcome, report: Report) -> Outcome:
         *(
             f"GPU {gpu}: {fault}"
             for gpu, window in report.gpus.items()
-            for fault in telemetry_faults(window, "meanwhile")
+            for fault in telemetry_faults(window, "during the probe")
         ),
         *(
-            f"GPU {gpu}: the driver reported Xid {number} meanwhile: see the host's log, and {DRAIN}"
+            f"GPU {gpu}: the driver reported Xid {number} during the probe: see the host's log, and {DRAIN}"
             for gpu, number in report.xids
             if number not in APPLICATION_XIDS
         ),

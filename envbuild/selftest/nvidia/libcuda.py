@@ -55,11 +55,11 @@ class CudaDriver:
         return value.value // 1000, value.value % 1000 // 10
 
     def start(self) -> int:
-        """Call cuInit; returns 0 or a CUresult. All CUDA environment variables of the driver are read at this point."""
+        """Call cuInit; returns 0 or a CUresult. The driver reads all its environment variables at this point."""
         return int(self._library.cuInit(0))
 
     def name_of(self, code: int) -> str:
-        """ "CUDA_ERROR_NO_DEVICE" for 100."""
+        """The name of a CUresult: "CUDA_ERROR_NO_DEVICE" for 100."""
         name = ctypes.c_char_p()
         self._library.cuGetErrorName(code, ctypes.byref(name))
         return (name.value or b"an unknown error").decode("ascii", "replace")

@@ -64,7 +64,7 @@ class NvmlRefused(Exception):
 
 
 class Field(ctypes.Structure):
-    """nvmlFieldValue_t; an unsigned int in `value` leaves its upper half zero."""
+    """nvmlFieldValue_t. If NVML writes an unsigned int to `value`, its upper half stays zero."""
 
     _fields_ = [
         ("number", ctypes.c_uint),
@@ -93,7 +93,7 @@ class Nvml:
     """The initialised NVML.
 
     Raises NvmlUnavailable if NVML cannot be used, NvmlRefused for a faulty GPU. Unavailable values are None.
-    `unanswered`: by function, errors that do not concern the GPU; some are normal in a container.
+    `unanswered`: errors that do not mean a faulty GPU, by name of the NVML function; some are normal in a container.
     """
 
     def __init__(self, name: str = LIBRARY) -> None:
@@ -104,7 +104,7 @@ class Nvml:
         except (OSError, AttributeError) as error:
             raise NvmlUnavailable(f"{name} cannot be used: {error}") from None
         if code != 0:
-            raise NvmlUnavailable(f"nvmlInit says {self._text(code)}")
+            raise NvmlUnavailable(f"nvmlInit failed: {self._text(code)}")
 
     def driver(self) -> str | None:
         """The driver's version, such as "550.54.15"."""
@@ -134,7 +134,7 @@ class Nvml:
         return {**found, **{name: value for part in parts for name, value in part(gpu).items()}}
 
     def _replacements(self, gpu: Handle) -> dict[str, int]:
-        """Memory replacements: of rows from Ampere on, of pages before."""
+        """Replacements of faulty memory: rows from Ampere on, pages on older GPUs."""
         corrected, uncorrected, pending, failed = rows = [ctypes.c_uint() for _ in range(4)]
         if self._ask("nvmlDeviceGetRemappedRows", gpu, *map(ctypes.byref, rows)):
             remapped = corrected.value + uncorrected.value
@@ -175,7 +175,7 @@ class Nvml:
         return found
 
     def _ask(self, name: str, *arguments: Any) -> bool:
-        """Call a function of NVML; False if it has no result, also if this NVML has no such function."""
+        """Call a function of NVML; False if it returns no result or does not exist in this NVML."""
         function = getattr(self._library, name, None)
         code = _NOT_SUPPORTED if function is None else int(function(*arguments))
         if code in _GPU_AT_FAULT:

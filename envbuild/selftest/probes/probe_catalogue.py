@@ -1,7 +1,7 @@
 """Every probe, in the order in which they run.
 
-Two probes run at a time where possible, so the longest, `operations`, comes early: at the end it would run alone. Those
-that must run alone stand together, for the others wait for them.
+Two probes run at a time where possible. The longest, `operations`, comes early, because at the end it would run alone.
+Probes that must run alone are listed one after another, because the others wait for them.
 """
 
 from __future__ import annotations
@@ -77,5 +77,5 @@ PROBES: tuple[Probe, ...] = (
     Probe("memory", "full", "cpu", 600, memory.memory, alone=True),
     Probe("dist.nodes", "asked", "cpu", 900, dist_nodes.dist_nodes, untouched=True, alone=True),
     Probe("fingerprint", "asked", "cpu", 120, fingerprint.fingerprint),
-    Probe("own.script", "quick", "script", 300, own_script.own_script),  # last: nobody knows what it leaves behind
+    Probe("own.script", "quick", "script", 300, own_script.own_script),  # last, because its side effects are unknown
 )

@@ -47,14 +47,14 @@ def test_without_a_failure_there_is_no_verdict() -> None:
         (ALONE, "everywhere", "each GPU fails even alone"),
         ([(2,)], "card", "GPU 2 fails even alone, the others do not"),
         ([(2,), (3,)], "card", "GPU 2 and GPU 3 fail even alone, the others do not"),
-        ([(0, 2)], "link", "only GPU 0 and GPU 2 fail with each other: that link, or one of the two"),
-        ([(0, 2), FOUR], "link", "only GPU 0 and GPU 2 fail with each other"),
-        ([(0, 2), (1, 2), (2, 3)], "card", "every pair that fails holds GPU 2: it, or its links"),
-        ([(0, 2), (1, 2)], "card", "every pair that fails holds GPU 2: it, or its links"),
+        ([(0, 2)], "link", "only the pair GPU 0 and GPU 2 fails: the link between them, or one of the two"),
+        ([(0, 2), FOUR], "link", "only the pair GPU 0 and GPU 2 fails"),
+        ([(0, 2), (1, 2), (2, 3)], "card", "every failing pair contains GPU 2: it or its links are faulty"),
+        ([(0, 2), (1, 2)], "card", "every failing pair contains GPU 2: it or its links are faulty"),
         ([(0, 2), (1, 3)], "pairs", "only some pairs fail: 0+2, 1+3"),
         ([(0, 1), (0, 2), (1, 2)], "pairs", "only some pairs fail: 0+1, 0+2, 1+2"),
-        ([*PAIRS, FOUR], "everywhere", "each GPU works alone and no pair does"),
-        ([FOUR], "together", "each GPU works alone and in pairs, 4 together do not: topology, or a limit"),
+        ([*PAIRS, FOUR], "everywhere", "each GPU works alone, but every pair fails"),
+        ([FOUR], "together", "each GPU works alone and in pairs, but 4 together fail: topology, or a limit"),
     ],
 )
 def test_the_worlds_that_fail_say_where(failed: list[tuple[int, ...]], place: str, words: str) -> None:
@@ -71,7 +71,7 @@ def test_the_worlds_that_fail_say_where(failed: list[tuple[int, ...]], place: st
         (ALONE, True, "nccl", "nccl fails and gloo passes: NCCL itself"),
         ([FOUR], False, "image", "nccl and gloo both fail: the image, the driver, or the code"),
         (ALONE, False, "image", "nccl and gloo both fail: the image, the driver, or the code"),
-        ([(2,)], False, "image", "nccl and gloo both fail: that card"),
+        ([(2,)], False, "image", "nccl and gloo both fail: that GPU"),
         ([], False, "gloo", "nccl passes and gloo fails: gloo, or the loopback network"),
         ([FOUR], None, "nccl", "nccl fails and gloo was not tried"),
     ],
@@ -85,12 +85,12 @@ def test_gloo_says_which_layer(failed: list[tuple[int, ...]], gloo: bool | None,
 @pytest.mark.parametrize(
     ("helpful", "workaround", "words"),
     [
-        ([P2P], "NCCL_P2P_DISABLE=1", "with P2P off it passes"),
-        ([P2P, SHM], "NCCL_P2P_DISABLE=1", "with P2P off it passes"),
-        ([SHM], "NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1", "with P2P and SHM off it passes"),
-        ([NVLS], "NCCL_NVLS_ENABLE=0", "with NVLS off it passes"),
-        ([NVLS, P2P, SHM], "NCCL_NVLS_ENABLE=0", "with NVLS off it passes"),
-        ([], None, "no transport switched off helps: NCCL itself, the driver, or a card"),
+        ([P2P], "NCCL_P2P_DISABLE=1", "it passes with P2P disabled"),
+        ([P2P, SHM], "NCCL_P2P_DISABLE=1", "it passes with P2P disabled"),
+        ([SHM], "NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1", "it passes with P2P and SHM disabled"),
+        ([NVLS], "NCCL_NVLS_ENABLE=0", "it passes with NVLS disabled"),
+        ([NVLS, P2P, SHM], "NCCL_NVLS_ENABLE=0", "it passes with NVLS disabled"),
+        ([], None, "disabling transports does not help: NCCL itself, the driver, or a GPU"),
     ],
 )
 def test_a_helpful_setting_names_the_transport(
@@ -104,7 +104,7 @@ def test_a_helpful_setting_names_the_transport(
 def test_two_gpus_that_do_not_work_together() -> None:
     stages = [Stage("nccl", (0,)), Stage("nccl", (1,)), Stage("nccl", (0, 1), faults=FAULT), Stage("gloo", (0, 1))]
     layer = "nccl fails and gloo passes: NCCL, P2P or topology, not the project's code"
-    assert text(stages) == f"each GPU works alone and no pair does; {layer}"
+    assert text(stages) == f"each GPU works alone, but every pair fails; {layer}"
 
 
 def test_one_gpu_that_fails() -> None:
@@ -115,12 +115,12 @@ def test_one_gpu_that_fails() -> None:
 def test_on_the_cpu_no_gpu_is_blamed() -> None:
     verdict = localize_faults([Stage("gloo", (0,)), Stage("gloo", (1,)), Stage("gloo", (0, 1), faults=FAULT)], {})
     assert verdict and verdict.layer == "image"
-    assert verdict.text == "each process works alone and no pair does; gloo needs no GPU: the image, or the code"
+    assert verdict.text == "each process works alone, but every pair fails; gloo needs no GPU: the image, or the code"
 
 
 def test_unequal_gpus_are_named_whether_they_fail_or_not() -> None:
     mixed = {0: "8.0", 1: "9.0", 2: "8.0", 3: "9.0"}
-    sentence = "the compute capability is not the same on all cards: 8.0 (GPU 0 and GPU 2), 9.0 (GPU 1 and GPU 3)"
+    sentence = "the GPUs differ in compute capability: 8.0 (GPU 0 and GPU 2), 9.0 (GPU 1 and GPU 3)"
     assert fault_localization.inequality(mixed) == sentence
     verdict = localize_faults(tried([FOUR]), mixed)
     assert verdict and verdict.text.endswith(sentence)

@@ -115,7 +115,7 @@ P2P = NcclLog(edges=("p2p",))
         ("p2p", NcclLog(edges=("p2p", "shm")), "nccl 0+1 uses p2p, shm, the profile requires p2p"),
         ("ib", NcclLog(edges=("socket",)), "nccl 0+1 uses socket, the profile requires ib"),
         ("nvls", P2P, "nccl 0+1 uses p2p, the profile requires nvls"),
-        ("p2p", NcclLog(), "nccl 0+1 uses none that its log names, the profile requires p2p"),
+        ("p2p", NcclLog(), "nccl 0+1 uses no transport that its log names, the profile requires p2p"),
     ],
 )
 def test_a_required_transport_holds_for_every_edge(required: str, log: NcclLog, words: str | None) -> None:

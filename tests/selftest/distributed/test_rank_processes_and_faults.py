@@ -69,8 +69,8 @@ LOST = "RuntimeError: Connection closed by peer [127.0.0.1]:29500"
         # the first rank that left
         ([raised(LOST, moment=1.2), raised("E: x"), raised(LOST, moment=1.1)], [(1, "exception", "E: x")]),
         ([raised("E: x", moment=2.0), raised("E: x")], [(1, "exception", "E: x"), (0, "exception", "E: x")]),
-        ([raised(LOST, moment=0.5), ended(failure=None)], [(1, "incomplete", "left before its last step")]),
-        ([ended(failure=None), stuck()], [(0, "incomplete", "left before its last step")]),
+        ([raised(LOST, moment=0.5), ended(failure=None)], [(1, "incomplete", "exited before its last step")]),
+        ([ended(failure=None), stuck()], [(0, "incomplete", "exited before its last step")]),
         ([ended(failure="the process ended with status 3"), stuck()], [(0, "exit", "ended with status 3")]),
         # wrong results
         ([right(), wrong(), right()], [(1, "mismatch", "all_reduce: element [0] is 2")]),

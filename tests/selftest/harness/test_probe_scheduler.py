@@ -138,7 +138,7 @@ def test_status_zero_without_a_whole_result_does_not_pass(faults: dict[str, Fram
 
 
 def test_an_exit_status_alone_does_not_pass(faults: dict[str, Frame]) -> None:
-    expect(faults["exit-three"], "exit", reason="left with exit status 3")
+    expect(faults["exit-three"], "exit", reason="exited with status 3")
     expect(faults["sys-exit"], "exit", reason="the probe called exit(0)")
 
 

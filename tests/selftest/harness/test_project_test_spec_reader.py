@@ -53,11 +53,11 @@ def test_a_script_that_comes_to_its_end_passes(frames_by_name: dict[str, Frame],
         ("exit-3", "exit", "leaving", "the script ended with exit(3)"),
         ("exit-words", "exit", None, "the script ended: no licence"),
         ("exit-blank", "exit", None, "the script ended with exit(' ')"),
-        ("fails-without-words", "exception", None, "fail takes words"),
-        ("fails-with-blanks", "exception", None, "fail takes words"),
+        ("fails-without-words", "exception", None, "fail() takes one string"),
+        ("fails-with-blanks", "exception", None, "fail() takes one string"),
         ("exit-true", "exit", None, "the script ended with exit(True)"),
-        ("os-exit-0", "incomplete", "leaving", "ended with status 0 with 0 results"),
-        ("os-exit-4", "exit", None, "left with exit status 4"),
+        ("os-exit-0", "incomplete", "leaving", "exited with status 0, but sent 0 results"),
+        ("os-exit-4", "exit", None, "exited with status 4"),
         ("raises", "exception", "doing", "ValueError: one is two"),
         ("raises-long", "exception", None, "ValueError: xxx"),
         ("syntax", "exception", None, "SyntaxError"),
@@ -72,7 +72,7 @@ def test_a_script_that_comes_to_its_end_passes(frames_by_name: dict[str, Frame],
         ("loops", "hang", "looping", "no end after 1 s"),
         ("crashes", "signal", "reading", "died of SIGSEGV"),
         ("killed", "oom", "dying", "killed"),
-        ("forges", "incomplete", None, "ended with status 0"),
+        ("forges", "incomplete", None, "exited with status 0"),
     ],
 )
 def test_each_failure_of_a_script_is_distinguished(
@@ -211,4 +211,4 @@ def with_own(monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., torch.Tensor
 def test_a_script_that_is_asked_for_and_not_brought_is_skipped() -> None:
     status, found = by_job(probes=["own.script"])
     assert (status, found["own.script"]["status"]) == (0, "skipped")
-    assert found["own.script"]["reason"] == "needs a script of the profile's own"
+    assert found["own.script"]["reason"] == "needs a script in the profile"

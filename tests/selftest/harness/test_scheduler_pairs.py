@@ -131,7 +131,7 @@ def test_both_have_what_the_driver_reports_while_they_work(tmp_path: Path) -> No
     failed = {name for name, frame in found.items() if frame["status"] == "failed"}
     assert {"ecc later", "work0", "ecc later still"} <= failed
     assert not {"alone", "untouched"} & failed, "untouched ended while more0, the probe before it, still ran"
-    assert "2 uncorrected memory errors meanwhile" in found["work0"]["reason"]
+    assert "2 uncorrected memory errors during the probe" in found["work0"]["reason"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

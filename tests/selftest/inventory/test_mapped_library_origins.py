@@ -87,7 +87,7 @@ def test_a_library_in_no_record_is_seen_in_site_packages_only(site: Site, tmp_pa
     stray.parent.mkdir(parents=True)
     stray.write_text("stray")
     (fault,) = mapped_library_origins.library_faults(site.take(stray, elsewhere(tmp_path, "libgomp.so.1")))
-    assert fault == f"{stray} stands in no distribution's RECORD"
+    assert fault == f"{stray} is not listed in the RECORD of any distribution"
 
 
 def test_a_foreign_library_outside_the_family_is_ignored(site: Site) -> None:
@@ -100,7 +100,7 @@ def test_a_foreign_library_outside_the_family_is_ignored(site: Site) -> None:
 def test_a_system_library_that_shadows_the_locked_one_is_seen(site: Site, tmp_path: Path) -> None:
     shadow = elsewhere(tmp_path, "libcublas.so.12.1.3.1")
     (fault,) = mapped_library_origins.library_faults(site.take(shadow))
-    assert fault == f"{shadow} is mapped instead of the one that nvidia-cublas-cu12 brought"
+    assert fault == f"{shadow} is mapped instead of the copy that nvidia-cublas-cu12 installed"
 
 
 def test_a_system_library_that_no_wheel_brings_is_not(site: Site, tmp_path: Path) -> None:

@@ -48,12 +48,12 @@ def test_a_sound_gpu_is_described_and_nothing_more(frames: dict[str, Frame]) -> 
 @pytest.mark.parametrize(
     ("probe", "reason"),
     [
-        ("xid", "the driver reported Xid 79 meanwhile: see the host's log, and drain the GPU"),
-        ("ecc", "2 uncorrected memory errors meanwhile: drain the GPU and reset it"),
+        ("xid", "the driver reported Xid 79 during the probe: see the host's log, and drain the GPU"),
+        ("ecc", "2 uncorrected memory errors during the probe: drain the GPU and reset it"),
         ("pending", "faulty memory is waiting to be replaced: drain the GPU and reset it"),
-        ("failed", "faulty memory could not be replaced: drain the GPU for good"),
-        ("skips", "1 uncorrected memory errors meanwhile: drain the GPU and reset it"),
-        ("dies", "8 uncorrected memory errors meanwhile: drain the GPU and reset it"),
+        ("failed", "faulty memory could not be replaced: drain the GPU permanently"),
+        ("skips", "1 uncorrected memory errors during the probe: drain the GPU and reset it"),
+        ("dies", "8 uncorrected memory errors during the probe: drain the GPU and reset it"),
         ("lost", "nvmlDeviceGetTotalEccErrors: GPU is lost: drain the GPU"),
     ],
 )
@@ -107,7 +107,7 @@ def test_a_gpu_without_ecc_is_watched(tmp_path: Path) -> None:
     [
         ({"nvml": False}, {}, "libnvidia-ml.so.1 cannot be used"),
         ({"cuda": False}, {}, "libcuda.so.1"),
-        ({}, {"STUB_NVML": "9"}, "nvmlInit says Driver Not Loaded"),
+        ({}, {"STUB_NVML": "9"}, "nvmlInit failed: Driver Not Loaded"),
         ({}, {"STUB_INIT": "999"}, "the driver does not start"),
     ],
 )

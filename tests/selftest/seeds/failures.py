@@ -4,13 +4,13 @@ pass.
 It is also read on machines with a GPU, which have neither pytest nor envbuild's dependencies.
 """
 
-MEMORY = "alone, with the memory free, it works: memory"
-LIBRARY = "so it does alone with the memory free: the library"
+MEMORY = "one process with the memory free works: the cause is memory"
+LIBRARY = "one process with the memory free fails too: the cause is the library"
 WRONG = [
     ("init.alloc:greedy", "oom", MEMORY),
     ("init.alloc:no_handle", "exception", LIBRARY),
     ("init.alloc:crowded", "oom", "1 of 8 processes failed at the first product"),
-    ("init.alloc:dies", "exception", "the process died of SIGSEGV; so it does alone"),
+    ("init.alloc:dies", "exception", "the process died of SIGSEGV; one process with the memory free fails too"),
     ("init.alloc:wrong", "mismatch", "1 process: the product is wrong by 1"),
     ("gemm.exact:linear", "mismatch", "Linear forward fp16: element [12, 34]"),
     ("gemm.exact:bmm", "mismatch", "bmm bf16: element [2, 66, 52]"),

@@ -136,7 +136,7 @@ def test_an_environment_that_is_not_as_locked_fails(locked: Lock, project: Path)
     made = lock_for(plan_of(project, json.loads((project / "profiles" / "sample.yaml").read_text(encoding="utf-8"))))
     lock_file.write(made, project / "profiles" / "sample.lock.yaml", "sample")
     done = envbuild("test", "sample", "--python", sys.executable, "--probe", "env.libs")
-    assert (done.code, "nosuch is absent, locked is 1" in done.stderr) == (5, True)
+    assert (done.code, "nosuch is absent, but 1 is locked" in done.stderr) == (5, True)
 
 
 def test_a_python_without_torch_is_reported_once(locked: Lock, tmp_path: Path) -> None:

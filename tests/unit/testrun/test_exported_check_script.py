@@ -125,7 +125,7 @@ def test_a_missing_torch_is_reported(project: Path, tmp_path: Path) -> None:
     head, why, remedy = done.stderr.splitlines()
     assert head == "envbuild check: sample: check failed"
     assert why == f"  torch cannot be imported by {sys.executable}: No module named 'torch'"
-    assert remedy.startswith("    remedy: run in the image of sample (envbuild make sample), or install the versions")
+    assert remedy.startswith("    remedy: run in the image of sample (envbuild make sample), or install the locked versions")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_broken_torch_is_not_reported_as_missing(project: Path, tmp_path: Path
     stray.write_text(text, encoding="utf-8")
     done = started(file)
     assert (done.code, done.stdout, len(done.stderr.splitlines())) == (5, "", 3), done.stderr
-    assert why in done.stderr and f"(torch is here and broken: {stray})" in done.stderr
+    assert why in done.stderr and f"(torch is installed but broken: {stray})" in done.stderr
 
 
 def test_a_torch_without_gpu_code_is_reported_in_a_few_lines(project: Path, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_torch_without_gpu_code_is_reported_in_a_few_lines(project: Path, tmp_
     done = started(file)
     assert (done.code, done.stdout) == (5, "")
     assert done.stderr.splitlines()[1] == "  env.libs: version", "what differs comes first: it needs no GPU"
-    assert f"    torch is {torch.__version__}, locked is 1.0\n" in done.stderr
+    assert f"    torch is {torch.__version__}, but 1.0 is locked\n" in done.stderr
     assert "  env.identity: skipped\n" in done.stderr
     assert "remedy: run in the image of sample (envbuild make sample), or install the locked torch" in done.stderr
 
@@ -176,7 +176,7 @@ def test_another_version_than_locked_fails_with_its_remedy(project: Path) -> Non
     assert envbuild("export", "check", "sample", "-o", "out.py").code == 0
     done = started(project / "out.py")
     assert (done.code, done.stdout) == (5, "")
-    assert "    nosuch is absent, locked is 1\n" in done.stderr
+    assert "    nosuch is absent, but 1 is locked\n" in done.stderr
     assert (
         "    remedy: run in the image of sample (envbuild make sample), or install the locked versions\n" in done.stderr
     )

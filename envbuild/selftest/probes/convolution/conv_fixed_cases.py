@@ -32,10 +32,10 @@ from envbuild.selftest.numerics.element_comparison import compare
 from envbuild.selftest.numerics.reference_products import patches
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-CHECKED = 96  # on values in [0, 1), up to so many output channels are all compared, of more only about 16
+CHECKED = 96  # with values in [0, 1): up to this many output channels are all compared; of more, only about 16
 NEAREST = 0.49  # the largest error of an integer where fractions appear: below 1/2
-FEWEST, MOST = 8, 15  # weights of a filter that are not 0, on integers; MOST keeps tolerances.half_sums below NEAREST
-STEP = 1009  # a prime: the distance between them
+FEWEST, MOST = 8, 15  # nonzero weights of a filter of integers; MOST keeps tolerances.half_sums below NEAREST
+STEP = 1009  # distance between a filter's nonzero weights; a prime
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """compile.triton: code compiled at run time: a Triton kernel, and a step of torch.compile.
 
-Both call the image's compiler. A GPU image contains one, so a missing compiler is a failure there. A CPU image usually
-has none, unless its profile adds one (apt: [g++]): there a missing compiler is a skip, which does not count as passed
+Both call the image's compiler. A GPU image contains a compiler, so the probe fails if it is missing. A CPU image
+contains one only if its profile adds it (apt: [g++]): without it the probe is skipped, which does not count as passed
 if the profile requires this probe.
 
 All values are small integers, so every result is exact.
@@ -39,8 +39,8 @@ def scale(x, y, count, FACTOR: tl.constexpr, LESS: tl.constexpr, BLOCK: tl.const
 """
 BLOCK = 128
 
-# Folders for compiled code. One process compiles, without vector units, because every check for one would call the
-# compiler first.
+# Environment variables: folders for compiled code; one process compiles, and without vector instructions, because torch
+# would call the compiler to test for each kind of them.
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 _VARIABLES = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "0"}
 _BUILT = (".so", ".cubin")
@@ -66,7 +66,9 @@ def compile_triton(context: Context) -> None:
                 raise Skip(error_line(error)) from None
             raise ProbeFailure("exception", error_line(error)) from error
         if not _built(folder) - before:
-            context.fail("mismatch", "torch.compile has compiled nothing: a variable such as TORCH_COMPILE_DISABLE?")
+            context.fail(
+                "mismatch", "torch.compile has compiled nothing: is TORCH_COMPILE_DISABLE or a similar variable set?"
+            )
 
 
 def _built(folder: str) -> set[Path]:

@@ -1,9 +1,10 @@
 """env.arch: torch has machine code for this GPU, so the driver compiles nothing at run time.
 
 A wheel contains machine code for some architectures and may contain PTX, which the driver compiles on first use: that
-is slow, and a driver older than the toolkit refuses it. The driver reads whether compilation is allowed when CUDA
-starts, which importing torch does not do: so compilation is disabled in forked processes, and torch is not imported
-again. Whether the other libraries have machine code too can only be tested by calls.
+is slow, and a driver older than the toolkit refuses it. The probe therefore runs operations with compilation disabled.
+The driver reads that setting when CUDA starts, and importing torch does not start CUDA: so forked processes can disable
+compilation without importing torch again. Calls are the only test of whether libraries such as cuBLAS and cuDNN have
+machine code too.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from envbuild.selftest.inventory.gpu_architectures import serves
 Capability = tuple[int, int]
 
 SECONDS = 90.0  # to start CUDA, which reads its libraries from a cold disk, and for a few operations
-# The driver reads these when CUDA starts. The cache contains code compiled earlier.
+# The driver reads these variables when CUDA starts. The cache is disabled because it contains code compiled earlier.
 _NO_JIT = {"CUDA_DISABLE_PTX_JIT": "1", "CUDA_CACHE_DISABLE": "1"}
 
 
@@ -89,17 +90,19 @@ def run_operations(tell: Tell, device: str) -> None:
     tell("wrong", wrong)
 
 
-def _missing(card: Capability, code: str | None, listed: Sequence[str]) -> str:
+def _missing(capability: Capability, code: str | None, listed: Sequence[str]) -> str:
     has = "only PTX for it, which the driver would compile" if code == "ptx" else "no code for it"
     return (
-        "compute capability {}.{}: torch {} has {} (its list: {}); take a torch whose list holds it, or build torch "
-        "with TORCH_CUDA_ARCH_LIST={}.{}".format(*card, torch.__version__, has, " ".join(listed) or "empty", *card)
+        "compute capability {}.{}: torch {} has {} (its list: {}); install a torch whose architecture list includes "
+        "it, or build torch with TORCH_CUDA_ARCH_LIST={}.{}".format(
+            *capability, torch.__version__, has, " ".join(listed) or "empty", *capability
+        )
     )
 
 
 def _fault(ending: ForkEnding) -> str | None:
     at = ending.reported.get("at", "the start")
     if ending.failure:
-        return f"{at} fails where nothing may be compiled at run time: {ending.failure}"
+        return f"{at} fails if compilation at run time is disabled: {ending.failure}"
     wrong = ending.reported.get("wrong")
     return f"wrong results of {', '.join(wrong)}" if wrong else None if wrong == [] else "no result was reported"

@@ -36,7 +36,7 @@ def env_driver(context: Context) -> None:
         found = CudaDriver()
     except OSError as error:
         if module is None:
-            raise Skip(f"no NVIDIA driver is here: {error}") from None
+            raise Skip(f"no NVIDIA driver found: {error}") from None
         raise ProbeFailure(
             "mismatch",
             f"the host has driver {module}, but its {libcuda.LIBRARY} cannot be loaded here ({error}): start the "
@@ -51,7 +51,7 @@ def env_driver(context: Context) -> None:
     code = found.start()
     context.traits["cuInit"] = code
     if code == libcuda.NO_DEVICE and not context.faults:
-        raise Skip("the driver shows this process no GPU: was the container started with one?")
+        raise Skip("the driver reports no GPU to this process: was the container started with one?")
     if code:
         context.fail("exception", f"cuInit: error {code}, {found.name_of(code)}")
 
@@ -67,13 +67,13 @@ def driver_faults(found: DriverVersions, cuda: str | None, minimum: Mapping[str,
     if cuda and least and newest and release(newest) < release(least):
         yield (
             f"driver {newest} is older than {least}, which CUDA {cuda} needs: upgrade the driver, or put CUDA's "
-            "forward-compatibility libraries into the image (datacentre cards only)"
+            "forward-compatibility libraries into the image (datacentre GPUs only)"
         )
     if declared and found.module and release(found.module) < release(declared):
         yield f"driver {found.module} is older than {declared}, which the profile declares: upgrade the driver"
     if cuda and found.newest_cuda and found.newest_cuda[0] < release(cuda)[0]:
         major, minor = found.newest_cuda
-        yield f"libcuda serves CUDA {major}.{minor} at most, torch is built for {cuda}: upgrade the driver"
+        yield f"libcuda supports CUDA {major}.{minor} at most, but torch is built for {cuda}: upgrade the driver"
 
 
 def release(text: str) -> Release:

@@ -50,7 +50,7 @@ def _faults(card: Mapping[str, Any], job: JobDocument) -> Iterator[str]:
     if job.gpus and name not in job.gpus:
         yield "this is {}, the profile is for {}".format(name, ", ".join(job.gpus))
     if job.gpus and card["mig"]:
-        yield f"this is a MIG slice ({card['mig']}) of {name}, the profile is for whole cards"
+        yield f"this is a MIG slice ({card['mig']}) of {name}, the profile is for whole GPUs"
     wanted = {"compute_capability": "compute capability"}
     if not card["mig"]:  # a slice has only some of the GPU's SMs
         wanted["sms"] = "number of SMs"

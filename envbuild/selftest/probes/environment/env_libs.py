@@ -18,8 +18,7 @@ from envbuild.selftest.inventory.mapped_library_origins import Inventory
 def env_libs(context: Context) -> None:
     """env.libs: versions are as locked, and each library has one copy, identical to its distribution's RECORD.
 
-    The mapped libraries are also reported before the first call, so that they are known even if that call kills the
-    process.
+    The mapped libraries are also reported before the first call, because that call may kill the process.
     """
     context.step("libraries mapped by the import")
     before = mapped_library_origins.mapped()
@@ -57,15 +56,15 @@ def version_mismatches(job: JobDocument, distributions: Mapping[str, str]) -> li
     wrong = []
     python = platform.python_version()
     if job.python and not (python + ".").startswith(job.python + "."):
-        wrong.append(f"Python is {python}, locked is {job.python}")
+        wrong.append(f"Python is {python}, but {job.python} is locked")
     for name, version in sorted(job.distributions.items()):
         installed = distributions.get(distribution_records.normalise(name))
         if installed != version:
-            wrong.append("{} is {}, locked is {}".format(name, installed or "absent", version))
+            wrong.append("{} is {}, but {} is locked".format(name, installed or "absent", version))
     recorded, imported = distributions.get("torch"), str(torch.__version__)
     # The metadata of PyPI's CUDA wheels contains 2.3.1, the import returns 2.3.1+cu121.
     if recorded and imported != recorded and imported.partition("+")[0] != recorded:
-        wrong.append(f"torch imports as {imported}, its distribution is {recorded}")
+        wrong.append(f"`torch.__version__` is {imported}, but the installed distribution is {recorded}")
     return wrong
 
 

@@ -1,8 +1,9 @@
 """init.alloc: cuBLAS creates its handle when memory is nearly full, and in eight processes at once.
 
-If that fails, torch reports CUBLAS_STATUS_NOT_INITIALIZED, whether the cause is memory or the library. The same product
-in one process after the memory is freed distinguishes them. A GPU whose compute mode excludes processes gives a
-different message, and NVML is queried for the mode. On the CPU a limit of the address space replaces the GPU's memory.
+If that fails, torch reports CUBLAS_STATUS_NOT_INITIALIZED, whether the cause is memory or the library. To distinguish
+them, the same product is then run in one process with the memory free. If a GPU's compute mode excludes processes, CUDA
+reports a different error; the probe then queries NVML for the mode. On the CPU a limit of the address space replaces
+the GPU's memory.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ EXCLUSIVE = "EXCLUSIVE_PROCESS"
 
 
 class Gate:
-    """A barrier: blocks processes until all of them have reached it, or ended."""
+    """A barrier: blocks each process until all processes have reached it or ended."""
 
     def __init__(self) -> None:
         self._came, self._go = os.pipe(), os.pipe()
 
     def wait(self) -> None:
-        """Called in a process: wait until the gate opens. Each forked process must call it once, else the others wait
-        for it.
+        """Called in a forked process: wait until the gate opens. If a running process never calls it, the others keep
+        waiting.
         """
         os.close(self._go[1])
         os.close(self._came[1])
@@ -67,7 +68,7 @@ def init_alloc(context: Context) -> None:
         if busy:
             context.traits["compute_mode"] = compute_mode()
             if context.traits["compute_mode"] == EXCLUSIVE and len(failed) < count:
-                context.traits[case] = {"left_out": f"the card's compute mode is {EXCLUSIVE}: one process at a time"}
+                context.traits[case] = {"left_out": f"the GPU's compute mode is {EXCLUSIVE}: one process at a time"}
                 continue
         errors = [float(ending.reported.get("off", "nan")) for ending in endings]
         worst = max(errors, key=lambda error: math.inf if math.isnan(error) else error)
@@ -83,8 +84,8 @@ def init_alloc(context: Context) -> None:
 def allocate_in_parallel(device: str, count: int) -> Sequence[ForkEnding]:
     """Run the first product in `count` processes at once, each of which allocates its share of the memory.
 
-    The shares are computed from the free memory after all have started the device, and before any allocates more: hence
-    two gates.
+    Two gates ensure that each share is computed from the free memory after all processes have started the device and
+    before any allocates its share.
     """
     gates = Gate(), Gate()
     processes = [ForkedWork(_product(device, count, gates)) for _ in range(count)]
@@ -94,7 +95,9 @@ def allocate_in_parallel(device: str, count: int) -> Sequence[ForkEnding]:
 
 
 def _product(device: str, count: int, gates: Sequence[Gate] = ()) -> Work:
-    """Start the device, allocate memory if there are gates, and multiply, which creates the CUDA library's handle."""
+    """Work that starts the device, allocates memory if there are gates, and multiplies, which creates the library's
+    handle.
+    """
 
     def work(tell: Tell) -> None:
         torch.set_num_threads(1)  # each thread takes address space for its stack
@@ -117,7 +120,7 @@ def _product(device: str, count: int, gates: Sequence[Gate] = ()) -> Work:
 def _hold(tell: Tell, device: str, count: int, gates: Sequence[Gate]) -> torch.Tensor:
     started, measured = gates
     started.wait()
-    tell("at", "memory to hold")
+    tell("at", "the allocation of its share of the memory")
     size = _share(device, count)
     tell("held", size)
     measured.wait()
@@ -146,13 +149,14 @@ def _ask_mode(tell: Tell) -> None:
 
 
 def _busy(context: Context, failed: Sequence[ForkEnding], count: int) -> tuple[str, str]:
-    """(failure, reason) if CUDA reports that the GPU is unavailable to a process: neither memory nor the library."""
+    """(failure, reason) if CUDA reports that the GPU is unavailable: the cause is neither memory nor the library."""
     mode = context.traits["compute_mode"]
     what = f"{len(failed)} of {count} processes failed at {failed[0].reported.get('at')}: {failed[0].failure}"
     if mode in (None, "DEFAULT"):
         said = f"its compute mode is {mode}" if mode else "NVML does not report its compute mode"
-        return "exception", f"{what}; {said}: another process holds the card, or it waits for a reset"
-    return "exception", f"{what}; the card's compute mode is {mode}: nvidia-smi --compute-mode=DEFAULT lets all use it"
+        return "exception", f"{what}; {said}: another process occupies the GPU, or the GPU needs a reset"
+    remedy = "nvidia-smi --compute-mode=DEFAULT allows all processes to use it"
+    return "exception", f"{what}; the GPU's compute mode is {mode}: {remedy}"
 
 
 def _memory_or_library(context: Context, failed: Sequence[ForkEnding], count: int) -> tuple[str, str]:
@@ -162,5 +166,6 @@ def _memory_or_library(context: Context, failed: Sequence[ForkEnding], count: in
     alone = forked_work.run_forked(_product(context.job.device, 1), SECONDS)
     context.traits["alone"] = alone.failure or "works"
     if alone.failure:
-        return "exception", f"{what}; so it does alone with the memory free: the library, or the card"
-    return "oom", f"{what}; alone, with the memory free, it works: memory, so start one after the other and leave room"
+        return "exception", f"{what}; one process with the memory free fails too: the cause is the library or the GPU"
+    remedy = "start the processes one after the other, and leave memory free"
+    return "oom", f"{what}; one process with the memory free works: the cause is memory; {remedy}"

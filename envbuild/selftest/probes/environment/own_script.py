@@ -3,11 +3,11 @@
 The script is run as `python script.py` would run it, with three names in its globals:
 
     device          the torch.device to test
-    step(name)      announces a step, so that it is known if the process dies; `with step(name) as s:` times it
+    step(name)      announces a step, so that a report of a crash can name it; `with step(name) as s:` times it
     fail(text)      records a fault and continues
 
-It passes if it reaches its end or sys.exit(0) without a fault. It fails with an exception, another exit status or a
-fault, and with os._exit, which leaves no result.
+The script passes if it reaches its end or sys.exit(0) without a recorded fault. It fails if it raises an exception,
+exits with another status, records a fault, or calls os._exit, which prevents a result.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def own_script(context: Context) -> None:
 
     def fail(*words: object) -> None:
         if len(words) != 1 or not str(words[0]).strip():
-            raise TypeError('fail takes words, once: fail("what is wrong")')
+            raise TypeError('fail() takes one string: fail("what is wrong")')
         context.fail("mismatch", str(words[0])[:_LONGEST])
 
     with tempfile.TemporaryDirectory(prefix=context.folders) as folder:
@@ -52,4 +52,4 @@ def own_script(context: Context) -> None:
                 said = f"the script ended: {words}" if words else f"the script ended with exit({end.code!r})"
                 raise ProbeFailure("exit", said[:_LONGEST]) from end
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize()  # an error of a kernel is raised here at the latest
+            torch.cuda.synchronize()  # raises the errors of kernels that have not been reported yet

@@ -166,7 +166,7 @@ def _fits(point: Point) -> bool:
 
 
 def _fits_added(point: Point) -> bool:
-    """Like _fits, without points that need several matrices but have only one."""
+    """Whether _fits holds, and the batch has several matrices if the point needs them."""
     single = point["batch"] == 1
     alone = single and (point["added"] == "row of each matrix" or _is_batched(point["left"], point["right"]))
     return _fits(point) and not alone

@@ -2,11 +2,11 @@
 time.
 
 Operands are random whole numbers divided by a power of two, so that every sum is exact in float32, in any order of
-summation. A float32 product is checked by Freivalds' algorithm: C r = A (B r) for vectors r of {-1, 1}. One wrong
-element is always detected, several in a row with a probability of at least one half for each vector. A (B r) is
-computed on the host, in whole numbers and without a matrix product. In every precision the first product must equal
-this product, rounded once. Every later product must equal its precision's first, bit for bit: each is stored in its own
-part of the memory, and read once all parts are full.
+summation. A float32 product C of A and B is checked by Freivalds' algorithm: C r must equal A (B r) for vectors r of
+{-1, 1}. One wrong element is always detected; several in one row are detected with a probability of at least one half
+for each vector. A (B r) is computed on the host, in whole numbers and without a matrix product. The first product of
+every precision must equal C, rounded once. Every later product must equal the first of its precision, bit for bit: each
+is stored in its own part of the memory, and compared once all parts are full.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ HELD = 0.9  # share of the free memory
 CHUNKS_CPU = 4
 WORD = 8  # bytes; a chunk of memory is a matrix of words
 VECTORS = 4
-ROWS, ROWS_HOST = 1024, 16  # rows converted to a wider dtype at a time; so few stay in a processor's cache
-SHIFTS = 3, 5  # from one row to the next: rows are windows of one sequence, which is faster to make than a whole matrix
+ROWS, ROWS_HOST = 1024, 16  # rows converted to a wider dtype at a time; few enough for a processor's cache
+# For each factor: its rows are overlapping windows of one sequence, shifted by this many elements from row to row. This
+# is faster to compute than a whole random matrix.
+SHIFTS = 3, 5
 # The largest whole number in the operands, one less than a power of two. With 127 no sum of products reaches 2^22;
 # every tensor core keeps at least 23 bits below the largest exponent. With 7 no sum reaches 2^14; the tensor cores of
 # Ada and Hopper keep 13 bits if the operands are fp8 (arXiv 2511.10909). tests/selftest/probes/hardware/test_burn.py
@@ -52,7 +54,7 @@ class Precision:
     tf32: bool = False
 
 
-# Empty if this torch has no such products.
+# Empty if this torch has no products of this dtype.
 _INT8 = [torch.int8] if hasattr(torch, "_int_mm") else []
 _FP8 = [torch.float8_e4m3fn] if hasattr(torch, "float8_e4m3fn") and hasattr(torch, "_scaled_mm") else []
 PRECISIONS = (

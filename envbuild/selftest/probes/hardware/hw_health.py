@@ -1,4 +1,4 @@
-"""hw.health: the GPU faults that the driver knows of, read from NVML.
+"""hw.health: the GPU faults that the driver has recorded, read from NVML.
 
 The harness adds faults that occur while any probe runs, including this one, to that probe's result (gpu_telemetry.py).
 """

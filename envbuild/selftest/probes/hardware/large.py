@@ -1,6 +1,7 @@
 """large: tensors of more than 2^31 elements, whose indices exceed 32-bit integers, are computed to their last element.
 
-One byte per element keeps them small. The values repeat with a prime period, so no power of two is a multiple of it.
+One byte per element keeps them small. The values repeat with a prime period, so an index that is wrong by a power of
+two leads to a different value.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LOOKUPS = 1000
 def large(context: Context) -> None:
     """large: sums, copies, gathers and writes over more than 2^31 elements reach every one of them."""
     if context.on_cpu and not context.at_least("full"):
-        raise Skip("on the CPU at level full only: it takes 6 GB and some seconds")
+        raise Skip("on the CPU it runs at level full only, because it takes 6 GB and some seconds")
     needed, free = COPIES * ROWS * COLUMNS, available(context)
     if free < needed:
         raise Skip(f"needs {needed >> 20} MiB of memory, {free >> 20} MiB are free")
@@ -54,11 +55,11 @@ def large(context: Context) -> None:
     with context.step("max") as step:
         x[-1] = PERIOD + 1
         at = int(x.argmax())
-    _report(context, "place of the largest", step.seconds, abs(at - (count - 1)))
+    _report(context, "index of the maximum", step.seconds, abs(at - (count - 1)))
 
 
 def available(context: Context) -> int:
-    """Free memory in bytes, on the GPU or on this machine."""
+    """Free memory in bytes: of the GPU, or of the host in a test of the CPU."""
     if not context.on_cpu:
         return int(torch.cuda.mem_get_info(context.device)[0])
     return host_memory.available_bytes()
@@ -97,4 +98,4 @@ def _wrong(x: torch.Tensor, more: int) -> int:
 def _report(context: Context, case: str, seconds: float, wrong: int) -> None:
     context.figure(f"{case}: wrong", torch.uint8, (ROWS, COLUMNS), wrong, 0.0, seconds)
     if wrong:
-        context.fail("mismatch", f"{case} over {ROWS * COLUMNS} elements: off by {wrong}")
+        context.fail("mismatch", f"{case} over {ROWS * COLUMNS} elements: error {wrong}, should be 0")

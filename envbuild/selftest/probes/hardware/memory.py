@@ -1,9 +1,9 @@
 """memory: data written to nearly all of the device's memory is read back unchanged.
 
-Each pattern is written to all of the memory before any of it is read. Constants set every bit to both values; addresses
-and random words differ between positions, which detects cells that respond to several addresses; a walking bit, alone
-among its opposites, detects cells that take the value of their neighbours. These are the patterns of cuda_memtest and
-of DCGM's memory test.
+Each pattern is written to all of the memory before any of it is read. Constants set every bit to both values. Addresses
+and random words differ between positions, which detects cells that respond to several addresses. A walking bit, the
+only one of its value in its word, detects cells that take the value of their neighbours. These are the patterns of
+cuda_memtest and of DCGM's memory test.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def random(places: torch.Tensor) -> torch.Tensor:
 
 
 def walking(places: torch.Tensor, turn: int) -> torch.Tensor:
-    """A single set bit; over 64 turns it is each bit of each word."""
+    """A single set bit in each word; over 64 turns it is at each position of each word."""
     return torch.bitwise_left_shift(torch.ones_like(places), places.add_(turn).remainder_(BITS))
 
 

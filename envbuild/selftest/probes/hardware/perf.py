@@ -14,17 +14,17 @@ from envbuild.selftest.harness.probe_outcome_and_figures import Figure, Skip
 
 SIDE, SIDE_CPU = 8192, 1024  # of the products
 COPIED, COPIED_CPU = 1 << 30, 64 << 20  # bytes, far more than any cache holds
-SECONDS, SECONDS_CPU = 0.25, 0.1  # seconds of work for one figure, in several parts whose median counts
+SECONDS, SECONDS_CPU = 0.25, 0.1  # of work for one figure: the median of PARTS equal parts
 PARTS = 5
 
-# The job document's name for a product: its dtype, whether TF32 is allowed, and the lowest compute capability for it.
+# By the name of a product in the job document: its dtype, whether TF32 is allowed, and its lowest compute capability.
 PRODUCTS = {
     "fp16": (torch.float16, False, (7, 0)),
     "bf16": (torch.bfloat16, False, (8, 0)),
     "tf32": (torch.float32, True, (8, 0)),
     "fp32": (torch.float32, False, (0, 0)),
 }
-SLOW = "throttled, shared or not this card"
+SLOW = "the GPU is throttled, shared or of a different model"
 
 
 def perf_gemm(context: Context) -> None:
@@ -40,7 +40,10 @@ def perf_memory(context: Context) -> None:
 def _measure(
     context: Context, kind: str, unit: str, measure: Callable[[Context, torch.device], Mapping[str, float]]
 ) -> None:
-    """Measure every device, then judge: without a datasheet or a floor the probe is skipped with its measurements."""
+    """Measure every device, then compare with the datasheets.
+
+    Without a datasheet, or without a minimum in the profile, the probe is skipped and reports its measurements.
+    """
     cards = ["cpu"] if context.on_cpu else [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     names = ["the CPU" if context.on_cpu else torch.cuda.get_device_name(card) for card in cards]
     found = [measure(context, torch.device(card)) for card in cards]
@@ -62,20 +65,21 @@ def reaches_minimum(
 ) -> bool:
     """Compare the measurements with the datasheet; returns False if it contains none of them.
 
-    The figure's error is the required minimum, its bound the measured value.
+    In the figure, `error` is the required minimum and `bound` the measured value, so that it is within its bound if the
+    GPU is fast enough.
     """
     floor = context.job.floors[case.split()[0]]
     known = [name for name in figures if name in sheet]
     for name in known:
         reached, promised = figures[name], sheet[name]
         dtype = PRODUCTS[name][0] if name in PRODUCTS else torch.uint8
-        title = f"{case}, {name}: {unit} asked for of those reached"
+        title = f"{case}, {name}: required {unit} against measured {unit}"
         context.figures.append(Figure(title, dtype_name(dtype), (), floor * promised, reached, None, 0.0))
         if not reached >= floor * promised:
             context.fail(
                 "bound",
-                f"{case}: {name} {reached:.4g} of {promised:.4g} {unit}, {reached / promised:.0%}; the profile asks "
-                f"for {floor:.0%}: {SLOW}",
+                f"{case}: {name} {reached:.4g} of {promised:.4g} {unit}, {reached / promised:.0%}; the profile "
+                f"requires {floor:.0%}: {SLOW}",
             )
     return bool(known)
 

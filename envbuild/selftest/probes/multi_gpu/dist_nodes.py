@@ -1,9 +1,9 @@
 """dist.nodes: ranks on several machines, one on each and then all, over NCCL and over gloo.
 
-Each machine has the image, runs this at the same time, and reports the results of its own ranks. All machines run the
-same stages whatever fails, because none could tell the others to leave a stage out. Each stage's deadline is counted
-from the start of the probe: a machine that sat out the previous stage, or failed in it early, waits until that stage's
-deadline for the others.
+Each machine has the image, runs this probe at the same time, and reports the results of its own ranks. All machines run
+the same stages whatever fails, because a machine cannot inform the others that it skips a stage. Each stage's deadline
+is counted from the start of the probe: a machine that takes no part in a stage, or fails in it early, waits for the
+others in the next stage.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 from envbuild.selftest.probes.multi_gpu import dist_staged
 
-CAP = 60.0  # seconds of a stage at least: containers on several machines do not start together
+CAP = 60.0  # minimum seconds for a stage: containers on several machines do not start at the same time
 PROCESSES = 2  # per machine, on the CPU
 _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9.-]{1,253}):(?P<port>[0-9]{1,5})")
 _INTERFACE = re.compile(r"[A-Za-z0-9._-]{1,15}")
@@ -55,8 +55,8 @@ class NodeStage:
 
 
 def stages(count: int, each: int, cuda: bool) -> list[NodeStage]:
-    """The stages: the first machine with each other one (for more than two machines); all with one rank; all with all
-    ranks.
+    """The stages: pairs of the first machine and each other one (if there are more than two); then all machines, with
+    one rank each and with all ranks.
     """
     pairs = [((0, other), 1) for other in range(1, count)] if count > 2 else []
     everyone = tuple(range(count))
@@ -68,7 +68,7 @@ def dist_nodes(context: Context) -> None:
     """dist.nodes: ranks on several machines exchange, sum and train, exact to the last bit."""
     job = context.job
     if job.nodes < 2:
-        raise Skip("one machine alone: envbuild test --on slurm --nodes 2")
+        raise Skip("needs two or more nodes: envbuild test --on slurm --nodes 2")
     if not torch.distributed.is_available():
         raise Skip(f"torch {torch.__version__} is built without torch.distributed")
     spot = _spot(job)
@@ -119,7 +119,7 @@ def _tell(context: Context, spot: Spot, done: list[tuple[NodeStage, Tried]]) -> 
 
 
 def _says(failed: NodeStage, done: list[tuple[NodeStage, Tried]]) -> str:
-    """Name the layer that fails, derived from the same machines over gloo."""
+    """Name the faulty layer, derived from the result of the same machines over gloo."""
     if failed.backend == "gloo":
         return ""
     twin = NodeStage("gloo", failed.nodes, failed.each)
@@ -132,5 +132,6 @@ def _spot(job: JobDocument) -> Spot:
     number, meeting, interface = (os.environ.get(f"ENVBUILD_{name}", "") for name in ("NODE", "MEETING", "INTERFACE"))
     found = _ADDRESS.fullmatch(meeting)
     if not (number.isdigit() and int(number) < job.nodes and found and _INTERFACE.fullmatch(interface)):
-        raise RuntimeError(f"this is none of {job.nodes} machines: {number!r}, {meeting!r}, {interface!r}")
+        position = f"number {number!r}, address {meeting!r}, interface {interface!r}"
+        raise RuntimeError(f"invalid position in a job of {job.nodes} nodes: {position}")
     return Spot(int(number), found["host"], int(found["port"]), interface)

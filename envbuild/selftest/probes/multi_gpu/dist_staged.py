@@ -1,9 +1,9 @@
 """dist.staged: one process for each GPU, each alone, in pairs, then more together; over NCCL, and over gloo for
 comparison.
 
-It detects cases such as Amphion's and Step-Video's: one GPU works, several die of SIGSEGV (open-mmlab/Amphion#167).
-This process calls no function of torch: its ranks are forked from it, and CUDA does not work after a fork if it was
-used before.
+It detects faults such as those of Amphion and Step-Video: one GPU works, but with several GPUs processes die of SIGSEGV
+(open-mmlab/Amphion#167). The probe's own process calls no function of torch, because the ranks are forked from it, and
+CUDA does not work in a forked process if its parent has used CUDA.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StagedRun:
         return [tried.stage for tried in self.tried if tried.stage.backend == backend and not tried.stage.settings]
 
     def walk(self, backend: str) -> None:
-        """Run each member alone; then those that work in pairs, and in larger and larger groups."""
+        """Run each member alone; then run the members that passed alone in pairs and in ever larger groups."""
         self._try(backend, [(member,) for member in self.members])
         lame = {stage.members[0] for stage in self.stages(backend) if stage.faults}
         able = [member for member in self.members if member not in lame]
@@ -139,9 +139,9 @@ def _card(found: Any) -> dict[str, Any]:
 
 
 def import_ahead() -> None:
-    """Import what DDP imports on first use, once for all ranks: it would take each of them 1.5 s (torch 2.13).
+    """Import once what DDP would import on first use in each rank, which takes 1.5 s (torch 2.13).
 
-    Not with GPUs, because such an import may call CUDA.
+    Not called for GPUs, because such an import may call CUDA.
     """
     with contextlib.suppress(Exception):
         importlib.import_module("torch._dynamo")
@@ -243,7 +243,7 @@ def _fail(site: StagedRun, stage: Stage, verdict: StageVerdict | None) -> None:
 
 
 def _missing(site: StagedRun) -> str | None:
-    """What is missing on this machine to test what the profile is for; None if nothing, or on the CPU."""
+    """What this machine lacks for the test that the profile needs; None if nothing, or on the CPU."""
     count, wanted = len(site.cards), site.context.job.gpu_count
     if site.context.on_cpu:
         return None

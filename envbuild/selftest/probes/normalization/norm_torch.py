@@ -67,7 +67,7 @@ def check_norms(context: Context, norms: Sequence[Norm]) -> None:
             _note_long_sum(context, first)
         pairs[first.norm.name][first.pair] = said
     if not context.figures and not context.faults:
-        raise Skip(f"no norm takes any pair of dtypes here: {pairs}")
+        raise Skip(f"on this device no norm supports any of these pairs of dtypes: {pairs}")
 
 
 def _check(context: Context, case: NormCase) -> None:

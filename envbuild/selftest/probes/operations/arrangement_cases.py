@@ -33,8 +33,11 @@ LARGE = ((1, 1030, 1031), (65539, 2, 3), (3, 70001, 2), (2, 3, 65537))
 
 @dataclass(frozen=True)
 class Arrangement:
-    """`shape` of the result of `call`, whose element (i, j, k) is the input's at `places(i, j, k)`, for an input of a
-    shape; `fits`: the shapes that the call takes."""
+    """A call that rearranges the elements of a block, by the shape of its input.
+
+    `shape`: the shape of the result. `places`: the function from (i, j, k), the position of an element of the result,
+    to its position in the input. `fits`: whether the call accepts this shape and dtype.
+    """
 
     call: Callable[[torch.Tensor], torch.Tensor]
     shape: Callable[[Shape], Shape]
@@ -212,7 +215,8 @@ def slice_of(x: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def _turning(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """As many odd numbers as the longer of the outer dimensions has elements, modulo the size of this one."""
+    """The odd numbers 1, 3, 5, ... modulo the size of dimension `dim`; as many as the longer of the first and the last
+    dimension has elements."""
     count = max(x.shape[0], x.shape[2])
     return (torch.arange(count, device=x.device) * 2 + 1) % x.shape[dim]
 

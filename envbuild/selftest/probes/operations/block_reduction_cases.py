@@ -61,7 +61,7 @@ def _is_possible(point: Point) -> bool:
 
 
 def reduction(point: Point, seed: int) -> Case:
-    """A block of numbers that suit the functions: whole ones to be added, different ones to be compared."""
+    """Reduce a block of numbers that suit the functions: whole numbers for sums, different numbers for comparisons."""
     dtype, group, sizes, dims = point["dtype"], point["group"], _sizes(point), OVER[point["over"]]
     if point["layout"] == EXPANDED:
         x = hashed_inputs.whole((sizes[0], 1, sizes[2]), seed, 2)
@@ -225,7 +225,7 @@ def _places(block: list[list[list[float]]]) -> list[tuple[int, int, int]]:
 
 
 def _names(group: str, dims: Dims, dtype: torch.dtype) -> set[str] | None:
-    """The results of a group, where those depend on the dimensions and the dtype; None for all."""
+    """The names of the results that a group has for these dimensions and this dtype; None if it always has all."""
     names = {"sums": {"sum", "count"}, "orders": {"amax", "amin"}, "truths": {"count", "true"}}.get(group)
     if names is None:
         return None

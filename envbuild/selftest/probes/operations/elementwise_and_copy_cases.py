@@ -85,7 +85,10 @@ def _elu(x: torch.Tensor) -> Values:
 
 
 def _pieces(x: torch.Tensor, low: float, high: float, negative: float) -> Values:
-    """Slope 1 between two points, `negative` below and 0 above. At a point, the slope is that of the outer side."""
+    """A piecewise linear function: slope 1 between `low` and `high`, `negative` below, 0 above.
+
+    At `low` and at `high`, the derivative is that of the outer piece.
+    """
     inside = (x > low) & (x < high)
     y = torch.where(x > low, x.clamp(max=high), low + negative * (x - low))
     return y, torch.where(inside, 1.0, torch.where(x <= low, negative, 0.0)).to(x.dtype)

@@ -30,7 +30,7 @@ LONGEST_ROW = 4.0  # with max_norm
 
 
 def large_embedding(point: Point, seed: int) -> Case:
-    """Look-ups in a table, the last row and a row of more look-ups than others among them."""
+    """Look up rows of a table, among them the last row, and one row that is looked up more often than the others."""
     rows, width, count, dtype = point["rows"], point["width"], point["count"], point["dtype"]
     index = hashed_inputs.hashes(count, seed) % rows
     index[count // 2 :: 7] = rows // 3

@@ -54,7 +54,8 @@ SPREADS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "norm 1": lambda x, dim: torch.linalg.vector_norm(x, 1, dim=dim),
     "norm inf": lambda x, dim: torch.linalg.vector_norm(x, math.inf, dim=dim),
 }
-LONGEST = {torch.float32: 4099, torch.float16: 1025, torch.bfloat16: 515}  # one element still changes a variance
+# Longest rows for which one changed element still changes the variance measurably.
+LONGEST = {torch.float32: 4099, torch.float16: 1025, torch.bfloat16: 515}
 
 
 def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
@@ -134,7 +135,8 @@ def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
 
 
 def _can_be_ordered(point: Point) -> bool:
-    """Half types do not have enough numbers for crowded values, and small integers too few for different ones."""
+    """Whether the dtype has enough numbers: half-precision dtypes have too few for crowded values, small integers too
+    few for different values."""
     fits: bool = point["length"] * point["rows"] <= LISTED and (
         point["dtype"] not in SMALL or point["values"] == "equal"
     )

@@ -253,7 +253,7 @@ def _conv_inputs(w: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
 
 
 def _conv_inputs_exactly(w: torch.Tensor, grad: torch.Tensor) -> Exact:
-    """The convolution of the gradients with the turned kernels, of which inputs and outputs are exchanged."""
+    """Convolve the gradients with the kernels, rotated by 180 degrees and with input and output channels swapped."""
     groups, out = IMAGES.groups, w.shape[0] // IMAGES.groups
     parts = w.view(groups, out, *w.shape[1:]).transpose(1, 2).flip(3, 4).reshape(-1, out, *w.shape[2:])
     padded, (h, wide) = F.pad(grad, (1, 1, 1, 1)), grad.shape[2:]

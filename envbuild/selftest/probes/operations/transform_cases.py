@@ -34,7 +34,7 @@ FROM_HALF = ("irfft", "hfft", "irfft2")
 
 
 def _size(point: Point) -> int:
-    """The length of the transform: of half of a spectrum, that of the whole."""
+    """The length of the transform. For an input that is half of a spectrum, it is the length of the whole signal."""
     n = 2 * (point["length"] - 1) if point["kind"] in FROM_HALF else point["length"]
     return int(n + point["pad"])
 

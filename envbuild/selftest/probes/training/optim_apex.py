@@ -122,7 +122,7 @@ def _need_cpu(kind: Any) -> None:
     try:
         kind([torch.nn.Parameter(torch.ones(1))])
     except (RuntimeError, AssertionError) as error:
-        raise Skip(f"needs a GPU: apex's FusedAdam has nothing for the CPU ({str(error).splitlines()[0]})") from None
+        raise Skip(f"needs a GPU: FusedAdam has no CPU kernel ({str(error).splitlines()[0]})") from None
 
 
 def _check(context: Context, kind: Any, case: AdamCase) -> None:

@@ -82,7 +82,7 @@ def train_step(context: Context) -> None:
         context.fail("nonfinite", f"the loss is not finite: {first.losses}")
         context.traits["losses"] = None
     elif distance > bound:
-        context.fail("bound", f"the loss is {distance:g} from float64's, relative; {bound:g} is allowed")
+        context.fail("bound", f"relative error of the loss against float64: {distance:g}, tolerance {bound:g}")
     elif first.losses[-1] >= first.losses[0]:
         context.fail("bound", f"the loss does not fall: {first.losses[0]:g} to {first.losses[-1]:g}")
     if first != second:

@@ -39,7 +39,7 @@ def test_a_gpu_with_code_passes(seeds: dict[str, Frame]) -> None:
         ("volta", "TORCH_CUDA_ARCH_LIST=7.0"),
         ("ptx", "has only PTX for it, which the driver would compile"),
         ("wrong", "compute capability 9.0: wrong results of exp"),
-        ("image", "exp fails where nothing may be compiled at run time: RuntimeError: CUDA error: no kernel image"),
+        ("image", "exp fails if compilation at run time is disabled: RuntimeError: CUDA error: no kernel image"),
     ],
 )
 def test_a_missing_architecture_is_named(seeds: dict[str, Frame], seed: str, words: str) -> None:

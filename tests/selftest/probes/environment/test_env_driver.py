@@ -47,7 +47,7 @@ FITS = DriverVersions("550.54.15", "550.54.15", (12, 4))
         (FITS, "12.4", {}, ()),
         (FITS, None, {"cuda": "600"}, ()),
         (FITS, "12.4", {"profile": "550.54.15.1"}, ("older than 550.54.15.1, which the profile declares",)),
-        (FITS, "13.0", {"cuda": "580"}, ("older than 580, which CUDA 13.0 needs", "serves CUDA 12.4 at most")),
+        (FITS, "13.0", {"cuda": "580"}, ("older than 580, which CUDA 13.0 needs", "supports CUDA 12.4 at most")),
         (DriverVersions("550.54.15", "580.65.06", (13, 0)), "13.0", {"cuda": "580"}, ()),
         (DriverVersions("520.61.05", "525.60.13", (12, 0)), "12.1", {"profile": "525"}, ("driver 520.61.05 is older",)),
         (DriverVersions(None, None, None), "13.0", {"cuda": "580", "profile": "580"}, ()),
@@ -60,7 +60,7 @@ def test_an_outdated_driver_is_reported(
     messages = list(driver_faults(found, cuda, minimum))
     assert len(messages) == len(words)
     for line, part in zip(messages, words, strict=True):
-        assert part in line and line.endswith(("upgrade the driver", "(datacentre cards only)"))
+        assert part in line and line.endswith(("upgrade the driver", "(datacentre GPUs only)"))
 
 
 def run_cases(folder: Path, libraries: dict[str, str], *probes: str) -> dict[str, Frame]:
@@ -108,7 +108,7 @@ def test_an_old_driver_is_named_with_its_advisory(tmp_path: Path) -> None:
     result = run_cases(tmp_path, libraries, "env.driver:compat")["env.driver:compat"]
     assert (result["status"], result["failure"]) == ("failed", "version")
     assert result["reason"].startswith("driver 535.104.05 is older than 580, which CUDA 13.0 needs")
-    assert "libcuda serves CUDA 12.4 at most" in result["detail"]
+    assert "libcuda supports CUDA 12.4 at most" in result["detail"]
     assert named(result) == DRIVER["compat"]
 
 
@@ -128,14 +128,17 @@ def test_a_driver_that_does_not_start_is_named(recent: dict[str, Frame], case: s
 
 def test_no_gpu_for_this_process_is_a_skip(recent: dict[str, Frame]) -> None:
     result = recent["env.driver:empty"]
-    assert (result["status"], result["reason"].partition(":")[0]) == ("skipped", "the driver shows this process no GPU")
+    assert (result["status"], result["reason"].partition(":")[0]) == (
+        "skipped",
+        "the driver reports no GPU to this process",
+    )
 
 
 def test_no_driver_at_all_is_a_skip(tmp_path: Path) -> None:
     if libcuda.module_version():
         pytest.skip("there is a driver")
     result = run_cases(tmp_path, {}, "env.driver:right")["env.driver:right"]
-    assert result["status"] == "skipped" and result["reason"].startswith("no NVIDIA driver is here: libcuda.so.1")
+    assert result["status"] == "skipped" and result["reason"].startswith("no NVIDIA driver found: libcuda.so.1")
 
 
 def test_a_driver_whose_libraries_were_left_out_fails(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_a_gpu_of_the_right_name_is_held_to_what_the_facts_have(
 def test_a_mig_slice_is_named_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     slice_ = (f"{H20} MIG 1g.12gb", (9, 0), 8)
     found = judged(monkeypatch, (slice_,), gpus=(H20,), cards={H20: H20_FACTS})
-    assert reasons(found) == [f"this is a MIG slice (1g.12gb) of {H20}, the profile is for whole cards"]
+    assert reasons(found) == [f"this is a MIG slice (1g.12gb) of {H20}, the profile is for whole GPUs"]
     assert found.traits["gpus"][0]["mig"] == "1g.12gb"
     unasked = judged(monkeypatch, (slice_,))
     assert (reasons(unasked), unasked.traits["gpus"][0]["mig"]) == ([], "1g.12gb")

@@ -90,8 +90,8 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frame]:
             "EXCLUSIVE_PROCESS",
             "compute mode is EXCLUSIVE_PROCESS: nvidia-smi --compute-mode=DEFAULT",
         ),
-        ("prohibited", "PROHIBITED", "the card's compute mode is PROHIBITED: nvidia-smi"),
-        ("held", "DEFAULT", "its compute mode is DEFAULT: another process holds the card"),
+        ("prohibited", "PROHIBITED", "the GPU's compute mode is PROHIBITED: nvidia-smi"),
+        ("held", "DEFAULT", "its compute mode is DEFAULT: another process occupies the GPU"),
         ("unanswered", None, "NVML does not report its compute mode: another process"),
     ],
 )

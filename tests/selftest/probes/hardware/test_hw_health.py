@@ -35,7 +35,7 @@ def test_a_healthy_gpu_passes_and_old_errors_are_only_noted(cases: dict[str, Fra
     [
         ("ecc", "GPU 0000:1A:00.0: 5 uncorrected memory errors since the driver was loaded: drain the GPU"),
         ("pending", "GPU 0000:1A:00.0: faulty memory is waiting to be replaced: drain the GPU and reset it"),
-        ("failed", "GPU 0000:1A:00.0: faulty memory could not be replaced: drain the GPU for good"),
+        ("failed", "GPU 0000:1A:00.0: faulty memory could not be replaced: drain the GPU permanently"),
         ("retiring", "GPU 0000:1A:00.0: faulty memory is waiting to be replaced"),
         ("lost", "nvmlDeviceGetTotalEccErrors: GPU is lost: drain the GPU"),
     ],
@@ -60,7 +60,7 @@ def test_a_gpu_whose_memory_nvml_does_not_count_passes_while_its_xids_are_watche
     [
         ("unanswered", "NVML reports neither memory errors nor Xid errors of this GPU"),
         ("silent", "NVML reports neither memory errors nor Xid errors of this GPU"),
-        ("unloaded", "nvmlInit says Driver Not Loaded"),
+        ("unloaded", "nvmlInit failed: Driver Not Loaded"),
         ("stopped", "the driver does not start"),
     ],
 )

@@ -44,7 +44,9 @@ def test_a_gpu_below_the_floor_fails(
     assert [fault.kind for fault in probe_context.faults] == ["bound"] * slow
     assert [figure.within for figure in probe_context.figures] == [not slow]
     if slow:
-        assert probe_context.faults[0].reason.endswith("the profile asks for 60%: throttled, shared or not this card")
+        assert probe_context.faults[0].reason.endswith(
+            "the profile requires 60%: the GPU is throttled, shared or of a different model"
+        )
 
 
 @pytest.mark.parametrize(("measure", "kind", "name", "unit"), KINDS)

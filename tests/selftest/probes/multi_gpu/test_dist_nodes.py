@@ -100,7 +100,7 @@ def test_a_rank_that_dies_is_named_where_it_ran(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [{"ENVBUILD_NODE": "2"}, {"ENVBUILD_MEETING": "x"}, {"ENVBUILD_INTERFACE": "a b"}])
 def test_a_machine_outside_the_job_does_not_pass(tmp_path: Path, wrong: Mapping[str, str]) -> None:
     (found,) = together(tmp_path, wrong)
-    assert found["status"] == "failed" and "this is none of 2 machines" in found["reason"]
+    assert found["status"] == "failed" and "invalid position in a job of 2 nodes" in found["reason"]
 
 
 def test_the_stages_are_known_in_advance() -> None:

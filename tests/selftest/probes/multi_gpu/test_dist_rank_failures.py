@@ -11,17 +11,17 @@ pytest.importorskip("torch")
 
 # seed, failure, signal, where, words of the reason
 LAME = [
-    ("all-die", "signal", "SIGSEGV", "gloo 1+2: init, rank ", "works alone and no pair does; gloo needs no GPU"),
-    ("four-die", "signal", "SIGSEGV", "gloo 0+1+2+3: init, rank 3", "works alone and in pairs, 4 together do not"),
+    ("all-die", "signal", "SIGSEGV", "gloo 1+2: init, rank ", "works alone, but every pair fails; gloo needs no GPU"),
+    ("four-die", "signal", "SIGSEGV", "gloo 0+1+2+3: init, rank 3", "works alone and in pairs, but 4 together fail"),
     ("one-dies-alone", "signal", "SIGSEGV", "gloo 1: init, rank 0", "process 1 fails even alone, the others do not"),
     ("each-dies-alone", "signal", "SIGSEGV", "gloo 0: init, rank 0", "each process fails even alone"),
-    ("killed", "oom", "SIGKILL", "gloo 1+2: broadcast fp32 1001, rank 0", "every pair that fails holds process 1"),
+    ("killed", "oom", "SIGKILL", "gloo 1+2: broadcast fp32 1001, rank 0", "every failing pair contains process 1"),
     ("hangs", "hang", None, "gloo 0+1+2: all_reduce fp32 1001, rank 2", "not done after 5 s, in busy_elsewhere; each"),
     ("all-hang", "hang", None, "gloo 0+1+2: all_gather fp32 1001, rank 0", "as did rank 1, 2"),
     ("wrong-sum", "mismatch", None, "gloo 0+2: all_reduce fp32 65537, rank 1", "element [65536] is "),
     ("stale", "mismatch", None, "gloo 0+1+2: all_gather fp32 1001, rank 1", "element ["),
     ("raises", "exception", None, "gloo 0+1+2: all_gather fp32 1001, rank 0", "RuntimeError: CUDA error: misaligned"),
-    ("leaves", "incomplete", None, "gloo 0+1+2: broadcast fp32 1001, rank 1", "left before its last step"),
+    ("leaves", "incomplete", None, "gloo 0+1+2: broadcast fp32 1001, rank 1", "exited before its last step"),
     ("narrow", "mismatch", None, "gloo 0+1: all_reduce fp32 1001, rank ", "element ["),
     ("from-zero", "mismatch", None, "gloo 0+1: all_reduce max fp32 4099, rank ", "element ["),
     ("long-by-float", "mismatch", None, "gloo 0+1: all_reduce int64 1001, rank ", "element ["),

@@ -156,7 +156,7 @@ def test_a_norm_that_refuses_all_does_not_pass_and_fails_if_required() -> None:
     def never(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         raise RuntimeError(WORDS)
 
-    with pytest.raises(Skip, match="no norm takes any pair"):
+    with pytest.raises(Skip, match="no norm supports any of these pairs"):
         ran(Norm("never", never, declared=frozenset()))
     assert [fault.kind for fault in ran(Norm("never", never)).faults] == ["exception", "exception"]
 
