@@ -287,7 +287,7 @@ def _why(outcome: BatchOutcome) -> str:
     if not error:
         return "-"
     faults = [str(Fault(**fault)) for fault in error["faults"]]
-    more = [f"{len(faults) - 1} more: envbuild show {outcome.asked}"] if len(faults) > 1 else []
+    more = [f"{len(faults) - 1} more: envbuild show {outcome.cli_words}"] if len(faults) > 1 else []
     hint = (error["hint"] or "").splitlines()[:1]
     return " ".join("; ".join([error["message"], *faults[:1], *more, *hint]).split())
 

@@ -84,7 +84,7 @@ def _seed(context: click.Context, parameter: click.Parameter, value: str | None)
     type=click.Choice(probe_catalogue_reader.LEVELS),
     help="Run the probes of this level instead of the profile's level.",
 )
-@click.option("--probe", "asked", multiple=True, metavar="NAME", help="Run only this probe; may be repeated.")
+@click.option("--probe", "probes", multiple=True, metavar="NAME", help="Run only this probe; may be repeated.")
 @click.option(
     "--seed", metavar=f"N|{_RANDOM}", callback=_seed,
     help=f"Sample the cases by this seed (default: 1); {_RANDOM} draws one and shows how to repeat the run.",
@@ -110,7 +110,7 @@ def command(
     reference: str | None,
     python: str | None,
     level: str | None,
-    asked: tuple[str, ...],
+    probes: tuple[str, ...],
     seed: int | str | None,
     listing: bool,
     report: Path | None,
@@ -140,7 +140,7 @@ def command(
         return
     if not names:
         raise UsageError("name a profile", hint="envbuild test cpu, or: envbuild test --list")
-    probe_catalogue_reader.refuse_unknown(asked)
+    probe_catalogue_reader.refuse_unknown(probes)
     if reference and python:
         raise UsageError("--image and --python exclude each other")
     if python and (on not in (None, "local") or given or resume or dry_run or gpu or nodes > 1):
@@ -151,7 +151,7 @@ def command(
         raise UsageError("--seed cannot be changed for a submitted job: leave out --seed with --resume")
     if record:
         changed = {
-            "--level": level, "--probe": asked, "--seed": seed, "--junit": report,
+            "--level": level, "--probe": probes, "--seed": seed, "--junit": report,
             "--fingerprint": print_file,
         }  # fmt: skip
         _refuse(changed, "--record runs the complete self-test of the profile: leave out {}")
@@ -175,7 +175,7 @@ def command(
     if isinstance(seed, str):
         seed = selftest_job.drawn_seed()
         Console().say(f"seed {seed} was drawn; to repeat this run: {_repeating(seed)}")
-    wanted = selftest_job.RunRequest(level, asked, gpus, fingerprint=print_file is not None, seed=seed)
+    request = selftest_job.RunRequest(level, probes, gpus, fingerprint=print_file is not None, seed=seed)
 
     def test(name: str) -> TestDocument | ScriptDocument:
         """Run the self-test of a profile and return its document. CheckFailed and NotProved contain the document
@@ -184,11 +184,11 @@ def command(
 
         console = Console(results=not taken, verbose=VERBOSITY in click.get_current_context().meta)
         if dry_run:
-            return _script(name, reference, where, wanted, as_json)
+            return _script(name, reference, where, request, as_json)
         if python:
-            made = workflows.test_environment(name, python, console, wanted)
+            made = workflows.test_environment(name, python, console, request)
         else:
-            made = workflows.test(name, reference, console, wanted, where)
+            made = workflows.test(name, reference, console, request, where)
         if report:
             output_files.write(report, _junit(made))
         if not taken and made.run:
@@ -237,11 +237,11 @@ def _record_environment(name: str, python: str, gpus: tuple[str, ...], as_json: 
     return done
 
 
-def _script(name: str, reference: str | None, where: On, wanted: RunRequest, as_json: bool) -> ScriptDocument:
+def _script(name: str, reference: str | None, where: On, request: RunRequest, as_json: bool) -> ScriptDocument:
     """Return what would be submitted to a cluster."""
     from envbuild.pipeline import workflows
 
-    text = workflows.cluster_script(name, reference, Console(), where, wanted, brief=not as_json)
+    text = workflows.cluster_script(name, reference, Console(), where, request, brief=not as_json)
     if not as_json:
         click.echo(text, nl=False)
     return ScriptDocument(name, text)

@@ -58,7 +58,7 @@ class Options:
     pins: Mapping[str, str] = field(default_factory=dict)
     write: bool = False
     requirements: Path | None = None
-    asked: RunRequest = selftest_job.ALL
+    request: RunRequest = selftest_job.ALL
     tolerant: bool = False  # known faults are tried instead of refused
     script: Script | None = None  # replaces the profile's own script
     on: On = HERE
@@ -102,7 +102,7 @@ class SelfTestOrder:
     source: Source
     versions: Mapping[str, str]
     python: str
-    asked: RunRequest = selftest_job.ALL
+    request: RunRequest = selftest_job.ALL
     on: On = HERE
 
 

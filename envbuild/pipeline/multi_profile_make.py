@@ -63,13 +63,13 @@ class BatchOptions:
 @dataclass(frozen=True)
 class BatchOutcome:
     """The result of one profile: the exit code and the JSON document that `make --json` of that profile alone would
-    have given. `asked`: the profile as written on a command line."""
+    have given. `cli_words`: the profile as written on a command line."""
 
     name: str
     code: int
     seconds: float
     document: Mapping[str, Any]
-    asked: str
+    cli_words: str
 
     @property
     def error(self) -> Mapping[str, Any] | None:

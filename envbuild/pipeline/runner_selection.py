@@ -56,7 +56,7 @@ def runner(
         )
     if chosen == "local":
         return Local(engine, image)
-    if order.asked.gpus:
+    if order.request.gpus:
         raise UsageError(
             "--gpus names GPUs of the engine's machine; a scheduler assigns its own",
             hint=f"--gpu MODEL selects the GPU model, gpu_count in the profile their number\n"

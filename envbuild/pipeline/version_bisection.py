@@ -40,7 +40,7 @@ def bisect(name: str, hunt: Hunt, listener: Listener) -> Bisection:
             raise UsageError(f"{hunt.probe} needs a GPU; {source.name} is for the CPU")
         trial = Options(
             tolerant=True,
-            asked=RunRequest(probes=tuple(dict.fromkeys((*([_IDENTITY] if gpus else []), hunt.probe)))),
+            request=RunRequest(probes=tuple(dict.fromkeys((*([_IDENTITY] if gpus else []), hunt.probe)))),
             script=project_shapes_and_script.given(hunt.script, plan.python) if hunt.script else None,
         )
         distribution = plan_resolver.pinned_distribution(plan, hunt.pin)
@@ -95,7 +95,7 @@ def _outcome(
         source, lock, image = workflows.build_image(context, name, options, made)
     except (ProfileError, CheckFailed) as error:
         return None, error.message
-    order = SelfTestOrder(source, lock.versions, lock.python, options.asked)
+    order = SelfTestOrder(source, lock.versions, lock.python, options.request)
     run = workflows.run_selftest(context, made, order, select_runner(context, order, image))
     for failure in run.failures() if hunt.probe != _IDENTITY else ():
         if failure.probe == _IDENTITY:

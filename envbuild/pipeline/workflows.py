@@ -60,10 +60,10 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
     keys_and_signatures.receive()
     context = StepContext(listener, options.builder)
     with _making(context, name, options.requirements) as made:
-        source = context.step("load profile", load_profile, name, options.asked.gpus, options)
+        source = context.step("load profile", load_profile, name, options.request.gpus, options)
         made.update(name=source.name)  # the user may have typed a GPU or a path
         if not options.unproved:
-            runner_selection.require_enough_gpus(source, options.asked.gpus)
+            runner_selection.require_enough_gpus(source, options.request.gpus)
         plan = context.step("resolve", resolve_profile, source)
         made.update(advisories=plan.choice.states)
         outlook = context.step("preflight", run_preflight, context, source, plan, options, agree)
@@ -81,7 +81,7 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
             reasons = "\n".join(outlook.reasons)
             raise NotProved(f"{source.name} is built, but not proved: no proof is possible here", hint=reasons)
         else:
-            order = SelfTestOrder(source, lock.versions, lock.python, options.asked, options.on)
+            order = SelfTestOrder(source, lock.versions, lock.python, options.request, options.on)
             _test_and_record(context, made, order, lock, built.image, may_withdraw=not options.trial)
         if not options.trial:
             _tag_verified(context, made, source, built.image)
@@ -92,7 +92,7 @@ def preview_make(name: str, options: Options, listener: Listener) -> Preflight:
     """Return what `make` would do. Fetches nothing and writes no file; to find a GPU, it may start a container."""
     context = StepContext(listener, options.builder)
     try:
-        source = load_profile(name, options.asked.gpus, options).value
+        source = load_profile(name, options.request.gpus, options).value
     except profile_name_lookup.UnwrittenProfile as missing:
         context.note(missing.note)
         source = profile_reader_and_overrides.unwritten(missing.gpu, options.pins)
@@ -157,7 +157,7 @@ def build_image(
     context: StepContext, name: str, options: Options, made: PartialResult[Made]
 ) -> tuple[Source, Lock, Image]:
     """Build the image of the profile: the steps of `make` up to the image."""
-    source = context.step("load profile", load_profile, name, options.asked.gpus, options)
+    source = context.step("load profile", load_profile, name, options.request.gpus, options)
     made.update(name=source.name)
     plan = context.step("resolve", resolve_profile, source)
     made.update(advisories=plan.choice.states)
@@ -198,29 +198,29 @@ def _require_own_build(source: Source, lock: Lock, image: Image, reference: str 
         )
 
 
-def test(name: str, reference: str | None, listener: Listener, asked: RunRequest = ALL, on: On = HERE) -> Made:
+def test(name: str, reference: str | None, listener: Listener, request: RunRequest = ALL, on: On = HERE) -> Made:
     """Run the self-test, or the selected probes, and report; write no evidence and set no tag."""
     context = StepContext(listener)
-    source = context.step("load profile", load_profile, name, asked.gpus)
+    source = context.step("load profile", load_profile, name, request.gpus)
     lock, image = existing(context, source, reference)
     made = PartialResult(Made(source.name, lock=lock, image=image))
-    order = SelfTestOrder(source, lock.versions, lock.python, asked, on)
+    order = SelfTestOrder(source, lock.versions, lock.python, request, on)
     run_selftest(context, made, order, select_runner(context, order, image))
     return made.value
 
 
 def cluster_script(
-    name: str, reference: str | None, listener: Listener, on: On, asked: RunRequest = ALL, *, brief: bool = False
+    name: str, reference: str | None, listener: Listener, on: On, request: RunRequest = ALL, *, brief: bool = False
 ) -> str:
     """Return what `test` would submit to a cluster, `brief` as in Scheduled.script. For an image that is
     locked but not built, the digest is zeros. Raises UsageError if the runner uses no scheduler."""
     context = StepContext(listener)
-    source = context.step("load profile", load_profile, name, asked.gpus)
+    source = context.step("load profile", load_profile, name, request.gpus)
     lock, found = _locked_and_image(context, source, reference)
     if found is None:
         context.progress.say(f"{source.name} is not built: zeros stand for its image's digest")
     image = found or Image(f"sha256:{0:064}", f"sha256:{0:064}", (), {}, {}, 0)
-    order = SelfTestOrder(source, lock.versions, lock.python, asked, on)
+    order = SelfTestOrder(source, lock.versions, lock.python, request, on)
     runner = select_runner(context, order, image, dry=True)
     if not isinstance(runner, Scheduled):
         raise UsageError("--dry-run shows what a cluster is given", hint="--on slurm, or --on kubernetes")
@@ -233,16 +233,16 @@ def cluster_script(
     return "\n".join(f"{remark}\n{text}" for remark, text in zip(remarks, scripts, strict=True))
 
 
-def test_environment(name: str, python: str, listener: Listener, asked: RunRequest = ALL) -> Made:
+def test_environment(name: str, python: str, listener: Listener, request: RunRequest = ALL) -> Made:
     """Run the self-test with an interpreter of this machine, or that of a virtual environment's directory; needs no
     engine."""
     context = StepContext(listener)
-    source = context.step("load profile", load_profile, name, asked.gpus)
+    source = context.step("load profile", load_profile, name, request.gpus)
     lock = _current_lock(context, source)
     runner = Here(python)
     made = PartialResult(Made(source.name, lock=lock, interpreter=runner.python))
     run_selftest(
-        context, made, SelfTestOrder(source, plan_resolver.computing(lock.versions), lock.python, asked), runner
+        context, made, SelfTestOrder(source, plan_resolver.computing(lock.versions), lock.python, request), runner
     )
     return made.value
 

@@ -98,8 +98,8 @@ def test_evidence_proves_what_it_proved(state: Path) -> None:
 
 @pytest.mark.parametrize("changes", [{"lock": f"sha256:{'0' * 64}"}, {"level": "full"}, {"require": ("train.step",)}])
 def test_evidence_does_not_prove_what_it_did_not(state: Path, changes: dict[str, Any]) -> None:
-    asked = proof_rules.RequiredProof(**{**vars(wanted()), **changes})
-    assert evidence_statements_and_store.newest_proofs(IMAGE, asked)[0].state == "stale"
+    required = proof_rules.RequiredProof(**{**vars(wanted()), **changes})
+    assert evidence_statements_and_store.newest_proofs(IMAGE, required)[0].state == "stale"
 
 
 def test_a_build_record_is_read(state: Path) -> None:
@@ -183,18 +183,18 @@ def later(state: Path) -> Path:
 
 def test_old_evidence_does_not_count_with_later_evidence(state: Path) -> None:
     """The later evidence may say that the self-test failed since; an older envbuild cannot know."""
-    asked = wanted()
+    required = wanted()
     written = later(state)
-    (proof,) = evidence_statements_and_store.newest_proofs(IMAGE, asked)
+    (proof,) = evidence_statements_and_store.newest_proofs(IMAGE, required)
     assert (proof.state, proof.evidence) == ("stale", written)
     assert proof.reason == "a run record has format 2, this envbuild reads 1: use a newer envbuild"
 
 
 def test_later_evidence_about_another_image_does_no_harm(state: Path) -> None:
-    asked = wanted()
+    required = wanted()
     later(state).parent.rename(state / "evidence" / ("0" * 64))
     shutil.copytree(RELEASED / "state", state.parent, dirs_exist_ok=True)
-    assert evidence_statements_and_store.newest_proofs(IMAGE, asked)[0].state == "proved"
+    assert evidence_statements_and_store.newest_proofs(IMAGE, required)[0].state == "proved"
 
 
 @pytest.mark.parametrize("version", ["2", None, 1.5, [], {}, -1, True])

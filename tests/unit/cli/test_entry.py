@@ -496,7 +496,7 @@ def test_an_audit_for_a_profile_knows_an_image_of_its_lock(
     image = dataclasses.replace(image_of(), labels={LOCK_LABEL: locked.id if labelled else "another"})
     judged: list[Expected] = []
     monkeypatch.setattr("envbuild.image.docker_engine.Engine", lambda: SimpleNamespace(get=lambda reference: image))
-    monkeypatch.setattr("envbuild.audit.image_collector.collect_from_image", lambda *asked: None)
+    monkeypatch.setattr("envbuild.audit.image_collector.collect_from_image", lambda *arguments: None)
     monkeypatch.setattr(
         "envbuild.audit.environment_audit.assess", lambda reference, held, wanted: judged.append(wanted)
     )
@@ -614,11 +614,11 @@ def test_real_processes_exit_with_their_code_and_no_traceback(locked: Lock, proj
     with ThreadPoolExecutor() as pool:
         shown = pool.submit(spawned, "show", "sample", "--json")
         unknown = pool.submit(spawned, "show", "nosuch", "--json")
-        asked = pool.submit(spawned, "status", "sample", DOCKER_HOST="unix:///no/such.sock")
+        status = pool.submit(spawned, "status", "sample", DOCKER_HOST="unix:///no/such.sock")
     assert shown.result().document["profile"] == "sample"
     done = unknown.result()
     assert (done.code, done.document["error"]["kind"], done.stderr) == (3, "profile", "")
-    done = asked.result()
+    done = status.result()
     assert (done.code, done.stdout) == (6, "")
     assert "Traceback" not in done.stderr
 

@@ -16,10 +16,10 @@ from unit.support import PROFILE, envbuild, image_of, lock_of_this_python, write
 @pytest.fixture
 def three(project: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Run `build` or `test` for the profiles good, wrong and missing; return the processed names."""
-    asked: list[str] = []
+    calls: list[str] = []
 
     def run(name: str, *_: object) -> Made:
-        asked.append(name)
+        calls.append(name)
         if name == "missing":
             raise BuildError("missing is not built", hint="run: envbuild build missing")
         if name == "wrong":
@@ -28,7 +28,7 @@ def three(project: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     for function in ("test", "prove", "build_only"):
         monkeypatch.setattr(workflows, function, run)
-    return asked
+    return calls
 
 
 @pytest.mark.parametrize("command", [("build",), ("test",), ("test", "--record")])

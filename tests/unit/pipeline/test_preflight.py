@@ -227,17 +227,17 @@ def test_without_an_engine_a_preview_says_so(machine: SimpleNamespace) -> None:
 
 def make(agreed: bool = False, **options: Any) -> tuple[EnvbuildError, list[str], list[str]]:
     """Return the error of a `make` that ends where the lock would be made, its questions, and its notes."""
-    asked: list[str] = []
+    questions: list[str] = []
     events = MagicMock()
 
     def agree(question: str) -> bool:
-        asked.append(question)
+        questions.append(question)
         return agreed
 
     with pytest.raises(EnvbuildError) as caught:
         workflows.make("sample", Options(**options), events, agree)
     notes = [call.args[0].text for call in events.call_args_list if isinstance(call.args[0], Note)]
-    return caught.value, asked, notes
+    return caught.value, questions, notes
 
 
 @pytest.fixture
@@ -263,12 +263,12 @@ def test_without_an_engine_make_stops_before_anything_is_fetched(
 @pytest.mark.usefixtures("no_lock")
 def test_without_the_gpu_make_stops_before_anything_is_fetched(machine: SimpleNamespace) -> None:
     machine.gpu = "the engine has no GPU to prove this on"
-    error, asked, notes = make()
+    error, questions, notes = make()
     assert isinstance(error, NotProved)
     assert error.message == "sample cannot be proved here: the engine has no GPU to prove this on"
     assert "--allow-unproved" in str(error.hint) and "envbuild build sample" in str(error.hint)
     assert [step["name"] for step in error.partial["steps"]] == ["load profile", "resolve"]
-    assert len(asked) == 1 and "Build it without a proof?" in asked[0]
+    assert len(questions) == 1 and "Build it without a proof?" in questions[0]
     assert notes[-1] == "proof: not possible here: the engine has no GPU to prove this on"
 
 
@@ -276,8 +276,8 @@ def test_without_the_gpu_make_stops_before_anything_is_fetched(machine: SimpleNa
 @pytest.mark.parametrize("agreed", [True, False])
 def test_make_goes_on_if_that_is_allowed_or_agreed(machine: SimpleNamespace, agreed: bool) -> None:
     machine.gpu = "no GPU"
-    error, asked, _ = make(agreed, unproved=not agreed)
-    assert (error.message, len(asked)) == ("the lock is made", agreed)
+    error, questions, _ = make(agreed, unproved=not agreed)
+    assert (error.message, len(questions)) == ("the lock is made", agreed)
 
 
 @pytest.mark.usefixtures("no_lock")

@@ -69,7 +69,7 @@ class Workbench:
         if outcome == "skipped":
             run = judged(lines(documents(probe("gemm.crash", "skipped"))), ["gemm.crash"])
         else:
-            run = passed_run(*(probe(name, outcome) for name in order.asked.probes))
+            run = passed_run(*(probe(name, outcome) for name in order.request.probes))
         made.update(run=run)
         return run
 
@@ -109,7 +109,7 @@ def test_the_first_that_passes_is_found_with_few_tries(monkeypatch: pytest.Monke
     assert [text.split()[0] for text in outcomes] == made.made
     assert lines[:3] == ["1.0: build", "1.0: self-test", outcomes[0]]
     assert all(options.tolerant and options.trial for options in made.options)
-    assert {options.asked for options in made.options} == {RunRequest(probes=("gemm.crash",))}
+    assert {options.request for options in made.options} == {RunRequest(probes=("gemm.crash",))}
 
 
 def test_the_tries_are_reported_as_json(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_script_may_decide(monkeypatch: pytest.MonkeyPatch, project: Path) -> 
     document = envbuild("bisect", "sample", "--pin", "numpy", "--script", "a smoke.py", "--json").document
     assert (document["first_passing"], document["script"]) == ("1.6", "a smoke.py")
     assert {options.script for options in made.options} == {Script("a_smoke.py", "the_script")}
-    assert {options.asked for options in made.options} == {RunRequest(probes=("own.script",))}
+    assert {options.request for options in made.options} == {RunRequest(probes=("own.script",))}
     assert document["tries"][0]["reason"] == "own.script: signal at a step: why"
 
 
@@ -248,7 +248,7 @@ def test_on_another_gpu_no_outcome_counts(monkeypatch: pytest.MonkeyPatch, proje
     result = hunted()
     assert (result.code, made.made, made.discarded) == (4, ["1.0"], ["1.0"])
     assert "the GPU here is not one of sample's" in result.stderr
-    assert made.options[0].asked == RunRequest(probes=("env.identity", "gemm.crash"))
+    assert made.options[0].request == RunRequest(probes=("env.identity", "gemm.crash"))
 
 
 @pytest.mark.parametrize(

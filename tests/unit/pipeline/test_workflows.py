@@ -366,16 +366,16 @@ def test_test_reports_a_required_probe_that_was_skipped(monkeypatch: pytest.Monk
 
 
 def test_requested_options_reach_the_pipeline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[selftest_job.RunRequest] = []
+    requests: list[selftest_job.RunRequest] = []
 
     def test(name: str, reference: str | None, listener: Listener, wanted: selftest_job.RunRequest, on: On) -> Made:
-        asked.append(wanted)
+        requests.append(wanted)
         return made(passed_run())
 
     monkeypatch.setattr(workflows, "test", test)
     arguments = ["--level", "full", "--probe", "gemm.crash", "--probe", "env.libs"]
     assert envbuild("test", "sample", *arguments, "--junit", str(tmp_path / "junit.xml")).code == 0
-    assert asked == [selftest_job.RunRequest("full", ("gemm.crash", "env.libs"))]
+    assert requests == [selftest_job.RunRequest("full", ("gemm.crash", "env.libs"))]
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
     assert [case.attrib["name"] for case in suite.iter("testcase")] == list(NAMES)
     assert image_of().id in {item.attrib["value"] for item in suite.iter("property")}
@@ -405,15 +405,15 @@ def test_a_file_that_cannot_be_written_whole_stays_as_it_was(
 
 def test_a_fingerprint_is_kept_of_a_failed_run_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "new" / "card.json"
-    asked: list[selftest_job.RunRequest] = []
+    requests: list[selftest_job.RunRequest] = []
 
     def test(name: str, reference: str | None, listener: Listener, wanted: selftest_job.RunRequest, on: On) -> Made:
-        asked.append(wanted)
+        requests.append(wanted)
         return made(dataclasses.replace(passed_run(probe("fingerprint", "failed")), fingerprint=fingerprints.load()))
 
     monkeypatch.setattr(workflows, "test", test)
     assert envbuild("test", "sample", "--fingerprint", str(file)).code == 5
-    assert asked == [selftest_job.RunRequest(None, (), fingerprint=True)]
+    assert requests == [selftest_job.RunRequest(None, (), fingerprint=True)]
     assert file.read_bytes() == fingerprints.NEW.read_bytes()
 
 
@@ -474,7 +474,7 @@ def test_the_gpus_that_are_named_reach_the_pipeline(
 
     monkeypatch.setattr(workflows, called, done)
     assert envbuild(*words, "sample", *option).code == 0
-    assert {"make": lambda: given[1].asked.gpus, "test": lambda: given[3].gpus, "prove": lambda: given[3]}[
+    assert {"make": lambda: given[1].request.gpus, "test": lambda: given[3].gpus, "prove": lambda: given[3]}[
         called
     ]() == gpus
 
@@ -518,10 +518,10 @@ def test_a_file_of_two_profiles_is_downloaded_by_one_process_at_a_time(
 
 
 def test_a_builder_that_is_not_there_ends_what_has_nothing_to_build_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str | None] = []
+    calls: list[str | None] = []
 
     def refuse(engine: Any) -> None:
-        asked.append(engine.builder)
+        calls.append(engine.builder)
         raise EngineError("unknown builder 'nope'")
 
     engine = "envbuild.pipeline.step_context.Engine"
@@ -531,4 +531,4 @@ def test_a_builder_that_is_not_there_ends_what_has_nothing_to_build_too(monkeypa
     for _ in range(2):  # the second time, it does not count as found either
         with pytest.raises(EngineError, match="unknown builder 'nope'"):
             _ = context.engine
-    assert asked == ["nope", "nope"]
+    assert calls == ["nope", "nope"]
