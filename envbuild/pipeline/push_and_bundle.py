@@ -35,7 +35,7 @@ from envbuild.pipeline.image_steps import load_profile
 from envbuild.pipeline.model import StepResult
 from envbuild.pipeline.progress_events import Listener, Note
 from envbuild.pipeline.step_context import PartialResult, StepContext
-from envbuild.pipeline.workflows import existing, working
+from envbuild.pipeline.workflows import exclusive_run, existing
 from envbuild.profile import profile_name_lookup
 from envbuild.profile.loaded_profile import Source
 from envbuild.registry.oci_types import Manifest, Reference, Target
@@ -83,7 +83,7 @@ def push(name: str, target: str, listener: Listener, *, zstd: bool = False, unsi
     context = StepContext(listener)
     signer = _signer(unsigned)
     pushed = PartialResult(Pushed(name, signer.public.fingerprint if signer else None, reference.repository))
-    with working(context, name, pushed.document):
+    with exclusive_run(context, name, pushed.document):
         source, lock, image, evidence = _proved(context, name)
         pushed.update(profile=source.name, lock=lock.id, image=image.id, evidence=evidence)
         place = Repository(reference)
@@ -116,7 +116,7 @@ def export_bundle(name: str, file: Path, listener: Listener, *, unsigned: bool =
     signer = _signer(unsigned)
     saved = PartialResult(Pushed(name, signer.public.fingerprint if signer else None, file=str(file)))
     with (
-        working(context, name, saved.document),
+        exclusive_run(context, name, saved.document),
         temporary_files.folder("bundle", inside=file.parent) as folder,
     ):
         source, lock, image, evidence = _proved(context, name)

@@ -120,7 +120,7 @@ def read_earlier_run(image: Image, proofs: Sequence[Proof]) -> StepResult[TestRu
     return StepResult(run, cached=True, note=probe_counts(run))
 
 
-def keep_evidence(proofs: Sequence[Proof]) -> StepResult[None]:
+def show_earlier_evidence(proofs: Sequence[Proof]) -> StepResult[None]:
     return StepResult(None, cached=True, note=proofs[0].reason)
 
 

@@ -224,7 +224,7 @@ def test_children_get_the_passphrase_that_was_asked_for_once(tmp_path: Path, mon
     assert (list(given.values()), len(calls)) == ([SECRET], 1)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    keys_and_signatures.receive()  # at the start, so that no child process inherits it until it signs
+    keys_and_signatures.take_passphrase()  # at the start, so that no child process inherits it until it signs
     assert SECRET not in os.environ.values()
     assert keys_and_signatures.configured_signer()
     with pytest.raises(UsageError, match="no terminal"):  # one time

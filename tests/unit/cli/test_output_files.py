@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from envbuild.pipeline import workflows
-from envbuild.pipeline.model import Made
+from envbuild.pipeline.model import MakeResult
 from unit.evidence.runs import passed_run
 from unit.support import PROFILE, envbuild, lock_of_this_python, write_profile
 
@@ -21,9 +21,9 @@ def tested(monkeypatch: pytest.MonkeyPatch, project: Path) -> list[str]:
     """Run `envbuild test` without an engine; return the names of the tested profiles."""
     names: list[str] = []
 
-    def test(name: str, *_: object) -> Made:
+    def test(name: str, *_: object) -> MakeResult:
         names.append(name)
-        return Made(name, run=passed_run())
+        return MakeResult(name, run=passed_run())
 
     monkeypatch.setattr(workflows, "test", test)
     return names

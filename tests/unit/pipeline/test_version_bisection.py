@@ -14,7 +14,7 @@ import pytest
 from envbuild.cli.console import Console
 from envbuild.facts import database
 from envbuild.pipeline import image_steps, version_bisection, workflows
-from envbuild.pipeline.model import Made, Options, SelfTestOrder, StepResult
+from envbuild.pipeline.model import MakeResult, Options, SelfTestOrder, StepResult
 from envbuild.pipeline.step_context import PartialResult, StepContext
 from envbuild.profile.project_shapes_and_script import Script
 from envbuild.resolve import profile_reader_and_overrides
@@ -63,7 +63,9 @@ class Workbench:
             raise ProfileError("the packages cannot be resolved together")
         return profile_reader_and_overrides.load("sample"), self.lock, image_of(version)
 
-    def selftest(self, context: StepContext, made: PartialResult[Made], order: SelfTestOrder, runner: object) -> Any:
+    def selftest(
+        self, context: StepContext, made: PartialResult[MakeResult], order: SelfTestOrder, runner: object
+    ) -> Any:
         context.progress.begin("self-test")
         outcome = self.outcomes[self.made[-1]]
         if outcome == "skipped":
@@ -73,7 +75,7 @@ class Workbench:
         made.update(run=run)
         return run
 
-    def discard(self, context: StepContext, made: Made, *, image: bool = True) -> None:
+    def discard(self, context: StepContext, made: MakeResult, *, image: bool = True) -> None:
         (self.discarded if image else self.kept).append(self.made[-1])
 
 
@@ -317,7 +319,7 @@ def test_only_what_was_made_is_discarded(monkeypatch: pytest.MonkeyPatch, projec
     context.step("build", lambda: StepResult(None, cached))
     folder = user_folders.cache_folder("contexts") / "sample"
     (folder / "wheels").mkdir(parents=True)
-    image_steps.discard_build(context, Made("sample", lock=locked))
+    image_steps.discard_build(context, MakeResult("sample", lock=locked))
     assert not folder.exists()
     tag = f"envbuild/sample:{locked.short}"
     assert removed == ([] if cached else [tag, f"{tag}-layers"])
