@@ -35,7 +35,7 @@ from envbuild.pipeline.environment_proof import EnvironmentProofDocument
 from envbuild.pipeline.layered_image import ExportedImage
 from envbuild.pipeline.model import MakeDocument
 from envbuild.pipeline.preflight import Preflight
-from envbuild.pipeline.push_and_bundle import Pushed
+from envbuild.pipeline.push_save_and_load import Pushed
 from envbuild.repair.lock_installer import InstalledLock
 from envbuild.repair.repair_text import ProgramDocument, RepairDocument, UndoneRepair
 from envbuild.report.fingerprint_comparison import FingerprintDiffDocument

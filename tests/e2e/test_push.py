@@ -1,4 +1,4 @@
-"""Push to a real registry with TLS and a password, and back: verify, cosign, child images, bundles."""
+"""Push to a real registry with TLS and a password, and back: verify, cosign, child images, saved images."""
 
 from __future__ import annotations
 

@@ -27,13 +27,13 @@ from urllib3 import HTTPResponse
 from envbuild.attest import (
     child_layer_check,
     community_evidence,
-    image_bundle_file,
     image_verifier,
     in_toto_statements,
     keys_and_signatures,
     policy,
     policy_check,
     registry_attestations,
+    saved_image_file,
     trusted_statements,
 )
 from envbuild.attest.in_toto_statements import BuildDetails, Subject
@@ -430,15 +430,15 @@ def _members() -> tuple[tuple[str, bytes], ...]:
     return (
         *held.items(),
         (oci_layout_writer.INDEX, json.dumps(index).encode()),
-        (image_bundle_file.KEY, signer().public.pem),
+        (saved_image_file.KEY, signer().public.pem),
     )
 
 
 def _bundle(raw: bytes) -> None:
     file = Path("x.tar")
     file.write_bytes(raw)
-    found = image_bundle_file.Bundle(file)
-    for name in (image_bundle_file.KEY, image_bundle_file.LOCK, oci_layout_writer.INDEX):
+    found = saved_image_file.SavedImage(file)
+    for name in (saved_image_file.KEY, saved_image_file.LOCK, oci_layout_writer.INDEX):
         try:
             found.file(name)
         except Refusal:

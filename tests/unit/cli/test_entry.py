@@ -591,7 +591,7 @@ def test_a_file_that_is_not_text_exits_with_3_in_every_command(project: Path, ar
     for name in {argument for argument in arguments if argument.startswith("nosuch")}:
         (project / name).write_bytes(b"\x7fELF\x02\xff\xfe\x00\x01" * 9)
     done = envbuild(*arguments)
-    assert done.code == (5 if arguments[0] == "load" else 3), done.stderr  # a bundle is verified, and fails
+    assert done.code == (5 if arguments[0] == "load" else 3), done.stderr  # a saved image is verified, and fails
 
 
 def test_schema_prints_the_schema() -> None:

@@ -85,7 +85,7 @@ def test_a_dash_is_stdout_or_refused(ready: list[str], project: Path, arguments:
     assert sorted(project.rglob("*")) == before
 
 
-def test_a_bundle_goes_to_no_terminal(project: Path) -> None:
+def test_a_saved_image_goes_to_no_terminal(project: Path) -> None:
     write_profile(project, PROFILE)
     done = envbuild("save", "sample", "-o", "-")
     assert (done.code, "pass a file instead of -" in done.stderr) == (2, True)
