@@ -49,18 +49,19 @@ def main() -> None:
         "--ways", nargs="+", choices=table.TITLES, metavar="WAY", help=f"only these: {', '.join(table.TITLES)}"
     )
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp/envbuild-bench"), help="wheels stay there")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     begin = time.monotonic()
 
     def say(text: str) -> None:
         print(f"{time.monotonic() - begin:7.1f} s  {text}", file=sys.stderr, flush=True)
 
     loads = [os.getloadavg()[0]]
-    found, facts, cut = _measured(asked.folder, asked.runs, asked.only, asked.ways, say)
+    found, facts, cut = _measured(arguments.folder, arguments.runs, arguments.only, arguments.ways, say)
     loads.append(os.getloadavg()[0])
-    before = json.loads((RESULTS / "build.json").read_text(encoding="utf-8")) if _kept(asked) else {}
+    before = json.loads((RESULTS / "build.json").read_text(encoding="utf-8")) if _kept(arguments) else {}
     document = {
-        "machine": described(), "load": loads, "runs": asked.runs, "minutes": (time.monotonic() - begin) / 60, **facts,
+        "machine": described(), "load": loads, "runs": arguments.runs,
+        "minutes": (time.monotonic() - begin) / 60, **facts,
         "cases": {**before.get("cases", {}), **found},
     }  # fmt: skip
     table.write(document)
@@ -137,9 +138,9 @@ def _cases(rounds: Rounds, all_ways: list[Way], runs: int, only: list[str]) -> N
         rest.proved(rounds)
 
 
-def _kept(asked: argparse.Namespace) -> bool:
+def _kept(arguments: argparse.Namespace) -> bool:
     """Whether to keep the figures of an earlier run together with the new ones."""
-    return set(asked.only) < set(CASES) and (RESULTS / "build.json").is_file()
+    return set(arguments.only) < set(CASES) and (RESULTS / "build.json").is_file()
 
 
 def _clean(folder: Path) -> None:

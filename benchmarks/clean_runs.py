@@ -52,10 +52,10 @@ def main() -> int:
     parser.add_argument("--runs", type=positive, default=RUNS)
     parser.add_argument("--file", type=Path, default=ROOT / ".clean-runs.jsonl", help="of the runs as they end")
     parser.add_argument("--processes", type=positive, default=os.cpu_count(), help="at a time")
-    asked = parser.parse_args()
-    lines = records.Lines(asked.file)
-    with ThreadPoolExecutor(asked.processes) as pool:
-        for done in pool.map(run, range(lines.open() + 1, asked.runs + 1)):
+    arguments = parser.parse_args()
+    lines = records.Lines(arguments.file)
+    with ThreadPoolExecutor(arguments.processes) as pool:
+        for done in pool.map(run, range(lines.open() + 1, arguments.runs + 1)):
             lines.add(done)
     found = [
         CleanRun(configuration, level, threads, seed, tuple(reasons))

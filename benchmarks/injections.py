@@ -99,20 +99,25 @@ def main() -> int:
     parser.add_argument("--clean", type=positive, default=CLEAN, help="clean runs of each probe")
     parser.add_argument("--processes", type=positive, default=2, help="at a time")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="of the results as they come")
-    asked = parser.parse_args()
-    seconds = _seconds(asked.folder)
-    with ThreadPoolExecutor(asked.processes) as pool, _end_of_all():
-        list(pool.map(Work.run, (*_injections(asked.folder, asked.injections), *_clean(asked.folder, asked.clean))))
+    arguments = parser.parse_args()
+    seconds = _seconds(arguments.folder)
+    with ThreadPoolExecutor(arguments.processes) as pool, _end_of_all():
+        list(
+            pool.map(
+                Work.run,
+                (*_injections(arguments.folder, arguments.injections), *_clean(arguments.folder, arguments.clean)),
+            )
+        )
     campaign = report.Campaign(
         described(),
         str(torch.__version__),
         seconds,
-        {probe: records.injections(asked.folder, probe) for probe in PROBES},
-        records.injections(asked.folder, CONTROL),
-        {probe: records.clean_runs(asked.folder, probe) for probe in PROBES},
+        {probe: records.injections(arguments.folder, probe) for probe in PROBES},
+        records.injections(arguments.folder, CONTROL),
+        {probe: records.clean_runs(arguments.folder, probe) for probe in PROBES},
     )
     page = report.page(campaign)
-    if asked.injections >= INJECTIONS:  # a smaller campaign does not replace the page
+    if arguments.injections >= INJECTIONS:  # a smaller campaign does not replace the page
         write("injections", page)
     else:
         print("\n".join(page))

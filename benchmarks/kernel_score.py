@@ -75,8 +75,8 @@ def table(half: str, chosen: Mapping[str, WrongKernel], verdicts: Verdicts, leve
     operations = sorted({kernel.operation for kernel in judged.values()})
     for operation in (*operations, None):
         some = [k for k in judged.values() if operation in (None, k.operation)]
-        asked, beyond = [k for k in some if not k.beyond], [k for k in some if k.beyond]
-        cells = [share(_found(asked, verdicts, levels[: at + 1]), len(asked)) for at in range(len(levels))]
+        possible, beyond = [k for k in some if not k.beyond], [k for k in some if k.beyond]
+        cells = [share(_found(possible, verdicts, levels[: at + 1]), len(possible)) for at in range(len(levels))]
         cells.append(share(_found(beyond, verdicts, levels), len(beyond)))
         yield f"| {operation or 'all'} | {len(some)} | {' | '.join(cells)} |"
     if half == "known":

@@ -127,16 +127,16 @@ class Mirror:
 
     def _file(self, request: BaseHTTPRequestHandler, file: Path) -> None:
         size = file.stat().st_size
-        asked = re.fullmatch(r"bytes=(\d*)-(\d*)", request.headers.get("Range", ""))
+        byte_range = re.fullmatch(r"bytes=(\d*)-(\d*)", request.headers.get("Range", ""))
         first, last = 0, size - 1
-        if asked and (asked[1] or asked[2]):
-            first = int(asked[1]) if asked[1] else max(0, size - int(asked[2]))
-            last = min(size - 1, int(asked[2])) if asked[1] and asked[2] else size - 1
-        request.send_response(206 if asked else 200)
+        if byte_range and (byte_range[1] or byte_range[2]):
+            first = int(byte_range[1]) if byte_range[1] else max(0, size - int(byte_range[2]))
+            last = min(size - 1, int(byte_range[2])) if byte_range[1] and byte_range[2] else size - 1
+        request.send_response(206 if byte_range else 200)
         request.send_header("Content-Type", "application/octet-stream")
         request.send_header("Accept-Ranges", "bytes")
         request.send_header("Content-Length", str(last - first + 1))
-        if asked:
+        if byte_range:
             request.send_header("Content-Range", f"bytes {first}-{last}/{size}")
         request.end_headers()
         if request.command != "GET":

@@ -145,9 +145,9 @@ def locks(rounds: Rounds, folder: Path) -> None:
 def commands(rounds: Rounds) -> None:
     """Time the commands that need neither an index nor an engine."""
     env, folder = rounds.stock.outside, rounds.stock.project
-    asked = (("--help",), ("show", "cpu"), ("show", profile(PINS[0])), ("lock", profile(PINS[0])))
+    commands = (("--help",), ("show", "cpu"), ("show", profile(PINS[0])), ("lock", profile(PINS[0])))
     seconds([*ENVBUILD, "show"], env, folder)  # compiles the modules
-    for arguments in asked:
+    for arguments in commands:
         rounds.note("commands", " ".join(arguments), seconds=seconds([*ENVBUILD, *arguments], env, folder))
     for name, modules in LIBRARIES.items():
         rounds.note("commands", name, seconds=seconds([sys.executable, "-c", f"import {modules}"], env, folder))

@@ -154,15 +154,15 @@ def main() -> None:
     parser.add_argument("count", type=int)
     parser.add_argument("file", type=Path)
     parser.add_argument("configuration", nargs="?", default="")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    if asked.what == "injections":
-        run_injections(asked.name, asked.count, asked.file)
-    elif asked.what == "died":
-        run_died(asked.name, asked.file)
+    if arguments.what == "injections":
+        run_injections(arguments.name, arguments.count, arguments.file)
+    elif arguments.what == "died":
+        run_died(arguments.name, arguments.file)
     else:
-        run_clean(asked.name, asked.count, asked.file, asked.configuration)
+        run_clean(arguments.name, arguments.count, arguments.file, arguments.configuration)
 
 
 if __name__ == "__main__":

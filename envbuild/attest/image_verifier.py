@@ -164,7 +164,7 @@ def verify_image(reference: Reference, policy: Policy, given: Envelopes, now: da
 def verify_at(
     place: ImageSource, reference: Reference, policy: Policy, given: Envelopes, now: datetime.datetime
 ) -> Verdict:
-    """Verify an image in a registry or a bundle. The base of a child is looked up only in a registry."""
+    """Verify an image in a registry or in a file. The base of a child is looked up only in a registry."""
     verdict = Verdict(str(reference))
     try:
         _image(verdict, place, reference, policy, given, now)
@@ -299,7 +299,7 @@ def _judge(verdict: Verdict, believed: Trusted, policy: Policy, now: datetime.da
 
 
 def _unbound(build: SignedBuild, place: ImageSource, manifest: Manifest, policy: Policy) -> Iterator[Reason]:
-    """Yield why a build statement is not about this manifest in this repository. A bundle has no repository."""
+    """Yield why a build statement is not about this manifest in this repository. A saved image has no repository."""
     pushed = build.repositories(manifest.digest)
     if not pushed:
         yield Reason("subject", f"the build statement is not about the manifest {manifest.digest}")

@@ -30,7 +30,7 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 KEY = "ENVBUILD_SIGNING_KEY"
 PASSPHRASE, PASSPHRASE_FILE = "ENVBUILD_KEY_PASSPHRASE", "ENVBUILD_KEY_PASSPHRASE_FILE"
 _TYPED = "ENVBUILD_KEY_PASSPHRASE_TYPED"  # passed from one envbuild to another, which removes it at its start
-_received: list[str] = []  # one passphrase, until it is used
+_taken: list[str] = []  # one passphrase, until it is used
 
 
 Envelope = Mapping[str, object]
@@ -106,10 +106,11 @@ def for_children() -> dict[str, str]:
     return {_TYPED: secret}
 
 
-def receive() -> None:
-    """Remove what `for_children` set from the environment, so that processes started from now on do not inherit it."""
+def take_passphrase() -> None:
+    """Keep the passphrase from `for_children` until it is used, and remove it from the environment, so that processes
+    started from now on do not inherit it."""
     if _TYPED in os.environ:
-        _received[:] = [os.environ.pop(_TYPED)]
+        _taken[:] = [os.environ.pop(_TYPED)]
 
 
 def _configured() -> tuple[bytes, str] | None:
@@ -199,9 +200,9 @@ def passphrase(prompt: str, confirm: bool = False) -> str:
 
     `confirm`: at a terminal it must be typed twice.
     """
-    receive()
-    if _received:
-        return _received.pop()
+    take_passphrase()
+    if _taken:
+        return _taken.pop()
     if PASSPHRASE in os.environ:
         return os.environ[PASSPHRASE]
     if os.environ.get(PASSPHRASE_FILE):

@@ -30,9 +30,9 @@ def of_build(
 ) -> tuple[list[Proof], list[Reason]]:
     """Check an image against everything its profile requires. Return (a proof for each model that it is verified on,
     reasons why these are not sufficient)."""
-    asked = _stricter(profile_proofs.wanted(build.name, build.profile, build.lock), policy)
+    required = _stricter(profile_proofs.wanted(build.name, build.profile, build.lock), policy)
     named = policy.gpus or profile_proofs.models_to_prove(build.profile)
-    return _each(named, asked, records, policy, now, build.profile)
+    return _each(named, required, records, policy, now, build.profile)
 
 
 def unexpected_origin(profile: str, lock: str, policy: Policy) -> Iterator[Reason]:
@@ -48,9 +48,9 @@ def of_records(records: Records, policy: Policy, now: datetime.datetime) -> tupl
     on: list[Proof] = []
     reasons: list[Reason] = []
     for path, record in records:
-        asked = _stricter(proof_rules.as_recorded(record), policy)
+        required = _stricter(proof_rules.as_recorded(record), policy)
         named = policy.gpus or (proof_rules.model_of(record),)
-        found, why = _each(named, asked, [(path, record)], policy, now, None)
+        found, why = _each(named, required, [(path, record)], policy, now, None)
         on += found
         reasons += [*unexpected_origin(record.profile, record.lock, policy), *why]
     return list(dict.fromkeys(on)), list(dict.fromkeys(reasons))
@@ -63,7 +63,7 @@ def _stricter(wanted: RequiredProof, policy: Policy) -> RequiredProof:
 
 def _each(
     models: Sequence[str],
-    asked: RequiredProof,
+    required: RequiredProof,
     records: Records,
     policy: Policy,
     now: datetime.datetime,
@@ -73,7 +73,7 @@ def _each(
     reasons: list[Reason] = []
     by_name = dict(records)
     for model in models:
-        proof = proof_rules.judge_model(model, asked, records)
+        proof = proof_rules.judge_model(model, required, records)
         if proof.state != "proved" or proof.evidence is None:
             reasons.append(Reason(_kind(proof), f"{model}: {proof.reason}"))
             continue

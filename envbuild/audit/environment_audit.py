@@ -50,8 +50,8 @@ def collector_job(image: str, python: str = "python", wheels: Mapping[str, Mappi
 @dataclass(frozen=True)
 class Expected:
     """The contents that a profile expects; empty without a profile. `claimed`: the image's label names that lock;
-    `image`: False for an environment of this machine; `asked`: as Source.known; `modules`: the modules to be built, by
-    distribution; `startup`: the files that may run code when Python starts, with the reason."""
+    `image`: False for an environment of this machine; `cli_words`: as Source.known; `modules`: the modules to be built,
+    by distribution; `startup`: the files that may run code when Python starts, with the reason."""
 
     profile: str | None = None
     gpus: tuple[Gpu, ...] = ()
@@ -62,7 +62,7 @@ class Expected:
     lock: Lock | None = None
     claimed: bool = False
     image: bool = True
-    asked: str = ""
+    cli_words: str = ""
     modules: Mapping[str, Sequence[str]] = field(default_factory=dict)
     startup: Mapping[StartupFile, str] = field(default_factory=dict)
 
@@ -78,7 +78,7 @@ def expected_contents(source: Source, lock: Lock | None, claimed: bool = False) 
         accepted={item.advisory: item.reason for item in profile.accept},
         lock=lock,
         claimed=claimed,
-        asked=source.known,
+        cli_words=source.known,
         modules={one.name: one.modules for one in profile.compiled},
         startup={StartupFile(file.file, file.sha256): file.reason for file in profile.startup},
     )
@@ -301,7 +301,7 @@ def _torch(held: Holdings, wanted: Expected) -> Iterator[Finding]:
 def _other_torch(held: Holdings, wanted: Expected, otherwise: str) -> str:
     """Return how to install the lock's torch; without a lock, return `otherwise`."""
     if wanted.claimed:
-        return f"envbuild make {wanted.asked}"
+        return f"envbuild make {wanted.cli_words}"
     version = wanted.lock.versions.get("torch") if wanted.lock else None
     return install(held, wanted.image, [f"torch=={version}"]) if version else otherwise
 
@@ -347,10 +347,10 @@ _MOST = 8  # number of versions that are listed
 def _as_locked(held: Holdings, wanted: Expected, lock: Lock, others: Sequence[str]) -> str:
     """Return how to install the locked versions of `others`."""
     if wanted.claimed:
-        return f"envbuild make {wanted.asked}"
+        return f"envbuild make {wanted.cli_words}"
     exact = [f"{name}=={lock.versions[name]}" for name in others[:_MOST]]
     some = f"{install(held, wanted.image, ['--no-deps', *exact])}; " if exact else ""
-    return f"with Python {lock.python}: {some}all versions and hashes: envbuild export requirements {wanted.asked}"
+    return f"with Python {lock.python}: {some}all versions and hashes: envbuild export requirements {wanted.cli_words}"
 
 
 def _advisories(held: Holdings, wanted: Expected) -> Iterator[Finding]:
@@ -368,7 +368,7 @@ def _advisories(held: Holdings, wanted: Expected) -> Iterator[Finding]:
 
 def _remedy(advisory: Advisory, now: Situation, held: Holdings, wanted: Expected) -> str:
     if wanted.claimed:
-        return in_profile(advisory, now, wanted.asked)
+        return in_profile(advisory, now, wanted.cli_words)
     return against(advisory, now, held, wanted.image)
 
 
@@ -453,7 +453,7 @@ def against(advisory: Advisory, now: Situation, held: Holdings, image: bool) -> 
     return f"{advisory.remedy}; {install(held, image, *words, env=env)}" if words or env else advisory.remedy
 
 
-def in_profile(advisory: Advisory, now: Situation, asked: str) -> str:
-    """Return the remedy for an image built from a profile's lock: what to write into the profile `asked`."""
+def in_profile(advisory: Advisory, now: Situation, cli_words: str) -> str:
+    """Return the remedy for an image built from a profile's lock: what to write into the profile `cli_words`."""
     lines = "; ".join(advisory_remedy.yaml_lines(advisory_remedy.written(advisory.change, now)))
-    return f"{advisory.remedy}; in the profile: {lines}; then: envbuild make {asked}" if lines else advisory.remedy
+    return f"{advisory.remedy}; in the profile: {lines}; then: envbuild make {cli_words}" if lines else advisory.remedy

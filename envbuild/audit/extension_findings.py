@@ -13,14 +13,14 @@ _DRIVERS = ("libcuda.so.1: cannot open", "libnvidia-ml.so.1: cannot open")
 _MOST = 8  # number of files that are listed of one distribution
 
 
-def extension_findings(held: Holdings, gpus: Iterable[Gpu], asked: Mapping[str, Sequence[str]]) -> list[Finding]:
-    """Return all findings. `asked`: distribution -> modules that a profile requires; a fault in one of these is a
+def extension_findings(held: Holdings, gpus: Iterable[Gpu], required: Mapping[str, Sequence[str]]) -> list[Finding]:
+    """Return all findings. `required`: distribution -> modules that a profile requires; a fault in one of these is a
     defect."""
-    found = [*_apex(held), *_missing(held, asked)]
+    found = [*_apex(held), *_missing(held, required)]
     for (name, version), files in held.extended.items():
         found += _broken(f"{name} {version}", files)
         for gpu in gpus:
-            found += _kernels(f"{name} {version}", files, gpu, frozenset(asked.get(name, ())))
+            found += _kernels(f"{name} {version}", files, gpu, frozenset(required.get(name, ())))
     return found
 
 
@@ -39,8 +39,8 @@ def _apex(held: Holdings) -> Iterator[Finding]:
         yield Finding("apex-not-compiled", "warn", text, "build it with APEX_CPP_EXT=1 APEX_CUDA_EXT=1")
 
 
-def _missing(held: Holdings, asked: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
-    for name, modules in asked.items():
+def _missing(held: Holdings, required: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
+    for name, modules in required.items():
         there = {file.module for file in held.extensions if file.there}
         missing = [module for module in modules if module not in there]
         if missing:
@@ -78,13 +78,13 @@ def _broken(who: str, files: Sequence[HeldExtension]) -> Iterator[Finding]:
             )
 
 
-def _kernels(who: str, files: Sequence[HeldExtension], gpu: Gpu, asked: frozenset[str]) -> Iterator[Finding]:
+def _kernels(who: str, files: Sequence[HeldExtension], gpu: Gpu, required: frozenset[str]) -> Iterator[Finding]:
     """Check device code. Files may be for different GPUs, so a file without code for this GPU is a defect only if a
     profile requires it."""
     card = f"{gpu.id} (compute capability {gpu.compute_capability})"
     coded = [(file, file.architectures) for file in files if file.architectures is not None]
     serves = [torch_cuda_arch_list_parser.serves(found, gpu.compute_capability) for _, found in coded]
-    wrong = [file for (file, _), how in zip(coded, serves, strict=True) if how is None and file.module in asked]
+    wrong = [file for (file, _), how in zip(coded, serves, strict=True) if how is None and file.module in required]
     if wrong:
         text = f"{who} has no code for {card} in {_listed(file.path for file in wrong)}"
         yield Finding("extension-kernel", "defect", text, f"build it for {gpu.compute_capability}")

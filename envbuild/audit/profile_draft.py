@@ -85,10 +85,10 @@ def _pins(held: Holdings, release: TorchRelease | None, version: str, kind: str)
         if unknown:
             yield f"# envbuild's facts do not have torch {version}, so these are not pinned: {unknown}"
         return
-    asked = {**release.expands_to, **release.pins}
+    required = {**release.expands_to, **release.pins}
     other: dict[str, tuple[str, str]] = {}
     for name, installed in found.items():
-        wanted = asked.get(database.distribution_of(name, release.cuda) or "")
+        wanted = required.get(database.distribution_of(name, release.cuda) or "")
         if wanted and is_version(installed) and not SpecifierSet(wanted).contains(installed, prereleases=True):
             other[name] = (installed, wanted)
     if other:

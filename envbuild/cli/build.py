@@ -17,7 +17,7 @@ from envbuild.cli.console import (
 from envbuild.cli.several_profiles import for_each
 
 if TYPE_CHECKING:
-    from envbuild.pipeline.model import MadeDocument
+    from envbuild.pipeline.model import MakeDocument
 
 
 @click.command("build", short_help="Build the image only, without a self-test.")
@@ -51,10 +51,10 @@ def command(
 
     shown = listener()
 
-    def build(name: str) -> MadeDocument:
-        made = workflows.build_only(name, options, shown)
-        if made.image and not as_json:
-            click.echo(f"built {made.image.id}")
-        return made.document()
+    def build(name: str) -> MakeDocument:
+        result = workflows.build_only(name, options, shown)
+        if result.image and not as_json:
+            click.echo(f"built {result.image.id}")
+        return result.document()
 
     for_each(names, build, as_json)

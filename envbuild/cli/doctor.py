@@ -78,14 +78,14 @@ def _machine(name: str | None, root: Path) -> tuple[list[Check], MachineDocument
     from envbuild.resolve import profile_reader_and_overrides
 
     source = profile_reader_and_overrides.load(name) if name else None  # an invalid profile stops here
-    asked = profile_requirements.needs_of(source) if source else None
+    needs = profile_requirements.needs_of(source) if source else None
     host = machine_reader.read(root)
     checks = machine_checks_and_suitability.check_machine(
-        host, [asked] if asked else list(profile_requirements.all_needs())
+        host, [needs] if needs else list(profile_requirements.all_needs())
     )
-    if source and asked:
+    if source and needs:
         checks.append(wheel_availability.check_wheels(source, checks))
-        checks.append(machine_checks_and_suitability.suits(host, asked, checks))
+        checks.append(machine_checks_and_suitability.suits(host, needs, checks))
     return checks, machine_checks_and_suitability.document(host, checks, source.name if source else None)
 
 

@@ -33,9 +33,9 @@ from envbuild.facts.document_types import AdvisoryRow
 from envbuild.pipeline.bisection_search_and_result import BisectionDocument
 from envbuild.pipeline.environment_proof import EnvironmentProofDocument
 from envbuild.pipeline.layered_image import ExportedImage
-from envbuild.pipeline.model import MadeDocument
+from envbuild.pipeline.model import MakeDocument
 from envbuild.pipeline.preflight import Preflight
-from envbuild.pipeline.push_and_bundle import Pushed
+from envbuild.pipeline.push_save_and_load import Pushed
 from envbuild.repair.lock_installer import InstalledLock
 from envbuild.repair.repair_text import ProgramDocument, RepairDocument, UndoneRepair
 from envbuild.report.fingerprint_comparison import FingerprintDiffDocument
@@ -48,7 +48,7 @@ DOCUMENTS: Mapping[str, tuple[type, ...]] = {
     "advisories": (advisories.AdvisoryList,),
     "audit": (AuditDocument,),
     "bisect": (BisectionDocument,),
-    "build": (MadeDocument,),
+    "build": (MakeDocument,),
     "diff": (DiffDocument, FingerprintDiffDocument),
     "docs": (docs.FilledFiles,),
     "doctor": (MachineDocument, ClusterDocument),
@@ -71,7 +71,7 @@ DOCUMENTS: Mapping[str, tuple[type, ...]] = {
     "keygen": (keygen.KeyPair,),
     "load": (load.LoadedDocument,),
     "lock": (lock.LockResult,),
-    "make": (MadeDocument, Preflight),
+    "make": (MakeDocument, Preflight),
     "pin-digests": (pin_digests.PinnedDigests,),
     "prune": (prune.PrunedItems,),
     "push": (Pushed,),
@@ -79,7 +79,7 @@ DOCUMENTS: Mapping[str, tuple[type, ...]] = {
     "save": (Pushed,),
     "show": (show.ShowDocument, show.ProfileList, PageDocument),
     "status": (StatusDocument, EnvironmentStatusDocument, status.OutdatedPins),
-    "test": (TestDocument, MadeDocument, EnvironmentProofDocument, test.ProbeList, test.ScriptDocument),
+    "test": (TestDocument, MakeDocument, EnvironmentProofDocument, test.ProbeList, test.ScriptDocument),
     "verify": (VerdictDocument,),
     "--version": (Versions,),
 }

@@ -7,7 +7,7 @@ from envbuild.attest import policy
 from envbuild.attest.image_verifier import Verdict, VerdictDocument
 from envbuild.cli import output_files
 from envbuild.cli.console import Console, emit, json_option
-from envbuild.pipeline import push_and_bundle
+from envbuild.pipeline import push_save_and_load
 from envbuild.util.errors import printable
 from envbuild.util.rejected_input_errors import Refusal
 
@@ -42,7 +42,7 @@ def command(file: Path, key: Path | None, policy_file: Path | None, as_json: boo
     Example: envbuild load h20.tar --key team.pub
     """
     try:
-        verdict, tag = push_and_bundle.import_bundle(file, policy.read(policy_file, {}, key), Console())
+        verdict, tag = push_save_and_load.load_saved_image(file, policy.read(policy_file, {}, key), Console())
     except Refusal as refusal:
         Verdict(str(file), reasons=[refusal.reason]).require()
         raise

@@ -108,12 +108,12 @@ def command(
         raise UsageError("--pin and --write are for one profile")
     if every and (line or driver):
         raise UsageError("--line and --driver are for profiles that are named, not for --all")
-    from envbuild.pipeline.model import On, Options  # not for --help
+    from envbuild.pipeline.model import Options  # not for --help
     from envbuild.testrun.selftest_job import RunRequest
 
     options = Options(
-        locked, no_cache, pins, write, requirements, RunRequest(gpus=gpus), on=On(),
-        builder=builder, unproved=allow_unproved, accept_old=accept_old,
+        locked, no_cache, pins, write, requirements, RunRequest(gpus=gpus), builder=builder,
+        unproved=allow_unproved, accept_old=accept_old,
     )  # fmt: skip
     wanted = _LineOptions(line, driver, locked)
     if dry_run:
@@ -202,7 +202,7 @@ def _one(name: str, options: Options, as_json: bool) -> None:
         return bool(agreed)
 
     try:
-        made = workflows.make(name, options, listener(), agree)
+        result = workflows.make(name, options, listener(), agree)
     except NotProved as unproved:
         if not options.unproved and not agreed:
             raise
@@ -214,9 +214,9 @@ def _one(name: str, options: Options, as_json: bool) -> None:
             click.echo(f"built {unproved.partial['image']}")
         return
     if as_json:
-        emit(made.document())
-    elif made.image:
-        click.echo(f"{made.state} {made.image.id}")
+        emit(result.document())
+    elif result.image:
+        click.echo(f"{result.state} {result.image.id}")
 
 
 def _several(names: tuple[str, ...], wanted: BatchOptions, as_json: bool) -> None:
@@ -287,7 +287,7 @@ def _why(outcome: BatchOutcome) -> str:
     if not error:
         return "-"
     faults = [str(Fault(**fault)) for fault in error["faults"]]
-    more = [f"{len(faults) - 1} more: envbuild show {outcome.asked}"] if len(faults) > 1 else []
+    more = [f"{len(faults) - 1} more: envbuild show {outcome.cli_words}"] if len(faults) > 1 else []
     hint = (error["hint"] or "").splitlines()[:1]
     return " ".join("; ".join([error["message"], *faults[:1], *more, *hint]).split())
 

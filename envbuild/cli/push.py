@@ -1,7 +1,7 @@
 import click
 
 from envbuild.cli.console import Console, emit, json_option
-from envbuild.pipeline import push_and_bundle
+from envbuild.pipeline import push_save_and_load
 
 
 @click.command("push", short_help="Push a verified image and its evidence to a registry.")
@@ -22,7 +22,7 @@ def command(name: str, repository: str, zstd: bool, unsigned: bool, as_json: boo
     again. Uses docker's credentials, and needs a signing key (signing_key in config.yaml) or --unsigned.
     Example: envbuild push h20 registry.example/h20
     """
-    done = push_and_bundle.push(name, repository, Console(), zstd=zstd, unsigned=unsigned)
+    done = push_save_and_load.push(name, repository, Console(), zstd=zstd, unsigned=unsigned)
     if as_json:
         emit(done.document())
     else:

@@ -4,7 +4,7 @@ import click
 
 from envbuild.cli import output_files
 from envbuild.cli.console import Console, emit, json_option, profile_argument
-from envbuild.pipeline import push_and_bundle
+from envbuild.pipeline import push_save_and_load
 
 
 @click.command("save", short_help="Save a verified image to a file, for a site without internet.")
@@ -23,7 +23,7 @@ def command(name: str, file: Path, unsigned: bool, as_json: bool) -> None:
     Example: envbuild save h20 -o h20.tar
     """
     output_files.prepare(file, text=False)
-    done = push_and_bundle.export_bundle(name, file, Console(), unsigned=unsigned)
+    done = push_save_and_load.save_image(name, file, Console(), unsigned=unsigned)
     if as_json:
         emit(done.document())
     else:

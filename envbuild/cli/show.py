@@ -202,7 +202,7 @@ def _document(name: str, pins: dict[str, str]) -> tuple[ShowDocument, tuple[Proo
         found.setdefault(key, version)
         if version not in known:
             reasons[key] = f"{reasons.get(key, '--pin')}; not checked: whether an index has it"
-    asked = {} if fits else _asked(source.profile.packages, found)
+    unlocked = {} if fits else _unlocked(source.profile.packages, found)
     document = ShowDocument(
         profile=source.name,
         state=profile_proofs.state_by_evidence(proofs, bool(stale)) if locked else "missing",
@@ -213,21 +213,21 @@ def _document(name: str, pins: dict[str, str]) -> tuple[ShowDocument, tuple[Proo
         variant=source.profile.variant,
         nvcc=NvccRow(plan.toolchain.release, plan.toolchain.home) if plan.toolchain else None,
         pins=found,
-        requirements=asked,
+        requirements=unlocked,
         reasons={pin: reasons.get(pin) if version or pin in plan.reasons else None for pin, version in found.items()}
-        | {name: reasons.get(name) for name in asked},
+        | {name: reasons.get(name) for name in unlocked},
         environment=tuple(pin_reasons.fleet_settings(plan, choice)),
         advisories=choice.states,
         lock=locked.id if locked else None,
         lock_state="missing" if locked is None else "outdated" if stale else "current",
         changed=tuple(stale),
-        next_command=None if fits or pins else f"envbuild {'init' if unwritten else 'lock'} {plan.asked}",
+        next_command=None if fits or pins else f"envbuild {'init' if unwritten else 'lock'} {plan.cli_words}",
         evidence=profile_proofs.proof_rows(proofs),
     )
     return document, proofs
 
 
-def _asked(packages: Iterable[str], pinned: Mapping[str, str | None]) -> dict[str, str]:
+def _unlocked(packages: Iterable[str], pinned: Mapping[str, str | None]) -> dict[str, str]:
     """Return the packages of a profile that are not locked: name -> the requested versions."""
     found: dict[str, list[str]] = {}
     for requirement in map(Requirement, packages):

@@ -198,5 +198,5 @@ def _lines(row: OutdatedPins) -> Iterator[tuple[str, ...]]:
     if row.reason:
         yield row.profile, "invalid", "", "", row.reason
     for pin in row.pins:
-        asked = (f"{item.id} ({item.state}) requires {item.version}" for item in pin.advisories)
-        yield row.profile, pin.name, pin.version, pin.newest or "-", "; ".join(asked)
+        requirements = (f"{item.id} ({item.state}) requires {item.version}" for item in pin.advisories)
+        yield row.profile, pin.name, pin.version, pin.newest or "-", "; ".join(requirements)

@@ -28,7 +28,7 @@ from envbuild.util.errors import CheckFailed, NotProved, UsageError
 
 if TYPE_CHECKING:
     from envbuild.pipeline.environment_proof import EnvironmentProofDocument
-    from envbuild.pipeline.model import Made, MadeDocument, On
+    from envbuild.pipeline.model import MakeDocument, MakeResult, On
     from envbuild.testrun.run_document import TestDocument
     from envbuild.testrun.selftest_job import RunRequest
 
@@ -84,7 +84,7 @@ def _seed(context: click.Context, parameter: click.Parameter, value: str | None)
     type=click.Choice(probe_catalogue_reader.LEVELS),
     help="Run the probes of this level instead of the profile's level.",
 )
-@click.option("--probe", "asked", multiple=True, metavar="NAME", help="Run only this probe; may be repeated.")
+@click.option("--probe", "probes", multiple=True, metavar="NAME", help="Run only this probe; may be repeated.")
 @click.option(
     "--seed", metavar=f"N|{_RANDOM}", callback=_seed,
     help=f"Sample the cases by this seed (default: 1); {_RANDOM} draws one and shows how to repeat the run.",
@@ -110,7 +110,7 @@ def command(
     reference: str | None,
     python: str | None,
     level: str | None,
-    asked: tuple[str, ...],
+    probes: tuple[str, ...],
     seed: int | str | None,
     listing: bool,
     report: Path | None,
@@ -140,7 +140,7 @@ def command(
         return
     if not names:
         raise UsageError("name a profile", hint="envbuild test cpu, or: envbuild test --list")
-    probe_catalogue_reader.refuse_unknown(asked)
+    probe_catalogue_reader.refuse_unknown(probes)
     if reference and python:
         raise UsageError("--image and --python exclude each other")
     if python and (on not in (None, "local") or given or resume or dry_run or gpu or nodes > 1):
@@ -151,7 +151,7 @@ def command(
         raise UsageError("--seed cannot be changed for a submitted job: leave out --seed with --resume")
     if record:
         changed = {
-            "--level": level, "--probe": asked, "--seed": seed, "--junit": report,
+            "--level": level, "--probe": probes, "--seed": seed, "--junit": report,
             "--fingerprint": print_file,
         }  # fmt: skip
         _refuse(changed, "--record runs the complete self-test of the profile: leave out {}")
@@ -175,7 +175,7 @@ def command(
     if isinstance(seed, str):
         seed = selftest_job.drawn_seed()
         Console().say(f"seed {seed} was drawn; to repeat this run: {_repeating(seed)}")
-    wanted = selftest_job.RunRequest(level, asked, gpus, fingerprint=print_file is not None, seed=seed)
+    request = selftest_job.RunRequest(level, probes, gpus, fingerprint=print_file is not None, seed=seed)
 
     def test(name: str) -> TestDocument | ScriptDocument:
         """Run the self-test of a profile and return its document. CheckFailed and NotProved contain the document
@@ -184,23 +184,23 @@ def command(
 
         console = Console(results=not taken, verbose=VERBOSITY in click.get_current_context().meta)
         if dry_run:
-            return _script(name, reference, where, wanted, as_json)
+            return _script(name, reference, where, request, as_json)
         if python:
-            made = workflows.test_environment(name, python, console, wanted)
+            result = workflows.test_environment(name, python, console, request)
         else:
-            made = workflows.test(name, reference, console, wanted, where)
+            result = workflows.test(name, reference, console, request, where)
         if report:
-            output_files.write(report, _junit(made))
-        if not taken and made.run:
-            console.results(made.run.results)
+            output_files.write(report, _junit(result))
+        if not taken and result.run:
+            console.results(result.run.results)
         try:
             if print_file:
-                _keep(made, print_file)
-            workflows.require_passed(made)
+                _keep(result, print_file)
+            workflows.require_passed(result)
         except (CheckFailed, NotProved) as error:
-            error.partial = plain(document(made))
+            error.partial = plain(document(result))
             raise
-        return document(made)
+        return document(result)
 
     for_each(names, test, as_json)
 
@@ -214,17 +214,17 @@ def _refuse(options: Mapping[str, object], message: str) -> None:
 
 def _record(
     name: str, reference: str | None, gpus: tuple[str, ...], where: On, dry_run: bool, as_json: bool
-) -> MadeDocument | ScriptDocument:
+) -> MakeDocument | ScriptDocument:
     """Run the self-test of a profile, write evidence and move the tag."""
     from envbuild.pipeline import workflows
     from envbuild.testrun.selftest_job import RunRequest
 
     if dry_run:
         return _script(name, reference, where, RunRequest(gpus=gpus), as_json)
-    made = workflows.prove(name, reference, Console(), gpus, where)
-    if made.image and not as_json:
-        click.echo(f"{made.state} {made.image.id}")
-    return made.document()
+    result = workflows.prove(name, reference, Console(), gpus, where)
+    if result.image and not as_json:
+        click.echo(f"{result.state} {result.image.id}")
+    return result.document()
 
 
 def _record_environment(name: str, python: str, gpus: tuple[str, ...], as_json: bool) -> EnvironmentProofDocument:
@@ -237,11 +237,11 @@ def _record_environment(name: str, python: str, gpus: tuple[str, ...], as_json: 
     return done
 
 
-def _script(name: str, reference: str | None, where: On, wanted: RunRequest, as_json: bool) -> ScriptDocument:
+def _script(name: str, reference: str | None, where: On, request: RunRequest, as_json: bool) -> ScriptDocument:
     """Return what would be submitted to a cluster."""
     from envbuild.pipeline import workflows
 
-    text = workflows.cluster_script(name, reference, Console(), where, wanted, brief=not as_json)
+    text = workflows.cluster_script(name, reference, Console(), where, request, brief=not as_json)
     if not as_json:
         click.echo(text, nl=False)
     return ScriptDocument(name, text)
@@ -262,30 +262,30 @@ def _list(as_json: bool) -> None:
         click.echo(f"{row.name:<20} {row.level:<9} {'GPU' if row.needs == 'cuda' else 'any':<4} {row.does}")
 
 
-def _keep(made: Made, file: Path) -> None:
+def _keep(result: MakeResult, file: Path) -> None:
     """Write the fingerprint, also of a failed run: the wrong operation is the one that the user wants to compare."""
     from envbuild.testrun import fingerprint_reader, selftest_job
 
-    run = made.run
+    run = result.run
     if run and (run.fingerprint or selftest_job.FINGERPRINT in run.by_status("passed")):
         output_files.write(file, fingerprint_reader.text_of(run))
 
 
-def _junit(made: Made) -> str:
+def _junit(result: MakeResult) -> str:
     from envbuild.testrun import junit_writer, selftest_job
 
-    assert made.run is not None
+    assert result.run is not None
     known = {
-        "image": made.image and made.image.id,
-        "lock": made.lock and made.lock.id,
+        "image": result.image and result.image.id,
+        "lock": result.lock and result.lock.id,
         "selftest": selftest_job.selftest_id(),
     }
-    return junit_writer.render(made.name, made.run, {key: value for key, value in known.items() if value})
+    return junit_writer.render(result.name, result.run, {key: value for key, value in known.items() if value})
 
 
-def document(made: Made) -> TestDocument:
+def document(result: MakeResult) -> TestDocument:
     from envbuild.testrun import run_document
 
-    assert made.run is not None
-    lock, image = made.lock.id if made.lock else None, made.image.id if made.image else None
-    return run_document.document(made.name, made.run, lock, image, made.interpreter)
+    assert result.run is not None
+    lock, image = result.lock.id if result.lock else None, result.image.id if result.image else None
+    return run_document.document(result.name, result.run, lock, image, result.interpreter)

@@ -93,7 +93,7 @@ def command(
         raise UsageError("--rebuild compares with an image", hint="envbuild verify REF --key PUB --rebuild")
     given = {"gpus": list(gpus), "driver": driver, "max_age": max_age, "level": level, "base": base,
              "profile": profile, "lock": lock, "from": list(copies)}  # fmt: skip
-    asked = policy.read(policy_file, given, key)
+    active_policy = policy.read(policy_file, given, key)
     reference = Reference.parse(ref) if ref else None
     now = datetime.datetime.now(datetime.UTC)
     try:
@@ -102,11 +102,11 @@ def command(
         Verdict(ref, reasons=[refusal.reason]).require()
         raise
     if python:
-        done = _environment(python, envelopes, asked, now)
+        done = _environment(python, envelopes, active_policy, now)
     elif reference:
-        done = image_verifier.verify_image(reference, asked, envelopes, now)
+        done = image_verifier.verify_image(reference, active_policy, envelopes, now)
     else:
-        done = image_verifier.verify_statement(envelopes, asked, now)
+        done = image_verifier.verify_statement(envelopes, active_policy, now)
     if rebuild and done.build:  # also if there are other reasons, so that all are reported
         from envbuild.pipeline.rebuild_comparison import rebuild_objections
 
@@ -123,11 +123,13 @@ def command(
             )
 
 
-def _environment(python: str, envelopes: Envelopes, asked: Policy, now: datetime.datetime) -> Verdict:
+def _environment(python: str, envelopes: Envelopes, active_policy: Policy, now: datetime.datetime) -> Verdict:
     from envbuild.audit import environment_files
     from envbuild.runners import host_runner
 
     interpreter = host_runner.find_interpreter(python)
-    done = image_verifier.verify_environment(environment_files.hash_environment(interpreter), envelopes, asked, now)
+    done = image_verifier.verify_environment(
+        environment_files.hash_environment(interpreter), envelopes, active_policy, now
+    )
     done.ref = str(interpreter)
     return done

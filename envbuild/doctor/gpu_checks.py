@@ -64,12 +64,12 @@ def check_driver(host: Host, needs: Sequence[Need]) -> Check:
     old = [need for need in mine if need not in runs]
     served = {gpu for need in runs for gpu in need.gpus}
     unserved = {gpu for need in old for gpu in need.gpus} & here - served
-    asked = ", ".join(f"{need.profile} ({need.driver} or newer)" for need in old)
+    excluded = ", ".join(f"{need.profile} ({need.driver} or newer)" for need in old)
     none = "no profile is for these GPUs" if len(needs) != 1 else f"{needs[0].profile} is not for these GPUs"
     words = [
         f"{found.version}{f' (CUDA up to {found.cuda})' if found.cuda else ''}",
         f"new enough for {', '.join(need.profile for need in runs)}" if runs else "",
-        f"too old for {asked}" if old else "" if runs else none,
+        f"too old for {excluded}" if old else "" if runs else none,
     ]
     detail = "; ".join(filter(None, words))
     if not unserved:

@@ -52,7 +52,7 @@ def _missing(host: Host, need: Need) -> Iterator[tuple[str, str]]:
     known = [(card, database.gpu_by_name(card.name)) for card in here]
     fitting = [card for card, gpu in known if gpu and gpu.id in need.gpus]
     wanted = " or ".join(gpu.names[0] for gpu in need.models)
-    there = f"on the machine with the GPU: envbuild doctor --for {need.asked or need.profile}"
+    there = f"on the machine with the GPU: envbuild doctor --for {need.cli_words or need.profile}"
     if not here:
         yield f"it needs {wanted}, and this machine has no GPU", there
     elif not fitting:

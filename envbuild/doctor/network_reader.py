@@ -118,11 +118,11 @@ def proxies() -> tuple[Proxy, ...]:
         for variable in (name, name.upper()):
             if os.environ.get(variable):
                 found.setdefault(os.environ[variable], []).append(variable)
-    asked = [partial(_proxy, address, tuple(names)) for address, names in found.items()]
+    calls = [partial(_proxy, address, tuple(names)) for address, names in found.items()]
     late = "no answer in time"
     return tuple(
         proxy or Proxy(tuple(names), short_address(address), late)
-        for proxy, (address, names) in zip(run_in_parallel(asked, PLACE_SECONDS), found.items(), strict=True)
+        for proxy, (address, names) in zip(run_in_parallel(calls, PLACE_SECONDS), found.items(), strict=True)
     )
 
 

@@ -22,7 +22,7 @@ from envbuild.util.errors import EnvbuildError
 class Need:
     """The requirements of a profile. `gpus`: ids in the facts, empty for CPU profiles. `driver`: the oldest one that
     works, None where unknown. `fetched`, `built`: bytes that a build needs in our cache and in the engine, None without
-    a lock. `pulls`: the base is an image from a registry. `asked`: the name of the profile on a command line."""
+    a lock. `pulls`: the base is an image from a registry. `cli_words`: the name of the profile on a command line."""
 
     profile: str
     gpus: tuple[str, ...]
@@ -31,7 +31,7 @@ class Need:
     fetched: int | None = None
     built: int | None = None
     pulls: bool = False
-    asked: str = ""
+    cli_words: str = ""
 
     @property
     def models(self) -> tuple[Gpu, ...]:
@@ -58,7 +58,7 @@ def needs_of(source: Source) -> Need:
         fetched=fetched,
         built=image_build.needed_bytes(locked) if locked else None,
         pulls=profile.base.image is not None,
-        asked=source.known,
+        cli_words=source.known,
     )
 
 

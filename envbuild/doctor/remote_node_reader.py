@@ -86,9 +86,9 @@ def _run(commands: dict[str, list[str]]) -> list[Node]:
     more."""
     stop = Stop()
     with ThreadPoolExecutor(PARALLEL) as pool:
-        asked = [pool.submit(_one, name, command, stop) for name, command in commands.items()]
+        futures = [pool.submit(_one, name, command, stop) for name, command in commands.items()]
         try:
-            return [node.result() for node in asked]
+            return [node.result() for node in futures]
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             stop()

@@ -45,7 +45,7 @@ def check_wheels(source: Source, checks: Sequence[Check]) -> Check:
     remedy = (
         uv_error_translator.local_build(local)
         if local
-        else f"configure an index that has them, or envbuild lock {source.asked}"
+        else f"configure an index that has them, or envbuild lock {source.cli_words}"
     )
     return Check(WHEELS, "fail", f"no configured index has {named}", remedy)
 

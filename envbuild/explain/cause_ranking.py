@@ -237,8 +237,8 @@ def _match(cause: ScoredCause, known: Reading) -> SignatureMatch:
     about: Advisory | Signature = advisory or signature
     cite = dict.fromkeys((*(advisory.cite if advisory else ()), *signature.cite))
     remedy, wanted, find_out = about.remedy or "", about.change, []
-    asked = {name for match in (advisory.match if advisory else ()) for name in match.versioned}
-    for library in sorted({*cause.unloaded, *(asked & set(known.candidates))}):
+    versioned = {name for match in (advisory.match if advisory else ()) for name in match.versioned}
+    for library in sorted({*cause.unloaded, *(versioned & set(known.candidates))}):
         find_out.append(MissingFact(f"which {library} is loaded", "envbuild audit --here"))
     if known.situation.torch is None and (wanted.torch or _TORCH_CHANGE.search(remedy)):
         find_out.insert(0, FIND_TORCH)

@@ -173,12 +173,12 @@ def _stated(lines: Iterable[Line], pattern: str) -> tuple[str, ...]:
 def _distributions(log: Log, required: Places) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
     """The installed and the stated versions of CUDA libraries, of torch, and of the distributions that advisories
     name."""
-    asked = {name for advisory in database.advisories() for match in advisory.match for name in match.distributions}
+    advised = {name for advisory in database.advisories() for match in advisory.match for name in match.distributions}
     carried = {name for row in database.libraries().values() for name in row.distributions.values()}
     reported = _reported(log)
     installed: dict[str, list[str]] = {}
     stated: dict[str, tuple[str, ...]] = {}
-    for name in sorted({*asked, *carried, *_CONDA, "torch", "pytorch"}):
+    for name in sorted({*advised, *carried, *_CONDA, "torch", "pytorch"}):
         written = re.escape(name).replace(r"\-", "[-_.]")
         lines = _lines(log, _DISTRIBUTION % written, required)
         ours = _CONDA.get(name, "torch" if name == "pytorch" else name)

@@ -314,12 +314,12 @@ def of_another_cuda(library: str, cuda: str, version: str) -> str | None:
     never do. None if that is unknown or not the case. Based on the versions in the facts."""
     majors: dict[str, set[int]] = {}
     for major, distribution in libraries()[library].distributions.items():
-        asked = (
+        ranges = (
             f"{row.expands_to.get(distribution, '')},{row.pins.get(distribution, '')}"
             for row in torch_releases().values()
         )
         exact = {
-            part.removeprefix("==") for text in asked for part in text.split(",") if re.fullmatch(r"==[0-9.]+", part)
+            part.removeprefix("==") for text in ranges for part in text.split(",") if re.fullmatch(r"==[0-9.]+", part)
         }
         majors[major] = {Version(known).major for known in (*known_versions(distribution), *exact)}
     first, own = Version(version).major, majors.get(cuda.partition(".")[0])

@@ -143,9 +143,9 @@ def _extensible(site: tuple[Path, ...]) -> Extensible:
                 faults.append(doc.fault(path, f"advisory {advisory.id!r} is known already"))
             found[advisory.id] = (advisory, doc, path)
     for advisory, doc, path in found.values():
-        asked = {gpu for match in advisory.match for gpu in match.gpus}
+        named = {gpu for match in advisory.match for gpu in match.gpus}
         faults += [
-            doc.fault((*path, "match"), _unknown(f"GPU {gpu!r}", gpu, gpus)) for gpu in sorted(asked - set(gpus))
+            doc.fault((*path, "match"), _unknown(f"GPU {gpu!r}", gpu, gpus)) for gpu in sorted(named - set(gpus))
         ]
         for series in sorted({series for match in advisory.match for series in match.series}):
             if not any(name.startswith(series) for name in names):

@@ -141,8 +141,8 @@ def _configure(state: Path, sources: Sequence[AptArchive], components: Sequence[
     for folder in ("lists/partial", "archives/partial"):
         (state / folder).mkdir(parents=True)
     (state / "status").touch()
-    asked = " ".join(components)
-    lines = [f"deb [signed-by={KEYRING}] {archive.root} {archive.suite} {asked}\n" for archive in sources]
+    listed = " ".join(components)
+    lines = [f"deb [signed-by={KEYRING}] {archive.root} {archive.suite} {listed}\n" for archive in sources]
     (state / "sources.list").write_text("".join(lines), encoding="utf-8")
     config = state / "apt.conf"
     config.write_text(

@@ -140,8 +140,8 @@ def torch_pages(requirements: Iterable[str]) -> list[str]:
     address = known.address if place == PYTORCH else place
     if "://" not in address:
         raise SettingsError(f"torch_index: {place!r} is invalid", hint=f"{PYTORCH}, or the address of a mirror")
-    asked = [r for r in map(Requirement, requirements) if canonicalize_name(r.name) in known.packages]
-    builds = {(r.name, s.version.partition("+")[2]) for r in asked for s in r.specifier if "+" in s.version}
+    served = [r for r in map(Requirement, requirements) if canonicalize_name(r.name) in known.packages]
+    builds = {(r.name, s.version.partition("+")[2]) for r in served for s in r.specifier if "+" in s.version}
     return [f"{address.replace('{build}', build).rstrip('/')}/{name}/" for name, build in sorted(builds)]
 
 

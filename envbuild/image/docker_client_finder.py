@@ -37,14 +37,14 @@ def find_client(seconds: float = 30.0) -> Client:
         if not there:
             continue
         try:
-            asked = run([there, "buildx", "version"], timeout=seconds)
+            answer = run([there, "buildx", "version"], timeout=seconds)
         except ProcessTimeout:
             silent = f" ({there} does not answer)"
             continue
         except ProcessMissing:
             continue
-        if asked.code == 0:
-            return Client(Path(there), asked.stdout)
+        if answer.code == 0:
+            return Client(Path(there), answer.stdout)
     raise EngineError(
         f"no docker client with buildx is on PATH{silent}",
         hint="install docker-buildx (or docker-buildx-plugin); in a checkout: make engine",

@@ -249,16 +249,18 @@ def _lacking(wheel: Path, lock: Lock) -> Iterator[str]:
     text = raw[:_MOST_METADATA].decode("utf-8", "replace")
     for line in HeaderParser().parsestr(text).get_all("Requires-Dist", []):
         try:
-            asked = Requirement(line)
-            counts = asked.marker is None or asked.marker.evaluate({"python_version": lock.python, "extra": ""})
+            requirement = Requirement(line)
+            counts = requirement.marker is None or requirement.marker.evaluate(
+                {"python_version": lock.python, "extra": ""}
+            )
         except (InvalidRequirement, UndefinedComparison, UndefinedEnvironmentName):
             yield f"it has an invalid requirement: {printable(line)[:200]}"
             continue
-        version = lock.versions.get(canonicalize_name(asked.name))
+        version = lock.versions.get(canonicalize_name(requirement.name))
         if not counts:
             continue
-        if version is None or not asked.specifier.contains(version, prereleases=True):
-            needed = f"it needs {printable(str(asked))[:200]}"
+        if version is None or not requirement.specifier.contains(version, prereleases=True):
+            needed = f"it needs {printable(str(requirement))[:200]}"
             yield f"{needed}, and the lock has {version or 'none'}: add it to the profile's packages"
 
 

@@ -200,7 +200,7 @@ def _metadata(archive: zipfile.ZipFile, name: str, wheel: Path, tags: frozenset[
         return
     if not _is_own(folders[0], wheel):
         yield f"{_quoted(folders[0])} belongs to another distribution or version"
-    for file, key, fits, asked in (
+    for file, key, fits, expected in (
         ("METADATA", "Name", lambda text: canonicalize_name(text) == canonicalize_name(name), name),
         ("WHEEL", "Tag", {str(tag) for tag in tags}.__contains__, _list(sorted(map(str, tags)))),
     ):
@@ -212,7 +212,7 @@ def _metadata(archive: zipfile.ZipFile, name: str, wheel: Path, tags: frozenset[
             continue
         found = [str(text) for text in head.get_all(key) or ()]
         if not any(map(fits, found)):
-            yield f"its {file} says {key}: {_list(found)}, not {asked}"
+            yield f"its {file} says {key}: {_list(found)}, not {expected}"
 
 
 def _is_own(folder: str, wheel: Path) -> bool:
@@ -227,13 +227,13 @@ def _is_own(folder: str, wheel: Path) -> bool:
 # contents
 
 
-def _modules(paths: list[str], inside: list[Module], asked: Sequence[str], python: str | None) -> Iterator[str]:
+def _modules(paths: list[str], inside: list[Module], expected: Sequence[str], python: str | None) -> Iterator[str]:
     fitting = {None, "abi3", *([f"cpython-{python.replace('.', '')}"] if python else [])}
     there = {item.file.module for item in inside if item.file.abi in fitting}
     sources = [path.removesuffix(".py") for path in paths if path.endswith(".py")]
     there |= {path.removesuffix("/__init__").replace("/", ".") for path in sources}
     others = {item.file.module: item.path for item in inside if item.file.abi not in fitting}
-    for name in asked:
+    for name in expected:
         if name not in there:
             why = f": {_quoted(others[name])} is for another Python" if name in others else ""
             yield f"the module {name} is not in it{why}"

@@ -60,7 +60,7 @@ def _packaged(plan: Plan, extension_toolchain: ExtensionToolchain, there: tuple[
             apt_resolution_and_download.resolve_debs(plan.suite, debian.packages, there, debian.components), there
         )
     except ProfileError as error:
-        hint = f"{error.hint}\nthe mirror may have moved on: envbuild lock {plan.asked} --upgrade base"
+        hint = f"{error.hint}\nthe mirror may have moved on: envbuild lock {plan.cli_words} --upgrade base"
         raise ProfileError(
             error.message, hint=hint, faults=_compiled_with(extension_toolchain, debian.packages)
         ) from None

@@ -238,12 +238,12 @@ def required_lock(source: Source) -> Lock:
     """The lock of a profile, current or out of date. Raises OutOfDate if it is missing, and the errors of `read`."""
     lock = read(source.known_lock)
     if lock is None:
-        raise _missing(source.lock_file, source.asked)
+        raise _missing(source.lock_file, source.cli_words)
     return lock
 
 
-def _missing(file: Path, asked: str) -> OutOfDate:
-    return OutOfDate(f"{yaml_document.display(file)} is missing", hint=f"run: envbuild lock {asked}")
+def _missing(file: Path, cli_words: str) -> OutOfDate:
+    return OutOfDate(f"{yaml_document.display(file)} is missing", hint=f"run: envbuild lock {cli_words}")
 
 
 def current(lock: Lock | None, plan: Plan, file: Path) -> Lock:
@@ -252,10 +252,10 @@ def current(lock: Lock | None, plan: Plan, file: Path) -> Lock:
     Raises OutOfDate otherwise, ProfileError if an advisory refuses a locked version.
     """
     if lock is None:
-        raise _missing(file, plan.asked)
+        raise _missing(file, plan.cli_words)
     stale = lock.stale(plan)
     if stale:
         message = f"{yaml_document.display(file)} is out of date: {', '.join(stale)} changed in the profile"
-        raise OutOfDate(message, hint=f"run: envbuild lock {plan.asked}")
+        raise OutOfDate(message, hint=f"run: envbuild lock {plan.cli_words}")
     as_locked(plan, lock.versions)
     return lock

@@ -52,8 +52,8 @@ def find_outdated(plan: Plan, lock: Lock) -> list[Outdated]:
     """The locked pins with a possible update. Raises NetworkError if the index does not answer."""
     versions = lock.versions
     newest = _newest(plan, {name: patches_of(name, version) for name, version in versions.items()})
-    asked = [(update, _nearest(plan, update)) for update in _required_updates(plan, versions)]
-    return list(_rows(versions, newest, asked))
+    nearest = [(update, _nearest(plan, update)) for update in _required_updates(plan, versions)]
+    return list(_rows(versions, newest, nearest))
 
 
 def _rows(
@@ -95,8 +95,8 @@ def _required_updates(plan: Plan, versions: Mapping[str, str]) -> Iterator[_Requ
             name = database.distribution_of(pin, choice.situation.cuda or "") or pin
             if name in versions and versions[name] not in wanted:
                 within = _within(name, versions[name], 1 if database.is_cuda_library(name) else 2)
-                asked = tuple(f"{within},{specifier}" for specifier in wanted.any_of)
-                yield _RequiredUpdate(name, advice, asked)
+                requirements = tuple(f"{within},{specifier}" for specifier in wanted.any_of)
+                yield _RequiredUpdate(name, advice, requirements)
 
 
 def _newest(plan: Plan, requirements: Mapping[str, str]) -> dict[str, str]:

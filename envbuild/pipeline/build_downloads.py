@@ -117,6 +117,6 @@ def fetch_compiler_and_sources(plan: Plan, locked: Lock, one: LockedExtension, p
                     locked.builder.debs, locked.suite, sha256_file_store.debs(), locked.made
                 )
             except apt_resolution_and_download.AptUnavailable as gone:
-                again = f"envbuild lock {plan.asked} --upgrade base"
+                again = f"envbuild lock {plan.cli_words} --upgrade base"
                 gone.hint = f"set debian_snapshot in config.yaml, or lock others: {again}"
                 raise

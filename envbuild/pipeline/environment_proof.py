@@ -22,7 +22,7 @@ from envbuild.lock import lock_file, wheel_contents
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import workflows
 from envbuild.pipeline.image_steps import load_profile, resolve_profile
-from envbuild.pipeline.model import Made, SelfTestOrder, StepResult, StepRow
+from envbuild.pipeline.model import MakeResult, SelfTestOrder, StepResult, StepRow
 from envbuild.pipeline.progress_events import Listener, Step
 from envbuild.pipeline.selftest_steps import WrittenEvidence, sign_evidence, test_on_one_node
 from envbuild.pipeline.step_context import PartialResult, StepContext
@@ -88,7 +88,7 @@ def prove_environment(name: str, python: str, listener: Listener, gpus: tuple[st
     Raises CheckFailed if its files differ from the lock's or change during the self-test, or if the self-test fails;
     NotProved if a required probe cannot run, or if driver and GPU cannot be measured.
     """
-    keys_and_signatures.receive()
+    keys_and_signatures.take_passphrase()
     context, runner = StepContext(listener), Here(python)
     result = PartialResult(ProvedEnvironment(name, runner.python))
 
@@ -96,14 +96,14 @@ def prove_environment(name: str, python: str, listener: Listener, gpus: tuple[st
         result.update(steps=context.steps)
         return result.value.document()
 
-    with workflows.working(context, name, document):
+    with workflows.exclusive_run(context, name, document):
         source = context.step("load profile", load_profile, name, gpus)
         result.update(name=source.name)
         _require_no_script(source)
         plan = context.step("resolve", resolve_profile, source)
         lock = lock_file.current(lock_file.read(source.known_lock), plan, source.lock_file)
         result.update(lock=lock)
-        signer = keys_and_signatures.configured_signer()  # before the long part: it may prompt for a passphrase
+        signer = context.signer  # before the long part: it may prompt for a passphrase
         wheels = context.step("wheels", _wheel_files, lock)
         measured = context.step("environment", _measure, runner.python, lock, wheels)
         result.update(measured=measured, proofs=environment_status.proofs_of_environment(measured, source, lock))
@@ -119,12 +119,12 @@ def prove_environment(name: str, python: str, listener: Listener, gpus: tuple[st
         if run.failures():  # a failure is evidence even if the environment changed meanwhile
             written = context.step("evidence", _write_evidence, context, source, lock, measured, run, signer)
             result.update(statement=written.file, proofs=written.proofs)
-            workflows.require_passed(Made(source.name, run=run))
+            workflows.require_passed(MakeResult(source.name, run=run))
         after = context.step("environment", _measure, runner.python, lock, wheels)
         _require_same(measured, after, with_gpu=used_gpu)
         written = context.step("evidence", _write_evidence, context, source, lock, measured, run, signer)
         result.update(statement=written.file, proofs=written.proofs)
-        workflows.require_passed(Made(source.name, run=run))
+        workflows.require_passed(MakeResult(source.name, run=run))
         _require_proved(source, written.proofs)
     result.update(steps=context.steps)
     return result.value

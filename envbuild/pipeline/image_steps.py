@@ -25,7 +25,7 @@ from envbuild.image.image_naming import repository
 from envbuild.lock import lock_file, lock_update, wheel_contents
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import build_downloads
-from envbuild.pipeline.model import BuiltImage, Made, Options, Recipe, StepResult
+from envbuild.pipeline.model import BuiltImage, MakeResult, Options, Recipe, StepResult
 from envbuild.pipeline.step_context import StepContext
 from envbuild.profile.loaded_profile import Source
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
@@ -204,17 +204,17 @@ def label_image(
     return StepResult(BuiltImage(image, new), note=note)
 
 
-def discard_build(context: StepContext, made: Made, *, image: bool = True) -> None:
+def discard_build(context: StepContext, result: MakeResult, *, image: bool = True) -> None:
     """Remove the build context, and the image built from it unless it existed before. Remove the image's build record
     too: otherwise the next image would be reported as differing from it. `image`: False keeps image and record."""
-    build_context_folders.discard(made.name)
+    build_context_folders.discard(result.name)
     if not image:
         return
     existed = any(step.name == "build" and step.cached for step in context.steps)
-    if made.lock and not existed:
-        tag = f"{repository(made.name)}:{made.lock.short}"
-        for reference in (tag, image_build.layers_tag(made.lock, made.name)):
+    if result.lock and not existed:
+        tag = f"{repository(result.name)}:{result.lock.short}"
+        for reference in (tag, image_build.layers_tag(result.lock, result.name)):
             context.engine.remove(reference)
-    for record in made.new_records:
+    for record in result.new_records:
         if context.engine.find(record.handle) is None:  # the image has no other name and no container keeps it
             build_records_and_comparison.remove_record(record)

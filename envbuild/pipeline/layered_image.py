@@ -18,7 +18,7 @@ from envbuild.pipeline.image_steps import load_profile, resolve_profile
 from envbuild.pipeline.model import StepResult
 from envbuild.pipeline.progress_events import Listener
 from envbuild.pipeline.step_context import StepContext
-from envbuild.pipeline.workflows import working
+from envbuild.pipeline.workflows import exclusive_run
 from envbuild.profile.loaded_profile import Source
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.util.errors import BuildError, some
@@ -39,7 +39,7 @@ def export_image(name: str, target: Path, listener: Listener) -> ExportedImage:
     """Write the image of a profile's lock as an OCI image layout: as one tar if `target` ends with ".tar", else as a
     folder. Needs no engine. Raises OutOfDate unless the lock is current, BuildError if an extension is not compiled."""
     context = StepContext(listener)
-    with working(context, name, dict):
+    with exclusive_run(context, name, dict):
         source = context.step("load profile", load_profile, name)
         plan = context.step("resolve", resolve_profile, source)
         lock = context.step("lock", _current_lock, source, plan)

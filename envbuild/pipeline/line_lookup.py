@@ -25,9 +25,9 @@ def select_line(name: str, *, line: str | None = None, driver: str | None = None
 
     Raises UsageError if the options do not fit the profile, NotProved if no line supports the driver.
     """
-    asked = profile_name_lookup.meant(name)
-    found = None if profile_name_lookup.is_path(asked.profile) else profile_name_lookup.named_line(asked.name)
-    base, label = found or (name if asked.requirements else asked.profile, None)
+    target = profile_name_lookup.meant(name)
+    found = None if profile_name_lookup.is_path(target.profile) else profile_name_lookup.named_line(target.name)
+    base, label = found or (name if target.requirements else target.profile, None)
     lines = gpu_lines(base)
     if not lines and (line or driver):
         raise UsageError(f"--line and --driver are for profiles of GPUs, and {name} names none")

@@ -58,10 +58,9 @@ class Options:
     pins: Mapping[str, str] = field(default_factory=dict)
     write: bool = False
     requirements: Path | None = None
-    asked: RunRequest = selftest_job.ALL
+    request: RunRequest = selftest_job.ALL
     tolerant: bool = False  # known faults are tried instead of refused
     script: Script | None = None  # replaces the profile's own script
-    on: On = HERE
     builder: str | None = None  # name of a buildx builder, if not the engine's default
     unproved: bool = False  # build even what cannot be verified here
     accept_old: tuple[str, ...] = ()  # packages that may be far behind their newest release
@@ -102,11 +101,11 @@ class SelfTestOrder:
     source: Source
     versions: Mapping[str, str]
     python: str
-    asked: RunRequest = selftest_job.ALL
+    request: RunRequest = selftest_job.ALL
     on: On = HERE
 
 
-MadeState = Literal["verified", "unverified", "built", "failed"]
+MakeState = Literal["verified", "unverified", "built", "failed"]
 
 
 @dataclass(frozen=True)
@@ -125,12 +124,12 @@ class StepRow:
 
 
 @dataclass(frozen=True)
-class MadeDocument:
+class MakeDocument:
     """The document of `make`, `build` and `test --record`. `state`: built if evidence was not looked at. `statement`:
     the file of the evidence that this run wrote. `findings`: those of the audit, if they refused the image."""
 
     profile: str
-    state: MadeState
+    state: MakeState
     lock: Digest | None
     image: Digest | None
     tags: tuple[str, ...]
@@ -146,7 +145,7 @@ class MadeDocument:
 
 
 @dataclass(frozen=True)
-class Made:
+class MakeResult:
     """The result of `make` and its parts; a field keeps its default until the step that gives its value has ended."""
 
     name: str
@@ -164,7 +163,7 @@ class Made:
     advisories: tuple[AdvisoryRow, ...] = ()
 
     @property
-    def state(self) -> MadeState:
+    def state(self) -> MakeState:
         """built: without a look at evidence, as after `build`."""
         if self.image is None or (self.run is not None and not self.run.passed):
             return "failed"
@@ -176,8 +175,8 @@ class Made:
         gpu = evidence_statements_and_store.gpu_of(self.run) if self.run else None
         return UsedGpu(gpu.model, gpu.count) if gpu else None
 
-    def document(self) -> MadeDocument:
-        return MadeDocument(
+    def document(self) -> MakeDocument:
+        return MakeDocument(
             profile=self.name,
             state=self.state,
             lock=self.lock.id if self.lock else None,

@@ -22,11 +22,12 @@ from typing import Any
 
 from envbuild.attest import keys_and_signatures
 from envbuild.image.docker_engine import Engine
-from envbuild.pipeline import line_lookup, preflight, preflight_steps, runner_selection
-from envbuild.pipeline.model import On, Options
+from envbuild.pipeline import line_lookup, preflight, preflight_steps
+from envbuild.pipeline.model import Options
 from envbuild.pipeline.progress_events import Event, Note, OutputLine, StepBegan, StepEnded, parse_event
 from envbuild.profile.loaded_profile import Source
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
+from envbuild.testrun.selftest_job import RunRequest
 from envbuild.util import process_locks
 from envbuild.util.errors import EnvbuildError, SystemFault, UsageError
 from envbuild.util.host_processes import Stop, run
@@ -63,13 +64,13 @@ class BatchOptions:
 @dataclass(frozen=True)
 class BatchOutcome:
     """The result of one profile: the exit code and the JSON document that `make --json` of that profile alone would
-    have given. `asked`: the profile as written on a command line."""
+    have given. `cli_words`: the profile as written on a command line."""
 
     name: str
     code: int
     seconds: float
     document: Mapping[str, Any]
-    asked: str
+    cli_words: str
 
     @property
     def error(self) -> Mapping[str, Any] | None:
@@ -227,8 +228,6 @@ def make_profiles(
         try:
             name, reason = _with_line(name, wanted)
             source = profile_reader_and_overrides.load(name, wanted=wanted.requirements)
-            if not wanted.allow_unproved:
-                runner_selection.require_enough_gpus(source, wanted.gpus)
             if source.name not in found:
                 _check_machine(engine, source, wanted, reason, show)
             found.setdefault(source.name, (name, source))
@@ -264,7 +263,13 @@ def _with_line(name: str, wanted: BatchOptions) -> tuple[str, str]:
 def _check_machine(engine: Engine, source: Source, wanted: BatchOptions, reason: str, show: Show) -> None:
     """Show the preflight of a profile. Raises NotProved if no proof is possible here and that is not allowed. What is
     wrong with the profile or its lock is reported by its own process."""
-    options = Options(wanted.locked, wanted.no_cache, on=On(), unproved=wanted.allow_unproved, line_reason=reason)
+    options = Options(
+        wanted.locked,
+        wanted.no_cache,
+        request=RunRequest(gpus=wanted.gpus),
+        unproved=wanted.allow_unproved,
+        line_reason=reason,
+    )
     try:
         found = preflight_steps.examine(lambda: engine, source, plan_resolver.resolve(source), options)
     except EnvbuildError:

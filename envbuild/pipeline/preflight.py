@@ -10,7 +10,7 @@ from typing import Literal
 from envbuild.facts import database
 from envbuild.util.errors import some
 
-ProofOutlook = Literal["proved", "possible", "elsewhere", "impossible"]
+Provability = Literal["proved", "possible", "elsewhere", "impossible"]
 """proved: by earlier evidence; elsewhere: on a node of the cluster, whose GPUs are unknown here."""
 
 
@@ -43,19 +43,27 @@ class Preflight:
     disk_bytes: int | None
     expected_minutes: float | None
     expected_from: str | None
-    proof: ProofOutlook
+    proof: Provability
     reasons: tuple[str, ...]
 
 
 def judge_proof(
-    gpus: Sequence[str], count: int, machine: ProofMachine, refusal: str | None, proved: bool
-) -> tuple[ProofOutlook, tuple[str, ...]]:
+    gpus: Sequence[str],
+    count: int,
+    machine: ProofMachine,
+    refusal: str | None,
+    proved: bool,
+    selected: Sequence[str] = (),
+) -> tuple[Provability, tuple[str, ...]]:
     """Judge whether a self-test on the machine can prove a profile for `gpus`, `count` of them together. `refusal`: why
-    the profile does not work with the machine's driver. Returns the reasons too."""
+    the profile does not work with the machine's driver. `selected`: the machine's GPUs that --gpus names, all if
+    empty. Returns the reasons too."""
     if proved:
         return "proved", ()
     if not gpus:
         return ("impossible", (machine.missing,)) if machine.missing else ("possible", ())
+    if selected and len(selected) < count:
+        return "impossible", (f"the profile uses {some(count, 'GPU')} together, and --gpus names {len(selected)}",)
     if machine.runner != "local":
         return "elsewhere", (f"on {machine.runner}, on a node that has {' or '.join(gpus)}",)
     if machine.missing:
@@ -93,7 +101,8 @@ def preflight_lines(found: Preflight) -> Iterator[str]:
     """The preflight as lines of text."""
     if found.gpus:
         driver = f", driver {found.driver}" if found.driver else ""
-        known = f"{_listed(found.found_gpus)}{driver}" if found.found_gpus else f"not seen{driver}"
+        unseen = "not looked for" if found.proof == "proved" else "not seen"
+        known = f"{_listed(found.found_gpus) or unseen}{driver}"
         yield f"GPU: {known}; the profile is for {', '.join(found.gpus)}"
         needed = f"; driver {found.needed_driver} or newer" if found.needed_driver else ""
         yield f"line: {found.profile}, {found.line_reason}{needed}"
@@ -106,10 +115,10 @@ def preflight_lines(found: Preflight) -> Iterator[str]:
         yield "time: unknown, no earlier run on this machine"
     else:
         yield f"time: about {_minutes(found.expected_minutes)}, from the last run of {found.expected_from}"
-    yield f"proof: {_OUTLOOK[found.proof]}{': ' if found.reasons else ''}{'; '.join(found.reasons)}"
+    yield f"proof: {_PROVABILITY[found.proof]}{': ' if found.reasons else ''}{'; '.join(found.reasons)}"
 
 
-_OUTLOOK = {
+_PROVABILITY = {
     "proved": "verified already",
     "possible": "possible here",
     "elsewhere": "possible",

@@ -33,8 +33,9 @@ def run_preflight(
     context: StepContext, source: Source, plan: Plan, options: Options, agree: Agree
 ) -> StepResult[Preflight]:
     """Look at the machine and show what `make` will do. Raises NotProved if no proof is possible here, unless the
-    options allow that or the user agrees; EngineError if no engine responds: nothing can be built then. With
-    `--locked`, a missing or stale lock is left to the next step, whose error names it."""
+    options allow that or the user agrees; EngineError if no engine responds: nothing can be built then; FileError or
+    UsageError if evidence cannot be signed with the configured key. With `--locked`, a missing or stale lock is left
+    to the next step, whose error names it."""
     found = examine(lambda: context.engine, source, plan, options)
     if options.locked and not found.lock_current:
         return StepResult(found, note="the lock is missing or out of date")
@@ -47,6 +48,8 @@ def run_preflight(
             context.progress.say(line)
     if found.proof == "impossible" and not options.unproved and not agree(_question(found)):
         raise not_provable(source, found)
+    if found.proof in ("possible", "elsewhere"):
+        _ = context.signer  # raises now what it would raise after the build
     return StepResult(found, cached=found.proof == "proved", note=lines[-1])
 
 
@@ -93,7 +96,8 @@ def examine(engine: Callable[[], Engine], source: Source, plan: Plan, options: O
         machine = _machine(connected, fault, options)
     line = line_lookup.as_line(source.name, line_selection.CURRENT, profile)
     refused = line.refusal(machine.driver) if machine.driver else None
-    proof, reasons = preflight.judge_proof(profile.gpus, profile.gpu_count, machine, refused, proved)
+    selected = options.request.gpus
+    proof, reasons = preflight.judge_proof(profile.gpus, profile.gpu_count, machine, refused, proved, selected)
     compiling = bool(lock and current and _compiles(lock))
     fetch = 0 if built else image_build.fetched_bytes(lock, compiling) if lock else None
     disk = 0 if built else image_build.needed_bytes(lock, compiling) if lock else None
@@ -126,7 +130,7 @@ def _connected(engine: Callable[[], Engine]) -> tuple[Engine | None, EngineError
 
 def _machine(engine: Engine | None, fault: EngineError | None, options: Options) -> ProofMachine:
     """The machine that runs the self-test. `fault`: why there is no engine."""
-    runner = options.on.runner or settings.setting("on") or "local"
+    runner = settings.setting("on") or "local"
     if runner != "local":
         return ProofMachine(runner, driver=settings.setting("driver"))
     found = ProofMachine(runner)

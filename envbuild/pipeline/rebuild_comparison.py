@@ -9,7 +9,7 @@ from envbuild.attest.trusted_statements import SignedBuild
 from envbuild.image import dockerfile_renderer, oci_layout_writer
 from envbuild.image.docker_engine import Image
 from envbuild.pipeline.image_steps import discard_build, fetch_base, find_or_build_image
-from envbuild.pipeline.model import BuiltImage, Made, Recipe
+from envbuild.pipeline.model import BuiltImage, MakeResult, Recipe
 from envbuild.pipeline.progress_events import Listener
 from envbuild.pipeline.step_context import PartialResult, StepContext
 from envbuild.pipeline.workflows import one_run_per_profile
@@ -38,11 +38,11 @@ def rebuild_objections(verdict: Verdict, listener: Listener) -> list[Reason]:
     say = context.progress.say
     if verdict.base:
         say(f"building the base again, {verdict.base}: nothing above it is built or compared")
-    made = PartialResult(Made(f"{verdict.build.name[:55]}-rebuild", lock=verdict.build.lock))
-    with one_run_per_profile(made.value.name, say):
+    result = PartialResult(MakeResult(f"{verdict.build.name[:55]}-rebuild", lock=verdict.build.lock))
+    with one_run_per_profile(result.value.name, say):
         try:
-            built = _rebuild(context, made.value.name, verdict.build)
-            made.update(new_records=built.new_records)
+            built = _rebuild(context, result.value.name, verdict.build)
+            result.update(new_records=built.new_records)
             found = _compare(context, built.image, verdict.proved)
             if isinstance(found, Reason):
                 say("the lock gives a different image")
@@ -54,7 +54,7 @@ def rebuild_objections(verdict: Verdict, listener: Listener) -> list[Reason]:
         except Refusal as refusal:
             return [refusal.reason]
         finally:
-            discard_build(context, made.value)
+            discard_build(context, result.value)
 
 
 def _same(reordered: Sequence[int]) -> str:
@@ -67,27 +67,27 @@ def _same(reordered: Sequence[int]) -> str:
     )
 
 
-def _compare(context: StepContext, made: Image, proved: StoredImage) -> Reason | list[int]:
+def _compare(context: StepContext, rebuilt: Image, proved: StoredImage) -> Reason | list[int]:
     """Return the first objection, or else the numbers of the layers whose files have another order. Raises Refusal for
     a layer that does not match its digests."""
-    count, place, config = len(made.layers), proved.place, proved.config
+    count, place, config = len(rebuilt.layers), proved.place, proved.config
     if len(config.layers) != count:
         return Reason("rebuild", f"it has {some(len(config.layers), 'layer')}, the lock gives {count}")
     differing = []
     for number, (layer, there, here) in enumerate(
-        zip(proved.manifest.layers, config.layers, made.layers, strict=True), 1
+        zip(proved.manifest.layers, config.layers, rebuilt.layers, strict=True), 1
     ):
         if there == here:
             registry_image_reader.require_layer(place, digest_in(layer), there)
         else:
             differing.append((number, (place, digest_in(layer), there), here))
-    if made.id == config.id:
+    if rebuilt.id == config.id:
         return []
-    with oci_layout_writer.saved(context.engine, made) as local:
+    with oci_layout_writer.saved(context.engine, rebuilt) as local:
         for number, where, here in differing:
             if how := layer_comparison.difference(where, (local, here, here), _NAMES):
                 return Reason("rebuild", f"layer {number} of {count} differs: {how}")
-        given = registry_image_reader.parse_config(made.id, local.blob(made.id))
+        given = registry_image_reader.parse_config(rebuilt.id, local.blob(rebuilt.id))
     differ = [what for what in ("labels", "environment", "settings") if getattr(config, what) != getattr(given, what)]
     if differ:
         return Reason("rebuild", f"the layers have the same content, the configuration differs: {', '.join(differ)}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from envbuild.facts import database
 from envbuild.image import registry_push
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.pipeline.model import SelfTestOrder
-from envbuild.profile.loaded_profile import Source
 from envbuild.profile.model import Profile
 from envbuild.registry.registry_client import Repository
 from envbuild.runners.docker_runner import Local
@@ -19,7 +18,7 @@ from envbuild.runners.runner_interface import Runner
 from envbuild.runners.slurm import multi_node_script, slurm_settings
 from envbuild.runners.slurm.slurm_runner import Slurm
 from envbuild.util import settings
-from envbuild.util.errors import NetworkError, NotProved, UsageError
+from envbuild.util.errors import NetworkError, UsageError
 
 # The setting in which a site names a GPU model as its scheduler knows it.
 _CALLED = {"slurm": "slurm: {gres: ...}", "kubernetes": "kubernetes: {products: ...}"}
@@ -56,7 +55,7 @@ def runner(
         )
     if chosen == "local":
         return Local(engine, image)
-    if order.asked.gpus:
+    if order.request.gpus:
         raise UsageError(
             "--gpus names GPUs of the engine's machine; a scheduler assigns its own",
             hint=f"--gpu MODEL selects the GPU model, gpu_count in the profile their number\n"
@@ -111,17 +110,6 @@ def _known(registry: str | None, engine: Engine, image: Image, on_line: Callable
     if found is None:
         on_line(f"the image is not in {name} yet (a real run pushes it): zeros stand for its digest")
     return f"{name}@{found.digest if found else _ZEROS}"
-
-
-def require_enough_gpus(source: Source, gpus: Sequence[str]) -> None:
-    """Check the number of GPUs before anything is built. Raises NotProved if `gpus` names fewer than the profile uses
-    together."""
-    wanted = source.profile.gpu_count
-    if gpus and source.profile.gpus and len(gpus) < wanted:
-        raise NotProved(
-            f"{source.name} cannot be proved: it is for {wanted} GPUs that work together, and --gpus names {len(gpus)}",
-            hint="name more GPUs, or build without a proof: --allow-unproved",
-        )
 
 
 def models_to_test(profile: Profile, gpu: str | None) -> tuple[str, ...]:

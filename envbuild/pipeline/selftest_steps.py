@@ -68,14 +68,14 @@ def job_for(order: SelfTestOrder, runner: Runner, nodes: int = 1) -> Job:
     """Return the job for the runner. `nodes`: if more than one, the job runs only the probe that needs several
     nodes."""
     profile = order.source.profile
-    asked = replace(order.asked, probes=(selftest_job.ACROSS,)) if nodes > 1 else order.asked
+    request = replace(order.request, probes=(selftest_job.ACROSS,)) if nodes > 1 else order.request
     models = runner_selection.models_to_test(profile, order.on.gpu)
-    selftest = profile.selftest if runner.image else selftest_job.on_host(profile.selftest, asked)
+    selftest = profile.selftest if runner.image else selftest_job.on_host(profile.selftest, request)
     gpu_names = [name for gpu in models for name in database.gpus()[gpu].all_names]
     expected = expected_hardware.expected_hardware(profile)
     expected |= {"nodes": nodes} if nodes > 1 else {}
     job = selftest_job.make_job(
-        runner.image, selftest, order.versions, order.python, gpu_names, asked, profile.gpu_count, expected, models,
+        runner.image, selftest, order.versions, order.python, gpu_names, request, profile.gpu_count, expected, models,
         runner.nonce,
     )  # fmt: skip
     return replace(job, nodes=nodes)
@@ -86,7 +86,7 @@ def test_on_one_node(progress: Progress, order: SelfTestOrder, runner: Runner) -
     job = job_for(order, runner)
     run = output_judge.judge_output(runner.run(job, _watch(progress, job)), job.nonce, job.require)
     if not runner.image:
-        run = run.leaving_out(selftest_job.left_out_on_host(order.source.profile.selftest, order.asked))
+        run = run.leaving_out(selftest_job.left_out_on_host(order.source.profile.selftest, order.request))
     return StepResult(run, note=probe_counts(run))
 
 
@@ -120,7 +120,7 @@ def read_earlier_run(image: Image, proofs: Sequence[Proof]) -> StepResult[TestRu
     return StepResult(run, cached=True, note=probe_counts(run))
 
 
-def keep_evidence(proofs: Sequence[Proof]) -> StepResult[None]:
+def show_earlier_evidence(proofs: Sequence[Proof]) -> StepResult[None]:
     return StepResult(None, cached=True, note=proofs[0].reason)
 
 

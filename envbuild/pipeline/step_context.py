@@ -1,4 +1,4 @@
-"""What the steps of one workflow share: the progress and the engine. It times the steps and keeps the notes."""
+"""What the steps of one workflow share: progress, engine and signing key. It times the steps and keeps the notes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from envbuild.attest import keys_and_signatures
+from envbuild.attest.keys_and_signatures import Signer
 from envbuild.image import buildx
 from envbuild.image.docker_engine import Engine
 from envbuild.pipeline.model import StepResult
@@ -21,8 +23,8 @@ _LOG = logging.getLogger(__name__)
 
 
 class StepContext:
-    """The progress, the engine, the finished steps and the notes of one workflow. `builder`: name of a buildx builder,
-    if not the engine's default."""
+    """The progress, the engine, the signing key, the finished steps and the notes of one workflow. `builder`: name of a
+    buildx builder, if not the engine's default."""
 
     def __init__(self, listener: Listener, builder: str | None = None) -> None:
         self.progress = Progress(listener)
@@ -37,6 +39,12 @@ class StepContext:
         found.require_bounds()
         buildx.require_builder(found)
         return found
+
+    @cached_property
+    def signer(self) -> Signer | None:
+        """The key that signs evidence; None if none is configured. Loaded at the first use, which may prompt for a
+        passphrase. Raises FileError if the key cannot be used, UsageError without a passphrase."""
+        return keys_and_signatures.configured_signer()
 
     def step(self, name: str, function: Callable[P, StepResult[T]], *inputs: P.args, **options: P.kwargs) -> T:
         """Run a step: call `function`, show and time it under `name`, and return the value of its result."""

@@ -13,7 +13,7 @@ from envbuild.fetch import wheel_resolution_and_download
 from envbuild.pipeline import workflows
 from envbuild.pipeline.bisection_search_and_result import Bisection, Hunt, Try, most_tries, search_versions
 from envbuild.pipeline.image_steps import discard_build, load_profile, resolve_profile
-from envbuild.pipeline.model import Made, Options, SelfTestOrder, StepResult
+from envbuild.pipeline.model import MakeResult, Options, SelfTestOrder, StepResult
 from envbuild.pipeline.progress_events import Activity, Event, Listener, Note, StepBegan
 from envbuild.pipeline.selftest_steps import require_gpu, select_runner
 from envbuild.pipeline.step_context import PartialResult, StepContext
@@ -31,7 +31,7 @@ def bisect(name: str, hunt: Hunt, listener: Listener) -> Bisection:
     """
     context = StepContext(listener)
     done = PartialResult(Bisection(name, hunt))
-    with workflows.working(context, name, done.document):
+    with workflows.exclusive_run(context, name, done.document):
         source = context.step("load profile", load_profile, name)
         plan = context.step("resolve", resolve_profile, source)
         done.update(profile=source.name)
@@ -40,7 +40,7 @@ def bisect(name: str, hunt: Hunt, listener: Listener) -> Bisection:
             raise UsageError(f"{hunt.probe} needs a GPU; {source.name} is for the CPU")
         trial = Options(
             tolerant=True,
-            asked=RunRequest(probes=tuple(dict.fromkeys((*([_IDENTITY] if gpus else []), hunt.probe)))),
+            request=RunRequest(probes=tuple(dict.fromkeys((*([_IDENTITY] if gpus else []), hunt.probe)))),
             script=project_shapes_and_script.given(hunt.script, plan.python) if hunt.script else None,
         )
         distribution = plan_resolver.pinned_distribution(plan, hunt.pin)
@@ -75,12 +75,12 @@ def _try_version(name: str, options: Options, hunt: Hunt, listener: Listener) ->
     """Build an image with the version that `options` pin, run the probe in it, and remove the image."""
     version = options.pins[hunt.pin]
     context = StepContext(partial(_show_try, listener, version))
-    made = PartialResult(Made(name))
+    result = PartialResult(MakeResult(name))
     begin = time.monotonic()
     try:
-        passed, reason = _outcome(context, name, options, hunt, made)
+        passed, reason = _outcome(context, name, options, hunt, result)
     finally:
-        discard_build(context, made.value, image=not hunt.keep)
+        discard_build(context, result.value, image=not hunt.keep)
     word = {True: "passed", False: "failed", None: "cannot be tried"}[passed]
     return StepResult(
         Try(version, passed, reason, time.monotonic() - begin), note=f"{word}: {reason}" if reason else word
@@ -88,20 +88,20 @@ def _try_version(name: str, options: Options, hunt: Hunt, listener: Listener) ->
 
 
 def _outcome(
-    context: StepContext, name: str, options: Options, hunt: Hunt, made: PartialResult[Made]
+    context: StepContext, name: str, options: Options, hunt: Hunt, result: PartialResult[MakeResult]
 ) -> tuple[bool | None, str]:
     """Return whether the version passes, None if it cannot be tried, and the reason unless it passes."""
     try:
-        source, lock, image = workflows.build_image(context, name, options, made)
+        source, lock, image = workflows.build_image(context, name, options, result)
     except (ProfileError, CheckFailed) as error:
         return None, error.message
-    order = SelfTestOrder(source, lock.versions, lock.python, options.asked)
-    run = workflows.run_selftest(context, made, order, select_runner(context, order, image))
+    order = SelfTestOrder(source, lock.versions, lock.python, options.request)
+    run = workflows.run_selftest(context, result, order, select_runner(context, order, image))
     for failure in run.failures() if hunt.probe != _IDENTITY else ():
         if failure.probe == _IDENTITY:
             raise NotProved(f"the GPU here is not one of {source.name}'s", hint=failure.detail)
     try:
-        workflows.require_passed(made.value)
+        workflows.require_passed(result.value)
     except CheckFailed as error:
         return False, (error.hint or error.message).partition("\n")[0]
     return True, ""

@@ -13,7 +13,7 @@ from envbuild.image import build_records_and_comparison, dockerfile_renderer, im
 from envbuild.image.docker_engine import Image
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
-from envbuild.pipeline import runner_selection, step_durations
+from envbuild.pipeline import step_durations
 from envbuild.pipeline.image_steps import (
     find_or_build_image,
     image_tag,
@@ -22,16 +22,16 @@ from envbuild.pipeline.image_steps import (
     render_dockerfile,
     resolve_profile,
 )
-from envbuild.pipeline.model import HERE, Made, MadeDocument, On, Options, Recipe, SelfTestOrder
+from envbuild.pipeline.model import HERE, MakeDocument, MakeResult, On, Options, Recipe, SelfTestOrder
 from envbuild.pipeline.preflight import Preflight
 from envbuild.pipeline.preflight_steps import Agree, examine, run_preflight
 from envbuild.pipeline.progress_events import Listener
 from envbuild.pipeline.selftest_steps import (
     cluster_jobs,
     is_proved,
-    keep_evidence,
     read_earlier_run,
     select_runner,
+    show_earlier_evidence,
     tag_verified,
     tags_of,
     test_across_nodes,
@@ -43,6 +43,7 @@ from envbuild.pipeline.step_context import PartialResult, StepContext
 from envbuild.profile import profile_name_lookup
 from envbuild.profile.loaded_profile import Source
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
+from envbuild.resolve.plan_resolver import Plan
 from envbuild.runners.host_runner import Here
 from envbuild.runners.runner_interface import Runner, Scheduled
 from envbuild.testrun.run_result import TestRun
@@ -51,48 +52,77 @@ from envbuild.util import process_locks
 from envbuild.util.errors import BuildError, CheckFailed, EnvbuildError, Interrupted, NotProved, UsageError
 
 
-def make(name: str, options: Options, listener: Listener, agree: Agree = lambda question: False) -> Made:
+def make(name: str, options: Options, listener: Listener, agree: Agree = lambda question: False) -> MakeResult:
     """Make a verified image from a profile. `agree`: asks the user whether to build without a proof.
 
     Raises what the steps raise; CheckFailed if the self-test fails; NotProved before anything is fetched if the
     self-test cannot verify the image here, unless the options allow that or the user agrees, and after the build if the
     image is not verified on every GPU model."""
-    keys_and_signatures.receive()
+    keys_and_signatures.take_passphrase()
     context = StepContext(listener, options.builder)
-    with _making(context, name, options.requirements) as made:
-        source = context.step("load profile", load_profile, name, options.asked.gpus, options)
-        made.update(name=source.name)  # the user may have typed a GPU or a path
-        if not options.unproved:
-            runner_selection.require_enough_gpus(source, options.asked.gpus)
-        plan = context.step("resolve", resolve_profile, source)
-        made.update(advisories=plan.choice.states)
-        outlook = context.step("preflight", run_preflight, context, source, plan, options, agree)
-        lock = context.step("lock", lock_profile, context, source, plan, options)
-        made.update(lock=lock)
-        dockerfile = context.step("render", render_dockerfile, source, lock, options)
-        built = find_or_build_image(context, Recipe(source, plan, lock, dockerfile), no_cache=options.no_cache)
-        made.update(image=built.image, tags=(image_tag(source, lock),))
-        proofs = profile_proofs.proofs_of(built.image.id, source.name, source.profile, lock)
-        made.update(proofs=proofs)
+    with _result_of_run(context, name, options.requirements) as result:
+        source, plan = _load_and_resolve(context, name, options, result)
+        preflight = context.step("preflight", run_preflight, context, source, plan, options, agree)
+        lock, image = _lock_and_build(context, source, plan, options, result)
+        proofs = profile_proofs.proofs_of(image.id, source.name, source.profile, lock)
+        result.update(proofs=proofs)
         if is_proved(proofs):
-            made.update(run=context.step("self-test", read_earlier_run, built.image, proofs))
-            context.step("evidence", keep_evidence, proofs)
-        elif outlook.proof == "impossible":  # and building without a proof was allowed
-            reasons = "\n".join(outlook.reasons)
+            result.update(run=context.step("self-test", read_earlier_run, image, proofs))
+            context.step("evidence", show_earlier_evidence, proofs)
+        elif preflight.proof == "impossible":  # and building without a proof was allowed
+            reasons = "\n".join(preflight.reasons)
             raise NotProved(f"{source.name} is built, but not proved: no proof is possible here", hint=reasons)
         else:
-            order = SelfTestOrder(source, lock.versions, lock.python, options.asked, options.on)
-            _test_and_record(context, made, order, lock, built.image, may_withdraw=not options.trial)
+            where = On()  # as configured in the site's settings
+            order = SelfTestOrder(source, lock.versions, lock.python, options.request, where)
+            _test_and_record(context, result, order, lock, image, may_withdraw=not options.trial)
         if not options.trial:
-            _tag_verified(context, made, source, built.image)
-    return made.value
+            _tag_verified(context, result, source, image)
+    return result.value
+
+
+def build_only(name: str, options: Options, listener: Listener) -> MakeResult:
+    """Build the layers and set the tags: the steps of `make` without preflight, self-test and evidence."""
+    context = StepContext(listener, options.builder)
+    with _result_of_run(context, name, options.requirements) as result:
+        build_image(context, name, options, result)
+    return result.value
+
+
+def build_image(
+    context: StepContext, name: str, options: Options, result: PartialResult[MakeResult]
+) -> tuple[Source, Lock, Image]:
+    source, plan = _load_and_resolve(context, name, options, result)
+    lock, image = _lock_and_build(context, source, plan, options, result)
+    return source, lock, image
+
+
+def _load_and_resolve(
+    context: StepContext, name: str, options: Options, result: PartialResult[MakeResult]
+) -> tuple[Source, Plan]:
+    source = context.step("load profile", load_profile, name, options.request.gpus, options)
+    result.update(name=source.name)  # the user may have typed a GPU or a path
+    plan = context.step("resolve", resolve_profile, source)
+    result.update(advisories=plan.choice.states)
+    return source, plan
+
+
+def _lock_and_build(
+    context: StepContext, source: Source, plan: Plan, options: Options, result: PartialResult[MakeResult]
+) -> tuple[Lock, Image]:
+    lock = context.step("lock", lock_profile, context, source, plan, options)
+    result.update(lock=lock)
+    dockerfile = context.step("render", render_dockerfile, source, lock, options)
+    built = find_or_build_image(context, Recipe(source, plan, lock, dockerfile), no_cache=options.no_cache)
+    result.update(image=built.image, new_records=built.new_records, tags=(image_tag(source, lock),))
+    return lock, built.image
 
 
 def preview_make(name: str, options: Options, listener: Listener) -> Preflight:
     """Return what `make` would do. Fetches nothing and writes no file; to find a GPU, it may start a container."""
     context = StepContext(listener, options.builder)
     try:
-        source = load_profile(name, options.asked.gpus, options).value
+        source = load_profile(name, options.request.gpus, options).value
     except profile_name_lookup.UnwrittenProfile as missing:
         context.note(missing.note)
         source = profile_reader_and_overrides.unwritten(missing.gpu, options.pins)
@@ -105,7 +135,7 @@ def preview_make(name: str, options: Options, listener: Listener) -> Preflight:
 
 def _test_and_record(
     context: StepContext,
-    made: PartialResult[Made],
+    result: PartialResult[MakeResult],
     order: SelfTestOrder,
     lock: Lock,
     image: Image,
@@ -114,77 +144,59 @@ def _test_and_record(
 ) -> None:
     """Run the self-test in the image and write evidence. Raises CheckFailed if it failed, after removing the tag
     `verified` from the image if `may_withdraw`; NotProved if a required probe was skipped."""
-    signer = keys_and_signatures.configured_signer()  # before the long part: it may prompt for a passphrase
-    run = run_selftest(context, made, order, select_runner(context, order, image))
+    signer = context.signer  # before the long part: it may prompt for a passphrase
+    run = run_selftest(context, result, order, select_runner(context, order, image))
     try:
         written = context.step("evidence", write_evidence, context, order.source, lock, image, run, signer)
-        made.update(statement=written.file, proofs=written.proofs)
+        result.update(statement=written.file, proofs=written.proofs)
     finally:  # also if the evidence cannot be written
         if may_withdraw and run.failures():
             withdrawn = withdraw_verified(context, order.source, image)
-            made.update(tags=tuple(tag for tag in made.value.tags if tag != withdrawn))
-    require_passed(made.value)
+            result.update(tags=tuple(tag for tag in result.value.tags if tag != withdrawn))
+    require_passed(result.value)
 
 
-def run_selftest(context: StepContext, made: PartialResult[Made], order: SelfTestOrder, runner: Runner) -> TestRun:
+def run_selftest(
+    context: StepContext, result: PartialResult[MakeResult], order: SelfTestOrder, runner: Runner
+) -> TestRun:
     """Run the self-test; if several nodes were requested and it passed on one, also on all of them together."""
     run = context.step("self-test", test_on_one_node, context.progress, order, runner)
-    made.update(run=run, memory_gb=order.source.profile.selftest.memory_gb if runner.image else None)
+    result.update(run=run, memory_gb=order.source.profile.selftest.memory_gb if runner.image else None)
     if order.on.nodes > 1 and run.passed:
         run = context.step("nodes", test_across_nodes, context.progress, order, runner, run)
-        made.update(run=run)
+        result.update(run=run)
     return run
 
 
-def _tag_verified(context: StepContext, made: PartialResult[Made], source: Source, image: Image) -> None:
+def _tag_verified(context: StepContext, result: PartialResult[MakeResult], source: Source, image: Image) -> None:
     """Set the tag `verified`, as the last step. Raises NotProved if the evidence does not verify the image."""
-    if made.value.state != "verified":
-        missing = [profile_proofs.reason(source.name, proof) for proof in made.value.proofs if proof.state != "proved"]
+    if result.value.state != "verified":
+        missing = [
+            profile_proofs.reason(source.name, proof) for proof in result.value.proofs if proof.state != "proved"
+        ]
         raise NotProved(f"{source.name} is built, but not proved on all of its GPUs", hint="\n".join(missing))
     tag = context.step("tag", tag_verified, context, source, image)
-    made.update(tags=tuple(dict.fromkeys([*made.value.tags, tag])))
+    result.update(tags=tuple(dict.fromkeys([*result.value.tags, tag])))
 
 
-def build_only(name: str, options: Options, listener: Listener) -> Made:
-    """Build the layers and set the tags, without a self-test."""
-    context = StepContext(listener, options.builder)
-    with _making(context, name, options.requirements) as made:
-        build_image(context, name, options, made)
-    return made.value
-
-
-def build_image(
-    context: StepContext, name: str, options: Options, made: PartialResult[Made]
-) -> tuple[Source, Lock, Image]:
-    """Build the image of the profile: the steps of `make` up to the image."""
-    source = context.step("load profile", load_profile, name, options.asked.gpus, options)
-    made.update(name=source.name)
-    plan = context.step("resolve", resolve_profile, source)
-    made.update(advisories=plan.choice.states)
-    lock = context.step("lock", lock_profile, context, source, plan, options)
-    made.update(lock=lock)
-    dockerfile = context.step("render", render_dockerfile, source, lock, options)
-    built = find_or_build_image(context, Recipe(source, plan, lock, dockerfile), no_cache=options.no_cache)
-    made.update(image=built.image, new_records=built.new_records, tags=(image_tag(source, lock),))
-    return source, lock, built.image
-
-
-def prove(name: str, reference: str | None, listener: Listener, gpus: tuple[str, ...] = (), on: On = HERE) -> Made:
+def prove(
+    name: str, reference: str | None, listener: Listener, gpus: tuple[str, ...] = (), on: On = HERE
+) -> MakeResult:
     """Run the self-test, write evidence and set the tag for an image built from this lock. Raises CheckFailed for any
     other image."""
     context = StepContext(listener)
-    with _making(context, name) as made:
+    with _result_of_run(context, name) as result:
         source = context.step("load profile", load_profile, name, gpus)
-        made.update(name=source.name)
+        result.update(name=source.name)
         lock, image = existing(context, source, reference)
         _require_own_build(source, lock, image, reference)
         # the status before the self-test: if it cannot run, the status does not change
         proofs = profile_proofs.proofs_of(image.id, source.name, source.profile, lock)
-        made.update(image=image, lock=lock, tags=tags_of(context, source, image), proofs=proofs)
+        result.update(image=image, lock=lock, tags=tags_of(context, source, image), proofs=proofs)
         order = SelfTestOrder(source, lock.versions, lock.python, RunRequest(gpus=gpus), on)
-        _test_and_record(context, made, order, lock, image)
-        _tag_verified(context, made, source, image)
-    return made.value
+        _test_and_record(context, result, order, lock, image)
+        _tag_verified(context, result, source, image)
+    return result.value
 
 
 def _require_own_build(source: Source, lock: Lock, image: Image, reference: str | None) -> None:
@@ -198,29 +210,29 @@ def _require_own_build(source: Source, lock: Lock, image: Image, reference: str 
         )
 
 
-def test(name: str, reference: str | None, listener: Listener, asked: RunRequest = ALL, on: On = HERE) -> Made:
+def test(name: str, reference: str | None, listener: Listener, request: RunRequest = ALL, on: On = HERE) -> MakeResult:
     """Run the self-test, or the selected probes, and report; write no evidence and set no tag."""
     context = StepContext(listener)
-    source = context.step("load profile", load_profile, name, asked.gpus)
+    source = context.step("load profile", load_profile, name, request.gpus)
     lock, image = existing(context, source, reference)
-    made = PartialResult(Made(source.name, lock=lock, image=image))
-    order = SelfTestOrder(source, lock.versions, lock.python, asked, on)
-    run_selftest(context, made, order, select_runner(context, order, image))
-    return made.value
+    result = PartialResult(MakeResult(source.name, lock=lock, image=image))
+    order = SelfTestOrder(source, lock.versions, lock.python, request, on)
+    run_selftest(context, result, order, select_runner(context, order, image))
+    return result.value
 
 
 def cluster_script(
-    name: str, reference: str | None, listener: Listener, on: On, asked: RunRequest = ALL, *, brief: bool = False
+    name: str, reference: str | None, listener: Listener, on: On, request: RunRequest = ALL, *, brief: bool = False
 ) -> str:
     """Return what `test` would submit to a cluster, `brief` as in Scheduled.script. For an image that is
     locked but not built, the digest is zeros. Raises UsageError if the runner uses no scheduler."""
     context = StepContext(listener)
-    source = context.step("load profile", load_profile, name, asked.gpus)
+    source = context.step("load profile", load_profile, name, request.gpus)
     lock, found = _locked_and_image(context, source, reference)
     if found is None:
         context.progress.say(f"{source.name} is not built: zeros stand for its image's digest")
     image = found or Image(f"sha256:{0:064}", f"sha256:{0:064}", (), {}, {}, 0)
-    order = SelfTestOrder(source, lock.versions, lock.python, asked, on)
+    order = SelfTestOrder(source, lock.versions, lock.python, request, on)
     runner = select_runner(context, order, image, dry=True)
     if not isinstance(runner, Scheduled):
         raise UsageError("--dry-run shows what a cluster is given", hint="--on slurm, or --on kubernetes")
@@ -233,18 +245,18 @@ def cluster_script(
     return "\n".join(f"{remark}\n{text}" for remark, text in zip(remarks, scripts, strict=True))
 
 
-def test_environment(name: str, python: str, listener: Listener, asked: RunRequest = ALL) -> Made:
+def test_environment(name: str, python: str, listener: Listener, request: RunRequest = ALL) -> MakeResult:
     """Run the self-test with an interpreter of this machine, or that of a virtual environment's directory; needs no
     engine."""
     context = StepContext(listener)
-    source = context.step("load profile", load_profile, name, asked.gpus)
+    source = context.step("load profile", load_profile, name, request.gpus)
     lock = _current_lock(context, source)
     runner = Here(python)
-    made = PartialResult(Made(source.name, lock=lock, interpreter=runner.python))
+    result = PartialResult(MakeResult(source.name, lock=lock, interpreter=runner.python))
     run_selftest(
-        context, made, SelfTestOrder(source, plan_resolver.computing(lock.versions), lock.python, asked), runner
+        context, result, SelfTestOrder(source, plan_resolver.computing(lock.versions), lock.python, request), runner
     )
-    return made.value
+    return result.value
 
 
 def _current_lock(context: StepContext, source: Source) -> Lock:
@@ -269,28 +281,28 @@ def _locked_and_image(context: StepContext, source: Source, reference: str | Non
     return lock, image_build.existing_image(context.engine, lock, dockerfile_renderer.render(lock, source.name))
 
 
-def require_passed(made: Made) -> None:
+def require_passed(result: MakeResult) -> None:
     """Raise CheckFailed, naming every failure, unless the self-test passed; NotProved if a required probe, or every
     probe, could not run."""
-    if made.run is None:
+    if result.run is None:
         return
-    failures = made.run.failures()
+    failures = result.run.failures()
     if failures:
         named = [failure.probe for failure in failures if failure.probe]
         details = [f"{f.probe}: {f.detail}" if f.probe else f.detail for f in failures]
         hints = details if named or len(failures) > 1 else []
-        if made.run.out_of_memory and made.memory_gb:
-            hints.append(f"its container may take {made.memory_gb:g} GB: selftest: memory_gb in the profile")
+        if result.run.out_of_memory and result.memory_gb:
+            hints.append(f"its container may take {result.memory_gb:g} GB: selftest: memory_gb in the profile")
         raise CheckFailed(
-            f"the self-test of {made.name} failed: {', '.join(named) or failures[0].detail}",
+            f"the self-test of {result.name} failed: {', '.join(named) or failures[0].detail}",
             hint="\n".join(hints) or None,
         )
-    lacking = made.run.skipped_required or (() if made.run.passed else made.run.by_status("skipped"))
-    if lacking or not made.run.passed:
-        reasons = {result.probe: result.reason for result in made.run.results}
-        built = "built, and " if made.image else ""
+    lacking = result.run.skipped_required or (() if result.run.passed else result.run.by_status("skipped"))
+    if lacking or not result.run.passed:
+        reasons = {probe.probe: probe.reason for probe in result.run.results}
+        built = "built, and " if result.image else ""
         raise NotProved(
-            f"{made.name} is {built}not proved: {_WHY[bool(made.run.skipped_required)]}",
+            f"{result.name} is {built}not proved: {_WHY[bool(result.run.skipped_required)]}",
             hint="\n".join(f"{name}: {reasons[name]}" for name in lacking),
         )
 
@@ -299,32 +311,35 @@ _WHY = {True: "a required probe was skipped", False: "no probe could run"}
 
 
 @contextlib.contextmanager
-def _making(context: StepContext, name: str, requirements: Path | None = None) -> Iterator[PartialResult[Made]]:
-    """As `working`, for a workflow whose result is Made; its steps and notes are those of the context."""
-    made = PartialResult(Made(name))
+def _result_of_run(
+    context: StepContext, name: str, requirements: Path | None = None
+) -> Iterator[PartialResult[MakeResult]]:
+    """Like `exclusive_run`, for a workflow whose result is MakeResult: yields the result so far. At the end, add the
+    steps and notes of the context to it, and keep the durations of the steps for later estimates."""
+    result = PartialResult(MakeResult(name))
 
-    def document() -> MadeDocument:
-        made.update(steps=context.steps, notes=context.notes)
-        return made.value.document()
+    def document() -> MakeDocument:
+        result.update(steps=context.steps, notes=context.notes)
+        return result.value.document()
 
-    with working(context, name, document, requirements):
+    with exclusive_run(context, name, document, requirements):
         try:
-            yield made
+            yield result
         except EnvbuildError as error:
             if not isinstance(error, Interrupted):  # that one ends at once, and leaves no file
-                _keep_durations(context, made.value)
+                _keep_durations(context, result.value)
             raise
-        _keep_durations(context, made.value)
-    made.update(steps=context.steps, notes=context.notes)
+        _keep_durations(context, result.value)
+    result.update(steps=context.steps, notes=context.notes)
 
 
-def _keep_durations(context: StepContext, made: Made) -> None:
-    if made.lock:
-        step_durations.keep_durations(made.name, image_build.needed_bytes(made.lock), context.steps)
+def _keep_durations(context: StepContext, result: MakeResult) -> None:
+    if result.lock:
+        step_durations.keep_durations(result.name, image_build.needed_bytes(result.lock), context.steps)
 
 
 @contextlib.contextmanager
-def working(
+def exclusive_run(
     context: StepContext, name: str, partial: Callable[[], object], requirements: Path | None = None
 ) -> Iterator[None]:
     """Lock the profile for this process during the `with` body. An error carries the partial result of the command."""

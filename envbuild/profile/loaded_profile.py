@@ -30,15 +30,15 @@ class Source:
     notes: tuple[str, ...] = ()
 
     @property
-    def asked(self) -> str:
-        """The profile's name on the command line of lock, build and make."""
-        return self.meant.asked if self.meant else self.name
+    def cli_words(self) -> str:
+        """The words that name the profile on the command line of lock, build and make."""
+        return self.meant.cli_words if self.meant else self.name
 
     @property
     def known(self) -> str:
         """The name after locking: a lock with a project's requirements has its own name, which every command
         accepts."""
-        return self.name if self.meant and self.meant.requirements else self.asked
+        return self.name if self.meant and self.meant.requirements else self.cli_words
 
     @property
     def unpinned(self) -> Source:

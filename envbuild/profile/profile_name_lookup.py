@@ -37,14 +37,14 @@ class UnwrittenProfile(ProfileError):
 class Meant:
     """The meaning of a name: the file of a profile, a project's requirements, and the names of what is built from them.
 
-    `profile` is how the profile itself is asked for: its name or its variant's, or a path. `asked`: the words that ask
-    lock, build and make for all of it.
+    `profile`: how a command line names the profile itself: its name or its variant's, or a path. `cli_words`: the words
+    on the command line of lock, build and make that name all of it.
     """
 
     name: str
     file: Path
     profile: str
-    asked: str
+    cli_words: str
     requirements: Path | None = None
 
 
@@ -159,9 +159,9 @@ def _folder(name: str, folder: Path) -> ProfileError:
     """The error for a folder given instead of a profile, with the paths of its profiles."""
     below = [folder, folder / "profiles", folder / "profiles" / "projects"]
     found = [str(Path(name) / file.relative_to(folder)) for there in below for file in _files(there)]
-    asked = [quote(one if is_path(one) else f"./{one}") for one in found]
-    more = f", and {len(asked) - _MOST} more" if len(asked) > _MOST else ""
-    hint = f"name one of its profiles: {', '.join(asked[:_MOST])}{more}" if asked else "it contains no profile"
+    paths = [quote(one if is_path(one) else f"./{one}") for one in found]
+    more = f", and {len(paths) - _MOST} more" if len(paths) > _MOST else ""
+    hint = f"name one of its profiles: {', '.join(paths[:_MOST])}{more}" if paths else "it contains no profile"
     return ProfileError(f"{name} is a folder, and a profile is a file", hint=hint)
 
 
@@ -179,21 +179,21 @@ def meant(name: str, wanted: Path | None = None) -> Meant:
     UnwrittenProfile for a GPU without a profile.
     """
     try:
-        asked = _profile(name)
+        found = _profile(name)
     except ProfileError as unknown:
         origin = _origin(name) if wanted is None else None
         if origin is None:
-            asked = _profile(_of_gpu(name, unknown))
+            found = _profile(_of_gpu(name, unknown))
         else:
             made_for, wanted, folder = origin
             _refuse_foreign(locks()[name], made_for, wanted)
-            return replace(_profile(made_for, folder), name=name, asked=quote(name), requirements=wanted)
+            return replace(_profile(made_for, folder), name=name, cli_words=quote(name), requirements=wanted)
     if wanted is None:
-        return asked
+        return found
     folder_name = re.sub(r"[^a-z0-9]+", "-", wanted.resolve().parent.name.lower()).strip("-")
-    words = f"{asked.asked} --requirements {quote(str(wanted))}"
-    name = _shortened(f"{asked.name}-{folder_name or 'project'}")
-    made = replace(asked, name=name, asked=words, requirements=wanted)
+    words = f"{found.cli_words} --requirements {quote(str(wanted))}"
+    name = _shortened(f"{found.name}-{folder_name or 'project'}")
+    made = replace(found, name=name, cli_words=words, requirements=wanted)
     _refuse_another(made, wanted)
     return made
 

@@ -167,7 +167,7 @@ def _is_attestation(item: Mapping[str, Any]) -> bool:
 
 
 class ImageSource(Protocol):
-    """Source of manifests and blobs: a repository in a registry, or a bundle. Everything is checked against its
+    """Source of manifests and blobs: a repository in a registry, or a saved image. Everything is checked against its
     digest."""
 
     def manifest(self, target: str) -> Manifest | None: ...
@@ -177,7 +177,7 @@ class ImageSource(Protocol):
 
 
 class Target(ImageSource, Protocol):
-    """A writable image source: a repository, or the folder of a new bundle."""
+    """A writable image source: a repository, or the folder of a new saved image."""
 
     def put_blob(self, raw: bytes) -> None: ...
     def put_manifest(self, target: str, manifest: Manifest) -> bool: ...

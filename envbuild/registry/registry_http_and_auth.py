@@ -175,18 +175,18 @@ class Access:
             return _basic(known)
         if kind.lower() != "bearer":
             return None
-        asked = dict(re.findall(r'([a-z_]+)="([^"]*)"', rest[:4000]))
-        return f"Bearer {self._token(asked, known, asked.get('scope') or scope)}"
+        parameters = dict(re.findall(r'([a-z_]+)="([^"]*)"', rest[:4000]))
+        return f"Bearer {self._token(parameters, known, parameters.get('scope') or scope)}"
 
     def _trusts(self, realm: str) -> bool:
         """Whether a token service may receive the registry's credentials."""
         named = network_settings.configured_limits().token_services.get(self.host)
         return related(self.base, realm) or (named is not None and _origin(realm) == _origin(f"https://{named}"))
 
-    def _token(self, asked: dict[str, str], known: dict[str, str], scope: str) -> str:
-        realm = self.inside(asked.get("realm", ""))
+    def _token(self, parameters: dict[str, str], known: dict[str, str], scope: str) -> str:
+        realm = self.inside(parameters.get("realm", ""))
         mine = known if self._trusts(realm) else {}
-        fields = {"service": asked.get("service", ""), "scope": scope}
+        fields = {"service": parameters.get("service", ""), "scope": scope}
         proof = _basic(mine)
         try:
             if "identitytoken" in mine:

@@ -107,13 +107,13 @@ class _Loader:
                         todo.extend(opened)
                         break
 
-    def _open(self, path: str, way: str, loader: _Object, asked: str = "") -> list[_Object] | None:
+    def _open(self, path: str, way: str, loader: _Object, soname: str = "") -> list[_Object] | None:
         """The loaded file, as a list for the queue; empty if it was loaded before, None if it is not a library."""
         elf = self._elf(path)
         if elf is None:
             return None
         real = os.path.realpath(path)
-        for name in dict.fromkeys(filter(None, (elf.soname or Path(path).name, asked))):
+        for name in dict.fromkeys(filter(None, (elf.soname or Path(path).name, soname))):
             self._found.setdefault(name, LoadedFile(name, real, way))
         if real in self._loaded:
             return []

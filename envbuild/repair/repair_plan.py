@@ -259,10 +259,10 @@ class _Steps:
         named |= {pin.distribution for pin in changes.pins if not pin.installed}
         named |= {pin.owner for pin in self.metadata()}
         if changes.torch:
-            asked = list(library_and_distribution_findings.held_requirements(self.held))
+            requirements = list(library_and_distribution_findings.held_requirements(self.held))
             reached: set[str] = {"torch"}
             for _ in range(len(self.held.distributions)):
-                more = {canonicalize_name(wanted.name) for owner, wanted in asked if owner in reached} - reached
+                more = {canonicalize_name(wanted.name) for owner, wanted in requirements if owner in reached} - reached
                 if not more:
                     break
                 reached |= more

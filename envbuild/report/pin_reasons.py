@@ -42,8 +42,8 @@ def pin_reasons(plan: Plan, choice: Choice, locked: Mapping[str, str]) -> dict[s
 def _required(torch: str) -> dict[str, str]:
     """Return library -> the version that torch's metadata requires."""
     release = database.torch_release(torch)
-    asked = {**release.expands_to, **release.pins} if release else {}
-    return {library: text for name, text in asked.items() for library in [database.library_of(name)] if library}
+    required = {**release.expands_to, **release.pins} if release else {}
+    return {library: text for name, text in required.items() for library in [database.library_of(name)] if library}
 
 
 def fleet_settings(plan: Plan, choice: Choice) -> list[Setting]:

@@ -290,7 +290,7 @@ def status(
     else:
         state = PROVED
     cards = [proof.model for proof in proofs if proof.state != "proved"] if gpus else []
-    command, where = _next(plan.name, plan.asked, state, cards)
+    command, where = _next(plan.name, plan.cli_words, state, cards)
     return PageStatus(
         state,
         tuple(reasons),
@@ -303,14 +303,14 @@ def status(
     )
 
 
-def _next(name: str, asked: str, state: str, cards: Sequence[str]) -> tuple[str, str]:
+def _next(name: str, cli_words: str, state: str, cards: Sequence[str]) -> tuple[str, str]:
     """Return the next command for a state, and where to run it. `cards`: the GPU models that are not verified."""
     if state == PROVED:
-        return f"envbuild push {asked} REGISTRY/{name}", "to let others use it"
+        return f"envbuild push {cli_words} REGISTRY/{name}", "to let others use it"
     there = f"on a machine with {' and '.join(cards)}" if cards else ""
     if state == FAILED:
-        return f"envbuild make {asked}", f"{there} after fixing the failure".strip()
-    return f"envbuild make {asked}", there
+        return f"envbuild make {cli_words}", f"{there} after fixing the failure".strip()
+    return f"envbuild make {cli_words}", there
 
 
 def _card(proof: Proof) -> PageGpu:

@@ -66,8 +66,8 @@ def _version(library: str, cuda: str | None, wanted: VersionRange, now: str | No
 
 
 def _versions(distribution: str) -> list[str]:
-    asked = [release.pins.get(distribution, "") for release in database.torch_releases().values()]
-    return [*database.known_versions(distribution), *(text.removeprefix("==") for text in asked)]
+    ranges = [release.pins.get(distribution, "") for release in database.torch_releases().values()]
+    return [*database.known_versions(distribution), *(text.removeprefix("==") for text in ranges)]
 
 
 def _nearest(versions: Iterable[str], wanted: VersionRange, now: str | None, there: str | None) -> str | None:

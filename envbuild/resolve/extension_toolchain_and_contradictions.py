@@ -59,8 +59,8 @@ def choose_extension_toolchain(source: Source, toolchain: Toolchain, arch: str) 
     """The toolchain for a profile's extensions; None if it compiles none."""
     named = enumerate(source.profile.extensions)
     wanted = tuple(_wanted(source, index, one) for index, one in named if one.none is None)
-    asked = {text for item in wanted for text in (*BUILD_TOOLS, *item.extension.build.requires)}
-    return ExtensionToolchain(toolchain, arch, tuple(sorted(asked)), wanted) if wanted else None
+    tools = {text for item in wanted for text in (*BUILD_TOOLS, *item.extension.build.requires)}
+    return ExtensionToolchain(toolchain, arch, tuple(sorted(tools)), wanted) if wanted else None
 
 
 def _wanted(source: Source, index: int, extension: Extension) -> ExtensionRequest:
@@ -99,9 +99,9 @@ def _without_extension(source: Source) -> Iterator[Fault]:
         named = [index for index, name in enumerate(required) if name.endswith(f".{extension}")]
         if named:
             place = source.document.place(("selftest", "require", named[0]))
-            asked = " and ".join(required[index] for index in named)
+            probes = " and ".join(required[index] for index in named)
             message = (
-                f"{asked} must pass ({place.file}:{place.line}), and nothing here compiles {extension}: name it in "
+                f"{probes} must pass ({place.file}:{place.line}), and nothing here compiles {extension}: name it in "
                 "extensions (a list replaces the one of the profile that this extends), or require other probes"
             )
             given = "extensions" in source.document.data

@@ -56,11 +56,11 @@ class Plan:
     """The inputs of a lock, before anything is looked up.
 
     `suite` or `image`: the base image; `toolchain`: stays in the image; `extension_toolchain`: compiles its extensions;
-    `extensions`: name -> id of the source, None if left out. `asked`, `notes`: as in Source.
+    `extensions`: name -> id of the source, None if left out. `cli_words`, `notes`: as in Source.
     """
 
     name: str
-    asked: str
+    cli_words: str
     platform: str
     python: str
     glibc: str
@@ -137,7 +137,7 @@ def resolve(source: Source) -> Plan:
     kept = compiler if profile.variant == "devel" else None
     return Plan(
         name=source.name,
-        asked=source.asked,
+        cli_words=source.cli_words,
         platform=profile.platform,
         python=profile.python,
         glibc=suite.glibc if suite else _IMAGE_GLIBC,
@@ -237,7 +237,7 @@ def pinned_distribution(plan: Plan, pin: str) -> str:
     if found is None:
         raise UsageError(
             f"{pin} is neither torch, nor a package of {plan.name}, nor a CUDA library that the facts know",
-            hint=f"see: envbuild show {plan.asked}",
+            hint=f"see: envbuild show {plan.cli_words}",
         )
     return found
 

@@ -36,25 +36,25 @@ def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None =
     the file>`, and the lock and Dockerfile are written to the working folder. Once locked, that name alone is enough.
     Raises ProfileError with all faults, each with its file and line.
     """
-    asked = profile_name_lookup.meant(name, wanted)
+    meant = profile_name_lookup.meant(name, wanted)
     faults: list[Fault] = []
-    return _source(asked, _extended(asked.file, yaml_document.home(asked.file), (), faults), pins or {}, faults)
+    return _source(meant, _extended(meant.file, yaml_document.home(meant.file), (), faults), pins or {}, faults)
 
 
 def unwritten(gpu: str, pins: Mapping[str, str] | None = None) -> Source:
     """The profile that `envbuild init` would write for a GPU without one. Writes no file."""
     file = Path.cwd() / "profiles" / f"{gpu}.yaml"
     here = yaml_document.parse(starter_profile.for_gpu(gpu), yaml_document.display(file))
-    asked = profile_name_lookup.Meant(gpu, file, gpu, gpu)
+    meant = profile_name_lookup.Meant(gpu, file, gpu, gpu)
     faults: list[Fault] = []
-    return _source(asked, _inherited(here, file, yaml_document.home(file), (), faults), pins or {}, faults)
+    return _source(meant, _inherited(here, file, yaml_document.home(file), (), faults), pins or {}, faults)
 
 
-def _source(asked: Meant, merged: Document, pins: Mapping[str, str], faults: list[Fault]) -> Source:
+def _source(meant: Meant, merged: Document, pins: Mapping[str, str], faults: list[Fault]) -> Source:
     """Build the profile from the merged files. `faults`: errors found in these files."""
-    file, wanted = asked.file, asked.requirements
+    file, wanted = meant.file, meant.requirements
     merged.data.pop("extends", None)
-    if asked.profile == f"{file.stem}-{profile_name_lookup.DEVEL}":
+    if meant.profile == f"{file.stem}-{profile_name_lookup.DEVEL}":
         variant = Document(
             merged.file, {"variant": profile_name_lookup.DEVEL}, {("variant",): yaml_document.Place(merged.file, 1)}
         )
@@ -69,10 +69,10 @@ def _source(asked: Meant, merged: Document, pins: Mapping[str, str], faults: lis
     if faults or not isinstance(found, Profile):
         reported = {fault.field for fault in faults}
         malformed = [] if isinstance(found, Profile) else [item for item in found if item[1].field not in reported]
-        more, hint = partial_profile_contradictions.contradictions(asked, merged, malformed, faults)
-        raise profile_error(asked.name, [*faults, *(fault for _, fault in malformed), *more], hint)
+        more, hint = partial_profile_contradictions.contradictions(meant, merged, malformed, faults)
+        raise profile_error(meant.name, [*faults, *(fault for _, fault in malformed), *more], hint)
     file = Path.cwd() / "profiles" / file.name if wanted else file
-    return Source(asked.name, file, found, merged, asked, plain if isinstance(plain, Profile) else None, tuple(notes))
+    return Source(meant.name, file, found, merged, meant, plain if isinstance(plain, Profile) else None, tuple(notes))
 
 
 def ignored_uv_settings(found: Iterable[Source]) -> list[str]:
@@ -109,16 +109,22 @@ ORDER = "--pin comes before the profile, and the profile before the requirements
 def _overruled(text: str, exact: Mapping[str, tuple[str, str]], pins: Mapping[str, str]) -> tuple[str, str] | None:
     """For a requirement that contradicts an exact version: the remaining requirement, and the reason. None
     otherwise."""
-    asked = _parsed(text)
-    if asked is None:
+    requirement = _parsed(text)
+    if requirement is None:
         return None
-    name = canonicalize_name(asked.name)
+    name = canonicalize_name(requirement.name)
     version, whose = exact.get(name, ("", ""))
-    if not version or asked.specifier.contains(Version(version), prereleases=True):
+    if not version or requirement.specifier.contains(Version(version), prereleases=True):
         return None
     bare = name != "torch" and name in map(canonicalize_name, pins)  # its version comes only from --pin
-    left = f"{asked.name}[{','.join(sorted(asked.extras))}]" if asked.extras else asked.name if bare else ""
-    return left, f"{whose} has {asked.name} {version} ({ORDER})"
+    left = (
+        f"{requirement.name}[{','.join(sorted(requirement.extras))}]"
+        if requirement.extras
+        else requirement.name
+        if bare
+        else ""
+    )
+    return left, f"{whose} has {requirement.name} {version} ({ORDER})"
 
 
 def _parsed(text: str) -> Requirement | None:
@@ -136,10 +142,10 @@ def _exact(merged: Document, pins: Mapping[str, str]) -> dict[str, tuple[str, st
     release = database.torch_release(str(torch))
     found: dict[str, tuple[object, str]] = {"torch": (torch, PIN if "torch" in pins else "the profile")}
     for text in data["packages"] if isinstance(data.get("packages"), list) else ():
-        asked = _parsed(str(text))
-        if asked and not asked.marker:
-            exact = next((one.version for one in asked.specifier if one.operator == "=="), "")
-            found[canonicalize_name(asked.name)] = (exact, "the profile")
+        requirement = _parsed(str(text))
+        if requirement and not requirement.marker:
+            exact = next((one.version for one in requirement.specifier if one.operator == "=="), "")
+            found[canonicalize_name(requirement.name)] = (exact, "the profile")
     libraries = data["pins"] if isinstance(data.get("pins"), dict) else {}
     named = {str(name): pin.get("version") if isinstance(pin, dict) else pin for name, pin in libraries.items()}
     for whose, given in (("the profile", named), (PIN, pins)):

@@ -178,7 +178,7 @@ def _pins(
     """Distribution -> version of every pin, and the pins that replace torch's own."""
     pinned: dict[str, str] = {}
     overrides = []
-    asked = {**release.expands_to, **release.pins} if release else {}
+    required = {**release.expands_to, **release.pins} if release else {}
     for name, pin in source.profile.pins.items():
         distribution = database.distribution_of(name, release.cuda) if release else None
         if distribution is None:
@@ -190,7 +190,7 @@ def _pins(
             text = f"{name} {pin.version} is for CUDA {other}; torch {release.version} is built for CUDA {release.cuda}"
             faults.append(source.document.fault(("pins", name), f"{text}, and takes {distribution}"))
         pinned[distribution] = pin.version
-        wanted = asked.get(distribution)
+        wanted = required.get(distribution)
         if wanted is not None and not SpecifierSet(wanted).contains(pin.version, prereleases=True):
             overrides.append(Override(name, distribution, pin.version, wanted, pin.reason or "set in the profile"))
     return pinned, tuple(overrides)

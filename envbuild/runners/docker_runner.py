@@ -53,7 +53,7 @@ def run_in_container(engine: Engine, job: Job, on_line: Callable[[bytes], None] 
     sweep_containers(engine)
     name = f"envbuild-test-{uuid.uuid4().hex[:12]}"
     api: Any = engine.client.api
-    with _cleared(f"container {name}", lambda: _remove(api, name)), asking(engine), _card_asked(job):
+    with _cleared(f"container {name}", lambda: _remove(api, name)), asking(engine), _gpu_errors(job):
         _create(api, name, job)
         output = api.attach(name, stdout=True, stderr=True, stream=True, demux=True)
         stdin = api.attach_socket(name, params={"stdin": 1, "stream": 1})
@@ -79,7 +79,7 @@ def _cleared(what: str, clear: Callable[[], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _card_asked(job: Job) -> Iterator[None]:
+def _gpu_errors(job: Job) -> Iterator[None]:
     """Translates the engine's error about a missing GPU, which it reports when the container starts, into a usage error
     or NotProved."""
     try:

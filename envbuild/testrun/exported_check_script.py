@@ -44,12 +44,12 @@ except (NameError, OSError, ValueError) as error:
     sys.stderr.write("envbuild check: this file is not usable: %s; export it again\\n" % error)
     sys.exit(3)
 if sys.argv[1:] not in ([], ["--no-probes"]):
-    asked = sys.argv[1:] in (["-h"], ["--help"])
+    help_requested = sys.argv[1:] in (["-h"], ["--help"])
     usage = [line[3:].decode() for line in lines if line.startswith(b"#:")]
-    if not asked:
+    if not help_requested:
         sys.stderr.write("envbuild check: invalid arguments: %s\\n" % ascii(" ".join(sys.argv[1:]))[1:-1])
-    (sys.stdout if asked else sys.stderr).write("\\n".join(usage) + "\\n")
-    sys.exit(0 if asked else 2)
+    (sys.stdout if help_requested else sys.stderr).write("\\n".join(usage) + "\\n")
+    sys.exit(0 if help_requested else 2)
 if sys.version_info < (3, 9):
     sys.stderr.write("envbuild check: Python 3.9 or newer is needed, this is %s\\n" % sys.version.split()[0])
     sys.exit(5)
@@ -97,12 +97,12 @@ def _comments(mark: str, text: str) -> Iterator[str]:
 def _document(source: Source, locked: Lock) -> dict[str, object]:
     """Return the document for the self-test's `environment_check.main`."""
     cards = [name for gpu in source.profile.gpus for name in database.gpus()[gpu].all_names]
-    asked, expected = selftest_job.RunRequest(level="quick"), expected_hardware.expected_hardware(source.profile)
+    request, expected = selftest_job.RunRequest(level="quick"), expected_hardware.expected_hardware(source.profile)
     selftest, versions = selftest_job.on_host(source.profile.selftest), plan_resolver.computing(locked.versions)
     # the profile's own script is left out even if it is required
     require = [name for name in selftest.require if name != selftest_job.OWN_SCRIPT]
     selftest = selftest.model_copy(update={"require": require})
-    wanted = selftest_job.document(selftest, versions, locked.python, cards, asked, hardware=expected)
+    wanted = selftest_job.document(selftest, versions, locked.python, cards, request, hardware=expected)
     return {
         "profile": source.name,
         "lock": locked.short,

@@ -144,7 +144,7 @@ def make_job(
     versions: Mapping[str, str],
     python: str,
     gpus: Sequence[str] = (),
-    asked: RunRequest = ALL,
+    request: RunRequest = ALL,
     gpu_count: int = 1,
     hardware: Mapping[str, object] | None = None,
     models: Sequence[str] = (),
@@ -157,7 +157,7 @@ def make_job(
     in `document`.
     """
     nonce = nonce or secrets.token_hex(16)
-    made = document(wanted, versions, python, gpus, asked, gpu_count, hardware, nonce)
+    made = document(wanted, versions, python, gpus, request, gpu_count, hardware, nonce)
     return Job(
         image=image,
         argv=("python", *started(image), "-c", BOOTSTRAP, "envbuild.selftest.__main__"),
@@ -165,10 +165,10 @@ def make_job(
         nonce=nonce,
         limits=_limits(wanted, bool(gpus)),
         gpus=bool(gpus),
-        devices=asked.gpus,
+        devices=request.gpus,
         models=tuple(models),
         count=gpu_count,
-        require=tuple(required_probes(wanted, bool(gpus), asked, gpu_count)),
+        require=tuple(required_probes(wanted, bool(gpus), request, gpu_count)),
     )
 
 
@@ -189,7 +189,7 @@ def document(
     versions: Mapping[str, str],
     python: str,
     gpus: Sequence[str],
-    asked: RunRequest = ALL,
+    request: RunRequest = ALL,
     gpu_count: int = 1,
     hardware: Mapping[str, object] | None = None,
     nonce: str = "0" * 32,
@@ -202,10 +202,10 @@ def document(
     return {
         "version": 1,
         "nonce": nonce,
-        "level": asked.level or wanted.level,
+        "level": request.level or wanted.level,
         "device": "cuda" if gpus else "cpu",
-        "probes": required_probes(wanted, bool(gpus), asked, gpu_count) if asked.probes else None,
-        "require": required_probes(wanted, bool(gpus), asked, gpu_count),
+        "probes": required_probes(wanted, bool(gpus), request, gpu_count) if request.probes else None,
+        "require": required_probes(wanted, bool(gpus), request, gpu_count),
         "expect": {
             "distributions": dict(versions),
             "python": python,
@@ -222,7 +222,7 @@ def document(
         "timeouts": {"burn": wanted.burn_seconds + _AROUND_BURN},
         "floors": wanted.floor.model_dump(exclude_none=True),
         "burn_seconds": wanted.burn_seconds,
-        "seed": asked.seed,
+        "seed": request.seed,
         "threads": None,
         "memory_mb": None,
     }
@@ -235,31 +235,33 @@ def performance_requirements(wanted: SelfTest) -> dict[str, float]:
     return {**wanted.floor.model_dump(exclude_none=True), **burn}
 
 
-def required_probes(wanted: SelfTest, gpu: bool, asked: RunRequest = ALL, gpu_count: int = 1) -> list[str]:
+def required_probes(wanted: SelfTest, gpu: bool, request: RunRequest = ALL, gpu_count: int = 1) -> list[str]:
     """Return the probes that must pass: those requested by name, else the profile's list, env.identity on a GPU,
     dist.staged for several GPUs or a required transport, and the profile's own script, as far as the requested level
     includes them."""
-    extra = [FINGERPRINT] if asked.fingerprint else []
-    if asked.probes:
-        return list(dict.fromkeys([*asked.probes, *extra]))
+    extra = [FINGERPRINT] if request.fingerprint else []
+    if request.probes:
+        return list(dict.fromkeys([*request.probes, *extra]))
     identity = ["env.identity"] if gpu else []
     staged = ["dist.staged"] if gpu and (gpu_count > 1 or wanted.transport) else []
     script = [OWN_SCRIPT] if wanted.script else []
     names = [*identity, *wanted.require, *staged, *script]
     reached = (
-        name for name in names if asked.level is None or probe_catalogue_reader.known_probes()[name].within(asked.level)
+        name
+        for name in names
+        if request.level is None or probe_catalogue_reader.known_probes()[name].within(request.level)
     )
     return list(dict.fromkeys([*reached, *extra]))
 
 
-def on_host(wanted: SelfTest, asked: RunRequest = ALL) -> SelfTest:
+def on_host(wanted: SelfTest, request: RunRequest = ALL) -> SelfTest:
     """Remove the profile's own script: outside a container it runs only if it is requested by name."""
-    return wanted if OWN_SCRIPT in asked.probes else wanted.model_copy(update={"script": None})
+    return wanted if OWN_SCRIPT in request.probes else wanted.model_copy(update={"script": None})
 
 
-def left_out_on_host(wanted: SelfTest, asked: RunRequest = ALL) -> dict[str, str]:
+def left_out_on_host(wanted: SelfTest, request: RunRequest = ALL) -> dict[str, str]:
     """Return the probe that `on_host` removed although it would have run, with the reason."""
-    gone = wanted.script and not on_host(wanted, asked).script and not asked.probes
+    gone = wanted.script and not on_host(wanted, request).script and not request.probes
     return {OWN_SCRIPT: f"runs outside a container only with --probe {OWN_SCRIPT}"} if gone else {}
 
 

@@ -283,8 +283,8 @@ def test_a_fifo(project: Path, name: str) -> None:
     os.mkfifo(project / name)
     write_profile(project, {"extends": "./base.yaml"} if name.endswith("base.yaml") else PROFILE)
     written(project, {"requirements.txt": "-r base.txt\n"})
-    asked = ["lock", "sample", "--requirements", "requirements.txt"] if name == "base.txt" else ["show", "sample"]
-    done = ended(project, *asked)
+    command = ["lock", "sample", "--requirements", "requirements.txt"] if name == "base.txt" else ["show", "sample"]
+    done = ended(project, *command)
     assert done.code == 3, done.stderr
     assert Path(name).name in done.stderr
 
@@ -295,8 +295,8 @@ def test_a_device_without_end(project: Path, name: str) -> None:
     (project / name).symlink_to("/dev/zero")
     write_profile(project, {"extends": "./base.yaml"} if name.endswith("base.yaml") else PROFILE)
     written(project, {"requirements.txt": "-r base.txt\n"})
-    asked = ["lock", "sample", "--requirements", "requirements.txt"] if name == "base.txt" else ["show", "sample"]
-    assert "leads out of the project's folder" in refused(project, *asked)
+    command = ["lock", "sample", "--requirements", "requirements.txt"] if name == "base.txt" else ["show", "sample"]
+    assert "leads out of the project's folder" in refused(project, *command)
 
 
 @pytest.mark.attack("user's own mistake", "a FIFO, /dev/zero or a file of /proc on the command line", WITHOUT_END)

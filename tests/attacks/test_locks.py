@@ -113,7 +113,7 @@ def test_uv_settings_of_a_project_do_not_reach_a_lock(
     (folder / file).write_text(text if file == "uv.toml" else f"[tool.uv]\n{text}\n", encoding="utf-8")
     done = run()
     assert done.code == 0, done.stderr
-    assert locked(project).versions["alpha"] == "2.0" and hostile.asked == []
+    assert locked(project).versions["alpha"] == "2.0" and hostile.requests == []
     (note,) = done.document["notes"]
     assert note.startswith(f"{'../' if above else ''}{file}: ") or note.startswith(str(folder / file))
     assert key in note and "in a profile, packages: and pins: set versions" in note

@@ -130,10 +130,10 @@ def test_a_wheel_that_overwrites_a_file_of_torch_is_not_locked(index: Index, pro
 def test_without_ranges_it_is_refused_as_soon_as_it_is_fetched(index: Index, project: Path) -> None:
     index.ranges = False
     write_wheel(index.folder, "evil", "1.0", files={FUNCTIONAL: WRONG})
-    asked = plan(project, "evil")
-    made = lock_update.update_lock(asked, None)
+    current_plan = plan(project, "evil")
+    made = lock_update.update_lock(current_plan, None)
     with pytest.raises(LockError) as caught:
-        build_downloads.fetch_image_parts(asked, made, cast(Progress, Silent()))
+        build_downloads.fetch_image_parts(current_plan, made, cast(Progress, Silent()))
     assert f"torch 2.13.0 and evil 1.0 both install site-packages/{FUNCTIONAL}" in str(caught.value.faults[0])
 
 
@@ -156,10 +156,10 @@ def test_a_forged_checksum_passes_the_lock_and_not_the_bytes(index: Index, proje
     torch_wheel(index.folder, {**TORCH, FUNCTIONAL: longer})
     assert (zlib.crc32(forged), len(forged)) == (zlib.crc32(longer), len(longer)) and forged != longer
     write_wheel(index.folder, "evil", "1.0", files={FUNCTIONAL: forged})
-    asked = plan(project, "evil")
-    made = lock_update.update_lock(asked, None)
+    current_plan = plan(project, "evil")
+    made = lock_update.update_lock(current_plan, None)
     with pytest.raises(LockError) as caught:
-        build_downloads.fetch_image_parts(asked, made, cast(Progress, Silent()))
+        build_downloads.fetch_image_parts(current_plan, made, cast(Progress, Silent()))
     assert FUNCTIONAL in str(caught.value.faults[0])
 
 
@@ -244,14 +244,14 @@ def test_folders_of_its_own_are_not_a_conflict(tmp_path: Path) -> None:
 def test_an_identical_file_of_a_namespace_is_not_a_conflict(index: Index, project: Path) -> None:
     for name in ("one", "two"):
         write_wheel(index.folder, name, "1.0", files={"shared/__init__.py": b"", f"shared/{name}.py": b"x = 1\n"})
-    asked = plan(project, "one", "two")
-    made = lock_update.update_lock(asked, None)
+    current_plan = plan(project, "one", "two")
+    made = lock_update.update_lock(current_plan, None)
     assert {item.wheel.name for item in made.wheels} == {"pip", "torch", "one", "two"}
-    index.asked.clear()
+    index.requests.clear()
     forget()
     wheel_conflicts.refuse_offered({item.wheel: "http://127.0.0.1:9/" for item in made.wheels}, no_heads(made))
-    assert index.asked == [] and not list(sha256_file_store.wheel_store().folder.iterdir())
-    build_downloads.fetch_image_parts(asked, made, cast(Progress, Silent()))
+    assert index.requests == [] and not list(sha256_file_store.wheel_store().folder.iterdir())
+    build_downloads.fetch_image_parts(current_plan, made, cast(Progress, Silent()))
 
 
 @pytest.mark.legitimate(
@@ -271,12 +271,12 @@ def no_heads(made: Lock) -> dict[Wheel, Any]:
 @pytest.mark.legitimate("a cache", "a listing in it is damaged or of another form", "made again")
 @pytest.mark.parametrize("content", ["", "[]", '{"names": {}}', '{"files": {"a": 1}}'])
 def test_a_damaged_listing_in_the_cache_is_made_again(content: str, index: Index, project: Path) -> None:
-    asked = plan(project)
-    made = lock_update.update_lock(asked, None)
+    current_plan = plan(project)
+    made = lock_update.update_lock(current_plan, None)
     for noted in user_folders.cache_folder("listings").iterdir():
         noted.write_text(content, encoding="utf-8")
     forget()
-    assert lock_update.update_lock(asked, None).wheels == made.wheels
+    assert lock_update.update_lock(current_plan, None).wheels == made.wheels
     assert all(sha256_file_store.noted(noted, Listing) for noted in user_folders.cache_folder("listings").iterdir())
 
 
@@ -411,8 +411,10 @@ def test_code_that_runs_when_torch_is_imported_is_not_installed(folder: str, tmp
 def test_an_accepted_backend_is_installed(project: Path, tmp_path: Path) -> None:
     path, content = "mine-1.0.dist-info/entry_points.txt", BACKENDS["evil-1.0.dist-info"][0]
     sha256 = hashlib.sha256(content).hexdigest()
-    asked = plan(project, startup=[{"file": path, "sha256": sha256, "reason": "it is ours"}])
-    wheel_conflicts.refuse_stored(stored(write_wheel(tmp_path, "mine", "1.0", files={path: content})), asked.startup)
+    current_plan = plan(project, startup=[{"file": path, "sha256": sha256, "reason": "it is ours"}])
+    wheel_conflicts.refuse_stored(
+        stored(write_wheel(tmp_path, "mine", "1.0", files={path: content})), current_plan.startup
+    )
 
 
 @pytest.mark.legitimate("a package with commands", "entry points of other groups", "accepted")
@@ -433,15 +435,15 @@ def test_the_pth_file_of_setuptools_is_known(tmp_path: Path) -> None:
 def test_a_profile_accepts_a_file_by_name_and_sha256(project: Path, tmp_path: Path) -> None:
     content = b"import mine\n"
     sha256 = hashlib.sha256(content).hexdigest()
-    asked = plan(project, startup=[{"file": "mine.pth", "sha256": sha256, "reason": "it is ours"}])
+    current_plan = plan(project, startup=[{"file": "mine.pth", "sha256": sha256, "reason": "it is ours"}])
     made = locked(project, stored(write_wheel(tmp_path, "mine", "1.0", files={"mine.pth": content})))
-    made = dataclasses.replace(made, startup=asked.startup)
+    made = dataclasses.replace(made, startup=current_plan.startup)
     wheel_conflicts.refuse_stored(made.wheels, made.startup)
     assert made.content["startup"] == [{"file": "mine.pth", "sha256": sha256}]
     file = project / "sample.lock.yaml"
     lock_file.write(made, file, "sample")
     assert lock_file.read(file) == made
-    assert "startup" in locked(project, made.wheels).stale(asked)
+    assert "startup" in locked(project, made.wheels).stale(current_plan)
     for other in (StartupFile("other.pth", sha256), StartupFile("mine.pth", "0" * 64)):
         with pytest.raises(LockError):
             wheel_conflicts.refuse_stored(made.wheels, [other])
@@ -458,9 +460,9 @@ class Installed:
     made: Environment
 
     def judged(self, wanted: Expected, wheels: Mapping[str, Mapping[str, str]] | None = None) -> Audit:
-        asked = environment_audit.collector_job("", "", wheels)
+        job = environment_audit.collector_job("", "", wheels)
         return environment_audit.assess(
-            "it", environment_contents.read(host_runner.run_on_host(self.python, asked), asked.nonce, "it"), wanted
+            "it", environment_contents.read(host_runner.run_on_host(self.python, job), job.nonce, "it"), wanted
         )
 
     def found(self, wheels: Mapping[str, Mapping[str, str]] | None = None) -> dict[str, list[str]]:
@@ -730,7 +732,7 @@ else:
 
 def quick(nonce: str | None = None) -> selftest_job.Job:
     return selftest_job.make_job(
-        "", SelfTest(), {}, "3.11", asked=selftest_job.RunRequest(probes=("tf32.mode",)), nonce=nonce
+        "", SelfTest(), {}, "3.11", request=selftest_job.RunRequest(probes=("tf32.mode",)), nonce=nonce
     )
 
 
@@ -759,9 +761,9 @@ def test_the_self_test_runs_no_backend(tmp_path: Path, monkeypatch: pytest.Monke
     (site / "evil-1.0.dist-info").mkdir()
     (site / "evil-1.0.dist-info/entry_points.txt").write_bytes(BACKENDS["evil-1.0.dist-info"][0])
     monkeypatch.setenv("PYTHONPATH", str(Path(torch.__file__).parents[1]))
-    asked = quick()
-    done = host_runner.run_on_host(python, asked)
-    assert output_judge.judge_output(done, asked.nonce, asked.require).passed, done.stderr
+    job = quick()
+    done = host_runner.run_on_host(python, job)
+    assert output_judge.judge_output(done, job.nonce, job.require).passed, done.stderr
     assert not (tmp_path / "ran").exists()
 
 
@@ -775,9 +777,9 @@ def test_an_environment_that_borrows_torch_is_tested(way: str, tmp_path: Path, m
         monkeypatch.setenv("PYTHONPATH", folder)
     else:
         (site / "borrowed.pth").write_text(f"{folder}\n", encoding="utf-8")
-    asked = quick()
-    done = host_runner.run_on_host(python, asked)
-    assert output_judge.judge_output(done, asked.nonce, asked.require).passed, done.stderr
+    job = quick()
+    done = host_runner.run_on_host(python, job)
+    assert output_judge.judge_output(done, job.nonce, job.require).passed, done.stderr
 
 
 def test_every_runner_starts_python_so_that_no_package_runs_first() -> None:

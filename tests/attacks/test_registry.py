@@ -170,16 +170,16 @@ def test_a_copy_of_another_repository_than_the_one_that_is_named(site: Site) -> 
     "refused: profile, lock, stale",
 )
 @pytest.mark.parametrize(
-    ("asked", "reason"),
+    ("expectations", "reason"),
     [({"profile": "h20"}, "profile"), ({"lock": f"sha256:{sha('x')}"}, "lock"), ({"lock": sha("x")[:12]}, "lock"),
      ({"level": "full"}, "stale")],
 )  # fmt: skip
-def test_another_image_than_is_expected(site: Site, asked: dict[str, str], reason: str) -> None:
-    options = [word for name, value in asked.items() for word in (f"--{name}", value)]
+def test_another_image_than_is_expected(site: Site, expectations: dict[str, str], reason: str) -> None:
+    options = [word for name, value in expectations.items() for word in (f"--{name}", value)]
     result = verify(site, *options)
     assert refused(result) == [reason]
     assert (result.document["profile"], result.document["lock"]) == ("sample", site.lock.id)
-    Path("policy.yaml").write_text(as_yaml({"keys": ["team.pub"], **asked}), encoding="utf-8")
+    Path("policy.yaml").write_text(as_yaml({"keys": ["team.pub"], **expectations}), encoding="utf-8")
     assert refused(verify(site, "--policy", "policy.yaml")) == [reason]
 
 
@@ -259,10 +259,10 @@ def test_evidence_of_another_profile_or_lock(site: Site) -> None:
     file = evidence_statements_and_store.save_envelope(
         path, keys_and_signatures.seal(in_toto_statements.canonical(made), keys_and_signatures.configured_signer())
     )
-    asked = ("verify", "--evidence", str(file), "--key", "team.pub", "--json")
-    assert refused(envbuild(*asked, "--profile", "h20")) == ["profile"]
-    assert refused(envbuild(*asked, "--lock", sha("x"))) == ["lock"]
-    result = envbuild(*asked, "--profile", "sample", "--lock", site.lock.short)
+    command = ("verify", "--evidence", str(file), "--key", "team.pub", "--json")
+    assert refused(envbuild(*command, "--profile", "h20")) == ["profile"]
+    assert refused(envbuild(*command, "--lock", sha("x"))) == ["lock"]
+    result = envbuild(*command, "--profile", "sample", "--lock", site.lock.short)
     assert (result.code, result.document["profile"], result.document["lock"]) == (0, "sample", site.lock.id)
 
 
@@ -425,8 +425,8 @@ def test_an_ordinary_child(site: Site) -> None:
             "User": "1000",
             "WorkingDir": "/app",
         }
-    asked = ("verify", f"{site.registry.host}/team/app:app", "--key", "team.pub", *with_base(site))
-    plain = envbuild(*asked)
+    command = ("verify", f"{site.registry.host}/team/app:app", "--key", "team.pub", *with_base(site))
+    plain = envbuild(*command)
     assert plain.stdout == f"{digest_of(site, 'app')}\n"
     assert f"child of {site.registry.host}/team/sample@{base}" in plain.stderr and '"/app"' in plain.stderr
 

@@ -46,10 +46,10 @@ _FOLDER = Path("/var/tmp")
 
 
 def main() -> int:
-    asked = _asked()
-    if asked.report:
-        return _publish([one for file in asked.report for one in _read(file)])
-    counts = _counts(asked.names or COUNTS, asked.count, SLICE if asked.slice else COUNTS)
+    arguments = _arguments()
+    if arguments.report:
+        return _publish([one for file in arguments.report for one in _read(file)])
+    counts = _counts(arguments.names or COUNTS, arguments.count, SLICE if arguments.slice else COUNTS)
     short = _short_of_room(counts)
     if short:
         sys.exit(short)
@@ -61,18 +61,18 @@ def main() -> int:
             sys.exit("docker-registry is not installed, and it can only be downloaded on Debian")
         isolation.leave_network()
         kinds: dict[str, Callable[[], Campaign]] = {
-            "kill": lambda: Kills(starts=asked.starts),
-            "engine": lambda: Engines(starts=asked.starts),
+            "kill": lambda: Kills(starts=arguments.starts),
+            "engine": lambda: Engines(starts=arguments.starts),
             "registry": lambda: registries.Registries(program or Path()),
             "index": Indexes,
-            "gpu": lambda: Kills(starts=asked.starts, name="gpu", moments=BUILD),
+            "gpu": lambda: Kills(starts=arguments.starts, name="gpu", moments=BUILD),
         }
         for product, names in itertools.groupby(counts, _product):
             with place.place(Path(folder) / "place", product, stocked[product.extends]) as there:
                 for name in names:
-                    keep = functools.partial(_keep, asked.json, tuple(ran))  # keep finished campaigns if cut short
-                    ran.append(_run(kinds[name](), there, counts[name], asked.seed, keep))
-    if not asked.json and not asked.names and counts == COUNTS:  # a partial campaign is not a result
+                    keep = functools.partial(_keep, arguments.json, tuple(ran))  # keep finished campaigns if cut short
+                    ran.append(_run(kinds[name](), there, counts[name], arguments.seed, keep))
+    if not arguments.json and not arguments.names and counts == COUNTS:  # a partial campaign is not a result
         return _publish(ran)
     return 1 if any(one.breaches for one in ran) else 0
 
@@ -99,7 +99,7 @@ def _product(name: str) -> Product:
     return PRODUCTS.get(name, CPU)
 
 
-def _asked() -> argparse.Namespace:
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=positive, help="faults of each campaign; gpu has 30 at most")
     parser.add_argument("--slice", action="store_true", help="a few of each")
@@ -113,19 +113,19 @@ def _asked() -> argparse.Namespace:
         "--report", type=Path, action="append", metavar="FILE", help="write the result of it; may be repeated"
     )
     parser.add_argument("names", nargs="*", metavar="CAMPAIGN", help=f"all without any: {', '.join(COUNTS)}")
-    asked = parser.parse_args()
-    unknown = sorted(set(asked.names) - set(COUNTS))
+    arguments = parser.parse_args()
+    unknown = sorted(set(arguments.names) - set(COUNTS))
     if unknown:
         parser.error(f"unknown campaign {unknown[0]!r}")
-    if asked.report and asked.names:
+    if arguments.report and arguments.names:
         parser.error("--report makes a result of files, and runs no campaign")
-    for name in asked.names or COUNTS:
-        if asked.starts and name in _BEGINNINGS and not set(asked.starts) & set(_BEGINNINGS[name]):
+    for name in arguments.names or COUNTS:
+        if arguments.starts and name in _BEGINNINGS and not set(arguments.starts) & set(_BEGINNINGS[name]):
             parser.error(f"--starts: no round of {name} begins so; its: {', '.join(_BEGINNINGS[name])}")
-    lacking = None if asked.report else engines.lacking()
+    lacking = None if arguments.report else engines.lacking()
     if lacking:
         parser.error(lacking)
-    return asked
+    return arguments
 
 
 def _run(campaign: Campaign, there: Place, count: int, seed: int, keep: Callable[[Ran], None]) -> Ran:

@@ -17,6 +17,6 @@ def leave_network() -> None:
     if libc.unshare(_CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), "no network namespace of its own")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        asked = struct.pack("16sH14x", b"lo", 0)
-        flags = struct.unpack("16sH14x", fcntl.ioctl(any_socket, _GET_FLAGS, asked))[1]
+        query = struct.pack("16sH14x", b"lo", 0)
+        flags = struct.unpack("16sH14x", fcntl.ioctl(any_socket, _GET_FLAGS, query))[1]
         fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sH14x", b"lo", flags | _UP))

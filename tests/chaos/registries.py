@@ -82,8 +82,8 @@ class Registries:
         delay = dice.uniform(0.3, self.seconds[self.kind])
         target = f"{self.server.host}/{self.repository}"
         key = str(place.root / "team.pub")
-        asked = ("verify", f"{target}:verified", "--key", key) if self.kind == "verify" else ("push", NAME, target)
-        running = place.start(*asked, "--json")
+        command = ("verify", f"{target}:verified", "--key", key) if self.kind == "verify" else ("push", NAME, target)
+        running = place.start(*command, "--json")
         if wait(delay, lambda: not running.alive()):
             running.finish()
             return None

@@ -40,10 +40,10 @@ def test_the_tests_run_no_gpu_image() -> None:
     assert campaign._counts(["gpu"], 5, campaign.SLICE) == {}
 
 
-@pytest.mark.parametrize(("asked", "counted"), [(None, 12), (5, 5), (30, 30), (200, 30)])
-def test_a_gpu_image_is_killed_so_often(asked: int | None, counted: int) -> None:
-    assert campaign._counts(["gpu"], asked, campaign.COUNTS) == {"gpu": counted}
-    assert campaign._counts(["kill"], asked, campaign.COUNTS) == {"kill": asked or 200}
+@pytest.mark.parametrize(("count", "counted"), [(None, 12), (5, 5), (30, 30), (200, 30)])
+def test_a_gpu_image_is_killed_so_often(count: int | None, counted: int) -> None:
+    assert campaign._counts(["gpu"], count, campaign.COUNTS) == {"gpu": counted}
+    assert campaign._counts(["kill"], count, campaign.COUNTS) == {"kill": count or 200}
 
 
 @pytest.mark.parametrize("free", [29.9e9, 30e9])
@@ -66,15 +66,15 @@ def test_starts_without_a_round_are_reported() -> None:
 def test_options_take_no_campaigns_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "lacking", lambda: None)
     monkeypatch.setattr(sys, "argv", ["campaign", "--starts", "switch", "--starts", "relock", "kill", "engine"])
-    asked = campaign._asked()
-    assert (asked.starts, asked.names) == (["switch", "relock"], ["kill", "engine"])
+    arguments = campaign._arguments()
+    assert (arguments.starts, arguments.names) == (["switch", "relock"], ["kill", "engine"])
 
 
 @pytest.mark.parametrize("argv", [["--report", "a.json", "b.json"], ["--report", "a.json", "kill"]])
 def test_a_report_runs_no_campaign(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["campaign", *argv])
     with pytest.raises(SystemExit, match="2"):
-        campaign._asked()
+        campaign._arguments()
 
 
 @pytest.mark.parametrize("moments", [MAKE, BUILD])
@@ -103,16 +103,16 @@ def test_the_two_gpu_images_differ_in_one_pin() -> None:
 
 
 def test_an_image_that_can_only_be_built_is_never_verified(tmp_path: Path) -> None:
-    asked = []
+    calls = []
 
     def images(name: str) -> list[dict[str, str]]:
-        asked.append(name)
+        calls.append(name)
         return [{"Id": f"sha256:{'0' * 64}"}]
 
     there = place(tmp_path, SimpleNamespace(api=SimpleNamespace(images=images)), product=GPU)
     assert [breach.kind for breach in Kills().extra(there)] == [WRONG]
     assert Kills().extra(replace(there, product=CPU)) == []  # for CPU images, the evidence is checked instead
-    assert asked == [f"envbuild/{NAME}:verified"]
+    assert calls == [f"envbuild/{NAME}:verified"]
 
 
 def test_the_stores_of_a_place_are_looked_at(tmp_path: Path) -> None:

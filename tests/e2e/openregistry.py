@@ -79,9 +79,9 @@ class OpenRegistry:
 
     def ask(self, path: str, **headers: str) -> bytes:
         """Return the answer's content; empty if the registry does not answer or refuses."""
-        asked = urllib.request.Request(f"http://{self.host}{path}", headers=headers)
+        request = urllib.request.Request(f"http://{self.host}{path}", headers=headers)
         try:
-            with urllib.request.urlopen(asked, timeout=10) as answer:
+            with urllib.request.urlopen(request, timeout=10) as answer:
                 return bytes(answer.read())
         except OSError:
             return b""

@@ -91,10 +91,10 @@ def test_otherwise_the_base_is_locked_again_and_reported(aged: Aged) -> None:
 
 
 class Recording(http.server.SimpleHTTPRequestHandler):
-    asked: list[str] = []  # noqa: RUF012
+    requests: list[str] = []  # noqa: RUF012
 
     def do_GET(self) -> None:
-        self.asked.append(urllib.parse.unquote(self.path))
+        self.requests.append(urllib.parse.unquote(self.path))
         super().do_GET()
 
     def log_message(self, format: str, *arguments: object) -> None:
@@ -120,7 +120,7 @@ def test_a_snapshot_archive_has_it_and_then_mmdebstrap_is_missing(aged: Aged, sn
     path = path_without(scratch / "bin", "mmdebstrap")
     assert aged.project.run("lock", aged.name).code == 0
     done = aged.project.run("build", aged.name, "--locked", "--json", PATH=path, no_proxy="127.0.0.1")
-    assert Recording.asked == [f"/{aged.made}/{aged.deb.path}"]
+    assert Recording.requests == [f"/{aged.made}/{aged.deb.path}"]
     assert (aged.project.cached("debs") / aged.deb.sha256 / aged.deb.file).is_file()
     assert [step["name"] for step in done.document["steps"]] == ["load profile", "resolve", "lock", "render"]
     # the base of this lock was never built here

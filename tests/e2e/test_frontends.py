@@ -34,8 +34,8 @@ def shell(made: Proved, command: str, stdin: str) -> str:
 
 def test_only_what_is_asked_for_runs_and_must_pass(quick: Proved, tmp_path: Path) -> None:
     report = tmp_path / "junit.xml"
-    asked = ["--probe", "gemm.exact", "--probe", "gemm.accuracy"]
-    done = quick.project.run("test", quick.name, *asked, "--junit", str(report), "--json")
+    options = ["--probe", "gemm.exact", "--probe", "gemm.accuracy"]
+    done = quick.project.run("test", quick.name, *options, "--junit", str(report), "--json")
     assert done.code == 0, done.stderr
     assert [row["name"] for row in done.document["probes"]] == ["gemm.exact", "gemm.accuracy"]
     (suite,) = ElementTree.parse(report).getroot()

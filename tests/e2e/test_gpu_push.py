@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.images]
 # Does what `push` does with a verified image, but without checking the evidence and without the tag `verified`.
 SAY = """
 import sys
-from envbuild.pipeline import push_and_bundle
+from envbuild.pipeline import push_save_and_load
 from envbuild.attest import keys_and_signatures, registry_attestations
 from envbuild.registry.oci_types import Reference
 from envbuild.registry.registry_client import Repository
@@ -33,7 +33,7 @@ place, image = Repository(reference), Engine().find(tag)
 manifest = place.manifest(reference.target)
 assert manifest.config == image.id
 subject = Subject(tag, image.id, reference.repository, manifest.digest)
-statements = push_and_bundle.statements_of(source, lock_file.read(source.known_lock), image, subject)
+statements = push_save_and_load.statements_of(source, lock_file.read(source.known_lock), image, subject)
 registry_attestations.publish(place, manifest, statements, keys_and_signatures.configured_signer())
 """
 

@@ -1,4 +1,4 @@
-"""Push to a real registry with TLS and a password, and back: verify, cosign, child images, bundles."""
+"""Push to a real registry with TLS and a password, and back: verify, cosign, child images, saved images."""
 
 from __future__ import annotations
 
@@ -76,13 +76,20 @@ def test_cosign_reads_it(site: Site, cosign: Path, workplace: Path, kind: str, f
     root = workplace / "root.json"
     root.write_text(TRUST_NO_SERVICE, encoding="utf-8")
     newer = ("--new-bundle-format", "--trusted-root", root) if form == "bundle" else ()
-    asked = ("verify-attestation", "--insecure-ignore-tlog", *newer, "--type", kind, f"{site.place}@{site.digest}")
+    verification = (
+        "verify-attestation",
+        "--insecure-ignore-tlog",
+        *newer,
+        "--type",
+        kind,
+        f"{site.place}@{site.digest}",
+    )
     env = {"DOCKER_CONFIG": str(site.team.registry.login), "SSL_CERT_FILE": str(site.team.registry.authority)}
-    assert '"payload"' in command(cosign, *asked, "--key", site.team.public, env=env)
+    assert '"payload"' in command(cosign, *verification, "--key", site.team.public, env=env)
     other = workplace / f"other-{form}-{KINDS.index(kind)}"
     site.proved.project.run("keygen", "-o", str(other), ENVBUILD_KEY_PASSPHRASE="x")
     with pytest.raises(AssertionError, match="accepted signatures do not match"):
-        command(cosign, *asked, "--key", other.with_suffix(".pub"), env=env)
+        command(cosign, *verification, "--key", other.with_suffix(".pub"), env=env)
 
 
 def test_killed_at_each_step_verified_is_not_there_and_the_next_push_finishes(

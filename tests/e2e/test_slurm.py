@@ -82,9 +82,9 @@ class Bare:
     def run(self, site: SlurmSite, reference: str, node: str = "", *, gpus: bool = False) -> TestRun:
         """Run and judge one probe: env.identity if Slurm assigns a GPU, else the crash test of products."""
         names = database.gpus()["h20"].all_names if gpus else ()
-        asked = RunRequest(probes=("env.identity" if gpus else "gemm.crash",))
+        request = RunRequest(probes=("env.identity" if gpus else "gemm.crash",))
         known = handle(reference) or reference
-        prepared = selftest_job.make_job(known, SelfTest(), {}, "3.11", names, asked, models=("h20",) if gpus else ())
+        prepared = selftest_job.make_job(known, SelfTest(), {}, "3.11", names, request, models=("h20",) if gpus else ())
         image = Image(known, known, (), {}, {}, 1)
         site = replace(site, folder=str(self.place.shared), grace=3, constraint=node or None)
         runner = Slurm(site, image, reference if site.registry else None, "bare")

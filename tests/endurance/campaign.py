@@ -33,17 +33,17 @@ def say(text: object) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def disks(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
+def disks(folder: Path, arguments: argparse.Namespace) -> tuple[list[str], int]:
     """Run each step that writes to a disk with this disk full."""
     with ExitStack() as stack:
         engine_disk = stack.enter_context(disk(folder / "engine", 8 << 30))
         small = stack.enter_context(disk(folder / "disk", 3 << 30))
         own = stack.enter_context(own_engine(engine_disk.folder / "data"))
-        rounds = full.steps(full.Site(folder, own, small, engine_disk), asked.only or full.every(), say)
+        rounds = full.steps(full.Site(folder, own, small, engine_disk), arguments.only or full.every(), say)
     return _full("the disk of a place is filled to its last block when the step begins", rounds)
 
 
-def commands(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
+def commands(folder: Path, arguments: argparse.Namespace) -> tuple[list[str], int]:
     """Run every command that writes to the project with the project's disk full."""
     with disk(folder / "disk", 64 << 20) as small:
         rounds = full.commands(full.Site(folder, None, small, small), say)
@@ -72,7 +72,7 @@ def _cell(faults: Sequence[str]) -> str:
     return "; ".join(faults).replace("|", "/").replace("\n", " ") or "-"
 
 
-def no_memory(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
+def no_memory(folder: Path, arguments: argparse.Namespace) -> tuple[list[str], int]:
     """Run a build step, the audit and a probe with too little memory."""
     why = memory.limitable()
     if why:
@@ -85,10 +85,10 @@ def no_memory(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
     return [*head, *rows], sum(bool(one.faults) for one in rounds)
 
 
-def crowds(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
+def crowds(folder: Path, arguments: argparse.Namespace) -> tuple[list[str], int]:
     """Run eight processes on four profiles that change meanwhile."""
     with own_engine(folder / "data") as own:
-        many = together.crowd(folder, own.host, secrets.token_hex(3), 8, 4, asked.seconds)
+        many = together.crowd(folder, own.host, secrets.token_hex(3), 8, 4, arguments.seconds)
     return _crowded(many, len(many.makes), many.tested, len(many.refused)), len(many.faults)
 
 
@@ -102,7 +102,7 @@ def _crowded(many: together.Crowd, made: int, tested: int, refused: int) -> list
     ]
 
 
-def two_users(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
+def two_users(folder: Path, arguments: argparse.Namespace) -> tuple[list[str], int]:
     """Run two users on one engine, with a profile of the same name and another profile each."""
     why = together.may_share(UID)
     if why:
@@ -110,26 +110,26 @@ def two_users(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
     with own_engine(folder / "data") as own:
         users = [together.user(folder, uid, machine_cache("wheels").parent) for uid in (0, UID)]
         group = Path(own.host.removeprefix("unix://")).stat().st_gid
-        two = together.two(folder, own.host, secrets.token_hex(3), users, asked.rounds, group)
+        two = together.two(folder, own.host, secrets.token_hex(3), users, arguments.rounds, group)
     return [
         f"Two users (uid 0 and {UID}; homes, caches and states of their own) made a profile of the same name and one",
-        f"of their own at once, {asked.rounds} times, {two.seconds:.0f} s: {len(two.makes)} makes ended verified,",
+        f"of their own at once, {arguments.rounds} times, {two.seconds:.0f} s: {len(two.makes)} makes ended verified,",
         f"{two.tested} with a self-test of their own. Faults: {len(two.faults)}.",
         *(f"- {fault}" for fault in two.faults),
     ], len(two.faults)
 
 
-def soaking(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
+def soaking(folder: Path, arguments: argparse.Namespace) -> tuple[list[str], int]:
     """Run `make` of cpu repeatedly with nothing changed."""
     with own_engine(folder / "data") as own:
-        rows = soak.run(soak.unchanged(folder, own, asked.makes), say)
+        rows = soak.run(soak.unchanged(folder, own, arguments.makes), say)
     return _grown("nothing changed", rows, 10)
 
 
-def pinning(folder: Path, asked: argparse.Namespace) -> tuple[list[str], int]:
+def pinning(folder: Path, arguments: argparse.Namespace) -> tuple[list[str], int]:
     """Run `make` of a profile whose pin changes each time; old images are pruned after each."""
     with own_engine(folder / "data") as own:
-        rows = soak.run(soak.changed(folder, own, asked.changes), say)
+        rows = soak.run(soak.changed(folder, own, arguments.changes), say)
     return _grown(f"the pin of a package another each time, of {len(soak.PINS)}", rows, 2 * len(soak.PINS))
 
 
@@ -168,19 +168,19 @@ def main() -> int:
         help="of disks",
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"all without any: {', '.join(PARTS)}")
-    asked = parser.parse_args()
-    unknown = sorted(set(asked.parts) - set(PARTS))
+    arguments = parser.parse_args()
+    unknown = sorted(set(arguments.parts) - set(PARTS))
     why = usable() or lacking()
     if unknown or why:
         parser.error(f"unknown part {unknown[0]!r}" if unknown else str(why))
-    if asked.only and asked.parts not in ([], ["disks"]):
+    if arguments.only and arguments.parts not in ([], ["disks"]):
         parser.error("--only is of the part disks")
-    few = asked.only or any(getattr(asked, name) < parser.get_default(name) for name in _COUNTED)
+    few = arguments.only or any(getattr(arguments, name) < parser.get_default(name) for name in _COUNTED)
     faults = 0
-    for part in ["disks"] if asked.only else asked.parts or PARTS:
+    for part in ["disks"] if arguments.only else arguments.parts or PARTS:
         with tempfile.TemporaryDirectory(prefix="endure-", ignore_cleanup_errors=True) as name:
             begin = time.time()
-            lines, bad = PARTS[part][1](Path(name), asked)
+            lines, bad = PARTS[part][1](Path(name), arguments)
             faults += bad
             if few:  # a partial campaign is not a result
                 print("\n".join(lines))

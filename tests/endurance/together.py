@@ -143,8 +143,8 @@ def containers(host: str, kind: str) -> list[str]:
 
 def remove(host: str, names: Sequence[str]) -> None:
     for name in names:
-        asked = ("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", f"envbuild/{name}")
-        listed = docker(*asked, env=_engine(host)).split()
+        arguments = ("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", f"envbuild/{name}")
+        listed = docker(*arguments, env=_engine(host)).split()
         if listed:
             docker("image", "rm", "--force", *listed, env=_engine(host))
         shutil.rmtree(machine_cache("contexts") / name, ignore_errors=True)

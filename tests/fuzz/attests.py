@@ -27,13 +27,13 @@ from urllib3 import HTTPResponse
 from envbuild.attest import (
     child_layer_check,
     community_evidence,
-    image_bundle_file,
     image_verifier,
     in_toto_statements,
     keys_and_signatures,
     policy,
     policy_check,
     registry_attestations,
+    saved_image_file,
     trusted_statements,
 )
 from envbuild.attest.in_toto_statements import BuildDetails, Subject
@@ -159,11 +159,11 @@ def _signed(draw: Draw) -> tuple[list[dict[str, Any]], Policy]:
 
 def _statements(value: tuple[list[dict[str, Any]], Policy]) -> None:
     """Statements are accepted, or refused with a reason; accepted ones can be judged and reported."""
-    envelopes, asked = value
+    envelopes, policy_read = value
     believed = trusted_statements.believe(envelopes, [signer().public], _image_id())
     for build in believed.builds:
-        policy_check.of_build(build, believed.records, asked, NOW)
-    on, reasons = policy_check.of_records(believed.records, asked, NOW)
+        policy_check.of_build(build, believed.records, policy_read, NOW)
+    on, reasons = policy_check.of_records(believed.records, policy_read, NOW)
     json.dumps([[proof.reason for proof in on], [str(reason) for reason in reasons]])
     for envelope in envelopes:
         try:
@@ -327,7 +327,7 @@ class _Answers(HTTPAdapter):
         return found.get(kind) if isinstance(found, dict) else None
 
 
-def _asked(documents: dict[str, Any]) -> None:
+def _check_registry(documents: dict[str, Any]) -> None:
     """Verify the registry's image: the result has reasons, or is an error of ours."""
     http = requests.Session()
     http.trust_env = False
@@ -431,15 +431,15 @@ def _members() -> tuple[tuple[str, bytes], ...]:
     return (
         *held.items(),
         (oci_layout_writer.INDEX, json.dumps(index).encode()),
-        (image_bundle_file.KEY, signer().public.pem),
+        (saved_image_file.KEY, signer().public.pem),
     )
 
 
 def _bundle(raw: bytes) -> None:
     file = Path("x.tar")
     file.write_bytes(raw)
-    found = image_bundle_file.Bundle(file)
-    for name in (image_bundle_file.KEY, image_bundle_file.LOCK, oci_layout_writer.INDEX):
+    found = saved_image_file.SavedImage(file)
+    for name in (saved_image_file.KEY, saved_image_file.LOCK, oci_layout_writer.INDEX):
         try:
             found.file(name)
         except Refusal:
@@ -500,7 +500,7 @@ def _pems() -> list[bytes]:
 TARGETS = (
     Target("signed statement", st.deferred(_signed), _statements, 9),
     Target("envelope", _FILES, _envelope, 68),
-    Target("registry", st.deferred(_registries), _asked, 9),
+    Target("registry", st.deferred(_registries), _check_registry, 9),
     Target("layer", tars.layers(), _layer, 9),
     Target("layer next to ours", tars.reordered(), _read_foreign_layer, 9),
     Target("bundle", st.deferred(lambda: tars.tars(_members())), _bundle, 9),

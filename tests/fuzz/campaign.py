@@ -27,16 +27,16 @@ def main() -> int:
     parser.add_argument("--inputs", type=positive, default=INPUTS, help="in all")
     parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same inputs")
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"all without any: {', '.join(TARGETS)}")
-    asked = parser.parse_args()
-    unknown = sorted(set(asked.targets) - set(TARGETS))
+    arguments = parser.parse_args()
+    unknown = sorted(set(arguments.targets) - set(TARGETS))
     if unknown:
         parser.error(f"unknown target {unknown[0]!r}")
     warnings.simplefilter("ignore")
-    names = asked.targets or list(TARGETS)
+    names = arguments.targets or list(TARGETS)
     begin, shares = time.time(), sum(TARGETS[one].share for one in names)
-    runs = [_run(name, asked.inputs, shares, asked.seed) for name in names]
-    if not asked.targets and asked.inputs >= INPUTS:  # a partial campaign is not a result
-        write("fuzz", _report(runs, asked.seed, time.time() - begin))
+    runs = [_run(name, arguments.inputs, shares, arguments.seed) for name in names]
+    if not arguments.targets and arguments.inputs >= INPUTS:  # a partial campaign is not a result
+        write("fuzz", _report(runs, arguments.seed, time.time() - begin))
     return 1 if any(run.faults for run in runs) else 0
 
 

@@ -50,7 +50,7 @@ KUBERNETES: list[Any] = [
 ]  # fmt: skip
 
 
-def _asked(settings: list[Any]) -> st.SearchStrategy[dict[str, Any]]:
+def _jobs(settings: list[Any]) -> st.SearchStrategy[dict[str, Any]]:
     words = [text for text in TEXTS if "\n" not in text and "\r" not in text]  # as in a job: no line of its own
     good = st.sampled_from((ID, f"registry.example:5000/team/h20@{ID}", f"[::1]:5000/a@{ID}"))
     image = st.one_of(
@@ -73,8 +73,8 @@ def _asked(settings: list[Any]) -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
-def _job(asked: Mapping[str, Any], words: list[str]) -> Job:
-    return dataclasses.replace(JOB if asked["gpu"] else CPU, argv=("python", "-I", *words))
+def _job(drawn: Mapping[str, Any], words: list[str]) -> Job:
+    return dataclasses.replace(JOB if drawn["gpu"] else CPU, argv=("python", "-I", *words))
 
 
 def _settings(found: Any) -> Mapping[str, Any]:
@@ -82,11 +82,11 @@ def _settings(found: Any) -> Mapping[str, Any]:
     return found if isinstance(found, dict) and all(isinstance(key, str) for key in found) else {}
 
 
-def _sbatch(asked: dict[str, Any]) -> None:
-    site = slurm_settings.parse(_settings(asked["settings"]), {}, database.gpus().__contains__)
-    job, folder = _job(asked, asked["words"]), PurePosixPath(asked["folder"])
-    text = batch_script.render(job, site, folder, asked["name"], (asked["image"],))
-    judge_script(text, job, site, str(folder), asked["name"], asked["image"])
+def _sbatch(drawn: dict[str, Any]) -> None:
+    site = slurm_settings.parse(_settings(drawn["settings"]), {}, database.gpus().__contains__)
+    job, folder = _job(drawn, drawn["words"]), PurePosixPath(drawn["folder"])
+    text = batch_script.render(job, site, folder, drawn["name"], (drawn["image"],))
+    judge_script(text, job, site, str(folder), drawn["name"], drawn["image"])
 
 
 def judge_script(text: str, job: Job, site: slurm_settings.SlurmSite, folder: str, name: str, image: str) -> None:
@@ -100,15 +100,15 @@ def judge_script(text: str, job: Job, site: slurm_settings.SlurmSite, folder: st
     skeleton = batch_script.render(standing, plain, PurePosixPath(FOLDER), NAME, (IMAGE,))
     lines, expected = text.split("\n"), skeleton.split("\n")
     options = dict(_options(lines))
-    asked = {"partition": site.partition, "account": site.account, "constraint": site.constraint, "time": site.time,
+    arguments = {"partition": site.partition, "account": site.account, "constraint": site.constraint, "time": site.time,
              "qos": site.qos, "reservation": site.reservation, "cpus-per-task": site.cpus_per_task}  # fmt: skip
-    for key, value in asked.items():
+    for key, value in arguments.items():
         assert key == "time" or options.get(key) == value, key
     assert site.mem is None or options["mem"] == site.mem
     assert options["job-name"] == name and options["output"] == f"{folder}/slurm.log"
     gres = f"{site.gres.get(job.models[0], f'gpu:{job.models[0]}')}:{job.count}" if job.gpus else None
     assert options.get("gres") == gres and ("requeue" in options) is site.requeue
-    known = {"job-name", "output", "open-mode", "nodes", "ntasks", "mem", "time", "export", *asked, "gres"}
+    known = {"job-name", "output", "open-mode", "nodes", "ntasks", "mem", "time", "export", *arguments, "gres"}
     assert set(options) <= known | {"requeue", "no-requeue"}
     code, wanted = ([line for line in found if not line.startswith("#")] for found in (lines, expected))
     assert len(code) == len(wanted), "a line more or less"
@@ -143,11 +143,11 @@ def _meant(word: str, meant: Mapping[str, str]) -> str:
     return re.sub(pattern, lambda match: meant[match[0]], word)
 
 
-def _manifest(asked: dict[str, Any]) -> None:
-    site = kubernetes_settings.parse(_settings(asked["settings"]), {}, database.gpus().__contains__)
-    job = _job(asked, asked["words"])
-    made = job_manifest.render(job, site, asked["name"], asked["image"])
-    judge_job(made, job, site, asked["name"], asked["image"])
+def _manifest(drawn: dict[str, Any]) -> None:
+    site = kubernetes_settings.parse(_settings(drawn["settings"]), {}, database.gpus().__contains__)
+    job = _job(drawn, drawn["words"])
+    made = job_manifest.render(job, site, drawn["name"], drawn["image"])
+    judge_job(made, job, site, drawn["name"], drawn["image"])
 
 
 def judge_job(
@@ -211,6 +211,6 @@ def _placed(placed: Mapping[str, Any], job: Job, site: kubernetes_settings.Kuber
 
 
 TARGETS = (
-    Target("batch script", _asked(SLURM), _sbatch, 9),
-    Target("Job", _asked(KUBERNETES), _manifest, 9),
+    Target("batch script", _jobs(SLURM), _sbatch, 9),
+    Target("Job", _jobs(KUBERNETES), _manifest, 9),
 )

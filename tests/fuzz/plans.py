@@ -75,8 +75,8 @@ def _profile(raw: bytes) -> None:
     plan = plan_resolver.resolve(source)
     made = lock_for(plan)
     judged(made)
-    asked = {key: value for key, value in source.profile.env.items() if key in made.environment}
-    assert asked.items() <= made.environment.items()
+    required = {key: value for key, value in source.profile.env.items() if key in made.environment}
+    assert required.items() <= made.environment.items()
     lock_file.write(made, folder / "sample.lock.yaml", "sample")
     assert lock_file.read(folder / "sample.lock.yaml") == made
 

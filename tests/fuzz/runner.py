@@ -52,14 +52,14 @@ class Run:
 def around(target: Target, number: int, **options: Any) -> Callable[[Callable[[Any], None]], Callable[[], None]]:
     """A hypothesis test of so many inputs of a target, around what is to be done with each. Nothing is remembered from
     one run to the next; `options` as hypothesis.settings has them."""
-    asked = settings(
+    with_settings = settings(
         max_examples=number,
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),
         **options,
     )
-    return lambda function: asked(given(target.inputs)(function))
+    return lambda function: with_settings(given(target.inputs)(function))
 
 
 def campaign(target: Target, number: int, start: int) -> Run:

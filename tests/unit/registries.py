@@ -39,7 +39,7 @@ class Registry:
     lengths: list[str | None] = field(default_factory=list)  # Content-Length of uploads
     blobs: dict[str, bytes] = field(default_factory=dict)
     manifests: dict[str, tuple[str, bytes]] = field(default_factory=dict)
-    asked: list[tuple[str, str]] = field(default_factory=list)  # request line, Authorization
+    requests: list[tuple[str, str]] = field(default_factory=list)  # request line, Authorization
     port: int = 0
 
     @property
@@ -47,7 +47,7 @@ class Registry:
         return f"127.0.0.1:{self.port}"
 
     def written(self) -> list[str]:
-        return [line for line, _ in self.asked if line.startswith(("PUT", "POST"))]
+        return [line for line, _ in self.requests if line.startswith(("PUT", "POST"))]
 
     def put(self, media_type: str, document: Mapping[str, Any], *targets: str) -> str:
         raw = json.dumps(document).encode()
@@ -81,13 +81,13 @@ class _Handler(BaseHTTPRequestHandler):
                 return None
         if self.command == "PATCH" and registry.cut_parts:
             count = registry.cut_parts.pop(0)
-            registry.asked.append((f"PATCH, {count} of {length} bytes", ""))
+            registry.requests.append((f"PATCH, {count} of {length} bytes", ""))
             registry.sessions[self.path.partition("?")[0]] += self.rfile.read(count)
             self.close_connection = True
             return None
         raw = self.rfile.read(length)
         path, _, query = self.path.partition("?")
-        registry.asked.append((f"{self.command} {path}", self.headers.get("Authorization", "")))
+        registry.requests.append((f"{self.command} {path}", self.headers.get("Authorization", "")))
         if path in registry.lies:
             return self._answer(*registry.lies[path])
         if path == "/token":
@@ -134,10 +134,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _upload(self, target: str, query: str, raw: bytes) -> None:
         registry, path = self.registry, self.path.partition("?")[0]
         if self.command == "POST":
-            asked = dict(urllib.parse.parse_qsl(query))
-            digest = asked.get("mount", "")
-            if digest in registry.mounts.get(asked.get("from", ""), ()):
-                registry.blobs[digest] = registry.mounts[asked["from"]][digest]
+            parameters = dict(urllib.parse.parse_qsl(query))
+            digest = parameters.get("mount", "")
+            if digest in registry.mounts.get(parameters.get("from", ""), ()):
+                registry.blobs[digest] = registry.mounts[parameters["from"]][digest]
                 return self._answer(201, {}, b"")
             place = f"{path}{len(registry.sessions)}"
             registry.sessions[place] = bytearray()

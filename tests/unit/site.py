@@ -22,7 +22,7 @@ from envbuild.image.docker_engine import Image
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
-from envbuild.pipeline import push_and_bundle
+from envbuild.pipeline import push_save_and_load
 from envbuild.pipeline.step_context import StepContext
 from envbuild.profile.loaded_profile import Source
 from envbuild.registry import oci_types
@@ -134,9 +134,9 @@ def proved(project: Path, monkeypatch: pytest.MonkeyPatch, day: int = 0) -> Iter
     monkeypatch.setattr(build_records_and_comparison, "all_records", lambda image_id=None: iter([record]))
     with serving(Registry()) as registry:
         engine = Engine(registry, image, config)
-        monkeypatch.setattr(push_and_bundle, "existing", lambda context, source: (made, image))
+        monkeypatch.setattr(push_save_and_load, "existing", lambda context, source: (made, image))
         monkeypatch.setattr(StepContext, "engine", engine)
-        monkeypatch.setattr(push_and_bundle, "Engine", lambda: engine)
+        monkeypatch.setattr(push_save_and_load, "Engine", lambda: engine)
         found = Site(registry, engine, source, made)
         found.prove(day=day)
         yield found

@@ -133,10 +133,10 @@ def _extension(wanted: Extension) -> LockedExtension:
 
 
 def _builder(extension_toolchain: ExtensionToolchain, inside: Sequence[ArchiveRequest]) -> Builder:
-    asked = sorted(
+    names = sorted(
         Requirement(text).name for text in (*extension_toolchain.toolchain.requirements, *extension_toolchain.requires)
     )
-    wheels = tuple(LockedWheel(wheel(name), 1_000_000, lock_file.BUILDER) for name in asked)
+    wheels = tuple(LockedWheel(wheel(name), 1_000_000, lock_file.BUILDER) for name in names)
     archive = extension_toolchain.toolchain.archive
     apart = [archive] if archive and archive not in inside else []
     archives = tuple(Archive(item.name, _VERSIONS[item.name], item.sha256, 1_000_000) for item in apart)
@@ -242,7 +242,7 @@ class Index:
         default_factory=dict
     )  # file name -> upload time; with any, pages are JSON (PEP 700)
     requires: Mapping[str, str] = field(default_factory=dict)  # file name -> Requires-Python
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     port: int = 0
 
     @property
@@ -264,7 +264,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         index = self.index
-        index.asked.append(f"{self.command} {self.path}")
+        index.requests.append(f"{self.command} {self.path}")
         token = base64.b64encode(f"{index.user}:{index.password}".encode()).decode()
         if index.user and self.headers.get("Authorization") != f"Basic {token}":
             self._answer(401, b"who are you?", {"WWW-Authenticate": 'Basic realm="index"'})

@@ -17,10 +17,10 @@ import pytest
 import yaml
 
 from envbuild.attest import (
-    image_bundle_file,
     image_verifier,
     in_toto_statements,
     keys_and_signatures,
+    saved_image_file,
     trusted_statements,
 )
 from envbuild.attest.policy import Policy
@@ -98,8 +98,8 @@ def test_evidence_proves_what_it_proved(state: Path) -> None:
 
 @pytest.mark.parametrize("changes", [{"lock": f"sha256:{'0' * 64}"}, {"level": "full"}, {"require": ("train.step",)}])
 def test_evidence_does_not_prove_what_it_did_not(state: Path, changes: dict[str, Any]) -> None:
-    asked = proof_rules.RequiredProof(**{**vars(wanted()), **changes})
-    assert evidence_statements_and_store.newest_proofs(IMAGE, asked)[0].state == "stale"
+    required = proof_rules.RequiredProof(**{**vars(wanted()), **changes})
+    assert evidence_statements_and_store.newest_proofs(IMAGE, required)[0].state == "stale"
 
 
 def test_a_build_record_is_read(state: Path) -> None:
@@ -122,16 +122,16 @@ def test_a_signed_statement_of_another_key_is_not(state: Path, monkeypatch: pyte
 
 
 @pytest.fixture
-def bundle(tmp_path: Path) -> image_bundle_file.Bundle:
+def saved(tmp_path: Path) -> saved_image_file.SavedImage:
     file = tmp_path / "released.tar"
     file.write_bytes(gzip.decompress((RELEASED / "bundle.tar.gz").read_bytes()))
-    return image_bundle_file.Bundle(file)
+    return saved_image_file.SavedImage(file)
 
 
-def test_a_bundle_is_read_and_its_evidence_believed(state: Path, bundle: image_bundle_file.Bundle) -> None:
-    assert bundle.file(image_bundle_file.PROFILE) == b"released"
-    assert bundle.file(image_bundle_file.LOCK) == (RELEASED / "profiles" / "released.lock.yaml").read_bytes()
-    verdict = image_verifier.verify_at(bundle, Reference("bundle", "released", "released"), Policy((key(),)), (), NOW)
+def test_a_saved_image_is_read_and_its_evidence_believed(state: Path, saved: saved_image_file.SavedImage) -> None:
+    assert saved.file(saved_image_file.PROFILE) == b"released"
+    assert saved.file(saved_image_file.LOCK) == (RELEASED / "profiles" / "released.lock.yaml").read_bytes()
+    verdict = image_verifier.verify_at(saved, Reference("saved", "released", "released"), Policy((key(),)), (), NOW)
     assert (verdict.reasons, verdict.gpus, verdict.image and verdict.image.id) == ([], ["cpu"], IMAGE)
     assert verdict.build and verdict.build.lock.id == LOCK
 
@@ -183,18 +183,18 @@ def later(state: Path) -> Path:
 
 def test_old_evidence_does_not_count_with_later_evidence(state: Path) -> None:
     """The later evidence may say that the self-test failed since; an older envbuild cannot know."""
-    asked = wanted()
+    required = wanted()
     written = later(state)
-    (proof,) = evidence_statements_and_store.newest_proofs(IMAGE, asked)
+    (proof,) = evidence_statements_and_store.newest_proofs(IMAGE, required)
     assert (proof.state, proof.evidence) == ("stale", written)
     assert proof.reason == "a run record has format 2, this envbuild reads 1: use a newer envbuild"
 
 
 def test_later_evidence_about_another_image_does_no_harm(state: Path) -> None:
-    asked = wanted()
+    required = wanted()
     later(state).parent.rename(state / "evidence" / ("0" * 64))
     shutil.copytree(RELEASED / "state", state.parent, dirs_exist_ok=True)
-    assert evidence_statements_and_store.newest_proofs(IMAGE, asked)[0].state == "proved"
+    assert evidence_statements_and_store.newest_proofs(IMAGE, required)[0].state == "proved"
 
 
 @pytest.mark.parametrize("version", ["2", None, 1.5, [], {}, -1, True])
@@ -240,17 +240,15 @@ def test_a_later_build_statement_is_refused_by_name(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_later_word_of_a_trusted_key_is_not_outweighed(
-    state: Path, bundle: image_bundle_file.Bundle, monkeypatch: pytest.MonkeyPatch
+    state: Path, saved: saved_image_file.SavedImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bundle alone is verified; with a later signed statement about its image next to it, it is not."""
+    """The saved image alone is verified; with a later signed statement about its image next to it, it is not."""
     envelope, policy = signed(later_result(state), monkeypatch)
     both = Policy((key(), *policy.keys))
-    place = Reference("bundle", "released", "released")
-    assert image_verifier.verify_at(bundle, place, both, (), NOW).verified
-    assert [reason.id for reason in image_verifier.verify_at(bundle, place, both, (envelope,), NOW).reasons] == [
-        "newer"
-    ]
-    assert image_verifier.verify_at(bundle, place, Policy((key(),)), (envelope,), NOW).verified, (
+    place = Reference("saved", "released", "released")
+    assert image_verifier.verify_at(saved, place, both, (), NOW).verified
+    assert [reason.id for reason in image_verifier.verify_at(saved, place, both, (envelope,), NOW).reasons] == ["newer"]
+    assert image_verifier.verify_at(saved, place, Policy((key(),)), (envelope,), NOW).verified, (
         "of a key that nobody trusts"
     )
 

@@ -135,12 +135,12 @@ class Slurm:
         if done.code != 0 or not found:
             refusal = f"Slurm refused the job: {_words(done)}"
             kind = _NotTaken if done.code and "timed out" not in refusal.lower() else RunnerError
-            raise kind(refusal, ending="refused", hint=f"{self._asked(job)}\n--dry-run shows its script")
+            raise kind(refusal, ending="refused", hint=f"{self._request_text(job)}\n--dry-run shows its script")
         ticket = job_resume_tickets.made(found[1], self._token, self.image, job, str(folder))
         job_resume_tickets.keep(_NAME, ticket)
         return ticket
 
-    def _asked(self, job: Job) -> str:
+    def _request_text(self, job: Job) -> str:
         return requested_resources(job, self._site, self._profile, self._origins)
 
     def _resumed(self, job: Job) -> Ticket:
@@ -153,13 +153,13 @@ class Slurm:
     def _wait(self, ticket: Ticket, job: Job, watch: Watch) -> tuple[Path, JobOutcome]:
         """Waits for the outcome of the job's last attempt, and for all files that it lists. Raises RunnerError, and
         NotProved if Slurm can never start the job."""
-        tail, shown, asked, over_since, silent_since = shared_job_folder.FileTail(watch.line), "", -ASK, None, None
+        tail, shown, last_query, over_since, silent_since = shared_job_folder.FileTail(watch.line), "", -ASK, None, None
         queue = Queue(self._site.queue)
         while True:
             now = time.monotonic()
-            if now - asked >= ASK:
+            if now - last_query >= ASK:
                 known, last = _ask(ticket.job)
-                asked = now
+                last_query = now
                 silent_since = None if known else (silent_since or now)
                 self._last = last or self._last
                 text = self._progress(known, last)
@@ -170,7 +170,7 @@ class Slurm:
                 over_since = (over_since or now) if over else None
                 if ends := queue.ends(ticket.job, last, now):
                     self._cancel(ticket.name, watch)
-                    ends.hint = f"{ends.hint}\n{self._asked(job)}"
+                    ends.hint = f"{ends.hint}\n{self._request_text(job)}"
                     raise ends
             attempt = shared_job_folder.latest_attempt(Path(ticket.place))
             if attempt:

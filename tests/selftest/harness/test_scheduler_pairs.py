@@ -59,9 +59,9 @@ def test_probes_that_may_run_at_the_same_time(waiting: str, companions: str) -> 
 def test_where_two_work_at_the_same_time(
     changes: dict[str, object], memory: int, gpus: tuple[Window, ...], pairs: bool
 ) -> None:
-    asked = dataclasses.replace(JobDocument(nonce="0" * 32, threads=2, device="cpu"), **changes)  # type: ignore[arg-type]
+    job = dataclasses.replace(JobDocument(nonce="0" * 32, threads=2, device="cpu"), **changes)  # type: ignore[arg-type]
     report = Report({str(index): window for index, window in enumerate(gpus)})
-    assert probe_scheduler.works_in_pairs(asked, memory, report) is pairs
+    assert probe_scheduler.works_in_pairs(job, memory, report) is pairs
 
 
 @pytest.mark.parametrize(

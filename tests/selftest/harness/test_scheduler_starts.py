@@ -79,10 +79,10 @@ def test_how_many_start_ahead(
     changes: dict[str, object], numbers: list[dict[str, int]], by_one: int, by_two: int
 ) -> None:
     """Counted while one probe runs, and while two run."""
-    asked = dataclasses.replace(JobDocument(nonce="0" * 32, device="cuda", threads=16), **changes)  # type: ignore[arg-type]
+    job = dataclasses.replace(JobDocument(nonce="0" * 32, device="cuda", threads=16), **changes)  # type: ignore[arg-type]
     report = Report({str(index): Window.at(one) for index, one in enumerate(numbers)})
-    assert probe_scheduler.start_ahead(asked, report, working=1) == by_one
-    assert probe_scheduler.start_ahead(asked, report, working=2) == by_two
+    assert probe_scheduler.start_ahead(job, report, working=1) == by_one
+    assert probe_scheduler.start_ahead(job, report, working=2) == by_two
 
 
 @pytest.fixture(scope="module")

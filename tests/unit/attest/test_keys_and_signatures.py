@@ -210,21 +210,21 @@ def test_a_path_of_the_users_folder_is_followed(signer: Signer) -> None:
 
 def test_children_get_the_passphrase_that_was_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert keys_and_signatures.for_children() == {}
-    asked: list[str] = []
+    calls: list[str] = []
     private, _ = keys_and_signatures.generate(SECRET)
     monkeypatch.setenv("ENVBUILD_SIGNING_KEY", private.decode())
 
     def ask(prompt: str) -> str:
-        asked.append(prompt)
+        calls.append(prompt)
         return SECRET
 
     with monkeypatch.context() as here:
         here.setattr(keys_and_signatures, "passphrase", ask)
         given = keys_and_signatures.for_children()
-    assert (list(given.values()), len(asked)) == ([SECRET], 1)
+    assert (list(given.values()), len(calls)) == ([SECRET], 1)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    keys_and_signatures.receive()  # at the start, so that no child process inherits it until it signs
+    keys_and_signatures.take_passphrase()  # at the start, so that no child process inherits it until it signs
     assert SECRET not in os.environ.values()
     assert keys_and_signatures.configured_signer()
     with pytest.raises(UsageError, match="no terminal"):  # one time

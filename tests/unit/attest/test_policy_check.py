@@ -53,8 +53,8 @@ def test_a_build_that_the_facts_do_not_know_has_the_profile_s_cuda(project: Path
 
 
 def test_a_profile_gives_the_resolver_and_the_policy_the_same_situation(project: Path) -> None:
-    asked = {"gpus": ["h20"], "torch": "2.11.0", "gpu_count": 2, "features": ["fp8"], "driver": {"compat": COMPAT}}
-    source = source_of(project, {**PROFILE, **asked})
+    values = {"gpus": ["h20"], "torch": "2.11.0", "gpu_count": 2, "features": ["fp8"], "driver": {"compat": COMPAT}}
+    source = source_of(project, {**PROFILE, **values})
     planned, proved = (
         choose_stack(source).situation,
         policy_check.proved_situation(record("2.11.0"), Policy(()), source.profile),

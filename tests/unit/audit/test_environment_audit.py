@@ -30,7 +30,7 @@ from envbuild.testrun.run_result import RawOutput
 from envbuild.util.errors import CheckFailed
 from unit.support import envbuild
 
-H20 = Expected(profile="h20", asked="h20", gpus=(database.gpus()["h20"],), driver="560.28.03")
+H20 = Expected(profile="h20", cli_words="h20", gpus=(database.gpus()["h20"],), driver="560.28.03")
 LT = "nvidia/cublas/lib/libcublasLt.so.12"
 
 
@@ -435,11 +435,11 @@ def test_an_environment_without_torch_has_nothing_to_audit(bare: Path) -> None:
 
 
 def test_an_image_without_torch_has_nothing_to_audit(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = environment_audit.collector_job("", str(bare))
-    held = environment_contents.read(host_runner.run_on_host(bare, asked), asked.nonce, "it")
+    job = environment_audit.collector_job("", str(bare))
+    held = environment_contents.read(host_runner.run_on_host(bare, job), job.nonce, "it")
     image = SimpleNamespace(labels={})
     monkeypatch.setattr("envbuild.image.docker_engine.Engine", lambda: SimpleNamespace(get=lambda reference: image))
-    monkeypatch.setattr("envbuild.audit.image_collector.collect_from_image", lambda *asked: held)
+    monkeypatch.setattr("envbuild.audit.image_collector.collect_from_image", lambda *arguments: held)
     done = envbuild("audit", "an/image:1")
     assert (done.code, done.stdout.splitlines()[-1]) == (3, environment_audit.NOTHING)
     assert "an/image:1: nothing to audit" in done.stderr and "envbuild audit IMAGE" in done.stderr

@@ -54,9 +54,9 @@ def test_the_option_adds_pytorchs_index_for_torch(served: Index, tmp_path: Path)
     (served.folder / TORCH).rename(tmp_path / "pytorch" / TORCH)
     with serving(Index(tmp_path / "pytorch")) as mirror:
         assert checks("--for", "sample")["wheels"]["state"] == "fail"
-        assert mirror.asked == []
+        assert mirror.requests == []
         assert checks("--for", "sample", "--torch-index", mirror.address)["wheels"]["state"] == "ok"
-        assert {line.split()[1] for line in mirror.asked} == {"/simple/torch/"}
+        assert {line.split()[1] for line in mirror.requests} == {"/simple/torch/"}
 
 
 @pytest.mark.parametrize("command", ["build", "doctor", "lock", "make"])

@@ -251,15 +251,6 @@ def test_a_failure_has_its_exit_code_and_one_document(
     assert all(set(fault) == {"file", "line", "field", "message"} for fault in error["faults"])
 
 
-@pytest.mark.parametrize("allowed", [False, True])
-def test_too_few_gpus_are_reported_before_any_other_fault(project: Path, no_engine: None, allowed: bool) -> None:
-    write_profile(project, {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "gpu_count": 2})
-    done = envbuild("make", "sample", "--locked", "--gpus", "0", "--json", *(["--allow-unproved"] if allowed else []))
-    steps = [step["name"] for step in done.document["steps"]]
-    assert (done.code, steps) == ((8, ["load profile", "resolve", "preflight"]) if allowed else (4, ["load profile"]))
-    assert allowed or "for 2 GPUs that work together, and --gpus names 1" in done.document["error"]["message"]
-
-
 def pasted(project: Path, stderr: str, command: str) -> list[str]:
     """Return the words of the command in a hint, as a shell would read it."""
     (line,) = [line for line in stderr.splitlines() if f"envbuild {command} " in line]
@@ -496,7 +487,7 @@ def test_an_audit_for_a_profile_knows_an_image_of_its_lock(
     image = dataclasses.replace(image_of(), labels={LOCK_LABEL: locked.id if labelled else "another"})
     judged: list[Expected] = []
     monkeypatch.setattr("envbuild.image.docker_engine.Engine", lambda: SimpleNamespace(get=lambda reference: image))
-    monkeypatch.setattr("envbuild.audit.image_collector.collect_from_image", lambda *asked: None)
+    monkeypatch.setattr("envbuild.audit.image_collector.collect_from_image", lambda *arguments: None)
     monkeypatch.setattr(
         "envbuild.audit.environment_audit.assess", lambda reference, held, wanted: judged.append(wanted)
     )
@@ -600,7 +591,7 @@ def test_a_file_that_is_not_text_exits_with_3_in_every_command(project: Path, ar
     for name in {argument for argument in arguments if argument.startswith("nosuch")}:
         (project / name).write_bytes(b"\x7fELF\x02\xff\xfe\x00\x01" * 9)
     done = envbuild(*arguments)
-    assert done.code == (5 if arguments[0] == "load" else 3), done.stderr  # a bundle is verified, and fails
+    assert done.code == (5 if arguments[0] == "load" else 3), done.stderr  # a saved image is verified, and fails
 
 
 def test_schema_prints_the_schema() -> None:
@@ -614,11 +605,11 @@ def test_real_processes_exit_with_their_code_and_no_traceback(locked: Lock, proj
     with ThreadPoolExecutor() as pool:
         shown = pool.submit(spawned, "show", "sample", "--json")
         unknown = pool.submit(spawned, "show", "nosuch", "--json")
-        asked = pool.submit(spawned, "status", "sample", DOCKER_HOST="unix:///no/such.sock")
+        status = pool.submit(spawned, "status", "sample", DOCKER_HOST="unix:///no/such.sock")
     assert shown.result().document["profile"] == "sample"
     done = unknown.result()
     assert (done.code, done.document["error"]["kind"], done.stderr) == (3, "profile", "")
-    done = asked.result()
+    done = status.result()
     assert (done.code, done.stdout) == (6, "")
     assert "Traceback" not in done.stderr
 

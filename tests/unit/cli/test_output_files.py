@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from envbuild.pipeline import workflows
-from envbuild.pipeline.model import Made
+from envbuild.pipeline.model import MakeResult
 from unit.evidence.runs import passed_run
 from unit.support import PROFILE, envbuild, lock_of_this_python, write_profile
 
@@ -21,9 +21,9 @@ def tested(monkeypatch: pytest.MonkeyPatch, project: Path) -> list[str]:
     """Run `envbuild test` without an engine; return the names of the tested profiles."""
     names: list[str] = []
 
-    def test(name: str, *_: object) -> Made:
+    def test(name: str, *_: object) -> MakeResult:
         names.append(name)
-        return Made(name, run=passed_run())
+        return MakeResult(name, run=passed_run())
 
     monkeypatch.setattr(workflows, "test", test)
     return names
@@ -85,7 +85,7 @@ def test_a_dash_is_stdout_or_refused(ready: list[str], project: Path, arguments:
     assert sorted(project.rglob("*")) == before
 
 
-def test_a_bundle_goes_to_no_terminal(project: Path) -> None:
+def test_a_saved_image_goes_to_no_terminal(project: Path) -> None:
     write_profile(project, PROFILE)
     done = envbuild("save", "sample", "-o", "-")
     assert (done.code, "pass a file instead of -" in done.stderr) == (2, True)

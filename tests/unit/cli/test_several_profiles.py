@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.pipeline import workflows
-from envbuild.pipeline.model import Made
+from envbuild.pipeline.model import MakeResult
 from envbuild.util.errors import BuildError, CheckFailed
 from unit.evidence.runs import passed_run
 from unit.support import PROFILE, envbuild, image_of, lock_of_this_python, write_profile
@@ -16,19 +16,19 @@ from unit.support import PROFILE, envbuild, image_of, lock_of_this_python, write
 @pytest.fixture
 def three(project: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Run `build` or `test` for the profiles good, wrong and missing; return the processed names."""
-    asked: list[str] = []
+    calls: list[str] = []
 
-    def run(name: str, *_: object) -> Made:
-        asked.append(name)
+    def run(name: str, *_: object) -> MakeResult:
+        calls.append(name)
         if name == "missing":
             raise BuildError("missing is not built", hint="run: envbuild build missing")
         if name == "wrong":
             raise CheckFailed("the self-test of wrong failed")
-        return Made(name, image=image_of(), run=passed_run())
+        return MakeResult(name, image=image_of(), run=passed_run())
 
     for function in ("test", "prove", "build_only"):
         monkeypatch.setattr(workflows, function, run)
-    return asked
+    return calls
 
 
 @pytest.mark.parametrize("command", [("build",), ("test",), ("test", "--record")])
@@ -50,10 +50,10 @@ def test_a_document_of_several_is_a_list(three: list[str]) -> None:
 
 
 def test_a_file_that_cannot_be_written_stops_no_other(three: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(name: str, *_: object) -> Made:
+    def run(name: str, *_: object) -> MakeResult:
         if name == "closed":
             raise PermissionError(13, "Permission denied", "closed.json")
-        return Made(name, image=image_of())
+        return MakeResult(name, image=image_of())
 
     monkeypatch.setattr(workflows, "build_only", run)
     done = envbuild("build", "closed", "good", "--json")

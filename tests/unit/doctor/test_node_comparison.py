@@ -307,5 +307,5 @@ def test_the_odd_node_is_named_through(machine: Bench, through: Callable[[Bench]
 
 def test_ssh_never_asks_and_takes_no_host_for_an_option(machine: Bench) -> None:
     machine.doctor(*ssh(machine), root=False)
-    asked = (machine.folder / "asked").read_text().splitlines()
-    assert "-o BatchMode=yes -o ConnectTimeout=10 -T -- me@node2 /opt/bin/envbuild doctor --json" in asked
+    commands = (machine.folder / "asked").read_text().splitlines()
+    assert "-o BatchMode=yes -o ConnectTimeout=10 -T -- me@node2 /opt/bin/envbuild doctor --json" in commands

@@ -89,8 +89,8 @@ def test_a_missing_engine_is_reported_once_with_its_remedy(machine: Bench) -> No
     assert whole.count("no Docker Engine answers at unix:///no/such.sock: no such file or directory") == 1
     assert whole.count("start a Docker Engine") == 1
     assert "Error(" not in whole
-    asked = machine.doctor("--for", "cpu", "--json").document
-    assert "start a Docker Engine" in asked["error"]["hint"], "who reads JSON sees no lines"
+    printed = machine.doctor("--for", "cpu", "--json").document
+    assert "start a Docker Engine" in printed["error"]["hint"], "who reads JSON sees no lines"
 
 
 def test_probes_skipped_for_one_reason_are_one_line_in_a_terminal(machine: Bench) -> None:

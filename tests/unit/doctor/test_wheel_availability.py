@@ -29,7 +29,7 @@ def check() -> Check:
 
 def test_an_index_that_has_every_wheel(served: Index) -> None:
     assert check() == Check("wheels", "ok", "3 locked wheels to fetch: the configured indexes have them")
-    assert served.asked and all(line.startswith("GET /simple/") for line in served.asked)
+    assert served.requests and all(line.startswith("GET /simple/") for line in served.requests)
 
 
 def test_a_missing_wheel_is_named(served: Index) -> None:
@@ -62,11 +62,11 @@ def test_files_in_the_cache_are_not_requested(served: Index) -> None:
     for file in list(served.folder.iterdir()):
         sha256_file_store.wheel_store().put(file, sha256_file_store.file_digest(file), file.name)
     assert check().detail == "3 locked wheels: in the cache"
-    assert served.asked == []
+    assert served.requests == []
 
 
 def test_where_no_index_answers_none_is_asked_for_each_wheel(served: Index) -> None:
     found = wheel_availability.check_wheels(
         profile_reader_and_overrides.load("sample"), [Check("index", "fail", "no answer")]
     )
-    assert (found.status, served.asked) == ("skipped", [])
+    assert (found.status, served.requests) == ("skipped", [])

@@ -34,7 +34,7 @@ def document_of(locked: Lock, run: run_result.TestRun | None = None, day: int = 
     finished = DAY + datetime.timedelta(days=day)
     made = json.loads(
         evidence_statements_and_store.run_record(
-            IMAGE, asked(locked), run or passed_run(), "docker 26.1.5", finished
+            IMAGE, required(locked), run or passed_run(), "docker 26.1.5", finished
         ).encoded
     )
     return {**made, **changes, "selftest": {**made["selftest"], **changes.get("selftest", {})}}
@@ -56,12 +56,12 @@ def older(**versions: int | None) -> dict[str, Any]:
     return {"id": f"sha256:{'0' * 64}", "level": "full", "versions": kept}
 
 
-def asked(locked: Lock, require: tuple[str, ...] = ("env.libs",), **settings: bool) -> RequiredProof:
+def required(locked: Lock, require: tuple[str, ...] = ("env.libs",), **settings: bool) -> RequiredProof:
     return RequiredProof("sample", locked.id, "standard", require, {"allow_tf32": False, **settings})
 
 
 def wanted(locked: Lock, level: str = "standard", require: tuple[str, ...] = ("env.libs",)) -> RequiredProof:
-    return dataclasses.replace(asked(locked, require), level=level)
+    return dataclasses.replace(required(locked, require), level=level)
 
 
 def state(locked: Lock, **changes: Any) -> tuple[str, str]:
@@ -88,7 +88,7 @@ def test_a_misspelt_gpu_is_questioned(name: str, expected: str) -> None:
 
 def test_the_record_says_what_machine_it_was_where_that_is_known(locked: Lock) -> None:
     machine = {"cpu": "a processor", "cores": 4, "memory": 1, "system": "Linux", "python": "3.11"}
-    made = evidence_statements_and_store.run_record(IMAGE, asked(locked), passed_run(), "docker", DAY, machine)
+    made = evidence_statements_and_store.run_record(IMAGE, required(locked), passed_run(), "docker", DAY, machine)
     assert json.loads(made.encoded)["machine"] == machine
     assert document_of(locked)["machine"] is None
 
@@ -99,7 +99,7 @@ PLACE = {"runner": "kubernetes", "engine": "containerd", "job": "team/job-1", "n
 
 def test_where_it_ran_is_kept_here_and_names_no_machine_in_what_is_published(locked: Lock) -> None:
     made = evidence_statements_and_store.run_record(
-        IMAGE, asked(locked), dataclasses.replace(passed_run(), where=PLACE), "containerd", DAY
+        IMAGE, required(locked), dataclasses.replace(passed_run(), where=PLACE), "containerd", DAY
     )
     assert json.loads(made.encoded)["where"] == {key: PLACE[key] for key in ("runner", "engine", "unconfined")}
     path = evidence_statements_and_store.save(made, PLACE)
@@ -394,16 +394,16 @@ def test_only_the_versions_of_what_is_wanted_matter(locked: Lock) -> None:
 
 
 @pytest.mark.parametrize(
-    ("level", "asked", "expected"),
+    ("level", "required", "expected"),
     [
         (has, wants, i >= j)
         for i, has in enumerate(("quick", "standard", "full"))
         for j, wants in enumerate(("quick", "standard", "full"))
     ],
 )
-def test_a_lower_level_is_stale(locked: Lock, level: str, asked: str, expected: bool) -> None:
+def test_a_lower_level_is_stale(locked: Lock, level: str, required: str, expected: bool) -> None:
     evidence_statements_and_store.save(record_of(locked, selftest={"id": selftest_id(), "level": level}))
-    assert (state(locked, level=asked)[0] == "proved") is expected
+    assert (state(locked, level=required)[0] == "proved") is expected
 
 
 @pytest.mark.parametrize("names", [("attention.math",), ("env.libs", "attention.math")])
@@ -501,9 +501,9 @@ CHILD: dict[str, Any] = {"profile": "child", "selftest": {"own": {"script": "1" 
 
 
 def of_child(locked: Lock, script: str = "1" * 64) -> tuple[str, str, bool]:
-    asked = wanted(locked, require=("env.libs", "own.script"))
-    asked = dataclasses.replace(asked, profile="child", own={"script": script})
-    (proof,) = evidence_statements_and_store.newest_proofs(IMAGE.id, asked)
+    required = wanted(locked, require=("env.libs", "own.script"))
+    required = dataclasses.replace(required, profile="child", own={"script": script})
+    (proof,) = evidence_statements_and_store.newest_proofs(IMAGE.id, required)
     return proof.state, proof.reason, proof.failed
 
 
@@ -593,7 +593,7 @@ def test_other_settings_of_torch_are_stale(locked: Lock) -> None:
 
 
 @pytest.mark.parametrize(
-    ("proved", "asked", "reason"),
+    ("proved", "required", "reason"),
     [
         ({}, {"gpu_count": 4}, "proved for fewer GPUs than 4 that work together"),
         ({"gpu_count": 8}, {"gpu_count": 4}, None),
@@ -604,14 +604,14 @@ def test_other_settings_of_torch_are_stale(locked: Lock) -> None:
     ],
 )
 def test_measurements_between_gpus_must_match_the_request(
-    locked: Lock, proved: dict[str, Any], asked: dict[str, Any], reason: str | None
+    locked: Lock, proved: dict[str, Any], required: dict[str, Any], reason: str | None
 ) -> None:
     base = wanted(locked)
     record = evidence_statements_and_store.run_record(
         IMAGE, dataclasses.replace(base, **proved), passed_run(), "docker 26.1.5", DAY
     )
     evidence_statements_and_store.save(record)
-    (proof,) = evidence_statements_and_store.newest_proofs(IMAGE.id, dataclasses.replace(base, **asked))
+    (proof,) = evidence_statements_and_store.newest_proofs(IMAGE.id, dataclasses.replace(base, **required))
     assert proof.state == ("stale" if reason else "proved")
     assert not reason or proof.reason == reason
 

@@ -250,10 +250,10 @@ def test_a_script_of_another_profile_of_the_image_fails_only_that_one(world: Wor
     world.verified(image)
     (project / "profiles" / "smoke.py").write_text("fail('no')", encoding="utf-8")
     child = source_of(project, {"extends": "sample", "selftest": {"script": "smoke.py"}}, "child")
-    asked = profile_proofs.wanted("child", child.profile, world.lock)
+    required = profile_proofs.wanted("child", child.profile, world.lock)
     run = passed_run(probe("env.libs"), probe("own.script", "failed"))
     evidence_statements_and_store.save(
-        evidence_statements_and_store.run_record(image, asked, run, "docker", DAY + datetime.timedelta(days=1))
+        evidence_statements_and_store.run_record(image, required, run, "docker", DAY + datetime.timedelta(days=1))
     )
     assert (world.status().state, world.status().details) == ("verified", ())
     world.proved(image)  # another pass without that script does not refute its failure

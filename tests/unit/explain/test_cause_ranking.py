@@ -192,7 +192,7 @@ def test_no_row_is_dead() -> None:
     for row in log_signatures._rows().values():
         bare = log_signatures.Signature(id=row.id, source=row.source, status=row.status, as_of=row.as_of)
         assert row != bare or row.id not in known, row.id
-    asked = {
+    conditions = {
         (kind, word)
         for advisory in database.advisories()
         for match in advisory.match
@@ -200,7 +200,7 @@ def test_no_row_is_dead() -> None:
         for word in getattr(match, kind)
     }
     for word in log_signatures.words():
-        assert {(word.kind, word.word), ("without", word.word)} & asked, word.word
+        assert {(word.kind, word.word), ("without", word.word)} & conditions, word.word
 
 
 def test_signatures_are_read_once() -> None:

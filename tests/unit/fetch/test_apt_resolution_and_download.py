@@ -40,7 +40,7 @@ class Apt:
         self.install = Completed(0, URIS, "")
         self.files: dict[str, bytes] = {}
         self.dead: set[str] = set()
-        self.asked: list[list[str]] = []
+        self.requests: list[list[str]] = []
         self.sources = ""
         self.temporary: set[str] = set()
 
@@ -48,7 +48,7 @@ class Apt:
         self, argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None, timeout: float | None = None
     ) -> Completed:
         words = [str(word) for word in argv]
-        self.asked.append(words)
+        self.requests.append(words)
         if env and "APT_CONFIG" in env:
             self.temporary.add(Path(env["TMPDIR"]).name)
             self.sources = Path(env["APT_CONFIG"]).with_name("sources.list").read_text(encoding="utf-8")
@@ -125,7 +125,7 @@ def test_a_sites_mirror_comes_before_apts(host_apt: Apt) -> None:
         "trixie",
         "trixie-updates",
     ]
-    assert host_apt.asked == []
+    assert host_apt.requests == []
 
 
 def test_without_apt_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_packages_are_what_apt_would_fetch(host_apt: Apt) -> None:
 
 def test_kept_packages_are_asked_for_at_their_versions(host_apt: Apt) -> None:
     apt_resolution_and_download.resolve_debs("bookworm", ["less"], [made("libc6", b"")])
-    assert host_apt.asked[-1][-3:] == ["?essential", "less", "libc6=2:1.0+b1"]
+    assert host_apt.requests[-1][-3:] == ["?essential", "less", "libc6=2:1.0+b1"]
 
 
 def test_every_source_is_signed_by_debian(host_apt: Apt) -> None:
@@ -236,9 +236,9 @@ def test_packages_come_from_the_first_root_that_has_them(host_apt: Apt) -> None:
     }
     assert apt_resolution_and_download.fetch_debs([one, two], "bookworm", sha256_file_store.debs(), None) == 2
     assert sha256_file_store.debs().path(two.sha256, two.file).read_bytes() == b"2"
-    host_apt.asked.clear()
+    host_apt.requests.clear()
     assert apt_resolution_and_download.fetch_debs([one, two], "bookworm", sha256_file_store.debs(), None) == 0
-    assert host_apt.asked == []
+    assert host_apt.requests == []
 
 
 def test_packages_that_no_mirror_has_are_named(host_apt: Apt) -> None:
@@ -265,7 +265,7 @@ def test_the_snapshot_is_asked_last_at_the_time_of_the_lock(host_apt: Apt) -> No
     assert (
         apt_resolution_and_download.fetch_debs([wanted], "bookworm", sha256_file_store.debs(), "20261121T000000Z") == 1
     )
-    roots = [words[-3].partition("/pool/")[0] for words in host_apt.asked if words[0].endswith("apt-helper")]
+    roots = [words[-3].partition("/pool/")[0] for words in host_apt.requests if words[0].endswith("apt-helper")]
     assert roots == [
         "http://m.example/debian",
         "http://s.example/debian-security",

@@ -58,9 +58,9 @@ def test_an_archive_is_fetched_once_and_looked_through(wanted: ArchiveRequest, s
     assert found == Archive("cuda-compat", "580.95.05", wanted.sha256, size)
     assert came == [("cuda-compat", size)]
     assert sha256_file_store.archive_store().holds(wanted.sha256, "cuda-compat")
-    asked = list(served.asked)
+    before = list(served.requests)
     assert take(replace(wanted, url="http://127.0.0.1:1/nowhere")) == found
-    assert served.asked == asked
+    assert served.requests == before
 
 
 def test_an_archive_may_lie_in_a_folder(wanted: ArchiveRequest, served: Index) -> None:

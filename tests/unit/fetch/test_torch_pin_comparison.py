@@ -106,7 +106,7 @@ def test_only_the_directory_and_the_metadata_are_fetched(served: Index) -> None:
         index_config.index_session(), address, file.name, file.stat().st_size
     ) as stream:
         assert zipfile.ZipFile(stream).namelist()[1] == f"torch-{VERSION}.dist-info/METADATA"
-        assert len(served.asked) == 1
+        assert len(served.requests) == 1
         stream.seek(100_000)
         assert stream.read(10) == file.read_bytes()[100_000:100_010]
         assert stream.read() == file.read_bytes()[100_010:]
@@ -122,7 +122,7 @@ def test_a_part_is_bounded(served: Index) -> None:
         pytest.raises(NetworkError, match="one part of it would be"),
     ):
         stream.read((1 << 26) + 1)
-    assert served.asked == []
+    assert served.requests == []
 
 
 def test_a_part_that_is_cut_off_is_an_error_of_the_network(served: Index) -> None:

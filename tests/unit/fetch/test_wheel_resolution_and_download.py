@@ -140,7 +140,7 @@ def test_a_python_that_this_machine_lacks_is_not_fetched(
     monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", str(tmp_path / "pythons"))
     monkeypatch.setenv("UV_PYTHON_INSTALL_MIRROR", served.address.replace("/simple", "/pythons"))
     assert resolve("alpha", python="3.14").versions == {"alpha": "1.0"}
-    assert [line for line in served.asked if "/pythons" in line] == []
+    assert [line for line in served.requests if "/pythons" in line] == []
 
 
 def test_the_closure_is_all_that_is_needed() -> None:
@@ -194,7 +194,7 @@ def test_a_local_build_comes_from_pytorchs_index_where_that_is_asked_for(
     with pytest.raises(NetworkError) as caught:
         resolve("torch==2.13.0+cpu", "alpha")
     hint = str(caught.value.hint)
-    assert pytorch.asked == []  # never queried without a request
+    assert pytorch.requests == []  # never queried without a request
     assert "--torch-index pytorch" in hint and "make PROFILE TORCH_INDEX=pytorch" in hint
     assert "torch_index: pytorch in " in hint and "config.yaml" in hint
     if way == "variable":
@@ -205,7 +205,7 @@ def test_a_local_build_comes_from_pytorchs_index_where_that_is_asked_for(
     found, address = locate_one("torch", "2.13.0+cpu")
     assert address == f"{pytorch.address[:-6]}files/{found.file.replace('+', '%2B')}" or found.file in address
     assert fetch(found) == 1
-    assert not [line for line in pytorch.asked if "alpha" in line]
+    assert not [line for line in pytorch.requests if "alpha" in line]
 
 
 def test_pytorchs_own_index_is_a_fact_and_asked_for_such_builds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,7 +388,7 @@ def test_sizes_are_asked_for(served: Index, folder: Path, monkeypatch: pytest.Mo
     local = write_wheel(folder, "beta", "1.0")
     addresses = {as_locked(file): f"{served.address[:-6]}files/{file.name}", as_locked(local): local.as_uri()}
     assert wheel_resolution_and_download.sizes(addresses) == {as_locked(f): f.stat().st_size for f in (file, local)}
-    assert served.asked == [f"HEAD /files/{file.name}"]
+    assert served.requests == [f"HEAD /files/{file.name}"]
 
 
 def test_wheels_come_once(served: Index) -> None:
@@ -406,9 +406,9 @@ def test_wheels_come_once(served: Index) -> None:
     )
     assert seen == {file.name: file.stat().st_size for file in files}
     assert stored() == ["alpha-1.0-py3-none-any.whl", "beta-1.0-py3-none-any.whl"]
-    served.asked.clear()
+    served.requests.clear()
     assert fetch(*wanted) == 0
-    assert served.asked == []
+    assert served.requests == []
 
 
 def test_wheels_come_from_a_folder(folder: Path) -> None:
@@ -445,7 +445,7 @@ def test_a_download_that_breaks_off_is_an_error_of_the_network(served: Index, im
     served.cut = {file.name: 1000}
     with pytest.raises(NetworkError, match=f"{file.name} broke off, 3 times"):
         fetch(as_locked(file))
-    assert served.asked.count(f"GET /files/{file.name}") == 3
+    assert served.requests.count(f"GET /files/{file.name}") == 3
     assert list(sha256_file_store.wheel_store().folder.iterdir()) == []
 
 
@@ -467,7 +467,7 @@ def test_errors_of_the_server_are_outlasted(served: Index, impatient: None) -> N
     file = write_wheel(served.folder, "alpha", "1.0")
     served.errors = {file.name: 3}
     assert fetch(as_locked(file)) == 1
-    assert served.asked.count(f"GET /files/{file.name}") == 4
+    assert served.requests.count(f"GET /files/{file.name}") == 4
 
 
 def test_a_server_that_only_errs_is_an_error_of_the_network(served: Index, impatient: None) -> None:
@@ -475,7 +475,7 @@ def test_a_server_that_only_errs_is_an_error_of_the_network(served: Index, impat
     served.errors = {file.name: 1000}
     with pytest.raises(NetworkError, match=file.name):
         fetch(as_locked(file))
-    assert served.asked.count(f"GET /files/{file.name}") == 5
+    assert served.requests.count(f"GET /files/{file.name}") == 5
     assert list(sha256_file_store.wheel_store().folder.iterdir()) == []
 
 

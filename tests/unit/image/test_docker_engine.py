@@ -35,7 +35,7 @@ class Api:
             "/version": (200, {"Version": version, "ApiVersion": "1.45", "Os": "linux", "Arch": "amd64"}),
             "/info": (200, {"DockerRootDir": str(folder), "DriverStatus": []}),
         }
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     @property
     def host(self) -> str:
@@ -55,7 +55,7 @@ def answering(api: Api) -> Iterator[Api]:
         def handle_any(self) -> None:
             path = self.path.partition("?")[0]
             path = path if path in api.answers else "/" + path.split("/", 2)[-1]
-            api.asked.append(f"{self.command} {path}")
+            api.requests.append(f"{self.command} {path}")
             code, content = api.answers.get(path, (404, {"message": f"no such thing: {path}"}))
             body = content if isinstance(content, bytes) else json.dumps(content).encode()
             self.send_response(code)
@@ -310,7 +310,7 @@ def test_an_engine_that_went_away_while_its_disk_is_full_is_an_error_of_the_disk
 def test_removing_images_that_are_gone_or_in_use_is_not_a_fault(api: Api, code: int) -> None:
     api.answers["/images/x"] = (code, [] if code == 200 else {"message": "No such image: x"})
     Engine().remove("x")
-    assert api.asked[-1] == "DELETE /images/x"
+    assert api.requests[-1] == "DELETE /images/x"
 
 
 def test_tags_and_images_are_listed(api: Api) -> None:

@@ -141,7 +141,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
     found = Compiler(tmp_path / "built")
     monkeypatch.setattr(buildx, "build", found)
     monkeypatch.setattr(build_context_folders, "fill_builder", lambda lock, name, extension: None)
-    monkeypatch.setattr(extension_wheel_check, "wheel_faults", lambda wheel, **asked: [])
+    monkeypatch.setattr(extension_wheel_check, "wheel_faults", lambda wheel, **arguments: [])
     return found
 
 
@@ -363,7 +363,7 @@ def test_the_requirements_of_a_wheel_are_read_up_to_a_limit(
 def test_a_file_that_is_not_a_wheel_is_not_opened_again(
     locked: Lock, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extension_wheel_check, "wheel_faults", lambda wheel, **asked: ["it is damaged"])
+    monkeypatch.setattr(extension_wheel_check, "wheel_faults", lambda wheel, **arguments: ["it is damaged"])
     compiler.after = lambda out: [wheel.write_bytes(b"no zip") for wheel in out.iterdir()]
     with pytest.raises(BuildError) as caught:
         made(locked)

@@ -45,11 +45,11 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.held: Image | None = IMAGE
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.removed: list[str] = []
 
     def find(self, reference: str) -> Image | None:
-        self.asked.append(reference)
+        self.requests.append(reference)
         return self.held
 
     def remove(self, reference: str) -> None:
@@ -272,10 +272,10 @@ def test_whether_there_is_a_builder_is_asked_before_anything(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answers: bool
 ) -> None:
     """If buildx has a file of the builder, buildx is not called: it would contact all nodes of the builder."""
-    asked: list[list[str]] = []
+    calls: list[list[str]] = []
 
     def run(argv: Sequence[str | Path], timeout: float) -> Completed:
-        asked.append([str(word) for word in argv])
+        calls.append([str(word) for word in argv])
         return Completed(0, "", "") if answers else Completed(1, "", 'ERROR: no builder "nope" found\n')
 
     monkeypatch.setattr(buildx, "run", run)
@@ -287,7 +287,7 @@ def test_whether_there_is_a_builder_is_asked_before_anything(
     for name in (None, "farm", "Farm"):
         engine.builder = name
         buildx.require_builder(cast(Engine, engine))
-    assert asked == []
+    assert calls == []
     engine.builder = "nope"
     if answers:
         buildx.require_builder(cast(Engine, engine))
@@ -295,7 +295,7 @@ def test_whether_there_is_a_builder_is_asked_before_anything(
         with pytest.raises(EngineError, match=r"^unknown builder 'nope'$") as caught:
             buildx.require_builder(cast(Engine, engine))
         assert str(caught.value.hint).startswith('no builder "nope" found')
-    assert asked == [["/fake/docker", "--host", "unix:///fake.sock", "buildx", "inspect", "--", "nope"]]
+    assert calls == [["/fake/docker", "--host", "unix:///fake.sock", "buildx", "inspect", "--", "nope"]]
 
 
 def test_the_builder_gets_all_options_for_a_reproducible_build(locked: Lock, builder: Builder) -> None:

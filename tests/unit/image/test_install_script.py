@@ -27,9 +27,9 @@ def folder(tmp_path: Path) -> Path:
 ASKED = [f"{name}==1.0 --hash=sha256:{sha(name)}" for name in ("a", "b")]
 
 
-def looked(folder: Path, *asked: str) -> subprocess.CompletedProcess[str]:
+def looked(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     tool = package_data.DOCKERFILES / "check"
-    return subprocess.run([sys.executable, "-I", "-S", "-B", tool, folder, *asked], capture_output=True, text=True)
+    return subprocess.run([sys.executable, "-I", "-S", "-B", tool, folder, *arguments], capture_output=True, text=True)
 
 
 def test_an_environment_as_locked_passes(folder: Path) -> None:

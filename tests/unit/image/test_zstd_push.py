@@ -127,7 +127,7 @@ def test_the_layers_are_packed_and_the_evidence_stays_valid(site: Site) -> None:
 @pytest.mark.parametrize("first", [["--zstd"], []])
 def test_existing_layers_are_not_uploaded_again_with_any_compression(site: Site, first: list[str]) -> None:
     assert site.push(*first).code == 0
-    site.registry.asked.clear()
+    site.registry.requests.clear()
     for arguments in (["--zstd"], []):
         assert site.push(*arguments).code == 0
         assert site.registry.written() == []

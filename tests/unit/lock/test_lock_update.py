@@ -46,14 +46,14 @@ class Mirror:
         self.version = version
         self.gone: set[str] = set()
         self.versions: dict[str, str] = {}  # where a package's newest version differs from the default
-        self.asked: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+        self.requests: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
 
     def resolve(
         self, suite: str, packages: Sequence[str], keep: Sequence[Deb] = (), components: Sequence[str] = ("main",)
     ) -> list[Deb]:
         if "nvidia-cuda-toolkit" in packages:
             assert "non-free" in components
-        self.asked.append((tuple(packages), tuple(item.name for item in keep)))
+        self.requests.append((tuple(packages), tuple(item.name for item in keep)))
         missing = sorted(item.name for item in keep if item.version in self.gone)
         if missing or "nosuch" in packages:
             raise ProfileError(f"Debian {suite} has no package {', '.join(missing) or 'nosuch'}")
@@ -96,7 +96,7 @@ def first(project: Path, links: Path, mirror: Mirror) -> Lock:
     """The first lock of SMALL. uv resolves it once, because all these folders of wheels are identical."""
     if not _FIRST:
         _FIRST.append(lock_update.update_lock(plan_of(project, SMALL), None))
-        mirror.asked.clear()
+        mirror.requests.clear()
     return _FIRST[0]
 
 
@@ -117,9 +117,9 @@ def test_a_first_lock_has_everything(project: Path, links: Path, first: Lock) ->
 def test_a_current_lock_is_left_unchanged(project: Path, links: Path, first: Lock, mirror: Mirror) -> None:
     plan = plan_of(project, SMALL)
     newer(links)
-    mirror.asked.clear()
+    mirror.requests.clear()
     assert lock_update.update_lock(plan, first) is first
-    assert mirror.asked == []
+    assert mirror.requests == []
 
 
 def test_a_change_of_description_or_selftest_keeps_the_lock(project: Path, links: Path, first: Lock) -> None:
@@ -147,10 +147,10 @@ def test_a_change_of_only_the_environment_contacts_no_server(
     project: Path, links: Path, first: Lock, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    mirror.asked.clear()
+    mirror.requests.clear()
     after = lock_update.update_lock(plan_of(project, {**SMALL, "env": {"A": "1"}}), first)
     assert list(lock_update.version_changes(first, after)) == ["environment"]
-    assert mirror.asked == []
+    assert mirror.requests == []
 
 
 @pytest.mark.parametrize("name", ["beta", "BETA"])
@@ -257,7 +257,7 @@ def on_mirror(plan: Plan, mirror: Mirror) -> Lock:
     """Return a lock whose Debian packages are those of the mirror."""
     base = tuple(mirror.resolve("bookworm", plan.base_packages))
     late = tuple(item for item in mirror.resolve("bookworm", plan.apt, base) if item not in base) if plan.apt else ()
-    mirror.asked.clear()
+    mirror.requests.clear()
     return dataclasses.replace(lock_for(plan), base=base, apt=late)
 
 
@@ -288,7 +288,7 @@ def test_dropping_the_last_debian_package_contacts_no_server(project: Path, mirr
     before = on_mirror(plan_of(project, {**SMALL, "apt": ["less"]}), mirror)
     after = lock_update.update_lock(plan_of(project, SMALL), before)
     assert after.apt == ()
-    assert mirror.asked == []
+    assert mirror.requests == []
 
 
 @pytest.mark.parametrize("change", [{"env": {"A": "1"}}, {"selftest": {"level": "full"}, "env": {}}])
@@ -334,7 +334,7 @@ def test_a_debian_package_that_is_not_there_is_a_fault_at_its_line(project: Path
 
 def test_an_image_base_needs_no_debian_packages(project: Path, links: Path, mirror: Mirror) -> None:
     made = lock_update.update_lock(plan_of(project, {**SMALL, "base": IMAGE}), None)
-    assert (made.base, made.apt, mirror.asked) == ((), (), [])
+    assert (made.base, made.apt, mirror.requests) == ((), (), [])
 
 
 # layers
@@ -505,7 +505,7 @@ def test_debian_packages_of_nvcc_are_locked_in_addition_to_those_of_the_image(
     made = lock_update.update_lock(plan, None)
     assert made.builder and {item.name for item in made.builder.debs} == {"nvidia-cuda-toolkit", "g++-13"}
     assert made.builder.environment == {"CC": "gcc-13", "CXX": "g++-13"}
-    assert set(mirror.asked[-1][1]) == {item.name for item in made.base}  # which stay as they are
+    assert set(mirror.requests[-1][1]) == {item.name for item in made.base}  # which stay as they are
     assert "nvidia-cuda-nvcc" not in tools(made)
     mirror.version = "2.0-1"
     assert lock_update.update_lock(plan, made) is made
@@ -576,11 +576,11 @@ def test_differences_are_a_line_each(project: Path) -> None:
 
 def test_profiles_with_the_same_requests_are_looked_up_once(project: Path, links: Path, monkeypatch: Any) -> None:
     """Several are resolved at a time, but reported and written in the requested order."""
-    asked: list[Sequence[str]] = []
+    calls: list[Sequence[str]] = []
     resolve = wheel_resolution_and_download.resolve_wheels
 
     def counted(requirements: Sequence[str], *more: Any) -> wheel_resolution_and_download.Resolved:
-        asked.append(requirements)
+        calls.append(requirements)
         return resolve(requirements, *more)
 
     monkeypatch.setattr(wheel_resolution_and_download, "resolve_wheels", counted)
@@ -590,7 +590,7 @@ def test_profiles_with_the_same_requests_are_looked_up_once(project: Path, links
     write_profile(project, {**SMALL, "packages": ["beta"]}, "other")
     done = envbuild("lock", *names, "other", "--json")
     assert [row["profile"] for row in done.document["profiles"]] == [*names, "other"]
-    assert sorted("alpha" in requirements for requirements in asked) == [False, True]
+    assert sorted("alpha" in requirements for requirements in calls) == [False, True]
     assert all((project / "profiles" / f"{name}.lock.yaml").is_file() for name in names)
 
 

@@ -259,9 +259,9 @@ def test_folders_are_searched_in_the_order_of_python(tmp_path: Path, monkeypatch
     for name in ("first", "of_venv", "of_user"):
         (tmp_path / name).mkdir()
     python = tmp_path / "venv" / "bin" / "python"
-    asked = subprocess.check_output([python, "-c", "import json, sys; print(json.dumps(sys.path))"], text=True)
+    printed = subprocess.check_output([python, "-c", "import json, sys; print(json.dumps(sys.path))"], text=True)
     own = str(tmp_path)
-    expected = [entry for entry in json.loads(asked) if entry.startswith(own)]
+    expected = [entry for entry in json.loads(printed) if entry.startswith(own)]
     found = environment_files.hash_environment(python).report.path
     assert [entry for entry in found if entry.startswith(own)] == expected and len(expected) == 5
 

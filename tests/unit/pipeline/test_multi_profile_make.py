@@ -14,8 +14,8 @@ import pytest
 
 from envbuild.facts.document_types import plain
 from envbuild.pipeline import multi_profile_make, preflight_steps, progress_events
-from envbuild.pipeline.model import Made, Options
-from envbuild.pipeline.preflight import Preflight, ProofOutlook
+from envbuild.pipeline.model import MakeResult, Options
+from envbuild.pipeline.preflight import Preflight, ProofMachine, Provability, judge_proof
 from envbuild.pipeline.progress_events import (
     Event,
     Note,
@@ -85,7 +85,7 @@ class Children:
         self.environments: dict[str, Mapping[str, str]] = {}
         self.stderr: tuple[str, ...] = ()
         self.events: tuple[Event, ...] = ()
-        self.outlooks: dict[str, tuple[ProofOutlook, tuple[str, ...]]] = {}  # without a preflight: proved already
+        self.provability: dict[str, tuple[Provability, tuple[str, ...]]] = {}  # without a preflight: proved already
         self.reasons: list[str] = []
         self._lock = threading.Lock()
         self._testing = 0
@@ -122,16 +122,18 @@ class Children:
 
     def examine(self, engine: object, source: Source, plan: object, options: Options) -> Preflight:
         self.reasons.append(options.line_reason)
-        outlook, reasons = self.outlooks.get(source.name, ("proved", ()))
+        few = judge_proof(source.profile.gpus, source.profile.gpu_count, ProofMachine("local"), None, proved=False,
+                          selected=options.request.gpus)  # fmt: skip
+        proof, reasons = self.provability.get(source.name, few if few[0] == "impossible" else ("proved", ()))
         return Preflight(source.name, options.line_reason, tuple(source.profile.gpus), (), None, None, True, 0, 0, 1.0,
-                         source.name, outlook, reasons)  # fmt: skip
+                         source.name, proof, reasons)  # fmt: skip
 
     def options(self, name: str, verb: str) -> list[str]:
         (found,) = [words[1:-2] for words in self.commands if (words[-1], words[0]) == (name, verb)]
         return found
 
 
-MADE: dict[str, Any] = plain(Made("").document())  # every key
+MADE: dict[str, Any] = plain(MakeResult("").document())  # every key
 
 
 @pytest.fixture
@@ -299,17 +301,17 @@ def test_too_few_gpus_are_reported_before_anything_is_built(children: Children, 
     write_profile(project, {**GPU, "gpu_count": 2}, "gpu-two")
     result = envbuild("make", "gpu-a", "gpu-two", "--gpus", "0")
     assert result.code == 4 and {words[-1] for words in children.commands} == {"gpu-a"}
-    assert "for 2 GPUs that work together, and --gpus names 1" in result.stdout
+    assert "gpu-two cannot be proved here: the profile uses 2 GPUs together, and --gpus names 1" in result.stdout
     assert "1 of 2 profiles failed: gpu-two" in result.stderr
     assert envbuild("make", "gpu-a", "gpu-two", "--gpus", "0", "--allow-unproved").code == 0
     assert children.options("gpu-two", "make")[-1] == "--gpus=0"
 
 
-NO_GPU: tuple[ProofOutlook, tuple[str, ...]] = ("impossible", ("the engine has no GPU",))
+NO_GPU: tuple[Provability, tuple[str, ...]] = ("impossible", ("the engine has no GPU",))
 
 
 def test_a_profile_that_cannot_be_proved_here_is_not_built_unless_allowed(children: Children) -> None:
-    children.outlooks["gpu-a"] = NO_GPU
+    children.provability["gpu-a"] = NO_GPU
     result = envbuild("make", "gpu-a", "a")
     assert (result.code, {words[-1] for words in children.commands}) == (4, {"a"})
     assert "gpu-a cannot be proved here: the engine has no GPU" in result.stdout

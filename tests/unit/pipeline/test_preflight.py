@@ -9,6 +9,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from envbuild.attest import keys_and_signatures
 from envbuild.doctor import nvml_reader
 from envbuild.doctor.model import DriverReading, GpuReading
 from envbuild.evidence import profile_proofs
@@ -16,15 +17,16 @@ from envbuild.evidence.proof_rules import Proof
 from envbuild.image import image_build
 from envbuild.lock import lock_file
 from envbuild.pipeline import preflight, step_durations, workflows
-from envbuild.pipeline.model import On, Options
-from envbuild.pipeline.preflight import ProofMachine, ProofOutlook
+from envbuild.pipeline.model import Options
+from envbuild.pipeline.preflight import ProofMachine, Provability
 from envbuild.pipeline.progress_events import Note, Step
 from envbuild.pipeline.step_context import StepContext
 from envbuild.resolve import plan_resolver
 from envbuild.runners import docker_runner
+from envbuild.testrun.selftest_job import RunRequest
 from envbuild.util import user_folders
 from envbuild.util.errors import EngineError, EnvbuildError, NotProved, UsageError
-from unit.support import PROFILE, envbuild, image_of, lock_for, source_of, write_profile
+from unit.support import PROFILE, configure, envbuild, image_of, lock_for, source_of, write_profile
 
 GPU = {**PROFILE, "torch": "2.7.1", "gpus": ["h20"]}
 H20, A100, SLICE = "NVIDIA H20", "NVIDIA A100-SXM4-80GB", "NVIDIA H20 MIG 1g.12gb"
@@ -59,7 +61,7 @@ H20, A100, SLICE = "NVIDIA H20", "NVIDIA A100-SXM4-80GB", "NVIDIA H20 MIG 1g.12g
     ],
 )
 def test_whether_a_proof_is_possible(
-    gpus: tuple[str, ...], count: int, machine: ProofMachine, refusal: str | None, proof: ProofOutlook, words: str
+    gpus: tuple[str, ...], count: int, machine: ProofMachine, refusal: str | None, proof: Provability, words: str
 ) -> None:
     found, reasons = preflight.judge_proof(gpus, count, machine, refusal, proved=False)
     assert found == proof and words in "; ".join(reasons) and bool(words) == bool(reasons)
@@ -190,7 +192,9 @@ def test_an_image_that_is_proved_needs_no_gpu(
     machine.image, machine.gpu = image_of(), "no GPU"
     proof = Proof("h20", "proved", cast(Any, object()), "")
     monkeypatch.setattr(profile_proofs, "proofs_of", lambda *_: (proof,))
-    assert preview().proof == "proved"
+    found = preview()
+    assert found.proof == "proved"
+    assert next(preflight.preflight_lines(found)) == "GPU: not looked for; the profile is for h20"
 
 
 @pytest.mark.parametrize("locked", [True, False])
@@ -215,8 +219,9 @@ def test_the_gpu_of_a_remote_engine_is_looked_for_there(
 
 
 def test_a_node_of_the_cluster_is_not_looked_at(machine: SimpleNamespace) -> None:
+    configure("on: slurm\n")
     machine.gpu, machine.driver = "no GPU", "470.57.02"
-    assert preview(on=On("slurm")).proof == "elsewhere"
+    assert preview().proof == "elsewhere"
 
 
 def test_without_an_engine_a_preview_says_so(machine: SimpleNamespace) -> None:
@@ -227,17 +232,17 @@ def test_without_an_engine_a_preview_says_so(machine: SimpleNamespace) -> None:
 
 def make(agreed: bool = False, **options: Any) -> tuple[EnvbuildError, list[str], list[str]]:
     """Return the error of a `make` that ends where the lock would be made, its questions, and its notes."""
-    asked: list[str] = []
+    questions: list[str] = []
     events = MagicMock()
 
     def agree(question: str) -> bool:
-        asked.append(question)
+        questions.append(question)
         return agreed
 
     with pytest.raises(EnvbuildError) as caught:
         workflows.make("sample", Options(**options), events, agree)
     notes = [call.args[0].text for call in events.call_args_list if isinstance(call.args[0], Note)]
-    return caught.value, asked, notes
+    return caught.value, questions, notes
 
 
 @pytest.fixture
@@ -263,12 +268,12 @@ def test_without_an_engine_make_stops_before_anything_is_fetched(
 @pytest.mark.usefixtures("no_lock")
 def test_without_the_gpu_make_stops_before_anything_is_fetched(machine: SimpleNamespace) -> None:
     machine.gpu = "the engine has no GPU to prove this on"
-    error, asked, notes = make()
+    error, questions, notes = make()
     assert isinstance(error, NotProved)
     assert error.message == "sample cannot be proved here: the engine has no GPU to prove this on"
     assert "--allow-unproved" in str(error.hint) and "envbuild build sample" in str(error.hint)
     assert [step["name"] for step in error.partial["steps"]] == ["load profile", "resolve"]
-    assert len(asked) == 1 and "Build it without a proof?" in asked[0]
+    assert len(questions) == 1 and "Build it without a proof?" in questions[0]
     assert notes[-1] == "proof: not possible here: the engine has no GPU to prove this on"
 
 
@@ -276,8 +281,32 @@ def test_without_the_gpu_make_stops_before_anything_is_fetched(machine: SimpleNa
 @pytest.mark.parametrize("agreed", [True, False])
 def test_make_goes_on_if_that_is_allowed_or_agreed(machine: SimpleNamespace, agreed: bool) -> None:
     machine.gpu = "no GPU"
-    error, asked, _ = make(agreed, unproved=not agreed)
-    assert (error.message, len(asked)) == ("the lock is made", agreed)
+    error, questions, _ = make(agreed, unproved=not agreed)
+    assert (error.message, len(questions)) == ("the lock is made", agreed)
+
+
+@pytest.mark.usefixtures("no_lock")
+def test_make_and_its_dry_run_report_too_few_selected_gpus(machine: SimpleNamespace, project: Path) -> None:
+    write_profile(project, {**GPU, "gpu_count": 2})
+    machine.names = (H20, H20)
+    reason = "the profile uses 2 GPUs together, and --gpus names 1"
+    error, _, _ = make(request=RunRequest(gpus=("0",)))
+    assert isinstance(error, NotProved) and error.message == f"sample cannot be proved here: {reason}"
+    done = envbuild("make", "sample", "--dry-run", "--gpus", "0")
+    assert done.stdout.splitlines()[-1] == f"  proof: not possible here: {reason}"
+    assert preview(request=RunRequest(gpus=("0", "1"))).proof == "possible"
+
+
+@pytest.mark.usefixtures("no_lock")
+@pytest.mark.parametrize("profile", [GPU, PROFILE])
+def test_an_unusable_signing_key_is_reported_before_anything_is_fetched(
+    machine: SimpleNamespace, project: Path, monkeypatch: pytest.MonkeyPatch, profile: dict[str, Any]
+) -> None:
+    write_profile(project, profile)
+    monkeypatch.setenv(keys_and_signatures.KEY, "missing.key")
+    assert "the signing key missing.key cannot be read" in make()[0].message
+    machine.gpu = "no GPU"
+    assert profile is PROFILE or make(unproved=True)[0].message == "the lock is made", "no self-test, no evidence"
 
 
 @pytest.mark.usefixtures("no_lock")

@@ -44,13 +44,13 @@ from unit.support import (
 )
 
 
-def order(on: On, asked: RunRequest | None = None) -> SelfTestOrder:
+def order(on: On, request: RunRequest | None = None) -> SelfTestOrder:
     source = cast(Source, SimpleNamespace(name="sample"))
-    return SelfTestOrder(source, {}, "3.11", asked or RunRequest(), on)
+    return SelfTestOrder(source, {}, "3.11", request or RunRequest(), on)
 
 
-def runner(on: On, asked: RunRequest | None = None) -> Any:
-    return runner_selection.runner(order(on, asked), cast(Engine, object()), image_of(), lambda line: None)
+def runner(on: On, request: RunRequest | None = None) -> Any:
+    return runner_selection.runner(order(on, request), cast(Engine, object()), image_of(), lambda line: None)
 
 
 def test_the_command_line_goes_before_the_settings() -> None:
@@ -182,13 +182,13 @@ def test_gpus_of_this_machine_are_lost_on_no_way_to_the_runner(
     monkeypatch.setattr(workflows, "tags_of", lambda *_: ())
     monkeypatch.setattr(workflows, "select_runner", select)
     done = envbuild(*words, "sample", "--gpus", "0,1", "--on", "slurm", *(["--dry-run"] if dry else []))
-    assert (done.code, [wanted.asked.gpus for wanted in found]) == (2, [("0", "1")]), done.stderr
+    assert (done.code, [wanted.request.gpus for wanted in found]) == (2, [("0", "1")]), done.stderr
 
 
 def test_both_options_reach_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[On] = []
 
-    def script(name: str, reference: str | None, progress: object, on: On, *asked: object, brief: bool) -> str:
+    def script(name: str, reference: str | None, progress: object, on: On, *arguments: object, brief: bool) -> str:
         found.append(on)
         return "a: b\n"
 
@@ -212,7 +212,7 @@ def test_an_invalid_number_of_nodes_is_reported_with_the_valid_range(given: str)
 def test_the_number_of_nodes_reaches_the_runner(monkeypatch: pytest.MonkeyPatch, given: list[str], nodes: int) -> None:
     found: list[On] = []
 
-    def script(name: str, reference: str | None, progress: object, on: On, *asked: object, brief: bool) -> str:
+    def script(name: str, reference: str | None, progress: object, on: On, *arguments: object, brief: bool) -> str:
         found.append(on)
         return ""
 
@@ -229,7 +229,7 @@ def test_each_of_several_scripts_has_a_title(project: Path, monkeypatch: pytest.
     found = SimpleNamespace(versions={}, python=""), object()
     monkeypatch.setattr(workflows, "_locked_and_image", lambda *_: found)
     monkeypatch.setattr(workflows, "select_runner", lambda *_, **__: cluster)
-    monkeypatch.setattr(selftest_steps, "job_for", lambda *asked: dataclasses.replace(CPU, nodes=asked[-1]))
+    monkeypatch.setattr(selftest_steps, "job_for", lambda *arguments: dataclasses.replace(CPU, nodes=arguments[-1]))
     text = workflows.cluster_script("sample", None, cast(Any, mock.MagicMock()), On("slurm", nodes=nodes))
     begun = [line for line in text.splitlines() if line.startswith(("#!", "# job"))]
     first, second = "# job 1 of 2: the self-test, on one node", "# job 2 of 2: dist.nodes, on 2 nodes, "
@@ -280,7 +280,7 @@ def test_a_refusal_comes_before_the_push(
     monkeypatch.setattr(build_records_and_comparison, "all_records", lambda *_: [SimpleNamespace(recipe=mock.ANY)])
     monkeypatch.setattr(workflows, "tags_of", lambda *_: ())
     monkeypatch.setattr(StepContext, "engine", object())
-    monkeypatch.setattr(registry_push, "pushed", lambda *asked: pushed.append(asked))
+    monkeypatch.setattr(registry_push, "pushed", lambda *arguments: pushed.append(arguments))
     given = ["--on", name, f"--{name}", "registry=registry.example/team/x"]
     done: CommandResult = envbuild(*words, "sample", *given, *options)
     assert (done.code, pushed) == (2, []) and message in done.stderr

@@ -14,7 +14,7 @@ import pytest
 from envbuild.cli.console import Console
 from envbuild.facts import database
 from envbuild.pipeline import image_steps, version_bisection, workflows
-from envbuild.pipeline.model import Made, Options, SelfTestOrder, StepResult
+from envbuild.pipeline.model import MakeResult, Options, SelfTestOrder, StepResult
 from envbuild.pipeline.step_context import PartialResult, StepContext
 from envbuild.profile.project_shapes_and_script import Script
 from envbuild.resolve import profile_reader_and_overrides
@@ -63,17 +63,19 @@ class Workbench:
             raise ProfileError("the packages cannot be resolved together")
         return profile_reader_and_overrides.load("sample"), self.lock, image_of(version)
 
-    def selftest(self, context: StepContext, made: PartialResult[Made], order: SelfTestOrder, runner: object) -> Any:
+    def selftest(
+        self, context: StepContext, made: PartialResult[MakeResult], order: SelfTestOrder, runner: object
+    ) -> Any:
         context.progress.begin("self-test")
         outcome = self.outcomes[self.made[-1]]
         if outcome == "skipped":
             run = judged(lines(documents(probe("gemm.crash", "skipped"))), ["gemm.crash"])
         else:
-            run = passed_run(*(probe(name, outcome) for name in order.asked.probes))
+            run = passed_run(*(probe(name, outcome) for name in order.request.probes))
         made.update(run=run)
         return run
 
-    def discard(self, context: StepContext, made: Made, *, image: bool = True) -> None:
+    def discard(self, context: StepContext, made: MakeResult, *, image: bool = True) -> None:
         (self.discarded if image else self.kept).append(self.made[-1])
 
 
@@ -109,7 +111,7 @@ def test_the_first_that_passes_is_found_with_few_tries(monkeypatch: pytest.Monke
     assert [text.split()[0] for text in outcomes] == made.made
     assert lines[:3] == ["1.0: build", "1.0: self-test", outcomes[0]]
     assert all(options.tolerant and options.trial for options in made.options)
-    assert {options.asked for options in made.options} == {RunRequest(probes=("gemm.crash",))}
+    assert {options.request for options in made.options} == {RunRequest(probes=("gemm.crash",))}
 
 
 def test_the_tries_are_reported_as_json(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
@@ -193,7 +195,7 @@ def test_a_script_may_decide(monkeypatch: pytest.MonkeyPatch, project: Path) -> 
     document = envbuild("bisect", "sample", "--pin", "numpy", "--script", "a smoke.py", "--json").document
     assert (document["first_passing"], document["script"]) == ("1.6", "a smoke.py")
     assert {options.script for options in made.options} == {Script("a_smoke.py", "the_script")}
-    assert {options.asked for options in made.options} == {RunRequest(probes=("own.script",))}
+    assert {options.request for options in made.options} == {RunRequest(probes=("own.script",))}
     assert document["tries"][0]["reason"] == "own.script: signal at a step: why"
 
 
@@ -248,7 +250,7 @@ def test_on_another_gpu_no_outcome_counts(monkeypatch: pytest.MonkeyPatch, proje
     result = hunted()
     assert (result.code, made.made, made.discarded) == (4, ["1.0"], ["1.0"])
     assert "the GPU here is not one of sample's" in result.stderr
-    assert made.options[0].asked == RunRequest(probes=("env.identity", "gemm.crash"))
+    assert made.options[0].request == RunRequest(probes=("env.identity", "gemm.crash"))
 
 
 @pytest.mark.parametrize(
@@ -317,7 +319,7 @@ def test_only_what_was_made_is_discarded(monkeypatch: pytest.MonkeyPatch, projec
     context.step("build", lambda: StepResult(None, cached))
     folder = user_folders.cache_folder("contexts") / "sample"
     (folder / "wheels").mkdir(parents=True)
-    image_steps.discard_build(context, Made("sample", lock=locked))
+    image_steps.discard_build(context, MakeResult("sample", lock=locked))
     assert not folder.exists()
     tag = f"envbuild/sample:{locked.short}"
     assert removed == ([] if cached else [tag, f"{tag}-layers"])

@@ -23,7 +23,7 @@ from envbuild.fetch import archive_fetcher, wheel_resolution_and_download
 from envbuild.image import build_records_and_comparison, buildx, image_build, noted_lock_paths
 from envbuild.lock import extension_source_fetcher, lock_file
 from envbuild.pipeline import build_downloads, image_steps, workflows
-from envbuild.pipeline.model import Made, On, Options, Recipe, SelfTestOrder, StepResult
+from envbuild.pipeline.model import MakeResult, On, Options, Recipe, SelfTestOrder, StepResult
 from envbuild.pipeline.progress_events import Listener, Note
 from envbuild.pipeline.selftest_steps import WrittenEvidence
 from envbuild.pipeline.step_context import PartialResult, StepContext
@@ -38,8 +38,8 @@ from unit.testrun import fingerprints
 SOURCE = cast(Source, SimpleNamespace(name="sample", known_lock=Path("profiles/sample.lock.yaml")))
 
 
-def made(run: run_result.TestRun | None) -> Made:
-    return Made("sample", image=image_of(), run=run)
+def made(run: run_result.TestRun | None) -> MakeResult:
+    return MakeResult("sample", image=image_of(), run=run)
 
 
 def skipped(*required: str) -> run_result.TestRun:
@@ -215,7 +215,7 @@ def test_a_discarded_image_leaves_no_record(
     found = image if stays == "a container's" else None
     context.engine = cast(Any, SimpleNamespace(remove=lambda reference: None, find=lambda handle: found))
     built = image_steps.find_or_build_image(context, Recipe(SOURCE, plan, locked, "FROM scratch"))
-    image_steps.discard_build(context, Made("sample", lock=locked, new_records=built.new_records))
+    image_steps.discard_build(context, MakeResult("sample", lock=locked, new_records=built.new_records))
     assert {one.image for one in build_records_and_comparison.all_records()} == {
         earlier.image,
         *([image.id] if stays else []),
@@ -269,7 +269,7 @@ def test_an_image_that_failed_its_latest_test_is_not_verified(
     monkeypatch.setattr(workflows, "select_runner", lambda *_: None)
     monkeypatch.setattr(workflows, "run_selftest", lambda context, made, *_: made.update(run=failed) or failed)
     monkeypatch.setattr(workflows, "write_evidence", lambda *_: StepResult(WrittenEvidence(Path("x"), ())))
-    made = PartialResult(Made("sample", image=image, tags=("envbuild/sample:0123", "envbuild/sample:verified")))
+    made = PartialResult(MakeResult("sample", image=image, tags=("envbuild/sample:0123", "envbuild/sample:verified")))
     with pytest.raises(CheckFailed):
         workflows._test_and_record(context, made, SelfTestOrder(SOURCE, {}, "3.11"), cast(Any, None), image)
     assert [tag for tag in tags if tag == "verified"] == left
@@ -285,7 +285,7 @@ def test_a_failed_image_loses_its_tag_though_no_evidence_can_be_written(monkeypa
     monkeypatch.setattr(workflows, "select_runner", lambda *_: None)
     monkeypatch.setattr(workflows, "run_selftest", lambda context, made, *_: made.update(run=failed) or failed)
     monkeypatch.setattr(workflows, "write_evidence", MagicMock(side_effect=DiskError("full")))
-    made = PartialResult(Made("sample", image=image, tags=("envbuild/sample:verified",)))
+    made = PartialResult(MakeResult("sample", image=image, tags=("envbuild/sample:verified",)))
     with pytest.raises(DiskError):
         workflows._test_and_record(context, made, SelfTestOrder(SOURCE, {}, "3.11"), cast(Any, None), image)
     assert not tags and not made.value.tags
@@ -300,7 +300,7 @@ def test_tags_of_a_trial_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = passed_run(probe("env.libs", "failed"))
     monkeypatch.setattr(workflows, "run_selftest", lambda context, made, *_: made.update(run=failed) or failed)
     monkeypatch.setattr(workflows, "write_evidence", lambda *_: StepResult(WrittenEvidence(Path("x"), ())))
-    made, order = PartialResult(Made("sample", image=image)), SelfTestOrder(SOURCE, {}, "3.11")
+    made, order = PartialResult(MakeResult("sample", image=image)), SelfTestOrder(SOURCE, {}, "3.11")
     with pytest.raises(CheckFailed):
         workflows._test_and_record(context, made, order, cast(Any, None), image, may_withdraw=False)
 
@@ -308,7 +308,7 @@ def test_tags_of_a_trial_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 # the commands, with a pipeline that is done at once
 
 
-def unproved(*_: Any) -> Made:
+def unproved(*_: Any) -> MakeResult:
     found = made(skipped("gemm.crash"))
     try:
         workflows.require_passed(found)
@@ -339,7 +339,7 @@ def test_make_may_be_allowed_not_to_prove(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_projects_requirements_are_taken(monkeypatch: pytest.MonkeyPatch, verb: str, does: str) -> None:
     given: list[Options] = []
 
-    def note(name: str, options: Options, *_: object) -> Made:
+    def note(name: str, options: Options, *_: object) -> MakeResult:
         given.append(options)
         return made(None)
 
@@ -366,16 +366,18 @@ def test_test_reports_a_required_probe_that_was_skipped(monkeypatch: pytest.Monk
 
 
 def test_requested_options_reach_the_pipeline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[selftest_job.RunRequest] = []
+    requests: list[selftest_job.RunRequest] = []
 
-    def test(name: str, reference: str | None, listener: Listener, wanted: selftest_job.RunRequest, on: On) -> Made:
-        asked.append(wanted)
+    def test(
+        name: str, reference: str | None, listener: Listener, wanted: selftest_job.RunRequest, on: On
+    ) -> MakeResult:
+        requests.append(wanted)
         return made(passed_run())
 
     monkeypatch.setattr(workflows, "test", test)
     arguments = ["--level", "full", "--probe", "gemm.crash", "--probe", "env.libs"]
     assert envbuild("test", "sample", *arguments, "--junit", str(tmp_path / "junit.xml")).code == 0
-    assert asked == [selftest_job.RunRequest("full", ("gemm.crash", "env.libs"))]
+    assert requests == [selftest_job.RunRequest("full", ("gemm.crash", "env.libs"))]
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
     assert [case.attrib["name"] for case in suite.iter("testcase")] == list(NAMES)
     assert image_of().id in {item.attrib["value"] for item in suite.iter("property")}
@@ -405,15 +407,17 @@ def test_a_file_that_cannot_be_written_whole_stays_as_it_was(
 
 def test_a_fingerprint_is_kept_of_a_failed_run_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "new" / "card.json"
-    asked: list[selftest_job.RunRequest] = []
+    requests: list[selftest_job.RunRequest] = []
 
-    def test(name: str, reference: str | None, listener: Listener, wanted: selftest_job.RunRequest, on: On) -> Made:
-        asked.append(wanted)
+    def test(
+        name: str, reference: str | None, listener: Listener, wanted: selftest_job.RunRequest, on: On
+    ) -> MakeResult:
+        requests.append(wanted)
         return made(dataclasses.replace(passed_run(probe("fingerprint", "failed")), fingerprint=fingerprints.load()))
 
     monkeypatch.setattr(workflows, "test", test)
     assert envbuild("test", "sample", "--fingerprint", str(file)).code == 5
-    assert asked == [selftest_job.RunRequest(None, (), fingerprint=True)]
+    assert requests == [selftest_job.RunRequest(None, (), fingerprint=True)]
     assert file.read_bytes() == fingerprints.NEW.read_bytes()
 
 
@@ -468,13 +472,13 @@ def test_the_gpus_that_are_named_reach_the_pipeline(
 ) -> None:
     given: list[Any] = []
 
-    def done(*arguments: Any) -> Made:
+    def done(*arguments: Any) -> MakeResult:
         given.extend(arguments)
         return made(passed_run())
 
     monkeypatch.setattr(workflows, called, done)
     assert envbuild(*words, "sample", *option).code == 0
-    assert {"make": lambda: given[1].asked.gpus, "test": lambda: given[3].gpus, "prove": lambda: given[3]}[
+    assert {"make": lambda: given[1].request.gpus, "test": lambda: given[3].gpus, "prove": lambda: given[3]}[
         called
     ]() == gpus
 
@@ -518,10 +522,10 @@ def test_a_file_of_two_profiles_is_downloaded_by_one_process_at_a_time(
 
 
 def test_a_builder_that_is_not_there_ends_what_has_nothing_to_build_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str | None] = []
+    calls: list[str | None] = []
 
     def refuse(engine: Any) -> None:
-        asked.append(engine.builder)
+        calls.append(engine.builder)
         raise EngineError("unknown builder 'nope'")
 
     engine = "envbuild.pipeline.step_context.Engine"
@@ -531,4 +535,4 @@ def test_a_builder_that_is_not_there_ends_what_has_nothing_to_build_too(monkeypa
     for _ in range(2):  # the second time, it does not count as found either
         with pytest.raises(EngineError, match="unknown builder 'nope'"):
             _ = context.engine
-    assert asked == ["nope", "nope"]
+    assert calls == ["nope", "nope"]

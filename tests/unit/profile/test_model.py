@@ -329,8 +329,8 @@ def test_a_lock_is_next_to_its_profile_from_every_working_directory(project: Pat
     other = project.parent / "other" / folder
     other.mkdir(parents=True)
     shutil.move(write_profile(project, PROFILE), other)
-    for asked in (f"../{other.relative_to(project.parent)}/sample.yaml", str(other / "sample.yaml")):
-        assert profile_reader_and_overrides.load(asked).lock_file == other / f"sample{profile_name_lookup.LOCK}"
+    for name in (f"../{other.relative_to(project.parent)}/sample.yaml", str(other / "sample.yaml")):
+        assert profile_reader_and_overrides.load(name).lock_file == other / f"sample{profile_name_lookup.LOCK}"
 
 
 @pytest.mark.parametrize("links", [["a"], ["b", "a"], ["b", "c", "a"], ["b", "c", "b"]])
@@ -588,10 +588,10 @@ def test_with_requirements_a_profile_is_known_by_the_name_of_its_lock(
     theirs = project.parent / "Their_Code"
     theirs.mkdir()
     (theirs / "requirements.txt").write_text("einops>=0.8\n", encoding="utf-8")
-    asked = "profiles/sample.yaml" if by_path else "sample-devel"
+    name = "profiles/sample.yaml" if by_path else "sample-devel"
     if not by_path:
         file.write_text(as_yaml({**PROFILE, "torch": "2.14.1", "gpus": ["b200"]}), encoding="utf-8")
-    source = profile_reader_and_overrides.load(asked, {}, theirs / "requirements.txt")
+    source = profile_reader_and_overrides.load(name, {}, theirs / "requirements.txt")
     assert source.name == ("sample-their-code" if by_path else "sample-devel-their-code")
     assert profile_name_lookup.profile_names().count(source.name) == 0
     lock_file.write(lock_for(plan_resolver.resolve(source)), source.lock_file, source.name, source.origin)

@@ -173,7 +173,7 @@ def test_a_token_is_fetched_with_them(registry: Registry, tmp_path: Path, monkey
     registry.put(oci_types.MANIFEST, {"mediaType": oci_types.MANIFEST}, "v1")
     docker_login(tmp_path, monkeypatch, **{registry.host: f"me:{SECRET}"})
     assert repository(registry).manifest("v1") is not None
-    shown = dict(registry.asked)
+    shown = dict(registry.requests)
     assert shown["GET /token"].startswith("Basic ")
     assert shown["GET /v2/team/h20/manifests/v1"] == "Bearer t0ken"
 
@@ -186,7 +186,7 @@ def test_a_token_service_elsewhere_gets_no_credentials(
         registry.put(oci_types.MANIFEST, {"mediaType": oci_types.MANIFEST}, "v1")
         docker_login(tmp_path, monkeypatch, **{registry.host: f"me:{SECRET}"})
         repository(registry).manifest("v1")
-        assert thief.asked == [("GET /token", "")]
+        assert thief.requests == [("GET /token", "")]
 
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
@@ -204,8 +204,8 @@ def test_a_redirect_takes_no_credentials_along(
         place = repository(registry)
         place.manifest("v1")
         assert place.blob(digest) == b"content"
-        assert thief.asked == [(f"GET {path}", "")]
-        assert dict(registry.asked)[f"GET {path}"].startswith("Basic ")
+        assert thief.requests == [(f"GET {path}", "")]
+        assert dict(registry.requests)[f"GET {path}"].startswith("Basic ")
 
 
 def test_an_upload_elsewhere_takes_no_credentials_along(
@@ -217,7 +217,7 @@ def test_an_upload_elsewhere_takes_no_credentials_along(
         there = f"http://localhost:{thief.port}/v2/team/h20/blobs/uploads/one"
         registry.lies["/v2/team/h20/blobs/uploads/"] = (202, {"Location": there}, b"")
         repository(registry).put_blob(b"content")
-        assert thief.asked == [("PUT /v2/team/h20/blobs/uploads/one", "")]
+        assert thief.requests == [("PUT /v2/team/h20/blobs/uploads/one", "")]
 
 
 def test_redirects_end(registry: Registry) -> None:
@@ -281,7 +281,7 @@ def test_netrc_is_not_looked_at(registry: Registry, tmp_path: Path, monkeypatch:
     (tmp_path / "netrc").write_text(f"machine 127.0.0.1 login me password {SECRET}\n", encoding="utf-8")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     repository(registry).manifest("v1")
-    assert {shown for _, shown in registry.asked} == {""}
+    assert {shown for _, shown in registry.requests} == {""}
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_both_forms_are_there_and_found_again(
 
 def test_a_second_push_writes_nothing(registry: Registry, signer: keys_and_signatures.Signer) -> None:
     registry_attestations.publish(repository(registry), SUBJECT, WANTED, signer)
-    registry.asked.clear()
+    registry.requests.clear()
     assert registry_attestations.publish(repository(registry), SUBJECT, WANTED, signer) == 0
     assert registry.written() == []
 
@@ -372,7 +372,7 @@ def test_an_interrupted_push_is_finished_by_the_next(
     registry.refuse = ""
     assert registry_attestations.publish(repository(registry), SUBJECT, WANTED, signer) > 0
     assert len(registry_attestations.fetch_envelopes(repository(registry), SUBJECT.digest)[0]) == 2
-    registry.asked.clear()
+    registry.requests.clear()
     registry_attestations.publish(repository(registry), SUBJECT, WANTED, signer)
     assert registry.written() == []
 

@@ -76,8 +76,8 @@ class Browser:
     def requests(self) -> list[str]:
         """Return every URL that the page requested, except data: URLs and our own pages."""
         events = [json.loads(entry["message"])["message"] for entry in self._log("performance")]
-        asked = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
-        addresses = [one["request"]["url"] for one in asked]
+        sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
+        addresses = [one["request"]["url"] for one in sent]
         return [address for address in addresses if not address.startswith(("data:", "chrome:", "about:"))]
 
     def _log(self, kind: str) -> list[dict[str, Any]]:

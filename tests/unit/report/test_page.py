@@ -37,7 +37,7 @@ class Site:
 
     folder: Path
     address: str
-    asked: list[str]
+    requests: list[str]
 
     def file(self, name: str) -> str:
         return (self.folder / f"{name}.html").as_uri()
@@ -64,15 +64,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             assert envbuild("show", name, "--html", str(folder / f"{name}.html"), *more).code == 0
         pages.prove(*pages.lab(project), pages.hostile(), day=1)
         assert envbuild("show", "lab", "--html", str(folder / "wild.html"), *prints).code == 0
-    asked: list[str] = []
+    requests: list[str] = []
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def log_message(self, format: str, *arguments: Any) -> None:
-            asked.append(self.path)
+            requests.append(self.path)
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
     with served(server):
-        yield Site(folder, f"http://127.0.0.1:{server.server_port}", asked)
+        yield Site(folder, f"http://127.0.0.1:{server.server_port}", requests)
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +108,8 @@ def test_it_loads_without_a_complaint_and_asks_for_nothing(browser: Browser, sit
         browser.requests()
         browser.open(address)
         assert browser.complaints() == []
-        assert [asked for asked in browser.requests() if not asked.endswith("/favicon.ico")] == [address]
-    assert {path for path in site.asked if name in path} == {f"/{name}.html"}
+        assert [url for url in browser.requests() if not url.endswith("/favicon.ico")] == [address]
+    assert {path for path in site.requests if name in path} == {f"/{name}.html"}
 
 
 def test_a_page_with_external_requests_is_detected(browser: Browser, site: Site) -> None:
@@ -128,7 +128,7 @@ def test_injected_content_of_a_page_neither_runs_nor_is_fetched(browser: Browser
     assert browser.driver.title == "cpu: proved"
     assert browser.run("return getComputedStyle(s).color") != "rgb(255, 0, 0)"
     assert len(browser.complaints()) == 3
-    assert "/slipped.png" not in site.asked
+    assert "/slipped.png" not in site.requests
 
 
 # measurements

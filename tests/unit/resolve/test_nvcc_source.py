@@ -65,13 +65,13 @@ def test_wheels_ask_for_nothing_that_torch_brings(project: Path, release: databa
     plan = plan_of(project, {**NEW, "variant": "devel", "torch": release.version})
     assert plan.toolchain
     (requirement,) = plan.toolchain.requirements
-    asked = requirement.partition("[")[2].partition("]")[0].split(",")
-    assert asked[:4] == ["nvcc", "cccl", "crt", "nvvm"]
+    extras = requirement.partition("[")[2].partition("]")[0].split(",")
+    assert extras[:4] == ["nvcc", "cccl", "crt", "nvvm"]
     assert requirement.endswith(f"]=={release.cuda}.*")
     brought = {**release.pins, **release.expands_to}
-    assert [extra for extra in asked if database.distribution_of(extra, release.cuda) in brought] == []
+    assert [extra for extra in extras if database.distribution_of(extra, release.cuda) in brought] == []
     wanted = extension_compilers.compiler_wheels()[13].extras
-    left_out = [extra for extra in wanted if extra not in asked]
+    left_out = [extra for extra in wanted if extra not in extras]
     assert all(database.distribution_of(extra, release.cuda) in brought for extra in left_out)
 
 

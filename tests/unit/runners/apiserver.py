@@ -72,11 +72,11 @@ class Server:
     answers: dict[tuple[str, str], object] = field(default_factory=dict)
     stored: dict[str, Object] = field(default_factory=dict)
     created: list[Object] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     address: str = ""
 
     def answer(self, method: str, path: str, query: dict[str, list[str]], body: Object) -> tuple[int, Any]:
-        self.asked.append(f"{method} {path}")
+        self.requests.append(f"{method} {path}")
         for (verb, part), (status, message) in self.refuse.items():
             if verb == method and part in path:
                 return status, {"kind": "Status", "message": message, "code": status}

@@ -69,7 +69,7 @@ class Engine:
         """Report no full disk."""
 
 
-def asked(*devices: str, cards: tuple[str, ...] = CARD, says: str = "") -> Api:
+def container_request(*devices: str, cards: tuple[str, ...] = CARD, says: str = "") -> Api:
     engine: Any = Engine(says)
     with pytest.raises(Created):
         docker_runner.run_in_container(
@@ -85,18 +85,18 @@ def asked(*devices: str, cards: tuple[str, ...] = CARD, says: str = "") -> Api:
 def test_the_container_gets_the_gpus_that_are_named_or_all(
     devices: tuple[str, ...], count: int, ids: list[str] | None
 ) -> None:
-    (request,) = asked(*devices).host["device_requests"]
+    (request,) = container_request(*devices).host["device_requests"]
     assert (request["Count"], request["DeviceIDs"] or None) == (count, ids)
     assert request["Capabilities"] == [["gpu"]]
 
 
 def test_no_gpu_is_asked_for_on_the_cpu() -> None:
-    assert asked(cards=()).host["device_requests"] == []
+    assert container_request(cards=()).host["device_requests"] == []
 
 
 def test_shared_memory_is_more_than_dockers_64_megabytes() -> None:
-    assert asked(cards=()).host["shm_size"] == 1 << 30
-    assert asked().host["shm_size"] == 4 << 30, "half of the memory where NCCL may need it"
+    assert container_request(cards=()).host["shm_size"] == 1 << 30
+    assert container_request().host["shm_size"] == 4 << 30, "half of the memory where NCCL may need it"
 
 
 class Looking(Engine):
@@ -249,8 +249,8 @@ def test_a_process_hidden_in_proc_is_not_treated_as_gone() -> None:
     if readable.returncode:
         pytest.skip("another user cannot run this Python")
     script = f'mount -t proc -o hidepid=2 proc /proc && exec {" ".join(other)} "$@"'
-    asked = [sys.executable, "-c", HIDDEN, str(os.getpid()), "1"]
-    done = subprocess.run(["unshare", "--mount", "--", "sh", "-c", script, "sh", *asked], cwd="/", text=True,
+    command = [sys.executable, "-c", HIDDEN, str(os.getpid()), "1"]
+    done = subprocess.run(["unshare", "--mount", "--", "sh", "-c", script, "sh", *command], cwd="/", text=True,
                           capture_output=True, env=path)  # fmt: skip
     if "mount" in done.stderr and "Traceback" not in done.stderr:
         pytest.skip(f"no namespace of mounts here: {done.stderr.strip()[-100:]}")

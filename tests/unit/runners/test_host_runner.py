@@ -152,12 +152,12 @@ def test_output_and_notes_of_the_profiles_script_are_shown(project: Path) -> Non
     (project / "tests").mkdir()
     (project / "tests" / "smoke.py").write_text("print('loss \\x1b[2J nan'); fail('a note'); raise ValueError('late')")
     lock_of_this_python(project, selftest={"script": "../tests/smoke.py"})
-    asked = ("test", "sample", "--python", sys.executable, "--probe", "own.script")
-    done = envbuild(*asked)
+    command = ("test", "sample", "--python", sys.executable, "--probe", "own.script")
+    done = envbuild(*command)
     assert done.code == 5, done.stderr
     assert "    a note\n    Traceback" in done.stdout
     assert "    own.script printed:\n      loss \ufffd[2J nan\n" in done.stdout
-    (result,) = envbuild(*asked, "--json").document["probes"]
+    (result,) = envbuild(*command, "--json").document["probes"]
     assert result["output"] == "loss \ufffd[2J nan"
     assert result["detail"].startswith("a note\n")
 
@@ -172,8 +172,8 @@ def test_a_script_that_is_left_out_is_reported(project: Path) -> None:
     row = done.document["probes"][-1]
     assert (row["name"], row["state"], row["reason"]) == ("own.script", "skipped", words)
     assert words in (project / "j.xml").read_text(encoding="utf-8")
-    asked = envbuild("test", "sample", "--python", sys.executable, "--probe", "env.libs")
-    assert (asked.code, "own.script" in asked.stdout) == (0, False), "nobody asked for it"
+    done = envbuild("test", "sample", "--python", sys.executable, "--probe", "env.libs")
+    assert (done.code, "own.script" in done.stdout) == (0, False), "nobody asked for it"
 
 
 def test_an_image_and_an_environment_are_two_things() -> None:

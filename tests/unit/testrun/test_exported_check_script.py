@@ -48,19 +48,19 @@ def test_it_holds_the_selftest_and_what_the_profile_expects(project: Path) -> No
     text = rendered(project, gpus=["h20"], torch="2.7.1", selftest={"require": ["env.libs", "train.step"]})
     assert base64.b64decode(payload(text, "#+ ")) == selftest_job.selftest_zip()
     document = document_in(text)
-    asked = document["job"]
-    assert (document["profile"], asked["level"], asked["device"]) == ("sample", "quick", "cuda")
-    assert asked["require"] == ["env.identity", "env.libs"], "only what the quick level has"
-    assert set(asked["expect"]["distributions"]) == {"torch", "numpy"}, "pip computes nothing"
-    assert asked["expect"]["gpus"] == list(database.gpus()["h20"].all_names)
+    job = document["job"]
+    assert (document["profile"], job["level"], job["device"]) == ("sample", "quick", "cuda")
+    assert job["require"] == ["env.identity", "env.libs"], "only what the quick level has"
+    assert set(job["expect"]["distributions"]) == {"torch", "numpy"}, "pip computes nothing"
+    assert job["expect"]["gpus"] == list(database.gpus()["h20"].all_names)
 
 
 def test_a_script_of_the_profiles_own_is_left_out_though_it_is_required(project: Path) -> None:
     """Otherwise no environment could pass, because the file does not contain the script."""
     (project / "profiles").mkdir(exist_ok=True)
     (project / "profiles" / "smoke.py").write_text("print(1)\n", encoding="utf-8")
-    asked = {"level": "quick", "script": "smoke.py", "require": ["env.libs", "own.script"]}
-    job_of = document_in(rendered(project, selftest=asked))["job"]
+    selftest = {"level": "quick", "script": "smoke.py", "require": ["env.libs", "own.script"]}
+    job_of = document_in(rendered(project, selftest=selftest))["job"]
     assert job_of["require"] == ["env.libs"] and not job_of.get("script")
 
 
@@ -125,7 +125,9 @@ def test_a_missing_torch_is_reported(project: Path, tmp_path: Path) -> None:
     head, why, remedy = done.stderr.splitlines()
     assert head == "envbuild check: sample: check failed"
     assert why == f"  torch cannot be imported by {sys.executable}: No module named 'torch'"
-    assert remedy.startswith("    remedy: run in the image of sample (envbuild make sample), or install the locked versions")
+    assert remedy.startswith(
+        "    remedy: run in the image of sample (envbuild make sample), or install the locked versions"
+    )
 
 
 @pytest.mark.parametrize(

@@ -410,7 +410,7 @@ def test_a_gpu_is_asked_who_it_is_before_all_else(cards: tuple[str, ...]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("asked", "level", "probes", "require"),
+    ("run_request", "level", "probes", "require"),
     [
         (selftest_job.ALL, "standard", None, ["env.identity", "env.libs", "train.step"]),
         (selftest_job.RunRequest(level="quick"), "quick", None, ["env.identity", "env.libs"]),
@@ -432,12 +432,12 @@ def test_a_gpu_is_asked_who_it_is_before_all_else(cards: tuple[str, ...]) -> Non
     ],
 )
 def test_only_the_requested_probes_must_pass(
-    asked: selftest_job.RunRequest, level: str, probes: list[str] | None, require: list[str]
+    run_request: selftest_job.RunRequest, level: str, probes: list[str] | None, require: list[str]
 ) -> None:
     wanted = SelfTest(level="standard", require=("env.libs", "train.step"))
-    made = selftest_job.document(wanted, {}, "3.11", ["NVIDIA H20"], asked)
+    made = selftest_job.document(wanted, {}, "3.11", ["NVIDIA H20"], run_request)
     assert (made["level"], made["probes"], made["require"]) == (level, probes, require)
-    assert selftest_job.required_probes(wanted, True, asked) == require
+    assert selftest_job.required_probes(wanted, True, run_request) == require
 
 
 def test_the_zip_is_the_same_every_time_and_holds_the_sources_alone() -> None:

@@ -8,17 +8,17 @@ from envbuild.util.thread_safe_cache import thread_safe_cache
 
 
 def test_concurrent_requests_compute_each_key_once() -> None:
-    asked: list[int] = []
+    calls: list[int] = []
 
     @thread_safe_cache
     def square(number: int) -> int:
-        asked.append(number)
+        calls.append(number)
         time.sleep(0.05)
         return number**2
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(square, [1, 2, 1, 2, 3, 1])) == [1, 4, 1, 4, 9, 1]
-    assert sorted(asked) == [1, 2, 3]
+    assert sorted(calls) == [1, 2, 3]
 
 
 def test_another_key_does_not_wait() -> None:

@@ -70,8 +70,8 @@ def test_a_gpu_that_cannot_be_queried_is_skipped(cases: dict[str, Frame], case: 
 
 def test_an_error_without_information_about_the_gpu_is_noted(cases: dict[str, Frame]) -> None:
     error = cases["unanswered"]["traits"]["nvml_unanswered"]
-    asked = ("TotalEccErrors", "RemappedRows", "ComputeMode")
-    assert error == {f"nvmlDeviceGet{name}": "Unknown Error" for name in asked}
+    readings = ("TotalEccErrors", "RemappedRows", "ComputeMode")
+    assert error == {f"nvmlDeviceGet{name}": "Unknown Error" for name in readings}
 
 
 def test_without_nvml_it_is_a_skip(tmp_path: Path) -> None:

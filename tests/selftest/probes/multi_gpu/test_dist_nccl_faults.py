@@ -16,11 +16,11 @@ from envbuild.selftest.probes.multi_gpu import dist_staged
 from selftest.named import WORLDS, World
 
 
-def played(world: World, asked: rank_processes_and_faults.World) -> rank_processes_and_faults.Tried:
-    fails = asked.backend == "nccl" and len(asked.members) > 1 and world.workaround not in asked.settings
-    fault = StageFault(0, asked.members[0], world.step, world.failure, f"{world.step} fails")
-    log = NcclLog(version=world.nccl if asked.backend == "nccl" else None)
-    stage = Stage(asked.backend, asked.members, asked.settings, (fault,) if fails else (), log=log)
+def played(world: World, started: rank_processes_and_faults.World) -> rank_processes_and_faults.Tried:
+    fails = started.backend == "nccl" and len(started.members) > 1 and world.workaround not in started.settings
+    fault = StageFault(0, started.members[0], world.step, world.failure, f"{world.step} fails")
+    log = NcclLog(version=world.nccl if started.backend == "nccl" else None)
+    stage = Stage(started.backend, started.members, started.settings, (fault,) if fails else (), log=log)
     return rank_processes_and_faults.Tried(stage, ())
 
 
@@ -29,9 +29,9 @@ def test_a_fault_of_nccl_is_named(name: str, monkeypatch: pytest.MonkeyPatch) ->
     world = WORLDS[name]
 
     def run(
-        asked: Sequence[rank_processes_and_faults.World], device: str, limit: float
+        started: Sequence[rank_processes_and_faults.World], device: str, limit: float
     ) -> list[rank_processes_and_faults.Tried]:
-        return [played(world, item) for item in asked]
+        return [played(world, item) for item in started]
 
     cards = [{"name": world.card, "compute_capability": item} for item in world.capabilities]
     monkeypatch.setattr(rank_processes_and_faults, "run_worlds", run)

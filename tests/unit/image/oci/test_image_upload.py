@@ -43,28 +43,28 @@ def upload(registry: Registry, one: OciImage, mount_from: str | None = None) -> 
     return sorted(lines)
 
 
-def asked(registry: Registry, method: str) -> int:
-    return sum(line.startswith(method) for line, _ in registry.asked)
+def count_requests(registry: Registry, method: str) -> int:
+    return sum(line.startswith(method) for line, _ in registry.requests)
 
 
 def test_an_image_is_uploaded_and_its_manifest_last(registry: Registry) -> None:
     assert upload(registry, image(BASE, OWN)) == ["layer base: 0 MB", "layer own: 0 MB"]
-    assert registry.asked[-1][0] == "PUT /v2/team/h20/manifests/v1"
-    assert asked(registry, "PATCH") == 6  # the large layer has 51,200 bytes and its headers
-    assert asked(registry, "PUT /v2/team/h20/blobs") == 3
+    assert registry.requests[-1][0] == "PUT /v2/team/h20/manifests/v1"
+    assert count_requests(registry, "PATCH") == 6  # the large layer has 51,200 bytes and its headers
+    assert count_requests(registry, "PUT /v2/team/h20/blobs") == 3
 
 
 def test_layers_in_the_registry_are_not_sent_again(registry: Registry) -> None:
     upload(registry, image(BASE, OWN))
-    registry.asked.clear()
+    registry.requests.clear()
     lines = upload(registry, image(BASE, SampleRecipe("new", b"x"), OWN))
     assert lines == ["layer base: there already", "layer new: 0 MB", "layer own: there already"]
-    assert asked(registry, "POST") == 2  # the new layer, and the configuration
+    assert count_requests(registry, "POST") == 2  # the new layer, and the configuration
 
 
 def test_a_layer_that_occurs_twice_is_sent_once(registry: Registry) -> None:
     upload(registry, image(BASE, OWN, OWN))
-    assert asked(registry, "POST") == 3
+    assert count_requests(registry, "POST") == 3
 
 
 def test_blobs_are_mounted_from_another_repository(registry: Registry) -> None:
@@ -72,14 +72,14 @@ def test_blobs_are_mounted_from_another_repository(registry: Registry) -> None:
     blob = b"".join(blob_blocks(OWN, one.layers[1].digest))
     registry.mounts["team/h100"] = {one.layers[1].digest: blob}
     assert upload(registry, one, "team/h100") == ["layer base: 0 MB", "layer own: there already"]
-    assert asked(registry, "PATCH") == 0
+    assert count_requests(registry, "PATCH") == 0
 
 
 @pytest.mark.parametrize("arrived", [[0], [4000], [10_000], [10, 0, 9_990]])
 def test_an_interrupted_part_goes_on(registry: Registry, arrived: list[int]) -> None:
     registry.cut_parts = list(arrived)
     upload(registry, image(OWN))
-    assert asked(registry, "GET /v2/team/h20/blobs/uploads/") == len(arrived)
+    assert count_requests(registry, "GET /v2/team/h20/blobs/uploads/") == len(arrived)
 
 
 def test_an_upload_that_never_ends_is_an_error(registry: Registry) -> None:
@@ -106,7 +106,7 @@ def test_a_registry_that_takes_no_parts_gets_the_whole_blob(registry: Registry) 
     registry.parts = False
     one = image(OWN)
     upload(registry, one)
-    assert asked(registry, "PATCH") == 1
+    assert count_requests(registry, "PATCH") == 1
     assert str(one.layers[0].size) in registry.lengths
 
 

@@ -93,7 +93,7 @@ def test_the_output_comes_back_and_nothing_stays(place: Place) -> None:
 def test_the_namespace_is_the_contexts_unless_the_site_names_one(place: Place) -> None:
     place.run()
     place.run(site=dataclasses.replace(SITE, namespace="other"))
-    created = [asked for asked in place.server.asked if asked.startswith("POST") and asked.endswith("/jobs")]
+    created = [line for line in place.server.requests if line.startswith("POST") and line.endswith("/jobs")]
     assert created == [f"POST /apis/batch/v1/namespaces/{name}/jobs" for name in ("proofs", "other")]
 
 
@@ -424,7 +424,7 @@ def test_an_unreachable_api_server_is_reported(place: Place, tmp_path: Path, mon
 def test_a_job_that_may_be_there_is_removed_and_one_that_cannot_be_is_not_spoken_of(place: Place) -> None:
     place.server.refuse = {("POST", "/jobs"): (403, "no"), ("DELETE", "/"): (403, "no")}
     place.fails(RunnerError)
-    assert place.notes == [] and not any(asked.startswith("DELETE") for asked in place.server.asked)
+    assert place.notes == [] and not any(line.startswith("DELETE") for line in place.server.requests)
     place.server.refuse[("POST", "/jobs")] = (504, "its answer is lost")
     place.fails(NetworkError)
     assert "could not be removed" in place.notes[-1]

@@ -42,8 +42,8 @@ def test_no_array_without_elements_ends_it_in_an_old_bash(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_script_asks_for_its_gpus_and_no_more(case: str) -> None:
-    asked = {"cpu": [], "docker": ['#SBATCH --gres="gpu:nvidia_h20:2"']}.get(case, ['#SBATCH --gres="gpu:h20:2"'])
-    assert [line for line in rendered(case).splitlines() if "gres" in line] == asked
+    expected = {"cpu": [], "docker": ['#SBATCH --gres="gpu:nvidia_h20:2"']}.get(case, ['#SBATCH --gres="gpu:h20:2"'])
+    assert [line for line in rendered(case).splitlines() if "gres" in line] == expected
 
 
 def parsed(**values: Any) -> SlurmSite:

@@ -457,11 +457,11 @@ def test_a_rejection_by_slurm_is_reported_in_its_words(stub: Stub) -> None:
 
 def test_resources_that_slurm_lacks_are_reported_with_the_request(stub: Stub) -> None:
     stub.say(refuse="Requested node configuration is not available")
-    asked = SlurmSite(partition="gpu", constraint="nvlink", folder=str(stub.shared))
+    configured = SlurmSite(partition="gpu", constraint="nvlink", folder=str(stub.shared))
     job = dataclasses.replace(JOB, gpus=True, models=("a100",), count=16)
     origins = {"partition": "--slurm", "constraint": "config.yaml:7"}
     with pytest.raises(RunnerError, match="node configuration is not available") as caught:
-        Slurm(asked, IMAGE, None, "fleet", origins=origins).run(job, Watch())
+        Slurm(configured, IMAGE, None, "fleet", origins=origins).run(job, Watch())
     assert str(caught.value.hint).splitlines()[:4] == [
         "it asked for",
         "  gres gpu:a100:16 (the count: gpu_count of profile fleet; the name: a100's own name, "
@@ -470,7 +470,7 @@ def test_resources_that_slurm_lacks_are_reported_with_the_request(stub: Stub) ->
         "  constraint nvlink (config.yaml:7)",
     ]
     origins = {"gres.a100": "config.yaml:9"}
-    site = dataclasses.replace(asked, gres={"a100": "gpu:nvidia_a100"})
+    site = dataclasses.replace(configured, gres={"a100": "gpu:nvidia_a100"})
     with pytest.raises(RunnerError) as named:
         Slurm(site, IMAGE, None, "fleet", origins=origins).run(job, Watch())
     assert "gres gpu:nvidia_a100:16 " in str(named.value.hint) and "the name: config.yaml:9)" in str(named.value.hint)

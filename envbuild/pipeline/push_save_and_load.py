@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 from envbuild.attest import (
-    image_bundle_file,
     image_verifier,
     in_toto_statements,
     keys_and_signatures,
     registry_attestations,
+    saved_image_file,
     sbom,
 )
 from envbuild.attest.image_verifier import Verdict
@@ -35,7 +35,7 @@ from envbuild.pipeline.image_steps import load_profile
 from envbuild.pipeline.model import StepResult
 from envbuild.pipeline.progress_events import Listener, Note
 from envbuild.pipeline.step_context import PartialResult, StepContext
-from envbuild.pipeline.workflows import existing, working
+from envbuild.pipeline.workflows import exclusive_run, existing
 from envbuild.profile import profile_name_lookup
 from envbuild.profile.loaded_profile import Source
 from envbuild.registry.oci_types import Manifest, Reference, Target
@@ -83,7 +83,7 @@ def push(name: str, target: str, listener: Listener, *, zstd: bool = False, unsi
     context = StepContext(listener)
     signer = _signer(unsigned)
     pushed = PartialResult(Pushed(name, signer.public.fingerprint if signer else None, reference.repository))
-    with working(context, name, pushed.document):
+    with exclusive_run(context, name, pushed.document):
         source, lock, image, evidence = _proved(context, name)
         pushed.update(profile=source.name, lock=lock.id, image=image.id, evidence=evidence)
         place = Repository(reference)
@@ -105,7 +105,7 @@ def _signer(unsigned: bool) -> Signer | None:
     return signer
 
 
-def export_bundle(name: str, file: Path, listener: Listener, *, unsigned: bool = False) -> Pushed:
+def save_image(name: str, file: Path, listener: Listener, *, unsigned: bool = False) -> Pushed:
     """Write a verified image with its evidence, the public key and its lock to one file.
 
     Raises UsageError without a signing key unless `unsigned` allows it, and NotProved if evidence is missing.
@@ -114,66 +114,66 @@ def export_bundle(name: str, file: Path, listener: Listener, *, unsigned: bool =
         raise UsageError(f"{file} exists already", hint="choose another name")
     context = StepContext(listener)
     signer = _signer(unsigned)
-    saved = PartialResult(Pushed(name, signer.public.fingerprint if signer else None, file=str(file)))
+    result = PartialResult(Pushed(name, signer.public.fingerprint if signer else None, file=str(file)))
     with (
-        working(context, name, saved.document),
-        temporary_files.folder("bundle", inside=file.parent) as folder,
+        exclusive_run(context, name, result.document),
+        temporary_files.folder("save", inside=file.parent) as folder,
     ):
         source, lock, image, evidence = _proved(context, name)
-        saved.update(profile=source.name, lock=lock.id, image=image.id, evidence=evidence)
+        result.update(profile=source.name, lock=lock.id, image=image.id, evidence=evidence)
         place = oci_layout_writer.Folder(folder / "layout")
-        manifest = context.step("save image", _save_image, context, place, image)
-        saved.update(digest=manifest.digest)
+        manifest = context.step("save image", _copy_image, context, place, image)
+        result.update(digest=manifest.digest)
         place.put_manifest(source.name, manifest)
         subject = Subject(repository(source.name), image.id, str(file.name), manifest.digest)
         statements = statements_of(source, lock, image, subject)
-        saved.update(statements=len(statements))
+        result.update(statements=len(statements))
         context.step("evidence", _publish_evidence, place, manifest, statements, signer)
         files = {
-            image_bundle_file.LOCK: source.known_lock.read_bytes(),
-            image_bundle_file.PROFILE: source.name.encode(),
+            saved_image_file.LOCK: source.known_lock.read_bytes(),
+            saved_image_file.PROFILE: source.name.encode(),
         }
-        files |= {image_bundle_file.KEY: signer.public.pem} if signer else {}
-        partial = folder / "bundle.tar"
-        context.step("write", _write_bundle, place, partial, files)
+        files |= {saved_image_file.KEY: signer.public.pem} if signer else {}
+        partial = folder / "image.tar"
+        context.step("write", _write_file, place, partial, files)
         partial.replace(file)
-        saved.update(state="complete")
-    return saved.value
+        result.update(state="complete")
+    return result.value
 
 
-def _write_bundle(place: oci_layout_writer.Folder, file: Path, files: Mapping[str, bytes]) -> StepResult[None]:
+def _write_file(place: oci_layout_writer.Folder, file: Path, files: Mapping[str, bytes]) -> StepResult[None]:
     place.write(file, files)
     return StepResult(None, note=f"{file.stat().st_size / 1e6:.0f} MB")
 
 
-def _save_image(context: StepContext, place: oci_layout_writer.Folder, image: Image) -> StepResult[Manifest]:
+def _copy_image(context: StepContext, place: oci_layout_writer.Folder, image: Image) -> StepResult[Manifest]:
     return StepResult(place.take(context.engine, image), note=some(len(image.layers), "layer"))
 
 
-def import_bundle(file: Path, policy: Policy, listener: Listener) -> tuple[Verdict, str]:
-    """Load the image of a bundle after checking its evidence and every byte. Return the verdict and the image's tag.
+def load_saved_image(file: Path, policy: Policy, listener: Listener) -> tuple[Verdict, str]:
+    """Load a saved image after checking its evidence and every byte. Return the verdict and the image's tag.
 
     Raises CheckFailed with every reason; in that case nothing is loaded.
     """
-    bundle = image_bundle_file.Bundle(file)
-    name = bundle.file(image_bundle_file.PROFILE, 100).decode(errors="replace")
+    saved = saved_image_file.SavedImage(file)
+    name = saved.file(saved_image_file.PROFILE, 100).decode(errors="replace")
     if not profile_name_lookup.NAME.fullmatch(name):
         raise Malformed("the saved image does not name its profile")
     verdict = image_verifier.verify_at(
-        bundle, Reference("bundle", name, name), policy, (), datetime.datetime.now(datetime.UTC)
+        saved, Reference("saved", name, name), policy, (), datetime.datetime.now(datetime.UTC)
     )
     verdict.ref = str(file)
     verdict.require()
     assert verdict.image and verdict.build
     tag = f"{repository(verdict.build.name)}:{verdict.build.lock.short}"
-    manifest = bundle.manifest(verdict.digest or "")
+    manifest = saved.manifest(verdict.digest or "")
     assert manifest
     for digest in verdict.image.layers:  # before the engine receives any data
-        for _ in bundle.blocks(digest):
+        for _ in saved.blocks(digest):
             pass
     listener(Note(f"loading {tag}"))
     engine = Engine()
-    engine.load(bundle.loadable(manifest, verdict.image.layers, tag))
+    engine.load(saved.loadable(manifest, verdict.image.layers, tag))
     loaded = engine.find(tag)
     if loaded is None or loaded.id != verdict.image.id:
         raise EngineError(f"the engine loaded a different image than {verdict.image.id}")

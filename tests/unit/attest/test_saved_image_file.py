@@ -1,4 +1,4 @@
-"""A bundle for an isolated site is trusted only through its evidence; nothing is loaded before the check."""
+"""A saved image for an isolated site is trusted only through its evidence; nothing is loaded before the check."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def reasons(result: CommandResult) -> list[str]:
     return [reason["id"] for reason in result.document["reasons"]]
 
 
-def test_a_bundle_is_an_oci_layout_with_all_that_is_needed(site: Site) -> None:
+def test_a_saved_image_is_an_oci_layout_with_all_that_is_needed(site: Site) -> None:
     files = exported()
     assert json.loads(files["oci-layout"]) == {"imageLayoutVersion": "1.0.0"}
     assert all(oci_types.digest_of(raw)[7:] == name[13:] for name, raw in files.items() if name.startswith("blobs/"))
@@ -123,7 +123,7 @@ def change(name: str, raw: bytes) -> Callable[[Files], None]:
         (lambda files: files.pop(f"blobs/sha256/{LAYER[7:]}"), "malformed"),
     ],
 )
-def test_a_tampered_bundle_is_not_loaded(site: Site, spoil: Callable[[Files], object], reason: str | None) -> None:
+def test_a_tampered_saved_image_is_not_loaded(site: Site, spoil: Callable[[Files], object], reason: str | None) -> None:
     files = exported()
     spoil(files)
     result = brought(files)

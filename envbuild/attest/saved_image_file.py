@@ -23,11 +23,11 @@ KEY, LOCK, PROFILE = "envbuild/public-key.pem", "envbuild/lock.yaml", "envbuild/
 _BLOCK = 1 << 20
 
 
-class Bundle:
-    """Reads a bundle in place: nothing is unpacked, and every blob is checked against its digest."""
+class SavedImage:
+    """Reads a saved image in place: nothing is unpacked, and every blob is checked against its digest."""
 
     def __init__(self, file: Path) -> None:
-        """Open a bundle. Raises Malformed unless it is a tar with an OCI layout of plain files."""
+        """Open the file. Raises Malformed unless it is a tar with an OCI layout of plain files."""
         try:
             self._tar = tarfile.open(file, "r:", tarinfo=registry_image_reader.Member)  # noqa: SIM115 - as long as this object
             members = self._tar.getmembers()
@@ -88,7 +88,7 @@ class Bundle:
 
     def loadable(self, image: Manifest, diff_ids: tuple[str, ...], name: str) -> Iterator[bytes]:
         """Yield the image as an archive that an engine loads under `name`. It is made from checked blobs and contains
-        no other file of the bundle. Raises Refusal if a layer does not match its digest."""
+        no other file of the saved image. Raises Refusal if a layer does not match its digest."""
         layers = [oci_types.digest_in(layer) for layer in image.layers]
         if tuple(layers) != diff_ids:
             raise Malformed("the saved image's layers are not those that the image's configuration names")

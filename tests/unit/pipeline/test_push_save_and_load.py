@@ -50,7 +50,7 @@ def test_the_image_then_its_evidence_then_the_tags(site: Site, key: keys_and_sig
 
 def test_pushed_again_nothing_is_written(site: Site, key: keys_and_signatures.PublicKey) -> None:
     site.push()
-    site.registry.asked.clear()
+    site.registry.requests.clear()
     assert site.push().code == 0
     assert site.registry.written() == []
 
@@ -65,7 +65,7 @@ def test_the_tag_that_a_killed_push_left_in_the_engine_goes(site: Site, key: key
 
 def test_without_a_key_nothing_is_sent(site: Site) -> None:
     done = site.push("--json")
-    assert (done.code, site.registry.asked) == (UsageError.code, [])
+    assert (done.code, site.registry.requests) == (UsageError.code, [])
     assert "signing_key" in done.document["error"]["hint"] and "--unsigned" in done.document["error"]["hint"]
 
 
