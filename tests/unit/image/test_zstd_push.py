@@ -221,7 +221,7 @@ def test_uploads_that_are_always_cut_off_end(registry: Registry, monkeypatch: py
 
 def test_a_blob_that_the_registry_refuses_is_reported(registry: Registry) -> None:
     registry.refuse = "PUT .*/uploads/.*"
-    with pytest.raises(NetworkError, match=r"does not take the blob sha256:.*500") as caught:
+    with pytest.raises(NetworkError, match=r"does not accept the blob sha256:.*500") as caught:
         push(saving(registry, LARGE))
     assert (caught.value.hint, registry.manifests) == ("NO: not now", {})
 
