@@ -503,7 +503,7 @@ def test_a_controller_that_is_silent_hides_no_interruption(stub: Stub, monkeypat
     (stub.folder / "squeue").write_text("#!/bin/sh\nexec sleep 60\n", encoding="utf-8")
     stub.hang()
     assert isinstance(interrupted(stub, KeyboardInterrupt()), KeyboardInterrupt)
-    assert any("is not known" in notes and "scancel --name=" in notes for notes in stub.notes) and stub.left() == []
+    assert any("may still run" in notes and "scancel --name=" in notes for notes in stub.notes) and stub.left() == []
 
 
 def test_a_terminal_that_is_gone_leaves_the_job_to_be_resumed(stub: Stub) -> None:
