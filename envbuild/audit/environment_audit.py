@@ -192,7 +192,7 @@ class Audit:
         """Raise CheckFailed, with the document, if there is a defect or a refusal."""
         if self.failed:
             worst = [finding for finding in self.findings if finding.severity in ("defect", "refuse")]
-            text = "\n".join(f"{f.id}: {f.message}; remedy: {f.remedy}" for f in worst[:10])
+            text = "\n".join(f"{f.id}: {f.message}; fix: {f.remedy}" for f in worst[:10])
             error = CheckFailed(f"{self.target}: {self.summary}", hint=text)
             error.partial = plain(self.document())
             raise error
@@ -441,7 +441,7 @@ def install(held: Holdings, image: bool, *requirements: Sequence[str], env: Mapp
 
 
 def against(advisory: Advisory, now: Situation, held: Holdings, image: bool) -> str:
-    """Return an advisory's remedy, with the commands that install its versions as far as the facts know them."""
+    """Return an advisory's fix, with the commands that install its versions as far as the facts know them."""
     written = advisory_remedy.written(advisory.change, now)
     cuda = written.get("cuda") or now.cuda or ""
     known = {database.distribution_of(name, cuda): version for name, version in written.get("pins", {}).items()}
@@ -454,6 +454,6 @@ def against(advisory: Advisory, now: Situation, held: Holdings, image: bool) -> 
 
 
 def in_profile(advisory: Advisory, now: Situation, cli_words: str) -> str:
-    """Return the remedy for an image built from a profile's lock: what to write into the profile `cli_words`."""
+    """Return the fix for an image built from a profile's lock: what to write into the profile `cli_words`."""
     lines = "; ".join(advisory_remedy.yaml_lines(advisory_remedy.written(advisory.change, now)))
     return f"{advisory.remedy}; in the profile: {lines}; then: envbuild make {cli_words}" if lines else advisory.remedy

@@ -204,9 +204,10 @@ def distribution_findings(held: Holdings) -> Iterator[Finding]:
 def _requirements(held: Holdings) -> Iterator[Finding]:
     installed = held.installed
     unmet = [
-        f"{name} requires {wanted}, but installed is {installed.get(canonicalize_name(wanted.name), 'none')}"
+        f"{name} requires {wanted}, but {f'installed is {version}' if version else 'it is not installed'}"
         for name, wanted in held_requirements(held)
         if not _met(wanted, installed)
+        for version in [installed.get(canonicalize_name(wanted.name))]
     ]
     for text in list(dict.fromkeys(unmet))[:_MOST_REQUIREMENTS]:
         yield Finding("requirement-unmet", "warn", text, "install the required version, or override the requirement")

@@ -159,7 +159,7 @@ def _show(done: Audit) -> None:
     for finding in done.findings:
         click.echo(f"{finding.severity:<7} {finding.id}: {finding.message}")
         if finding.remedy:
-            click.echo(f"        remedy: {finding.remedy}")
+            click.echo(f"        fix: {finding.remedy}")
     click.echo(done.summary)
 
 

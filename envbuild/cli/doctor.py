@@ -107,7 +107,7 @@ def _show(checks: Sequence[Check], seconds: float) -> None:
     for check in _folded(checks):
         click.echo(printable(f"{check.status:<7}  {check.id:<{width}}  {check.detail}"))
         if check.remedy:
-            click.echo(printable(f"{'':<7}  {'':<{width}}  remedy: {check.remedy}"))
+            click.echo(printable(f"{'':<7}  {'':<{width}}  fix: {check.remedy}"))
     counts = Counter(check.status for check in checks)
     summary = ", ".join(f"{counts[status]} {status}" for status in ("ok", "warn", "fail", "skipped") if counts[status])
     click.echo(f"{summary}; {seconds:.1f} s")

@@ -15,8 +15,8 @@ from envbuild.util.errors import EnvbuildError, SomeFailed, printable, some
 def for_each(names: Sequence[str], work: Callable[[str], object], as_json: bool) -> None:
     """Call `work` with each name once. It returns the profile's document for `--json`, and prints what is for people.
 
-    The document of one name stands alone; of several they stand in a list, `profiles`. Raises what `work` raises for
-    one name, and SomeFailed with the most severe exit code for several.
+    For one name, its document is written; for several, an object with the list `profiles`. Raises what `work` raises
+    for one name, and SomeFailed with the most severe exit code for several.
     """
     names = list(dict.fromkeys(names))
     if len(names) == 1:

@@ -55,7 +55,7 @@ def skipped_check(name: str, reason: str) -> Check:
 
 
 def worst_check(name: str, found: Sequence[tuple[Status, str, str]], fine: str) -> Check:
-    """Joins several findings (status, detail, remedy) to one check: the worst status, each text once; `fine` if there
+    """Joins several findings (status, detail, fix) to one check: the worst status, each text once; `fine` if there
     are none."""
     if not found:
         return ok(name, fine)

@@ -39,7 +39,7 @@ def _engine() -> dict[str, Any]:
         found = docker_engine.Engine(timeout=ENGINE_SECONDS)
         host, info = found.host, found.info
     except EnvbuildError as error:
-        why = (error.hint or "").partition("\n")[0] if error.hint != docker_engine.START else ""  # doctor's own remedy
+        why = (error.hint or "").partition("\n")[0] if error.hint != docker_engine.START else ""  # doctor has its own
         return {"fault": clean(f"{error.message} ({why})" if why else error.message, 400)}
     devices = (str(device.get("ID", "")) for device in info.get("DiscoveredDevices") or ())
     mirrors = (info.get("RegistryConfig") or {}).get("Mirrors") or ()

@@ -12,7 +12,7 @@ from envbuild.facts.fact_field_types import is_version
 from envbuild.facts.gpu_models import Gpu
 
 FREE = 0.9
-"""Of a card's memory: the self-test's init.alloc and memory fill as much, and a proof needs it free."""
+"""The fraction of a GPU's memory that the probes init.alloc and memory fill, so it must be free for a self-test."""
 DRAIN = "drain the GPU and reset it (nvidia-smi --gpu-reset)"
 
 
@@ -97,22 +97,22 @@ def check_container_runtime(host: Host) -> Check:
     """Checks that the engine can give a container GPUs, as `docker run --gpus` requires."""
     name, engine = "gpu.runtime", host.engine
     if engine.version is None:
-        return skipped_check(name, "no engine to ask")
+        return skipped_check(name, "no engine")
     if "nvidia" in engine.runtimes or "nvidia-container-runtime-hook" in engine.hooks:
         return ok(name, "NVIDIA's container toolkit")
     setup = (
         "install nvidia-container-toolkit, then: nvidia-ctk runtime configure --runtime=docker, and restart the engine"
     )
     if engine.cdi or "nvidia-cdi-hook" in engine.hooks:
-        text = "only as CDI devices; --gpus takes those in engines that have moby/moby#50228"
+        text = "GPUs only as CDI devices; --gpus accepts these in engines with moby/moby#50228"
         return Check(name, "warn", text, f"if a self-test finds no GPU: {setup}")
-    return Check(name, "fail", "the engine has neither NVIDIA's runtime nor CDI devices for its GPUs", setup)
+    return Check(name, "fail", "the engine has neither NVIDIA's runtime nor CDI devices of its GPUs", setup)
 
 
 def check_models(cards: Sequence[GpuReading]) -> Check:
     unknown = [card.name for card in cards if database.gpu_by_name(card.name) is None]
     if unknown:
-        remedy = "give facts.d/ a row for it, or update envbuild"
+        remedy = "add a row for it to facts.d/, or update envbuild"
         return Check("gpu.models", "warn", f"unknown GPU model: {counted(unknown)}", remedy)
     return ok("gpu.models", counted(card.name for card in cards))
 
@@ -125,13 +125,13 @@ def check_same_settings(cards: Sequence[GpuReading]) -> Check:
         together = ", ".join(f"{item.variable}={item.value}" for item in mixed_gpu_settings.mixed_gpu_settings(gpus))
         remedy = f"a profile with gpus: [{', '.join(gpu.id for gpu in gpus)}] sets the variables for this mix"
         remedy += f" ({together})" if together else ""
-        found.append(("warn", f"unequal cards: {counted(card.name for card in cards)}", f"{remedy}; or --gpus"))
+        found.append(("warn", f"unequal GPUs: {counted(card.name for card in cards)}", f"{remedy}; or --gpus"))
     for name in dict.fromkeys(card.name for card in cards):
         sizes = [gib(card.memory_total) for card in cards if card.name == name and card.memory_total is not None]
         if len(set(sizes)) > 1:
             remedy = "plan for the smallest memory, or choose GPUs with --gpus"
             found.append(("warn", f"unequal memory: {name} with {counted(sizes)}", remedy))
-    return worst_check("gpu.equal", found, "one model, one size of memory" if len(cards) > 1 else "one card")
+    return worst_check("gpu.equal", found, "one model, one size of memory" if len(cards) > 1 else "one GPU")
 
 
 def check_mig(cards: Sequence[GpuReading]) -> Check:
@@ -146,7 +146,7 @@ def check_mig(cards: Sequence[GpuReading]) -> Check:
         elif card.mig and card.mig.enabled:
             remedy = "to use whole or several GPUs, and to prove a profile for whole GPUs: nvidia-smi -mig 0"
             found.append(("warn", f"GPU {card.index}: MIG is on, {card.mig.slices} instances", remedy))
-    return worst_check("gpu.mig", found, "off" if any(card.mig for card in cards) else "these cards have none")
+    return worst_check("gpu.mig", found, "off" if any(card.mig for card in cards) else "not supported by these GPUs")
 
 
 def check_ecc(cards: Sequence[GpuReading]) -> Check:
@@ -202,7 +202,7 @@ def check_free_memory(cards: Sequence[GpuReading]) -> Check:
 
 def _holders(card: GpuReading) -> str:
     if not card.holders:
-        return "a process that is not visible here (of another container, or one that hangs)"
+        return "a process that is not visible here (in another container, or hung)"
     named = []
     for holder in card.holders[:5]:
         size = f", {gib(holder.memory)}" if holder.memory else ""
@@ -213,7 +213,7 @@ def _holders(card: GpuReading) -> str:
 def check_fabric(host: Host) -> Check:
     """On machines with NVSwitches, CUDA fails with error 802 until the fabric manager has registered every GPU."""
     name, states = "gpu.fabric", {card.index: card.fabric for card in host.driver.cards}
-    remedy = "systemctl start nvidia-fabricmanager; its version must be the driver's"
+    remedy = "systemctl start nvidia-fabricmanager; its version must equal the driver's"
     bad = {index: state for index, state in states.items() if state not in (None, "none", "completed")}
     if bad:
         return Check(name, "fail", "; ".join(f"GPU {index}: fabric {state}" for index, state in bad.items()), remedy)

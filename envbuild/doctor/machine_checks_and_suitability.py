@@ -47,7 +47,7 @@ def relevant(need: Need, checks: Sequence[Check]) -> list[Check]:
 
 def _missing(host: Host, need: Need) -> Iterator[tuple[str, str]]:
     """The GPU requirements of the profile that the machine does not meet and no other check reports, each with its
-    remedy."""
+    fix."""
     here = host.driver.cards
     known = [(card, database.gpu_by_name(card.name)) for card in here]
     fitting = [card for card, gpu in known if gpu and gpu.id in need.gpus]

@@ -21,9 +21,9 @@ from envbuild.doctor.model import Host, clean
 from envbuild.doctor.parallel_reader import run_in_parallel
 
 SECONDS = 3.5
-"""What answers later counts as silent. The parts that ask others have shorter limits of their own."""
+"""The time limit of each part. Parts that contact other programs or hosts have shorter limits of their own."""
 MARGIN = 0.2
-"""Seconds that a part is ready before, where it asks one after another."""
+"""How many seconds before that limit a part with several requests in sequence must end."""
 
 
 def read(root: Path = Path("/")) -> Host:

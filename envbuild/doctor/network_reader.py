@@ -135,9 +135,9 @@ def _silent(address: str) -> str | None:
         parts = urlsplit(address if "://" in address else f"http://{address}")
         port = parts.port or {"https": 443, "http": 80, "socks5": 1080, "socks5h": 1080}.get(parts.scheme)
     except ValueError:
-        return "it is not an address"
+        return "invalid address"
     if not parts.hostname or port is None:
-        return "it is not an address"
+        return "invalid address"
     try:
         socket.create_connection((parts.hostname, port), timeout=TIMEOUT[0]).close()
     except OSError as error:
@@ -165,7 +165,7 @@ def _authorities(variable: str, path: str) -> Authorities:
         context.load_verify_locations(path)
     except (OSError, ssl.SSLError):
         missing = not Path(path).exists()
-        return Authorities(variable, clean(path), fault="is not there" if missing else "holds no certificate")
+        return Authorities(variable, clean(path), fault="does not exist" if missing else "contains no certificate")
     ends = [str(certificate.get("notAfter")) for certificate in context.get_ca_certs()]
     expired = sum(ssl.cert_time_to_seconds(end) < time.time() for end in ends)
     return Authorities(variable, clean(path), len(ends), expired)

@@ -26,9 +26,9 @@ from envbuild.doctor.machine_checks_and_suitability import VERSION
 from envbuild.doctor.model import clean
 
 MAX_BYTES = 1 << 20
-"""Of one node's document."""
+"""The largest document of one node."""
 _MOST = 8
-"""Nodes that a line names; more are counted."""
+"""Nodes listed in a message; the others are only counted."""
 _JOB = ("gpu.", "shm", "rdma", "clock")
 
 _Text = Annotated[str, StringConstraints(max_length=10_000), AfterValidator(lambda text: clean(text, 400))]
@@ -184,13 +184,15 @@ def odd(nodes: Sequence[Node]) -> dict[str, list[str]]:
 def _answers(nodes: Sequence[Node]) -> Check:
     silent = [f"{node.name}: {node.fault}" for node in nodes if node.described is None]
     if silent:
-        remedy = "is envbuild there? By hand: ssh -o BatchMode=yes NODE envbuild doctor --json, or srun --nodelist=NODE"
+        remedy = (
+            "is envbuild installed there? ssh -o BatchMode=yes NODE envbuild doctor --json, or srun --nodelist=NODE"
+        )
         return Check("node.answers", "fail", "; ".join(_some(silent)), remedy)
     return ok("node.answers", f"all {len(nodes)}")
 
 
 def _sound(answered: Mapping[str, Described]) -> Check:
-    """The failed checks of the nodes, as far as a job needs them there. Builds may run elsewhere, so their checks do
+    """The failed checks of the nodes that matter for a job. Builds may run elsewhere, so their checks do
     not count."""
     bad = [
         f"{name}: {check.id}: {check.detail}"
@@ -198,7 +200,9 @@ def _sound(answered: Mapping[str, Described]) -> Check:
         if check.state == "fail" and check.id.startswith(_JOB) and check.id != "gpu.runtime"
     ]  # fmt: skip
     if bad:
-        return Check("node.sound", "fail", "; ".join(_some(bad)), "envbuild doctor on that node says what to do")
+        return Check(
+            "node.sound", "fail", "; ".join(_some(bad)), "run envbuild doctor on that node: it shows what to do"
+        )
     return (
         ok("node.sound", "no check that matters for a job failed")
         if answered

@@ -19,7 +19,7 @@ SLURM = "slurm"
 PARALLEL = 32
 MAX_NODES = 4096
 SECONDS = 40.0
-"""For one node: its doctor takes 5, a connection at most 10, and a busy scheduler a while to start a step."""
+"""Seconds for one node: doctor takes 5, a connection at most 10; a busy scheduler needs time to start a step."""
 # Excludes words that ssh could take for an option, and characters that a remote shell would interpret.
 _HOST = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]{0,63}@)?[A-Za-z0-9_][A-Za-z0-9._:-]{0,252}")
 _PROGRAM = re.compile(r"[A-Za-z0-9_~./][A-Za-z0-9_./+-]{0,500}")
@@ -104,7 +104,7 @@ def _one(name: str, command: Sequence[str], stop: Stop) -> Node:
     except EnvbuildError as error:
         return Node(name, fault=clean(error.message))
     if done.cut:
-        return Node(name, fault=f"it writes more than {MAX_BYTES} bytes")
+        return Node(name, fault=f"its output is larger than {MAX_BYTES} bytes")
     if done.code not in (0, 5) or not done.stdout.strip():
         return Node(name, fault=f"{command[0]} ended with {done.code}: {clean(done.stderr) or 'no message'}")
     return parse(name, done.stdout)

@@ -11,11 +11,11 @@ from envbuild.doctor.profile_requirements import Need
 from envbuild.testrun.selftest_job import Limits
 
 SHM = Limits.shm
-"""As much as the self-test's container asks for; Docker's own default of 64 MiB ends DataLoader's workers and NCCL."""
+"""Shared memory of the self-test's container. With Docker's default, 64 MiB, DataLoader workers and NCCL fail."""
 SKEW = 60.0
 """Seconds: the leeway that registries give a token (distribution/distribution, registry/auth/token)."""
 DRIFT = 5.0
-"""Seconds: more than an answer's whole seconds and its way explain."""
+"""Seconds: more than the rounding of a Date header and the delay of the network explain."""
 
 
 def check_system(host: Host, needs: Sequence[Need]) -> Iterator[Check]:
@@ -59,7 +59,7 @@ def check_shm(host: Host) -> Check:
     if host.shm == 0:
         return Check("shm", "warn", "/dev/shm is missing", "mount a tmpfs there")
     if host.shm < SHM:
-        remedy = "mount -o remount,size=50% /dev/shm; of a container: --shm-size or --ipc=host"
+        remedy = "mount -o remount,size=50% /dev/shm; for a container: --shm-size or --ipc=host"
         return Check("shm", "warn", f"/dev/shm has {gib(host.shm)}: too small for data loaders and NCCL", remedy)
     return ok("shm", f"/dev/shm has {gib(host.shm)}")
 
@@ -76,8 +76,8 @@ def check_rdma(host: Host) -> Check:
         states = ", ".join(f"{port.name} {port.state or '?'}" for port in host.rdma)
         found.append(("warn", f"no port is active: {states}", "check cable, switch and subnet manager (ibstat)"))
     elif host.memlock is not None:
-        text = f"a process may lock {gib(host.memlock)} of memory only: NCCL's RDMA transport fails"
-        found.append(("warn", text, "ulimit -l unlimited; of a container: --ulimit memlock=-1"))
+        text = f"a process may lock only {gib(host.memlock)} of memory: NCCL's RDMA transport fails"
+        found.append(("warn", text, "ulimit -l unlimited; for a container: --ulimit memlock=-1"))
     return worst_check("rdma", found, ", ".join(f"{port.name} {port.link} {port.rate}".strip() for port in up))
 
 
@@ -99,8 +99,8 @@ def check_disk(host: Host, needs: Sequence[Need]) -> Check:
         full = _short(host.disks, need)
         if full:
             name = need.profile if len(locked) == 1 else f"{need.profile}, the {which},"
-            text = f"{free}; to build {name} takes {gib(_size(need))}"
-            return Check("disk", status, text, f"free some on {full.folder}: envbuild prune, docker system df")
+            text = f"{free}; building {name} takes {gib(_size(need))}"
+            return Check("disk", status, text, f"free space on {full.folder}: envbuild prune, docker system df")
     return ok("disk", free)
 
 
@@ -193,7 +193,13 @@ def check_ca(host: Host) -> Check:
         if item.fault:
             found.append(("fail", f"{item.variable}: {item.path} {item.fault}", "correct or unset it"))
         elif item.certificates and item.expired == item.certificates:
-            found.append(("fail", f"{item.variable}: every certificate in {item.path} has expired", "get the new ones"))
+            found.append(
+                (
+                    "fail",
+                    f"{item.variable}: every certificate in {item.path} has expired",
+                    "install current certificates",
+                )
+            )
     paths = dict.fromkeys(item.path for item in host.authorities)
     return worst_check("ca", found, ", ".join(paths) or "the system's own")
 
@@ -204,7 +210,7 @@ def check_clock(host: Host) -> Check:
     if not aheads:
         return skipped_check("clock", "no server reported its time")
     ahead = statistics.median(aheads)
-    offset = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} what servers say"
+    offset = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the servers' clocks"
     if abs(ahead) > DRIFT:
         status: Status = "fail" if abs(ahead) > SKEW else "warn"
         remedy = "synchronise the clock: timedatectl set-ntp true"
@@ -218,6 +224,6 @@ def check_settings(host: Host) -> Check:
     if site is None:
         return skipped_check("settings", LATE)
     if site.faults:
-        remedy = f"correct the lines named{f'; {site.hint}' if site.hint else ''}"
+        remedy = f"correct these lines{f'; {site.hint}' if site.hint else ''}"
         return Check("settings", "fail", "; ".join(site.faults), remedy)
     return ok("settings", f"{site.file}: {', '.join(site.names)}" if site.names else f"none ({site.file})")

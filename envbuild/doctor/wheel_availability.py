@@ -36,7 +36,7 @@ def check_wheels(source: Source, checks: Sequence[Check]) -> Check:
         with ThreadPoolExecutor(index_config.PARALLEL) as pool:
             missing = [one for one, there in zip(wanted, pool.map(_is_there, wanted), strict=True) if not there]
     except NetworkError as error:
-        return Check(WHEELS, "fail", clean(error.message), "is the network up?")
+        return Check(WHEELS, "fail", clean(error.message), "check the network")
     if not missing:
         return ok(WHEELS, f"{some(len(wanted), 'locked wheel')} to fetch: the configured indexes have them")
     more = f" and {len(missing) - _MOST} more" if len(missing) > _MOST else ""

@@ -238,7 +238,7 @@ def environment_differences(before: MeasuredEnvironment, now: MeasuredEnvironmen
 def _changed_groups(text: str, before: Sequence[FileGroup], now: Sequence[FileGroup]) -> Iterator[str]:
     first, second = ({one.name: one for one in groups} for groups in (before, now))
     changed = [name for name in {**first, **second} if first.get(name) != second.get(name)]
-    if before != now and not changed:  # the same names in another order, or twice
+    if before != now and not changed:  # only the order changed, or a name occurs twice
         changed = ["the order of the search"]
     yield from (text.format(name) for name in changed[:_MOST])
     if len(changed) > _MOST:

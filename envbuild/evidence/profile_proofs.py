@@ -70,10 +70,10 @@ def reason(name: str, proof: Proof) -> str:
 
 
 def proof_sentence(name: str, proofs: Iterable[Proof]) -> str:
-    """Return a sentence such as `proved on NVIDIA H20, 2026-11-21`; `proved: never` if no GPU was ever tested."""
+    """Return a sentence such as `proved on NVIDIA H20, 2026-11-21`, or `unverified` without evidence for any GPU."""
     known = [p.reason if p.state == "proved" else reason(name, p) for p in proofs if p.state != "missing"]
-    never = [proof.model for proof in proofs if proof.state == "missing"]
-    return "; ".join([*known, *(f"{model}: never" for model in never)]) if known else "proved: never"
+    missing = [proof.model for proof in proofs if proof.state == "missing"]
+    return "; ".join([*known, *(f"{model}: unverified" for model in missing)]) if known else "unverified"
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ def untested(model: str) -> Proof:
     known = database.gpus()
     meant = near(model, known) if model not in known and model != CPU else None
     question = f"; unknown GPU {model}: {meant}" if meant else ""
-    return Proof(model, "missing", None, f"never proved{question}")
+    return Proof(model, "missing", None, f"unverified{question}")
 
 
 def _denial(record: RunRecord, wanted: RequiredProof) -> list[str]:

@@ -1,4 +1,4 @@
-"""Ranks the causes that a log shows: each with its lines, confidence, remedy and the command that proves it. Pure.
+"""Ranks the causes that a log shows: each with its lines, confidence, fix and the command that proves it. Pure.
 
 cause_scoring.py adds up the evidence for each cause. An advisory whose versions or GPUs the log contradicts is ruled
 out, whatever its lines.
@@ -272,7 +272,7 @@ def without_yielded(ids: Iterable[str]) -> frozenset[str]:
 
 
 def of_profile(text: str, name: str) -> str:
-    """Replaces NAME by the profile's name in a remedy or a command."""
+    """Replaces NAME by the profile's name in a fix or a command."""
     return re.sub(r"\bNAME\b", lambda _: name, text)
 
 

@@ -1,4 +1,4 @@
-"""GPU models as data: names, compute capability, features, and figures of the vendor's datasheet."""
+"""GPU models as data: names, compute capability, features, and values of the vendor's datasheet."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pydantic.dataclasses import dataclass
 from envbuild.facts.fact_field_types import STRICT, Capability, FactRow, Name, Release, Text
 
 UNLISTED = "unlisted"
-"""The id of a card that the facts do not have: of it only the compute capability is known."""
+"""The id of a GPU that is not in the facts: only its compute capability is known."""
 
 
 @dataclass(frozen=True, config=STRICT)
 class Datasheet:
-    """The vendor's figures: dense TFLOP/s (no sparsity) by dtype, GB/s of memory. None: no source is recorded."""
+    """The vendor's values: dense TFLOP/s (no sparsity) by dtype, GB/s of memory. None: no source is recorded."""
 
     tflops_fp32: float | None = None
     tflops_tf32: float | None = None

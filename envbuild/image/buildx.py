@@ -1,4 +1,4 @@
-"""BuildKit, by way of docker's buildx: one build, and in words what went wrong with it."""
+"""Runs a build with docker's buildx, and translates BuildKit's errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _INSPECTS = 60.0  # seconds
 
 
 class Failed(BuildError):
-    """A step ended with an error. `output`: all that BuildKit wrote."""
+    """A step of the build failed. `output`: the output of BuildKit."""
 
     def __init__(self, message: str, hint: str, output: str) -> None:
         super().__init__(message, hint=hint)
@@ -40,15 +40,15 @@ def build(
     ready: Callable[[], None] = lambda: None,
     wait: bool = True,
 ) -> dict[str, Any]:
-    """Build `text`, a Dockerfile, in the profile's context; returns BuildKit's metadata. `ready` is called, and may
-    raise, when the turn has come: what another build took meanwhile is gone. Without `wait` Taken is raised where it is
-    another's.
+    """Build the Dockerfile `text` in the profile's context; return BuildKit's metadata. `ready` is called just before
+    the build, when no other process builds on this base, and may raise, for example if another build has filled the
+    disk in the meantime. Without `wait`, raises Taken while another process builds on this base.
 
-    One process at a time builds on a base in an engine: of two at once that share layers nobody has made yet, one may
-    get another layer of the same files, and so another image id (docs/decisions/0013-several-profiles.md).
+    Only one process at a time builds on a base in an engine: two builds that create the same new layers at the same
+    time may get different digests for them, and so another image id (docs/decisions/0013-several-profiles.md).
 
-    Raises Failed where a step fails, HashMismatch for a stored file that changed, NetworkError where the base image
-    cannot be had, DiskError.
+    Raises Failed if a step fails, HashMismatch if a stored file changed, NetworkError if the base image cannot be
+    fetched, and DiskError.
     """
     with (
         process_locks.exclusive(_turn(engine, lock), "builds on the same base", say, wait),
@@ -115,7 +115,7 @@ def _blame_files(lock: Lock) -> None:
 
 
 def _files(lock: Lock) -> Iterator[tuple[Store, str, str]]:
-    """(store, sha256, name) of all that may be in the context."""
+    """Yield (store, sha256, name) of each file that may be in the context."""
     builder = lock.builder
     wheels, archives = (builder.wheels, builder.archives) if builder else ((), ())
     yield from ((sha256_file_store.wheel_store(), w.wheel.sha256, w.wheel.file) for w in (*lock.wheels, *wheels))
@@ -126,14 +126,14 @@ def _files(lock: Lock) -> Iterator[tuple[Store, str, str]]:
     )
 
 
-# What BuildKit says when it cannot get the base image, before any step has run.
+# BuildKit's errors if it cannot fetch the base image, before any step has run.
 _REGISTRY = ("failed to resolve source metadata", "failed to authorize", "pull access denied", "failed to do request")
 
 
 _BUILDERS = "docker buildx ls; docker buildx create"
-# And where it cannot reach the builder itself: gRPC's words, and those of its own wait for one that starts.
+# Errors if the builder is unreachable: of gRPC, and of buildx while it waits for a builder that starts.
 _SILENT = ("failed to list workers", "connection error: desc", "while dialing", "waiting for connection")
-# And where the engine that builds went away meanwhile.
+# Errors if the engine stopped responding during the build.
 _BROKEN = ("error reading from server", "error during connect")
 
 
@@ -143,8 +143,8 @@ def _failed(engine: Engine, lock: Lock, stderr: str) -> EnvbuildError:
         message = errors[-1].partition("failed to solve: ")[2] or errors[-1]
         host = lock.image.partition("/")[0]
         return NetworkError(
-            f"the base image {lock.image} cannot be had from its registry",
-            hint=f"{message}\nif it is private: docker login {host}; its CA belongs into the engine's certs.d/{host}",
+            f"the base image {lock.image} cannot be fetched from its registry",
+            hint=f"{message}\nif it is private: docker login {host}; put its CA into the engine's certs.d/{host}",
         )
     if any("no builder " in line for line in errors):
         return EngineError(errors[-1].removeprefix("ERROR: "), hint=_BUILDERS)
@@ -159,15 +159,13 @@ def _failed(engine: Engine, lock: Lock, stderr: str) -> EnvbuildError:
             return full
     telling = "\n".join(build_error_messages.first_errors(stderr))
     if build_error_messages.is_out_of_memory(stderr):
-        has = f"the engine has {engine.memory_bytes / 1e9:.1f} GB in all, its builds may have less: free some"
+        has = f"the engine has {engine.memory_bytes / 1e9:.1f} GB in all, its builds may have less: free memory"
         return Failed("the image build ran out of memory", f"{has}\n{telling}", stderr)
     return Failed(f"the image build{f' by {engine.builder!r}' if engine.builder else ''} failed", telling, stderr)
 
 
 def _full(engine: Engine) -> DiskError:
-    """The engine's disk, or one that its client writes to."""
+    """Return the error for a full disk: the engine's, or one that its client writes to."""
     folder = None if engine.builder else engine.data_folder
-    where = "" if folder else ", at the engine or here"
-    return disk_space.full(
-        [folder, *disk_space.written_folders()], f"the disk is full in the middle of the build{where}"
-    )
+    where = "" if folder else ", the engine's or this machine's"
+    return disk_space.full([folder, *disk_space.written_folders()], f"the disk became full during the build{where}")

@@ -131,19 +131,19 @@ def _apt(packages: list[str], separator: str) -> str:
 
 
 def _comments(lock: Lock) -> list[str]:
-    """Comments on what holds in the image, and what does not."""
-    lines = ["# Held: the version and sha256 of every wheel."]
+    """Comments on what the file pins, and what it does not."""
+    lines = ["# Pinned: the version and sha256 of every wheel."]
     if lock.overrides:
         lines += [
-            f"# Held by changed metadata of the packages: {requirements_export.override_list(lock)};",
+            f"# Pinned by changed metadata of the packages: {requirements_export.override_list(lock)};",
             "# a later pip install keeps it.",
         ]
     if lock.image:
-        lines += [f"# Held: the base image by digest. It must have Python {lock.python} with venv."]
+        lines += [f"# Pinned: the base image by digest. It must have Python {lock.python} with venv."]
     else:
         lines += [
-            "# Not held: the base image (a tag) and the Debian packages: versions of the day of the build.",
-            "# The image of `envbuild build` holds them.",
+            "# Not pinned: the base image (a tag) and the Debian packages: versions of the day of the build.",
+            "# In the image of `envbuild build` they are pinned.",
         ]
     lines += requirements_export.left_out(lock)
     return lines + (["# Left out: the setup of nvcc"] if lock.nvcc else [])

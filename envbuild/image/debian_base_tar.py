@@ -79,7 +79,10 @@ def base_recipe() -> str:
 
 
 def intact_base(lock: Lock) -> Path:
-    """Return the base after checking that it is unchanged. If it is not, remove it and raise HashMismatch."""
+    """Return the path of the base tar, after checking its sha256. If it differs, the file is removed.
+
+    Raises HashMismatch.
+    """
     target = tar_file(lock)
     require_intact(target, file_digest(target))
     return target

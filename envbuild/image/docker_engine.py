@@ -26,13 +26,13 @@ MINIMUM = (23, 0)
 _LOG = logging.getLogger(__name__)
 _BLOCK = 1 << 20
 _PODMAN = (
-    "its socket has no BuildKit, which builds the images, and nothing was proved on it; point DOCKER_HOST or a docker "
-    "context at a Docker Engine. A proved image runs in Podman as anywhere: verify, then podman pull by digest"
+    "its socket has no BuildKit, which builds the images, and envbuild is not tested on it; point DOCKER_HOST or a "
+    "docker context at a Docker Engine. To run an image in Podman: verify, then podman pull by digest"
 )
 _BOUNDS = {"memory": "MemoryLimit", "processes": "PidsLimit"}
-_NO_ROOM = "free some where it runs: docker system df; docker buildx prune; docker image prune"
-_GONE = "where it went away, its log says why; once docker version answers, run the same command again"
-_GONE_FULL = "free some there, start the engine again (its log says what it ended of), then run the same command again"
+_NO_ROOM = "free space where it runs: docker system df; docker buildx prune; docker image prune"
+_GONE = "if the engine ended, its log says why; once docker version answers, run the same command again"
+_GONE_FULL = "free space there, start the engine again (its log says why it ended), then run the same command again"
 START = "start one (in a checkout: make engine), or point DOCKER_HOST or a docker context at one"
 
 
@@ -92,8 +92,8 @@ class Engine:
         if lacking:
             rootless = any("rootless" in option for option in self.info.get("SecurityOptions") or ())
             raise EngineError(
-                f"the {'rootless ' if rootless else ''}engine cannot bound a container's {' and '.join(lacking)}",
-                hint="it needs cgroup v2, of which systemd gives it the controllers memory and pids: docker info tells",
+                f"the {'rootless ' if rootless else ''}engine cannot limit a container's {' and '.join(lacking)}",
+                hint="it needs cgroup v2, with the controllers memory and pids delegated by systemd: see docker info",
             )
 
     @cached_property
@@ -132,7 +132,7 @@ class Engine:
         known = self.data_folder if "info" in vars(self) else None
         if known is None or not disk_space.is_low(known):
             return None
-        return disk_space.full([known], "the Docker Engine went away, and its disk is full", _GONE_FULL)
+        return disk_space.full([known], "the Docker Engine stopped responding, and its disk is full", _GONE_FULL)
 
     def find(self, reference: str) -> Image | None:
         """Return the image of a tag, id or digest; None if the engine does not have it."""

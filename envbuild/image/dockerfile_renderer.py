@@ -185,7 +185,9 @@ def render(lock: Lock, name: str) -> str:
     found = layer_parts(lock)
     count = 1 + len(found.shared) + max(len(found.own), len(found.tools) + 1 if found.stages else 0)
     if count > MAX_LAYERS:
-        raise LockError(f"the lock makes {count} layers; {MAX_LAYERS} is the most", hint="name fewer large packages")
+        raise LockError(
+            f"the lock needs {count} layers; an image can have at most {MAX_LAYERS}", hint="name fewer large packages"
+        )
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         name=name,
         lock_id=lock.id,

@@ -162,7 +162,7 @@ def _make(order: CompileOrder) -> BuiltWheel:
         )
         wrong = wrong or list(_lacking(wheel, lock))  # opens the wheel, so only after it passed the check
         if wrong:
-            raise BuildError(f"the wheel of {one.name} is not what was asked for", hint="\n".join([*wrong, *_why(one)]))
+            raise BuildError(f"the wheel of {one.name} is not as requested", hint="\n".join([*wrong, *_why(one)]))
         about = {
             "file": wheel.name,
             "sha256": file_digest(wheel),
@@ -210,10 +210,10 @@ def _compile(order: CompileOrder, out: Path) -> int:
             if not build_error_messages.is_out_of_memory(failed.output):
                 raise _explained(one, failed) from None
             if jobs == 1:
-                message = f"{one.name} needs more memory than the engine has, with one job too"
+                message = f"{one.name} needs more memory than the engine has, even with one job"
                 hint = f"the engine has {engine.memory_bytes / 1e9:.0f} GB\n{failed.hint}"
                 raise BuildError(message, hint=hint) from None
-        order.say(f"{one.name}: the compiler ran out of memory with {jobs} jobs; again with {jobs // 2}")
+        order.say(f"{one.name}: the compiler ran out of memory with {jobs} jobs; retrying with {jobs // 2}")
         jobs //= 2
 
 
@@ -231,8 +231,8 @@ def _only(out: Path, one: LockedExtension) -> Path:
     if len(there) == 1 and there[0].endswith(".whl") and stat.S_ISREG((out / there[0]).lstat().st_mode):
         return out / there[0]
     names = ", ".join(printable(name)[:100] for name in there) or "nothing"
-    hint = f"one file was to be there, and this is: {names}"
-    raise BuildError(f"the build of {one.name} leaves more than a wheel, or none", hint=hint)
+    hint = f"one wheel expected, found: {names}"
+    raise BuildError(f"the build of {one.name} did not produce exactly one wheel", hint=hint)
 
 
 def _lacking(wheel: Path, lock: Lock) -> Iterator[str]:

@@ -104,7 +104,7 @@ def _hostile(archive: zipfile.ZipFile) -> Iterator[str]:
     """Yield the members that would write outside, twice, or without limit. At most ten of each kind are named."""
     infos = archive.infolist()
     if len(infos) > _MOST_MEMBERS:
-        yield f"{len(infos)} files are more than {_MOST_MEMBERS}"
+        yield f"it has {len(infos)} files, at most {_MOST_MEMBERS} are allowed"
         return
     names = Counter(_installed(info.filename) for info in infos)
     outside = [name for name in names if not wheel_listings_and_clashes.is_inside(name)]
@@ -121,7 +121,7 @@ def _hostile(archive: zipfile.ZipFile) -> Iterator[str]:
     ):
         yield from (f"{_quoted(name)} {kind}" for name in found[:10])
     if any(info.file_size > _LARGEST for info in infos) or sum(info.file_size for info in infos) > _LARGEST_TOTAL:
-        yield f"unpacked it is larger than {_LARGEST_TOTAL >> 30} GiB, or a file of it than {_LARGEST >> 30}"
+        yield f"unpacked it is larger than {_LARGEST_TOTAL >> 30} GiB, or one file than {_LARGEST >> 30} GiB"
 
 
 def _is_plain(info: zipfile.ZipInfo) -> bool:
@@ -170,7 +170,7 @@ def _named(wheel: Path) -> tuple[str, frozenset[Tag]]:
 def _name(wheel: Path, name: str) -> Iterator[str]:
     found = _named(wheel)[0]
     if found != canonicalize_name(name):
-        yield f"the wheel is {found}'s, asked for is {name}"
+        yield f"the wheel is of {found}, requested is {name}"
 
 
 def _tags(tags: frozenset[Tag], python: str | None) -> Iterator[str]:
@@ -180,7 +180,7 @@ def _tags(tags: frozenset[Tag], python: str | None) -> Iterator[str]:
         return
     wanted = python or _interpreter(tags)
     if wanted is None or not tags & wheel_resolution_and_download.tags(wanted, _NEWEST_GLIBC).keys():
-        yield f"its tag is {names}, which {f'Python {wanted} on ' if wanted else ''}linux x86_64 does not take"
+        yield f"its tag is {names}, which {f'Python {wanted} on ' if wanted else ''}linux x86_64 does not accept"
 
 
 def _interpreter(tags: frozenset[Tag]) -> str | None:
@@ -249,7 +249,7 @@ def _code(inside: list[Module], arch: str) -> Iterator[str]:
     wanted = torch_cuda_arch_list_parser.capabilities(arch)
     coded = [(item.path, item.file.architectures) for item in inside if item.file.architectures is not None]
     if wanted and not coded:
-        yield f"no file in it has device code, asked for is {arch}"
+        yield f"no file in it has device code, requested is {arch}"
     for path, found in coded:
         lacking = [
             capability for capability in wanted if torch_cuda_arch_list_parser.serves(found, capability) != "compiled"

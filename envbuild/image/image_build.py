@@ -109,7 +109,7 @@ def require_disk_space(engine: Engine, lock: Lock, compiling: bool = False) -> N
         if available < needed:
             raise DiskError(
                 f"the build needs about {needed / 1e9:.1f} GB in {folder}, {available / 1e9:.1f} GB are free",
-                hint="free some: envbuild prune; docker buildx prune; docker image prune",
+                hint="free space: envbuild prune; docker buildx prune; docker image prune",
             )
 
 
@@ -134,7 +134,7 @@ def start_build(engine: Engine, lock: Lock, name: str, text: str) -> None:
 def _require_platform(engine: Engine, lock: Lock) -> None:
     if engine.platform != lock.platform:
         raise EngineError(
-            f"the engine is {engine.platform}, the image {lock.platform}", hint="use an engine of that kind"
+            f"the engine is {engine.platform}, the image {lock.platform}", hint="use an engine of that platform"
         )
 
 

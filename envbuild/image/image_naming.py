@@ -4,7 +4,7 @@ from __future__ import annotations
 
 PREFIX = "envbuild/"
 VERIFIED = "verified"
-"""The tag that publishes what the evidence says."""
+"""The tag of a verified image."""
 LABEL = "io.envbuild."
 LOCK_LABEL = f"{LABEL}lock"
 

@@ -70,7 +70,7 @@ class Folder:
         with engine_save_stream.files(engine, image) as contents:
             taken = {self._take(content) for content in contents}
         if not wanted <= taken:
-            raise EngineError(f"the engine saves another image than {image.id}")
+            raise EngineError(f"the engine saved a different image than {image.id}")
         for digest in taken - wanted:
             self._path(digest).unlink()
         sizes = {digest: self._path(digest).stat().st_size for digest in wanted}

@@ -18,9 +18,11 @@ def parse_repository(text: str) -> Reference:
         reference = Reference.parse(text)
     except UsageError as error:
         hint = f"write {REGISTRY[1]}"
-        raise UsageError(f"{text[:200]!r} does not name a repository of a registry", hint=hint) from error
+        raise UsageError(f"{text[:200]!r} is not a repository in a registry", hint=hint) from error
     if reference.tag or reference.digest:
-        raise UsageError(f"{text} has a tag", hint=f"name the repository: {reference.repository}; tags are made")
+        raise UsageError(
+            f"{text} has a tag", hint=f"name only the repository: {reference.repository}; envbuild creates the tags"
+        )
     return reference
 
 

@@ -57,7 +57,7 @@ def push_zstd(engine: Engine, place: Repository, image: Image, tag: str, on_line
                 on_line(f"layer {len(found)} of {len(image.layers)}: {sizes}")
     lacking = [layer for layer in image.layers if layer not in found]
     if lacking or not raw or registry_image_reader.parse_config(image.id, raw).layers != image.layers:
-        text = f"the engine exported another image than {image.id}"
+        text = f"the engine exported a different image than {image.id}"
         detail = f": layer {lacking[0]} is missing" if lacking else ""
         raise EngineError(
             text + detail, hint="check the engine's disk; docker image rm, then envbuild make, builds the image again"
@@ -77,8 +77,8 @@ def _require_room(engine: Engine, image: Image, folder: Path) -> None:
     largest = max(engine.layer_sizes(image) or (0,))
     if shutil.disk_usage(folder).free < largest:
         free = disk_space.free_space(folder.parent)
-        text = f"a layer of {largest / 1e9:.1f} GB may find no room to be packed in: {free}"
-        raise DiskError(text, hint="free some, or name a folder that has more: TMPDIR=FOLDER")
+        text = f"a layer of {largest / 1e9:.1f} GB may be too large for the disk when it is compressed: {free}"
+        raise DiskError(text, hint="free space, or choose another folder: TMPDIR=FOLDER")
 
 
 def _parts(engine: Engine, image: Image, file: Path) -> Iterator[_Part]:

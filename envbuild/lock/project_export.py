@@ -19,12 +19,12 @@ _PLATFORM = "sys_platform == 'linux' and platform_machine == 'x86_64'"
 def uv_project(lock: Lock, name: str) -> str:
     """A pyproject.toml for uv. uv overrides what torch requires, so every pin holds."""
     overrides = [f"override-dependencies = {_list(_pins(requirements_export.overriding_pins(lock)))}"]
-    held = "# Held: every version, also for a later uv add"
+    held = "# Pinned: every version, also for a later uv add"
     lines = [
         *requirements_export.heading(lock, name, "uv"),
         "# Save it as pyproject.toml in a folder of its own, then run there: uv sync",
         f"{held}; the overrides by override-dependencies." if lock.overrides else f"{held}.",
-        "# Not held: the sha256 of the files. uv.lock has those that your index names.",
+        "# Not pinned: the sha256 of the files. uv.lock has those that your index names.",
         *requirements_export.left_out(lock),
         *_project_table(lock, name, computing(lock.versions)),
         "[tool.uv]",
@@ -42,17 +42,17 @@ def poetry_project(lock: Lock, name: str) -> str:
     lines = [
         *requirements_export.heading(lock, name, "poetry"),
         "# Save it as pyproject.toml in a folder of its own, then run there: poetry install",
-        "# Held: the versions below.",
+        "# Pinned: the versions below.",
     ]
     if overrides:
         command = f"poetry run python -m pip install --no-deps {requirements_export.exact_pins(overrides)}"
         lines += [
-            f"# Not held: {requirements_export.override_list(lock)}.",
+            f"# Not pinned: {requirements_export.override_list(lock)}.",
             "# Poetry cannot override what torch requires, and installs that. After each install, sync, add or update:",
             f"#   {command}",
         ]
     lines += [
-        "# Not held: the sha256 of the files. poetry.lock has those that your index names.",
+        "# Not pinned: the sha256 of the files. poetry.lock has those that your index names.",
         *requirements_export.left_out(lock),
         *_project_table(lock, name, kept),
         "[tool.poetry]",
@@ -67,8 +67,8 @@ def conda_environment(lock: Lock, name: str) -> str:
     lines = [
         *requirements_export.heading(lock, name, "conda"),
         f"# PIP_NO_DEPS=1 {create}" if lock.overrides else f"# {create}",
-        "# Held: the version and sha256 of every wheel, when the environment is created.",
-        "# Not held: the builds of Python and pip, and what conda installs later: its solver ignores pip's packages.",
+        "# Pinned: the version and sha256 of every wheel, when the environment is created.",
+        "# Not pinned: the builds of Python and pip, and what conda installs later: its solver ignores pip's packages.",
     ]
     if lock.overrides:
         lines += [

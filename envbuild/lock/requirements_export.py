@@ -24,7 +24,7 @@ def requirements(lock: Lock, name: str) -> str:
     lines = [
         *heading(lock, name, "requirements"),
         "# pip install --no-deps --require-hashes -r FILE    (uv pip install takes the same)",
-        "# Held: every version and every file's sha256.",
+        "# Pinned: every version and every file's sha256.",
         *_kept_by_metadata(lock),
         *left_out(lock),
         *hashed_pins(lock, _SPLIT),
@@ -39,10 +39,10 @@ def constraints(lock: Lock, name: str, *, metadata_changed: bool = False) -> str
     an environment with `metadata_changed`, where torch requires them.
     """
     kept = {} if metadata_changed else {one.name: one.version for one in lock.overrides}
-    lines = [*heading(lock, name, "constraints"), "# pip install -c FILE PACKAGE", "# Held: the versions below."]
+    lines = [*heading(lock, name, "constraints"), "# pip install -c FILE PACKAGE", "# Pinned: the versions below."]
     if kept:
         lines += [
-            f"# Not held: {override_list(lock)}. pip cannot override what torch requires: it refuses",
+            f"# Not pinned: {override_list(lock)}. pip cannot override what torch requires: it refuses",
             "# such a constraint. Without it, pip may install the version that torch requires. After each pip install:",
             f"#   pip install --no-deps {exact_pins(kept)}",
             *_kept_by_metadata(lock),

@@ -120,7 +120,7 @@ class Startup(Model):
 
 
 class Floor(Model):
-    """Fractions of the datasheet's figures that a GPU must reach. None: the figures are only reported."""
+    """Fractions of the datasheet's values that a GPU must reach. None: the speeds are only reported."""
 
     gemm: Annotated[float, Field(gt=0, le=1, strict=False)] | None = Field(
         None, description="fraction of the TFLOP/s of matrix products"
@@ -248,7 +248,7 @@ def profile_error(name: str, faults: Iterable[Fault], hint: str | None = None) -
 
 
 Malformed = tuple[Path, Fault]
-"""Where a value is none, and what is wrong with it."""
+"""The path to an invalid value, and what is wrong with it."""
 
 
 def tried(merged: Document) -> Profile | list[Malformed]:

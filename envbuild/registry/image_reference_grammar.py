@@ -24,4 +24,4 @@ def require_digest(image: str) -> None:
     """Raises UsageError for an image that is not pinned by digest: any other name may later refer to another image than
     the verified one."""
     if not _IMAGE.fullmatch(image):
-        raise UsageError(f"{image[:200]!r} names no image by its digest")
+        raise UsageError(f"the image must be pinned by digest: {image[:200]!r}")

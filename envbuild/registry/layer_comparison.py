@@ -1,6 +1,6 @@
-"""Two archives of a layer held against each other: what differs in them, or is it only their order?
+"""Compares two archives of a layer: their files, and their order if it matters.
 
-An engine lists a layer's files in more than one order (docs/decisions/0019), and its digest is of that list.
+An engine may write a layer's files in different orders (docs/decisions/0019), which changes the layer's digest.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from pathlib import PurePosixPath
 from envbuild.registry import registry_image_reader
 from envbuild.registry.oci_types import ImageSource
 
-Where = tuple[ImageSource, str, str]  # a layer: its place, its digest there, its diff id
+Where = tuple[ImageSource, str, str]  # a layer: its source, its digest in that source, its diff id
 Facts = tuple[object, ...]
 
 _KINDS = ("kind", "mode", "owner", "group", "time", "link", "size", "device", "attributes", "content")
 _BLOCK = 512
-_FILES, _WITHOUT_CONTENT, _BEFORE_ANOTHER = b"\x000", b"123456", b"xLK"  # kinds of heads
+_FILES, _WITHOUT_CONTENT, _BEFORE_ANOTHER = b"\x000", b"123456", b"xLK"  # types of tar headers
 _NOTHING = bytes(_BLOCK)
-_OTHER = "the same files in other archives"
+_OTHER = "the same files, but the archives differ"
 
 
 def difference(there: Where, here: Where, names: tuple[str, str]) -> str | None:
-    """How the layer `there` differs from ours; None where it is ours, or the same entries in another order and no order
-    counts. `names`: what the two are called.
+    """Return how the layer `there` differs from ours; None if it is the same, or differs only in an order that does not
+    matter. `names`: the names of the two layers for the message.
 
-    What is kept in memory is of ours: the other may be anybody's. Raises Refusal for one that cannot be read.
+    Only the entries of our layer are kept in memory: the other layer is untrusted. Raises Refusal for an invalid layer.
     """
     if there[2] == here[2]:
         return None
@@ -39,12 +39,12 @@ def difference(there: Where, here: Where, names: tuple[str, str]) -> str | None:
     counts: str | None = None
 
     def taken(piece: bytes) -> None:
-        pieces[piece if pieces[piece] else b""] -= 1  # one that ours has not makes it less than nothing
+        pieces[piece if pieces[piece] else b""] -= 1  # negative for a piece that our layer does not have
 
     own, other = Pieces(lambda piece: pieces.update([piece])), Pieces(taken)
     for path, before, facts, fixed in _entries(here, own):
         ours[path, before] = facts
-        fixed = fixed or ("stands behind what is in it" if path in above else None)
+        fixed = fixed or ("comes after the files in it" if path in above else None)
         counts = counts or (fixed and f"{path} {fixed}")
         above.update(_above(path))
     whole = own.plain and pieces.total() == len(ours)
@@ -53,14 +53,14 @@ def difference(there: Where, here: Where, names: tuple[str, str]) -> str | None:
         if wanted is None:
             return f"{path} is only in {names[0]}"
         if facts != wanted:
-            return f"{path} has another {', '.join(k for k, a, b in zip(_KINDS, facts, wanted, strict=True) if a != b)}"
-        if not counts and any((folder, 0) in ours for folder in _above(path)):  # what is below may be a link elsewhere
-            counts = f"{path} stands before its folder"
+            return f"{path} differs in {', '.join(k for k, a, b in zip(_KINDS, facts, wanted, strict=True) if a != b)}"
+        if not counts and any((folder, 0) in ours for folder in _above(path)):  # the path may lead through a link
+            counts = f"{path} comes before its folder"
     if ours:
         return f"{next(iter(ours))[0]} is only in {names[1]}"
     if any(pieces.values()) or own.end != other.end or not whole:
         return _OTHER
-    return f"the same files in another order, which counts: {counts}" if counts else None
+    return f"the same files in a different order, which matters: {counts}" if counts else None
 
 
 def _above(path: str) -> Iterator[str]:
@@ -68,10 +68,10 @@ def _above(path: str) -> Iterator[str]:
 
 
 class Pieces:
-    """Cuts a tar into its entries, each all of its bytes with the heads before it, and tells their digests.
+    """Splits a tar into pieces, and calls `tell` with the digest of each: all bytes of an entry with its headers.
 
-    Of two tars with the same pieces and the same end, every reader makes the same entries: what tarfile alone takes for
-    the same, another reader might not. `plain`: no piece says anything of others.
+    From two tars with the same pieces and the same end, every reader gets the same entries; entries that are equal for
+    tarfile may differ for another reader. `plain`: no piece affects other pieces.
     """
 
     def __init__(self, tell: Callable[[bytes], object]) -> None:
@@ -79,7 +79,7 @@ class Pieces:
         self._tell = tell
         self._head = bytearray()
         self._left = 0  # bytes of content
-        self._more = False  # the next head belongs to this piece
+        self._more = False  # the next header belongs to this piece
         self._piece = hashlib.sha256()
         self._tail: hashlib._Hash | None = None
 
@@ -128,7 +128,7 @@ class Pieces:
 
 
 def _entries(where: Where, pieces: Pieces) -> Iterator[tuple[str, int, Facts, str | None]]:
-    """(path, how often it came before, what is compared, why its place counts) of each entry, as they come."""
+    """Yield (path, number of earlier entries with it, what is compared, why its position matters) of each entry."""
     before: Counter[str] = Counter()
     for member, archive in registry_image_reader.entries(*where, pieces.feed):
         path = posixpath.normpath(f"/{member.name.lstrip('/')}")
@@ -145,15 +145,15 @@ def _attributes(member: tarfile.TarInfo) -> Facts:
 
 
 def _fixed(member: tarfile.TarInfo, path: str, before: int) -> str | None:
-    """Why it matters what stands before an entry, or behind it; None where it does not."""
+    """Return why the position of an entry among the others matters; None if it does not."""
     if before:
-        return "stands in it more than once"
+        return "occurs more than once"
     if member.islnk():
         return "is a hard link"
     if posixpath.basename(path).startswith(".wh."):
-        return "says what is removed"
-    # larger than a head can say: Pieces goes by the head
-    return "has its size before its head" if "size" in member.pax_headers else None
+        return "is a whiteout"
+    # too large for the size field of the header, which Pieces reads
+    return "has its size in a PAX header" if "size" in member.pax_headers else None
 
 
 def _content(member: tarfile.TarInfo, archive: tarfile.TarFile) -> str:

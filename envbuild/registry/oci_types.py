@@ -51,7 +51,7 @@ class Reference:
                  not separator or DIGEST.fullmatch(digest), len(text) <= 500)  # fmt: skip
         if not all(parts):
             raise UsageError(
-                f"{text[:200]!r} does not name an image in a registry",
+                f"{text[:200]!r} is not a reference to an image in a registry",
                 hint="write HOST/NAME:TAG or HOST/NAME@sha256:..., without http:// or https://",
             )
         return cls(host, name, tag or None, digest or None)
@@ -96,7 +96,7 @@ def parse_document(raw: bytes, what: str, limit: int) -> dict[str, Any]:
         objects = [one for one in level if isinstance(one, dict)]
         for key in (key for one in objects for key in one):
             if _SPELLED.get(key.casefold(), key) != key:
-                raise Malformed(f"{what} spells {key[:40]!r} in another case than the specification does")
+                raise Malformed(f"{what} has the key {key[:40]!r}: upper and lower case differ from the specification")
         inner = [value for one in objects for key, value in one.items() if key not in _MAPS]
         level = inner + [value for one in level if isinstance(one, list) for value in one]
     return found
@@ -130,7 +130,7 @@ class Manifest:
         """The parsed JSON. Raises Malformed, also if it could be read both as an index and as an image manifest."""
         found = parse_document(self.raw, "the manifest", MAX_MANIFEST)
         if "manifests" in found and {"layers", "config"} & found.keys():
-            raise Malformed("the manifest is an index, too")
+            raise Malformed("the manifest is also an index")
         return found
 
     @property
@@ -187,7 +187,7 @@ def descriptors(document: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     """The list of descriptors under `key` in a manifest. Raises Malformed."""
     found = document.get(key)
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-        raise Malformed(f"the manifest has no list of {key}")
+        raise Malformed(f"the manifest has no list {key}")
     return found
 
 
@@ -195,7 +195,7 @@ def digest_in(item: Any) -> str:
     """The digest of a descriptor. Raises Malformed."""
     found = item.get("digest") if isinstance(item, dict) else None
     if not isinstance(found, str) or not DIGEST.fullmatch(found):
-        raise Malformed("the manifest names something without a sha256 digest")
+        raise Malformed("a descriptor in the manifest has no sha256 digest")
     return found
 
 

@@ -25,8 +25,8 @@ from envbuild.util.rejected_input_errors import Refusal
 _HUB = "registry-1.docker.io"
 _ACCEPT = ", ".join((*oci_types.MANIFESTS, *oci_types.INDEXES))
 _BLOCK = 1 << 20
-_PART = 32 << 20  # bytes of a blob in one request; some registries take no less than 5 MiB
-_PAUSES = (0.5, 2, 8)  # seconds, before an interrupted part goes on
+_PART = 32 << 20  # bytes of a blob in one request; some registries accept no less than 5 MiB
+_PAUSES = (0.5, 2, 8)  # seconds, before an interrupted part is resumed
 _NO_PARTS = (400, 404, 405, 411, 413, 415, 501)
 _BINARY = {"Content-Type": "application/octet-stream"}
 
@@ -60,7 +60,7 @@ class Repository:
         stated = found.document.get("mediaType", media_type)
         if stated != media_type or not (found.is_index or media_type in oci_types.MANIFESTS):
             raise Refusal(
-                "digest", f"{self.reference.host} serves a manifest as {media_type!r}, which calls itself {stated!r}"
+                "digest", f"{self.reference.host} serves a manifest as {media_type!r}, but its mediaType is {stated!r}"
             )
         return found
 
@@ -88,7 +88,7 @@ class Repository:
         finally:
             answer.close()
         if f"sha256:{seen.hexdigest()}" != digest:
-            raise Refusal("digest", f"{self.reference.host} serves something else as the blob {digest}")
+            raise Refusal("digest", f"{self.reference.host} serves wrong content for the blob {digest}")
 
     def referrers(self, digest: str) -> list[dict[str, Any]]:
         """Descriptors of the manifests that refer to a manifest: from the API, otherwise from the fallback tag."""
@@ -117,8 +117,7 @@ class Repository:
         """Upload a blob of any size from a stream unless it exists. Return whether it was sent.
 
         `blocks` is called at most twice. `mount_from`: the name of another repository of this registry, which may have
-        the blob. A large blob is sent in parts, as far as the registry takes these; a part that was interrupted goes on
-        where the registry has it.
+        the blob. A large blob is sent in parts, if the registry accepts them; an interrupted part is resumed.
         """
         where = None if self._has(digest) else self._begin(digest, mount_from)
         if where is None:
@@ -148,16 +147,16 @@ class Repository:
         answer = self._send("POST", f"{self._url}/blobs/uploads/{query}", data=b"")
         if mount_from and answer.status_code == 201:
             return None
-        self._require(answer, (202,), "takes no upload")
+        self._require(answer, (202,), "accepts no upload")
         return self._access.moved(answer.url, answer)
 
     def _finish(self, where: str, digest: str, content: bytes | BinaryIO | SizedStream) -> None:
         where += ("&" if urlsplit(where).query else "?") + urlencode({"digest": digest})
         answer = self._send("PUT", where, data=content, headers=_BINARY)
-        self._require(answer, (201,), f"does not take the blob {digest}")
+        self._require(answer, (201,), f"does not accept the blob {digest}")
 
     def _send_parts(self, where: str, stream: Iterator[bytes]) -> str | None:
-        """Send a blob in parts. Return the URL that ends its upload; None if the registry takes no parts."""
+        """Send a blob in parts. Return the URL that ends its upload; None if the registry accepts no parts."""
         start = 0
         for part in of_equal_size(stream, _PART):
             pauses = iter(_PAUSES)
@@ -167,7 +166,7 @@ class Repository:
                     answer = self._send("PATCH", where, data=part, headers=headers)
                     if start == 0 and answer.status_code in _NO_PARTS:
                         return None
-                    self._require(answer, (202, 204), "does not take a part of a blob")
+                    self._require(answer, (202, 204), "does not accept a part of a blob")
                     where, start, part = self._access.moved(answer.url, answer), start + len(part), b""
                 except NetworkError:
                     pause = next(pauses, None)
@@ -178,14 +177,14 @@ class Repository:
         return where
 
     def _resumed(self, where: str, start: int, part: bytes) -> tuple[str, int, bytes]:
-        """Return where an upload goes on, and what is left of a part that began at `start`."""
+        """Return the URL to resume an upload, and the rest of a part that began at `start`."""
         answer = self._send("GET", where)
-        self._require(answer, (204,), "does not go on with an interrupted upload")
+        self._require(answer, (204,), "cannot resume an interrupted upload")
         match = re.fullmatch(r"(?:bytes=)?0-([0-9]{1,18})", answer.headers.get("Range", ""))
         # 0-0 also stands for no byte at all
         held = int(match[1]) + 1 if match and match[1] != "0" else 0
         if not start <= held <= start + len(part):
-            raise NetworkError(f"{self.reference.host} has lost a part of an upload", hint="run the same command again")
+            raise NetworkError(f"{self.reference.host} lost a part of an upload", hint="run the same command again")
         return self._access.moved(answer.url, answer), held, part[held - start :]
 
     def put_manifest(self, target: str, manifest: Manifest) -> bool:
@@ -193,7 +192,7 @@ class Repository:
         of its subject."""
         headers = {"Content-Type": manifest.media_type}
         answer = self._send("PUT", f"{self._url}/manifests/{target}", data=manifest.raw, headers=headers)
-        self._require(answer, (201,), f"does not take the manifest {target}")
+        self._require(answer, (201,), f"does not accept the manifest {target}")
         return "OCI-Subject" in answer.headers
 
     def _get(
@@ -208,7 +207,7 @@ class Repository:
         if answer.status_code in (404, *also_missing):
             answer.close()
             return None
-        self._require(answer, (200,), f"does not give {path}")
+        self._require(answer, (200,), f"does not return {path}")
         return answer
 
     def _send(self, method: str, url: str, **options: Any) -> requests.Response:

@@ -207,13 +207,15 @@ class Access:
         except ValueError:
             raise Refusal("redirect", f"the token service of {self.host} redirects to an invalid URL") from None
         if answer.status_code != 200:
-            text = f"{self.host} gives no access: its token service answers {answer.status_code}"
-            elsewhere = f"; it is at {urlsplit(realm).hostname}, which gets no credentials of {self.host}"
+            text = f"{self.host} denied access: its token service answered {answer.status_code}"
+            elsewhere = (
+                f"; its token service {urlsplit(realm).hostname} does not receive the credentials of {self.host}"
+            )
             raise NetworkError(text + (elsewhere if known and not mine else ""), hint=f"docker login {self.host}")
         found = strict_json.parse(raw, "the token", _TOKEN_BYTES)
         token = found.get("token") or found.get("access_token")
         if not isinstance(token, str) or not re.fullmatch(r"[!-~]{1,100000}", token):
-            raise NetworkError(f"the token service of {self.host} gives no token")
+            raise NetworkError(f"the token service of {self.host} returned no token")
         return token
 
 
@@ -279,9 +281,9 @@ def whole_body(answer: requests.Response, limit: int, what: str) -> bytes:
 def unreachable(host: str, error: requests.RequestException) -> NetworkError:
     """The error for a failed request, in our own words: requests' messages may contain URLs with secrets."""
     if isinstance(error, requests.exceptions.SSLError):
-        hint = f"put its authority into /etc/docker/certs.d/{host}/ca.crt, or name it in REQUESTS_CA_BUNDLE"
-        return NetworkError(f"the certificate of {host} is not one that this machine trusts", hint=hint)
-    hint = "is its name right, and the network up?"
+        hint = f"put its CA certificate into /etc/docker/certs.d/{host}/ca.crt, or set REQUESTS_CA_BUNDLE to its file"
+        return NetworkError(f"this machine does not trust the certificate of {host}", hint=hint)
+    hint = "check the name and the network"
     if host == "docker.io":
-        hint = "a name without a registry is one of docker.io: write REGISTRY/NAME"
+        hint = "a name without a registry means docker.io: write REGISTRY/NAME"
     return NetworkError(f"{host} does not answer: {type(error).__name__}", hint=hint)

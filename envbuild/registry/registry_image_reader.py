@@ -68,7 +68,7 @@ def parse_config(image_id: str, raw: bytes) -> Config:
         variables = [str(item).partition("=")[::2] for item in inner.get("Env") or ()]
         settings = {key: value for key, value in inner.items() if value and key not in ("Labels", "Env", *_OF_WINDOWS)}
     except (KeyError, TypeError, AttributeError):
-        raise Malformed("the image's configuration is not as it should be") from None
+        raise Malformed("the image's configuration is invalid") from None
     if any("\0" in name or "\0" in value or not name for name, value in variables):
         raise Malformed("the image's configuration has an invalid variable")
     environment = dict(variables)
@@ -87,10 +87,10 @@ class Member(tarfile.TarInfo):
 
     def _bounded(self) -> None:
         if self.size > _HEADER_BYTES:
-            raise Refusal("too-large", "an archive has a file header beyond all measure")
+            raise Refusal("too-large", "an archive has a file header that is too large")
 
     def _sparse(self, *_: Any) -> Any:
-        raise Refusal("layer", "an archive has a sparse file: it is not looked into")
+        raise Refusal("layer", "an archive has a sparse file, which is not supported")
 
     _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _sparse
 
@@ -119,7 +119,7 @@ def entries(
             if count > _MOST:
                 raise Refusal("too-large", f"the layer {digest} has more than {_MOST} files")
             if member.size > _LARGEST:
-                raise Refusal("too-large", f"the layer {digest} says that it has a file of {member.size} bytes")
+                raise Refusal("too-large", f"the layer {digest} claims to have a file of {member.size} bytes")
             yield member, archive
             archive.members = []  # type: ignore[attr-defined]  # else each is kept
 
@@ -156,4 +156,4 @@ def _unpacked(
     except DAMAGED:
         raise Malformed(f"the layer {digest} cannot be unpacked") from None
     if stream.digest != diff_id:
-        raise Refusal("digest", f"the layer {digest} is not the one that the image's configuration names")
+        raise Refusal("digest", f"the layer {digest} does not match the image's configuration")

@@ -65,7 +65,7 @@ class Changes:
 @dataclass(frozen=True)
 class Diagnosis:
     """What is wrong. `advisories`: those that apply to the environment and are acted on; `absent`: those that the log
-    shows and that this environment excludes; `by_hand`: (what, remedy) of faults without a command."""
+    shows and that this environment excludes; `by_hand`: (what, fix) of faults without a command."""
 
     advisories: tuple[Advisory, ...]
     absent: tuple[Advisory, ...]

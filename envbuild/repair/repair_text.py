@@ -111,7 +111,7 @@ def repair_lines(plan: RepairPlan, torch: str | None, prove: Sequence[str], appl
         yield from _commands(plan)
     for what, remedy in plan.diagnosis.by_hand:
         yield f"By hand: {what}"
-        yield f"  remedy: {remedy}"
+        yield f"  fix: {remedy}"
     for warning in plan.warnings:
         yield f"Warning: {warning}"
     if plan.refused and (plan.commands or plan.overrides):

@@ -44,7 +44,7 @@ class PageStatus:
     reasons: tuple[str, ...]
     next: str
     where: str
-    cards: tuple[PageGpu, ...]
+    gpus: tuple[PageGpu, ...]
     lock: str | None
     images: tuple[str, ...]
     evidence: tuple[ProofRow, ...] = ()
@@ -289,31 +289,31 @@ def status(
             reasons.append("this machine has no record of a build of this lock")
     else:
         state = PROVED
-    cards = [proof.model for proof in proofs if proof.state != "proved"] if gpus else []
-    command, where = _next(plan.name, plan.cli_words, state, cards)
+    missing = [proof.model for proof in proofs if proof.state != "proved"] if gpus else []
+    command, where = _next(plan.name, plan.cli_words, state, missing)
     return PageStatus(
         state,
         tuple(reasons),
         command,
         where,
-        tuple(map(_card, proofs)),
+        tuple(map(_page_gpu, proofs)),
         lock.id if lock else None,
         images,
         profile_proofs.proof_rows(proofs),
     )
 
 
-def _next(name: str, cli_words: str, state: str, cards: Sequence[str]) -> tuple[str, str]:
-    """Return the next command for a state, and where to run it. `cards`: the GPU models that are not verified."""
+def _next(name: str, cli_words: str, state: str, gpus: Sequence[str]) -> tuple[str, str]:
+    """Return the next command for a state, and where to run it. `gpus`: the GPU models that are not verified."""
     if state == PROVED:
         return f"envbuild push {cli_words} REGISTRY/{name}", "to let others use it"
-    there = f"on a machine with {' and '.join(cards)}" if cards else ""
+    there = f"on a machine with {' and '.join(gpus)}" if gpus else ""
     if state == FAILED:
         return f"envbuild make {cli_words}", f"{there} after fixing the failure".strip()
     return f"envbuild make {cli_words}", there
 
 
-def _card(proof: Proof) -> PageGpu:
+def _page_gpu(proof: Proof) -> PageGpu:
     name = proof.evidence.name.partition(".")[0] if proof.evidence else None
     return PageGpu(proof.model, proof.state, proof.failed, proof.reason, name)
 

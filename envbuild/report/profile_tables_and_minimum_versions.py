@@ -32,7 +32,7 @@ class ProfileRow:
 
 def versions_table(rows: Iterable[ProfileRow]) -> str:
     """Return a table with one line per profile: GPUs, locked versions, oldest driver, accepted advisories, evidence."""
-    head = ("Profile", "GPU", "CUDA", "torch", *_LIBRARIES.values(), "Python", "Driver", "Accepted", "Proved")
+    head = ("Profile", "GPU", "CUDA", "torch", *_LIBRARIES.values(), "Python", "Driver", "Accepted", "State")
     return markdown_generated_sections.markdown_table([head, *map(_cells, rows)])
 
 
@@ -47,7 +47,7 @@ def _cells(row: ProfileRow) -> tuple[str, ...]:
         row.lock.python,
         f">= {row.choice.driver}" if row.choice.driver else "",
         ", ".join(advice.advisory.id for advice in row.choice.advice if advice.state == "accepted"),
-        profile_proofs.proof_sentence(row.name, row.proofs).removeprefix("proved: "),
+        profile_proofs.proof_sentence(row.name, row.proofs),
     )
 
 

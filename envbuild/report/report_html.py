@@ -66,7 +66,7 @@ def html(page: Page) -> str:
         axis=_axis(),
         groups=groups,
         skipped=skipped_by_reason,
-        cards=speeds_by_gpu,
+        speeds_by_gpu=speeds_by_gpu,
         bare=bare,
         sharing=sharing_letters,
         differing=differing_operations,
@@ -168,9 +168,9 @@ def speeds_by_gpu(run: Run) -> list[tuple[str, list[Speed]]]:
     """Group the speeds by GPU; GPUs with the same name are numbered by their index."""
     found: dict[tuple[str, int], list[Speed]] = {}
     for speed in run.speeds:
-        found.setdefault((speed.card, speed.index), []).append(speed)
-    names = Counter(card for card, _ in found)
-    return [(f"{card} ({run.unit} {index})" if names[card] > 1 else card, found[card, index]) for card, index in found]
+        found.setdefault((speed.gpu, speed.index), []).append(speed)
+    names = Counter(gpu for gpu, _ in found)
+    return [(f"{gpu} ({run.unit} {index})" if names[gpu] > 1 else gpu, found[gpu, index]) for gpu, index in found]
 
 
 def skipped_by_reason(run: Run) -> Mapping[str, list[MeasuredProbe]]:

@@ -43,7 +43,7 @@ def measured_run(record: RunRecord, evidence: str) -> Run:
     required = set(record.selftest.require)
     return Run(
         model=model_of(record),
-        card=gpu.name if gpu else "the CPU",
+        gpu=gpu.name if gpu else "the CPU",
         count=gpu.count if gpu else 1,
         driver=gpu.driver if gpu else None,
         finished=record.finished,

@@ -57,7 +57,7 @@ class Speed:
     """The speed that GPU `index` reached, in `unit`. `name`: the precision, or the kind of copy. `promised`: the
     datasheet's value, None without a source; `floor`: the fraction of it that the profile requires."""
 
-    card: str
+    gpu: str
     index: int
     name: str
     unit: str
@@ -141,7 +141,7 @@ class Run:
     """One run of the self-test. `unit`: the kind of the members of `stages`, GPU or process."""
 
     model: str
-    card: str
+    gpu: str
     count: int
     driver: str | None
     finished: str

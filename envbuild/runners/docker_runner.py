@@ -64,7 +64,7 @@ def run_in_container(engine: Engine, job: Job, on_line: Callable[[bytes], None] 
 
 @contextlib.contextmanager
 def _cleared(what: str, clear: Callable[[], None]) -> Iterator[None]:
-    """Calls `clear` afterwards. If that fails too, the first error is kept and names `what` as a remainder: an engine
+    """Calls `clear` at the end. If that fails too, the first error is raised and names `what` as left over: an engine
     that went away explains both failures. An interruption remains an interruption."""
     try:
         yield

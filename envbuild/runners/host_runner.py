@@ -36,11 +36,14 @@ def find_interpreter(named: str) -> Path:
         inside = [path / "bin" / name for name in ("python", "python3") if (path / "bin" / name).exists()]
         if not inside:
             raise UsageError(
-                f"{path} is not an environment: bin/python is missing", hint="name an interpreter or a venv"
+                f"{path} is not an environment: bin/python is missing",
+                hint="pass a Python interpreter, or the folder of a venv",
             )
         path = inside[0]
     if version(path) is None:
-        raise UsageError(f"{path} cannot be run as Python", hint="name an interpreter or a venv")
+        raise UsageError(
+            f"{path} is not a working Python interpreter", hint="pass a Python interpreter, or the folder of a venv"
+        )
     return path
 
 

@@ -36,9 +36,9 @@ class Watch:
 
 
 class Runner(Protocol):
-    """Runs jobs of one image in one place.
+    """Runs jobs of one image, on this machine or in a cluster.
 
-    `image`: the name by digest of the image in the engine of that place, for the Job; empty without an image. `nonce`:
+    `image`: the image reference with digest, as the runner's engine knows it; empty if the job has no image. `nonce`:
     the nonce of a job that was submitted before and is resumed; None: use a new one.
     """
 
@@ -62,5 +62,5 @@ class Scheduled(Runner, Protocol):
     """A runner that submits the job to a scheduler, as text or objects that can be shown."""
 
     def script(self, job: Job, *, brief: bool = False) -> str:
-        """The text that would be submitted; `brief`: without the parts that nobody reads. It submits nothing."""
+        """The text that would be submitted; `brief`: without the encoded self-test. It submits nothing."""
         ...

@@ -43,7 +43,7 @@ def main(document: Mapping[str, Any]) -> int:
     fault = torch_fault()
     if fault:
         image = "run in the image of {0} (envbuild make {0})".format(document["profile"])
-        return _refuse(who, [fault, f"  remedy: {image}, or install the locked versions and their dependencies"])
+        return _refuse(who, [fault, f"  fix: {image}, or install the locked versions and their dependencies"])
     # Not at the top: these import torch, which must see the chosen device.
     from envbuild.selftest.harness import probe_scheduler, probe_supervisor
     from envbuild.selftest.inventory import mapped_library_origins
@@ -100,7 +100,7 @@ def failure_lines(result: Result, remedies: Sequence[Mapping[str, Any]]) -> list
     at = " at {}".format(result["at"]) if result["at"] else ""
     lines = ["{}: {}{}".format(result["probe"], cause, at), *(f"  {reason}" for reason in reasons)]
     matching = (row["remedy"] for row in remedies if _fits(result, row["when"]))
-    return [*lines, *(f"  remedy: {remedy}" for remedy in list(matching)[:1])]
+    return [*lines, *(f"  fix: {remedy}" for remedy in list(matching)[:1])]
 
 
 def _fits(result: Result, when: Mapping[str, str]) -> bool:

@@ -115,7 +115,7 @@ _NO_GPU_CODE = r"no GPU is visible to torch .{1,60} \(built with no CUDA\)"
 
 
 def _remedies(name: str, cards: Sequence[str]) -> Iterator[dict[str, object]]:
-    """Yield the remedies of the advisories that the result of a probe identifies, then the remedies for other
+    """Yield the fixes of the advisories that the result of a probe identifies, then the fixes for other
     failures."""
     for advisory in database.advisories():
         for signature in advisory.signature:

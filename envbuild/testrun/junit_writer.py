@@ -34,7 +34,7 @@ def render(name: str, run: TestRun, properties: Mapping[str, str]) -> str:
             required = "required, and " if result.probe in run.skipped_required else ""
             SubElement(case, "skipped", message=_clean(f"{required}skipped: {result.reason}"))
         elif run.errors:
-            SubElement(case, "skipped", message=_clean(f"does not count: {run.errors[0]}"))
+            SubElement(case, "skipped", message=_clean(f"invalid because the run failed: {run.errors[0]}"))
         if result.output:
             cut = "(the last 8 kB)\n" if result.output_cut else ""
             SubElement(case, "system-out").text = _clean(cut + result.output)

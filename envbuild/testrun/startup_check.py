@@ -31,7 +31,7 @@ _TORCH_LIBRARY = "torch/lib/libtorch_cuda.so"
 _RANKS = ("RANK", "SLURM_PROCID")
 
 Fault = tuple[str, str]
-"""What is wrong, and its remedy."""
+"""What is wrong, and its fix."""
 
 
 class ExpectedEnvironment(TypedDict, total=False):
@@ -58,7 +58,7 @@ class CheckDocument(TypedDict):
 
 
 def check_startup(document: CheckDocument) -> tuple[int, str]:
-    """The exit status, and the text: 0 and one line, or 5 and the faults with their remedies."""
+    """The exit status, and the text: 0 and one line, or 5 and the faults with their fixes."""
     begin = time.monotonic()
     rank = next((os.environ[name] for name in _RANKS if os.environ.get(name, "").isdecimal()), None)
     place = "" if rank is None else f", rank {rank} on {socket.gethostname()}"
@@ -80,7 +80,7 @@ def check_startup(document: CheckDocument) -> tuple[int, str]:
 
 
 def report_lines(faults: list[Fault]) -> Iterator[str]:
-    """The faults, and each remedy once, with control characters as escapes."""
+    """The faults, and each fix once, with control characters as escapes."""
     return map(_printable, _lines(faults))
 
 
@@ -95,7 +95,7 @@ def _lines(faults: list[Fault]) -> Iterator[str]:
             break
         yield f"  {fault}"
     for remedy in dict.fromkeys(remedy for _, remedy in faults):
-        yield f"  remedy: {remedy}"
+        yield f"  fix: {remedy}"
 
 
 def environment_faults(locked: Mapping[str, str], python: str | None, libraries: dict[str, str]) -> Iterator[Fault]:
@@ -127,7 +127,7 @@ def _pip(*words: str) -> str:
 
 
 def version_faults(locked: Mapping[str, str], installed: Mapping[str, str], python: str | None) -> Iterator[Fault]:
-    """Versions that differ from the locked ones; the remedy installs all of them."""
+    """Versions that differ from the locked ones; the fix installs all of them."""
     own = platform.python_version()
     if python and not f"{own}.".startswith(f"{python}."):
         yield f"Python is {own}, locked is {python}", f"start it with Python {python}"

@@ -119,7 +119,7 @@ class FingerprintError(EnvbuildError):
 
 
 class HashMismatch(EnvbuildError):
-    """A wheel or package differs from the locked one."""
+    """A file's content differs from its recorded sha256."""
 
     code, kind = 3, "hash"
 

@@ -6,7 +6,7 @@ import re
 import urllib.parse
 
 IN_TEXT = re.compile(r"\b[a-z][a-z0-9+.-]{0,30}://[^\s`\"<>]*[^\s`\"<>).,;:']")
-"""One that stands in a sentence, without the marks behind it."""
+"""Matches a URL in a sentence, without the punctuation after it."""
 
 
 def validate_url(text: str) -> str:

@@ -81,7 +81,7 @@ def read(
         return parse(raw.decode("utf-8"), name, error, empty=empty, faults=faults)
     except UnicodeDecodeError as problem:
         line = raw.count(b"\n", 0, problem.start) + 1
-        fault = Fault(f"the byte 0x{raw[problem.start]:02x} is none of UTF-8", name, line)
+        fault = Fault(f"invalid UTF-8 byte 0x{raw[problem.start]:02x}", name, line)
         raise error(f"{name} is not UTF-8", hint="save it as UTF-8", faults=[fault]) from problem
 
 

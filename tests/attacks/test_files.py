@@ -167,7 +167,7 @@ TOML = {
 }
 
 
-@pytest.mark.attack("user's own mistake", "--requirements of a file outside the project that is none", UNQUOTED)
+@pytest.mark.attack("user's own mistake", "--requirements of an invalid file outside the project", UNQUOTED)
 @pytest.mark.parametrize("case", LEAKING)
 @pytest.mark.parametrize("way", ["relative", "absolute", "link"])
 def test_a_file_outside_on_the_command_line_is_not_quoted(project: Path, outside: Path, case: str, way: str) -> None:
@@ -178,7 +178,7 @@ def test_a_file_outside_on_the_command_line_is_not_quoted(project: Path, outside
     assert f"{file}{LEAKING[case][1]}" in refused(project, "lock", "sample", "--requirements", file)
 
 
-@pytest.mark.attack("user's own mistake", "--requirements of a .toml file outside the project that is none", UNQUOTED)
+@pytest.mark.attack("user's own mistake", "--requirements of an invalid .toml file outside the project", UNQUOTED)
 @pytest.mark.parametrize("case", TOML)
 def test_a_toml_file_outside_on_the_command_line_is_not_quoted(project: Path, outside: Path, case: str) -> None:
     write_profile(project, PROFILE)

@@ -241,7 +241,7 @@ def test_faults_of_a_source_are_reported(place: Project, repository: Repository,
     fails(place, name, "kernels cannot be compiled", "--unheard_of", "build.settings")
     # it gets no settings, builds nothing, and exits with 0
     place.change(name, extensions=[repository.entry("new", build={})])
-    fails(place, name, "not what was asked for", "py3-none-any", MODULE, "build.env and build.settings")
+    fails(place, name, "is not as requested", "py3-none-any", MODULE, "build.env and build.settings")
     place.change(name, extensions=[repository.entry(modules=[MODULE, "kernels_more"])])
     fails(place, name, "kernels_more")
     place.change(name, extensions=[repository.entry("broken")])
@@ -276,7 +276,7 @@ def test_a_compiler_without_memory_is_tried_again_with_fewer_jobs(
     name = profile(place, run_id, repository.entry("hungry"))
     done = build(place, name)
     assert steps(done)["extensions"] is False
-    assert f"out of memory with {most} jobs; again with {most // 2}" in done.stderr
+    assert f"out of memory with {most} jobs; retrying with {most // 2}" in done.stderr
     (about, _) = sorted(kept(place), key=lambda path: path.suffix)
     assert json.loads(about.read_text(encoding="utf-8"))["jobs"] == 1
 

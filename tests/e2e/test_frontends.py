@@ -59,7 +59,7 @@ def test_the_exported_check_passes_in_the_image_and_not_elsewhere(quick: Proved)
     assert output.startswith(f"envbuild check: {quick.name}: ") and len(output.splitlines()) == 1
     spoil = 'rm -r "$(python -c "import sympy; print(sympy.__path__[0])")"-*'
     output = shell(quick, f"cat > /tmp/check.py; {spoil}; python /tmp/check.py 2>&1; echo exit $?", text)
-    assert "sympy is absent, but " in output and "remedy: run in the image of " in output
+    assert "sympy is absent, but " in output and "fix: run in the image of " in output
     assert output.endswith("exit 5\n")
 
 

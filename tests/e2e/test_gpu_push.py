@@ -63,14 +63,14 @@ def ref(place: str, gpu_tag: str) -> str:
 def test_without_a_proof_it_is_not_pushed(gpu_team: Team, gpu_made: Result, gpu_name: str) -> None:
     done = gpu_team.push(gpu_name, f"{gpu_team.registry.host}/never")
     assert (done.code, done.error["kind"]) == (4, "not-proved")
-    assert "h20: never proved" in done.error["hint"]
+    assert "h20: unverified" in done.error["hint"]
 
 
 def test_its_lock_gives_the_same_image_which_is_not_proof(gpu_team: Team, ref: str) -> None:
     """All of its 5.5 GB are built again without a cache."""
     done = gpu_team.rebuild(ref)
     assert reasons(done) == ["gpu"]
-    assert done.document["reasons"][0]["detail"] == "h20: never proved"
+    assert done.document["reasons"][0]["detail"] == "h20: unverified"
     assert "the lock gives the same image" in done.stderr
 
 

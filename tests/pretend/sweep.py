@@ -1,4 +1,4 @@
-"""The tolerance of every product, held against emulated tensor cores of every generation, healthy and wrong.
+"""The tolerance of every product, compared with emulated tensor cores of every generation, healthy and wrong.
 
 A healthy core's error is taken before its sum is rounded to the result's dtype, and over the tolerance without that one
 rounding, which every right result has. A wrong core's is what a probe would see: rounded, over the whole tolerance.

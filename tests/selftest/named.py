@@ -1,4 +1,4 @@
-"""Which advisories are shown to be named, and by what. What stands nowhere here stands in docs/unproved.md; a test of
+"""Which advisories are shown to be named, and by what. All others are in docs/unproved.md; a test of
 tests/unit keeps it so. No torch is imported."""
 
 from typing import Any, NamedTuple

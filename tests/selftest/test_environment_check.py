@@ -68,22 +68,20 @@ def test_a_skip_of_what_is_required_is_wrong(status: str, required: bool, wrong:
     ],
 )
 def test_a_remedy_is_found_by_patterns_and_in_traits(when: dict[str, str], fits: bool) -> None:
-    assert (
-        environment_check.failure_lines(result(), [{"when": when, "remedy": "this"}])[-1] == "  remedy: this"
-    ) is fits
+    assert (environment_check.failure_lines(result(), [{"when": when, "remedy": "this"}])[-1] == "  fix: this") is fits
 
 
 def test_the_first_remedy_that_fits_is_printed() -> None:
     assert environment_check.failure_lines(result(), [FPE, ANY]) == [
-        "gemm.crash: signal SIGFPE at a step", "  died of SIGFPE", "  remedy: a newer cuBLAS",
+        "gemm.crash: signal SIGFPE at a step", "  died of SIGFPE", "  fix: a newer cuBLAS",
     ]  # fmt: skip
-    assert environment_check.failure_lines(result(signal="SIGSEGV"), [FPE, ANY])[-1] == "  remedy: look"
+    assert environment_check.failure_lines(result(signal="SIGSEGV"), [FPE, ANY])[-1] == "  fix: look"
     assert environment_check.failure_lines(result(), []) == ["gemm.crash: signal SIGFPE at a step", "  died of SIGFPE"]
 
 
 def test_a_remedy_may_name_traits_and_several_values() -> None:
     row = {"when": {"failure": "signal|hang", "nccl": r"2\.18\.1"}, "remedy": "a newer NCCL"}
-    assert environment_check.failure_lines(result(traits={"nccl": "2.18.1"}), [row])[-1] == "  remedy: a newer NCCL"
+    assert environment_check.failure_lines(result(traits={"nccl": "2.18.1"}), [row])[-1] == "  fix: a newer NCCL"
     assert environment_check.failure_lines(result(traits={"nccl": "2.18.3"}), [row])[-1] == "  died of SIGFPE"
     assert (
         environment_check.failure_lines(result(traits={"nccl": "2.18.1"}, failure="bound"), [row])[-1]
@@ -95,8 +93,8 @@ def test_the_same_result_of_several_probes_is_printed_once() -> None:
     skip = {"status": "skipped", "failure": None, "signal": None, "at": None, "reason": "no GPU"}
     wrong = [result(probe="a", **skip), result(), result(probe="b", **skip)]
     assert environment_check.report(wrong, [FPE, ANY]) == [
-        "a, b: skipped", "  no GPU", "  remedy: look",
-        "gemm.crash: signal SIGFPE at a step", "  died of SIGFPE", "  remedy: a newer cuBLAS",
+        "a, b: skipped", "  no GPU", "  fix: look",
+        "gemm.crash: signal SIGFPE at a step", "  died of SIGFPE", "  fix: a newer cuBLAS",
     ]  # fmt: skip
 
 
@@ -145,7 +143,7 @@ def test_faults_go_to_stderr_with_a_remedy() -> None:
     first, second, third, *_, last = done.stderr.splitlines()
     assert first.startswith("envbuild check: sample, rank 0 on ") and first.endswith(": check failed")
     assert second.startswith("  env.libs: version at ") and third.endswith(", but 9.9 is locked")
-    assert last == "    remedy: look"
+    assert last == "    fix: look"
 
 
 def test_where_nothing_passed_nothing_is_well() -> None:

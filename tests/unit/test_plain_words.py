@@ -25,7 +25,7 @@ def seeded(folder: Path, text: str, name: str = "module.py") -> subprocess.Compl
     return lint(folder)
 
 
-@pytest.mark.parametrize("name", ["module.py", "page.md", "facts.yaml", "script"])
+@pytest.mark.parametrize("name", ["module.py", "page.md", "facts.yaml", "picture.svg", "script"])
 def test_an_idiom_fails(tmp_path: Path, name: str) -> None:
     done = seeded(tmp_path, f"# the first line\n# a file {IDIOM} another\n", name)
     assert (done.returncode, done.stdout.startswith(f"{name}:2: '{IDIOM}': write ")) == (1, True)
@@ -40,6 +40,11 @@ def test_an_idiom_fails(tmp_path: Path, name: str) -> None:
         ("there is no file", 0),
         ("There are no files", 0),
         ("it is no longer read", 0),
+        ("a file that is " + "none", 1),
+        ("the value is None", 0),
+        ("stands" + " in a list", 1),
+        ("it stands in for docker", 0),
+        ("is&#160;" + "no&#160;file", 1),
         ("a bes" + "ides b", 0),
     ],
 )

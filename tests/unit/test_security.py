@@ -92,4 +92,4 @@ def test_every_dependency_is_pinned_by_hash_within_its_bounds() -> None:
     for name, wanted in declared().items():
         assert wanted.specifier.contains(found[name][0]), name
     assert len(found) > len(declared())
-    assert "http" not in (ROOT / "requirements.txt").read_text(encoding="utf-8"), "no address stands in it"
+    assert "http" not in (ROOT / "requirements.txt").read_text(encoding="utf-8"), "it contains no address"

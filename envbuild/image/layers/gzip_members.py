@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from envbuild.registry.block_iterator_file import of_equal_size
 
 HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
-"""Of a member: deflate, no name, no time, unknown system."""
+"""The header of a member: deflate, no name, no time, unknown system."""
 COMPRESSOR = f"zlib {zlib.ZLIB_RUNTIME_VERSION}"
 """Another version may give other bytes, so it is part of the key of each layer that is compressed here."""
 MEMBER_BYTES = 4 << 20

@@ -21,7 +21,7 @@ from envbuild.image.layers.wheel_reader import WheelMember, WheelReader
 from envbuild.util.errors import LockError
 
 WRITER_VERSION = 1
-"""Rises with every change after which the same files give another layer."""
+"""Increment it with every change that gives another layer for the same files."""
 
 MODE, EXECUTABLE = 0o644, 0o755
 TAR_BLOCK = 512
@@ -32,7 +32,7 @@ _LONGEST_NAME = 100  # bytes
 
 @dataclass(frozen=True)
 class WheelContent:
-    """The content of a wheel's member. `sha256`: what RECORD says, hex, if it says something."""
+    """The content of a wheel's member. `sha256`: hex, from RECORD; None if RECORD has no hash of it."""
 
     wheel: WheelReader
     member: WheelMember

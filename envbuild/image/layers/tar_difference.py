@@ -17,7 +17,7 @@ from envbuild.image.layers.layer_writer import TAR_BLOCK, tar_header
 from envbuild.util.errors import BuildError, printable
 
 VERSION = 1
-"""Rises with every change after which the same tars give another difference."""
+"""Increment it with every change that gives another difference for the same tars."""
 _BLOCK = 1 << 20
 _WHITEOUT = ".wh."
 _TIMES = ("mtime", "atime", "ctime")
@@ -25,7 +25,7 @@ _TIMES = ("mtime", "atime", "ctime")
 
 @dataclass(frozen=True)
 class _Entry:
-    """`identity`: everything that a difference of the file would show; `start`, `end`: its bytes in the tar, headers
+    """`identity`: all properties that are compared; `start`, `end`: the position of its bytes in the tar, headers
     and padding included."""
 
     kind: bytes

@@ -10,7 +10,7 @@ from envbuild.image.layers.layer_writer import LayerEntry, LayerFile, LayerFolde
 from envbuild.resolve.plan_resolver import VENV
 
 VERSION = 1
-"""Rises with every change after which the same templates give other files."""
+"""Increment it with every change that gives other files for the same templates."""
 _CONFIG = """home = {folder}
 include-system-site-packages = false
 version = {version}

@@ -234,7 +234,7 @@ class WheelReader:
         return self._texts[member]
 
     def blocks(self, member: WheelMember) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the packed bytes of a member as they stand in the wheel, and the inflated ones, at most 1 MiB at a
+        """Yield the packed bytes of a member as in the wheel, and the inflated ones, at most 1 MiB at a
         time. Either may be empty. Raises WheelRefused, at the latest after the last block, unless size, CRC and
         the end of the stream agree."""
         if member in self._texts:
@@ -251,7 +251,7 @@ class WheelReader:
             crc = isal_zlib.crc32(plain, crc)
             yield packed, plain
         if size != member.size:
-            raise self.refused(member.name, f"{size} bytes, recorded are {member.size}")
+            raise self.refused(member.name, f"{size} bytes, recorded: {member.size}")
         if crc != member.crc:
             raise self.refused(member.name, "wrong CRC")
 

@@ -114,11 +114,12 @@ class OciImage:
 def image_of_lock(lock: Lock, inputs: ImageInputs) -> ImageDescription:
     """Describe the image of a lock. The layers that most images share come first, those of this profile last.
 
-    Raises BuildError for a lock with a base image, whose layers are not read here, LockError if it has too many.
+    Raises BuildError if the lock names a base image (its layers cannot be read here), LockError if the image would have
+    too many layers.
     """
     if lock.image:
         raise BuildError(
-            f"the base image {lock.image} is not read without an engine",
+            f"the layers of the base image {lock.image} cannot be read without an engine",
             hint="use envbuild build, or name a bootstrap base in the profile",
         )
     groups = [(name, tuple(group)) for name, group in itertools.groupby(lock.wheels, key=lambda locked: locked.layer)]
@@ -139,7 +140,9 @@ def image_of_lock(lock: Lock, inputs: ImageInputs) -> ImageDescription:
         *_nvcc(lock, inputs),
     ]
     if len(layers) > MAX_LAYERS:
-        raise LockError(f"the lock makes {len(layers)} layers; {MAX_LAYERS} is the most", hint="name fewer packages")
+        raise LockError(
+            f"the lock needs {len(layers)} layers; an image can have at most {MAX_LAYERS}", hint="name fewer packages"
+        )
     return ImageDescription(lock.platform, tuple(layers), _settings(lock))
 
 
@@ -187,7 +190,7 @@ def _archive(lock: Lock, inputs: ImageInputs, archive: Archive) -> DescribedLaye
     title, folder = f"{archive.name} {archive.version}", FOLDERS[archive.name]
     links = lock.nvcc is not None and lock.nvcc.home == folder
     if lock.nvcc and links and not archive.version.startswith(f"{lock.nvcc.release}."):
-        raise LockError(f"{title} is not of CUDA {lock.nvcc.release}", hint="lock again: envbuild lock")
+        raise LockError(f"{title} is not for CUDA {lock.nvcc.release}", hint="lock again: envbuild lock")
     file = inputs.archives.path(archive.sha256, archive.name)
     history = f"envbuild: archive {title} sha256:{archive.sha256} in {folder}"
     return DescribedLayer(title, history, ArchiveLayer(file, archive.name, archive.sha256, links))

@@ -21,7 +21,7 @@ _WAITING = 16  # blocks between the writer and the reader of a layer
 
 
 class _Abandoned(Exception):
-    """Nobody needs the rest."""
+    """Stops a writer, because nothing reads the rest."""
 
 
 def learn_layers(description: ImageDescription, on_layer: Callable[[str], None]) -> OciImage:
@@ -116,5 +116,6 @@ def blob_blocks(recipe: LayerRecipe, digest: str, *, plain: bool = False) -> Gen
     found = written.diff_id if plain else written.digest
     if found != digest:
         raise BuildError(
-            f"a layer is {found}, and was {digest} before", hint="please report this: layers must be reproducible"
+            f"not reproducible: a layer has the digest {found}, before {digest}",
+            hint="please report this: layers must be reproducible",
         )

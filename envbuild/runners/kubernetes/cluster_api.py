@@ -70,7 +70,7 @@ class Cluster:
             self.made = False
             raise
         if made is None:
-            raise Silent("its answer shows no Job")
+            raise Silent("its response contains no Job")
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": work["metadata"]["name"], "uid": made}
         owned = {**config, "metadata": {**config["metadata"], "ownerReferences": [owner]}}
         self._ask(self._core.create_namespaced_config_map, self.namespace, owned)

@@ -66,7 +66,7 @@ def render(job: Job, site: KubernetesSite, name: str, image: str) -> tuple[Objec
     if not _NAME.fullmatch(name):
         raise UsageError(f"a job cannot be named {name!r}")
     if len(job.stdin) > _MAX_PAYLOAD:
-        raise UsageError(f"the self-test is {len(job.stdin)} bytes, more than a ConfigMap takes",
+        raise UsageError(f"the self-test is {len(job.stdin)} bytes, more than a ConfigMap can hold",
                          hint="shorten the profile's own script")  # fmt: skip
     meta = {"name": name, "labels": {LABEL: "envbuild"}}
     metadata: Object = {
@@ -188,7 +188,7 @@ def product_labels(job: Job, site: KubernetesSite) -> tuple[str, ...]:
     if not job.gpus:
         return ()
     if len(job.models) != 1:
-        raise UsageError("a job asks for one model of GPU", hint=f"--gpu {' or --gpu '.join(job.models)}")
+        raise UsageError("a job can request only one GPU model", hint=f"--gpu {' or --gpu '.join(job.models)}")
     (model,) = job.models
     return site.products.get(model) or tuple(
         "-".join(re.sub(r"[^A-Za-z0-9_. -]", "", name).split()) for name in database.gpus()[model].all_names

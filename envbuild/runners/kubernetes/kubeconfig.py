@@ -14,7 +14,7 @@ from envbuild.util.errors import EnvbuildError, SettingsError, SystemFault, prin
 from envbuild.util.host_processes import ProcessMissing
 
 _INSIDE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_SHOWN = "kubectl config view --minify shows it; KUBECONFIG, or ~/.kube/config, is what is read"
+_SHOWN = "kubectl config view --minify shows it; envbuild reads KUBECONFIG, or ~/.kube/config"
 
 
 class _Heard(logging.Handler):
@@ -56,7 +56,7 @@ def _refused(message: str) -> EnvbuildError:
     missing = re.fullmatch(r"\[Errno 2\] .*: '(.+)'", message)
     if missing:
         return ProcessMissing(
-            f"{missing[1]} is not installed or not on PATH: kubectl's configuration logs in to the cluster by it",
+            f"{missing[1]} is not installed or not on PATH: kubectl's configuration uses it to log in to the cluster",
             hint=f"install this plugin of the cluster's provider, or name another context; {_SHOWN}",
         )
     if "NoneType" in message:  # an error of the client: in a terminal, the program writes to stderr directly

@@ -25,7 +25,7 @@ _RUNNER = "kubernetes"
 # The warning about an image that the nodes do not fetch.
 ALONE = (
     "warning: no registry is set (imagePullPolicy: Never): only a node that shares this engine has the image; "
-    "kubernetes: {registry: HOST/NAME} says where the others get it"
+    "kubernetes: {registry: HOST/NAME} sets a registry for the others"
 )
 
 
@@ -75,7 +75,7 @@ class Kubernetes:
             output = Attempt(cluster, self._site, self._name, job, work, watch).output()
         except HungUp:
             raise Interrupted(
-                f"the terminal is gone; job {self._name} goes on", hint=f"to wait for it: --resume {self._name}"
+                f"the terminal was closed; job {self._name} continues", hint=f"to wait for it: --resume {self._name}"
             ) from None
         except pod_states.Unknown:  # the job may still run
             raise
@@ -100,7 +100,7 @@ class Kubernetes:
             made = cluster.create(config, work)
         except Silent as silent:
             raise NetworkError(
-                f"the cluster's API server does not answer: {silent}", hint="kubectl cluster-info asks it too"
+                f"the cluster's API server does not answer: {silent}", hint="check it with: kubectl cluster-info"
             ) from silent
         except ApiRefused as refused:
             raise RunnerError(

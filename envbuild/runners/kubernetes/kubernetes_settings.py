@@ -96,7 +96,7 @@ def parse(settings: Mapping[str, Any], given: Mapping[str, str], knows: Callable
     strange = [str(key) for key in merged if key not in KNOWN]
     faults += [Fault(unknown(key, KNOWN), field=printable(key[:100])) for key in strange]
     if faults:
-        raise UsageError("the settings of kubernetes are not valid", faults=faults, hint=f"known: {', '.join(KNOWN)}")
+        raise UsageError("invalid kubernetes settings", faults=faults, hint=f"known: {', '.join(KNOWN)}")
     numbers: dict[str, Any] = {key: int(texts.pop(key)) for key in _NUMBERS if key in texts}
     return KubernetesSite(**texts, **lists, **meta, **numbers, products=products)
 

@@ -180,7 +180,7 @@ def pod_error(seen: Pod) -> EnvbuildError | None:
     if reason == "ErrImageNeverPull":
         return EngineError(
             f"{seen.node or 'the node'} has no such image",
-            hint="kubernetes: {registry: HOST/NAME} says where to fetch it",
+            hint="kubernetes: {registry: HOST/NAME} sets where to fetch it",
         )
     return None
 
@@ -192,7 +192,7 @@ def unpulled(seen: Pod) -> EnvbuildError | None:
         return None
     return NetworkError(
         f"{seen.node or 'the node'} cannot fetch the image",
-        hint=f"{message or reason}\nis the registry reachable from there, and does pull_secrets name who may read it?",
+        hint=f"{message or reason}\nis the registry reachable there, and does pull_secrets name a Secret for it?",
     )
 
 
@@ -220,7 +220,7 @@ def node_lacks(node: Object, spec: Object, wanted: Sequence[str], count: int) ->
     ready = next((item for item in _list(status.get("conditions")) if item.get("type") == "Ready"), {})
     here = ready.get("status") == "True"
     if not here:
-        now.append(f"is not ready ({_text(ready.get('reason'), 100) or 'it says nothing'})")
+        now.append(f"is not ready ({_text(ready.get('reason'), 100) or 'no reason given'})")
     if _dict(node.get("spec")).get("unschedulable") is True:
         now.append("is cordoned")
     if wanted and labels.get(PRODUCT) not in wanted:

@@ -50,9 +50,7 @@ class Attempt:
             except Silent as silent:
                 self._tell("the API server does not answer; waiting for it")
                 if self._lasts("silence", True) >= PATIENCE:
-                    raise pod_states.Unknown(
-                        f"the API server does not answer any longer: {silent}", self._name
-                    ) from None
+                    raise pod_states.Unknown(f"the API server no longer answers: {silent}", self._name) from None
                 time.sleep(POLL)
                 continue
             except ApiRefused as refused:
@@ -153,7 +151,7 @@ class Attempt:
             return
         if self._lasts("no pod", True) >= GRACE:
             messages = [str(event.get("message", ""))[:500] for event in self._cluster.events(self._name)]
-            raise RunnerError("the cluster makes no pod for the job", ending="refused",
+            raise RunnerError("the cluster creates no pod for the job", ending="refused",
                               hint="\n".join(messages) or "see kubectl describe job")  # fmt: skip
 
     def _nodes(self) -> dict[str, Lacks] | None:
@@ -237,7 +235,7 @@ class Attempt:
         if ended.code in (0, 5) and not self._whole(stdout):
             if self._lasts("cut", True) < GRACE / 3:  # its last lines may still arrive
                 return None
-            raise self._truncated(pod, "it lacks the end of what the self-test wrote")
+            raise self._truncated(pod, "the end of the self-test's output is missing")
         for lack in job_manifest.UNCONFINED:
             self._watch.say(f"not as confined as here: {lack}")
         return RawOutput(
@@ -277,5 +275,5 @@ class Attempt:
         )
 
     def _truncated(self, pod: Pod, why: str) -> EnvbuildError:
-        return RunnerError(f"the log of pod {pod.name} is not all of it: {why}", ending="truncated",
+        return RunnerError(f"the log of pod {pod.name} is incomplete: {why}", ending="truncated",
                            hint=f"does {pod.node or 'the node'} rotate logs soon? run it again")  # fmt: skip

@@ -53,7 +53,7 @@ def require_plain_values(folder: PurePosixPath, name: str, names: Sequence[str])
         require_digest(one)
     if not re.fullmatch(PATH, str(folder)) or not _JOB_NAME.fullmatch(name):
         raise UsageError(f"a job cannot be named {name!r} or leave its output in {str(folder)!r}",
-                         hint="slurm: {folder: ...} names another; letters, digits and ._-+@=~ alone")  # fmt: skip
+                         hint="set another with slurm: {folder: ...}; only letters, digits and ._-+@=~")  # fmt: skip
 
 
 def sbatch_options(job: Job, site: SlurmSite, folder: PurePosixPath, name: str) -> str:
@@ -85,7 +85,7 @@ def _gres(job: Job, site: SlurmSite) -> str | None:
     if not job.gpus:
         return None
     if len(job.models) != 1:
-        raise UsageError("a job asks for one model of GPU", hint=f"--gpu {' or --gpu '.join(job.models)}")
+        raise UsageError("a job can request only one GPU model", hint=f"--gpu {' or --gpu '.join(job.models)}")
     return site.gres_of(job.models[0], job.count)
 
 

@@ -31,8 +31,8 @@ def network(site: SlurmSite) -> str:
     if site.container not in _RUNTIMES:
         raise UsageError(f"--nodes is not possible with {site.container}", hint=f"container: {' or '.join(_RUNTIMES)}")
     if not site.interface:
-        raise UsageError("ranks of several nodes need a network between them, and none is declared",
-                         hint="--slurm interface=NAME, as in ib0: ip address shows them")  # fmt: skip
+        raise UsageError("ranks on several nodes need a network between the nodes, and none is set",
+                         hint="--slurm interface=NAME, as in ib0; list them with: ip address")  # fmt: skip
     return site.interface
 
 
@@ -61,7 +61,7 @@ def render(job: Job, site: SlurmSite, folder: PurePosixPath, name: str, names: S
 
 _NETWORK = """host ${fabric[@]+"${fabric[@]}"} --env ENVBUILD_NODE="$SLURM_NODEID" \\
         --env ENVBUILD_MEETING="$meeting" --env ENVBUILD_INTERFACE="$interface\""""
-# What srun runs on each node: `image`, then `run HOST:PORT`. The main script evaluates the files that it leaves there.
+# What srun runs on each node: `image`, then `run HOST:PORT`. The main script reads the files that it writes.
 _PART_BEGIN = """part() { # image, or run HOST:PORT
 at="$at/node-$SLURM_NODEID"
 name="$name-$SLURM_NODEID"

@@ -108,13 +108,13 @@ def require_started(outcome: JobOutcome, site: SlurmSite, image: str, words: str
         program = site.program or site.container
         raise EngineError(
             f"{node} has no program {program}",
-            hint="slurm: {program: PATH} says where it is on the nodes, {container: NAME} names another",
+            hint="slurm: {program: PATH} sets its path on the nodes, {container: NAME} another program",
         )
     fetches = outcome.stage == "image" or (outcome.size == 0 and _NOT_FETCHED in words)
     if fetches and site.registry:
         raise NetworkError(f"{node} cannot fetch {image}", hint=f"{stderr}\nis the registry reachable from there?")
     if fetches:
-        hint = "slurm: {registry: HOST/NAME} says where to fetch it"
+        hint = "slurm: {registry: HOST/NAME} sets where to fetch it"
         raise EngineError(f"{node} has no image {image}", hint=f"{hint}\n{stderr}" if stderr else hint)
     for code, size in outcome.parts or ((outcome.exit, outcome.size),):
         if code != 125 and (size or code in _RAN):

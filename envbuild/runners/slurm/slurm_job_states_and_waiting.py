@@ -14,7 +14,7 @@ WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", 
 _AGAIN = "run it again"
 _ENDINGS = {
     "CANCELLED": ("cancelled", "was cancelled, and not by this command", "who did: sacct -j {id}; then run it again"),
-    "TIMEOUT": ("time-out", "was ended at its time limit", "give it more: --slurm time=MINUTES"),
+    "TIMEOUT": ("time-out", "was ended at its time limit", "raise the limit: --slurm time=MINUTES"),
     "DEADLINE": ("time-out", "was ended at its deadline", _AGAIN),
     "NODE_FAIL": ("node-failure", "ended because its node {node} failed", f"{_AGAIN}; scontrol show node {{node}}"),
     "BOOT_FAIL": ("node-failure", "ended because its node {node} did not boot", _AGAIN),
@@ -82,14 +82,14 @@ def _time(text: str) -> datetime.datetime | None:
 
 
 def ending(job: str, last: Seen | None, log: str) -> RunnerError:
-    """The error of a job that ended without an outcome. `last` None: Slurm does not know the job any more. `log`: the
+    """The error of a job that ended without an outcome. `last` None: Slurm no longer knows the job. `log`: the
     end of its Slurm log."""
     details = f"\n{log.strip()}" if log.strip() else ""
     if last is None:
         return RunnerError(
-            f"job {job} is lost: Slurm does not know it any more, and it left no output",
+            f"job {job} is lost: Slurm no longer knows it, and it left no output",
             ending=LOST,
-            hint=f"nothing is known of how it ended; run it again{details}",
+            hint=f"it is unknown how it ended; run it again{details}",
         )
     if last.state in _ENDINGS:
         word, what, hint = _ENDINGS[last.state]
@@ -98,28 +98,31 @@ def ending(job: str, last: Seen | None, log: str) -> RunnerError:
     return RunnerError(
         f"job {job} ended ({last.state}, {last.reason}) and left no output",
         ending="no-output",
-        hint=f"is the folder shared with {last.node or 'the nodes'}? slurm: {{folder: ...}} names another one{details}",
+        hint=f"is the folder shared with {last.node or 'the nodes'}? set another: slurm: {{folder: ...}}{details}",
     )
 
 
 GRACE = 30.0  # seconds that a reason must last, because Slurm reconsiders jobs repeatedly
-_PENDING = WAITING - {"CONFIGURING"}  # a job in CONFIGURING has its nodes, which boot
+_PENDING = WAITING - {"CONFIGURING"}  # CONFIGURING: nodes are assigned and are booting
 # Job reason codes of Slurm's manual that do not change when other jobs end -> meaning. Left out: jobs that a person
 # holds and can release (JobHeldUser, JobHeldAdmin), and limits on running jobs (GrpCpuRunMinutes), which free up.
 # Limits on past use are included, because they do not free up soon.
 _NEVER = (
-    ("PartitionTimeLimit", "its partition allows no such time: --slurm time=MINUTES, or another partition"),
-    ("PartitionNodeLimit", "its partition does not give so many nodes, or those that it has are down"),
+    ("PartitionTimeLimit", "its partition does not allow its time limit: --slurm time=MINUTES, or another partition"),
+    ("PartitionNodeLimit", "its partition does not allow so many nodes, or its nodes are down"),
     ("PartitionConfig", "its partition does not accept such jobs: choose a different partition or account"),
     ("BadConstraints", "no node has the requested constraint, gres, cpus_per_task and mem"),
     ("AccountNotAllowed|InvalidAccount", "its account may not run it there: --slurm account=NAME, partition=NAME"),
     ("InvalidQOS|QOSNotAllowed", "its QOS may not run it there: --slurm qos=NAME, partition=NAME"),
-    (r"(Assoc|QOS)Max\w*Per(Job|Node)\w*|MaxMemPerLimit", "no single job of its account or QOS may have so much"),
-    (r"QOSMin\w+", "its QOS takes no job that asks for so little"),
-    (r"(Assoc|QOS)Grp(?!\w*Run)\w*(Minutes|Wall)\w*", "what its account or QOS may use is used up"),
+    (
+        r"(Assoc|QOS)Max\w*Per(Job|Node)\w*|MaxMemPerLimit",
+        "it requests more than its account or QOS allows for one job",
+    ),
+    (r"QOSMin\w+", "it requests less than its QOS requires"),
+    (r"(Assoc|QOS)Grp(?!\w*Run)\w*(Minutes|Wall)\w*", "its account or QOS has used up its limit"),
     ("Reservation(Deleted|Invalid)", "its reservation is gone: --slurm reservation=NAME"),
     ("DeadLine", "its deadline is over"),
-    (r"JobHoldMaxRequeue|\w+_requeued_held", "it could not be started, and is held: what do the node's logs say?"),
+    (r"JobHoldMaxRequeue|\w+_requeued_held", "it could not be started, and is held: see the node's logs"),
 )
 
 

@@ -95,7 +95,8 @@ class Slurm:
         except KeyboardInterrupt as end:
             if isinstance(end, HungUp) and job.nodes == 1:
                 raise Interrupted(
-                    f"the terminal is gone; job {ticket.job} goes on", hint=f"to wait for it: --resume {ticket.job}"
+                    f"the terminal was closed; job {ticket.job} continues",
+                    hint=f"to wait for it: --resume {ticket.job}",
                 ) from None
             self._cancel(ticket.name, watch)
             _forget(ticket.name, Path(ticket.place))
@@ -183,24 +184,24 @@ class Slurm:
                 raise self._without(ticket, attempt)
             if silent_since is not None and now - silent_since >= PATIENCE:
                 raise _Unknown(
-                    f"Slurm's controller does not answer any longer: nothing is known of job {ticket.job}",
+                    f"Slurm's controller no longer answers: the state of job {ticket.job} is unknown",
                     ending="unknown",
                     hint=f"when it does: --resume {ticket.job}"
                     if job.nodes == 1
-                    else "its folder is removed, with which it ends: run it again",
+                    else "the job ends, because its folder was removed: run it again",
                 )
             time.sleep(POLL)
 
     def _progress(self, known: bool, last: Seen | None) -> str:
         if not known:
             return "waiting for Slurm's controller, which does not answer"
-        return last.describe() if last else "Slurm does not know it any more; looking for its output"
+        return last.describe() if last else "Slurm no longer knows it; looking for its output"
 
     def _without(self, ticket: Ticket, attempt: Path | None) -> RunnerError:
         """The error of a job that left no valid output."""
         if attempt and shared_job_folder.read_outcome(attempt):
             return RunnerError(
-                f"job {ticket.job} ended, and its output is not what it wrote: cut off, or changed since",
+                f"job {ticket.job} ended, but its output on disk is cut off, or was changed",
                 ending="truncated",
                 hint=f"is the disk of {attempt.parent.parent} full? run it again",
             )
@@ -251,7 +252,7 @@ class Slurm:
                     return
                 time.sleep(POLL / 4)
         except EnvbuildError as error:
-            watch.say(f"whether the job is cancelled is not known: {error.message}; scancel --name={name}")
+            watch.say(f"the job may still run: {error.message}; scancel --name={name}")
 
 
 class _NotTaken(RunnerError):
@@ -263,7 +264,7 @@ class _Unknown(RunnerError):
 
 
 def _ask(job: str) -> tuple[bool, Seen | None]:
-    """Whether the controller answers, and what it knows of the job; None: nothing any more."""
+    """Whether the controller answers, and the job's state; None if it no longer knows the job."""
     try:
         done = run(["scontrol", "--oneliner", "show", "job", job], timeout=_ANSWER, limit=1 << 20)
     except ProcessMissing:
@@ -286,7 +287,7 @@ def _private(folder: Path) -> None:
         folder.mkdir(parents=True, mode=0o700)
     except OSError as error:
         raise SystemFault(
-            f"{folder} cannot be made: {error.strerror}", hint="slurm: {folder: ...} names another"
+            f"{folder} cannot be created: {error.strerror}", hint="set another with slurm: {folder: ...}"
         ) from error
 
 
@@ -303,14 +304,14 @@ def requested_resources(job: Job, site: SlurmSite, profile: str, origins: Mappin
     lines = [f"{key} {value}{_by(origins.get(key))}" for key in _SET if (value := getattr(site, key))]
     if job.gpus:
         model = job.models[0]
-        name = origins.get(f"gres.{model}", f"{model}'s own name, where slurm: {{gres: ...}} has no other")
+        name = origins.get(f"gres.{model}", f"{model}'s id, because slurm: {{gres: ...}} sets no other")
         lines.insert(
             0, f"gres {site.gres_of(model, job.count)} (the count: gpu_count of profile {profile}; the name: {name})"
         )
     if job.nodes > 1:
         lines.insert(0, f"nodes {job.nodes} (--nodes)")
-    shown = "sinfo -o '%P %l %D %G %f' shows what there is: partition, time, nodes, gres, features"
-    return "\n".join(["it asked for", *(f"  {line}" for line in lines), shown]) if lines else shown
+    shown = "sinfo -o '%P %l %D %G %f' lists partition, time, nodes, gres, features"
+    return "\n".join(["it requested", *(f"  {line}" for line in lines), shown]) if lines else shown
 
 
 def _by(origin: str | None) -> str:

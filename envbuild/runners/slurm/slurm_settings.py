@@ -65,7 +65,7 @@ _SHAPES = {
     # sbatch(1): features joined by & | and brackets, counts by *
     "constraint": (r"[A-Za-z0-9_(\[][A-Za-z0-9_.:=&|,*()\[\]-]{0,199}", "features, as in h20&nvlink"),
     "cpus_per_task": ("[1-9][0-9]{0,3}", "a number of processors"),
-    "mem": ("0|[1-9][0-9]{0,8}[KMGT]?", "megabytes, or as 64G; 0: all that the node has"),
+    "mem": ("0|[1-9][0-9]{0,8}[KMGT]?", "megabytes, or a size as in 64G; 0: all memory of the node"),
     "time": (_TIME, "minutes, or [D-]HH:MM:SS, and more than 0"),
     "container": ("|".join(CONTAINERS), " or ".join(CONTAINERS)),
     "program": (PATH, "an absolute path, without blanks"),
@@ -99,9 +99,9 @@ def parse(settings: Mapping[str, Any], given: Mapping[str, str], knows: Callable
     found = [fault for fault in faults if fault]
     container = plain.get("container", SlurmSite.container)
     if container in _PULLED and not plain.get("registry"):
-        found.append(Fault(f"{container} takes images from a registry alone: name one", field="registry"))
+        found.append(Fault(f"{container} needs a registry to take images from: set one", field="registry"))
     if found:
-        raise UsageError("the settings of slurm are not valid", faults=found, hint=f"known: {', '.join(_KNOWN)}")
+        raise UsageError("invalid slurm settings", faults=found, hint=f"known: {', '.join(_KNOWN)}")
     queue, grace = plain.get("queue"), plain.get("grace", SlurmSite.grace)
     exact = {"requeue": plain.get("requeue") == "yes", "queue": int(queue) if queue else None, "grace": int(grace)}
     return SlurmSite(**{**plain, **exact}, gres=gres)

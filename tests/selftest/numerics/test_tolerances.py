@@ -1,4 +1,4 @@
-"""The formulas of tolerances. Products of tensor cores are held against theirs in tests/pretend/test_tolerances.py."""
+"""The formulas of tolerances. Products of tensor cores are compared with theirs in tests/pretend/test_tolerances.py."""
 
 import math
 

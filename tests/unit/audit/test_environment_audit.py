@@ -99,7 +99,7 @@ def test_a_defect_ends_a_build(place: Place) -> None:
     spoiled = dataclasses.replace(clean, findings=(Finding("two-copies", "defect", "two of it", "remove one"),))
     with pytest.raises(CheckFailed, match="it: 1 defect") as caught:
         spoiled.require()
-    assert caught.value.hint == "two-copies: two of it; remedy: remove one"
+    assert caught.value.hint == "two-copies: two of it; fix: remove one"
     assert caught.value.partial == plain(spoiled.document())
 
 
@@ -340,9 +340,9 @@ def test_a_requirement_that_is_not_met(place: Place) -> None:
     found = place.judged()
     messages = sorted(f.message for f in found.findings if f.id == "requirement-unmet")
     assert [message.split(" requires ")[1] for message in messages] == [
-        "absent>1, but installed is none",
+        "absent>1, but it is not installed",
         "nvidia-nccl-cu12==2.20.5, but installed is 2.26.2",
-        'grandchild; extra == "kid", but installed is none',
+        'grandchild; extra == "kid", but it is not installed',
     ]
 
 

@@ -105,7 +105,7 @@ def test_folders_of_certificates_may_be_several(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(index_config, "certificate", lambda: None)
     monkeypatch.setenv("SSL_CERT_DIR", os.pathsep.join([str(tmp_path), "/nowhere", ""]))
     found = [(item.path, item.fault) for item in network_reader.authorities()]
-    assert found == [(str(tmp_path), None), ("/nowhere", "is not there")]
+    assert found == [(str(tmp_path), None), ("/nowhere", "does not exist")]
 
 
 def test_the_client_is_asked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

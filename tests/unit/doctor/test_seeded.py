@@ -139,7 +139,7 @@ CASES: dict[str, Case] = {
     "prohibited": Case("gpu.compute-mode", "fail", "GPU 0: prohibited", cards(f"{H20},mode=2")),
     "small shm": Case("shm", "warn", "/dev/shm has 0.1 GiB", small("root/dev/shm")),
     "RDMA down": Case("rdma", "warn", "no port is active: mlx5_0/1 DOWN", port("1: DOWN")),
-    "disk low": Case("disk", "fail", "to build cpu, the smallest, takes", small("home/.cache")),
+    "disk low": Case("disk", "fail", "building cpu, the smallest, takes", small("home/.cache")),
     "no cache": Case("disk", "fail", "/dev/null", env(XDG_CACHE_HOME="/dev/null")),
     "index down": Case("index", "fail", "no answer", env(PIP_INDEX_URL=f"{NOWHERE}/simple")),
     "index refuses": Case("index", "fail", "authentication failed (401)", index("/401/simple")),
@@ -148,10 +148,10 @@ CASES: dict[str, Case] = {
     "no such folder": Case("index", "fail", "/nowhere: folder not found", env(PIP_FIND_LINKS="/nowhere")),
     "registry down": Case("registry", "fail", "127.0.0.1:9/v2/: no answer", lambda m: m.login("127.0.0.1:9")),
     "proxy down": Case("proxy", "fail", "http://127.0.0.1:9 (https_proxy)", proxy("http://user:secret@127.0.0.1:9")),
-    "proxy is not a valid URL": Case("proxy", "fail", "it is not an address", proxy("http://proxy.example:port")),
-    "CA missing": Case("ca", "fail", "SSL_CERT_FILE: /nowhere.pem is not there", env(SSL_CERT_FILE="/nowhere.pem")),
-    "CA empty": Case("ca", "fail", "holds no certificate", file("empty.pem", "nothing\n", "CURL_CA_BUNDLE")),
-    "clock skewed": Case("clock", "fail", "s ahead of what servers say", index("/late/simple")),
+    "proxy is not a valid URL": Case("proxy", "fail", "invalid address", proxy("http://proxy.example:port")),
+    "CA missing": Case("ca", "fail", "SSL_CERT_FILE: /nowhere.pem does not exist", env(SSL_CERT_FILE="/nowhere.pem")),
+    "CA empty": Case("ca", "fail", "contains no certificate", file("empty.pem", "nothing\n", "CURL_CA_BUNDLE")),
+    "clock skewed": Case("clock", "fail", "s ahead of the servers' clocks", index("/late/simple")),
     "settings": Case("settings", "fail", "config.yaml:2: debian_miror: unknown", settings("on: local\ndebian_miror:")),
 }  # fmt: skip
 

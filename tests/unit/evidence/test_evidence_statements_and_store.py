@@ -76,10 +76,10 @@ def failed_run() -> run_result.TestRun:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("h220", "never proved; unknown GPU h220: did you mean h20?"),
-        ("h20", "never proved"),
-        ("cpu", "never proved"),
-        ("NVIDIA Prototype 7", "never proved"),
+        ("h220", "unverified; unknown GPU h220: did you mean h20?"),
+        ("h20", "unverified"),
+        ("cpu", "unverified"),
+        ("NVIDIA Prototype 7", "unverified"),
     ],
 )
 def test_a_misspelt_gpu_is_questioned(name: str, expected: str) -> None:
@@ -220,7 +220,7 @@ def test_the_run_is_found_again(locked: Lock) -> None:
 
 
 def test_without_evidence_nothing_is_proved(locked: Lock) -> None:
-    assert state(locked) == ("missing", "never proved")
+    assert state(locked) == ("missing", "unverified")
 
 
 def test_evidence_is_of_one_image(locked: Lock) -> None:
@@ -513,7 +513,7 @@ def script_run(script: str = "failed", crash: str = "passed") -> run_result.Test
 
 def test_a_script_that_a_profile_does_not_run_says_nothing_of_it(locked: Lock) -> None:
     evidence_statements_and_store.save(record_of(locked, script_run(), **CHILD))
-    assert state(locked) == ("missing", "never proved")
+    assert state(locked) == ("missing", "unverified")
     evidence_statements_and_store.save(record_of(locked, day=1))
     evidence_statements_and_store.save(record_of(locked, script_run(), day=2, **CHILD))
     assert state(locked) == ("proved", "proved on the CPU, 2026-11-22")
@@ -584,7 +584,7 @@ def test_a_changed_script_is_failed_until_the_new_one_passes(locked: Lock) -> No
 
 def test_an_interrupted_run_of_another_profile_is_not_reported(locked: Lock) -> None:
     evidence_statements_and_store.save(record_of(locked, judged(lines(documents())[:-1]), profile="other"))
-    assert state(locked) == ("missing", "never proved")
+    assert state(locked) == ("missing", "unverified")
 
 
 def test_other_settings_of_torch_are_stale(locked: Lock) -> None:

@@ -201,7 +201,7 @@ def test_a_tag_on_an_image_of_another_lock_was_moved_by_hand(world: World) -> No
 def test_built_and_not_proved_is_unproved(world: World) -> None:
     world.built(image_of())
     found = world.status()
-    assert (found.state, found.details) == ("unverified", ("sample: never proved",))
+    assert (found.state, found.details) == ("unverified", ("sample: unverified",))
 
 
 def test_the_tag_alone_is_not_proof(world: World) -> None:
@@ -356,14 +356,14 @@ def test_an_earlier_image_stays_tagged_until_the_new_one_is_proved(world: World)
     earlier(world)
     world.built(image_of())
     found = world.status()
-    assert (found.state, found.details) == ("unverified", ("sample: never proved",))
+    assert (found.state, found.details) == ("unverified", ("sample: unverified",))
 
 
 def test_an_earlier_image_that_an_older_selftest_proved_was_not_moved_by_hand(world: World) -> None:
     earlier(world, selftest=OLD_SELFTEST)
     world.built(image_of())
     found = world.status()
-    assert (found.state, found.details) == ("unverified", ("sample: never proved",))
+    assert (found.state, found.details) == ("unverified", ("sample: unverified",))
 
 
 def test_a_proved_image_without_its_tag_is_not_verified(world: World) -> None:

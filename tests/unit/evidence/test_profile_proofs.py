@@ -63,13 +63,13 @@ def cards(project: Path) -> World:
     return World(project, CARDS)
 
 
-def test_nothing_built_and_nothing_proved_is_never(cpu: World) -> None:
-    assert cpu.sentence() == "proved: never"
+def test_without_a_build_and_without_evidence_it_is_unverified(cpu: World) -> None:
+    assert cpu.sentence() == "unverified"
     cpu.built()
-    assert cpu.sentence() == "proved: never"
+    assert cpu.sentence() == "unverified"
     assert (
         profile_proofs.proof_sentence("sample", profile_proofs.on_disk("sample", cpu.source.profile, None, ()))
-        == "proved: never"
+        == "unverified"
     )
 
 
@@ -85,15 +85,15 @@ def test_a_proof_says_on_what_and_when(cpu: World) -> None:
 
 def test_evidence_on_an_image_that_was_not_built_from_this_lock_counts_for_nothing(cpu: World) -> None:
     cpu.tested("1")
-    assert cpu.sentence() == "proved: never"
+    assert cpu.sentence() == "unverified"
     cpu.built("1", lock="sha256:another")
-    assert cpu.sentence() == "proved: never"
+    assert cpu.sentence() == "unverified"
 
 
 def test_show_lists_the_proof_of_each_gpu_model(cards: World) -> None:
     handle = cards.built()
     cards.tested(handle, "NVIDIA H20")
-    assert cards.sentence() == "proved on NVIDIA H20, 2026-11-21; a100: never"
+    assert cards.sentence() == "proved on NVIDIA H20, 2026-11-21; a100: unverified"
     cards.tested(handle, "NVIDIA A800-SXM4-80GB", day=1)  # of one family with the A100
     assert cards.sentence() == "proved on NVIDIA A800-SXM4-80GB, 2026-11-22; proved on NVIDIA H20, 2026-11-21"
 
@@ -112,14 +112,14 @@ def test_the_best_image_of_a_lock_counts(cpu: World) -> None:
 
 def test_show_prints_the_proof_with_a_name_and_without(cards: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/docker.sock")
-    assert envbuild("show", "sample").stdout.splitlines()[-1] == "  proved: never"
+    assert envbuild("show", "sample").stdout.splitlines()[-1] == "  unverified"
     cards.tested(cards.built(), "NVIDIA H20")
     # the lock is missing on disk, so the evidence counts as that of a different lock
-    assert envbuild("show", "sample").stdout.splitlines()[-1].strip() == "proved: never"
+    assert envbuild("show", "sample").stdout.splitlines()[-1].strip() == "unverified"
     lock_file.write(cards.lock, cards.source.lock_file, "sample")
     document = envbuild("show", "sample", "--json").document
     proof = envbuild("show", "sample").stdout.splitlines()[-1].strip()
-    assert proof == "proved on NVIDIA H20, 2026-11-21; a100: never"
+    assert proof == "proved on NVIDIA H20, 2026-11-21; a100: unverified"
     assert [(row["model"], row["state"]) for row in document["evidence"]] == [("a100", "missing"), ("h20", "verified")]
     (row,) = [row for row in envbuild("show", "--json").document["profiles"] if row["profile"] == "sample"]
     assert (row["gpus"], row["cuda"], row["evidence"]) == (["a100", "h20"], "12.6", document["evidence"])

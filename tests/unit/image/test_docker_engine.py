@@ -124,9 +124,9 @@ def test_podman_is_refused_by_its_name_and_with_the_reason(api: Api, version: st
     [
         ({"MemoryLimit": True, "PidsLimit": True, "SecurityOptions": ["name=rootless"]}, None),
         ({}, None),
-        ({"MemoryLimit": False}, "the engine cannot bound a container's memory$"),
+        ({"MemoryLimit": False}, "the engine cannot limit a container's memory$"),
         ({"MemoryLimit": False, "PidsLimit": False, "SecurityOptions": ["name=seccomp", "name=rootless"]},
-         "the rootless engine cannot bound a container's memory and processes$"),
+         "the rootless engine cannot limit a container's memory and processes$"),
     ],
 )  # fmt: skip
 def test_an_engine_that_ignores_bounds_is_refused(api: Api, info: dict[str, Any], words: str | None) -> None:
@@ -283,7 +283,7 @@ def test_an_engine_whose_disk_is_full_is_an_error_of_the_disk_with_figures(api: 
 @pytest.mark.parametrize(
     ("info_was_read", "free", "error", "message"),
     [
-        (True, 4096, DiskError, "the Docker Engine went away, and its disk is full: {}: 0.0 of 8.0 GB free"),
+        (True, 4096, DiskError, "the Docker Engine stopped responding, and its disk is full: {}: 0.0 of 8.0 GB free"),
         (True, 8 << 30, EngineError, "the Docker Engine failed: "),
         (False, 4096, EngineError, "the Docker Engine failed: "),  # it can no longer say where its data is
     ],

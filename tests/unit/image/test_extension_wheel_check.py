@@ -103,14 +103,14 @@ FAULTS: dict[str, tuple[Make, str]] = {
     ),
     "a wheel of another Python": (
         lambda at: wheel(at, GOOD, "cp310-cp310-linux_x86_64"),
-        "its tag is cp310-cp310-linux_x86_64, which Python 3.11 on linux x86_64 does not take",
+        "its tag is cp310-cp310-linux_x86_64, which Python 3.11 on linux x86_64 does not accept",
     ),
-    "a wheel of another ABI": (lambda at: wheel(at, GOOD, "cp311-cp311d-linux_x86_64"), "does not take"),
-    "a wheel of another platform": (lambda at: wheel(at, GOOD, "cp311-cp311-linux_aarch64"), "does not take"),
+    "a wheel of another ABI": (lambda at: wheel(at, GOOD, "cp311-cp311d-linux_x86_64"), "does not accept"),
+    "a wheel of another platform": (lambda at: wheel(at, GOOD, "cp311-cp311-linux_aarch64"), "does not accept"),
     "another name in the metadata": (lambda at: wheel(at, GOOD, name="other"), "says Name: other, not apex"),
     "another name of the file": (
         lambda at: wheel(at, GOOD).rename(at / f"apexx-0.1-{TAG}.whl"),
-        "the wheel is apexx's, asked for is apex",
+        "the wheel is of apexx, requested is apex",
     ),
     "no name of a wheel": (lambda at: wheel(at, GOOD).rename(at / "apex.whl"), "is not a wheel's name"),
     "another tag within": (lambda at: wheel(at, GOOD, stated_tag="py3-none-any"), f"says Tag: py3-none-any, not {TAG}"),
@@ -124,7 +124,7 @@ FAULTS: dict[str, tuple[Make, str]] = {
     ),
     "no device code at all": (
         lambda at: wheel(at, {path: library() if ".so" in path else text for path, text in GOOD.items()}),
-        "no file in it has device code, asked for is 9.0",
+        "no file in it has device code, requested is 9.0",
     ),
     "another processor": (
         lambda at: wheel(at, {**GOOD, f"amp_C.{SUFFIX}": library("sm_90", machine=183)}),
@@ -220,7 +220,7 @@ def test_all_faults_at_once(tmp_path: Path) -> None:
         "its METADATA says Name: other, not apex",
         "the module amp_C is not in it",
         "the module apex_C is not in it",
-        "no file in it has device code, asked for is 9.0",
+        "no file in it has device code, requested is 9.0",
     ]
 
 
@@ -231,7 +231,7 @@ def test_a_wheel_that_is_too_large_is_not_unpacked(tmp_path: Path, monkeypatch: 
     assert "unpacked it is larger" in fault
     monkeypatch.setattr(extension_wheel_check, "_MOST_MEMBERS", 3)
     (fault,) = extension_wheel_check.wheel_faults(made, **ASKED)  # type: ignore[arg-type]
-    assert fault == "9 files are more than 3"
+    assert fault == "it has 9 files, at most 3 are allowed"
 
 
 def test_a_file_that_is_longer_than_it_says_is_damaged(tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def test_layers_that_the_engine_keeps_packed_are_repacked(registry: Registry) ->
     ids=["another", "shorter", "lacking", "damaged", "none"],
 )  # fmt: skip
 def test_a_layer_that_is_not_its_diff_id_is_refused(registry: Registry, files: tuple[bytes, ...]) -> None:
-    with pytest.raises(EngineError, match=r"archive of sha256|another image"):
+    with pytest.raises(EngineError, match=r"archive of sha256|different image"):
         push(saving(registry, LARGE, b"b", files=files))
     assert registry.manifests == {}
 
@@ -186,7 +186,7 @@ def test_another_configuration_is_refused(registry: Registry) -> None:
     engine = saving(registry, b"a", b"b")
     turned = dataclasses.replace(engine.image, layers=engine.image.layers[::-1])
     for wrong in (dataclasses.replace(engine, image=turned), dataclasses.replace(engine, files=(b"a", b"b"))):
-        with pytest.raises(EngineError, match="another image"):
+        with pytest.raises(EngineError, match="different image"):
             push(wrong)
     assert registry.manifests == {}
 
@@ -221,7 +221,7 @@ def test_uploads_that_are_always_cut_off_end(registry: Registry, monkeypatch: py
 
 def test_a_blob_that_the_registry_refuses_is_reported(registry: Registry) -> None:
     registry.refuse = "PUT .*/uploads/.*"
-    with pytest.raises(NetworkError, match=r"does not take the blob sha256:.*500") as caught:
+    with pytest.raises(NetworkError, match=r"does not accept the blob sha256:.*500") as caught:
         push(saving(registry, LARGE))
     assert (caught.value.hint, registry.manifests) == ("NO: not now", {})
 

@@ -114,8 +114,8 @@ def test_an_engine_that_stops_during_a_save_causes_no_traceback(site: Site, monk
 @pytest.mark.parametrize(
     ("here", "expected"),
     [
-        ([A, layer(a="1", b="9", c="3")], "layer 2 of 2 differs: /b has another content"),
-        ([A, layer(a="1", b="run", c="3")], "layer 2 of 2 differs: /b has another mode, size, content"),
+        ([A, layer(a="1", b="9", c="3")], "layer 2 of 2 differs: /b differs in content"),
+        ([A, layer(a="1", b="run", c="3")], "layer 2 of 2 differs: /b differs in mode, size, content"),
         ([A, layer(a="1", c="3")], "layer 2 of 2 differs: /b is only in the registry's image"),
         ([A, layer(a="1", b="2")], "layer 2 of 2 differs: /c is only in the registry's image"),
         ([layer(), B], "layer 1 of 2 differs: /a is only in the registry's image"),
@@ -150,7 +150,7 @@ def test_another_order_of_the_same_is_the_same(
 def test_every_layer_is_compared(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first layer that differs may differ only in its order."""
     message = compared(site, monkeypatch, [BY_FOLDER, B], [BY_PATH, layer(a="1", b="9", c="3")])
-    assert message == ["layer 2 of 2 differs: /b has another content"]
+    assert message == ["layer 2 of 2 differs: /b differs in content"]
     for other in ({"labels": {"a": "b"}}, {"environment": {"LD_PRELOAD": "x"}}):
         assert "the configuration differs" in compared(site, monkeypatch, [BY_FOLDER], [BY_PATH], **other)[0]
 
@@ -158,24 +158,24 @@ def test_every_layer_is_compared(site: Site, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("there", "here", "expected"),
     [
-        ([("a", "1"), ("b", "2")], [("b", "9"), ("a", "1")], "/b has another content"),
+        ([("a", "1"), ("b", "2")], [("b", "9"), ("a", "1")], "/b differs in content"),
         ([("a", "1"), ("b", "2")], [("b", "2"), ("a", "1"), ("c", "3")], "/c is only in what the lock gives"),
-        ([("a", "1"), ("a", "2")], [("a", "2"), ("a", "1")], "/a has another content"),
+        ([("a", "1"), ("a", "2")], [("a", "2"), ("a", "1")], "/a differs in content"),
         ([("a", "1"), ("a", "1")], [("a", "1")], "/a is only in the registry's image"),
         ([(".a", "1")], [("a", "1")], "/.a is only in the registry's image"),
-        ([("./a", "1"), ("a", "1")], [("a", "1"), ("./a", "1")], "which counts: /a stands in it more than once"),
-        ([("d/x", "1"), ("d", "")], [("d", ""), ("d/x", "1")], "which counts: /d/x stands before its folder"),
-        ([("a/b/c", "1"), ("a", "")], [("a", ""), ("a/b/c", "1")], "which counts: /a/b/c stands before its folder"),
-        ([("a", ""), ("a/b/c", "1")], [("a/b/c", "1"), ("a", "")], "which counts: /a stands behind what is in it"),
-        ([("a", "1"), (".wh.a", "")], [(".wh.a", ""), ("a", "1")], "which counts: /.wh.a says what is removed"),
+        ([("./a", "1"), ("a", "1")], [("a", "1"), ("./a", "1")], "which matters: /a occurs more than once"),
+        ([("d/x", "1"), ("d", "")], [("d", ""), ("d/x", "1")], "which matters: /d/x comes before its folder"),
+        ([("a/b/c", "1"), ("a", "")], [("a", ""), ("a/b/c", "1")], "which matters: /a/b/c comes before its folder"),
+        ([("a", ""), ("a/b/c", "1")], [("a/b/c", "1"), ("a", "")], "which matters: /a comes after the files in it"),
+        ([("a", "1"), (".wh.a", "")], [(".wh.a", ""), ("a", "1")], "which matters: /.wh.a is a whiteout"),
         (
             [("d/.wh..wh..opq", ""), ("a", "")],
             [("a", ""), ("d/.wh..wh..opq", "")],
-            "which counts: /d/.wh..wh..opq says",
+            "which matters: /d/.wh..wh..opq is a whiteout",
         ),
-        ([("a", "1"), ("b", "-> a"), ("c", "")], [("c", ""), ("a", "1"), ("b", "-> a")], "counts: /b is a hard link"),
-        ([("a", "1"), ("b", "-> a")], [("b", "1"), ("a", "-> b")], "/a has another kind, link, size, content"),
-        ([("./a", "1"), ("b", "")], [("b", ""), ("a", "1")], "the same files in other archives"),
+        ([("a", "1"), ("b", "-> a"), ("c", "")], [("c", ""), ("a", "1"), ("b", "-> a")], "matters: /b is a hard link"),
+        ([("a", "1"), ("b", "-> a")], [("b", "1"), ("a", "-> b")], "/a differs in kind, link, size, content"),
+        ([("./a", "1"), ("b", "")], [("b", ""), ("a", "1")], "the same files, but the archives differ"),
     ],
 )
 def test_an_order_that_may_count_is_a_difference(
@@ -218,7 +218,7 @@ def test_an_archive_that_another_reader_might_read_differently_is_refused(
 ) -> None:
     """tarfile does not expose every difference, so entries count as equal only if their bytes are."""
     (found,) = compared(site, monkeypatch, [there], [ORDERED])
-    assert found == "layer 1 of 1 differs: the same files in other archives"
+    assert found == "layer 1 of 1 differs: the same files, but the archives differ"
     assert compared(site, monkeypatch, [SWAPPED], [ORDERED]) == ["reordered: [1]"]
 
 
@@ -235,14 +235,14 @@ def test_attributes_for_all_later_entries_are_refused(site: Site, monkeypatch: p
     there = packed("ba", {"comment": "x"})
     for here in (packed("ab", {"comment": "x"}), packed("ab", {})[:-1024]):  # equal at one end
         found = compared(site, monkeypatch, [there], [here])
-        assert found == ["layer 1 of 1 differs: the same files in other archives"]
+        assert found == ["layer 1 of 1 differs: the same files, but the archives differ"]
 
 
 def test_attributes_and_devices_are_compared(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     able = tar([("a", "1")], pax_headers={"SCHILY.xattr.security.capability": "all"})
-    assert "/a has another attributes" in compared(site, monkeypatch, [able], [tar([("a", "1")])])[0]
+    assert "/a differs in attributes" in compared(site, monkeypatch, [able], [tar([("a", "1")])])[0]
     devices = [tar([("a", "")], type=tarfile.CHRTYPE, devminor=minor) for minor in (1, 2)]
-    assert "/a has another device" in compared(site, monkeypatch, *([raw] for raw in devices))[0]
+    assert "/a differs in device" in compared(site, monkeypatch, *([raw] for raw in devices))[0]
 
 
 def test_properties_of_a_container_are_read_from_its_configuration() -> None:

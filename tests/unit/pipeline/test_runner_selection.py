@@ -71,9 +71,9 @@ def test_the_command_line_goes_before_the_settings() -> None:
         (On("local", resume="7"), "--resume is for --on slurm"),
         (On("kubernetes", nodes=2), "--nodes is for --on slurm"),
         (On("local", nodes=2), "--nodes is for --on slurm"),
-        (On("slurm", nodes=2), "none is declared"),
+        (On("slurm", nodes=2), "none is set"),
         (On("slurm", resume="7", nodes=2), "--resume continues one job"),
-        (On("kubernetes", {"kubernetes": {"namspace": "a"}}), "settings of kubernetes"),
+        (On("kubernetes", {"kubernetes": {"namspace": "a"}}), "kubernetes settings"),
     ],
 )  # fmt: skip
 def test_options_that_exclude_each_other_are_refused(on: On, words: str) -> None:
@@ -269,7 +269,7 @@ def test_a_dry_run_does_not_push(registry: Registry, name: str, there: bool) -> 
 @pytest.mark.parametrize("name", ["kubernetes", "slurm"])
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(["--gpu", "h20"], "is not for h20"), ([], "a job asks for one model of GPU")],
+    [(["--gpu", "h20"], "is not for h20"), ([], "a job can request only one GPU model")],
 )
 def test_a_refusal_comes_before_the_push(
     project: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], name: str, options: list[str], message: str

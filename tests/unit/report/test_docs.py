@@ -36,7 +36,7 @@ def test_a_table_holds_the_locked_versions(locked: Lock, project: Path) -> None:
     file = page(project, "table", "sample,h20-cu12")
     assert envbuild("docs", "page.md").code == 0
     _, _, head, _, own, h20, _, _ = file.read_text().splitlines()
-    assert own.startswith("| sample | CPU | - | 2.13.0+cpu | - | - | - | 3.11 | - | - | never |")
+    assert own.startswith("| sample | CPU | - | 2.13.0+cpu | - | - | - | 3.11 | - | - | unverified |")
     shipped = lock_file.read(ROOT / "profiles" / "h20-cu12.lock.yaml")
     assert shipped is not None
     assert f"| {shipped.versions['torch']} | {shipped.versions['nvidia-cublas-cu12']} |" in h20
@@ -48,7 +48,7 @@ def test_the_table_and_show_have_one_source_of_proofs(
 ) -> None:
     file = page(project, "table")
     envbuild("docs", "page.md")
-    assert file.read_text().splitlines()[4].endswith("| never |")
+    assert file.read_text().splitlines()[4].endswith("| unverified |")
     with proved(project, monkeypatch):
         line = envbuild("show", "sample").stdout.splitlines()[-1].strip()
         assert line.startswith("proved on the CPU, ")

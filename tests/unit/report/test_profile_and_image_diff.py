@@ -167,11 +167,11 @@ def test_files_of_two_images_are_compared(project: Path, monkeypatch: pytest.Mon
     assert (done.code, done.document["state"]) == (0, "different")
     assert done.document["files"] == [
         {"layer": 2, "difference": None},
-        {"layer": 3, "difference": "/c has another content"},
+        {"layer": 3, "difference": "/c differs in content"},
     ]
     result = envbuild("diff", "a:1", "b:1", "--files")
     assert "layer 2: the same files in another order" in result.stdout.splitlines()
-    assert "layer 3: /c has another content" in result.stdout and "layer 2 of 3 is read" in result.stderr
+    assert "layer 3: /c differs in content" in result.stdout and "layer 2 of 3 is read" in result.stderr
     assert envbuild("diff", "a:1", "a:1", "--files", "--json").document["files"] == []
     assert envbuild("diff", "a:1", "b:1", "--json").document["files"] is None
     assert "one image has 3, the other 1" in envbuild("diff", "a:1", "c:1", "--files").stderr

@@ -90,16 +90,16 @@ def test_each_gpu_of_a_fleet_has_its_own_run(project: Path) -> None:
     for day, card in enumerate(cards.values()):
         pages.prove(source, made, json.loads(json.dumps(pages.outcome("gpu")).replace(pages.CARD, card)), day=day)
     found = page("mixed")
-    assert [run["card"] for run in found["runs"]] == list(cards.values())
+    assert [run["gpu"] for run in found["runs"]] == list(cards.values())
     assert [(row["model"], row["state"]) for row in found["evidence"]] == [
         ("a100", "failed"), ("h20", "failed"), ("l40s", "missing")
     ]  # fmt: skip
     text = (project / "page.html").read_text(encoding="utf-8")
     assert re.findall(r'<h2 id="run\d-title">Self-test on (.*?)</h2>', text) == list(cards.values())
-    assert "l40s: never proved" in text
+    assert "l40s: unverified" in text
 
 
-def test_an_unproved_profile_is_reported_as_never_proved(project: Path) -> None:
+def test_a_profile_without_evidence_is_reported_as_unverified(project: Path) -> None:
     found = page("h20")
     assert (found["state"], found["runs"]) == ("unverified", [])
     assert found["reasons"][1] == "this machine has no record of a build of this lock"

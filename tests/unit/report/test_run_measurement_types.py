@@ -179,6 +179,6 @@ def test_the_real_run_comes_to_what_it_was_judged_to_be(project: Path) -> None:
     outcome = pages.outcome("cpu")
     run = run_measurement_reader.measured_run(pages.record(*pages.cpu(project), outcome), "")
     assert [len(run.by_status(status)) for status in ("passed", "failed", "skipped")] == [14, 0, 9]
-    assert (run.card, run.unit, run.members) == ("the CPU", "process", (0, 1, 2, 3))
+    assert (run.gpu, run.unit, run.members) == ("the CPU", "process", (0, 1, 2, 3))
     assert all(stage.passed for stage in run.stages)
     assert json.dumps([item.shares for item in run.probes], allow_nan=False)

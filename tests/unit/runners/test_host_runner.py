@@ -34,7 +34,7 @@ def test_an_interpreter_is_found_by_path_or_in_its_environment(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("path", "words"),
-    [(".", "is not an environment"), ("no/such", "cannot be run as Python"), ("/bin/true", "as Python")],
+    [(".", "is not an environment"), ("no/such", "not a working Python"), ("/bin/true", "not a working Python")],
 )
 def test_a_path_that_is_not_a_python_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, words: str

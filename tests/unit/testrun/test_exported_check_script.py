@@ -126,7 +126,7 @@ def test_a_missing_torch_is_reported(project: Path, tmp_path: Path) -> None:
     assert head == "envbuild check: sample: check failed"
     assert why == f"  torch cannot be imported by {sys.executable}: No module named 'torch'"
     assert remedy.startswith(
-        "    remedy: run in the image of sample (envbuild make sample), or install the locked versions"
+        "    fix: run in the image of sample (envbuild make sample), or install the locked versions"
     )
 
 
@@ -159,7 +159,7 @@ def test_a_torch_without_gpu_code_is_reported_in_a_few_lines(project: Path, tmp_
     assert done.stderr.splitlines()[1] == "  env.libs: version", "what differs comes first: it needs no GPU"
     assert f"    torch is {torch.__version__}, but 1.0 is locked\n" in done.stderr
     assert "  env.identity: skipped\n" in done.stderr
-    assert "remedy: run in the image of sample (envbuild make sample), or install the locked torch" in done.stderr
+    assert "fix: run in the image of sample (envbuild make sample), or install the locked torch" in done.stderr
 
 
 # the command, and the file in this Python
@@ -179,9 +179,7 @@ def test_another_version_than_locked_fails_with_its_remedy(project: Path) -> Non
     done = started(project / "out.py")
     assert (done.code, done.stdout) == (5, "")
     assert "    nosuch is absent, but 1 is locked\n" in done.stderr
-    assert (
-        "    remedy: run in the image of sample (envbuild make sample), or install the locked versions\n" in done.stderr
-    )
+    assert "    fix: run in the image of sample (envbuild make sample), or install the locked versions\n" in done.stderr
 
 
 def test_the_command_prints_what_it_wrote(project: Path) -> None:

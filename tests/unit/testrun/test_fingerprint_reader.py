@@ -59,7 +59,7 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
     "another dtype's name": (lambda d: d["ops"][0].update(dtype="float32; rm"), "ops[0].dtype"),
     "an unknown key": (lambda d: d["ops"][0].update(more=1), "ops[0].more"),
     "a missing key": (lambda d: d["ops"][0].pop("golden"), "ops[0].golden"),
-    "a bin that is none": (lambda d: d["ops"][0]["teacher"]["against"]["ulps"].update(x=1), f"{FIRST}.ulps.x"),
+    "an invalid bin": (lambda d: d["ops"][0]["teacher"]["against"]["ulps"].update(x=1), f"{FIRST}.ulps.x"),
     "no operations": (lambda d: d.update(ops=[]), "ops"),
     "one twice": (lambda d: d["ops"].append(d["ops"][0]), "ops"),
     "another subject": (lambda d: d.update(subject="cats"), "subject"),

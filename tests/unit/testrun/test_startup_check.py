@@ -98,9 +98,9 @@ def test_a_broken_pin_fails_and_the_printed_remedy_fixes_it(
     assert done.stderr == (
         "envbuild check: sample: does not match the lock\n"
         f"  {CUBLAS} is {OLD}, locked is {NEW}\n"
-        f"  remedy: {python} -m pip install --no-deps {CUBLAS}=={NEW}\n"
+        f"  fix: {python} -m pip install --no-deps {CUBLAS}=={NEW}\n"
     )
-    quiet(["sh", "-c", done.stderr.rpartition("remedy: ")[2]])
+    quiet(["sh", "-c", done.stderr.rpartition("fix: ")[2]])
     assert started(file, python).returncode == 0
 
 
@@ -188,7 +188,7 @@ def test_a_damaged_record_is_a_fault(wrong: Path, tmp_path: Path, record: bytes)
     done = started(wrong, variables=package(tmp_path / "site", record))
     assert (done.returncode, done.stdout) == (5, ""), done.stderr
     assert "\n  the RECORD of nosuch is damaged: " in done.stderr
-    assert f"\n  remedy: {sys.executable} -m pip install --force-reinstall --no-deps nosuch==1\n" in done.stderr
+    assert f"\n  fix: {sys.executable} -m pip install --force-reinstall --no-deps nosuch==1\n" in done.stderr
 
 
 def test_an_unreadable_description_of_a_package_is_a_fault(wrong: Path, tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_the_gpu_model_is_compared(project: Path, tmp_path: Path, cards: str | N
         assert done.returncode == 0, done.stderr
         return
     assert done.returncode == 5 and f"\n  {expected}" in done.stderr
-    assert "\n  remedy: " in done.stderr
+    assert "\n  fix: " in done.stderr
 
 
 def test_an_old_driver_is_a_fault(project: Path, tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_an_old_driver_is_a_fault(project: Path, tmp_path: Path) -> None:
     variables = {**stubs.build(tmp_path / "stubs"), "STUB_CARDS": "name=NVIDIA H20"}
     done = started(project / "check.py", variables=variables)
     assert done.returncode == 5
-    assert "the driver is 550.54.15, 560.35.15 or newer is needed\n  remedy: install driver 560.35.15" in done.stderr
+    assert "the driver is 550.54.15, 560.35.15 or newer is needed\n  fix: install driver 560.35.15" in done.stderr
 
 
 def test_an_unknown_driver_version_is_a_fault(project: Path, tmp_path: Path) -> None:
@@ -394,4 +394,4 @@ def test_the_init_container(
     command = [word.replace("/check/", f"{project}/") for word in check["command"]]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode == 0) == trained
-    assert bool(LINE.fullmatch(done.stdout)) == trained == ("remedy" not in done.stderr)
+    assert bool(LINE.fullmatch(done.stdout)) == trained == ("fix: " not in done.stderr)

@@ -153,7 +153,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "no local header": (lambda: patched(LOCAL, 0, b"XXXX"), "local header differs"),
     "a wrong CRC": (lambda: both(14, 16, b"zzzz"), "'a': wrong CRC"),
     "a smaller size": (lambda: repacked(lambda s: s, len(TEXT) - 1), "more than the recorded"),
-    "a larger size": (lambda: repacked(lambda s: s, len(TEXT) + 1), "recorded are"),
+    "a larger size": (lambda: repacked(lambda s: s, len(TEXT) + 1), "recorded: "),
     "data after the stream": (lambda: repacked(lambda s: s + b"x"), "data after the end"),
     "much data after the stream": (lambda: repacked(lambda s: s + bytes(1 << 19)), "data after the end"),
     "a stream that is cut": (lambda: repacked(lambda s: s[:-1]), "does not end|invalid deflate"),

@@ -98,7 +98,7 @@ def test_a_part_that_the_registry_lost_is_an_error(registry: Registry, monkeypat
         registry.cut_parts = [0]
         yield b"x" * 10_000
 
-    with pytest.raises(NetworkError, match="has lost a part"):
+    with pytest.raises(NetworkError, match="lost a part"):
         place.put_blocks(one.layers[0].digest, one.layers[0].size, blocks)
 
 
@@ -113,7 +113,7 @@ def test_a_registry_that_takes_no_parts_gets_the_whole_blob(registry: Registry) 
 def test_a_layer_that_changed_stops_the_upload(registry: Registry) -> None:
     one = image(OWN)
     changed = described(SampleRecipe("own", bytes(range(256)) * 201))
-    with pytest.raises(BuildError, match="and was"):
+    with pytest.raises(BuildError, match="not reproducible"):
         upload(registry, OciImage(changed, one.layers))
     assert registry.manifests == {}
     assert registry.blobs == {}
@@ -121,6 +121,6 @@ def test_a_layer_that_changed_stops_the_upload(registry: Registry) -> None:
 
 def test_a_blob_that_the_registry_refuses_is_an_error(registry: Registry) -> None:
     registry.refuse = "PUT .*/blobs/.*"
-    with pytest.raises(NetworkError, match="does not take the blob"):
+    with pytest.raises(NetworkError, match="does not accept the blob"):
         upload(registry, image(BASE, OWN))
     assert registry.manifests == {}

@@ -152,7 +152,7 @@ def test_an_image_without_a_digest_is_refused(image: str) -> None:
 
 
 def test_a_self_test_that_no_config_map_takes_is_refused() -> None:
-    with pytest.raises(UsageError, match="more than a ConfigMap takes"):
+    with pytest.raises(UsageError, match="more than a ConfigMap can hold"):
         job_manifest.render(dataclasses.replace(CPU, stdin=bytes((1 << 20) + 1)), KubernetesSite(), "envbuild-x-1", ID)
 
 

@@ -562,7 +562,7 @@ def test_a_malformed_configuration_is_reported(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("answer", [{}, {"metadata": 5}, {"metadata": {"name": "x", "uid": 7}}, []], ids=str)
 def test_an_answer_without_a_job_is_reported(place: Place, answer: object) -> None:
     place.server.answers = {("POST", "/jobs"): answer}
-    assert "shows no Job" in place.fails(NetworkError).message
+    assert "contains no Job" in place.fails(NetworkError).message
 
 
 def test_a_malformed_list_of_nodes_counts_as_no_nodes(place: Place) -> None:

@@ -463,9 +463,9 @@ def test_resources_that_slurm_lacks_are_reported_with_the_request(stub: Stub) ->
     with pytest.raises(RunnerError, match="node configuration is not available") as caught:
         Slurm(configured, IMAGE, None, "fleet", origins=origins).run(job, Watch())
     assert str(caught.value.hint).splitlines()[:4] == [
-        "it asked for",
-        "  gres gpu:a100:16 (the count: gpu_count of profile fleet; the name: a100's own name, "
-        "where slurm: {gres: ...} has no other)",
+        "it requested",
+        "  gres gpu:a100:16 (the count: gpu_count of profile fleet; the name: a100's id, "
+        "because slurm: {gres: ...} sets no other)",
         "  partition gpu (--slurm)",
         "  constraint nvlink (config.yaml:7)",
     ]
@@ -479,7 +479,7 @@ def test_resources_that_slurm_lacks_are_reported_with_the_request(stub: Stub) ->
 def test_a_folder_that_cannot_be_made_is_not_a_usage_error(stub: Stub) -> None:
     stub.shared.touch()
     error = fails(stub, SystemFault)
-    assert "cannot be made" in error.message and (error.code, "{folder: ...}" in str(error.hint)) == (6, True)
+    assert "cannot be created" in error.message and (error.code, "{folder: ...}" in str(error.hint)) == (6, True)
 
 
 def test_without_sbatch_the_error_states_where_to_run(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -503,7 +503,7 @@ def test_a_controller_that_is_silent_hides_no_interruption(stub: Stub, monkeypat
     (stub.folder / "squeue").write_text("#!/bin/sh\nexec sleep 60\n", encoding="utf-8")
     stub.hang()
     assert isinstance(interrupted(stub, KeyboardInterrupt()), KeyboardInterrupt)
-    assert any("is not known" in notes and "scancel --name=" in notes for notes in stub.notes) and stub.left() == []
+    assert any("may still run" in notes and "scancel --name=" in notes for notes in stub.notes) and stub.left() == []
 
 
 def test_a_terminal_that_is_gone_leaves_the_job_to_be_resumed(stub: Stub) -> None:
@@ -660,7 +660,7 @@ def test_two_nodes_leave_what_each_of_them_said(stub: Stub) -> None:
 
 
 def test_obstacles_for_two_nodes_are_reported(stub: Stub) -> None:
-    with pytest.raises(UsageError, match="none is declared"):
+    with pytest.raises(UsageError, match="none is set"):
         stub.run(TOGETHER)
     with pytest.raises(UsageError, match="not possible with pyxis"):
         stub.run(TOGETHER, SlurmSite(container="pyxis", registry="r", interface="ib0"), reference=f"r@{IMAGE.id}")
