@@ -51,10 +51,6 @@ _QUOTED = (
 _QUOTING = {
     "benchmarks/results/chaos.md": re.compile(r"\(Because there (?:is|are) no versions? of "),
     "envbuild/facts/data/signatures.yaml": re.compile(r" +- '.*'$"),
-    "envbuild/selftest/inventory/mapped_library_origins.py": re.compile("stands in no distribution's RECORD"),
-    "envbuild/selftest/probes/multi_gpu/dist_nodes.py": re.compile("this is none of "),
-    "tests/selftest/inventory/test_mapped_library_origins.py": re.compile("stands in no distribution's RECORD"),
-    "tests/selftest/probes/multi_gpu/test_dist_nodes.py": re.compile("this is none of "),
 }
 
 

@@ -153,7 +153,7 @@ class _Watch:
             name, _, version = folder.removesuffix(".dist-info").partition("-")
             locked = self._versions.get(canonicalize_name(name))
             if locked not in (None, version):
-                text = f"{canonicalize_name(name)} {version} is above the proved layers, locked is {locked}"
+                text = f"{canonicalize_name(name)} {version} is above the proved layers, but {locked} is locked"
                 self._note("replaced", text, str(path))
         if path.name in self._cuda and not set(_PACKAGES) & set(path.parts):
             self._note("shadowed", f"another {path.name} is above the proved layers", str(path))

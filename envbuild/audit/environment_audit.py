@@ -331,9 +331,9 @@ def _locked(held: Holdings, wanted: Expected) -> Iterator[Finding]:
         return
     installed = held.installed
     others = [name for name, version in sorted(lock.versions.items()) if installed.get(name) != version]
-    wrong = [f"{name} is {installed.get(name, 'absent')}, locked is {lock.versions[name]}" for name in others]
+    wrong = [f"{name} is {installed.get(name, 'absent')}, but {lock.versions[name]} is locked" for name in others]
     if not f"{held.python.version}.".startswith(f"{lock.python}."):
-        wrong.insert(0, f"Python is {held.python.version}, locked is {lock.python}")
+        wrong.insert(0, f"Python is {held.python.version}, but {lock.python} is locked")
     if wrong:
         more = f" (and {len(wrong) - _MOST} more)" if len(wrong) > _MOST else ""
         text = f"different from the lock of {wanted.profile}: {'; '.join(wrong[:_MOST])}{more}"

@@ -258,7 +258,7 @@ def _home(files: EnvironmentFiles, locked: Mapping[str, str]) -> _Home:
         found = infos[canonicalize_name(name)]
         if len(found) != 1 or not _same_version(found[0][1], version):
             installed = " and ".join(held for _, held in found) or "not installed"
-            wrong.append(f"{name} is {installed}, locked is {version}")
+            wrong.append(f"{name} is {installed}, but {version} is locked")
             continue
         ((info, _),) = found
         own |= {f"{info}/{note}" for note in _INSTALLERS}

@@ -130,11 +130,11 @@ def version_faults(locked: Mapping[str, str], installed: Mapping[str, str], pyth
     """Versions that differ from the locked ones; the fix installs all of them."""
     own = platform.python_version()
     if python and not f"{own}.".startswith(f"{python}."):
-        yield f"Python is {own}, locked is {python}", f"start it with Python {python}"
+        yield f"Python is {own}, but {python} is locked", f"start it with Python {python}"
     differing = [name for name in sorted(locked) if installed.get(name) != locked[name]]
     remedy = _pip("install", "--no-deps", *(f"{name}=={locked[name]}" for name in differing))
     for name in differing:
-        yield f"{name} is {installed.get(name, 'absent')}, locked is {locked[name]}", remedy
+        yield f"{name} is {installed.get(name, 'absent')}, but {locked[name]} is locked", remedy
 
 
 def loader_faults(libraries: Mapping[str, str], variables: Mapping[str, str]) -> Iterator[Fault]:

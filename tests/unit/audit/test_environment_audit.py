@@ -366,8 +366,8 @@ def lock(**versions: str) -> Lock:
 def test_differences_from_the_lock_are_reported(place: Place) -> None:
     wanted = dataclasses.replace(H20, lock=lock(torch="2.3.0", numpy="2.0.0"))
     text = the(place.judged(wanted), "not-as-locked").message
-    assert "Python is 3." in text and "locked is 3.4" in text
-    assert "numpy is absent, locked is 2.0.0; torch is 2.3.1, locked is 2.3.0" in text
+    assert "Python is 3." in text and "but 3.4 is locked" in text
+    assert "numpy is absent, but 2.0.0 is locked; torch is 2.3.1, but 2.3.0 is locked" in text
     claimed = place.judged(dataclasses.replace(wanted, claimed=True))
     assert the(claimed, "not-as-locked").severity == "defect"
     assert the(claimed, "not-as-locked").remedy == "envbuild make h20"

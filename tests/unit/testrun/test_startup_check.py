@@ -97,7 +97,7 @@ def test_a_broken_pin_fails_and_the_printed_remedy_fixes_it(
     assert (done.returncode, done.stdout) == (5, "")
     assert done.stderr == (
         "envbuild check: sample: does not match the lock\n"
-        f"  {CUBLAS} is {OLD}, locked is {NEW}\n"
+        f"  {CUBLAS} is {OLD}, but {NEW} is locked\n"
         f"  fix: {python} -m pip install --no-deps {CUBLAS}=={NEW}\n"
     )
     quiet(["sh", "-c", done.stderr.rpartition("fix: ")[2]])
@@ -213,7 +213,7 @@ def test_a_library_in_an_unreadable_folder_is_a_fault(tmp_path: Path, monkeypatc
 
 def test_control_characters_of_a_package_are_escaped(wrong: Path, tmp_path: Path) -> None:
     done = started(wrong, variables=package(tmp_path / "site", b"", version="2\x1b[2J"))
-    assert done.returncode == 5 and "\n  nosuch is 2\\x1b[2J, locked is 1\n" in done.stderr
+    assert done.returncode == 5 and "\n  nosuch is 2\\x1b[2J, but 1 is locked\n" in done.stderr
 
 
 def test_the_remedy_quotes_the_path_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,7 +340,8 @@ def test_the_torchrun_examples(
             Path("trained").unlink()
         else:
             assert (
-                "nosuch is absent, locked is 1" in done.stderr and "-m pip install --no-deps nosuch==1" in done.stderr
+                "nosuch is absent, but 1 is locked" in done.stderr
+                and "-m pip install --no-deps nosuch==1" in done.stderr
             )
 
 
