@@ -28,7 +28,7 @@ from envbuild.runners import docker_runner
 from envbuild.runners.runner_interface import Runner, Scheduled, Watch
 from envbuild.testrun import expected_hardware, output_judge, selftest_job
 from envbuild.testrun.run_result import TestRun
-from envbuild.testrun.selftest_job import Job
+from envbuild.testrun.selftest_job import Expectations, Job
 from envbuild.util.errors import EngineError, EnvbuildError
 
 
@@ -72,12 +72,10 @@ def job_for(order: SelfTestOrder, runner: Runner, nodes: int = 1) -> Job:
     models = runner_selection.models_to_test(profile, order.on.gpu)
     selftest = profile.selftest if runner.image else selftest_job.on_host(profile.selftest, request)
     gpu_names = [name for gpu in models for name in database.gpus()[gpu].all_names]
-    expected = expected_hardware.expected_hardware(profile)
-    expected |= {"nodes": nodes} if nodes > 1 else {}
-    job = selftest_job.make_job(
-        runner.image, selftest, order.versions, order.python, gpu_names, request, profile.gpu_count, expected, models,
-        runner.nonce,
-    )  # fmt: skip
+    hardware = expected_hardware.expected_hardware(profile)
+    hardware |= {"nodes": nodes} if nodes > 1 else {}
+    expected = Expectations(order.versions, order.python, gpu_names, profile.gpu_count, hardware)
+    job = selftest_job.make_job(runner.image, selftest, expected, request, models, runner.nonce)
     return replace(job, nodes=nodes)
 
 

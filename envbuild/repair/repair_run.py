@@ -21,7 +21,7 @@ from envbuild.repair.repair_plan import Command, RepairPlan
 from envbuild.runners import host_runner
 from envbuild.testrun import output_judge, selftest_job
 from envbuild.testrun.run_result import TestRun
-from envbuild.testrun.selftest_job import RunRequest
+from envbuild.testrun.selftest_job import Expectations, RunRequest
 from envbuild.util import disk_space, process_locks
 from envbuild.util.errors import CheckFailed, DiskError, EnvbuildError, FileError
 from envbuild.util.host_processes import run
@@ -204,7 +204,7 @@ def run_probes(plan: RepairPlan, held: Holdings) -> TestRun | str:
     if not names:
         return f"unknown GPU: {', '.join(held.machine.gpus)}"
     version = ".".join(held.python.version.split(".")[:2])
-    job = selftest_job.make_job("", wanted, {}, version, names, RunRequest(probes=probes))
+    job = selftest_job.make_job("", wanted, Expectations({}, version, names), RunRequest(probes=probes))
     output = host_runner.run_on_host(Path(held.python.executable), job)
     return output_judge.judge_output(output, job.nonce, job.require)
 

@@ -17,6 +17,7 @@ from envbuild.lock.lock_file import Lock
 from envbuild.profile.loaded_profile import Source
 from envbuild.resolve import plan_resolver
 from envbuild.testrun import expected_hardware, selftest_job
+from envbuild.testrun.selftest_job import Expectations, RunRequest
 
 # One single statement: no prefix of it is a program that exits with 0. If the code is cut off, Python shows its first
 # line.
@@ -97,16 +98,16 @@ def _comments(mark: str, text: str) -> Iterator[str]:
 def _document(source: Source, locked: Lock) -> dict[str, object]:
     """Return the document for the self-test's `environment_check.main`."""
     cards = [name for gpu in source.profile.gpus for name in database.gpus()[gpu].all_names]
-    request, expected = selftest_job.RunRequest(level="quick"), expected_hardware.expected_hardware(source.profile)
-    selftest, versions = selftest_job.on_host(source.profile.selftest), plan_resolver.computing(locked.versions)
+    hardware = expected_hardware.expected_hardware(source.profile)
+    expected = Expectations(plan_resolver.computing(locked.versions), locked.python, cards, hardware=hardware)
+    selftest = selftest_job.on_host(source.profile.selftest)
     # the profile's own script is left out even if it is required
     require = [name for name in selftest.require if name != selftest_job.OWN_SCRIPT]
     selftest = selftest.model_copy(update={"require": require})
-    wanted = selftest_job.document(selftest, versions, locked.python, cards, request, hardware=expected)
     return {
         "profile": source.name,
         "lock": locked.short,
-        "job": wanted,
+        "job": selftest_job.document(selftest, expected, RunRequest(level="quick")),
         "remedies": list(_remedies(source.name, cards)),
     }
 

@@ -8,7 +8,7 @@ import json
 import secrets
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -138,37 +138,48 @@ def bootstrap_payload(document: bytes) -> bytes:
     return f"{len(archive)} {len(document)}\n".encode() + archive + document
 
 
+@dataclass(frozen=True)
+class Expectations:
+    """What the self-test expects of the environment and the machine.
+
+    `versions`: locked distribution -> version. `python`: its release, such as "3.11". `gpus`: allowed GPU names as the
+    driver prints them; empty: the CPU. `gpu_count`: this many GPUs must be present and work together. `hardware`: more
+    expectations, as returned by expected_hardware.expected_hardware.
+    """
+
+    versions: Mapping[str, str]
+    python: str
+    gpus: Sequence[str] = ()
+    gpu_count: int = 1
+    hardware: Mapping[str, object] = field(default_factory=dict)
+
+
 def make_job(
     image: str,
     wanted: SelfTest,
-    versions: Mapping[str, str],
-    python: str,
-    gpus: Sequence[str] = (),
+    expected: Expectations,
     request: RunRequest = ALL,
-    gpu_count: int = 1,
-    hardware: Mapping[str, object] | None = None,
     models: Sequence[str] = (),
     nonce: str | None = None,
 ) -> Job:
-    """Return the job that tests `image` (the engine's handle) against locked `versions` (distribution -> version).
+    """Return the job that tests `image` (the engine's handle).
 
     `image` empty: test an environment of this machine, with Python's environment variables in effect. `models`: the ids
-    of the `gpus`. `nonce`: that of a run started earlier; if None, a new one is generated. The other parameters are as
-    in `document`.
+    of the expected GPUs. `nonce`: that of a run started earlier; if None, a new one is generated.
     """
     nonce = nonce or secrets.token_hex(16)
-    made = document(wanted, versions, python, gpus, request, gpu_count, hardware, nonce)
+    on_gpu = bool(expected.gpus)
     return Job(
         image=image,
         argv=("python", *started(image), "-c", BOOTSTRAP, "envbuild.selftest.__main__"),
-        stdin=bootstrap_payload(json.dumps(made).encode()),
+        stdin=bootstrap_payload(json.dumps(document(wanted, expected, request, nonce)).encode()),
         nonce=nonce,
-        limits=_limits(wanted, bool(gpus)),
-        gpus=bool(gpus),
+        limits=_limits(wanted, on_gpu),
+        gpus=on_gpu,
         devices=request.gpus,
         models=tuple(models),
-        count=gpu_count,
-        require=tuple(required_probes(wanted, bool(gpus), request, gpu_count)),
+        count=expected.gpu_count,
+        require=tuple(required_probes(wanted, on_gpu, request, expected.gpu_count)),
     )
 
 
@@ -185,34 +196,24 @@ def _limits(wanted: SelfTest, gpu: bool) -> Limits:
 
 
 def document(
-    wanted: SelfTest,
-    versions: Mapping[str, str],
-    python: str,
-    gpus: Sequence[str],
-    request: RunRequest = ALL,
-    gpu_count: int = 1,
-    hardware: Mapping[str, object] | None = None,
-    nonce: str = "0" * 32,
+    wanted: SelfTest, expected: Expectations, request: RunRequest = ALL, nonce: str = "0" * 32
 ) -> dict[str, object]:
-    """Return the job document. `nonce`: marks the output of one run; zeros if the output is not read.
-
-    `gpus`: allowed GPU names as the driver prints them; empty: the CPU. `gpu_count`: this many GPUs must be present and
-    work together. `hardware`: more expectations, as returned by expected_hardware.expected_hardware.
-    """
+    """Return the job document. `nonce`: marks the output of one run; zeros if the output is not read."""
+    required = required_probes(wanted, bool(expected.gpus), request, expected.gpu_count)
     return {
         "version": 1,
         "nonce": nonce,
         "level": request.level or wanted.level,
-        "device": "cuda" if gpus else "cpu",
-        "probes": required_probes(wanted, bool(gpus), request, gpu_count) if request.probes else None,
-        "require": required_probes(wanted, bool(gpus), request, gpu_count),
+        "device": "cuda" if expected.gpus else "cpu",
+        "probes": required if request.probes else None,
+        "require": required,
         "expect": {
-            "distributions": dict(versions),
-            "python": python,
-            "gpus": list(gpus),
-            "gpu_count": gpu_count,
+            "distributions": dict(expected.versions),
+            "python": expected.python,
+            "gpus": list(expected.gpus),
+            "gpu_count": expected.gpu_count,
             "transport": wanted.transport,
-            **(hardware or {}),
+            **expected.hardware,
         },
         "settings": {"allow_tf32": wanted.allow_tf32},
         "own": {

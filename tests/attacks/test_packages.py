@@ -33,6 +33,7 @@ from envbuild.profile.model import SelfTest
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.runners import host_runner
 from envbuild.testrun import output_judge, selftest_job
+from envbuild.testrun.selftest_job import Expectations, RunRequest
 from envbuild.util import package_data, user_folders
 from envbuild.util.errors import HashMismatch, LockError, ProfileError
 
@@ -732,7 +733,11 @@ else:
 
 def quick(nonce: str | None = None) -> selftest_job.Job:
     return selftest_job.make_job(
-        "", SelfTest(), {}, "3.11", request=selftest_job.RunRequest(probes=("tf32.mode",)), nonce=nonce
+        "",
+        SelfTest(),
+        Expectations({}, "3.11"),
+        request=RunRequest(probes=("tf32.mode",)),
+        nonce=nonce,
     )
 
 
@@ -783,6 +788,11 @@ def test_an_environment_that_borrows_torch_is_tested(way: str, tmp_path: Path, m
 
 
 def test_every_runner_starts_python_so_that_no_package_runs_first() -> None:
-    assert selftest_job.make_job("sha256:0", SelfTest(), {}, "3.11").argv[:4] == ("python", "-I", "-S", "-c")
+    assert selftest_job.make_job("sha256:0", SelfTest(), Expectations({}, "3.11")).argv[:4] == (
+        "python",
+        "-I",
+        "-S",
+        "-c",
+    )
     assert environment_audit.collector_job("sha256:0").argv[:4] == ("python", "-I", "-S", "-c")
     assert environment_audit.collector_job("", "python").argv[:3] == ("python", "-S", "-c")

@@ -19,7 +19,7 @@ from envbuild.runners.slurm.slurm_runner import Slurm
 from envbuild.runners.slurm.slurm_settings import SlurmSite
 from envbuild.testrun import output_judge, selftest_job
 from envbuild.testrun.run_result import TestRun
-from envbuild.testrun.selftest_job import RunRequest
+from envbuild.testrun.selftest_job import Expectations, RunRequest
 from envbuild.util.errors import NetworkError, NotProved
 
 from .broken import Workshop
@@ -84,7 +84,9 @@ class Bare:
         names = database.gpus()["h20"].all_names if gpus else ()
         request = RunRequest(probes=("env.identity" if gpus else "gemm.crash",))
         known = handle(reference) or reference
-        prepared = selftest_job.make_job(known, SelfTest(), {}, "3.11", names, request, models=("h20",) if gpus else ())
+        prepared = selftest_job.make_job(
+            known, SelfTest(), Expectations({}, "3.11", names), request, models=("h20",) if gpus else ()
+        )
         image = Image(known, known, (), {}, {}, 1)
         site = replace(site, folder=str(self.place.shared), grace=3, constraint=node or None)
         runner = Slurm(site, image, reference if site.registry else None, "bare")

@@ -22,6 +22,7 @@ import envbuild
 from envbuild.profile.model import SelfTest
 from envbuild.runners import docker_runner
 from envbuild.testrun import selftest_job
+from envbuild.testrun.selftest_job import Expectations, RunRequest
 from envbuild.util.errors import EngineError, NotProved, UsageError
 
 CARD = ("NVIDIA H20",)
@@ -73,7 +74,8 @@ def container_request(*devices: str, cards: tuple[str, ...] = CARD, says: str = 
     engine: Any = Engine(says)
     with pytest.raises(Created):
         docker_runner.run_in_container(
-            engine, selftest_job.make_job("x", SelfTest(), {}, "3.11", cards, selftest_job.RunRequest(gpus=devices))
+            engine,
+            selftest_job.make_job("x", SelfTest(), Expectations({}, "3.11", cards), RunRequest(gpus=devices)),
         )
     api: Api = engine.api
     return api
@@ -164,7 +166,8 @@ def test_an_engine_without_the_gpu_is_reported(
     engine: Any = Engine(says)
     with pytest.raises(error, match=words):
         docker_runner.run_in_container(
-            engine, selftest_job.make_job("x", SelfTest(), {}, "3.11", CARD, selftest_job.RunRequest(gpus=devices))
+            engine,
+            selftest_job.make_job("x", SelfTest(), Expectations({}, "3.11", CARD), RunRequest(gpus=devices)),
         )
 
 
@@ -193,7 +196,8 @@ def left_by(step: BaseException | None) -> pytest.ExceptionInfo[BaseException]:
     engine.api.inspect_container = lambda _: {"State": {}}
     with pytest.raises(BaseException) as caught:
         docker_runner.run_in_container(
-            engine, selftest_job.make_job("x", SelfTest(), {}, "3.11", (), selftest_job.RunRequest())
+            engine,
+            selftest_job.make_job("x", SelfTest(), Expectations({}, "3.11"), RunRequest()),
         )
     return caught
 

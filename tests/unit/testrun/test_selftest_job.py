@@ -13,7 +13,10 @@ from envbuild.profile.project_shapes_and_script import Script, Shape
 from envbuild.testrun import run_result, selftest_job
 from envbuild.testrun.output_judge import judge_output
 from envbuild.testrun.run_result import RunFailure
+from envbuild.testrun.selftest_job import Expectations, RunRequest
 from unit.evidence.runs import NAMES, NONCE, documents, judged, line, lines, output, passed_run, probe
+
+ON_CPU = Expectations({}, "3.11")
 
 Lines = list[bytes]
 
@@ -302,7 +305,7 @@ def test_the_log_is_kept() -> None:
 
 def test_the_job_says_what_is_expected() -> None:
     wanted = SelfTest(level="quick", require=("env.libs",), timeout=60, memory_gb=2)
-    made = selftest_job.make_job("sha256:x", wanted, {"torch": "2.13.0"}, "3.11")
+    made = selftest_job.make_job("sha256:x", wanted, Expectations({"torch": "2.13.0"}, "3.11"))
     sizes, _, rest = made.stdin.partition(b"\n")
     first, second = (int(part) for part in sizes.split())
     assert len(rest) == first + second
@@ -321,8 +324,11 @@ SCRIPT = Script("../smoke.py", "print('hello')\n")
 
 
 def test_additions_of_a_profile_are_part_of_the_job() -> None:
-    assert document_of(selftest_job.make_job("x", SelfTest(), {}, "3.11"))["own"] == {"shapes": [], "script": None}
-    document = document_of(selftest_job.make_job("x", SelfTest(shapes=SHAPES, script=SCRIPT), {}, "3.11"))
+    assert document_of(selftest_job.make_job("x", SelfTest(), ON_CPU))["own"] == {
+        "shapes": [],
+        "script": None,
+    }
+    document = document_of(selftest_job.make_job("x", SelfTest(shapes=SHAPES, script=SCRIPT), ON_CPU))
     shape = {"m": 2, "k": 3, "n": 4, "dtype": "bf16", "layout": "nn", "bias": True}
     assert document["own"] == {"shapes": [shape], "script": {"name": "smoke.py", "text": "print('hello')\n"}}
 
@@ -332,7 +338,9 @@ def test_the_selftest_takes_what_is_sent() -> None:
     pytest.importorskip("torch")
     from envbuild.selftest.harness.job_document import parse
 
-    made = selftest_job.make_job("x", SelfTest(shapes=SHAPES, script=SCRIPT, require=("env.libs",)), {}, "3.11")
+    made = selftest_job.make_job(
+        "x", SelfTest(shapes=SHAPES, script=SCRIPT, require=("env.libs",)), Expectations({}, "3.11")
+    )
     taken = parse(document_of(made), frozenset({"env.libs", "own.script", "burn"}))
     assert taken.require == ("env.libs", "own.script")
     (shape,) = taken.own.shapes
@@ -344,8 +352,8 @@ def test_the_selftest_takes_what_is_sent() -> None:
 def test_where_nothing_confines_it_a_script_runs_only_if_it_is_asked_for() -> None:
     wanted = SelfTest(shapes=SHAPES, script=SCRIPT, require=("env.libs",))
     assert selftest_job.on_host(wanted) == SelfTest(shapes=SHAPES, require=("env.libs",))
-    assert selftest_job.on_host(wanted, selftest_job.RunRequest(probes=("gemm.crash",))).script is None
-    assert selftest_job.on_host(wanted, selftest_job.RunRequest(probes=("own.script",))) == wanted
+    assert selftest_job.on_host(wanted, RunRequest(probes=("gemm.crash",))).script is None
+    assert selftest_job.on_host(wanted, RunRequest(probes=("own.script",))) == wanted
 
 
 def test_a_script_that_is_brought_must_pass() -> None:
@@ -359,7 +367,7 @@ def test_a_script_that_is_brought_must_pass() -> None:
 
 def test_performance_requirements_are_in_the_job_and_in_the_proof() -> None:
     wanted = SelfTest.model_validate({"floor": {"gemm": 0.6}, "burn_seconds": 20, "level": "full"})
-    document: Any = selftest_job.document(wanted, {}, "3.11", ())
+    document: Any = selftest_job.document(wanted, ON_CPU)
     assert (document["floors"], document["burn_seconds"]) == ({"gemm": 0.6}, 20)
     assert document["timeouts"]["burn"] > 20
     assert selftest_job.performance_requirements(wanted) == {"gemm": 0.6, "burn": 20.0}
@@ -367,7 +375,7 @@ def test_performance_requirements_are_in_the_job_and_in_the_proof() -> None:
 
 
 def test_every_run_has_a_nonce_of_its_own() -> None:
-    nonces = {selftest_job.make_job("x", SelfTest(), {}, "3.11").nonce for _ in range(20)}
+    nonces = {selftest_job.make_job("x", SelfTest(), ON_CPU).nonce for _ in range(20)}
     assert len(nonces) == 20
     assert {len(nonce) for nonce in nonces} == {32}
 
@@ -379,12 +387,12 @@ def document_of(made: selftest_job.Job) -> dict[str, Any]:
 
 def test_several_gpus_are_asked_for_with_their_transport_and_room_for_it() -> None:
     wanted = SelfTest(require=("env.libs",), transport="p2p", memory_gb=16)
-    made = selftest_job.make_job("x", wanted, {}, "3.11", ("NVIDIA H20",), selftest_job.RunRequest(gpus=("1", "2")), 4)
+    made = selftest_job.make_job("x", wanted, Expectations({}, "3.11", ("NVIDIA H20",), 4), RunRequest(gpus=("1", "2")))
     document = document_of(made)
     assert (document["expect"]["gpu_count"], document["expect"]["transport"]) == (4, "p2p")
     assert document["require"] == ["env.identity", "env.libs", "dist.staged"]
     assert (made.devices, made.limits.shm) == (("1", "2"), 8 << 30)
-    assert selftest_job.make_job("x", SelfTest(), {}, "3.11").limits.shm == 1 << 30
+    assert selftest_job.make_job("x", SelfTest(), ON_CPU).limits.shm == 1 << 30
 
 
 @pytest.mark.parametrize(
@@ -399,7 +407,9 @@ def test_gpus_that_work_together_must_be_shown_to(gpu: bool, count: int, transpo
 @pytest.mark.parametrize("cards", [(), ("NVIDIA H20",)])
 def test_a_gpu_is_asked_who_it_is_before_all_else(cards: tuple[str, ...]) -> None:
     made = selftest_job.make_job(
-        "x", SelfTest(require=("env.libs",)), {}, "3.11", cards, hardware={"driver": {"cuda": "580"}}
+        "x",
+        SelfTest(require=("env.libs",)),
+        Expectations({}, "3.11", cards, hardware={"driver": {"cuda": "580"}}),
     )
     document = document_of(made)
     assert made.gpus == bool(cards)
@@ -413,18 +423,18 @@ def test_a_gpu_is_asked_who_it_is_before_all_else(cards: tuple[str, ...]) -> Non
     ("run_request", "level", "probes", "require"),
     [
         (selftest_job.ALL, "standard", None, ["env.identity", "env.libs", "train.step"]),
-        (selftest_job.RunRequest(level="quick"), "quick", None, ["env.identity", "env.libs"]),
-        (selftest_job.RunRequest(level="full"), "full", None, ["env.identity", "env.libs", "train.step"]),
-        (selftest_job.RunRequest(probes=("gemm.crash",)), "standard", ["gemm.crash"], ["gemm.crash"]),
-        (selftest_job.RunRequest("quick", ("train.step", "train.step")), "quick", ["train.step"], ["train.step"]),
+        (RunRequest(level="quick"), "quick", None, ["env.identity", "env.libs"]),
+        (RunRequest(level="full"), "full", None, ["env.identity", "env.libs", "train.step"]),
+        (RunRequest(probes=("gemm.crash",)), "standard", ["gemm.crash"], ["gemm.crash"]),
+        (RunRequest("quick", ("train.step", "train.step")), "quick", ["train.step"], ["train.step"]),
         (
-            selftest_job.RunRequest("quick", fingerprint=True),
+            RunRequest("quick", fingerprint=True),
             "quick",
             None,
             ["env.identity", "env.libs", "fingerprint"],
         ),
         (
-            selftest_job.RunRequest(probes=("a",), fingerprint=True),
+            RunRequest(probes=("a",), fingerprint=True),
             "standard",
             ["a", "fingerprint"],
             ["a", "fingerprint"],
@@ -432,10 +442,10 @@ def test_a_gpu_is_asked_who_it_is_before_all_else(cards: tuple[str, ...]) -> Non
     ],
 )
 def test_only_the_requested_probes_must_pass(
-    run_request: selftest_job.RunRequest, level: str, probes: list[str] | None, require: list[str]
+    run_request: RunRequest, level: str, probes: list[str] | None, require: list[str]
 ) -> None:
     wanted = SelfTest(level="standard", require=("env.libs", "train.step"))
-    made = selftest_job.document(wanted, {}, "3.11", ["NVIDIA H20"], run_request)
+    made = selftest_job.document(wanted, Expectations({}, "3.11", ["NVIDIA H20"]), run_request)
     assert (made["level"], made["probes"], made["require"]) == (level, probes, require)
     assert selftest_job.required_probes(wanted, True, run_request) == require
 
