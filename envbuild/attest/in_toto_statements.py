@@ -145,8 +145,8 @@ def _test_predicate(record: RunRecord, raw: bytes) -> dict[str, object]:
 
 
 def read_test_result(predicate: Mapping[str, object]) -> tuple[str, RunRecord]:
-    """Return (digest, record) of the run record in a test result. Raises Refusal unless the predicate agrees with
-    it."""
+    """Return (digest, record) of the run record in a test result. Raises Refusal if the predicate does not match
+    the enclosed run record."""
     try:
         found = _TestResult.model_validate(predicate).configuration
     except ValueError:

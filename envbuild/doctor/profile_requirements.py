@@ -1,4 +1,4 @@
-"""The requirements of profiles for a machine: GPUs, driver, disk space."""
+"""What a profile requires of a machine: GPUs, driver, disk space."""
 
 from __future__ import annotations
 

@@ -64,8 +64,7 @@ def on_disk(
 
 
 def reason(name: str, proof: Proof) -> str:
-    """Return the reason of a proof after its GPU model; for the CPU after the profile's name, since many profiles use
-    the CPU."""
+    """Return `MODEL: reason`; for the CPU `PROFILE: reason`, because many profiles use the CPU."""
     return f"{name if proof.model == proof_rules.CPU else proof.model}: {proof.reason}"
 
 

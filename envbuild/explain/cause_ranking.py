@@ -453,7 +453,7 @@ def evidence_words(match: SignatureMatch, sign: int) -> Iterator[str]:
 
 
 def _place(line: Line) -> tuple[str | None, int]:
-    """The file of a line, where several files were read, and its number."""
+    """Return (file, line number); the file is None if only one log was read."""
     return line.file or None, line.number
 
 

@@ -1,7 +1,7 @@
 """Facts about Debian suites, GPUs, CUDA, torch and known faults, from data files that are read once; a site can add its
 own.
 
-Every function raises FactsError with all malformed entries, each with file and line.
+If data files are malformed, every function raises FactsError, which lists every malformed entry with file and line.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def installed(member: str, distribution: str) -> str:
 
 
 def read(stream: IO[bytes], file: str) -> Listing:
-    """The listing of the wheel in `stream` with the file name `file`. Raises ValueError if it cannot be read."""
+    """List the files of a wheel. `stream`: its bytes; `file`: its file name. Raises ValueError for an invalid wheel."""
     try:
         distribution, _, _, _ = parse_wheel_filename(file)
         with zipfile.ZipFile(stream) as archive:

@@ -122,7 +122,7 @@ def left_out(lock: Lock) -> list[str]:
 
 
 def _kept_by_metadata(lock: Lock) -> list[str]:
-    """Comments on how an override survives later installations, if there is one."""
+    """Return comment lines that say how to keep the overrides in later installations; empty without overrides."""
     if not lock.overrides:
         return []
     return [

@@ -1,9 +1,9 @@
 """Runs `make` for several profiles. Each runs in envbuild processes of its own, so that a failure does not stop the
 others; all share BuildKit's cache. Progress comes from them as events (progress_events.py).
 
-Builds on the same base use the engine one after the other, by a lock that every envbuild takes. Audits run while the
-next profile is built. Self-tests wait until the CPU or the GPUs they need are free. Reasons:
-docs/decisions/0013-several-profiles.md.
+Builds on the same base image run one at a time: each envbuild process holds a file lock (process_locks.py) while it
+builds. Audits run while the next profile is built. Self-tests wait until the CPU or the GPUs they need are free.
+Reasons: docs/decisions/0013-several-profiles.md.
 """
 
 from __future__ import annotations

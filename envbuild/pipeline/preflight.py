@@ -17,7 +17,8 @@ Provability = Literal["proved", "possible", "elsewhere", "impossible"]
 @dataclass(frozen=True)
 class ProofMachine:
     """The machine that would run the self-test. `runner`: local, slurm or kubernetes. `gpus`: the names of its GPUs,
-    empty if unknown; `missing`: why it cannot run the self-test. `driver`: None if unknown or if it must not matter."""
+    empty if unknown; `missing`: why it cannot run the self-test. `driver`: None if unknown, or ignored on purpose
+    (`--locked`, CI)."""
 
     runner: str
     gpus: tuple[str, ...] = ()
@@ -87,7 +88,7 @@ def judge_proof(
 
 
 def _count(gpu: str, names: Sequence[str]) -> int:
-    """How many GPUs have a model that shares evidence with `gpu`."""
+    """Count the GPUs for which evidence for `gpu` is valid too (same family)."""
     family = {one.id for one in database.family(database.gpus()[gpu])}
     models = (database.gpu_by_name(name) for name in names)
     return sum(model is not None and model.id in family for model in models)

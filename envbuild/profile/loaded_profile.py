@@ -67,8 +67,9 @@ class Source:
 
     @property
     def origin(self) -> dict[str, str] | None:
-        """The origin in a lock for a project's requirements: profile and requirements, with paths relative to the
-        lock's folder. None for other profiles."""
+        """What the lock records as `origin` if a profile is combined with a requirements file: the profile (its path,
+        or its name if the user gave a name) and the path of the requirements. Paths are relative to the lock's folder.
+        None without a requirements file."""
         if self.meant is None or self.meant.requirements is None:
             return None
         folder = self.lock_file.parent

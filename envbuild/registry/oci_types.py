@@ -87,9 +87,9 @@ _MAPS = ("annotations", "Labels", "ExposedPorts", "Volumes")  # objects with arb
 
 
 def parse_document(raw: bytes, what: str, limit: int) -> dict[str, Any]:
-    """Parse a manifest, an index or a configuration. Raises Malformed, also if an engine could read it differently:
-    Go's JSON decoder ignores the case of keys and takes the last match, so it reads `env` as `Env` (encoding/json,
-    Unmarshal)."""
+    """Parse a manifest, an index or a configuration. Also raises Malformed if an engine might parse the
+    document differently: Go's JSON decoder ignores the case of keys and takes the last match, so it reads `env` as
+    `Env` (encoding/json, Unmarshal)."""
     found = strict_json.parse(raw, what, limit)
     level: list[Any] = [found]
     while level:

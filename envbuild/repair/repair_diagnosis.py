@@ -299,7 +299,7 @@ def _by_hand(audited: Audit, changes: Changes) -> Iterator[tuple[str, str]]:
 
 
 def _remedy(finding: Finding, held: Holdings) -> str:
-    """For an extension that was built against another torch, the command that builds it again."""
+    """Return the finding's remedy; for an extension built against a different torch, add the rebuild command."""
     if finding.id == "extension-symbol":
         for name, version in held.extended:
             if f" of {name} {version} " in finding.message:

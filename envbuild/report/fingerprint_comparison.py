@@ -184,7 +184,7 @@ def _judged(op: FingerprintOp, seen: Observed) -> tuple[Verdict, str | None]:
 
 
 def _not_finite(op: FingerprintOp) -> bool:
-    """Whether some pass gives nonfinite values, masks excluded, for finite inputs."""
+    """Whether a pass with finite inputs has nonfinite outputs. Minus infinity from a mask does not count."""
     passes = [seen for seen in (op.teacher, op.free) if seen and not seen.fed]
     return any(seen.against.nonfinite if seen.against else seen.nonfinite for seen in passes)
 

@@ -21,8 +21,8 @@ OWN_SCRIPT = "own.script"  # the probe that runs a profile's own script
 ACROSS = "dist.nodes"  # the probe that runs on several nodes
 _SOURCES = Path(__file__).parent.parent / "selftest"
 
-# Arguments: the module whose `main` receives the job, and optionally a file to read instead of stdin (a bind mount
-# would need a path on the engine's host). The input is a line with two lengths, the zip, and the job document.
+# Arguments: the module whose `main` receives the job; optionally a file with the input. The default is stdin, because a
+# bind mount would need a path on the engine's host. The input: a line with two lengths, the zip, and the job document.
 BOOTSTRAP = """
 import importlib, json, os, sys, tempfile
 if sys.version_info < (3, 9):

@@ -122,7 +122,7 @@ def _is_readable(record: str) -> bool:
 
 
 def _pip(*words: str) -> str:
-    """A command for the shell that runs this Python's pip."""
+    """Return a shell command that runs this interpreter's pip."""
     return " ".join(map(shlex.quote, (sys.executable or "python", "-m", "pip", *words)))
 
 

@@ -239,8 +239,8 @@ def merge(parent: Document, child: Document) -> Document:
 
 
 def without(doc: Document, paths: Iterable[Path]) -> Document:
-    """A copy without the values at `paths`. A path into a list removes the whole list, because the other indices would
-    change; a path to a missing value removes the mapping that lacks it."""
+    """Return a copy without the values at `paths`. If a path leads into a list, the whole list is removed, because the
+    other indices would change. If the value is missing, the mapping that should hold it is removed."""
     rest = Document(doc.file, copy.deepcopy(doc.data), doc.places)
     for path in paths:
         holders: list[tuple[dict[str, Any], str]] = []

@@ -1,8 +1,8 @@
-"""Writes files as one image layer: a tar in a gzip file of many members, with nothing compressed.
+"""Writes files as one gzip layer without recompressing them: a tar in a gzip file of many members.
 
 A wheel's members are deflate streams, and so is the content of a gzip member: each is copied as it is. Tar headers,
-padding and generated files stand between them in stored blocks. So the bytes depend on the files alone, not on a
-compressor. Order, times, owners and modes are fixed.
+padding and generated files stand between them in stored blocks. The layer's bytes therefore depend only on the files,
+not on a compressor's version. Order, times, owners and modes are fixed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from envbuild.image.layers.wheel_reader import WheelMember, WheelReader
 from envbuild.util.errors import LockError
 
 WRITER_VERSION = 1
-"""Increment it with every change that gives another layer for the same files."""
+"""Increment it with every change that gives a different layer for the same files."""
 
 MODE, EXECUTABLE = 0o644, 0o755
 TAR_BLOCK = 512

@@ -18,10 +18,10 @@ from envbuild.util.errors import Fault, UsageError, printable, unknown
 @dataclass(frozen=True)
 class KubernetesSite:
     """The settings of a Kubernetes site. `context`, `namespace`: None: kubectl's default. `queue`: minutes to wait for
-    a node; None: one day, except where no node could ever take the job. `nodes`: labels that the node must have as
-    well. `products`: GPU id -> the values of its label nvidia.com/gpu.product. `tolerations`: KEY[=VALUE][:EFFECT], in
-    addition to that for nvidia.com/gpu. `labels`, `annotations`: of the Job and its pod. `cpu`: the limit on
-    processors."""
+    a node; None: one day, except where no node could ever take the job. `nodes`: further node labels to require, in
+    addition to the GPU product. `products`: GPU id -> the values of its label nvidia.com/gpu.product. `tolerations`:
+    KEY[=VALUE][:EFFECT], in addition to that for nvidia.com/gpu. `labels`, `annotations`: of the Job and its pod.
+    `cpu`: the limit on processors."""
 
     context: str | None = None
     namespace: str | None = None

@@ -42,7 +42,7 @@ _ENDINGS = {
 }  # fmt: skip
 DEADLINE = "DeadlineExceeded"
 _TERMINATED = 143  # 128 + SIGTERM, which a kubelet sends to containers that it stops
-_REFUSED = ("UnexpectedAdmissionError", "OutOf")  # the node's own final check of its resources
+_REFUSED = ("UnexpectedAdmissionError", "OutOf")  # rejected by the kubelet's admission check
 _PULL = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ImageInspectError", "SignatureValidationFailed")
 _START = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "InvalidImageName", "StartError",
           "ContainerCannotRun")  # fmt: skip
