@@ -289,7 +289,7 @@ class Rank:
         )
 
     def _all_to_all(self, turn: int, size: int, dtype: torch.dtype) -> None:
-        """Each rank receives from every rank the part addressed to it, `size` elements."""
+        """All-to-all: every rank sends `size` elements to every rank."""
         place = self.place
         given = [self._given(turn, rank, size * place.size, dtype) for rank in range(place.size)]
         values = self._sent(turn, given[place.rank], dtype)

@@ -37,7 +37,10 @@ def runs(line: str) -> bool:
 
 
 def loads_backend(entry_points: bytes) -> bool:
-    """Whether `import torch` runs code of this file's distribution; a suspiciously large file counts as yes."""
+    """Whether this entry_points.txt makes `import torch` run code of its distribution (group torch.backends).
+
+    A file of 1 MiB or more counts as yes.
+    """
     found = entry_points.decode("utf-8", "replace").splitlines()
     return len(entry_points) >= _LARGEST or any(_BACKENDS.match(line.strip()) for line in found)
 

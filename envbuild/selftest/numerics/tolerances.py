@@ -59,8 +59,8 @@ def half_sums(exact: torch.Tensor, magnitude: torch.Tensor, k: int, dtype: torch
     with a probability below 2 exp(-LIKELY^2 / 2) (Hoeffding; Higham and Mary, 2019, theorem 2.4, as below). Winograd's
     rounded transforms have worst-case bounds too wide to be useful (Barabasz, Anderson, Soodhalter and Gregg, "Error
     analysis and improving the accuracy of Winograd convolution", 2020); emulated, F(2x2, 3x3) and F(4x4, 3x3) stay
-    below half of this (tests/selftest/probes/convolution/test_conv_fixed_cases.py). Intended for float16; for bfloat16
-    it would detect almost nothing.
+    below half of this tolerance (tests/selftest/probes/convolution/test_conv_fixed_cases.py). Intended for float16;
+    for bfloat16 it would detect almost nothing.
     """
     return gemm(exact, magnitude, k, dtype) + LIKELY * math.sqrt(math.ceil(k / 32)) * unit_roundoff(dtype) * magnitude
 
@@ -71,9 +71,9 @@ def fp8(exact: torch.Tensor, magnitude: torch.Tensor, k: int, dtype: torch.dtype
     Ada's and Hopper's tensor cores keep 13 fraction bits of each product, relative to the largest exponent among the
     products that they add and the running sum (arXiv 2511.10909), and truncate the rest toward zero. Truncation costs
     half a unit of the running sum per product on average: emulated for inputs uniform in [0, 1) and k = 128..16384, the
-    error is at most 0.57 of this on Ada and Hopper, and almost zero on Blackwell (tests/pretend/test_tolerances.py).
-    Sums with intermediate promotion to float32 have smaller errors. A sum truncated to float16's 10 bits passes as
-    well: gemm.fp8 detects that with large integers.
+    error is at most 0.57 of this tolerance on Ada and Hopper, and almost zero on Blackwell
+    (tests/pretend/test_tolerances.py). Sums with intermediate promotion to float32 have smaller errors. A sum truncated
+    to float16's 10 bits passes as well: gemm.fp8 detects that with large integers.
     """
     return gemm(exact, magnitude, k, dtype) + k * 2.0**-15 * magnitude
 

@@ -57,8 +57,8 @@ def env_driver(context: Context) -> None:
 
 
 def driver_faults(found: DriverVersions, cuda: str | None, minimum: Mapping[str, str]) -> Iterator[str]:
-    """Yield what is too old for `cuda`, torch's CUDA version ("12.1"), and for the minimum releases of the job
-    document.
+    """Yield a fault if the driver is too old for torch's CUDA version (`cuda`, such as "12.1") or for a minimum in the
+    job document (`minimum`).
 
     Forward-compatibility libraries also satisfy CUDA's minimum; the profile's minimum applies to the host.
     """

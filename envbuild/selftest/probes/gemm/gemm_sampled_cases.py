@@ -581,7 +581,7 @@ def _linear_exactly(*given: torch.Tensor, how: How, sizes: Sequence[Size]) -> Ex
 
 
 def of_bytes(point: Point, seed: int) -> Case:
-    """torch._int_mm, with sums of products up to 127^2, which need more than 16 bits."""
+    """torch._int_mm. Each product is at most 127^2; their sums need more than 16 bits."""
     m, k, n = (point[name] for name in ("rows", "inner", "columns"))
     a, b = (
         hashed_inputs.whole((m, k), seed, 127).to(torch.int8),

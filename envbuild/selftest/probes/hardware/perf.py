@@ -1,4 +1,7 @@
-"""perf.gemm and perf.memory: the GPU's speed compared with its datasheet. Results are not checked here."""
+"""perf.gemm and perf.memory: the GPU's speed compared with its datasheet.
+
+Only the speed is checked, against the profile's minimum; the computed values are not.
+"""
 
 from __future__ import annotations
 

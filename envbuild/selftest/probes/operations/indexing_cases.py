@@ -125,7 +125,7 @@ CALLS: dict[str, Call] = {
     "triu": lambda x, y, index, dim: torch.triu(x, 1),
     "pad": lambda x, y, index, dim: F.pad(x, (1, 2, 3, 4), value=5),
 }
-DISTINCT = ("scatter", "index_copy")  # use each row at most once
+DISTINCT = ("scatter", "index_copy")  # undefined with repeated indices, so the index has none
 ADDING = ("index_add", "scatter_add", "index_put accumulate")
 WITH_OTHERS = (*DISTINCT, *ADDING, "cat")  # calls that use y
 WITHOUT_INDEX = ("cat", "roll", "repeat_interleave", "tril", "triu", "pad")

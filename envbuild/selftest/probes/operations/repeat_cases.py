@@ -1,5 +1,4 @@
-"""The operations of the probe repeat, their inputs (different values of the same shapes for each call), and exact
-results."""
+"""Operations, inputs and exact results of the probe `repeat`. Every call has different values of the same shapes."""
 
 from __future__ import annotations
 
