@@ -13,18 +13,19 @@ from envbuild.facts.advisory_matching import Change, Situation
 from envbuild.facts.fact_field_types import VersionRange, is_version
 
 
-def written(change: Change, known: Situation, there: Situation | None = None) -> dict[str, Any]:
+def written(change: Change, known: Situation, unpinned: Situation | None = None) -> dict[str, Any]:
     """The profile keys and values of a change: {"pins": {"cublas": "12.4.5.8"}}. Leaves out values that already fit,
-    and libraries without a fitting version for this CUDA. `known`: the current versions; the nearest fitting one is
-    taken. `there`: the situation without the requested pins; its version is preferred to an older one if it fits."""
+    and libraries without a fitting version for this CUDA. `known`: the current versions; the fitting version nearest to
+    the current one is taken. `unpinned`: the situation without the requested pins; its version is taken if it fits and
+    is newer."""
     found: dict[str, Any] = {}
-    torch = _torch(change.torch, known, there.torch if there else None) if change.torch else None
+    torch = _torch(change.torch, known, unpinned.torch if unpinned else None) if change.torch else None
     release = database.torch_release(torch) if torch else None
     if release:
         found |= {"torch": release.version, "cuda": release.cuda}
     cuda = release.cuda if release else known.cuda
     libraries = {name: versions for name, versions in change.pins.items() if name in database.libraries()}
-    before = there.libraries if there and there.cuda == cuda else {}
+    before = unpinned.libraries if unpinned and unpinned.cuda == cuda else {}
     pins = {
         name: _version(name, cuda, wanted, known.libraries.get(name), before.get(name))
         for name, wanted in libraries.items()
@@ -47,21 +48,22 @@ def yaml_lines(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"{key}: {inline[1:-1]}"
 
 
-def _torch(wanted: VersionRange, known: Situation, there: str | None) -> str | None:
-    """The nearest release that has code for the GPUs."""
+def _torch(wanted: VersionRange, known: Situation, unpinned: str | None) -> str | None:
+    """The nearest fitting release that has code for the GPUs."""
     fits = [
         release.version
         for release in database.torch_releases().values()
         if all(release.kernels(gpu.compute_capability) for gpu in known.gpus)
     ]
-    return _nearest(fits, wanted, known.torch, there)
+    return _nearest(fits, wanted, known.torch, unpinned)
 
 
-def _version(library: str, cuda: str | None, wanted: VersionRange, now: str | None, there: str | None) -> str | None:
-    """The nearest version for this CUDA; if CUDA is unknown, for CUDA 12, otherwise for another CUDA version."""
+def _version(library: str, cuda: str | None, wanted: VersionRange, now: str | None, unpinned: str | None) -> str | None:
+    """The nearest fitting version for this CUDA. If CUDA is unknown: for CUDA 12, or for a different CUDA version if
+    CUDA 12 has none."""
     distributions = database.libraries()[library].distributions
     majors = [cuda.partition(".")[0]] if cuda else sorted(distributions, key=lambda major: (major != "12", major))
-    found = (_nearest(_versions(distributions.get(major, "")), wanted, now, there) for major in majors)
+    found = (_nearest(_versions(distributions.get(major, "")), wanted, now, unpinned) for major in majors)
     return next(filter(None, found), None)
 
 
@@ -70,14 +72,15 @@ def _versions(distribution: str) -> list[str]:
     return [*database.known_versions(distribution), *(text.removeprefix("==") for text in ranges)]
 
 
-def _nearest(versions: Iterable[str], wanted: VersionRange, now: str | None, there: str | None) -> str | None:
+def _nearest(versions: Iterable[str], wanted: VersionRange, now: str | None, unpinned: str | None) -> str | None:
     """The next higher fitting version, otherwise the next lower; None if `now` fits. If `now` is unknown: the oldest
-    one if a minimum is set, otherwise the newest. Not older than `there` if that one fits."""
+    one if a minimum is set, otherwise the newest. If `unpinned` (the version without the requested pins) fits and is
+    newer, return it."""
     if now is not None and now in wanted:
         return None
     found = _next(versions, wanted, now)
-    if found and there and is_version(there) and there in wanted and Version(found) < Version(there):
-        return there
+    if found and unpinned and is_version(unpinned) and unpinned in wanted and Version(found) < Version(unpinned):
+        return unpinned
     return found
 
 

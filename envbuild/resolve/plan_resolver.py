@@ -197,10 +197,12 @@ def as_locked(plan: Plan, versions: Mapping[str, str]) -> Choice:
 def _way_out(source: Source, choice: Choice) -> str | None:
     """A hint with the nearest versions that no advisory refuses, as --pin options if the user gave some."""
     found: dict[str, Any] = {}
-    there = choose_stack(source.unpinned).situation if any(item.state == "refused" for item in choice.advice) else None
+    unpinned = (
+        choose_stack(source.unpinned).situation if any(item.state == "refused" for item in choice.advice) else None
+    )
     for item in choice.advice:
         if item.state == "refused":
-            found |= advisory_remedy.written(item.advisory.change, choice.situation, there)
+            found |= advisory_remedy.written(item.advisory.change, choice.situation, unpinned)
     if not found:
         return None
     if any(place.file == PIN for place in source.document.places.values()):
