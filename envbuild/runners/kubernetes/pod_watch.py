@@ -269,7 +269,7 @@ class Attempt:
 
     def _late(self, pod: Pod) -> EnvbuildError:
         return RunnerError(
-            "the pod was ended at its deadline, before the self-test could use its whole time",
+            "the pod reached its deadline before the self-test's own time limit",
             ending="time-out",
             hint=f"does {pod.node or 'the node'} fetch the image slowly? it may have it now: run it again",
         )
