@@ -115,26 +115,27 @@ class _Watch:
                 self._links.add(place, member.linkname)
         elif member.islnk():
             for place in self._links.places(_normal(member.linkname)):
-                self._over(PurePosixPath(place), "linked to")
+                self._over(PurePosixPath(place), "hard-links to")
 
     def _at(self, path: PurePosixPath, member: tarfile.TarInfo, content: Callable[[], bytes | None]) -> None:
         if path.name == ".wh..wh..opq":
-            self._over(path.parent, "emptied")
+            self._over(path.parent, "empties")
         elif path.name.startswith(".wh."):
             # engines join the rest to the folder, so `.wh.` and `.wh...` remove the folder and its parent
             gone = _normal(f"{path.parent}/{path.name.removeprefix('.wh.')}")
-            self._over(PurePosixPath(gone), "removed")
+            self._over(PurePosixPath(gone), "removes")
         elif member.isdir():  # the folder itself may be listed together with new files in it, a folder below it may not
             if path.suffix in _FILES or str(path) not in self._known:
-                self._over(path, "replaced")
+                self._over(path, "replaces")
         else:
-            self._over(path, "replaced")
+            self._over(path, "replaces")
             self._duplicates(path)
             self._loaded(path, content)
 
-    def _over(self, path: PurePosixPath, how: str) -> None:
+    def _over(self, path: PurePosixPath, verb: str) -> None:
+        """Note the path if the proved layers own it. `verb`: what the child image's layer does to it."""
         if str(path) in self._parents:
-            return self._note("replaced", f"{self._parents[str(path)]} is {how} above the proved layers", str(path))
+            return self._note("replaced", f"a layer of the child image {verb} {self._parents[str(path)]}", str(path))
         for part in (path, *path.parents):
             name = self._owners.get(str(part)) or self._modules.get(_module(str(part)) or "")
             if name is None and part.parent.name == "__pycache__":  # six.cpython-311.pyc belongs to six.py
@@ -142,9 +143,9 @@ class _Watch:
             if str(part.parent) in self._library and _module(part.name) and part.name not in _NOT_IMPORTED:
                 name = "Python"
             if name is not None:
-                return self._note("replaced", f"{name} is {how} above the proved layers", str(path))
+                return self._note("replaced", f"a layer of the child image {verb} {name}", str(path))
         if loader_files.is_system_library(path):
-            self._note("replaced", f"{path.name} is {how} above the proved layers", str(path))
+            self._note("replaced", f"a layer of the child image {verb} {path.name}", str(path))
 
     def _duplicates(self, path: PurePosixPath) -> None:
         """Find duplicates of what is locked: metadata of another version, or a CUDA library that may be found first."""
@@ -153,10 +154,10 @@ class _Watch:
             name, _, version = folder.removesuffix(".dist-info").partition("-")
             locked = self._versions.get(canonicalize_name(name))
             if locked not in (None, version):
-                text = f"{canonicalize_name(name)} {version} is above the proved layers, but {locked} is locked"
+                text = f"{canonicalize_name(name)} {version} is in a layer of the child image, but {locked} is locked"
                 self._note("replaced", text, str(path))
         if path.name in self._cuda and not set(_PACKAGES) & set(path.parts):
-            self._note("shadowed", f"another {path.name} is above the proved layers", str(path))
+            self._note("shadowed", f"a layer of the child image adds a second {path.name}", str(path))
 
     def _loaded(self, path: PurePosixPath, content: Callable[[], bytes | None]) -> None:
         """Find files that decide what is loaded."""
