@@ -116,7 +116,7 @@ def left_out(lock: Lock) -> list[str]:
     """Comments on packages that PyPI does not have (versions with a local label), and on the parts of the lock that
     are not wheels."""
     names = sorted(f"{name}=={version}" for name, version in lock.versions.items() if "+" in version)
-    lines = [f"# Not on PyPI: {', '.join(names)}; name an index or a folder that has it"] if names else []
+    lines = [f"# Not on PyPI: {', '.join(names)}; add --extra-index-url or --find-links for them"] if names else []
     lines += [f"# Left out: {one.name}, compiled from {one.kind} {one.digest}" for one in lock.extensions]
     return lines + [f"# Left out: {archive.name} {archive.version}" for archive in lock.archives]
 

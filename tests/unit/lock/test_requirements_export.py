@@ -40,7 +40,7 @@ def test_constraints_are_every_version_but_pips(locked: Lock) -> None:
 def test_a_pin_that_pip_cannot_hold_is_in_a_comment(locked: Lock) -> None:
     overridden = replace(locked, overrides=(Overridden("numpy", "1.0", "==2.0"),))
     text = requirements_export.constraints(overridden, "sample")
-    assert "# Not on PyPI: torch==2.13.0+cpu; name an index or a folder that has it" in text
+    assert "# Not on PyPI: torch==2.13.0+cpu; add --extra-index-url or --find-links for them" in text
     assert "# Not pinned: numpy==1.0 (torch requires ==2.0)." in text and "numpy==1.0" not in lines(text)
     assert "#   pip install --no-deps numpy==1.0\n" in text
     assert "numpy==1.0" in lines(requirements_export.constraints(overridden, "sample", metadata_changed=True))
