@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from envbuild.profile.value_types import ArchiveFile, Model, PackageSpec, Text, VariableName, shaped
+from envbuild.profile.value_types import Model, PackageSpec, SourceArchive, Text, VariableName, shaped
 from envbuild.util import url_redaction
 
 # The tools of every extension's build, for setuptools and torch's cpp_extension; build.requires adds others.
@@ -91,7 +91,7 @@ class Extension(Model):
     submodules: Literal["omit"] | None = Field(
         None, description="omit: download no submodules; required if the commit has any"
     )
-    sdist: ArchiveFile | None = Field(None, description="source as a tar, instead of git")
+    sdist: SourceArchive | None = Field(None, description="source as a tar, instead of git")
     build: Build = Field(Build(), description="how it is built")
     modules: tuple[ModuleName, ...] = Field(
         (), strict=False, max_length=200, description="compiled modules that the wheel must contain"

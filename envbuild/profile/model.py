@@ -40,6 +40,7 @@ from envbuild.profile.value_types import (
     Sha256,
     SitePath,
     Text,
+    ToolkitArchive,
     VariableName,
     one_line,
     shaped,
@@ -83,8 +84,8 @@ def _pin(value: Any) -> Any:
 
 # Source of nvcc. The tags are removed from field names in faults.
 ToolchainSource = Annotated[
-    Annotated[Literal["wheels", "base", "debian"], Tag("[word]")] | Annotated[ArchiveFile, Tag("[archive]")],
-    Discriminator(lambda value: "[archive]" if isinstance(value, dict | ArchiveFile) else "[word]"),
+    Annotated[Literal["wheels", "base", "debian"], Tag("[word]")] | Annotated[ToolkitArchive, Tag("[archive]")],
+    Discriminator(lambda value: "[archive]" if isinstance(value, dict | ToolkitArchive) else "[word]"),
 ]
 
 

@@ -98,7 +98,8 @@ class Model(BaseModel):
 
 
 class ArchiveFile(Model):
-    """A tar or Debian package by its sha256. Its location is not locked: `url`, or the setting `archives`."""
+    """A tar or Debian package, identified by its sha256. The lock does not record where it comes from; use `url` or the
+    setting `archives`."""
 
     sha256: Sha256 = Field(description="of the file")
     url: (
@@ -109,3 +110,13 @@ class ArchiveFile(Model):
         ]
         | None
     ) = Field(None, description="where to download it; the setting `archives` comes first")
+
+
+class ToolkitArchive(ArchiveFile):
+    """The CUDA toolkit (nvcc) for the image: a tar or Debian package, identified by its sha256. The lock does not
+    record where it comes from; use `url` or the setting `archives`."""
+
+
+class SourceArchive(ArchiveFile):
+    """The extension's source: a tar, identified by its sha256. The lock does not record where it comes from; use `url`
+    or the setting `archives`."""

@@ -16,7 +16,7 @@ from envbuild.facts.extension_compilers import Debian
 from envbuild.fetch.archive_spec import FOLDERS, TOOLKIT, ArchiveRequest
 from envbuild.profile.loaded_profile import Source
 from envbuild.profile.model import Profile
-from envbuild.profile.value_types import ArchiveFile
+from envbuild.profile.value_types import ToolkitArchive
 from envbuild.util.errors import Fault
 from envbuild.util.yaml_document import Path
 
@@ -55,7 +55,7 @@ def choose_toolchain(source: Source, cuda: str | None, packages: str) -> Toolcha
         return fault(where, f"torch {profile.torch} has no CUDA to compile for")
     if cuda is None:
         return fault(where, f"unknown CUDA release of torch {profile.torch}: set cuda: in the profile")
-    if isinstance(wanted, ArchiveFile):
+    if isinstance(wanted, ToolkitArchive):
         archive = ArchiveRequest(TOOLKIT, wanted.sha256, wanted.url, f"=={cuda}.*", fault(where, ""))
         return Toolchain(FOLDERS[TOOLKIT], cuda, archive=archive)
     if wanted == "base":
