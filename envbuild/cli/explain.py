@@ -126,15 +126,15 @@ def _kind(path: Path) -> str | None:
     return None if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "special file")
 
 
-def _one(file: str, share: int) -> Log:
+def _one(file: str, logs: int) -> Log:
     from envbuild.explain import log_reader_and_search
 
-    name = file if share > 1 else ""
+    name = file if logs > 1 else ""
     if file == "-":
-        return log_reader_and_search.read(sys.stdin.buffer, share, name)
+        return log_reader_and_search.read(sys.stdin.buffer, logs, name)
     try:
         with open(file, "rb") as stream:  # noqa: PTH123 - also opens special files, such as /dev/fd/63
-            return log_reader_and_search.read(stream, share, name)
+            return log_reader_and_search.read(stream, logs, name)
     except OSError as error:
         raise FileError(f"{file} cannot be read: {error.strerror}", hint=_NAME_A_LOG) from error
 

@@ -82,13 +82,13 @@ def _match(
     match: SignatureMatch, situation: Situation, profile: str | None, possible: bool = False
 ) -> Iterator[Section]:
     name = profile or "NAME"
-    kind = f"advisory, {match.advisory.severity}; " if match.advisory else ""
+    kind = f"known fault, severity {match.advisory.severity}; " if match.advisory else ""
     title = f"{'Possible cause' if possible else 'Cause'}: {match.id} ({kind}confidence {match.confidence:.2f})"
     yield Section(title, match.title, heading=True)
     speaks = tuple(cause_ranking.evidence_words(match, 1))
     against = tuple(cause_ranking.evidence_words(match, -1))
     line = () if match.lines and not possible else ("no line of the log names it",) if not match.lines else ()
-    bullets = [f"for: {'; '.join(speaks)}"] if speaks else []
+    bullets = [f"supporting: {'; '.join(speaks)}"] if speaks else []
     if against or line:
         bullets.append(f"against: {'; '.join(dict.fromkeys((*against, *line)))}")
     yield Section("Found", bullets=tuple(bullets), quoted=match.lines)

@@ -80,13 +80,13 @@ class Log:
     """The lines of one file or several. `foreign`: the kind of a file that is not text. `note`: why the rest was
     not read."""
 
-    def __init__(self, raw: bytes | Iterable[bytes] = b"", share: int = 1, file: str = "") -> None:
-        """`share`: the number of logs that share the limits for one log."""
+    def __init__(self, raw: bytes | Iterable[bytes] = b"", logs: int = 1, file: str = "") -> None:
+        """`logs`: the number of logs read together; each log gets 1/`logs` of the limits."""
         self.foreign: str | None = None
         self.note: str | None = None
         self.files: tuple[str, ...] = (file,)
         blocks = _slices(raw) if isinstance(raw, bytes) else raw
-        self.lines, self.cut = _kept(_utf8(blocks), share, file)
+        self.lines, self.cut = _kept(_utf8(blocks), logs, file)
 
     @property
     def empty(self) -> bool:
@@ -167,7 +167,8 @@ class _Index:
                 words = {self._joined}
                 break
         self._words = b" ".join(words)
-        self._held: dict[bytes, tuple[int, ...]] = {}  # many patterns need the same text
+        # cache: text -> shapes, because many patterns search for the same text
+        self._held: dict[bytes, tuple[int, ...]] = {}
 
     def candidates(self, pattern: re.Pattern[str]) -> list[int]:
         """The indexes of lines that the pattern may match."""
@@ -207,20 +208,21 @@ class _Index:
             end = self._starts[shape]
 
 
-def read(stream: BinaryIO, share: int = 1, file: str = "") -> Log:
-    """Reads a stream, decompressing gzip; above the limits, only the beginning and the end. `share`: the number
-    of logs that share these limits. `file`: the name of the file, where several are read."""
+def read(stream: BinaryIO, logs: int = 1, file: str = "") -> Log:
+    """Reads a stream and decompresses gzip. If the log exceeds the limits, only its beginning and its end are read.
+    `logs`: the number of logs read together; each log gets 1/`logs` of the limits. `file`: the name of the file, if
+    several are read."""
     source = log_decompression.open_log(stream)
     begin = source.read(_SNIFFED)
     foreign = log_decompression.foreign(begin)
-    log = Log(b"" if foreign else chain([begin], _blocks(source, share)), share, file)
+    log = Log(b"" if foreign else chain([begin], _blocks(source, logs)), logs, file)
     log.foreign, log.note = foreign, None if foreign else source.fault
     return log
 
 
-def _blocks(source: log_decompression.LogSource, share: int) -> Iterator[bytes]:
+def _blocks(source: log_decompression.LogSource, logs: int) -> Iterator[bytes]:
     """Reads in blocks so small that even a block that consists of line breaks does not exceed the limit on lines."""
-    while block := source.read(min(_BLOCK, TAIL // share, TAIL_LINES // share)):
+    while block := source.read(min(_BLOCK, TAIL // logs, TAIL_LINES // logs)):
         yield block
 
 
@@ -242,12 +244,12 @@ def _utf8(blocks: Iterable[bytes]) -> Iterator[bytes]:
     yield from following
 
 
-def _kept(blocks: Iterator[bytes], share: int, file: str) -> tuple[list[Line], Cut | None]:
+def _kept(blocks: Iterator[bytes], logs: int, file: str) -> tuple[list[Line], Cut | None]:
     """Returns the lines of the beginning and the end. A block is dropped once the blocks after it reach a limit (bytes
     or lines)."""
     head: list[bytes] = []
     size = count = 0
-    while size < HEAD // share and count < HEAD_LINES // share and (block := next(blocks, b"")):
+    while size < HEAD // logs and count < HEAD_LINES // logs and (block := next(blocks, b"")):
         head.append(block)
         size, count = size + len(block), count + _breaks(block)
     begin, skipped = _part(head), LogPart(0, 0)
@@ -256,7 +258,7 @@ def _kept(blocks: Iterator[bytes], share: int, file: str) -> tuple[list[Line], C
     for block in blocks:
         tail.append((block, _breaks(block)))
         size, count = size + len(block), count + tail[-1][1]
-        while size - len(tail[0][0]) >= TAIL // share or count - tail[0][1] >= TAIL_LINES // share:
+        while size - len(tail[0][0]) >= TAIL // logs or count - tail[0][1] >= TAIL_LINES // logs:
             gone, breaks = tail.popleft()
             size, count = size - len(gone), count - breaks
             skipped = LogPart(skipped.lines + gone.count(b"\n"), skipped.size + len(gone))

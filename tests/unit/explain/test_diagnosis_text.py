@@ -110,7 +110,9 @@ def test_where_no_cause_is_named_the_symptom_and_what_decides_are_shown(symptom:
     assert row.decide in found.decide
     output = report(BARE[symptom])
     assert any(line.startswith("Possible cause: ") for line in output) and "Decide:" in output
-    assert all(match.evidence for match in found.possible) and any(line.startswith("  - for: ") for line in output)
+    assert all(match.evidence for match in found.possible) and any(
+        line.startswith("  - supporting: ") for line in output
+    )
 
 
 # ---- the report ----

@@ -83,7 +83,7 @@ def test_only_the_begin_and_end_of_a_giant_log_are_kept(monkeypatch: pytest.Monk
 def test_each_of_many_logs_keeps_its_share_of_the_end(size: int) -> None:
     end = b"RuntimeError: CUDA error: an illegal memory access was encountered\n" + b"step 1 of 9\n" * 1000
     log = log_reader_and_search.read(
-        io.BytesIO(b"x" * 99 + b"\n" + b"step\n" * ((size - len(end)) // 5) + end), share=32
+        io.BytesIO(b"x" * 99 + b"\n" + b"step\n" * ((size - len(end)) // 5) + end), logs=32
     )
     assert log.find(re.compile("illegal memory access"))
     assert (
