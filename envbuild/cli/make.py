@@ -193,30 +193,28 @@ def _with_profile(name: str) -> str:
 def _one(name: str, options: Options, as_json: bool) -> None:
     from envbuild.pipeline import workflows  # not for --help
 
-    agreed: list[str] = []
-
     def agree(question: str) -> bool:
         """Ask a user who sits at a terminal."""
-        if not as_json and sys.stdin.isatty() and sys.stderr.isatty() and click.confirm(question, err=True):
-            agreed.append(question)
-        return bool(agreed)
+        return not as_json and sys.stdin.isatty() and sys.stderr.isatty() and click.confirm(question, err=True)
 
     try:
         result = workflows.make(name, options, listener(), agree)
-    except NotProved as unproved:
-        if not options.unproved and not agreed:
+    except NotProved as unproved:  # by a self-test that skipped what is required, or on some GPU models only
+        if not options.unproved:
             raise
+        hint = (unproved.hint or "").replace("\n", "\n  ")
+        click.echo(f"{unproved.message}\n  {hint}", err=True)
         if as_json:
             emit(unproved.partial)
         else:
-            hint = (unproved.hint or "").replace("\n", "\n  ")
-            click.echo(f"{unproved.message}\n  {hint}", err=True)
             click.echo(f"built {unproved.partial['image']}")
         return
+    for reason in result.reasons:
+        click.echo(f"{result.name} cannot be tested here: {reason.detail}", err=True)
     if as_json:
         emit(result.document())
     elif result.image:
-        click.echo(f"{result.state} {result.image.id}")
+        click.echo(f"{'built' if result.reasons else result.state} {result.image.id}")
 
 
 def _several(names: tuple[str, ...], wanted: BatchOptions, as_json: bool) -> None:

@@ -22,6 +22,7 @@ from envbuild.resolve.plan_resolver import Plan
 from envbuild.testrun import selftest_job
 from envbuild.testrun.run_result import SelfTestSummary, TestRun
 from envbuild.testrun.selftest_job import RunRequest
+from envbuild.util.rejected_input_errors import Reason
 
 T = TypeVar("T")
 
@@ -126,7 +127,8 @@ class StepRow:
 @dataclass(frozen=True)
 class MakeDocument:
     """The document of `make`, `build` and `test --record`. `state`: built if evidence was not looked at. `statement`:
-    the file of the evidence that this run wrote. `findings`: those of the audit, if they refused the image."""
+    the file of the evidence that this run wrote. `findings`: those of the audit, if they refused the image. `reasons`:
+    why the image could not be tested here, if that was allowed."""
 
     profile: str
     state: MakeState
@@ -142,6 +144,7 @@ class MakeDocument:
     steps: tuple[StepRow, ...]
     seconds: float
     notes: tuple[str, ...]
+    reasons: tuple[Reason, ...]
 
 
 @dataclass(frozen=True)
@@ -161,11 +164,12 @@ class MakeResult:
     proofs: tuple[Proof, ...] = ()
     notes: tuple[str, ...] = ()  # notes for the user, in addition to the steps
     advisories: tuple[AdvisoryRow, ...] = ()
+    reasons: tuple[Reason, ...] = ()  # why the image could not be tested here, which was allowed
 
     @property
     def state(self) -> MakeState:
         """built: without a look at evidence, as after `build`."""
-        if self.image is None or (self.run is not None and not self.run.passed):
+        if self.image is None or (self.run is not None and self.run.failures()):
             return "failed"
         if not self.proofs:
             return "built"
@@ -191,6 +195,7 @@ class MakeResult:
             steps=tuple(StepRow(step.name, round(step.seconds, 3), step.cached) for step in self.steps),
             seconds=round(sum(step.seconds for step in self.steps), 3),
             notes=self.notes,
+            reasons=self.reasons,
         )
 
 

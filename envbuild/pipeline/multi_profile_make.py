@@ -224,12 +224,13 @@ def make_profiles(
     engine = Engine()
     found: dict[str, tuple[str, Source]] = {}
     outcomes = []
+    signs = False  # some profile will be tested, and its evidence signed
     for name in dict.fromkeys(names):
         try:
             name, reason = _with_line(name, wanted)
             source = profile_reader_and_overrides.load(name, wanted=wanted.requirements)
             if source.name not in found:
-                _check_machine(engine, source, wanted, reason, show)
+                signs |= _check_machine(engine, source, wanted, reason, show)
             found.setdefault(source.name, (name, source))
         except EnvbuildError as error:
             code, document = _refused(error)
@@ -237,7 +238,8 @@ def make_profiles(
             done(outcomes[-1])
     if wanted.gpus and found and not any(source.profile.gpus for _, source in found.values()):
         raise UsageError("--gpus: none of these profiles names gpus", hint="they are tested on the CPU")
-    batch_run = _batch_run(engine, [source for _, source in found.values()], wanted, show)
+    environment = keys_and_signatures.for_children() if signs else {}
+    batch_run = _batch_run(engine, [source for _, source in found.values()], wanted, show, environment)
 
     def one(item: tuple[str, Source]) -> BatchOutcome:
         outcome = batch_run.make(*item)
@@ -260,9 +262,10 @@ def _with_line(name: str, wanted: BatchOptions) -> tuple[str, str]:
     return choice.line.profile, choice.reason
 
 
-def _check_machine(engine: Engine, source: Source, wanted: BatchOptions, reason: str, show: Show) -> None:
-    """Show the preflight of a profile. Raises NotProved if no proof is possible here and that is not allowed. What is
-    wrong with the profile or its lock is reported by its own process."""
+def _check_machine(engine: Engine, source: Source, wanted: BatchOptions, reason: str, show: Show) -> bool:
+    """Show the preflight of a profile, and return whether its self-test may run. Raises NotProved if no proof is
+    possible here and that is not allowed. What is wrong with the profile or its lock is reported by its own
+    process."""
     options = Options(
         wanted.locked,
         wanted.no_cache,
@@ -271,17 +274,20 @@ def _check_machine(engine: Engine, source: Source, wanted: BatchOptions, reason:
         line_reason=reason,
     )
     try:
-        found = preflight_steps.examine(lambda: engine, source, plan_resolver.resolve(source), options)
+        found = preflight_steps.examine(engine, source, plan_resolver.resolve(source), options)
     except EnvbuildError:
-        return
+        return True
     if found.proof != "proved":
         for line in preflight.preflight_lines(found):
             show(source.name, Note(line))
     if found.proof == "impossible" and not wanted.allow_unproved:
         raise preflight_steps.not_provable(source, found)
+    return found.proof in ("possible", "elsewhere")
 
 
-def _batch_run(engine: Engine, profiles: Sequence[Source], wanted: BatchOptions, show: Show) -> BatchRun:
+def _batch_run(
+    engine: Engine, profiles: Sequence[Source], wanted: BatchOptions, show: Show, environment: Mapping[str, str]
+) -> BatchRun:
     cpus, memory = int(engine.info.get("NCPU") or 1), int(engine.info.get("MemTotal") or 0)
     most = max((s.profile.selftest.memory_gb for s in profiles if not s.profile.gpus), default=1.0)
     held = memory / (most * (1 << 30)) + _KERNELS_SHARE
@@ -291,7 +297,7 @@ def _batch_run(engine: Engine, profiles: Sequence[Source], wanted: BatchOptions,
         builds=_pool(cpus),  # most builds wait for the engine's lock
         cpu_tests=_pool(min(int(cpus / _CPUS_EACH), int(held))),
         gpus=ResourcePool(wanted.gpus) if wanted.gpus else _pool(1),
-        environment=keys_and_signatures.for_children(),
+        environment=environment,
     )
 
 

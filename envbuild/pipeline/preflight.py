@@ -9,6 +9,7 @@ from typing import Literal
 
 from envbuild.facts import database
 from envbuild.util.errors import some
+from envbuild.util.rejected_input_errors import Reason
 
 Provability = Literal["proved", "possible", "elsewhere", "impossible"]
 """proved: by earlier evidence; elsewhere: on a node of the cluster, whose GPUs are unknown here."""
@@ -16,14 +17,16 @@ Provability = Literal["proved", "possible", "elsewhere", "impossible"]
 
 @dataclass(frozen=True)
 class ProofMachine:
-    """The machine that would run the self-test. `runner`: local, slurm or kubernetes. `gpus`: the names of its GPUs,
-    empty if unknown; `missing`: why it cannot run the self-test. `driver`: None if unknown, or ignored on purpose
-    (`--locked`, CI)."""
+    """The machine that would run the self-test. `runner`: local, slurm or kubernetes. `gpus`: the names of the whole
+    GPUs that the self-test may use, empty if unknown. `selected`: how many GPUs --gpus names; 0: all may be used.
+    `missing`: why the machine cannot run the self-test. `driver`: None if unknown, or ignored on purpose (`--locked`,
+    CI)."""
 
     runner: str
     gpus: tuple[str, ...] = ()
-    missing: str | None = None
+    missing: Reason | None = None
     driver: str | None = None
+    selected: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,46 +48,43 @@ class Preflight:
     expected_minutes: float | None
     expected_from: str | None
     proof: Provability
-    reasons: tuple[str, ...]
+    reasons: tuple[Reason, ...]
+
+    @property
+    def reasons_text(self) -> str:
+        return "; ".join(reason.detail for reason in self.reasons)
 
 
 def judge_proof(
-    gpus: Sequence[str],
-    count: int,
-    machine: ProofMachine,
-    refusal: str | None,
-    proved: bool,
-    selected: Sequence[str] = (),
-) -> tuple[Provability, tuple[str, ...]]:
+    gpus: Sequence[str], count: int, machine: ProofMachine, refusal: str | None, proved: bool
+) -> tuple[Provability, tuple[Reason, ...]]:
     """Judge whether a self-test on the machine can prove a profile for `gpus`, `count` of them together. `refusal`: why
-    the profile does not work with the machine's driver. `selected`: the machine's GPUs that --gpus names, all if
-    empty. Returns the reasons too."""
+    the profile does not work with the machine's driver. Returns the reasons too."""
     if proved:
         return "proved", ()
-    if not gpus:
-        return ("impossible", (machine.missing,)) if machine.missing else ("possible", ())
-    if selected and len(selected) < count:
-        return "impossible", (f"the profile uses {some(count, 'GPU')} together, and --gpus names {len(selected)}",)
     if machine.runner != "local":
-        return "elsewhere", (f"on {machine.runner}, on a node that has {' or '.join(gpus)}",)
+        node = f", on a node that has {' or '.join(gpus)}" if gpus else ""
+        return "elsewhere", (Reason("runner", f"on {machine.runner}{node}"),)
+    if gpus and 0 < machine.selected < count:
+        text = f"the profile uses {some(count, 'GPU')} together, and --gpus names {machine.selected}: name more"
+        return "impossible", (Reason("selected-gpus", text),)
     if machine.missing:
         return "impossible", (machine.missing,)
-    reasons = [refusal] if refusal else []
-    if machine.gpus:
-        there = {gpu: _count(gpu, machine.gpus) for gpu in gpus}
-        if not any(there.values()):
-            reasons.append(f"this machine has {_listed(machine.gpus)}, and the profile is for {', '.join(gpus)}")
-        elif max(there.values()) < count and not any(" MIG " in name for name in machine.gpus):
-            reasons.append(
-                f"the profile uses {some(count, 'GPU')} together, and this machine has {max(there.values())}"
-            )
-        if reasons:
-            return "impossible", tuple(reasons)
-        enough = [gpu for gpu, number in there.items() if number >= min(count, max(there.values()))]
-        others = [gpu for gpu in gpus if gpu not in enough]
-        only = f"only for {', '.join(enough)}; not for {', '.join(others)}: that takes another machine"
-        return "possible", (only,) if others else ()
-    return ("impossible" if reasons else "possible"), tuple(reasons)
+    reasons = [Reason("driver", refusal)] if refusal else []
+    there = {gpu: _count(gpu, machine.gpus) for gpu in gpus} if machine.gpus else {}
+    most = max(there.values(), default=0)
+    if there and not most:
+        text = f"this machine has {_listed(machine.gpus)}, and the profile is for {', '.join(gpus)}"
+        reasons.append(Reason("gpu", text))
+    elif there and most < count:
+        text = f"the profile uses {some(count, 'GPU')} together, and this machine has {most}"
+        reasons.append(Reason("gpu-count", text))
+    if reasons:
+        return "impossible", tuple(reasons)
+    enough = [gpu for gpu in gpus if there.get(gpu, count) >= count]
+    others = [gpu for gpu in gpus if gpu not in enough]
+    only = f"only for {', '.join(enough)}; not for {', '.join(others)}: that takes another machine"
+    return "possible", (Reason("gpu", only),) if others else ()
 
 
 def _count(gpu: str, names: Sequence[str]) -> int:
@@ -112,11 +112,13 @@ def preflight_lines(found: Preflight) -> Iterator[str]:
         yield "to fetch and on disk: unknown, there is no lock yet"
     else:
         yield f"to fetch: {found.fetch_bytes / 1e9:.1f} GB; on disk: {found.disk_bytes / 1e9:.1f} GB{about}"
-    if found.expected_minutes is None:
+    if found.expected_minutes == 0:
+        yield "time: nothing to do"
+    elif found.expected_minutes is None:
         yield "time: unknown, no earlier run on this machine"
     else:
         yield f"time: about {_minutes(found.expected_minutes)}, from the last run of {found.expected_from}"
-    yield f"proof: {_PROVABILITY[found.proof]}{': ' if found.reasons else ''}{'; '.join(found.reasons)}"
+    yield f"proof: {_PROVABILITY[found.proof]}{': ' if found.reasons else ''}{found.reasons_text}"
 
 
 _PROVABILITY = {

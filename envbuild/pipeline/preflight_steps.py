@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
 from envbuild.doctor import nvml_reader
+from envbuild.doctor.model import GpuReading
 from envbuild.evidence import profile_proofs
 from envbuild.image import dockerfile_renderer, extension_wheel_build, image_build
 from envbuild.image.docker_engine import Engine
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
-from envbuild.pipeline import line_lookup, preflight, step_durations
+from envbuild.pipeline import line_lookup, preflight, runner_selection, step_durations
 from envbuild.pipeline.model import Options, StepResult
 from envbuild.pipeline.preflight import Preflight, ProofMachine
 from envbuild.pipeline.selftest_steps import is_proved
 from envbuild.pipeline.step_context import StepContext
 from envbuild.pipeline.step_durations import BUILD_STEPS, TEST_STEPS
 from envbuild.profile.loaded_profile import Source
+from envbuild.profile.model import Profile
 from envbuild.resolve import line_selection, minimum_driver
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.runners import docker_runner
 from envbuild.util import process_locks, settings
 from envbuild.util.errors import EngineError, NotProved
+from envbuild.util.rejected_input_errors import Reason
 
 Agree = Callable[[str], bool]
 """Asks the user whether to go on without a proof."""
@@ -36,12 +39,12 @@ def run_preflight(
     options allow that or the user agrees; EngineError if no engine responds: nothing can be built then; FileError or
     UsageError if evidence cannot be signed with the configured key. With `--locked`, a missing or stale lock is left
     to the next step, whose error names it."""
-    found = examine(lambda: context.engine, source, plan, options)
+    engine = connect(context)
+    found = examine(engine, source, plan, options)
     if options.locked and not found.lock_current:
         return StepResult(found, note="the lock is missing or out of date")
-    _, fault = _connected(lambda: context.engine)
-    if fault:
-        raise fault
+    if isinstance(engine, EngineError):
+        raise engine
     lines = list(preflight.preflight_lines(found))
     if found.proof != "proved" and process_locks.PARALLEL not in os.environ:  # there, the parent has shown them
         for line in lines:
@@ -49,25 +52,25 @@ def run_preflight(
     if found.proof == "impossible" and not options.unproved and not agree(_question(found)):
         raise not_provable(source, found)
     if found.proof in ("possible", "elsewhere"):
-        _ = context.signer  # raises now what it would raise after the build
+        context.require_signer()
     return StepResult(found, cached=found.proof == "proved", note=lines[-1])
 
 
 def _question(found: Preflight) -> str:
-    return f"{found.profile} cannot be proved here ({'; '.join(found.reasons)}). Build it without a proof?"
+    return f"{found.profile} cannot be proved here ({found.reasons_text}). Build it without a proof?"
 
 
 def not_provable(source: Source, found: Preflight) -> NotProved:
     """The error for a profile that cannot be proved here, before anything is fetched."""
     error = NotProved(
-        f"{source.name} cannot be proved here: {'; '.join(found.reasons)}",
+        f"{source.name} cannot be proved here: {found.reasons_text}",
         hint="\n".join([*_other_line(source, found), _ANYWAY.format(source.known)]),
     )
     error.partial = {"profile": source.name}
     return error
 
 
-_ANYWAY = "run it on a machine with the GPU, or build without a proof: --allow-unproved, or envbuild build {}"
+_ANYWAY = "prove it on a machine that can, or build without a proof: --allow-unproved, or envbuild build {}"
 
 
 def _other_line(source: Source, found: Preflight) -> list[str]:
@@ -79,26 +82,30 @@ def _other_line(source: Source, found: Preflight) -> list[str]:
     return [line_selection.other_line(lines, own, found.driver)]
 
 
-def examine(engine: Callable[[], Engine], source: Source, plan: Plan, options: Options) -> Preflight:
-    """The preflight of a profile. `engine`: connects to the engine. Without one the image counts as missing, and no
-    proof is possible."""
+def connect(context: StepContext) -> Engine | EngineError:
+    """The engine, or why there is none."""
+    try:
+        return context.engine
+    except EngineError as error:
+        return error
+
+
+def examine(engine: Engine | EngineError, source: Source, plan: Plan, options: Options) -> Preflight:
+    """The preflight of a profile. Without an engine the image counts as missing, and no proof is possible here. Raises
+    UsageError if --gpus is used with a cluster."""
     profile, lock = source.profile, lock_file.read(source.known_lock)
     current = lock is not None and not lock.stale(plan)
-    connected, fault = _connected(engine)
     proved = built = False
-    if connected and lock and current and not options.no_cache:
-        image = image_build.existing_image(connected, lock, dockerfile_renderer.render(lock, source.name))
+    if not isinstance(engine, EngineError) and lock and current and not options.no_cache:
+        image = image_build.existing_image(engine, lock, dockerfile_renderer.render(lock, source.name))
         built = image is not None
         if image:
             proved = is_proved(profile_proofs.proofs_of(image.id, source.name, profile, lock))
-    machine = ProofMachine("local", missing=fault.message if fault else None)
-    if not proved and profile.gpus:
-        machine = _machine(connected, fault, options)
+    machine = ProofMachine("local") if proved else _machine(engine, profile, options)
     line = line_lookup.as_line(source.name, line_selection.CURRENT, profile)
     refused = line.refusal(machine.driver) if machine.driver else None
-    selected = options.request.gpus
-    proof, reasons = preflight.judge_proof(profile.gpus, profile.gpu_count, machine, refused, proved, selected)
-    compiling = bool(lock and current and _compiles(lock))
+    proof, reasons = preflight.judge_proof(profile.gpus, profile.gpu_count, machine, refused, proved)
+    compiling = lock is not None and _compiles(lock)
     fetch = 0 if built else image_build.fetched_bytes(lock, compiling) if lock else None
     disk = 0 if built else image_build.needed_bytes(lock, compiling) if lock else None
     done = ({"lock"} if current else set()) | (set() if compiling else {"extensions"})
@@ -114,37 +121,52 @@ def examine(engine: Callable[[], Engine], source: Source, plan: Plan, options: O
         lock_current=current,
         fetch_bytes=fetch,
         disk_bytes=disk,
-        expected_minutes=0.0 if proved else expected.minutes if expected else None,
-        expected_from=expected.profile if expected and not proved else None,
+        expected_minutes=expected.minutes if expected else None if steps else 0.0,
+        expected_from=expected.profile if expected else None,
         proof=proof,
         reasons=reasons,
     )
 
 
-def _connected(engine: Callable[[], Engine]) -> tuple[Engine | None, EngineError | None]:
-    try:
-        return engine(), None
-    except EngineError as error:
-        return None, error
-
-
-def _machine(engine: Engine | None, fault: EngineError | None, options: Options) -> ProofMachine:
-    """The machine that runs the self-test. `fault`: why there is no engine."""
+def _machine(engine: Engine | EngineError, profile: Profile, options: Options) -> ProofMachine:
+    """The machine that runs the self-test."""
     runner = settings.setting("on") or "local"
     if runner != "local":
+        runner_selection.refuse_selected_gpus(runner, options.request)
         return ProofMachine(runner, driver=settings.setting("driver"))
-    found = ProofMachine(runner)
-    if line_lookup.runs_here():
+    selected = options.request.gpus if profile.gpus else ()
+    found, missing = ProofMachine(runner, selected=len(selected)), None
+    if profile.gpus and line_lookup.runs_here():
         read = nvml_reader.read()
-        hidden = options.locked or line_lookup.in_ci()
-        found = replace(found, gpus=tuple(card.name for card in read.cards), driver=None if hidden else read.version)
-    if engine is None:
-        return replace(found, missing=fault.message if fault else None)
+        usable = [card for card in read.cards if not selected or {str(card.index), card.uuid} & {*selected}]
+        whole = [card for card in usable if not (card.mig and card.mig.enabled)]
+        missing = _missing_gpus(read.cards, usable, whole, selected)
+        hidden = options.locked or line_lookup.in_ci()  # such a build must not depend on this machine's driver
+        found = replace(found, gpus=tuple(card.name for card in whole), driver=None if hidden else read.version)
+    if isinstance(engine, EngineError):
+        return replace(found, missing=Reason("engine", engine.message))
+    if missing or not profile.gpus:
+        return replace(found, missing=missing)
     try:
         docker_runner.look_for_gpu(engine)
     except NotProved as error:
-        return replace(found, missing=error.message)
+        return replace(found, missing=Reason("no-gpu", error.message))
     return found
+
+
+def _missing_gpus(
+    cards: Sequence[GpuReading], usable: Sequence[GpuReading], whole: Sequence[GpuReading], selected: Sequence[str]
+) -> Reason | None:
+    """Why the machine's GPUs cannot be used, though it has some: --gpus names others, or they are all cut into MIG
+    slices."""
+    unknown = [name for name in selected if not any(name in (str(card.index), card.uuid) for card in usable)]
+    if cards and unknown:
+        present = ", ".join(str(card.index) for card in cards)
+        return Reason("selected-gpus", f"--gpus names {', '.join(unknown)}, and this machine has the GPUs {present}")
+    if usable and not whole:
+        sliced = ", ".join(str(card.index) for card in usable)
+        return Reason("mig", f"the profile needs whole GPUs, and MIG is on for GPU {sliced}: nvidia-smi -mig 0")
+    return None
 
 
 def _compiles(lock: Lock) -> bool:

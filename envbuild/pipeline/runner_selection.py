@@ -17,6 +17,7 @@ from envbuild.runners.kubernetes.kubernetes_runner import ALONE, Kubernetes
 from envbuild.runners.runner_interface import Runner
 from envbuild.runners.slurm import multi_node_script, slurm_settings
 from envbuild.runners.slurm.slurm_runner import Slurm
+from envbuild.testrun.selftest_job import RunRequest
 from envbuild.util import settings
 from envbuild.util.errors import NetworkError, UsageError
 
@@ -55,12 +56,7 @@ def runner(
         )
     if chosen == "local":
         return Local(engine, image)
-    if order.request.gpus:
-        raise UsageError(
-            "--gpus names GPUs of the engine's machine; a scheduler assigns its own",
-            hint=f"--gpu MODEL selects the GPU model, gpu_count in the profile their number\n"
-            f"{_CALLED[chosen]} sets the name that the cluster uses",
-        )
+    refuse_selected_gpus(chosen, order.request)
     given, known = on.given.get(chosen, {}), database.gpus().__contains__
     made: Callable[[str | None], Runner]
     if chosen == "slurm":
@@ -81,6 +77,16 @@ def runner(
 
 
 _ZEROS = f"sha256:{0:064}"  # placeholder digest of an image that is not pushed yet
+
+
+def refuse_selected_gpus(runner: str, request: RunRequest) -> None:
+    """Raise UsageError if GPUs are selected by number for a cluster."""
+    if request.gpus:
+        raise UsageError(
+            "--gpus names GPUs of the engine's machine; a scheduler assigns its own",
+            hint=f"--gpu MODEL selects the GPU model, gpu_count in the profile their number\n"
+            f"{_CALLED[runner]} sets the name that the cluster uses",
+        )
 
 
 def _repository(registry: str) -> Repository:

@@ -46,6 +46,10 @@ class StepContext:
         passphrase. Raises FileError if the key cannot be used, UsageError without a passphrase."""
         return keys_and_signatures.configured_signer()
 
+    def require_signer(self) -> None:
+        """Load the signing key now, to raise its errors before the long steps."""
+        _ = self.signer
+
     def step(self, name: str, function: Callable[P, StepResult[T]], *inputs: P.args, **options: P.kwargs) -> T:
         """Run a step: call `function`, show and time it under `name`, and return the value of its result."""
         _LOG.info("step %s begins", name)

@@ -24,7 +24,7 @@ from envbuild.pipeline.image_steps import (
 )
 from envbuild.pipeline.model import HERE, MakeDocument, MakeResult, On, Options, Recipe, SelfTestOrder
 from envbuild.pipeline.preflight import Preflight
-from envbuild.pipeline.preflight_steps import Agree, examine, run_preflight
+from envbuild.pipeline.preflight_steps import Agree, connect, examine, run_preflight
 from envbuild.pipeline.progress_events import Listener
 from envbuild.pipeline.selftest_steps import (
     cluster_jobs,
@@ -70,8 +70,8 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
             result.update(run=context.step("self-test", read_earlier_run, image, proofs))
             context.step("evidence", show_earlier_evidence, proofs)
         elif preflight.proof == "impossible":  # and building without a proof was allowed
-            reasons = "\n".join(preflight.reasons)
-            raise NotProved(f"{source.name} is built, but not proved: no proof is possible here", hint=reasons)
+            result.update(reasons=preflight.reasons)
+            return result.value
         else:
             where = On()  # as configured in the site's settings
             order = SelfTestOrder(source, lock.versions, lock.python, options.request, where)
@@ -127,7 +127,7 @@ def preview_make(name: str, options: Options, listener: Listener) -> Preflight:
         context.note(missing.note)
         source = profile_reader_and_overrides.unwritten(missing.gpu, options.pins)
     try:
-        return examine(lambda: context.engine, source, resolve_profile(source).value, options)
+        return examine(connect(context), source, resolve_profile(source).value, options)
     except EnvbuildError as error:
         error.partial = {"profile": source.name, **error.partial}
         raise
@@ -353,4 +353,4 @@ def exclusive_run(
 
 def one_run_per_profile(name: str, say: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
     """Let only one process at a time work on a profile and use its build context."""
-    return process_locks.exclusive(name, f"is making {name}", say)
+    return process_locks.exclusive(name, f"is working on {name}", say)

@@ -198,7 +198,7 @@ def test_a_probe_that_this_profile_can_never_run_may_not_be_required(quick: Prov
 def test_one_of_two_concurrent_makes_waits(quick: Proved, scratch: Path) -> None:
     first = quick.project.hold(scratch / "holding", "load profile start", "make", quick.name)
     second = quick.project.start("make", quick.name)
-    second.says(f"another envbuild is making {quick.name}; waiting for it")
+    second.says(f"another envbuild is working on {quick.name}; waiting for it")
     assert second.alive() and "load profile" not in second.stderr
     (scratch / "holding").unlink()
     assert (first.finish().code, second.finish().code) == (0, 0)

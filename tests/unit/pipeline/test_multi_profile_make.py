@@ -30,6 +30,7 @@ from envbuild.profile.loaded_profile import Source
 from envbuild.util import process_locks
 from envbuild.util.errors import Interrupted
 from envbuild.util.host_processes import Completed
+from envbuild.util.rejected_input_errors import Reason
 from unit.evidence.runs import NAMES, ended_probe
 from unit.support import PROFILE, envbuild, write_profile
 
@@ -85,7 +86,7 @@ class Children:
         self.environments: dict[str, Mapping[str, str]] = {}
         self.stderr: tuple[str, ...] = ()
         self.events: tuple[Event, ...] = ()
-        self.provability: dict[str, tuple[Provability, tuple[str, ...]]] = {}  # without a preflight: proved already
+        self.provability: dict[str, tuple[Provability, tuple[Reason, ...]]] = {}  # else proved already
         self.reasons: list[str] = []
         self._lock = threading.Lock()
         self._testing = 0
@@ -122,9 +123,9 @@ class Children:
 
     def examine(self, engine: object, source: Source, plan: object, options: Options) -> Preflight:
         self.reasons.append(options.line_reason)
-        few = judge_proof(source.profile.gpus, source.profile.gpu_count, ProofMachine("local"), None, proved=False,
-                          selected=options.request.gpus)  # fmt: skip
-        proof, reasons = self.provability.get(source.name, few if few[0] == "impossible" else ("proved", ()))
+        machine = ProofMachine("local", selected=len(options.request.gpus))
+        judged = judge_proof(source.profile.gpus, source.profile.gpu_count, machine, None, proved=False)
+        proof, reasons = self.provability.get(source.name, judged if judged[0] == "impossible" else ("proved", ()))
         return Preflight(source.name, options.line_reason, tuple(source.profile.gpus), (), None, None, True, 0, 0, 1.0,
                          source.name, proof, reasons)  # fmt: skip
 
@@ -197,9 +198,20 @@ def test_output_of_a_process_between_its_events_is_shown_whole(children: Childre
 
 
 def test_only_who_signs_gets_the_passphrase(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envbuild.attest.keys_and_signatures.for_children", lambda: {"TYPED": "a secret"})
+    prompts: list[str] = []
+
+    def prompt() -> dict[str, str]:
+        prompts.append("passphrase")
+        return {"TYPED": "a secret"}
+
+    monkeypatch.setattr("envbuild.attest.keys_and_signatures.for_children", prompt)
+    assert envbuild("make", "a", "b").code == 0
+    assert children.environments == {"build": CONCURRENT, "make": CONCURRENT}
+    assert not prompts, "nothing is tested, so nothing is signed"
+    children.provability["a"] = ("possible", ())
     assert envbuild("make", "a", "b").code == 0
     assert children.environments == {"build": CONCURRENT, "make": {"TYPED": "a secret", **CONCURRENT}}
+    assert len(prompts) == 1
 
 
 def test_all_takes_every_profile_of_the_folder_and_json_has_each(children: Children) -> None:
@@ -307,7 +319,7 @@ def test_too_few_gpus_are_reported_before_anything_is_built(children: Children, 
     assert children.options("gpu-two", "make")[-1] == "--gpus=0"
 
 
-NO_GPU: tuple[Provability, tuple[str, ...]] = ("impossible", ("the engine has no GPU",))
+NO_GPU: tuple[Provability, tuple[Reason, ...]] = ("impossible", (Reason("no-gpu", "the engine has no GPU"),))
 
 
 def test_a_profile_that_cannot_be_proved_here_is_not_built_unless_allowed(children: Children) -> None:

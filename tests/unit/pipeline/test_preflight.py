@@ -11,7 +11,7 @@ import pytest
 
 from envbuild.attest import keys_and_signatures
 from envbuild.doctor import nvml_reader
-from envbuild.doctor.model import DriverReading, GpuReading
+from envbuild.doctor.model import DriverReading, GpuReading, Mig
 from envbuild.evidence import profile_proofs
 from envbuild.evidence.proof_rules import Proof
 from envbuild.image import image_build
@@ -26,17 +26,18 @@ from envbuild.runners import docker_runner
 from envbuild.testrun.selftest_job import RunRequest
 from envbuild.util import user_folders
 from envbuild.util.errors import EngineError, EnvbuildError, NotProved, UsageError
+from envbuild.util.rejected_input_errors import Reason
 from unit.support import PROFILE, configure, envbuild, image_of, lock_for, source_of, write_profile
 
 GPU = {**PROFILE, "torch": "2.7.1", "gpus": ["h20"]}
-H20, A100, SLICE = "NVIDIA H20", "NVIDIA A100-SXM4-80GB", "NVIDIA H20 MIG 1g.12gb"
+H20, A100 = "NVIDIA H20", "NVIDIA A100-SXM4-80GB"
 
 
 @pytest.mark.parametrize(
     ("gpus", "count", "machine", "refusal", "proof", "words"),
     [
         ((), 1, ProofMachine("local"), None, "possible", ""),
-        ((), 1, ProofMachine("local", missing="no engine"), None, "impossible", "no engine"),
+        ((), 1, ProofMachine("local", missing=Reason("engine", "no engine")), None, "impossible", "no engine"),
         (("h20",), 1, ProofMachine("local", (H20,)), None, "possible", ""),
         (("h20",), 2, ProofMachine("local", (H20, H20)), None, "possible", ""),
         (
@@ -47,24 +48,32 @@ H20, A100, SLICE = "NVIDIA H20", "NVIDIA A100-SXM4-80GB", "NVIDIA H20 MIG 1g.12g
             "impossible",
             "uses 2 GPUs together",
         ),
-        (("h20",), 2, ProofMachine("local", (SLICE,)), None, "possible", ""),
+        ((), 1, ProofMachine("slurm"), None, "elsewhere", "on slurm"),
+        (("h20",), 2, ProofMachine("local", (H20, H20), selected=1), None, "impossible", "--gpus names 1: name more"),
         (("h20",), 1, ProofMachine("local"), None, "possible", ""),  # the engine has one, of an unknown model
         (("h20",), 1, ProofMachine("local", (A100, A100)), None, "impossible", f"has 2 x {A100}"),
         (("h20",), 1, ProofMachine("local", ("unheard of",)), None, "impossible", "has unheard of"),
         (("a800",), 1, ProofMachine("local", (A100,)), None, "possible", ""),  # they share evidence
         (("a100", "h20"), 1, ProofMachine("local", (A100,)), None, "possible", "only for a100; not for h20"),
         (("a100", "h20"), 2, ProofMachine("local", (A100, A100, H20)), None, "possible", "only for a100; not for h20"),
-        (("h20",), 1, ProofMachine("local", missing="no GPU"), None, "impossible", "no GPU"),
+        (("h20",), 1, ProofMachine("local", missing=Reason("no-gpu", "no GPU")), None, "impossible", "no GPU"),
         (("h20",), 1, ProofMachine("local", (H20,)), "too old", "impossible", "too old"),
         (("h20",), 1, ProofMachine("local"), "too old", "impossible", "too old"),
-        (("h20",), 1, ProofMachine("slurm", missing="no GPU"), None, "elsewhere", "on slurm, on a node that has h20"),
+        (
+            ("h20",),
+            1,
+            ProofMachine("slurm", missing=Reason("no-gpu", "no GPU")),
+            None,
+            "elsewhere",
+            "on slurm, on a node that has h20",
+        ),
     ],
 )
 def test_whether_a_proof_is_possible(
     gpus: tuple[str, ...], count: int, machine: ProofMachine, refusal: str | None, proof: Provability, words: str
 ) -> None:
     found, reasons = preflight.judge_proof(gpus, count, machine, refusal, proved=False)
-    assert found == proof and words in "; ".join(reasons) and bool(words) == bool(reasons)
+    assert found == proof and words in "; ".join(map(str, reasons)) and bool(words) == bool(reasons)
     assert preflight.judge_proof(gpus, count, machine, refusal, proved=True) == ("proved", ())
 
 
@@ -123,7 +132,7 @@ def test_durations_are_kept_by_step_and_a_damaged_file_is_ignored() -> None:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, project: Path) -> SimpleNamespace:
     """A machine with one H20 and a local engine; no image is built. `gpu`: why the engine has none."""
-    found = SimpleNamespace(names=(H20,), driver="550.54.14", gpu=None, image=None, fault=None)
+    found = SimpleNamespace(names=(H20,), driver="550.54.14", gpu=None, image=None, fault=None, mig=())
 
     def look(engine: object) -> None:
         if found.gpu:
@@ -135,8 +144,11 @@ def machine(monkeypatch: pytest.MonkeyPatch, project: Path) -> SimpleNamespace:
         return SimpleNamespace()
 
     def read() -> DriverReading:
-        cards = tuple(cast(GpuReading, SimpleNamespace(name=name)) for name in found.names)
-        return DriverReading(found.driver, None, cards)
+        cards = (
+            SimpleNamespace(name=name, index=index, uuid=f"GPU-{index}", mig=Mig(index in found.mig, False, 0))
+            for index, name in enumerate(found.names)
+        )
+        return DriverReading(found.driver, None, tuple(cast(GpuReading, card) for card in cards))
 
     monkeypatch.setattr(StepContext, "engine", property(connect))
     monkeypatch.setattr(nvml_reader, "read", read)
@@ -194,7 +206,8 @@ def test_an_image_that_is_proved_needs_no_gpu(
     monkeypatch.setattr(profile_proofs, "proofs_of", lambda *_: (proof,))
     found = preview()
     assert found.proof == "proved"
-    assert next(preflight.preflight_lines(found)) == "GPU: not looked for; the profile is for h20"
+    first, *_, time, _ = preflight.preflight_lines(found)
+    assert (first, time) == ("GPU: not looked for; the profile is for h20", "time: nothing to do")
 
 
 @pytest.mark.parametrize("locked", [True, False])
@@ -227,7 +240,9 @@ def test_a_node_of_the_cluster_is_not_looked_at(machine: SimpleNamespace) -> Non
 def test_without_an_engine_a_preview_says_so(machine: SimpleNamespace) -> None:
     machine.fault = EngineError("no Docker Engine answers")
     found = preview()
-    assert (found.proof, found.reasons, found.found_gpus) == ("impossible", ("no Docker Engine answers",), (H20,))
+    assert (found.proof, found.reasons, found.found_gpus) == (
+        "impossible", (Reason("engine", "no Docker Engine answers"),), (H20,),
+    )  # fmt: skip
 
 
 def make(agreed: bool = False, **options: Any) -> tuple[EnvbuildError, list[str], list[str]]:
@@ -289,12 +304,44 @@ def test_make_goes_on_if_that_is_allowed_or_agreed(machine: SimpleNamespace, agr
 def test_make_and_its_dry_run_report_too_few_selected_gpus(machine: SimpleNamespace, project: Path) -> None:
     write_profile(project, {**GPU, "gpu_count": 2})
     machine.names = (H20, H20)
-    reason = "the profile uses 2 GPUs together, and --gpus names 1"
+    reason = "the profile uses 2 GPUs together, and --gpus names 1: name more"
     error, _, _ = make(request=RunRequest(gpus=("0",)))
     assert isinstance(error, NotProved) and error.message == f"sample cannot be proved here: {reason}"
     done = envbuild("make", "sample", "--dry-run", "--gpus", "0")
     assert done.stdout.splitlines()[-1] == f"  proof: not possible here: {reason}"
     assert preview(request=RunRequest(gpus=("0", "1"))).proof == "possible"
+
+
+@pytest.mark.parametrize(
+    ("selected", "id_", "words"),
+    [
+        ("0", None, ""),
+        ("GPU-0", None, ""),
+        ("1", "gpu", f"this machine has {A100}, and the profile is for h20"),
+        ("7", "selected-gpus", "--gpus names 7, and this machine has the GPUs 0, 1, 2"),
+        ("2", "mig", "MIG is on for GPU 2"),
+    ],
+)
+def test_only_the_selected_gpus_count(machine: SimpleNamespace, selected: str, id_: str | None, words: str) -> None:
+    machine.names, machine.mig = (H20, A100, H20), (2,)
+    found = preview(request=RunRequest(gpus=(selected,)))
+    assert (found.proof, [reason.id for reason in found.reasons]) == (
+        ("impossible", [id_]) if id_ else ("possible", [])
+    )
+    assert words in found.reasons_text
+
+
+def test_a_gpu_that_is_cut_into_mig_slices_is_not_whole(machine: SimpleNamespace) -> None:
+    machine.mig = (0,)
+    assert [reason.id for reason in preview().reasons] == ["mig"]
+    machine.names = (H20, H20)
+    assert (preview().proof, preview().found_gpus) == ("possible", (H20,))
+
+
+@pytest.mark.usefixtures("no_lock")
+def test_selected_gpus_are_refused_for_a_cluster_before_anything_is_fetched(machine: SimpleNamespace) -> None:
+    configure("on: slurm\n")
+    assert "a scheduler assigns its own" in make(request=RunRequest(gpus=("0",)))[0].message
 
 
 @pytest.mark.usefixtures("no_lock")
