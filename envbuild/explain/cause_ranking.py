@@ -48,7 +48,7 @@ class MissingFact:
 class SignatureMatch:
     """A cause that the log shows. `advisory`: None for a cause that does not depend on a version. `standing`: how the
     versions and GPUs in the log relate to the advisory. `prove`: a command; NAME in it, and in `remedy`, stands for the
-    profile. `cards`: the GPUs of the log that may be affected. `write`: the change in the form that a profile has.
+    profile. `cards`: the GPUs of the log that may be affected. `write`: the change as keys and values of a profile.
     `find_out`: facts that the log lacks and on which the diagnosis or the change depends, each with the command that
     shows it. `evidence`: what the confidence was computed from."""
 
@@ -68,7 +68,7 @@ class SignatureMatch:
     evidence: tuple[EvidenceName, ...] = ()
 
     def profile(self, known: Container[str]) -> str | None:
-        """The id of the first affected GPU that is also the name of a known profile; None without one."""
+        """The id of the first affected GPU that is also the name of a known profile; None if there is no such GPU."""
         return next((gpu.id for gpu in self.cards if gpu.id in known), None)
 
 
@@ -103,8 +103,8 @@ class Explanation:
 
 @dataclass(frozen=True)
 class ScoredCause:
-    """A cause with the evidence for and against it, whatever its confidence. `advisory`: None without one.
-    `unloaded`: libraries whose loaded version would decide whether the advisory applies."""
+    """A cause with the evidence for and against it, whatever its confidence. `advisory`: None if the cause has no
+    advisory. `unloaded`: libraries whose loaded version would decide whether the advisory applies."""
 
     signature: Signature
     advisory: Advisory | None
@@ -169,8 +169,8 @@ def explain(log: Log) -> Explanation:
 
 
 def _states_version(advisory: Advisory | None, known: Reading) -> bool:
-    """Whether the log itself states the one version of torch, a library or a distribution that the advisory is
-    about."""
+    """Whether the advisory is about one exact version (of torch, a library or a distribution) and the log itself states
+    that version."""
     situation = known.situation
     stated = {name: version for name, version in situation.libraries.items() if name in known.stated}
     stated |= situation.distributions
@@ -278,7 +278,7 @@ def of_profile(text: str, name: str) -> str:
 
 @dataclass(frozen=True)
 class LogPlace:
-    """A line of the log. `file`: None where one file was read."""
+    """A line of the log. `file`: None if only one log was read."""
 
     file: str | None
     line: int
@@ -301,9 +301,9 @@ class EvidenceOfCause:
 @dataclass(frozen=True)
 class CauseRow:
     """A cause. `advisory`: its id, None for a cause that does not depend on a version. `change`: the versions that fix
-    it, as bounds; `profile_change`: the same as it is written in a profile. `profile`: the name of the profile that the
-    commands contain; they contain NAME where it is null. `command`: proves the cause. `missing_facts`: the
-    deciding facts that the log lacks, each with the command that shows it."""
+    it, as bounds; `profile_change`: the same change as keys and values of a profile. `profile`: the name of the profile
+    that the commands contain; if it is null, they contain NAME instead. `command`: proves the cause. `missing_facts`:
+    the deciding facts that the log lacks, each with the command that shows it."""
 
     id: str
     advisory: str | None
@@ -322,7 +322,8 @@ class CauseRow:
 
 @dataclass(frozen=True)
 class FirstFailure(LogPlace):
-    """The line of the rank that failed first. `local_rank`: in its node. `exit_code`: negative for a signal."""
+    """The line of the rank that failed first. `local_rank`: the rank within its node. `exit_code`: negative for a
+    signal."""
 
     rank: int | None
     local_rank: int | None
@@ -357,9 +358,9 @@ class RuledOut(LogPlace):
 @dataclass(frozen=True)
 class ExplanationDocument:
     """The document of `explain`. `state`: known if a cause was found. `possible`: causes with too little evidence.
-    `advisories`: those of `causes` (affected), of `possible`, and those that are ruled out. `advice`:
-    what to enable before the next run. `distinctions`: if no cause was found, how to distinguish the possible ones.
-    `ranks`: the last collectives of the ranks. `exception`: the line that ended Python."""
+    `advisories`: the advisories of `causes` (affected) and of `possible`, and the ruled-out ones. `advice`: what to
+    enable before the next run. `distinctions`: if no cause was found, how to distinguish the possible ones. `ranks`:
+    the last collectives of the ranks. `exception`: the line that ended Python."""
 
     state: Literal["known", "unknown"]
     causes: tuple[CauseRow, ...]
@@ -376,7 +377,8 @@ class ExplanationDocument:
 
 
 def document(found: Explanation, profiles: Container[str] = (), notes: Sequence[str] = ()) -> ExplanationDocument:
-    """`profiles`: the names of the known profiles. Secrets in lines of the log are masked."""
+    """Return the document of an explanation. `profiles`: the names of the known profiles. Secrets in lines of the log
+    are masked."""
     first, error = found.read.first, found.read.error
     return ExplanationDocument(
         state="unknown" if found.unknown else "known",
@@ -445,7 +447,7 @@ def _cause(match: SignatureMatch, profile: str | None) -> CauseRow:
 
 
 def evidence_words(match: SignatureMatch, sign: int) -> Iterator[str]:
-    """The evidence for a cause in words (`sign`: 1), or that against it (-1)."""
+    """Yield in words the evidence for a cause (`sign` is 1) or against it (`sign` is -1)."""
     for name in match.evidence:
         row = log_signatures.weights()[name]
         if (row.weight < 0) == (sign < 0):

@@ -1,10 +1,10 @@
 """Scores a cause from the evidence in a log: a sum of weights, which a maintainer can add up by hand. Pure.
 
 Where a line of the log names the cause, the sum begins with the log-odds of the cause's own confidence
-(signatures.yaml); such a line contains the symptom and the operation. Otherwise it begins with the weight of `hint` or
-`no-line`, and the symptom and the operation count. Each other piece of evidence adds its weight (symptoms.yaml): the
-GPU and versions of the advisory, the innermost frames, and other lines. The confidence is the probability with these
-log-odds.
+(signatures.yaml); such a line also shows the symptom and the operation, so these are not counted again. Otherwise the
+sum begins with the weight of `hint` or `no-line`, and the symptom and the operation add their weights. Each other piece
+of evidence adds its weight (symptoms.yaml): the GPU and versions of the advisory, the innermost frames, and other
+lines. The confidence is the probability with these log-odds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CauseLines:
 
 
 def find_lines(log: Log, signature: Signature, advisory: Advisory | None, known: Reading) -> CauseLines:
-    """Finds the lines that show the cause, in order; its hints, where there are none."""
+    """Finds the lines that show the cause, in order; if there are none, the lines that are only hints."""
     of_facts = (one for fact, shown in signature.shown_by.items() if fact in known.states for one in shown)
     heard = log_signatures.hearsay()
     for hints, patterns in (
@@ -49,7 +49,7 @@ def find_lines(log: Log, signature: Signature, advisory: Advisory | None, known:
 def evidence(
     log: Log, signature: Signature, found: CauseLines, standing: str, versions: bool, known: Reading
 ) -> Iterator[EvidenceName]:
-    """Names the evidence for and against a cause. `standing`: how the GPU and versions in the log relate to it;
+    """Names the evidence for and against a cause. `standing`: how the GPU and versions in the log relate to the cause;
     `versions`: the log states an affected version of a library."""
     yield "no-line" if not found.lines else "hint" if found.hints else "line"
     if standing == "holds":

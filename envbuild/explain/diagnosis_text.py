@@ -32,8 +32,8 @@ _XID = compiled(r"\bxid \(pci:[0-9a-f:.]{4,20}\): (\d{1,3})\b")
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report. `heading`: it begins a diagnosis. `quoted`: lines of the log. `commands`: each with the
-    tool that it is for, or ""."""
+    """A part of the report. `heading`: the section begins a diagnosis. `quoted`: lines of the log. `commands`: pairs of
+    a tool (such as pip, or "") and the command for it."""
 
     title: str
     text: str = ""
@@ -113,7 +113,8 @@ def _match(
 
 
 def prove_commands(prove: str) -> Iterator[tuple[str, str]]:
-    """The command that tests a fix: a probe both in this environment, which pip changes, and in the profile's image."""
+    """Yield the commands that test a fix: a probe both in this environment, which pip changes, and in the profile's
+    image."""
     test, probe, name = prove.partition(" --probe ")
     if probe:
         yield "here", f'{test} --python "$(which python)"{probe}{name}'
@@ -269,7 +270,7 @@ def _quoted(line: Line) -> str:
 
 
 def _wrapped(head: str, text: str) -> list[str]:
-    """The text after its head, in lines of at most COLUMNS columns."""
+    """Return `text` after `head`, in lines of at most COLUMNS columns."""
     indent = " " * (len(head) + 1) if head.strip() == "-" else "  "
     lines: list[str] = []
     line = head
@@ -299,7 +300,7 @@ def columns(text: str) -> int:
 
 
 def cut(text: str) -> str:
-    """The text within COLUMNS columns, with its end left out where that is necessary."""
+    """Shorten the text to COLUMNS columns if it is longer."""
     if columns(text) <= COLUMNS:
         return text
     while columns(text) > COLUMNS - 3:

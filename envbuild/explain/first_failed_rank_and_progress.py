@@ -11,13 +11,13 @@ from typing import Any
 from envbuild.explain.log_reader_and_search import Line, Log, compiled
 
 MOST = 4096
-"""Ranks that are compared."""
+"""Largest number of ranks that are compared."""
 
 
 @dataclass(frozen=True)
 class Failure:
     """The rank that failed first and its line in the log. `exit`: the exit code as torch elastic prints it, negative
-    for a signal. `local`: the rank within its node, set where the log has only that."""
+    for a signal. `local`: the rank within its node, set if the log has no other rank number."""
 
     rank: int | None
     exit: int | None
@@ -48,9 +48,9 @@ class Late:
 @dataclass(frozen=True)
 class Works:
     """The progress of the ranks. `last`: the last work of each rank in the log, in order. `behind`: the ranks that the
-    others wait for, because they enqueued fewer collectives, or enqueued as many and completed fewer; empty where all
-    are equal. `silent`: ranks of the job without such a line, known only for the group of all ranks. `diverged`: where
-    ranks of one group waited in different collectives, the first rank of each collective."""
+    others wait for, because they enqueued fewer collectives, or enqueued as many and completed fewer; empty if all are
+    equal. `silent`: ranks of the job for which the log has no line about their work, known only for the group of all
+    ranks. `diverged`: if ranks of one group waited in different collectives, the first rank of each collective."""
 
     last: tuple[Work, ...] = ()
     behind: tuple[int, ...] = ()
@@ -66,7 +66,7 @@ _WORK = (
     r"(?:.{0,20}last completed (?:nccl )?work: {0,2}(?P<completed>-?\d{1,9}))?"
 )
 _BEFORE, _AFTER = 250, 120
-"""Number of characters that are searched around those words."""
+"""Number of characters before and after the text _LAST that are searched."""
 _WORLD = ("", "0")
 """Names of the group of all ranks: empty (before groups had names) or 0. Newer names contain "default_pg"."""
 
@@ -124,7 +124,7 @@ def _diverged(log: Log) -> tuple[Late, ...]:
 
 
 def _least(counts: Mapping[int, int]) -> tuple[int, ...]:
-    """The ranks with the lowest count; empty where all ranks have the same count."""
+    """The ranks with the lowest count; empty if all ranks have the same count."""
     least = min(counts.values(), default=0)
     ranks = tuple(rank for rank, count in counts.items() if count == least)
     return ranks if len(ranks) < len(counts) else ()
@@ -166,10 +166,9 @@ def _troubled(log: Log) -> Failure | None:
 
 
 def by_itself(log: Log, failed: Failure) -> bool:
-    """Whether that rank ended before the other ranks reported errors.
-
-    It did if a signal ended it that no watchdog sends, or if its error precedes theirs. The order of lines in different
-    files is unknown; in that case the rank's own error counts as the earlier one.
+    """Whether the failed rank ended before the other ranks reported errors. It did if it was ended by a signal that no
+    watchdog sends, or if its error precedes theirs. The order of lines in different files is unknown; in that case the
+    rank's own error counts as the earlier one.
     """
     if failed.exit is not None and failed.exit < 0 and failed.exit not in (-signal.SIGABRT, -signal.SIGTERM):
         return True

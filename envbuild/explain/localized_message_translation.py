@@ -19,7 +19,7 @@ _SIGNALS: dict[int, str] = {
     )
 }  # fmt: skip
 _STATUS = 128
-"""A shell reports a program that a signal ended with this number plus the signal's."""
+"""If a signal ended a program, a shell reports this number plus the signal's number."""
 _BETWEEN = r"['\"]?[ \t]{0,12}(?:[:=(]|is|was|of|with)?[ \t'\"(]{0,12}"
 _EXITS = tuple(
     re.compile(pattern, re.IGNORECASE | re.ASCII)

@@ -47,9 +47,9 @@ _UNITS = {"k": 2**-20, "m": 2**-10, "g": 1.0}
 class Reading:
     """The facts of a log.
 
-    `states`: each log_signatures.State that is true. `first`: the first failure, None where the log shows none.
-    `works`: the progress of the ranks. `error`: the line of the exception that ended Python, None where the log has
-    none. `more_gpus`: there may be more GPUs than the log shows. `stated`: the libraries whose versions are in the log
+    `states`: each log_signatures.State that is true. `first`: the first failure, None if the log shows none. `works`:
+    the progress of the ranks. `error`: the line of the exception that ended Python, None if the log has none.
+    `more_gpus`: there may be more GPUs than the log shows. `stated`: the libraries whose versions are in the log
     itself, and not only inferred from its torch.
 
     `situations`: one for each combination of the possible versions. `situation`: what all of these agree on.
@@ -166,7 +166,7 @@ def _candidates(situations: Sequence[Situation], common: Situation) -> dict[str,
 
 def _torch(stated: str | None, cuda: str | None) -> tuple[str | None, str | None]:
     """Returns the version of the distribution, and its CUDA version. `torch.__version__` 2.3.1+cu121 is version 2.3.1
-    on PyPI if that was built for CUDA 12.1."""
+    on PyPI if that wheel was built for CUDA 12.1."""
     try:
         version = Version((stated or "").rstrip(".+"))
     except InvalidVersion:
@@ -182,7 +182,7 @@ def _torch(stated: str | None, cuda: str | None) -> tuple[str | None, str | None
 
 
 def _gpus(log: Log) -> tuple[Gpu, ...]:
-    """Returns the GPUs that the log is about, except those that worked according to the log."""
+    """Returns the GPUs that the log is about, except GPUs on which the program worked, according to the log."""
     names = {name.lower(): gpu for gpu in database.gpus().values() for name in _called(gpu)}
     found: dict[str, Gpu] = {}
     lines = log.find(_models(), 50)

@@ -24,7 +24,8 @@ from envbuild.util.errors import some
 HEAD, TAIL = 8 << 20, 24 << 20
 """Number of bytes that are kept of the beginning (it has the versions) and of the end (it has the crash) of a log."""
 HEAD_LINES, TAIL_LINES = 100_000, 300_000
-"""Number of lines that are kept of each; this bounds the memory, as tests/attacks/test_explain.py measures."""
+"""Number of lines that are kept of the beginning and of the end; this bounds the memory, as
+tests/attacks/test_explain.py measures."""
 LONGEST = 2000
 """Longest piece of a line that is searched at once, in characters."""
 TRIED = 400
@@ -43,8 +44,8 @@ _LETTERS = bytes(code if chr(code).isalpha() and code < 128 else 32 for code in 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`number` counts from 1, as in editors. `text`: the line, or one piece of a long line. `file`: the name of the
-    file, where several files are read as one log."""
+    """A line of a log. `number` counts from 1, as in editors. `text`: the line, or one piece of a long line. `file`:
+    the name of the file if several files are read as one log."""
 
     number: int
     text: str
@@ -284,7 +285,7 @@ def _text(raw: bytes) -> str:
 
 
 def _lines(blocks: Iterable[bytes], number: int, file: str) -> Iterator[Line]:
-    """`number`: the number of the first line."""
+    """Yield the lines in these blocks. `number`: the number of the first line."""
     rest = b""
     for block in blocks:
         whole, end, rest = (rest + block).rpartition(b"\n")
@@ -310,7 +311,7 @@ def _pieces(line: str, number: int, file: str) -> Iterator[Line]:
 
 @cache
 def anchors(pattern: re.Pattern[str]) -> tuple[bytes, ...]:
-    """Texts in the form of a shape: each line that the pattern matches contains at least one. Empty where no text is
+    """Texts in the form of a shape: each line that the pattern matches contains at least one. Empty if no text is
     required."""
     return tuple(
         text.encode().lower().translate(_DIGITS) for text in _needed(_parser.parse(pattern.pattern, pattern.flags))
@@ -318,8 +319,8 @@ def anchors(pattern: re.Pattern[str]) -> tuple[bytes, ...]:
 
 
 def _needed(parsed: Any) -> tuple[str, ...]:
-    """Returns texts of which a match contains at least one. Each item of the sequence may require some: those of the
-    item whose shortest text is longest are returned, because they rule out most lines."""
+    """Returns texts of which a match contains at least one. Each item of the parsed pattern may require some texts: the
+    texts of the item whose shortest text is longest are returned, because they rule out most lines."""
     best: tuple[str, ...] = ()
     run = ""
     for operation, argument in [*parsed, ("END", None)]:

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 from envbuild.audit.environment_contents import Holdings
 
 Kind = Literal["pip", "uv", "uv-project", "poetry", "conda", "system"]
-_LARGEST = 64 << 20  # bytes of a file of conda that is read
+_LARGEST = 64 << 20  # bytes: larger files in conda-meta are not read
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ class EnvironmentManager:
         return names[self.kind]
 
     def pip(self, command: Literal["install", "uninstall"]) -> tuple[str, ...]:
-        """The beginning of a pip command for this environment; uv's where the environment has no pip."""
+        """Return the first words of a pip command for this environment, or of `uv pip` if the environment has no
+        pip."""
         if self.kind in ("uv", "uv-project") or not self.has_pip:
             return ("uv", "pip", command, "--python", self.python)
         assume_yes = ("--yes",) if command == "uninstall" else ()

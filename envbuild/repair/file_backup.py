@@ -35,7 +35,7 @@ class _Model(BaseModel):
 
 
 class KeptFile(_Model):
-    """A file as it was. `number`: its name in the backup; `sha256`: known once the changes are done."""
+    """A file as it was before the changes. `number`: its name in the backup; `sha256`: set after the changes."""
 
     path: str
     number: int
@@ -47,7 +47,7 @@ class KeptFile(_Model):
 class Backup(_Model):
     """What a backup contains. `files`: by distribution, a name in `.dist-info` form or "" for other files; `done`: the
     changes are complete, and only changed distributions are left in the backup; `added`: the files that the changes
-    brought; `project`: sha256 of changed project files afterwards."""
+    brought; `project`: the sha256 of changed project files after the changes."""
 
     version: int = 1
     prefix: str
@@ -75,14 +75,14 @@ class BackupFolder:
 
     @property
     def bytes(self) -> int:
-        """The space that the kept files take from the disk: those that no other name shares."""
+        """The disk space that only the backup uses: that of kept files without another hard link."""
         rows = (self.kept(file).lstat() for files in self.content.files.values() for file in files)
         return sum(row.st_size for row in rows if row.st_nlink == 1)
 
 
 def distribution_files(prefix: Path, sites: Iterable[str]) -> dict[str, list[Path]]:
-    """The files of each installed distribution, by the name of its `.dist-info` folder: those of its RECORD and all in
-    that folder. Files outside the environment are left out."""
+    """The files of each installed distribution, by the name of its `.dist-info` folder: the files that its RECORD lists
+    and all files in that folder. Files outside the environment are left out."""
     found: dict[str, list[Path]] = {}
     for site in map(Path, sites):
         for info in sorted(site.glob("*.dist-info")):
@@ -105,8 +105,8 @@ def _recorded(record: Path, site: Path) -> Iterator[Path]:
 def take_backup(
     prefix: Path, sites: Iterable[str], others: Iterable[Path] = (), touched: frozenset[str] = frozenset()
 ) -> BackupFolder:
-    """Keep the files of all distributions of an environment, and `others`: project files, leftovers. Where links are
-    not possible, only the distributions in `touched` are kept, as copies.
+    """Keep the files of all distributions of an environment, and the files `others` (project files, leftovers). Where
+    links are not possible, only the distributions in `touched` are kept, as copies.
 
     Raises FileError if an earlier change was interrupted.
     """
@@ -142,7 +142,8 @@ def take_backup(
 
 
 def _keep(path: Path, target: Path, number: int, may_copy: bool) -> KeptFile | None:
-    """Link a file into the backup, or copy it; None if it does not exist, or can only be copied and must not be."""
+    """Link a file into the backup, or copy it; None if the file does not exist, or if it cannot be linked and
+    `may_copy` is false."""
     try:
         about = path.lstat()
     except OSError:
@@ -193,7 +194,7 @@ def finish_backup(backup: BackupFolder, project: Iterable[Path] = ()) -> BackupF
 
 
 def backup_differs(backup: BackupFolder) -> Callable[[KeptFile], bool]:
-    """A check whether a file differs from the one that was kept."""
+    """Return a function that checks whether a file of the environment differs from the kept one."""
 
     def differs(file: KeptFile) -> bool:
         try:
@@ -207,7 +208,7 @@ def backup_differs(backup: BackupFolder) -> Callable[[KeptFile], bool]:
 
 
 def written_into(backup: BackupFolder) -> list[str]:
-    """The kept files whose content changed although no program may write into them."""
+    """The kept files that a command wrote into instead of replacing them, which changed the backup too."""
     files = {file.number: file for files in backup.content.files.values() for file in files}
     kept = ((file, backup.kept(file).lstat()) for file in files.values() if os.path.lexists(backup.kept(file)))
     return sorted(file.path for file, now in kept if (now.st_size, now.st_mtime_ns) != (file.size, file.modified))
@@ -228,14 +229,18 @@ def latest_backup(prefix: Path) -> BackupFolder | None:
 
 
 def _require_inside(content: Backup, prefix: Path, manifest: Path) -> None:
-    """Raise FileError if a backup would change files elsewhere: it may come with an environment of another author."""
+    """Raise FileError if a backup would change files outside the environment: somebody else may have written the
+    backup."""
     allowed = {str(prefix.parent / name) for name in PROJECT_FILES}
     paths = [*(file.path for files in content.files.values() for file in files), *content.added, *content.project]
     for text in [*paths, *content.sites, content.prefix]:
-        # the folder may be a link; the file itself is replaced, whatever it leads to
+        # the folder may be a link; if the file is a link, the link itself is replaced, not its target
         inside = (Path(text).parent.resolve() / Path(text).name).is_relative_to(prefix.resolve())
         if text not in allowed and not (inside and Path(os.path.normpath(text)) == Path(text)):
-            raise FileError(f"{manifest}: {text} is not a file of this environment", hint="it was made for another one")
+            raise FileError(
+                f"{manifest}: {text} is not a file of this environment",
+                hint="the backup was made for a different environment",
+            )
 
 
 def restore(backup: BackupFolder) -> tuple[frozenset[str], list[str]]:
@@ -251,7 +256,9 @@ def restore(backup: BackupFolder) -> tuple[frozenset[str], list[str]]:
     for file in kept:
         path = backup.kept(file)
         if os.path.lexists(path) and _sha256(path) != file.sha256:
-            raise HashMismatch(f"{path} is not the file that was kept of {file.path}", hint="it was changed since")
+            raise HashMismatch(
+                f"{path}, the backup of {file.path}, has changed", hint="restore the file by hand, or install again"
+            )
     before = {file.path for file in kept}
     now = distribution_files(prefix, content.sites)
     current = {str(path) for info, paths in now.items() if name_in_dist_info(info) in content.names for path in paths}

@@ -36,7 +36,7 @@ class LoadedFile:
 @dataclass(frozen=True)
 class LoaderInput:
     """What the loader's choice depends on. `program`: the main program; `roots`: the files that it opens, in order;
-    `planned`: files as they will be, None for one that will be removed."""
+    `planned`: files as they will be after the changes, None for a file that will be removed."""
 
     program: str
     roots: tuple[str, ...]
@@ -161,7 +161,7 @@ class _Loader:
 
 
 def _chain(item: _Object) -> Iterator[_Object]:
-    """The file and those that led to it, up to the main program."""
+    """The file and the files that led to it, up to the main program."""
     above: _Object | None = item
     while above is not None:
         yield above

@@ -1,7 +1,7 @@
 """Installs a lock as a virtual environment of this machine, from the store of wheels, each checked by its hash.
 
-The overrides of the profile hold in it: the installed metadata require the overriding versions, as in images, and
-pip and uv find the locked versions as constraints.
+The overrides of the profile are effective in the environment: the installed metadata require the overriding versions,
+as in images, and pip and uv find the locked versions as constraints.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def install_lock(
     """Install the lock of profile `name` in `folder`, a new or an existing virtual environment. `variables`: the
     profile's, set by the activation.
 
-    Raises FileError for a folder that is something else, SystemFault without the lock's Python, NetworkError if a wheel
-    cannot be downloaded, BuildError if the installation fails.
+    Raises FileError if the folder exists and is not such an environment, SystemFault without the lock's Python,
+    NetworkError if a wheel cannot be downloaded, BuildError if the installation fails.
     """
     folder = Path(os.path.abspath(folder))  # noqa: PTH100 - a link stays a link
     python = _interpreter(lock.python)
@@ -101,7 +101,8 @@ def _require_environment(folder: Path, version: str) -> None:
     found = host_runner.version(folder / "bin" / "python")
     if found != version:
         raise FileError(
-            f"{folder} has Python {found or 'that does not run'}, the lock {version}", hint="name a new folder"
+            f"{folder} has {f'Python {found}' if found else 'no working Python'}; the lock needs {version}",
+            hint="name a new folder",
         )
 
 
@@ -152,7 +153,7 @@ def _uv(*words: str) -> None:
 
 
 def _write_constraints(lock: Lock, name: str, folder: Path) -> None:
-    """The locked versions as constraints, which pip in the environment always reads."""
+    """Write the locked versions as constraints, which pip in the environment always reads."""
     file = folder / "constraints.txt"
     _write(file, requirements_export.constraints(lock, name, metadata_changed=True))
     _write(folder / "pip.conf", f"[install]\nconstraint = {file}\n" if " " not in str(file) else "")

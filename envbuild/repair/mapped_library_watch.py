@@ -29,7 +29,7 @@ def _is_one_of(file: str, sonames: Collection[str]) -> bool:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """A process and all that it started, directly or not."""
+    """The ids of a process and of all processes that it started, directly or indirectly."""
     yield pid
     try:
         texts = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/children")]
@@ -53,7 +53,7 @@ class LibraryWatch:
         self._thread.start()
 
     def stop(self) -> bool:
-        """End the watch; whether any of the libraries was seen."""
+        """End the watch. Return whether any of the libraries was seen."""
         self._end.set()
         if self._thread:
             self._thread.join(_SLOW)

@@ -32,8 +32,8 @@ _LIST = "libraries.json"
 
 @dataclass(frozen=True)
 class ProgramEnvironment:
-    """The variables that a program needs, None to remove one; why they are effective; and the libraries that it should
-    map: soname -> path."""
+    """The variables that a program needs (None: remove the variable), why they are effective, and the libraries that
+    the program should map: soname -> path."""
 
     variables: Mapping[str, str | None]
     reason: str
@@ -94,7 +94,7 @@ def effective_variables(held: Holdings, pins: Sequence[LibraryPin], folders: Seq
     if not names:
         raise CheckFailed(
             f"torch does not load {', '.join(pin.library for pin in pins)} as a file of its own",
-            hint="another build of torch: envbuild fix",
+            hint="install a different build of torch: envbuild fix",
         )
     own = {path.name: os.path.realpath(path) for folder in folders for path in folder.glob("*.so*")}
     wanted = {name: own[name] for name in names if name in own}
@@ -111,7 +111,7 @@ def effective_variables(held: Holdings, pins: Sequence[LibraryPin], folders: Seq
     after = loader_search.loaded_files(replace(given, preload=preload))
     if all(after[name].path == wanted[name] for name in names):
         return ProgramEnvironment({"LD_PRELOAD": preload}, f"LD_LIBRARY_PATH has no effect: {why}", wanted)
-    raise CheckFailed(f"the loader takes other files than {', '.join(wanted.values())}", hint=f"found by {why}")
+    raise CheckFailed(f"the loader takes different files than {', '.join(wanted.values())}", hint=f"found by {why}")
 
 
 def library_folder(pin: LibraryPin, python: str, say: Callable[[str], None]) -> Path:

@@ -44,7 +44,7 @@ class LibraryPin:
 class Changes:
     """What to change. `torch`: the release to install with its own libraries; `reinstall`: distributions whose files
     were overwritten; `uninstall`: distributions that must go; `leftovers`: files that no distribution owns; `bundled`:
-    the libraries that torch bundles, which is why torch changes."""
+    the libraries that torch bundles, so that only a different torch brings other versions."""
 
     pins: tuple[LibraryPin, ...] = ()
     torch: str | None = None
@@ -84,8 +84,8 @@ class Diagnosis:
 
 
 def expected_hardware_from(held: Holdings, found: Explanation | None, gpus: Sequence[Gpu] = ()) -> Expected:
-    """What to judge the environment for: these GPUs, otherwise those of the log, otherwise those of this machine; and
-    the driver in the log, otherwise this machine's if its GPUs are judged."""
+    """Return the GPUs and the driver that the environment is judged for. GPUs: `gpus`, otherwise those of the log,
+    otherwise this machine's. Driver: the one in the log, otherwise this machine's if its GPUs are judged."""
     machine = environment_audit.of_gpus(gpus, image=False) if gpus else environment_audit.of_machine(held)
     if found is None:
         return machine
@@ -99,8 +99,8 @@ def expected_hardware_from(held: Holdings, found: Explanation | None, gpus: Sequ
 
 
 def diagnose(audited: Audit, found: Explanation | None, *, files_only: bool = False) -> Diagnosis:
-    """Decide what to change. `found`: the explanation of a log of this environment. `files_only`: other library files
-    can be loaded, in the place of bundled ones too, and nothing can be installed."""
+    """Decide what to change. `found`: the explanation of a log of this environment. `files_only`: the fix may load
+    different library files (instead of bundled ones too), but install nothing."""
     held, wanted = audited.held, audited.wanted
     now = environment_audit.held_situation(held, wanted)
     shown = [match for match in found.matches if match.advisory] if found else []
@@ -280,7 +280,7 @@ def is_leftover(copy: Copy) -> bool:
 
 # Faults of the audit that the changes fix, or that the advisories stand for.
 _COVERED = {"left-behind", "modified-library", "wrong-apex", "cpu-only", "shadowed", "no-kernel"}
-_NEEDS_TORCH = {"cpu-only", "no-kernel"}  # of these, only a change of torch fixes
+_NEEDS_TORCH = {"cpu-only", "no-kernel"}  # the faults that only a change of torch fixes
 
 
 def _by_hand(audited: Audit, changes: Changes) -> Iterator[tuple[str, str]]:
@@ -324,7 +324,7 @@ def _notes(audited: Audit, found: Explanation | None) -> Iterator[str]:
     if not audited.wanted.gpus:
         yield "no GPU was found on this machine or in a log: name one with --gpu, such as --gpu h20"
     if torch and present and torch.partition("+")[0] != present.partition("+")[0]:
-        yield f"the log is of torch {torch}, this environment has {present}: is it the one that failed?"
+        yield f"the log shows torch {torch}, but this environment has {present}: did this environment fail?"
     if found and found.unknown:
         yield "no known cause found in the log: envbuild explain shows what was read"
     for finding in audited.findings:

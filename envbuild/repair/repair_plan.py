@@ -1,7 +1,6 @@
-"""Plans the repair of an environment: the commands for what manages it, what keeps the result, and which library files
-are loaded before and after.
-
-Reads loader data of files and what the manager wrote; changes nothing.
+"""Plans the repair of an environment: the commands of its manager (pip, uv, conda, ...), the edits that keep the
+result, and which library files are loaded before and after. Reads the loader data of files and the manager's files;
+changes nothing.
 """
 
 from __future__ import annotations
@@ -114,7 +113,8 @@ class RepairPlan:
 
 
 def plan_repair(audited: Audit, found: Explanation | None, *, files_only: bool = False) -> RepairPlan:
-    """Plan the repair of an audited environment. `found`: the explanation of its log; `files_only`: as in diagnose."""
+    """Plan the repair of an audited environment. `found`: the explanation of a log of the environment; `files_only`: as
+    in diagnose."""
     held = audited.held
     diagnosis = repair_diagnosis.diagnose(audited, found, files_only=files_only)
     manager = environment_manager.detect(held)
@@ -391,7 +391,7 @@ def _torch_folder(held: Holdings) -> Path | None:
 
 
 def group_sonames(held: Holdings, library: str, found: Mapping[str, LoadedFile]) -> list[str]:
-    """The sonames of a library and of those that must have its version, among those that are needed or loaded."""
+    """The sonames of a library and of the libraries that must have the same version, if they are needed or loaded."""
     loaded = [copy.soname or copy.name for copy in held.libraries if copy.group == library and copy.loaded]
     needed = [name for name in found if re.match(rf"lib{re.escape(library)}(Lt|_[a-z_]+)?\.so", name)]
     return sorted(dict.fromkeys([*loaded, *needed]))
@@ -413,7 +413,7 @@ def _planned(held: Holdings, changes: Changes) -> dict[str, Elf | None]:
 
 
 def _without(given: LoaderInput, foreign: LoadedFile) -> LoaderInput | None:
-    """The input without the folder or file of a variable that leads to this file; None if no variable does."""
+    """The input without the entries of LD_LIBRARY_PATH or LD_PRELOAD that lead to this file; None if there are none."""
     if foreign.way == "LD_LIBRARY_PATH":
         folders = loader_search.search_folders(given.library_path)
         left = [folder for folder in folders if not os.path.lexists(f"{folder}/{foreign.name}")]

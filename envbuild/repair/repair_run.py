@@ -101,7 +101,7 @@ def _of(info: str, names: frozenset[str]) -> bool:
 
 
 def processes_using(paths: set[str]) -> Iterator[ProcessUsing]:
-    """The other processes that have one of these files mapped, as far as this user may look."""
+    """The other processes that have one of these files mapped, as far as this user may see them."""
     for folder in Path("/proc").glob("[0-9]*"):
         if int(folder.name) == os.getpid():
             continue
@@ -186,15 +186,16 @@ def require_loaded(plan: RepairPlan, held: Holdings) -> None:
 
 
 def _is(copy: Copy, version: str) -> bool:
-    """Whether a library has this version; one that only reports its version reports fewer numbers."""
+    """Whether a library has this version; a version that the library itself reports may have fewer numbers."""
     return copy.version is not None and library_and_distribution_findings.agree(copy.version, version)
 
 
 def run_probes(plan: RepairPlan, held: Holdings) -> TestRun | str:
-    """Run the probes that the advisories name in the environment; the reason if they cannot run here."""
+    """Run the probes that the advisories name, in the environment. Return the run, or the reason if they cannot run
+    here."""
     probes = plan.diagnosis.probes
     if not probes:
-        return "no probe meets this fault"
+        return "no probe detects this fault"
     if held.torch is None or not held.torch.imported:
         return "torch cannot be imported"
     if not held.machine.gpus:
@@ -219,8 +220,8 @@ def require_probes_passed(run: TestRun, plan: RepairPlan) -> None:
 
 
 def undo_repair(prefix: Path, say: Callable[[str], None]) -> tuple[frozenset[str], list[str]]:
-    """Restore the files that the last repair of an environment replaced; the distributions, and project files that are
-    left because they were changed since. Raises FileError if there is nothing to undo."""
+    """Restore the files that the last repair of an environment replaced. Return the distributions, and the project
+    files that are left as they are because they were changed since. Raises FileError if there is nothing to undo."""
     lock = hashlib.sha256(os.fsencode(os.path.realpath(prefix))).hexdigest()[:16]
     with process_locks.exclusive(f"_fix-{lock}", f"fixes {prefix}", say):
         backup = file_backup.latest_backup(prefix)
