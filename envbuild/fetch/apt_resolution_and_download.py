@@ -124,16 +124,16 @@ def _resolve(
         wanted = ["?essential", *packages, *(f"{deb.name}={deb.version}" for deb in keep)]
         done = _apt("install", "--yes", "--no-install-recommends", "--print-uris", *wanted, config=config)
         if done.code and disk_space.is_none(state):
-            raise disk_space.full([state], "the disk is full while apt is asked")
+            raise disk_space.full([state], "the disk is full while apt runs")
         if done.code:
             raise _not_resolved(suite, done.stderr, components)
         debs = [_deb(line) for line in done.stdout.splitlines() if line.startswith("'")]
     return tuple(sorted(debs, key=lambda deb: deb.name))
 
 
-def beyond(found: Iterable[Deb], there: Iterable[Deb]) -> tuple[Deb, ...]:
-    """The packages in `found` whose names do not occur in `there`."""
-    names = {deb.name for deb in there}
+def beyond(found: Iterable[Deb], present: Iterable[Deb]) -> tuple[Deb, ...]:
+    """The packages in `found` whose names do not occur in `present`."""
+    names = {deb.name for deb in present}
     return tuple(deb for deb in found if deb.name not in names)
 
 
@@ -177,7 +177,7 @@ def _apt(*arguments: str, config: Path | None = None) -> Completed:
     except ProcessMissing as error:
         raise ProcessMissing(error.message, hint=_APT_HINT) from None
     if done.code and disk_space.lacked(done.stderr):
-        raise disk_space.full([config.parent] if config else [], "the disk is full while apt is asked")
+        raise disk_space.full([config.parent] if config else [], "the disk is full while apt runs")
     return done
 
 
@@ -208,7 +208,7 @@ _LINE = re.compile(r"^'(?P<uri>[^']+)' (?P<file>\S+) (?P<bytes>\d+) SHA256:(?P<s
 def _deb(line: str) -> Deb:
     match = _LINE.match(line.strip())
     if not match:
-        raise NetworkError(f"apt gives no sha256 for a package: {line.strip()[:200]}")
+        raise NetworkError(f"apt reports no sha256 for a package: {line.strip()[:200]}")
     path = urllib.parse.unquote("pool/" + match["uri"].partition("/pool/")[2])
     # apt writes the epoch's colon as %3a in the file name; the file name in the pool has no epoch.
     name, version, _ = urllib.parse.unquote(match["file"]).rsplit("_", 2)
@@ -254,7 +254,7 @@ def _without_credentials(root: str, netrc: Path) -> str:
 
 
 def _from_root(root: str, debs: Sequence[Deb], store: Store) -> list[Deb]:
-    """Download from one root; return the packages it does not have."""
+    """Download from one root; return the packages that the root does not have."""
     with store.incoming() as folder:
         arguments: list[str] = []
         netrc = folder / "auth.conf"
@@ -272,7 +272,7 @@ def _from_root(root: str, debs: Sequence[Deb], store: Store) -> list[Deb]:
         other = [line for line in failures if not _GONE.search(line)]
         if done.code and (other or not failures):
             error = other[0] if other else done.stderr.strip()[-300:]
-            raise NetworkError(f"{open_root} does not give its packages", hint=error.removeprefix("E: "))
+            raise NetworkError(f"packages cannot be downloaded from {open_root}", hint=error.removeprefix("E: "))
         for deb in debs:
             if (folder / deb.sha256).is_file():
                 store.put(folder / deb.sha256, deb.sha256, deb.file)

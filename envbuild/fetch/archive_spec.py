@@ -10,7 +10,7 @@ from envbuild.util.errors import Fault
 # Inspects an archive on the host, and extracts it in the build.
 UNPACKER = package_data.DOCKERFILES / "unpack"
 TOOLKIT, COMPAT = "cuda-toolkit", "cuda-compat"
-# Target folder of each kind. NVIDIA's container toolkit checks the second one whenever a container starts.
+# Target folder of each kind. NVIDIA's container toolkit checks the folder of COMPAT whenever a container starts.
 FOLDERS = {TOOLKIT: "/usr/local/cuda", COMPAT: "/usr/local/cuda/compat"}
 
 
@@ -27,7 +27,7 @@ class ArchiveRequest:
 
     @property
     def named(self) -> Fault:
-        """Its line, for a failure that the profile did not cause."""
+        """The archive's line in the profile, for a failure that the profile did not cause."""
         return replace(self.at, message="it is named here")
 
 

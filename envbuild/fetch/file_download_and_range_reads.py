@@ -38,7 +38,7 @@ def head(session: requests.Session, address: str, name: str) -> Head:
     headers = _ask(session, "HEAD", address, name).headers
     length = headers.get("Content-Length", "")
     if not length.isdigit():
-        raise NetworkError(f"the index does not say how long {name} is")
+        raise NetworkError(f"the index does not report the size of {name}")
     return Head(int(length), ranges="bytes" in headers.get("Accept-Ranges", ""))
 
 
@@ -105,8 +105,8 @@ def _copy(local: Path, file: Path, name: str, progress: Callable[[int], None], l
 def _within(limit: int, size: int, name: str) -> None:
     if size > limit:
         raise HashMismatch(
-            f"{name} is not the file that was asked for: it is longer than {limit} bytes",
-            hint="a mirror serves another file under this name",
+            f"{name} is not the requested file: it is longer than {limit} bytes",
+            hint="a mirror serves a different file under this name",
         )
 
 
@@ -194,5 +194,5 @@ class Remote(io.RawIOBase):
             except requests.RequestException as error:  # an OSError, which zipfile would report as an invalid archive
                 raise NetworkError(f"{self._name} cannot be fetched: {_reason(error)}") from error
         if len(found) != end - begin:
-            raise RangeIgnored("the server sends another range")
+            raise RangeIgnored("the server sends a different range")
         return found

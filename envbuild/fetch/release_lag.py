@@ -19,7 +19,8 @@ from envbuild.util.errors import Fault, ProfileError, some
 MOST_DAYS = 548
 """18 months: a torch release and what was made for it stay usable together for about that long."""
 MOST_RELEASES = 78
-"""A project that releases weekly has as many in 18 months. Counted as well, since an index may have no dates."""
+"""The number of releases of a project that releases weekly for 18 months. Releases are counted as well, because an
+index may report no dates."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class Release:
 @dataclass(frozen=True)
 class Lag:
     """A resolved version and the newest release in the required range. `reason`: why the newest was not chosen: no
-    wheel, it requires another Python, or it conflicts with another requirement. `rival`: the newest release that has a
-    wheel."""
+    wheel, it requires a different Python, or it conflicts with another requirement. `rival`: the newest release that
+    has a wheel."""
 
     name: str
     chosen: str
@@ -146,7 +147,7 @@ def lag_sentence(found: Lag, target: str) -> str:
 
 
 def lag_note(found: Lag, target: str) -> str:
-    """The sentence with the way out, for a version that is locked."""
+    """The sentence of lag_sentence and what to do, for a version that is locked."""
     return lag_sentence(found, target) + (f"; {COMPILE}" if found.lacks_wheel else "")
 
 

@@ -38,8 +38,8 @@ class Store:
         if found != sha256:
             raise HashMismatch(
                 f"{name} is not the file that was locked: sha256 {found}, locked {sha256}",
-                hint="a mirror serves another file under this name, or it was cut short; fetch it from a mirror you "
-                "trust, or lock again",
+                hint="a mirror serves a different file under this name, or it was cut short; fetch it from a mirror "
+                "you trust, or lock again",
             )
         target = self.path(sha256, name)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -66,12 +66,13 @@ def uv_binary() -> Path:
     return Path(uv.find_uv_bin())
 
 
-# uv resolves a shipped profile in seconds. It has no limit of its own for an index that sends only single bytes.
+# uv resolves a shipped profile in seconds. uv itself has no time limit for an index that sends byte by byte.
 _SECONDS = 900.0
 
 
 def _compile(lines: Iterable[str], python: str, glibc: str, *options: str) -> Completed:
-    """The result of uv. Raises DiskError if the disk of uv or its cache is full, NetworkError if uv takes too long."""
+    """Run uv's resolver and return its result. Raises DiskError if the disk of uv or its cache is full, NetworkError if
+    uv takes too long."""
     try:
         return _resolved(lines, python, glibc, *options)
     except ProcessTimeout:
@@ -129,7 +130,7 @@ def resolve_wheels(
 
 
 def _lists(folder: Path, constraints: Iterable[str], overrides: Iterable[str]) -> list[str]:
-    """uv's options for these, which are written to files."""
+    """Write constraints and overrides to files, and return uv's options for these files."""
     options: list[str] = []
     for option, lines in (("--constraint", list(constraints)), ("--override", list(overrides))):
         file = folder / f"{option.lstrip('-')}.txt"
@@ -206,7 +207,8 @@ def _refuse_unrelated(resolved: Resolved) -> None:
         meant = misleading_packages.refusal_reason(name)
         if meant:
             asking = ", ".join(sorted(resolved.wanted_by[name] - {""})) or "the profile"
-            raise ProfileError(f"{asking} needs {name}: {meant}", hint=f"another version of {asking}, or none of it")
+            hint = f"use a different version of {asking}, or leave it out"
+            raise ProfileError(f"{asking} needs {name}: {meant}", hint=hint)
 
 
 # uv's message for a missing version; for one that is too old for a range uv itself names the newest.
@@ -347,7 +349,7 @@ def fetch_wheels(
     try:
         found = locate({w.name: w.version for w in missing}, python, glibc, {w.sha256 for w in missing})
     except ProfileError as error:  # locked wheels were available once: not an error in the profile
-        raise NetworkError("the configured indexes do not have all that is locked", hint=error.hint) from error
+        raise NetworkError("the configured indexes lack a locked file", hint=error.hint) from error
     addresses = {wheel.file: address for wheel, address in found.items()}
     gone = [wheel.file for wheel in missing if wheel.file not in addresses]
     if gone:

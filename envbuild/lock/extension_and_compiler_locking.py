@@ -23,11 +23,11 @@ def lock(
     previous: Lock | None,
     stale: frozenset[str],
     locked: tuple[LockedWheel, ...],
-    there: tuple[Deb, ...],
+    image_debs: tuple[Deb, ...],
     progress: Callable[[str, int], None],
 ) -> tuple[tuple[LockedExtension, ...], Builder | None]:
     """The inspected sources, and the tools for compiling them in addition to the image's own wheels (`locked`) and
-    Debian packages (`there`)."""
+    Debian packages (`image_debs`)."""
     extension_toolchain = plan.extension_toolchain
     if extension_toolchain is None:
         return (), None
@@ -35,7 +35,7 @@ def lock(
     debian = extension_toolchain.toolchain.debian
     if previous is not None and "extensions" not in stale and locked == previous.wheels:
         held = (*previous.base, *previous.apt)
-        if not debian or there == held:
+        if not debian or image_debs == held:
             return previous.extensions, previous.builder
     extensions = tuple(
         extension_source_fetcher.inspect_source(wanted, progress) for wanted in extension_toolchain.wanted
@@ -44,21 +44,21 @@ def lock(
     inside = {item.name for item in plan.archives}
     apart = (archive_fetcher.inspect_archive(archive, progress),) if archive and archive.name not in inside else ()
     nvcc = Nvcc(extension_toolchain.toolchain.home, extension_toolchain.toolchain.release)
-    tools, packaged = _tools(plan, extension_toolchain, previous, locked), _packaged(plan, extension_toolchain, there)
+    tools = _tools(plan, extension_toolchain, previous, locked)
+    packaged = _packaged(plan, extension_toolchain, image_debs)
     return extensions, Builder(
         extension_toolchain.arch, nvcc, tools, apart, packaged, debian.environment if debian else {}
     )
 
 
-def _packaged(plan: Plan, extension_toolchain: ExtensionToolchain, there: tuple[Deb, ...]) -> tuple[Deb, ...]:
+def _packaged(plan: Plan, extension_toolchain: ExtensionToolchain, image_debs: tuple[Deb, ...]) -> tuple[Deb, ...]:
     """The Debian packages of nvcc that the image lacks; the image's packages keep their versions."""
     debian = extension_toolchain.toolchain.debian
     if debian is None or plan.suite is None:
         return ()
     try:
-        return apt_resolution_and_download.beyond(
-            apt_resolution_and_download.resolve_debs(plan.suite, debian.packages, there, debian.components), there
-        )
+        found = apt_resolution_and_download.resolve_debs(plan.suite, debian.packages, image_debs, debian.components)
+        return apt_resolution_and_download.beyond(found, image_debs)
     except ProfileError as error:
         hint = f"{error.hint}\nthe mirror may have moved on: envbuild lock {plan.cli_words} --upgrade base"
         raise ProfileError(

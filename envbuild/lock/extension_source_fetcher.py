@@ -53,8 +53,9 @@ _MOST_MEMBERS, _LARGEST_TOTAL, _LARGEST_HEADER = 500_000, 8 << 30, 1 << 20
 def inspect_source(wanted: ExtensionRequest, progress: Progress) -> LockedExtension:
     """Download a source and inspect it for locking.
 
-    Raises NetworkError if it is not available, HashMismatch for another sdist, and ProfileError with the profile's line
-    for a commit that the repository lacks or that has submodules, or for a variable that the source does not mention.
+    Raises NetworkError if it is not available, HashMismatch for an sdist with a different hash, and ProfileError with
+    the profile's line for a commit that the repository lacks or that has submodules, or for a variable that the source
+    does not mention.
     """
     extension, build = wanted.extension, wanted.extension.build
     kind = "git" if extension.commit else "sdist"
@@ -183,7 +184,7 @@ def _clone(wanted: ExtensionRequest, commit: str) -> None:
         style = f"--object-format={'sha256' if len(commit) == 64 else 'sha1'}"
         begun = run(["git", "init", "--quiet", "--bare", "--template=", style, made], env=_ENVIRONMENT)
         if begun.code:
-            raise EnvbuildError("git cannot make a repository", hint=printable(begun.stderr.strip()[-600:]))
+            raise EnvbuildError("git cannot create a repository", hint=printable(begun.stderr.strip()[-600:]))
         (made / "info").mkdir(exist_ok=True)
         (made / "info" / "attributes").write_text(_ATTRIBUTES, encoding="utf-8")
         done = _git(made, "fetch", "--quiet", "--no-tags", "--depth=1", address, commit)

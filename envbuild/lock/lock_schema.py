@@ -118,7 +118,8 @@ class Content(Model):
 
 
 class Origin(Model):
-    """The origin of a lock without a profile of its name; paths are relative to the lock's folder."""
+    """The profile and the requirements that a lock was made from, if no profile has the lock's name; paths are relative
+    to the lock's folder."""
 
     profile: Annotated[str, StringConstraints(max_length=1000)]
     requirements: Annotated[str, StringConstraints(max_length=1000)]

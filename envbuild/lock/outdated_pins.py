@@ -66,7 +66,7 @@ def _rows(
             row = AdvisedUpdate(given.advisory.id, given.state, given.reason, given.advisory.remedy, version)
             advised.setdefault(update.name, []).append(row)
     for name, version in versions.items():
-        # another build of the same version (2.13.0 instead of the pinned 2.13.0+cpu) is not newer
+        # a different build of the same version (2.13.0 instead of the pinned 2.13.0+cpu) is not newer
         found = Version(newest.get(name, version))
         moved = found > Version(version) and found.local == Version(version).local
         if moved or name in advised:
@@ -79,7 +79,7 @@ def patches_of(name: str, version: str) -> str:
 
 
 def _within(name: str, version: str, numbers: int) -> str:
-    """This version and newer ones with the same first `numbers` numbers."""
+    """The requirement that matches this version and newer ones with the same first `numbers` numbers."""
     known = Version(version)
     epoch = f"{known.epoch}!" if known.epoch else ""
     head = ".".join(map(str, (*known.release, 0)[:numbers]))

@@ -12,7 +12,7 @@ from envbuild.lock import requirements_export
 from envbuild.lock.lock_file import Lock
 from envbuild.resolve.plan_resolver import computing
 
-# of linux/amd64, the only platform of a lock
+# linux/amd64 is the only platform of a lock
 _PLATFORM = "sys_platform == 'linux' and platform_machine == 'x86_64'"
 
 

@@ -35,8 +35,8 @@ def requirements(lock: Lock, name: str) -> str:
 def constraints(lock: Lock, name: str, *, metadata_changed: bool = False) -> str:
     """Every version, to be kept while other packages are installed.
 
-    Overrides are left out, because pip refuses a constraint that contradicts the metadata of torch; they are in it for
-    an environment with `metadata_changed`, where torch requires them.
+    Overrides are left out, because pip refuses a constraint that contradicts the metadata of torch; with
+    `metadata_changed` they are included, because torch requires them in that environment.
     """
     kept = {} if metadata_changed else {one.name: one.version for one in lock.overrides}
     lines = [*heading(lock, name, "constraints"), "# pip install -c FILE PACKAGE", "# Pinned: the versions below."]
@@ -90,8 +90,8 @@ def metadata_command(lock: Lock) -> str:
 def change_metadata(lock: Lock, site: str) -> str:
     """A shell command that makes the metadata of all installed packages require the overrides.
 
-    `site`: the folder of the packages, as a word for the shell. sed replaces the files, so a copy that shares one by a
-    hard link stays as it is.
+    `site`: the folder of the packages, as a word for the shell. sed replaces the files, so other hard links to them
+    keep the old content.
     """
     changes = " ".join(
         rf"-e 's/^\(Requires-Dist: *{_any_spelling(one.name)} *\(\[[^]]*\]\)\?\) *(\?[<>=!~][^;]*/\1=={one.version} /I'"
@@ -108,7 +108,7 @@ def refuse_conflicts(lock: Lock, python: str) -> str:
 
 
 def _any_spelling(name: str) -> str:
-    """A pattern of sed and grep for all spellings of a package's name; they must ignore case."""
+    """A pattern of sed and grep for all spellings of a package's name, if sed and grep ignore case."""
     return re.sub(r"[-_.]+", r"[-_.]\\+", name)
 
 

@@ -78,8 +78,8 @@ def _own(listings: Mapping[str, Listing]) -> list[str]:
 
 
 def _offered(wheel: Wheel, address: str, head: Head) -> Listing | None:
-    """The files that a wheel installs; None if that needs a download. Raises ProfileError for an invalid wheel on the
-    index, and the errors of wheel_contents.listing."""
+    """The files that a wheel installs; None if only a download would show them. Raises ProfileError for an invalid
+    wheel on the index, and the errors of wheel_contents.listing."""
     held = sha256_file_store.wheel_store().path(wheel.sha256, wheel.file)
     if held.is_file():
         return wheel_contents.listing(held)
@@ -94,7 +94,7 @@ def _offered(wheel: Wheel, address: str, head: Head) -> Listing | None:
         return None
     except ValueError as error:
         raise ProfileError(
-            f"{wheel.file} is not a readable wheel: {error}", hint="lock another version of it"
+            f"{wheel.file} is not a readable wheel: {error}", hint="lock a different version of it"
         ) from None
     atomic_files.write_atomically(noted, json.dumps(asdict(found)))
     return found

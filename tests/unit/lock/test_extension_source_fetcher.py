@@ -114,7 +114,7 @@ def test_a_repository_that_git_cannot_create_is_reported(
 ) -> None:
     item = from_git(project, repository)
     monkeypatch.setenv("GIT_CONFIG_COUNT", "none")
-    with pytest.raises(EnvbuildError, match="cannot make a repository"):
+    with pytest.raises(EnvbuildError, match="cannot create a repository"):
         take(item)
 
 
