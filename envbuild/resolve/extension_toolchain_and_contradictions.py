@@ -56,7 +56,7 @@ def _extension_inputs(extension: Extension) -> list[object]:
 
 
 def choose_extension_toolchain(source: Source, toolchain: Toolchain, arch: str) -> ExtensionToolchain | None:
-    """The toolchain for a profile's extensions; None if it compiles none."""
+    """The toolchain for a profile's extensions; None if the profile compiles no extension."""
     named = enumerate(source.profile.extensions)
     wanted = tuple(_wanted(source, index, one) for index, one in named if one.none is None)
     tools = {text for item in wanted for text in (*BUILD_TOOLS, *item.extension.build.requires)}
@@ -78,7 +78,8 @@ def toolchain_contradictions(source: Source, suite: Suite | None, cuda: str | No
     if not compiled:
         return
     fault = source.document.fault
-    if not source.profile.gpus and Version(source.profile.torch).local != "cpu":  # that is reported elsewhere
+    # a CPU build of torch is reported elsewhere
+    if not source.profile.gpus and Version(source.profile.torch).local != "cpu":
         yield fault(("extensions", compiled[0]), "an extension is compiled for the profile's GPUs, and gpus is empty")
     bound = extension_compilers.hosts().get(cuda) if cuda else None
     own = source.profile.toolchain == "debian"  # Debian's nvcc comes with a matching g++

@@ -11,14 +11,14 @@ from packaging.version import Version
 from envbuild.util.errors import NotProved, UsageError, near
 
 CURRENT = "current"
-"""The label of the profile with the GPU's name; that of the profile NAME-cu12 is `cu12`."""
+"""The label of the profile with the GPU's name; the label of the profile NAME-cu12 is `cu12`."""
 AUTO = "auto"
 
 
 @dataclass(frozen=True)
 class GpuLine:
     """A profile as one of the lines of a GPU. `driver`: the oldest driver that supports it, None if unknown. `cuda`:
-    its major version; the current line is also called cu13 if that is 13. `forced`: the profile puts
+    its major version; the current line is also called cu13 if its CUDA major version is 13. `forced`: the profile puts
     forward-compatibility libraries into the loader's path, where every driver uses them. `without_them`: the oldest
     driver that supports this CUDA without these libraries."""
 
@@ -48,7 +48,7 @@ class GpuLine:
 class LineRequest:
     """What decides about the line. `named`: the label in the profile's name, as in h20-cu12. `line`, `driver`: the
     options. `site_line`, `site_driver`: the settings. `found`: the driver of the machine that will run the image; None
-    if it is unknown or must not matter."""
+    if unknown, or ignored on purpose."""
 
     named: str | None = None
     line: str | None = None
@@ -69,7 +69,7 @@ class LineChoice:
 
 def choose_line(name: str, lines: Sequence[GpuLine], request: LineRequest) -> LineChoice:
     """Choose among the lines of the GPU profile `name`, the newest CUDA first. What decides is, in this order: the
-    profile's full name, the options, the settings; otherwise it is the current line.
+    profile's full name, the options, the settings; without any of these, the current line is chosen.
 
     The driver that was found counts only with `auto`, as an option or a setting. Raises UsageError if a line does not
     exist or does not support the driver that an option names; NotProved if no line supports the driver.

@@ -22,11 +22,12 @@ def minimum_drivers(profile: Profile) -> dict[str, str]:
 
 
 def oldest(profile: Profile) -> str | None:
-    """The highest of these minimum drivers; None for the CPU, and if nothing is known.
+    """The oldest driver on which the image runs: the highest of `minimum_drivers`. None for the CPU, and if nothing is
+    known.
 
     Forward-compatibility libraries replace CUDA's own minimum. A minimum in the profile still applies to the host.
-    Without one, the minimum driver of the previous CUDA major version is only a lower bound: each of NVIDIA's packages
-    has its own list of drivers.
+    Without a minimum in the profile, the minimum driver of the previous CUDA major version is only a lower bound: each
+    of NVIDIA's packages has its own list of drivers.
     """
     found = minimum_drivers(profile) if profile.gpus else {}
     if profile.driver.compat and "cuda" in found:

@@ -1,7 +1,7 @@
 """Chooses the source of a profile's nvcc: NVIDIA's wheels, Debian's packages, an archive, or the base image. Pure.
 
-It must match torch's own CUDA release, because extensions refuse any other. `variant` decides whether it stays in the
-image; extensions are compiled with it in both cases.
+nvcc must match torch's own CUDA release, because extensions refuse any other release. The key `variant` decides whether
+nvcc stays in the image; extensions are compiled with it in both cases.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from envbuild.util.yaml_document import Path
 
 @dataclass(frozen=True)
 class Toolchain:
-    """A CUDA toolkit with nvcc. `home`: CUDA_HOME; `release`: torch's CUDA, such as "13.0", which nvcc's must match.
+    """A CUDA toolkit with nvcc. `home`: CUDA_HOME; `release`: torch's CUDA, such as "13.0", which must also be the
+    release of nvcc.
 
     `requirements`: its wheels; `archive`: its archive; `debian`: its packages. If all are empty, the base image has it.
     """
@@ -35,7 +36,8 @@ class Toolchain:
     debian: Debian | None = None
 
     def environment(self, path: str) -> Mapping[str, str]:
-        """Its environment variables. `path`: PATH without it; the first folder is the virtual environment's."""
+        """The toolkit's environment variables. `path`: PATH without the toolkit; the first folder is the virtual
+        environment's."""
         first, _, rest = path.partition(":")
         return {"CUDA_HOME": self.home, "PATH": f"{first}:{self.home}/bin:{rest}"}
 
@@ -110,7 +112,7 @@ def _instead(profile: Profile, cuda: str, known: Iterable[Debian]) -> Iterator[s
 
 
 def _serves(release: database.TorchRelease, row: Debian, profile: Profile) -> bool:
-    """Whether that torch is built for this CUDA, with a wheel for the suite's Python and code for the GPUs."""
+    """Whether this torch release is built for this CUDA, with a wheel for the suite's Python and code for the GPUs."""
     cards = [database.gpus()[name] for name in profile.gpus if name in database.gpus()]
     return (
         release.cuda == row.cuda

@@ -53,7 +53,7 @@ def computing(versions: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Plan:
-    """The inputs of a lock, before anything is looked up.
+    """The inputs of a lock, before any package index or mirror is queried.
 
     `suite` or `image`: the base image; `toolchain`: stays in the image; `extension_toolchain`: compiles its extensions;
     `extensions`: name -> id of the source, None if left out. `cli_words`, `notes`: as in Source.

@@ -42,7 +42,7 @@ def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None =
 
 
 def unwritten(gpu: str, pins: Mapping[str, str] | None = None) -> Source:
-    """The profile that `envbuild init` would write for a GPU without one. Writes no file."""
+    """The profile that `envbuild init` would write for a GPU without a profile. Writes no file."""
     file = Path.cwd() / "profiles" / f"{gpu}.yaml"
     here = yaml_document.parse(starter_profile.for_gpu(gpu), yaml_document.display(file))
     meant = profile_name_lookup.Meant(gpu, file, gpu, gpu)
@@ -107,8 +107,8 @@ ORDER = "--pin comes before the profile, and the profile before the requirements
 
 
 def _overruled(text: str, exact: Mapping[str, tuple[str, str]], pins: Mapping[str, str]) -> tuple[str, str] | None:
-    """For a requirement that contradicts an exact version: the remaining requirement, and the reason. None
-    otherwise."""
+    """If the requirement contradicts an exact version, return the remaining requirement and the reason; otherwise
+    None."""
     requirement = _parsed(text)
     if requirement is None:
         return None

@@ -157,7 +157,7 @@ def _torch(source: Source, gpus: tuple[Gpu, ...], release: TorchRelease | None) 
             )
 
 
-# A profile that accepts one of these builds or obtains a torch with the missing architecture.
+# A profile that accepts one of these advisories builds or obtains a torch with the missing architecture.
 _NO_KERNEL = frozenset({"no-kernel-image-blackwell", "volta-dropped"})
 
 
