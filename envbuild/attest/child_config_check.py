@@ -50,9 +50,8 @@ def configuration_objections(child: Config, base: Config, forbidden: Collection[
         if key == "Env":
             yield from _variables(_changed_items(child.environment, base.environment), base.environment)
         elif key == "Entrypoint" or (key not in _FREE and _changed(key, found, ours.get(key))):
-            yield Reason(
-                "configuration", f"{key} of the base is {_shown(ours.get(key))}, here {_shown(child.settings.get(key))}"
-            )
+            text = f"{key} is {_shown(child.settings.get(key))}, but {_shown(ours.get(key))} in the base image"
+            yield Reason("configuration", text)
         if key in forbidden:
             yield Reason("configuration", f"the policy forbids a child to set {key}: {_shown(found)}")
 
@@ -89,9 +88,9 @@ def _changed(key: str, found: object, ours: object) -> bool:
 def _variables(found: Mapping[str, str | None], base: Mapping[str, str]) -> Iterator[Reason]:
     for name, value in found.items():
         if name in base:
-            yield Reason("environment", f"{name} of the base is {_shown(base[name])}, here {_shown(value)}")
+            yield Reason("environment", f"{name} is {_shown(value)}, but {_shown(base[name])} in the base image")
         elif _DECISIVE.fullmatch(name) and not _HARMLESS.fullmatch(name):
-            text = f"{name} is set above the base: it decides what is loaded or computed"
+            text = f"{name} is set in the child image, and decides what is loaded or computed"
             yield Reason("environment", f"{text}; set it in the profile, under env, and prove that image")
 
 

@@ -1,6 +1,6 @@
 """Checks a child image: its lowest layers are the verified ones, and the layers above replace nothing that is locked.
 
-This finds files that replace locked ones, or that Python or the loader uses instead. Other files are not judged.
+The check finds files that replace locked ones, or that Python or the loader uses instead. Other files are not judged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _LINKS = {
     "opt/venv/lib64": "lib",
 }
 _LOADER = dict.fromkeys(("lib/ld.so", "lib64/ld.so"), "the dynamic loader")
-# Names the libraries that OpenSSL loads, and so Python's ssl and hashlib. The second is a link to the first.
+# OpenSSL's configuration names libraries that OpenSSL loads, and so Python's ssl and hashlib. The second path is a link
+# to the first.
 _OPENSSL = dict.fromkeys(("etc/ssl/openssl.cnf", "usr/lib/ssl/openssl.cnf"), "OpenSSL's configuration")
 _LARGEST = 8 << 20  # size limit in bytes of a file that is read
 _PACKAGES = ("site-packages", "dist-packages")

@@ -106,7 +106,7 @@ set ci_install in config.yaml, or --install, to one of:
 def render(system: str, name: str, image: str, gpus: Sequence[str], source: str | None) -> str:
     """Render the file for one CI system; `gpus` are the profile's models, `image` a repository without a tag.
 
-    `source`: what envbuild is installed from. Raises UsageError unless that is one commit or one file: a name on an
+    `source`: what envbuild is installed from. Raises UsageError unless `source` is one commit or one file: a name on an
     index may belong to anybody.
     """
     file, secrets, template, more = _SYSTEMS[system]

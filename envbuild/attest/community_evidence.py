@@ -84,7 +84,7 @@ def evidence_rows(
             faults.append(Fault(str(refusal.reason), name))
     if faults:
         hint = "CONTRIBUTING.md says what a file of evidence must be"
-        raise CheckFailed("not all that is there is evidence", hint=hint, faults=faults)
+        raise CheckFailed("some files are not valid evidence", hint=hint, faults=faults)
     return sorted(made, key=lambda row: (row.gpu, row.profile, row.when, row.who))
 
 
@@ -104,8 +104,8 @@ def _row(envelope: Envelope | Refusal, keys: Mapping[str, PublicKey], now: datet
 
 
 def _signer(envelope: Envelope, keys: Mapping[str, PublicKey]) -> tuple[str, Trusted]:
-    """Return the signer, and the trusted content. Raises Refusal if no owner of a key signed it, or if it is
-    invalid."""
+    """Return the signer, and the trusted content. Raises Refusal if no owner of a key signed the envelope, or if the
+    envelope is invalid."""
     refused = Reason("signature", "not signed with a key in keys/")
     for who, key in keys.items():
         believed = trusted_statements.believe([envelope], [key], None)

@@ -49,7 +49,7 @@ class VerdictDocument:
     `environment`: the digest of the locked files of an environment, for --python.
     `base`: for a child image, the verified base, by digest; `changed_settings`: the child's settings that differ from
     the base's. `unconfined`: the restrictions of an engine's containers that were missing. `reordered_layers`: numbers,
-    from 1, of layers that have the same files in another order after a rebuild."""
+    from 1, of layers that have the same files in a different order after a rebuild."""
 
     reference: str | None
     state: Literal["verified", "unverified"]
@@ -77,7 +77,7 @@ class Verdict:
     `base`: for a child image, the verified base, by digest; `child_sets`: the child's settings that differ from the
     base's.
 
-    `reordered`: numbers, from 1, of layers that have the same files in another order after a rebuild.
+    `reordered`: numbers, from 1, of layers that have the same files in a different order after a rebuild.
 
     `image`: the image that the reference names; `build`: the build statement that decided; `proved`: the image that
     this statement is about, either the image itself or its base.

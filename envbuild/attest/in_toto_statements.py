@@ -159,7 +159,7 @@ def read_test_result(predicate: Mapping[str, object]) -> tuple[str, RunRecord]:
     except ValueError:
         raise Malformed("invalid run record") from None
     if _test_predicate(record, raw) != predicate:
-        raise Refusal("predicate", "the test result does not say what its run record says")
+        raise Refusal("predicate", "the test result does not match its run record")
     return hashlib.sha256(raw).hexdigest(), record
 
 

@@ -29,7 +29,7 @@ NO_KEY = "no public key given, so the signer cannot be checked (--key, keys in t
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 KEY = "ENVBUILD_SIGNING_KEY"
 PASSPHRASE, PASSPHRASE_FILE = "ENVBUILD_KEY_PASSPHRASE", "ENVBUILD_KEY_PASSPHRASE_FILE"
-_TYPED = "ENVBUILD_KEY_PASSPHRASE_TYPED"  # passed from one envbuild to another, which removes it at its start
+_TYPED = "ENVBUILD_KEY_PASSPHRASE_TYPED"  # passed to a child envbuild, which removes it when it starts
 _taken: list[str] = []  # one passphrase, until it is used
 
 

@@ -69,7 +69,7 @@ def _redirected(cache: bytes, names: Collection[str], locked: Collection[str]) -
     try:
         magic, count, _ = _HEAD.unpack_from(cache)
         if magic != _CACHE or count > _MOST:
-            raise ValueError("another format")
+            raise ValueError("unknown format")
         for index in range(count):
             _, key, value = _ENTRY.unpack_from(cache, _HEAD.size + index * _ENTRY.size)
             name, path = (cache[at : cache.index(b"\0", at, at + 4096)].decode() for at in (key, value))

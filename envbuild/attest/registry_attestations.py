@@ -203,7 +203,7 @@ class _Reader:
         if oci_types.digest_in(manifest.document.get("subject")) != digest:
             raise Refusal("subject", f"the bundle {wanted} refers to another image")
         if len(manifest.layers) != 1:
-            raise Malformed(f"the bundle {wanted} has not one layer")
+            raise Malformed(f"the bundle {wanted} does not have exactly one layer")
         return self._json(manifest.layers[0]).get("dsseEnvelope")
 
     def _json(self, item: Mapping[str, object]) -> dict[str, object]:

@@ -67,7 +67,7 @@ class SavedImage:
     def blob(self, digest: str, limit: int = strict_json.MAX_BYTES) -> bytes:
         raw = self.file(blob_path(digest), limit)
         if oci_types.digest_of(raw) != digest:
-            raise Refusal("digest", f"the saved image holds something else as the blob {digest}")
+            raise Refusal("digest", f"the saved image has wrong content in the blob {digest}")
         return raw
 
     def blocks(self, digest: str) -> Iterator[bytes]:
@@ -80,7 +80,7 @@ class SavedImage:
             seen.update(block)
             yield block
         if f"sha256:{seen.hexdigest()}" != digest:
-            raise Refusal("digest", f"the saved image holds something else as the blob {digest}")
+            raise Refusal("digest", f"the saved image has wrong content in the blob {digest}")
 
     def referrers(self, digest: str) -> list[dict[str, object]]:
         index = self.manifest(oci_types.fallback_tag(digest))

@@ -67,12 +67,12 @@ def believe(envelopes: Iterable[Envelope], keys: Sequence[PublicKey], image_id: 
             statement = in_toto_statements.parse_statement(keys_and_signatures.signed_statement(envelope, keys))
             about = {digest for _, digest in statement.subjects}
             if image_id and image_id.removeprefix("sha256:") not in about:
-                raise Refusal("subject", "a statement is about another image")
+                raise Refusal("subject", "a statement is about a different image")
             if statement.predicate_type == evidence_statements_and_store.TEST_RESULT:
                 digest, record = in_toto_statements.read_test_result(statement.predicate)
                 measured = record.subject
                 if measured.removeprefix("sha256:") not in about or image_id not in (None, measured):
-                    raise Refusal("subject", "a run record is about another subject than its statement")
+                    raise Refusal("subject", "a run record and its statement are about different subjects")
                 records[digest] = record
             elif statement.predicate_type == in_toto_statements.PROVENANCE:
                 builds += _build(statement)
@@ -171,7 +171,7 @@ def _build(statement: Statement) -> list[SignedBuild]:
         if not profile_name_lookup.NAME.fullmatch(name):
             raise Malformed("the build statement names no profile")
         if definition.internal_parameters.lock != locked.id:
-            raise Malformed("the build statement names another lock than it holds")
+            raise Malformed("the build statement contains a different lock than it names")
     except Refusal:
         raise
     except (KeyError, TypeError, ValueError):

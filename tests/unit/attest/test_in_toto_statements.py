@@ -87,8 +87,8 @@ def test_the_same_statement_gives_the_same_bytes(locked: Lock) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda p: p.update(result="FAILED"), "does not say what its run record says"),
-        (lambda p: p["passedTests"].append("h20/gemm.exact"), "does not say what its run record says"),
+        (lambda p: p.update(result="FAILED"), "does not match its run record"),
+        (lambda p: p["passedTests"].append("h20/gemm.exact"), "does not match its run record"),
         (lambda p: p["configuration"].pop(), "names no run record|is not in its statement"),
         (lambda p: p["configuration"][-1].update(content="e30="), "is not the one that its statement names"),
         (lambda p: p["configuration"][-1].pop("content"), "is not in its statement"),
@@ -110,7 +110,7 @@ def test_another_record_with_its_own_digest_is_refused(locked: Lock) -> None:
     other = record_of(locked, passed_run(probe("env.libs"), probe("gemm.crash", "failed"))).encoded.encode()
     descriptor = predicate["configuration"][-1]
     descriptor.update(content=base64.b64encode(other).decode(), digest={"sha256": hashlib.sha256(other).hexdigest()})
-    with pytest.raises(CheckFailed, match="does not say what its run record says"):
+    with pytest.raises(CheckFailed, match="does not match its run record"):
         in_toto_statements.read_test_result(predicate)
 
 
