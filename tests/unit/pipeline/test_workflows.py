@@ -31,6 +31,7 @@ from envbuild.profile.loaded_profile import Source
 from envbuild.testrun import run_result, selftest_job
 from envbuild.util import user_folders
 from envbuild.util.errors import CheckFailed, DiskError, EngineError, NotProved
+from envbuild.util.rejected_input_errors import Reason
 from unit.evidence.runs import NAMES, documents, judged, lines, passed_run, probe
 from unit.support import PROFILE, CommandResult, envbuild, image_of, lock_for, plan_of, source_of
 from unit.testrun import fingerprints
@@ -120,7 +121,7 @@ def test_a_run_without_results_has_the_reason_in_its_message() -> None:
         (passed_run(), ["proved"], "verified"),
         (passed_run(), ["proved", "missing"], "unverified"),
         (passed_run(probe("env.libs", "failed")), ["stale"], "failed"),
-        (passed_run(probe("env.libs", "skipped")), ["stale"], "failed"),
+        (passed_run(probe("env.libs", "skipped")), ["stale"], "unverified"),
     ],
 )
 def test_the_status_of_what_was_made(run: run_result.TestRun | None, proofs: list[str], status: str) -> None:
@@ -333,6 +334,16 @@ def test_make_may_be_allowed_not_to_prove(monkeypatch: pytest.MonkeyPatch) -> No
     assert (done.code, done.document["state"]) == (0, "built")
     assert "error" not in done.document
     assert envbuild("make", "sample", "--allow-unproved").code == 0
+
+
+def test_make_reports_why_nothing_could_be_tested_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = dataclasses.replace(made(None), reasons=(Reason("no-gpu", "the engine has no GPU"),))
+    monkeypatch.setattr(workflows, "make", lambda *_: built)
+    done = envbuild("make", "sample", "--allow-unproved", "--json")
+    assert done.document["reasons"] == [{"id": "no-gpu", "detail": "the engine has no GPU"}]
+    done = envbuild("make", "sample", "--allow-unproved")
+    assert (done.code, done.stdout.split()[0]) == (0, "built")
+    assert "sample cannot be tested here: the engine has no GPU" in done.stderr
 
 
 @pytest.mark.parametrize(("verb", "does"), [("make", "make"), ("build", "build_only")])
