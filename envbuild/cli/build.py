@@ -40,6 +40,8 @@ def command(
 ) -> None:
     """Build the image of each profile and tag it with its lock; no self-test, no evidence.
 
+    To test it afterwards: envbuild test NAME --record.
+
     Example: envbuild build cpu
     """
     from envbuild.pipeline import workflows  # not for --help

@@ -70,6 +70,8 @@ def command(names: tuple[str, ...], asks_index: bool, python: str | None, as_jso
     """Show whether the images of profiles are verified; without a name, of all profiles. Each line ends with the next
     command to run. The answer is computed from lock, image and evidence each time.
 
+    For an image in a registry, use verify; for what an environment contains, audit.
+
     Exit 0 verified; 4 built, not proved; 5 the self-test failed, the tag was moved by hand, or an environment's locked
     files are missing or changed; 6 not built; 8 no lock, or proved for another lock or self-test, or an environment
     whose other files changed since. The exit code is always 0 without a name, and always 0 with --outdated.

@@ -124,9 +124,10 @@ def command(
     as_json: bool,
     given: dict[str, dict[str, str]] | None = None,
 ) -> None:
-    """Run the self-test in the image of each profile, or with --python in an environment, and report the results.
+    """Run the self-test of an image or environment; --record also writes evidence.
 
-    Only --record writes evidence and moves the tag `verified`. It requires an image that envbuild built from the
+    Tests the image of each profile, or with --python an environment of this machine. Only --record writes evidence and
+    moves the tag `verified`. It requires an image that envbuild built from the
     profile's lock, or with --python an environment whose files are those of the lock, and runs the self-test as the
     profile configures it. With -v, the output of the profile's own script is shown even if it passed.
 

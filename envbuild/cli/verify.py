@@ -78,9 +78,9 @@ def command(
     """Check an image's evidence before it is used: signature, digest, repository, profile, lock, probes, GPU, driver,
     age, known faults.
 
-    Contacts only the registry, and needs no Docker Engine. Exit 0 prints the digest on stdout; exit 5 lists every
-    reason. Without REF, only the files of --evidence are checked. With --python, the files of an environment are
-    measured and compared with them; exit 0 prints their digest.
+    For images in this machine's engine, use status. Contacts only the registry, and needs no Docker Engine. Exit 0
+    prints the digest on stdout; exit 5 lists every reason. Without REF, only the files of --evidence are checked. With
+    --python, the files of an environment are measured and compared with them; exit 0 prints their digest.
     Example: envbuild verify registry.example/h20:verified --key team.pub
     """
     if python and (ref or base or copies or rebuild):

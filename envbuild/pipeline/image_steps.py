@@ -58,7 +58,8 @@ def resolve_profile(source: Source) -> StepResult[Plan]:
 
 
 def lock_profile(context: StepContext, source: Source, plan: Plan, options: Options) -> StepResult[Lock]:
-    """Return the current lock, after downloading its base packages."""
+    """Return the lock that fits the plan: the existing one, or a new one, which is written unless pins are only tried.
+    Downloads its base packages."""
     before = lock_file.read(source.known_lock)
     if options.locked:
         after = lock_file.current(before, plan, source.lock_file)
@@ -80,9 +81,10 @@ def lock_profile(context: StepContext, source: Source, plan: Plan, options: Opti
 def fetch_base(context: StepContext, plan: Plan, lock: Lock, *, lock_again: bool) -> Lock:
     """Download the base packages and return the lock. `lock_again`: if no mirror has a package any longer, lock the
     base again; otherwise raise AptUnavailable."""
-    if lock.suite is None or (debian_base_tar.tar_file(lock).is_file() and not lock.apt):
+    has_tar = debian_base_tar.tar_file(lock).is_file()  # then only the packages of `apt:` are needed
+    if lock.suite is None or (has_tar and not lock.apt):  # without a suite, the base is an image
         return lock
-    packages = lock.apt if debian_base_tar.tar_file(lock).is_file() else (*lock.base, *lock.apt)
+    packages = lock.apt if has_tar else (*lock.base, *lock.apt)
     try:
         with build_downloads.one_fetch_at_a_time(context.progress):
             apt_resolution_and_download.fetch_debs(packages, lock.suite, sha256_file_store.debs(), lock.made)
@@ -115,7 +117,8 @@ def render_dockerfile(source: Source, lock: Lock, options: Options) -> StepResul
 def find_or_build_image(context: StepContext, recipe: Recipe, *, no_cache: bool = False) -> BuiltImage:
     """Return the image of a recipe: an existing one, or a new one whose layers are built, audited, and labelled with
     the result. `no_cache`: always build a new one."""
-    noted_lock_paths.note_lock(recipe.source.known_lock)  # before an image exists that prune would not recognise
+    # First: `prune` removes images whose lock it does not know, also while this process works.
+    noted_lock_paths.note_lock(recipe.source.known_lock)
     found = None if no_cache else image_build.existing_image(context.engine, recipe.lock, recipe.dockerfile)
     if found is not None:
         return BuiltImage(context.step("build", tag_existing_image, context, recipe, found))

@@ -119,7 +119,7 @@ def read_earlier_run(image: Image, proofs: Sequence[Proof]) -> StepResult[TestRu
 
 
 def show_earlier_evidence(proofs: Sequence[Proof]) -> StepResult[None]:
-    return StepResult(None, cached=True, note=proofs[0].reason)
+    return StepResult(None, cached=True, note="; ".join(dict.fromkeys(proof.reason for proof in proofs)))
 
 
 def write_evidence(

@@ -58,7 +58,7 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
     Raises what the steps raise; CheckFailed if the self-test fails; NotProved before anything is fetched if the
     self-test cannot verify the image here, unless the options allow that or the user agrees, and after the build if the
     image is not verified on every GPU model."""
-    keys_and_signatures.take_passphrase()
+    keys_and_signatures.take_passphrase()  # from `make A B`, before a child process could inherit it
     context = StepContext(listener, options.builder)
     with _result_of_run(context, name, options.requirements) as result:
         source, plan = _load_and_resolve(context, name, options, result)
@@ -113,6 +113,7 @@ def _lock_and_build(
     lock = context.step("lock", lock_profile, context, source, plan, options)
     result.update(lock=lock)
     dockerfile = context.step("render", render_dockerfile, source, lock, options)
+    # the steps extensions, build, audit and label, as far as they are needed
     built = find_or_build_image(context, Recipe(source, plan, lock, dockerfile), no_cache=options.no_cache)
     result.update(image=built.image, new_records=built.new_records, tags=(image_tag(source, lock),))
     return lock, built.image
@@ -290,7 +291,7 @@ def require_passed(result: MakeResult) -> None:
     if failures:
         named = [failure.probe for failure in failures if failure.probe]
         details = [f"{f.probe}: {f.detail}" if f.probe else f.detail for f in failures]
-        hints = details if named or len(failures) > 1 else []
+        hints = details if named or len(failures) > 1 else []  # otherwise the message has the only detail
         if result.run.out_of_memory and result.memory_gb:
             hints.append(f"its container may take {result.memory_gb:g} GB: selftest: memory_gb in the profile")
         raise CheckFailed(
@@ -301,13 +302,11 @@ def require_passed(result: MakeResult) -> None:
     if lacking or not result.run.passed:
         reasons = {probe.probe: probe.reason for probe in result.run.results}
         built = "built, and " if result.image else ""
+        why = "a required probe was skipped" if result.run.skipped_required else "no probe could run"
         raise NotProved(
-            f"{result.name} is {built}not proved: {_WHY[bool(result.run.skipped_required)]}",
+            f"{result.name} is {built}not proved: {why}",
             hint="\n".join(f"{name}: {reasons[name]}" for name in lacking),
         )
-
-
-_WHY = {True: "a required probe was skipped", False: "no probe could run"}
 
 
 @contextlib.contextmanager
