@@ -149,7 +149,8 @@ class _Watch:
             self._note("replaced", f"a layer of the child image {verb} {path.name}", str(path))
 
     def _duplicates(self, path: PurePosixPath) -> None:
-        """Find duplicates of what is locked: metadata of another version, or a CUDA library that may be found first."""
+        """Find duplicates of what is locked: metadata of a different version, or a CUDA library that may be found
+        first."""
         folder = path.parent.name
         if folder.endswith(".dist-info") and str(path.parent.parent) == self._site:
             name, _, version = folder.removesuffix(".dist-info").partition("-")

@@ -291,7 +291,7 @@ def _judge(verdict: Verdict, believed: Trusted, policy: Policy, now: datetime.da
             *policy_check.unexpected_origin(build.name, build.lock.id, policy),
         ]
         if image.config.labels.get(LOCK_LABEL) != build.lock.id:
-            other.append(Reason("lock", f"the image's label names another lock; expected {build.lock.id}"))
+            other.append(Reason("lock", f"the image's label names a different lock; expected {build.lock.id}"))
         answers.append(((len(other), len(insufficient)), build, proofs, [*other, *insufficient]))
     _, verdict.build, proofs, reasons = min(answers, key=lambda answer: answer[0])
     verdict.take(proofs, [verdict.build.name], [verdict.build.lock.id])

@@ -64,8 +64,8 @@ def _foreign(conf: bytes, locked: Collection[str]) -> Iterator[str]:
 
 
 def _redirected(cache: bytes, names: Collection[str], locked: Collection[str]) -> Iterator[str]:
-    """Yield the entries of ld.so.cache that lead to a file of another name, or from one of these libraries to a file
-    outside the allowed folders. Only glibc's format since 2.32 is read."""
+    """Yield the entries of ld.so.cache that lead to a file with a different name, or from one of these libraries to a
+    file outside the allowed folders. Only glibc's format since 2.32 is read."""
     try:
         magic, count, _ = _HEAD.unpack_from(cache)
         if magic != _CACHE or count > _MOST:

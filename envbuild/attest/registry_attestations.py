@@ -201,7 +201,7 @@ class _Reader:
         if manifest is None:
             raise Malformed(f"referrer not found: {wanted}")
         if oci_types.digest_in(manifest.document.get("subject")) != digest:
-            raise Refusal("subject", f"the bundle {wanted} refers to another image")
+            raise Refusal("subject", f"the bundle {wanted} refers to a different image")
         if len(manifest.layers) != 1:
             raise Malformed(f"the bundle {wanted} does not have exactly one layer")
         return self._json(manifest.layers[0]).get("dsseEnvelope")

@@ -31,7 +31,7 @@ from envbuild.util.yaml_document import Document
 class SignedBuild:
     """A build statement: the profile, the lock, and what each locked distribution fills below site-packages.
 
-    `subjects`: (name, hex digest) of everything it is about: the image, and its manifest where it was pushed to.
+    `subjects`: (name, hex digest) of everything it is about: the image, and its manifest if it was pushed.
     """
 
     name: str
@@ -143,7 +143,7 @@ class _Provenance(Part):
 
 
 def _build(statement: Statement) -> list[SignedBuild]:
-    """Return the build; empty if it is of another builder. Raises Malformed."""
+    """Return the build; empty if a different builder made it. Raises Malformed."""
     try:
         kind = _AnyProvenance.model_validate(statement.predicate).build_definition.build_type
         if kind.startswith(in_toto_statements.BUILD_TYPES) and kind != in_toto_statements.BUILD_TYPE:

@@ -333,7 +333,7 @@ class FirstFailure(LogPlace):
 @dataclass(frozen=True)
 class FactsOfLog:
     """The facts of the log. `inferred`: the libraries whose version follows from torch's; `loaded`: those whose loaded
-    version the log shows; `candidates`: the possible versions where several are in the log."""
+    version the log shows; `candidates`: the possible versions if several are in the log."""
 
     gpus: tuple[str, ...]
     gpu_count: int | None

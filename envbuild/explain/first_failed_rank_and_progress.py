@@ -104,8 +104,8 @@ _MOST_LATE = 4 * MOST
 def _diverged(log: Log) -> tuple[Late, ...]:
     """Returns one rank for each kind of collective, for the first process group whose ranks waited in different kinds.
 
-    Ranks that wait in the same kind under different numbers do not count: one of them is behind, or ran another number
-    of steps.
+    Ranks that wait in the same kind under different numbers do not count: one of them is behind, or ran a different
+    number of steps.
     """
     groups: dict[str, dict[int, Late]] = {}
     for line in islice((line for line in log.lines if _TIMED_OUT in line.text), _MOST_LATE):

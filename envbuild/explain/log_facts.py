@@ -114,7 +114,7 @@ def _operations(log: Log) -> Iterator[OperationClass]:
 
 def _situations(log: Log, versions: LogVersions) -> Iterator[Situation]:
     """Returns the possible combinations of versions. A torch release adds the versions of its required libraries,
-    except where the log has another version."""
+    except if the log has a different version."""
     words: dict[str, set[str]] = {"environment": set(), "features": set(), "extensions": set()}
     for word in log_signatures.words():
         if log.has(word.lines) and not log.has(word.unless):

@@ -82,7 +82,7 @@ def _bring(wanted: ArchiveRequest, held: Store, progress: Callable[[str, int], N
         try:
             held.put(file, wanted.sha256, wanted.name)
         except HashMismatch as error:
-            hint = f"{shown} has another file than {wanted.at.file}:{wanted.at.line} names"
+            hint = f"{shown} has a different file than {wanted.at.file}:{wanted.at.line} names"
             # do not print the sha256 of a local file: it would allow guessing a short secret in it
             local = f"{wanted.name} is not the file with sha256 {wanted.sha256}"
             raise HashMismatch(local if address.startswith("file:") else error.message, hint=hint) from None

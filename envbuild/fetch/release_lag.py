@@ -140,7 +140,7 @@ def lag_sentence(found: Lag, target: str) -> str:
     """The version, the newest release, and why that was not chosen. `target`: the platform a wheel must support."""
     why = [f"{found.newest} has no wheel for {target}"] if found.lacks_wheel else []
     if found.reason == "python":
-        why.append(f"{found.newest} needs another Python")
+        why.append(f"{found.newest} needs a different Python")
     if found.reason == "incompatible":
         why.append(f"{found.rival} has a wheel, but does not fit what else is asked for")
     return f"{found.name} {found.chosen} is {found.distance}: {'; '.join(why)}"

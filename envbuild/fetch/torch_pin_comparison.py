@@ -29,7 +29,7 @@ _LARGEST_WHEEL = 1 << 32  # bytes; torch's have up to 1 GB
 
 @dataclass(frozen=True)
 class Difference:
-    """A pin that differs between the index and the facts; None: missing there."""
+    """A pin that differs between the index and the facts; None: the pin is missing in the index or in the facts."""
 
     release: str
     distribution: str

@@ -32,7 +32,7 @@ def resolution_error(requirements: Sequence[str], done: Completed) -> ProfileErr
         return NetworkError(f"the package index{_at(stderr)} did not answer: {why[:200]}", hint=_hint(_DOCTOR, stderr))
     if another := _ANOTHER.search(stderr):
         return NetworkError(
-            f"the package index{_at(stderr)} serves another file than it announces: {_file(another[1])}",
+            f"the package index{_at(stderr)} serves a different file than it announces: {_file(another[1])}",
             hint=_hint("try again; if it fails again, fix the index or the proxy cache in front of it", stderr),
         )
     if page := _NO_PAGE.search(stderr):

@@ -87,7 +87,7 @@ def _within(name: str, version: str, numbers: int) -> str:
 
 
 def _required_updates(plan: Plan, versions: Mapping[str, str]) -> Iterator[_RequiredUpdate]:
-    """The versions that applicable advisories require of distributions that are locked in another version."""
+    """The versions that applicable advisories require of distributions that are locked in a different version."""
     choice = plan.choice.locked(versions)
     for advice in choice.advice:
         change = advice.advisory.change

@@ -30,7 +30,7 @@ from envbuild.util.thread_safe_cache import thread_safe_cache
 _MOST = 20
 # The folders that Python's site reads; those called dist-packages are Debian's, also in a virtual environment.
 _SITES = re.compile(rf"(?:{SITE}|(?:local/)?lib/python3(?:\.[0-9]+)?/dist-packages)/(.+)")
-_HINT = "leave one of the packages out, or lock another version of it"
+_HINT = "leave one of the packages out, or lock a different version of it"
 
 
 def refuse_offered(addresses: Mapping[Wheel, str], heads: Mapping[Wheel, Head]) -> None:

@@ -46,8 +46,8 @@ def listing(wheel: Path) -> Listing:
 
 
 def roots(wheel: Path) -> tuple[str, ...]:
-    """The wheel's own folders and modules below site-packages, such as ("torch", "torch-2.3.1.dist-info"): writing
-    there changes the package. Raises the errors of `listing`."""
+    """The wheel's own folders and modules below site-packages, such as ("torch", "torch-2.3.1.dist-info"): writing to
+    them changes the package. Raises the errors of `listing`."""
     site = f"{SITE}/"
     return tuple(sorted({_root(path.removeprefix(site)) for path in listing(wheel).files if path.startswith(site)}))
 
@@ -107,7 +107,7 @@ def _unreadable(wheel: Path, error: Exception) -> EnvbuildError:
     if wheel.parent.parent == held.folder:
         held.check(wheel.parent.name, wheel.name)
     why = printable(str(error))[:200] or type(error).__name__
-    return LockError(f"{wheel.name} cannot be read: {why}", hint="lock another version of it")
+    return LockError(f"{wheel.name} cannot be read: {why}", hint="lock a different version of it")
 
 
 # the bytes of all files

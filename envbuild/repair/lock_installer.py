@@ -36,8 +36,8 @@ _LAST_LINES = 8
 
 @dataclass(frozen=True)
 class InstalledLock:
-    """An environment of a lock. `installed`: the distributions that were missing or had another version; `left_out`:
-    extensions that are compiled only in images."""
+    """An environment of a lock. `installed`: the distributions that were missing or had a different version;
+    `left_out`: extensions that are compiled only in images."""
 
     profile: str
     lock: str

@@ -84,11 +84,11 @@ def _shell_changes(plan: RepairPlan) -> dict[str, str | None]:
 def effective_variables(held: Holdings, pins: Sequence[LibraryPin], folders: Sequence[Path]) -> ProgramEnvironment:
     """LD_LIBRARY_PATH if the loader then takes the files of these folders, otherwise LD_PRELOAD.
 
-    Raises CheckFailed if neither has an effect: the library is known under another name, or linked into torch.
+    Raises CheckFailed if neither has an effect: the library has a different name, or linked into torch.
     """
     given = repair_plan.loader_input(held)
     if given is None:
-        raise CheckFailed("torch's libraries were not found", hint="envbuild audit shows what is there")
+        raise CheckFailed("torch's libraries were not found", hint="envbuild audit lists the libraries that it finds")
     before = loader_search.loaded_files(given)
     names = [name for pin in pins for name in repair_plan.group_sonames(held, pin.library, before)]
     if not names:

@@ -26,8 +26,8 @@ _MOST_ROUNDS = 5
 
 @dataclass(frozen=True)
 class LibraryPin:
-    """A library version that fixes an advisory. `installed`: the distribution has a version that fits already, but
-    another file may be loaded; `now`: the version that is loaded or installed now."""
+    """A library version that fixes an advisory. `installed`: the distribution has a version that fits already, but a
+    different file may be loaded; `now`: the version that is loaded or installed now."""
 
     library: str
     distribution: str
@@ -185,11 +185,11 @@ def _pin(
     if distribution is None:
         return None
     ranges = [advisory.change.pins[name] for advisory in acted if name in advisory.change.pins]
-    there = held.installed.get(distribution)
-    fits = there is not None and all(there in wanted for wanted in ranges)
+    present = held.installed.get(distribution)
+    fits = present is not None and all(present in wanted for wanted in ranges)
     loaded = held.loaded(name)
     return LibraryPin(
-        name, distribution, there if fits and there else version,
+        name, distribution, present if fits and present else version,
         (loaded.version if loaded else None) or now.libraries.get(name), fits,
     )  # fmt: skip
 

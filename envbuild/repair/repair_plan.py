@@ -354,7 +354,7 @@ def _outcomes(held: Holdings, changes: Changes) -> tuple[list[LibraryOutcome], l
     ):
         if was != now:
             argv = ("export", f"{name}={now}") if now else ("unset", name)
-            does = f"{name} leads to another copy; in the shell or job script that starts the program"
+            does = f"{name} leads to a different copy; in the shell or job script that starts the program"
             shells.append(Command(does, argv, True))
     versions = {pin.library: pin.version for pin in changes.pins}
     rows, warnings = [], []

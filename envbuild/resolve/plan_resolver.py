@@ -211,7 +211,7 @@ def _way_out(source: Source, choice: Choice) -> str | None:
     return f"in the profile: {'; '.join(advisory_remedy.yaml_lines(found))}"
 
 
-_OTHERWISE = "name another version in the profile's packages or pins, or accept the advisory there, with a reason"
+_OTHERWISE = "name a different version in the profile's packages or pins, or accept the advisory there, with a reason"
 
 
 def _locked_fault(plan: Plan, choice: Choice, advice: Advice) -> Fault:

@@ -317,7 +317,9 @@ def test_a_release_for_another_python_is_only_reported(project: Path, index: Ind
     index.requires = {"alpha-3.0-py3-none-any.whl": ">=3.12"}
     done = run()
     assert done.code == 0, done.stderr
-    assert done.document["notes"] == ["sample: alpha 2.0 is 1 release, 72 months behind 3.0: 3.0 needs another Python"]
+    assert done.document["notes"] == [
+        "sample: alpha 2.0 is 1 release, 72 months behind 3.0: 3.0 needs a different Python"
+    ]
 
 
 @pytest.mark.legitimate("a user", "a range excludes newer releases (alpha<2)", "locked without a word")

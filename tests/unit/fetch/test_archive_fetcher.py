@@ -84,7 +84,7 @@ def test_another_file_is_refused_and_not_kept(wanted: ArchiveRequest, served: In
     assert caught.value.code == 3
     assert "cuda-compat" in caught.value.message
     assert sha(spoiled.decode()) in caught.value.message and wanted.sha256 in caught.value.message
-    assert "compat.tar.gz has another file than profiles/sample.yaml:7 names" in str(caught.value.hint)
+    assert "compat.tar.gz has a different file than profiles/sample.yaml:7 names" in str(caught.value.hint)
     assert list(sha256_file_store.archive_store().folder.iterdir()) == []
 
 

@@ -68,8 +68,8 @@ def test_a_servers_status_is_reported_with_its_address_once() -> None:
 @pytest.mark.parametrize(
     ("stderr", "words"),
     [
-        (MISMATCH, "index.example serves another file than it announces: pip-26.3-py3-none-any.whl.metadata"),
-        ("error: Hash mismatch for `alpha==1.0`\n", "serves another file than it announces: alpha==1.0"),
+        (MISMATCH, "index.example serves a different file than it announces: pip-26.3-py3-none-any.whl.metadata"),
+        ("error: Hash mismatch for `alpha==1.0`\n", "serves a different file than it announces: alpha==1.0"),
         (BROKEN, "index.example answers with invalid JSON"),
     ],
 )

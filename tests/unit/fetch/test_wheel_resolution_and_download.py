@@ -263,7 +263,7 @@ def test_metadata_that_are_not_as_announced_are_the_indexs_fault(
     served.metadata = {file.name: sha("others")}
     with pytest.raises(NetworkError) as caught:
         resolve("alpha")
-    message = f"the package index 127.0.0.1:{served.port} serves another file than it announces: {metadata.name}"
+    message = f"the package index 127.0.0.1:{served.port} serves a different file than it announces: {metadata.name}"
     assert caught.value.message == message and sha("others") in str(caught.value.hint)
 
 
