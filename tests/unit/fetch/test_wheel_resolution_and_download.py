@@ -481,7 +481,7 @@ def test_a_server_that_only_errs_is_an_error_of_the_network(served: Index, impat
 
 def test_a_version_that_the_index_removed_is_reported(served: Index) -> None:
     write_wheel(served.folder, "alpha", "1.0")
-    with pytest.raises(NetworkError, match="all that is locked") as caught:
+    with pytest.raises(NetworkError, match="lack a locked file") as caught:
         fetch(Wheel("alpha", "0.9", "alpha-0.9-py3-none-any.whl", sha("x")))
     assert "alpha" in f"{caught.value.message} {caught.value.hint}"
 
