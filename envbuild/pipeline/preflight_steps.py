@@ -83,7 +83,7 @@ def _other_line(source: Source, found: Preflight) -> list[str]:
 
 
 def connect(context: StepContext) -> Engine | EngineError:
-    """The engine, or why there is none."""
+    """The engine, or the error of connecting to it."""
     try:
         return context.engine
     except EngineError as error:

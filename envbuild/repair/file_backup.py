@@ -229,7 +229,7 @@ def latest_backup(prefix: Path) -> BackupFolder | None:
 
 
 def _require_inside(content: Backup, prefix: Path, manifest: Path) -> None:
-    """Raise FileError if a backup would change files outside the environment: somebody else may have written the
+    """Raise FileError if a backup would change files outside the environment: another user may have written the
     backup."""
     allowed = {str(prefix.parent / name) for name in PROJECT_FILES}
     paths = [*(file.path for files in content.files.values() for file in files), *content.added, *content.project]
