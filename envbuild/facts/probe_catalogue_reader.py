@@ -22,7 +22,7 @@ _PROBES = Path(__file__).parent.parent / "selftest" / "probes"
 
 @dataclass(frozen=True)
 class ProbeInfo:
-    """A probe's name, its lowest level ("asked": none), its requirement, and its module and function.
+    """A probe's name, its lowest level ("on-request": none), its requirement, and its module and function.
 
     `needs`: "cpu" means any device, "cuda" a GPU, "script" a script of the profile. `least_capability`: the lowest
     compute capability of a GPU that supports the tested feature, as (major, minor).

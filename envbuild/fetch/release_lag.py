@@ -142,7 +142,7 @@ def lag_sentence(found: Lag, target: str) -> str:
     if found.reason == "python":
         why.append(f"{found.newest} needs a different Python")
     if found.reason == "incompatible":
-        why.append(f"{found.rival} has a wheel, but does not fit what else is asked for")
+        why.append(f"{found.rival} has a wheel, but does not fit the other requirements")
     return f"{found.name} {found.chosen} is {found.distance}: {'; '.join(why)}"
 
 
@@ -159,7 +159,7 @@ def refusal(found: Sequence[Lag], target: str, reasons: Mapping[str, str]) -> Pr
     pins = ", ".join(f"{one.name}=={one.chosen}" for one in found)
     ways.append(f"to take the old version: {accepting} (recorded in the lock), or require it: {pins}")
     return ProfileError(
-        f"far behind the newest release, and not asked for: {', '.join(f'{one.name} {one.chosen}' for one in found)}",
+        f"far behind the newest release, and not requested: {', '.join(f'{one.name} {one.chosen}' for one in found)}",
         hint="\n".join([*ways, *(f"why not {name}: {text[:600]}" for name, text in reasons.items())]),
         faults=[Fault(lag_sentence(one, target)) for one in found],
     )

@@ -185,7 +185,7 @@ def _prerelease(resolved: Resolved, names: Sequence[str], python: str, glibc: st
         why = "it has no release"
         if stable:
             usable = any(release.usable for release in stable)
-            lacking = "does not fit what is asked for" if usable else f"has no wheel for {target(python, glibc)}"
+            lacking = "does not fit the requirements" if usable else f"has no wheel for {target(python, glibc)}"
             why = f"the newest release, {stable[-1].version}, {lacking}"
         faults.append(Fault(f"{name} {resolved.versions[name]}{f' (required by {parents})' if parents else ''}: {why}"))
     pins = ", ".join(f"{name}=={resolved.versions[name]}" for name in names)

@@ -232,7 +232,7 @@ def test_a_wheel_of_years_ago_is_refused(project: Path, index: Index) -> None:
     sdist(index, "3.0")
     dated(index, v1_0=2019, v2_0=2020, v3_0=2026)
     message = refusal(run())
-    assert "far behind the newest release, and not asked for: alpha 2.0" in message
+    assert "far behind the newest release, and not requested: alpha 2.0" in message
     assert (
         "alpha 2.0 is 1 release, 72 months behind 3.0: 3.0 has no wheel for Python 3.11, glibc 2.28, x86_64" in message
     )

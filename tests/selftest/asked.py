@@ -20,6 +20,6 @@ def seeded(context: Context) -> None:
 
 PROBES = (
     Probe("good", "quick", "cpu", 60, good),
-    Probe("fingerprint", "asked", "cpu", 60, fingerprint.fingerprint),
-    Probe("seeded", "asked", "cpu", 60, seeded),
+    Probe("fingerprint", "on-request", "cpu", 60, fingerprint.fingerprint),
+    Probe("seeded", "on-request", "cpu", 60, seeded),
 )

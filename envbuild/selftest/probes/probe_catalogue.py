@@ -75,7 +75,7 @@ PROBES: tuple[Probe, ...] = (
     Probe("dist.staged", "standard", "cpu", 400, dist_staged.dist_staged, untouched=True, alone=True),
     Probe("burn", "full", "cpu", 300, burn.burn, alone=True),
     Probe("memory", "full", "cpu", 600, memory.memory, alone=True),
-    Probe("dist.nodes", "asked", "cpu", 900, dist_nodes.dist_nodes, untouched=True, alone=True),
-    Probe("fingerprint", "asked", "cpu", 120, fingerprint.fingerprint),
+    Probe("dist.nodes", "on-request", "cpu", 900, dist_nodes.dist_nodes, untouched=True, alone=True),
+    Probe("fingerprint", "on-request", "cpu", 120, fingerprint.fingerprint),
     Probe("own.script", "quick", "script", 300, own_script.own_script),  # last, because its side effects are unknown
 )

@@ -28,7 +28,7 @@ def test_every_probe_says_what_it_does_and_needs() -> None:
     assert len(probe_catalogue_reader.known_probes()) >= 10
     for name, probe in probe_catalogue_reader.known_probes().items():
         assert probe.name == name
-        assert probe.level in (*probe_catalogue_reader.LEVELS, "asked") and probe.needs in ("cpu", "cuda", "script")
+        assert probe.level in (*probe_catalogue_reader.LEVELS, "on-request") and probe.needs in ("cpu", "cuda", "script")
         assert len(probe.does) > 20 and not probe.does.startswith(name), probe
     assert len({probe.does for probe in probe_catalogue_reader.known_probes().values()}) == len(
         probe_catalogue_reader.known_probes()
@@ -39,7 +39,7 @@ def test_the_page_on_probes_has_each_with_its_level_and_device() -> None:
     page = (ROOT / "docs" / "selftest.md").read_text(encoding="utf-8")
     cells = [[cell.strip() for cell in line.split("|")[1:4]] for line in page.splitlines() if line.startswith("| ")]
     documented = {name: (level, device) for names, level, device in cells[1:] for name in names.split(", ")}
-    levels = {"asked": "asked for"}
+    levels = {"on-request": "on request"}
     assert documented == {
         p.name: (levels.get(p.level, p.level), "GPU" if p.needs == "cuda" else "any")
         for p in probe_catalogue_reader.known_probes().values()
