@@ -23,6 +23,14 @@ class CommandDocument:
 
 
 @dataclass(frozen=True)
+class ManualFix:
+    """A fault that the user has to fix, and how."""
+
+    problem: str
+    remedy: str
+
+
+@dataclass(frozen=True)
 class RepairDocument:
     """The document of `envbuild fix --json`.
 
@@ -41,10 +49,10 @@ class RepairDocument:
     commands: tuple[CommandDocument, ...]
     overrides: tuple[str, ...]
     libraries: tuple[LibraryOutcome, ...]
-    by_hand: tuple[tuple[str, str], ...]
+    by_hand: tuple[ManualFix, ...]
     notes: tuple[str, ...]
     prove: tuple[str, ...]
-    refused: str | None
+    refused: ManualFix | None
     backup: str | None = None
     probes: tuple[ProbeRow, ...] = ()
 
@@ -89,10 +97,10 @@ def repair_document(plan: RepairPlan, prove: Sequence[str], profile: str | None)
         commands=tuple(commands),
         overrides=plan.overrides.requirements if plan.overrides else (),
         libraries=plan.libraries,
-        by_hand=plan.diagnosis.by_hand,
+        by_hand=tuple(ManualFix(*fix) for fix in plan.diagnosis.by_hand),
         notes=(*plan.warnings, *plan.diagnosis.notes),
         prove=tuple(prove),
-        refused=f"{plan.refused[0]}; {plan.refused[1]}" if plan.refused else None,
+        refused=ManualFix(*plan.refused) if plan.refused else None,
     )
 
 
