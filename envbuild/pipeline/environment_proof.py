@@ -40,7 +40,8 @@ _MOST = 20  # names of files that are not locked, in a note
 @dataclass(frozen=True)
 class EnvironmentProofDocument:
     """The document of `test --record --python`. `environment`: the interpreter; `subject`: the digest of the locked
-    distributions' files; `statement`: the file of the evidence that this run wrote."""
+    distributions' files; `statement`: the file of the evidence that this run wrote; `signed_statement`: its signed
+    form, if a key is set."""
 
     profile: str
     environment: str
@@ -49,6 +50,7 @@ class EnvironmentProofDocument:
     subject: Digest | None
     evidence: tuple[ProofRow, ...]
     statement: str | None
+    signed_statement: str | None
     selftest: SelfTestSummary | None
     steps: tuple[StepRow, ...]
     seconds: float
@@ -65,6 +67,7 @@ class ProvedEnvironment:
     run: TestRun | None = None
     proofs: tuple[Proof, ...] = ()
     statement: Path | None = None
+    signed_statement: Path | None = None
     steps: tuple[Step, ...] = ()
 
     def document(self) -> EnvironmentProofDocument:
@@ -76,6 +79,7 @@ class ProvedEnvironment:
             subject=self.measured.id if self.measured else None,
             evidence=profile_proofs.proof_rows(self.proofs),
             statement=str(self.statement) if self.statement else None,
+            signed_statement=str(self.signed_statement) if self.signed_statement else None,
             selftest=self.run.summary() if self.run else None,
             steps=tuple(StepRow(step.name, round(step.seconds, 3), step.cached) for step in self.steps),
             seconds=round(sum(step.seconds for step in self.steps), 3),
@@ -118,12 +122,12 @@ def prove_environment(name: str, python: str, listener: Listener, gpus: tuple[st
             _require_known_gpu(measured)
         if run.failures():  # a failure is evidence even if the environment changed meanwhile
             written = context.step("evidence", _write_evidence, context, source, lock, measured, run, signer)
-            result.update(statement=written.file, proofs=written.proofs)
+            result.update(statement=written.file, signed_statement=written.signed, proofs=written.proofs)
             workflows.require_passed(MakeResult(source.name, run=run))
         after = context.step("environment", _measure, runner.python, lock, wheels)
         _require_same(measured, after, with_gpu=used_gpu)
         written = context.step("evidence", _write_evidence, context, source, lock, measured, run, signer)
-        result.update(statement=written.file, proofs=written.proofs)
+        result.update(statement=written.file, signed_statement=written.signed, proofs=written.proofs)
         workflows.require_passed(MakeResult(source.name, run=run))
         _require_proved(source, written.proofs)
     result.update(steps=context.steps)
@@ -183,7 +187,7 @@ def _write_evidence(
     record = evidence_statements_and_store.run_record(measured, wanted, run, "none", now, machine)
     file = evidence_statements_and_store.save(record)
     proofs = environment_status.proofs_of_environment(measured, source, lock)
-    return StepResult(WrittenEvidence(file, proofs), note=sign_evidence(context, record, file, signer))
+    return sign_evidence(context, record, WrittenEvidence(file, proofs), signer)
 
 
 def _require_proved(source: Source, proofs: tuple[Proof, ...]) -> None:

@@ -127,8 +127,9 @@ class StepRow:
 @dataclass(frozen=True)
 class MakeDocument:
     """The document of `make`, `build` and `test --record`. `state`: built if evidence was not looked at. `statement`:
-    the file of the evidence that this run wrote. `findings`: those of the audit, if they refused the image. `reasons`:
-    why the image could not be tested here, if that was allowed."""
+    the file of the evidence that this run wrote; `signed_statement`: its signed form, if a key is set. `findings`:
+    those of the audit, if they refused the image. `reasons`: why the image could not be tested here, if that was
+    allowed."""
 
     profile: str
     state: MakeState
@@ -138,6 +139,7 @@ class MakeDocument:
     gpu: UsedGpu | None
     evidence: tuple[ProofRow, ...]
     statement: str | None
+    signed_statement: str | None
     advisories: tuple[AdvisoryRow, ...]
     findings: tuple[Finding, ...]
     selftest: SelfTestSummary | None
@@ -161,6 +163,7 @@ class MakeResult:
     run: TestRun | None = None
     memory_gb: float | None = None  # memory limit of the self-test's container
     statement: Path | None = None  # the evidence written by this run
+    signed_statement: Path | None = None
     proofs: tuple[Proof, ...] = ()
     notes: tuple[str, ...] = ()  # notes for the user, in addition to the steps
     advisories: tuple[AdvisoryRow, ...] = ()
@@ -189,6 +192,7 @@ class MakeResult:
             gpu=self._gpu(),
             evidence=profile_proofs.proof_rows(self.proofs),
             statement=str(self.statement) if self.statement else None,
+            signed_statement=str(self.signed_statement) if self.signed_statement else None,
             advisories=self.advisories,
             findings=(),
             selftest=self.run.summary() if self.run else None,

@@ -34,10 +34,12 @@ from envbuild.util.errors import EngineError, EnvbuildError
 
 @dataclass(frozen=True)
 class WrittenEvidence:
-    """The statement's file, and the proofs of the image that follow from it and from earlier evidence."""
+    """The statement's file, the proofs of the image that follow from it and from earlier evidence, and the file of the
+    signed statement, if a key is set."""
 
     file: Path
     proofs: tuple[Proof, ...]
+    signed: Path | None = None
 
 
 def require_gpu(context: StepContext) -> StepResult[None]:
@@ -132,14 +134,17 @@ def write_evidence(
     machine = asdict(cpu_memory_and_os.read()) if context.engine.data_folder and not run.where else None
     record = evidence_statements_and_store.run_record(image, wanted, run, engine, now, machine)
     file = evidence_statements_and_store.save(record, run.where)
-    value = WrittenEvidence(file, profile_proofs.proofs_of(image.id, source.name, source.profile, lock))
-    return StepResult(value, note=sign_evidence(context, record, file, signer))
+    proofs = profile_proofs.proofs_of(image.id, source.name, source.profile, lock)
+    return sign_evidence(context, record, WrittenEvidence(file, proofs), signer)
 
 
-def sign_evidence(context: StepContext, record: RunRecord, file: Path, signer: Signer | None) -> str:
-    """Write the signed form of a statement next to it, if there is a signer. Return a note about it."""
+def sign_evidence(
+    context: StepContext, record: RunRecord, written: WrittenEvidence, signer: Signer | None
+) -> StepResult[WrittenEvidence]:
+    """Write the signed form of a statement next to it, if there is a signer."""
+    file = written.file
     if signer is None:
-        return f"{file.name[:12]} unsigned: no signing_key is set"
+        return StepResult(written, note=f"{file.name[:12]} unsigned: no signing_key is set")
     subject = Subject(evidence_statements_and_store.subject_name(record), record.subject)
     statement = in_toto_statements.test_result(record, evidence_statements_and_store.record_text(file), subject)
     try:
@@ -149,7 +154,9 @@ def sign_evidence(context: StepContext, record: RunRecord, file: Path, signer: S
         error.partial = {"statement": str(file), **error.partial}
         raise
     context.progress.say(f"the signed statement is {signed}")
-    return f"{file.name[:12]} signed by {signer.public.fingerprint[:12]}"
+    return StepResult(
+        replace(written, signed=signed), note=f"{file.name[:12]} signed by {signer.public.fingerprint[:12]}"
+    )
 
 
 def tags_of(context: StepContext, source: Source, image: Image) -> tuple[str, ...]:

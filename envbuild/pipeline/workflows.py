@@ -149,7 +149,7 @@ def _test_and_record(
     run = run_selftest(context, result, order, select_runner(context, order, image))
     try:
         written = context.step("evidence", write_evidence, context, order.source, lock, image, run, signer)
-        result.update(statement=written.file, proofs=written.proofs)
+        result.update(statement=written.file, signed_statement=written.signed, proofs=written.proofs)
     finally:  # also if the evidence cannot be written
         if may_withdraw and run.failures():
             withdrawn = withdraw_verified(context, order.source, image)

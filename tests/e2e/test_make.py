@@ -36,12 +36,14 @@ def test_make_gives_the_documented_document(quick: Proved) -> None:
         "gpu": type(None),
         "evidence": [{"model": str, "state": str, "statement": str, "reason": str, "level": str, "unconfined": []}],
         "statement": str,
+        "signed_statement": type(None),
         "advisories": [],
         "findings": [],
         "selftest": {"passed": float, "failed": float, "skipped": float, "seconds": float, "failures": []},
         "steps": [{"name": str, "seconds": float, "cached": bool}],
         "seconds": float,
         "notes": [],
+        "reasons": [],
     }
     assert quick.document["state"] == "verified"
     assert quick.document["tags"] == [f"envbuild/{quick.name}:{quick.document['lock'][7:19]}", quick.verified]

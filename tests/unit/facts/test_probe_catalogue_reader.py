@@ -28,7 +28,11 @@ def test_every_probe_says_what_it_does_and_needs() -> None:
     assert len(probe_catalogue_reader.known_probes()) >= 10
     for name, probe in probe_catalogue_reader.known_probes().items():
         assert probe.name == name
-        assert probe.level in (*probe_catalogue_reader.LEVELS, "on-request") and probe.needs in ("cpu", "cuda", "script")
+        assert probe.level in (*probe_catalogue_reader.LEVELS, "on-request") and probe.needs in (
+            "cpu",
+            "cuda",
+            "script",
+        )
         assert len(probe.does) > 20 and not probe.does.startswith(name), probe
     assert len({probe.does for probe in probe_catalogue_reader.known_probes().values()}) == len(
         probe_catalogue_reader.known_probes()

@@ -95,6 +95,13 @@ def verified(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> Envir
     return environment
 
 
+def test_the_document_names_the_signed_statement(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert environment.record("--json").document["signed_statement"] is None
+    new_key(monkeypatch)
+    signed = environment.record("--json").document["signed_statement"]
+    assert signed.endswith(".dsse.json") and Path(signed).is_file()
+
+
 def test_a_proved_environment_is_verified(verified: Environment) -> None:
     found = verified.status("--json").document
     assert (found["state"], found["reasons"]) == ("verified", [])
