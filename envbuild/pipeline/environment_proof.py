@@ -97,8 +97,7 @@ def prove_environment(name: str, python: str, listener: Listener, gpus: tuple[st
     result = PartialResult(ProvedEnvironment(name, runner.python))
 
     def document() -> EnvironmentProofDocument:
-        result.update(steps=context.steps)
-        return result.value.document()
+        return replace(result.value, steps=context.steps).document()
 
     with workflows.exclusive_run(context, name, document):
         source = context.step("load profile", load_profile, name, gpus)

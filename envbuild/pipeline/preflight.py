@@ -32,13 +32,16 @@ class ProofMachine:
 @dataclass(frozen=True)
 class Preflight:
     """The document of `make --dry-run`. `line_reason`: what decided about the line. `gpus`: the models that the profile
-    is for. `found_gpus`, `driver`: those of the machine that runs the self-test, as far as they are known.
-    `lock_current`: the lock fits the profile, so that the bytes are exact. `expected_from`: the profile whose earlier
-    run on this machine gives the minutes."""
+    is for; `gpu_count`: how many of them work together. `runner`: local, slurm or kubernetes. `found_gpus`,
+    `driver`: those of the machine that runs the self-test, as far as they are known. `lock_current`: the lock fits
+    the profile, so that the bytes are exact. `expected_from`: the profile whose earlier run on this machine gives
+    the minutes."""
 
     profile: str
     line_reason: str
     gpus: tuple[str, ...]
+    gpu_count: int
+    runner: str
     found_gpus: tuple[str, ...]
     driver: str | None
     needed_driver: str | None

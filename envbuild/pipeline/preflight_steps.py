@@ -115,6 +115,8 @@ def examine(engine: Engine | EngineError, source: Source, plan: Plan, options: O
         profile=source.name,
         line_reason=options.line_reason,
         gpus=tuple(profile.gpus),
+        gpu_count=profile.gpu_count,
+        runner=machine.runner,
         found_gpus=machine.gpus,
         driver=machine.driver,
         needed_driver=minimum_driver.oldest(profile),

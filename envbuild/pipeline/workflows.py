@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from envbuild.attest import keys_and_signatures
@@ -318,8 +319,7 @@ def _result_of_run(
     result = PartialResult(MakeResult(name))
 
     def document() -> MakeDocument:
-        result.update(steps=context.steps, notes=context.notes)
-        return result.value.document()
+        return replace(result.value, steps=context.steps, notes=context.notes).document()
 
     with exclusive_run(context, name, document, requirements):
         try:
