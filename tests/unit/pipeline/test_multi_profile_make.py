@@ -126,7 +126,8 @@ class Children:
         machine = ProofMachine("local", selected=len(options.request.gpus))
         judged = judge_proof(source.profile.gpus, source.profile.gpu_count, machine, None, proved=False)
         proof, reasons = self.provability.get(source.name, judged if judged[0] == "impossible" else ("proved", ()))
-        return Preflight(source.name, options.line_reason, tuple(source.profile.gpus), 1, "local", (), None, None, True, 0, 0, 1.0,
+        gpus = tuple(source.profile.gpus)
+        return Preflight(source.name, options.line_reason, gpus, 1, "local", (), None, None, True, 0, 0, 1.0,
                          source.name, proof, reasons)  # fmt: skip
 
     def options(self, name: str, verb: str) -> list[str]:
