@@ -59,8 +59,12 @@ def _sections(log: Log, found: Explanation, profiles: Container[str]) -> Iterato
     yield from _xids(log)
     for match in found.matches:
         yield from _match(match, found.read.situation, match.profile(profiles))
-    if found.unknown:
-        yield Section("No known cause found in this log", bullets=tuple(_own_error(found)), heading=True)
+    error = tuple(_own_error(found)) if found.unknown else ()
+    healthy = found.unknown and not (found.read.symptoms or error or found.possible or found.ruled_out)
+    if healthy:
+        yield Section("No known cause and no sign of a failure found in this log", bullets=_NO_SIGN, heading=True)
+    elif found.unknown:
+        yield Section("No known cause found in this log", bullets=error, heading=True)
         if found.read.symptoms:
             yield Section("Symptom", ", ".join(sorted(found.read.symptoms)))
     for match in found.possible:
@@ -74,7 +78,7 @@ def _sections(log: Log, found: Explanation, profiles: Container[str]) -> Iterato
                 f"{ruled.advisory.id} ({_where(ruled.line)}): versions or GPU do not match" for ruled in found.ruled_out
             ),
         )
-    if found.advice:
+    if found.advice and not healthy:
         yield Section("Before the next run", bullets=found.advice)
 
 
@@ -169,6 +173,12 @@ def _read(log: Log, found: Explanation) -> str:
         f"{situation.gpu_count} GPUs{' or more' if found.read.more_gpus else ''}" if situation.gpu_count else "",
     ]
     return f"{some(len(log.lines), 'line')}; found: {', '.join(filter(None, parts)) or 'no versions, no GPU'}"
+
+
+_NO_SIGN = (
+    "if the run did fail, its stderr is missing: run it again as `COMMAND 2>&1 | tee train.log`, with "
+    "PYTHONFAULTHANDLER=1, and for several GPUs with NCCL_DEBUG=INFO",
+)
 
 
 def _own_error(found: Explanation) -> Iterator[str]:

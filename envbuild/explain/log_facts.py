@@ -100,9 +100,10 @@ _INTERRUPTED = r"^(?:\S{1,40}: )?(?:KeyboardInterrupt|\^CTraceback)|received sig
 
 
 def _symptoms(log: Log, hang: bool) -> Iterator[SymptomClass]:
-    heard, of_gpu = log_signatures.hearsay(), log.has(log_signatures.gpu_context())
+    heard, denials = log_signatures.hearsay(), log_signatures.denials()
+    of_gpu = log.has(log_signatures.gpu_context())
     for row in log_signatures.symptoms():
-        shown = log.has(row.lines, heard) or (hang and row.symptom == "hang")
+        shown = log.has(row.lines, heard, denials) or (hang and row.symptom == "hang")
         able = (of_gpu or not row.of_gpu) and (not row.needs or log.has(row.needs))
         if shown and able and not log.has(row.unless):
             yield row.symptom

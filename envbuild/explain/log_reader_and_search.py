@@ -116,8 +116,13 @@ class Log:
                     break
         return found
 
-    def has(self, patterns: Iterable[re.Pattern[str]], before: Sequence[re.Pattern[str]] = ()) -> bool:
-        return any(self.find(pattern, 1, before=before) for pattern in patterns)
+    def has(
+        self,
+        patterns: Iterable[re.Pattern[str]],
+        before: Sequence[re.Pattern[str]] = (),
+        never: Sequence[re.Pattern[str]] = (),
+    ) -> bool:
+        return any(self.find(pattern, 1, never, before) for pattern in patterns)
 
     @cached_property
     def _index(self) -> _Index:

@@ -145,6 +145,13 @@ class SystemMessage(FactRow):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class Denial(FactRow):
+    """Patterns of lines that say that a failure did not happen."""
+
+    lines: Patterns
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Hearsay(FactRow):
     """Patterns before text that does not come from this run: it quotes another run, or describes errors."""
 
@@ -220,6 +227,12 @@ def system_messages() -> tuple[SystemMessage, ...]:
 @cache
 def symptoms() -> tuple[Symptom, ...]:
     return fact_file_reader.rows("symptoms", "symptoms", Symptom)
+
+
+@cache
+def denials() -> Patterns:
+    """Patterns of lines that say that a failure did not happen: "no NaN detected", "OOM retries: 0"."""
+    return tuple(pattern for row in fact_file_reader.rows("symptoms", "denials", Denial) for pattern in row.lines)
 
 
 @cache

@@ -59,6 +59,22 @@ def test_a_users_report_gets_its_cause_and_fix(text: str, cause: str, fix: str) 
     assert fix in " ".join(" ".join(report(text)).split())
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["loss 2.31, no nan, checkpoint saved", "No NaN or Inf detected", "skipped nan batches: 0", "OOM retries: 0",
+     "loss nan count = 0", "without errors"],
+)  # fmt: skip
+def test_a_denied_failure_is_no_symptom(line: str) -> None:
+    text = f"torch 2.3.1 on NVIDIA H20\n{line}\ntraining finished\n"
+    assert not explanation_of(text).read.symptoms
+    assert "no sign of a failure" in " ".join(report(text))
+
+
+@pytest.mark.parametrize("line", ["loss: nan", "No checkpoint, loss is nan", "OOM retries: 10, CUDA out of memory"])
+def test_a_failure_is_a_symptom(line: str) -> None:
+    assert explanation_of(f"torch 2.3.1 on NVIDIA H20\n{line}\n").read.symptoms
+
+
 def test_a_signal_with_frames_in_the_cpu_math_library_is_not_given_to_cublas() -> None:
     for signal in ("SIGFPE, Arithmetic exception", "SIGSEGV, Segmentation fault"):
         for library in ("libmkl_core.so.2", "libopenblas.so.0"):
