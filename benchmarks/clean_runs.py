@@ -3,6 +3,8 @@
 python benchmarks/clean_runs.py [--runs 1000]        writes benchmarks/results/clean_runs.md; fewer runs are printed;
                                                     exit 1 after a false alarm
 
+Only the probes in PROBES run, at level quick. A new sampled probe of that level is added there.
+
 Run number n has the seed n, and one thread or two in turn; --processes of them run at a time. Runs are added to a file
 as they end, in order (--file); a campaign that was cut off goes on from there.
 """

@@ -27,8 +27,10 @@ def listed_advisories() -> dict[str, list[str]]:
 def test_every_advisory_with_a_probe_is_shown_or_listed_and_none_is_both() -> None:
     probes = {item.id: item.shows.probes for item in database.advisories() if item.shows.probes}
     listed = listed_advisories()
-    assert set(listed) | SHOWN == set(probes)
-    assert set(listed) & SHOWN == set()
+    missing, unknown = set(probes) - set(listed) - SHOWN, (set(listed) | SHOWN) - set(probes)
+    assert not missing, f"{missing}: add it to tests/selftest/named.py or to docs/unproved.md"
+    assert not unknown, f"{unknown}: the advisory has no `shows: {{probes: [...]}}` in advisories.yaml"
+    assert not set(listed) & SHOWN, "remove it from docs/unproved.md: tests/selftest/named.py has it"
     for name, (probe, reason) in listed.items():
         assert probe in probes[name]
         assert reason

@@ -68,7 +68,10 @@ def test_a_right_kernel_is_within_tolerance_and_each_element_of_its_inputs_matte
     assert not any(found.wrong for found in right.values()), {name: str(found) for name, found in right.items()}
     for what, given in changes(case):
         moved = worst(case.run(*given), expected)
-        assert any(found.wrong for found in moved.values()), f"{what} makes no difference"
+        assert any(found.wrong for found in moved.values()), (
+            f"{what} makes no difference: choose inputs so that moving it (see `changed`) changes a result, "
+            "for example values equal to limits"
+        )
 
 
 def test_cases_have_names_of_their_own() -> None:

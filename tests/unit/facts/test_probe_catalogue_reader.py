@@ -58,7 +58,7 @@ def test_the_page_names_the_probes_for_which_no_fault_is_seeded() -> None:
     documented = page.partition("has no row for ")[2].partition(":")[0].replace(" and ", ", ").split(", ")
     assert sorted(documented) == sorted(
         p.name for p in probe_catalogue_reader.known_probes().values() if p.needs != "cuda" and p.name not in seeded
-    )
+    ), "name it in docs/selftest.md (That benchmark has no row for ...), or run `make faults`"
 
 
 def test_a_level_holds_those_below_it() -> None:
