@@ -23,7 +23,7 @@ from envbuild.lock import lock_file
 from envbuild.profile import profile_name_lookup
 from envbuild.profile.loaded_profile import Source
 from envbuild.report import pin_reasons
-from envbuild.resolve import plan_resolver, profile_reader_and_overrides
+from envbuild.resolve import plan_resolver, profile_reader_and_overrides, related_lines
 from envbuild.util import settings
 from envbuild.util.errors import EnvbuildError, SettingsError, UsageError, printable
 
@@ -84,18 +84,27 @@ class NvccRow:
 
 
 @dataclass(frozen=True)
+class OtherLine:
+    """Another profile for the same GPU, and the oldest driver that supports it."""
+
+    profile: str
+    driver: str | None
+
+
+@dataclass(frozen=True)
 class ShowDocument:
     """The document of `show`. `state`: from the evidence on disk, without an engine. `driver`: the oldest that works.
-    `forward_compatibility`: the sha256 of its archive. `pins`: versions by short name or distribution, null if not
-    pinned; `requirements`: of packages that are not locked; `reasons`: for both. `environment`: variables that
-    different GPU models need. `changed`: the parts of the lock that no longer match the profile. `next_command`: what
-    to run first, where the lock does not fit."""
+    `other_lines`: for other drivers. `forward_compatibility`: the sha256 of its archive. `pins`: versions by short
+    name or distribution, null if not pinned; `requirements`: of packages that are not locked; `reasons`: for both.
+    `environment`: variables that different GPU models need. `changed`: the parts of the lock that no longer match
+    the profile. `next_command`: what to run first, where the lock does not fit."""
 
     profile: str
     state: ImageState
     description: str
     gpus: tuple[str, ...]
     driver: str | None
+    other_lines: tuple[OtherLine, ...]
     forward_compatibility: str | None
     variant: str
     nvcc: NvccRow | None
@@ -140,6 +149,8 @@ def _print(document: ShowDocument, proof: str) -> None:
         archive = document.forward_compatibility
         compat = " (forward-compatibility libraries: where it is older than theirs)" if archive else ""
         click.echo(f"  for {', '.join(document.gpus)}; driver {document.driver} or newer{compat}")
+        for line in document.other_lines:
+            click.echo(f"  other line: {line.profile}, for driver {line.driver} or newer")
     if document.nvcc:
         click.echo(f"  {document.variant}: nvcc of CUDA {document.nvcc.release}, {document.nvcc.home}")
     for pin, version in document.pins.items():
@@ -209,6 +220,11 @@ def _document(name: str, pins: dict[str, str]) -> tuple[ShowDocument, tuple[Proo
         description=source.profile.description,
         gpus=tuple(gpu.id for gpu in choice.situation.gpus),
         driver=choice.driver,
+        other_lines=tuple(
+            OtherLine(line.profile, line.driver)
+            for line in ([] if unwritten else related_lines.lines_for(source))
+            if line.profile != source.name
+        ),
         forward_compatibility=next((archive.sha256 for archive in plan.archives if archive.name == COMPAT), None),
         variant=source.profile.variant,
         nvcc=NvccRow(plan.toolchain.release, plan.toolchain.home) if plan.toolchain else None,

@@ -1,22 +1,16 @@
-"""Finds the lines of a profile, and what decides among them: options, settings, and the driver of this machine."""
+"""Chooses the line to build, and finds what decides among them: options, settings, and the driver of this machine."""
 
 from __future__ import annotations
 
 import os
 
 from envbuild.doctor import nvml_reader
-from envbuild.facts import database
 from envbuild.image.engine_endpoint_and_errors import endpoint
 from envbuild.profile import profile_name_lookup
-from envbuild.profile.loaded_profile import Source
-from envbuild.profile.model import Profile
-from envbuild.resolve import line_selection, minimum_driver, profile_reader_and_overrides
+from envbuild.resolve import line_selection, related_lines
 from envbuild.resolve.line_selection import CURRENT, GpuLine, LineChoice, LineRequest
 from envbuild.util import settings
 from envbuild.util.errors import EngineError, EnvbuildError, NotProved, SettingsError, UsageError
-
-_COMPAT = "cuda/compat"  # part of the path of forward-compatibility libraries, in NVIDIA's packages and in our images
-_LOADER = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 
 
 def select_line(name: str, *, line: str | None = None, driver: str | None = None, locked: bool = False) -> LineChoice:
@@ -28,7 +22,7 @@ def select_line(name: str, *, line: str | None = None, driver: str | None = None
     target = profile_name_lookup.meant(name)
     found = None if profile_name_lookup.is_path(target.profile) else profile_name_lookup.named_line(target.name)
     base, label = found or (name if target.requirements else target.profile, None)
-    lines = gpu_lines(base)
+    lines = related_lines.gpu_lines(base)
     if not lines and (line or driver):
         raise UsageError(f"--line and --driver are for profiles of GPUs, and {name} names none")
     if not lines:
@@ -53,34 +47,6 @@ def line_or_name(name: str, *, line: str | None = None, driver: str | None = Non
         raise
     except EnvbuildError:
         return LineChoice(GpuLine(name, CURRENT, None), "the default")
-
-
-def gpu_lines(name: str) -> list[GpuLine]:
-    """The lines of the GPU profile `name`, the current one first; empty if it names no GPUs."""
-    current = profile_reader_and_overrides.load(name)
-    if not current.profile.gpus:
-        return []
-    others = sorted(profile_name_lookup.lines_of(name).items(), reverse=True)
-    return [
-        as_line(name, CURRENT, current.profile),
-        *(as_line(other, label, profile_reader_and_overrides.load(other).profile) for label, other in others),
-    ]
-
-
-def related_lines(source: Source) -> list[GpuLine]:
-    """All profiles for the same GPU as this one: h20 and h20-cu12, for either of them."""
-    if source.meant is None or source.meant.requirements or profile_name_lookup.is_path(source.meant.profile):
-        return []
-    found = profile_name_lookup.named_line(source.name)
-    return gpu_lines(found[0] if found else source.meant.profile)
-
-
-def as_line(name: str, label: str, profile: Profile) -> GpuLine:
-    release = database.torch_release(profile.torch)
-    forced = any(_COMPAT in profile.env.get(variable, "") for variable in _LOADER)
-    own = database.driver_minimum(release.cuda).compatible if release else None
-    cuda = release.cuda.partition(".")[0] if release else None
-    return GpuLine(name, label, minimum_driver.oldest(profile), forced, own, cuda)
 
 
 def driver_here() -> str | None:

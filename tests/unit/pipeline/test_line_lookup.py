@@ -9,9 +9,10 @@ import pytest
 from envbuild.doctor import nvml_reader
 from envbuild.doctor.model import DriverReading
 from envbuild.pipeline import line_lookup
+from envbuild.resolve import related_lines
 from envbuild.util import user_folders
 from envbuild.util.errors import SettingsError, UsageError
-from unit.support import PROFILE, write_profile
+from unit.support import PROFILE, envbuild, write_profile
 
 NEWER = {"extends": "h200", "gpus": ["h20"]}
 OLDER = {"extends": "h20-cu12"}
@@ -36,11 +37,20 @@ def configure(text: str) -> None:
 
 
 def test_the_lines_of_a_gpu_are_the_profiles_of_its_name() -> None:
-    found = line_lookup.gpu_lines("new")
+    found = related_lines.gpu_lines("new")
     assert [(one.profile, one.label, one.driver) for one in found] == [
         ("new", "current", "580.65.06"), ("new-cu12", "cu12", "525.60.13"),
     ]  # fmt: skip
-    assert line_lookup.gpu_lines("cpu-only") == []
+    assert related_lines.gpu_lines("cpu-only") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "driver"), [("new", "new-cu12", "525.60.13"), ("new-cu12", "new", "580.65.06")]
+)
+def test_show_names_the_other_line(name: str, other: str, driver: str) -> None:
+    assert f"  other line: {other}, for driver {driver} or newer\n" in envbuild("show", name).stdout
+    assert envbuild("show", name, "--json").document["other_lines"] == [{"profile": other, "driver": driver}]
+    assert envbuild("show", "cpu-only", "--json").document["other_lines"] == []
 
 
 def test_auto_takes_the_line_for_this_machines_driver() -> None:
@@ -93,6 +103,6 @@ def test_compatibility_libraries_in_the_loaders_path_are_forced(project: Path) -
     forced = {**NEWER, "driver": {"compat": COMPAT}, "env": {"LD_LIBRARY_PATH": "/usr/local/cuda/compat"}}
     write_profile(project, forced, "forced")
     write_profile(project, {**forced, "env": {}}, "chosen")
-    (line,), (other,) = line_lookup.gpu_lines("forced"), line_lookup.gpu_lines("chosen")
+    (line,), (other,) = related_lines.gpu_lines("forced"), related_lines.gpu_lines("chosen")
     assert "error 803" in str(line.refusal("595.45.04"))
     assert other.refusal("595.45.04") is None
