@@ -1,6 +1,7 @@
 """Every probe on every simulated GPU, every seeded fault, and every tolerance: `make pretend`, 10 minutes on 2 cores.
 
 python tests/pretend/campaign.py [--side 2]      writes benchmarks/results/pretend.md; exit 1 if anything is wrong
+python tests/pretend/campaign.py --probe NAME    runs one probe at level standard on every simulated GPU; writes no file
 
 Two GPUs take the probes' real sizes, which decide about memory: one with every kernel, one with the fewest and the
 least memory. The others differ in which kernels take a call, and have small sizes.
@@ -12,7 +13,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,8 +39,11 @@ GB = 1e9
 Found = Mapping[str, Frame]
 
 
-def healthy(gpu: str, level: str, folder: Path, variables: Mapping[str, str]) -> Found:
-    given = launch.document(gpu, level, NAMES, require=ASKED if level == "standard" else [])
+def healthy(
+    gpu: str, level: str, folder: Path, variables: Mapping[str, str], probes: Sequence[str] | None = None
+) -> Found:
+    require = ASKED if level == "standard" and probes is None else []
+    given = launch.document(gpu, level, NAMES, probes, require=require)
     sizes = {} if gpu in REAL_SIZES else {SHORT: "1"}
     return launch.run(gpu, launch.CATALOGUE, given, folder / f"{gpu}-{level}", **variables, **sizes)
 
@@ -90,10 +94,28 @@ def rows_of_tolerances() -> Iterator[tuple[str, bool]]:
             yield f"| {generation} attention {kind} | {ratio:.2f} | {low:.1f} |", ratio < 0.7 and low > 1
 
 
+def one_probe(name: str, side: int) -> int:
+    """Run one probe on every simulated GPU and print its result on each. Returns 1 after a false alarm."""
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(side) as pool:
+        variables = launch.variables(Path(folder))
+        runs = {gpu: pool.submit(healthy, gpu, "standard", Path(folder), variables, [name]) for gpu in GPUS}
+        found = {gpu: run.result() for gpu, run in runs.items()}
+    for gpu, run in found.items():
+        print(f"{gpu}: {run[name]['status']}, {peak(run, name):.2f} GB")
+    alarms = [text for gpu, run in found.items() for text in expected.alarms(gpu, "standard", run)]
+    print("\n".join(alarms) if alarms else "no false alarm")
+    return 1 if alarms else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Every probe and seeded fault on every simulated GPU.")
     parser.add_argument("--side", type=int, default=2, help="runs side by side")
-    side = parser.parse_args().side
+    single = [name for name in NAMES if name != "dist.nodes"]
+    parser.add_argument("--probe", choices=single, metavar="NAME", help="run only this probe, and write no results")
+    arguments = parser.parse_args()
+    side = arguments.side
+    if arguments.probe:
+        return one_probe(arguments.probe, side)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(side) as pool:
         folder = Path(name)
