@@ -98,7 +98,7 @@ def builder_option(function: F) -> F:
 def gpus_option(function: F) -> F:
     return click.option(
         "--gpus", default=None, metavar="LIST", callback=_gpus,
-        help="Use only these GPUs of the engine's machine: 1,2,3 or UUIDs (nvidia-smi -L). Default: all.",
+        help="Use only these GPUs of the engine's machine: indices as in 1,2,3 or UUIDs (nvidia-smi -L). Default: all.",
     )(function)  # fmt: skip
 
 

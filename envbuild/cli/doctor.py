@@ -68,9 +68,15 @@ def command(name: str | None, cluster: str | None, output: Path | None, root: Pa
         hint = (
             "\n".join(remedies) if as_json or output == STDOUT else None
         )  # otherwise each remedy is printed below its check
-        error = CheckFailed(f"doctor: {', '.join(check.id for check in failed)}", hint=hint or None)
+        error = CheckFailed(_message(failed, name), hint=hint or None)
         error.partial = document
         raise error
+
+
+def _message(failed: Sequence[Check], name: str | None) -> str:
+    if name is not None:
+        return f"this machine does not suit {name}: {'; '.join(check.detail.removeprefix('no: ') for check in failed)}"
+    return f"failed checks: {', '.join(check.id for check in failed)}"
 
 
 def _machine(name: str | None, root: Path) -> tuple[list[Check], MachineDocument]:
