@@ -101,8 +101,8 @@ SEVERAL = frozenset(
 def document_schema(name: str) -> dict[str, Any]:
     """The JSON Schema of a command's document.
 
-    It has every key, unless the command failed: then it has `error`, and the keys that were known. A profile that is
-    refused has `profile` and `advisories` in the document of every command.
+    The document has every key, unless the command failed: then it has `error`, and the keys that were known. If a
+    profile is refused, the document of any command may also contain `profile` and `advisories`.
     """
     kinds = (*DOCUMENTS[name], ErrorDocument, AdvisoryRow)
     _, made = TypeAdapter.json_schemas([(kind, "validation", TypeAdapter(kind)) for kind in kinds])

@@ -297,6 +297,6 @@ def _report(error: EnvbuildError, wants_json: bool) -> int:
         with contextlib.suppress(OSError):  # if stdout cannot be written, report the error below
             print(json.dumps(document, indent=2), flush=True)
             return error.code
-    with contextlib.suppress(OSError):  # the error cannot be reported; the exit code stays
+    with contextlib.suppress(OSError):  # if stderr cannot be written either, only the exit code reports the error
         print(printable("\n".join(error.lines())), file=sys.stderr)
     return error.code

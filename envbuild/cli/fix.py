@@ -128,7 +128,8 @@ def _undo(python: str | None, as_json: bool) -> None:
     if as_json:
         emit(repair_text.UndoneRepair(str(found), "undone", tuple(sorted(names)), tuple(left)))
         return
-    click.echo(printable(f"Restored: {', '.join(sorted(names)) or 'no distribution had changed'}"))
+    restored = f"Restored: {', '.join(sorted(names))}" if names else "No distribution was changed by the repair."
+    click.echo(printable(restored))
     for file in left:
         click.echo(printable(f"Left as it is, because it was changed since: {file}"))
 

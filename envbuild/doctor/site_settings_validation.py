@@ -23,7 +23,7 @@ _KEYS = ("signing_key", "public_key")
 
 
 def read() -> SiteReading:
-    """Reads the settings and their errors. Raises FactsError for invalid facts of the site."""
+    """Read the settings file and validate it. Raises FactsError for invalid facts of the site."""
     name = display(user_folders.config_file())
     try:
         found = site_faults()

@@ -50,7 +50,8 @@ def candidates(name: str) -> tuple[Gpu, ...]:
 
 
 def suggestion(name: str, others: Iterable[str]) -> str | None:
-    """A question that suggests models and `others` with a similar name, or None."""
+    """Return "did you mean A or B?" with GPU models and `others` (further names, such as profiles) similar to `name`,
+    or None."""
     return errors.near(_key(name[:_LONGEST]), dict.fromkeys([*others, *database.gpus()]), most=4)
 
 

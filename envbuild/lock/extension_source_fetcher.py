@@ -46,7 +46,7 @@ _ATTRIBUTES = "* -export-ignore -export-subst -text -ident -filter -working-tree
 _BUILD_FILES = (".py", ".toml", ".cfg", ".cmake", "CMakeLists.txt")
 _PAPERS = {"docs", "tests"}
 _MOST_BYTES = 4 << 20  # per file
-# Limits of a whole unpacked source, and of one extended header.
+# Limits for a source archive: number of entries, unpacked bytes, and bytes of one extended tar header (pax, GNU).
 _MOST_MEMBERS, _LARGEST_TOTAL, _LARGEST_HEADER = 500_000, 8 << 30, 1 << 20
 
 

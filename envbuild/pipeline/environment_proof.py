@@ -1,4 +1,4 @@
-"""Proves an environment of this machine: its files are those of the lock, and the self-test passes in it."""
+"""Verifies a Python environment on this machine: compares its files with the lock and runs the self-test in it."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from envbuild.util.errors import EngineError, EnvbuildError, NotProved, Settings
 
 
 def select_line(name: str, *, line: str | None = None, driver: str | None = None, locked: bool = False) -> LineChoice:
-    """Choose the line for a profile named on the command line. `line`, `driver`: the options. `locked`: ignore the
-    driver of this machine.
+    """Choose which CUDA line of a GPU (for example `h200` or `h200-cu12`) to use for a name given by the user. `line`,
+    `driver`: the values of these options. `locked`: ignore the driver of this machine.
 
     Raises UsageError if the options do not fit the profile, NotProved if no line supports the driver.
     """

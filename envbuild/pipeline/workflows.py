@@ -114,7 +114,7 @@ def _lock_and_build(
     lock = context.step("lock", lock_profile, context, source, plan, options)
     result.update(lock=lock)
     dockerfile = context.step("render", render_dockerfile, source, lock, options)
-    # the steps extensions, build, audit and label, as far as they are needed
+    # Runs those of the steps "extensions", "build", "audit" and "label" that are needed.
     built = find_or_build_image(context, Recipe(source, plan, lock, dockerfile), no_cache=options.no_cache)
     result.update(image=built.image, new_records=built.new_records, tags=(image_tag(source, lock),))
     return lock, built.image

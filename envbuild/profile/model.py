@@ -262,7 +262,8 @@ def tried(merged: Document) -> Profile | list[Malformed]:
 
 def _malformed(error: ValidationError, merged: Document) -> Iterator[Malformed]:
     for item in error.errors():
-        # pydantic's "[key]" and our tags are removed; an unknown key, always the last part, may really look like that
+        # Drop the parts in brackets that pydantic and our union tags add. Keep the last part of an unknown-key error:
+        # it is the user's key, which may itself begin with "[".
         own = item["loc"][-1:] if item["type"] == "extra_forbidden" else ()
         outer = item["loc"][: len(item["loc"]) - len(own)]
         path = (*(part for part in outer if not str(part).startswith("[")), *own)

@@ -86,7 +86,7 @@ AnyShape = Annotated[Annotated[Shape, Tag("[shape]")] | Annotated[Attention, Tag
 
 @dataclass(frozen=True)
 class Script:
-    """The project's own smoke test: the path as the profile has it, and the source that stands there."""
+    """The project's own smoke test: its path as written in the profile, and the source text of that file."""
 
     path: str
     text: str
@@ -100,12 +100,13 @@ class Script:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
-# A path in the profile file, replaced by the script's content before validation: a profile cannot contain the source.
+# In the profile file this is a path. `read_script` replaces it with a `Script` before validation, so a profile that
+# contains source text instead of a path is refused.
 ScriptFile = Annotated[InstanceOf[Script], WithJsonSchema({"type": "string", "pattern": _PATH, "maxLength": 300})]
 
 
 def read_script(merged: Document) -> list[Fault]:
-    """Replace the script's path in the profile by the script itself; return the faults."""
+    """Replace the script's path in the profile with a `Script`; return the faults."""
     selftest = merged.data.get("selftest")
     path = selftest.get("script") if isinstance(selftest, dict) else None
     if not isinstance(selftest, dict) or not isinstance(path, str):

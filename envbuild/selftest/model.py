@@ -3,7 +3,8 @@
     from envbuild.selftest.model import fingerprint, first, write
 
     document = fingerprint(model, (batch,), reference=True)
-    print(first(document["ops"]))  # None, or the first module that is not finite or exceeds its bound
+    # None, or the first module whose output exceeds its tolerance, or is non-finite although its inputs are finite
+    print(first(document["ops"]))
     write(document, "a100.json")
 
 Needs only the standard library and torch, like the whole self-test.
@@ -74,8 +75,9 @@ def fingerprint(model: torch.nn.Module, inputs: Inputs, reference: bool = False)
 class _Call:
     """A running call of a module.
 
-    `fed`: the number of non-finite inputs. `given`: the inputs, for the reference. `u`: the unit roundoff of the
-    coarsest dtype used by the module and the modules inside it.
+    `fed`: number of NaN or +inf elements in the inputs (-inf does not count, because masks contain it). `given`: the
+    inputs, for the reference. `u`: the unit roundoff of the coarsest dtype used by the module and the modules inside
+    it.
     """
 
     fed: int

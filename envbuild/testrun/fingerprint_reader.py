@@ -57,7 +57,8 @@ class Against(_Part):
 
 
 class Observed(_Part):
-    """An output of an operation. `fed`: number of nonfinite inputs; `nonfinite`: number of nonfinite output values."""
+    """An output of an operation. `fed`: number of NaN or +inf elements in the inputs (-inf does not count, because
+    masks contain it); `nonfinite`: number of non-finite elements in the output."""
 
     dtype: DType
     shape: Shape

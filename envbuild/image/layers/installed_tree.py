@@ -119,7 +119,7 @@ class _Installer:
         except (InvalidWheelFilename, InvalidVersion) as error:
             raise self.wheel.refused(None, str(error)) from None
         if not same:
-            raise self.wheel.refused(folders[0], "the file's name has another name or version")
+            raise self.wheel.refused(folders[0], "the folder's name or version does not match the wheel's file name")
         return folders[0]
 
     def _required(self, name: str) -> WheelMember:

@@ -260,7 +260,8 @@ class _NotTaken(RunnerError):
 
 
 class _Unknown(RunnerError):
-    """The job may still run: nothing of it is removed if it can be resumed."""
+    """The state of the job is unknown, and it may still be running. If it can be resumed (one node), its folder and
+    ticket are kept."""
 
 
 def _ask(job: str) -> tuple[bool, Seen | None]:

@@ -22,7 +22,7 @@ SAMPLES = 8
 
 
 def observe(got: torch.Tensor, fed: int, samples: int = SAMPLES) -> dict[str, Any]:
-    """Statistics of an output that need no reference. `fed`: the number of non-finite input values.
+    """Statistics of an output that need no reference. `fed`: number of NaN or +inf elements in the inputs.
 
     `samples` values are taken at evenly spaced positions that depend only on the number of elements.
     """

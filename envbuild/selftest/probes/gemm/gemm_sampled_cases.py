@@ -220,7 +220,11 @@ BATCHED = {
 
 @dataclass(frozen=True)
 class OfVector:
-    """A call with a matrix and a vector; `rows`: None for any number. `left`: the vector is the left factor."""
+    """A call that multiplies a matrix and a vector.
+
+    `rows`: the number of rows the matrix must have; None allows any. `left`: the vector is the left factor. `weighted`:
+    it takes alpha and beta.
+    """
 
     call: Callable[..., torch.Tensor]
     rows: int | None = None

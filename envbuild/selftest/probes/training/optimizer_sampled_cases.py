@@ -64,7 +64,8 @@ def sampled_operations(on_gpu: bool) -> tuple[Operation, ...]:
 
 
 def case(point: Point, seed: int, on_gpu: bool) -> Case:
-    """Several optimizer steps at a point; the inputs are the parameters, then the gradients of each step."""
+    """Build the case for one combination of optimizer options (`point`): several steps. Its inputs are the initial
+    parameters, then the gradients of each step."""
     point = {**point, "capturable": point["capturable"] and on_gpu}
     shapes, late = _shapes(point), _is_late(point)
     sizes = [math.prod(shape) for shape in shapes]
