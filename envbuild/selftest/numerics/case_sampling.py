@@ -2,8 +2,8 @@
 
 Most software faults depend on one or two parameters (Kuhn, Wallace and Gallo, "Software fault interactions and
 implications for software testing", IEEE TSE 30(6), 2004). Points that together contain each pair of values of two
-dimensions find those faults; another seed selects other points. torch's OpInfo and CUTLASS's profiler list their cases
-instead.
+dimensions find those faults; a different seed selects different points. torch's OpInfo and CUTLASS's profiler list
+their cases instead.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ def _always(point: Point) -> bool:
 class Operation:
     """An operation and its parameter space.
 
-    `make(point, seed)`: the case at a point of `space`, which maps dimensions to their values; only `possible` points
-    are used. `counts`: the number of points for each level; a level without a count tests none.
+    `make(point, seed)`: builds the case for one combination of parameter values. `space`: maps each dimension to its
+    values; only `possible` combinations (points) are used. `counts`: the number of points for each level; a level
+    without a count tests none.
     """
 
     name: str

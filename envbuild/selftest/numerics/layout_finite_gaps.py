@@ -19,7 +19,7 @@ _APART = 3  # elements or rows
 
 
 def with_large_gaps(x: torch.Tensor, layout: str) -> torch.Tensor:
-    """Copy a tensor to another layout. Raises ValueError for an unknown layout."""
+    """Copy a tensor to a different layout. Raises ValueError for an unknown layout."""
     if layout == "contiguous":
         return x.contiguous()
     if layout in ("transposed", "columns apart"):

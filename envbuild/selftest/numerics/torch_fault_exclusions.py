@@ -119,6 +119,6 @@ KNOWN_FAULTS = (
 
 
 def uncomputed_results(operation: str, device: str, at: Mapping[str, Any]) -> frozenset[str]:
-    """The results of an operation that are not computed at a point, by name."""
+    """The names of the results of an operation that are not computed for one combination of parameter values (`at`)."""
     rows = (row for row in KNOWN_FAULTS if (row.operation, row.device) == (operation, device))
     return frozenset(result for row in rows if row.covers(at) for result in row.results)

@@ -13,7 +13,7 @@ def part(name: str, compiled: str) -> Any:
     """apex.`name`, whose kernels lie in the module `compiled`.
 
     Raises Skip if apex is not installed, if the package of that name is not NVIDIA's, or if it was built without
-    `compiled`. An exception of either import passes through, for example if apex was built for another torch.
+    `compiled`. An exception of either import passes through, for example if apex was built for a different torch.
     """
     found = interpreter_and_distributions.apex()
     if found is None:

@@ -40,8 +40,8 @@ Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class GradientCase:
-    """One forward and backward call, of (len(PROBLEMS), heads, queries or keys, depth). `masked`: with a mask that is
-    all true."""
+    """One forward and backward call, of (len(PROBLEMS), heads, queries or keys, depth). `masked`: the call
+    gets a mask that is all true."""
 
     dtype: torch.dtype
     heads: int

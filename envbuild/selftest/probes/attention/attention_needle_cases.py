@@ -5,8 +5,8 @@ differences, the query has the code times 16, and one column subtracts the score
 class score between -4 and 4, and any other key so far below that its weight is lost in rounding. The result depends on
 a handful of keys, on each by more than the tolerance, and some query looks for each key (with local masks, for nearly
 each key). tests/selftest/probes/attention/test_attention_needle_cases.py checks both for every case. Thus a key that is
-not read, is read twice, comes from another tile or head, or is shown or hidden by mistake is found. A key read beyond
-the last as zeros would score 0, like a match.
+not read, is read twice, comes from a different tile or head, or is shown or hidden by mistake is found. A key read
+beyond the last as zeros would score 0, like a match.
 
 Neighbouring keys share a class, so that causal and local masks are tested on both sides of their edge. Scores rise
 along the keys: the largest come last, and an online softmax must rescale. In every eighth column queries are 0 and keys
@@ -192,7 +192,7 @@ def _solved(
     case: NeedleCase, given: Four, mask: torch.Tensor | None, places: torch.Tensor, visible: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     """The output, the gradients of q, k and v, and their spreads. `places`: the keys of each query's class, (batch,
-    heads, queries, some); `visible`: which of them it sees.
+    heads, queries, some); `visible`: which of them the query sees.
 
     The gradients and their spreads are those of attention_gradient_cases.exact_gradients, summed over these keys only.
     """

@@ -125,7 +125,7 @@ class Call:
 
     @classmethod
     def at(cls, point: Point) -> Call:
-        """The call at a point of the space."""
+        """Return the call for one combination of parameter values (`point`)."""
         heads, groups = point["heads"]
         depth, batched = point["depth"], point["batched"]
         values = {"the same": depth, "half": depth // 2, "more": depth + 8}[point["depth of values"]]
@@ -209,8 +209,8 @@ def length(multiple: int, past: int) -> int:
 
 
 def possible(point: Point, half_only: Sequence[str] = ()) -> bool:
-    """Whether the point is small enough, each of its elements matters, and no fused kernel refuses its shape or
-    strides. `half_only`: backends without float32."""
+    """Whether the combination of parameter values (`point`) is small enough, each of its elements
+    matters, and no fused kernel refuses its shape or strides. `half_only`: backends without float32."""
     call = Call.at(point)
     shared = call.rows / call.classes
     if call.dtype == torch.bfloat16 and call.scores in (HIGH, LOW) and call.factor < COARSE:
@@ -248,7 +248,7 @@ def attention_cases(context: Context) -> None:
 
 
 def case(point: Point, seed: int, how: AttentionArithmetic) -> Case:
-    """The case at a point."""
+    """Build the case for one combination of parameter values (`point`)."""
     call = Call.at(point)
     return Case(call.name, call.dtype, *_made(call, 8 * seed, how))
 
@@ -280,7 +280,8 @@ class AttentionPart:
 class AttentionProblem:
     """The parts of a case. `keys` and `values` have the variants; `index` gives the variant at each position.
 
-    `mask`: boolean, of the call's shape. `visible`: which keys each query sees, (batch, heads, queries, keys).
+    `mask`: a boolean mask in the call's shape, or None. `visible`: which keys each query sees, (batch, heads,
+    queries, keys).
     """
 
     parts: dict[str, AttentionPart]
@@ -412,8 +413,8 @@ def _laid_out(values: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def _run(*given: torch.Tensor, call: Call, problem: AttentionProblem) -> dict[str, torch.Tensor]:
-    """The output with all gradients, then the output without gradients. Before them, a call with other values and
-    another scale."""
+    """The output with all gradients, then the output without gradients. Before them, a call with different values
+    and a different scale."""
     tensors = problem.filled(given)
     leaves = [_laid_out(tensors[name], call.layout) for name in "qkv"]
     grad = _laid_out(tensors["grad"], call.gradient_layout)

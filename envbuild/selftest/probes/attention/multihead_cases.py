@@ -43,7 +43,8 @@ def _possible(point: Point) -> bool:
 
 
 def case(point: Point, seed: int, tf32: bool) -> Case:
-    """The case at a point. Inputs are integers; weights are +-1 times a power of two that keeps projections near 1."""
+    """Build the case for one combination of parameter values (`point`). Inputs are integers; weights are +-1 times a
+    power of two that keeps projections near 1."""
     width, batch, queries, keys = _sizes(point)
     own = point["keys"] == "its own"
     scale = 2.0 ** -round(math.log2(1.6 * math.sqrt(width)))

@@ -239,7 +239,8 @@ class Trained:
 def gradients_of(
     output: torch.Tensor, leaves: tuple[torch.Tensor, ...], full: torch.Tensor, few: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """The gradient of the input for one gradient of the output, and those of weights and bias for another."""
+    """The gradient of the input for one gradient of the output (`full`), and those of weights and bias for a
+    different one (`few`)."""
     first = backward_pass.gradients(output, leaves[:1], full, retain_graph=True)
     return (*first, *backward_pass.gradients(output, leaves[1:], few))
 

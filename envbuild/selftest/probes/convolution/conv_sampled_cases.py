@@ -73,7 +73,8 @@ def sampled_operations(device: torch.device, tf32: bool) -> tuple[Operation, ...
 
 
 def case(point: Point, seed: int, device: torch.device, tf32: bool) -> Case:
-    """The convolution at a point: integers in each dtype that the device supports for it, fractions in float32."""
+    """Build the convolution for one combination of parameter values (`point`): with integers in each dtype that the
+    device supports for it, with fractions in float32."""
     point = with_usual(point)
     what, kind = shape(point), point["values"]
     channels, _ = what.read
@@ -116,7 +117,7 @@ def _halves(device: torch.device, function: str) -> tuple[torch.dtype, ...]:
 
 
 def _layout(point: Point, number: int) -> Layout:
-    """The layout for the dtype with this number: the point's, channels last, or contiguous."""
+    """The layout for the dtype with this number: the one in `point`, channels last, or contiguous."""
     own = point["input"], point["weights"], point["gradient"]
     return (own, ALL_LAST, CONTIGUOUS)[(number + point["turn"]) % 3]
 
@@ -140,7 +141,7 @@ def _values(sizes: Sizes, seed: int, kind: str) -> torch.Tensor:
 
 
 def lay_out_images(x: torch.Tensor, layout: str) -> torch.Tensor:
-    """The same values in another layout; gaps contain NaN."""
+    """The same values in a different layout; gaps contain NaN."""
     if layout in COMMON_LAYOUTS:
         return with_nan_gaps(x, COMMON_LAYOUTS[layout])
     if layout == "rows apart":
@@ -160,7 +161,8 @@ def _within(x: torch.Tensor, dimension: int, before: int, after: int) -> torch.T
 
 
 def _run(*given: torch.Tensor, what: ConvShape, point: Point, missing: Missing) -> Results:
-    """Each dtype has its own layout. The output is also computed with weights in another layout than the input's."""
+    """Each dtype has its own layout. The output is also computed with weights whose layout differs from the
+    input's."""
     whole = [_whole(given[0], what), *given[1:]]
     found = {}
     for (dtype, layout), without in missing.items():

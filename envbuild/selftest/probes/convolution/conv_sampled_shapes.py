@@ -1,4 +1,5 @@
-"""The convolutions that conv_sampled_cases.py samples: the space of arguments and sizes, and the shape at a point."""
+"""The convolutions that conv_sampled_cases.py samples: the space of arguments and sizes, and the shape
+of each sampled combination."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ SPACE: Mapping[str, Sequence[Any]] = {
 }
 _UNSTRIDED = {"stride": (1, 1, 1), "dilation": (1, 1, 1)}
 _DENSE = {"way": "plain", "groups": "one"}
-# Values that models use most, but that random points would seldom have: these replace the point's own.
+# Values that models use most, but that random combinations would seldom have: these replace the drawn ones.
 USUAL: Mapping[str, Mapping[str, Any]] = {
     "any": {},
     "dense": {**_DENSE, "rank": 2, "wide": "nothing"},
@@ -63,8 +64,9 @@ class ConvShape:
     """The shape of a convolution.
 
     `large` and `small`: the sizes of the tensor with more positions and of the one with fewer. They are input and
-    output of a plain convolution, and output and input of a transposed one. `channels`: per group of the large tensor;
-    `filters`: per group of the small one. `padding`: before and after.
+    output of a plain convolution, and output and input of a transposed one. `channels`: the
+    number of channels in each group of the large tensor; `filters`: that of the small one. `padding`: the padding
+    before and after each dimension.
     """
 
     images: int
@@ -150,8 +152,8 @@ def output_padding(point: Point) -> Sizes:
 
 
 def shape(point: Point) -> ConvShape:
-    """The shape at a point: sizes that are too small for the kernel are enlarged, padding that is too wide is
-    reduced."""
+    """Return the shape for one combination of parameter values (`point`). Sizes that are too small for the kernel are
+    enlarged, padding that is too wide is reduced."""
     rank, transposed = point["rank"], point["way"] == "transposed"
     kernel, stride, dilation = (point[name][:rank] for name in ("kernel", "stride", "dilation"))
     extents = [d * (k - 1) + 1 for k, d in zip(kernel, dilation)]
@@ -196,7 +198,7 @@ def _wide(point: Point) -> int:
 
 
 def _counts(point: Point) -> tuple[int, int, int, int]:
-    """Images, groups, and the channels and filters of a group; these are small where another size is large."""
+    """Images, groups, and the channels and filters of a group; these are small where a different size is large."""
     images, channels, filters, wide = point["images"], point["channels"], point["filters"], point["wide"]
     few = 5 if wide not in ("nothing", "images") or point["rank"] == 3 else max(channels, filters)
     channels, filters = (_wide(point) if wide == name else min(point[name], few) for name in ("channels", "filters"))

@@ -51,7 +51,7 @@ def _exercise(context: Context) -> None:
 
 def version_mismatches(job: JobDocument, distributions: Mapping[str, str]) -> list[str]:
     """A sentence for each version that differs from the locked one; needs no device. `distributions`: the installed
-    ones.
+    distributions and their versions.
     """
     wrong = []
     python = platform.python_version()

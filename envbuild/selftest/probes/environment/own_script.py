@@ -7,7 +7,7 @@ The script is run as `python script.py` would run it, with three names in its gl
     fail(text)      records a fault and continues
 
 The script passes if it reaches its end or sys.exit(0) without a recorded fault. It fails if it raises an exception,
-exits with another status, records a fault, or calls os._exit, which prevents a result.
+exits with a different status, records a fault, or calls os._exit, which prevents a result.
 """
 
 from __future__ import annotations

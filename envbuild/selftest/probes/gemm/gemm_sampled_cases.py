@@ -166,7 +166,7 @@ def _fits(point: Point) -> bool:
 
 
 def _fits_added(point: Point) -> bool:
-    """Whether _fits holds, and the batch has several matrices if the point needs them."""
+    """Whether _fits holds, and the batch has several matrices if the combination (`point`) needs them."""
     single = point["batch"] == 1
     alone = single and (point["added"] == "row of each matrix" or _is_batched(point["left"], point["right"]))
     return _fits(point) and not alone
@@ -247,7 +247,7 @@ OF_VECTORS = {
 
 @dataclass(frozen=True)
 class GemmMakers:
-    """Makes the case at a point of each operation."""
+    """Build the case of each operation for one combination of parameter values (`point`)."""
 
     tf32: bool
 
@@ -376,7 +376,7 @@ class How:
         rounded = sum((self._rounding(step) for step in steps), self._rounding(value))
         if self.values == "integers":
             return Exact(value, rounded.expand_as(value))
-        # The added tensor and alpha bring another four roundings to the accumulator.
+        # The added tensor and alpha add four more roundings in the accumulator.
         return Exact(value, tolerances.gemm(_ZERO, magnitude, k + 4, self.dtype, self.tf32) + rounded)
 
     def _rounding(self, value: torch.Tensor) -> torch.Tensor:
@@ -443,7 +443,7 @@ def _part(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
 
 
 def _layouts(point: Point, number: int, is_batched: bool) -> tuple[str, str]:
-    """The layouts for the size with this number: the point's for the first size, different ones for each further
+    """The layouts for the size with this number: those in `point` for the first size, different ones for each further
     size."""
     choices = BATCHES if is_batched else MATRICES
     left, right = (choices.index(layout) if layout in choices else 0 for layout in (point["left"], point["right"]))

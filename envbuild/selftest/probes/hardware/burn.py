@@ -44,7 +44,7 @@ WIDE, NARROW = 127, 7
 class Precision:
     """Products of operands of `dtype` that hold whole numbers up to `most`.
 
-    `least`: the lowest compute capability on which they are run. The CPU's is (0, 0).
+    `least`: the lowest compute capability of the GPUs on which these products run; a CPU counts as (0, 0).
     """
 
     name: str

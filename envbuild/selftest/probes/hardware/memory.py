@@ -94,7 +94,7 @@ def words_of(pattern: Pattern, first: int, count: int, device: torch.device) -> 
 
 
 def differing_words(got: torch.Tensor, expected: torch.Tensor, first: int) -> tuple[int, str]:
-    """Count the differing words and describe the first of them; `first`: the position of the first word."""
+    """Count the differing words and describe the first of them. `first`: the position of the first word of `got`."""
     differs = got != expected
     count = int(differs.sum())
     if not count:

@@ -177,8 +177,8 @@ class SampledNorm:
 
 
 def possible(point: Point, kind: str) -> bool:
-    """Whether the point is not too large and has enough elements to normalise, each element matters, and no statistic
-    exceeds the range of its dtype."""
+    """Whether the combination of parameter values (`point`) is not too large and has enough elements to
+    normalise, each element matters, and no statistic exceeds the range of its dtype."""
     norm = SampledNorm.at(kind, point)
     if math.prod(norm.shape) > MOST or norm.together < FEWEST:
         return False
@@ -227,7 +227,7 @@ def norm_cases(context: Context) -> None:
 
 
 def case(point: Point, seed: int, kind: str) -> Case:
-    """The case at a point."""
+    """Build the case for one combination of parameter values (`point`)."""
     norm = SampledNorm.at(kind, point)
     names = ["x"]
     if norm.backward:

@@ -38,7 +38,7 @@ SPREAD = (
 
 @dataclass(frozen=True)
 class Activation:
-    """`call`: as in models; `exact`: its value and derivative in float64."""
+    """An activation function. `call`: the function as models call it. `exact`: its value and derivative in float64."""
 
     call: Elementwise
     exact: Callable[[torch.Tensor], Values]
@@ -379,7 +379,7 @@ BLOCKS = (65536, 131072, 1 << 20)  # elements; copies of half a MiB and more use
 
 
 def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
-    """Every operation; `rounded_sums`: kernels may round intermediate results to the dtype, as torch's CPU kernels
+    """Every operation. `rounded_sums`: kernels may round intermediate results to the dtype, as torch's CPU kernels
     do."""
     makers = ElementwiseMakers(rounded_sums)
     return (
@@ -462,7 +462,7 @@ def _fits(point: Point, most: int) -> bool:
 
 @dataclass(frozen=True)
 class ElementwiseMakers:
-    """Makes the case at a point of each operation."""
+    """Build the case of each operation for one combination of parameter values (`point`)."""
 
     rounded_sums: bool
 

@@ -48,7 +48,8 @@ def large_embedding(point: Point, seed: int) -> Case:
 def _large(
     index: torch.Tensor, used: torch.Tensor, grad: torch.Tensor, rows: int, places: torch.Tensor, point: Point
 ) -> Results:
-    """`used`: the rows at `places` of the table, which are those that are looked up."""
+    """The looked-up rows and the gradient of the table. `used`: the rows of the table that are looked up; `places`:
+    their positions in the table."""
     places = places.to(used.device)
     table = used.new_full((rows, used.shape[1]), 77.0).index_copy_(0, places, used)
     leaf = table.requires_grad_()

@@ -167,7 +167,8 @@ def _accumulated(x: torch.Tensor) -> Expected:
 
 
 def extremes(dtype: torch.dtype) -> Case:
-    """Largest and smallest elements: each column has the largest of one row and the smallest of another."""
+    """Largest and smallest elements: each column has the largest of one row and the smallest of a
+    different row."""
     rows, columns = torch.arange(1, PRIME)[:, None], torch.arange(7, PRIME)[None, :]
     x = (rows * columns % PRIME - PRIME // 2).to(dtype)
     return Case(f"max and min {len(x)}x{x.shape[1]}", dtype, (x,), _extremes, _found_by_hand)

@@ -108,7 +108,8 @@ def _real_plane(x: torch.Tensor, norm: str) -> Results:
 
 
 def _real_plane_sums(x: torch.Tensor, norm: str, dtype: torch.dtype) -> Expected:
-    """`norm`: whether the transform is divided by its number of elements, by the root of that, or not at all."""
+    """The expected results of `_real_plane`. `norm`: whether the transform is divided by its number of elements, by the
+    root of that, or not at all."""
     count = math.prod(x.shape)
     scale = {"backward": 1.0, "ortho": count**-0.5, "forward": 1.0 / count}[norm]
     found = _plane_sums(torch.stack((x, torch.zeros_like(x)), dim=-1), dtype)["output"]

@@ -59,7 +59,7 @@ LONGEST = {torch.float32: 4099, torch.float16: 1025, torch.bfloat16: 515}
 
 
 def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
-    """Every operation; `rounded_sums`: a sum may be rounded to the dtype before it is divided, as in torch's mean for
+    """Every operation. `rounded_sums`: a sum may be rounded to the dtype before it is divided, as in torch's mean for
     the CPU."""
     makers = ReductionMakers(rounded_sums)
     return (
@@ -164,7 +164,7 @@ def _functions(point: Point) -> list[str]:
 
 @dataclass(frozen=True)
 class ReductionMakers:
-    """Makes the case at a point of `sum`."""
+    """Build the case of `sum` for one combination of parameter values (`point`)."""
 
     rounded_sums: bool
 

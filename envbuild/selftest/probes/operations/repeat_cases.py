@@ -52,8 +52,8 @@ IMAGES = conv_sampled_shapes.ConvShape(
 @dataclass(frozen=True)
 class Repeated:
     """An operation with inputs of the same shapes. `whole`: results are exact in any order of summation, so they have
-    the same bits in each mode. `narrow`: that is true in half precision too. `every`: rounds from one call to the
-    next."""
+    the same bits in each mode. `narrow`: that is true in half precision too. `every`: N if the
+    operation runs only in every N-th round."""
 
     name: str
     cases: tuple[Case, ...]
@@ -86,7 +86,7 @@ def repeated_operations() -> tuple[Repeated, ...]:
         _repeated("linear 45x67x95", BRAIN, _linear, _linear_exactly, layer),
         _repeated("mm 129x300x67", SINGLE, lambda a, b: torch.mm(a, b), _product, factors),
         _repeated("bmm 5x17x33x65", SINGLE, lambda a, b: torch.bmm(a, b), _products, batches),
-        # The same operations in other dtypes and sizes: a plan that was kept for one shape or dtype may meet another.
+        # The same operations in other dtypes and sizes: a plan kept for one may be used for a different one.
         _repeated("mm 33x65x17", SINGLE, lambda a, b: torch.mm(a, b), _product, ((ones, (33, 65)), (ones, (65, 17)))),
         _repeated("mm 129x300x67", BRAIN, lambda a, b: torch.mm(a, b), _product_rounded, factors),
         _repeated("mm 65x33x129", HALF, lambda a, b: torch.mm(a, b), _product, ((ones, (65, 33)), (ones, (33, 129)))),

@@ -97,7 +97,7 @@ def _fits(point: Point) -> bool:
 
 @dataclass(frozen=True)
 class LossMakers:
-    """Makes the case at a point of each operation."""
+    """Build the case of each operation for one combination of parameter values (`point`)."""
 
     rounded_sums: bool
 

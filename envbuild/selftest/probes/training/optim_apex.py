@@ -45,7 +45,8 @@ _REFUSED = ("unexpected keyword argument", "only support", "not implemented for"
 
 @dataclass(frozen=True)
 class AdamCase:
-    """One tested configuration. `decoupled`: AdamW's decay; otherwise the decay is added to the gradient."""
+    """One tested configuration. `decoupled`: the weight decay is AdamW's; otherwise it is added to the
+    gradient."""
 
     variant: str
     dtype: torch.dtype
@@ -193,7 +194,7 @@ def _made(kind: Any, parameters: list[torch.nn.Parameter], case: AdamCase) -> An
 
 
 def _said(case: AdamCase, title: str, worst: Worst, before: int = 0) -> str:
-    """A sentence about the worst element and its position in the list; `before`: the number of elements before the
+    """A sentence about the worst element and its position in the list. `before`: the number of list elements before the
     compared ones.
     """
     what = f"is {worst.got:g}, should be {worst.expected:g} within {worst.bound:g}"
