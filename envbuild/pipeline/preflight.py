@@ -11,6 +11,7 @@ from envbuild.facts import database
 from envbuild.util.errors import some
 from envbuild.util.rejected_input_errors import Reason
 
+SELECTED = "selected-gpus"  # id of the reason: --gpus does not fit the profile or the machine
 Provability = Literal["proved", "possible", "elsewhere", "impossible"]
 """proved: by earlier evidence; elsewhere: on a node of the cluster, whose GPUs are unknown here."""
 
@@ -70,7 +71,7 @@ def judge_proof(
         return "elsewhere", (Reason("runner", f"on {machine.runner}{node}"),)
     if gpus and 0 < machine.selected < count:
         text = f"the profile uses {some(count, 'GPU')} together, and --gpus names {machine.selected}: name more"
-        return "impossible", (Reason("selected-gpus", text),)
+        return "impossible", (Reason(SELECTED, text),)
     if machine.missing:
         return "impossible", (machine.missing,)
     reasons = [Reason("driver", refusal)] if refusal else []

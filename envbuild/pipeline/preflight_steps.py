@@ -15,7 +15,7 @@ from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import line_lookup, preflight, runner_selection, step_durations
 from envbuild.pipeline.model import Options, StepResult
-from envbuild.pipeline.preflight import Preflight, ProofMachine
+from envbuild.pipeline.preflight import SELECTED, Preflight, ProofMachine
 from envbuild.pipeline.selftest_steps import is_proved
 from envbuild.pipeline.step_context import StepContext
 from envbuild.pipeline.step_durations import BUILD_STEPS, TEST_STEPS
@@ -41,6 +41,8 @@ def run_preflight(
     to the next step, whose error names it."""
     engine = connect(context)
     found = examine(engine, source, plan, options)
+    if not options.unproved and any(reason.id == SELECTED for reason in found.reasons):
+        raise not_provable(source, found)  # a mistake in the command, whatever else is wrong
     if options.locked and not found.lock_current:
         return StepResult(found, note="the lock is missing or out of date")
     if isinstance(engine, EngineError):
@@ -140,11 +142,11 @@ def _machine(engine: Engine | EngineError, profile: Profile, options: Options) -
     found, missing = ProofMachine(runner, selected=len(selected)), None
     if profile.gpus and line_lookup.runs_here():
         read = nvml_reader.read()
-        usable = [card for card in read.cards if not selected or {str(card.index), card.uuid} & {*selected}]
-        whole = [card for card in usable if not (card.mig and card.mig.enabled)]
+        usable = [gpu for gpu in read.cards if not selected or {str(gpu.index), gpu.uuid} & {*selected}]
+        whole = [gpu for gpu in usable if not (gpu.mig and gpu.mig.enabled)]
         missing = _missing_gpus(read.cards, usable, whole, selected)
         hidden = options.locked or line_lookup.in_ci()  # such a build must not depend on this machine's driver
-        found = replace(found, gpus=tuple(card.name for card in whole), driver=None if hidden else read.version)
+        found = replace(found, gpus=tuple(gpu.name for gpu in whole), driver=None if hidden else read.version)
     if isinstance(engine, EngineError):
         return replace(found, missing=Reason("engine", engine.message))
     if missing or not profile.gpus:
@@ -157,16 +159,16 @@ def _machine(engine: Engine | EngineError, profile: Profile, options: Options) -
 
 
 def _missing_gpus(
-    cards: Sequence[GpuReading], usable: Sequence[GpuReading], whole: Sequence[GpuReading], selected: Sequence[str]
+    present: Sequence[GpuReading], usable: Sequence[GpuReading], whole: Sequence[GpuReading], selected: Sequence[str]
 ) -> Reason | None:
     """Why the machine's GPUs cannot be used, though it has some: --gpus names others, or they are all cut into MIG
     slices."""
-    unknown = [name for name in selected if not any(name in (str(card.index), card.uuid) for card in usable)]
-    if cards and unknown:
-        present = ", ".join(str(card.index) for card in cards)
-        return Reason("selected-gpus", f"--gpus names {', '.join(unknown)}, and this machine has the GPUs {present}")
+    unknown = [name for name in selected if not any(name in (str(gpu.index), gpu.uuid) for gpu in usable)]
+    if present and unknown:
+        indices = ", ".join(str(gpu.index) for gpu in present)
+        return Reason(SELECTED, f"--gpus names {', '.join(unknown)}, and this machine has the GPUs {indices}")
     if usable and not whole:
-        sliced = ", ".join(str(card.index) for card in usable)
+        sliced = ", ".join(str(gpu.index) for gpu in usable)
         return Reason("mig", f"the profile needs whole GPUs, and MIG is on for GPU {sliced}: nvidia-smi -mig 0")
     return None
 

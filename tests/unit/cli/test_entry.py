@@ -251,6 +251,15 @@ def test_a_failure_has_its_exit_code_and_one_document(
     assert all(set(fault) == {"file", "line", "field", "message"} for fault in error["faults"])
 
 
+@pytest.mark.parametrize("allowed", [False, True])
+def test_too_few_gpus_are_reported_before_any_other_fault(project: Path, no_engine: None, allowed: bool) -> None:
+    write_profile(project, {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "gpu_count": 2})
+    done = envbuild("make", "sample", "--locked", "--gpus", "0", "--json", *(["--allow-unproved"] if allowed else []))
+    steps = [step["name"] for step in done.document["steps"]]
+    assert (done.code, steps[2:]) == ((8, ["preflight"]) if allowed else (4, []))
+    assert allowed or "uses 2 GPUs together, and --gpus names 1" in done.document["error"]["message"]
+
+
 def pasted(project: Path, stderr: str, command: str) -> list[str]:
     """Return the words of the command in a hint, as a shell would read it."""
     (line,) = [line for line in stderr.splitlines() if f"envbuild {command} " in line]
