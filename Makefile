@@ -91,10 +91,10 @@ faults: .venv/.dev ## every seeded fault and 50 clean runs of the self-test; res
 wrong-kernels: .venv/.dev ## how many wrong kernels the self-test finds that it was not written for; result in benchmarks/results
 	$(BIN)/python benchmarks/kernel_score.py
 
-injections: .venv/.dev ## detection rate: 100000 faults of a published model in the probes' operations, 1000 clean runs; goes on where it was cut off; result in benchmarks/results
+injections: .venv/.dev ## detection rate: 100000 faults of a published model in the probes' operations; goes on where it was cut off; result in benchmarks/results
 	$(BIN)/python benchmarks/injections.py
 
-clean-runs: .venv/.dev ## false alarms: 1000 runs of the sampled probes, each with its own seed (RUNS=N: as many); goes on where it was cut off; result in benchmarks/results
+clean-runs: .venv/.dev ## false alarms: 1000 runs of the sampled probes, each with its own seed (RUNS=N: as many); adds to the runs of before; result in benchmarks/results
 	$(BIN)/python benchmarks/clean_runs.py $(if $(RUNS),--runs $(RUNS))
 
 pretend: .venv/.dev ## the self-test's paths for GPUs on eight simulated GPUs; `make test` has a slice; result in benchmarks/results

@@ -1,33 +1,38 @@
 """Runs of all sampled probes on a machine that is right, each with its own seed: none may fail.
 
-python benchmarks/clean_runs.py [--runs 1000]        writes benchmarks/results/clean_runs.md; fewer runs are printed;
-                                                    exit 1 after a false alarm
+python benchmarks/clean_runs.py [--runs 1000]     adds runs to benchmarks/results/clean_runs.json until each probe has
+                                                  that many, and writes clean_runs.md; exit 1 after a false alarm
 
 Only the probes in PROBES run, at level quick. A new sampled probe of that level is added there.
 
-Run number n has the seed n, and one thread or two in turn; --processes of them run at a time. Runs are added to a file
-as they end, in order (--file); a campaign that was cut off goes on from there.
+Runs count for the version of the probe that ran (envbuild/selftest/probes/versions.json) and for this torch. So a
+campaign can be interrupted, and go on later and on another machine; after a change, only the changed probes run again.
+Each run has the next seed that was not used yet, and one thread or two in turn; --processes of them run at a time.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from fault_injection import records
-from fault_injection.records import CleanRun
-from machine import described, write
+from machine import RESULTS, described, write
 from options import positive, program
 
+from envbuild.util.atomic_files import write_atomically
+
 ROOT = Path(__file__).parents[1]
+FILE = RESULTS / "clean_runs.json"
+VERSIONS = ROOT / "envbuild" / "selftest" / "probes" / "versions.json"
 RUNS = 1000
 THREADS = (1, 2)
 LEVEL = "quick"
@@ -49,67 +54,171 @@ collector.write(1)
 """
 
 
+@dataclass(frozen=True)
+class Runs:
+    """The clean runs of one probe in one version, with one torch, on one machine, by the number of threads: how many
+    there were, and the failures by seed."""
+
+    probe: str
+    version: int
+    torch: str
+    machine: str
+    threads: int
+    count: int = 0
+    alarms: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return self.probe, self.version, self.torch, self.machine, self.threads
+
+
+@dataclass(frozen=True)
+class Done:
+    """A run that ended: its seed, its threads, and for each of its probes the failure, None if it passed."""
+
+    seed: int
+    threads: int
+    failures: Mapping[str, str | None]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="False alarms of the sampled probes.")
-    parser.add_argument("--runs", type=positive, default=RUNS)
-    parser.add_argument("--file", type=Path, default=ROOT / ".clean-runs.jsonl", help="of the runs as they end")
+    parser.add_argument("--runs", type=positive, default=RUNS, help="of each probe, with those of before")
+    parser.add_argument("--probe", action="append", choices=PROBES, help="only this one; may be repeated")
+    parser.add_argument("--file", type=Path, default=FILE, help="of all runs, those of before included")
     parser.add_argument("--processes", type=positive, default=os.cpu_count(), help="at a time")
     arguments = parser.parse_args()
-    lines = records.Lines(arguments.file)
+    machine, version, versions = described(), str(torch.__version__), read_versions()
+    seed, found = read(arguments.file)
+    try:
+        for done in campaign(found, versions, version, seed, arguments):
+            seed = max(seed, done.seed + 1)
+            found = added(found, done, versions, version, machine)
+            write_atomically(arguments.file, text(seed, found))
+    finally:  # also when it is interrupted
+        page = report(found, versions, version)
+        if arguments.file == FILE:
+            write("clean_runs", page)
+        else:
+            print("\n".join(page))
+    return 1 if any(runs.alarms for runs in current(found, versions, version)) else 0
+
+
+def campaign(
+    found: Sequence[Runs], versions: Mapping[str, int], version: str, seed: int, arguments: argparse.Namespace
+) -> Iterator[Done]:
+    """Run the probes that have too few runs, several runs at a time, and yield each run as it ends."""
+    missing = {
+        probe: arguments.runs - count(current(found, versions, version), probe) for probe in arguments.probe or PROBES
+    }
+    running: set[Future[Done]] = set()
     with ThreadPoolExecutor(arguments.processes) as pool:
-        for done in pool.map(run, range(lines.open() + 1, arguments.runs + 1)):
-            lines.add(done)
-    found = [
-        CleanRun(configuration, level, threads, seed, tuple(reasons))
-        for configuration, level, threads, seed, reasons in lines.read()
-    ]
-    text = page(found, described(), str(torch.__version__))
-    if len(found) >= RUNS:  # an incomplete campaign has no result
-        write("clean_runs", text)
-    else:
-        print("\n".join(text))
-    return 1 if any(one.faults for one in found) else 0
+        while running or any(number > 0 for number in missing.values()):
+            probes = [probe for probe, number in missing.items() if number > 0]
+            if probes and len(running) < arguments.processes:
+                missing.update({probe: missing[probe] - 1 for probe in probes})
+                running.add(pool.submit(run, probes, seed))
+                seed += 1
+                continue
+            ended, running = wait(running, return_when=FIRST_COMPLETED)
+            yield from (one.result() for one in ended)
 
 
-def run(number: int) -> CleanRun:
-    """Run every probe with the seed `number`; a probe that did not pass is a fault."""
-    threads = THREADS[number % len(THREADS)]
+def run(probes: Sequence[str], seed: int) -> Done:
+    """Run the probes with a seed."""
+    threads = THREADS[seed % len(THREADS)]
     document = {
         "version": 1,
-        "nonce": f"{number:032x}",
+        "nonce": f"{seed:032x}",
         "level": LEVEL,
         "device": "cpu",
-        "probes": list(PROBES),
-        "seed": number,
+        "probes": list(probes),
+        "seed": seed,
         "threads": threads,
     }
     argv = [sys.executable, "-c", WORKER]
     done = subprocess.run(argv, input=json.dumps(document).encode(), stdout=subprocess.PIPE, check=True, cwd=ROOT)
-    return CleanRun("all", LEVEL, threads, number, faults(json.loads(done.stdout)["probes"]))
+    return Done(seed, threads, failures(probes, json.loads(done.stdout)["probes"]))
 
 
-def faults(results: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the report of each probe that did not pass in a run."""
-    failed = [result for result in results if result["status"] != "passed"]
-    missing = set(PROBES) - {result["probe"] for result in results}
-    reasons = [f"{result['probe']}: {result['failure'] or result['status']}: {result['reason']}" for result in failed]
-    return (*reasons, *(f"{probe}: no result" for probe in sorted(missing)))
+def failures(probes: Sequence[str], results: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
+    """Return for each probe why it did not pass, None if it passed."""
+    found: dict[str, str | None] = dict.fromkeys(probes, "no result")
+    for result in results:
+        passed = result["status"] == "passed"
+        found[result["probe"]] = None if passed else f"{result['failure'] or result['status']}: {result['reason']}"
+    return found
 
 
-def page(runs: Sequence[CleanRun], machine: str, version: str) -> list[str]:
-    """Return the page: counts, then each false alarm with its case."""
-    alarms = [(one, fault) for one in runs for fault in one.faults]
-    counts = ", ".join(f"{sum(one.threads == n for one in runs)} with threads={n}" for n in THREADS)
-    rows = [f"| {one.offset} | {one.threads} | {fault.replace('|', '/')} |" for one, fault in alarms]
+def added(
+    found: Sequence[Runs], done: Done, versions: Mapping[str, int], version: str, machine: str
+) -> tuple[Runs, ...]:
+    """Add a run to the runs of its probes."""
+    by_key = {runs.key: runs for runs in found}
+    for probe, failure in done.failures.items():
+        empty = Runs(probe, versions[probe], version, machine, done.threads)
+        before = by_key.get(empty.key, empty)
+        alarms = {**before.alarms, **({str(done.seed): failure} if failure else {})}
+        by_key[empty.key] = dataclasses.replace(before, count=before.count + 1, alarms=alarms)
+    return tuple(by_key.values())
+
+
+def current(found: Iterable[Runs], versions: Mapping[str, int], version: str) -> list[Runs]:
+    """Return the runs of the probes' present versions with this torch."""
+    return [runs for runs in found if runs.torch == version and versions.get(runs.probe) == runs.version]
+
+
+def count(found: Iterable[Runs], probe: str) -> int:
+    return sum(runs.count for runs in found if runs.probe == probe)
+
+
+def read_versions() -> dict[str, int]:
+    versions: dict[str, int] = json.loads(VERSIONS.read_text(encoding="utf-8"))
+    return versions
+
+
+def read(file: Path) -> tuple[int, tuple[Runs, ...]]:
+    """Return the next seed, and the runs of before."""
+    if not file.exists():
+        return 1, ()
+    document = json.loads(file.read_text(encoding="utf-8"))
+    return document["next_seed"], tuple(Runs(**runs) for runs in document["runs"])
+
+
+def text(seed: int, found: Sequence[Runs]) -> str:
+    """Return the file's contents, one line for each probe, machine and number of threads."""
+    lines = ",\n".join(f"  {json.dumps(dataclasses.asdict(runs))}" for runs in sorted(found, key=lambda one: one.key))
+    return f'{{"next_seed": {seed}, "runs": [\n{lines}\n]}}\n'
+
+
+def report(found: Sequence[Runs], versions: Mapping[str, int], version: str) -> list[str]:
+    """Return the page: the counts of each probe, then each false alarm."""
+    runs = current(found, versions, version)
+    machines = sorted({one.machine for one in runs})
+    rows = []
+    for probe in PROBES:
+        by_threads = [count((one for one in runs if one.threads == threads), probe) for threads in THREADS]
+        false = sum(len(one.alarms) for one in runs if one.probe == probe)
+        rows.append(
+            f"| {probe} | {versions[probe]} | {sum(by_threads)} | {by_threads[0]} | {by_threads[1]} | {false} |"
+        )
+    alarms = [(one, seed, reason.replace("|", "/")) for one in runs for seed, reason in one.alarms.items()]
     return [
         "# Clean runs of the sampled probes",
         "",
-        f"Machine: {machine}. torch {version}, on the CPU. Made by `make clean-runs`.",
+        f"Made by `make clean-runs` with torch {version}, on the CPU, at level {LEVEL}: nothing has run on a GPU.",
+        "Each run has its own seed. A run counts for the version of the probe that ran: after a change, it runs again.",
+        f"{RUNS} runs of each probe are wanted.",
         "",
-        f"- Runs of level {LEVEL}, each with its own seed: {len(runs)} ({counts}).",
-        f"- Runs with a false alarm: {sum(bool(one.faults) for one in runs)}.",
-        f"- Probes: {', '.join(PROBES)}. optim.torch samples nothing at this level and runs its fixed cases.",
-        *(["", "| seed | threads | false alarm |", "|---|---|---|", *rows] if rows else []),
+        *(f"- Machine: {machine}." for machine in machines),
+        "",
+        "| probe | version | runs | with 1 thread | with 2 threads | false alarms |",
+        "|---|---|---|---|---|---|",
+        *rows,
+        "",
+        "optim.torch samples nothing at this level and runs its fixed cases.",
+        *(["", "| probe | seed | threads | false alarm |", "|---|---|---|---|"] if alarms else []),
+        *(f"| {one.probe} | {seed} | {one.threads} | {reason} |" for one, seed, reason in alarms),
     ]
 
 

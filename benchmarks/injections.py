@@ -1,6 +1,8 @@
 """The detection rate of the self-test: faults of a published model put into the probes' operations, and clean runs.
 
-python benchmarks/injections.py [--injections 100000] [--clean 1000]     writes benchmarks/results/injections.md
+python benchmarks/injections.py [--injections 100000]     writes benchmarks/results/injections.md
+
+There is one clean run for each setting that decides the order of summation; `make clean-runs` has many seeds.
 
 Results are written to a folder as they come (--folder), and a campaign that was cut off goes on from there.
 """
@@ -24,13 +26,13 @@ from pathlib import Path
 import torch
 from fault_injection import records, report
 from fault_injection.units import PROBES
-from fault_injection.worker import CONTROL, LEVEL
+from fault_injection.worker import CONTROL, LEVEL, clean_settings
 from machine import described, write
 from options import positive, program
 
 HERE = Path(__file__).parent
 FOLDER = HERE.parent / ".injections"
-INJECTIONS, CLEAN = 100_000, 1000
+INJECTIONS = 100_000
 CONTROLLED = 2000
 # Relative number of injections: fewer where one takes 0.1 s or more. All others have 1.
 WEIGHTS = {
@@ -48,11 +50,12 @@ def _limited(aten: str, onednn: str, mkl: str) -> dict[str, str]:
     return {"ATEN_CPU_CAPABILITY": aten, "ONEDNN_MAX_CPU_ISA": onednn, "MKL_ENABLE_INSTRUCTIONS": mkl}
 
 
+AVX_512 = "AVX-512 without extensions"
 # These determine the order of summation, and thus the rounding: the instruction sets that torch (ATen), oneDNN and MKL
 # use.
 CONFIGURATIONS: dict[str, dict[str, str]] = {
     "all": {},
-    "AVX-512 without extensions": _limited("avx512", "AVX512_CORE", "AVX512"),
+    AVX_512: _limited("avx512", "AVX512_CORE", "AVX512"),
     "AVX2": _limited("avx2", "AVX2", "AVX2"),
     "SSE4": _limited("default", "SSE41", "SSE4_2"),
 }
@@ -96,7 +99,6 @@ class Work:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Detection rate and false alarms of the self-test.")
     parser.add_argument("--injections", type=positive, default=INJECTIONS, help="in all, at least")
-    parser.add_argument("--clean", type=positive, default=CLEAN, help="clean runs of each probe")
     parser.add_argument("--processes", type=positive, default=2, help="at a time")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="of the results as they come")
     arguments = parser.parse_args()
@@ -105,7 +107,7 @@ def main() -> int:
         list(
             pool.map(
                 Work.run,
-                (*_injections(arguments.folder, arguments.injections), *_clean(arguments.folder, arguments.clean)),
+                (*_injections(arguments.folder, arguments.injections), *_clean(arguments.folder)),
             )
         )
     campaign = report.Campaign(
@@ -141,11 +143,13 @@ def _injections(folder: Path, count: int) -> Iterator[Work]:
     yield Work("injections", CONTROL, min(CONTROLLED, count), folder / f"{CONTROL}.jsonl")
 
 
-def _clean(folder: Path, count: int) -> Iterator[Work]:
+def _clean(folder: Path) -> Iterator[Work]:
     for configuration in CONFIGURATIONS:
+        if configuration == AVX_512 and torch.cpu.get_capabilities().get("avx512_f") is not True:
+            continue  # MKL would use instructions that this processor lacks
         for probe in PROBES:
             file = folder / f"clean-{configuration.replace(' ', '_')}-{probe}.jsonl"
-            yield Work("clean", probe, math.ceil(count / len(CONFIGURATIONS)), file, configuration)
+            yield Work("clean", probe, len(clean_settings(probe)), file, configuration)
 
 
 def _run(arguments: Sequence[str], file: Path, variables: dict[str, str]) -> int:

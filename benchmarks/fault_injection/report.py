@@ -41,7 +41,7 @@ def page(campaign: Campaign) -> list[str]:
         f"- Of the {found.count} that can escape, {_shown(found)} were detected, in all probes together.",
         f"- Of the {large.count} of these that move a result by more than {statistics.LARGE} units of its largest",
         f"  element, {_shown(large)} were detected.",
-        f"- {passes} clean runs of every probe: {_alarms(alarms)}.",
+        f"- At least {passes} clean runs of every probe, each with other settings: {_alarms(alarms)}.",
     ]
     sections = (
         _method(),
@@ -226,8 +226,8 @@ def _clean(campaign: Campaign) -> Iterator[str]:
     yield from _paragraph(
         """A CPU repeats a run bit for bit, so repeating one says nothing new. The runs differ in what decides the order
         of summation: the instructions that torch, oneDNN and MKL may use, one or two threads, and by how many elements
-        inputs are moved in memory. One run in eight is at level standard, the others at the first level that has the
-        probe. References are computed once for each configuration."""
+        inputs are moved in memory; and in the level, the first that has the probe, or standard. References are computed
+        once for each configuration. The clean runs with other seeds are in [clean_runs.md](clean_runs.md)."""
     )
     groups: dict[tuple[str, str, int], list[CleanRun]] = {}
     for run in itertools.chain(*campaign.clean.values()):

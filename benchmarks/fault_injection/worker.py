@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import warnings
 from collections.abc import Callable
@@ -27,7 +28,7 @@ LEVEL = "standard"
 CONTROL = "control"  # the probe operations, with a broken comparison that skips every second element
 CONTROLLED = "operations"
 OFFSETS = (0, 1, 3, 6)  # elements by which inputs are moved in memory
-SETTINGS = 2 * len(OFFSETS)  # with one thread and with two
+THREADS = (1, 2)
 _right = element_comparison.compare  # the original: Runner replaces it
 
 
@@ -123,24 +124,26 @@ def run_died(name: str, file: Path) -> None:
         lines.add(Campaign(runner, CONTROLLED if name == CONTROL else name).died(lines.open()))
 
 
+def clean_settings(name: str) -> list[tuple[str, int, int]]:
+    """Return the level, the number of threads and the offset of each clean run of a probe: at the first level that
+    contains it, and at level standard."""
+    first = next(probe.level for probe in CATALOGUE if probe.name == name)
+    return list(itertools.product(dict.fromkeys((first, LEVEL)), THREADS, OFFSETS))
+
+
 def run_clean(name: str, count: int, file: Path, configuration: str) -> None:
-    """Continue the clean runs of a probe until there are `count`. Each run has a different number of threads or
-    alignment. It is at the first level that contains the probe; one in eight is at level standard."""
+    """Continue the clean runs of a probe until there are `count`, at most one of each setting: a CPU repeats a run bit
+    for bit."""
     lines = Lines(file)
     done = lines.open()
-    first = next(probe.level for probe in CATALOGUE if probe.name == name)
-    jobs = {level: JobDocument(nonce="0" * 32, level=level, threads=1) for level in (first, LEVEL)}
     units: dict[str, list[Unit]] = {}
-    with Runner(jobs[first]) as runner:
-        for number in range(done, count):
-            setting, turn = number % SETTINGS, number // SETTINGS % SETTINGS
-            level = LEVEL if setting == turn else first
-            runner.job = jobs[level]
+    with Runner(JobDocument(nonce="0" * 32, level=LEVEL, threads=1)) as runner:
+        for level, threads, offset in clean_settings(name)[done:count]:
+            runner.job = JobDocument(nonce="0" * 32, level=level, threads=1)
             if level not in units:
                 torch.set_num_threads(1)
                 found = PROBES[name](Context(runner.job))
                 units[level] = [unit for unit in found if runner.learned(unit) is not None]
-            threads, offset = 1 + setting % 2, OFFSETS[setting // 2]
             torch.set_num_threads(threads)
             with Displaced(offset):
                 wrong = [f"{unit.name}: {fault}" for unit in units[level] for fault in runner.judged(unit)]

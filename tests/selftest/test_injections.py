@@ -19,6 +19,7 @@ from envbuild.selftest.probes.probe_catalogue import PROBES as CATALOGUE
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+import injections
 from fault_injection import model, records, report, statistics, worker
 from fault_injection.injector import InjectedContext, Injector, Shot
 from fault_injection.model import Fault
@@ -271,11 +272,26 @@ def test_a_campaign_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
 
 
 def test_clean_runs(tmp_path: Path) -> None:
-    """With one and two threads and with inputs at different addresses; one run in eight is at level standard."""
-    worker.run_clean("gemm.accumulator", 3, tmp_path / "clean-all-gemm.accumulator.jsonl", "all")
+    """One of each setting: the level, one or two threads, inputs at different addresses. A CPU repeats a run."""
+    file = tmp_path / "clean-all-gemm.accumulator.jsonl"
+    worker.run_clean("gemm.accumulator", 3, file, "all")
+    worker.run_clean("gemm.accumulator", 100, file, "all")
     found = records.clean_runs(tmp_path, "gemm.accumulator")
-    kinds = [(run.level, run.threads, run.offset, run.faults) for run in found]
-    assert kinds == [("standard", 1, 0, ()), ("quick", 2, 0, ()), ("quick", 1, 1, ())]
+    kinds = [(run.level, run.threads, run.offset) for run in found]
+    assert kinds[:3] == [("quick", 1, 0), ("quick", 1, 1), ("quick", 1, 3)]
+    assert len(kinds) == len(set(kinds)) == 16
+    assert not any(run.faults for run in found)
+
+
+@pytest.mark.parametrize("avx512", (True, False))
+def test_instructions_that_the_processor_lacks_are_left_out(
+    avx512: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MKL would use them all the same, and the process would die of SIGILL."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_f": avx512})
+    found = {work.configuration for work in injections._clean(tmp_path)}
+    assert (injections.AVX_512 in found) is avx512
+    assert len(found) == 3 + avx512
 
 
 def test_a_false_alarm_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
