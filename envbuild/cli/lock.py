@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,7 @@ from envbuild.cli.console import (
     requirements_option,
     torch_index_option,
 )
+from envbuild.facts import database
 from envbuild.facts.document_types import Digest
 from envbuild.image import dockerfile_renderer
 from envbuild.lock import lock_file, lock_update
@@ -36,7 +37,8 @@ PARALLEL = 16  # most of the time is spent waiting for uv, apt and an index
 @dataclass(frozen=True)
 class LockRow:
     """The lock of one profile. `lock_file`, `dockerfile`: the files. `changes`: compared with the previous lock,
-    empty for a new one. `wheels`, `debian_packages`: the numbers of them."""
+    empty for a new one. `wheels`, `debian_packages`: the numbers of them. `why`: the reasons that the profile states,
+    by the name of what they explain; the lock does not contain them."""
 
     profile: str
     state: Literal["current", "new", "changed"]
@@ -48,6 +50,7 @@ class LockRow:
     changes: tuple[LockChange, ...]
     wheels: int
     debian_packages: int
+    why: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -121,9 +124,13 @@ def command(
         if row.state == "new":
             click.echo(f"  {some(row.wheels, 'wheel')}, {some(row.debian_packages, 'Debian package')}")
         for change in row.changes:
-            click.echo(f"  {change}")
-        if row.dockerfile_written:
-            click.echo(f"  wrote {row.dockerfile}")
+            reason = row.why.get(database.library_of(change.name) or change.name)
+            click.echo(f"  {change}{f': {reason}' if reason else ''}")
+        for file, written in ((row.lock_file, row.lock_written), (row.dockerfile, row.dockerfile_written)):
+            if written:
+                click.echo(f"  wrote {file}")
+    if changed := [row.profile for row in found if row.lock_written]:
+        click.echo(f"next: envbuild make {' '.join(changed)}", err=True)
 
 
 def _load(name: str, pins: dict[str, str], requirements: Path | None) -> _Wanted:
@@ -245,4 +252,5 @@ def _row(
         changes=tuple(changes),
         wheels=len(made.wheels),
         debian_packages=len(made.base) + len(made.apt),
+        why=source.profile.why,
     )

@@ -96,8 +96,10 @@ class ShowDocument:
     """The document of `show`. `state`: from the evidence on disk, without an engine. `driver`: the oldest that works.
     `other_lines`: for other drivers. `forward_compatibility`: the sha256 of its archive. `pins`: versions by short
     name or distribution, null if not pinned; `requirements`: of packages that are not locked; `reasons`: for both.
-    `environment`: variables that different GPU models need. `changed`: the parts of the lock that no longer match
-    the profile. `next_command`: what to run first, where the lock does not fit."""
+    `why`: the reasons that the profile states, by the name of what they explain.
+    `environment`: variables that different GPU models need, or that the profile states a reason for. `changed`: the
+    parts of the lock that no longer match the profile. `next_command`: what to run first, where the lock does not
+    fit."""
 
     profile: str
     state: ImageState
@@ -111,6 +113,7 @@ class ShowDocument:
     pins: Mapping[str, str | None]
     requirements: Mapping[str, str]
     reasons: Mapping[str, str | None]
+    why: Mapping[str, str]
     environment: tuple[Setting, ...]
     advisories: tuple[AdvisoryRow, ...]
     lock: Digest | None
@@ -148,7 +151,8 @@ def _print(document: ShowDocument, proof: str) -> None:
     if document.gpus:
         archive = document.forward_compatibility
         compat = " (forward-compatibility libraries: where it is older than theirs)" if archive else ""
-        click.echo(f"  for {', '.join(document.gpus)}; driver {document.driver} or newer{compat}")
+        reason = f": {document.why['driver']}" if "driver" in document.why else ""
+        click.echo(f"  for {', '.join(document.gpus)}; driver {document.driver} or newer{compat}{reason}")
         for line in document.other_lines:
             click.echo(f"  other line: {line.profile}, for driver {line.driver} or newer")
     if document.nvcc:
@@ -159,6 +163,10 @@ def _print(document: ShowDocument, proof: str) -> None:
         click.echo(f"  {name:<20} {versions:<24} {document.reasons.get(name) or ''}".rstrip())
     for setting in document.environment:
         click.echo(f"  {setting.variable}={setting.value}: {setting.reason}")
+    shown = _shown_with_values(document)
+    for name, reason in document.why.items():
+        if name not in shown:
+            click.echo(f"  {name}: {reason}")
     for item in document.advisories:
         click.echo(f"  {item.state}: {item.id}: {item.reason}")
         if item.state == "warned":
@@ -166,6 +174,14 @@ def _print(document: ShowDocument, proof: str) -> None:
     following = f"; next: {document.next_command}" if document.next_command else ""
     click.echo(f"  lock: {_lock_text(document)}{following}")
     click.echo(f"  {proof}")
+
+
+def _shown_with_values(document: ShowDocument) -> set[str]:
+    """Return the names whose stated reasons stand next to their values: the driver, variables, versions."""
+    listed = {str(canonicalize_name(name)) for name in (*document.pins, *document.requirements)}
+    variables = {setting.variable for setting in document.environment}
+    driver = ["driver"] if document.gpus else []
+    return {*driver, *variables, *(name for name in document.why if canonicalize_name(name) in listed)}
 
 
 def _lock_text(row: ShowDocument | ListedProfile) -> str:
@@ -232,7 +248,8 @@ def _document(name: str, pins: dict[str, str]) -> tuple[ShowDocument, tuple[Proo
         requirements=unlocked,
         reasons={pin: reasons.get(pin) if version or pin in plan.reasons else None for pin, version in found.items()}
         | {name: reasons.get(name) for name in unlocked},
-        environment=tuple(pin_reasons.fleet_settings(plan, choice)),
+        why=plan.why,
+        environment=tuple(pin_reasons.explained_settings(plan, choice)),
         advisories=choice.states,
         lock=locked.id if locked else None,
         lock_state="missing" if locked is None else "outdated" if stale else "current",

@@ -36,6 +36,7 @@ from envbuild.profile.value_types import (
     PackageSpec,
     Platform,
     ProbeName,
+    ReasonName,
     Release,
     Sha256,
     SitePath,
@@ -206,6 +207,11 @@ class Profile(Model):
         (), strict=False, description="Debian packages, by name; the lock has their versions"
     )
     env: dict[VariableName, Text] = Field(default_factory=dict, description="environment variables of the image")
+    why: dict[ReasonName, Annotated[str, one_line(600, shortest=1)]] = Field(
+        default_factory=dict,
+        description="reasons, shown by `envbuild show`: for torch, driver, a library, a package or a variable, why it "
+        "has its value; no part of the lock",
+    )
     selftest: SelfTest = Field(SelfTest(), description="what the image must pass")
 
     @property
@@ -304,7 +310,8 @@ def schema() -> dict[str, Any]:
     result |= {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "envbuild profile"}
     result["properties"]["extends"] = {"type": "string", "description": "the profile that this one builds on"}
     required = result.pop("required")
-    result["properties"]["env"]["additionalProperties"] = False
+    for names in ("env", "why"):
+        result["properties"][names]["additionalProperties"] = False
     result["anyOf"] = [{"required": ["extends"]}, {"required": required}]
     return result
 

@@ -80,6 +80,9 @@ ImageReference = Annotated[str, shaped(f"^{BY_DIGEST}$", "registry/name@sha256:<
 VariableName = Annotated[
     str, shaped(r"^[A-Za-z_][A-Za-z0-9_]*$", "a variable's name: letters, digits and _, no digit first", 100)
 ]
+ReasonName = Annotated[
+    str, shaped(r"^[A-Za-z0-9_][A-Za-z0-9._+-]*$", "the name of a key, a library, a package or a variable", 100)
+]
 Id = Annotated[str, shaped(*_ID, 60)]
 GpuId: TypeAlias = Id
 LibraryName: TypeAlias = Id

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from envbuild.facts import database, mixed_gpu_settings
 from envbuild.facts.mixed_gpu_settings import Setting
@@ -29,14 +30,21 @@ def pin_versions(plan: Plan, choice: Choice, locked: Mapping[str, str]) -> dict[
 
 
 def pin_reasons(plan: Plan, choice: Choice, locked: Mapping[str, str]) -> dict[str, str]:
-    """Return the reason for each version: a line of the profile, torch's requirement, or the resolver's choice."""
+    """Return the reason for each version: a line of the profile, torch's requirement, or the resolver's choice; then
+    the reason that the profile states in words."""
     torch = str(choice.situation.torch)
     found = {**dict.fromkeys([*locked, *choice.situation.libraries], "locked"), **plan.reasons}
     for library, required in _required(torch).items():
         version = choice.situation.libraries.get(library)
         if version and found[library] == required_by(torch) and not SpecifierSet(required).contains(version):
             found[library] = f"locked, though torch {torch} requires {required}"
-    return {**found, "cuda": f"the version that torch {torch} is built for"}
+    found |= {"cuda": f"the version that torch {torch} is built for"}
+    why = {str(canonicalize_name(name)): reason for name, reason in plan.why.items()}
+    return {name: _with_reason(text, why.get(canonicalize_name(name), "")) for name, text in found.items()}
+
+
+def _with_reason(text: str, reason: str) -> str:
+    return text if text.endswith(reason) else f"{text}; {reason}"
 
 
 def _required(torch: str) -> dict[str, str]:
@@ -46,8 +54,10 @@ def _required(torch: str) -> dict[str, str]:
     return {library: text for name, text in required.items() for library in [database.library_of(name)] if library}
 
 
-def fleet_settings(plan: Plan, choice: Choice) -> list[Setting]:
-    """Return the environment variables that a profile for different GPU models needs; a value set in the profile takes
-    precedence."""
+def explained_settings(plan: Plan, choice: Choice) -> list[Setting]:
+    """Return the environment variables that have a reason: those that a profile for different GPU models needs, and
+    those that the profile states one for. A value or a reason in the profile takes precedence."""
     settings = mixed_gpu_settings.mixed_gpu_settings(choice.situation.gpus)
-    return [setting for setting in settings if plan.environment[setting.variable] == setting.value]
+    found = {one.variable: one for one in settings if plan.environment[one.variable] == one.value}
+    stated = {name: reason for name, reason in plan.why.items() if name in plan.environment}
+    return [*(found | {name: Setting(name, plan.environment[name], why) for name, why in stated.items()}).values()]

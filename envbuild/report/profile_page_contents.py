@@ -99,7 +99,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable of the image's environment. `reason`: set if different GPU models need it."""
+    """A variable of the image's environment. `reason`: if different GPU models need it, or the profile states one."""
 
     name: str
     value: str
@@ -238,7 +238,7 @@ def page(
     fits = lock is not None and not lock.stale(plan)
     versions = lock.versions if lock and fits else {}
     reasons = pin_reasons.pin_reasons(plan, choice, versions)
-    fleet = {setting.variable: setting.reason for setting in pin_reasons.fleet_settings(plan, choice)}
+    explained = {setting.variable: setting.reason for setting in pin_reasons.explained_settings(plan, choice)}
     environment = lock.environment if lock and fits else plan.environment
     return Page(
         name=source.name,
@@ -260,7 +260,9 @@ def page(
             if version is not None
         ),
         left_out=tuple(LeftOut(one.name, one.none) for one in source.profile.extensions if one.none),
-        environment=tuple(Variable(name, value, fleet.get(name, "")) for name, value in sorted(environment.items())),
+        environment=tuple(
+            Variable(name, value, explained.get(name, "")) for name, value in sorted(environment.items())
+        ),
         compared=compared,
     )
 

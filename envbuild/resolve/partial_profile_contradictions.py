@@ -50,6 +50,8 @@ def contradictions(
     `malformed`."""
     wrong = {_key(path) for path, _ in malformed} | {fault.field or "" for fault in known}
     blurred = {place for key in wrong for place in _DECIDES.get(key, ())}
+    if wrong - {"why"}:
+        blurred.add("why")  # a reason needs the value that it explains, and that may be the malformed one
     if _ALL in blurred:
         return [], None
     rest = _well_formed(merged, malformed)

@@ -15,6 +15,7 @@ from envbuild.facts.document_types import plain
 from envbuild.facts.gpu_models import Gpu
 from envbuild.fetch.archive_spec import COMPAT, ArchiveRequest
 from envbuild.fetch.locked_artifact_types import StartupFile
+from envbuild.profile import stated_reasons
 from envbuild.profile.extension_spec import Extension
 from envbuild.profile.loaded_profile import PIN, Source
 from envbuild.profile.model import Profile
@@ -56,7 +57,7 @@ class Plan:
     """The inputs of a lock, before any package index or mirror is queried.
 
     `suite` or `image`: the base image; `toolchain`: stays in the image; `extension_toolchain`: compiles its extensions;
-    `extensions`: name -> id of the source, None if left out. `cli_words`, `notes`: as in Source.
+    `extensions`: name -> id of the source, None if left out. `cli_words`, `notes`: as in Source. `why`: as in Profile.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Plan:
     extension_toolchain: ExtensionToolchain | None = None
     extensions: Mapping[str, str | None] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
+    why: Mapping[str, str] = field(default_factory=dict)
     places: Mapping[str, Place] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -161,6 +163,7 @@ def resolve(source: Source) -> Plan:
         else None,
         extensions={one.name: one.source for one in profile.extensions},
         reasons=_reasons(source, suite, choice),
+        why=profile.why,
         places=_places(source, choice, kept),
         notes=source.notes,
     )
@@ -275,6 +278,13 @@ def _contradictions(source: Source, profile: Profile, suite: database.Suite | No
                 found.append(where(("selftest", "require", index), message))
     for name in _UNSET.keys() & set(profile.env):
         found.append(where(("env", name), "this would put other packages in front of the locked and tested ones"))
+    for name in profile.why:
+        if not stated_reasons.named_values(source.document.data, name):
+            found.append(
+                where(("why", name), f"the profile sets no {name}: name a key, a library, a package or a variable")
+            )
+        elif name in profile.pins and profile.pins[name].reason:
+            found.append(where(("why", name), f"pins.{name} has a reason already: keep one of the two"))
     if profile.apt and not suite:
         found.append(where(("apt",), "Debian packages need a bootstrap base; put them into the image instead"))
     return found
@@ -330,4 +340,6 @@ def _libraries(source: Source, choice: Choice) -> dict[str, str]:
         found[name] = f"{place.file}:{place.line}"
         if name in overrides:
             found[name] += f", overriding torch's {overrides[name].torch_asks}: {overrides[name].reason}"
+        elif source.profile.pins[name].reason:
+            found[name] += f"; {source.profile.pins[name].reason}"
     return found

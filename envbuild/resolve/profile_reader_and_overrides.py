@@ -14,7 +14,7 @@ from packaging.version import Version
 from envbuild.facts import database
 from envbuild.facts.fact_field_types import is_version
 from envbuild.fetch import uv_config
-from envbuild.profile import profile_name_lookup, requirements_reader, starter_profile
+from envbuild.profile import profile_name_lookup, requirements_reader, starter_profile, stated_reasons
 from envbuild.profile.loaded_profile import PIN, Source
 from envbuild.profile.model import Profile, profile_error, tried
 from envbuild.profile.profile_name_lookup import Meant
@@ -63,7 +63,9 @@ def _source(meant: Meant, merged: Document, pins: Mapping[str, str], faults: lis
     faults += _require(merged, wanted, pins, notes) if wanted else []
     plain = tried(yaml_document.without(merged, [("selftest", "script")])) if pins else None  # the script is read later
     if pins:
+        own = yaml_document.without(merged, [])
         merged = yaml_document.merge(merged, _pinned(_repin(merged, pins)))
+        merged = stated_reasons.without_outdated(own, merged, ())
     faults += read_script(merged)
     found = tried(merged)
     if faults or not isinstance(found, Profile):
@@ -205,4 +207,7 @@ def _inherited(here: Document, file: Path, root: Path, seen: tuple[Path, ...], f
     if target in (*seen, file.resolve()):
         raise ProfileError("extends: goes in a circle", faults=[here.fault(("extends",), f"{parent} leads back here")])
     root = root if profile_name_lookup.is_path(parent) else yaml_document.home(found)
-    return yaml_document.merge(_extended(target, root, (*seen, file.resolve()), faults), here)
+    inherited = _extended(target, root, (*seen, file.resolve()), faults)
+    reasons = here.data.get("why")
+    own = reasons if isinstance(reasons, dict) else ()
+    return stated_reasons.without_outdated(inherited, yaml_document.merge(inherited, here), own)

@@ -192,7 +192,8 @@ def _pins(
         pinned[distribution] = pin.version
         wanted = required.get(distribution)
         if wanted is not None and not SpecifierSet(wanted).contains(pin.version, prereleases=True):
-            overrides.append(Override(name, distribution, pin.version, wanted, pin.reason or "set in the profile"))
+            reason = pin.reason or source.profile.why.get(name) or "set in the profile"
+            overrides.append(Override(name, distribution, pin.version, wanted, reason))
     return pinned, tuple(overrides)
 
 

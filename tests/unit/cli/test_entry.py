@@ -473,7 +473,10 @@ def test_the_shipped_lock_is_good_in_an_empty_folder(locked: Lock, elsewhere: Pa
     done = envbuild("lock", "--check", "sample", "--json")
     assert (done.code, [row["lock"] for row in done.document["profiles"]]) == (0, [locked.id])
     assert list(elsewhere.iterdir()) == []
-    assert envbuild("lock", "sample").code == 0
+    done = envbuild("lock", "sample")
+    assert done.code == 0
+    assert "  wrote profiles/sample.lock.yaml\n  wrote dockerfiles/sample.Dockerfile\n" in done.stdout
+    assert done.stderr.endswith("next: envbuild make sample\n")
     assert sorted(str(file.relative_to(elsewhere)) for file in elsewhere.rglob("*") if file.is_file()) == [
         "dockerfiles/sample.Dockerfile", "profiles/sample.lock.yaml",
     ]  # fmt: skip
@@ -534,7 +537,9 @@ def test_lock_check_sees_a_changed_dockerfile_and_writes_nothing(locked: Lock, p
     done = envbuild("lock", "--check", "sample")
     assert (done.code, "dockerfiles/sample.Dockerfile does not match the lock" in done.stderr) == (8, True)
     assert file.read_text(encoding="utf-8") == "FROM scratch\n"
-    assert "wrote dockerfiles/sample.Dockerfile" in envbuild("lock", "sample").stdout
+    done = envbuild("lock", "sample")
+    assert "wrote dockerfiles/sample.Dockerfile" in done.stdout
+    assert "next:" not in done.stderr  # the lock is the same
     assert envbuild("lock", "--check", "sample").code == 0
     file.unlink()
     done = envbuild("lock", "--check", "sample")
