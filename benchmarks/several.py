@@ -121,7 +121,7 @@ def row(what: str, took: dict[str, Took]) -> str:
 def steps(what: str, took: Took) -> str:
     """Return the longest time of each step."""
     found = [{step["name"]: step["seconds"] for step in document["steps"]} for document in took.documents]
-    names = ("build", "audit", "label", "self-test")
+    names = ("build", "load", "audit", "self-test")
     return f"| {what} | {' | '.join(f'{max(one.get(name, 0) for one in found):.0f}' for name in names)} |"
 
 
@@ -163,7 +163,7 @@ def main() -> None:
             "",
             "Slowest of each step, s:",
             "",
-            "| | build | audit | label | self-test |",
+            "| | build | load | audit | self-test |",
             "|---|---|---|---|---|",
             *(steps(f"{what}, {which}", one) for what, found in took.items() for which, one in found.items()),
         ],

@@ -24,7 +24,6 @@ from envbuild.facts.advisory_matching import Advisory, Situation
 from envbuild.facts.document_types import AdvisoryRow, Digest, plain
 from envbuild.facts.gpu_models import Gpu
 from envbuild.fetch.locked_artifact_types import StartupFile
-from envbuild.image.image_naming import LABEL
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.loaded_profile import Source
 from envbuild.resolve import advisory_remedy, torch_compatibility_and_advisories
@@ -238,16 +237,6 @@ class Audit:
                 accepted = finding.id in self.wanted.accepted
                 state = "accepted" if accepted else torch_compatibility_and_advisories.STATES[finding.severity]
                 yield AdvisoryRow(finding.id, state, finding.message, finding.remedy)
-
-
-def labels(held: Holdings) -> dict[str, str]:
-    """Return the labels of an image: versions as measured in it, not as requested."""
-    torch = held.torch
-    found = {"torch": torch.version if torch else None, "cuda": torch.cuda if torch else None}
-    for library in ("cublas", "cudnn", "nccl"):
-        copy = held.loaded(library)
-        found[library] = copy.version if copy else None
-    return {f"{LABEL}{name}": version for name, version in found.items() if version}
 
 
 def assess(target: str, held: Holdings, wanted: Expected) -> Audit:

@@ -91,7 +91,8 @@ def _torch_index(context: click.Context, parameter: click.Parameter, value: str 
 def builder_option(function: F) -> F:
     return click.option(
         "--builder", metavar="BUILDER",
-        help="Build with this buildx builder (docker buildx ls), then load the image. Default: the engine's own.",
+        help="Compile extensions, and build on a base image, with this buildx builder (docker buildx ls). Default: the "
+        "engine's own.",
     )(function)  # fmt: skip
 
 

@@ -53,7 +53,7 @@ def _in_form(context: click.Context, parameter: click.Parameter, value: str | No
 @requirements_option
 @pin_option
 @click.option("--write", is_flag=True, help="With --pin: also write the profile's lock and Dockerfile.")
-@click.option("--no-cache", is_flag=True, help="Build every layer again.")
+@click.option("--no-cache", is_flag=True, help="Write or build every layer again.")
 @builder_option
 @click.option("--allow-unproved", is_flag=True, help="Build also what no GPU here can prove, and exit 0.")
 @click.option(

@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from envbuild.facts import database
 from envbuild.facts.gpu_models import Gpu
-from envbuild.image import image_build
+from envbuild.image.oci import disk_space_needs
 from envbuild.lock import lock_file
 from envbuild.profile import profile_name_lookup
 from envbuild.profile.loaded_profile import Source
@@ -49,14 +49,14 @@ def needs_of(source: Source) -> Need:
     locked = lock_file.read(source.known_lock)
     fetched = None
     with contextlib.suppress(OSError):  # the check of the disk reports an unusable cache
-        fetched = image_build.fetched_bytes(locked) if locked else None
+        fetched = disk_space_needs.fetched_bytes(locked) if locked else None
     return Need(
         profile=source.name,
         gpus=tuple(profile.gpus),
         gpu_count=profile.gpu_count,
         driver=minimum_driver.oldest(profile),
         fetched=fetched,
-        built=image_build.needed_bytes(locked) if locked else None,
+        built=disk_space_needs.needed_bytes(locked) if locked else None,
         pulls=profile.base.image is not None,
         cli_words=source.known,
     )

@@ -11,9 +11,10 @@ from envbuild.evidence import evidence_statements_and_store, profile_proofs
 from envbuild.evidence.profile_proofs import ProofRow
 from envbuild.evidence.proof_rules import Proof
 from envbuild.facts.document_types import Digest, ImageState, LockState
-from envbuild.image import build_records_and_comparison, dockerfile_renderer, image_build
+from envbuild.image import build_records_and_comparison
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.image.image_naming import VERIFIED, repository
+from envbuild.image.oci import recorded_images
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.loaded_profile import Source
@@ -84,26 +85,25 @@ def compute(engine: Engine, source: Source) -> Status:
     plan = plan_resolver.resolve(source)
     locked = lock_file.read(source.known_lock)
     if locked is None:
-        return status_of(engine, source, None, [], "")
+        return status_of(engine, source, None, [])
     stale = locked.stale(plan)
     if not stale:
         plan_resolver.as_locked(plan, locked.versions)
-    return status_of(engine, source, locked, stale, dockerfile_renderer.render(locked, source.name))
+    return status_of(engine, source, locked, stale)
 
 
-def status_of(engine: Engine, source: Source, locked: Lock | None, stale: list[str], text: str) -> Status:
-    """Compute the status from a lock. `stale`: the parts of the lock that no longer match the profile; `text`: the
-    lock's Dockerfile."""
+def status_of(engine: Engine, source: Source, locked: Lock | None, stale: list[str]) -> Status:
+    """Compute the status from a lock. `stale`: the parts of the lock that no longer match the profile."""
     name, profile = source.name, source.profile
     named = repository(name)
     tags = engine.tags(named)
-    image = image_build.existing_image(engine, locked, text) if locked else None
+    image = recorded_images.existing_image(engine, locked, name) if locked else None
     proofs = profile_proofs.proofs_of(image.id, name, profile, locked) if locked and image else ()
     reasons = [Reason("lock", f"{part} changed in the profile since it was locked") for part in stale]
     reasons += [Reason("evidence", profile_proofs.reason(name, proof)) for proof in proofs if proof.state != "proved"]
     if image is None:
         state: ImageState = "missing"
-        reasons.append(Reason("image", "not built for its lock") if locked else Reason("lock", "never locked"))
+        reasons.append(_missing(engine, locked, name))
     else:
         state = profile_proofs.state_by_evidence(proofs, bool(stale))
     tag = _tag(engine, name, tags, image, state == "verified", locked)
@@ -114,6 +114,15 @@ def status_of(engine: Engine, source: Source, locked: Lock | None, stale: list[s
     command = _next_command(state, source, proofs)
     lock_id = locked.id if locked else None
     return Status(name, state, tuple(reasons), lock_id, tuple(stale), image, names, tag or "missing", proofs, command)
+
+
+def _missing(engine: Engine, locked: Lock | None, name: str) -> Reason:
+    """Return why there is no image."""
+    if locked is None:
+        return Reason("lock", "never locked")
+    if recorded_images.older_image(engine, locked, name):
+        return Reason("image", "built by an older envbuild: make it again")
+    return Reason("image", "not built for its lock")
 
 
 def _next_command(state: ImageState, source: Source, proofs: tuple[Proof, ...]) -> str:

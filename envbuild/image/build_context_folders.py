@@ -19,9 +19,9 @@ from envbuild.fetch.locked_artifact_types import LockedExtension, LockedWheel
 from envbuild.image import debian_base_tar, dockerfile_renderer
 from envbuild.lock import extension_source_fetcher, wheel_conflicts
 from envbuild.lock.lock_file import Lock
-from envbuild.util import atomic_files, user_folders
+from envbuild.util import user_folders
 
-_OWN, _WHEELS, _BEGUN = "own", "wheels", "begun"
+_OWN, _WHEELS = "own", "wheels"
 
 
 def context_folder(name: str) -> Path:
@@ -57,22 +57,6 @@ def fill_context(lock: Lock, name: str, built: Mapping[str, Path]) -> None:
     _fill_shared(lock, target)
     for extension, wheel in built.items():
         _link(wheel, target / _OWN / "extensions" / extension / wheel.name)
-
-
-def fill_beginning(lock: Lock, name: str) -> None:
-    """Fill the main context with the files that the first part of the Dockerfile needs. They must be in the stores."""
-    _fill_base(lock, context_folder(name))
-
-
-def begun(name: str) -> str | None:
-    """The last key that mark_begun stored, or None."""
-    file = context_folder(name) / _BEGUN
-    return file.read_text(encoding="utf-8") if file.is_file() else None
-
-
-def mark_begun(name: str, key: str) -> None:
-    """Record that the builder has built the first part. `key` identifies the part and the builder."""
-    atomic_files.write_atomically(context_folder(name) / _BEGUN, key)
 
 
 def fill_builder(lock: Lock, name: str, extension: LockedExtension) -> None:

@@ -30,8 +30,9 @@ class CompiledRecord:
 
 @dataclass(frozen=True)
 class Record:
-    """One build: this lock produced this image. `recipe` is the hash of everything else that determines the contents,
-    except the wheels compiled from source, which are in `extensions`."""
+    """This lock produced this image. `recipe`: the hash of everything that determines the image; if an engine built it,
+    except the wheels compiled from source, which are in `extensions`. `digest`: of the manifest, if envbuild wrote the
+    layers; then it is the same in every registry."""
 
     image: str
     handle: str
@@ -40,6 +41,7 @@ class Record:
     layers: tuple[str, ...]
     builder: str
     extensions: tuple[CompiledRecord, ...] = ()
+    digest: str | None = None
 
 
 def write(record: Record) -> None:

@@ -38,11 +38,10 @@ def build(
     say: Callable[[str], None],
     on_line: Callable[[str], None],
     ready: Callable[[], None] = lambda: None,
-    wait: bool = True,
 ) -> dict[str, Any]:
     """Build the Dockerfile `text` in the profile's context; return BuildKit's metadata. `ready` is called just before
     the build, when no other process builds on this base, and may raise, for example if another build has filled the
-    disk in the meantime. Without `wait`, raises Taken while another process builds on this base.
+    disk in the meantime.
 
     Only one process at a time builds on a base in an engine: two builds that create the same new layers at the same
     time may get different digests for them, and so another image id (docs/decisions/0013-several-profiles.md).
@@ -51,7 +50,7 @@ def build(
     fetched, and DiskError.
     """
     with (
-        process_locks.exclusive(_turn(engine, lock), "builds on the same base", say, wait),
+        process_locks.exclusive(_turn(engine, lock), "builds on the same base", say),
         temporary_files.folder("build") as folder,
     ):
         ready()
@@ -67,7 +66,7 @@ def build(
             on_line=on_line,
         )  # fmt: skip
         if done.code:
-            _blame_files(lock)
+            require_intact_files(lock)
             raise _failed(engine, lock, done.stderr)
         found: dict[str, Any] = json.loads(metadata.read_text(encoding="utf-8"))
         return found
@@ -107,7 +106,7 @@ def _builder(engine: Engine) -> list[str]:
     return [f"--builder={engine.builder}"] if engine.builder else []
 
 
-def _blame_files(lock: Lock) -> None:
+def require_intact_files(lock: Lock) -> None:
     """Raises HashMismatch if a stored file changed since it was fetched; it is removed, to be fetched again."""
     for place, sha256, name in _files(lock):
         if place.holds(sha256, name):

@@ -199,14 +199,6 @@ def render(lock: Lock, name: str) -> str:
     )
 
 
-def beginning(text: str) -> str:
-    """Return the part of a rendered Dockerfile that needs no wheel: the base, the virtual environment, Debian packages.
-    Comments are removed because they name the lock: the text stays the same if only a wheel changed in the lock."""
-    steps = itertools.takewhile(lambda step: "=wheels-" not in step, text.split("\n\n# "))
-    lines = "\n\n# ".join(steps).splitlines()
-    return "".join(f"{line}\n" for line in lines if line and not line.startswith("#"))
-
-
 def _exec(arguments: Sequence[str]) -> str:
     """Format the JSON form of RUN, which uses no shell; one argument per line."""
     return "[" + ", \\\n     ".join(json.dumps(argument) for argument in arguments) + "]"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from envbuild.fetch import (
     apt_resolution_and_download,
@@ -18,8 +17,7 @@ from envbuild.lock import extension_source_fetcher, wheel_conflicts
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline.progress_events import Progress
 from envbuild.resolve.plan_resolver import Plan
-from envbuild.util import host_processes, process_locks
-from envbuild.util.errors import EnvbuildError, HashMismatch
+from envbuild.util import process_locks
 
 
 def show_download(progress: Progress) -> Callable[[str, int], None]:
@@ -38,47 +36,13 @@ def one_fetch_at_a_time(progress: Progress) -> contextlib.AbstractContextManager
     return process_locks.exclusive("_fetch", "downloads the files of an image", progress.say)
 
 
-@contextlib.contextmanager
-def in_parallel(work: Callable[[], None]) -> Iterator[None]:
-    """Run `work` in a thread while the body of the `with` runs. `work` is only done ahead of time: its other errors are
-    ignored here, since they occur again where its result is really needed. HashMismatch alone is raised here: its file
-    is removed, so that the later step would only find it missing."""
-    damaged: list[HashMismatch] = []
-
-    def ahead() -> None:
-        try:
-            work()
-        except HashMismatch as error:
-            damaged.append(error)
-        except (EnvbuildError, OSError):
-            pass
-
-    thread = threading.Thread(target=ahead)
-    thread.start()
-    try:
-        yield
-        thread.join()
-        for error in damaged:
-            raise error
-    except BaseException:
-        host_processes.stop_all()
-        thread.join()
-        raise
-    finally:
-        host_processes.stop_all.lift()
-
-
-def fetch_image_parts(
-    plan: Plan, locked: Lock, progress: Progress, meanwhile: Callable[[], None] | None = None
-) -> None:
-    """Download everything an image is made of, except its extensions. Build the base first; run `meanwhile` once the
-    base exists, while the rest is downloaded."""
+def fetch_image_parts(plan: Plan, locked: Lock, progress: Progress) -> None:
+    """Download everything an image is made of, except its extensions. Make the base first."""
     show = show_download(progress)
     with one_fetch_at_a_time(progress):
         if locked.suite:
             debian_base_tar.make_base(locked, sha256_file_store.debs(), progress.line)
-    ahead = in_parallel(meanwhile) if meanwhile else contextlib.nullcontext()
-    with ahead, one_fetch_at_a_time(progress):
+    with one_fetch_at_a_time(progress):
         wheel_resolution_and_download.fetch_wheels(
             locked.wheels, plan.python, plan.glibc, sha256_file_store.wheel_store(), show
         )

@@ -1,9 +1,8 @@
-"""The steps from a profile to its image: load, resolve, lock, render, compile extensions, build, audit and label."""
+"""The steps from a profile to its image: load, resolve, lock, render, compile extensions, build, load and audit."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from envbuild.audit import environment_audit, image_collector
 from envbuild.facts import database
@@ -11,20 +10,23 @@ from envbuild.facts.document_types import plain
 from envbuild.fetch import apt_resolution_and_download, sha256_file_store
 from envbuild.fetch.locked_artifact_types import LockedExtension
 from envbuild.image import (
+    base_image_build,
     build_context_folders,
     build_records_and_comparison,
     debian_base_tar,
     dockerfile_renderer,
     extension_wheel_build,
-    image_build,
     noted_lock_paths,
 )
+from envbuild.image.build_records_and_comparison import Record
 from envbuild.image.docker_engine import Image
 from envbuild.image.extension_wheel_build import BuiltWheel, CompileOrder
 from envbuild.image.image_naming import repository
+from envbuild.image.oci import disk_space_needs, recorded_images
 from envbuild.lock import lock_file, lock_update, wheel_contents
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import build_downloads
+from envbuild.pipeline.layer_steps import load_layers, write_layers
 from envbuild.pipeline.model import BuiltImage, MakeResult, Options, Recipe, StepResult
 from envbuild.pipeline.step_context import StepContext
 from envbuild.profile.loaded_profile import Source
@@ -115,17 +117,40 @@ def render_dockerfile(source: Source, lock: Lock, options: Options) -> StepResul
 
 
 def find_or_build_image(context: StepContext, recipe: Recipe, *, no_cache: bool = False) -> BuiltImage:
-    """Return the image of a recipe: an existing one, or a new one whose layers are built, audited, and labelled with
-    the result. `no_cache`: always build a new one."""
+    """Return the image of a recipe: an existing one, or a new one, which is audited before it gets its tag.
+    `no_cache`: write or build its layers again."""
     # First: `prune` removes images whose lock it does not know, also while this process works.
     noted_lock_paths.note_lock(recipe.source.known_lock)
-    found = None if no_cache else image_build.existing_image(context.engine, recipe.lock, recipe.dockerfile)
+    lock, name = recipe.lock, recipe.name
+    found = None if no_cache else recorded_images.existing_image(context.engine, lock, name)
     if found is not None:
         return BuiltImage(context.step("build", tag_existing_image, context, recipe, found))
-    wheels = context.step("extensions", compile_extensions, context, recipe) if recipe.lock.extensions else ()
-    layers = context.step("build", build_unlabelled, context, recipe, wheels, no_cache=no_cache)
-    labels = context.step("audit", audit_layers, context, recipe, layers)
-    return context.step("label", label_image, context, recipe, wheels, labels)
+    wheels = context.step("extensions", compile_extensions, context, recipe) if lock.extensions else ()
+    compiled = [wheel.record for wheel in wheels]
+    if lock.image:
+        image = context.step("build", build_on_base_image, context, recipe, wheels, no_cache=no_cache)
+        record = recorded_images.built_record(context.engine, lock, name, image, compiled)
+    else:
+        disk_space_needs.require_disk_space(context.engine, lock)
+        written = context.step("build", write_layers, context, recipe, wheels, again=no_cache)
+        image = context.step("load", load_layers, context, recipe, written)
+        record = recorded_images.written_record(lock, written, image.handle, compiled)
+    return context.step("audit", audit_image, context, recipe, image, record)
+
+
+def _record_image(context: StepContext, recipe: Recipe, image: Image, record: Record) -> BuiltImage:
+    """Set the tag of an audited image, and write its build record."""
+    engine, lock, name = context.engine, recipe.lock, recipe.name
+    engine.tag(image, repository(name), lock.short)
+    # before the record: once recorded, the image is not made again, and nothing else would remove the tag
+    engine.remove(recorded_images.layers_tag(lock, name))
+    before = recorded_images.matching_records(lock, name)
+    titles = [layer.title for layer in dockerfile_renderer.image_layers(lock)]
+    difference = lock.image and build_records_and_comparison.difference_message(before, record, titles)
+    if difference:
+        context.note(difference)  # before the record, for the same reason
+    build_records_and_comparison.write(record)
+    return BuiltImage(image, () if record.image in {one.image for one in before} else (record,))
 
 
 def image_tag(source: Source, lock: Lock) -> str:
@@ -153,7 +178,7 @@ def compile_extensions(context: StepContext, recipe: Recipe) -> StepResult[tuple
 
 def _compile_extension(context: StepContext, recipe: Recipe, extension: LockedExtension) -> BuiltWheel:
     engine, lock, progress = context.engine, recipe.lock, context.progress
-    image_build.require_disk_space(engine, lock, compiling=True)
+    disk_space_needs.require_disk_space(engine, lock, compiling=True)
     build_downloads.fetch_image_parts(recipe.plan, lock, progress)
     build_downloads.fetch_compiler_and_sources(recipe.plan, lock, extension, progress)
     return extension_wheel_build.compile_wheel(
@@ -161,26 +186,27 @@ def _compile_extension(context: StepContext, recipe: Recipe, extension: LockedEx
     )
 
 
-def build_unlabelled(
+def build_on_base_image(
     context: StepContext, recipe: Recipe, wheels: Sequence[BuiltWheel], *, no_cache: bool
 ) -> StepResult[Image]:
-    """Download the parts of the image and build its layers, without labels and under a separate tag."""
+    """Download the parts of an image that has a base image, and build it under the tag for images that are not
+    audited."""
     engine, lock, progress = context.engine, recipe.lock, context.progress
-    image_build.require_disk_space(engine, lock)
-    begin = functools.partial(image_build.start_build, engine, lock, recipe.name, recipe.dockerfile)
-    build_downloads.fetch_image_parts(recipe.plan, lock, progress, None if no_cache else begin)
-    image = image_build.build_layers(
-        engine, lock, recipe.name, recipe.dockerfile, wheels,
+    disk_space_needs.require_disk_space(engine, lock)
+    build_downloads.fetch_image_parts(recipe.plan, lock, progress)
+    tag = recorded_images.layers_tag(lock, recipe.name)
+    image = base_image_build.build_on_image(
+        engine, lock, recipe.name, recipe.dockerfile, tag, wheels,
         no_cache=no_cache, say=progress.say, on_line=progress.line,
     )  # fmt: skip
     return StepResult(image, note=f"{some(len(image.layers), 'layer')}, {image.size / 1e6:.0f} MB")
 
 
-def audit_layers(context: StepContext, recipe: Recipe, image: Image) -> StepResult[dict[str, str]]:
-    """Audit the actual contents of the layers, and return the labels that describe them. Raises CheckFailed for a
-    defect or a known fault."""
+def audit_image(context: StepContext, recipe: Recipe, image: Image, record: Record) -> StepResult[BuiltImage]:
+    """Audit the actual contents of an image, set its tag, and write its build record. Raises CheckFailed for a defect
+    or a known fault; then the image keeps the tag for images that are not audited, so that it can be inspected."""
     lock = recipe.lock
-    target = image_build.layers_tag(lock, recipe.name)
+    target = recorded_images.layers_tag(lock, recipe.name)
     held = image_collector.collect_from_image(context.engine, image, target, wheel_contents.wheel_hashes(lock))
     expected = environment_audit.expected_contents(recipe.source, lock, claimed=True)
     done = environment_audit.assess(target, held, expected)
@@ -189,22 +215,7 @@ def audit_layers(context: StepContext, recipe: Recipe, image: Image) -> StepResu
     except CheckFailed as error:
         error.partial = {"findings": plain(done.findings)}  # the other keys are those of the build's document
         raise
-    return StepResult(environment_audit.labels(held), note=done.summary)
-
-
-def label_image(
-    context: StepContext, recipe: Recipe, wheels: Sequence[BuiltWheel], labels: Mapping[str, str]
-) -> StepResult[BuiltImage]:
-    """Add the labels and the image's tag to the layers, and write the build record."""
-    lock, text, progress = recipe.lock, recipe.dockerfile, context.progress
-    before = {record.image for record in image_build.matching_records(lock, text)}
-    image = image_build.build_labelled(
-        context.engine, lock, recipe.name, text, labels, wheels,
-        say=progress.say, on_line=progress.line, note=context.note,
-    )  # fmt: skip
-    new = tuple(record for record in image_build.matching_records(lock, text) if record.image not in before)
-    note = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in labels.items())
-    return StepResult(BuiltImage(image, new), note=note)
+    return StepResult(_record_image(context, recipe, image, record), note=done.summary)
 
 
 def discard_build(context: StepContext, result: MakeResult, *, image: bool = True) -> None:
@@ -216,7 +227,7 @@ def discard_build(context: StepContext, result: MakeResult, *, image: bool = Tru
     existed = any(step.name == "build" and step.cached for step in context.steps)
     if result.lock and not existed:
         tag = f"{repository(result.name)}:{result.lock.short}"
-        for reference in (tag, image_build.layers_tag(result.lock, result.name)):
+        for reference in (tag, recorded_images.layers_tag(result.lock, result.name)):
             context.engine.remove(reference)
     for record in result.new_records:
         if context.engine.find(record.handle) is None:  # the image has no other name and no container keeps it

@@ -9,8 +9,9 @@ from dataclasses import replace
 from envbuild.doctor import nvml_reader
 from envbuild.doctor.model import GpuReading
 from envbuild.evidence import profile_proofs
-from envbuild.image import dockerfile_renderer, extension_wheel_build, image_build
+from envbuild.image import extension_wheel_build
 from envbuild.image.docker_engine import Engine
+from envbuild.image.oci import disk_space_needs, recorded_images
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import line_lookup, preflight, runner_selection, step_durations
@@ -99,7 +100,7 @@ def examine(engine: Engine | EngineError, source: Source, plan: Plan, options: O
     current = lock is not None and not lock.stale(plan)
     proved = built = False
     if not isinstance(engine, EngineError) and lock and current and not options.no_cache:
-        image = image_build.existing_image(engine, lock, dockerfile_renderer.render(lock, source.name))
+        image = recorded_images.existing_image(engine, lock, source.name)
         built = image is not None
         if image:
             proved = is_proved(profile_proofs.proofs_of(image.id, source.name, profile, lock))
@@ -108,8 +109,8 @@ def examine(engine: Engine | EngineError, source: Source, plan: Plan, options: O
     refused = line.refusal(machine.driver) if machine.driver else None
     proof, reasons = preflight.judge_proof(profile.gpus, profile.gpu_count, machine, refused, proved)
     compiling = lock is not None and _compiles(lock)
-    fetch = 0 if built else image_build.fetched_bytes(lock, compiling) if lock else None
-    disk = 0 if built else image_build.needed_bytes(lock, compiling) if lock else None
+    fetch = 0 if built else disk_space_needs.fetched_bytes(lock, compiling) if lock else None
+    disk = 0 if built else disk_space_needs.needed_bytes(lock, compiling) if lock else None
     done = ({"lock"} if current else set()) | (set() if compiling else {"extensions"})
     steps = (set() if built else BUILD_STEPS - done) | (TEST_STEPS if proof == "possible" else set())
     expected = _expected(source.name, lock, steps)
@@ -181,4 +182,4 @@ def _compiles(lock: Lock) -> bool:
 def _expected(profile: str, lock: Lock | None, steps: Set[str]) -> step_durations.Estimate | None:
     if lock is None:
         return None
-    return step_durations.estimate(step_durations.read_durations(), profile, image_build.needed_bytes(lock), steps)
+    return step_durations.estimate(step_durations.read_durations(), profile, disk_space_needs.needed_bytes(lock), steps)

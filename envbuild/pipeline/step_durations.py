@@ -13,7 +13,7 @@ from envbuild.pipeline.progress_events import Step
 from envbuild.util import user_folders
 from envbuild.util.atomic_files import write_atomically
 
-BUILD_STEPS = frozenset({"lock", "extensions", "build", "audit", "label"})
+BUILD_STEPS = frozenset({"lock", "extensions", "build", "load", "audit"})
 TEST_STEPS = frozenset({"self-test", "nodes"})
 _FOLDER = "durations"
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from envbuild.attest import keys_and_signatures
 from envbuild.evidence import profile_proofs
 from envbuild.facts.document_types import plain
-from envbuild.image import build_records_and_comparison, dockerfile_renderer, image_build
+from envbuild.image import build_records_and_comparison
 from envbuild.image.docker_engine import Image
+from envbuild.image.oci import disk_space_needs, recorded_images
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import step_durations
@@ -114,7 +115,7 @@ def _lock_and_build(
     lock = context.step("lock", lock_profile, context, source, plan, options)
     result.update(lock=lock)
     dockerfile = context.step("render", render_dockerfile, source, lock, options)
-    # Runs those of the steps "extensions", "build", "audit" and "label" that are needed.
+    # Runs those of the steps "extensions", "build", "load" and "audit" that are needed.
     built = find_or_build_image(context, Recipe(source, plan, lock, dockerfile), no_cache=options.no_cache)
     result.update(image=built.image, new_records=built.new_records, tags=(image_tag(source, lock),))
     return lock, built.image
@@ -203,8 +204,8 @@ def prove(
 
 def _require_own_build(source: Source, lock: Lock, image: Image, reference: str | None) -> None:
     """Raise CheckFailed unless this envbuild recorded that it built the image from the lock."""
-    recipe = image_build.recipe_digest(lock, dockerfile_renderer.render(lock, source.name))
-    if not any(record.recipe == recipe for record in build_records_and_comparison.all_records(image.id)):
+    records = build_records_and_comparison.all_records(image.id)
+    if not any(recorded_images.matches(record, lock, source.name) for record in records):
         raise CheckFailed(
             f"{reference or image.id} was not built by this envbuild from the lock of {source.name}",
             hint=f"its self-test output could be forged; build it: envbuild build {source.known}, "
@@ -271,7 +272,9 @@ def existing(context: StepContext, source: Source, reference: str | None = None)
     """Return a profile's current lock and an image in the engine: `reference`, else the one built from the lock."""
     lock, image = _locked_and_image(context, source, reference)
     if image is None:
-        raise BuildError(f"{source.name} is not built", hint=f"run: envbuild build {source.known}")
+        older = recorded_images.older_image(context.engine, lock, source.name)
+        state = "was built by an older envbuild" if older else "is not built"
+        raise BuildError(f"{source.name} {state}", hint=f"run: envbuild build {source.known}")
     return lock, image
 
 
@@ -280,7 +283,7 @@ def _locked_and_image(context: StepContext, source: Source, reference: str | Non
     lock = _current_lock(context, source)
     if reference is not None:
         return lock, context.engine.get(reference)
-    return lock, image_build.existing_image(context.engine, lock, dockerfile_renderer.render(lock, source.name))
+    return lock, recorded_images.existing_image(context.engine, lock, source.name)
 
 
 def require_passed(result: MakeResult) -> None:
@@ -334,7 +337,7 @@ def _result_of_run(
 
 def _keep_durations(context: StepContext, result: MakeResult) -> None:
     if result.lock:
-        step_durations.keep_durations(result.name, image_build.needed_bytes(result.lock), context.steps)
+        step_durations.keep_durations(result.name, disk_space_needs.needed_bytes(result.lock), context.steps)
 
 
 @contextlib.contextmanager

@@ -65,8 +65,8 @@ def _switch(place: Place, variant: str) -> None:
 
 STARTS = {
     "switch": Start(_switch, ("load profile", "resolve", "lock", "render")),
-    "relock": Start(_relock, ("build", "audit", "label")),
-    "layer": Start(_layer, ("build", "audit", "label")),
+    "relock": Start(_relock, ("build", "load", "audit")),
+    "layer": Start(_layer, ("build", "load", "audit")),
     "reprove": Start(_reprove, ("self-test", "evidence", "tag")),
     "fetch": Start(_fetch, ()),
     "base": Start(_without_base, ()),

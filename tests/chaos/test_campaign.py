@@ -92,7 +92,7 @@ def test_a_gpu_image_is_killed_at_boundaries_at_effects_and_at_any_time(tmp_path
     kinds = Counter(kind for _, kind, _, _ in made)
     assert kinds == {"at a step's begin or end": 4, "before an effect": 4, "at a random moment": 4}
     boundaries = [moment for _, kind, moment, _ in made if kind.startswith("at a step")]
-    assert boundaries == ["end build", "end audit", "end label", "begin build"]
+    assert boundaries == ["end build", "end load", "end audit", "begin build"]
 
 
 def test_the_two_gpu_images_differ_in_one_pin() -> None:

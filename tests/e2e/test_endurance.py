@@ -43,7 +43,7 @@ def test_a_command_says_that_the_disk_is_full_and_goes_on_when_there_is_room(
 
 @needs_disks
 @pytest.mark.engine
-@pytest.mark.parametrize(("place", "step"), [("project", "lock"), ("state", "label"), ("state", "evidence")])
+@pytest.mark.parametrize(("place", "step"), [("project", "lock"), ("state", "audit"), ("state", "evidence")])
 def test_a_full_disk_is_named_and_nothing_is_half_written(
     quick: Proved, small: Disk, scratch: Path, place: str, step: str
 ) -> None:
@@ -203,8 +203,8 @@ def test_a_tag_is_wrong_without_evidence(verified: bool, image: str, faults: lis
 
 
 def test_the_step_in_which_the_engine_ended_is_reported() -> None:
-    rounds = [full.Round("engine", step, 6, "", (), step == "label") for step in ("build", "label")]
-    assert campaign._full("it is full", rounds)[0][-1].startswith("The engine itself ended in: engine/label. ")
+    rounds = [full.Round("engine", step, 6, "", (), step == "load") for step in ("build", "load")]
+    assert campaign._full("it is full", rounds)[0][-1].startswith("The engine itself ended in: engine/load. ")
     assert campaign._full("it is full", rounds[:1])[0][-1].startswith("| engine | build |")
 
 

@@ -24,10 +24,10 @@ PLACES = ("project", "state", "cache", "temporary", "engine")
 # Disk -> the steps at whose start it is filled: those that write to it, and one or two that do not.
 ROUNDS: Mapping[str, tuple[str, ...]] = {
     "project": ("resolve", "lock", "render", "evidence"),
-    "state": ("load profile", "label", "evidence", "tag"),
-    "cache": ("load profile", "lock", "build", "label"),
-    "temporary": ("lock", "build", "label"),
-    "engine": ("build", "audit", "label", "self-test", "tag"),
+    "state": ("load profile", "audit", "evidence", "tag"),
+    "cache": ("load profile", "lock", "build", "audit"),
+    "temporary": ("lock", "build", "load"),
+    "engine": ("build", "load", "audit", "self-test", "tag"),
 }
 # For these steps the self-test is needed (`make`); for earlier ones `build` is enough, and faster.
 PROVING = ("self-test", "evidence", "tag")

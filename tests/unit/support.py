@@ -125,6 +125,12 @@ def lock_for(plan: Plan, made: str = MADE) -> Lock:
     )
 
 
+def whole_lock(plan: Plan) -> Lock:
+    """Return the lock of `lock_for` with a Python in its base, so that its image can be described."""
+    made = lock_for(plan)
+    return made if made.image else replace(made, base=(*made.base, deb(f"python{made.python}", "3.11.2-6")))
+
+
 def _extension(wanted: Extension) -> LockedExtension:
     kind, source = ("git", wanted.commit) if wanted.commit else ("sdist", wanted.sdist and wanted.sdist.sha256)
     tree = "d" * 40 if wanted.commit else None

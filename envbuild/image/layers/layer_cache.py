@@ -17,6 +17,7 @@ from isal import igzip
 from envbuild.fetch import sha256_file_store
 from envbuild.image.layers.layer_writer import WrittenLayer
 from envbuild.util import atomic_files, canonical_json, temporary_files, user_folders
+from envbuild.util.errors import BuildError
 
 _BLOCK = 1 << 20
 
@@ -74,6 +75,20 @@ def stream_layer(
     return layer
 
 
+def write_again(recipe: LayerRecipe, watch: Callable[[bytes], object] = len) -> WrittenLayer:
+    """Write the layer of a recipe, though it may be known, and remember it. `watch` gets what is written, and may raise
+    to stop. Raises BuildError if the layer differs from the known one, and what the recipe's `write` raises."""
+    known = known_layer(recipe)
+    layer = recipe.write(watch, len)
+    if known and layer != known:
+        raise BuildError(
+            f"not reproducible: a layer has the digest {layer.digest}, before {known.digest}",
+            hint="please report this: layers must be reproducible",
+        )
+    _note(recipe, layer)
+    return layer
+
+
 def write_blob(recipe: LayerRecipe, folder: Path, watch: Callable[[bytes], object] = len) -> WrittenLayer:
     """Write the layer of a recipe as a file in `folder`, named by the 64 digits of its digest, unless it is there
     undamaged. `watch` gets what is written, and may raise to stop. Raises what the recipe's `write` raises."""
@@ -99,10 +114,14 @@ def write_blob(recipe: LayerRecipe, folder: Path, watch: Callable[[bytes], objec
 
 def _written(recipe: LayerRecipe, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
     layer = recipe.write(packed, plain)
+    _note(recipe, layer)
+    return layer
+
+
+def _note(recipe: LayerRecipe, layer: WrittenLayer) -> None:
     if known_layer(recipe) != layer:
         content = canonical_json.encode(vars(_entry(recipe.key, layer)))
         atomic_files.write_atomically(_file(recipe), content)
-    return layer
 
 
 def _copy(stream: IO[bytes], receiver: Callable[[bytes], object]) -> None:

@@ -27,6 +27,7 @@ from envbuild.lock.lock_file import PACKAGES, Lock
 from envbuild.registry import oci_types
 from envbuild.registry.oci_types import Manifest
 from envbuild.resolve.plan_resolver import VENV
+from envbuild.util import canonical_json
 from envbuild.util.errors import BuildError, LockError
 
 LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
@@ -63,6 +64,12 @@ class ImageDescription:
     layers: tuple[DescribedLayer, ...]
     settings: Mapping[str, Any]
 
+    @property
+    def recipe(self) -> str:
+        """The sha256 of everything that determines the image, hex."""
+        layers = [(layer.history, layer.recipe.key) for layer in self.layers]
+        return canonical_json.canonical_digest([_CREATED, self.platform, layers, self.settings])
+
 
 @dataclass(frozen=True)
 class OciImage:
@@ -90,6 +97,11 @@ class OciImage:
     @property
     def id(self) -> str:
         return oci_types.digest_of(self.configuration)
+
+    @property
+    def size(self) -> int:
+        """The bytes of all compressed layers."""
+        return sum(layer.size for layer in self.layers)
 
     @cached_property
     def manifest(self) -> Manifest:

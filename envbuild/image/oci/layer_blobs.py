@@ -24,9 +24,22 @@ class _Abandoned(Exception):
     """Stops a writer, because nothing reads the rest."""
 
 
+def known_image(description: ImageDescription) -> OciImage | None:
+    """Return the image if all of its layers were written before, else None."""
+    layers = [layer_cache.known_layer(described.recipe) for described in description.layers]
+    known = tuple(layer for layer in layers if layer)
+    return OciImage(description, known) if len(known) == len(layers) else None
+
+
+def write_layers_again(description: ImageDescription, on_layer: Callable[[str], None]) -> OciImage:
+    """Like `learn_layers`, but writes each layer, though it may be known. Raises BuildError if one differs from the
+    known one, and what the recipes raise."""
+    return _each_layer(description, layer_cache.write_again, on_layer)
+
+
 def learn_layers(description: ImageDescription, on_layer: Callable[[str], None]) -> OciImage:
     """Learn digest and size of each layer, several at once; those that were written before are remembered. `on_layer`
-    gets a line for each layer that was written. Raises what the recipes raise."""
+    gets a line for each layer. Raises what the recipes raise."""
 
     def learn(recipe: LayerRecipe, watch: Callable[[bytes], None]) -> WrittenLayer:
         return layer_cache.known_layer(recipe) or layer_cache.stream_layer(recipe, watch)

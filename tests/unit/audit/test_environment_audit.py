@@ -81,18 +81,6 @@ def the(found: Audit, ident: str) -> Finding:
     return finding
 
 
-def test_labels_are_what_was_measured(place: Place) -> None:
-    held = place.held()
-    found = environment_audit.labels(held)
-    assert found["io.envbuild.torch"] == str(held.torch and held.torch.version)
-    for name in ("cublas", "cudnn", "nccl"):
-        copy = held.loaded(name)
-        assert found.get(f"io.envbuild.{name}") == (copy.version if copy else None)
-    assert found["io.envbuild.cublas"]
-    without = held.model_copy(update={"libraries": [], "torch": None})
-    assert environment_audit.labels(without) == {}
-
-
 def test_a_defect_ends_a_build(place: Place) -> None:
     clean = place.judged()
     clean.require()

@@ -14,9 +14,11 @@ from envbuild.cli import status as command
 from envbuild.evidence import evidence_statements_and_store, image_status, profile_proofs
 from envbuild.evidence.image_status import Status
 from envbuild.evidence.run_record_schema import RunRecord, validate_record
-from envbuild.image import build_records_and_comparison, dockerfile_renderer, image_build
+from envbuild.image import build_records_and_comparison
 from envbuild.image.build_records_and_comparison import Record
 from envbuild.image.docker_engine import Engine, Image
+from envbuild.image.layers import wheel_layers
+from envbuild.image.oci import recorded_images
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import runner_selection, workflows
@@ -28,7 +30,7 @@ from envbuild.testrun import run_result
 from envbuild.testrun.selftest_job import selftest_id
 from envbuild.util import user_folders
 from unit.evidence.runs import passed_run, probe
-from unit.support import PROFILE, envbuild, image_of, lock_for, plan_of, source_of
+from unit.support import PROFILE, envbuild, image_of, plan_of, source_of, whole_lock
 
 DAY = datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC)
 OLD_SELFTEST = {"id": f"sha256:{'0' * 64}", "level": "full", "versions": {}}
@@ -54,15 +56,13 @@ class World:
         self.engine = FakeEngine()
         self.source: Source = source_of(folder, PROFILE)
         self.first = self.source.profile
-        self.lock = lock_for(plan_of(folder, PROFILE))
-        self.text = dockerfile_renderer.render(self.lock, "sample")
+        self.lock = whole_lock(plan_of(folder, PROFILE))
         self.stale: list[str] = []
 
     def built(self, image: Image, lock: Lock | None = None) -> Image:
         made = lock or self.lock
-        text = dockerfile_renderer.render(made, "sample")
-        recipe = image_build.recipe_digest(made, text)
-        build_records_and_comparison.write(Record(image.id, image.handle, made.id, recipe, image.layers, "docker"))
+        recipe = recorded_images.recipe_digest(made, "sample", ())
+        build_records_and_comparison.write(Record(image.id, image.handle, made.id, recipe, image.layers, "envbuild"))
         self.engine.held[image.handle] = image
         self.engine.tagged[made.short] = image.handle
         return image
@@ -82,7 +82,7 @@ class World:
 
     def status(self) -> Status:
         engine = cast(Engine, self.engine)
-        return image_status.status_of(engine, self.source, self.lock, self.stale, self.text)
+        return image_status.status_of(engine, self.source, self.lock, self.stale)
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_missing_isolation_of_a_cluster_container_is_reported(world: World, monk
 
 
 def test_never_locked_is_missing(world: World) -> None:
-    found = image_status.status_of(cast(Engine, world.engine), world.source, None, [], "")
+    found = image_status.status_of(cast(Engine, world.engine), world.source, None, [])
     assert (found.state, found.lock) == ("missing", None)
     assert (found.details, found.next) == (
         ("never locked",),
@@ -400,7 +400,7 @@ def test_the_lock_on_disk_is_what_counts(world: World) -> None:
     world.built(image_of())
     lock_file.write(world.lock, world.source.lock_file, "sample")
     assert image_status.compute(engine, world.source).state == "unverified"
-    stale = lock_for(plan_of(world.source.project, {**PROFILE, "packages": []}))
+    stale = whole_lock(plan_of(world.source.project, {**PROFILE, "packages": []}))
     lock_file.write(stale, world.source.lock_file, "sample")
     assert "wheels changed in the profile since it was locked" in image_status.compute(engine, world.source).details
 
@@ -457,3 +457,15 @@ def test_each_state_has_its_next_command(world: World, monkeypatch: pytest.Monke
         "failed": f"envbuild test {known}",
         "tampered": f"envbuild make {known}",
     }
+
+
+def test_an_image_that_an_older_envbuild_built_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its evidence stays valid for it, so that the tag `verified` is correct."""
+    image = world.built(image_of())
+    world.proved(image)
+    world.verified(image)
+    monkeypatch.setattr(wheel_layers, "WRITER_VERSION", 10**6)
+    found = world.status()
+    assert (found.state, found.image, found.tag) == ("missing", None, "correct")
+    assert found.details == ("built by an older envbuild: make it again",)
+    assert found.next == f"envbuild make {world.source.known}"

@@ -192,15 +192,6 @@ def folders(found: Lock) -> list[str]:
     return [word for word in words if word.startswith(("source=", "from=")) and word != "source=bin"]
 
 
-def test_the_beginning_is_all_before_the_first_wheel(sample: Lock) -> None:
-    text = dockerfile_renderer.render(sample, "sample")
-    begun = dockerfile_renderer.beginning(text)
-    assert "wheels-" not in begun and sample.id not in begun
-    found = instructions(begun)
-    assert found == instructions(text)[: len(found)]
-    assert [(one.keyword, *one.arguments[2:3]) for one in found[1:]] == [("ADD",), ("RUN", "debs"), ("RUN", "venv")]
-
-
 def test_additions_of_the_variant_come_between_torch_and_the_profiles_packages(project: Path) -> None:
     """The layers before them are those of the runtime image, and a changed pin of cuBLAS does not affect them."""
     plain = lock_for(plan_of(project, {**ARCHIVES, "variant": "runtime", "driver": {}}))

@@ -14,7 +14,7 @@ from envbuild.doctor import nvml_reader
 from envbuild.doctor.model import DriverReading, GpuReading, Mig
 from envbuild.evidence import profile_proofs
 from envbuild.evidence.proof_rules import Proof
-from envbuild.image import image_build
+from envbuild.image.oci import disk_space_needs, recorded_images
 from envbuild.lock import lock_file
 from envbuild.pipeline import preflight, step_durations, workflows
 from envbuild.pipeline.model import Options
@@ -153,7 +153,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, project: Path) -> SimpleNamespace:
     monkeypatch.setattr(StepContext, "engine", property(connect))
     monkeypatch.setattr(nvml_reader, "read", read)
     monkeypatch.setattr(docker_runner, "look_for_gpu", look)
-    monkeypatch.setattr(image_build, "existing_image", lambda *_: found.image)
+    monkeypatch.setattr(recorded_images, "existing_image", lambda *_: found.image)
     monkeypatch.setenv("DOCKER_HOST", "unix:///run/docker.sock")
     monkeypatch.delenv("CI", raising=False)
     write_profile(project, GPU)
@@ -185,13 +185,13 @@ def test_bytes_and_minutes_are_those_of_the_lock(machine: SimpleNamespace, proje
     lock_file.write(lock, source.lock_file, "sample")
     step_durations.keep_durations("sample", 1, [Step("build", 120.0, False, ""), Step("self-test", 60.0, False, "")])
     found = preview()
-    assert found.fetch_bytes == image_build.fetched_bytes(lock) > 200_000_000
-    assert found.disk_bytes == image_build.needed_bytes(lock)
+    assert found.fetch_bytes == disk_space_needs.fetched_bytes(lock) > 200_000_000
+    assert found.disk_bytes == disk_space_needs.needed_bytes(lock)
     assert (found.expected_minutes, found.expected_from, found.lock_current) == (3.0, "sample", True)
     machine.image = image_of()
     found = preview()
     assert (found.fetch_bytes, found.disk_bytes, found.expected_minutes) == (0, 0, 1.0)
-    assert preview(no_cache=True).disk_bytes == image_build.needed_bytes(lock)
+    assert preview(no_cache=True).disk_bytes == disk_space_needs.needed_bytes(lock)
     write_profile(project, {**GPU, "packages": ["einops"]})
     assert "an outdated lock" in "\n".join(preflight.preflight_lines(preview()))
 

@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 from envbuild.attest.image_verifier import Verdict
 from envbuild.cli.console import Console
 from envbuild.image.docker_engine import Image
-from envbuild.image.image_build import layers_tag
+from envbuild.image.oci.recorded_images import layers_tag
 from envbuild.pipeline import rebuild_comparison
 from envbuild.pipeline.model import BuiltImage
 from envbuild.pipeline.step_context import StepContext

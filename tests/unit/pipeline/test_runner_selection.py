@@ -15,6 +15,7 @@ import yaml
 
 from envbuild.image import build_records_and_comparison, registry_push
 from envbuild.image.docker_engine import Engine
+from envbuild.image.oci import recorded_images
 from envbuild.lock import lock_file
 from envbuild.pipeline import runner_selection, selftest_steps, workflows
 from envbuild.pipeline.model import On, SelfTestOrder
@@ -178,7 +179,8 @@ def test_gpus_of_this_machine_are_lost_on_no_way_to_the_runner(
     source = source_of(project, {**PROFILE, "gpus": ["a100"], "torch": "2.11.0"})
     known = lock_for(plan_resolver.resolve(source)), image_of()
     monkeypatch.setattr(workflows, "_locked_and_image", lambda *_: known)
-    monkeypatch.setattr(build_records_and_comparison, "all_records", lambda *_: [SimpleNamespace(recipe=mock.ANY)])
+    monkeypatch.setattr(build_records_and_comparison, "all_records", lambda *_: [object()])
+    monkeypatch.setattr(recorded_images, "matches", lambda *_: True)
     monkeypatch.setattr(workflows, "tags_of", lambda *_: ())
     monkeypatch.setattr(workflows, "select_runner", select)
     done = envbuild(*words, "sample", "--gpus", "0,1", "--on", "slurm", *(["--dry-run"] if dry else []))
@@ -277,7 +279,8 @@ def test_a_refusal_comes_before_the_push(
     source = source_of(project, {**PROFILE, "gpus": ["a100", "h200"], "torch": "2.11.0"})
     locked, pushed = lock_for(plan_resolver.resolve(source)), list[object]()
     monkeypatch.setattr(workflows, "existing", lambda *_: (locked, image_of()))
-    monkeypatch.setattr(build_records_and_comparison, "all_records", lambda *_: [SimpleNamespace(recipe=mock.ANY)])
+    monkeypatch.setattr(build_records_and_comparison, "all_records", lambda *_: [object()])
+    monkeypatch.setattr(recorded_images, "matches", lambda *_: True)
     monkeypatch.setattr(workflows, "tags_of", lambda *_: ())
     monkeypatch.setattr(StepContext, "engine", object())
     monkeypatch.setattr(registry_push, "pushed", lambda *arguments: pushed.append(arguments))

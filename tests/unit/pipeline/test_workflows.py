@@ -20,7 +20,9 @@ from envbuild.evidence.proof_rules import Proof
 from envbuild.facts import probe_catalogue_reader
 from envbuild.facts.document_types import plain
 from envbuild.fetch import archive_fetcher, wheel_resolution_and_download
-from envbuild.image import build_records_and_comparison, buildx, image_build, noted_lock_paths
+from envbuild.image import base_image_build, build_records_and_comparison, buildx, noted_lock_paths
+from envbuild.image.oci import disk_space_needs, recorded_images
+from envbuild.image.oci.image_description import OciImage
 from envbuild.lock import extension_source_fetcher, lock_file
 from envbuild.pipeline import build_downloads, image_steps, workflows
 from envbuild.pipeline.model import MakeResult, On, Options, Recipe, SelfTestOrder, StepResult
@@ -33,7 +35,8 @@ from envbuild.util import user_folders
 from envbuild.util.errors import CheckFailed, DiskError, EngineError, NotProved
 from envbuild.util.rejected_input_errors import Reason
 from unit.evidence.runs import NAMES, documents, judged, lines, passed_run, probe
-from unit.support import PROFILE, CommandResult, envbuild, image_of, lock_for, plan_of, source_of
+from unit.image.oci.layered_samples import written
+from unit.support import PROFILE, CommandResult, envbuild, image_of, lock_for, plan_of, source_of, whole_lock
 from unit.testrun import fingerprints
 
 SOURCE = cast(Source, SimpleNamespace(name="sample", known_lock=Path("profiles/sample.lock.yaml")))
@@ -141,10 +144,10 @@ def being_made(monkeypatch: pytest.MonkeyPatch) -> tuple[StepContext, list[str]]
 
         return work
 
-    monkeypatch.setattr(image_build, "existing_image", note("built", None))
-    monkeypatch.setattr(image_build, "require_disk_space", note("check_disk", None))
-    monkeypatch.setattr(image_build, "build_layers", note("layers", image_of("layers")))
-    monkeypatch.setattr(image_build, "build_labelled", note("label", image_of("labelled")))
+    monkeypatch.setattr(recorded_images, "existing_image", note("built", None))
+    monkeypatch.setattr(disk_space_needs, "require_disk_space", note("check_disk", None))
+    monkeypatch.setattr(image_steps, "write_layers", note("layers", StepResult(written())))
+    monkeypatch.setattr(image_steps, "load_layers", note("load", StepResult(image_of("loaded"))))
     monkeypatch.setattr(
         image_collector,
         "collect_from_image",
@@ -153,30 +156,56 @@ def being_made(monkeypatch: pytest.MonkeyPatch) -> tuple[StepContext, list[str]]
         ),
     )
     monkeypatch.setattr(environment_audit, "expected_contents", note("expected", Expected()))
-    monkeypatch.setattr(environment_audit, "labels", note("labels", {"io.envbuild.torch": "2.3.1"}))
     monkeypatch.setattr(build_downloads, "fetch_image_parts", note("fetch", None))
     monkeypatch.setattr(image_steps, "fetch_base", lambda context, plan, lock, **_: lock)
-    context = StepContext(cast(Any, MagicMock()))
-    context.engine = cast(Any, object())
-    return context, done
+    engine = SimpleNamespace(tag=note("tag", None), remove=note("untag", None), version="26.1.5", builder=None)
+    monkeypatch.setattr(StepContext, "engine", engine)
+    return StepContext(cast(Any, MagicMock())), done
 
 
 def judged_as(*findings: Finding) -> Any:
     return lambda target, held, wanted: Audit(target, wanted, held, findings)
 
 
-def test_layers_are_audited_before_they_are_labelled(
+def test_an_image_is_audited_before_it_gets_its_tag(
+    being_made: tuple[StepContext, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
+) -> None:
+    """The record comes last: once recorded, the image is not made again, and the tag of the unaudited image would
+    stay."""
+    context, done = being_made
+    monkeypatch.setattr(environment_audit, "assess", judged_as(Finding("a", "warn", "m", "r")))
+    monkeypatch.setattr(build_records_and_comparison, "write", lambda record: done.append("record"))
+    plan = plan_of(project, PROFILE)
+    lock_file.write(whole_lock(plan), SOURCE.known_lock, "sample")
+    built = image_steps.find_or_build_image(context, Recipe(SOURCE, plan, whole_lock(plan), "FROM scratch"))
+    assert built.image == image_of("loaded")
+    (record,) = built.new_records
+    assert (record.image, record.handle) == (written().id, image_of("loaded").handle)
+    assert [name for name in done if name not in ("built", "expected")] == [
+        "check_disk", "layers", "load", "collect", "tag", "untag", "record"
+    ]  # fmt: skip
+    assert [step.name for step in context.steps] == ["build", "load", "audit"]
+    assert list(noted_lock_paths.all_locks()) == [project / "profiles" / "sample.lock.yaml"], "prune would not know it"
+
+
+def test_without_the_cache_layers_are_written_again(
     being_made: tuple[StepContext, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:
     context, done = being_made
-    monkeypatch.setattr(environment_audit, "assess", judged_as(Finding("a", "warn", "m", "r")))
+    asked: list[bool] = []
+
+    def write(*_: Any, again: bool) -> StepResult[OciImage]:
+        asked.append(again)
+        return StepResult(written())
+
+    monkeypatch.setattr(image_steps, "write_layers", write)
+    monkeypatch.setattr(environment_audit, "assess", judged_as())
     plan = plan_of(project, PROFILE)
-    lock_file.write(lock_for(plan), SOURCE.known_lock, "sample")
-    built = image_steps.find_or_build_image(context, Recipe(SOURCE, plan, lock_for(plan), "FROM scratch"))
-    assert built.image == image_of("labelled")
-    assert [name for name in done if name in ("layers", "collect", "label")] == ["layers", "collect", "label"]
-    assert [step.name for step in context.steps] == ["build", "audit", "label"]
-    assert list(noted_lock_paths.all_locks()) == [project / "profiles" / "sample.lock.yaml"], "prune would not know it"
+    recipe = Recipe(SOURCE, plan, whole_lock(plan), "FROM scratch")
+    image_steps.find_or_build_image(context, recipe, no_cache=True)
+    image_steps.find_or_build_image(context, recipe)
+    assert asked == [True, False]
+    assert done.count("built") == 1, "an existing image is not looked for"
 
 
 def test_a_rebuild_without_a_lock_file_is_not_noted(
@@ -186,7 +215,7 @@ def test_a_rebuild_without_a_lock_file_is_not_noted(
     context, _ = being_made
     monkeypatch.setattr(environment_audit, "assess", judged_as())
     plan = plan_of(project, PROFILE)
-    image_steps.find_or_build_image(context, Recipe(SOURCE, plan, lock_for(plan), "FROM scratch"))
+    image_steps.find_or_build_image(context, Recipe(SOURCE, plan, whole_lock(plan), "FROM scratch"))
     assert list(user_folders.cache_folder("built", make=False).glob("*")) == []
 
 
@@ -197,45 +226,35 @@ def test_a_discarded_image_leaves_no_record(
     """The record stays if the image stays, or if the image was recorded before, for example by a different engine."""
     context, _ = being_made
     plan = plan_of(project, PROFILE)
-    locked = lock_for(plan)
-    image = image_of("labelled")
-    record = build_records_and_comparison.Record(
-        image.id, image.handle, locked.id, image_build.recipe_digest(locked, "FROM scratch"), (), "docker"
-    )
+    locked = whole_lock(plan)
+    image = image_of("loaded")
+    record = recorded_images.written_record(locked, written(), image.handle, ())
     earlier = dataclasses.replace(record, image=image_of("earlier").id)
-
-    def labelled(*_: Any, **__: Any) -> Any:
-        build_records_and_comparison.write(record)
-        return image
-
+    monkeypatch.setattr(recorded_images, "matches", lambda record, lock, name: record.lock == lock.id)
     build_records_and_comparison.write(earlier)
     if stays == "recorded before":
         build_records_and_comparison.write(dataclasses.replace(record, builder="another engine"))
-    monkeypatch.setattr(image_build, "build_labelled", labelled)
     monkeypatch.setattr(environment_audit, "assess", judged_as())
     found = image if stays == "a container's" else None
-    context.engine = cast(Any, SimpleNamespace(remove=lambda reference: None, find=lambda handle: found))
+    monkeypatch.setattr(StepContext.engine, "find", lambda handle: found, raising=False)
     built = image_steps.find_or_build_image(context, Recipe(SOURCE, plan, locked, "FROM scratch"))
     image_steps.discard_build(context, MakeResult("sample", lock=locked, new_records=built.new_records))
     assert {one.image for one in build_records_and_comparison.all_records()} == {
         earlier.image,
-        *([image.id] if stays else []),
+        *([record.image] if stays else []),
     }
 
 
 def test_a_different_image_than_before_is_reported_also_in_the_document(
     being_made: tuple[StepContext, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:
-    def labelled(*_: Any, note: Any, **__: Any) -> Any:
-        note("not reproducible")
-        return image_of("labelled")
-
-    monkeypatch.setattr(image_build, "build_labelled", labelled)
+    profile = {**PROFILE, "base": {"image": f"a.example/b@sha256:{'a' * 64}"}, "apt": []}
+    monkeypatch.setattr(base_image_build, "build_on_image", lambda *_, **__: image_of("built"))
+    monkeypatch.setattr(build_records_and_comparison, "difference_message", lambda *_: "not reproducible")
     monkeypatch.setattr(environment_audit, "assess", judged_as())
-    source, progress = source_of(project, PROFILE), MagicMock()
-    locked = lock_for(plan_of(project, PROFILE))
+    source, progress = source_of(project, profile), MagicMock()
+    locked = lock_for(plan_of(project, profile))
     lock_file.write(locked, source.lock_file, "sample")
-    monkeypatch.setattr(StepContext, "engine", SimpleNamespace())
     made = workflows.build_only("sample", Options(locked=True), progress)
     assert made.document().notes == ("not reproducible",)
     progress.assert_any_call(Note("not reproducible"))
@@ -249,13 +268,12 @@ def test_layers_with_a_defect_do_not_become_an_image(
     source = source_of(project, PROFILE)
     locked = lock_for(plan_of(project, PROFILE))
     lock_file.write(locked, source.lock_file, "sample")
-    monkeypatch.setattr(StepContext, "engine", SimpleNamespace())
     with pytest.raises(CheckFailed, match=f"envbuild/sample:{locked.short}-layers: 1 defect") as caught:
         workflows.build_only("sample", Options(locked=True), MagicMock())
-    assert "label" not in done
+    assert "tag" not in done and "untag" not in done, "it stays under the other tag, to be inspected"
     partial = caught.value.partial
     assert (partial["image"], partial["state"], partial["lock"]) == (None, "failed", locked.id)
-    assert [step["name"] for step in partial["steps"]] == ["load profile", "resolve", "lock", "render", "build"]
+    assert [step["name"] for step in partial["steps"]] == ["load profile", "resolve", "lock", "render", "build", "load"]
 
 
 @pytest.mark.parametrize(("tagged", "left"), [("this", []), ("another", ["verified"])])

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from envbuild.image.layers.layer_writer import LayerFile, WrittenLayer, write_layer
-from envbuild.image.oci.image_description import DescribedLayer, ImageDescription
+from envbuild.image.oci.image_description import DescribedLayer, ImageDescription, OciImage
+from envbuild.image.oci.layer_blobs import learn_layers
 from unit.support import sha
 
 
@@ -41,3 +42,8 @@ def described(*recipes: SampleRecipe) -> ImageDescription:
 def sample() -> tuple[list[SampleRecipe], ImageDescription]:
     recipes = [SampleRecipe("base", b"b" * 3_000_000, keeps_blob=True), SampleRecipe("own", bytes(range(256)) * 9000)]
     return recipes, described(*recipes)
+
+
+def written() -> OciImage:
+    """The sample with its layers written."""
+    return learn_layers(sample()[1], lambda line: None)

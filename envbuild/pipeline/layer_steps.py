@@ -1,0 +1,98 @@
+"""The steps that make an image from its layers: download their parts, write them, load them into the engine."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from envbuild.image import buildx
+from envbuild.image.docker_engine import Engine, Image
+from envbuild.image.extension_wheel_build import BuiltWheel, find_wheel
+from envbuild.image.image_naming import repository
+from envbuild.image.layers.wheel_layers import WheelOfLayer
+from envbuild.image.oci import disk_space_needs, engine_load, layer_blobs, recorded_images
+from envbuild.image.oci.image_description import ImageDescription, OciImage
+from envbuild.lock import wheel_conflicts
+from envbuild.lock.lock_file import Lock
+from envbuild.pipeline import build_downloads
+from envbuild.pipeline.model import Recipe, StepResult
+from envbuild.pipeline.step_context import StepContext
+from envbuild.profile.loaded_profile import Source
+from envbuild.resolve.plan_resolver import Plan
+from envbuild.util import process_locks
+from envbuild.util.canonical_json import canonical_digest
+from envbuild.util.errors import BuildError, HashMismatch, LockError, some
+
+
+def compiled_wheels(source: Source, lock: Lock) -> tuple[BuiltWheel, ...]:
+    """Return the wheels of a lock's extensions. Raises BuildError if one is not in the cache."""
+    found = []
+    for extension in lock.extensions:
+        wheel = find_wheel(lock, extension)
+        if wheel is None:
+            raise BuildError(
+                f"{extension.name} is not compiled, which needs an engine", hint=f"envbuild build {source.known}"
+            )
+        found.append(wheel)
+    return tuple(found)
+
+
+def describe_image(
+    context: StepContext, plan: Plan, lock: Lock, wheels: Sequence[BuiltWheel]
+) -> StepResult[ImageDescription]:
+    """Describe the image of a lock, and download what its layers are written from. `wheels`: of its extensions."""
+    files = {one.name: WheelOfLayer(one.path, one.sha256) for one in wheels}
+    description = recorded_images.describe_lock(lock, files)
+    build_downloads.make_bases(lock, context.progress)
+    build_downloads.fetch_image_parts(plan, lock, context.progress)
+    if wheels:
+        wheel_conflicts.refuse_stored(lock.wheels, lock.startup, {one.name: one.path for one in wheels})
+    return StepResult(description, note=some(len(description.layers), "layer"))
+
+
+def write_layers(
+    context: StepContext, recipe: Recipe, wheels: Sequence[BuiltWheel], *, again: bool = False
+) -> StepResult[OciImage]:
+    """Download the parts of an image and learn digest and size of each layer. `again`: write each layer, though it may
+    be known; raises BuildError if one differs from the known one."""
+    description = describe_image(context, recipe.plan, recipe.lock, wheels).value
+    learn = layer_blobs.write_layers_again if again else layer_blobs.learn_layers
+    # Layers that two images share are written once.
+    with process_locks.exclusive("_layers", "writes layers", context.progress.say), intact_files(recipe.lock):
+        image = learn(description, context.progress.line)
+    return StepResult(image, note=f"{some(len(image.layers), 'layer')}, {image.size / 1e6:.0f} MB")
+
+
+@contextlib.contextmanager
+def intact_files(lock: Lock) -> Iterator[None]:
+    """Remove a stored file that was damaged, and name it, if the body finds that one was."""
+    try:
+        yield
+    except (HashMismatch, LockError):
+        buildx.require_intact_files(lock)
+        raise
+
+
+def load_layers(context: StepContext, recipe: Recipe, image: OciImage) -> StepResult[Image]:
+    """Load an image into the engine under the tag for images that are not audited. Only layers that the engine lacks
+    are sent."""
+    engine, lock, named = context.engine, recipe.lock, repository(recipe.name)
+    disk_space_needs.require_platform(engine, lock)
+    there = engine.find(handle_in(engine, image))
+    tag = recorded_images.layers_tag(lock, recipe.name)
+    if there and there.id == image.id:
+        engine.tag(there, named, tag.rpartition(":")[2])
+        return StepResult(there, cached=True, note=f"the engine has {image.id[:19]}")
+    # Layers that two images share are sent once.
+    turn = f"_load-{canonical_digest(engine.identity)[:16]}"
+    with process_locks.exclusive(turn, "loads an image", context.progress.say), intact_files(lock):
+        known = engine_load.known_layers(engine, image)
+        sizes = sum(layer.diff_size for layer in image.layers if layer.diff_id not in known)
+        disk_space_needs.require_load_space(engine, sizes)
+        loaded = engine_load.load_image(engine, image, named, tag.rpartition(":")[2], context.progress.line)
+    return StepResult(loaded, note=f"{sizes / 1e6:.0f} MB unpacked")
+
+
+def handle_in(engine: Engine, image: OciImage) -> str:
+    """Return the id that an image has in the API of an engine."""
+    return image.manifest.digest if engine.containerd_store else image.id

@@ -1,0 +1,99 @@
+"""The disk space that the image of a lock needs, and the error if it is missing."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from envbuild.fetch import sha256_file_store
+from envbuild.fetch.archive_spec import COMPAT, TOOLKIT, Archive
+from envbuild.image import debian_base_tar
+from envbuild.image.docker_engine import Engine
+from envbuild.image.oci import disk_space_needs
+from envbuild.lock.lock_file import Lock
+from envbuild.util.errors import DiskError, EngineError
+from unit.support import PROFILE, lock_for, plan_of, sha
+
+
+@pytest.fixture
+def locked(project: Path) -> Lock:
+    """A lock whose files are in the stores: the sizes are those of the lock."""
+    plain = lock_for(plan_of(project, PROFILE))
+    archives = tuple(Archive(name, "1.2", sha(name), 1_000_000) for name in (TOOLKIT, COMPAT))
+    made = dataclasses.replace(plain, archives=archives)
+    files = [sha256_file_store.wheel_store().path(w.wheel.sha256, w.wheel.file) for w in made.wheels]
+    files += [sha256_file_store.archive_store().path(item.sha256, item.name) for item in made.archives]
+    for file in (*files, debian_base_tar.tar_file(made)):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    return made
+
+
+def test_the_disk_is_looked_at_before_with_figures(
+    locked: Lock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    engine = SimpleNamespace(data_folder=tmp_path)
+    needed = disk_space_needs.needed_bytes(locked) + disk_space_needs.fetched_bytes(locked)
+    free = {"bytes": needed}
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(0, 0, free["bytes"]))
+    disk_space_needs.require_disk_space(cast(Engine, engine), locked)
+    free["bytes"] = needed - 1
+    figure = f"{needed / 1e9:.1f} GB"
+    assert figure != "0.0 GB"
+    with pytest.raises(DiskError, match=f"{figure} .* {figure} are free") as caught:
+        disk_space_needs.require_disk_space(cast(Engine, engine), locked)
+    assert caught.value.code == 6
+
+
+def test_a_load_needs_twice_the_layers_that_are_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The engine keeps the archive until the layers are unpacked. If its disk is elsewhere, nothing is known."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(0, 0, 2_000_000_000))
+    engine = SimpleNamespace(data_folder=tmp_path)
+    disk_space_needs.require_load_space(cast(Engine, engine), 1_000_000_000)
+    with pytest.raises(DiskError, match=r"needs about 2\.2 GB in .*, 2\.0 GB are free"):
+        disk_space_needs.require_load_space(cast(Engine, engine), 1_100_000_000)
+    engine.data_folder = None
+    disk_space_needs.require_load_space(cast(Engine, engine), 1_100_000_000)
+
+
+def test_an_engine_of_another_platform_is_refused(locked: Lock) -> None:
+    engine = SimpleNamespace(platform="linux/arm64")
+    with pytest.raises(EngineError, match="linux/arm64"):
+        disk_space_needs.require_platform(cast(Engine, engine), locked)
+
+
+def test_the_required_disk_space_grows_with_the_lock(locked: Lock) -> None:
+    assert disk_space_needs.needed_bytes(locked) > sum(w.bytes for w in locked.wheels) * 3
+    assert disk_space_needs.fetched_bytes(locked) == 0
+    shutil.rmtree(sha256_file_store.wheel_store().folder)
+    assert disk_space_needs.fetched_bytes(locked) == sum(w.bytes for w in locked.wheels)
+    shutil.rmtree(sha256_file_store.archive_store().folder)
+    assert disk_space_needs.fetched_bytes(locked) == sum(w.bytes for w in locked.wheels) + sum(
+        a.bytes for a in locked.archives
+    )
+    without = dataclasses.replace(locked, archives=())
+    packed = sum(archive.bytes for archive in locked.archives)
+    packed = sum(archive.bytes for archive in locked.archives)
+    assert disk_space_needs.needed_bytes(locked) > disk_space_needs.needed_bytes(without) + packed * 3
+
+
+def test_where_something_is_compiled_the_disk_must_take_its_tools_too(project: Path) -> None:
+    kernels = {"name": "kernels", "git": "https://git.example/k", "commit": "c" * 40, "modules": ["k"]}
+    card = {**PROFILE, "torch": "2.11.0", "gpus": ["h200"], "extensions": [kernels]}
+    made = lock_for(plan_of(project, {**card, "toolchain": {"sha256": "a" * 64}}))
+    trixie = {"base": {"bootstrap": "trixie"}, "python": "3.13", "torch": "2.6.0", "gpus": ["a100"]}
+    of_debian = lock_for(plan_of(project, {**card, **trixie, "toolchain": "debian"}))
+    for lock in (made, of_debian):
+        tools = lock.builder
+        assert tools
+        packed = sum(item.bytes for item in tools.wheels) + sum(item.bytes for item in tools.archives)
+        packed += sum(item.bytes for item in tools.debs)
+        assert packed > 0
+        assert disk_space_needs.fetched_bytes(lock, compiling=True) == disk_space_needs.fetched_bytes(lock) + packed
+        assert disk_space_needs.needed_bytes(lock, compiling=True) > disk_space_needs.needed_bytes(lock) + packed * 3
+    assert made.builder and of_debian.builder and made.builder.archives and of_debian.builder.debs
