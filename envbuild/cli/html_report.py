@@ -15,7 +15,7 @@ from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.profile import profile_name_lookup
 from envbuild.report import profile_page_contents, report_html, run_measurement_reader, run_measurement_types
-from envbuild.report.profile_page_contents import Page
+from envbuild.report.profile_page_contents import Page, PageEvidence
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.testrun import fingerprint_reader
 from envbuild.util.errors import LockError
@@ -42,21 +42,12 @@ def _page(name: str, prints: tuple[Path, Path] | None) -> Page:
     source = profile_reader_and_overrides.load(name)
     plan = plan_resolver.resolve(source)
     locked = lock_file.read(source.known_lock)
-    fits = locked is not None and not locked.stale(plan)
     built = [record for record in build_records_and_comparison.all_records() if locked and record.lock == locked.id]
     proofs = profile_proofs.on_disk(source.name, source.profile, locked, built)
     compared = profile_page_contents.comparison(*map(fingerprint_reader.read, prints)) if prints else None
-    return profile_page_contents.page(
-        source,
-        plan,
-        plan_resolver.as_locked(plan, locked.versions) if locked and fits else plan.choice,
-        locked,
-        proofs,
-        [record.image for record in built],
-        map(_run, _with_evidence(proofs)),
-        _others(source.name),
-        compared,
-    )
+    images = dict.fromkeys(record.image for record in built)
+    evidence = PageEvidence(proofs, tuple(images), tuple(map(_run, _with_evidence(proofs))))
+    return profile_page_contents.page(source, plan, locked, evidence, _others(source.name), compared)
 
 
 def _with_evidence(proofs: tuple[Proof, ...]) -> list[Path]:

@@ -99,41 +99,18 @@ def status_of(engine: Engine, source: Source, locked: Lock | None, stale: list[s
     tags = engine.tags(named)
     image = recorded_images.existing_image(engine, locked, name) if locked else None
     proofs = profile_proofs.proofs_of(image.id, name, profile, locked) if locked and image else ()
-    reasons = [Reason("lock", f"{part} changed in the profile since it was locked") for part in stale]
-    reasons += [Reason("evidence", profile_proofs.reason(name, proof)) for proof in proofs if proof.state != "proved"]
-    if image is None:
-        state: ImageState = "missing"
-        reasons.append(_missing(engine, locked, name))
-    else:
-        state = profile_proofs.state_by_evidence(proofs, bool(stale))
+    built = image is not None
+    older = not built and locked is not None and recorded_images.older_image(engine, locked, name) is not None
+    reasons = profile_proofs.reasons_not_verified(name, locked, stale, proofs, built=built, older=older)
+    state: ImageState = profile_proofs.image_state(proofs, built=built, stale=bool(stale))
     tag = _tag(engine, name, tags, image, state == "verified", locked)
     if tag in _TAG_REASONS:
         reasons.append(Reason("tag", _TAG_REASONS[tag]))
         state = "tampered" if tag == "moved" else "unverified" if state == "verified" else state
     names = tuple(f"{named}:{tag}" for tag, handle in sorted(tags.items()) if image and handle == image.handle)
-    command = _next_command(state, source, proofs)
+    command = profile_proofs.next_command(state, source, proofs)
     lock_id = locked.id if locked else None
     return Status(name, state, tuple(reasons), lock_id, tuple(stale), image, names, tag or "missing", proofs, command)
-
-
-def _missing(engine: Engine, locked: Lock | None, name: str) -> Reason:
-    """Return why there is no image."""
-    if locked is None:
-        return Reason("lock", "never locked")
-    if recorded_images.older_image(engine, locked, name):
-        return Reason("image", "built by an older envbuild: make it again")
-    return Reason("image", "not built for its lock")
-
-
-def _next_command(state: ImageState, source: Source, proofs: tuple[Proof, ...]) -> str:
-    if state == "verified":
-        gpus = "--gpus all " if source.profile.gpus else ""
-        return f"docker run --rm -it {gpus}{repository(source.name)}:{VERIFIED}"
-    if state == "failed":
-        return f"envbuild test {source.known}"
-    if state == "unverified" and any(proof.state != "proved" for proof in proofs):
-        return f"envbuild test {source.known} --record"
-    return f"envbuild make {source.known}"
 
 
 _TAG_REASONS: Mapping[TagState | None, str] = {

@@ -8,10 +8,14 @@ from typing import Literal
 
 from envbuild.evidence import evidence_statements_and_store, proof_rules
 from envbuild.evidence.proof_rules import Proof, RequiredProof
+from envbuild.facts.document_types import ImageState
 from envbuild.image.build_records_and_comparison import Record
+from envbuild.image.image_naming import VERIFIED, repository
 from envbuild.lock.lock_file import Lock
+from envbuild.profile.loaded_profile import Source
 from envbuild.profile.model import Profile
 from envbuild.testrun.selftest_job import performance_requirements, project_tests_digests, required_probes
+from envbuild.util.rejected_input_errors import Reason
 
 EvidenceState = Literal["verified", "unverified", "stale", "failed"]
 
@@ -118,3 +122,35 @@ def state_by_evidence(proofs: Sequence[Proof], stale: bool = False) -> EvidenceS
     if stale or any(proof.state == "stale" for proof in proofs):
         return "stale"
     return "verified" if proofs and all(proof.state == "proved" for proof in proofs) else "unverified"
+
+
+def image_state(proofs: Sequence[Proof], *, built: bool, stale: bool) -> ImageState:
+    """Return the state of a profile's image, as far as its tags are correct. `built`: an image of the lock is known."""
+    return state_by_evidence(proofs, stale) if built else "missing"
+
+
+def reasons_not_verified(
+    name: str, lock: Lock | None, stale: Sequence[str], proofs: Sequence[Proof], *, built: bool, older: bool = False
+) -> list[Reason]:
+    """Return why an image is not verified, as far as its tags are correct. `stale`: the parts of the lock that no
+    longer match the profile. `older`: an older envbuild built an image of the lock."""
+    reasons = [Reason("lock", f"{part} changed in the profile since it was locked") for part in stale]
+    reasons += [Reason("evidence", reason(name, proof)) for proof in proofs if proof.state != "proved"]
+    if lock is None:
+        reasons.append(Reason("lock", "never locked"))
+    elif not built:
+        missing = "built by an older envbuild: make it again" if older else "not built for its lock"
+        reasons.append(Reason("image", missing))
+    return reasons
+
+
+def next_command(state: ImageState, source: Source, proofs: Sequence[Proof]) -> str:
+    """Return the command to type next for a profile in this state."""
+    if state == "verified":
+        gpus = "--gpus all " if source.profile.gpus else ""
+        return f"docker run --rm -it {gpus}{repository(source.name)}:{VERIFIED}"
+    if state == "failed":
+        return f"envbuild test {source.known}"
+    if state == "unverified" and any(proof.state != "proved" for proof in proofs):
+        return f"envbuild test {source.known} --record"
+    return f"envbuild make {source.known}"

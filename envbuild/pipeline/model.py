@@ -50,6 +50,7 @@ class On:
 
 
 HERE = On("local")
+AS_CONFIGURED = On()
 
 
 @dataclass(frozen=True)

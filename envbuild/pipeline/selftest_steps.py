@@ -99,6 +99,11 @@ def test_across_nodes(progress: Progress, order: SelfTestOrder, runner: Runner, 
     return StepResult(run, note=probe_counts(run))
 
 
+def memory_limit(order: SelfTestOrder, runner: Runner) -> float | None:
+    """The memory that the self-test's container may use, in GB; None without a container."""
+    return order.source.profile.selftest.memory_gb if runner.image else None
+
+
 def _watch(progress: Progress, job: Job) -> Watch:
     return Watch(functools.partial(_show_probe, progress, job.nonce), progress.say)
 
@@ -177,12 +182,12 @@ def tag_verified(context: StepContext, source: Source, image: Image) -> StepResu
     return StepResult(f"{named}:{VERIFIED}", cached=cached, note=f"{named}:{VERIFIED}")
 
 
-def withdraw_verified(context: StepContext, source: Source, image: Image) -> str | None:
-    """Remove the tag `verified` from an image whose latest self-test failed; return the tag, None if the image did not
-    have it."""
+def withdraw_verified(context: StepContext, source: Source, image: Image, tags: Sequence[str]) -> tuple[str, ...]:
+    """Remove the tag `verified` from an image whose latest self-test failed, if it has that tag. Return those of its
+    `tags` that remain."""
     tag = f"{repository(source.name)}:{VERIFIED}"
     if context.engine.tags(repository(source.name)).get(VERIFIED) != image.handle:
-        return None
+        return tuple(tags)
     context.engine.remove(tag)
     context.progress.say(f"{tag} is withdrawn: its image failed the self-test")
-    return tag
+    return tuple(one for one in tags if one != tag)

@@ -73,8 +73,8 @@ class StepContext:
 
 
 class PartialResult(Generic[R]):
-    """The result of a workflow so far: a frozen dataclass; only the workflow replaces its fields.
-    Steps do not see it."""
+    """What is known of a workflow's result so far: a frozen dataclass whose fields the function of the workflow
+    replaces, one after the other. No other function receives it."""
 
     def __init__(self, value: R) -> None:
         self.value = value

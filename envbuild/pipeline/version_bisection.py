@@ -12,7 +12,7 @@ from envbuild.facts import probe_catalogue_reader
 from envbuild.fetch import wheel_resolution_and_download
 from envbuild.pipeline import workflows
 from envbuild.pipeline.bisection_search_and_result import Bisection, Hunt, Try, most_tries, search_versions
-from envbuild.pipeline.image_steps import discard_build, load_profile, resolve_profile
+from envbuild.pipeline.image_steps import discard_build, load_profile, lock_profile, resolve_profile
 from envbuild.pipeline.model import MakeResult, Options, SelfTestOrder, StepResult
 from envbuild.pipeline.progress_events import Activity, Event, Listener, Note, StepBegan
 from envbuild.pipeline.selftest_steps import require_gpu, select_runner
@@ -75,33 +75,38 @@ def _try_version(name: str, options: Options, hunt: Hunt, listener: Listener) ->
     """Build an image with the version that `options` pin, run the probe in it, and remove the image."""
     version = options.pins[hunt.pin]
     context = StepContext(partial(_show_try, listener, version))
-    result = PartialResult(MakeResult(name))
+    known = PartialResult(MakeResult(name))
     begin = time.monotonic()
     try:
-        passed, reason = _outcome(context, name, options, hunt, result)
+        source = context.step("load profile", load_profile, name, options.request.gpus, options)
+        known.update(name=source.name)
+        plan = context.step("resolve", resolve_profile, source)
+        lock = context.step("lock", lock_profile, context, source, plan, options)
+        known.update(lock=lock)
+        built = workflows.render_and_build(context, source, plan, lock, options)
+        known.update(image=built.image, new_records=built.new_records)
+    except (ProfileError, CheckFailed) as error:
+        passed, reason = None, error.message
+    else:
+        order = SelfTestOrder(source, lock.versions, lock.python, options.request)
+        runner = select_runner(context, order, built.image)
+        run = workflows.run_selftest(context, order, runner)
+        passed, reason = _outcome(replace(known.value, run=run), hunt)
     finally:
-        discard_build(context, result.value, image=not hunt.keep)
+        discard_build(context, known.value, image=not hunt.keep)
     word = {True: "passed", False: "failed", None: "cannot be tried"}[passed]
     return StepResult(
         Try(version, passed, reason, time.monotonic() - begin), note=f"{word}: {reason}" if reason else word
     )
 
 
-def _outcome(
-    context: StepContext, name: str, options: Options, hunt: Hunt, result: PartialResult[MakeResult]
-) -> tuple[bool | None, str]:
-    """Return whether the version passes, None if it cannot be tried, and the reason unless it passes."""
-    try:
-        source, lock, image = workflows.build_image(context, name, options, result)
-    except (ProfileError, CheckFailed) as error:
-        return None, error.message
-    order = SelfTestOrder(source, lock.versions, lock.python, options.request)
-    run = workflows.run_selftest(context, result, order, select_runner(context, order, image))
-    for failure in run.failures() if hunt.probe != _IDENTITY else ():
+def _outcome(result: MakeResult, hunt: Hunt) -> tuple[bool, str]:
+    """Return whether the version passes, and the reason if it fails. Raises NotProved if the probe cannot run here."""
+    for failure in result.run.failures() if result.run and hunt.probe != _IDENTITY else ():
         if failure.probe == _IDENTITY:
-            raise NotProved(f"the GPU here is not one of {source.name}'s", hint=failure.detail)
+            raise NotProved(f"the GPU here is not one of {result.name}'s", hint=failure.detail)
     try:
-        workflows.require_passed(result.value)
+        workflows.require_passed(result)
     except CheckFailed as error:
         return False, (error.hint or error.message).partition("\n")[0]
     return True, ""

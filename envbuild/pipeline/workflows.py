@@ -24,13 +24,24 @@ from envbuild.pipeline.image_steps import (
     render_dockerfile,
     resolve_profile,
 )
-from envbuild.pipeline.model import HERE, MakeDocument, MakeResult, On, Options, Recipe, SelfTestOrder
+from envbuild.pipeline.model import (
+    AS_CONFIGURED,
+    HERE,
+    BuiltImage,
+    MakeDocument,
+    MakeResult,
+    On,
+    Options,
+    Recipe,
+    SelfTestOrder,
+)
 from envbuild.pipeline.preflight import Preflight
 from envbuild.pipeline.preflight_steps import Agree, connect, examine, run_preflight
 from envbuild.pipeline.progress_events import Listener
 from envbuild.pipeline.selftest_steps import (
     cluster_jobs,
     is_proved,
+    memory_limit,
     read_earlier_run,
     select_runner,
     show_earlier_evidence,
@@ -62,63 +73,68 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
     image is not verified on every GPU model."""
     keys_and_signatures.take_passphrase()  # from `make A B`, before a child process could inherit it
     context = StepContext(listener, options.builder)
-    with _result_of_run(context, name, options.requirements) as result:
-        source, plan = _load_and_resolve(context, name, options, result)
+    with exclusive_make_run(context, name, options.requirements) as known:
+        source = context.step("load profile", load_profile, name, options.request.gpus, options)
+        known.update(name=source.name)  # the user may have typed a GPU or a path
+        plan = context.step("resolve", resolve_profile, source)
+        known.update(advisories=plan.choice.states)
         preflight = context.step("preflight", run_preflight, context, source, plan, options, agree)
-        lock, image = _lock_and_build(context, source, plan, options, result)
+
+        lock = context.step("lock", lock_profile, context, source, plan, options)
+        known.update(lock=lock)
+        built = render_and_build(context, source, plan, lock, options)
+        image = built.image
+        known.update(image=image, new_records=built.new_records, tags=(image_tag(source, lock),))
+
         proofs = profile_proofs.proofs_of(image.id, source.name, source.profile, lock)
-        result.update(proofs=proofs)
+        known.update(proofs=proofs)
         if is_proved(proofs):
-            result.update(run=context.step("self-test", read_earlier_run, image, proofs))
+            known.update(run=context.step("self-test", read_earlier_run, image, proofs))
             context.step("evidence", show_earlier_evidence, proofs)
         elif preflight.proof == "impossible":  # and building without a proof was allowed
-            result.update(reasons=preflight.reasons)
-            return result.value
+            known.update(reasons=preflight.reasons)
+            return known.value
         else:
-            where = On()  # as configured in the site's settings
-            order = SelfTestOrder(source, lock.versions, lock.python, options.request, where)
-            _test_and_record(context, result, order, lock, image, may_withdraw=not options.trial)
+            signer = context.signer  # before the long part: it may prompt for a passphrase
+            order = SelfTestOrder(source, lock.versions, lock.python, options.request, AS_CONFIGURED)
+            runner = select_runner(context, order, image)
+            run = context.step("self-test", test_on_one_node, context.progress, order, runner)
+            known.update(run=run, memory_gb=memory_limit(order, runner))
+            try:
+                written = context.step("evidence", write_evidence, context, source, lock, image, run, signer)
+                known.update(statement=written.file, signed_statement=written.signed, proofs=written.proofs)
+            finally:  # also if the evidence cannot be written
+                if run.failures() and not options.trial:
+                    known.update(tags=withdraw_verified(context, source, image, known.value.tags))
+            require_passed(known.value)
+
         if not options.trial:
-            _tag_verified(context, result, source, image)
-    return result.value
+            require_verified(known.value)
+            verified = context.step("tag", tag_verified, context, source, image)
+            known.update(tags=(*known.value.tags, verified))
+    return known.value
 
 
 def build_only(name: str, options: Options, listener: Listener) -> MakeResult:
     """Build the layers and set the tags: the steps of `make` without preflight, self-test and evidence."""
     context = StepContext(listener, options.builder)
-    with _result_of_run(context, name, options.requirements) as result:
-        build_image(context, name, options, result)
-    return result.value
+    with exclusive_make_run(context, name, options.requirements) as known:
+        source = context.step("load profile", load_profile, name, options.request.gpus, options)
+        known.update(name=source.name)
+        plan = context.step("resolve", resolve_profile, source)
+        known.update(advisories=plan.choice.states)
+        lock = context.step("lock", lock_profile, context, source, plan, options)
+        known.update(lock=lock)
+        built = render_and_build(context, source, plan, lock, options)
+        known.update(image=built.image, new_records=built.new_records, tags=(image_tag(source, lock),))
+    return known.value
 
 
-def build_image(
-    context: StepContext, name: str, options: Options, result: PartialResult[MakeResult]
-) -> tuple[Source, Lock, Image]:
-    source, plan = _load_and_resolve(context, name, options, result)
-    lock, image = _lock_and_build(context, source, plan, options, result)
-    return source, lock, image
-
-
-def _load_and_resolve(
-    context: StepContext, name: str, options: Options, result: PartialResult[MakeResult]
-) -> tuple[Source, Plan]:
-    source = context.step("load profile", load_profile, name, options.request.gpus, options)
-    result.update(name=source.name)  # the user may have typed a GPU or a path
-    plan = context.step("resolve", resolve_profile, source)
-    result.update(advisories=plan.choice.states)
-    return source, plan
-
-
-def _lock_and_build(
-    context: StepContext, source: Source, plan: Plan, options: Options, result: PartialResult[MakeResult]
-) -> tuple[Lock, Image]:
-    lock = context.step("lock", lock_profile, context, source, plan, options)
-    result.update(lock=lock)
+def render_and_build(context: StepContext, source: Source, plan: Plan, lock: Lock, options: Options) -> BuiltImage:
+    """Write the Dockerfile of the lock, and find or build its image."""
     dockerfile = context.step("render", render_dockerfile, source, lock, options)
     # Runs those of the steps "extensions", "build", "load" and "audit" that are needed.
-    built = find_or_build_image(context, Recipe(source, plan, lock, dockerfile), no_cache=options.no_cache)
-    result.update(image=built.image, new_records=built.new_records, tags=(image_tag(source, lock),))
-    return lock, built.image
+    return find_or_build_image(context, Recipe(source, plan, lock, dockerfile), no_cache=options.no_cache)
 
 
 def preview_make(name: str, options: Options, listener: Listener) -> Preflight:
@@ -136,70 +152,41 @@ def preview_make(name: str, options: Options, listener: Listener) -> Preflight:
         raise
 
 
-def _test_and_record(
-    context: StepContext,
-    result: PartialResult[MakeResult],
-    order: SelfTestOrder,
-    lock: Lock,
-    image: Image,
-    *,
-    may_withdraw: bool = True,
-) -> None:
-    """Run the self-test in the image and write evidence. Raises CheckFailed if it failed, after removing the tag
-    `verified` from the image if `may_withdraw`; NotProved if a required probe was skipped."""
-    signer = context.signer  # before the long part: it may prompt for a passphrase
-    run = run_selftest(context, result, order, select_runner(context, order, image))
-    try:
-        written = context.step("evidence", write_evidence, context, order.source, lock, image, run, signer)
-        result.update(statement=written.file, signed_statement=written.signed, proofs=written.proofs)
-    finally:  # also if the evidence cannot be written
-        if may_withdraw and run.failures():
-            withdrawn = withdraw_verified(context, order.source, image)
-            result.update(tags=tuple(tag for tag in result.value.tags if tag != withdrawn))
-    require_passed(result.value)
-
-
-def run_selftest(
-    context: StepContext, result: PartialResult[MakeResult], order: SelfTestOrder, runner: Runner
-) -> TestRun:
-    """Run the self-test; if several nodes were requested and it passed on one, also on all of them together."""
-    run = context.step("self-test", test_on_one_node, context.progress, order, runner)
-    result.update(run=run, memory_gb=order.source.profile.selftest.memory_gb if runner.image else None)
-    if order.on.nodes > 1 and run.passed:
-        run = context.step("nodes", test_across_nodes, context.progress, order, runner, run)
-        result.update(run=run)
-    return run
-
-
-def _tag_verified(context: StepContext, result: PartialResult[MakeResult], source: Source, image: Image) -> None:
-    """Set the tag `verified`, as the last step. Raises NotProved if the evidence does not verify the image."""
-    if result.value.state != "verified":
-        missing = [
-            profile_proofs.reason(source.name, proof) for proof in result.value.proofs if proof.state != "proved"
-        ]
-        raise NotProved(f"{source.name} is built, but not proved on all of its GPUs", hint="\n".join(missing))
-    tag = context.step("tag", tag_verified, context, source, image)
-    result.update(tags=tuple(dict.fromkeys([*result.value.tags, tag])))
-
-
 def prove(
     name: str, reference: str | None, listener: Listener, gpus: tuple[str, ...] = (), on: On = HERE
 ) -> MakeResult:
     """Run the self-test, write evidence and set the tag for an image built from this lock. Raises CheckFailed for any
-    other image."""
+    other image, and if the self-test fails; NotProved if a required probe was skipped, or if evidence is missing."""
     context = StepContext(listener)
-    with _result_of_run(context, name) as result:
+    with exclusive_make_run(context, name) as known:
         source = context.step("load profile", load_profile, name, gpus)
-        result.update(name=source.name)
+        known.update(name=source.name)
         lock, image = existing(context, source, reference)
         _require_own_build(source, lock, image, reference)
         # the status before the self-test: if it cannot run, the status does not change
         proofs = profile_proofs.proofs_of(image.id, source.name, source.profile, lock)
-        result.update(image=image, lock=lock, tags=tags_of(context, source, image), proofs=proofs)
+        known.update(image=image, lock=lock, tags=tags_of(context, source, image), proofs=proofs)
+
+        signer = context.signer  # before the long part: it may prompt for a passphrase
         order = SelfTestOrder(source, lock.versions, lock.python, RunRequest(gpus=gpus), on)
-        _test_and_record(context, result, order, lock, image)
-        _tag_verified(context, result, source, image)
-    return result.value
+        runner = select_runner(context, order, image)
+        run = context.step("self-test", test_on_one_node, context.progress, order, runner)
+        known.update(run=run, memory_gb=memory_limit(order, runner))
+        if on.nodes > 1 and run.passed:
+            run = context.step("nodes", test_across_nodes, context.progress, order, runner, run)
+            known.update(run=run)
+        try:
+            written = context.step("evidence", write_evidence, context, source, lock, image, run, signer)
+            known.update(statement=written.file, signed_statement=written.signed, proofs=written.proofs)
+        finally:  # also if the evidence cannot be written
+            if run.failures():
+                known.update(tags=withdraw_verified(context, source, image, known.value.tags))
+        require_passed(known.value)
+
+        require_verified(known.value)
+        verified = context.step("tag", tag_verified, context, source, image)
+        known.update(tags=tuple(dict.fromkeys([*known.value.tags, verified])))  # it may have the tag already
+    return known.value
 
 
 def _require_own_build(source: Source, lock: Lock, image: Image, reference: str | None) -> None:
@@ -218,10 +205,10 @@ def test(name: str, reference: str | None, listener: Listener, request: RunReque
     context = StepContext(listener)
     source = context.step("load profile", load_profile, name, request.gpus)
     lock, image = existing(context, source, reference)
-    result = PartialResult(MakeResult(source.name, lock=lock, image=image))
     order = SelfTestOrder(source, lock.versions, lock.python, request, on)
-    run_selftest(context, result, order, select_runner(context, order, image))
-    return result.value
+    runner = select_runner(context, order, image)
+    run = run_selftest(context, order, runner)
+    return MakeResult(source.name, lock=lock, image=image, run=run, memory_gb=memory_limit(order, runner))
 
 
 def cluster_script(
@@ -255,11 +242,17 @@ def test_environment(name: str, python: str, listener: Listener, request: RunReq
     source = context.step("load profile", load_profile, name, request.gpus)
     lock = _current_lock(context, source)
     runner = Here(python)
-    result = PartialResult(MakeResult(source.name, lock=lock, interpreter=runner.python))
-    run_selftest(
-        context, result, SelfTestOrder(source, plan_resolver.computing(lock.versions), lock.python, request), runner
-    )
-    return result.value
+    order = SelfTestOrder(source, plan_resolver.computing(lock.versions), lock.python, request)
+    run = run_selftest(context, order, runner)
+    return MakeResult(source.name, lock=lock, interpreter=runner.python, run=run)
+
+
+def run_selftest(context: StepContext, order: SelfTestOrder, runner: Runner) -> TestRun:
+    """Run the self-test; if several nodes were requested and it passed on one, also on all of them together."""
+    run = context.step("self-test", test_on_one_node, context.progress, order, runner)
+    if order.on.nodes > 1 and run.passed:
+        run = context.step("nodes", test_across_nodes, context.progress, order, runner, run)
+    return run
 
 
 def _current_lock(context: StepContext, source: Source) -> Lock:
@@ -313,26 +306,34 @@ def require_passed(result: MakeResult) -> None:
         )
 
 
+def require_verified(result: MakeResult) -> None:
+    """Raise NotProved unless the evidence verifies the image on every GPU model of its profile."""
+    if result.state != "verified":
+        missing = [profile_proofs.reason(result.name, proof) for proof in result.proofs if proof.state != "proved"]
+        raise NotProved(f"{result.name} is built, but not proved on all of its GPUs", hint="\n".join(missing))
+
+
 @contextlib.contextmanager
-def _result_of_run(
+def exclusive_make_run(
     context: StepContext, name: str, requirements: Path | None = None
 ) -> Iterator[PartialResult[MakeResult]]:
-    """Like `exclusive_run`, for a workflow whose result is MakeResult: yields the result so far. At the end, add the
-    steps and notes of the context to it, and keep the durations of the steps for later estimates."""
-    result = PartialResult(MakeResult(name))
+    """Like `exclusive_run`, for a workflow whose result is MakeResult: yields what is known so far, which the workflow
+    updates and an error carries. At the end, add the steps and notes of the context to it, and keep the durations of
+    the steps for later estimates."""
+    known = PartialResult(MakeResult(name))
 
     def document() -> MakeDocument:
-        return replace(result.value, steps=context.steps, notes=context.notes).document()
+        return replace(known.value, steps=context.steps, notes=context.notes).document()
 
     with exclusive_run(context, name, document, requirements):
         try:
-            yield result
+            yield known
         except EnvbuildError as error:
             if not isinstance(error, Interrupted):  # that one ends at once, and leaves no file
-                _keep_durations(context, result.value)
+                _keep_durations(context, known.value)
             raise
-        _keep_durations(context, result.value)
-    result.update(steps=context.steps, notes=context.notes)
+        _keep_durations(context, known.value)
+    known.update(steps=context.steps, notes=context.notes)
 
 
 def _keep_durations(context: StepContext, result: MakeResult) -> None:

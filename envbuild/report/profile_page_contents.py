@@ -5,7 +5,7 @@ Nothing depends on the current time: the same evidence gives the same page, byte
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from envbuild.evidence import profile_proofs
@@ -17,11 +17,20 @@ from envbuild.profile.loaded_profile import Source
 from envbuild.report import fingerprint_comparison, pin_reasons, profile_and_image_diff, run_measurement_reader
 from envbuild.report.fingerprint_comparison import Comparison, OperationRow, Verdict
 from envbuild.report.run_measurement_types import KnownAdvisory, Run
+from envbuild.resolve import plan_resolver
 from envbuild.resolve.plan_resolver import Plan
-from envbuild.resolve.torch_compatibility_and_advisories import AppliedState, Choice
+from envbuild.resolve.torch_compatibility_and_advisories import AppliedState
 from envbuild.testrun.fingerprint_reader import Fingerprint
 
-PROVED, FAILED, OUT_OF_DATE, UNPROVED, UNLOCKED = "proved", "failed", "out of date", "not proved", "not locked"
+
+@dataclass(frozen=True)
+class PageEvidence:
+    """The evidence of a profile on disk. `proofs`: for each GPU model. `images`: the ids of those built from the lock.
+    `runs`: the measurements of the runs that `proofs` refer to."""
+
+    proofs: tuple[Proof, ...]
+    images: tuple[Digest, ...]
+    runs: tuple[Run, ...]
 
 
 @dataclass(frozen=True)
@@ -37,17 +46,17 @@ class PageGpu:
 
 @dataclass(frozen=True)
 class PageStatus:
-    """The status of a profile. `state`: one of the constants above; `reasons`: why; `next`: the command to run;
-    `where`: where or when to run it; `images`: the ids of images built from this lock."""
+    """The status of a profile. `reasons`: why; `next`: the command to run; `where`: where to run it; `images`: the ids
+    of images built from this lock."""
 
-    state: str
+    state: ImageState
     reasons: tuple[str, ...]
     next: str
     where: str
     gpus: tuple[PageGpu, ...]
     lock: str | None
-    images: tuple[str, ...]
-    evidence: tuple[ProofRow, ...] = ()
+    images: tuple[Digest, ...]
+    evidence: tuple[ProofRow, ...]
 
 
 @dataclass(frozen=True)
@@ -129,7 +138,7 @@ class ComparedFingerprints:
 @dataclass(frozen=True)
 class PageDocument:
     """The document of `show --html`. `state`, `evidence`: by the evidence on disk; `reasons`: why. `next_place`: where
-    or when to run `next_command`. `images`: built from the lock. `runs`: the measurements. `left_out`: extensions that
+    to run `next_command`. `images`: built from the lock. `runs`: the measurements. `left_out`: extensions that
     the profile leaves out. `comparison`: the result of --compare."""
 
     profile: str
@@ -153,15 +162,6 @@ class PageDocument:
     left_out: tuple[LeftOut, ...]
     environment: tuple[Variable, ...]
     comparison: ComparedFingerprints | None
-
-
-_STATES: Mapping[str, ImageState] = {
-    PROVED: "verified",
-    FAILED: "failed",
-    OUT_OF_DATE: "stale",
-    UNPROVED: "unverified",
-    UNLOCKED: "missing",
-}
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Page:
         compared, known = self.compared, self.status
         return PageDocument(
             profile=self.name,
-            state=_STATES[known.state],
+            state=known.state,
             file=file,
             description=self.description,
             python=self.python,
@@ -225,18 +225,16 @@ class Page:
 def page(
     source: Source,
     plan: Plan,
-    choice: Choice,
     lock: Lock | None,
-    proofs: Sequence[Proof],
-    images: Iterable[str],
-    runs: Iterable[Run],
+    evidence: PageEvidence,
     others: Mapping[str, Lock],
     compared: Compared | None = None,
 ) -> Page:
-    """Collect the contents of a page. `choice`: the plan's choice, checked against a matching lock. `images`: built
-    from the lock. `runs`: those that `proofs` refer to. `others`: the locks of other profiles, by name."""
+    """Collect the contents of a page. `others`: the locks of other profiles, by name. Raises ProfileError if an
+    advisory refuses a locked version."""
     fits = lock is not None and not lock.stale(plan)
     versions = lock.versions if lock and fits else {}
+    choice = plan_resolver.as_locked(plan, versions) if fits else plan.choice
     reasons = pin_reasons.pin_reasons(plan, choice, versions)
     explained = {setting.variable: setting.reason for setting in pin_reasons.explained_settings(plan, choice)}
     environment = lock.environment if lock and fits else plan.environment
@@ -247,8 +245,8 @@ def page(
         torch=source.profile.torch,
         cuda=choice.situation.cuda,
         driver=choice.situation.driver,
-        status=status(plan, lock, proofs, images, source.profile.gpus),
-        runs=tuple(runs),
+        status=page_status(source, plan, lock, evidence),
+        runs=evidence.runs,
         layers=page_layers(source.name, lock, others) if lock else None,
         advice=tuple(
             PageAdvice(item.state, item.reason, run_measurement_reader.known_advisory(item.advisory))
@@ -267,52 +265,25 @@ def page(
     )
 
 
-def status(
-    plan: Plan, lock: Lock | None, proofs: Sequence[Proof], images: Iterable[str], gpus: Sequence[str] = ()
-) -> PageStatus:
-    """Compute the status from the evidence only, with the rules of evidence/image_status.py; image tags are not read.
-
-    `gpus`: the profile's GPUs.
-    """
-    stale = lock.stale(plan) if lock else []
-    images = tuple(dict.fromkeys(images))
-    reasons = [f"{part} changed in the profile since it was locked" for part in stale]
-    reasons += [profile_proofs.reason(plan.name, proof) for proof in proofs]
-    if lock is None:
-        state = UNLOCKED
-        reasons = ["not locked"]
-    elif any(proof.failed for proof in proofs):
-        state = FAILED
-    elif stale or any(proof.state == "stale" for proof in proofs):
-        state = OUT_OF_DATE
-    elif any(proof.state != "proved" for proof in proofs):
-        state = UNPROVED
-        if not images:
-            reasons.append("this machine has no record of a build of this lock")
-    else:
-        state = PROVED
-    missing = [proof.model for proof in proofs if proof.state != "proved"] if gpus else []
-    command, where = _next(plan.name, plan.cli_words, state, missing)
+def page_status(source: Source, plan: Plan, lock: Lock | None, evidence: PageEvidence) -> PageStatus:
+    """The status of a profile as `envbuild status` shows it, except that no engine is asked: an image counts as built
+    if its build is recorded, and tags are not read."""
+    proofs, stale = evidence.proofs, lock.stale(plan) if lock else []
+    built = bool(evidence.images)
+    state = profile_proofs.image_state(proofs, built=built, stale=bool(stale))
+    reasons = profile_proofs.reasons_not_verified(source.name, lock, stale, proofs, built=built)
+    proved = [profile_proofs.reason(source.name, proof) for proof in proofs if proof.state == "proved"]
+    untested = [proof.model for proof in proofs if proof.state != "proved"] if source.profile.gpus else []
     return PageStatus(
         state,
-        tuple(reasons),
-        command,
-        where,
+        (*(reason.detail for reason in reasons), *proved),
+        profile_proofs.next_command(state, source, proofs),
+        f"on a machine with {' and '.join(untested)}" if untested else "",
         tuple(map(_page_gpu, proofs)),
         lock.id if lock else None,
-        images,
+        evidence.images,
         profile_proofs.proof_rows(proofs),
     )
-
-
-def _next(name: str, cli_words: str, state: str, gpus: Sequence[str]) -> tuple[str, str]:
-    """Return the next command for a state, and where to run it. `gpus`: the GPU models that are not verified."""
-    if state == PROVED:
-        return f"envbuild push {cli_words} REGISTRY/{name}", "to let others use it"
-    there = f"on a machine with {' and '.join(gpus)}" if gpus else ""
-    if state == FAILED:
-        return f"envbuild make {cli_words}", f"{there} after fixing the failure".strip()
-    return f"envbuild make {cli_words}", there
 
 
 def _page_gpu(proof: Proof) -> PageGpu:

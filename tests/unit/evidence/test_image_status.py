@@ -25,6 +25,9 @@ from envbuild.pipeline import runner_selection, workflows
 from envbuild.pipeline.step_context import StepContext
 from envbuild.profile import profile_name_lookup
 from envbuild.profile.loaded_profile import Source
+from envbuild.report import profile_page_contents
+from envbuild.report.profile_page_contents import PageEvidence
+from envbuild.resolve import plan_resolver
 from envbuild.runners.runner_interface import RunnerError
 from envbuild.testrun import run_result
 from envbuild.testrun.selftest_job import selftest_id
@@ -469,3 +472,35 @@ def test_an_image_that_an_older_envbuild_built_is_named(world: World, monkeypatc
     assert (found.state, found.image, found.tag) == ("missing", None, "correct")
     assert found.details == ("built by an older envbuild: make it again",)
     assert found.next == f"envbuild make {world.source.known}"
+
+
+def test_the_page_of_show_says_the_same_as_status(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every state that can be known without the engine's tags."""
+    monkeypatch.setattr(Lock, "stale", lambda lock, plan: world.stale)
+    plan = plan_resolver.resolve(world.source)
+    found: list[str] = []
+
+    def compare(lock: Lock | None = world.lock) -> None:
+        engine = cast(Engine, world.engine)
+        status = image_status.status_of(engine, world.source, lock, world.stale)
+        built = list(build_records_and_comparison.all_records())
+        proofs = profile_proofs.on_disk("sample", world.source.profile, lock, built)
+        images = tuple(dict.fromkeys(record.image for record in built))
+        page = profile_page_contents.page_status(world.source, plan, lock, PageEvidence(proofs, images, ()))
+        assert (page.state, page.next) == (status.state, status.next)
+        assert set(status.details) <= set(page.reasons)
+        found.append(page.state)
+
+    compare(None)
+    compare()
+    image = world.built(image_of())
+    compare()
+    world.proved(image)
+    world.verified(image)
+    compare()
+    world.stale = ["wheels"]
+    compare()
+    world.stale = []
+    evidence_statements_and_store.save(world.record(image, passed_run(probe("env.libs", "failed"))))
+    compare()
+    assert found == ["missing", "missing", "unverified", "verified", "stale", "failed"]

@@ -13,13 +13,15 @@ import pytest
 
 from envbuild.cli.console import Console
 from envbuild.facts import database
+from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import image_steps, version_bisection, workflows
-from envbuild.pipeline.model import MakeResult, Options, SelfTestOrder, StepResult
-from envbuild.pipeline.step_context import PartialResult, StepContext
+from envbuild.pipeline.model import BuiltImage, MakeResult, Options, SelfTestOrder, StepResult
+from envbuild.pipeline.step_context import StepContext
+from envbuild.profile.loaded_profile import Source
 from envbuild.profile.project_shapes_and_script import Script
-from envbuild.resolve import profile_reader_and_overrides
-from envbuild.resolve.plan_resolver import pinned_distribution, resolve
+from envbuild.resolve.plan_resolver import Plan, pinned_distribution, resolve
 from envbuild.runners import docker_runner
+from envbuild.testrun.run_result import TestRun
 from envbuild.testrun.selftest_job import RunRequest
 from envbuild.util import user_folders
 from envbuild.util.errors import NetworkError, NotProved, ProfileError, UsageError
@@ -54,28 +56,26 @@ class Workbench:
         self.kept: list[str] = []
         self.lock = lock_for(plan_of(folder, PROFILE))
 
-    def image(self, context: StepContext, name: str, options: Options, made: object) -> Any:
+    def locked(self, context: StepContext, source: Source, plan: Plan, options: Options) -> StepResult[Lock]:
         version = options.pins["numpy"]
         self.made.append(version)
         context.progress.begin("build")
         self.options.append(options)
         if self.outcomes[version] == "unmakable":
             raise ProfileError("the packages cannot be resolved together")
-        return profile_reader_and_overrides.load("sample"), self.lock, image_of(version)
+        return StepResult(self.lock)
 
-    def selftest(
-        self, context: StepContext, made: PartialResult[MakeResult], order: SelfTestOrder, runner: object
-    ) -> Any:
+    def selftest(self, context: StepContext, order: SelfTestOrder, runner: object) -> TestRun:
         context.progress.begin("self-test")
         outcome = self.outcomes[self.made[-1]]
         if outcome == "skipped":
             run = judged(lines(documents(probe("gemm.crash", "skipped"))), ["gemm.crash"])
         else:
             run = passed_run(*(probe(name, outcome) for name in order.request.probes))
-        made.update(run=run)
         return run
 
     def discard(self, context: StepContext, made: MakeResult, *, image: bool = True) -> None:
+        assert made.name == "sample"
         (self.discarded if image else self.kept).append(self.made[-1])
 
 
@@ -83,7 +83,8 @@ def bench(monkeypatch: pytest.MonkeyPatch, project: Path, outcomes: Mapping[str,
     write_profile(project, PROFILE)
     made = Workbench(outcomes, project)
     monkeypatch.setattr(StepContext, "engine", None)
-    monkeypatch.setattr(workflows, "build_image", made.image)
+    monkeypatch.setattr(version_bisection, "lock_profile", made.locked)
+    monkeypatch.setattr(workflows, "render_and_build", lambda *_: BuiltImage(image_of(made.made[-1])))
     monkeypatch.setattr(workflows, "run_selftest", made.selftest)
     monkeypatch.setattr(version_bisection, "discard_build", made.discard)
     monkeypatch.setattr(version_bisection, "releases_between", lambda *_: list(outcomes))
@@ -107,9 +108,9 @@ def test_the_first_that_passes_is_found_with_few_tries(monkeypatch: pytest.Monke
     assert "10 of numpy, 1.0 to 1.9: at most 6 tries if each can be built" in result.stderr
     assert made.discarded == made.made
     lines = [" ".join(line.split()[:2]) for line in result.stderr.splitlines()[3:]]
-    outcomes = [text for text in lines if not text.endswith((" build", " self-test"))]
+    outcomes = [text for text in lines if not text.endswith((" lock", " build", " self-test"))]
     assert [text.split()[0] for text in outcomes] == made.made
-    assert lines[:3] == ["1.0: build", "1.0: self-test", outcomes[0]]
+    assert lines[:4] == ["1.0: lock", "1.0: build", "1.0: self-test", outcomes[0]]
     assert all(options.tolerant and options.trial for options in made.options)
     assert {options.request for options in made.options} == {RunRequest(probes=("gemm.crash",))}
 
@@ -129,12 +130,12 @@ def test_the_tries_are_reported_as_json(monkeypatch: pytest.MonkeyPatch, project
 def test_a_failure_on_the_way_keeps_the_tries_so_far(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
     made = bench(monkeypatch, project, passing_from("1.6"))
 
-    def image(*given: Any) -> Any:
+    def lock(*given: Any) -> Any:
         if len(made.made) == 2:
             raise NetworkError("the index does not answer")
-        return made.image(*given)
+        return made.locked(*given)
 
-    monkeypatch.setattr(workflows, "build_image", image)
+    monkeypatch.setattr(version_bisection, "lock_profile", lock)
     result = hunted("--json")
     document = result.document
     assert (result.code, document["error"]["kind"]) == (NetworkError.code, "network")

@@ -25,14 +25,14 @@ from envbuild.image.oci import disk_space_needs, recorded_images
 from envbuild.image.oci.image_description import OciImage
 from envbuild.lock import extension_source_fetcher, lock_file
 from envbuild.pipeline import build_downloads, image_steps, workflows
-from envbuild.pipeline.model import MakeResult, On, Options, Recipe, SelfTestOrder, StepResult
+from envbuild.pipeline.model import BuiltImage, MakeResult, On, Options, Recipe, StepResult
 from envbuild.pipeline.progress_events import Listener, Note
 from envbuild.pipeline.selftest_steps import WrittenEvidence
-from envbuild.pipeline.step_context import PartialResult, StepContext
+from envbuild.pipeline.step_context import StepContext
 from envbuild.profile.loaded_profile import Source
 from envbuild.testrun import run_result, selftest_job
 from envbuild.util import user_folders
-from envbuild.util.errors import CheckFailed, DiskError, EngineError, NotProved
+from envbuild.util.errors import CheckFailed, DiskError, EngineError, EnvbuildError, NotProved
 from envbuild.util.rejected_input_errors import Reason
 from unit.evidence.runs import NAMES, documents, judged, lines, passed_run, probe
 from unit.image.oci.layered_samples import written
@@ -276,52 +276,81 @@ def test_layers_with_a_defect_do_not_become_an_image(
     assert [step["name"] for step in partial["steps"]] == ["load profile", "resolve", "lock", "render", "build", "load"]
 
 
+@pytest.fixture
+def tested(monkeypatch: pytest.MonkeyPatch, project: Path) -> SimpleNamespace:
+    """An image whose self-test fails, in an engine. `tags`: those that the engine has, by name; `written`: what the
+    step for the evidence does."""
+    image = image_of("this")
+    tags = {"verified": image.handle}
+    engine = SimpleNamespace(tags=lambda _: tags, remove=lambda tag: tags.pop(tag.split(":")[1]))
+    monkeypatch.setattr(StepContext, "engine", engine)
+    source = source_of(project, PROFILE)
+    lock = lock_for(plan_of(project, PROFILE))
+    lock_file.write(lock, source.lock_file, "sample")
+    found = SimpleNamespace(
+        image=image, tags=tags, lock=lock, written=lambda *_: StepResult(WrittenEvidence(Path("x"), ()))
+    )
+    failed = passed_run(probe("env.libs", "failed"))
+    monkeypatch.setattr(workflows, "_require_own_build", lambda *_: None)
+    monkeypatch.setattr(workflows, "existing", lambda *_: (lock, image))
+    monkeypatch.setattr(image_steps, "fetch_base", lambda context, plan, lock, **_: lock)
+    monkeypatch.setattr(workflows, "render_and_build", lambda *_: BuiltImage(image))
+    monkeypatch.setattr(workflows, "run_preflight", lambda *_: StepResult(SimpleNamespace(proof="possible")))
+    monkeypatch.setattr(workflows, "select_runner", lambda *_: SimpleNamespace(image="x"))
+    monkeypatch.setattr(workflows, "test_on_one_node", lambda *_: StepResult(failed))
+    monkeypatch.setattr(workflows, "write_evidence", lambda *_: found.written())
+    return found
+
+
+def failed_make(found: SimpleNamespace, **options: Any) -> dict[str, Any]:
+    """The document of a `make` that failed."""
+    with pytest.raises(EnvbuildError) as caught:
+        workflows.make("sample", Options(**options), cast(Any, MagicMock()))
+    return caught.value.partial
+
+
+def failed_proof(found: SimpleNamespace) -> dict[str, Any]:
+    """The document of a `test --record` that failed."""
+    with pytest.raises(EnvbuildError) as caught:
+        workflows.prove("sample", None, cast(Any, MagicMock()))
+    return caught.value.partial
+
+
 @pytest.mark.parametrize(("tagged", "left"), [("this", []), ("another", ["verified"])])
 def test_an_image_that_failed_its_latest_test_is_not_verified(
-    monkeypatch: pytest.MonkeyPatch, tagged: str, left: list[str]
+    tested: SimpleNamespace, tagged: str, left: list[str]
 ) -> None:
-    image = image_of("this")
-    tags = {"verified": image_of(tagged).handle, "0123": image.handle}
-    context = StepContext(cast(Any, MagicMock()))
-    context.engine = cast(Any, SimpleNamespace(tags=lambda _: tags, remove=lambda name: tags.pop(name.split(":")[1])))
-    failed = passed_run(probe("env.libs", "failed"))
-    monkeypatch.setattr(workflows, "select_runner", lambda *_: None)
-    monkeypatch.setattr(workflows, "run_selftest", lambda context, made, *_: made.update(run=failed) or failed)
-    monkeypatch.setattr(workflows, "write_evidence", lambda *_: StepResult(WrittenEvidence(Path("x"), ())))
-    made = PartialResult(MakeResult("sample", image=image, tags=("envbuild/sample:0123", "envbuild/sample:verified")))
-    with pytest.raises(CheckFailed):
-        workflows._test_and_record(context, made, SelfTestOrder(SOURCE, {}, "3.11"), cast(Any, None), image)
-    assert [tag for tag in tags if tag == "verified"] == left
-    assert ("envbuild/sample:verified" in made.value.tags) is bool(left)
-    assert made.value.statement == Path("x"), "evidence of the failure is written first"
+    tested.tags.update({"verified": image_of(tagged).handle, "0123": tested.image.handle})
+    document = failed_proof(tested)
+    assert [tag for tag in tested.tags if tag == "verified"] == left
+    assert document["tags"] == ["envbuild/sample:0123"]
+    assert document["statement"] == "x", "evidence of the failure is written first"
 
 
-def test_a_failed_image_loses_its_tag_though_no_evidence_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    image, tags = image_of("this"), {"verified": image_of("this").handle}
-    context = StepContext(cast(Any, MagicMock()))
-    context.engine = cast(Any, SimpleNamespace(tags=lambda _: tags, remove=lambda tag: tags.clear()))
-    failed = passed_run(probe("env.libs", "failed"))
-    monkeypatch.setattr(workflows, "select_runner", lambda *_: None)
-    monkeypatch.setattr(workflows, "run_selftest", lambda context, made, *_: made.update(run=failed) or failed)
-    monkeypatch.setattr(workflows, "write_evidence", MagicMock(side_effect=DiskError("full")))
-    made = PartialResult(MakeResult("sample", image=image, tags=("envbuild/sample:verified",)))
-    with pytest.raises(DiskError):
-        workflows._test_and_record(context, made, SelfTestOrder(SOURCE, {}, "3.11"), cast(Any, None), image)
-    assert not tags and not made.value.tags
+@pytest.mark.parametrize("failed", [failed_make, failed_proof])
+def test_a_failed_self_test_leaves_a_document_of_all_that_is_known(tested: SimpleNamespace, failed: Any) -> None:
+    document = failed(tested)
+    assert (document["state"], document["profile"]) == ("failed", "sample")
+    assert (document["lock"], document["image"]) == (tested.lock.id, tested.image.id)
+    assert (document["selftest"]["failed"], document["statement"]) == (1, "x")
+    assert [step["name"] for step in document["steps"]][-2:] == ["self-test", "evidence"]
+    assert document["tags"] == ([f"envbuild/sample:{tested.lock.short}"] if failed is failed_make else [])
+    assert not tested.tags
 
 
-def test_tags_of_a_trial_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_image_loses_its_tag_though_no_evidence_can_be_written(tested: SimpleNamespace) -> None:
+    tested.written = MagicMock(side_effect=DiskError("full"))
+    document = failed_proof(tested)
+    assert not tested.tags and not document["tags"]
+    assert (document["selftest"]["failed"], document["statement"]) == (1, None)
+
+
+def test_tags_of_a_trial_stay(tested: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Temporary pins do not change what the tag names."""
-    image = image_of("this")
-    context = StepContext(cast(Any, MagicMock()))
-    context.engine = cast(Any, SimpleNamespace(tags=lambda _: {"verified": image.handle}))  # it cannot remove
-    monkeypatch.setattr(workflows, "select_runner", lambda *_: None)
-    failed = passed_run(probe("env.libs", "failed"))
-    monkeypatch.setattr(workflows, "run_selftest", lambda context, made, *_: made.update(run=failed) or failed)
-    monkeypatch.setattr(workflows, "write_evidence", lambda *_: StepResult(WrittenEvidence(Path("x"), ())))
-    made, order = PartialResult(MakeResult("sample", image=image)), SelfTestOrder(SOURCE, {}, "3.11")
-    with pytest.raises(CheckFailed):
-        workflows._test_and_record(context, made, order, cast(Any, None), image, may_withdraw=False)
+    monkeypatch.setattr(workflows, "lock_profile", lambda *_: StepResult(tested.lock))
+    document = failed_make(tested, pins={"numpy": "2.0.2"})
+    assert list(tested.tags) == ["verified"]
+    assert (document["state"], document["statement"]) == ("failed", "x")
 
 
 # the commands, with a pipeline that is done at once

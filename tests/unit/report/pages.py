@@ -127,14 +127,19 @@ def record(
     )
 
 
-def prove(
-    source: Source, locked: Lock, run_document: dict[str, Any], errors: tuple[str, ...] = (), day: int = 0
-) -> Path:
-    """Save evidence as if the image of the lock had been built and its self-test had this result."""
+def build(source: Source, locked: Lock) -> None:
+    """Write a build record as if the image of the lock had been built."""
     image = image_of(source.name)
     build_records_and_comparison.write(
         Record(image.id, image.handle, locked.id, f"recipe-{source.name}", image.layers, "docker")
     )
+
+
+def prove(
+    source: Source, locked: Lock, run_document: dict[str, Any], errors: tuple[str, ...] = (), day: int = 0
+) -> Path:
+    """Save evidence as if the image of the lock had been built and its self-test had this result."""
+    build(source, locked)
     return evidence_statements_and_store.save(record(source, locked, run_document, errors, day))
 
 

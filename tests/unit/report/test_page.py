@@ -125,7 +125,7 @@ def test_injected_content_of_a_page_neither_runs_nor_is_fetched(browser: Browser
     wanted = f"{site.address}/slipped.png"
     slipped = f"<script>document.title = 'run'</script><img src='{wanted}'><p id=s style='color:red'>x</p></main>"
     browser.open(site.put("slipped", text.replace("</main>", slipped)))
-    assert browser.driver.title == "cpu: proved"
+    assert browser.driver.title == "cpu: verified"
     assert browser.run("return getComputedStyle(s).color") != "rgb(255, 0, 0)"
     assert len(browser.complaints()) == 3
     assert "/slipped.png" not in site.requests

@@ -58,7 +58,7 @@ def test_the_page_of_a_verified_profile_has_machine_and_date(world: Path) -> Non
     status = page("cpu")
     assert (status["state"], status["reasons"]) == ("verified", ["cpu: proved on the CPU, 2026-11-21"])
     text = (world / "page.html").read_text(encoding="utf-8")
-    assert "<title>cpu: proved</title>" in text
+    assert "<title>cpu: verified</title>" in text
     assert all(
         part in text
         for part in (
@@ -99,10 +99,10 @@ def test_each_gpu_of_a_fleet_has_its_own_run(project: Path) -> None:
     assert "l40s: unverified" in text
 
 
-def test_a_profile_without_evidence_is_reported_as_unverified(project: Path) -> None:
+def test_a_profile_that_was_never_built_is_missing(project: Path) -> None:
     found = page("h20")
-    assert (found["state"], found["runs"]) == ("unverified", [])
-    assert found["reasons"][1] == "this machine has no record of a build of this lock"
+    assert (found["state"], found["runs"]) == ("missing", [])
+    assert found["reasons"] == ["h20: unverified", "not built for its lock"]
     text = (project / "page.html").read_text(encoding="utf-8")
     assert "nothing was measured" in text
     assert "Next:</span> <code>envbuild make h20</code>, on a machine with h20" in text
@@ -117,12 +117,13 @@ def test_a_profile_without_a_lock_says_so(project: Path) -> None:
 
 
 def test_the_headline_has_the_next_command(world: Path) -> None:
-    """In each state. With several GPUs, it names those without evidence."""
-    status = page("cpu")
-    assert (status["state"], status["next_command"]) == ("verified", "envbuild push cpu REGISTRY/cpu")
+    """With several GPUs, it names those without evidence."""
+    found = page("cpu")
+    assert (found["state"], found["next_command"]) == ("verified", "docker run --rm -it envbuild/cpu:verified")
+    assert found["next_place"] == ""
     failed = page("lab")
-    assert (failed["state"], failed["next_command"]) == ("failed", "envbuild make lab")
-    assert failed["next_place"].endswith("after fixing the failure")
+    assert (failed["state"], failed["next_command"]) == ("failed", "envbuild test lab")
+    assert failed["next_place"] == "on a machine with lab"
 
 
 def test_an_extension_that_is_left_out_is_listed(project: Path) -> None:
@@ -137,6 +138,7 @@ def test_a_lock_that_no_longer_fits_is_out_of_date(project: Path) -> None:
     made = lock_for(plan_of(project, {**PROFILE, "packages": ["einops"]}))
     write_profile(project, PROFILE)
     lock_file.write(made, project / "profiles" / "sample.lock.yaml", "sample")
+    pages.build(source_of(project, PROFILE), made)
     status = page("sample")
     assert (status["state"], status["reasons"][0]) == (
         "stale", "wheels changed in the profile since it was locked"
