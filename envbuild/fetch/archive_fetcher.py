@@ -15,6 +15,7 @@ from packaging.specifiers import SpecifierSet
 
 from envbuild.fetch import file_download_and_range_reads, index_config, sha256_file_store
 from envbuild.fetch.archive_spec import UNPACKER, Archive, ArchiveRequest
+from envbuild.fetch.file_download_and_range_reads import RemoteFile
 from envbuild.fetch.sha256_file_store import Store
 from envbuild.util import settings, url_redaction, user_folders
 from envbuild.util.errors import HashMismatch, NetworkError, ProfileError
@@ -75,7 +76,7 @@ def _bring(wanted: ArchiveRequest, held: Store, progress: Callable[[str, int], N
         report = functools.partial(progress, wanted.name)
         try:
             file_download_and_range_reads.fetch_file(
-                index_config.index_session(), address, name, file, report, limit=_LARGEST
+                index_config.index_session(), RemoteFile(address, name), file, report, limit=_LARGEST
             )
         except NetworkError as error:
             raise NetworkError(error.message, hint=error.hint, faults=[wanted.named]) from error

@@ -30,22 +30,30 @@ class Head:
     ranges: bool
 
 
-def head(session: requests.Session, address: str, name: str) -> Head:
-    """Size of the file at `address`, by a HEAD request. Raises NetworkError with the name `name`."""
-    local = _local(address, name)
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file of an index or a website. `address`: its http(s) or file URL; `name`: the name of it in errors."""
+
+    address: str
+    name: str
+
+
+def head(session: requests.Session, remote: RemoteFile) -> Head:
+    """The size of a remote file, by a HEAD request. Raises NetworkError."""
+    local = _local(remote)
     if local:
         return Head(local.stat().st_size, ranges=True)
-    headers = _ask(session, "HEAD", address, name).headers
+    headers = _ask(session, "HEAD", remote).headers
     length = headers.get("Content-Length", "")
     if not length.isdigit():
-        raise NetworkError(f"the index does not report the size of {name}")
+        raise NetworkError(f"the index does not report the size of {remote.name}")
     return Head(int(length), ranges="bytes" in headers.get("Accept-Ranges", ""))
 
 
-def open_remote_file(session: requests.Session, address: str, name: str, size: int) -> IO[bytes]:
-    """The file at `address`; only the parts that are read are downloaded."""
-    local = _local(address, name)
-    return local.open("rb") if local else cast("IO[bytes]", Remote(session, address, name, size))
+def open_remote_file(session: requests.Session, remote: RemoteFile, size: int) -> IO[bytes]:
+    """Open a remote file of `size` bytes; only the parts that are read are downloaded."""
+    local = _local(remote)
+    return local.open("rb") if local else cast("IO[bytes]", RangeReader(session, remote, size))
 
 
 class RangeIgnored(NetworkError):
@@ -54,39 +62,37 @@ class RangeIgnored(NetworkError):
 
 def fetch_file(
     session: requests.Session,
-    address: str,
-    name: str,
+    remote: RemoteFile,
     file: Path,
     progress: Callable[[int], None],
     *,
     limit: int,
     stop: threading.Event | None = None,
 ) -> None:
-    """Download `address` into `file`; `progress` gets the number of new bytes. `stop` ends the download early. A
+    """Download a remote file into `file`; `progress` gets the number of new bytes. `stop` ends the download early. A
     broken-off download is restarted; three attempts in total.
 
-    Raises NetworkError with the name `name`; HashMismatch if the file is longer than `limit` bytes. Nothing beyond the
-    limit is written.
+    Raises NetworkError; HashMismatch if the file is longer than `limit` bytes. Nothing beyond the limit is written.
     """
-    local = _local(address, name)
+    local = _local(remote)
     if local:
-        _copy(local, file, name, progress, limit)
+        _copy(local, file, remote.name, progress, limit)
         return
     for left in reversed(range(_TRIES)):
         came = 0
         try:
-            with _ask(session, "GET", address, name) as answer, file.open("wb") as stream:
+            with _ask(session, "GET", remote) as answer, file.open("wb") as stream:
                 for block in answer.iter_content(1 << 20):
                     if stop and stop.is_set():
                         return
-                    _within(limit, came + len(block), name)
+                    _within(limit, came + len(block), remote.name)
                     stream.write(block)
                     came += len(block)
                     progress(len(block))
                 return
         except requests.RequestException as error:
             if not left:
-                raise NetworkError(f"{name} broke off, {_TRIES} times: {type(error).__name__}") from error
+                raise NetworkError(f"{remote.name} broke off, {_TRIES} times: {type(error).__name__}") from error
             progress(-came)
 
 
@@ -111,18 +117,18 @@ def _within(limit: int, size: int, name: str) -> None:
 
 
 def _ask(
-    session: requests.Session, method: str, address: str, name: str, headers: Mapping[str, str] | None = None
+    session: requests.Session, method: str, remote: RemoteFile, headers: Mapping[str, str] | None = None
 ) -> requests.Response:
     try:
         # without credentials requests uses netrc; it drops credentials on a redirect to another host
-        given = index_config.credentials().get(urllib.parse.urlsplit(address).netloc)
+        given = index_config.credentials().get(urllib.parse.urlsplit(remote.address).netloc)
         whole = {"Accept-Encoding": "identity", **(headers or {})}
         answer = session.request(
-            method, address, stream=True, timeout=60, headers=whole, auth=given, allow_redirects=True
+            method, remote.address, stream=True, timeout=60, headers=whole, auth=given, allow_redirects=True
         )
         answer.raise_for_status()
     except requests.RequestException as error:
-        raise NetworkError(f"{name} cannot be fetched: {_reason(error)}") from error
+        raise NetworkError(f"{remote.name} cannot be fetched: {_reason(error)}") from error
     return answer
 
 
@@ -133,26 +139,26 @@ def _reason(error: requests.RequestException) -> str:
     return f"{error.response.status_code} {printable(error.response.reason or '')[:100]}".strip()
 
 
-def _local(address: str, name: str) -> Path | None:
+def _local(remote: RemoteFile) -> Path | None:
     """The path of a file: URL."""
-    parts = urllib.parse.urlsplit(address)
+    parts = urllib.parse.urlsplit(remote.address)
     if parts.scheme != "file":
         return None
     path = Path(urllib.parse.unquote(parts.path))
     if not path.is_file():
-        raise NetworkError(f"{name} cannot be fetched: file not found: {path}")
+        raise NetworkError(f"{remote.name} cannot be fetched: file not found: {path}")
     return path
 
 
-class Remote(io.RawIOBase):
+class RangeReader(io.RawIOBase):
     """A remote file, read by HTTP range requests of at least `_TAIL` bytes; the last one is cached.
 
     Raises RangeIgnored if the server sends anything but the range, NetworkError if it does not answer.
     """
 
-    def __init__(self, session: requests.Session, address: str, name: str, size: int) -> None:
-        self._ask = functools.partial(_ask, session, "GET", address, name)
-        self._name, self._size, self._at = name, size, 0
+    def __init__(self, session: requests.Session, remote: RemoteFile, size: int) -> None:
+        self._ask = functools.partial(_ask, session, "GET", remote)
+        self._name, self._size, self._at = remote.name, size, 0
         self._begin, self._held = size, b""
 
     def readable(self) -> bool:

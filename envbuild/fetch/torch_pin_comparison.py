@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 from envbuild.facts import database
 from envbuild.facts.database import TorchRelease
 from envbuild.fetch import file_download_and_range_reads, index_config, sha256_file_store, wheel_resolution_and_download
+from envbuild.fetch.file_download_and_range_reads import RemoteFile
 from envbuild.fetch.locked_artifact_types import LockedWheel
 from envbuild.util import temporary_files
 from envbuild.util.errors import NetworkError
@@ -51,12 +52,13 @@ def _metadata(release: TorchRelease, say: Callable[[str], None]) -> str:
     python = "3.11" if "3.11" in release.pythons else python
     ((wheel, address),) = wheel_resolution_and_download.locate({"torch": f"={release.version}"}, python, _GLIBC).items()
     session = index_config.index_session()
-    found = None if address.startswith("file:") else _metadata_file(session, address, wheel.file)
+    remote = RemoteFile(address, wheel.file)
+    found = None if address.startswith("file:") else _metadata_file(session, remote)
     if found is not None:
         return found
-    size = file_download_and_range_reads.head(session, address, wheel.file).bytes
+    size = file_download_and_range_reads.head(session, remote).bytes
     try:
-        with file_download_and_range_reads.open_remote_file(session, address, wheel.file, size) as stream:
+        with file_download_and_range_reads.open_remote_file(session, remote, size) as stream:
             return _inside(stream, wheel.file)
     except file_download_and_range_reads.RangeIgnored:
         say(f"the index has no metadata file and serves no ranges: fetching {wheel.file}, {size / 1e6:.0f} MB")
@@ -66,13 +68,13 @@ def _metadata(release: TorchRelease, say: Callable[[str], None]) -> str:
         return _inside(stream, wheel.file)
 
 
-def _metadata_file(session: requests.Session, address: str, name: str) -> str | None:
+def _metadata_file(session: requests.Session, wheel: RemoteFile) -> str | None:
     """The wheel's metadata file on the index, None if it has none; some indexes then answer 403."""
     with temporary_files.folder("metadata") as folder:
         file = folder / "METADATA"
         try:
             file_download_and_range_reads.fetch_file(
-                session, f"{address}.metadata", name, file, lambda count: None, limit=_LARGEST
+                session, RemoteFile(f"{wheel.address}.metadata", wheel.name), file, lambda count: None, limit=_LARGEST
             )
         except NetworkError as error:
             answer = getattr(error.__cause__, "response", None)

@@ -32,7 +32,7 @@ from envbuild.fetch import (
     uv_config,
     uv_error_translator,
 )
-from envbuild.fetch.file_download_and_range_reads import Head
+from envbuild.fetch.file_download_and_range_reads import Head, RemoteFile
 from envbuild.fetch.locked_artifact_types import LockedWheel, Wheel
 from envbuild.fetch.sha256_file_store import Store
 from envbuild.util import disk_space, temporary_files
@@ -329,7 +329,7 @@ def request_heads(addresses: Mapping[Wheel, str]) -> dict[Wheel, Head]:
 
 @thread_safe_cache
 def _head(address: str, file: str) -> Head:
-    return file_download_and_range_reads.head(_session(), address, file)
+    return file_download_and_range_reads.head(_session(), RemoteFile(address, file))
 
 
 _session = thread_safe_cache(index_config.index_session)
@@ -363,7 +363,7 @@ def fetch_wheels(
             address = addresses[wheel.file]
             report = functools.partial(progress, wheel.file)
             file_download_and_range_reads.fetch_file(
-                session, address, wheel.file, file, report, limit=limits[wheel], stop=stop
+                session, RemoteFile(address, wheel.file), file, report, limit=limits[wheel], stop=stop
             )
             if stop.is_set():
                 return

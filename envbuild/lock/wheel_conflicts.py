@@ -18,7 +18,7 @@ from pathlib import Path
 
 from envbuild.facts import database
 from envbuild.fetch import file_download_and_range_reads, index_config, sha256_file_store, wheel_listings_and_clashes
-from envbuild.fetch.file_download_and_range_reads import Head
+from envbuild.fetch.file_download_and_range_reads import Head, RemoteFile
 from envbuild.fetch.locked_artifact_types import LockedWheel, StartupFile, Wheel
 from envbuild.fetch.wheel_listings_and_clashes import SITE, Clash, Listing, clashes, module
 from envbuild.lock import wheel_contents
@@ -88,7 +88,9 @@ def _offered(wheel: Wheel, address: str, head: Head) -> Listing | None:
     if known is not None or not head.ranges:
         return known
     try:
-        with file_download_and_range_reads.open_remote_file(_session(), address, wheel.file, head.bytes) as stream:
+        with file_download_and_range_reads.open_remote_file(
+            _session(), RemoteFile(address, wheel.file), head.bytes
+        ) as stream:
             found = wheel_listings_and_clashes.read(stream, wheel.file)
     except file_download_and_range_reads.RangeIgnored:
         return None

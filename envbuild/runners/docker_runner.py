@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,7 @@ def run_in_container(engine: Engine, job: Job, on_line: Callable[[bytes], None] 
         _create(api, name, job)
         output = api.attach(name, stdout=True, stderr=True, stream=True, demux=True)
         stdin = api.attach_socket(name, params={"stdin": 1, "stream": 1})
-        begin = time.monotonic()
-        api.start(name)
-        return _follow(api, name, job, output, stdin, begin, on_line)
+        return _run_container(_Container(api, name, output, stdin), job, on_line)
 
 
 @contextlib.contextmanager
@@ -170,11 +169,22 @@ def _devices(job: Job) -> list[DeviceRequest]:
     return [DeviceRequest(**which, capabilities=[["gpu"]])]
 
 
-def _follow(
-    api: Any, name: str, job: Job, output: Iterator[tuple[bytes | None, bytes | None]], stdin: Any, begin: float,
-    on_line: Callable[[bytes], None],
-) -> RawOutput:  # fmt: skip
-    feeder = threading.Thread(target=_feed, args=(stdin, job.stdin), daemon=True)
+@dataclass(frozen=True)
+class _Container:
+    """A container that was created and not started yet, with its streams. `output`: pairs of stdout and stderr."""
+
+    api: Any
+    name: str
+    output: Iterator[tuple[bytes | None, bytes | None]]
+    stdin: Any
+
+
+def _run_container(container: _Container, job: Job, on_line: Callable[[bytes], None]) -> RawOutput:
+    """Start the container, feed it the job's input, and collect its output until it ends or exceeds a limit."""
+    api, name = container.api, container.name
+    begin = time.monotonic()
+    api.start(name)
+    feeder = threading.Thread(target=_feed, args=(container.stdin, job.stdin), daemon=True)
     feeder.start()
     expired = threading.Event()
 
@@ -187,7 +197,7 @@ def _follow(
     alarm.start()
     stdout, stderr, seen, too_long = bytearray(), bytearray(), 0, False
     try:
-        for out, err in output:
+        for out, err in container.output:
             stdout += out or b""
             stderr = (stderr + (err or b""))[-MAX_STDERR:]
             while (end := stdout.find(b"\n", seen)) >= 0:

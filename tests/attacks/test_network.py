@@ -29,6 +29,7 @@ from unit.served import served
 from unit.support import configure, envbuild
 
 from envbuild.fetch import file_download_and_range_reads, index_config, wheel_resolution_and_download
+from envbuild.fetch.file_download_and_range_reads import RemoteFile
 from envbuild.registry import registry_http_and_auth
 from envbuild.registry.oci_types import Reference
 from envbuild.registry.registry_client import Repository
@@ -177,8 +178,7 @@ def test_an_index_that_drips_is_given_up(tmp_path: Path, at_once: bytes) -> None
         with pytest.raises(NetworkError, match="too slowly"):
             file_download_and_range_reads.fetch_file(
                 index_config.index_session(),
-                f"http://{host}/a.whl",
-                "a.whl",
+                RemoteFile(f"http://{host}/a.whl", "a.whl"),
                 tmp_path / "a",
                 lambda count: None,
                 limit=9999,

@@ -17,7 +17,7 @@ from envbuild.fetch import (
     wheel_listings_and_clashes,
     wheel_resolution_and_download,
 )
-from envbuild.fetch.file_download_and_range_reads import Head
+from envbuild.fetch.file_download_and_range_reads import Head, RemoteFile
 from envbuild.fetch.locked_artifact_types import LockedWheel, StartupFile, Wheel
 from envbuild.fetch.wheel_listings_and_clashes import Listing
 from envbuild.lock import lock_file, wheel_conflicts
@@ -82,7 +82,9 @@ def reduced(wheel: Wheel, address: str, head: Head) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         session = index_config.index_session()
         with (
-            file_download_and_range_reads.open_remote_file(session, address, wheel.file, head.bytes) as stream,
+            file_download_and_range_reads.open_remote_file(
+                session, RemoteFile(address, wheel.file), head.bytes
+            ) as stream,
             zipfile.ZipFile(stream) as whole,
             zipfile.ZipFile(file, "w") as kept,
         ):

@@ -20,6 +20,7 @@ from envbuild.fetch import (
     torch_pin_comparison,
     wheel_listings_and_clashes,
 )
+from envbuild.fetch.file_download_and_range_reads import RemoteFile
 from envbuild.util.errors import NetworkError
 from unit.support import Index, quick_pip, serving, write_wheel
 
@@ -103,7 +104,7 @@ def test_only_the_directory_and_the_metadata_are_fetched(served: Index) -> None:
     file = wheel_file(served)
     address = f"http://127.0.0.1:{served.port}/files/{file.name}"
     with file_download_and_range_reads.open_remote_file(
-        index_config.index_session(), address, file.name, file.stat().st_size
+        index_config.index_session(), RemoteFile(address, file.name), file.stat().st_size
     ) as stream:
         assert zipfile.ZipFile(stream).namelist()[1] == f"torch-{VERSION}.dist-info/METADATA"
         assert len(served.requests) == 1
@@ -117,7 +118,7 @@ def test_a_part_is_bounded(served: Index) -> None:
     address = f"http://127.0.0.1:{served.port}/files/{wheel_file(served).name}"
     with (
         file_download_and_range_reads.open_remote_file(
-            index_config.index_session(), address, "torch", 1 << 40
+            index_config.index_session(), RemoteFile(address, "torch"), 1 << 40
         ) as stream,
         pytest.raises(NetworkError, match="one part of it would be"),
     ):
@@ -132,7 +133,7 @@ def test_a_part_that_is_cut_off_is_an_error_of_the_network(served: Index) -> Non
     address = f"http://127.0.0.1:{served.port}/files/{file.name}"
     with (
         file_download_and_range_reads.open_remote_file(
-            index_config.index_session(), address, file.name, file.stat().st_size
+            index_config.index_session(), RemoteFile(address, file.name), file.stat().st_size
         ) as stream,
         pytest.raises(NetworkError, match=r"torch-2\.7\.1-py3-none-any\.whl cannot be fetched: "),
     ):
