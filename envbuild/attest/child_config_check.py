@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TypeVar
 
 from envbuild.image.image_naming import LABEL
-from envbuild.registry.registry_image_reader import Config
-from envbuild.util.rejected_input_errors import Reason
+from envbuild.registry.image_content_reader import Config
+from envbuild.util.untrusted_input_errors import Reason
 
 # Variables that decide what the dynamic loader, shells, Python and the libraries of torch load, or how these compute;
 # CC and CXX are the compilers that Triton and torch.compile call, PYTORCH_KERNEL_CACHE_PATH the folder from which torch

@@ -18,10 +18,10 @@ from envbuild.attest.trusted_statements import SignedBuild
 from envbuild.evidence.run_record_schema import RunRecord
 from envbuild.facts import database
 from envbuild.fetch.archive_spec import FOLDERS
-from envbuild.registry import oci_types, registry_image_reader
-from envbuild.registry.registry_image_reader import Config, StoredImage
+from envbuild.registry import image_content_reader, oci_types
+from envbuild.registry.image_content_reader import Config, StoredImage
 from envbuild.selftest.inventory import startup_files
-from envbuild.util.rejected_input_errors import Reason, Refusal
+from envbuild.util.untrusted_input_errors import Reason, Refusal
 
 # The links of every image that envbuild builds. Wheels contain none, and those of an archive stay in its folder. A base
 # image that the profile names by digest may have more: its layers are not read.
@@ -58,7 +58,7 @@ def child_objections(
     yield from child_config_check.configuration_objections(child.config, base, forbidden)
     watch = _Watch(build, records)
     for item, diff_id in list(zip(child.manifest.layers, child.config.layers, strict=True))[len(base.layers) :]:
-        for member, archive in registry_image_reader.entries(child.place, oci_types.digest_in(item), diff_id):
+        for member, archive in image_content_reader.entries(child.place, oci_types.digest_in(item), diff_id):
             watch.see(member, archive)
     yield from watch.reasons()
 
@@ -104,7 +104,7 @@ class _Watch:
         def content() -> bytes | None:
             """Return None for a link, whose target is not read, and for more than _LARGEST bytes."""
             small = member.isreg() and member.size <= _LARGEST
-            return b"".join(registry_image_reader.content(member, archive)) if small else None
+            return b"".join(image_content_reader.content(member, archive)) if small else None
 
         places = self._links.places(path)
         if not (member.isdir() or member.issym()):

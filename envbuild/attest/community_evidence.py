@@ -18,7 +18,7 @@ from envbuild.evidence import proof_rules
 from envbuild.evidence.proof_rules import Proof
 from envbuild.facts import database
 from envbuild.util.errors import CheckFailed, Fault
-from envbuild.util.rejected_input_errors import Malformed, Reason, Refusal
+from envbuild.util.untrusted_input_errors import Malformed, Reason, Refusal
 
 _CPU = "CPU"
 

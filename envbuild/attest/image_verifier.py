@@ -30,13 +30,13 @@ from envbuild.evidence.proof_rules import Proof
 from envbuild.facts.document_types import Digest, plain
 from envbuild.facts.probe_catalogue_reader import LEVELS
 from envbuild.image.image_naming import LOCK_LABEL, VERIFIED
-from envbuild.registry import oci_types, registry_image_reader
+from envbuild.registry import image_content_reader, oci_types
+from envbuild.registry.image_content_reader import Config, StoredImage
 from envbuild.registry.oci_types import ImageSource, Manifest, Reference
 from envbuild.registry.registry_client import Repository
-from envbuild.registry.registry_image_reader import Config, StoredImage
 from envbuild.util import strict_json
 from envbuild.util.errors import CheckFailed, FileError, NetworkError
-from envbuild.util.rejected_input_errors import Reason, Refusal
+from envbuild.util.untrusted_input_errors import Reason, Refusal
 
 _LOCK = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -229,7 +229,7 @@ def _image(
 ) -> None:
     manifest = resolve_reference(place, reference)
     verdict.digest = manifest.digest
-    image = registry_image_reader.read_image(place, manifest)
+    image = image_content_reader.read_image(place, manifest)
     verdict.image = image.config
     verdict.reasons += _no_key(policy)
     believed = _believed(image, policy, given)
@@ -334,7 +334,7 @@ def _child(
     """Judge the base as any image, then compare the child with it. Raises NetworkError if the base does not exist."""
     reference = _base_reference(named, image.config)
     place = Repository(reference)
-    base = registry_image_reader.read_image(place, resolve_reference(place, reference))
+    base = image_content_reader.read_image(place, resolve_reference(place, reference))
     verdict.base = f"{reference.repository}@{base.manifest.digest}"
     verdict.child_sets = child_config_check.configuration_differences(image.config, base.config)
     believed = _believed(base, policy, given)

@@ -24,7 +24,7 @@ from envbuild.image.build_records_and_comparison import CompiledRecord
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.project_shapes_and_script import Script
 from envbuild.util import canonical_json, strict_json
-from envbuild.util.rejected_input_errors import Malformed, Refusal
+from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
 PROVENANCE = "https://slsa.dev/provenance/v1"
 CYCLONEDX = "https://cyclonedx.org/bom"

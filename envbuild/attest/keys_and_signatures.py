@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from envbuild.util import settings, strict_json
 from envbuild.util.errors import FileError, UsageError
-from envbuild.util.rejected_input_errors import Malformed, Refusal
+from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey

@@ -19,7 +19,7 @@ from envbuild.facts.advisory_matching import Situation
 from envbuild.facts.probe_catalogue_reader import LEVELS
 from envbuild.profile.model import Profile
 from envbuild.resolve.torch_compatibility_and_advisories import stated
-from envbuild.util.rejected_input_errors import Reason
+from envbuild.util.untrusted_input_errors import Reason
 
 Records = Sequence[tuple[Path, RunRecord]]
 _AHEAD = datetime.timedelta(hours=24)  # largest accepted difference between clocks

@@ -17,7 +17,7 @@ from envbuild.attest.keys_and_signatures import Envelope, PublicKey, Signer
 from envbuild.registry import oci_types
 from envbuild.registry.oci_types import ImageSource, Manifest, Target
 from envbuild.util import strict_json
-from envbuild.util.rejected_input_errors import Malformed, Refusal
+from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
 ENVELOPE = "application/vnd.dsse.envelope.v1+json"
 BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from envbuild.image.oci_layout_writer import INDEX, REF, blob_path, tar_member
-from envbuild.registry import oci_types, registry_image_reader
+from envbuild.registry import image_content_reader, oci_types
 from envbuild.registry.oci_types import Manifest
 from envbuild.util import strict_json
 from envbuild.util.errors import FileError
-from envbuild.util.rejected_input_errors import Malformed, Refusal
+from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
 ARCHIVE = "manifest.json"
 KEY, LOCK, PROFILE = "envbuild/public-key.pem", "envbuild/lock.yaml", "envbuild/profile"
@@ -29,11 +29,11 @@ class SavedImage:
     def __init__(self, file: Path) -> None:
         """Open the file. Raises Malformed unless it is a tar with an OCI layout of plain files."""
         try:
-            self._tar = tarfile.open(file, "r:", tarinfo=registry_image_reader.Member)  # noqa: SIM115 - as long as this object
+            self._tar = tarfile.open(file, "r:", tarinfo=image_content_reader.Member)  # noqa: SIM115 - as long as this object
             members = self._tar.getmembers()
         except FileNotFoundError as error:
             raise FileError(f"{file} cannot be read: {error.strerror}") from None
-        except registry_image_reader.DAMAGED:
+        except image_content_reader.DAMAGED:
             raise Malformed(f"{file} is not a saved image") from None
         names = [member.name for member in members]
         plain = all(m.isreg() and ".." not in PurePosixPath(m.name).parts for m in members)

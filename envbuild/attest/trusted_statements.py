@@ -23,7 +23,7 @@ from envbuild.profile import profile_name_lookup
 from envbuild.profile.model import Profile
 from envbuild.profile.project_shapes_and_script import Script
 from envbuild.util.errors import EnvbuildError
-from envbuild.util.rejected_input_errors import Malformed, Reason, Refusal
+from envbuild.util.untrusted_input_errors import Malformed, Reason, Refusal
 from envbuild.util.yaml_document import Document
 
 

@@ -1,6 +1,6 @@
 """Audits an environment: compares its actual contents with a profile, its lock and the known faults. Pure.
 
-The collector runs in the environment: in a container for an image, as a process for a Python. environment_contents.py
+The collector runs in the environment: in a container for an image, as a process for a Python. collected_environment.py
 reads its document, library_and_distribution_findings.py judges the libraries, and this module compares the rest with
 the profile, the lock and the facts.
 """
@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Literal
 
 from envbuild.audit import extension_findings, file_findings, library_and_distribution_findings
-from envbuild.audit.environment_contents import LD_CACHE, LD_PATH, Copy, Holdings
+from envbuild.audit.collected_environment import LD_CACHE, LD_PATH, Copy, Holdings
 from envbuild.audit.library_and_distribution_findings import SEVERITIES, Finding, Severity
 from envbuild.facts import database, torch_cuda_arch_list_parser
 from envbuild.facts.advisory_matching import Advisory, Situation

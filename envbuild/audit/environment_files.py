@@ -18,7 +18,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from envbuild.audit.environment_contents import Text, Word
+from envbuild.audit.collected_environment import Text, Word
 from envbuild.runners import host_runner
 from envbuild.selftest.inventory import startup_files
 from envbuild.selftest.inventory.elf_reader import HWCAPS, LEGACY_HWCAPS

@@ -6,7 +6,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from envbuild.audit.environment_contents import Altered, Holdings
+from envbuild.audit.collected_environment import Altered, Holdings
 from envbuild.audit.library_and_distribution_findings import Finding, Severity
 from envbuild.facts import database
 from envbuild.fetch.locked_artifact_types import StartupFile

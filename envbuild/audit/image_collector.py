@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from envbuild.audit import environment_audit, environment_contents
-from envbuild.audit.environment_contents import Holdings
+from envbuild.audit import collected_environment, environment_audit
+from envbuild.audit.collected_environment import Holdings
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.runners import docker_runner
 from envbuild.util.errors import CheckFailed
@@ -24,5 +24,5 @@ def collect_from_image(
         job = environment_audit.collector_job(image.handle, python, wheels)
         output = docker_runner.run_in_container(engine, job)
         if output.exit_code not in _NOT_THERE:
-            return environment_contents.read(output, job.nonce, name)
+            return collected_environment.read(output, job.nonce, name)
     raise CheckFailed(f"{name} has no Python on its PATH: there is no torch to audit")

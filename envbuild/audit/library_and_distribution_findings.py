@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from envbuild.audit.environment_contents import LD_PATH, LD_PRELOAD, SITE, Copy, Holdings
+from envbuild.audit.collected_environment import LD_PATH, LD_PRELOAD, SITE, Copy, Holdings
 from envbuild.facts import database
 
 Severity = Literal["defect", "refuse", "warn", "note"]

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from envbuild.audit import library_and_distribution_findings
-from envbuild.audit.environment_contents import Holdings
+from envbuild.audit.collected_environment import Holdings
 from envbuild.facts import database, misleading_packages
 from envbuild.facts.database import TorchRelease
 from envbuild.facts.fact_field_types import is_version

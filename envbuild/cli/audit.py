@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from envbuild.audit import environment_audit, environment_contents
+from envbuild.audit import collected_environment, environment_audit
+from envbuild.audit.collected_environment import Holdings
 from envbuild.audit.environment_audit import NOTHING, Audit, Expected
-from envbuild.audit.environment_contents import Holdings
 from envbuild.cli.console import Console, emit, json_option, judged_gpus_option, table
 from envbuild.facts.document_types import plain
 from envbuild.facts.gpu_models import Gpu
@@ -98,7 +98,7 @@ def collect_from_environment(python: str, wanted: Expected | None = None) -> tup
     from envbuild.runners import host_runner
 
     found, job = host_runner.find_interpreter(python), environment_audit.collector_job("", "", _contents(wanted))
-    return found, environment_contents.read(host_runner.run_on_host(found, job), job.nonce, str(found))
+    return found, collected_environment.read(host_runner.run_on_host(found, job), job.nonce, str(found))
 
 
 def _contents(wanted: Expected | None) -> dict[str, dict[str, str]]:

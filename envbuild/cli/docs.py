@@ -15,7 +15,7 @@ from envbuild.image import build_records_and_comparison
 from envbuild.image.build_records_and_comparison import Record
 from envbuild.lock import lock_file, requirements_export
 from envbuild.profile.loaded_profile import Source
-from envbuild.report import markdown_generated_sections, profile_tables_and_minimum_versions
+from envbuild.report import markdown_generated_sections, profile_markdown_tables
 from envbuild.report.markdown_generated_sections import Block
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.util.atomic_files import write_atomically
@@ -121,14 +121,12 @@ def _drift(document: _Document, changed: list[Block]) -> Iterator[Fault]:
 
 def _content(block: Block, folder: Path) -> str:
     if block.kind == "evidence":
-        return profile_tables_and_minimum_versions.proofs_table(
-            [row for name in block.names for row in _evidence(folder / name)]
-        )
+        return profile_markdown_tables.proofs_table([row for name in block.names for row in _evidence(folder / name)])
     if block.kind == "table":
         published, built = _evidence(folder / _EVIDENCE), list(build_records_and_comparison.all_records())
-        return profile_tables_and_minimum_versions.versions_table(_row(name, built, published) for name in block.names)
+        return profile_markdown_tables.versions_table(_row(name, built, published) for name in block.names)
     if block.kind == "minimum":
-        return profile_tables_and_minimum_versions.minimum(
+        return profile_markdown_tables.minimum(
             [plan_resolver.resolve(profile_reader_and_overrides.load(name)).choice.situation for name in block.names]
         )
     listed = requirements_export.requirements if block.kind == "requirements" else requirements_export.constraints
@@ -145,13 +143,13 @@ def _evidence(folder: Path) -> list[community_evidence.EvidenceRow]:
 
 def _row(
     name: str, built: list[Record], published: list[community_evidence.EvidenceRow]
-) -> profile_tables_and_minimum_versions.ProfileRow:
+) -> profile_markdown_tables.ProfileRow:
     source, plan, locked = _locked(name)
     signed = community_evidence.community_proofs(
         published, source.name, locked.id, profile_proofs.models_to_prove(source.profile)
     )
     proofs = profile_proofs.on_disk(source.name, source.profile, locked, built, signed)
-    return profile_tables_and_minimum_versions.ProfileRow(
+    return profile_markdown_tables.ProfileRow(
         source.name, plan_resolver.as_locked(plan, locked.versions), locked, proofs
     )
 

@@ -37,11 +37,11 @@ from envbuild.pipeline.model import MakeDocument
 from envbuild.pipeline.preflight import Preflight
 from envbuild.pipeline.push_save_and_load import Pushed
 from envbuild.repair.lock_installer import InstalledLock
-from envbuild.repair.repair_text import ProgramDocument, RepairDocument, UndoneRepair
+from envbuild.repair.repair_output import ProgramDocument, RepairDocument, UndoneRepair
 from envbuild.report.fingerprint_comparison import FingerprintDiffDocument
 from envbuild.report.profile_and_image_diff import DiffDocument
 from envbuild.report.profile_page_contents import PageDocument
-from envbuild.testrun.run_document import TestDocument
+from envbuild.testrun.json_test_report import TestDocument
 from envbuild.util.errors import ErrorDocument
 
 DOCUMENTS: Mapping[str, tuple[type, ...]] = {

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 import click
 
-from envbuild.util import deferred_interruption
+from envbuild.util import interruption_at_process_start
 from envbuild.util.errors import (
     EnvbuildError,
     HungUp,
@@ -274,11 +274,11 @@ def main() -> None:
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
-    deferred_interruption.interrupt(KeyboardInterrupt)
+    interruption_at_process_start.interrupt(KeyboardInterrupt)
 
 
 def _hung_up(number: int, frame: FrameType | None) -> None:
-    deferred_interruption.interrupt(HungUp)
+    interruption_at_process_start.interrupt(HungUp)
 
 
 def _usage_hint(error: click.ClickException) -> str | None:

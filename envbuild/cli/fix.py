@@ -13,11 +13,11 @@ from envbuild.cli.console import emit, json_option, judged_gpus_option
 from envbuild.util.errors import CheckFailed, FileError, UsageError, printable
 
 if TYPE_CHECKING:
-    from envbuild.audit.environment_contents import Holdings
+    from envbuild.audit.collected_environment import Holdings
     from envbuild.explain.cause_ranking import Explanation
     from envbuild.facts.gpu_models import Gpu
+    from envbuild.repair.repair_output import RepairDocument
     from envbuild.repair.repair_plan import RepairPlan
-    from envbuild.repair.repair_text import RepairDocument
 
 
 @click.command("fix", short_help="Show or run the commands that fix an environment.")
@@ -60,16 +60,16 @@ def command(
         return
     found = read_explanation(logs)
     plan, held = planned_repair(found, python, gpus)
-    from envbuild.repair import repair_text
+    from envbuild.repair import repair_output
 
     prove, profile = environment_probe_commands(plan)
     torch = (held.torch and held.torch.version) or held.installed.get("torch")
     if not as_json:
         models = [word for gpu in gpus for word in ("--gpu", gpu.id)]
         again = None if applied else shlex.join(["envbuild", "fix", *logs, *models, "--python", plan.target, "--apply"])
-        for line in repair_text.repair_lines(plan, torch, prove, again):
+        for line in repair_output.repair_lines(plan, torch, prove, again):
             click.echo(printable(line))
-    document = repair_text.repair_document(plan, prove, profile)
+    document = repair_output.repair_document(plan, prove, profile)
     if applied and not plan.diagnosis.healthy:
         document = _apply(plan, held, document, as_json)
     if as_json:
@@ -80,7 +80,7 @@ def _apply(plan: RepairPlan, held: Holdings, document: RepairDocument, as_json: 
     """Run the plan, check which files are loaded then, and run the probes. Return the document with the results."""
     from envbuild.facts.document_types import plain
     from envbuild.repair import repair_run
-    from envbuild.testrun import run_document
+    from envbuild.testrun import json_test_report
 
     def say(text: str) -> None:
         click.echo(printable(f"  {text}"), err=True)
@@ -94,7 +94,7 @@ def _apply(plan: RepairPlan, held: Holdings, document: RepairDocument, as_json: 
         repair_run.require_loaded(plan, after)
         run = repair_run.run_probes(plan, after)
         if not isinstance(run, str):
-            document = replace(document, probes=tuple(map(run_document.probe_row, run.results)))
+            document = replace(document, probes=tuple(map(json_test_report.probe_row, run.results)))
             repair_run.require_probes_passed(run, plan)
     except CheckFailed as error:
         error.partial = plain(document)
@@ -119,14 +119,14 @@ def _undo_line(plan: RepairPlan) -> str:
 
 
 def _undo(python: str | None, as_json: bool) -> None:
-    from envbuild.repair import repair_run, repair_text
+    from envbuild.repair import repair_output, repair_run
     from envbuild.runners import host_runner
 
     found = host_runner.find_interpreter(python or audit_command.nearest_python())
     prefix = found.parent.parent
     names, left = repair_run.undo_repair(prefix, lambda text: click.echo(printable(text), err=True))
     if as_json:
-        emit(repair_text.UndoneRepair(str(found), "undone", tuple(sorted(names)), tuple(left)))
+        emit(repair_output.UndoneRepair(str(found), "undone", tuple(sorted(names)), tuple(left)))
         return
     restored = f"Restored: {', '.join(sorted(names))}" if names else "No distribution was changed by the repair."
     click.echo(printable(restored))
@@ -152,13 +152,13 @@ def planned_repair(
     """Return the repair plan for an environment, and its contents. `gpus`: the GPUs to judge it for, see
     expected_hardware_from. Raises FileError if it has no torch."""
     from envbuild.audit import environment_audit
-    from envbuild.repair import repair_diagnosis, repair_plan
+    from envbuild.repair import repair_plan, required_changes
 
     interpreter, held = audit_command.collect_from_environment(python or audit_command.nearest_python())
     if held.torch is None:
         text = f"{interpreter}: nothing to fix: torch is not installed"
         raise FileError(text, hint="name another environment: envbuild fix --python ENV")
-    hardware = repair_diagnosis.expected_hardware_from(held, found, gpus)
+    hardware = required_changes.expected_hardware_from(held, found, gpus)
     audited = environment_audit.assess(str(interpreter), held, hardware)
     return repair_plan.plan_repair(audited, found, files_only=files_only), held
 

@@ -9,7 +9,7 @@ from envbuild.cli import output_files
 from envbuild.cli.console import Console, emit, json_option
 from envbuild.pipeline import push_save_and_load
 from envbuild.util.errors import printable
-from envbuild.util.rejected_input_errors import Refusal
+from envbuild.util.untrusted_input_errors import Refusal
 
 
 @dataclass(frozen=True)

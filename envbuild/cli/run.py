@@ -15,7 +15,7 @@ from envbuild.util.errors import UsageError, printable
 
 if TYPE_CHECKING:
     from envbuild.facts.gpu_models import Gpu
-    from envbuild.repair.private_libraries import ProgramEnvironment
+    from envbuild.repair.fixed_library_cache import ProgramEnvironment
 
 _PYTHON = re.compile(r"python[0-9.]*")
 
@@ -50,18 +50,18 @@ def command(
     """
     if log is None:
         raise UsageError("--with-fix is missing", hint="envbuild run --with-fix train.log -- python train.py")
-    from envbuild.repair import private_libraries, repair_text
+    from envbuild.repair import fixed_library_cache, repair_output
 
     found = fix_command.read_explanation((log,) if log else ())
     plan, held = fix_command.planned_repair(found, python or _interpreter(program[0]), gpus, files_only=True)
-    environment = private_libraries.program_environment(plan, held, _say)
+    environment = fixed_library_cache.program_environment(plan, held, _say)
     if as_json:
-        command = repair_text.CommandDocument("starts the program", program, shlex.join(program), shell=False)
+        command = repair_output.CommandDocument("starts the program", program, shlex.join(program), shell=False)
         emit(
-            repair_text.ProgramDocument(
+            repair_output.ProgramDocument(
                 target=plan.target,
                 state=plan.state,
-                advisories=repair_text.advisory_rows(plan),
+                advisories=repair_output.advisory_rows(plan),
                 commands=(command,),
                 variables=environment.variables,
                 libraries=environment.libraries,

@@ -23,7 +23,7 @@ from envbuild.lock import lock_file
 from envbuild.profile import profile_name_lookup
 from envbuild.profile.loaded_profile import Source
 from envbuild.report import pin_reasons
-from envbuild.resolve import plan_resolver, profile_reader_and_overrides, related_lines
+from envbuild.resolve import gpu_line_profiles, plan_resolver, profile_reader_and_overrides
 from envbuild.util import settings
 from envbuild.util.errors import EnvbuildError, SettingsError, UsageError, printable
 
@@ -238,7 +238,7 @@ def _document(name: str, pins: dict[str, str]) -> tuple[ShowDocument, tuple[Proo
         driver=choice.driver,
         other_lines=tuple(
             OtherLine(line.profile, line.driver)
-            for line in ([] if unwritten else related_lines.lines_for(source))
+            for line in ([] if unwritten else gpu_line_profiles.lines_for(source))
             if line.profile != source.name
         ),
         forward_compatibility=next((archive.sha256 for archive in plan.archives if archive.name == COMPAT), None),

@@ -31,7 +31,7 @@ from envbuild.util.errors import (
     UsageError,
     printable,
 )
-from envbuild.util.rejected_input_errors import Reason
+from envbuild.util.untrusted_input_errors import Reason
 
 _KINDS: dict[str, type[EnvbuildError]] = {
     "unverified": NotProved,

@@ -29,7 +29,7 @@ from envbuild.util.errors import CheckFailed, NotProved, UsageError
 if TYPE_CHECKING:
     from envbuild.pipeline.environment_proof import EnvironmentProofDocument
     from envbuild.pipeline.model import MakeDocument, MakeResult, On
-    from envbuild.testrun.run_document import TestDocument
+    from envbuild.testrun.json_test_report import TestDocument
     from envbuild.testrun.selftest_job import RunRequest
 
 
@@ -285,8 +285,8 @@ def _junit(result: MakeResult) -> str:
 
 
 def document(result: MakeResult) -> TestDocument:
-    from envbuild.testrun import run_document
+    from envbuild.testrun import json_test_report
 
     assert result.run is not None
     lock, image = result.lock.id if result.lock else None, result.image.id if result.image else None
-    return run_document.document(result.name, result.run, lock, image, result.interpreter)
+    return json_test_report.document(result.name, result.run, lock, image, result.interpreter)

@@ -10,7 +10,7 @@ from envbuild.cli.console import Console, emit, gpu_model, json_option
 from envbuild.facts import probe_catalogue_reader
 from envbuild.registry.oci_types import Reference
 from envbuild.util.errors import UsageError, printable
-from envbuild.util.rejected_input_errors import Refusal
+from envbuild.util.untrusted_input_errors import Refusal
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from envbuild.doctor.model import EngineReading, clean, short_address
+from envbuild.doctor.machine_readings import EngineReading, clean, short_address
 from envbuild.doctor.network_reader import MAX_PLACES
 from envbuild.doctor.parallel_reader import run_in_parallel
 from envbuild.image import docker_client_finder, docker_engine

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from envbuild.doctor.model import Disk, KernelLog, Port, Role, Xid, clean
+from envbuild.doctor.machine_readings import Disk, KernelLog, Port, Role, Xid, clean
 from envbuild.util import user_folders
 
 MAX_LOG = 16 << 20  # bytes; the kernel's ring buffer is smaller unless configured larger

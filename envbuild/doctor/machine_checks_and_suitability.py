@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from envbuild.doctor import envbuild_versions, gpu_checks, system_checks
 from envbuild.doctor.check_result import Check, CheckRow, CheckState, check_rows, counted, worst_state
 from envbuild.doctor.envbuild_versions import Versions
-from envbuild.doctor.model import Ecc, GpuReading, Holder, Host, Port, Role
+from envbuild.doctor.machine_readings import Ecc, GpuReading, Holder, Host, Port, Role
 from envbuild.doctor.profile_requirements import Need
 from envbuild.facts import database
 

@@ -17,7 +17,7 @@ from envbuild.doctor import (
     nvml_reader,
     site_settings_validation,
 )
-from envbuild.doctor.model import Host, clean
+from envbuild.doctor.machine_readings import Host, clean
 from envbuild.doctor.parallel_reader import run_in_parallel
 
 SECONDS = 3.5

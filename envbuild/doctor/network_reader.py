@@ -20,12 +20,12 @@ from urllib.request import url2pathname
 
 import requests
 
-from envbuild.doctor.model import Answer, Authorities, EngineReading, Proxy, clean, short_address
+from envbuild.doctor.machine_readings import Answer, Authorities, EngineReading, Proxy, clean, short_address
 from envbuild.doctor.parallel_reader import run_in_parallel
 from envbuild.fetch import index_config
 from envbuild.registry import registry_http_and_auth
 from envbuild.util import url_redaction
-from envbuild.util.network_settings import Network
+from envbuild.util.request_limit_settings import Network
 
 TIMEOUT = (1.5, 2.5)  # seconds: to connect, and to receive the response's head, which a busy machine sends late
 PLACE_SECONDS = 2.5  # for both together and the DNS look-up

@@ -23,7 +23,7 @@ from envbuild.doctor.check_result import (
     worst_state,
 )
 from envbuild.doctor.machine_checks_and_suitability import VERSION
-from envbuild.doctor.model import clean
+from envbuild.doctor.machine_readings import clean
 
 MAX_BYTES = 1 << 20
 """The largest document of one node."""

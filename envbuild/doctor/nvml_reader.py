@@ -10,7 +10,7 @@ from typing import Any
 
 import pynvml
 
-from envbuild.doctor.model import DriverReading, Ecc, GpuReading, Holder, Mig, clean
+from envbuild.doctor.machine_readings import DriverReading, Ecc, GpuReading, Holder, Mig, clean
 
 MAX_CARDS, MAX_HOLDERS = 64, 50
 # Errors which mean only that the GPU lacks a feature, or that this version of NVML does not know it.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from envbuild.doctor.model import clean
+from envbuild.doctor.machine_readings import clean
 from envbuild.doctor.node_comparison import MAX_BYTES, Node, parse
 from envbuild.util import yaml_document
 from envbuild.util.errors import EnvbuildError, FileError, UsageError

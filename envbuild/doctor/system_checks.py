@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from envbuild.doctor.check_result import LATE, Check, Status, gib, ok, skipped_check, worst_check
-from envbuild.doctor.model import Answer, Disk, Host
+from envbuild.doctor.machine_readings import Answer, Disk, Host
 from envbuild.doctor.profile_requirements import Need
 from envbuild.testrun.selftest_job import Limits
 

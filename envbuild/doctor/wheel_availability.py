@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from envbuild.doctor.check_result import Check, ok, skipped_check
-from envbuild.doctor.model import clean
+from envbuild.doctor.machine_readings import clean
 from envbuild.fetch import index_config, index_pages, sha256_file_store, uv_error_translator
 from envbuild.fetch.locked_artifact_types import Wheel
 from envbuild.lock import lock_file

@@ -15,7 +15,7 @@ from envbuild.facts.document_types import Digest
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.loaded_profile import Source
 from envbuild.util.errors import CheckFailed
-from envbuild.util.rejected_input_errors import Reason
+from envbuild.util.untrusted_input_errors import Reason
 
 
 @dataclass(frozen=True)

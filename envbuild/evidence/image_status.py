@@ -19,7 +19,7 @@ from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.loaded_profile import Source
 from envbuild.resolve import plan_resolver
-from envbuild.util.rejected_input_errors import Reason
+from envbuild.util.untrusted_input_errors import Reason
 
 TagState = Literal["correct", "missing", "moved", "unknown", "outdated"]
 

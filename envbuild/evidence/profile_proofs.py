@@ -15,7 +15,7 @@ from envbuild.lock.lock_file import Lock
 from envbuild.profile.loaded_profile import Source
 from envbuild.profile.model import Profile
 from envbuild.testrun.selftest_job import performance_requirements, project_tests_digests, required_probes
-from envbuild.util.rejected_input_errors import Reason
+from envbuild.util.untrusted_input_errors import Reason
 
 EvidenceState = Literal["verified", "unverified", "stale", "failed"]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from envbuild.image.docker_engine import Engine, Image, asking
-from envbuild.registry import registry_image_reader
+from envbuild.registry import image_content_reader
 from envbuild.registry.layer_decompressor import Unpacked
 from envbuild.util.errors import EngineError
 
@@ -26,7 +26,7 @@ def files(engine: Engine, image: Image) -> Iterator[Iterator[Unpacked]]:
     try:
         with asking(engine), engine.saved(image) as archive:
             yield _files(archive)
-    except registry_image_reader.DAMAGED as error:
+    except image_content_reader.DAMAGED as error:
         raise EngineError(f"the engine's archive of {image.id} cannot be read: {error}") from None
 
 

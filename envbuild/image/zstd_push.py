@@ -16,7 +16,7 @@ from typing import Any
 
 from envbuild.image import engine_save_stream
 from envbuild.image.docker_engine import Engine, Image
-from envbuild.registry import oci_types, registry_image_reader
+from envbuild.registry import image_content_reader, oci_types
 from envbuild.registry.layer_decompressor import Unpacked
 from envbuild.registry.oci_types import Manifest
 from envbuild.registry.registry_client import Repository
@@ -56,7 +56,7 @@ def push_zstd(engine: Engine, place: Repository, image: Image, tag: str, on_line
                 sizes = f"{part.packed['size'] / 1e6:.0f} of {part.size / 1e6:.0f} MB"
                 on_line(f"layer {len(found)} of {len(image.layers)}: {sizes}")
     lacking = [layer for layer in image.layers if layer not in found]
-    if lacking or not raw or registry_image_reader.parse_config(image.id, raw).layers != image.layers:
+    if lacking or not raw or image_content_reader.parse_config(image.id, raw).layers != image.layers:
         text = f"the engine exported a different image than {image.id}"
         detail = f": layer {lacking[0]} is missing" if lacking else ""
         raise EngineError(
@@ -85,9 +85,9 @@ def _parts(engine: Engine, image: Image, file: Path) -> Iterator[_Part]:
     """Yield each file that the engine saves; the compressed form is in `file` until the next one is requested."""
     with engine_save_stream.files(engine, image) as contents:
         for content in contents:
-            begin = content.read(registry_image_reader.CONFIG_BYTES)
+            begin = content.read(image_content_reader.CONFIG_BYTES)
             if (
-                len(begin) < registry_image_reader.CONFIG_BYTES and content.digest not in image.layers
+                len(begin) < image_content_reader.CONFIG_BYTES and content.digest not in image.layers
             ):  # the whole content was read
                 yield _Part(content.digest, len(begin), begin)
             else:

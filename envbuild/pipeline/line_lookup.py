@@ -7,7 +7,7 @@ import os
 from envbuild.doctor import nvml_reader
 from envbuild.image.engine_endpoint_and_errors import endpoint
 from envbuild.profile import profile_name_lookup
-from envbuild.resolve import line_selection, related_lines
+from envbuild.resolve import gpu_line_profiles, line_selection
 from envbuild.resolve.line_selection import CURRENT, GpuLine, LineChoice, LineRequest
 from envbuild.util import settings
 from envbuild.util.errors import EngineError, EnvbuildError, NotProved, SettingsError, UsageError
@@ -22,7 +22,7 @@ def select_line(name: str, *, line: str | None = None, driver: str | None = None
     target = profile_name_lookup.meant(name)
     found = None if profile_name_lookup.is_path(target.profile) else profile_name_lookup.named_line(target.name)
     base, label = found or (name if target.requirements else target.profile, None)
-    lines = related_lines.gpu_lines(base)
+    lines = gpu_line_profiles.gpu_lines(base)
     if not lines and (line or driver):
         raise UsageError(f"--line and --driver are for profiles of GPUs, and {name} names none")
     if not lines:

@@ -22,7 +22,7 @@ from envbuild.resolve.plan_resolver import Plan
 from envbuild.testrun import selftest_job
 from envbuild.testrun.run_result import SelfTestSummary, TestRun
 from envbuild.testrun.selftest_job import RunRequest
-from envbuild.util.rejected_input_errors import Reason
+from envbuild.util.untrusted_input_errors import Reason
 
 T = TypeVar("T")
 

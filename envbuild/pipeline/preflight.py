@@ -9,7 +9,7 @@ from typing import Literal
 
 from envbuild.facts import database
 from envbuild.util.errors import some
-from envbuild.util.rejected_input_errors import Reason
+from envbuild.util.untrusted_input_errors import Reason
 
 SELECTED = "selected-gpus"  # id of the reason: --gpus does not fit the profile or the machine
 Provability = Literal["proved", "possible", "elsewhere", "impossible"]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
 from envbuild.doctor import nvml_reader
-from envbuild.doctor.model import GpuReading
+from envbuild.doctor.machine_readings import GpuReading
 from envbuild.evidence import profile_proofs
 from envbuild.image import extension_wheel_build
 from envbuild.image.docker_engine import Engine
@@ -22,12 +22,12 @@ from envbuild.pipeline.step_context import StepContext
 from envbuild.pipeline.step_durations import BUILD_STEPS, TEST_STEPS
 from envbuild.profile.loaded_profile import Source
 from envbuild.profile.model import Profile
-from envbuild.resolve import line_selection, minimum_driver, related_lines
+from envbuild.resolve import gpu_line_profiles, line_selection, minimum_driver
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.runners import docker_runner
 from envbuild.util import process_locks, settings
 from envbuild.util.errors import EngineError, NotProved
-from envbuild.util.rejected_input_errors import Reason
+from envbuild.util.untrusted_input_errors import Reason
 
 Agree = Callable[[str], bool]
 """Asks the user whether to go on without a proof."""
@@ -78,7 +78,7 @@ _ANYWAY = "prove it on a machine that can, or build without a proof: --allow-unp
 
 def _other_line(source: Source, found: Preflight) -> list[str]:
     """The line that supports the driver, or the drivers needed, if the driver is a reason."""
-    lines = related_lines.lines_for(source)
+    lines = gpu_line_profiles.lines_for(source)
     own = next((one for one in lines if one.profile == source.name), None)
     if own is None or found.driver is None or own.refusal(found.driver) is None:
         return []
@@ -105,7 +105,7 @@ def examine(engine: Engine | EngineError, source: Source, plan: Plan, options: O
         if image:
             proved = is_proved(profile_proofs.proofs_of(image.id, source.name, profile, lock))
     machine = ProofMachine("local") if proved else _machine(engine, profile, options)
-    line = related_lines.as_line(source.name, line_selection.CURRENT, profile)
+    line = gpu_line_profiles.as_line(source.name, line_selection.CURRENT, profile)
     refused = line.refusal(machine.driver) if machine.driver else None
     proof, reasons = preflight.judge_proof(profile.gpus, profile.gpu_count, machine, refused, proved)
     compiling = lock is not None and _compiles(lock)

@@ -43,7 +43,7 @@ from envbuild.registry.registry_client import Repository
 from envbuild.resolve import plan_resolver
 from envbuild.util import temporary_files
 from envbuild.util.errors import EngineError, EnvbuildError, NotProved, UsageError, some
-from envbuild.util.rejected_input_errors import Malformed
+from envbuild.util.untrusted_input_errors import Malformed
 
 _NO_SIGNER = f"""\
 envbuild keygen -o team; then set signing_key in config.yaml, or {keys_and_signatures.KEY}

@@ -14,13 +14,13 @@ from envbuild.pipeline.progress_events import Listener
 from envbuild.pipeline.step_context import PartialResult, StepContext
 from envbuild.pipeline.workflows import one_run_per_profile
 from envbuild.profile.loaded_profile import Source
-from envbuild.registry import layer_comparison, registry_image_reader
+from envbuild.registry import image_content_reader, layer_comparison
+from envbuild.registry.image_content_reader import StoredImage
 from envbuild.registry.oci_types import digest_in
-from envbuild.registry.registry_image_reader import StoredImage
 from envbuild.resolve import plan_resolver
 from envbuild.util import temporary_files
 from envbuild.util.errors import some
-from envbuild.util.rejected_input_errors import Reason, Refusal
+from envbuild.util.untrusted_input_errors import Reason, Refusal
 
 _NAMES = "the registry's image", "what the lock gives"
 
@@ -78,7 +78,7 @@ def _compare(context: StepContext, rebuilt: Image, proved: StoredImage) -> Reaso
         zip(proved.manifest.layers, config.layers, rebuilt.layers, strict=True), 1
     ):
         if there == here:
-            registry_image_reader.require_layer(place, digest_in(layer), there)
+            image_content_reader.require_layer(place, digest_in(layer), there)
         else:
             differing.append((number, (place, digest_in(layer), there), here))
     if rebuilt.id == config.id:
@@ -87,7 +87,7 @@ def _compare(context: StepContext, rebuilt: Image, proved: StoredImage) -> Reaso
         for number, where, here in differing:
             if how := layer_comparison.difference(where, (local, here, here), _NAMES):
                 return Reason("rebuild", f"layer {number} of {count} differs: {how}")
-        given = registry_image_reader.parse_config(rebuilt.id, local.blob(rebuilt.id))
+        given = image_content_reader.parse_config(rebuilt.id, local.blob(rebuilt.id))
     differ = [what for what in ("labels", "environment", "settings") if getattr(config, what) != getattr(given, what)]
     if differ:
         return Reason("rebuild", f"the layers have the same content, the configuration differs: {', '.join(differ)}")

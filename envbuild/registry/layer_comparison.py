@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 
-from envbuild.registry import registry_image_reader
+from envbuild.registry import image_content_reader
 from envbuild.registry.oci_types import ImageSource
 
 Where = tuple[ImageSource, str, str]  # a layer: its source, its digest in that source, its diff id
@@ -130,7 +130,7 @@ class Pieces:
 def _entries(where: Where, pieces: Pieces) -> Iterator[tuple[str, int, Facts, str | None]]:
     """Yield (path, number of earlier entries with it, what is compared, why its position matters) of each entry."""
     before: Counter[str] = Counter()
-    for member, archive in registry_image_reader.entries(*where, pieces.feed):
+    for member, archive in image_content_reader.entries(*where, pieces.feed):
         path = posixpath.normpath(f"/{member.name.lstrip('/')}")
         facts = (
             member.type, member.mode, member.uid, member.gid, member.mtime, member.linkname, member.size,
@@ -158,6 +158,6 @@ def _fixed(member: tarfile.TarInfo, path: str, before: int) -> str | None:
 
 def _content(member: tarfile.TarInfo, archive: tarfile.TarFile) -> str:
     seen = hashlib.sha256()
-    for block in registry_image_reader.content(member, archive):
+    for block in image_content_reader.content(member, archive):
         seen.update(block)
     return seen.hexdigest()

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from envbuild.registry import image_reference_grammar
 from envbuild.util import canonical_json, strict_json
 from envbuild.util.errors import UsageError, some
-from envbuild.util.rejected_input_errors import Malformed, Refusal
+from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"

@@ -20,7 +20,7 @@ from envbuild.registry.oci_types import Manifest, Reference
 from envbuild.registry.registry_http_and_auth import Access
 from envbuild.util import strict_json
 from envbuild.util.errors import EnvbuildError, NetworkError
-from envbuild.util.rejected_input_errors import Refusal
+from envbuild.util.untrusted_input_errors import Refusal
 
 _HUB = "registry-1.docker.io"
 _ACCEPT = ", ".join((*oci_types.MANIFESTS, *oci_types.INDEXES))

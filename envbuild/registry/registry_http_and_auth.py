@@ -20,11 +20,11 @@ import docker.errors
 import requests
 from urllib3.util.retry import Retry
 
-from envbuild.util import http_deadlines, network_settings, strict_json
+from envbuild.util import http_deadlines, request_limit_settings, strict_json
 from envbuild.util.errors import NetworkError
 from envbuild.util.http_deadlines import Adapter
-from envbuild.util.network_settings import Network
-from envbuild.util.rejected_input_errors import Refusal
+from envbuild.util.request_limit_settings import Network
+from envbuild.util.untrusted_input_errors import Refusal
 
 if TYPE_CHECKING:
     from publicsuffixlist import PublicSuffixList
@@ -180,7 +180,7 @@ class Access:
 
     def _trusts(self, realm: str) -> bool:
         """Whether a token service may receive the registry's credentials."""
-        named = network_settings.configured_limits().token_services.get(self.host)
+        named = request_limit_settings.configured_limits().token_services.get(self.host)
         return related(self.base, realm) or (named is not None and _origin(realm) == _origin(f"https://{named}"))
 
     def _token(self, parameters: dict[str, str], known: dict[str, str], scope: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from packaging.utils import canonicalize_name
 
-from envbuild.audit.environment_contents import Holdings
+from envbuild.audit.collected_environment import Holdings
 
 Kind = Literal["pip", "uv", "uv-project", "poetry", "conda", "system"]
 _LARGEST = 64 << 20  # bytes: larger files in conda-meta are not read

@@ -18,13 +18,13 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
 from envbuild.audit import library_and_distribution_findings
+from envbuild.audit.collected_environment import Copy, Holdings
 from envbuild.audit.environment_audit import Audit
-from envbuild.audit.environment_contents import Copy, Holdings
 from envbuild.explain.cause_ranking import Explanation
-from envbuild.repair import environment_manager, loader_search, repair_diagnosis
+from envbuild.repair import environment_manager, loader_search, required_changes
 from envbuild.repair.environment_manager import CondaPackage, EnvironmentManager
 from envbuild.repair.loader_search import LoadedFile, LoaderInput
-from envbuild.repair.repair_diagnosis import Changes, Diagnosis, LibraryPin
+from envbuild.repair.required_changes import Changes, Diagnosis, LibraryPin
 from envbuild.selftest.inventory import elf_reader
 from envbuild.selftest.inventory.elf_reader import Elf
 
@@ -116,7 +116,7 @@ def plan_repair(audited: Audit, found: Explanation | None, *, files_only: bool =
     """Plan the repair of an audited environment. `found`: the explanation of a log of the environment; `files_only`: as
     in diagnose."""
     held = audited.held
-    diagnosis = repair_diagnosis.diagnose(audited, found, files_only=files_only)
+    diagnosis = required_changes.diagnose(audited, found, files_only=files_only)
     manager = environment_manager.detect(held)
     files = environment_manager.metadata_files(list(dict.fromkeys(item.folder for item in held.distributions)))
     plan = RepairPlan(audited.target, manager, diagnosis)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.audit import library_and_distribution_findings
-from envbuild.audit.environment_contents import Copy, Holdings
+from envbuild.audit.collected_environment import Copy, Holdings
 from envbuild.facts import database
 from envbuild.fetch import wheel_resolution_and_download
 from envbuild.profile.model import SelfTest

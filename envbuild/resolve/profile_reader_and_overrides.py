@@ -19,7 +19,7 @@ from envbuild.profile.loaded_profile import PIN, Source
 from envbuild.profile.model import Profile, profile_error, tried
 from envbuild.profile.profile_name_lookup import Meant
 from envbuild.profile.project_shapes_and_script import read_script
-from envbuild.resolve import partial_profile_contradictions
+from envbuild.resolve import malformed_profile_contradictions
 from envbuild.util import yaml_document
 from envbuild.util.errors import Fault, ProfileError
 from envbuild.util.yaml_document import Document
@@ -71,7 +71,7 @@ def _source(meant: Meant, merged: Document, pins: Mapping[str, str], faults: lis
     if faults or not isinstance(found, Profile):
         reported = {fault.field for fault in faults}
         malformed = [] if isinstance(found, Profile) else [item for item in found if item[1].field not in reported]
-        more, hint = partial_profile_contradictions.contradictions(meant, merged, malformed, faults)
+        more, hint = malformed_profile_contradictions.contradictions(meant, merged, malformed, faults)
         raise profile_error(meant.name, [*faults, *(fault for _, fault in malformed), *more], hint)
     file = Path.cwd() / "profiles" / file.name if wanted else file
     return Source(meant.name, file, found, merged, meant, plain if isinstance(plain, Profile) else None, tuple(notes))

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from envbuild.util import deferred_interruption
+from envbuild.util import interruption_at_process_start
 from envbuild.util.errors import EnvbuildError, Interrupted
 
 _LOG = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ def run(
     begin = time.monotonic()
     events, event_end = _event_pipe() if on_event else (None, None)
     variables = {**os.environ, **(env or {}), EVENTS: None if event_end is None else str(event_end)}
-    deferred_interruption.hold_back()
+    interruption_at_process_start.hold_back()
     try:
         child = subprocess.Popen(
             arguments,
@@ -162,7 +162,7 @@ def run(
     except OSError as error:
         if events:
             events.close()
-        deferred_interruption.let_go()
+        interruption_at_process_start.let_go()
         missing = isinstance(error, FileNotFoundError)
         why = "is not installed or not on PATH" if missing else f"cannot be started: {error.strerror}"
         raise ProcessMissing(f"{arguments[0]} {why}") from error
@@ -175,7 +175,7 @@ def run(
     threads = [threading.Thread(target=pipe.drain, daemon=True) for pipe in pipes]
     threads.append(threading.Thread(target=_feed, args=(child.stdin, stdin), daemon=True))
     try:
-        deferred_interruption.let_go()
+        interruption_at_process_start.let_go()
         for thread in threads:
             thread.start()
         with stop.watching(child):

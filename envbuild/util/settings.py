@@ -42,7 +42,7 @@ FORMS = {
 _SECTIONS = {
     "slurm": "partition, account, container, ...: runners/slurm/slurm_settings.py",
     "kubernetes": "namespace, registry, nodes, ...: runners/kubernetes/kubernetes_settings.py",
-    "network": "deadline, rate, token_services: network_settings.py",
+    "network": "deadline, rate, token_services: request_limit_settings.py",
 }
 
 

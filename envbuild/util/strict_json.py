@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from envbuild.util.rejected_input_errors import Malformed
+from envbuild.util.untrusted_input_errors import Malformed
 
 MAX_BYTES = 16 << 20
 MAX_DEPTH = 64

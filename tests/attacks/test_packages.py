@@ -18,7 +18,7 @@ from selftest.environments import Environment, virtual
 from unit.conftest import forget
 from unit.support import Index, plan_of, quick_pip, serving, write_wheel
 
-from envbuild.audit import environment_audit, environment_contents
+from envbuild.audit import collected_environment, environment_audit
 from envbuild.audit.environment_audit import Audit, Expected
 from envbuild.facts import database
 from envbuild.fetch import sha256_file_store
@@ -463,7 +463,7 @@ class Installed:
     def judged(self, wanted: Expected, wheels: Mapping[str, Mapping[str, str]] | None = None) -> Audit:
         job = environment_audit.collector_job("", "", wheels)
         return environment_audit.assess(
-            "it", environment_contents.read(host_runner.run_on_host(self.python, job), job.nonce, "it"), wanted
+            "it", collected_environment.read(host_runner.run_on_host(self.python, job), job.nonce, "it"), wanted
         )
 
     def found(self, wheels: Mapping[str, Mapping[str, str]] | None = None) -> dict[str, list[str]]:

@@ -18,7 +18,7 @@ from envbuild.attest import child_config_check, in_toto_statements, keys_and_sig
 from envbuild.evidence import evidence_statements_and_store
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.registry import oci_types
-from envbuild.registry.registry_image_reader import Config
+from envbuild.registry.image_content_reader import Config
 from envbuild.util import canonical_json
 from envbuild.util.errors import CheckFailed, FileError
 

@@ -43,10 +43,10 @@ from envbuild.facts.document_types import plain
 from envbuild.image import oci_layout_writer
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock import lock_file
-from envbuild.registry import layer_comparison, oci_types, registry_http_and_auth, registry_image_reader
+from envbuild.registry import image_content_reader, layer_comparison, oci_types, registry_http_and_auth
 from envbuild.registry.oci_types import Manifest, Reference
 from envbuild.util.errors import EnvbuildError
-from envbuild.util.rejected_input_errors import Malformed, Refusal
+from envbuild.util.untrusted_input_errors import Malformed, Refusal
 from fuzz import tars
 from fuzz.plans import GOLDEN, lock_seeds
 from fuzz.proofs import NOW, WANTED
@@ -385,12 +385,12 @@ def _diff_id(raw: bytes) -> str:
 def _layer(raw: bytes) -> None:
     """Any layer above the proved layers is inspected or refused."""
     (build,) = trusted_statements.believe([_envelopes()[0]], [signer().public], None).builds
-    base = registry_image_reader.Config(_image_id(), (oci_types.digest_of(LAYER),), {}, {})
-    above = registry_image_reader.Config(sha("child"), (*base.layers, _diff_id(raw)), {}, {"LD_PRELOAD": "/x"})
+    base = image_content_reader.Config(_image_id(), (oci_types.digest_of(LAYER),), {}, {})
+    above = image_content_reader.Config(sha("child"), (*base.layers, _diff_id(raw)), {}, {"LD_PRELOAD": "/x"})
     parts = [{"digest": digest} for digest in (oci_types.digest_of(LAYER), oci_types.digest_of(raw))]
     manifest = Manifest(json.dumps({"layers": parts}).encode(), oci_types.MANIFEST)
     records = list(map(run_record_schema.validate_record, record_seeds()))
-    child = registry_image_reader.StoredImage(_Place(raw), manifest, above)
+    child = image_content_reader.StoredImage(_Place(raw), manifest, above)
     for reason in child_layer_check.child_objections(child, base, build, records):
         str(reason)
 
@@ -447,7 +447,7 @@ def _bundle(raw: bytes) -> None:
     manifest = found.manifest("verified")
     if manifest is None:
         return
-    config = registry_image_reader.config_of(found, manifest)
+    config = image_content_reader.config_of(found, manifest)
     registry_attestations.fetch_envelopes(found, manifest.digest)
     taken = sum(len(block) for block in found.loadable(manifest, config.layers, "envbuild/sample"))
     assert taken <= len(raw) + 20 * 512, "more is loaded than the bundle has"

@@ -22,7 +22,7 @@ from envbuild.doctor import (
     node_comparison,
     remote_node_reader,
 )
-from envbuild.doctor import model as machine_model
+from envbuild.doctor import machine_readings as machine_model
 from envbuild.doctor.check_result import Check
 from envbuild.explain import cause_ranking, log_reader_and_search
 from envbuild.facts.document_types import plain

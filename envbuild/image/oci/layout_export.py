@@ -15,7 +15,7 @@ from envbuild.image.oci_layout_writer import BLOBS, INDEX, LAYOUT, REF, blob_pat
 from envbuild.registry import oci_types
 from envbuild.util import atomic_files, strict_json, temporary_files
 from envbuild.util.errors import FileError
-from envbuild.util.rejected_input_errors import Malformed
+from envbuild.util.untrusted_input_errors import Malformed
 
 _VERSION = b'{"imageLayoutVersion":"1.0.0"}'
 

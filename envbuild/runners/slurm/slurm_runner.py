@@ -18,13 +18,13 @@ from envbuild.runners.job_resume_tickets import Ticket
 from envbuild.runners.runner_interface import RunnerError, Watch
 from envbuild.runners.slurm import (
     batch_script,
+    job_folder_reader,
     multi_node_script,
     outcome_file_and_start_failures,
-    shared_job_folder,
-    slurm_job_states_and_waiting,
+    slurm_job_states,
 )
 from envbuild.runners.slurm.outcome_file_and_start_failures import JobOutcome
-from envbuild.runners.slurm.slurm_job_states_and_waiting import Queue, Seen
+from envbuild.runners.slurm.slurm_job_states import Queue, Seen
 from envbuild.runners.slurm.slurm_settings import SlurmSite
 from envbuild.testrun.run_result import MAX_STDOUT, RawOutput
 from envbuild.testrun.selftest_job import Job
@@ -154,7 +154,7 @@ class Slurm:
     def _wait(self, ticket: Ticket, job: Job, watch: Watch) -> tuple[Path, JobOutcome]:
         """Waits for the outcome of the job's last attempt, and for all files that it lists. Raises RunnerError, and
         NotProved if Slurm can never start the job."""
-        tail, shown, last_query, over_since, silent_since = shared_job_folder.FileTail(watch.line), "", -ASK, None, None
+        tail, shown, last_query, over_since, silent_since = job_folder_reader.FileTail(watch.line), "", -ASK, None, None
         queue = Queue(self._site.queue)
         while True:
             now = time.monotonic()
@@ -173,11 +173,11 @@ class Slurm:
                     self._cancel(ticket.name, watch)
                     ends.hint = f"{ends.hint}\n{self._request_text(job)}"
                     raise ends
-            attempt = shared_job_folder.latest_attempt(Path(ticket.place))
+            attempt = job_folder_reader.latest_attempt(Path(ticket.place))
             if attempt:
                 tail.read(attempt)
-                outcome = shared_job_folder.read_outcome(attempt)
-                if outcome and outcome.job == ticket.job and shared_job_folder.is_complete(attempt, outcome):
+                outcome = job_folder_reader.read_outcome(attempt)
+                if outcome and outcome.job == ticket.job and job_folder_reader.is_complete(attempt, outcome):
                     tail.read(attempt)
                     return attempt, outcome
             if over_since is not None and now - over_since >= self._site.grace:
@@ -199,21 +199,19 @@ class Slurm:
 
     def _without(self, ticket: Ticket, attempt: Path | None) -> RunnerError:
         """The error of a job that left no valid output."""
-        if attempt and shared_job_folder.read_outcome(attempt):
+        if attempt and job_folder_reader.read_outcome(attempt):
             return RunnerError(
                 f"job {ticket.job} ended, but its output on disk is cut off, or was changed",
                 ending="truncated",
                 hint=f"is the disk of {attempt.parent.parent} full? run it again",
             )
         seen = self._last if self._last and self._last.over else None  # Slurm forgets ended jobs after MinJobAge
-        return slurm_job_states_and_waiting.ending(
-            ticket.job, seen, shared_job_folder.end(Path(ticket.place) / "slurm.log")
-        )
+        return slurm_job_states.ending(ticket.job, seen, job_folder_reader.end(Path(ticket.place) / "slurm.log"))
 
     # its output
 
     def _output(self, job: Job, attempt: Path, outcome: JobOutcome, watch: Watch) -> RawOutput:
-        words = shared_job_folder.end(attempt / "stderr", batch_script.MAX_STDERR)
+        words = job_folder_reader.end(attempt / "stderr", batch_script.MAX_STDERR)
         outcome_file_and_start_failures.require_started(outcome, self._site, self.image, words)
         queued, restarts = self._last.queued if self._last else None, int(attempt.name.rpartition("-")[2])
         place = outcome_file_and_start_failures.where(outcome, self._site, job)
@@ -273,13 +271,13 @@ def _ask(job: str) -> tuple[bool, Seen | None]:
     except ProcessTimeout:
         return False, None
     if done.code == 0:
-        found = slurm_job_states_and_waiting.seen(done.stdout)
+        found = slurm_job_states.seen(done.stdout)
         return found is not None, found
     return "Invalid job id" in done.stderr + done.stdout, None
 
 
 def _forget(name: str, folder: Path) -> None:
-    shared_job_folder.remove_job_folder(folder)
+    job_folder_reader.remove_job_folder(folder)
     job_resume_tickets.forget_ticket(_NAME, name)
 
 

@@ -16,7 +16,7 @@ from envbuild.attest import community_evidence, in_toto_statements, keys_and_sig
 from envbuild.attest.community_evidence import EvidenceRow
 from envbuild.attest.in_toto_statements import Subject
 from envbuild.evidence import evidence_statements_and_store
-from envbuild.report import profile_tables_and_minimum_versions
+from envbuild.report import profile_markdown_tables
 from envbuild.util.errors import CheckFailed, OutOfDate
 from unit.evidence.runs import passed_run, probe, run_on
 from unit.site import Site, new_key, proved
@@ -70,7 +70,7 @@ def test_a_file_that_was_sent_is_a_row(site: Site, folder: Path, monkeypatch: py
         EvidenceRow("CPU", "sample", "bob", day, *what),
         EvidenceRow("NVIDIA H20", "sample", "alice", day, *what),
     ]
-    assert profile_tables_and_minimum_versions.proofs_table(found).splitlines() == [
+    assert profile_markdown_tables.proofs_table(found).splitlines() == [
         "| GPU | Profile | Who | When | Valid? |",
         "| --- | --- | --- | --- | --- |",
         f"| CPU | sample | bob | {day} | yes |",
@@ -88,7 +88,7 @@ def test_invalid_and_outdated_proofs_come_with_a_reason(
     objections = {row.gpu: row.objections for row in community_evidence.read(folder, NOW)}
     assert "the self-test failed: env.libs" in objections["CPU"][0]
     assert "cublas-hopper-fpe" in objections["NVIDIA H20"][0]
-    assert "| yes |" not in profile_tables_and_minimum_versions.proofs_table(community_evidence.read(folder, NOW))
+    assert "| yes |" not in profile_markdown_tables.proofs_table(community_evidence.read(folder, NOW))
 
 
 def test_every_file_must_be_signed_evidence(site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_a_statement_of_something_else_is_not_a_test_result(
 
 def test_foreign_text_is_escaped_in_the_table() -> None:
     row = EvidenceRow("<b>GPU</b> | x", "[link](http://x)", "who\n| a |", "2026-01-01", "", "", ("`code` \x1b[31m",))
-    line = profile_tables_and_minimum_versions.proofs_table([row]).splitlines()[2]
+    line = profile_markdown_tables.proofs_table([row]).splitlines()[2]
     assert line.count(" | ") == 4
     assert not any(part in line for part in ("<b>", "\x1b", "[link]("))
 
@@ -138,7 +138,7 @@ def test_it_fills_a_document(site: Site, folder: Path, monkeypatch: pytest.Monke
     page = folder.parent / "page.md"
     page.write_text("<!-- envbuild:evidence evidence -->\n<!-- envbuild:end -->\n", encoding="utf-8")
     assert envbuild("docs", str(page)).code == 0
-    assert profile_tables_and_minimum_versions.proofs_table([]) in page.read_text(encoding="utf-8")
+    assert profile_markdown_tables.proofs_table([]) in page.read_text(encoding="utf-8")
     new_key(monkeypatch)
     send(site, folder, "alice")
     assert envbuild("docs", "--check", str(page)).code == OutOfDate.code
@@ -153,7 +153,7 @@ def test_a_missing_folder_of_evidence_is_an_empty_table(project: Path) -> None:
     page = project / "page.md"
     page.write_text("<!-- envbuild:evidence evidence -->\n<!-- envbuild:end -->\n", encoding="utf-8")
     assert envbuild("docs", "page.md").code == 0
-    assert page.read_text(encoding="utf-8").splitlines()[1] == profile_tables_and_minimum_versions.proofs_table([])
+    assert page.read_text(encoding="utf-8").splitlines()[1] == profile_markdown_tables.proofs_table([])
 
 
 def test_proofs_of_others_count_for_the_model_and_its_family() -> None:

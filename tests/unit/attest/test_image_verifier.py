@@ -21,11 +21,11 @@ from envbuild.attest import in_toto_statements, keys_and_signatures, policy, reg
 from envbuild.attest.in_toto_statements import Subject
 from envbuild.evidence import evidence_statements_and_store
 from envbuild.image.image_naming import LOCK_LABEL
-from envbuild.registry import oci_types, registry_image_reader
-from envbuild.registry.registry_image_reader import Config
+from envbuild.registry import image_content_reader, oci_types
+from envbuild.registry.image_content_reader import Config
 from envbuild.util import canonical_json
 from envbuild.util.errors import CheckFailed, FileError, NetworkError, UsageError
-from envbuild.util.rejected_input_errors import Malformed
+from envbuild.util.untrusted_input_errors import Malformed
 from unit.evidence.runs import passed_run, probe, run_on
 from unit.site import LAYER, LAYER_TYPE, Site, config_of, new_key, proved
 from unit.support import CommandResult, as_yaml, envbuild, sha
@@ -269,9 +269,9 @@ def test_a_manifest_that_an_engine_reads_as_another_is_refused(pushed: Site, mor
 )
 def test_a_configuration_that_an_engine_reads_as_another_is_refused(spoilt: dict[str, Any]) -> None:
     document = {**json.loads(config_of([LAYER], {"Version": "1", "version": "2"})), "history": [{"created_by": "x"}]}
-    assert registry_image_reader.parse_config("sha256:0", json.dumps(document).encode()).layers == (LAYER,)
+    assert image_content_reader.parse_config("sha256:0", json.dumps(document).encode()).layers == (LAYER,)
     with pytest.raises(Malformed):
-        registry_image_reader.parse_config("sha256:0", json.dumps({**document, **spoilt}).encode())
+        image_content_reader.parse_config("sha256:0", json.dumps({**document, **spoilt}).encode())
 
 
 def test_one_changed_byte_in_a_statement_is_refused(pushed: Site) -> None:
@@ -355,8 +355,8 @@ def test_giant_and_deep_evidence_is_refused(pushed: Site, content: bytes, reason
 
 
 def test_another_lock_than_the_images_is_refused(pushed: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = registry_image_reader.config_of
-    monkeypatch.setattr(registry_image_reader, "config_of", lambda *a: _relabelled(right(*a)))
+    right = image_content_reader.config_of
+    monkeypatch.setattr(image_content_reader, "config_of", lambda *a: _relabelled(right(*a)))
     assert reasons(pushed) == ["lock"]
 
 

@@ -20,7 +20,7 @@ from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.lock.wheel_contents import roots
 from envbuild.profile.project_shapes_and_script import Script
-from envbuild.util import canonical_json, rejected_input_errors, strict_json
+from envbuild.util import canonical_json, strict_json, untrusted_input_errors
 from envbuild.util.errors import CheckFailed
 from unit.evidence.runs import documents, judged, lines, passed_run, probe
 from unit.evidence.test_evidence_statements_and_store import IMAGE, document_of, record_of
@@ -245,7 +245,7 @@ def test_the_bill_of_materials_is_the_same_every_time(locked: Lock) -> None:
     ],
 )
 def test_documents_from_elsewhere_are_bounded(raw: bytes, message: str) -> None:
-    with pytest.raises(rejected_input_errors.Malformed, match=message):
+    with pytest.raises(untrusted_input_errors.Malformed, match=message):
         strict_json.parse(raw, "the document", limit=1000 if len(raw) == 2009 else strict_json.MAX_BYTES)
 
 
@@ -299,7 +299,7 @@ def test_a_statement_that_leaves_a_compiled_wheel_out_is_malformed(project: Path
     details = stated["predicate"]["runDetails"]
     changed: dict[str, Any] = {"none": [], "other": details["byproducts"][1:], "odd": [{"name": "x"}]}
     details["byproducts"] = changed[harm]
-    with pytest.raises(rejected_input_errors.Malformed):
+    with pytest.raises(untrusted_input_errors.Malformed):
         trusted_statements._build(in_toto_statements.parse_statement(stated))
 
 

@@ -15,7 +15,7 @@ from envbuild.attest import keys_and_signatures
 from envbuild.attest.keys_and_signatures import Signer
 from envbuild.util import settings, user_folders
 from envbuild.util.errors import FileError, UsageError
-from envbuild.util.rejected_input_errors import Refusal
+from envbuild.util.untrusted_input_errors import Refusal
 from unit.support import envbuild
 
 SECRET = "correct horse battery staple"

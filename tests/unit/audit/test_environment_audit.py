@@ -18,9 +18,9 @@ import pytest
 from selftest.environments import SONAMES, Environment, good, library, virtual
 from selftest.named import CUBLASLT_SHADOW, NVJITLINK_SHADOW
 
-from envbuild.audit import environment_audit, environment_contents, file_findings, library_and_distribution_findings
+from envbuild.audit import collected_environment, environment_audit, file_findings, library_and_distribution_findings
+from envbuild.audit.collected_environment import Holdings
 from envbuild.audit.environment_audit import Audit, Expected
-from envbuild.audit.environment_contents import Holdings
 from envbuild.audit.library_and_distribution_findings import Finding
 from envbuild.facts import database
 from envbuild.facts.document_types import plain
@@ -44,7 +44,7 @@ class Place:
 
     def held(self) -> Holdings:
         job = environment_audit.collector_job("", "")
-        return environment_contents.read(host_runner.run_on_host(self.python, job), job.nonce, "it")
+        return collected_environment.read(host_runner.run_on_host(self.python, job), job.nonce, "it")
 
     def judged(self, wanted: Expected = H20) -> Audit:
         return environment_audit.assess("it", self.held(), wanted)
@@ -219,7 +219,7 @@ def test_a_modified_library(place: Place) -> None:
 def test_a_library_that_cannot_be_read_is_not_passed_over(place: Place) -> None:
     held = place.held()
     copy = held.libraries[0].model_copy(update={"record": False, "sha256": None})
-    unread = environment_contents.Altered(
+    unread = collected_environment.Altered(
         path=copy.path, owner="nvidia-cublas-cu12==12.5.2.13", sha256=None, by="wheel"
     )
     spoiled = held.model_copy(update={"libraries": [copy], "altered": [unread], "unrecorded": []})
@@ -391,8 +391,8 @@ def test_the_remedy_of_an_advisory_fits_what_is_audited(place: Place) -> None:
     )
 
 
-def _distribution(name: str) -> environment_contents.Distribution:
-    return environment_contents.Distribution(name=name, version="1.0", folder="/", requires=[])
+def _distribution(name: str) -> collected_environment.Distribution:
+    return collected_environment.Distribution(name=name, version="1.0", folder="/", requires=[])
 
 
 # the command, on environments
@@ -424,7 +424,7 @@ def test_an_environment_without_torch_has_nothing_to_audit(bare: Path) -> None:
 
 def test_an_image_without_torch_has_nothing_to_audit(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = environment_audit.collector_job("", str(bare))
-    held = environment_contents.read(host_runner.run_on_host(bare, job), job.nonce, "it")
+    held = collected_environment.read(host_runner.run_on_host(bare, job), job.nonce, "it")
     image = SimpleNamespace(labels={})
     monkeypatch.setattr("envbuild.image.docker_engine.Engine", lambda: SimpleNamespace(get=lambda reference: image))
     monkeypatch.setattr("envbuild.audit.image_collector.collect_from_image", lambda *arguments: held)
@@ -573,7 +573,7 @@ DOCUMENT = holding().model_dump()
 
 
 def test_a_document_is_read() -> None:
-    assert environment_contents.read(output(DOCUMENT), NONCE, "it") == holding()
+    assert collected_environment.read(output(DOCUMENT), NONCE, "it") == holding()
 
 
 HOSTILE: dict[str, RawOutput] = {
@@ -601,7 +601,7 @@ HOSTILE: dict[str, RawOutput] = {
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_hostile_output_is_refused(case: str) -> None:
     with pytest.raises(CheckFailed) as caught:
-        environment_contents.read(HOSTILE[case], NONCE, "it")
+        collected_environment.read(HOSTILE[case], NONCE, "it")
     assert caught.value.message.isprintable()  # the hint has its last output, which is cleaned when printed
 
 

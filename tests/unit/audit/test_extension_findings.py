@@ -15,9 +15,9 @@ import pytest
 from selftest.environments import Environment, extension, good, virtual
 from selftest.reading import environment
 
-from envbuild.audit import environment_audit, environment_contents
+from envbuild.audit import collected_environment, environment_audit
+from envbuild.audit.collected_environment import Holdings
 from envbuild.audit.environment_audit import Audit, Expected
-from envbuild.audit.environment_contents import Holdings
 from envbuild.facts import database
 from envbuild.facts.document_types import plain
 from envbuild.runners import host_runner
@@ -47,7 +47,7 @@ def held(place: tuple[Path, Environment], files: Mapping[str, bytes]) -> Holding
         if not content:
             (made.site / path).unlink()
     job = environment_audit.collector_job("", "")
-    return environment_contents.read(host_runner.run_on_host(python, job), job.nonce, "it")
+    return collected_environment.read(host_runner.run_on_host(python, job), job.nonce, "it")
 
 
 def found(judged: Audit) -> dict[str, str]:

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from envbuild.audit import environment_contents, image_collector
+from envbuild.audit import collected_environment, image_collector
 from envbuild.image.docker_engine import Engine
 from envbuild.runners import docker_runner
 from envbuild.testrun.run_result import RawOutput
@@ -30,7 +30,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_python3_is_tried_if_python_is_missing(tried: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     held: Any = object()
-    monkeypatch.setattr(environment_contents, "read", lambda output, nonce, name: held)
+    monkeypatch.setattr(collected_environment, "read", lambda output, nonce, name: held)
     assert image_collector.collect_from_image(cast(Engine, None), image_of(), "an/image") is held
     assert tried == ["python", "python3"]
 

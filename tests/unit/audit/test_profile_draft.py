@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from envbuild.audit import profile_draft
-from envbuild.audit.environment_contents import Holdings
+from envbuild.audit.collected_environment import Holdings
 from envbuild.cli import audit
 from envbuild.profile.loaded_profile import Source
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from envbuild.doctor import cpu_memory_and_os, machine_reader
-from envbuild.doctor.model import Host
+from envbuild.doctor.machine_readings import Host
 from envbuild.fetch import index_config
 from envbuild.image import dockerfile_renderer
 from envbuild.lock import lock_file

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from envbuild.doctor import cpu_memory_and_os, gpu_checks, machine_checks_and_suitability, system_checks
-from envbuild.doctor.model import Answer, DriverReading, Ecc, GpuReading, Host
+from envbuild.doctor.machine_readings import Answer, DriverReading, Ecc, GpuReading, Host
 from envbuild.doctor.profile_requirements import Need
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.doctor import cpu_memory_and_os, kernel_bus_and_disk_reader
-from envbuild.doctor.model import MAX_TEXT, Port, Xid, clean, short_address
+from envbuild.doctor.machine_readings import MAX_TEXT, Port, Xid, clean, short_address
 from envbuild.doctor.parallel_reader import run_in_parallel
 
 

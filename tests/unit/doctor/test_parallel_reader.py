@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.doctor import cpu_memory_and_os, docker_engine_reader, machine_reader, network_reader, nvml_reader
-from envbuild.doctor.model import Answer, DriverReading, EngineReading
+from envbuild.doctor.machine_readings import Answer, DriverReading, EngineReading
 from envbuild.fetch import index_config
 
 

@@ -30,7 +30,7 @@ from envbuild.profile.loaded_profile import Source
 from envbuild.util import process_locks
 from envbuild.util.errors import Interrupted
 from envbuild.util.host_processes import Completed
-from envbuild.util.rejected_input_errors import Reason
+from envbuild.util.untrusted_input_errors import Reason
 from unit.evidence.runs import NAMES, ended_probe
 from unit.support import PROFILE, envbuild, write_profile
 

@@ -11,7 +11,7 @@ import pytest
 
 from envbuild.attest import keys_and_signatures
 from envbuild.doctor import nvml_reader
-from envbuild.doctor.model import DriverReading, GpuReading, Mig
+from envbuild.doctor.machine_readings import DriverReading, GpuReading, Mig
 from envbuild.evidence import profile_proofs
 from envbuild.evidence.proof_rules import Proof
 from envbuild.image.oci import disk_space_needs, recorded_images
@@ -26,7 +26,7 @@ from envbuild.runners import docker_runner
 from envbuild.testrun.selftest_job import RunRequest
 from envbuild.util import user_folders
 from envbuild.util.errors import EngineError, EnvbuildError, NotProved, UsageError
-from envbuild.util.rejected_input_errors import Reason
+from envbuild.util.untrusted_input_errors import Reason
 from unit.support import PROFILE, configure, envbuild, image_of, lock_for, source_of, write_profile
 
 GPU = {**PROFILE, "torch": "2.7.1", "gpus": ["h20"]}

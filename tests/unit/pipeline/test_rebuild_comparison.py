@@ -19,12 +19,12 @@ from envbuild.image.oci.recorded_images import layers_tag
 from envbuild.pipeline import rebuild_comparison
 from envbuild.pipeline.model import BuiltImage
 from envbuild.pipeline.step_context import StepContext
-from envbuild.registry import oci_types, registry_image_reader
+from envbuild.registry import image_content_reader, oci_types
+from envbuild.registry.image_content_reader import Config, StoredImage
 from envbuild.registry.oci_types import Manifest
-from envbuild.registry.registry_image_reader import Config, StoredImage
 from envbuild.util import user_folders
 from envbuild.util.errors import CheckFailed, EngineError, UsageError
-from envbuild.util.rejected_input_errors import Reason
+from envbuild.util.untrusted_input_errors import Reason
 from unit.saved import Engine, layer, tar
 from unit.site import LAYER, LAYER_TYPE, Site, pushed
 from unit.support import envbuild
@@ -256,7 +256,7 @@ def test_properties_of_a_container_are_read_from_its_configuration() -> None:
         "Labels": None,
     }
     raw = json.dumps({"config": inner, "rootfs": {"diff_ids": []}, "history": []}).encode()
-    assert registry_image_reader.parse_config("sha256:0", raw).settings == {"User": "0", "Entrypoint": ["/x"]}
+    assert image_content_reader.parse_config("sha256:0", raw).settings == {"User": "0", "Entrypoint": ["/x"]}
 
 
 def test_only_configuration_that_affects_a_container_counts(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from envbuild.profile.loaded_profile import Source
 from envbuild.testrun import run_result, selftest_job
 from envbuild.util import user_folders
 from envbuild.util.errors import CheckFailed, DiskError, EngineError, EnvbuildError, NotProved
-from envbuild.util.rejected_input_errors import Reason
+from envbuild.util.untrusted_input_errors import Reason
 from unit.evidence.runs import NAMES, documents, judged, lines, passed_run, probe
 from unit.image.oci.layered_samples import written
 from unit.support import PROFILE, CommandResult, envbuild, image_of, lock_for, plan_of, source_of, whole_lock

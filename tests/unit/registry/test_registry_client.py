@@ -13,7 +13,7 @@ from envbuild.registry import oci_types, registry_http_and_auth
 from envbuild.registry.oci_types import Manifest, Reference
 from envbuild.registry.registry_client import Repository
 from envbuild.util.errors import NetworkError, UsageError
-from envbuild.util.rejected_input_errors import Refusal
+from envbuild.util.untrusted_input_errors import Refusal
 from unit.registries import Registry, docker_login, serving
 from unit.support import sha
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from selftest.environments import SONAMES, Environment, built, extension, good, library, virtual
 
-from envbuild.audit import environment_audit, environment_contents
-from envbuild.audit.environment_contents import Holdings
+from envbuild.audit import collected_environment, environment_audit
+from envbuild.audit.collected_environment import Holdings
 from envbuild.explain import cause_ranking, log_reader_and_search
 from envbuild.explain.cause_ranking import Explanation
 from envbuild.facts import database
-from envbuild.repair import environment_manager, repair_diagnosis, repair_plan
+from envbuild.repair import environment_manager, repair_plan, required_changes
 from envbuild.repair.repair_plan import RepairPlan
 from envbuild.runners import host_runner
 from unit.support import envbuild
@@ -61,11 +61,11 @@ class Place:
 
     def held(self) -> Holdings:
         job = environment_audit.collector_job("", "")
-        return environment_contents.read(host_runner.run_on_host(self.python, job), job.nonce, "it")
+        return collected_environment.read(host_runner.run_on_host(self.python, job), job.nonce, "it")
 
     def plan(self, log: str | None = LOG, held: Holdings | None = None) -> RepairPlan:
         held, found = held or self.held(), explained(log) if log else None
-        wanted = repair_diagnosis.expected_hardware_from(held, found)
+        wanted = required_changes.expected_hardware_from(held, found)
         return repair_plan.plan_repair(environment_audit.assess(str(self.python), held, wanted), found)
 
 
@@ -161,7 +161,7 @@ def test_without_a_log_the_gpu_can_be_named(place: Place) -> None:
 def test_a_named_gpu_comes_before_the_logs(place: Place) -> None:
     held = place.held()
     a100 = database.gpus()["a100"]
-    wanted = repair_diagnosis.expected_hardware_from(held, explained(LOG), (a100,))
+    wanted = required_changes.expected_hardware_from(held, explained(LOG), (a100,))
     assert wanted.gpus == (a100,)
     plan = repair_plan.plan_repair(environment_audit.assess(str(place.python), held, wanted), explained(LOG))
     assert "cublas-hopper-fpe" in [advisory.id for advisory in plan.diagnosis.absent]

@@ -14,7 +14,7 @@ from envbuild.lock import lock_file
 from envbuild.profile import profile_name_lookup, starter_profile
 from envbuild.profile.value_types import PLATFORM
 from envbuild.report.markdown_generated_sections import markdown_table
-from envbuild.resolve import minimum_driver, profile_reader_and_overrides, related_lines
+from envbuild.resolve import gpu_line_profiles, minimum_driver, profile_reader_and_overrides
 from envbuild.util import package_data, yaml_document
 
 PAGE = Path(__file__).parents[3] / "docs" / "lines.md"
@@ -69,7 +69,7 @@ def _served_by(gpu: Gpu) -> str:
 
 
 def _rows(gpu: Gpu) -> Iterator[tuple[str, ...]]:
-    for line in related_lines.gpu_lines(gpu.id):
+    for line in gpu_line_profiles.gpu_lines(gpu.id):
         source = profile_reader_and_overrides.load(line.profile)
         lock = lock_file.required_lock(source)
         cuda = source.profile.cuda

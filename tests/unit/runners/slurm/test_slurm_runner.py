@@ -19,9 +19,9 @@ import pytest
 from envbuild.image.docker_engine import Image
 from envbuild.runners.runner_interface import RunnerError, Watch
 from envbuild.runners.slurm import (
+    job_folder_reader,
     outcome_file_and_start_failures,
-    shared_job_folder,
-    slurm_job_states_and_waiting,
+    slurm_job_states,
     slurm_runner,
 )
 from envbuild.runners.slurm.outcome_file_and_start_failures import JobOutcome
@@ -222,7 +222,7 @@ def test_a_job_that_left_nothing_is_reported_by_its_last_slurm_state(stub: Stub,
 def test_a_job_that_slurm_forgot_is_lost_never_passed(stub: Stub) -> None:
     stub.say(hold="", forgotten="")
     error = fails(stub)
-    assert isinstance(error, RunnerError) and error.ending == slurm_job_states_and_waiting.LOST
+    assert isinstance(error, RunnerError) and error.ending == slurm_job_states.LOST
 
 
 def test_the_last_state_of_a_job_counts_after_slurm_forgot_it(stub: Stub) -> None:
@@ -295,7 +295,7 @@ def test_a_nodes_clock_does_not_matter(stub: Stub, year: int) -> None:
 
 
 def test_a_job_that_starts_before_it_is_submitted_did_not_wait() -> None:
-    found = slurm_job_states_and_waiting.seen(
+    found = slurm_job_states.seen(
         "JobId=1 JobState=RUNNING Reason=None NodeList=n SubmitTime=2026-11-21T10:00:00 StartTime=2026-11-21T09:00:00"
     )
     assert found and found.queued == 0.0
@@ -313,11 +313,11 @@ PASSES = ("Priority", "Resources", "AssocGrpGRES", "AssocGrpCpuLimit", "AssocGrp
 
 @pytest.mark.parametrize("reason", [*VAIN, *PASSES])
 def test_only_what_never_passes_by_itself_is_not_waited_for(reason: str) -> None:
-    assert (slurm_job_states_and_waiting.endless_wait(reason) is not None) is (reason in VAIN)
+    assert (slurm_job_states.endless_wait(reason) is not None) is (reason in VAIN)
 
 
 def test_a_job_that_slurm_can_never_start_ends_with_the_reason(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm_job_states_and_waiting, "GRACE", 0.3)
+    monkeypatch.setattr(slurm_job_states, "GRACE", 0.3)
     stub.say(hold="", state="PENDING", reason="PartitionTimeLimit")
     error = fails(stub, NotProved)
     assert "can never start job 42 (PartitionTimeLimit)" in error.message and "time=MINUTES" in error.message
@@ -326,19 +326,19 @@ def test_a_job_that_slurm_can_never_start_ends_with_the_reason(stub: Stub, monke
 
 
 def test_a_job_waits_no_longer_than_its_queue(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm_job_states_and_waiting, "GRACE", 0.3)
+    monkeypatch.setattr(slurm_job_states, "GRACE", 0.3)
     stub.say(hold="", state="PENDING", reason="Priority")
     error = fails(stub, site=SlurmSite(queue=0))
     assert isinstance(error, RunnerError) and error.ending == "unschedulable" and "(Priority)" in error.message
     assert stub.recorded("cancelled") and stub.left() == []
 
 
-def waits(state: str = "PENDING", reason: str = "Priority") -> slurm_job_states_and_waiting.Seen:
-    return slurm_job_states_and_waiting.Seen(state, reason, "", 0, None)
+def waits(state: str = "PENDING", reason: str = "Priority") -> slurm_job_states.Seen:
+    return slurm_job_states.Seen(state, reason, "", 0, None)
 
 
 def test_a_queue_is_counted_without_jobs_that_do_not_wait() -> None:
-    short = slurm_job_states_and_waiting.Queue(1)
+    short = slurm_job_states.Queue(1)
     assert short.ends("1", waits(), 0) is None and short.ends("1", waits(reason="BadConstraints"), 59) is None
     assert isinstance(short.ends("1", waits(), 60), RunnerError)
     assert short.ends("1", None, 70) is None and short.ends("1", waits("CONFIGURING"), 80) is None
@@ -346,7 +346,7 @@ def test_a_queue_is_counted_without_jobs_that_do_not_wait() -> None:
 
 
 def test_a_reason_must_last_to_be_believed() -> None:
-    long = slurm_job_states_and_waiting.Queue(None)
+    long = slurm_job_states.Queue(None)
     assert long.ends("1", waits(reason="BadConstraints"), 0) is None
     assert long.ends("1", waits(), 10) is None
     assert long.ends("1", waits(reason="BadConstraints"), 20) is None
@@ -555,7 +555,7 @@ def test_a_container_outlives_neither_its_script_nor_its_folder(stub: Stub, sign
     ],
 )
 def test_the_description_of_a_job(text: str, sentence: str) -> None:
-    found = slurm_job_states_and_waiting.seen(f"JobId=1 {text}\n")
+    found = slurm_job_states.seen(f"JobId=1 {text}\n")
     assert found and found.describe() == sentence
 
 
@@ -566,13 +566,13 @@ def test_the_description_of_a_job(text: str, sentence: str) -> None:
 )  # fmt: skip
 def test_a_job_is_over_only_if_slurm_reports_it(state: str, over: bool) -> None:
     """Removing the files of a running job would end it; its nodes may take minutes to boot."""
-    found = slurm_job_states_and_waiting.seen(f"JobId=1 JobState={state} Reason=None NodeList=n1\n")
+    found = slurm_job_states.seen(f"JobId=1 JobState={state} Reason=None NodeList=n1\n")
     assert found and found.over is over
 
 
 @pytest.mark.parametrize("text", ["", "JobId=1", "JobState= x", "JobState=\x1b[2J", "sbatch: JobStatePENDING"])
 def test_unparsable_output_of_slurm_is_ignored(text: str) -> None:
-    assert slurm_job_states_and_waiting.seen(text) is None
+    assert slurm_job_states.seen(text) is None
 
 
 GOOD = {"stage": "run", "exit": "0", "seconds": "1", "oom": "false", "job": "1", "node": "n", "gpus": "",
@@ -597,7 +597,7 @@ def test_an_outcome_of_many_nodes_with_long_names_is_read_whole(tmp_path: Path) 
     values = {**GOOD, "node": names, "parts": " ".join(["0:67108864"] * 64), "fabric": " ".join(["yes"] * 64)}
     text = "".join(f"{key}={value}\n" for key, value in values.items())
     (tmp_path / "outcome").write_text(text, encoding="utf-8")
-    found = shared_job_folder.read_outcome(tmp_path)
+    found = job_folder_reader.read_outcome(tmp_path)
     assert found and (found.node, len(found.parts), len(found.fabric)) == (names, 64, 64)
 
 

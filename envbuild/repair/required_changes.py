@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from packaging.version import Version
 
 from envbuild.audit import environment_audit
+from envbuild.audit.collected_environment import Copy, Holdings
 from envbuild.audit.environment_audit import Audit, Expected
-from envbuild.audit.environment_contents import Copy, Holdings
 from envbuild.audit.library_and_distribution_findings import Finding
 from envbuild.explain.cause_ranking import Explanation
 from envbuild.facts import database

@@ -13,7 +13,7 @@ from envbuild.registry import oci_types
 from envbuild.registry.layer_decompressor import Unpacked
 from envbuild.registry.oci_types import ImageSource, Manifest
 from envbuild.util.errors import printable
-from envbuild.util.rejected_input_errors import Malformed, Refusal
+from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
 CONFIG_BYTES = 8 << 20
 _HEADER_BYTES = 1 << 20  # for a long name in a layer

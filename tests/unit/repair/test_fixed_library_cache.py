@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from selftest.environments import SONAMES, good, library
 
-from envbuild.repair import mapped_library_watch, private_libraries
-from envbuild.repair.repair_diagnosis import LibraryPin
+from envbuild.repair import fixed_library_cache, mapped_library_watch
+from envbuild.repair.required_changes import LibraryPin
 from envbuild.util import host_processes, user_folders
 from envbuild.util.errors import HashMismatch
 from envbuild.util.host_processes import ProcessMissing
@@ -114,19 +114,19 @@ def test_a_wheel_that_differs_from_its_record_is_refused(wheels: Path, tmp_path:
         for name, content in members.items():
             archive.writestr(name, content + b"more" if name.endswith("libcublas.so.12") else content)
     with pytest.raises(HashMismatch, match=r"libcublas\.so\.12"):
-        private_libraries.unpack_libraries(wheel, tmp_path / "out")
+        fixed_library_cache.unpack_libraries(wheel, tmp_path / "out")
 
 
 def test_the_private_folder_is_complete_or_written_again(wheels: Path) -> None:
     notes: list[str] = []
     pin = LibraryPin("cublas", "nvidia-cublas-cu12", "12.4.5.8", None)
-    folder = private_libraries.library_folder(pin, "3.11", notes.append)
+    folder = fixed_library_cache.library_folder(pin, "3.11", notes.append)
     assert {path.name for path in folder.glob("*.so*")} == {"libcublas.so.12", "libcublasLt.so.12"}
     assert notes
     notes.clear()
-    assert private_libraries.library_folder(pin, "3.11", notes.append) == folder and notes == []
+    assert fixed_library_cache.library_folder(pin, "3.11", notes.append) == folder and notes == []
     (folder / "libevil.so").touch()
-    private_libraries.library_folder(pin, "3.11", notes.append)
+    fixed_library_cache.library_folder(pin, "3.11", notes.append)
     assert notes and not (folder / "libevil.so").exists()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from envbuild.util import deferred_interruption, host_processes
+from envbuild.util import host_processes, interruption_at_process_start
 
 _STRUCK: list[int] = []
 
@@ -27,7 +27,7 @@ os.register_at_fork(before=strike)
 
 @pytest.fixture(autouse=True)
 def _handler() -> Iterator[None]:
-    before = signal.signal(signal.SIGUSR1, lambda *_: deferred_interruption.interrupt(KeyboardInterrupt))
+    before = signal.signal(signal.SIGUSR1, lambda *_: interruption_at_process_start.interrupt(KeyboardInterrupt))
     yield
     signal.signal(signal.SIGUSR1, before)
     _STRUCK.clear()

@@ -9,7 +9,7 @@ from typing import Literal
 
 from envbuild.facts.document_types import AdvisoryRow
 from envbuild.repair.repair_plan import Command, LibraryOutcome, RepairPlan
-from envbuild.testrun.run_document import ProbeRow
+from envbuild.testrun.json_test_report import ProbeRow
 
 
 @dataclass(frozen=True)

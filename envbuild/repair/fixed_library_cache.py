@@ -16,14 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from envbuild.audit.environment_contents import Holdings
+from envbuild.audit.collected_environment import Holdings
 from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
 from envbuild.fetch.locked_artifact_types import LockedWheel
 from envbuild.image.layers import installed_tree
 from envbuild.repair import loader_search, repair_plan
-from envbuild.repair.repair_diagnosis import LibraryPin
 from envbuild.repair.repair_plan import RepairPlan
 from envbuild.repair.repair_run import RepairRefused
+from envbuild.repair.required_changes import LibraryPin
 from envbuild.util import temporary_files, user_folders
 from envbuild.util.errors import CheckFailed, HashMismatch
 
