@@ -165,16 +165,17 @@ def _transfer(context: Context) -> Iterator[Unit]:
 
 
 def _repeat(context: Context) -> Iterator[Unit]:
-    """Compute one of the four runs; the others, in which nothing is changed, are known."""
-    known: dict[torch.dtype | None, dict[str, str]] = {}
+    """Compute one of the four runs; the others, in which nothing is changed, are known for each number of threads."""
+    known: dict[tuple[torch.dtype | None, int], dict[str, str]] = {}
 
     def run(context: Context, dtype: torch.dtype | None) -> None:
         small_gpt.be_deterministic()
-        if dtype not in known:
-            known[dtype] = train_repeat.digests(context.device, dtype)
+        key = dtype, torch.get_num_threads()
+        if key not in known:
+            known[key] = train_repeat.digests(context.device, dtype)
         with context.step(f"steps {dtype}"):
             first = train_repeat.digests(context.device, dtype)
-        processes = [first, known[dtype]], [known[dtype]] * 2
+        processes = [first, known[key]], [known[key]] * 2
         train_repeat._compare(context, "steps", [ForkEnding(reported={"runs": runs}) for runs in processes])
 
     for dtype in (None, torch.bfloat16):

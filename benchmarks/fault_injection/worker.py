@@ -28,6 +28,7 @@ LEVEL = "standard"
 CONTROL = "control"  # the probe operations, with a broken comparison that skips every second element
 CONTROLLED = "operations"
 OFFSETS = (0, 1, 3, 6)  # elements by which inputs are moved in memory
+EVEN_OFFSETS = (0, 2, 6, 12)  # for probes that view pairs of numbers as complex ones
 THREADS = (1, 2)
 _right = element_comparison.compare  # the original: Runner replaces it
 
@@ -128,7 +129,7 @@ def clean_settings(name: str) -> list[tuple[str, int, int]]:
     """Return the level, the number of threads and the offset of each clean run of a probe: at the first level that
     contains it, and at level standard."""
     first = next(probe.level for probe in CATALOGUE if probe.name == name)
-    return list(itertools.product(dict.fromkeys((first, LEVEL)), THREADS, OFFSETS))
+    return list(itertools.product(dict.fromkeys((first, LEVEL)), THREADS, EVEN_OFFSETS if name == "fft" else OFFSETS))
 
 
 def run_clean(name: str, count: int, file: Path, configuration: str) -> None:

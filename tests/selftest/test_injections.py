@@ -283,6 +283,15 @@ def test_clean_runs(tmp_path: Path) -> None:
     assert not any(run.faults for run in found)
 
 
+@pytest.mark.parametrize("probe", ("fft", "train.repeat"))
+def test_a_right_machine_passes_with_every_setting(probe: str, tmp_path: Path) -> None:
+    """Complex views need an even offset, and two threads give other bits than one."""
+    worker.run_clean(probe, 100, tmp_path / f"clean-all-{probe}.jsonl", "all")
+    found = records.clean_runs(tmp_path, probe)
+    assert {run.threads for run in found} == {1, 2}
+    assert [fault for run in found for fault in run.faults] == []
+
+
 @pytest.mark.parametrize("avx512", (True, False))
 def test_instructions_that_the_processor_lacks_are_left_out(
     avx512: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
