@@ -192,7 +192,7 @@ def main() -> int:
             "open them (tests/logs/sealed). Precision and recall of the first answer; innocent: logs of other "
             "failures, or of none. Their figures by symptom were looked at once, with single causes left out, to find "
             "the causes that named innocent logs; so the figures are a little better than for logs that were never "
-            "scored.",
+            "scored. [Why logs of this part are missed](explain_missed.md).",
             "",
             "| symptom | logs with a cause | precision | recall | innocent with a cause named | with an advisory |",
             "|---|---|---|---|---|---|",
