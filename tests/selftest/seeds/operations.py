@@ -267,6 +267,63 @@ def without(option: str, value: Any, implementation: str) -> Wrong:
     return wrong
 
 
+def one_beta(kernel: Kernel) -> Kernel:
+    """The parabola reaches up to 1, whatever beta says."""
+    return lambda x, t, beta=1.0, **options: kernel(x, t, **options)
+
+
+def unweighted(kernel: Kernel) -> Kernel:
+    """A loss without the weights of classes."""
+    return lambda x, t, w=None, **options: kernel(x, t, **options)
+
+
+def counts_padding(kernel: Kernel) -> Kernel:
+    """Divides by the size of the window, the padding included."""
+    return lambda x, *rest, count_include_pad=True, **options: kernel(x, *rest, **options)
+
+
+def undilated(kernel: Kernel) -> Kernel:
+    """Adds windows to an image as if they had no gaps."""
+
+    def seeded(x: torch.Tensor, size: Any, dilation: Any, kernel_size: Any, **options: Any) -> torch.Tensor:
+        if max(dilation) == 1:
+            return kernel(x, size, dilation=dilation, kernel_size=kernel_size, **options)
+        return kernel(x, size, dilation=dilation, kernel_size=kernel_size, **options).flip(-1)
+
+    return seeded
+
+
+class ShortPad(torch.autograd.Function):
+    """A padding whose gradient leaves out the last copied element."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, kernel: Any, widths: Any, options: Any) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.call = lambda leaf: kernel(leaf, widths, **options)
+        return kernel(x, widths, **options)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        grad = grads[0].clone()
+        grad[..., -1] = 0
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(ctx.call(leaf), (leaf,), grad)
+        return gradient, None, None, None
+
+
+def short_gradient(kernel: Kernel) -> Kernel:
+    """Repeats the border, and leaves the last copy out of its gradient."""
+
+    def seeded(x: torch.Tensor, widths: Any, mode: str = "constant", **options: Any) -> torch.Tensor:
+        if mode != "replicate":
+            return kernel(x, widths, mode=mode, **options)
+        return ShortPad.apply(x, kernel, widths, {"mode": mode})  # type: ignore[no-any-return,no-untyped-call]
+
+    return seeded
+
+
 def half_matrix(kernel: Kernel) -> Kernel:
     """Factors that went through half precision."""
     return lambda a, *rest: kernel(a.half().to(a.dtype), *rest)
@@ -470,6 +527,11 @@ PROBES = (
     seeded("operations", F, "silu", sigmoid_tail),
     seeded("operations", torch, "scatter_add", overwritten),
     seeded("operations", torch, "topk", first_tile_only),
+    seeded("operations", F, "smooth_l1_loss", one_beta, "standard"),
+    seeded("operations", F, "nll_loss", unweighted),
+    seeded("operations", F, "avg_pool2d", counts_padding),
+    seeded("operations", F, "fold", undilated),
+    seeded("operations", F, "pad", short_gradient, "standard"),
     seeded("gemm.cases", torch, "bmm", dense_batch),
     seeded("gemm.cases", torch, "addmm", scaled_added),
     seeded("gemm.cases", F, "linear", short_inner),

@@ -15,10 +15,12 @@ from envbuild.selftest.probes.operations import (
     embedding_cases,
     exact_fixed_cases,
     indexing_cases,
+    loss_cases,
     pooling_and_resize_cases,
     reduction_and_sort_cases,
     rounded_fixed_cases,
     softmax_and_loss_cases,
+    window_cases,
 )
 
 
@@ -46,5 +48,7 @@ def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
         *block_reduction_cases.OPERATIONS,
         *embedding_cases.OPERATIONS,
         *indexing_cases.OPERATIONS,
+        *loss_cases.OPERATIONS,
         *pooling_and_resize_cases.OPERATIONS,
+        *window_cases.OPERATIONS,
     )
