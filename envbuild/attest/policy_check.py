@@ -12,7 +12,7 @@ from packaging.version import InvalidVersion, Version
 from envbuild.attest.policy import Policy
 from envbuild.attest.trusted_statements import SignedBuild
 from envbuild.evidence import profile_proofs, proof_rules, run_record_schema
-from envbuild.evidence.proof_rules import Proof, RequiredProof
+from envbuild.evidence.proof_rules import EvidenceRequirements, Proof
 from envbuild.evidence.run_record_schema import RunRecord
 from envbuild.facts import database
 from envbuild.facts.advisory_matching import Situation
@@ -56,14 +56,14 @@ def of_records(records: Records, policy: Policy, now: datetime.datetime) -> tupl
     return list(dict.fromkeys(on)), list(dict.fromkeys(reasons))
 
 
-def _stricter(wanted: RequiredProof, policy: Policy) -> RequiredProof:
+def _stricter(wanted: EvidenceRequirements, policy: Policy) -> EvidenceRequirements:
     level = max(wanted.level, policy.level or wanted.level, key=LEVELS.index)
     return dataclasses.replace(wanted, level=level, require=tuple(dict.fromkeys((*wanted.require, *policy.probes))))
 
 
 def _each(
     models: Sequence[str],
-    required: RequiredProof,
+    required: EvidenceRequirements,
     records: Records,
     policy: Policy,
     now: datetime.datetime,

@@ -18,14 +18,14 @@ from typing import Literal
 
 from envbuild.audit import extension_findings, file_findings, library_and_distribution_findings
 from envbuild.audit.collected_environment import LD_CACHE, LD_PATH, Copy, Holdings
-from envbuild.audit.library_and_distribution_findings import SEVERITIES, Finding, Severity
+from envbuild.audit.library_and_distribution_findings import SEVERITIES, Finding, Severity, VersionMismatch
 from envbuild.facts import database, torch_cuda_arch_list_parser
 from envbuild.facts.advisory_matching import Advisory, Situation
 from envbuild.facts.document_types import AdvisoryRow, Digest, plain
 from envbuild.facts.gpu_models import Gpu
 from envbuild.fetch.locked_artifact_types import StartupFile
 from envbuild.lock.lock_file import Lock
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve import advisory_remedy, torch_compatibility_and_advisories
 from envbuild.testrun.selftest_job import BOOTSTRAP, Job, Limits, bootstrap_payload, started
 from envbuild.util.errors import CheckFailed
@@ -49,8 +49,8 @@ def collector_job(image: str, python: str = "python", wheels: Mapping[str, Mappi
 @dataclass(frozen=True)
 class Expected:
     """The contents that a profile expects; empty without a profile. `claimed`: the image's label names that lock;
-    `image`: False for an environment of this machine; `cli_words`: as Source.known; `modules`: the modules to be built,
-    by distribution; `startup`: the files that may run code when Python starts, with the reason."""
+    `image`: False for an environment of this machine; `cli_words`: as LoadedProfile.known; `modules`: the modules to be
+    built, by distribution; `startup`: the files that may run code when Python starts, with the reason."""
 
     profile: str | None = None
     gpus: tuple[Gpu, ...] = ()
@@ -66,10 +66,10 @@ class Expected:
     startup: Mapping[StartupFile, str] = field(default_factory=dict)
 
 
-def expected_contents(source: Source, lock: Lock | None, claimed: bool = False) -> Expected:
-    profile, known = source.profile, torch_compatibility_and_advisories.choose_stack(source).situation
+def expected_contents(loaded: LoadedProfile, lock: Lock | None, claimed: bool = False) -> Expected:
+    profile, known = loaded.profile, torch_compatibility_and_advisories.choose_stack(loaded).situation
     return Expected(
-        profile=source.name,
+        profile=loaded.name,
         gpus=known.gpus,
         gpu_count=profile.gpu_count,
         driver=known.driver,
@@ -77,7 +77,7 @@ def expected_contents(source: Source, lock: Lock | None, claimed: bool = False) 
         accepted={item.advisory: item.reason for item in profile.accept},
         lock=lock,
         claimed=claimed,
-        cli_words=source.known,
+        cli_words=loaded.known,
         modules={one.name: one.modules for one in profile.compiled},
         startup={StartupFile(file.file, file.sha256): file.reason for file in profile.startup},
     )
@@ -277,7 +277,8 @@ def _torch(held: Holdings, wanted: Expected) -> Iterator[Finding]:
         yield Finding("library-crash", "warn", text, "reinstall the CUDA libraries")
     if version and torch.version and version not in (torch.version, torch.version.partition("+")[0]):
         text = f"torch reports version {torch.version}, its distribution metadata {version}"
-        yield Finding("torch-version", "defect", text, "reinstall torch")
+        mismatch = VersionMismatch("torch", torch.version, version)
+        yield Finding("torch-version", "defect", text, "reinstall torch", (mismatch,))
     if _is_cpu_only(held) and wanted.gpus:
         text = f"torch {torch.version or version} has no GPU code; {_names(wanted.gpus)} needs a CUDA build"
         remedy = _other_torch(held, wanted, "install torch from an index that has its CUDA builds")
@@ -320,14 +321,15 @@ def _locked(held: Holdings, wanted: Expected) -> Iterator[Finding]:
         return
     installed = held.installed
     others = [name for name, version in sorted(lock.versions.items()) if installed.get(name) != version]
-    wrong = [f"{name} is {installed.get(name, 'absent')}, but {lock.versions[name]} is locked" for name in others]
+    wrong = [VersionMismatch(name, installed.get(name), lock.versions[name]) for name in others]
     if not f"{held.python.version}.".startswith(f"{lock.python}."):
-        wrong.insert(0, f"Python is {held.python.version}, but {lock.python} is locked")
+        wrong.insert(0, VersionMismatch("Python", held.python.version, lock.python))
     if wrong:
         more = f" (and {len(wrong) - _MOST} more)" if len(wrong) > _MOST else ""
-        text = f"different from the lock of {wanted.profile}: {'; '.join(wrong[:_MOST])}{more}"
+        listed = "; ".join(f"{w.name} is {w.found or 'absent'}, but {w.expected} is locked" for w in wrong[:_MOST])
+        text = f"different from the lock of {wanted.profile}: {listed}{more}"
         severity: Severity = "defect" if wanted.claimed else "warn"
-        yield Finding("not-as-locked", severity, text, _as_locked(held, wanted, lock, others))
+        yield Finding("not-as-locked", severity, text, _as_locked(held, wanted, lock, others), tuple(wrong))
 
 
 _MOST = 8  # number of versions that are listed

@@ -20,13 +20,25 @@ _MOST_REQUIREMENTS = 50
 
 
 @dataclass(frozen=True)
+class VersionMismatch:
+    """A version that is not as expected. `found`: null if nothing is installed; `expected`: a version, or a requirement
+    such as >=2."""
+
+    name: str
+    found: str | None
+    expected: str
+
+
+@dataclass(frozen=True)
 class Finding:
-    """A finding. `severity`: defect, or an advisory's refuse, warn or note. An environment with only notes is clean."""
+    """A finding. `severity`: defect, or an advisory's refuse, warn or note. An environment with only notes is clean.
+    `versions`: those that are not as expected, of which `message` may list only some."""
 
     id: str
     severity: Severity
     message: str
     remedy: str
+    versions: tuple[VersionMismatch, ...] = ()
 
 
 def not_imported(version: str, failure: str, memory: int) -> Finding:
@@ -65,7 +77,9 @@ def _one(copy: Copy, held: Holdings) -> Iterator[Finding]:
         yield Finding("left-behind", "defect" if copy.loaded else "warn", text, "remove the file")
     if copy.version and copy.reported and not agree(copy.version, copy.reported):
         text = f"{copy} reports that it is version {copy.reported}"
-        yield Finding("version-disagrees", "defect", text, "find the libraries that were mixed, and reinstall them")
+        mismatch = VersionMismatch(copy.library, copy.reported, copy.version)
+        remedy = "find the libraries that were mixed, and reinstall them"
+        yield Finding("version-disagrees", "defect", text, remedy, (mismatch,))
     rightful = next((c for c in held.libraries if c.library == copy.library and c.record and not c.loaded), None)
     if copy.loaded and rightful and copy.record is None and not (SITE in copy.ways and copy.in_packages):
         text = f"{copy} is loaded{_by(copy)} instead of {rightful.path} ({rightful.owner})"
@@ -203,14 +217,16 @@ def distribution_findings(held: Holdings) -> Iterator[Finding]:
 
 def _requirements(held: Holdings) -> Iterator[Finding]:
     installed = held.installed
-    unmet = [
-        f"{name} requires {wanted}, but {f'installed is {version}' if version else 'it is not installed'}"
-        for name, wanted in held_requirements(held)
-        if not _met(wanted, installed)
-        for version in [installed.get(canonicalize_name(wanted.name))]
-    ]
-    for text in list(dict.fromkeys(unmet))[:_MOST_REQUIREMENTS]:
-        yield Finding("requirement-unmet", "warn", text, "install the required version, or override the requirement")
+    remedy = "install the required version, or override the requirement"
+    unmet = []
+    for name, wanted in held_requirements(held):
+        if not _met(wanted, installed):
+            version = installed.get(canonicalize_name(wanted.name))
+            state = f"installed is {version}" if version else "it is not installed"
+            mismatch = VersionMismatch(wanted.name, version, str(wanted.specifier))
+            text = f"{name} requires {wanted}, but {state}"
+            unmet.append(Finding("requirement-unmet", "warn", text, remedy, (mismatch,)))
+    yield from list(dict.fromkeys(unmet))[:_MOST_REQUIREMENTS]
 
 
 def held_requirements(held: Holdings) -> Iterator[tuple[str, Requirement]]:

@@ -71,12 +71,12 @@ def _of(name: str) -> AdvisoryList:
         rows = (item for item in database.advisories() if item.standing(on_it) != "contradicted")
         return AdvisoryList(None, found[0].id, tuple(map(_row, rows)))
     try:
-        source = profile_reader_and_overrides.load(name)
+        loaded = profile_reader_and_overrides.load(name)
     except ProfileError as error:
         raise UsageError(f"{name!r} names neither a GPU nor a profile: {error.message}", hint=error.hint) from None
-    plan = plan_resolver.resolve(source)
-    locked = lock_file.read(source.known_lock)
+    plan = plan_resolver.resolve(loaded)
+    locked = lock_file.read(loaded.known_lock)
     choice = plan.choice.locked(locked.versions) if locked and not locked.stale(plan) else plan.choice
     cited = {item.id: item.cite for item in database.advisories()}
     applied = (KnownAdvisoryRow(**vars(row), sources=cited[row.id]) for row in choice.states)
-    return AdvisoryList(source.name, None, tuple(applied))
+    return AdvisoryList(loaded.name, None, tuple(applied))

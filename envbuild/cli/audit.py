@@ -126,8 +126,8 @@ def _interpreters() -> Iterator[Path]:
 
 
 def _expected(name: str) -> Expected:
-    source = profile_reader_and_overrides.load(name)
-    return environment_audit.expected_contents(source, lock_file.read(source.known_lock))
+    loaded = profile_reader_and_overrides.load(name)
+    return environment_audit.expected_contents(loaded, lock_file.read(loaded.known_lock))
 
 
 def _labelled(image: Image) -> Expected | None:
@@ -136,12 +136,12 @@ def _labelled(image: Image) -> Expected | None:
     label = image.labels.get(LOCK_LABEL)
     for name in profile_name_lookup.profile_names() if label else ():
         try:
-            source = profile_reader_and_overrides.load(name)
-            locked = lock_file.read(source.known_lock)
+            loaded = profile_reader_and_overrides.load(name)
+            locked = lock_file.read(loaded.known_lock)
         except EnvbuildError:
             continue  # an error in a different profile
         if locked and locked.id == label:
-            return environment_audit.expected_contents(source, locked, claimed=True)
+            return environment_audit.expected_contents(loaded, locked, claimed=True)
     return None
 
 

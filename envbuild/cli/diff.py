@@ -64,10 +64,10 @@ def _side(name: str) -> DiffSide:
         return profile_and_image_diff.of_lock(name, lock_file.parse(_read(name), name))
     if _is_image(name):
         return _image(name)
-    source = profile_reader_and_overrides.load(name)
-    plan = plan_resolver.resolve(source)
-    locked = lock_file.current(lock_file.read(source.known_lock), plan, source.lock_file)
-    return profile_and_image_diff.of_lock(source.name, locked, plan_resolver.as_locked(plan, locked.versions))
+    loaded = profile_reader_and_overrides.load(name)
+    plan = plan_resolver.resolve(loaded)
+    locked = lock_file.current(lock_file.read(loaded.known_lock), plan, loaded.lock_file)
+    return profile_and_image_diff.of_lock(loaded.name, locked, plan_resolver.as_locked(plan, locked.versions))
 
 
 def _is_fingerprint(name: str) -> bool:

@@ -14,7 +14,7 @@ from envbuild.evidence import profile_proofs
 from envbuild.image import build_records_and_comparison
 from envbuild.image.build_records_and_comparison import Record
 from envbuild.lock import lock_file, requirements_export
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.report import markdown_generated_sections, profile_markdown_tables
 from envbuild.report.markdown_generated_sections import Block
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
@@ -144,18 +144,18 @@ def _evidence(folder: Path) -> list[community_evidence.EvidenceRow]:
 def _row(
     name: str, built: list[Record], published: list[community_evidence.EvidenceRow]
 ) -> profile_markdown_tables.ProfileRow:
-    source, plan, locked = _locked(name)
+    loaded, plan, locked = _locked(name)
     signed = community_evidence.community_proofs(
-        published, source.name, locked.id, profile_proofs.models_to_prove(source.profile)
+        published, loaded.name, locked.id, profile_proofs.models_to_prove(loaded.profile)
     )
-    proofs = profile_proofs.on_disk(source.name, source.profile, locked, built, signed)
+    proofs = profile_proofs.on_disk(loaded.name, loaded.profile, locked, built, signed)
     return profile_markdown_tables.ProfileRow(
-        source.name, plan_resolver.as_locked(plan, locked.versions), locked, proofs
+        loaded.name, plan_resolver.as_locked(plan, locked.versions), locked, proofs
     )
 
 
-def _locked(name: str) -> tuple[Source, plan_resolver.Plan, lock_file.Lock]:
+def _locked(name: str) -> tuple[LoadedProfile, plan_resolver.Plan, lock_file.Lock]:
     """Raises OutOfDate where the lock is missing or no longer fits: a document must not say what is not so."""
-    source = profile_reader_and_overrides.load(name)
-    plan = plan_resolver.resolve(source)
-    return source, plan, lock_file.current(lock_file.read(source.known_lock), plan, source.lock_file)
+    loaded = profile_reader_and_overrides.load(name)
+    plan = plan_resolver.resolve(loaded)
+    return loaded, plan, lock_file.current(lock_file.read(loaded.known_lock), plan, loaded.lock_file)

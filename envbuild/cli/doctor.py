@@ -83,16 +83,16 @@ def _machine(name: str | None, root: Path) -> tuple[list[Check], MachineDocument
     from envbuild.doctor import machine_checks_and_suitability, machine_reader, profile_requirements, wheel_availability
     from envbuild.resolve import profile_reader_and_overrides
 
-    source = profile_reader_and_overrides.load(name) if name else None  # an invalid profile stops here
-    needs = profile_requirements.needs_of(source) if source else None
+    loaded = profile_reader_and_overrides.load(name) if name else None  # an invalid profile stops here
+    needs = profile_requirements.needs_of(loaded) if loaded else None
     host = machine_reader.read(root)
     checks = machine_checks_and_suitability.check_machine(
         host, [needs] if needs else list(profile_requirements.all_needs())
     )
-    if source and needs:
-        checks.append(wheel_availability.check_wheels(source, checks))
+    if loaded and needs:
+        checks.append(wheel_availability.check_wheels(loaded, checks))
         checks.append(machine_checks_and_suitability.suits(host, needs, checks))
-    return checks, machine_checks_and_suitability.document(host, checks, source.name if source else None)
+    return checks, machine_checks_and_suitability.document(host, checks, loaded.name if loaded else None)
 
 
 def _cluster(source: str) -> tuple[list[Check], ClusterDocument]:

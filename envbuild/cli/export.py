@@ -17,7 +17,7 @@ from envbuild.image import container_file_export
 from envbuild.lock import lock_file, project_export, requirements_export
 from envbuild.lock.lock_file import Lock
 from envbuild.profile import model as profile_model
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.registry.oci_types import Reference
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.testrun import exported_check_script, selftest_job
@@ -25,7 +25,7 @@ from envbuild.util import settings
 from envbuild.util.errors import UsageError
 from envbuild.util.yaml_document import display
 
-Content = Callable[[Source, Lock], str]
+Content = Callable[[LoadedProfile, Lock], str]
 """Returns the text of a profile's exported file."""
 
 
@@ -59,17 +59,17 @@ def _lock_command(name: str, short_help: str, file_name: str) -> Callable[[Conte
 
 
 @_lock_command("requirements", "Write the locked versions with their hashes.", "requirements-{}.txt")
-def _requirements(source: Source, locked: Lock) -> str:
+def _requirements(loaded: LoadedProfile, locked: Lock) -> str:
     """Write the locked versions with their hashes, to install them with pip or uv without a container.
 
     Example: envbuild export requirements h20
     Example: pip install --no-deps --require-hashes -r requirements-h20.txt
     """
-    return requirements_export.requirements(locked, source.name)
+    return requirements_export.requirements(locked, loaded.name)
 
 
 @_lock_command("constraints", "Write only the locked versions.", "constraints-{}.txt")
-def _constraints(source: Source, locked: Lock) -> str:
+def _constraints(loaded: LoadedProfile, locked: Lock) -> str:
     """Write the locked versions as constraints, to keep them while other packages are installed.
 
     pip refuses a constraint that contradicts what torch requires, so overrides are left out. The file has the commands
@@ -78,21 +78,21 @@ def _constraints(source: Source, locked: Lock) -> str:
     Example: envbuild export constraints h20
     Example: pip install -c constraints-h20.txt transformers
     """
-    return requirements_export.constraints(locked, source.name)
+    return requirements_export.constraints(locked, loaded.name)
 
 
 @_lock_command("uv", "Write a pyproject.toml for uv.", "uv-{}.toml")
-def _uv(source: Source, locked: Lock) -> str:
+def _uv(loaded: LoadedProfile, locked: Lock) -> str:
     """Write the locked versions as a project of uv, with overrides of what torch requires.
 
     Example: envbuild export uv h20 -o h20/pyproject.toml
     Example: uv sync --project h20
     """
-    return project_export.uv_project(locked, source.name)
+    return project_export.uv_project(locked, loaded.name)
 
 
 @_lock_command("poetry", "Write a pyproject.toml for Poetry.", "poetry-{}.toml")
-def _poetry(source: Source, locked: Lock) -> str:
+def _poetry(loaded: LoadedProfile, locked: Lock) -> str:
     """Write the locked versions as a project of Poetry.
 
     Poetry cannot override what torch requires. Overrides are left out; the file has the command that installs them.
@@ -100,21 +100,21 @@ def _poetry(source: Source, locked: Lock) -> str:
     Example: envbuild export poetry h20 -o h20/pyproject.toml
     Example: poetry install --project h20
     """
-    return project_export.poetry_project(locked, source.name)
+    return project_export.poetry_project(locked, loaded.name)
 
 
 @_lock_command("conda", "Write an environment.yml for conda.", "environment-{}.yml")
-def _conda(source: Source, locked: Lock) -> str:
+def _conda(loaded: LoadedProfile, locked: Lock) -> str:
     """Write an environment for conda or mamba: Python from conda, the locked wheels with their hashes by pip.
 
     Example: envbuild export conda h20
     Example: PIP_NO_DEPS=1 conda env create -f environment-h20.yml
     """
-    return project_export.conda_environment(locked, source.name)
+    return project_export.conda_environment(locked, loaded.name)
 
 
 @_lock_command("dockerfile", "Write a Dockerfile that needs no envbuild.", "Dockerfile-{}")
-def _dockerfile(source: Source, locked: Lock) -> str:
+def _dockerfile(loaded: LoadedProfile, locked: Lock) -> str:
     """Write a Dockerfile that installs the locked wheels with pip, with an empty build context. Needs BuildKit.
 
     Debian packages and the base image are not locked in it, and no self-test runs: the image is unverified.
@@ -122,31 +122,31 @@ def _dockerfile(source: Source, locked: Lock) -> str:
     Example: envbuild export dockerfile h20
     Example: docker build -t h20 - < Dockerfile-h20
     """
-    return container_file_export.standalone_dockerfile(locked, source.profile, source.name)
+    return container_file_export.standalone_dockerfile(locked, loaded.profile, loaded.name)
 
 
 @_lock_command("apptainer", "Write a definition file for Apptainer.", "apptainer-{}.def")
-def _apptainer(source: Source, locked: Lock) -> str:
+def _apptainer(loaded: LoadedProfile, locked: Lock) -> str:
     """Write a definition file for Apptainer that installs the locked wheels with pip, as `export dockerfile` does.
 
     Example: envbuild export apptainer h20
     Example: apptainer build h20.sif apptainer-h20.def
     """
-    return container_file_export.apptainer_definition(locked, source.profile, source.name)
+    return container_file_export.apptainer_definition(locked, loaded.profile, loaded.name)
 
 
 @_lock_command("devcontainer", "Write a devcontainer.json for editors.", "devcontainer-{}.json")
-def _devcontainer(source: Source, locked: Lock) -> str:
+def _devcontainer(loaded: LoadedProfile, locked: Lock) -> str:
     """Write a devcontainer.json that builds the file of `export dockerfile` in its folder.
 
     Example: envbuild export devcontainer h20 -o .devcontainer/devcontainer.json
     Example: envbuild export dockerfile h20 -o .devcontainer/Dockerfile-h20
     """
-    return container_file_export.devcontainer(locked, source.profile, source.name)
+    return container_file_export.devcontainer(locked, loaded.profile, loaded.name)
 
 
 @_lock_command("check", "Write a script that checks an environment, on every rank.", "check-{}.py")
-def _check(source: Source, locked: Lock) -> str:
+def _check(loaded: LoadedProfile, locked: Lock) -> str:
     """Write one Python file that checks an environment against a profile's lock, on every rank before training.
 
     It needs Python 3.9 and torch, and checks versions, loaded libraries, the GPU and the quick probes. Exit 5 prints
@@ -157,7 +157,7 @@ def _check(source: Source, locked: Lock) -> str:
     Example: python check-h20.py --no-probes
     Example: torchrun --nproc-per-node 8 check-h20.py
     """
-    return exported_check_script.render(source, locked)
+    return exported_check_script.render(loaded, locked)
 
 
 @command.command("selftest", short_help="Write the self-test as one zip.")
@@ -197,18 +197,18 @@ def ci_command(
     Example: envbuild export ci gitlab h20 --image registry.example/h20 -o .gitlab-ci.yml
     """
     output_files.prepare(file, as_json=as_json)
-    source = profile_reader_and_overrides.load(name)
-    reference = Reference.parse(image or f"registry.example/{source.name}")
+    loaded = profile_reader_and_overrides.load(name)
+    reference = Reference.parse(image or f"registry.example/{loaded.name}")
     if reference.tag or reference.digest:
         raise UsageError(f"{image} has a tag or a digest", hint=f"name the repository: {reference.repository}")
     pinned = install or settings.setting("ci_install")
     text = ci_job_renderer.render(
-        system, source.name, reference.repository, profile_proofs.models_to_prove(source.profile), pinned
+        system, loaded.name, reference.repository, profile_proofs.models_to_prove(loaded.profile), pinned
     )
     if file or not as_json:
         output_files.write(file or output_files.STDOUT, text)
     if as_json:
-        emit(CiJob(source.name, system, reference.repository, None if file is None else display(file), text))
+        emit(CiJob(loaded.name, system, reference.repository, None if file is None else display(file), text))
 
 
 @command.command("oci", short_help="Write the image as an OCI image layout, without an engine.")
@@ -271,16 +271,16 @@ def _write_for_locks(names: tuple[str, ...], file: Path | None, default: str, co
     output_files.prepare(file, as_json=as_json)
 
     def write(name: str) -> ExportedFile:
-        source, locked = _locked(name)
-        target = file or Path(default.format(source.name))
-        return _write(target, content(source, locked).encode(), as_json, source.name, locked.id)
+        loaded, locked = _locked(name)
+        target = file or Path(default.format(loaded.name))
+        return _write(target, content(loaded, locked).encode(), as_json, loaded.name, locked.id)
 
     for_each(names, write, as_json)
 
 
-def _locked(name: str) -> tuple[Source, Lock]:
-    source = profile_reader_and_overrides.load(name)
-    return source, lock_file.current(lock_file.read(source.known_lock), plan_resolver.resolve(source), source.lock_file)
+def _locked(name: str) -> tuple[LoadedProfile, Lock]:
+    loaded = profile_reader_and_overrides.load(name)
+    return loaded, lock_file.current(lock_file.read(loaded.known_lock), plan_resolver.resolve(loaded), loaded.lock_file)
 
 
 def _write(

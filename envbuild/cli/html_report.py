@@ -39,15 +39,15 @@ def write_report(name: str, output: Path, prints: tuple[Path, Path] | None, as_j
 
 
 def _page(name: str, prints: tuple[Path, Path] | None) -> Page:
-    source = profile_reader_and_overrides.load(name)
-    plan = plan_resolver.resolve(source)
-    locked = lock_file.read(source.known_lock)
+    loaded = profile_reader_and_overrides.load(name)
+    plan = plan_resolver.resolve(loaded)
+    locked = lock_file.read(loaded.known_lock)
     built = [record for record in build_records_and_comparison.all_records() if locked and record.lock == locked.id]
-    proofs = profile_proofs.on_disk(source.name, source.profile, locked, built)
+    proofs = profile_proofs.on_disk(loaded.name, loaded.profile, locked, built)
     compared = profile_page_contents.comparison(*map(fingerprint_reader.read, prints)) if prints else None
     images = dict.fromkeys(record.image for record in built)
     evidence = PageEvidence(proofs, tuple(images), tuple(map(_run, _with_evidence(proofs))))
-    return profile_page_contents.page(source, plan, locked, evidence, _others(source.name), compared)
+    return profile_page_contents.page(loaded, plan, locked, evidence, _others(loaded.name), compared)
 
 
 def _with_evidence(proofs: tuple[Proof, ...]) -> list[Path]:

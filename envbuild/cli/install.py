@@ -5,15 +5,18 @@ from pathlib import Path
 import click
 
 from envbuild.cli.console import emit, json_option, profile_argument
-from envbuild.util.errors import printable
+from envbuild.util.errors import UsageError, printable
 from envbuild.util.yaml_document import display
+
+_FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
 @click.command("install", short_help="Make a virtual environment from a profile's lock.")
 @profile_argument("name")
-@click.argument("target", metavar="PATH", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("path", metavar="[PATH]", required=False, type=_FOLDER)
+@click.option("-o", "--output", type=_FOLDER, metavar="PATH", help="The folder of the environment, instead of PATH.")
 @json_option
-def command(name: str, target: Path, as_json: bool) -> None:
+def command(name: str, path: Path | None, output: Path | None, as_json: bool) -> None:
     """Make a virtual environment of a profile's locked wheels, each checked by its hash. Needs no engine.
 
     Overrides hold against a later pip or uv install: the installed metadata require them, and pip reads the locked
@@ -22,17 +25,20 @@ def command(name: str, target: Path, as_json: bool) -> None:
 
     Example: envbuild install h20 .venv
     """
+    target = output or path
+    if target is None or (output and path):
+        raise UsageError("name one folder for the environment", hint=f"envbuild install {name} .venv")
     from envbuild.lock import lock_file
     from envbuild.repair import lock_installer
     from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 
-    source = profile_reader_and_overrides.load(name)
-    lock = lock_file.current(lock_file.read(source.known_lock), plan_resolver.resolve(source), source.lock_file)
+    loaded = profile_reader_and_overrides.load(name)
+    lock = lock_file.current(lock_file.read(loaded.known_lock), plan_resolver.resolve(loaded), loaded.lock_file)
 
     def say(text: str) -> None:
         click.echo(printable(f"  {text}"), err=True)
 
-    done = lock_installer.install_lock(source.name, lock, source.profile.env, target, say)
+    done = lock_installer.install_lock(loaded.name, lock, loaded.profile.env, target, say)
     if as_json:
         emit(done)
         return
@@ -40,4 +46,4 @@ def command(name: str, target: Path, as_json: bool) -> None:
         say(f"{extension} is left out: it is compiled only in images")
     count = len(done.installed)
     click.echo(printable(f"{display(target)}: {f'{count} distributions installed' if count else 'up to date'}"))
-    say(f"check it: envbuild audit --python {display(target)} --profile {source.known}")
+    say(f"check it: envbuild audit --python {display(target)} --profile {loaded.known}")

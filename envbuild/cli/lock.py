@@ -23,7 +23,7 @@ from envbuild.lock import lock_file, lock_update
 from envbuild.lock.lock_file import Lock
 from envbuild.lock.lock_update import LockChange
 from envbuild.profile import profile_name_lookup
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.util import host_processes
@@ -62,7 +62,7 @@ class LockResult:
 
 
 class _Wanted(NamedTuple):
-    source: Source
+    loaded: LoadedProfile
     plan: Plan
     before: Lock | None
 
@@ -134,8 +134,8 @@ def command(
 
 
 def _load(name: str, pins: dict[str, str], requirements: Path | None) -> _Wanted:
-    source = profile_reader_and_overrides.load(name, pins, requirements)
-    return _Wanted(source, plan_resolver.resolve(source), lock_file.read(source.known_lock))
+    loaded = profile_reader_and_overrides.load(name, pins, requirements)
+    return _Wanted(loaded, plan_resolver.resolve(loaded), lock_file.read(loaded.known_lock))
 
 
 def _checked(names: Iterable[str], load: Callable[[str], _Wanted]) -> list[LockRow]:
@@ -149,14 +149,14 @@ def _checked(names: Iterable[str], load: Callable[[str], _Wanted]) -> list[LockR
     refused: list[EnvbuildError] = []
     for name in names:
         try:
-            source, plan, before = load(name)
+            loaded, plan, before = load(name)
         except (ProfileError, LockError) as error:
             refused.append(error)
             continue
         try:
-            locked = lock_file.current(before, plan, source.lock_file)
-            _require_dockerfile(source, locked)
-            found.append(_row(source, locked, locked))
+            locked = lock_file.current(before, plan, loaded.lock_file)
+            _require_dockerfile(loaded, locked)
+            found.append(_row(loaded, locked, locked))
         except OutOfDate as error:
             stale.append(error)
     old = [Fault(error.message) for error in stale]
@@ -177,15 +177,15 @@ def _checked(names: Iterable[str], load: Callable[[str], _Wanted]) -> list[LockR
     return found
 
 
-def _require_dockerfile(source: Source, locked: Lock) -> None:
+def _require_dockerfile(loaded: LoadedProfile, locked: Lock) -> None:
     """Raise OutOfDate unless the Dockerfile is the one rendered from the lock. It may be missing in a folder without a
     lock, as for a shipped profile."""
-    file = source.dockerfile
-    if not file.exists() and not source.lock_file.exists():
+    file = loaded.dockerfile
+    if not file.exists() and not loaded.lock_file.exists():
         return
-    if not holds_text(file, dockerfile_renderer.render(locked, source.name)):
+    if not holds_text(file, dockerfile_renderer.render(locked, loaded.name)):
         state = "does not match the lock" if file.exists() else "is missing"
-        raise OutOfDate(f"{display(file)} {state}", hint=f"run: envbuild lock {source.known}")
+        raise OutOfDate(f"{display(file)} {state}", hint=f"run: envbuild lock {loaded.known}")
 
 
 def _locked(
@@ -193,19 +193,19 @@ def _locked(
 ) -> tuple[list[LockRow], list[str]]:
     """Return the rows of the locks, and notes about them. `keep`: write changed locks."""
     found: list[LockRow] = []
-    notes = profile_reader_and_overrides.ignored_uv_settings(one.source for one in wanted)
-    notes += [f"{one.source.name}: {note}" for one in wanted for note in one.source.notes]
-    for (source, _, before), after in zip(wanted, _made(wanted, upgrades, accept_old, notes), strict=True):
+    notes = profile_reader_and_overrides.ignored_uv_settings(one.loaded for one in wanted)
+    notes += [f"{one.loaded.name}: {note}" for one in wanted for note in one.loaded.notes]
+    for (loaded, _, before), after in zip(wanted, _made(wanted, upgrades, accept_old, notes), strict=True):
         changes = list(lock_update.lock_changes(before, after)) if before and after is not before else []
-        here = source.lock_file.exists()  # a shipped profile's lock is written into the working folder
+        here = loaded.lock_file.exists()  # a shipped profile's lock is written into the working folder
         written = keep and (after is not before or not here)
         if written:
-            lock_file.write(after, source.lock_file, source.name, source.origin)
-        text = dockerfile_renderer.render(after, source.name)
-        rendered = keep and not holds_text(source.dockerfile, text)
+            lock_file.write(after, loaded.lock_file, loaded.name, loaded.origin)
+        text = dockerfile_renderer.render(after, loaded.name)
+        rendered = keep and not holds_text(loaded.dockerfile, text)
         if rendered:
-            write_within(source.project, source.dockerfile, text)
-        found.append(_row(source, after, before, changes, written, rendered))
+            write_within(loaded.project, loaded.dockerfile, text)
+        found.append(_row(loaded, after, before, changes, written, rendered))
     return found, notes
 
 
@@ -217,7 +217,7 @@ def _made(
 
     def made(one: _Wanted) -> Lock:
         def say(text: str) -> None:
-            notes.append(f"{one.source.name}: {text}")
+            notes.append(f"{one.loaded.name}: {text}")
 
         return lock_update.update_lock(one.plan, one.before, upgrade, accept_old=accept_old, say=say)
 
@@ -234,7 +234,7 @@ def _made(
 
 
 def _row(
-    source: Source,
+    loaded: LoadedProfile,
     made: Lock,
     before: Lock | None,
     changes: Sequence[LockChange] = (),
@@ -242,15 +242,15 @@ def _row(
     rendered: bool = False,
 ) -> LockRow:
     return LockRow(
-        profile=source.name,
+        profile=loaded.name,
         state="new" if before is None else "current" if made is before else "changed",
         lock=made.id,
-        lock_file=display(source.known_lock),
+        lock_file=display(loaded.known_lock),
         lock_written=written,
-        dockerfile=display(source.dockerfile),
+        dockerfile=display(loaded.dockerfile),
         dockerfile_written=rendered,
         changes=tuple(changes),
         wheels=len(made.wheels),
         debian_packages=len(made.base) + len(made.apt),
-        why=source.profile.why,
+        why=loaded.profile.why,
     )

@@ -21,7 +21,7 @@ from envbuild.image import build_records_and_comparison
 from envbuild.image.build_records_and_comparison import Record
 from envbuild.lock import lock_file
 from envbuild.profile import profile_name_lookup
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.report import pin_reasons
 from envbuild.resolve import gpu_line_profiles, plan_resolver, profile_reader_and_overrides
 from envbuild.util import settings
@@ -32,7 +32,13 @@ from envbuild.util.errors import EnvbuildError, SettingsError, UsageError, print
 @profile_argument("names", nargs=-1)
 @pin_option
 @click.option(
-    "--html", "html", type=FILE, metavar="FILE", help="Write everything that is known as one HTML page; - is stdout."
+    "-o",
+    "--output",
+    "--html",
+    "html",
+    type=FILE,
+    metavar="FILE",
+    help="Write everything that is known as one HTML page; - is stdout.",
 )
 @click.option(
     "--compare", "prints", type=FILE, nargs=2, metavar="A B",
@@ -211,14 +217,14 @@ def _short(version: str) -> str:
 
 
 def _document(name: str, pins: dict[str, str]) -> tuple[ShowDocument, tuple[Proof, ...]]:
-    source, unwritten = _written_or_not(name, pins)
-    plan = plan_resolver.resolve(source)
-    locked = lock_file.read(source.known_lock)
+    loaded, unwritten = _written_or_not(name, pins)
+    plan = plan_resolver.resolve(loaded)
+    locked = lock_file.read(loaded.known_lock)
     stale = locked.stale(plan) if locked else []
     fits = locked is not None and not stale  # versions that were locked for different inputs do not apply
     versions = locked.versions if locked and fits else {}
     choice = plan_resolver.as_locked(plan, versions) if fits else plan.choice
-    proofs = profile_proofs.on_disk(source.name, source.profile, locked, build_records_and_comparison.all_records())
+    proofs = profile_proofs.on_disk(loaded.name, loaded.profile, locked, build_records_and_comparison.all_records())
     found = pin_reasons.pin_versions(plan, choice, versions)
     reasons = pin_reasons.pin_reasons(plan, choice, versions)
     for name, version in pins.items():
@@ -229,20 +235,20 @@ def _document(name: str, pins: dict[str, str]) -> tuple[ShowDocument, tuple[Proo
         found.setdefault(key, version)
         if version not in known:
             reasons[key] = f"{reasons.get(key, '--pin')}; not checked: whether an index has it"
-    unlocked = {} if fits else _unlocked(source.profile.packages, found)
+    unlocked = {} if fits else _unlocked(loaded.profile.packages, found)
     document = ShowDocument(
-        profile=source.name,
+        profile=loaded.name,
         state=profile_proofs.state_by_evidence(proofs, bool(stale)) if locked else "missing",
-        description=source.profile.description,
+        description=loaded.profile.description,
         gpus=tuple(gpu.id for gpu in choice.situation.gpus),
         driver=choice.driver,
         other_lines=tuple(
             OtherLine(line.profile, line.driver)
-            for line in ([] if unwritten else gpu_line_profiles.lines_for(source))
-            if line.profile != source.name
+            for line in ([] if unwritten else gpu_line_profiles.lines_for(loaded))
+            if line.profile != loaded.name
         ),
         forward_compatibility=next((archive.sha256 for archive in plan.archives if archive.name == COMPAT), None),
-        variant=source.profile.variant,
+        variant=loaded.profile.variant,
         nvcc=NvccRow(plan.toolchain.release, plan.toolchain.home) if plan.toolchain else None,
         pins=found,
         requirements=unlocked,
@@ -272,7 +278,7 @@ def _unlocked(packages: Iterable[str], pinned: Mapping[str, str | None]) -> dict
     }
 
 
-def _written_or_not(name: str, pins: dict[str, str]) -> tuple[Source, bool]:
+def _written_or_not(name: str, pins: dict[str, str]) -> tuple[LoadedProfile, bool]:
     """Return the profile (for a GPU without a profile, the one that `envbuild init` would write), and whether its file
     is missing."""
     try:
@@ -299,13 +305,13 @@ def _all(as_json: bool) -> None:
 def _row(name: str, built: list[Record]) -> tuple[ListedProfile, str]:
     """Return the line of a profile with its evidence, and its document."""
     try:
-        source = profile_reader_and_overrides.load(name)
-        plan = plan_resolver.resolve(source)
-        locked = lock_file.read(source.known_lock)
+        loaded = profile_reader_and_overrides.load(name)
+        plan = plan_resolver.resolve(loaded)
+        locked = lock_file.read(loaded.known_lock)
     except EnvbuildError as error:
         return ListedProfile(name, "invalid", error.message), ""
     known, stale = plan.choice.situation, locked.stale(plan) if locked else []
-    proofs = profile_proofs.on_disk(name, source.profile, locked, built)
+    proofs = profile_proofs.on_disk(name, loaded.profile, locked, built)
     row = ListedProfile(
         profile=name,
         state=profile_proofs.state_by_evidence(proofs, bool(stale)) if locked else "missing",
@@ -319,4 +325,4 @@ def _row(name: str, built: list[Record]) -> tuple[ListedProfile, str]:
         changed=tuple(stale),
         evidence=profile_proofs.proof_rows(proofs),
     )
-    return row, profile_proofs.proof_sentence(source.name, proofs)
+    return row, profile_proofs.proof_sentence(loaded.name, proofs)

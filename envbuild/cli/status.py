@@ -93,8 +93,8 @@ def command(names: tuple[str, ...], asks_index: bool, python: str | None, as_jso
         return
 
     def status(name: str) -> StatusDocument:
-        source = profile_reader_and_overrides.load(name)
-        found = image_status.compute(Engine(), source)
+        loaded = profile_reader_and_overrides.load(name)
+        found = image_status.compute(Engine(), loaded)
         if not as_json:
             click.echo(_line(found))
         if found.state == VERIFIED:
@@ -110,8 +110,8 @@ def command(names: tuple[str, ...], asks_index: bool, python: str | None, as_jso
 
 def _environment(name: str, python: str, as_json: bool) -> EnvironmentStatusDocument:
     """The status of an environment of this machine. Raises the error of its state unless it is verified."""
-    source = profile_reader_and_overrides.load(name)
-    plan, lock = plan_resolver.resolve(source), lock_file.required_lock(source)
+    loaded = profile_reader_and_overrides.load(name)
+    plan, lock = plan_resolver.resolve(loaded), lock_file.required_lock(loaded)
     interpreter = host_runner.find_interpreter(python)
     versions, wheels = plan_resolver.computing(lock.versions), wheel_contents.wheel_hashes(lock)
     named = [f"{name}=={version}" for name, version in versions.items()]
@@ -121,9 +121,9 @@ def _environment(name: str, python: str, as_json: bool) -> EnvironmentStatusDocu
         if set(named) <= set(wheels):  # without its wheels in the store it is only compared with the evidence
             measured_environment.require_locked_files(files, versions, [wheels[name] for name in named])
     except CheckFailed as refused:
-        refused.partial = plain(environment_status.refused_status(interpreter, refused, source, lock))
+        refused.partial = plain(environment_status.refused_status(interpreter, refused, loaded, lock))
         raise
-    found = environment_status.environment_status(interpreter, measured, source, lock, lock.stale(plan))
+    found = environment_status.environment_status(interpreter, measured, loaded, lock, lock.stale(plan))
     if found.state != VERIFIED:
         hint = "\n".join([*(reason.detail for reason in found.reasons), f"run: {found.next_command}"])
         error = _KINDS[found.state](f"{interpreter} is not a verified environment: {found.state}", hint=hint)
@@ -131,7 +131,7 @@ def _environment(name: str, python: str, as_json: bool) -> EnvironmentStatusDocu
         raise error
     if not as_json:
         proved = "; ".join(row.reason for row in found.evidence)
-        click.echo(printable(f"{source.name}: verified environment: {interpreter} {found.subject} ({proved})"))
+        click.echo(printable(f"{loaded.name}: verified environment: {interpreter} {found.subject} ({proved})"))
     return found
 
 
@@ -183,10 +183,10 @@ def _outdated(names: tuple[str, ...], as_json: bool) -> None:
 
 
 def _pins(name: str) -> OutdatedPins:
-    source = profile_reader_and_overrides.load(name)
-    locked = lock_file.required_lock(source)
-    found = tuple(outdated_pins.find_outdated(plan_resolver.resolve(source), locked))
-    return OutdatedPins(source.name, "outdated" if found else "current", locked.id, None, found)
+    loaded = profile_reader_and_overrides.load(name)
+    locked = lock_file.required_lock(loaded)
+    found = tuple(outdated_pins.find_outdated(plan_resolver.resolve(loaded), locked))
+    return OutdatedPins(loaded.name, "outdated" if found else "current", locked.id, None, found)
 
 
 def _pins_or_fault(name: str) -> OutdatedPins:

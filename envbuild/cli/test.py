@@ -28,7 +28,7 @@ from envbuild.util.errors import CheckFailed, NotProved, UsageError
 
 if TYPE_CHECKING:
     from envbuild.pipeline.environment_proof import EnvironmentProofDocument
-    from envbuild.pipeline.model import MakeDocument, MakeResult, On
+    from envbuild.pipeline.model import MakeDocument, MakeResult, RunnerOptions
     from envbuild.testrun.json_test_report import TestDocument
     from envbuild.testrun.selftest_job import RunRequest
 
@@ -69,6 +69,11 @@ def _seed(context: click.Context, parameter: click.Parameter, value: str | None)
     return int(value)
 
 
+def _two_kinds_of_files(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        raise UsageError("-o does not say which file", hint=f"--junit {value} or --fingerprint {value}")
+
+
 @click.command(
     "test", cls=CommandWithClusterOptions,
     short_help="Test an image or environment, here or on a cluster.",
@@ -97,6 +102,7 @@ def _seed(context: click.Context, parameter: click.Parameter, value: str | None)
     type=output_files.FILE,
     help="Write JUnit XML, for CI; -: to stdout, instead of the results.",
 )
+@click.option("-o", "--output", hidden=True, expose_value=False, callback=_two_kinds_of_files)
 @gpus_option
 @on_options
 @click.option(
@@ -162,10 +168,10 @@ def command(
         if dry_run and not as_json:
             raise UsageError("--dry-run is for one profile, or with --json")
     output_files.prepare(report, print_file, as_json=as_json)
-    from envbuild.pipeline.model import On  # not for --help
+    from envbuild.pipeline.model import RunnerOptions  # not for --help
     from envbuild.testrun import selftest_job
 
-    where = On(on, given or {}, resume, gpu, nodes)
+    where = RunnerOptions(on, given or {}, resume, gpu, nodes)
     if record:
         if python:
             for_each(names, lambda name: _record_environment(name, python, gpus, as_json), as_json)
@@ -214,7 +220,7 @@ def _refuse(options: Mapping[str, object], message: str) -> None:
 
 
 def _record(
-    name: str, reference: str | None, gpus: tuple[str, ...], where: On, dry_run: bool, as_json: bool
+    name: str, reference: str | None, gpus: tuple[str, ...], where: RunnerOptions, dry_run: bool, as_json: bool
 ) -> MakeDocument | ScriptDocument:
     """Run the self-test of a profile, write evidence and move the tag."""
     from envbuild.pipeline import workflows
@@ -238,7 +244,9 @@ def _record_environment(name: str, python: str, gpus: tuple[str, ...], as_json: 
     return done
 
 
-def _script(name: str, reference: str | None, where: On, request: RunRequest, as_json: bool) -> ScriptDocument:
+def _script(
+    name: str, reference: str | None, where: RunnerOptions, request: RunRequest, as_json: bool
+) -> ScriptDocument:
     """Return what would be submitted to a cluster."""
     from envbuild.pipeline import workflows
 

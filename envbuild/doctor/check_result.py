@@ -15,29 +15,31 @@ LATE = "not read in time"
 @dataclass(frozen=True)
 class Check:
     """The result of a check. `id` is a stable name. `detail`: what was found. `remedy`: what to do; None where nothing
-    is needed."""
+    is needed. `missing`: the names of all missing files, of which `detail` may list only some."""
 
     id: str
     status: Status
     detail: str
     remedy: str | None = None
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class CheckRow:
-    """A check, in a document of `--json`."""
+    """A check, in a document of `--json`. `missing`: of the check wheels, the locked files that no index has."""
 
     id: str
     state: Status
     detail: str
     remedy: str | None
+    missing: tuple[str, ...] = ()
 
 
 CheckState = Literal["ok", "warn", "fail"]
 
 
 def check_rows(checks: Sequence[Check]) -> tuple[CheckRow, ...]:
-    return tuple(CheckRow(check.id, check.status, check.detail, check.remedy) for check in checks)
+    return tuple(CheckRow(check.id, check.status, check.detail, check.remedy, check.missing) for check in checks)
 
 
 def worst_state(checks: Sequence[Check]) -> CheckState:

@@ -13,7 +13,7 @@ from envbuild.facts.gpu_models import Gpu
 from envbuild.image.oci import disk_space_needs
 from envbuild.lock import lock_file
 from envbuild.profile import profile_name_lookup
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve import minimum_driver, profile_reader_and_overrides
 from envbuild.util.errors import EnvbuildError
 
@@ -43,22 +43,22 @@ class Need:
         return self.driver is None or Version(driver) >= Version(self.driver)
 
 
-def needs_of(source: Source) -> Need:
+def needs_of(loaded: LoadedProfile) -> Need:
     """The requirements of a profile. Raises LockError for an invalid lock."""
-    profile = source.profile
-    locked = lock_file.read(source.known_lock)
+    profile = loaded.profile
+    locked = lock_file.read(loaded.known_lock)
     fetched = None
     with contextlib.suppress(OSError):  # the check of the disk reports an unusable cache
         fetched = disk_space_needs.fetched_bytes(locked) if locked else None
     return Need(
-        profile=source.name,
+        profile=loaded.name,
         gpus=tuple(profile.gpus),
         gpu_count=profile.gpu_count,
         driver=minimum_driver.oldest(profile),
         fetched=fetched,
         built=disk_space_needs.needed_bytes(locked) if locked else None,
         pulls=profile.base.image is not None,
-        cli_words=source.known,
+        cli_words=loaded.known,
     )
 
 

@@ -11,7 +11,7 @@ from envbuild.doctor.machine_readings import clean
 from envbuild.fetch import index_config, index_pages, sha256_file_store, uv_error_translator
 from envbuild.fetch.locked_artifact_types import Wheel
 from envbuild.lock import lock_file
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.util.errors import NetworkError, some
 
 WHEELS = "wheels"
@@ -19,10 +19,10 @@ WHEELS = "wheels"
 _MOST = 5  # files listed in the message
 
 
-def check_wheels(source: Source, checks: Sequence[Check]) -> Check:
+def check_wheels(loaded: LoadedProfile, checks: Sequence[Check]) -> Check:
     """Checks the files of a profile's lock. `checks`: the checks of the machine; if an index does not answer, none is
     read."""
-    locked = lock_file.read(source.known_lock)
+    locked = lock_file.read(loaded.known_lock)
     if locked is None:
         return skipped_check(WHEELS, "no lock yet")
     every = {one.wheel for one in (*locked.wheels, *(locked.builder.wheels if locked.builder else ()))}
@@ -45,9 +45,10 @@ def check_wheels(source: Source, checks: Sequence[Check]) -> Check:
     remedy = (
         uv_error_translator.local_build(local)
         if local
-        else f"configure an index that has them, or envbuild lock {source.cli_words}"
+        else f"configure an index that has them, or envbuild lock {loaded.cli_words}"
     )
-    return Check(WHEELS, "fail", f"no configured index has {named}", remedy)
+    files = tuple(one.file for one in missing)
+    return Check(WHEELS, "fail", f"no configured index has {named}", remedy, files)
 
 
 def _is_there(wheel: Wheel) -> bool:

@@ -13,7 +13,7 @@ from envbuild.evidence.profile_proofs import EvidenceState, ProofRow
 from envbuild.evidence.proof_rules import Proof
 from envbuild.facts.document_types import Digest
 from envbuild.lock.lock_file import Lock
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.util.errors import CheckFailed
 from envbuild.util.untrusted_input_errors import Reason
 
@@ -33,39 +33,39 @@ class EnvironmentStatusDocument:
     evidence: tuple[ProofRow, ...]
 
 
-def proofs_of_environment(measured: MeasuredEnvironment, source: Source, lock: Lock) -> tuple[Proof, ...]:
+def proofs_of_environment(measured: MeasuredEnvironment, loaded: LoadedProfile, lock: Lock) -> tuple[Proof, ...]:
     """Return the evidence on an environment for each GPU model of the profile."""
-    wanted = profile_proofs.wanted(source.name, source.profile, lock)
-    models = profile_proofs.models_to_prove(source.profile)
+    wanted = profile_proofs.wanted(loaded.name, loaded.profile, lock)
+    models = profile_proofs.models_to_prove(loaded.profile)
     return tuple(evidence_statements_and_store.newest_proofs(measured.id, wanted, models, measured))
 
 
-def refused_status(python: Path, error: CheckFailed, source: Source, lock: Lock) -> EnvironmentStatusDocument:
+def refused_status(python: Path, error: CheckFailed, loaded: LoadedProfile, lock: Lock) -> EnvironmentStatusDocument:
     """Return the status of an environment whose files differ from the lock's, or cannot be measured."""
     reasons = tuple(Reason("environment", line) for line in (error.message, *(error.hint or "").splitlines()))
-    command = f"envbuild install {source.known} NEW_FOLDER"
-    return EnvironmentStatusDocument(source.name, str(python), "failed", reasons, command, lock.id, None, ())
+    command = f"envbuild install {loaded.known} NEW_FOLDER"
+    return EnvironmentStatusDocument(loaded.name, str(python), "failed", reasons, command, lock.id, None, ())
 
 
 def environment_status(
-    python: Path, measured: MeasuredEnvironment, source: Source, lock: Lock, changed: Sequence[str]
+    python: Path, measured: MeasuredEnvironment, loaded: LoadedProfile, lock: Lock, changed: Sequence[str]
 ) -> EnvironmentStatusDocument:
     """Return the status. `changed`: the parts of the lock that no longer match the profile."""
-    proofs = proofs_of_environment(measured, source, lock)
+    proofs = proofs_of_environment(measured, loaded, lock)
     reasons = [Reason("lock", f"{part} changed in the profile since it was locked") for part in changed]
     reasons += [
-        Reason("evidence", profile_proofs.reason(source.name, proof)) for proof in proofs if proof.state != "proved"
+        Reason("evidence", profile_proofs.reason(loaded.name, proof)) for proof in proofs if proof.state != "proved"
     ]
     state = profile_proofs.state_by_evidence(proofs, bool(changed))
     path = shlex.quote(str(python))
-    command = f"envbuild test {source.known} --python {path} --record"
+    command = f"envbuild test {loaded.known} --python {path} --record"
     if state == "verified":
         command = path
     elif changed:
-        command = f"envbuild lock {source.known}"
+        command = f"envbuild lock {loaded.known}"
     elif state == "failed":
-        command = f"envbuild test {source.known} --python {path}"
+        command = f"envbuild test {loaded.known} --python {path}"
     rows = profile_proofs.proof_rows(proofs)
     return EnvironmentStatusDocument(
-        source.name, str(python), state, tuple(reasons), command, lock.id, measured.id, rows
+        loaded.name, str(python), state, tuple(reasons), command, lock.id, measured.id, rows
     )

@@ -21,8 +21,8 @@ from pydantic import ValidationError
 from envbuild.evidence.measured_environment import MeasuredEnvironment
 from envbuild.evidence.proof_rules import (
     CPU,
+    EvidenceRequirements,
     Proof,
-    RequiredProof,
     failures,
     judge_environment,
     judge_model,
@@ -32,7 +32,7 @@ from envbuild.evidence.proof_rules import (
 from envbuild.evidence.run_record_schema import FINISHED, VERSION, Newer, RecordedGpu, RunRecord, validate_record
 from envbuild.facts import database, probe_catalogue_reader
 from envbuild.image.image_naming import repository
-from envbuild.testrun.run_result import TestRun
+from envbuild.testrun.run_result import RunLocation, TestRun
 from envbuild.testrun.selftest_job import selftest_id
 from envbuild.util import user_folders
 from envbuild.util.atomic_files import write_atomically
@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # reading evidence must not import the engine's client librar
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
-_PUBLISHED = ("runner", "engine", "unconfined")
+_PUBLISHED = {"runner", "engine", "unconfined"}
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Statement:
 
 def run_record(
     tested: Image | MeasuredEnvironment,
-    wanted: RequiredProof,
+    wanted: EvidenceRequirements,
     run: TestRun,
     engine: str,
     finished: datetime.datetime,
@@ -106,7 +106,7 @@ def run_record(
         "gpu": _recorded_gpu(run),
         "engine": engine,
         "machine": dict(machine) if machine else None,
-        "where": {key: run.where[key] for key in _PUBLISHED if key in run.where},
+        "where": run.where.model_dump(mode="json", include=_PUBLISHED, exclude_unset=True) if run.where else {},
         "finished": finished.strftime(FINISHED),
         "seconds": round(run.seconds, 3),
         "start": dict(run.start),
@@ -191,7 +191,7 @@ def test_predicate(record: RunRecord, described: Mapping[str, object]) -> dict[s
     }
 
 
-def save(record: RunRecord, where: Mapping[str, object] | None = None) -> Path:
+def save(record: RunRecord, where: RunLocation | None = None) -> Path:
     """Write the record, then the statement that refers to it; return the statement's path. `where`: everything a runner
     reports about a run elsewhere; it is stored next to them, and nothing is computed from it."""
     text = record.encoded
@@ -199,7 +199,7 @@ def save(record: RunRecord, where: Mapping[str, object] | None = None) -> Path:
     folder = _folder(record.subject)
     write_atomically(folder / f"{digest}.record.json", text)
     if where:
-        write_atomically(folder / f"{digest}.where.json", json.dumps(dict(where), indent=1, sort_keys=True))
+        write_atomically(folder / f"{digest}.where.json", json.dumps(where.document(), indent=1, sort_keys=True))
     path = folder / f"{digest}.statement.json"
     write_atomically(path, json.dumps(test_statement(record, digest).document(), indent=1, sort_keys=True))
     return path
@@ -244,7 +244,7 @@ def _hex(digest: str) -> str:
 
 def newest_proofs(
     image_id: str,
-    wanted: RequiredProof,
+    wanted: EvidenceRequirements,
     models: Sequence[str] = (CPU,),
     environment: MeasuredEnvironment | None = None,
 ) -> list[Proof]:

@@ -17,7 +17,7 @@ from envbuild.image.image_naming import VERIFIED, repository
 from envbuild.image.oci import recorded_images
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve import plan_resolver
 from envbuild.util.untrusted_input_errors import Reason
 
@@ -79,22 +79,22 @@ class Status:
         )
 
 
-def compute(engine: Engine, source: Source) -> Status:
+def compute(engine: Engine, loaded: LoadedProfile) -> Status:
     """Compute the status of a profile's image. Raises ProfileError or LockError if the profile or the lock is
     invalid."""
-    plan = plan_resolver.resolve(source)
-    locked = lock_file.read(source.known_lock)
+    plan = plan_resolver.resolve(loaded)
+    locked = lock_file.read(loaded.known_lock)
     if locked is None:
-        return status_of(engine, source, None, [])
+        return status_of(engine, loaded, None, [])
     stale = locked.stale(plan)
     if not stale:
         plan_resolver.as_locked(plan, locked.versions)
-    return status_of(engine, source, locked, stale)
+    return status_of(engine, loaded, locked, stale)
 
 
-def status_of(engine: Engine, source: Source, locked: Lock | None, stale: list[str]) -> Status:
+def status_of(engine: Engine, loaded: LoadedProfile, locked: Lock | None, stale: list[str]) -> Status:
     """Compute the status from a lock. `stale`: the parts of the lock that no longer match the profile."""
-    name, profile = source.name, source.profile
+    name, profile = loaded.name, loaded.profile
     named = repository(name)
     tags = engine.tags(named)
     image = recorded_images.existing_image(engine, locked, name) if locked else None
@@ -108,7 +108,7 @@ def status_of(engine: Engine, source: Source, locked: Lock | None, stale: list[s
         reasons.append(Reason("tag", _TAG_REASONS[tag]))
         state = "tampered" if tag == "moved" else "unverified" if state == "verified" else state
     names = tuple(f"{named}:{tag}" for tag, handle in sorted(tags.items()) if image and handle == image.handle)
-    command = profile_proofs.next_command(state, source, proofs)
+    command = profile_proofs.next_command(state, loaded, proofs)
     lock_id = locked.id if locked else None
     return Status(name, state, tuple(reasons), lock_id, tuple(stale), image, names, tag or "missing", proofs, command)
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from envbuild.evidence import evidence_statements_and_store, proof_rules
-from envbuild.evidence.proof_rules import Proof, RequiredProof
+from envbuild.evidence.proof_rules import EvidenceRequirements, Proof
 from envbuild.facts.document_types import ImageState
 from envbuild.image.build_records_and_comparison import Record
 from envbuild.image.image_naming import VERIFIED, repository
 from envbuild.lock.lock_file import Lock
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.profile.model import Profile
 from envbuild.testrun.selftest_job import performance_requirements, project_tests_digests, required_probes
 from envbuild.util.untrusted_input_errors import Reason
@@ -20,11 +20,11 @@ from envbuild.util.untrusted_input_errors import Reason
 EvidenceState = Literal["verified", "unverified", "stale", "failed"]
 
 
-def wanted(name: str, profile: Profile, lock: Lock) -> RequiredProof:
+def wanted(name: str, profile: Profile, lock: Lock) -> EvidenceRequirements:
     selftest = profile.selftest
     require = tuple(required_probes(selftest, bool(profile.gpus), gpu_count=profile.gpu_count))
     settings = {"allow_tf32": selftest.allow_tf32}
-    return RequiredProof(
+    return EvidenceRequirements(
         name,
         lock.id,
         selftest.level,
@@ -144,13 +144,13 @@ def reasons_not_verified(
     return reasons
 
 
-def next_command(state: ImageState, source: Source, proofs: Sequence[Proof]) -> str:
+def next_command(state: ImageState, loaded: LoadedProfile, proofs: Sequence[Proof]) -> str:
     """Return the command to type next for a profile in this state."""
     if state == "verified":
-        gpus = "--gpus all " if source.profile.gpus else ""
-        return f"docker run --rm -it {gpus}{repository(source.name)}:{VERIFIED}"
+        gpus = "--gpus all " if loaded.profile.gpus else ""
+        return f"docker run --rm -it {gpus}{repository(loaded.name)}:{VERIFIED}"
     if state == "failed":
-        return f"envbuild test {source.known}"
+        return f"envbuild test {loaded.known}"
     if state == "unverified" and any(proof.state != "proved" for proof in proofs):
-        return f"envbuild test {source.known} --record"
-    return f"envbuild make {source.known}"
+        return f"envbuild test {loaded.known} --record"
+    return f"envbuild make {loaded.known}"

@@ -18,7 +18,8 @@ CPU = "cpu"
 
 @dataclass(frozen=True)
 class Proof:
-    """The result of the evidence for one GPU model ("cpu" if the profile names no GPU).
+    """Whether the evidence for one GPU model ("cpu" if the profile names no GPU) is a proof: fulfils what the profile
+    requires.
 
     `state`: proved, stale (the evidence is for another self-test or level, lacks a probe, or reports a failure), or
     missing. `failed`: the self-test failed, and no later run of the same self-test passed. `unconfined`: the
@@ -34,7 +35,7 @@ class Proof:
 
 
 @dataclass(frozen=True)
-class RequiredProof:
+class EvidenceRequirements:
     """The requirements for evidence: this lock, these probes, at least this level, these settings of torch.
 
     `gpu_count`: minimum number of GPUs. `transport`: the NCCL transport that must have been required; None: any. `own`:
@@ -53,10 +54,10 @@ class RequiredProof:
     demands: Mapping[str, float] = field(default_factory=dict)
 
 
-def as_recorded(record: RunRecord) -> RequiredProof:
+def as_recorded(record: RunRecord) -> EvidenceRequirements:
     """Return the requirements that a record was made for; used if nothing else defines the requirements."""
     made = record.selftest
-    return RequiredProof(
+    return EvidenceRequirements(
         profile=record.profile,
         lock=record.lock,
         level=made.level,
@@ -79,7 +80,7 @@ def models_sharing_proof(model: str) -> frozenset[str]:
     return frozenset(other.id for other in database.family(gpu)) if gpu else frozenset({model})
 
 
-def judge_model(model: str, wanted: RequiredProof, found: Sequence[tuple[Path, RunRecord]]) -> Proof:
+def judge_model(model: str, wanted: EvidenceRequirements, found: Sequence[tuple[Path, RunRecord]]) -> Proof:
     """Judge one GPU model by its statements (named by their records' digests, the newest first) and records.
 
     A failure counts until a later run is valid evidence, or at least passes the probes that had failed.
@@ -109,7 +110,7 @@ def judge_model(model: str, wanted: RequiredProof, found: Sequence[tuple[Path, R
 
 
 def judge_environment(
-    model: str, wanted: RequiredProof, found: Sequence[tuple[Path, RunRecord]], now: MeasuredEnvironment
+    model: str, wanted: EvidenceRequirements, found: Sequence[tuple[Path, RunRecord]], now: MeasuredEnvironment
 ) -> Proof:
     """Judge one model as `judge_model` does, by the records of exactly this environment. If there are only records of
     the environment before it changed, the reason is what changed since the newest one."""
@@ -148,7 +149,7 @@ def untested(model: str) -> Proof:
     return Proof(model, "missing", None, f"unverified{question}")
 
 
-def _denial(record: RunRecord, wanted: RequiredProof) -> list[str]:
+def _denial(record: RunRecord, wanted: EvidenceRequirements) -> list[str]:
     """Return the failures in a record that count against this profile; empty if only probes failed that the profile
     does not run.
 
@@ -163,7 +164,7 @@ def _denial(record: RunRecord, wanted: RequiredProof) -> list[str]:
     return [probe for probe in record.by_status("failed") if not (foreign and probe == OWN_SCRIPT)]
 
 
-def _outweighs(record: RunRecord, digest: str, denial: RunRecord, wanted: RequiredProof) -> bool:
+def _outweighs(record: RunRecord, digest: str, denial: RunRecord, wanted: EvidenceRequirements) -> bool:
     """Whether a run that is not valid evidence still overrides an earlier failure: it ran later, with the profile's own
     script and shapes, and passed everything that had failed. This only decides which result is the newest."""
     if digest not in record.before or failures(record) or record.selftest.own != dict(wanted.own):
@@ -182,7 +183,7 @@ def failures(record: RunRecord) -> list[str]:
     return [*record.by_status("failed"), *record.errors, *nothing]
 
 
-def _outdated(record: RunRecord, wanted: RequiredProof) -> str | None:
+def _outdated(record: RunRecord, wanted: EvidenceRequirements) -> str | None:
     """Return why the result of a different self-test is not valid. None if it is valid: then every probe that this
     self-test runs at the required level had the same version."""
     made = record.selftest
@@ -199,7 +200,7 @@ def _outdated(record: RunRecord, wanted: RequiredProof) -> str | None:
     return f"proved by an older self-test: {', '.join(changed)} changed since" if changed else None
 
 
-def _objection(record: RunRecord, wanted: RequiredProof) -> str | None:
+def _objection(record: RunRecord, wanted: EvidenceRequirements) -> str | None:
     """Return why this evidence is not valid, None if it is."""
     if record.lock != wanted.lock:
         return "proved for another lock"

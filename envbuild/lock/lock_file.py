@@ -27,7 +27,7 @@ from envbuild.fetch.locked_artifact_types import (
 )
 from envbuild.lock import lock_schema
 from envbuild.profile import profile_name_lookup
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve.plan_resolver import Plan, as_locked
 from envbuild.util import yaml_document
 from envbuild.util.atomic_files import write_within
@@ -234,11 +234,11 @@ def _with_lines(content: Mapping[str, object]) -> dict[str, object]:
     return found
 
 
-def required_lock(source: Source) -> Lock:
+def required_lock(loaded: LoadedProfile) -> Lock:
     """The lock of a profile, current or out of date. Raises OutOfDate if it is missing, and the errors of `read`."""
-    lock = read(source.known_lock)
+    lock = read(loaded.known_lock)
     if lock is None:
-        raise _missing(source.lock_file, source.cli_words)
+        raise _missing(loaded.lock_file, loaded.cli_words)
     return lock
 
 

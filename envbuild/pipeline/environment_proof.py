@@ -26,10 +26,10 @@ from envbuild.pipeline.model import MakeResult, SelfTestOrder, StepResult, StepR
 from envbuild.pipeline.progress_events import Listener, Step
 from envbuild.pipeline.selftest_steps import WrittenEvidence, sign_evidence, test_on_one_node
 from envbuild.pipeline.step_context import PartialResult, StepContext
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve import plan_resolver
-from envbuild.runners.host_runner import Here
-from envbuild.testrun.run_result import SelfTestSummary, TestRun
+from envbuild.runners.host_runner import HostRunner
+from envbuild.testrun.run_result import RunLocation, SelfTestSummary, TestRun
 from envbuild.testrun.selftest_job import RunRequest
 from envbuild.util.errors import CheckFailed, NotProved, printable, some
 
@@ -93,51 +93,51 @@ def prove_environment(name: str, python: str, listener: Listener, gpus: tuple[st
     NotProved if a required probe cannot run, or if driver and GPU cannot be measured.
     """
     keys_and_signatures.take_passphrase()
-    context, runner = StepContext(listener), Here(python)
+    context, runner = StepContext(listener), HostRunner(python)
     result = PartialResult(ProvedEnvironment(name, runner.python))
 
     def document() -> EnvironmentProofDocument:
         return replace(result.value, steps=context.steps).document()
 
     with workflows.exclusive_run(context, name, document):
-        source = context.step("load profile", load_profile, name, gpus)
-        result.update(name=source.name)
-        _require_no_script(source)
-        plan = context.step("resolve", resolve_profile, source)
-        lock = lock_file.current(lock_file.read(source.known_lock), plan, source.lock_file)
+        loaded = context.step("load profile", load_profile, name, gpus)
+        result.update(name=loaded.name)
+        _require_no_script(loaded)
+        plan = context.step("resolve", resolve_profile, loaded)
+        lock = lock_file.current(lock_file.read(loaded.known_lock), plan, loaded.lock_file)
         result.update(lock=lock)
         signer = context.signer  # before the long part: it may prompt for a passphrase
         wheels = context.step("wheels", _wheel_files, lock)
         measured = context.step("environment", _measure, runner.python, lock, wheels)
-        result.update(measured=measured, proofs=environment_status.proofs_of_environment(measured, source, lock))
-        order = SelfTestOrder(source, plan_resolver.computing(lock.versions), lock.python, RunRequest(gpus=gpus))
-        if source.profile.gpus:
+        result.update(measured=measured, proofs=environment_status.proofs_of_environment(measured, loaded, lock))
+        order = SelfTestOrder(loaded, plan_resolver.computing(lock.versions), lock.python, RunRequest(gpus=gpus))
+        if loaded.profile.gpus:
             _require_known_gpu(measured)
         run = context.step("self-test", test_on_one_node, context.progress, order, runner)
-        run = replace(run, where={**run.where, "unconfined": [UNCONFINED]})
+        run = replace(run, where=RunLocation(unconfined=(UNCONFINED,)))
         result.update(run=run, proofs=())  # the earlier proofs may be of files that changed since
         used_gpu = evidence_statements_and_store.gpu_of(run) is not None
         if used_gpu:
             _require_known_gpu(measured)
         if run.failures():  # a failure is evidence even if the environment changed meanwhile
-            written = context.step("evidence", _write_evidence, context, source, lock, measured, run, signer)
+            written = context.step("evidence", _write_evidence, context, loaded, lock, measured, run, signer)
             result.update(statement=written.file, signed_statement=written.signed, proofs=written.proofs)
-            workflows.require_passed(MakeResult(source.name, run=run))
+            workflows.require_passed(MakeResult(loaded.name, run=run))
         after = context.step("environment", _measure, runner.python, lock, wheels)
         _require_same(measured, after, with_gpu=used_gpu)
-        written = context.step("evidence", _write_evidence, context, source, lock, measured, run, signer)
+        written = context.step("evidence", _write_evidence, context, loaded, lock, measured, run, signer)
         result.update(statement=written.file, signed_statement=written.signed, proofs=written.proofs)
-        workflows.require_passed(MakeResult(source.name, run=run))
-        _require_proved(source, written.proofs)
+        workflows.require_passed(MakeResult(loaded.name, run=run))
+        _require_proved(loaded, written.proofs)
     result.update(steps=context.steps)
     return result.value
 
 
-def _require_no_script(source: Source) -> None:
-    if source.profile.selftest.script:
+def _require_no_script(loaded: LoadedProfile) -> None:
+    if loaded.profile.selftest.script:
         raise NotProved(
-            f"{source.name} cannot be proved outside a container: its self-test has a script of its own",
-            hint=f"in an image: envbuild test {source.known} --record",
+            f"{loaded.name} cannot be proved outside a container: its self-test has a script of its own",
+            hint=f"in an image: envbuild test {loaded.known} --record",
         )
 
 
@@ -179,17 +179,22 @@ def _require_same(before: MeasuredEnvironment, after: MeasuredEnvironment, *, wi
 
 
 def _write_evidence(
-    context: StepContext, source: Source, lock: Lock, measured: MeasuredEnvironment, run: TestRun, signer: Signer | None
+    context: StepContext,
+    loaded: LoadedProfile,
+    lock: Lock,
+    measured: MeasuredEnvironment,
+    run: TestRun,
+    signer: Signer | None,
 ) -> StepResult[WrittenEvidence]:
     now = datetime.datetime.now(datetime.UTC)
-    wanted, machine = profile_proofs.wanted(source.name, source.profile, lock), asdict(cpu_memory_and_os.read())
+    wanted, machine = profile_proofs.wanted(loaded.name, loaded.profile, lock), asdict(cpu_memory_and_os.read())
     record = evidence_statements_and_store.run_record(measured, wanted, run, "none", now, machine)
     file = evidence_statements_and_store.save(record)
-    proofs = environment_status.proofs_of_environment(measured, source, lock)
+    proofs = environment_status.proofs_of_environment(measured, loaded, lock)
     return sign_evidence(context, record, WrittenEvidence(file, proofs), signer)
 
 
-def _require_proved(source: Source, proofs: tuple[Proof, ...]) -> None:
-    missing = [profile_proofs.reason(source.name, proof) for proof in proofs if proof.state != "proved"]
+def _require_proved(loaded: LoadedProfile, proofs: tuple[Proof, ...]) -> None:
+    missing = [profile_proofs.reason(loaded.name, proof) for proof in proofs if proof.state != "proved"]
     if missing:
-        raise NotProved(f"{source.name}: the environment is not proved on all GPUs", hint="\n".join(missing))
+        raise NotProved(f"{loaded.name}: the environment is not proved on all GPUs", hint="\n".join(missing))

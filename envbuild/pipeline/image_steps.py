@@ -29,7 +29,7 @@ from envbuild.pipeline import build_downloads
 from envbuild.pipeline.layer_steps import load_layers, write_layers
 from envbuild.pipeline.model import BuiltImage, MakeResult, Options, Recipe, StepResult
 from envbuild.pipeline.step_context import StepContext
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.util import atomic_files
@@ -39,45 +39,45 @@ from envbuild.util.yaml_document import display
 _AS_WRITTEN = Options()
 
 
-def load_profile(name: str, gpus: Sequence[str] = (), options: Options = _AS_WRITTEN) -> StepResult[Source]:
+def load_profile(name: str, gpus: Sequence[str] = (), options: Options = _AS_WRITTEN) -> StepResult[LoadedProfile]:
     """Read the profile, with the changes that `options` make to it. `gpus`: those that the self-test shall use; raises
     UsageError if the profile is tested on the CPU."""
-    source = profile_reader_and_overrides.load(name, options.pins, options.requirements)
+    loaded = profile_reader_and_overrides.load(name, options.pins, options.requirements)
     if options.tolerant:
-        source = source.accepting((item.id for item in database.advisories()), "only tried")
+        loaded = loaded.accepting((item.id for item in database.advisories()), "only tried")
     if options.script:
-        source = source.bringing(options.script)
-    if gpus and not source.profile.gpus:
-        error = UsageError(f"--gpus: {source.name} is tested on the CPU", hint="its profile names no gpus")
-        error.partial = {"profile": source.name}
+        loaded = loaded.bringing(options.script)
+    if gpus and not loaded.profile.gpus:
+        error = UsageError(f"--gpus: {loaded.name} is tested on the CPU", hint="its profile names no gpus")
+        error.partial = {"profile": loaded.name}
         raise error
-    return StepResult(source, note=display(source.file))
+    return StepResult(loaded, note=display(loaded.file))
 
 
-def resolve_profile(source: Source) -> StepResult[Plan]:
-    plan = plan_resolver.resolve(source)
+def resolve_profile(loaded: LoadedProfile) -> StepResult[Plan]:
+    plan = plan_resolver.resolve(loaded)
     return StepResult(plan, note=", ".join([*plan.core[1:], *plan.packages[:4]]))
 
 
-def lock_profile(context: StepContext, source: Source, plan: Plan, options: Options) -> StepResult[Lock]:
+def lock_profile(context: StepContext, loaded: LoadedProfile, plan: Plan, options: Options) -> StepResult[Lock]:
     """Return the lock that fits the plan: the existing one, or a new one, which is written unless pins are only tried.
     Downloads its base packages."""
-    before = lock_file.read(source.known_lock)
+    before = lock_file.read(loaded.known_lock)
     if options.locked:
-        after = lock_file.current(before, plan, source.lock_file)
+        after = lock_file.current(before, plan, loaded.lock_file)
     else:
         accepted = {lock_update.EVERYTHING} if options.tolerant else set(options.accept_old)
         show = build_downloads.show_download(context.progress)
         after = lock_update.update_lock(plan, before, progress=show, accept_old=frozenset(accepted), say=context.note)
     after = fetch_base(context, plan, after, lock_again=not options.locked)
     if after is not before:
-        for note in (*profile_reader_and_overrides.ignored_uv_settings([source]), *source.notes):
+        for note in (*profile_reader_and_overrides.ignored_uv_settings([loaded]), *loaded.notes):
             context.note(note)
         if not options.trial:
-            lock_file.write(after, source.lock_file, source.name, source.origin)
+            lock_file.write(after, loaded.lock_file, loaded.name, loaded.origin)
         for change in lock_update.version_changes(before, after):
             context.progress.say(f"locked: {change}")
-    return StepResult(after, cached=after is before, note=f"{after.short} {display(source.lock_file)}")
+    return StepResult(after, cached=after is before, note=f"{after.short} {display(loaded.lock_file)}")
 
 
 def fetch_base(context: StepContext, plan: Plan, lock: Lock, *, lock_again: bool) -> Lock:
@@ -103,24 +103,24 @@ def fetch_base(context: StepContext, plan: Plan, lock: Lock, *, lock_again: bool
     return again
 
 
-def render_dockerfile(source: Source, lock: Lock, options: Options) -> StepResult[str]:
+def render_dockerfile(loaded: LoadedProfile, lock: Lock, options: Options) -> StepResult[str]:
     """Return the Dockerfile of the lock, and write it unless pins are only tried. Raises OutOfDate under --locked."""
-    text = dockerfile_renderer.render(lock, source.name)
-    same = atomic_files.holds_text(source.dockerfile, text)
-    if options.locked and source.dockerfile.is_file() and not same:
+    text = dockerfile_renderer.render(lock, loaded.name)
+    same = atomic_files.holds_text(loaded.dockerfile, text)
+    if options.locked and loaded.dockerfile.is_file() and not same:
         raise OutOfDate(
-            f"{display(source.dockerfile)} does not match the lock", hint=f"run: envbuild lock {source.known}"
+            f"{display(loaded.dockerfile)} does not match the lock", hint=f"run: envbuild lock {loaded.known}"
         )
     if not same and not options.trial:
-        atomic_files.write_within(source.project, source.dockerfile, text)
-    return StepResult(text, cached=same, note=display(source.dockerfile))
+        atomic_files.write_within(loaded.project, loaded.dockerfile, text)
+    return StepResult(text, cached=same, note=display(loaded.dockerfile))
 
 
 def find_or_build_image(context: StepContext, recipe: Recipe, *, no_cache: bool = False) -> BuiltImage:
     """Return the image of a recipe: an existing one, or a new one, which is audited before it gets its tag.
     `no_cache`: write or build its layers again."""
     # First: `prune` removes images whose lock it does not know, also while this process works.
-    noted_lock_paths.note_lock(recipe.source.known_lock)
+    noted_lock_paths.note_lock(recipe.loaded.known_lock)
     lock, name = recipe.lock, recipe.name
     found = None if no_cache else recorded_images.existing_image(context.engine, lock, name)
     if found is not None:
@@ -153,8 +153,8 @@ def _record_image(context: StepContext, recipe: Recipe, image: Image, record: Re
     return BuiltImage(image, () if record.image in {one.image for one in before} else (record,))
 
 
-def image_tag(source: Source, lock: Lock) -> str:
-    return f"{repository(source.name)}:{lock.short}"
+def image_tag(loaded: LoadedProfile, lock: Lock) -> str:
+    return f"{repository(loaded.name)}:{lock.short}"
 
 
 def tag_existing_image(context: StepContext, recipe: Recipe, image: Image) -> StepResult[Image]:
@@ -162,7 +162,7 @@ def tag_existing_image(context: StepContext, recipe: Recipe, image: Image) -> St
     engine, named = context.engine, repository(recipe.name)
     if engine.tags(named).get(recipe.lock.short) != image.handle:
         engine.tag(image, named, recipe.lock.short)
-    return StepResult(image, cached=True, note=f"{image_tag(recipe.source, recipe.lock)} {image.size / 1e6:.0f} MB")
+    return StepResult(image, cached=True, note=f"{image_tag(recipe.loaded, recipe.lock)} {image.size / 1e6:.0f} MB")
 
 
 def compile_extensions(context: StepContext, recipe: Recipe) -> StepResult[tuple[BuiltWheel, ...]]:
@@ -208,7 +208,7 @@ def audit_image(context: StepContext, recipe: Recipe, image: Image, record: Reco
     lock = recipe.lock
     target = recorded_images.layers_tag(lock, recipe.name)
     held = image_collector.collect_from_image(context.engine, image, target, wheel_contents.wheel_hashes(lock))
-    expected = environment_audit.expected_contents(recipe.source, lock, claimed=True)
+    expected = environment_audit.expected_contents(recipe.loaded, lock, claimed=True)
     done = environment_audit.assess(target, held, expected)
     try:
         done.require()

@@ -17,21 +17,21 @@ from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import build_downloads
 from envbuild.pipeline.model import Recipe, StepResult
 from envbuild.pipeline.step_context import StepContext
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.util import process_locks
 from envbuild.util.canonical_json import canonical_digest
 from envbuild.util.errors import BuildError, HashMismatch, LockError, some
 
 
-def compiled_wheels(source: Source, lock: Lock) -> tuple[BuiltWheel, ...]:
+def compiled_wheels(loaded: LoadedProfile, lock: Lock) -> tuple[BuiltWheel, ...]:
     """Return the wheels of a lock's extensions. Raises BuildError if one is not in the cache."""
     found = []
     for extension in lock.extensions:
         wheel = find_wheel(lock, extension)
         if wheel is None:
             raise BuildError(
-                f"{extension.name} is not compiled, which needs an engine", hint=f"envbuild build {source.known}"
+                f"{extension.name} is not compiled, which needs an engine", hint=f"envbuild build {loaded.known}"
             )
         found.append(wheel)
     return tuple(found)

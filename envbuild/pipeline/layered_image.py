@@ -16,7 +16,7 @@ from envbuild.pipeline.model import StepResult
 from envbuild.pipeline.progress_events import Listener
 from envbuild.pipeline.step_context import StepContext
 from envbuild.pipeline.workflows import exclusive_run
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve.plan_resolver import Plan
 
 
@@ -36,17 +36,17 @@ def export_image(name: str, target: Path, listener: Listener) -> ExportedImage:
     folder. Needs no engine. Raises OutOfDate unless the lock is current, BuildError if an extension is not compiled."""
     context = StepContext(listener)
     with exclusive_run(context, name, dict):
-        source = context.step("load profile", load_profile, name)
-        plan = context.step("resolve", resolve_profile, source)
-        lock = context.step("lock", _current_lock, source, plan)
-        wheels = compiled_wheels(source, lock)
+        loaded = context.step("load profile", load_profile, name)
+        plan = context.step("resolve", resolve_profile, loaded)
+        lock = context.step("lock", _current_lock, loaded, plan)
+        wheels = compiled_wheels(loaded, lock)
         description = context.step("download", describe_image, context, plan, lock, wheels)
-        image = context.step("export", _export, context, description, target, source.name)
-    return ExportedImage(source.name, lock.id, image.id, image.manifest.digest, str(target))
+        image = context.step("export", _export, context, description, target, loaded.name)
+    return ExportedImage(loaded.name, lock.id, image.id, image.manifest.digest, str(target))
 
 
-def _current_lock(source: Source, plan: Plan) -> StepResult[Lock]:
-    lock = lock_file.current(lock_file.read(source.known_lock), plan, source.lock_file)
+def _current_lock(loaded: LoadedProfile, plan: Plan) -> StepResult[Lock]:
+    lock = lock_file.current(lock_file.read(loaded.known_lock), plan, loaded.lock_file)
     return StepResult(lock, cached=True, note=lock.short)
 
 

@@ -16,7 +16,7 @@ from envbuild.image.build_records_and_comparison import Record
 from envbuild.image.docker_engine import Image
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline.progress_events import Step
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.profile.project_shapes_and_script import Script
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.testrun import selftest_job
@@ -37,7 +37,7 @@ class StepResult(Generic[T]):
 
 
 @dataclass(frozen=True)
-class On:
+class RunnerOptions:
     """Where the self-test runs. `runner`: None means as configured in the site's settings. `given`: maps a runner's
     name to settings that override the site's. `resume`: the id of a job started there earlier. `gpu`: the GPU model to
     test on, one of the profile's. `nodes`: if more than one, the self-test also runs on that many nodes together."""
@@ -49,8 +49,8 @@ class On:
     nodes: int = 1
 
 
-HERE = On("local")
-AS_CONFIGURED = On()
+ON_THIS_MACHINE = RunnerOptions("local")
+AS_CONFIGURED = RunnerOptions()
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,14 @@ class Options:
 class Recipe:
     """What an image is built from. `dockerfile`: the text rendered from the lock."""
 
-    source: Source
+    loaded: LoadedProfile
     plan: Plan
     lock: Lock
     dockerfile: str
 
     @property
     def name(self) -> str:
-        return self.source.name
+        return self.loaded.name
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,11 @@ class BuiltImage:
 class SelfTestOrder:
     """A self-test to run. `versions` and `python`: those that it must find, by distribution and as in 3.11."""
 
-    source: Source
+    loaded: LoadedProfile
     versions: Mapping[str, str]
     python: str
     request: RunRequest = selftest_job.ALL
-    on: On = HERE
+    on: RunnerOptions = ON_THIS_MACHINE
 
 
 MakeState = Literal["verified", "unverified", "built", "failed"]
@@ -129,8 +129,8 @@ class StepRow:
 class MakeDocument:
     """The document of `make`, `build` and `test --record`. `state`: built if evidence was not looked at. `statement`:
     the file of the evidence that this run wrote; `signed_statement`: its signed form, if a key is set. `findings`:
-    those of the audit, if they refused the image. `reasons`: why the image could not be tested here, if that was
-    allowed."""
+    those of the audit, if they refused the image. `reasons`: why the image is not proved, apart from failures: what
+    this machine lacks (as in `make --dry-run`), skipped: a probe, or evidence: missing for a GPU model."""
 
     profile: str
     state: MakeState
@@ -168,7 +168,7 @@ class MakeResult:
     proofs: tuple[Proof, ...] = ()
     notes: tuple[str, ...] = ()  # notes for the user, in addition to the steps
     advisories: tuple[AdvisoryRow, ...] = ()
-    reasons: tuple[Reason, ...] = ()  # why the image could not be tested here, which was allowed
+    reasons: tuple[Reason, ...] = ()  # why the image is not proved, apart from failures
 
     @property
     def state(self) -> MakeState:

@@ -25,7 +25,7 @@ from envbuild.image.docker_engine import Engine
 from envbuild.pipeline import line_lookup, preflight, preflight_steps
 from envbuild.pipeline.model import Options
 from envbuild.pipeline.progress_events import Event, Note, OutputLine, StepBegan, StepEnded, parse_event
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.testrun.selftest_job import RunRequest
 from envbuild.util import process_locks
@@ -121,28 +121,28 @@ class BatchRun:
     environment: Mapping[str, str]  # environment variables for the processes that sign
     stop: Stop = field(default_factory=Stop)
 
-    def make(self, name: str, source: Source) -> BatchOutcome:
+    def make(self, name: str, loaded: LoadedProfile) -> BatchOutcome:
         """Build the profile, wait for free resources, then test it. Raises nothing that a profile can cause."""
         begin = time.monotonic()
-        events = _ProfileEvents(source.name, self.show)
+        events = _ProfileEvents(loaded.name, self.show)
         with self.builds.taking(1):
             code, document = self._run("build", name, events, no_cache=self.wanted.no_cache)
         if code == 0:
             built = document
-            with self._units_to_test(source) as gpus:
+            with self._units_to_test(loaded) as gpus:
                 code, document = self._run("make", name, events, gpus, allow_unproved=self.wanted.allow_unproved)
             document = {**document, "steps": _joined(built.get("steps", ()), document.get("steps", ()))}
             document |= {"notes": list(dict.fromkeys([*built.get("notes", ()), *document.get("notes", ())]))}
-        return BatchOutcome(source.name, code, time.monotonic() - begin, document, source.known)
+        return BatchOutcome(loaded.name, code, time.monotonic() - begin, document, loaded.known)
 
     @contextlib.contextmanager
-    def _units_to_test(self, source: Source) -> Iterator[tuple[str, ...]]:
+    def _units_to_test(self, loaded: LoadedProfile) -> Iterator[tuple[str, ...]]:
         """Yield the GPUs that this self-test must use; an empty tuple if it may use all or needs none."""
-        if not source.profile.gpus:
+        if not loaded.profile.gpus:
             with self.cpu_tests.taking(1):
                 yield ()
             return
-        with self.gpus.taking(source.profile.gpu_count) as gpus:
+        with self.gpus.taking(loaded.profile.gpu_count) as gpus:
             yield gpus if self.wanted.gpus else ()
 
     def _run(
@@ -222,26 +222,26 @@ def make_profiles(
     signing key cannot be used.
     """
     engine = Engine()
-    found: dict[str, tuple[str, Source]] = {}
+    found: dict[str, tuple[str, LoadedProfile]] = {}
     outcomes = []
     signs = False  # some profile will be tested, and its evidence signed
     for name in dict.fromkeys(names):
         try:
             name, reason = _with_line(name, wanted)
-            source = profile_reader_and_overrides.load(name, wanted=wanted.requirements)
-            if source.name not in found:
-                signs |= _check_machine(engine, source, wanted, reason, show)
-            found.setdefault(source.name, (name, source))
+            loaded = profile_reader_and_overrides.load(name, wanted=wanted.requirements)
+            if loaded.name not in found:
+                signs |= _check_machine(engine, loaded, wanted, reason, show)
+            found.setdefault(loaded.name, (name, loaded))
         except EnvbuildError as error:
             code, document = _refused(error)
             outcomes.append(BatchOutcome(name, code, 0.0, document, quote(name)))
             done(outcomes[-1])
-    if wanted.gpus and found and not any(source.profile.gpus for _, source in found.values()):
+    if wanted.gpus and found and not any(loaded.profile.gpus for _, loaded in found.values()):
         raise UsageError("--gpus: none of these profiles names gpus", hint="they are tested on the CPU")
     environment = keys_and_signatures.for_children() if signs else {}
-    batch_run = _batch_run(engine, [source for _, source in found.values()], wanted, show, environment)
+    batch_run = _batch_run(engine, [loaded for _, loaded in found.values()], wanted, show, environment)
 
-    def one(item: tuple[str, Source]) -> BatchOutcome:
+    def one(item: tuple[str, LoadedProfile]) -> BatchOutcome:
         outcome = batch_run.make(*item)
         done(outcome)
         return outcome
@@ -262,7 +262,7 @@ def _with_line(name: str, wanted: BatchOptions) -> tuple[str, str]:
     return choice.line.profile, choice.reason
 
 
-def _check_machine(engine: Engine, source: Source, wanted: BatchOptions, reason: str, show: Show) -> bool:
+def _check_machine(engine: Engine, loaded: LoadedProfile, wanted: BatchOptions, reason: str, show: Show) -> bool:
     """Show the preflight of a profile, and return whether its self-test may run. Raises NotProved if no proof is
     possible here and that is not allowed. What is wrong with the profile or its lock is reported by its own
     process."""
@@ -274,19 +274,19 @@ def _check_machine(engine: Engine, source: Source, wanted: BatchOptions, reason:
         line_reason=reason,
     )
     try:
-        found = preflight_steps.examine(engine, source, plan_resolver.resolve(source), options)
+        found = preflight_steps.examine(engine, loaded, plan_resolver.resolve(loaded), options)
     except EnvbuildError:
         return True
     if found.proof != "proved":
         for line in preflight.preflight_lines(found):
-            show(source.name, Note(line))
+            show(loaded.name, Note(line))
     if found.proof == "impossible" and not wanted.allow_unproved:
-        raise preflight_steps.not_provable(source, found)
+        raise preflight_steps.not_provable(loaded, found)
     return found.proof in ("possible", "elsewhere")
 
 
 def _batch_run(
-    engine: Engine, profiles: Sequence[Source], wanted: BatchOptions, show: Show, environment: Mapping[str, str]
+    engine: Engine, profiles: Sequence[LoadedProfile], wanted: BatchOptions, show: Show, environment: Mapping[str, str]
 ) -> BatchRun:
     cpus, memory = int(engine.info.get("NCPU") or 1), int(engine.info.get("MemTotal") or 0)
     most = max((s.profile.selftest.memory_gb for s in profiles if not s.profile.gpus), default=1.0)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from envbuild.doctor import nvml_reader
 from envbuild.doctor.machine_readings import GpuReading
 from envbuild.evidence import profile_proofs
+from envbuild.facts.document_types import plain
 from envbuild.image import extension_wheel_build
 from envbuild.image.docker_engine import Engine
 from envbuild.image.oci import disk_space_needs, recorded_images
@@ -20,7 +21,7 @@ from envbuild.pipeline.preflight import SELECTED, Preflight, ProofMachine
 from envbuild.pipeline.selftest_steps import is_proved
 from envbuild.pipeline.step_context import StepContext
 from envbuild.pipeline.step_durations import BUILD_STEPS, TEST_STEPS
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.profile.model import Profile
 from envbuild.resolve import gpu_line_profiles, line_selection, minimum_driver
 from envbuild.resolve.plan_resolver import Plan
@@ -34,16 +35,16 @@ Agree = Callable[[str], bool]
 
 
 def run_preflight(
-    context: StepContext, source: Source, plan: Plan, options: Options, agree: Agree
+    context: StepContext, loaded: LoadedProfile, plan: Plan, options: Options, agree: Agree
 ) -> StepResult[Preflight]:
     """Look at the machine and show what `make` will do. Raises NotProved if no proof is possible here, unless the
     options allow that or the user agrees; EngineError if no engine responds: nothing can be built then; FileError or
     UsageError if evidence cannot be signed with the configured key. With `--locked`, a missing or stale lock is left
     to the next step, whose error names it."""
     engine = connect(context)
-    found = examine(engine, source, plan, options)
+    found = examine(engine, loaded, plan, options)
     if not options.unproved and any(reason.id == SELECTED for reason in found.reasons):
-        raise not_provable(source, found)  # a mistake in the command, whatever else is wrong
+        raise not_provable(loaded, found)  # a mistake in the command, whatever else is wrong
     if options.locked and not found.lock_current:
         return StepResult(found, note="the lock is missing or out of date")
     if isinstance(engine, EngineError):
@@ -53,7 +54,7 @@ def run_preflight(
         for line in lines:
             context.progress.say(line)
     if found.proof == "impossible" and not options.unproved and not agree(_question(found)):
-        raise not_provable(source, found)
+        raise not_provable(loaded, found)
     if found.proof in ("possible", "elsewhere"):
         context.require_signer()
     return StepResult(found, cached=found.proof == "proved", note=lines[-1])
@@ -63,23 +64,23 @@ def _question(found: Preflight) -> str:
     return f"{found.profile} cannot be proved here ({found.reasons_text}). Build it without a proof?"
 
 
-def not_provable(source: Source, found: Preflight) -> NotProved:
+def not_provable(loaded: LoadedProfile, found: Preflight) -> NotProved:
     """The error for a profile that cannot be proved here, before anything is fetched."""
     error = NotProved(
-        f"{source.name} cannot be proved here: {found.reasons_text}",
-        hint="\n".join([*_other_line(source, found), _ANYWAY.format(source.known)]),
+        f"{loaded.name} cannot be proved here: {found.reasons_text}",
+        hint="\n".join([*_other_line(loaded, found), _ANYWAY.format(loaded.known)]),
     )
-    error.partial = {"profile": source.name}
+    error.partial = {"profile": loaded.name, "reasons": plain(found.reasons)}
     return error
 
 
 _ANYWAY = "prove it on a machine that can, or build without a proof: --allow-unproved, or envbuild build {}"
 
 
-def _other_line(source: Source, found: Preflight) -> list[str]:
+def _other_line(loaded: LoadedProfile, found: Preflight) -> list[str]:
     """The line that supports the driver, or the drivers needed, if the driver is a reason."""
-    lines = gpu_line_profiles.lines_for(source)
-    own = next((one for one in lines if one.profile == source.name), None)
+    lines = gpu_line_profiles.lines_for(loaded)
+    own = next((one for one in lines if one.profile == loaded.name), None)
     if own is None or found.driver is None or own.refusal(found.driver) is None:
         return []
     return [line_selection.other_line(lines, own, found.driver)]
@@ -93,19 +94,19 @@ def connect(context: StepContext) -> Engine | EngineError:
         return error
 
 
-def examine(engine: Engine | EngineError, source: Source, plan: Plan, options: Options) -> Preflight:
+def examine(engine: Engine | EngineError, loaded: LoadedProfile, plan: Plan, options: Options) -> Preflight:
     """The preflight of a profile. Without an engine the image counts as missing, and no proof is possible here. Raises
     UsageError if --gpus is used with a cluster."""
-    profile, lock = source.profile, lock_file.read(source.known_lock)
+    profile, lock = loaded.profile, lock_file.read(loaded.known_lock)
     current = lock is not None and not lock.stale(plan)
     proved = built = False
     if not isinstance(engine, EngineError) and lock and current and not options.no_cache:
-        image = recorded_images.existing_image(engine, lock, source.name)
+        image = recorded_images.existing_image(engine, lock, loaded.name)
         built = image is not None
         if image:
-            proved = is_proved(profile_proofs.proofs_of(image.id, source.name, profile, lock))
+            proved = is_proved(profile_proofs.proofs_of(image.id, loaded.name, profile, lock))
     machine = ProofMachine("local") if proved else _machine(engine, profile, options)
-    line = gpu_line_profiles.as_line(source.name, line_selection.CURRENT, profile)
+    line = gpu_line_profiles.as_line(loaded.name, line_selection.CURRENT, profile)
     refused = line.refusal(machine.driver) if machine.driver else None
     proof, reasons = preflight.judge_proof(profile.gpus, profile.gpu_count, machine, refused, proved)
     compiling = lock is not None and _compiles(lock)
@@ -113,9 +114,9 @@ def examine(engine: Engine | EngineError, source: Source, plan: Plan, options: O
     disk = 0 if built else disk_space_needs.needed_bytes(lock, compiling) if lock else None
     done = ({"lock"} if current else set()) | (set() if compiling else {"extensions"})
     steps = (set() if built else BUILD_STEPS - done) | (TEST_STEPS if proof == "possible" else set())
-    expected = _expected(source.name, lock, steps)
+    expected = _expected(loaded.name, lock, steps)
     return Preflight(
-        profile=source.name,
+        profile=loaded.name,
         line_reason=options.line_reason,
         gpus=tuple(profile.gpus),
         gpu_count=profile.gpu_count,

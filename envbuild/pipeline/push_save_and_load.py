@@ -37,7 +37,7 @@ from envbuild.pipeline.progress_events import Listener, Note
 from envbuild.pipeline.step_context import PartialResult, StepContext
 from envbuild.pipeline.workflows import exclusive_run, existing
 from envbuild.profile import profile_name_lookup
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.registry.oci_types import Manifest, Reference, Target
 from envbuild.registry.registry_client import Repository
 from envbuild.resolve import plan_resolver
@@ -84,13 +84,13 @@ def push(name: str, target: str, listener: Listener, *, zstd: bool = False, unsi
     signer = _signer(unsigned)
     pushed = PartialResult(Pushed(name, signer.public.fingerprint if signer else None, reference.repository))
     with exclusive_run(context, name, pushed.document):
-        source, lock, image, evidence = _proved(context, name)
-        pushed.update(profile=source.name, lock=lock.id, image=image.id, evidence=evidence)
+        loaded, lock, image, evidence = _proved(context, name)
+        pushed.update(profile=loaded.name, lock=lock.id, image=image.id, evidence=evidence)
         place = Repository(reference)
         manifest = context.step("push image", _push_image, context, place, image, zstd)
         pushed.update(digest=manifest.digest)
-        subject = Subject(repository(source.name), image.id, reference.repository, manifest.digest)
-        statements = statements_of(source, lock, image, subject)
+        subject = Subject(repository(loaded.name), image.id, reference.repository, manifest.digest)
+        statements = statements_of(loaded, lock, image, subject)
         pushed.update(statements=len(statements))
         context.step("evidence", _publish_evidence, place, manifest, statements, signer)
         pushed.update(tags=context.step("tags", _set_tags, place, manifest, lock), state="complete")
@@ -119,19 +119,19 @@ def save_image(name: str, file: Path, listener: Listener, *, unsigned: bool = Fa
         exclusive_run(context, name, result.document),
         temporary_files.folder("save", inside=file.parent) as folder,
     ):
-        source, lock, image, evidence = _proved(context, name)
-        result.update(profile=source.name, lock=lock.id, image=image.id, evidence=evidence)
+        loaded, lock, image, evidence = _proved(context, name)
+        result.update(profile=loaded.name, lock=lock.id, image=image.id, evidence=evidence)
         place = oci_layout_writer.Folder(folder / "layout")
         manifest = context.step("save image", _copy_image, context, place, image)
         result.update(digest=manifest.digest)
-        place.put_manifest(source.name, manifest)
-        subject = Subject(repository(source.name), image.id, str(file.name), manifest.digest)
-        statements = statements_of(source, lock, image, subject)
+        place.put_manifest(loaded.name, manifest)
+        subject = Subject(repository(loaded.name), image.id, str(file.name), manifest.digest)
+        statements = statements_of(loaded, lock, image, subject)
         result.update(statements=len(statements))
         context.step("evidence", _publish_evidence, place, manifest, statements, signer)
         files = {
-            saved_image_file.LOCK: source.known_lock.read_bytes(),
-            saved_image_file.PROFILE: source.name.encode(),
+            saved_image_file.LOCK: loaded.known_lock.read_bytes(),
+            saved_image_file.PROFILE: loaded.name.encode(),
         }
         files |= {saved_image_file.KEY: signer.public.pem} if signer else {}
         partial = folder / "image.tar"
@@ -180,20 +180,20 @@ def load_saved_image(file: Path, policy: Policy, listener: Listener) -> tuple[Ve
     return verdict, tag
 
 
-def _proved(context: StepContext, name: str) -> tuple[Source, Lock, Image, tuple[ProofRow, ...]]:
+def _proved(context: StepContext, name: str) -> tuple[LoadedProfile, Lock, Image, tuple[ProofRow, ...]]:
     """Return the profile, its current lock, the image built from it and its evidence. Raises NotProved if the image is
     not verified for every GPU model."""
-    source = context.step("load profile", load_profile, name)
-    lock, image = existing(context, source)
-    wanted = profile_proofs.wanted(source.name, source.profile, lock)
+    loaded = context.step("load profile", load_profile, name)
+    lock, image = existing(context, loaded)
+    wanted = profile_proofs.wanted(loaded.name, loaded.profile, lock)
     found = evidence_statements_and_store.newest_proofs(
-        image.id, wanted, profile_proofs.models_to_prove(source.profile)
+        image.id, wanted, profile_proofs.models_to_prove(loaded.profile)
     )
     missing = [f"{proof.model}: {proof.reason}" for proof in found if proof.state != "proved"]
     if missing:
-        text = f"{source.name} is not proved on all of its GPUs: nothing is published"
-        raise NotProved(text, hint="\n".join([*missing, f"run: envbuild make {source.known}"]))
-    return source, lock, image, profile_proofs.proof_rows(found)
+        text = f"{loaded.name} is not proved on all of its GPUs: nothing is published"
+        raise NotProved(text, hint="\n".join([*missing, f"run: envbuild make {loaded.known}"]))
+    return loaded, lock, image, profile_proofs.proof_rows(found)
 
 
 def _push_image(context: StepContext, place: Repository, image: Image, zstd: bool) -> StepResult[Manifest]:
@@ -201,26 +201,26 @@ def _push_image(context: StepContext, place: Repository, image: Image, zstd: boo
     return StepResult(found, cached=there, note=found.digest)
 
 
-def statements_of(source: Source, locked: Lock, image: Image, subject: Subject) -> list[tuple[str, bytes]]:
+def statements_of(loaded: LoadedProfile, locked: Lock, image: Image, subject: Subject) -> list[tuple[str, bytes]]:
     """Return every statement about an image as (kind, payload): its build, its contents, and each run of its
     self-test."""
     made = [
-        in_toto_statements.slsa_provenance(build_details(source, locked, image), subject),
-        in_toto_statements.sbom(sbom.make_sbom(source.name, locked, image.id), subject),
+        in_toto_statements.slsa_provenance(build_details(loaded, locked, image), subject),
+        in_toto_statements.sbom(sbom.make_sbom(loaded.name, locked, image.id), subject),
     ]
     for path, record in evidence_statements_and_store.stored(image.id):
-        if (record.profile, record.lock) == (source.name, locked.id):
+        if (record.profile, record.lock) == (loaded.name, locked.id):
             made.append(
                 in_toto_statements.test_result(record, evidence_statements_and_store.record_text(path), subject)
             )
     return [(one.predicate_type, in_toto_statements.canonical(one)) for one in made]
 
 
-def build_details(source: Source, locked: Lock, image: Image) -> BuildDetails:
+def build_details(loaded: LoadedProfile, locked: Lock, image: Image) -> BuildDetails:
     """Return what this envbuild recorded about the build. Wheels that are not in the store any more are downloaded
     again."""
     record = next(record for record in build_records_and_comparison.all_records(image.id) if record.lock == locked.id)
-    plan = plan_resolver.resolve(source)
+    plan = plan_resolver.resolve(loaded)
     wheel_resolution_and_download.fetch_wheels(
         locked.wheels, plan.python, plan.glibc, sha256_file_store.wheel_store(), lambda file, count: None
     )
@@ -229,10 +229,10 @@ def build_details(source: Source, locked: Lock, image: Image) -> BuildDetails:
         for item in locked.wheels
     }
     return BuildDetails(
-        profile=source.name,
-        document=source.document.data,
+        profile=loaded.name,
+        document=loaded.document.data,
         lock=locked,
-        lock_text=source.known_lock.read_text(encoding="utf-8"),
+        lock_text=loaded.known_lock.read_text(encoding="utf-8"),
         facts=fact_file_reader.facts_digest(),
         recipe=record.recipe,
         versions={"envbuild": importlib.metadata.version("envbuild"), "engine": record.builder},

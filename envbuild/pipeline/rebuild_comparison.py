@@ -13,7 +13,7 @@ from envbuild.pipeline.model import BuiltImage, MakeResult, Recipe
 from envbuild.pipeline.progress_events import Listener
 from envbuild.pipeline.step_context import PartialResult, StepContext
 from envbuild.pipeline.workflows import one_run_per_profile
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.registry import image_content_reader, layer_comparison
 from envbuild.registry.image_content_reader import StoredImage
 from envbuild.registry.oci_types import digest_in
@@ -97,8 +97,8 @@ def _compare(context: StepContext, rebuilt: Image, proved: StoredImage) -> Reaso
 def _rebuild(context: StepContext, name: str, build: SignedBuild) -> BuiltImage:
     """Build the image under a separate name, without the build cache."""
     with temporary_files.folder("rebuild") as folder:
-        source = Source(name, folder / "profiles" / f"{name}.yaml", build.profile, build.document)
-        plan = plan_resolver.resolve(source)
+        loaded = LoadedProfile(name, folder / "profiles" / f"{name}.yaml", build.profile, build.document)
+        plan = plan_resolver.resolve(loaded)
         lock = fetch_base(context, plan, build.lock, lock_again=False)
-        recipe = Recipe(source, plan, lock, dockerfile_renderer.render(lock, name))
+        recipe = Recipe(loaded, plan, lock, dockerfile_renderer.render(lock, name))
         return find_or_build_image(context, recipe, no_cache=True)

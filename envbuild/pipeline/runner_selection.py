@@ -11,7 +11,7 @@ from envbuild.image.docker_engine import Engine, Image
 from envbuild.pipeline.model import SelfTestOrder
 from envbuild.profile.model import Profile
 from envbuild.registry.registry_client import Repository
-from envbuild.runners.docker_runner import Local
+from envbuild.runners.docker_runner import DockerRunner
 from envbuild.runners.kubernetes import kubernetes_settings
 from envbuild.runners.kubernetes.kubernetes_runner import ALONE, Kubernetes
 from envbuild.runners.runner_interface import Runner
@@ -41,7 +41,7 @@ def runner(
     is called before a push with a runner of such a placeholder image, to raise errors that would otherwise occur only
     after the push. Raises UsageError for incompatible options, SettingsError for invalid site settings.
     """
-    on, name = order.on, order.source.name
+    on, name = order.on, order.loaded.name
     chosen = on.runner or settings.setting("on") or "local"
     for other in on.given:
         if other != chosen:
@@ -55,7 +55,7 @@ def runner(
             "--resume continues one job, and --nodes submits two", hint="leave --nodes out, or submit a new job"
         )
     if chosen == "local":
-        return Local(engine, image)
+        return DockerRunner(engine, image)
     refuse_selected_gpus(chosen, order.request)
     given, known = on.given.get(chosen, {}), database.gpus().__contains__
     made: Callable[[str | None], Runner]
@@ -71,9 +71,9 @@ def runner(
             on_line(ALONE)
         registry, made = place.registry, partial(Kubernetes, place, image, profile=name, resume=on.resume)
     if dry:
-        return made(_known(registry, engine, image, on_line))
+        return made(_reference_without_push(registry, engine, image, on_line))
     validate(made(f"{_repository(registry).reference.repository}@{_ZEROS}" if registry else None))
-    return made(_fetched(registry, engine, image, on_line))
+    return made(_push_image(registry, engine, image, on_line))
 
 
 _ZEROS = f"sha256:{0:064}"  # placeholder digest of an image that is not pushed yet
@@ -93,7 +93,7 @@ def _repository(registry: str) -> Repository:
     return Repository(registry_push.parse_repository(registry))
 
 
-def _fetched(registry: str | None, engine: Engine, image: Image, on_line: Callable[[str], None]) -> str | None:
+def _push_image(registry: str | None, engine: Engine, image: Image, on_line: Callable[[str], None]) -> str | None:
     """Push the image if needed and return the name by which a node pulls it from the registry; None without a
     registry."""
     if not registry:
@@ -102,7 +102,9 @@ def _fetched(registry: str | None, engine: Engine, image: Image, on_line: Callab
     return f"{place.reference.repository}@{registry_push.pushed(engine, place, image, on_line)[0].digest}"
 
 
-def _known(registry: str | None, engine: Engine, image: Image, on_line: Callable[[str], None]) -> str | None:
+def _reference_without_push(
+    registry: str | None, engine: Engine, image: Image, on_line: Callable[[str], None]
+) -> str | None:
     """Return the same name without pushing: with the image's digest if the registry has it, else with zeros."""
     if not registry:
         return None

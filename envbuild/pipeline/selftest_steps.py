@@ -23,9 +23,9 @@ from envbuild.pipeline import runner_selection
 from envbuild.pipeline.model import SelfTestOrder, StepResult, probe_counts
 from envbuild.pipeline.progress_events import Progress
 from envbuild.pipeline.step_context import StepContext
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.runners import docker_runner
-from envbuild.runners.runner_interface import Runner, Scheduled, Watch
+from envbuild.runners.runner_interface import Runner, Scheduled, Watch, runs_in_container
 from envbuild.testrun import expected_hardware, output_judge, selftest_job
 from envbuild.testrun.run_result import TestRun
 from envbuild.testrun.selftest_job import Expectations, Job
@@ -69,10 +69,10 @@ def cluster_jobs(order: SelfTestOrder, runner: Runner) -> list[Job]:
 def job_for(order: SelfTestOrder, runner: Runner, nodes: int = 1) -> Job:
     """Return the job for the runner. `nodes`: if more than one, the job runs only the probe that needs several
     nodes."""
-    profile = order.source.profile
+    profile = order.loaded.profile
     request = replace(order.request, probes=(selftest_job.ACROSS,)) if nodes > 1 else order.request
     models = runner_selection.models_to_test(profile, order.on.gpu)
-    selftest = profile.selftest if runner.image else selftest_job.on_host(profile.selftest, request)
+    selftest = profile.selftest if runs_in_container(runner) else selftest_job.on_host(profile.selftest, request)
     gpu_names = [name for gpu in models for name in database.gpus()[gpu].all_names]
     hardware = expected_hardware.expected_hardware(profile)
     hardware |= {"nodes": nodes} if nodes > 1 else {}
@@ -85,8 +85,8 @@ def test_on_one_node(progress: Progress, order: SelfTestOrder, runner: Runner) -
     """Run the self-test on one node. Without an image it runs unconfined."""
     job = job_for(order, runner)
     run = output_judge.judge_output(runner.run(job, _watch(progress, job)), job.nonce, job.require)
-    if not runner.image:
-        run = run.leaving_out(selftest_job.left_out_on_host(order.source.profile.selftest, order.request))
+    if not runs_in_container(runner):
+        run = run.leaving_out(selftest_job.left_out_on_host(order.loaded.profile.selftest, order.request))
     return StepResult(run, note=probe_counts(run))
 
 
@@ -101,7 +101,7 @@ def test_across_nodes(progress: Progress, order: SelfTestOrder, runner: Runner, 
 
 def memory_limit(order: SelfTestOrder, runner: Runner) -> float | None:
     """The memory that the self-test's container may use, in GB; None without a container."""
-    return order.source.profile.selftest.memory_gb if runner.image else None
+    return order.loaded.profile.selftest.memory_gb if runs_in_container(runner) else None
 
 
 def _watch(progress: Progress, job: Job) -> Watch:
@@ -130,16 +130,16 @@ def show_earlier_evidence(proofs: Sequence[Proof]) -> StepResult[None]:
 
 
 def write_evidence(
-    context: StepContext, source: Source, lock: Lock, image: Image, run: TestRun, signer: Signer | None
+    context: StepContext, loaded: LoadedProfile, lock: Lock, image: Image, run: TestRun, signer: Signer | None
 ) -> StepResult[WrittenEvidence]:
     """Write the run record, and if there is a signer, its signed statement."""
     now = datetime.datetime.now(datetime.UTC)
-    engine = str(run.where.get("engine") or f"docker {context.engine.version}")
-    wanted = profile_proofs.wanted(source.name, source.profile, lock)
+    engine = (run.where and run.where.engine) or f"docker {context.engine.version}"
+    wanted = profile_proofs.wanted(loaded.name, loaded.profile, lock)
     machine = asdict(cpu_memory_and_os.read()) if context.engine.data_folder and not run.where else None
     record = evidence_statements_and_store.run_record(image, wanted, run, engine, now, machine)
     file = evidence_statements_and_store.save(record, run.where)
-    proofs = profile_proofs.proofs_of(image.id, source.name, source.profile, lock)
+    proofs = profile_proofs.proofs_of(image.id, loaded.name, loaded.profile, lock)
     return sign_evidence(context, record, WrittenEvidence(file, proofs), signer)
 
 
@@ -164,16 +164,16 @@ def sign_evidence(
     )
 
 
-def tags_of(context: StepContext, source: Source, image: Image) -> tuple[str, ...]:
+def tags_of(context: StepContext, loaded: LoadedProfile, image: Image) -> tuple[str, ...]:
     """Return the image's tags in the profile's repository."""
-    named = repository(source.name)
+    named = repository(loaded.name)
     tags = sorted(context.engine.tags(named).items())
     return tuple(f"{named}:{tag}" for tag, handle in tags if handle == image.handle)
 
 
-def tag_verified(context: StepContext, source: Source, image: Image) -> StepResult[str]:
+def tag_verified(context: StepContext, loaded: LoadedProfile, image: Image) -> StepResult[str]:
     """Set the tag `verified` and return it. Raises EngineError if another process moved it meanwhile."""
-    engine, named = context.engine, repository(source.name)
+    engine, named = context.engine, repository(loaded.name)
     cached = engine.tags(named).get(VERIFIED) == image.handle
     if not cached:
         engine.tag(image, named, VERIFIED)
@@ -182,11 +182,13 @@ def tag_verified(context: StepContext, source: Source, image: Image) -> StepResu
     return StepResult(f"{named}:{VERIFIED}", cached=cached, note=f"{named}:{VERIFIED}")
 
 
-def withdraw_verified(context: StepContext, source: Source, image: Image, tags: Sequence[str]) -> tuple[str, ...]:
+def withdraw_verified(
+    context: StepContext, loaded: LoadedProfile, image: Image, tags: Sequence[str]
+) -> tuple[str, ...]:
     """Remove the tag `verified` from an image whose latest self-test failed, if it has that tag. Return those of its
     `tags` that remain."""
-    tag = f"{repository(source.name)}:{VERIFIED}"
-    if context.engine.tags(repository(source.name)).get(VERIFIED) != image.handle:
+    tag = f"{repository(loaded.name)}:{VERIFIED}"
+    if context.engine.tags(repository(loaded.name)).get(VERIFIED) != image.handle:
         return tuple(tags)
     context.engine.remove(tag)
     context.progress.say(f"{tag} is withdrawn: its image failed the self-test")

@@ -32,12 +32,12 @@ def bisect(name: str, hunt: Hunt, listener: Listener) -> Bisection:
     context = StepContext(listener)
     done = PartialResult(Bisection(name, hunt))
     with workflows.exclusive_run(context, name, done.document):
-        source = context.step("load profile", load_profile, name)
-        plan = context.step("resolve", resolve_profile, source)
-        done.update(profile=source.name)
+        loaded = context.step("load profile", load_profile, name)
+        plan = context.step("resolve", resolve_profile, loaded)
+        done.update(profile=loaded.name)
         gpus = plan.choice.situation.gpus
         if probe_catalogue_reader.known_probes()[hunt.probe].needs == "cuda" and not gpus:
-            raise UsageError(f"{hunt.probe} needs a GPU; {source.name} is for the CPU")
+            raise UsageError(f"{hunt.probe} needs a GPU; {loaded.name} is for the CPU")
         trial = Options(
             tolerant=True,
             request=RunRequest(probes=tuple(dict.fromkeys((*([_IDENTITY] if gpus else []), hunt.probe)))),
@@ -78,17 +78,17 @@ def _try_version(name: str, options: Options, hunt: Hunt, listener: Listener) ->
     known = PartialResult(MakeResult(name))
     begin = time.monotonic()
     try:
-        source = context.step("load profile", load_profile, name, options.request.gpus, options)
-        known.update(name=source.name)
-        plan = context.step("resolve", resolve_profile, source)
-        lock = context.step("lock", lock_profile, context, source, plan, options)
+        loaded = context.step("load profile", load_profile, name, options.request.gpus, options)
+        known.update(name=loaded.name)
+        plan = context.step("resolve", resolve_profile, loaded)
+        lock = context.step("lock", lock_profile, context, loaded, plan, options)
         known.update(lock=lock)
-        built = workflows.render_and_build(context, source, plan, lock, options)
+        built = workflows.render_and_build(context, loaded, plan, lock, options)
         known.update(image=built.image, new_records=built.new_records)
     except (ProfileError, CheckFailed) as error:
         passed, reason = None, error.message
     else:
-        order = SelfTestOrder(source, lock.versions, lock.python, options.request)
+        order = SelfTestOrder(loaded, lock.versions, lock.python, options.request)
         runner = select_runner(context, order, built.image)
         run = workflows.run_selftest(context, order, runner)
         passed, reason = _outcome(replace(known.value, run=run), hunt)

@@ -26,13 +26,13 @@ from envbuild.pipeline.image_steps import (
 )
 from envbuild.pipeline.model import (
     AS_CONFIGURED,
-    HERE,
+    ON_THIS_MACHINE,
     BuiltImage,
     MakeDocument,
     MakeResult,
-    On,
     Options,
     Recipe,
+    RunnerOptions,
     SelfTestOrder,
 )
 from envbuild.pipeline.preflight import Preflight
@@ -54,15 +54,16 @@ from envbuild.pipeline.selftest_steps import (
 )
 from envbuild.pipeline.step_context import PartialResult, StepContext
 from envbuild.profile import profile_name_lookup
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.resolve.plan_resolver import Plan
-from envbuild.runners.host_runner import Here
+from envbuild.runners.host_runner import HostRunner
 from envbuild.runners.runner_interface import Runner, Scheduled
 from envbuild.testrun.run_result import TestRun
 from envbuild.testrun.selftest_job import ALL, RunRequest
 from envbuild.util import process_locks
 from envbuild.util.errors import BuildError, CheckFailed, EnvbuildError, Interrupted, NotProved, UsageError
+from envbuild.util.untrusted_input_errors import Reason
 
 
 def make(name: str, options: Options, listener: Listener, agree: Agree = lambda question: False) -> MakeResult:
@@ -70,23 +71,23 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
 
     Raises what the steps raise; CheckFailed if the self-test fails; NotProved before anything is fetched if the
     self-test cannot verify the image here, unless the options allow that or the user agrees, and after the build if the
-    image is not verified on every GPU model."""
+    image is not verified on every GPU model, unless the options allow that: then the result has the reasons."""
     keys_and_signatures.take_passphrase()  # from `make A B`, before a child process could inherit it
     context = StepContext(listener, options.builder)
     with exclusive_make_run(context, name, options.requirements) as known:
-        source = context.step("load profile", load_profile, name, options.request.gpus, options)
-        known.update(name=source.name)  # the user may have typed a GPU or a path
-        plan = context.step("resolve", resolve_profile, source)
+        loaded = context.step("load profile", load_profile, name, options.request.gpus, options)
+        known.update(name=loaded.name)  # the user may have typed a GPU or a path
+        plan = context.step("resolve", resolve_profile, loaded)
         known.update(advisories=plan.choice.states)
-        preflight = context.step("preflight", run_preflight, context, source, plan, options, agree)
+        preflight = context.step("preflight", run_preflight, context, loaded, plan, options, agree)
 
-        lock = context.step("lock", lock_profile, context, source, plan, options)
+        lock = context.step("lock", lock_profile, context, loaded, plan, options)
         known.update(lock=lock)
-        built = render_and_build(context, source, plan, lock, options)
+        built = render_and_build(context, loaded, plan, lock, options)
         image = built.image
-        known.update(image=image, new_records=built.new_records, tags=(image_tag(source, lock),))
+        known.update(image=image, new_records=built.new_records, tags=(image_tag(loaded, lock),))
 
-        proofs = profile_proofs.proofs_of(image.id, source.name, source.profile, lock)
+        proofs = profile_proofs.proofs_of(image.id, loaded.name, loaded.profile, lock)
         known.update(proofs=proofs)
         if is_proved(proofs):
             known.update(run=context.step("self-test", read_earlier_run, image, proofs))
@@ -96,21 +97,23 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
             return known.value
         else:
             signer = context.signer  # before the long part: it may prompt for a passphrase
-            order = SelfTestOrder(source, lock.versions, lock.python, options.request, AS_CONFIGURED)
+            order = SelfTestOrder(loaded, lock.versions, lock.python, options.request, AS_CONFIGURED)
             runner = select_runner(context, order, image)
             run = context.step("self-test", test_on_one_node, context.progress, order, runner)
             known.update(run=run, memory_gb=memory_limit(order, runner))
             try:
-                written = context.step("evidence", write_evidence, context, source, lock, image, run, signer)
+                written = context.step("evidence", write_evidence, context, loaded, lock, image, run, signer)
                 known.update(statement=written.file, signed_statement=written.signed, proofs=written.proofs)
             finally:  # also if the evidence cannot be written
                 if run.failures() and not options.trial:
-                    known.update(tags=withdraw_verified(context, source, image, known.value.tags))
-            require_passed(known.value)
+                    known.update(tags=withdraw_verified(context, loaded, image, known.value.tags))
+            require_no_failure(known.value)
+            known.update(reasons=reasons_not_proved(known.value, trial=options.trial))
+            if not options.unproved:
+                require_proved(known.value)
 
-        if not options.trial:
-            require_verified(known.value)
-            verified = context.step("tag", tag_verified, context, source, image)
+        if not (known.value.reasons or options.trial):
+            verified = context.step("tag", tag_verified, context, loaded, image)
             known.update(tags=(*known.value.tags, verified))
     return known.value
 
@@ -119,56 +122,62 @@ def build_only(name: str, options: Options, listener: Listener) -> MakeResult:
     """Build the layers and set the tags: the steps of `make` without preflight, self-test and evidence."""
     context = StepContext(listener, options.builder)
     with exclusive_make_run(context, name, options.requirements) as known:
-        source = context.step("load profile", load_profile, name, options.request.gpus, options)
-        known.update(name=source.name)
-        plan = context.step("resolve", resolve_profile, source)
+        loaded = context.step("load profile", load_profile, name, options.request.gpus, options)
+        known.update(name=loaded.name)
+        plan = context.step("resolve", resolve_profile, loaded)
         known.update(advisories=plan.choice.states)
-        lock = context.step("lock", lock_profile, context, source, plan, options)
+        lock = context.step("lock", lock_profile, context, loaded, plan, options)
         known.update(lock=lock)
-        built = render_and_build(context, source, plan, lock, options)
-        known.update(image=built.image, new_records=built.new_records, tags=(image_tag(source, lock),))
+        built = render_and_build(context, loaded, plan, lock, options)
+        known.update(image=built.image, new_records=built.new_records, tags=(image_tag(loaded, lock),))
     return known.value
 
 
-def render_and_build(context: StepContext, source: Source, plan: Plan, lock: Lock, options: Options) -> BuiltImage:
+def render_and_build(
+    context: StepContext, loaded: LoadedProfile, plan: Plan, lock: Lock, options: Options
+) -> BuiltImage:
     """Write the Dockerfile of the lock, and find or build its image."""
-    dockerfile = context.step("render", render_dockerfile, source, lock, options)
+    dockerfile = context.step("render", render_dockerfile, loaded, lock, options)
     # Runs those of the steps "extensions", "build", "load" and "audit" that are needed.
-    return find_or_build_image(context, Recipe(source, plan, lock, dockerfile), no_cache=options.no_cache)
+    return find_or_build_image(context, Recipe(loaded, plan, lock, dockerfile), no_cache=options.no_cache)
 
 
 def preview_make(name: str, options: Options, listener: Listener) -> Preflight:
     """Return what `make` would do. Fetches nothing and writes no file; to find a GPU, it may start a container."""
     context = StepContext(listener, options.builder)
     try:
-        source = load_profile(name, options.request.gpus, options).value
+        loaded = load_profile(name, options.request.gpus, options).value
     except profile_name_lookup.UnwrittenProfile as missing:
         context.note(missing.note)
-        source = profile_reader_and_overrides.unwritten(missing.gpu, options.pins)
+        loaded = profile_reader_and_overrides.unwritten(missing.gpu, options.pins)
     try:
-        return examine(connect(context), source, resolve_profile(source).value, options)
+        return examine(connect(context), loaded, resolve_profile(loaded).value, options)
     except EnvbuildError as error:
-        error.partial = {"profile": source.name, **error.partial}
+        error.partial = {"profile": loaded.name, **error.partial}
         raise
 
 
 def prove(
-    name: str, reference: str | None, listener: Listener, gpus: tuple[str, ...] = (), on: On = HERE
+    name: str,
+    reference: str | None,
+    listener: Listener,
+    gpus: tuple[str, ...] = (),
+    on: RunnerOptions = ON_THIS_MACHINE,
 ) -> MakeResult:
     """Run the self-test, write evidence and set the tag for an image built from this lock. Raises CheckFailed for any
     other image, and if the self-test fails; NotProved if a required probe was skipped, or if evidence is missing."""
     context = StepContext(listener)
     with exclusive_make_run(context, name) as known:
-        source = context.step("load profile", load_profile, name, gpus)
-        known.update(name=source.name)
-        lock, image = existing(context, source, reference)
-        _require_own_build(source, lock, image, reference)
+        loaded = context.step("load profile", load_profile, name, gpus)
+        known.update(name=loaded.name)
+        lock, image = existing(context, loaded, reference)
+        _require_own_build(loaded, lock, image, reference)
         # the status before the self-test: if it cannot run, the status does not change
-        proofs = profile_proofs.proofs_of(image.id, source.name, source.profile, lock)
-        known.update(image=image, lock=lock, tags=tags_of(context, source, image), proofs=proofs)
+        proofs = profile_proofs.proofs_of(image.id, loaded.name, loaded.profile, lock)
+        known.update(image=image, lock=lock, tags=tags_of(context, loaded, image), proofs=proofs)
 
         signer = context.signer  # before the long part: it may prompt for a passphrase
-        order = SelfTestOrder(source, lock.versions, lock.python, RunRequest(gpus=gpus), on)
+        order = SelfTestOrder(loaded, lock.versions, lock.python, RunRequest(gpus=gpus), on)
         runner = select_runner(context, order, image)
         run = context.step("self-test", test_on_one_node, context.progress, order, runner)
         known.update(run=run, memory_gb=memory_limit(order, runner))
@@ -176,53 +185,62 @@ def prove(
             run = context.step("nodes", test_across_nodes, context.progress, order, runner, run)
             known.update(run=run)
         try:
-            written = context.step("evidence", write_evidence, context, source, lock, image, run, signer)
+            written = context.step("evidence", write_evidence, context, loaded, lock, image, run, signer)
             known.update(statement=written.file, signed_statement=written.signed, proofs=written.proofs)
         finally:  # also if the evidence cannot be written
             if run.failures():
-                known.update(tags=withdraw_verified(context, source, image, known.value.tags))
-        require_passed(known.value)
+                known.update(tags=withdraw_verified(context, loaded, image, known.value.tags))
+        require_no_failure(known.value)
+        known.update(reasons=reasons_not_proved(known.value))
+        require_proved(known.value)
 
-        require_verified(known.value)
-        verified = context.step("tag", tag_verified, context, source, image)
+        verified = context.step("tag", tag_verified, context, loaded, image)
         known.update(tags=tuple(dict.fromkeys([*known.value.tags, verified])))  # it may have the tag already
     return known.value
 
 
-def _require_own_build(source: Source, lock: Lock, image: Image, reference: str | None) -> None:
+def _require_own_build(loaded: LoadedProfile, lock: Lock, image: Image, reference: str | None) -> None:
     """Raise CheckFailed unless this envbuild recorded that it built the image from the lock."""
     records = build_records_and_comparison.all_records(image.id)
-    if not any(recorded_images.matches(record, lock, source.name) for record in records):
+    if not any(recorded_images.matches(record, lock, loaded.name) for record in records):
         raise CheckFailed(
-            f"{reference or image.id} was not built by this envbuild from the lock of {source.name}",
-            hint=f"its self-test output could be forged; build it: envbuild build {source.known}, "
-            f"or only look: envbuild test {source.known}",
+            f"{reference or image.id} was not built by this envbuild from the lock of {loaded.name}",
+            hint=f"its self-test output could be forged; build it: envbuild build {loaded.known}, "
+            f"or only look: envbuild test {loaded.known}",
         )
 
 
-def test(name: str, reference: str | None, listener: Listener, request: RunRequest = ALL, on: On = HERE) -> MakeResult:
+def test(
+    name: str, reference: str | None, listener: Listener, request: RunRequest = ALL, on: RunnerOptions = ON_THIS_MACHINE
+) -> MakeResult:
     """Run the self-test, or the selected probes, and report; write no evidence and set no tag."""
     context = StepContext(listener)
-    source = context.step("load profile", load_profile, name, request.gpus)
-    lock, image = existing(context, source, reference)
-    order = SelfTestOrder(source, lock.versions, lock.python, request, on)
+    loaded = context.step("load profile", load_profile, name, request.gpus)
+    lock, image = existing(context, loaded, reference)
+    order = SelfTestOrder(loaded, lock.versions, lock.python, request, on)
     runner = select_runner(context, order, image)
     run = run_selftest(context, order, runner)
-    return MakeResult(source.name, lock=lock, image=image, run=run, memory_gb=memory_limit(order, runner))
+    return MakeResult(loaded.name, lock=lock, image=image, run=run, memory_gb=memory_limit(order, runner))
 
 
 def cluster_script(
-    name: str, reference: str | None, listener: Listener, on: On, request: RunRequest = ALL, *, brief: bool = False
+    name: str,
+    reference: str | None,
+    listener: Listener,
+    on: RunnerOptions,
+    request: RunRequest = ALL,
+    *,
+    brief: bool = False,
 ) -> str:
     """Return what `test` would submit to a cluster, `brief` as in Scheduled.script. For an image that is
     locked but not built, the digest is zeros. Raises UsageError if the runner uses no scheduler."""
     context = StepContext(listener)
-    source = context.step("load profile", load_profile, name, request.gpus)
-    lock, found = _locked_and_image(context, source, reference)
+    loaded = context.step("load profile", load_profile, name, request.gpus)
+    lock, found = _locked_and_image(context, loaded, reference)
     if found is None:
-        context.progress.say(f"{source.name} is not built: zeros stand for its image's digest")
+        context.progress.say(f"{loaded.name} is not built: zeros stand for its image's digest")
     image = found or Image(f"sha256:{0:064}", f"sha256:{0:064}", (), {}, {}, 0)
-    order = SelfTestOrder(source, lock.versions, lock.python, request, on)
+    order = SelfTestOrder(loaded, lock.versions, lock.python, request, on)
     runner = select_runner(context, order, image, dry=True)
     if not isinstance(runner, Scheduled):
         raise UsageError("--dry-run shows what a cluster is given", hint="--on slurm, or --on kubernetes")
@@ -239,12 +257,12 @@ def test_environment(name: str, python: str, listener: Listener, request: RunReq
     """Run the self-test with an interpreter of this machine, or that of a virtual environment's directory; needs no
     engine."""
     context = StepContext(listener)
-    source = context.step("load profile", load_profile, name, request.gpus)
-    lock = _current_lock(context, source)
-    runner = Here(python)
-    order = SelfTestOrder(source, plan_resolver.computing(lock.versions), lock.python, request)
+    loaded = context.step("load profile", load_profile, name, request.gpus)
+    lock = _current_lock(context, loaded)
+    runner = HostRunner(python)
+    order = SelfTestOrder(loaded, plan_resolver.computing(lock.versions), lock.python, request)
     run = run_selftest(context, order, runner)
-    return MakeResult(source.name, lock=lock, interpreter=runner.python, run=run)
+    return MakeResult(loaded.name, lock=lock, interpreter=runner.python, run=run)
 
 
 def run_selftest(context: StepContext, order: SelfTestOrder, runner: Runner) -> TestRun:
@@ -255,62 +273,85 @@ def run_selftest(context: StepContext, order: SelfTestOrder, runner: Runner) -> 
     return run
 
 
-def _current_lock(context: StepContext, source: Source) -> Lock:
+def _current_lock(context: StepContext, loaded: LoadedProfile) -> Lock:
     """Return the profile's lock. Raises OutOfDate if it does not match the profile."""
-    plan = context.step("resolve", resolve_profile, source)
-    return lock_file.current(lock_file.read(source.known_lock), plan, source.lock_file)
+    plan = context.step("resolve", resolve_profile, loaded)
+    return lock_file.current(lock_file.read(loaded.known_lock), plan, loaded.lock_file)
 
 
-def existing(context: StepContext, source: Source, reference: str | None = None) -> tuple[Lock, Image]:
+def existing(context: StepContext, loaded: LoadedProfile, reference: str | None = None) -> tuple[Lock, Image]:
     """Return a profile's current lock and an image in the engine: `reference`, else the one built from the lock."""
-    lock, image = _locked_and_image(context, source, reference)
+    lock, image = _locked_and_image(context, loaded, reference)
     if image is None:
-        older = recorded_images.older_image(context.engine, lock, source.name)
+        older = recorded_images.older_image(context.engine, lock, loaded.name)
         state = "was built by an older envbuild" if older else "is not built"
-        raise BuildError(f"{source.name} {state}", hint=f"run: envbuild build {source.known}")
+        raise BuildError(f"{loaded.name} {state}", hint=f"run: envbuild build {loaded.known}")
     return lock, image
 
 
-def _locked_and_image(context: StepContext, source: Source, reference: str | None) -> tuple[Lock, Image | None]:
+def _locked_and_image(context: StepContext, loaded: LoadedProfile, reference: str | None) -> tuple[Lock, Image | None]:
     """Like `existing`, but the image is None if none was built from the lock."""
-    lock = _current_lock(context, source)
+    lock = _current_lock(context, loaded)
     if reference is not None:
         return lock, context.engine.get(reference)
-    return lock, recorded_images.existing_image(context.engine, lock, source.name)
+    return lock, recorded_images.existing_image(context.engine, lock, loaded.name)
 
 
 def require_passed(result: MakeResult) -> None:
     """Raise CheckFailed, naming every failure, unless the self-test passed; NotProved if a required probe, or every
     probe, could not run."""
-    if result.run is None:
+    if result.run:
+        require_no_failure(result)
+        require_proved(replace(result, reasons=_skipped(result.run)))
+
+
+def require_no_failure(result: MakeResult) -> None:
+    """Raise CheckFailed, naming every failure, if the self-test failed."""
+    failures = result.run.failures() if result.run else ()
+    if not (result.run and failures):
         return
-    failures = result.run.failures()
-    if failures:
-        named = [failure.probe for failure in failures if failure.probe]
-        details = [f"{f.probe}: {f.detail}" if f.probe else f.detail for f in failures]
-        hints = details if named or len(failures) > 1 else []  # otherwise the message has the only detail
-        if result.run.out_of_memory and result.memory_gb:
-            hints.append(f"its container may take {result.memory_gb:g} GB: selftest: memory_gb in the profile")
-        raise CheckFailed(
-            f"the self-test of {result.name} failed: {', '.join(named) or failures[0].detail}",
-            hint="\n".join(hints) or None,
-        )
-    lacking = result.run.skipped_required or (() if result.run.passed else result.run.by_status("skipped"))
-    if lacking or not result.run.passed:
-        reasons = {probe.probe: probe.reason for probe in result.run.results}
+    named = [failure.probe for failure in failures if failure.probe]
+    details = [f"{f.probe}: {f.detail}" if f.probe else f.detail for f in failures]
+    hints = details if named or len(failures) > 1 else []  # otherwise the message has the only detail
+    if result.run.out_of_memory and result.memory_gb:
+        hints.append(f"its container may take {result.memory_gb:g} GB: selftest: memory_gb in the profile")
+    raise CheckFailed(
+        f"the self-test of {result.name} failed: {', '.join(named) or failures[0].detail}",
+        hint="\n".join(hints) or None,
+    )
+
+
+_SKIPPED = "skipped"  # id of the reason: a probe could not run
+
+
+def reasons_not_proved(result: MakeResult, *, trial: bool = False) -> tuple[Reason, ...]:
+    """Return why an image whose self-test did not fail is not verified: skipped probes, else missing evidence on some
+    GPU models, which does not matter in a `trial`."""
+    skipped = _skipped(result.run) if result.run else ()
+    if skipped or trial:
+        return skipped
+    missing = (proof for proof in result.proofs if proof.state != "proved")
+    return tuple(Reason("evidence", profile_proofs.reason(result.name, proof)) for proof in missing)
+
+
+def _skipped(run: TestRun) -> tuple[Reason, ...]:
+    """Return a reason for each required probe that was skipped; for each skipped probe if none passed."""
+    names = run.skipped_required or (() if run.passed else run.by_status("skipped"))
+    why = {probe.probe: probe.reason for probe in run.results}
+    reasons = tuple(Reason(_SKIPPED, f"{name}: {why[name]}") for name in names)
+    return reasons if reasons or run.passed else (Reason(_SKIPPED, "no probe ran"),)
+
+
+def require_proved(result: MakeResult) -> None:
+    """Raise NotProved if the result has reasons why it is not proved."""
+    if not result.reasons:
+        return
+    message = f"{result.name} is built, but not proved on all of its GPUs"
+    if result.run and any(reason.id == _SKIPPED for reason in result.reasons):
         built = "built, and " if result.image else ""
         why = "a required probe was skipped" if result.run.skipped_required else "no probe could run"
-        raise NotProved(
-            f"{result.name} is {built}not proved: {why}",
-            hint="\n".join(f"{name}: {reasons[name]}" for name in lacking),
-        )
-
-
-def require_verified(result: MakeResult) -> None:
-    """Raise NotProved unless the evidence verifies the image on every GPU model of its profile."""
-    if result.state != "verified":
-        missing = [profile_proofs.reason(result.name, proof) for proof in result.proofs if proof.state != "proved"]
-        raise NotProved(f"{result.name} is built, but not proved on all of its GPUs", hint="\n".join(missing))
+        message = f"{result.name} is {built}not proved: {why}"
+    raise NotProved(message, hint="\n".join(reason.detail for reason in result.reasons))
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ PIN = "--pin"
 
 
 @dataclass(frozen=True)
-class Source:
+class LoadedProfile:
     """A profile's name, the file it was read from, and where each of its values stands. `plain`: as it is without what
     --pin asks for, where that asks. `notes`: lines of a requirements file that are left out, each with the reason."""
 
@@ -41,7 +41,7 @@ class Source:
         return self.name if self.meant and self.meant.requirements else self.cli_words
 
     @property
-    def unpinned(self) -> Source:
+    def unpinned(self) -> LoadedProfile:
         """The same profile without the versions from --pin; if there are none, without the profile's own pins."""
         return replace(self, profile=self.plain or self.profile.model_copy(update={"pins": {}}))
 
@@ -79,13 +79,13 @@ class Source:
             "requirements": relative_path(self.meant.requirements, folder),
         }
 
-    def accepting(self, ids: Iterable[str], reason: str) -> Source:
+    def accepting(self, ids: Iterable[str], reason: str) -> LoadedProfile:
         """The same profile, which accepts these advisories in addition to its own."""
         own = {item.advisory for item in self.profile.accept}
         more = tuple(Accept(advisory=name, reason=reason) for name in ids if name not in own)
         return replace(self, profile=self.profile.model_copy(update={"accept": (*self.profile.accept, *more)}))
 
-    def bringing(self, script: Script) -> Source:
+    def bringing(self, script: Script) -> LoadedProfile:
         """The same profile with this self-test script."""
         selftest = self.profile.selftest.model_copy(update={"script": script})
         return replace(self, profile=self.profile.model_copy(update={"selftest": selftest}))

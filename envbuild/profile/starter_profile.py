@@ -8,12 +8,12 @@ from packaging.version import Version
 
 from envbuild.facts import database
 from envbuild.facts.gpu_models import Gpu
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.util import package_data
 from envbuild.util.errors import ProfileError
 
 
-def starter_profile(name: str, parent: Source) -> str:
+def starter_profile(name: str, parent: LoadedProfile) -> str:
     """A profile that extends `parent`; the inherited values are comments, ready to be changed."""
     base = parent.profile
     kept = [

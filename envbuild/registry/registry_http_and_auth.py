@@ -187,7 +187,7 @@ class Access:
         realm = self.inside(parameters.get("realm", ""))
         mine = known if self._trusts(realm) else {}
         fields = {"service": parameters.get("service", ""), "scope": scope}
-        proof = _basic(mine)
+        authorization = _basic(mine)
         try:
             if "identitytoken" in mine:
                 fields |= {
@@ -197,7 +197,7 @@ class Access:
                 }
                 answer = self._http.post(realm, data=fields, allow_redirects=False, stream=True, timeout=TIMEOUT)
             else:
-                headers = {"Authorization": proof} if proof else {}
+                headers = {"Authorization": authorization} if authorization else {}
                 answer = self._http.get(
                     realm, params=fields, headers=headers, allow_redirects=False, stream=True, timeout=TIMEOUT
                 )

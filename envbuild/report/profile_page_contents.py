@@ -13,7 +13,7 @@ from envbuild.evidence.profile_proofs import ProofRow
 from envbuild.evidence.proof_rules import Proof
 from envbuild.facts.document_types import AdvisoryRow, Digest, ImageState
 from envbuild.lock.lock_file import Lock
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.report import fingerprint_comparison, pin_reasons, profile_and_image_diff, run_measurement_reader
 from envbuild.report.fingerprint_comparison import Comparison, OperationRow, Verdict
 from envbuild.report.run_measurement_types import KnownAdvisory, Run
@@ -223,7 +223,7 @@ class Page:
 
 
 def page(
-    source: Source,
+    loaded: LoadedProfile,
     plan: Plan,
     lock: Lock | None,
     evidence: PageEvidence,
@@ -239,15 +239,15 @@ def page(
     explained = {setting.variable: setting.reason for setting in pin_reasons.explained_settings(plan, choice)}
     environment = lock.environment if lock and fits else plan.environment
     return Page(
-        name=source.name,
-        description=source.profile.description,
+        name=loaded.name,
+        description=loaded.profile.description,
         python=plan.python,
-        torch=source.profile.torch,
+        torch=loaded.profile.torch,
         cuda=choice.situation.cuda,
         driver=choice.situation.driver,
-        status=page_status(source, plan, lock, evidence),
+        status=page_status(loaded, plan, lock, evidence),
         runs=evidence.runs,
-        layers=page_layers(source.name, lock, others) if lock else None,
+        layers=page_layers(loaded.name, lock, others) if lock else None,
         advice=tuple(
             PageAdvice(item.state, item.reason, run_measurement_reader.known_advisory(item.advisory))
             for item in choice.advice
@@ -257,7 +257,7 @@ def page(
             for name, version in pin_reasons.pin_versions(plan, choice, versions).items()
             if version is not None
         ),
-        left_out=tuple(LeftOut(one.name, one.none) for one in source.profile.extensions if one.none),
+        left_out=tuple(LeftOut(one.name, one.none) for one in loaded.profile.extensions if one.none),
         environment=tuple(
             Variable(name, value, explained.get(name, "")) for name, value in sorted(environment.items())
         ),
@@ -265,19 +265,19 @@ def page(
     )
 
 
-def page_status(source: Source, plan: Plan, lock: Lock | None, evidence: PageEvidence) -> PageStatus:
+def page_status(loaded: LoadedProfile, plan: Plan, lock: Lock | None, evidence: PageEvidence) -> PageStatus:
     """The status of a profile as `envbuild status` shows it, except that no engine is asked: an image counts as built
     if its build is recorded, and tags are not read."""
     proofs, stale = evidence.proofs, lock.stale(plan) if lock else []
     built = bool(evidence.images)
     state = profile_proofs.image_state(proofs, built=built, stale=bool(stale))
-    reasons = profile_proofs.reasons_not_verified(source.name, lock, stale, proofs, built=built)
-    proved = [profile_proofs.reason(source.name, proof) for proof in proofs if proof.state == "proved"]
-    untested = [proof.model for proof in proofs if proof.state != "proved"] if source.profile.gpus else []
+    reasons = profile_proofs.reasons_not_verified(loaded.name, lock, stale, proofs, built=built)
+    proved = [profile_proofs.reason(loaded.name, proof) for proof in proofs if proof.state == "proved"]
+    untested = [proof.model for proof in proofs if proof.state != "proved"] if loaded.profile.gpus else []
     return PageStatus(
         state,
         (*(reason.detail for reason in reasons), *proved),
-        profile_proofs.next_command(state, source, proofs),
+        profile_proofs.next_command(state, loaded, proofs),
         f"on a machine with {' and '.join(untested)}" if untested else "",
         tuple(map(_page_gpu, proofs)),
         lock.id if lock else None,

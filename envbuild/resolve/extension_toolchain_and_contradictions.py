@@ -11,7 +11,7 @@ from packaging.version import Version
 from envbuild.facts import database, extension_compilers, probe_catalogue_reader
 from envbuild.facts.database import Suite
 from envbuild.profile.extension_spec import BUILD_TOOLS, Extension
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve.nvcc_source import Toolchain
 from envbuild.util.errors import Fault
 
@@ -55,34 +55,34 @@ def _extension_inputs(extension: Extension) -> list[object]:
     return [extension.name, extension.source, dict(build.env), list(build.settings), list(extension.modules)]
 
 
-def choose_extension_toolchain(source: Source, toolchain: Toolchain, arch: str) -> ExtensionToolchain | None:
+def choose_extension_toolchain(loaded: LoadedProfile, toolchain: Toolchain, arch: str) -> ExtensionToolchain | None:
     """The toolchain for a profile's extensions; None if the profile compiles no extension."""
-    named = enumerate(source.profile.extensions)
-    wanted = tuple(_wanted(source, index, one) for index, one in named if one.none is None)
+    named = enumerate(loaded.profile.extensions)
+    wanted = tuple(_wanted(loaded, index, one) for index, one in named if one.none is None)
     tools = {text for item in wanted for text in (*BUILD_TOOLS, *item.extension.build.requires)}
     return ExtensionToolchain(toolchain, arch, tuple(sorted(tools)), wanted) if wanted else None
 
 
-def _wanted(source: Source, index: int, extension: Extension) -> ExtensionRequest:
-    fault = source.document.fault
+def _wanted(loaded: LoadedProfile, index: int, extension: Extension) -> ExtensionRequest:
+    fault = loaded.document.fault
     here = ("extensions", index)
     places = {name: fault((*here, "build", "env", name), "") for name in extension.build.env}
     return ExtensionRequest(extension, fault(here, ""), places)
 
 
-def toolchain_contradictions(source: Source, suite: Suite | None, cuda: str | None) -> Iterator[Fault]:
+def toolchain_contradictions(loaded: LoadedProfile, suite: Suite | None, cuda: str | None) -> Iterator[Fault]:
     """Contradictions known before the build: required probes of a missing extension, no GPU to compile for, a compiler
     that nvcc refuses."""
-    yield from _without_extension(source)
-    compiled = [index for index, one in enumerate(source.profile.extensions) if one.none is None]
+    yield from _without_extension(loaded)
+    compiled = [index for index, one in enumerate(loaded.profile.extensions) if one.none is None]
     if not compiled:
         return
-    fault = source.document.fault
+    fault = loaded.document.fault
     # a CPU build of torch is reported elsewhere
-    if not source.profile.gpus and Version(source.profile.torch).local != "cpu":
+    if not loaded.profile.gpus and Version(loaded.profile.torch).local != "cpu":
         yield fault(("extensions", compiled[0]), "an extension is compiled for the profile's GPUs, and gpus is empty")
     bound = extension_compilers.hosts().get(cuda) if cuda else None
-    own = source.profile.toolchain == "debian"  # Debian's nvcc comes with a matching g++
+    own = loaded.profile.toolchain == "debian"  # Debian's nvcc comes with a matching g++
     if suite and bound and suite.gcc >= bound.gcc_below and not own:
         fits = [f"{s.name} (g++ {s.gcc})" for s in database.suites().values() if s.gcc < bound.gcc_below]
         yield fault(
@@ -92,18 +92,18 @@ def toolchain_contradictions(source: Source, suite: Suite | None, cuda: str | No
         )
 
 
-def _without_extension(source: Source) -> Iterator[Fault]:
+def _without_extension(loaded: LoadedProfile) -> Iterator[Fault]:
     """Required probes of an extension that is not compiled: `norm.apex` belongs to apex. A child profile with its own
     extensions replaces its parent's list, as with every list."""
-    required = source.profile.selftest.require
-    for extension in probe_catalogue_reader.EXTENSIONS - {one.name for one in source.profile.compiled}:
+    required = loaded.profile.selftest.require
+    for extension in probe_catalogue_reader.EXTENSIONS - {one.name for one in loaded.profile.compiled}:
         named = [index for index, name in enumerate(required) if name.endswith(f".{extension}")]
         if named:
-            place = source.document.place(("selftest", "require", named[0]))
+            place = loaded.document.place(("selftest", "require", named[0]))
             probes = " and ".join(required[index] for index in named)
             message = (
                 f"{probes} must pass ({place.file}:{place.line}), and nothing here compiles {extension}: name it in "
                 "extensions (a list replaces the one of the profile that this extends), or require other probes"
             )
-            given = "extensions" in source.document.data
-            yield source.document.fault(("extensions",) if given else ("selftest", "require", named[0]), message)
+            given = "extensions" in loaded.document.data
+            yield loaded.document.fault(("extensions",) if given else ("selftest", "require", named[0]), message)

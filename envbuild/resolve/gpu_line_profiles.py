@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from envbuild.facts import database
 from envbuild.profile import profile_name_lookup
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.profile.model import Profile
 from envbuild.resolve import minimum_driver, profile_reader_and_overrides
 from envbuild.resolve.line_selection import CURRENT, GpuLine
@@ -25,12 +25,12 @@ def gpu_lines(name: str) -> list[GpuLine]:
     ]
 
 
-def lines_for(source: Source) -> list[GpuLine]:
+def lines_for(loaded: LoadedProfile) -> list[GpuLine]:
     """All profiles for the same GPU as this one: h20 and h20-cu12, for either of them."""
-    if source.meant is None or source.meant.requirements or profile_name_lookup.is_path(source.meant.profile):
+    if loaded.meant is None or loaded.meant.requirements or profile_name_lookup.is_path(loaded.meant.profile):
         return []
-    found = profile_name_lookup.named_line(source.name)
-    return gpu_lines(found[0] if found else source.meant.profile)
+    found = profile_name_lookup.named_line(loaded.name)
+    return gpu_lines(found[0] if found else loaded.meant.profile)
 
 
 def as_line(name: str, label: str, profile: Profile) -> GpuLine:

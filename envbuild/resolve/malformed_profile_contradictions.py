@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from envbuild.facts import database
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.profile.model import Malformed, Profile, tried
 from envbuild.profile.profile_name_lookup import Meant
 from envbuild.resolve import plan_resolver
@@ -58,7 +58,7 @@ def contradictions(
     if rest is None:
         return [], None
     try:
-        plan_resolver.resolve(Source(meant.name, meant.file, rest[0], rest[1], meant))
+        plan_resolver.resolve(LoadedProfile(meant.name, meant.file, rest[0], rest[1], meant))
     except ProfileError as error:
         outside = [fault for fault in error.faults if not _within(fault.field or "", blurred)]
         return outside, error.hint if len(outside) == len(error.faults) else None

@@ -14,7 +14,7 @@ from packaging.version import Version
 from envbuild.facts import database, extension_compilers
 from envbuild.facts.extension_compilers import Debian
 from envbuild.fetch.archive_spec import FOLDERS, TOOLKIT, ArchiveRequest
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.profile.model import Profile
 from envbuild.profile.value_types import ToolkitArchive
 from envbuild.util.errors import Fault
@@ -42,12 +42,12 @@ class Toolchain:
         return {"CUDA_HOME": self.home, "PATH": f"{first}:{self.home}/bin:{rest}"}
 
 
-def choose_toolchain(source: Source, cuda: str | None, packages: str) -> Toolchain | Fault | None:
+def choose_toolchain(loaded: LoadedProfile, cuda: str | None, packages: str) -> Toolchain | Fault | None:
     """The toolchain of a profile that names or needs one, or the fault if it is not available; None if none is needed.
 
     `cuda`: torch's CUDA, None if unknown; `packages`: site-packages of the environment.
     """
-    profile, fault = source.profile, source.document.fault
+    profile, fault = loaded.profile, loaded.document.fault
     wanted = profile.toolchain
     compiled = [index for index, one in enumerate(profile.extensions) if one.none is None]
     if wanted is None and profile.variant == "runtime" and not compiled:

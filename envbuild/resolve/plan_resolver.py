@@ -17,7 +17,7 @@ from envbuild.fetch.archive_spec import COMPAT, ArchiveRequest
 from envbuild.fetch.locked_artifact_types import StartupFile
 from envbuild.profile import stated_reasons
 from envbuild.profile.extension_spec import Extension
-from envbuild.profile.loaded_profile import PIN, Source
+from envbuild.profile.loaded_profile import PIN, LoadedProfile
 from envbuild.profile.model import Profile
 from envbuild.resolve import advisory_remedy, extension_toolchain_and_contradictions, nvcc_source
 from envbuild.resolve.extension_toolchain_and_contradictions import ExtensionToolchain
@@ -57,8 +57,8 @@ class Plan:
     """The inputs of a lock, before any package index or mirror is queried.
 
     `suite` or `image`: the base image; `toolchain`: stays in the image; `extension_toolchain`: compiles its extensions;
-    `extensions`: name -> id of the source, None if left out. `cli_words`, `notes`: as in Source. `why`: as in Profile.
-    """
+    `extensions`: name -> id of the source, None if left out. `cli_words`, `notes`: as in LoadedProfile. `why`: as in
+    Profile."""
 
     name: str
     cli_words: str
@@ -121,25 +121,25 @@ class Plan:
 _IMAGE_GLIBC = "2.28"
 
 
-def resolve(source: Source) -> Plan:
+def resolve(loaded: LoadedProfile) -> Plan:
     """Resolve a profile to a plan. Raises ProfileError with every contradiction in the profile."""
-    profile = source.profile
+    profile = loaded.profile
     suite = database.suites()[profile.base.bootstrap] if profile.base.bootstrap else None
-    choice = choose_stack(source)
+    choice = choose_stack(loaded)
     chosen = nvcc_source.choose_toolchain(
-        source, choice.situation.cuda, f"{VENV}/lib/python{profile.python}/site-packages"
+        loaded, choice.situation.cuda, f"{VENV}/lib/python{profile.python}/site-packages"
     )
     refused = [chosen] if isinstance(chosen, Fault) else []
-    unbuildable = extension_toolchain_and_contradictions.toolchain_contradictions(source, suite, choice.situation.cuda)
-    faults = [*_contradictions(source, profile, suite, choice.situation.gpus), *choice.faults, *refused, *unbuildable]
+    unbuildable = extension_toolchain_and_contradictions.toolchain_contradictions(loaded, suite, choice.situation.cuda)
+    faults = [*_contradictions(loaded, profile, suite, choice.situation.gpus), *choice.faults, *refused, *unbuildable]
     if faults:
-        raise _refusal(source.name, choice, faults, hint=_way_out(source, choice))
+        raise _refusal(loaded.name, choice, faults, hint=_way_out(loaded, choice))
     overridden = {override.distribution for override in choice.overrides}
     compiler = chosen if isinstance(chosen, Toolchain) else None
     kept = compiler if profile.variant == "devel" else None
     return Plan(
-        name=source.name,
-        cli_words=source.cli_words,
+        name=loaded.name,
+        cli_words=loaded.cli_words,
         platform=profile.platform,
         python=profile.python,
         glibc=suite.glibc if suite else _IMAGE_GLIBC,
@@ -155,17 +155,17 @@ def resolve(source: Source) -> Plan:
         choice=choice,
         toolchain=kept,
         startup=tuple(StartupFile(file.file, file.sha256) for file in profile.startup),
-        archives=tuple(_archives(source, choice, kept)),
+        archives=tuple(_archives(loaded, choice, kept)),
         extension_toolchain=extension_toolchain_and_contradictions.choose_extension_toolchain(
-            source, compiler, choice.environment.get(ARCH_LIST, "")
+            loaded, compiler, choice.environment.get(ARCH_LIST, "")
         )
         if compiler
         else None,
         extensions={one.name: one.source for one in profile.extensions},
-        reasons=_reasons(source, suite, choice),
+        reasons=_reasons(loaded, suite, choice),
         why=profile.why,
-        places=_places(source, choice, kept),
-        notes=source.notes,
+        places=_places(loaded, choice, kept),
+        notes=loaded.notes,
     )
 
 
@@ -174,14 +174,14 @@ def _environment(suite: database.Suite | None, choice: Choice, kept: Toolchain |
     return {**ENVIRONMENT, **({} if suite else _UNSET), **choice.environment, **compiler}
 
 
-def _archives(source: Source, choice: Choice, kept: Toolchain | None) -> Iterator[ArchiveRequest]:
+def _archives(loaded: LoadedProfile, choice: Choice, kept: Toolchain | None) -> Iterator[ArchiveRequest]:
     """The archives to unpack in the image, in this order: the second one's folder is inside the first one's."""
     if kept and kept.archive:
         yield kept.archive
-    compat = source.profile.driver.compat
+    compat = loaded.profile.driver.compat
     if compat:
         oldest = database.driver_minimum(choice.situation.cuda).compatible if choice.situation.cuda else None
-        at = source.document.fault(("driver", "compat"), "")
+        at = loaded.document.fault(("driver", "compat"), "")
         yield ArchiveRequest(COMPAT, compat.sha256, compat.url, f">={oldest}" if oldest else "", at)
 
 
@@ -197,19 +197,19 @@ def as_locked(plan: Plan, versions: Mapping[str, str]) -> Choice:
     return choice
 
 
-def _way_out(source: Source, choice: Choice) -> str | None:
+def _way_out(loaded: LoadedProfile, choice: Choice) -> str | None:
     """A hint with the nearest versions that no advisory refuses, as --pin options if the user gave some."""
     found: dict[str, Any] = {}
     unpinned = (
-        choose_stack(source.unpinned).situation if any(item.state == "refused" for item in choice.advice) else None
+        choose_stack(loaded.unpinned).situation if any(item.state == "refused" for item in choice.advice) else None
     )
     for item in choice.advice:
         if item.state == "refused":
             found |= advisory_remedy.written(item.advisory.change, choice.situation, unpinned)
     if not found:
         return None
-    if any(place.file == PIN for place in source.document.places.values()):
-        own = {key: found[key] for key in ("torch", *(["cuda"] if source.profile.cuda else [])) if key in found}
+    if any(place.file == PIN for place in loaded.document.places.values()):
+        own = {key: found[key] for key in ("torch", *(["cuda"] if loaded.profile.cuda else [])) if key in found}
         return " ".join(f"--pin {name}={version}" for name, version in {**own, **found.get("pins", {})}.items()) or None
     return f"in the profile: {'; '.join(advisory_remedy.yaml_lines(found))}"
 
@@ -254,9 +254,11 @@ def _torch(profile: Profile) -> str:
     return f"torch{exact}{profile.torch}"
 
 
-def _contradictions(source: Source, profile: Profile, suite: database.Suite | None, gpus: Sequence[Gpu]) -> list[Fault]:
+def _contradictions(
+    loaded: LoadedProfile, profile: Profile, suite: database.Suite | None, gpus: Sequence[Gpu]
+) -> list[Fault]:
     found = []
-    where = source.document.fault
+    where = loaded.document.fault
     if suite and suite.python != profile.python:
         fits = ", ".join(f"{s.name} {s.python}" for s in database.suites().values())
         found.append(where(("python",), f"{suite.name} has Python {suite.python}, not {profile.python} ({fits})"))
@@ -279,7 +281,7 @@ def _contradictions(source: Source, profile: Profile, suite: database.Suite | No
     for name in _UNSET.keys() & set(profile.env):
         found.append(where(("env", name), "this would put other packages in front of the locked and tested ones"))
     for name in profile.why:
-        if not stated_reasons.named_values(source.document.data, name):
+        if not stated_reasons.named_values(loaded.document.data, name):
             found.append(
                 where(("why", name), f"the profile sets no {name}: name a key, a library, a package or a variable")
             )
@@ -295,9 +297,9 @@ def _below(gpu: Gpu, least: tuple[int, int]) -> bool:
     return (int(major), int(minor)) < least
 
 
-def _places(source: Source, choice: Choice, kept: Toolchain | None) -> dict[str, Place]:
+def _places(loaded: LoadedProfile, choice: Choice, kept: Toolchain | None) -> dict[str, Place]:
     """The position of each requirement, pin and Debian package in the profile."""
-    profile, place = source.profile, source.document.place
+    profile, place = loaded.profile, loaded.document.place
     found = {_torch(profile): place(("torch",))}
     found |= {text: place(("packages", index)) for index, text in enumerate(profile.packages)}
     found |= {text: place(("apt", index)) for index, text in enumerate(profile.apt)}
@@ -307,19 +309,19 @@ def _places(source: Source, choice: Choice, kept: Toolchain | None) -> dict[str,
     return found
 
 
-def _reasons(source: Source, suite: database.Suite | None, choice: Choice) -> dict[str, str]:
+def _reasons(loaded: LoadedProfile, suite: database.Suite | None, choice: Choice) -> dict[str, str]:
     def stated(*path: str | int) -> str:
-        place = source.document.place(path)
+        place = loaded.document.place(path)
         return f"{place.file}:{place.line}"
 
-    packages = enumerate(source.profile.packages)
+    packages = enumerate(loaded.profile.packages)
     return {
         "python": stated("python") + (f"; Debian {suite.name}'s own" if suite else ""),
         "pip": "so that pip works in child images",
         "torch": stated("torch"),
         **{canonicalize_name(Requirement(text).name): stated("packages", index) for index, text in packages},
-        **_libraries(source, choice),
-        **{one.name: _compiled(one, stated("extensions", i)) for i, one in enumerate(source.profile.extensions)},
+        **_libraries(loaded, choice),
+        **{one.name: _compiled(one, stated("extensions", i)) for i, one in enumerate(loaded.profile.extensions)},
     }
 
 
@@ -331,15 +333,15 @@ def required_by(torch: str) -> str:
     return f"required by torch {torch}"
 
 
-def _libraries(source: Source, choice: Choice) -> dict[str, str]:
+def _libraries(loaded: LoadedProfile, choice: Choice) -> dict[str, str]:
     """The reason for each CUDA library's version: torch's metadata, or a pin of the profile."""
     overrides = {override.library: override for override in choice.overrides}
-    found = dict.fromkeys(choice.situation.libraries, required_by(source.profile.torch))
-    for name in source.profile.pins:
-        place = source.document.place(("pins", name))
+    found = dict.fromkeys(choice.situation.libraries, required_by(loaded.profile.torch))
+    for name in loaded.profile.pins:
+        place = loaded.document.place(("pins", name))
         found[name] = f"{place.file}:{place.line}"
         if name in overrides:
             found[name] += f", overriding torch's {overrides[name].torch_asks}: {overrides[name].reason}"
-        elif source.profile.pins[name].reason:
-            found[name] += f"; {source.profile.pins[name].reason}"
+        elif loaded.profile.pins[name].reason:
+            found[name] += f"; {loaded.profile.pins[name].reason}"
     return found

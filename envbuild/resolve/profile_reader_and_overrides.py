@@ -15,7 +15,7 @@ from envbuild.facts import database
 from envbuild.facts.fact_field_types import is_version
 from envbuild.fetch import uv_config
 from envbuild.profile import profile_name_lookup, requirements_reader, starter_profile, stated_reasons
-from envbuild.profile.loaded_profile import PIN, Source
+from envbuild.profile.loaded_profile import PIN, LoadedProfile
 from envbuild.profile.model import Profile, profile_error, tried
 from envbuild.profile.profile_name_lookup import Meant
 from envbuild.profile.project_shapes_and_script import read_script
@@ -28,7 +28,7 @@ _KEYS = ("torch", "python", "cuda")
 _PACKAGE = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^]]*\])?")  # a requirement's name and its extras
 
 
-def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None = None) -> Source:
+def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None = None) -> LoadedProfile:
     """Find and read a profile by name or path; `pins` replace its own versions of libraries, torch, python or packages.
 
     `<profile>-devel` is the devel variant of a profile, with its own lock and Dockerfile. `wanted` is a project's
@@ -41,7 +41,7 @@ def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None =
     return _source(meant, _extended(meant.file, yaml_document.home(meant.file), (), faults), pins or {}, faults)
 
 
-def unwritten(gpu: str, pins: Mapping[str, str] | None = None) -> Source:
+def unwritten(gpu: str, pins: Mapping[str, str] | None = None) -> LoadedProfile:
     """The profile that `envbuild init` would write for a GPU without a profile. Writes no file."""
     file = Path.cwd() / "profiles" / f"{gpu}.yaml"
     here = yaml_document.parse(starter_profile.for_gpu(gpu), yaml_document.display(file))
@@ -50,7 +50,7 @@ def unwritten(gpu: str, pins: Mapping[str, str] | None = None) -> Source:
     return _source(meant, _inherited(here, file, yaml_document.home(file), (), faults), pins or {}, faults)
 
 
-def _source(meant: Meant, merged: Document, pins: Mapping[str, str], faults: list[Fault]) -> Source:
+def _source(meant: Meant, merged: Document, pins: Mapping[str, str], faults: list[Fault]) -> LoadedProfile:
     """Build the profile from the merged files. `faults`: errors found in these files."""
     file, wanted = meant.file, meant.requirements
     merged.data.pop("extends", None)
@@ -74,13 +74,15 @@ def _source(meant: Meant, merged: Document, pins: Mapping[str, str], faults: lis
         more, hint = malformed_profile_contradictions.contradictions(meant, merged, malformed, faults)
         raise profile_error(meant.name, [*faults, *(fault for _, fault in malformed), *more], hint)
     file = Path.cwd() / "profiles" / file.name if wanted else file
-    return Source(meant.name, file, found, merged, meant, plain if isinstance(plain, Profile) else None, tuple(notes))
+    return LoadedProfile(
+        meant.name, file, found, merged, meant, plain if isinstance(plain, Profile) else None, tuple(notes)
+    )
 
 
-def ignored_uv_settings(found: Iterable[Source]) -> list[str]:
+def ignored_uv_settings(found: Iterable[LoadedProfile]) -> list[str]:
     """Warnings about uv settings that a lock ignores: in the working folder, and next to these profiles' requirements
     files."""
-    files = {source.meant.requirements for source in found if source.meant and source.meant.requirements}
+    files = {loaded.meant.requirements for loaded in found if loaded.meant and loaded.meant.requirements}
     return list(
         uv_config.ignored_by_uv_config(dict.fromkeys([Path.cwd(), *sorted(file.resolve().parent for file in files)]))
     )

@@ -18,7 +18,7 @@ from envbuild.facts.advisory_matching import Advisory, Situation
 from envbuild.facts.database import TorchRelease
 from envbuild.facts.document_types import AdvisoryRow
 from envbuild.facts.gpu_models import Gpu
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.profile.model import Profile
 from envbuild.resolve import minimum_driver
 from envbuild.util.errors import Fault, near
@@ -78,30 +78,30 @@ class Choice:
         return replace(self, situation=now, advice=tuple(_advice(self.accepted, now)))
 
 
-def choose_stack(source: Source) -> Choice:
+def choose_stack(loaded: LoadedProfile) -> Choice:
     """Derive the choice for a profile. Never raises: contradictions are collected in `faults`, to be reported
     together."""
-    profile = source.profile
+    profile = loaded.profile
     faults: list[Fault] = []
-    gpus = tuple(_gpus(source, faults))
+    gpus = tuple(_gpus(loaded, faults))
     release = database.torch_release(profile.torch)
-    faults += _torch(source, gpus, release)
-    pinned, overrides = _pins(source, release, faults)
+    faults += _torch(loaded, gpus, release)
+    pinned, overrides = _pins(loaded, release, faults)
     libraries = {
         **(database.libraries_of(release) if release else {}),
         **{k: profile.pins[k].version for k in profile.pins},
     }
-    faults += _compat(source, gpus)
+    faults += _compat(loaded, gpus)
     situation = replace(
         stated(profile),
         gpus=gpus,
         libraries=libraries,
         distributions=_exact(profile),
-        driver=_driver(source, release),
+        driver=_driver(loaded, release),
     )
     accepted = {item.advisory: item.reason for item in profile.accept}
     advice = tuple(_advice(accepted, situation))
-    faults += _refusals(source, advice)
+    faults += _refusals(loaded, advice)
     oldest = minimum_driver.oldest(profile)
     return Choice(situation, oldest, pinned, overrides, _environment(gpus), accepted, advice, tuple(faults))
 
@@ -119,9 +119,9 @@ def stated(profile: Profile) -> Situation:
     )
 
 
-def _gpus(source: Source, faults: list[Fault]) -> Iterator[Gpu]:
-    platform = source.profile.platform
-    for index, name in enumerate(source.profile.gpus):
+def _gpus(loaded: LoadedProfile, faults: list[Fault]) -> Iterator[Gpu]:
+    platform = loaded.profile.platform
+    for index, name in enumerate(loaded.profile.gpus):
         found, text = database.gpus().get(name), database.unsupported(name, platform)
         if found and not text:
             yield found
@@ -129,12 +129,12 @@ def _gpus(source: Source, faults: list[Fault]) -> Iterator[Gpu]:
         if text is None:
             hint = near(name, database.gpus(), 3) or f"known: {', '.join(database.gpus())}"
             text = f"unknown GPU {name!r} ({hint})"
-        faults.append(source.document.fault(("gpus", index), text))
+        faults.append(loaded.document.fault(("gpus", index), text))
 
 
-def _torch(source: Source, gpus: tuple[Gpu, ...], release: TorchRelease | None) -> Iterator[Fault]:
+def _torch(loaded: LoadedProfile, gpus: tuple[Gpu, ...], release: TorchRelease | None) -> Iterator[Fault]:
     """Conflicts of torch itself: its CUDA, its Python, its kernels."""
-    profile, fault = source.profile, source.document.fault
+    profile, fault = loaded.profile, loaded.document.fault
     if gpus and Version(profile.torch).local == "cpu":
         yield fault(("torch",), f"torch {profile.torch} has no GPU code; {gpus[0].id} needs a CUDA build")
         return
@@ -173,26 +173,26 @@ def _fitting(gpu: Gpu) -> str:
 
 
 def _pins(
-    source: Source, release: TorchRelease | None, faults: list[Fault]
+    loaded: LoadedProfile, release: TorchRelease | None, faults: list[Fault]
 ) -> tuple[dict[str, str], tuple[Override, ...]]:
     """Distribution -> version of every pin, and the pins that replace torch's own."""
     pinned: dict[str, str] = {}
     overrides = []
     required = {**release.expands_to, **release.pins} if release else {}
-    for name, pin in source.profile.pins.items():
+    for name, pin in loaded.profile.pins.items():
         distribution = database.distribution_of(name, release.cuda) if release else None
         if distribution is None:
-            faults.append(source.document.fault(("pins", name), _unknown_pin(name, release)))
+            faults.append(loaded.document.fault(("pins", name), _unknown_pin(name, release)))
             continue
         assert release is not None
         other = database.of_another_cuda(name, release.cuda, pin.version)
         if other is not None:
             text = f"{name} {pin.version} is for CUDA {other}; torch {release.version} is built for CUDA {release.cuda}"
-            faults.append(source.document.fault(("pins", name), f"{text}, and takes {distribution}"))
+            faults.append(loaded.document.fault(("pins", name), f"{text}, and takes {distribution}"))
         pinned[distribution] = pin.version
         wanted = required.get(distribution)
         if wanted is not None and not SpecifierSet(wanted).contains(pin.version, prereleases=True):
-            reason = pin.reason or source.profile.why.get(name) or "set in the profile"
+            reason = pin.reason or loaded.profile.why.get(name) or "set in the profile"
             overrides.append(Override(name, distribution, pin.version, wanted, reason))
     return pinned, tuple(overrides)
 
@@ -210,16 +210,16 @@ def _unknown_pin(name: str, release: TorchRelease | None) -> str:
     return f"no such library for CUDA {release.cuda} ({near(name, known) or ', '.join(known)}); {_PACKAGES}"
 
 
-def _driver(source: Source, release: TorchRelease | None) -> str | None:
+def _driver(loaded: LoadedProfile, release: TorchRelease | None) -> str | None:
     """The oldest driver of the fleet, for advisories: from the profile, otherwise the minimum of this CUDA's
     minor-version compatibility."""
-    declared = source.profile.driver.minimum
-    return declared or (database.driver_minimum(release.cuda).compatible if release and source.profile.gpus else None)
+    declared = loaded.profile.driver.minimum
+    return declared or (database.driver_minimum(release.cuda).compatible if release and loaded.profile.gpus else None)
 
 
-def _compat(source: Source, gpus: tuple[Gpu, ...]) -> Iterator[Fault]:
+def _compat(loaded: LoadedProfile, gpus: tuple[Gpu, ...]) -> Iterator[Fault]:
     """GPUs on which the driver refuses forward-compatibility libraries."""
-    if source.profile.driver.compat is None:
+    if loaded.profile.driver.compat is None:
         return
     others = [gpu.id for gpu in gpus if not gpu.datacentre]
     if others or not gpus:
@@ -228,7 +228,7 @@ def _compat(source: Source, gpus: tuple[Gpu, ...]) -> Iterator[Fault]:
         text = (
             f"forward-compatibility libraries are for datacentre GPUs; on {cards}, CUDA fails with error 804 ({cited})"
         )
-        yield source.document.fault(("driver", "compat"), text)
+        yield loaded.document.fault(("driver", "compat"), text)
 
 
 _NO_COMPAT = "error-804-forward-compat"
@@ -267,21 +267,21 @@ def _advice(accepted: Mapping[str, str], situation: Situation) -> Iterator[Advic
             yield Advice(advisory, STATES[advisory.severity], advisory.title)
 
 
-def _refusals(source: Source, advice: tuple[Advice, ...]) -> Iterator[Fault]:
+def _refusals(loaded: LoadedProfile, advice: tuple[Advice, ...]) -> Iterator[Fault]:
     ids = {item.id for item in database.advisories()}
-    for index, item in enumerate(source.profile.accept):
+    for index, item in enumerate(loaded.profile.accept):
         if item.advisory not in ids:
             hint = near(item.advisory, ids)
             message = f"unknown advisory {item.advisory!r}{f' ({hint})' if hint else ''}"
-            yield source.document.fault(("accept", index, "advisory"), message)
+            yield loaded.document.fault(("accept", index, "advisory"), message)
     for given in advice:
         if given.state == "refused":
-            yield source.document.fault(_blamed(source, given.advisory), str(given))
+            yield loaded.document.fault(_blamed(loaded, given.advisory), str(given))
 
 
-def _blamed(source: Source, advisory: Advisory) -> Path:
+def _blamed(loaded: LoadedProfile, advisory: Advisory) -> Path:
     """The position in the profile for a refusal: the pin that the advisory changes, otherwise torch."""
     for name in advisory.change.pins:
-        if ("pins", name) in source.document.places:
+        if ("pins", name) in loaded.document.places:
             return ("pins", name)
     return ("torch",)

@@ -32,7 +32,7 @@ _LOOK = "envbuild-look-"
 _USER = "65534:65534"
 
 
-class Local:
+class DockerRunner:
     """The runner of the engine that envbuild talks to."""
 
     nonce: str | None = None

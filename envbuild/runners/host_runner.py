@@ -14,7 +14,7 @@ from envbuild.util.errors import EnvbuildError, UsageError
 from envbuild.util.host_processes import ProcessTimeout, run
 
 
-class Here:
+class HostRunner:
     """The runner for an interpreter or for an environment's folder. Raises UsageError if the
     interpreter is missing or does not work."""
 

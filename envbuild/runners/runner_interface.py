@@ -57,6 +57,11 @@ class Runner(Protocol):
         ...
 
 
+def runs_in_container(runner: Runner) -> bool:
+    """Whether the runner confines a job to a container; a job without an image runs unconfined on this machine."""
+    return bool(runner.image)
+
+
 @runtime_checkable
 class Scheduled(Runner, Protocol):
     """A runner that submits the job to a scheduler, as text or objects that can be shown."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from envbuild.facts import database
 from envbuild.lock.lock_file import Lock
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve import plan_resolver
 from envbuild.testrun import expected_hardware, selftest_job
 from envbuild.testrun.selftest_job import Expectations, RunRequest
@@ -79,11 +79,11 @@ finally:
 _STARTUP = Path(__file__).with_name("quick_environment_check.py")
 
 
-def render(source: Source, locked: Lock) -> str:
+def render(loaded: LoadedProfile, locked: Lock) -> str:
     """Render the script; the same lock and self-test give the same bytes. It is ASCII only, and outside of comments it
     contains nothing from the profile except its name."""
-    code = _SCRIPT.replace("NAME", source.name).replace("LOCK", locked.short)
-    document = json.dumps(_document(source, locked), sort_keys=True)
+    code = _SCRIPT.replace("NAME", loaded.name).replace("LOCK", locked.short)
+    document = json.dumps(_document(loaded, locked), sort_keys=True)
     archive = base64.b64encode(selftest_job.selftest_zip()).decode()
     startup = [f"#* {line}\n" for line in _STARTUP.read_text(encoding="ascii").splitlines()]
     body = code + "".join([*_comments("#- ", document), *startup, *_comments("#+ ", archive)])
@@ -95,20 +95,20 @@ def _comments(mark: str, text: str) -> Iterator[str]:
         yield f"{mark}{text[start : start + 110]}\n"
 
 
-def _document(source: Source, locked: Lock) -> dict[str, object]:
+def _document(loaded: LoadedProfile, locked: Lock) -> dict[str, object]:
     """Return the document for the self-test's `environment_check.main`."""
-    cards = [name for gpu in source.profile.gpus for name in database.gpus()[gpu].all_names]
-    hardware = expected_hardware.expected_hardware(source.profile)
+    cards = [name for gpu in loaded.profile.gpus for name in database.gpus()[gpu].all_names]
+    hardware = expected_hardware.expected_hardware(loaded.profile)
     expected = Expectations(plan_resolver.computing(locked.versions), locked.python, cards, hardware=hardware)
-    selftest = selftest_job.on_host(source.profile.selftest)
+    selftest = selftest_job.on_host(loaded.profile.selftest)
     # the profile's own script is left out even if it is required
     require = [name for name in selftest.require if name != selftest_job.OWN_SCRIPT]
     selftest = selftest.model_copy(update={"require": require})
     return {
-        "profile": source.name,
+        "profile": loaded.name,
         "lock": locked.short,
         "job": selftest_job.document(selftest, expected, RunRequest(level="quick")),
-        "remedies": list(_remedies(source.name, cards)),
+        "remedies": list(_remedies(loaded.name, cards)),
     }
 
 

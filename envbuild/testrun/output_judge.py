@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from envbuild.testrun.run_result import MAX_STDOUT, ProbeResult, RawOutput, TestRun
+from envbuild.testrun.run_result import MAX_STDOUT, ProbeResult, RawOutput, RunLocation, TestRun
 from envbuild.util import strict_json
 from envbuild.util.errors import printable
 
@@ -221,5 +221,10 @@ def join_runs(alone: TestRun, across: TestRun) -> TestRun:
         skipped_required=(*alone.skipped_required, *across.skipped_required),
         log=alone.log + across.log,
         short=alone.short or across.short,
-        where={**alone.where, "unconfined": [*alone.unconfined, *across.unconfined], "nodes": dict(across.where)},
+        where=_joined(alone, across),
     )
+
+
+def _joined(alone: TestRun, across: TestRun) -> RunLocation:
+    parts = {"unconfined": (*alone.unconfined, *across.unconfined), "nodes": across.where or RunLocation()}
+    return (alone.where or RunLocation()).model_copy(update=parts)

@@ -14,9 +14,37 @@ _SUBJECT = ("python", "torch", "device", "level", "threads", "seed")
 MAX_STDOUT = 64 << 20  # limit on a runner's output, in bytes
 
 
+class RunLocation(BaseModel):
+    """Where a run took place that a cluster ran. Each runner sets the fields that it knows; only those are written.
+
+    `unconfined`: the restrictions of this engine's containers that were missing; `told_image`: the image as the cluster
+    reports it; `interface`, `infiniband`: of a run on several nodes, the network interface, and whether each node has
+    InfiniBand devices; `nodes`: where the part on several nodes ran, of a run that has both parts."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
+
+    runner: str | None = None
+    engine: str | None = None
+    unconfined: tuple[str, ...] = ()
+    job: str | None = None
+    node: str | None = None
+    gpus: str | None = None
+    image: str | None = None
+    told_image: str | None = None
+    queued_seconds: float | None = None
+    restarts: int | None = None
+    interface: str | None = None
+    infiniband: tuple[bool, ...] | None = None
+    nodes: RunLocation | None = None
+
+    def document(self) -> dict[str, object]:
+        """The fields that the runner set, for JSON."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
 @dataclass(frozen=True)
 class RawOutput:
-    """The raw output of a run. `exit_code`: None if it did not end by itself. `where`: where it ran, empty for this
+    """The raw output of a run. `exit_code`: None if it did not end by itself. `where`: where it ran, None for this
     machine. `parts`: for several nodes, the exit code of each node and the size of its part of stdout, in bytes."""
 
     stdout: bytes
@@ -27,12 +55,16 @@ class RawOutput:
     timed_out: bool = False
     too_long: bool = False
     parts: tuple[tuple[int, int], ...] = ()
-    where: Mapping[str, object] = field(default_factory=dict)
+    where: RunLocation | None = None
 
 
 class ProbeResult(BaseModel):
     """The result of one probe. `seconds`: its duration; `at`: the step at which it failed; `output`: what the profile's
-    own script printed, or only the end of it (`output_cut`). The optional fields may be missing in a run record."""
+    own script printed, or only the end of it (`output_cut`). The optional fields may be missing in a run record.
+
+    `figures`: its checks, each with the keys of `Figure` in the self-test; `traits`: facts that it measured, with keys
+    that each probe chooses. Both are kept as the probe wrote them: evidence must keep its bytes, and records of other
+    versions have other keys."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
 
@@ -57,12 +89,17 @@ class ProbeResult(BaseModel):
 
 @dataclass(frozen=True)
 class RunFailure:
-    """A failed probe, or a fault of the run if `probe` is None. `advisory`: the id of the one that describes it."""
+    """A failed probe, or a fault of the run if `probe` is None. `advisory`: the id of the one that describes it.
+    `detail`: a sentence of the other fields. `failure`: the kind of it; `step`: where the probe failed; `reason`: what
+    was wrong. These are null for a fault of the run."""
 
     probe: str | None
     signal: str | None
     advisory: str | None
     detail: str
+    failure: str | None = None
+    step: str | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +128,7 @@ class TestRun:
     skipped_required: tuple[str, ...] = ()
     log: str = field(default="", compare=False)
     fingerprint: Mapping[str, object] = field(default_factory=dict)  # as received, not judged; empty if not requested
-    where: Mapping[str, object] = field(default_factory=dict)  # as reported by the runner
+    where: RunLocation | None = None  # as reported by the runner
     short: bool = False  # the container was killed because it ran out of memory
 
     def by_status(self, status: str) -> list[str]:
@@ -117,10 +154,9 @@ class TestRun:
         return replace(self, results=(*self.results, *(_skipped(name, reason) for name, reason in reasons.items())))
 
     @property
-    def unconfined(self) -> list[str]:
+    def unconfined(self) -> tuple[str, ...]:
         """The restrictions of this engine's containers that were missing, as reported by the runner."""
-        lacks = self.where.get("unconfined")
-        return list(map(str, lacks)) if isinstance(lacks, list) else []
+        return self.where.unconfined if self.where else ()
 
     def failures(self) -> list[RunFailure]:
         """Return each failed probe, then each fault of the run."""
@@ -143,4 +179,5 @@ def _failure(result: ProbeResult) -> RunFailure:
     advisory = next((advisory for advisory in database.advisories() if advisory.matches(result.document())), None)
     where = f" at {result.at}" if result.at else ""
     detail = f"{result.failure}{where}: {result.reason}"
-    return RunFailure(result.probe, result.signal, advisory.id if advisory else None, detail)
+    known = advisory.id if advisory else None
+    return RunFailure(result.probe, result.signal, known, detail, result.failure, result.at, result.reason)

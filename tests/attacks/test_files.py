@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from unit.support import PROFILE, CommandResult, as_yaml, envbuild, lock_for, plan_of, source_of, write_profile
+from unit.support import PROFILE, CommandResult, as_yaml, envbuild, lock_for, plan_of, profile_of, write_profile
 
 from envbuild.fetch import archive_fetcher, sha256_file_store
 from envbuild.lock import lock_file
@@ -226,8 +226,8 @@ WRITES = "links out of the project where envbuild writes"
 @pytest.mark.attack(STRANGER, WRITES, "refused; the file outside is unchanged")
 @pytest.mark.parametrize("link", ["dockerfiles", "dockerfiles/sample.Dockerfile"])
 def test_a_dockerfile_that_leads_out_is_not_written(project: Path, tmp_path: Path, link: str) -> None:
-    source = source_of(project, PROFILE)
-    lock_file.write(lock_for(plan_of(project, PROFILE)), source.lock_file, "sample")
+    loaded = profile_of(project, PROFILE)
+    lock_file.write(lock_for(plan_of(project, PROFILE)), loaded.lock_file, "sample")
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "sample.Dockerfile").write_text("precious", encoding="utf-8")
@@ -336,10 +336,10 @@ def test_requirements_of_another_folder(project: Path, name: str) -> None:
     file = project.parent / "theirs" / name
     text = '[project]\nname = "x"\ndependencies = ["einops"]\n' if name == "pyproject.toml" else "-r base.txt\n"
     written(file.parent, {name: text, "base.txt": "einops\n"})
-    source = profile_reader_and_overrides.load("sample", {}, file)
-    assert source.profile.packages == ("numpy", "einops")
-    lock_file.write(lock_for(plan_resolver.resolve(source)), source.lock_file, source.name, source.origin)
-    shown = envbuild("show", source.name, "--json")
+    loaded = profile_reader_and_overrides.load("sample", {}, file)
+    assert loaded.profile.packages == ("numpy", "einops")
+    lock_file.write(lock_for(plan_resolver.resolve(loaded)), loaded.lock_file, loaded.name, loaded.origin)
+    shown = envbuild("show", loaded.name, "--json")
     assert (shown.code, shown.document["lock_state"]) == (0, "current")
 
 

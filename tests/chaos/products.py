@@ -59,8 +59,8 @@ def _each(product: Product) -> Iterator[dict[str, str]]:
 
 def _stocked(product: Product, pins: dict[str, str]) -> Lock:
     context, options = StepContext(lambda event: None), Options(locked=not pins, pins=pins)
-    source = load_profile(product.extends, options=options).value
-    plan = resolve_profile(source).value
-    locked = lock_profile(context, source, plan, options).value
+    loaded = load_profile(product.extends, options=options).value
+    plan = resolve_profile(loaded).value
+    locked = lock_profile(context, loaded, plan, options).value
     build_downloads.fetch_image_parts(plan, locked, context.progress)
     return locked

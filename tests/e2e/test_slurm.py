@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from unit.evidence.runs import located
 
 from envbuild.facts import database
 from envbuild.image.docker_engine import Image
@@ -192,8 +193,8 @@ def test_a_node_whose_clock_is_off_proves_all_the_same(place: Place, bare: Bare)
     finally:
         place.cluster.daemons.end_all(NODES)
         place.cluster.start(*NODES)
-    assert [(run.passed, run.where["node"]) for run in runs] == [(True, node) for node in NODES]
-    assert all(0 <= float(str(run.where["queued_seconds"])) < 120 and 0 <= run.seconds < 120 for run in runs)
+    assert [(run.passed, located(run).node) for run in runs] == [(True, node) for node in NODES]
+    assert all(0 <= float(str(located(run).queued_seconds)) < 120 and 0 <= run.seconds < 120 for run in runs)
     assert place.left() == []
 
 
@@ -215,7 +216,7 @@ def test_a_gpu_other_than_slurm_reports_is_not_proof(place: Place, bare: Bare, b
     program.chmod(0o755)
     run = bare.run(SlurmSite(program=str(program)), image, gpus=True)
     assert (program.with_name(f"{program.name}.asked")).read_text(encoding="utf-8").strip() == '"device=0"'
-    assert run.where["node"] == "gpu-h20" and run.where["gpus"] == "0"
+    assert located(run).node == "gpu-h20" and located(run).gpus == "0"
     assert not run.passed and "this is NVIDIA A100-SXM4-80GB, the profile is for NVIDIA H20" in str(run.failures())
     with pytest.raises(NotProved, match="gpu-h20 gives containers no GPU"):
         bare.run(SlurmSite(), image, gpus=True)

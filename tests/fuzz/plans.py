@@ -71,11 +71,11 @@ def _profile(raw: bytes) -> None:
     (folder / "smoke.py").write_text("step('one')\n", encoding="utf-8")
     file = folder / "sample.yaml"
     file.write_bytes(raw)
-    source = profile_reader_and_overrides.load(str(file))
-    plan = plan_resolver.resolve(source)
+    loaded = profile_reader_and_overrides.load(str(file))
+    plan = plan_resolver.resolve(loaded)
     made = lock_for(plan)
     judged(made)
-    required = {key: value for key, value in source.profile.env.items() if key in made.environment}
+    required = {key: value for key, value in loaded.profile.env.items() if key in made.environment}
     assert required.items() <= made.environment.items()
     lock_file.write(made, folder / "sample.lock.yaml", "sample")
     assert lock_file.read(folder / "sample.lock.yaml") == made

@@ -19,7 +19,7 @@ from unit.testrun import fingerprints
 from envbuild.audit.environment_files import EnvironmentFiles, FolderFiles, InterpreterReport
 from envbuild.evidence import evidence_statements_and_store, measured_environment, run_record_schema
 from envbuild.evidence.measured_environment import MeasuredEnvironment
-from envbuild.evidence.proof_rules import RequiredProof
+from envbuild.evidence.proof_rules import EvidenceRequirements
 from envbuild.facts.document_types import plain
 from envbuild.report import fingerprint_comparison
 from envbuild.report.fingerprint_comparison import FingerprintRow
@@ -37,7 +37,7 @@ RUNS: list[Any] = [
     documents(probe("env.identity", traits=CARDS), probe("gemm.crash", "failed"), probe("train.step", "skipped")),
     [*documents()[:2], {"kind": "fingerprint", "version": 1}, *documents()[2:]],
 ]
-WANTED = RequiredProof("sample", f"sha256:{sha('lock')}", "quick", NAMES, {"allow_tf32": False})
+WANTED = EvidenceRequirements("sample", f"sha256:{sha('lock')}", "quick", NAMES, {"allow_tf32": False})
 NOW = datetime.datetime(2026, 11, 1, tzinfo=datetime.UTC)
 
 

@@ -24,13 +24,13 @@ from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import push_save_and_load
 from envbuild.pipeline.step_context import StepContext
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.registry import oci_types
 from envbuild.registry.oci_types import Reference
 from envbuild.registry.registry_client import Repository
 from unit.evidence.runs import passed_run
 from unit.registries import Registry, serving
-from unit.support import PROFILE, CommandResult, envbuild, lock_for, plan_of, sha, source_of, write_wheel
+from unit.support import PROFILE, CommandResult, envbuild, lock_for, plan_of, profile_of, sha, write_wheel
 
 SECRET = "correct horse battery staple"
 
@@ -97,7 +97,7 @@ class Site:
 
     registry: Registry
     engine: Engine
-    source: Source
+    loaded: LoadedProfile
     lock: Lock
 
     def push(self, *arguments: str) -> CommandResult:
@@ -108,7 +108,7 @@ class Site:
         return Repository(Reference.parse(f"{self.registry.host}/team/sample"))
 
     def prove(self, run: Any = None, day: int = 0) -> Path:
-        wanted = profile_proofs.wanted("sample", self.source.profile, self.lock)
+        wanted = profile_proofs.wanted("sample", self.loaded.profile, self.lock)
         finished = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=day)
         record = evidence_statements_and_store.run_record(
             self.engine.image, wanted, run or passed_run(), "docker 26", finished
@@ -119,7 +119,7 @@ class Site:
 @contextlib.contextmanager
 def proved(project: Path, monkeypatch: pytest.MonkeyPatch, day: int = 0) -> Iterator[Site]:
     """A verified profile. `day`: when it was verified, relative to today."""
-    source, plan = source_of(project, PROFILE), plan_of(project, PROFILE)
+    loaded, plan = profile_of(project, PROFILE), plan_of(project, PROFILE)
     wheels = []
     for item in lock_for(plan).wheels:  # real wheels, so that their contents can be read
         file = write_wheel(project / "wheels", item.wheel.name, item.wheel.version)
@@ -127,7 +127,7 @@ def proved(project: Path, monkeypatch: pytest.MonkeyPatch, day: int = 0) -> Iter
         sha256_file_store.wheel_store().put(file, real.sha256, real.file)
         wheels.append(dataclasses.replace(item, wheel=real))
     made = dataclasses.replace(lock_for(plan), wheels=tuple(wheels))
-    lock_file.write(made, source.lock_file, "sample")
+    lock_file.write(made, loaded.lock_file, "sample")
     config = config_of([LAYER], {LOCK_LABEL: made.id})
     image = Image(oci_types.digest_of(config), "handle", (LAYER,), {}, {}, 1)
     record = build_records_and_comparison.Record(image.id, "handle", made.id, sha("recipe"), image.layers, "docker 26")
@@ -137,7 +137,7 @@ def proved(project: Path, monkeypatch: pytest.MonkeyPatch, day: int = 0) -> Iter
         monkeypatch.setattr(push_save_and_load, "existing", lambda context, source: (made, image))
         monkeypatch.setattr(StepContext, "engine", engine)
         monkeypatch.setattr(push_save_and_load, "Engine", lambda: engine)
-        found = Site(registry, engine, source, made)
+        found = Site(registry, engine, loaded, made)
         found.prove(day=day)
         yield found
 

@@ -33,7 +33,7 @@ from envbuild.image.docker_engine import Image
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock, inputs
 from envbuild.profile.extension_spec import Extension
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.resolve.extension_toolchain_and_contradictions import ExtensionToolchain
 from envbuild.resolve.plan_resolver import Plan
@@ -75,12 +75,12 @@ def write_profile(folder: Path, data: Mapping[str, Any], name: str = "sample") -
     return file
 
 
-def source_of(folder: Path, data: Mapping[str, Any], name: str = "sample") -> Source:
+def profile_of(folder: Path, data: Mapping[str, Any], name: str = "sample") -> LoadedProfile:
     return profile_reader_and_overrides.load(str(write_profile(folder, data, name)))
 
 
 def plan_of(folder: Path, data: Mapping[str, Any], name: str = "sample") -> Plan:
-    return plan_resolver.resolve(source_of(folder, data, name))
+    return plan_resolver.resolve(profile_of(folder, data, name))
 
 
 def deb(name: str, version: str = "1.0-1", size: int = 1000) -> Deb:

@@ -56,7 +56,7 @@ def key() -> keys_and_signatures.PublicKey:
     return found
 
 
-def wanted() -> proof_rules.RequiredProof:
+def wanted() -> proof_rules.EvidenceRequirements:
     ((_, record),) = evidence_statements_and_store.stored(IMAGE)
     return proof_rules.as_recorded(record)
 
@@ -98,7 +98,7 @@ def test_evidence_proves_what_it_proved(state: Path) -> None:
 
 @pytest.mark.parametrize("changes", [{"lock": f"sha256:{'0' * 64}"}, {"level": "full"}, {"require": ("train.step",)}])
 def test_evidence_does_not_prove_what_it_did_not(state: Path, changes: dict[str, Any]) -> None:
-    required = proof_rules.RequiredProof(**{**vars(wanted()), **changes})
+    required = proof_rules.EvidenceRequirements(**{**vars(wanted()), **changes})
     assert evidence_statements_and_store.newest_proofs(IMAGE, required)[0].state == "stale"
 
 

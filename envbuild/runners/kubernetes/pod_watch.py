@@ -13,7 +13,7 @@ from envbuild.runners.kubernetes.kubernetes_settings import KubernetesSite
 from envbuild.runners.kubernetes.pod_states import Lacks, Pod
 from envbuild.runners.runner_interface import RunnerError, Watch
 from envbuild.testrun import output_judge
-from envbuild.testrun.run_result import MAX_STDOUT, RawOutput
+from envbuild.testrun.run_result import MAX_STDOUT, RawOutput, RunLocation
 from envbuild.testrun.selftest_job import Job
 from envbuild.util.errors import EnvbuildError, NotProved
 
@@ -246,17 +246,17 @@ class Attempt:
             out_of_memory=ended.reason == "OOMKilled",
             timed_out=expired,
             too_long=len(stdout) > MAX_STDOUT,
-            where={
-                "runner": "kubernetes",
-                "job": f"{self._cluster.namespace}/{self._name}",
-                "node": pod.node,
-                "engine": pod.runtime or "unknown",
-                "image": self._image,
-                "told_image": pod.image,
-                "queued_seconds": pod.queued,
-                "restarts": 0,
-                "unconfined": list(job_manifest.UNCONFINED),
-            },
+            where=RunLocation(
+                runner="kubernetes",
+                job=f"{self._cluster.namespace}/{self._name}",
+                node=pod.node,
+                engine=pod.runtime or "unknown",
+                image=self._image,
+                told_image=pod.image,
+                queued_seconds=pod.queued,
+                restarts=0,
+                unconfined=tuple(job_manifest.UNCONFINED),
+            ),
         )
 
     def _whole(self, stdout: bytes) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from envbuild.runners.runner_interface import RunnerError
 from envbuild.runners.slurm import batch_script, multi_node_script
 from envbuild.runners.slurm.slurm_settings import SlurmSite
+from envbuild.testrun.run_result import RunLocation
 from envbuild.testrun.selftest_job import Job
 from envbuild.util.errors import EngineError, NetworkError, NotProved, printable
 
@@ -70,21 +70,23 @@ _NO_CARD = ("nvidia", "device driver", "cdi device")
 _NOT_FETCHED = "pyxis: failed to import docker image"  # pyxis fetches the image at start; this is its message
 
 
-def where(outcome: JobOutcome, site: SlurmSite, job: Job) -> dict[str, Any]:
+def location(outcome: JobOutcome, site: SlurmSite, job: Job) -> RunLocation:
     """Where the job ran, for the evidence."""
-    lacks = list(batch_script.UNCONFINED[site.container])
-    found: dict[str, Any] = {
-        "job": outcome.job,
-        "node": outcome.node,
-        "gpus": outcome.gpus,
-        "engine": outcome.engine,
-        "image": outcome.image,
-        "unconfined": lacks,
-    }
-    if job.nodes > 1:
-        lacks += multi_node_script.unconfined(site, outcome.fabric)
-        found |= {"interface": site.interface, "infiniband": list(outcome.fabric)}
-    return found
+    lacks = tuple(batch_script.UNCONFINED[site.container])
+    found = RunLocation(
+        runner="slurm",
+        job=outcome.job,
+        node=outcome.node,
+        gpus=outcome.gpus,
+        engine=outcome.engine,
+        image=outcome.image,
+        unconfined=lacks,
+    )
+    if job.nodes == 1:
+        return found
+    lacks += tuple(multi_node_script.unconfined(site, outcome.fabric))
+    more = {"unconfined": lacks, "interface": site.interface, "infiniband": outcome.fabric}
+    return found.model_copy(update=more)
 
 
 def require_started(outcome: JobOutcome, site: SlurmSite, image: str, words: str) -> None:

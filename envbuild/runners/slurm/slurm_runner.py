@@ -214,9 +214,9 @@ class Slurm:
         words = job_folder_reader.end(attempt / "stderr", batch_script.MAX_STDERR)
         outcome_file_and_start_failures.require_started(outcome, self._site, self.image, words)
         queued, restarts = self._last.queued if self._last else None, int(attempt.name.rpartition("-")[2])
-        place = outcome_file_and_start_failures.where(outcome, self._site, job)
-        where = {"runner": _NAME, **place, "queued_seconds": queued, "restarts": restarts}
-        for lack in where["unconfined"]:
+        place = outcome_file_and_start_failures.location(outcome, self._site, job)
+        where = place.model_copy(update={"queued_seconds": queued, "restarts": restarts})
+        for lack in where.unconfined:
             watch.say(f"not as confined as here: {lack}")
         with (attempt / "stdout").open("rb") as file:
             stdout = file.read(MAX_STDOUT)

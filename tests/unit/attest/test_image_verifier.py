@@ -23,6 +23,7 @@ from envbuild.evidence import evidence_statements_and_store
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.registry import image_content_reader, oci_types
 from envbuild.registry.image_content_reader import Config
+from envbuild.testrun.run_result import RunLocation
 from envbuild.util import canonical_json
 from envbuild.util.errors import CheckFailed, FileError, NetworkError, UsageError
 from envbuild.util.untrusted_input_errors import Malformed
@@ -135,10 +136,10 @@ def test_a_pushed_image_is_verified(pushed: Site) -> None:
 
 
 def test_missing_isolation_of_a_cluster_container_is_reported(site: Site, key: Path) -> None:
-    where = {"runner": "kubernetes", "node": "gpu-7", "unconfined": ["the network is \x1b[2Jopen"]}
+    where = RunLocation(runner="kubernetes", node="gpu-7", unconfined=("the network is \x1b[2Jopen",))
     site.prove(dataclasses.replace(passed_run(), where=where), day=1)
     assert site.push().code == 0
-    assert verify(site, "--key", "team.pub").document["unconfined"] == where["unconfined"]
+    assert verify(site, "--key", "team.pub").document["unconfined"] == [*where.unconfined]
     plain = envbuild("verify", f"{site.registry.host}/team/sample:verified", "--key", "team.pub")
     assert plain.code == 0 and "less confined" in plain.stderr and "the network is" in plain.stderr
     assert "\x1b" not in plain.stderr and "gpu-7" not in plain.stderr

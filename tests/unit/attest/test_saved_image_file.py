@@ -61,7 +61,7 @@ def test_a_saved_image_is_an_oci_layout_with_all_that_is_needed(site: Site) -> N
     assert json.loads(files["oci-layout"]) == {"imageLayoutVersion": "1.0.0"}
     assert all(oci_types.digest_of(raw)[7:] == name[13:] for name, raw in files.items() if name.startswith("blobs/"))
     assert files["envbuild/public-key.pem"] == Path("team.pub").read_bytes()
-    assert files["envbuild/lock.yaml"] == site.source.lock_file.read_bytes()
+    assert files["envbuild/lock.yaml"] == site.loaded.lock_file.read_bytes()
     named = [item["annotations"][REF].partition("-")[0] for item in json.loads(files["index.json"])["manifests"]]
     assert named == ["sample", "sha256", "sha256"]
     left = {file.name for file in Path().iterdir()}

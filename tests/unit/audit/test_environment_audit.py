@@ -21,7 +21,7 @@ from selftest.named import CUBLASLT_SHADOW, NVJITLINK_SHADOW
 from envbuild.audit import collected_environment, environment_audit, file_findings, library_and_distribution_findings
 from envbuild.audit.collected_environment import Holdings
 from envbuild.audit.environment_audit import Audit, Expected
-from envbuild.audit.library_and_distribution_findings import Finding
+from envbuild.audit.library_and_distribution_findings import Finding, VersionMismatch
 from envbuild.facts import database
 from envbuild.facts.document_types import plain
 from envbuild.lock.lock_file import Lock
@@ -109,7 +109,7 @@ def test_the_document_is_as_the_issue_has_it(place: Place) -> None:
     assert document["state"] == "clean" and {row["state"] for row in document["advisories"]} == {"noted"}
     (cublas,) = [row for row in document["libraries"] if row["name"] == "cublas" and row["loaded"]]
     assert set(cublas) == {"name", "version", "path", "sha256", "loaded"}
-    assert all(set(finding) == {"id", "severity", "message", "remedy"} for finding in document["findings"])
+    assert all(set(finding) == {"id", "severity", "message", "remedy", "versions"} for finding in document["findings"])
 
 
 # each defect, seeded
@@ -243,6 +243,8 @@ def test_a_cublas_whose_version_differs_from_its_wheel(place: Place) -> None:
     files = {f"nvidia/cublas/lib/{SONAMES[kind]}": library(kind, "12.1.3.1") for kind in ("cublas", "cublasLt")}
     place.made.wheel("nvidia-cublas-cu12", "12.5.2.13", files)
     assert ids(place.judged(), "defect") == {"version-disagrees"}
+    found = [one for f in place.judged().findings if f.id == "version-disagrees" for one in map(row, f.versions)]
+    assert ("cublas", "12.1.3", "12.5.2.13") in found
 
 
 def test_torch_for_the_cpu_where_a_gpu_is_wanted(place: Place) -> None:
@@ -332,6 +334,10 @@ def test_a_requirement_that_is_not_met(place: Place) -> None:
         "nvidia-nccl-cu12==2.20.5, but installed is 2.26.2",
         'grandchild; extra == "kid", but it is not installed',
     ]
+    versions = sorted(one for f in found.findings if f.id == "requirement-unmet" for one in map(row, f.versions))
+    assert versions == [
+        ("absent", None, ">1"), ("grandchild", None, ""), ("nvidia-nccl-cu12", "2.26.2", "==2.20.5")
+    ]  # fmt: skip
 
 
 def test_no_torch(place: Place) -> None:
@@ -343,7 +349,12 @@ def test_no_torch(place: Place) -> None:
 
 def test_torch_of_another_version_than_its_distribution(place: Place) -> None:
     (place.made.site / "torch-2.3.1.dist-info" / "METADATA").write_text("Name: torch\nVersion: 2.3.0\n")
+    assert list(map(row, the(place.judged(), "torch-version").versions)) == [("torch", "2.3.1+cu121", "2.3.0")]
     assert "torch-version" in ids(place.judged(), "defect")
+
+
+def row(mismatch: VersionMismatch) -> tuple[str, str | None, str]:
+    return mismatch.name, mismatch.found, mismatch.expected
 
 
 def lock(**versions: str) -> Lock:
@@ -356,15 +367,18 @@ def test_differences_from_the_lock_are_reported(place: Place) -> None:
     text = the(place.judged(wanted), "not-as-locked").message
     assert "Python is 3." in text and "but 3.4 is locked" in text
     assert "numpy is absent, but 2.0.0 is locked; torch is 2.3.1, but 2.3.0 is locked" in text
+    python, *others = map(row, the(place.judged(wanted), "not-as-locked").versions)
+    assert python == ("Python", place.held().python.version, "3.4")
+    assert others == [("numpy", None, "2.0.0"), ("torch", "2.3.1", "2.3.0")]
     claimed = place.judged(dataclasses.replace(wanted, claimed=True))
     assert the(claimed, "not-as-locked").severity == "defect"
     assert the(claimed, "not-as-locked").remedy == "envbuild make h20"
     environment = the(place.judged(dataclasses.replace(wanted, image=False)), "not-as-locked").remedy
-    python = place.held().python.executable
-    assert f"pip install --python {python} --no-deps numpy==2.0.0 torch==2.3.0" in environment
+    program = place.held().python.executable
+    assert f"pip install --python {program} --no-deps numpy==2.0.0 torch==2.3.0" in environment
     assert "envbuild export requirements h20" in environment
     foreign = the(place.judged(wanted), "not-as-locked").remedy
-    assert f"in the Dockerfile: RUN uv pip install --python {python} --no-deps numpy==2.0.0 torch==2.3.0" in foreign
+    assert f"in the Dockerfile: RUN uv pip install --python {program} --no-deps numpy==2.0.0 torch==2.3.0" in foreign
     assert "envbuild make" not in environment + foreign and "envbuild build" not in environment + foreign
 
 

@@ -11,7 +11,7 @@ import pytest
 from envbuild.audit import profile_draft
 from envbuild.audit.collected_environment import Holdings
 from envbuild.cli import audit
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.util.errors import CheckFailed
@@ -62,17 +62,17 @@ def held(
     )
 
 
-def written(project: Path, holdings: Holdings) -> tuple[str, Source, Plan]:
+def written(project: Path, holdings: Holdings) -> tuple[str, LoadedProfile, Plan]:
     """Return the text, and the profile that envbuild reads from it."""
     text = profile_draft.draft_profile("mine", "an/image:tag", holdings)
     (project / "profiles" / "mine.yaml").write_text(text, encoding="utf-8")
-    source = profile_reader_and_overrides.load("mine")
-    return text, source, plan_resolver.resolve(source)
+    loaded = profile_reader_and_overrides.load("mine")
+    return text, loaded, plan_resolver.resolve(loaded)
 
 
 def test_the_usual_image(project: Path) -> None:
-    text, source, plan = written(project, held())
-    profile = source.profile
+    text, loaded, plan = written(project, held())
+    profile = loaded.profile
     assert (profile.torch, profile.cuda, profile.python) == ("2.3.1", "12.1", "3.11")
     assert plan.suite == "bookworm"
     assert profile.packages == ("numpy==1.26.4",)
@@ -84,8 +84,8 @@ def test_the_usual_image(project: Path) -> None:
 def test_a_recorded_image(project: Path) -> None:
     """The output of the collector in the image of step-video gives its own profile, except for GPUs and constraints."""
     text = (Path(__file__).parent / "recorded" / "step-video.json").read_text(encoding="utf-8")
-    _, source, plan = written(project, Holdings.model_validate_json(text))
-    profile = source.profile
+    _, loaded, plan = written(project, Holdings.model_validate_json(text))
+    profile = loaded.profile
     assert (profile.torch, profile.cuda, profile.python, plan.suite) == ("2.3.1", "12.1", "3.11", "bookworm")
     assert {name: pin.version for name, pin in profile.pins.items()} == {"cublas": "12.5.2.13"}
     assert profile.packages == ("numpy==1.26.4",)
@@ -93,10 +93,10 @@ def test_a_recorded_image(project: Path) -> None:
 
 def test_a_library_that_differs_from_torchs_own_is_pinned_with_the_reason(project: Path) -> None:
     changed = held(nvidia_cublas_cu12=("12.5.2.13", []))
-    _, source, plan = written(project, changed)
-    pin = source.profile.pins["cublas"]
+    _, loaded, plan = written(project, changed)
+    pin = loaded.profile.pins["cublas"]
     assert (pin.version, pin.reason) == ("12.5.2.13", "as in the image; torch 2.3.1 requires ==12.1.3.1")
-    assert list(source.profile.pins) == ["cublas"]
+    assert list(loaded.profile.pins) == ["cublas"]
     assert plan.overrides == ("nvidia-cublas-cu12==12.5.2.13",)
 
 
@@ -107,8 +107,8 @@ def test_packages_required_by_others_are_not_listed(project: Path) -> None:
         flask=("3.0", ["click>=8", "idle; extra == 'no'"]), click=("8.1", []), idle=("1.0", []),
         one=("1.0", ["other"]), other=("1.0", ["one"]),
     )  # fmt: skip
-    _, source, _ = written(project, changed)
-    assert source.profile.packages == ("flask==3.0", "idle==1.0", "numpy==1.26.4", "one==1.0")
+    _, loaded, _ = written(project, changed)
+    assert loaded.profile.packages == ("flask==3.0", "idle==1.0", "numpy==1.26.4", "one==1.0")
 
 
 def test_packages_that_cannot_be_requested_are_in_a_comment(project: Path) -> None:
@@ -116,8 +116,8 @@ def test_packages_that_cannot_be_requested_are_in_a_comment(project: Path) -> No
         apex=("0.1", []), flash_attn=("2.6.3+cu123", []), broken=("unknown", []),
         nvidia_cublas_cu11=("11.10.3.66", []), torchvision=("0.18.1+cu121", ["torch"]),
     )  # fmt: skip
-    text, source, _ = written(project, changed)
-    assert source.profile.packages == ("numpy==1.26.4",)
+    text, loaded, _ = written(project, changed)
+    assert loaded.profile.packages == ("numpy==1.26.4",)
     for name, word in {
         "apex==0.1": "unrelated package",
         "flash-attn==2.6.3+cu123": "a local build (+cu123)",
@@ -131,9 +131,9 @@ def test_packages_that_cannot_be_requested_are_in_a_comment(project: Path) -> No
 
 def test_a_local_build_of_torch_takes_its_kin_along(project: Path) -> None:
     changed = held(torch=("2.5.0+cu121", TORCH_NEEDS), torchvision=("0.20.0+cu121", ["torch"]))
-    text, source, _ = written(project, changed)
-    assert source.profile.torch == "2.5.0+cu121"
-    assert "torchvision==0.20.0+cu121" in source.profile.packages
+    text, loaded, _ = written(project, changed)
+    assert loaded.profile.torch == "2.5.0+cu121"
+    assert "torchvision==0.20.0+cu121" in loaded.profile.packages
     assert (
         "envbuild's facts do not have torch 2.5.0+cu121, so these are not pinned: cublas 12.1.3.1, nccl 2.20.5" in text
     )
@@ -151,8 +151,8 @@ def test_a_python_that_no_suite_has_is_reported(project: Path, python: str, torc
 
 
 def test_a_torch_that_cannot_be_imported_says_nothing_of_cuda(project: Path) -> None:
-    text, source, _ = written(project, held(imported=False, cuda=None))
-    assert source.profile.cuda is None
+    text, loaded, _ = written(project, held(imported=False, cuda=None))
+    assert loaded.profile.cuda is None
     assert "torch could not be imported" in text
 
 
@@ -162,9 +162,9 @@ def test_a_loaded_library_without_a_distribution_is_reported(project: Path) -> N
         "version": None, "reported": "12.3.4", "sha256": None, "owner": "unowned", "record": None, "loaded": True,
         "ways": [],
     }  # fmt: skip
-    text, source, _ = written(project, held(libraries=(copy,)))
+    text, loaded, _ = written(project, held(libraries=(copy,)))
     assert "not part of a distribution, so not pinned: /usr/local/cuda/lib64/libcublas.so.12" in text
-    assert source.profile.pins == {}
+    assert loaded.profile.pins == {}
 
 
 def test_without_torch_no_profile_is_written() -> None:
@@ -176,9 +176,9 @@ def test_without_torch_no_profile_is_written() -> None:
 def test_names_and_versions_from_an_image_cannot_inject_yaml(project: Path, odd: str) -> None:
     """An invalid name or version is written into a comment. A line break cannot occur, because the reader of the
     document refuses it."""
-    _, source, _ = written(project, held(others={odd: ("1.0", []), "other": (odd, [])}))
-    assert source.profile.packages == ("numpy==1.26.4",)
-    assert set(source.document.data) == {"description", "base", "python", "torch", "cuda", "packages"}
+    _, loaded, _ = written(project, held(others={odd: ("1.0", []), "other": (odd, [])}))
+    assert loaded.profile.packages == ("numpy==1.26.4",)
+    assert set(loaded.document.data) == {"description", "base", "python", "torch", "cuda", "packages"}
 
 
 def test_new_takes_a_profile_or_an_image(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

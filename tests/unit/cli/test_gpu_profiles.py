@@ -44,8 +44,8 @@ def test_the_name_of_a_gpu_stands_for_its_shipped_profile(name: str, profile: st
 
 @pytest.mark.parametrize("gpu", SUPPORTED)
 def test_every_supported_gpu_has_a_profile_that_resolves(gpu: str, project: Path) -> None:
-    source = profile_reader_and_overrides.unwritten(gpu)
-    plan = plan_resolver.resolve(source)
+    loaded = profile_reader_and_overrides.unwritten(gpu)
+    plan = plan_resolver.resolve(loaded)
     assert [found.id for found in plan.choice.situation.gpus] == [gpu]
     assert not [item for item in plan.choice.advice if item.state == "refused"]
     assert files(project) == []

@@ -10,6 +10,8 @@ import pytest
 
 from envbuild.pipeline import workflows
 from envbuild.pipeline.model import MakeResult
+from envbuild.repair import lock_installer
+from envbuild.repair.lock_installer import InstalledLock
 from unit.evidence.runs import passed_run
 from unit.support import PROFILE, envbuild, lock_of_this_python, write_profile
 
@@ -39,6 +41,7 @@ WRITING = [
     (["export", "schema", "--output"], "s.json"),
     (["export", "ci", "github", "sample", "--install", COMMIT, "--output"], "ci.yml"),
     (["show", "sample", "--html"], "r.html"),
+    (["show", "sample", "-o"], "r.html"),
     (["keygen", "-o"], "team"),
 ]
 
@@ -114,3 +117,31 @@ def test_files_named_by_options_are_written_by_one_function(file: Path) -> None:
     calls = [ast.unparse(node.func) for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
     writes = [call for call in calls if call.endswith(("write_atomically", "write_text", "write_bytes"))]
     assert file.stem in OWN_PLACES or not writes
+
+
+def test_an_output_of_test_must_be_named_by_its_kind(ready: list[str]) -> None:
+    done = envbuild("test", "sample", "-o", "file")
+    assert (done.code, ready) == (2, [])
+    assert "hint: --junit file or --fingerprint file" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["one", "-o", "two"]])
+def test_an_environment_has_one_folder(project: Path, arguments: list[str]) -> None:
+    done = envbuild("install", "sample", *arguments)
+    assert (done.code, "name one folder" in done.stderr, list(project.glob("one"))) == (2, True, [])
+
+
+@pytest.mark.parametrize("arguments", [["new"], ["-o", "new"], ["--output", "new"]])
+def test_the_folder_of_an_environment_may_be_named_by_an_option(
+    project: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    folders: list[Path] = []
+
+    def install(name: str, lock: object, env: object, folder: Path, say: object) -> InstalledLock:
+        folders.append(folder)
+        return InstalledLock(name, "", str(folder), "up-to-date", "", (), ())
+
+    lock_of_this_python(project)
+    monkeypatch.setattr(lock_installer, "install_lock", install)
+    done = envbuild("install", "sample", *arguments)
+    assert (done.code, folders) == (0, [Path("new")]), done.stderr

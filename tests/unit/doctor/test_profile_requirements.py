@@ -153,7 +153,7 @@ def test_the_description_has_its_shape_and_is_recorded(machine: Bench) -> None:
         "toolkit": "12.4.1",
         "nccl-system": "2.21.5",
     }
-    assert set(found["checks"][0]) == {"id", "state", "detail", "remedy"}
+    assert set(found["checks"][0]) == {"id", "state", "detail", "remedy", "missing"}
 
 
 def test_a_failed_check_is_recorded_all_the_same(machine: Bench) -> None:

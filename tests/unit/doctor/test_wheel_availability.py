@@ -37,6 +37,7 @@ def test_a_missing_wheel_is_named(served: Index) -> None:
     file.unlink()
     found = check()
     assert (found.status, found.detail) == ("fail", f"no configured index has {file.name}")
+    assert found.missing == (file.name,)
     assert "envbuild lock sample" in str(found.remedy)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from envbuild.testrun.output_judge import judge_output
-from envbuild.testrun.run_result import ProbeResult, RawOutput, TestRun
+from envbuild.testrun.run_result import ProbeResult, RawOutput, RunLocation, TestRun
 
 NONCE = "0123456789abcdef0123456789abcdef"
 NAMES = ("env.libs", "gemm.crash", "train.step")
@@ -67,3 +67,9 @@ def run_on(card: str, driver: str = "550.54.15", cublas: str = "12.5.2.13") -> T
     installed = {"torch": "2.3.1", "nvidia-cublas-cu12": cublas}
     environment = {"kind": "environment", "libraries": [library], "distributions": installed}
     return judged(lines([environment if one["kind"] == "environment" else one for one in found]))
+
+
+def located(run: RawOutput | TestRun) -> RunLocation:
+    """Return where a cluster ran it."""
+    assert run.where is not None
+    return run.where

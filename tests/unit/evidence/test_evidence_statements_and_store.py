@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from envbuild.evidence import evidence_statements_and_store, proof_rules
-from envbuild.evidence.proof_rules import RequiredProof
+from envbuild.evidence.proof_rules import EvidenceRequirements
 from envbuild.evidence.run_record_schema import RunRecord, validate_record
 from envbuild.facts import probe_catalogue_reader
 from envbuild.lock.lock_file import Lock
 from envbuild.testrun import run_result
+from envbuild.testrun.run_result import RunLocation
 from envbuild.testrun.selftest_job import selftest_id
 from envbuild.util import user_folders
 from envbuild.util.errors import CheckFailed
@@ -56,11 +57,11 @@ def older(**versions: int | None) -> dict[str, Any]:
     return {"id": f"sha256:{'0' * 64}", "level": "full", "versions": kept}
 
 
-def required(locked: Lock, require: tuple[str, ...] = ("env.libs",), **settings: bool) -> RequiredProof:
-    return RequiredProof("sample", locked.id, "standard", require, {"allow_tf32": False, **settings})
+def required(locked: Lock, require: tuple[str, ...] = ("env.libs",), **settings: bool) -> EvidenceRequirements:
+    return EvidenceRequirements("sample", locked.id, "standard", require, {"allow_tf32": False, **settings})
 
 
-def wanted(locked: Lock, level: str = "standard", require: tuple[str, ...] = ("env.libs",)) -> RequiredProof:
+def wanted(locked: Lock, level: str = "standard", require: tuple[str, ...] = ("env.libs",)) -> EvidenceRequirements:
     return dataclasses.replace(required(locked, require), level=level)
 
 
@@ -93,26 +94,34 @@ def test_the_record_says_what_machine_it_was_where_that_is_known(locked: Lock) -
     assert document_of(locked)["machine"] is None
 
 
-PLACE = {"runner": "kubernetes", "engine": "containerd", "job": "team/job-1", "node": "gpu-7.internal", "restarts": 0,
-         "image": f"registry.internal/x@sha256:{'1' * 64}", "unconfined": ["the network is open"]}  # fmt: skip
+PLACE: dict[str, Any] = {
+    "runner": "kubernetes",
+    "engine": "containerd",
+    "job": "team/job-1",
+    "node": "gpu-7.internal",
+    "restarts": 0,
+    "image": f"registry.internal/x@sha256:{'1' * 64}",
+    "unconfined": ("the network is open",),
+}
 
 
 def test_where_it_ran_is_kept_here_and_names_no_machine_in_what_is_published(locked: Lock) -> None:
     made = evidence_statements_and_store.run_record(
-        IMAGE, required(locked), dataclasses.replace(passed_run(), where=PLACE), "containerd", DAY
+        IMAGE, required(locked), dataclasses.replace(passed_run(), where=RunLocation(**PLACE)), "containerd", DAY
     )
-    assert json.loads(made.encoded)["where"] == {key: PLACE[key] for key in ("runner", "engine", "unconfined")}
-    path = evidence_statements_and_store.save(made, PLACE)
+    published = {key: PLACE[key] for key in ("runner", "engine")}
+    assert json.loads(made.encoded)["where"] == {**published, "unconfined": ["the network is open"]}
+    path = evidence_statements_and_store.save(made, RunLocation(**PLACE))
     assert b"internal" not in evidence_statements_and_store.record_text(path) + path.read_bytes()
     place_file = path.with_name(path.name.replace(".statement.", ".where."))
-    assert json.loads(place_file.read_text(encoding="utf-8")) == PLACE
+    assert json.loads(place_file.read_text(encoding="utf-8")) == {**PLACE, "unconfined": ["the network is open"]}
     assert state(locked)[0] == "proved"
 
 
 @pytest.mark.parametrize(
     ("where", "lacks"),
     [
-        (PLACE, ("the network is open",)),
+        ({**PLACE, "unconfined": ["the network is open"]}, ("the network is open",)),
         ({"runner": "slurm", "unconfined": []}, ()),
         ({}, ()),
         (None, ()),
@@ -720,7 +729,7 @@ def hung_run() -> run_result.TestRun:
 @pytest.mark.parametrize(
     "run",
     [passed_run(), failed_run(), run_on("NVIDIA H20"), run_on("a GPU that nobody knows"), hung_run(),
-     passed_run().leaving_out({"own.script": "why"}), dataclasses.replace(passed_run(), where=PLACE)],
+     passed_run().leaving_out({"own.script": "why"}), dataclasses.replace(passed_run(), where=RunLocation(**PLACE))],
 )  # fmt: skip
 def test_a_record_keeps_its_bytes_and_what_a_newer_envbuild_adds(locked: Lock, run: run_result.TestRun) -> None:
     document = document_of(locked, run)

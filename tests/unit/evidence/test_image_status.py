@@ -24,7 +24,7 @@ from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import runner_selection, workflows
 from envbuild.pipeline.step_context import StepContext
 from envbuild.profile import profile_name_lookup
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.report import profile_page_contents
 from envbuild.report.profile_page_contents import PageEvidence
 from envbuild.resolve import plan_resolver
@@ -33,7 +33,7 @@ from envbuild.testrun import run_result
 from envbuild.testrun.selftest_job import selftest_id
 from envbuild.util import user_folders
 from unit.evidence.runs import passed_run, probe
-from unit.support import PROFILE, envbuild, image_of, plan_of, source_of, whole_lock
+from unit.support import PROFILE, envbuild, image_of, plan_of, profile_of, whole_lock
 
 DAY = datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC)
 OLD_SELFTEST = {"id": f"sha256:{'0' * 64}", "level": "full", "versions": {}}
@@ -57,8 +57,8 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.engine = FakeEngine()
-        self.source: Source = source_of(folder, PROFILE)
-        self.first = self.source.profile
+        self.loaded: LoadedProfile = profile_of(folder, PROFILE)
+        self.first = self.loaded.profile
         self.lock = whole_lock(plan_of(folder, PROFILE))
         self.stale: list[str] = []
 
@@ -85,7 +85,7 @@ class World:
 
     def status(self) -> Status:
         engine = cast(Engine, self.engine)
-        return image_status.status_of(engine, self.source, self.lock, self.stale)
+        return image_status.status_of(engine, self.loaded, self.lock, self.stale)
 
 
 @pytest.fixture
@@ -142,11 +142,11 @@ def test_missing_isolation_of_a_cluster_container_is_reported(world: World, monk
 
 
 def test_never_locked_is_missing(world: World) -> None:
-    found = image_status.status_of(cast(Engine, world.engine), world.source, None, [])
+    found = image_status.status_of(cast(Engine, world.engine), world.loaded, None, [])
     assert (found.state, found.lock) == ("missing", None)
     assert (found.details, found.next) == (
         ("never locked",),
-        f"envbuild make {world.source.file}",
+        f"envbuild make {world.loaded.file}",
     )  # as requested then
 
 
@@ -161,7 +161,7 @@ def test_an_image_that_is_not_built_exits_as_in_test_and_prove(
     world: World, monkeypatch: pytest.MonkeyPatch, known: bool, code: int
 ) -> None:
     if known:
-        lock_file.write(world.lock, world.source.lock_file, "sample")
+        lock_file.write(world.lock, world.loaded.lock_file, "sample")
     monkeypatch.setattr(command, "Engine", lambda: world.engine)
     monkeypatch.setattr(StepContext, "engine", world.engine)
     result = envbuild("status", "sample", "--json")
@@ -220,10 +220,10 @@ def test_a_proof_is_made_with_the_profiles_own_script(world: World, project: Pat
     world.verified(image)
     for text in ("step('one')", "step('two')"):
         (project / "profiles" / "smoke.py").write_text(text, encoding="utf-8")
-        world.source = source_of(project, {**PROFILE, "selftest": {**PROFILE["selftest"], "script": "smoke.py"}})
+        world.loaded = profile_of(project, {**PROFILE, "selftest": {**PROFILE["selftest"], "script": "smoke.py"}})
         found = world.status()
         assert (found.state, found.details[0]) == ("stale", "sample: proved with another script")
-        world.first = world.source.profile
+        world.first = world.loaded.profile
         evidence_statements_and_store.save(world.record(image, passed_run(probe("env.libs"), probe("own.script"))))
         assert world.status().state == "verified"
 
@@ -252,7 +252,7 @@ def test_a_script_of_another_profile_of_the_image_fails_only_that_one(world: Wor
     world.proved(image)
     world.verified(image)
     (project / "profiles" / "smoke.py").write_text("fail('no')", encoding="utf-8")
-    child = source_of(project, {"extends": "sample", "selftest": {"script": "smoke.py"}}, "child")
+    child = profile_of(project, {"extends": "sample", "selftest": {"script": "smoke.py"}}, "child")
     required = profile_proofs.wanted("child", child.profile, world.lock)
     run = passed_run(probe("env.libs"), probe("own.script", "failed"))
     evidence_statements_and_store.save(
@@ -290,12 +290,12 @@ def test_a_tag_that_was_set_in_its_time_is_out_of_date_and_not_moved_by_hand(
 ) -> None:
     image = world.built(image_of())
     if "results" in changes:  # the profile now requires one probe more
-        world.source = source_of(
+        world.loaded = profile_of(
             project, {**PROFILE, "selftest": {"level": "quick", "require": ["env.libs", "gemm.exact"]}}
         )
         changes = {}
     elif changes["selftest"]["level"] == "quick":  # and here a higher level
-        world.source = source_of(project, {**PROFILE, "selftest": {"level": "full"}})
+        world.loaded = profile_of(project, {**PROFILE, "selftest": {"level": "full"}})
     world.proved(image, **changes)
     world.verified(image)
     found = world.status()
@@ -382,7 +382,7 @@ def test_a_proved_image_with_the_tag_still_elsewhere_is_not_verified(world: Worl
     assert found.state == "unverified"
     assert (found.details, found.next) == (
         (image_status._TAG_REASONS["outdated"],),
-        f"envbuild make {world.source.known}",
+        f"envbuild make {world.loaded.known}",
     )
 
 
@@ -399,20 +399,20 @@ def test_a_damaged_build_record_proves_nothing(world: World) -> None:
 
 def test_the_lock_on_disk_is_what_counts(world: World) -> None:
     engine = cast(Engine, world.engine)
-    assert "never locked" in image_status.compute(engine, world.source).details[0]
+    assert "never locked" in image_status.compute(engine, world.loaded).details[0]
     world.built(image_of())
-    lock_file.write(world.lock, world.source.lock_file, "sample")
-    assert image_status.compute(engine, world.source).state == "unverified"
-    stale = whole_lock(plan_of(world.source.project, {**PROFILE, "packages": []}))
-    lock_file.write(stale, world.source.lock_file, "sample")
-    assert "wheels changed in the profile since it was locked" in image_status.compute(engine, world.source).details
+    lock_file.write(world.lock, world.loaded.lock_file, "sample")
+    assert image_status.compute(engine, world.loaded).state == "unverified"
+    stale = whole_lock(plan_of(world.loaded.project, {**PROFILE, "packages": []}))
+    lock_file.write(stale, world.loaded.lock_file, "sample")
+    assert "wheels changed in the profile since it was locked" in image_status.compute(engine, world.loaded).details
 
 
 def test_the_status_of_all_has_a_line_for_each(world: World, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "Engine", lambda: world.engine)
     monkeypatch.setattr(profile_name_lookup, "profile_names", lambda: ["broken", "sample"])
     (project / "profiles" / "broken.yaml").write_text("- x", encoding="utf-8")
-    lock_file.write(world.lock, world.source.lock_file, "sample")
+    lock_file.write(world.lock, world.loaded.lock_file, "sample")
     image = world.built(image_of())
     done = envbuild("status", "--json")
     assert done.code == 0
@@ -427,7 +427,7 @@ def test_the_status_of_all_has_a_line_for_each(world: World, project: Path, monk
 
 def test_each_state_has_its_next_command(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each line of `status` ends with it."""
-    known = world.source.known
+    known = world.loaded.known
     found: dict[str, str] = {}
 
     def note() -> None:
@@ -471,22 +471,22 @@ def test_an_image_that_an_older_envbuild_built_is_named(world: World, monkeypatc
     found = world.status()
     assert (found.state, found.image, found.tag) == ("missing", None, "correct")
     assert found.details == ("built by an older envbuild: make it again",)
-    assert found.next == f"envbuild make {world.source.known}"
+    assert found.next == f"envbuild make {world.loaded.known}"
 
 
 def test_the_page_of_show_says_the_same_as_status(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """In every state that can be known without the engine's tags."""
     monkeypatch.setattr(Lock, "stale", lambda lock, plan: world.stale)
-    plan = plan_resolver.resolve(world.source)
+    plan = plan_resolver.resolve(world.loaded)
     found: list[str] = []
 
     def compare(lock: Lock | None = world.lock) -> None:
         engine = cast(Engine, world.engine)
-        status = image_status.status_of(engine, world.source, lock, world.stale)
+        status = image_status.status_of(engine, world.loaded, lock, world.stale)
         built = list(build_records_and_comparison.all_records())
-        proofs = profile_proofs.on_disk("sample", world.source.profile, lock, built)
+        proofs = profile_proofs.on_disk("sample", world.loaded.profile, lock, built)
         images = tuple(dict.fromkeys(record.image for record in built))
-        page = profile_page_contents.page_status(world.source, plan, lock, PageEvidence(proofs, images, ()))
+        page = profile_page_contents.page_status(world.loaded, plan, lock, PageEvidence(proofs, images, ()))
         assert (page.state, page.next) == (status.state, status.next)
         assert set(status.details) <= set(page.reasons)
         found.append(page.state)

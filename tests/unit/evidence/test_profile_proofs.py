@@ -13,9 +13,9 @@ from envbuild.image import build_records_and_comparison
 from envbuild.image.build_records_and_comparison import Record
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from unit.evidence.runs import passed_run, probe
-from unit.support import PROFILE, envbuild, image_of, lock_for, plan_of, source_of
+from unit.support import PROFILE, envbuild, image_of, lock_for, plan_of, profile_of
 
 DAY = datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC)
 CARDS: dict[str, Any] = {**PROFILE, "torch": "2.7.1", "gpus": ["a100", "h20"], "packages": []}
@@ -25,7 +25,7 @@ class World:
     """A profile, its lock, and the images and evidence of it."""
 
     def __init__(self, folder: Path, data: dict[str, Any]) -> None:
-        self.source: Source = source_of(folder, data)
+        self.loaded: LoadedProfile = profile_of(folder, data)
         self.lock: Lock = lock_for(plan_of(folder, data))
 
     def built(self, handle: str = "1", lock: str | None = None) -> str:
@@ -38,7 +38,7 @@ class World:
     def tested(self, handle: str, card: str | None = None, outcome: str = "passed", day: int = 0) -> None:
         cards = [{"name": card}] if card else []
         run = passed_run(probe("env.identity", traits={"gpus": cards}), probe("env.libs", outcome))
-        wanted = profile_proofs.wanted("sample", self.source.profile, self.lock)
+        wanted = profile_proofs.wanted("sample", self.loaded.profile, self.lock)
         finished = DAY + datetime.timedelta(days=day)
         evidence_statements_and_store.save(
             evidence_statements_and_store.run_record(image_of(handle), wanted, run, "docker", finished)
@@ -48,7 +48,7 @@ class World:
         return profile_proofs.proof_sentence(
             "sample",
             profile_proofs.on_disk(
-                "sample", self.source.profile, self.lock, build_records_and_comparison.all_records()
+                "sample", self.loaded.profile, self.lock, build_records_and_comparison.all_records()
             ),
         )
 
@@ -68,7 +68,7 @@ def test_without_a_build_and_without_evidence_it_is_unverified(cpu: World) -> No
     cpu.built()
     assert cpu.sentence() == "unverified"
     assert (
-        profile_proofs.proof_sentence("sample", profile_proofs.on_disk("sample", cpu.source.profile, None, ()))
+        profile_proofs.proof_sentence("sample", profile_proofs.on_disk("sample", cpu.loaded.profile, None, ()))
         == "unverified"
     )
 
@@ -116,7 +116,7 @@ def test_show_prints_the_proof_with_a_name_and_without(cards: World, monkeypatch
     cards.tested(cards.built(), "NVIDIA H20")
     # the lock is missing on disk, so the evidence counts as that of a different lock
     assert envbuild("show", "sample").stdout.splitlines()[-1].strip() == "unverified"
-    lock_file.write(cards.lock, cards.source.lock_file, "sample")
+    lock_file.write(cards.lock, cards.loaded.lock_file, "sample")
     document = envbuild("show", "sample", "--json").document
     proof = envbuild("show", "sample").stdout.splitlines()[-1].strip()
     assert proof == "proved on NVIDIA H20, 2026-11-21; a100: unverified"

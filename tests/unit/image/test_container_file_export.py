@@ -18,7 +18,7 @@ from envbuild.profile.model import Profile
 from envbuild.resolve import profile_reader_and_overrides
 from unit import oracle
 from unit.lock.overridden import CUBLAS, NEW, OVERRIDE, installed, overridden_lock, write_wheels
-from unit.support import PROFILE, source_of
+from unit.support import PROFILE, profile_of
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CASES = ("cpu", "hostile-env", "image-base", "extensions")
@@ -142,7 +142,7 @@ def moved(script: str, folder: Path) -> str:
 
 def test_post_of_the_definition_makes_the_environment(prepared: tuple[Path, Lock], project: Path) -> None:
     folder, lock = prepared
-    profile = source_of(project, PROFILE).profile
+    profile = profile_of(project, PROFILE).profile
     text = container_file_export.apptainer_definition(lock, profile, "sample")
     subprocess.run(["sh"], input=moved(sections_of(text)["post"], folder), text=True, check=True)
     venv = folder / "opt" / "venv"
@@ -155,7 +155,7 @@ def test_post_of_the_definition_makes_the_environment(prepared: tuple[Path, Lock
 
 def test_an_override_that_does_not_hold_fails_in_the_definition(prepared: tuple[Path, Lock], project: Path) -> None:
     folder, lock = prepared
-    text = container_file_export.apptainer_definition(lock, source_of(project, PROFILE).profile, "sample")
+    text = container_file_export.apptainer_definition(lock, profile_of(project, PROFILE).profile, "sample")
     post = re.sub(r"(?m)^    sed .*\n", "", moved(sections_of(text)["post"], folder))
     done = subprocess.run(["sh"], input=post, text=True, capture_output=True)
     assert done.returncode == 1 and f"torch 2.3.1 has requirement {CUBLAS}==" in done.stdout
@@ -165,7 +165,7 @@ def test_a_changed_hash_fails_in_the_definition_and_in_the_dockerfile(
     prepared: tuple[Path, Lock], project: Path
 ) -> None:
     folder, lock = prepared
-    profile = source_of(project, PROFILE).profile
+    profile = profile_of(project, PROFILE).profile
     sha256 = next(locked.wheel.sha256 for locked in lock.wheels if locked.wheel.name == CUBLAS)
     post = sections_of(container_file_export.apptainer_definition(lock, profile, "sample"))["post"]
     dockerfile = container_file_export.standalone_dockerfile(lock, profile, "sample")
@@ -182,6 +182,6 @@ def test_buildkit_accepts_the_dockerfile(prepared: tuple[Path, Lock], project: P
         pytest.skip("no Docker Engine responds: docker build --check was not run")
     if b"--check" not in subprocess.run(["docker", "build", "--help"], capture_output=True).stdout:
         pytest.skip("this docker has no build --check")
-    text = container_file_export.standalone_dockerfile(prepared[1], source_of(project, PROFILE).profile, "sample")
+    text = container_file_export.standalone_dockerfile(prepared[1], profile_of(project, PROFILE).profile, "sample")
     done = subprocess.run(["docker", "build", "--check", "-"], input=text, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

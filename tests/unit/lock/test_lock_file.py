@@ -272,10 +272,10 @@ def test_a_folder_in_its_place_is_refused(file: Path) -> None:
 def test_the_shipped_lock_fits_the_shipped_profile() -> None:
     from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 
-    source = profile_reader_and_overrides.load(str(package_data.PROFILES / "cpu.yaml"))
+    loaded = profile_reader_and_overrides.load(str(package_data.PROFILES / "cpu.yaml"))
     found = lock_file.read(package_data.PROFILES / "cpu.lock.yaml")
     assert found is not None
-    assert found.stale(plan_resolver.resolve(source)) == []
+    assert found.stale(plan_resolver.resolve(loaded)) == []
 
 
 @pytest.mark.parametrize(

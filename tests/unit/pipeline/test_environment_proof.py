@@ -24,7 +24,7 @@ from envbuild.util.errors import CheckFailed
 from unit.evidence.runs import documents, judged, lines, passed_run, probe, run_on
 from unit.repair.test_repair_run import recorded
 from unit.site import new_key
-from unit.support import PROFILE, CommandResult, envbuild, lock_for, plan_of, source_of
+from unit.support import PROFILE, CommandResult, envbuild, lock_for, plan_of, profile_of
 
 pytestmark = pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the lock is for Python 3.11")
 VARIABLES = (
@@ -67,7 +67,7 @@ def environment(project: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     for name in VARIABLES:
         monkeypatch.setenv(name, "")  # so that it is restored, whatever a test sets
         monkeypatch.delenv(name)
-    source, made = source_of(project, PROFILE), lock_for(plan_of(project, PROFILE))
+    loaded, made = profile_of(project, PROFILE), lock_for(plan_of(project, PROFILE))
     wheels = []
     for item in made.wheels:
         name, folder = item.wheel.name, project / "wheels" / item.wheel.name
@@ -80,7 +80,7 @@ def environment(project: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
         sha256_file_store.wheel_store().put(file, real.sha256, real.file)
         wheels.append(dataclasses.replace(item, wheel=real))
     made = dataclasses.replace(made, wheels=tuple(wheels))
-    lock_file.write(made, source.lock_file, "sample")
+    lock_file.write(made, loaded.lock_file, "sample")
     lock_installer.install_lock("sample", made, {}, project / "venv", lambda text: None)
     monkeypatch.setattr(environment_proof, "test_on_one_node", lambda *given: StepResult(passed_run()))
     return Environment(project / "venv")
@@ -115,7 +115,7 @@ def test_a_proved_environment_is_verified(verified: Environment) -> None:
 
 def test_a_copy_elsewhere_is_verified_too(verified: Environment, project: Path) -> None:
     """The subject is what is installed, not where."""
-    made = lock_file.required_lock(source_of(project, PROFILE))
+    made = lock_file.required_lock(profile_of(project, PROFILE))
     lock_installer.install_lock("sample", made, {}, project / "other", lambda text: None)
     assert Environment(project / "other").status().code == 0
 

@@ -26,7 +26,7 @@ from envbuild.pipeline.progress_events import (
     StepBegan,
     StepEnded,
 )
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.util import process_locks
 from envbuild.util.errors import Interrupted
 from envbuild.util.host_processes import Completed
@@ -121,14 +121,14 @@ class Children:
         document["notes"] = ["another image"] if words[1] == "build" else []  # the second process finds it built
         return self.answers.get((words[-1], words[1]), Completed(0, json.dumps(document), ""))
 
-    def examine(self, engine: object, source: Source, plan: object, options: Options) -> Preflight:
+    def examine(self, engine: object, loaded: LoadedProfile, plan: object, options: Options) -> Preflight:
         self.reasons.append(options.line_reason)
         machine = ProofMachine("local", selected=len(options.request.gpus))
-        judged = judge_proof(source.profile.gpus, source.profile.gpu_count, machine, None, proved=False)
-        proof, reasons = self.provability.get(source.name, judged if judged[0] == "impossible" else ("proved", ()))
-        gpus = tuple(source.profile.gpus)
-        return Preflight(source.name, options.line_reason, gpus, 1, "local", (), None, None, True, 0, 0, 1.0,
-                         source.name, proof, reasons)  # fmt: skip
+        judged = judge_proof(loaded.profile.gpus, loaded.profile.gpu_count, machine, None, proved=False)
+        proof, reasons = self.provability.get(loaded.name, judged if judged[0] == "impossible" else ("proved", ()))
+        gpus = tuple(loaded.profile.gpus)
+        return Preflight(loaded.name, options.line_reason, gpus, 1, "local", (), None, None, True, 0, 0, 1.0,
+                         loaded.name, proof, reasons)  # fmt: skip
 
     def options(self, name: str, verb: str) -> list[str]:
         (found,) = [words[1:-2] for words in self.commands if (words[-1], words[0]) == (name, verb)]

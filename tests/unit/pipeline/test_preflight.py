@@ -27,7 +27,7 @@ from envbuild.testrun.selftest_job import RunRequest
 from envbuild.util import user_folders
 from envbuild.util.errors import EngineError, EnvbuildError, NotProved, UsageError
 from envbuild.util.untrusted_input_errors import Reason
-from unit.support import PROFILE, configure, envbuild, image_of, lock_for, source_of, write_profile
+from unit.support import PROFILE, configure, envbuild, image_of, lock_for, profile_of, write_profile
 
 GPU = {**PROFILE, "torch": "2.7.1", "gpus": ["h20"]}
 H20, A100 = "NVIDIA H20", "NVIDIA A100-SXM4-80GB"
@@ -180,9 +180,9 @@ def test_the_preflight_of_a_profile_without_a_lock(machine: SimpleNamespace) -> 
 
 
 def test_bytes_and_minutes_are_those_of_the_lock(machine: SimpleNamespace, project: Path) -> None:
-    source = source_of(project, GPU)
-    lock = lock_for(plan_resolver.resolve(source))
-    lock_file.write(lock, source.lock_file, "sample")
+    loaded = profile_of(project, GPU)
+    lock = lock_for(plan_resolver.resolve(loaded))
+    lock_file.write(lock, loaded.lock_file, "sample")
     step_durations.keep_durations("sample", 1, [Step("build", 120.0, False, ""), Step("self-test", 60.0, False, "")])
     found = preview()
     assert found.fetch_bytes == disk_space_needs.fetched_bytes(lock) > 200_000_000
@@ -199,8 +199,8 @@ def test_bytes_and_minutes_are_those_of_the_lock(machine: SimpleNamespace, proje
 def test_an_image_that_is_proved_needs_no_gpu(
     machine: SimpleNamespace, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = source_of(project, GPU)
-    lock_file.write(lock_for(plan_resolver.resolve(source)), source.lock_file, "sample")
+    loaded = profile_of(project, GPU)
+    lock_file.write(lock_for(plan_resolver.resolve(loaded)), loaded.lock_file, "sample")
     machine.image, machine.gpu = image_of(), "no GPU"
     proof = Proof("h20", "proved", cast(Any, object()), "")
     monkeypatch.setattr(profile_proofs, "proofs_of", lambda *_: (proof,))
@@ -288,6 +288,7 @@ def test_without_the_gpu_make_stops_before_anything_is_fetched(machine: SimpleNa
     assert error.message == "sample cannot be proved here: the engine has no GPU to prove this on"
     assert "--allow-unproved" in str(error.hint) and "envbuild build sample" in str(error.hint)
     assert [step["name"] for step in error.partial["steps"]] == ["load profile", "resolve"]
+    assert error.partial["reasons"] == [{"id": "no-gpu", "detail": "the engine has no GPU to prove this on"}]
     assert len(questions) == 1 and "Build it without a proof?" in questions[0]
     assert notes[-1] == "proof: not possible here: the engine has no GPU to prove this on"
 

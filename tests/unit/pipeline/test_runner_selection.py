@@ -18,12 +18,12 @@ from envbuild.image.docker_engine import Engine
 from envbuild.image.oci import recorded_images
 from envbuild.lock import lock_file
 from envbuild.pipeline import runner_selection, selftest_steps, workflows
-from envbuild.pipeline.model import On, SelfTestOrder
+from envbuild.pipeline.model import RunnerOptions, SelfTestOrder
 from envbuild.pipeline.step_context import StepContext
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.registry import oci_types
 from envbuild.resolve import plan_resolver
-from envbuild.runners.docker_runner import Local
+from envbuild.runners.docker_runner import DockerRunner
 from envbuild.runners.kubernetes.kubernetes_runner import Kubernetes
 from envbuild.runners.runner_interface import Watch
 from envbuild.runners.slurm.slurm_runner import Slurm
@@ -40,44 +40,44 @@ from unit.support import (
     image_of,
     lock_for,
     plan_of,
-    source_of,
+    profile_of,
     write_profile,
 )
 
 
-def order(on: On, request: RunRequest | None = None) -> SelfTestOrder:
-    source = cast(Source, SimpleNamespace(name="sample"))
-    return SelfTestOrder(source, {}, "3.11", request or RunRequest(), on)
+def order(on: RunnerOptions, request: RunRequest | None = None) -> SelfTestOrder:
+    loaded = cast(LoadedProfile, SimpleNamespace(name="sample"))
+    return SelfTestOrder(loaded, {}, "3.11", request or RunRequest(), on)
 
 
-def runner(on: On, request: RunRequest | None = None) -> Any:
+def runner(on: RunnerOptions, request: RunRequest | None = None) -> Any:
     return runner_selection.runner(order(on, request), cast(Engine, object()), image_of(), lambda line: None)
 
 
 def test_the_command_line_goes_before_the_settings() -> None:
-    assert isinstance(runner(On()), Local)
+    assert isinstance(runner(RunnerOptions()), DockerRunner)
     configure("on: kubernetes\nkubernetes: {namespace: a, queue: 5}\n")
-    assert isinstance(runner(On()), Kubernetes)
-    assert isinstance(runner(On("local")), Local)
-    assert isinstance(runner(On("slurm")), Slurm)
+    assert isinstance(runner(RunnerOptions()), Kubernetes)
+    assert isinstance(runner(RunnerOptions("local")), DockerRunner)
+    assert isinstance(runner(RunnerOptions("slurm")), Slurm)
 
 
 @pytest.mark.parametrize(
     ("on", "words"),
     [
-        (On("local", {"slurm": {"partition": "a"}}), "--slurm is for --on slurm"),
-        (On("slurm", {"kubernetes": {"namespace": "a"}}), "--kubernetes is for --on kubernetes"),
-        (On("kubernetes", {"slurm": {"partition": "a"}}), "--slurm is for --on slurm"),
-        (On("kubernetes", resume="7"), "no job 7 was submitted from here"),
-        (On("local", resume="7"), "--resume is for --on slurm"),
-        (On("kubernetes", nodes=2), "--nodes is for --on slurm"),
-        (On("local", nodes=2), "--nodes is for --on slurm"),
-        (On("slurm", nodes=2), "none is set"),
-        (On("slurm", resume="7", nodes=2), "--resume continues one job"),
-        (On("kubernetes", {"kubernetes": {"namspace": "a"}}), "kubernetes settings"),
+        (RunnerOptions("local", {"slurm": {"partition": "a"}}), "--slurm is for --on slurm"),
+        (RunnerOptions("slurm", {"kubernetes": {"namespace": "a"}}), "--kubernetes is for --on kubernetes"),
+        (RunnerOptions("kubernetes", {"slurm": {"partition": "a"}}), "--slurm is for --on slurm"),
+        (RunnerOptions("kubernetes", resume="7"), "no job 7 was submitted from here"),
+        (RunnerOptions("local", resume="7"), "--resume is for --on slurm"),
+        (RunnerOptions("kubernetes", nodes=2), "--nodes is for --on slurm"),
+        (RunnerOptions("local", nodes=2), "--nodes is for --on slurm"),
+        (RunnerOptions("slurm", nodes=2), "none is set"),
+        (RunnerOptions("slurm", resume="7", nodes=2), "--resume continues one job"),
+        (RunnerOptions("kubernetes", {"kubernetes": {"namspace": "a"}}), "kubernetes settings"),
     ],
 )  # fmt: skip
-def test_options_that_exclude_each_other_are_refused(on: On, words: str) -> None:
+def test_options_that_exclude_each_other_are_refused(on: RunnerOptions, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         runner(on)
 
@@ -94,7 +94,7 @@ kubernetes:
 """
 
 
-def refusal_of(on: On) -> tuple[type[EnvbuildError], list[tuple[int | None, str | None]]]:
+def refusal_of(on: RunnerOptions) -> tuple[type[EnvbuildError], list[tuple[int | None, str | None]]]:
     """Return the kind of error, and each fault's line and field."""
     with pytest.raises(EnvbuildError) as caught:
         runner(on)
@@ -105,24 +105,27 @@ def refusal_of(on: On) -> tuple[type[EnvbuildError], list[tuple[int | None, str 
 
 def test_an_invalid_setting_is_reported_with_its_line() -> None:
     configure(CLUSTERS)
-    assert refusal_of(On()) == (SettingsError, [(3, "slurm.partition"), (4, "slurm.gres")])
+    assert refusal_of(RunnerOptions()) == (SettingsError, [(3, "slurm.partition"), (4, "slurm.gres")])
     expected = [(9, "kubernetes.queue"), (8, "kubernetes.nodes.example.com/zone")]
-    assert refusal_of(On("kubernetes")) == (SettingsError, expected)
+    assert refusal_of(RunnerOptions("kubernetes")) == (SettingsError, expected)
 
 
 def test_an_invalid_option_is_reported_without_a_line_of_the_settings() -> None:
     configure("slurm: {account: team}\n")
-    assert refusal_of(On("slurm", {"slurm": {"partition": "a b"}})) == (UsageError, [(None, "partition")])
-    assert refusal_of(On("slurm", {"slurm": {"container": "pyxis"}})) == (UsageError, [(None, "registry")])
+    assert refusal_of(RunnerOptions("slurm", {"slurm": {"partition": "a b"}})) == (UsageError, [(None, "partition")])
+    assert refusal_of(RunnerOptions("slurm", {"slurm": {"container": "pyxis"}})) == (UsageError, [(None, "registry")])
 
 
 def test_an_option_replaces_an_invalid_setting_or_is_reported_with_it() -> None:
     configure("slurm:\n  time: soon\n  partition: a b\n")
-    assert refusal_of(On("slurm", {"slurm": {"time": "30"}})) == (SettingsError, [(3, "slurm.partition")])
+    assert refusal_of(RunnerOptions("slurm", {"slurm": {"time": "30"}})) == (SettingsError, [(3, "slurm.partition")])
     given = {"time": "30", "partition": "c d"}
-    assert refusal_of(On("slurm", {"slurm": given})) == (UsageError, [(None, "partition")])
-    assert refusal_of(On("slurm", {"slurm": {"time": "now"}})) == (UsageError, [(None, "time"), (3, "slurm.partition")])
-    assert isinstance(runner(On("slurm", {"slurm": {"time": "30", "partition": "c"}})), Slurm)
+    assert refusal_of(RunnerOptions("slurm", {"slurm": given})) == (UsageError, [(None, "partition")])
+    assert refusal_of(RunnerOptions("slurm", {"slurm": {"time": "now"}})) == (
+        UsageError,
+        [(None, "time"), (3, "slurm.partition")],
+    )
+    assert isinstance(runner(RunnerOptions("slurm", {"slurm": {"time": "30", "partition": "c"}})), Slurm)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +142,7 @@ def test_an_invalid_command_line_value_is_reported_with_a_suggestion(
     name: str, given: dict[str, str], words: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        runner(On(name, {name: given}))
+        runner(RunnerOptions(name, {name: given}))
     assert words in " ".join(map(str, caught.value.faults))
 
 
@@ -160,7 +163,7 @@ def test_a_malformed_option_is_named(options: list[str], words: str) -> None:
 @pytest.mark.parametrize("name", ["slurm", "kubernetes"])
 def test_gpus_of_this_machine_mean_nothing_to_a_scheduler(name: str) -> None:
     with pytest.raises(UsageError, match="--gpus names GPUs") as caught:
-        runner(On(name), RunRequest(gpus=("0",)))
+        runner(RunnerOptions(name), RunRequest(gpus=("0",)))
     called = {"slurm": "gres", "kubernetes": "products"}[name]
     assert "--gpu MODEL" in str(caught.value.hint) and f"{name}: {{{called}: ...}}" in str(caught.value.hint)
 
@@ -176,8 +179,8 @@ def test_gpus_of_this_machine_are_lost_on_no_way_to_the_runner(
         found.append(wanted)
         raise UsageError("seen")
 
-    source = source_of(project, {**PROFILE, "gpus": ["a100"], "torch": "2.11.0"})
-    known = lock_for(plan_resolver.resolve(source)), image_of()
+    loaded = profile_of(project, {**PROFILE, "gpus": ["a100"], "torch": "2.11.0"})
+    known = lock_for(plan_resolver.resolve(loaded)), image_of()
     monkeypatch.setattr(workflows, "_locked_and_image", lambda *_: known)
     monkeypatch.setattr(build_records_and_comparison, "all_records", lambda *_: [object()])
     monkeypatch.setattr(recorded_images, "matches", lambda *_: True)
@@ -188,9 +191,11 @@ def test_gpus_of_this_machine_are_lost_on_no_way_to_the_runner(
 
 
 def test_both_options_reach_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[On] = []
+    found: list[RunnerOptions] = []
 
-    def script(name: str, reference: str | None, progress: object, on: On, *arguments: object, brief: bool) -> str:
+    def script(
+        name: str, reference: str | None, progress: object, on: RunnerOptions, *arguments: object, brief: bool
+    ) -> str:
         found.append(on)
         return "a: b\n"
 
@@ -212,9 +217,11 @@ def test_an_invalid_number_of_nodes_is_reported_with_the_valid_range(given: str)
 
 @pytest.mark.parametrize(("given", "nodes"), [([], 1), (["--nodes", "1"], 1), (["--nodes", "64"], 64)])
 def test_the_number_of_nodes_reaches_the_runner(monkeypatch: pytest.MonkeyPatch, given: list[str], nodes: int) -> None:
-    found: list[On] = []
+    found: list[RunnerOptions] = []
 
-    def script(name: str, reference: str | None, progress: object, on: On, *arguments: object, brief: bool) -> str:
+    def script(
+        name: str, reference: str | None, progress: object, on: RunnerOptions, *arguments: object, brief: bool
+    ) -> str:
         found.append(on)
         return ""
 
@@ -226,13 +233,13 @@ def test_the_number_of_nodes_reaches_the_runner(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_each_of_several_scripts_has_a_title(project: Path, monkeypatch: pytest.MonkeyPatch, nodes: int) -> None:
     """A single script is printed as sbatch accepts it; sbatch cannot accept two."""
-    cluster = runner(On("slurm", {"slurm": {"interface": "ib0"}}))
+    cluster = runner(RunnerOptions("slurm", {"slurm": {"interface": "ib0"}}))
     write_profile(project, PROFILE)
     found = SimpleNamespace(versions={}, python=""), object()
     monkeypatch.setattr(workflows, "_locked_and_image", lambda *_: found)
     monkeypatch.setattr(workflows, "select_runner", lambda *_, **__: cluster)
     monkeypatch.setattr(selftest_steps, "job_for", lambda *arguments: dataclasses.replace(CPU, nodes=arguments[-1]))
-    text = workflows.cluster_script("sample", None, cast(Any, mock.MagicMock()), On("slurm", nodes=nodes))
+    text = workflows.cluster_script("sample", None, cast(Any, mock.MagicMock()), RunnerOptions("slurm", nodes=nodes))
     begun = [line for line in text.splitlines() if line.startswith(("#!", "# job"))]
     first, second = "# job 1 of 2: the self-test, on one node", "# job 2 of 2: dist.nodes, on 2 nodes, "
     if nodes == 1:
@@ -257,7 +264,7 @@ def test_a_dry_run_does_not_push(registry: Registry, name: str, there: bool) -> 
     raw = json.dumps(document).encode()
     if there:
         registry.manifests[f"id-{image.id[7:]}"] = (oci_types.MANIFEST, raw)
-    wanted = order(On(name, {name: {"registry": f"{registry.host}/team/x"}}))
+    wanted = order(RunnerOptions(name, {name: {"registry": f"{registry.host}/team/x"}}))
     made = runner_selection.runner(wanted, cast(Engine, object()), image, messages.append, dry=True)
     digest = oci_types.digest_of(raw) if there else f"sha256:{'0' * 64}"
     assert made.image == f"{registry.host}/team/x@{digest}"
@@ -276,8 +283,8 @@ def test_a_dry_run_does_not_push(registry: Registry, name: str, there: bool) -> 
 def test_a_refusal_comes_before_the_push(
     project: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], name: str, options: list[str], message: str
 ) -> None:
-    source = source_of(project, {**PROFILE, "gpus": ["a100", "h200"], "torch": "2.11.0"})
-    locked, pushed = lock_for(plan_resolver.resolve(source)), list[object]()
+    loaded = profile_of(project, {**PROFILE, "gpus": ["a100", "h200"], "torch": "2.11.0"})
+    locked, pushed = lock_for(plan_resolver.resolve(loaded)), list[object]()
     monkeypatch.setattr(workflows, "existing", lambda *_: (locked, image_of()))
     monkeypatch.setattr(build_records_and_comparison, "all_records", lambda *_: [object()])
     monkeypatch.setattr(recorded_images, "matches", lambda *_: True)
@@ -296,8 +303,8 @@ def test_an_image_that_no_node_pulls_is_reported(
 ) -> None:
     messages: list[str] = []
     settings_ = {"registry": registry} if registry else {}
-    wanted = order(On("kubernetes", {"kubernetes": {"namespace": "a", **settings_}}))
-    monkeypatch.setattr(runner_selection, "_fetched", lambda place, *_: f"r/x@{image_of().id}" if place else None)
+    wanted = order(RunnerOptions("kubernetes", {"kubernetes": {"namespace": "a", **settings_}}))
+    monkeypatch.setattr(runner_selection, "_push_image", lambda place, *_: f"r/x@{image_of().id}" if place else None)
     made = runner_selection.runner(wanted, cast(Engine, object()), image_of(), messages.append, dry=dry)
     if not dry:
 
@@ -312,7 +319,7 @@ def test_an_image_that_no_node_pulls_is_reported(
 
 def test_a_dry_run_works_without_a_registry() -> None:
     messages: list[str] = []
-    wanted = order(On("kubernetes", {"kubernetes": {"registry": "127.0.0.1:9/team/x"}}))
+    wanted = order(RunnerOptions("kubernetes", {"kubernetes": {"registry": "127.0.0.1:9/team/x"}}))
     made = runner_selection.runner(wanted, cast(Engine, object()), image_of(), messages.append, dry=True)
     assert "@sha256:000" in made.image and "did not answer" in messages[0]
 
@@ -322,8 +329,8 @@ def test_a_dry_run_works_without_a_registry() -> None:
 def test_a_dry_run_works_for_a_profile_that_is_only_locked(
     project: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], name: str
 ) -> None:
-    source = source_of(project, PROFILE)
-    lock_file.write(lock_for(plan_of(project, PROFILE)), source.lock_file, "sample")
+    loaded = profile_of(project, PROFILE)
+    lock_file.write(lock_for(plan_of(project, PROFILE)), loaded.lock_file, "sample")
     monkeypatch.setattr(StepContext, "engine", object())
     done: CommandResult = envbuild(*words, "sample", "--on", name, "--dry-run")
     assert done.code == 0, done.stderr
@@ -334,5 +341,5 @@ def test_a_dry_run_works_for_a_profile_that_is_only_locked(
 
 
 def test_the_manifests_are_shown_as_yaml(tmp_path: Path) -> None:
-    made = runner(On("kubernetes"))
+    made = runner(RunnerOptions("kubernetes"))
     assert [one["kind"] for one in yaml.safe_load_all(made.script(CPU))] == ["ConfigMap", "Job"]

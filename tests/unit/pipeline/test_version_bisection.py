@@ -17,7 +17,7 @@ from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import image_steps, version_bisection, workflows
 from envbuild.pipeline.model import BuiltImage, MakeResult, Options, SelfTestOrder, StepResult
 from envbuild.pipeline.step_context import StepContext
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.profile.project_shapes_and_script import Script
 from envbuild.resolve.plan_resolver import Plan, pinned_distribution, resolve
 from envbuild.runners import docker_runner
@@ -34,9 +34,9 @@ from unit.support import (
     image_of,
     lock_for,
     plan_of,
+    profile_of,
     quick_pip,
     serving,
-    source_of,
     write_profile,
     write_wheel,
 )
@@ -56,7 +56,7 @@ class Workbench:
         self.kept: list[str] = []
         self.lock = lock_for(plan_of(folder, PROFILE))
 
-    def locked(self, context: StepContext, source: Source, plan: Plan, options: Options) -> StepResult[Lock]:
+    def locked(self, context: StepContext, loaded: LoadedProfile, plan: Plan, options: Options) -> StepResult[Lock]:
         version = options.pins["numpy"]
         self.made.append(version)
         context.progress.begin("build")
@@ -202,8 +202,8 @@ def test_a_script_may_decide(monkeypatch: pytest.MonkeyPatch, project: Path) -> 
 
 def test_the_script_of_a_try_is_the_one_given(project: Path) -> None:
     write_profile(project, PROFILE)
-    source = image_steps.load_profile("sample", options=Options(script=Script("smoke.py", "pass"))).value
-    assert source.profile.selftest.script == Script("smoke.py", "pass")
+    loaded = image_steps.load_profile("sample", options=Options(script=Script("smoke.py", "pass"))).value
+    assert loaded.profile.selftest.script == Script("smoke.py", "pass")
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_no_release_within_the_bounds(monkeypatch: pytest.MonkeyPatch, project: 
 
 
 def test_a_pin_is_torch_a_package_or_a_library(project: Path) -> None:
-    plan = resolve(source_of(project, {**PROFILE, "gpus": ["h20"], "torch": "2.7.1", "packages": ["Foo_Bar[x]>=1"]}))
+    plan = resolve(profile_of(project, {**PROFILE, "gpus": ["h20"], "torch": "2.7.1", "packages": ["Foo_Bar[x]>=1"]}))
     assert [pinned_distribution(plan, pin) for pin in ("torch", "foo-bar", "cublas")] == [
         "torch",
         "foo-bar",
@@ -298,10 +298,10 @@ def test_a_pin_is_torch_a_package_or_a_library(project: Path) -> None:
 
 def test_a_known_fault_is_tried_all_the_same(project: Path) -> None:
     """Otherwise it would be impossible to find the version that fixes it."""
-    source = source_of(project, {**PROFILE, "gpus": ["h20"], "torch": "2.3.1", "pins": {"cublas": "12.1.3.1"}})
+    loaded = profile_of(project, {**PROFILE, "gpus": ["h20"], "torch": "2.3.1", "pins": {"cublas": "12.1.3.1"}})
     with pytest.raises(ProfileError):
-        resolve(source)
-    tolerant = source.accepting((item.id for item in database.advisories()), "only tried")
+        resolve(loaded)
+    tolerant = loaded.accepting((item.id for item in database.advisories()), "only tried")
     choice = resolve(tolerant).choice
     assert "cublas-hopper-fpe" in {item.id for item in choice.states if item.state == "accepted"}
 

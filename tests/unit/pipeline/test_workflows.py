@@ -18,28 +18,27 @@ from envbuild.audit.environment_audit import Audit, Expected
 from envbuild.audit.library_and_distribution_findings import Finding
 from envbuild.evidence.proof_rules import Proof
 from envbuild.facts import probe_catalogue_reader
-from envbuild.facts.document_types import plain
 from envbuild.fetch import archive_fetcher, wheel_resolution_and_download
 from envbuild.image import base_image_build, build_records_and_comparison, buildx, noted_lock_paths
 from envbuild.image.oci import disk_space_needs, recorded_images
 from envbuild.image.oci.image_description import OciImage
 from envbuild.lock import extension_source_fetcher, lock_file
 from envbuild.pipeline import build_downloads, image_steps, workflows
-from envbuild.pipeline.model import BuiltImage, MakeResult, On, Options, Recipe, StepResult
+from envbuild.pipeline.model import BuiltImage, MakeResult, Options, Recipe, RunnerOptions, StepResult
 from envbuild.pipeline.progress_events import Listener, Note
 from envbuild.pipeline.selftest_steps import WrittenEvidence
 from envbuild.pipeline.step_context import StepContext
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.testrun import run_result, selftest_job
 from envbuild.util import user_folders
 from envbuild.util.errors import CheckFailed, DiskError, EngineError, EnvbuildError, NotProved
 from envbuild.util.untrusted_input_errors import Reason
 from unit.evidence.runs import NAMES, documents, judged, lines, passed_run, probe
 from unit.image.oci.layered_samples import written
-from unit.support import PROFILE, CommandResult, envbuild, image_of, lock_for, plan_of, source_of, whole_lock
+from unit.support import PROFILE, CommandResult, envbuild, image_of, lock_for, plan_of, profile_of, whole_lock
 from unit.testrun import fingerprints
 
-SOURCE = cast(Source, SimpleNamespace(name="sample", known_lock=Path("profiles/sample.lock.yaml")))
+SOURCE = cast(LoadedProfile, SimpleNamespace(name="sample", known_lock=Path("profiles/sample.lock.yaml")))
 
 
 def made(run: run_result.TestRun | None) -> MakeResult:
@@ -252,9 +251,9 @@ def test_a_different_image_than_before_is_reported_also_in_the_document(
     monkeypatch.setattr(base_image_build, "build_on_image", lambda *_, **__: image_of("built"))
     monkeypatch.setattr(build_records_and_comparison, "difference_message", lambda *_: "not reproducible")
     monkeypatch.setattr(environment_audit, "assess", judged_as())
-    source, progress = source_of(project, profile), MagicMock()
+    loaded, progress = profile_of(project, profile), MagicMock()
     locked = lock_for(plan_of(project, profile))
-    lock_file.write(locked, source.lock_file, "sample")
+    lock_file.write(locked, loaded.lock_file, "sample")
     made = workflows.build_only("sample", Options(locked=True), progress)
     assert made.document().notes == ("not reproducible",)
     progress.assert_any_call(Note("not reproducible"))
@@ -265,9 +264,9 @@ def test_layers_with_a_defect_do_not_become_an_image(
 ) -> None:
     _, done = being_made
     monkeypatch.setattr(environment_audit, "assess", judged_as(Finding("two-copies", "defect", "m", "r")))
-    source = source_of(project, PROFILE)
+    loaded = profile_of(project, PROFILE)
     locked = lock_for(plan_of(project, PROFILE))
-    lock_file.write(locked, source.lock_file, "sample")
+    lock_file.write(locked, loaded.lock_file, "sample")
     with pytest.raises(CheckFailed, match=f"envbuild/sample:{locked.short}-layers: 1 defect") as caught:
         workflows.build_only("sample", Options(locked=True), MagicMock())
     assert "tag" not in done and "untag" not in done, "it stays under the other tag, to be inspected"
@@ -284,20 +283,20 @@ def tested(monkeypatch: pytest.MonkeyPatch, project: Path) -> SimpleNamespace:
     tags = {"verified": image.handle}
     engine = SimpleNamespace(tags=lambda _: tags, remove=lambda tag: tags.pop(tag.split(":")[1]))
     monkeypatch.setattr(StepContext, "engine", engine)
-    source = source_of(project, PROFILE)
+    loaded = profile_of(project, PROFILE)
     lock = lock_for(plan_of(project, PROFILE))
-    lock_file.write(lock, source.lock_file, "sample")
+    lock_file.write(lock, loaded.lock_file, "sample")
     found = SimpleNamespace(
         image=image, tags=tags, lock=lock, written=lambda *_: StepResult(WrittenEvidence(Path("x"), ()))
     )
-    failed = passed_run(probe("env.libs", "failed"))
+    found.run = passed_run(probe("env.libs", "failed"))
     monkeypatch.setattr(workflows, "_require_own_build", lambda *_: None)
     monkeypatch.setattr(workflows, "existing", lambda *_: (lock, image))
     monkeypatch.setattr(image_steps, "fetch_base", lambda context, plan, lock, **_: lock)
     monkeypatch.setattr(workflows, "render_and_build", lambda *_: BuiltImage(image))
     monkeypatch.setattr(workflows, "run_preflight", lambda *_: StepResult(SimpleNamespace(proof="possible")))
     monkeypatch.setattr(workflows, "select_runner", lambda *_: SimpleNamespace(image="x"))
-    monkeypatch.setattr(workflows, "test_on_one_node", lambda *_: StepResult(failed))
+    monkeypatch.setattr(workflows, "test_on_one_node", lambda *_: StepResult(found.run))
     monkeypatch.setattr(workflows, "write_evidence", lambda *_: found.written())
     return found
 
@@ -356,31 +355,37 @@ def test_tags_of_a_trial_stay(tested: SimpleNamespace, monkeypatch: pytest.Monke
 # the commands, with a pipeline that is done at once
 
 
-def unproved(*_: Any) -> MakeResult:
-    found = made(skipped("gemm.crash"))
-    try:
-        workflows.require_passed(found)
-    except NotProved as error:
-        error.partial = plain(found.document())
-        raise
-    return found
-
-
-def test_make_says_what_was_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workflows, "make", unproved)
+def test_make_says_what_was_not_proved(tested: SimpleNamespace) -> None:
+    tested.run = skipped("gemm.crash")
     done = envbuild("make", "sample")
     assert (done.code, done.stdout) == (4, "")
+    assert "sample is built, and not proved: a required probe was skipped" in done.stderr
     assert "hint: gemm.crash: needs a GPU" in done.stderr
     done = envbuild("make", "sample", "--json")
     assert (done.code, done.document["state"], done.document["error"]["kind"]) == (4, "built", "not-proved")
+    assert done.document["reasons"] == [{"id": "skipped", "detail": "gemm.crash: needs a GPU"}]
 
 
-def test_make_may_be_allowed_not_to_prove(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workflows, "make", unproved)
+def test_make_may_be_allowed_not_to_prove(tested: SimpleNamespace) -> None:
+    tested.run, tested.tags["0123"] = skipped("gemm.crash"), tested.image.handle
     done = envbuild("make", "sample", "--allow-unproved", "--json")
     assert (done.code, done.document["state"]) == (0, "built")
+    assert done.document["reasons"] == [{"id": "skipped", "detail": "gemm.crash: needs a GPU"}]
     assert "error" not in done.document
-    assert envbuild("make", "sample", "--allow-unproved").code == 0
+    done = envbuild("make", "sample", "--allow-unproved")
+    assert (done.code, done.stdout) == (0, f"built {tested.image.id}\n")
+    assert "sample is built, but not proved: gemm.crash: needs a GPU" in done.stderr
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_missing_evidence_on_a_gpu_model_is_a_reason(tested: SimpleNamespace, allowed: bool) -> None:
+    tested.run = passed_run()
+    proofs = Proof("cpu", "proved", None, "proved"), Proof("h20", "missing", None, "unverified")
+    tested.written = lambda *_: StepResult(WrittenEvidence(Path("x"), proofs))
+    done = envbuild("make", "sample", "--json", *(["--allow-unproved"] if allowed else []))
+    assert (done.code, done.document["state"]) == (0 if allowed else 4, "unverified")
+    assert done.document["reasons"] == [{"id": "evidence", "detail": "h20: unverified"}]
+    assert "tag" not in [step["name"] for step in done.document["steps"]]
 
 
 def test_make_reports_why_nothing_could_be_tested_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,7 +395,7 @@ def test_make_reports_why_nothing_could_be_tested_here(monkeypatch: pytest.Monke
     assert done.document["reasons"] == [{"id": "no-gpu", "detail": "the engine has no GPU"}]
     done = envbuild("make", "sample", "--allow-unproved")
     assert (done.code, done.stdout.split()[0]) == (0, "built")
-    assert "sample cannot be tested here: the engine has no GPU" in done.stderr
+    assert "sample is built, but not proved: the engine has no GPU" in done.stderr
 
 
 @pytest.mark.parametrize(("verb", "does"), [("make", "make"), ("build", "build_only")])
@@ -427,7 +432,7 @@ def test_requested_options_reach_the_pipeline(monkeypatch: pytest.MonkeyPatch, t
     requests: list[selftest_job.RunRequest] = []
 
     def test(
-        name: str, reference: str | None, listener: Listener, wanted: selftest_job.RunRequest, on: On
+        name: str, reference: str | None, listener: Listener, wanted: selftest_job.RunRequest, on: RunnerOptions
     ) -> MakeResult:
         requests.append(wanted)
         return made(passed_run())
@@ -468,7 +473,7 @@ def test_a_fingerprint_is_kept_of_a_failed_run_too(monkeypatch: pytest.MonkeyPat
     requests: list[selftest_job.RunRequest] = []
 
     def test(
-        name: str, reference: str | None, listener: Listener, wanted: selftest_job.RunRequest, on: On
+        name: str, reference: str | None, listener: Listener, wanted: selftest_job.RunRequest, on: RunnerOptions
     ) -> MakeResult:
         requests.append(wanted)
         return made(dataclasses.replace(passed_run(probe("fingerprint", "failed")), fingerprint=fingerprints.load()))

@@ -16,7 +16,7 @@ from envbuild.profile import profile_name_lookup, project_shapes_and_script, val
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.util import package_data, yaml_document
 from envbuild.util.errors import Fault, LockError, ProfileError
-from unit.support import PROFILE, as_yaml, lock_for, source_of, write_profile
+from unit.support import PROFILE, as_yaml, lock_for, profile_of, write_profile
 
 DIGEST = "0" * 64
 
@@ -95,7 +95,7 @@ def test_a_fault_names_file_line_and_field(project: Path, text: str, line: int, 
 
 
 def test_a_torch_of_two_numbers_is_its_first_release(project: Path) -> None:
-    assert source_of(project, {**PROFILE, "torch": "2.13+cpu"}).profile.torch == "2.13.0+cpu"
+    assert profile_of(project, {**PROFILE, "torch": "2.13+cpu"}).profile.torch == "2.13.0+cpu"
 
 
 def test_infinite_memory_is_refused(project: Path) -> None:
@@ -158,9 +158,9 @@ def test_all_faults_come_at_once_in_the_order_of_the_file(project: Path) -> None
 
 
 def test_the_shipped_profile_loads() -> None:
-    source = profile_reader_and_overrides.load(str(package_data.PROFILES / "cpu.yaml"))
-    assert source.name == "cpu"
-    assert source.profile.base.bootstrap == "bookworm"
+    loaded = profile_reader_and_overrides.load(str(package_data.PROFILES / "cpu.yaml"))
+    assert loaded.name == "cpu"
+    assert loaded.profile.base.bootstrap == "bookworm"
 
 
 @pytest.mark.parametrize(
@@ -217,9 +217,9 @@ def test_a_users_own_profile_comes_before_the_shipped_one(project: Path) -> None
 
 
 def test_results_are_next_to_the_profile(project: Path) -> None:
-    source = source_of(project, PROFILE)
-    assert source.lock_file == project / "profiles" / "sample.lock.yaml"
-    assert source.dockerfile == project / "dockerfiles" / "sample.Dockerfile"
+    loaded = profile_of(project, PROFILE)
+    assert loaded.lock_file == project / "profiles" / "sample.lock.yaml"
+    assert loaded.dockerfile == project / "dockerfiles" / "sample.Dockerfile"
     nested = write_profile(project, PROFILE)
     target = project / "profiles" / "projects" / "inner.yaml"
     target.parent.mkdir()
@@ -241,10 +241,10 @@ def installed(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_shipped_profiles_results_lie_in_the_working_folder(project: Path, installed: Path) -> None:
-    source = profile_reader_and_overrides.load("ours")
-    assert source.file == installed / "ours.yaml"
-    assert source.lock_file == project / "profiles" / "ours.lock.yaml"
-    assert source.dockerfile == project / "dockerfiles" / "ours.Dockerfile"
+    loaded = profile_reader_and_overrides.load("ours")
+    assert loaded.file == installed / "ours.yaml"
+    assert loaded.lock_file == project / "profiles" / "ours.lock.yaml"
+    assert loaded.dockerfile == project / "dockerfiles" / "ours.Dockerfile"
 
 
 def test_locks_are_found_without_a_profile_of_their_name(project: Path, installed: Path) -> None:
@@ -256,10 +256,10 @@ def test_locks_are_found_without_a_profile_of_their_name(project: Path, installe
 
 
 def test_the_known_lock_is_the_projects_own_else_the_shipped_one(project: Path, installed: Path) -> None:
-    source = profile_reader_and_overrides.load("ours")
-    assert source.known_lock == installed / "ours.lock.yaml"
-    source.lock_file.write_text("mine\n", encoding="utf-8")
-    assert source.known_lock == source.lock_file
+    loaded = profile_reader_and_overrides.load("ours")
+    assert loaded.known_lock == installed / "ours.lock.yaml"
+    loaded.lock_file.write_text("mine\n", encoding="utf-8")
+    assert loaded.known_lock == loaded.lock_file
 
 
 def test_the_shipped_lock_is_not_that_of_an_own_profile_of_the_same_name(project: Path, installed: Path) -> None:
@@ -469,7 +469,7 @@ def test_the_schema_refuses_what_the_model_refuses(project: Path, change: dict[s
     assert conforms(PROFILE, schema, schema)
     assert not conforms(data, schema, schema)
     with pytest.raises(ProfileError):
-        source_of(project, data)
+        profile_of(project, data)
 
 
 @pytest.mark.parametrize("toolchain", ["wheels", "base", {"sha256": "0" * 64}])
@@ -477,7 +477,7 @@ def test_the_schema_accepts_every_form_of_a_toolchain(project: Path, toolchain: 
     schema = profile_model.schema()
     data = {**PROFILE, "toolchain": toolchain}
     assert conforms(data, schema, schema)
-    assert source_of(project, data).profile.toolchain is not None
+    assert profile_of(project, data).profile.toolchain is not None
 
 
 def test_the_schema_wants_a_parent_or_all_that_is_required() -> None:
@@ -529,10 +529,10 @@ def test_a_pin_may_be_of_a_package(
     project: Path, packages: list[str], pins: dict[str, str], expected: list[str]
 ) -> None:
     file = write_profile(project, {**PROFILE, "packages": packages})
-    source = profile_reader_and_overrides.load(str(file), pins)
-    assert list(source.profile.packages) == expected
-    assert source.document.place(("packages", 0)).file == "--pin"
-    assert not source.profile.pins
+    loaded = profile_reader_and_overrides.load(str(file), pins)
+    assert list(loaded.profile.packages) == expected
+    assert loaded.document.place(("packages", 0)).file == "--pin"
+    assert not loaded.profile.pins
 
 
 def test_a_pin_with_an_invalid_version_is_refused(project: Path) -> None:
@@ -553,15 +553,15 @@ def test_the_lock_of_another_project_is_not_overwritten(project: Path) -> None:
     """Both folders would give the name sample-my-app."""
     write_profile(project, PROFILE)
     one, other = requiring(project.parent / "a" / "my_app"), requiring(project.parent / "b" / "my.app")
-    source = profile_reader_and_overrides.load("sample", {}, one)
-    lock_file.write(lock_for(plan_resolver.resolve(source)), source.lock_file, source.name, source.origin)
-    assert profile_reader_and_overrides.load("sample", {}, one).name == source.name
+    loaded = profile_reader_and_overrides.load("sample", {}, one)
+    lock_file.write(lock_for(plan_resolver.resolve(loaded)), loaded.lock_file, loaded.name, loaded.origin)
+    assert profile_reader_and_overrides.load("sample", {}, one).name == loaded.name
     with pytest.raises(
         ProfileError, match=r"sample-my-app\.lock\.yaml is the lock of .*my_app/requirements\.txt, not of"
     ):
         profile_reader_and_overrides.load("sample", {}, other)
-    source.lock_file.write_text("]", encoding="utf-8")
-    assert profile_reader_and_overrides.load("sample", {}, other).name == source.name, "a damaged lock is locked again"
+    loaded.lock_file.write_text("]", encoding="utf-8")
+    assert profile_reader_and_overrides.load("sample", {}, other).name == loaded.name, "a damaged lock is locked again"
 
 
 def test_long_names_of_folders_stay_apart(project: Path) -> None:
@@ -574,8 +574,8 @@ def test_long_names_of_folders_stay_apart(project: Path) -> None:
 def test_a_missing_requirements_file_is_reported_as_such_though_a_lock_has_the_name(project: Path) -> None:
     write_profile(project, PROFILE)
     file = requiring(project.parent / "theirs")
-    source = profile_reader_and_overrides.load("sample", {}, file)
-    lock_file.write(lock_for(plan_resolver.resolve(source)), source.lock_file, source.name, source.origin)
+    loaded = profile_reader_and_overrides.load("sample", {}, file)
+    lock_file.write(lock_for(plan_resolver.resolve(loaded)), loaded.lock_file, loaded.name, loaded.origin)
     with pytest.raises(ProfileError, match=r"nosuch\.txt cannot be read: No such file"):
         profile_reader_and_overrides.load("sample", {}, file.with_name("nosuch.txt"))
 
@@ -591,14 +591,14 @@ def test_with_requirements_a_profile_is_known_by_the_name_of_its_lock(
     name = "profiles/sample.yaml" if by_path else "sample-devel"
     if not by_path:
         file.write_text(as_yaml({**PROFILE, "torch": "2.14.1", "gpus": ["b200"]}), encoding="utf-8")
-    source = profile_reader_and_overrides.load(name, {}, theirs / "requirements.txt")
-    assert source.name == ("sample-their-code" if by_path else "sample-devel-their-code")
-    assert profile_name_lookup.profile_names().count(source.name) == 0
-    lock_file.write(lock_for(plan_resolver.resolve(source)), source.lock_file, source.name, source.origin)
-    again = profile_reader_and_overrides.load(source.name)
-    assert (again.name, again.profile, again.lock_file) == (source.name, source.profile, source.lock_file)
-    assert (again.profile.packages[-1], again.origin) == ("einops>=0.8", source.origin)
-    assert source.name in profile_name_lookup.profile_names() and source.name in profile_name_lookup.own_names()
+    loaded = profile_reader_and_overrides.load(name, {}, theirs / "requirements.txt")
+    assert loaded.name == ("sample-their-code" if by_path else "sample-devel-their-code")
+    assert profile_name_lookup.profile_names().count(loaded.name) == 0
+    lock_file.write(lock_for(plan_resolver.resolve(loaded)), loaded.lock_file, loaded.name, loaded.origin)
+    again = profile_reader_and_overrides.load(loaded.name)
+    assert (again.name, again.profile, again.lock_file) == (loaded.name, loaded.profile, loaded.lock_file)
+    assert (again.profile.packages[-1], again.origin) == ("einops>=0.8", loaded.origin)
+    assert loaded.name in profile_name_lookup.profile_names() and loaded.name in profile_name_lookup.own_names()
     assert lock_file.current(lock_file.read(again.known_lock), plan_resolver.resolve(again), again.lock_file)
 
 
@@ -629,7 +629,7 @@ def test_a_damaged_lock_hides_no_other_name(project: Path) -> None:
 
 def test_a_pin_of_a_requirement_of_the_command_line(project: Path) -> None:
     (project / "requirements.txt").write_text("einops>=0.8\n", encoding="utf-8")
-    source = profile_reader_and_overrides.load(
+    loaded = profile_reader_and_overrides.load(
         str(write_profile(project, PROFILE)), {"einops": "0.8.1"}, project / "requirements.txt"
     )
-    assert source.profile.packages[-1] == "einops==0.8.1"
+    assert loaded.profile.packages[-1] == "einops==0.8.1"

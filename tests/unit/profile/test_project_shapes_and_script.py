@@ -15,7 +15,7 @@ from envbuild.profile.model import SelfTest
 from envbuild.profile.project_shapes_and_script import Attention, Script, Shape
 from envbuild.resolve import profile_reader_and_overrides
 from envbuild.util.errors import Fault, ProfileError
-from unit.support import PROFILE, lock_for, plan_of, source_of, write_profile
+from unit.support import PROFILE, lock_for, plan_of, profile_of, write_profile
 
 SHAPE = {"m": 2, "k": 1024, "n": 18432, "dtype": "bf16"}
 
@@ -25,7 +25,7 @@ def asking(**selftest: Any) -> dict[str, Any]:
 
 
 def loaded(project: Path, **selftest: Any) -> SelfTest:
-    return source_of(project, asking(**selftest)).profile.selftest
+    return profile_of(project, asking(**selftest)).profile.selftest
 
 
 def refused(project: Path, **selftest: Any) -> Fault:
@@ -231,7 +231,7 @@ def test_a_profile_cannot_give_the_source_itself(project: Path, value: object) -
 def _wrong(project: Path, text: str, **profile: Any) -> list[str]:
     (project / "smoke.py").write_bytes(text.encode())
     try:
-        source_of(project, {**asking(script="../smoke.py"), **profile})
+        profile_of(project, {**asking(script="../smoke.py"), **profile})
     except ProfileError as error:
         return [str(fault) for fault in error.faults]
     return []

@@ -70,16 +70,16 @@ def _served_by(gpu: Gpu) -> str:
 
 def _rows(gpu: Gpu) -> Iterator[tuple[str, ...]]:
     for line in gpu_line_profiles.gpu_lines(gpu.id):
-        source = profile_reader_and_overrides.load(line.profile)
-        lock = lock_file.required_lock(source)
-        cuda = source.profile.cuda
+        loaded = profile_reader_and_overrides.load(line.profile)
+        lock = lock_file.required_lock(loaded)
+        cuda = loaded.profile.cuda
         held = database.libraries_among(lock.versions, cuda)
-        (apex,) = [one for one in source.profile.extensions if one.name == "apex"]
+        (apex,) = [one for one in loaded.profile.extensions if one.name == "apex"]
         yield (
             gpu.id, line.label, line.profile, lock.short, lock.versions["torch"], cuda or "",
             *(held[library] for library in _LIBRARIES),
             str(apex.commit)[:12] if apex.none is None else "-",
-            f">= {minimum_driver.oldest(source.profile)}",
+            f">= {minimum_driver.oldest(loaded.profile)}",
         )  # fmt: skip
 
 

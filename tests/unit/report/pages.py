@@ -15,7 +15,7 @@ from envbuild.image import build_records_and_comparison
 from envbuild.image.build_records_and_comparison import Record
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
-from envbuild.profile.loaded_profile import Source
+from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.report import run_measurement_reader
 from envbuild.report.run_measurement_types import Run
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
@@ -65,10 +65,10 @@ def site_facts() -> None:
     (folder / "lab.yaml").write_text(FACTS, encoding="utf-8")
 
 
-def lab(project: Path) -> tuple[Source, Lock]:
+def lab(project: Path) -> tuple[LoadedProfile, Lock]:
     """A profile of four GPUs, and a lock that equals xdit's except for the environment and the files of two layers."""
-    source = profile_reader_and_overrides.load(str(write_profile(project, LAB, "lab")))
-    plan = plan_resolver.resolve(source)
+    loaded = profile_reader_and_overrides.load(str(write_profile(project, LAB, "lab")))
+    plan = plan_resolver.resolve(loaded)
     shipped = lock_file.read(ROOT / "profiles" / "projects" / "xdit.lock.yaml")
     assert shipped is not None
     changed = tuple(
@@ -78,15 +78,15 @@ def lab(project: Path) -> tuple[Source, Lock]:
         for item in shipped.wheels
     )
     made = dataclasses.replace(shipped, wheels=changed, environment=plan.environment, inputs=lock_file.inputs(plan))
-    lock_file.write(made, source.lock_file, "lab")
-    return source, made
+    lock_file.write(made, loaded.lock_file, "lab")
+    return loaded, made
 
 
-def cpu(project: Path) -> tuple[Source, Lock]:
-    source = profile_reader_and_overrides.load("cpu")
-    made = lock_file.read(source.known_lock)
+def cpu(project: Path) -> tuple[LoadedProfile, Lock]:
+    loaded = profile_reader_and_overrides.load("cpu")
+    made = lock_file.read(loaded.known_lock)
     assert made is not None
-    return source, made
+    return loaded, made
 
 
 def outcome(name: str) -> dict[str, Any]:
@@ -117,30 +117,30 @@ def _hostile(value: Any) -> Any:
 
 
 def record(
-    source: Source, locked: Lock, run_document: dict[str, Any], errors: tuple[str, ...] = (), day: int = 0
+    loaded: LoadedProfile, locked: Lock, run_document: dict[str, Any], errors: tuple[str, ...] = (), day: int = 0
 ) -> RunRecord:
     results = tuple(map(ProbeResult.model_validate, run_document["results"]))
     run = TestRun(results, run_document["environment"], run_document["start"], errors, run_document["seconds"])
-    wanted = profile_proofs.wanted(source.name, source.profile, locked)
+    wanted = profile_proofs.wanted(loaded.name, loaded.profile, locked)
     return evidence_statements_and_store.run_record(
-        image_of(source.name), wanted, run, "docker 26.1.5", DAY + datetime.timedelta(days=day)
+        image_of(loaded.name), wanted, run, "docker 26.1.5", DAY + datetime.timedelta(days=day)
     )
 
 
-def build(source: Source, locked: Lock) -> None:
+def build(loaded: LoadedProfile, locked: Lock) -> None:
     """Write a build record as if the image of the lock had been built."""
-    image = image_of(source.name)
+    image = image_of(loaded.name)
     build_records_and_comparison.write(
-        Record(image.id, image.handle, locked.id, f"recipe-{source.name}", image.layers, "docker")
+        Record(image.id, image.handle, locked.id, f"recipe-{loaded.name}", image.layers, "docker")
     )
 
 
 def prove(
-    source: Source, locked: Lock, run_document: dict[str, Any], errors: tuple[str, ...] = (), day: int = 0
+    loaded: LoadedProfile, locked: Lock, run_document: dict[str, Any], errors: tuple[str, ...] = (), day: int = 0
 ) -> Path:
     """Save evidence as if the image of the lock had been built and its self-test had this result."""
-    build(source, locked)
-    return evidence_statements_and_store.save(record(source, locked, run_document, errors, day))
+    build(loaded, locked)
+    return evidence_statements_and_store.save(record(loaded, locked, run_document, errors, day))
 
 
 def run_of(statement: Path) -> Run:

@@ -106,9 +106,9 @@ SHIPPED = sorted(file.name.removesuffix(".lock.yaml") for file in package_data.P
 def test_a_shipped_lock_meets_its_own_minimum(project: Path, name: str) -> None:
     """Each row is read as a person would read it. A version below the minimum must be one that `show` warns about or
     the profile accepts."""
-    source = profile_reader_and_overrides.load(name)
-    plan = plan_resolver.resolve(source)
-    held = lock_file.required_lock(source).versions
+    loaded = profile_reader_and_overrides.load(name)
+    plan = plan_resolver.resolve(loaded)
+    held = lock_file.required_lock(loaded).versions
     choice = plan_resolver.as_locked(plan, held)
     known = choice.situation
     versions = {"torch": known.torch, "driver": known.driver, **held, **known.libraries}

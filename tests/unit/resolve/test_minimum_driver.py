@@ -10,7 +10,7 @@ import pytest
 from envbuild.doctor import profile_requirements
 from envbuild.resolve import minimum_driver, profile_reader_and_overrides, torch_compatibility_and_advisories
 from envbuild.util.errors import ProfileError
-from unit.support import source_of
+from unit.support import profile_of
 
 CUDA12 = {"base": {"bootstrap": "bookworm"}, "python": "3.11", "torch": "2.9.1", "gpus": ["h200"]}
 COMPAT = {"compat": {"sha256": "0" * 64, "url": "https://mirror.example/compat.tar"}}
@@ -31,14 +31,14 @@ COMPAT = {"compat": {"sha256": "0" * 64, "url": "https://mirror.example/compat.t
     ],
 )
 def test_the_newest_floor_counts_for_all_who_ask(project: Path, changes: dict[str, Any], oldest: str | None) -> None:
-    source = source_of(project, {**CUDA12, **changes})
-    assert minimum_driver.oldest(source.profile) == oldest
-    assert torch_compatibility_and_advisories.choose_stack(source).driver == oldest
-    assert profile_requirements.needs_of(source).driver == oldest
+    loaded = profile_of(project, {**CUDA12, **changes})
+    assert minimum_driver.oldest(loaded.profile) == oldest
+    assert torch_compatibility_and_advisories.choose_stack(loaded).driver == oldest
+    assert profile_requirements.needs_of(loaded).driver == oldest
 
 
 def test_compatibility_libraries_do_not_make_every_driver_new_enough(project: Path) -> None:
-    need = profile_requirements.needs_of(source_of(project, {**CUDA12, "driver": COMPAT}))
+    need = profile_requirements.needs_of(profile_of(project, {**CUDA12, "driver": COMPAT}))
     assert need.runs_on("470.57.02")
     assert not need.runs_on("390.1")
 
@@ -50,4 +50,4 @@ def test_a_driver_is_kept_as_nvidia_writes_it() -> None:
 @pytest.mark.parametrize("text", ["", "v580", "580.", "580.65.06+x", "1.2.3.4.5"])
 def test_an_invalid_driver_version_is_refused(project: Path, text: str) -> None:
     with pytest.raises(ProfileError):
-        source_of(project, {**CUDA12, "driver": {"minimum": text}})
+        profile_of(project, {**CUDA12, "driver": {"minimum": text}})

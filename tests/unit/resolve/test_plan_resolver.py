@@ -11,7 +11,7 @@ from envbuild.resolve.torch_compatibility_and_advisories import Choice, choose_s
 from envbuild.util import package_data
 from envbuild.util.errors import ProfileError
 from unit.facts.test_database import site
-from unit.support import PROFILE, envbuild, plan_of, source_of
+from unit.support import PROFILE, envbuild, plan_of, profile_of
 
 IMAGE = f"registry.example/library/debian:12@sha256:{'a' * 64}"
 
@@ -48,12 +48,12 @@ def test_each_suite_goes_with_its_python(project: Path, suite: str, python: str)
     ],
 )
 def test_contradictions_name_their_place(project: Path, change: dict[str, Any], field: str, words: str) -> None:
-    source = source_of(project, {**PROFILE, **change})
+    loaded = profile_of(project, {**PROFILE, **change})
     with pytest.raises(ProfileError, match="refused") as caught:
-        plan_resolver.resolve(source)
+        plan_resolver.resolve(loaded)
     (fault,) = caught.value.faults
     assert (fault.file, fault.field) == ("profiles/sample.yaml", field)
-    assert fault.line == source.document.place((field,)).line > 1
+    assert fault.line == loaded.document.place((field,)).line > 1
     assert words in fault.message
 
 
@@ -74,16 +74,16 @@ def test_a_pin_that_is_refused_comes_with_one_that_is_not(project: Path, profile
 
 
 def test_a_version_that_is_refused_comes_with_a_line_for_the_profile(project: Path) -> None:
-    source = source_of(project, {**PROFILE, "gpus": ["h20"], "torch": "2.3.1"})
+    loaded = profile_of(project, {**PROFILE, "gpus": ["h20"], "torch": "2.3.1"})
     with pytest.raises(ProfileError) as caught:
-        plan_resolver.resolve(source)
+        plan_resolver.resolve(loaded)
     assert caught.value.hint == "in the profile: pins: {cublas: 12.4.5.8}"
 
 
 def test_a_pin_of_the_profile_that_is_refused_gives_way_to_what_torch_brings(project: Path) -> None:
-    source = source_of(project, {**PROFILE, "gpus": ["h20"], "torch": "2.7.1", "pins": {"cublas": "12.1.3.1"}})
+    loaded = profile_of(project, {**PROFILE, "gpus": ["h20"], "torch": "2.7.1", "pins": {"cublas": "12.1.3.1"}})
     with pytest.raises(ProfileError) as caught:
-        plan_resolver.resolve(source)
+        plan_resolver.resolve(loaded)
     assert caught.value.hint == "in the profile: pins: {cublas: 12.6.4.1}"
 
 
@@ -226,7 +226,7 @@ def test_a_pin_for_another_cuda_than_torchs_is_refused(
 ) -> None:
     """The facts know the wheels of each CUDA version. Whether an unknown version exists is decided by the index."""
     profile = {**HOPPER, "torch": "2.7.1", "pins": {name: version}}
-    messages = [fault.message for fault in choose_stack(source_of(project, profile)).faults]
+    messages = [fault.message for fault in choose_stack(profile_of(project, profile)).faults]
     assert [text for text in messages if "is for CUDA" in text] == (
         [f"{name} {version} is for CUDA {other}; torch 2.7.1 is built for CUDA 12.6, and takes "
          f"{database.distribution_of(name, '12.6')}"] if other else []

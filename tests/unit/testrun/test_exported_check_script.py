@@ -14,14 +14,14 @@ from envbuild.facts import database
 from envbuild.profile import profile_name_lookup
 from envbuild.testrun import exported_check_script, selftest_job
 from envbuild.util.host_processes import Completed, run
-from unit.support import PROFILE, envbuild, lock_for, lock_of_this_python, plan_of, source_of
+from unit.support import PROFILE, envbuild, lock_for, lock_of_this_python, plan_of, profile_of
 
 TORCHLESS = ("-I", "-S")
 
 
 def rendered(folder: Path, **changes: Any) -> str:
     data = {**PROFILE, **changes}
-    return exported_check_script.render(source_of(folder, data), lock_for(plan_of(folder, data)))
+    return exported_check_script.render(profile_of(folder, data), lock_for(plan_of(folder, data)))
 
 
 def payload(text: str, mark: str) -> str:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from envbuild.testrun import output_judge
-from envbuild.testrun.run_result import RawOutput, TestRun
+from envbuild.testrun.run_result import RawOutput, RunLocation, TestRun
 from unit.evidence.runs import NONCE, documents, lines, probe
 
-WHERE = {"runner": "slurm", "unconfined": ["the network"], "job": "7"}
+WHERE = RunLocation(runner="slurm", unconfined=("the network",), job="7")
 
 
 def output_with(status: str = "passed", **more: Any) -> bytes:
@@ -74,10 +74,10 @@ def test_a_run_without_nodes_does_not_pass() -> None:
 def test_a_run_alone_and_one_on_several_are_one() -> None:
     stdout = b"".join(lines(documents(probe("env.libs"))))
     alone = output_judge.judge_output(
-        RawOutput(stdout, "", 0, 4.0, where={"runner": "slurm", "unconfined": []}), NONCE, ()
+        RawOutput(stdout, "", 0, 4.0, where=RunLocation(runner="slurm", unconfined=())), NONCE, ()
     )
     run = output_judge.join_runs(alone, judged((0, output_with()), (0, output_with())))
     assert (run.passed, run.by_status("passed"), run.seconds) == (True, ["env.libs", "dist.nodes"], 7.0)
-    assert (run.unconfined, run.where["nodes"]) == (["the network"], WHERE)
+    assert run.where == RunLocation(runner="slurm", unconfined=("the network",), nodes=WHERE)
     failed = output_judge.join_runs(alone, judged((0, output_with()), (5, output_with("failed"))))
     assert not failed.passed

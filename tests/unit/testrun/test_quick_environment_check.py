@@ -20,7 +20,7 @@ from selftest import stubs
 
 from envbuild.testrun import exported_check_script, quick_environment_check
 from unit.lock.overridden import CUBLAS, NEW, OLD, installed, overridden_lock, quiet, write_wheels
-from unit.support import PROFILE, envbuild, lock_of_this_python, source_of
+from unit.support import PROFILE, envbuild, lock_of_this_python, profile_of
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "cluster.md"
 LINE = re.compile(
@@ -84,7 +84,7 @@ def test_a_broken_pin_fails_and_the_printed_remedy_fixes_it(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     lock = overridden_lock(project, wheels)
     file = project / "check.py"
-    file.write_text(exported_check_script.render(source_of(project, PROFILE), lock))
+    file.write_text(exported_check_script.render(profile_of(project, PROFILE), lock))
     venv = tmp_path.resolve() / "venv"
     python = venv / "bin" / "python"
     quiet([sys.executable, "-m", "venv", venv])
@@ -239,7 +239,7 @@ def test_the_remedy_quotes_the_path_of_python(monkeypatch: pytest.MonkeyPatch) -
 def test_the_gpu_model_is_compared(project: Path, tmp_path: Path, cards: str | None, expected: str | None) -> None:
     data = {**PROFILE, "torch": "2.7.1", "gpus": ["h20"]}
     lock = lock_of_this_python(project)
-    (project / "check.py").write_text(exported_check_script.render(source_of(project, data), lock))
+    (project / "check.py").write_text(exported_check_script.render(profile_of(project, data), lock))
     variables = {**stubs.build(tmp_path / "stubs"), "STUB_CARDS": cards} if cards else {}
     done = started(project / "check.py", variables=variables)
     if expected is None:
@@ -252,7 +252,7 @@ def test_the_gpu_model_is_compared(project: Path, tmp_path: Path, cards: str | N
 def test_an_old_driver_is_a_fault(project: Path, tmp_path: Path) -> None:
     data = {**PROFILE, "torch": "2.7.1", "gpus": ["h20"], "driver": {"minimum": "560.35.15"}}
     lock = lock_of_this_python(project)
-    (project / "check.py").write_text(exported_check_script.render(source_of(project, data), lock))
+    (project / "check.py").write_text(exported_check_script.render(profile_of(project, data), lock))
     variables = {**stubs.build(tmp_path / "stubs"), "STUB_CARDS": "name=NVIDIA H20"}
     done = started(project / "check.py", variables=variables)
     assert done.returncode == 5
@@ -261,8 +261,8 @@ def test_an_old_driver_is_a_fault(project: Path, tmp_path: Path) -> None:
 
 def test_an_unknown_driver_version_is_a_fault(project: Path, tmp_path: Path) -> None:
     lock = lock_of_this_python(project)
-    source = source_of(project, {**PROFILE, "torch": "2.7.1", "gpus": ["h20"]})
-    (project / "check.py").write_text(exported_check_script.render(source, lock))
+    loaded = profile_of(project, {**PROFILE, "torch": "2.7.1", "gpus": ["h20"]})
+    (project / "check.py").write_text(exported_check_script.render(loaded, lock))
     variables = {**stubs.build(tmp_path / "stubs"), "STUB_CARDS": "name=NVIDIA H20", "STUB_DRIVER": ""}
     done = started(project / "check.py", variables=variables)
     assert done.returncode == 5 and "no usable GPU: NVML does not report the driver's version" in done.stderr
@@ -273,7 +273,7 @@ def test_forward_compatibility_libraries_satisfy_cudas_minimum(project: Path, tm
     data = {**PROFILE, "torch": "2.7.1", "gpus": ["h20"]}
     lock = lock_of_this_python(project)
     file = project / "check.py"
-    file.write_text(exported_check_script.render(source_of(project, data), lock))
+    file.write_text(exported_check_script.render(profile_of(project, data), lock))
     variables = {**stubs.build(tmp_path / "stubs"), "STUB_CARDS": "name=NVIDIA H20", "STUB_DRIVER": "470.82.01"}
     done = started(file, variables=variables)
     assert done.returncode == 0, done.stderr

@@ -48,7 +48,9 @@ def test_a_failed_probe_fails_the_run_and_is_named() -> None:
     assert not run.passed
     assert run.errors == ()
     (failure,) = run.failures()
-    assert failure == RunFailure("gemm.crash", "SIGFPE", "cublas-hopper-fpe", "signal at a step: why")
+    assert failure == RunFailure(
+        "gemm.crash", "SIGFPE", "cublas-hopper-fpe", "signal at a step: why", "signal", "a step", "why"
+    )
 
 
 def staged(**changes: Any) -> dict[str, Any]:
@@ -226,8 +228,8 @@ def test_a_run_that_was_stopped_names_the_probe_that_was_running(done: int) -> N
     assert run.by_status("passed") == list(NAMES[:done])
     assert run.by_status("failed") == [NAMES[done]]
     first, *others = run.failures()
-    detail = "hang: it did not end; the whole self-test was stopped after 900 s"
-    assert first == RunFailure(NAMES[done], None, None, detail)
+    reason = "it did not end; the whole self-test was stopped after 900 s"
+    assert first == RunFailure(NAMES[done], None, None, f"hang: {reason}", "hang", None, reason)
     assert [failure.probe for failure in others] == [None] * len(run.errors)
     refused(run, "the self-test was stopped after 900 s")
 

@@ -32,7 +32,7 @@ from envbuild.util.errors import (
     UsageError,
 )
 from envbuild.util.host_processes import ProcessMissing
-from unit.evidence.runs import NONCE, documents, lines, probe
+from unit.evidence.runs import NONCE, documents, lines, located, probe
 from unit.runners.apiserver import Object, Server, ended, kubeconfig, node, pod, running, serving, unplaced, waiting
 
 pytest.importorskip("kubernetes", reason="the extra `kubernetes` is not installed")
@@ -81,8 +81,8 @@ def test_the_output_comes_back_and_nothing_stays(place: Place) -> None:
     output = place.run()
     assert output.stdout == FRAMES == b"".join(line + b"\n" for line in place.lines)
     assert (output.stderr, output.exit_code, output.seconds) == ("a word\n", 5, 12.0)
-    assert (output.where["node"], output.where["engine"], output.where["image"]) == ("gpu-7", "containerd", REFERENCE)
-    assert output.where["queued_seconds"] == 7.0 and output.where["unconfined"]
+    assert (located(output).node, located(output).engine, located(output).image) == ("gpu-7", "containerd", REFERENCE)
+    assert located(output).queued_seconds == 7.0 and located(output).unconfined
     assert output_judge.judge_output(output, NONCE, ()).errors == () or output.exit_code == 5
     work, config = place.server.created
     assert (config["kind"], work["kind"]) == ("ConfigMap", "Job")

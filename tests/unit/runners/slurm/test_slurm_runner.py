@@ -42,7 +42,7 @@ from envbuild.util.errors import (
     UsageError,
 )
 from envbuild.util.host_processes import ProcessMissing, ProcessTimeout, run
-from unit.evidence.runs import NONCE, documents, lines, probe
+from unit.evidence.runs import NONCE, documents, lines, located, probe
 
 pytestmark = pytest.mark.skipif(not shutil.which("bash") or not shutil.which("timeout"), reason="no bash or coreutils")
 
@@ -189,8 +189,8 @@ def test_the_output_comes_back_and_says_where_it_was_made(stub: Stub) -> None:
     assert output.stdout == b"".join(lines(documents())) == b"".join(line + b"\n" for line in stub.lines)
     assert (output.stderr, output.exit_code, output.timed_out) == ("a word\n", 5, False)
     assert stub.recorded("stdin") == "the payload"
-    assert (output.where["job"], output.where["node"], output.where["engine"]) == ("42", "node-7", "docker 26.1.5")
-    assert output.where["queued_seconds"] in (7.0, None)
+    assert (located(output).job, located(output).node, located(output).engine) == ("42", "node-7", "docker 26.1.5")
+    assert located(output).queued_seconds in (7.0, None)
     assert any("running on node-7, after 7 s in the queue" in notes for notes in stub.notes)
     assert stub.left() == [] and "rm --force" in stub.recorded("removed")
 
@@ -204,7 +204,7 @@ def test_the_container_is_confined_as_the_local_one(stub: Stub) -> None:
 
 def test_the_nodes_engine_may_know_the_image_by_its_manifest(stub: Stub) -> None:
     stub.say(has=IMAGE.handle)
-    assert stub.run().where["image"] == IMAGE.handle
+    assert located(stub.run()).image == IMAGE.handle
 
 
 @pytest.mark.parametrize(
@@ -649,8 +649,8 @@ def test_two_nodes_leave_what_each_of_them_said(stub: Stub) -> None:
     frames = b"".join(lines(documents()))
     assert (output.stdout, output.parts) == (frames * 2, ((0, len(frames)),) * 2)
     assert output_judge.judge_nodes(output, NONCE, ()).errors == ()
-    assert output.where["node"] == "node-7,node-8" and output.where["infiniband"] == [False, False]
-    assert output.where["unconfined"] == ["dist.nodes: the nodes' network, by ib0"]
+    assert located(output).node == "node-7,node-8" and located(output).infiniband == (False, False)
+    assert located(output).unconfined == ("dist.nodes: the nodes' network, by ib0",)
     ran = stub.recorded("ran")
     assert "--network host" in ran and "--cap-drop ALL" in ran and "ENVBUILD_INTERFACE=ib0" in ran
     assert re.search(r"ENVBUILD_NODE=[01] --env ENVBUILD_MEETING=192\.0\.2\.7:2[0-9]{4} ", ran)
