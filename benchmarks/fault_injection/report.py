@@ -227,7 +227,7 @@ def _clean(campaign: Campaign) -> Iterator[str]:
         """A CPU repeats a run bit for bit, so repeating one says nothing new. The runs differ in what decides the order
         of summation: the instructions that torch, oneDNN and MKL may use, one or two threads, and by how many elements
         inputs are moved in memory; and in the level, the first that has the probe, or standard. References are computed
-        once for each configuration. The clean runs with other seeds are in [clean_runs.md](clean_runs.md)."""
+        once for each configuration. `make clean-runs` counts runs with other seeds."""
     )
     groups: dict[tuple[str, str, int], list[CleanRun]] = {}
     for run in itertools.chain(*campaign.clean.values()):

@@ -112,7 +112,7 @@ def _match(
     if prove:
         yield Section("Prove", commands=tuple(prove_commands(prove)))
     if match.cite:
-        short = (cite if columns(cite) < COLUMNS - 2 else cite.partition("#")[0] for cite in match.cite)
+        short = (cite if display_width(cite) < COLUMNS - 2 else cite.partition("#")[0] for cite in match.cite)
         yield Section("Sources", ", ".join(dict.fromkeys(short)))
 
 
@@ -285,7 +285,7 @@ def _wrapped(head: str, text: str) -> list[str]:
     lines: list[str] = []
     line = head
     for word in text.split():
-        if columns(line) + 1 + columns(word) > COLUMNS and line.strip():
+        if display_width(line) + 1 + display_width(word) > COLUMNS and line.strip():
             lines.append(line)
             line = f"{indent}{word}"
         else:
@@ -297,24 +297,24 @@ def _command(head: str, command: str) -> Iterator[str]:
     """Wraps a long command with backslashes."""
     line = head
     for word in re.findall(r"\S+\s*", command):
-        if columns(line) + columns(word.rstrip()) + 2 > COLUMNS and line.strip() and line != head:
+        if display_width(line) + display_width(word.rstrip()) + 2 > COLUMNS and line.strip() and line != head:
             yield f"{line.rstrip()} \\"
             line = " " * (len(head) + 2)
         line += word
     yield line.rstrip()
 
 
-def columns(text: str) -> int:
+def display_width(text: str) -> int:
     """The width in terminal columns: East Asian wide characters take two."""
     return len(text) if text.isascii() else sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def cut(text: str) -> str:
     """Shorten the text to COLUMNS columns if it is longer."""
-    if columns(text) <= COLUMNS:
+    if display_width(text) <= COLUMNS:
         return text
-    while columns(text) > COLUMNS - 3:
-        text = text[: max(len(text) - max((columns(text) - COLUMNS + 3) // 2, 1), 0)]
+    while display_width(text) > COLUMNS - 3:
+        text = text[: max(len(text) - max((display_width(text) - COLUMNS + 3) // 2, 1), 0)]
     return f"{text}..."
 
 

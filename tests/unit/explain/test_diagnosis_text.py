@@ -151,7 +151,7 @@ def test_the_sections_of_a_cause() -> None:
 def test_lines_have_at_most_100_columns(markdown: bool) -> None:
     for case in corpus.cases()[::7]:
         for line in report(case.raw.decode(errors="replace"), markdown):
-            assert diagnosis_text.columns(line) <= diagnosis_text.COLUMNS, line
+            assert diagnosis_text.display_width(line) <= diagnosis_text.COLUMNS, line
 
 
 def test_markdown_has_the_same_cause() -> None:

@@ -354,6 +354,7 @@ COMPANIONS: dict[str, Any] = {
     "accept": [{"advisory": "cublas-hopper-fpe", "reason": "harmless"}],
     "pins": {"cublas": {"version": "13.1.1.3", "reason": "harmless"}},
     "startup": [{"file": "mine.pth", "sha256": "0" * 64, "reason": "harmless"}],
+    "why": {"torch": "harmless"},
     "driver": {"minimum": "580.65.06", "compat": {"url": "https://mirror.example/compat.tar", "sha256": "0" * 64}},
     "toolchain": {"url": "https://mirror.example/cuda.tar", "sha256": "0" * 64},
 }
@@ -394,6 +395,7 @@ HARMLESS = {
     "accept.[].advisory": "cublas-hopper-fpe",
     "startup.[].file": "mine.pth",
     "startup.[].sha256": "0" * 64,
+    "why.{key}": "torch",
     "pins.{key}": "cublas",
     "pins.{}": "13.1.1.3",
     "pins.{}.version": "13.1.1.3",
@@ -415,7 +417,15 @@ HARMLESS = {
     "extensions.[].build.requires.[]": "packaging",
     "extensions.[].modules.[]": "kernels_cuda",
 }
-FREE = {"description", "env.{}", "accept.[].reason", "startup.[].reason", "pins.{}.reason", "extensions.[].none"}
+FREE = {
+    "description",
+    "env.{}",
+    "accept.[].reason",
+    "startup.[].reason",
+    "pins.{}.reason",
+    "why.{}",
+    "extensions.[].none",
+}
 FREE |= {"extensions.[].build.env.{}"}
 # A setting of pip has the form NAME=VALUE, so this one is harmless.
 SETTING = "extensions.[].build.settings.[]", "--hash=sha256:0"

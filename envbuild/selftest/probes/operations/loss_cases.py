@@ -191,7 +191,7 @@ def _values(kind: str, rows: int, length: int, seed: int) -> torch.Tensor:
     return drawn % 6 + 1.0 if kind == "count" else hashed_inputs.signs(drawn.numel(), seed).reshape(shape)
 
 
-def loss(point: Point, seed: int) -> Case:
+def loss_case(point: Point, seed: int) -> Case:
     """A loss of a matrix of elements."""
     which, dtype, rows, length = point["loss"], point["dtype"], point["rows"], point["length"]
     given = [_values(kind, rows, length, 8 * seed + n) for n, kind in enumerate(LOSSES[which].kinds)]
@@ -471,7 +471,7 @@ OPERATIONS = (
             "layout": MATRICES,
             "others": MATRICES,
         },
-        loss,
+        loss_case,
         {"quick": 21, "standard": 84, "full": 1200},
         lambda point: point["length"] * point["rows"] <= MOST,
     ),
