@@ -56,7 +56,7 @@ def test_a_segmentation_fault(refused: Any) -> None:
 @pytest.fixture(scope="module")
 def hung(quick: Proved, broken: Workshop) -> Result:
     name = quick.name.replace("quick", "hang")
-    return strict(quick, broken, name, "hangs", ["env.libs", "gemm.exact"], timeout=10)
+    return strict(quick, broken, name, "hangs", ["env.libs", "gemm.exact"], timeout=30)
 
 
 def strict(quick: Proved, broken: Workshop, name: str, fault: str, probes: Iterable[str], **selftest: Any) -> Result:
@@ -69,16 +69,16 @@ def strict(quick: Proved, broken: Workshop, name: str, fault: str, probes: Itera
 
 def test_a_hang_ends_with_the_time_of_the_selftest(hung: Result) -> None:
     assert hung.code == 5
-    assert hung.seconds < 20
+    assert hung.seconds < 150
     of_the_run = [item["detail"] for item in hung.document["selftest"]["failures"] if item["probe"] is None]
-    # 10 s, plus the time that a busy machine takes to stop it
-    assert any(re.fullmatch(r"the self-test was stopped after 1[0-9] s", text) for text in of_the_run)
+    # plus the time that a busy machine takes to stop it
+    assert any(re.fullmatch(r"the self-test was stopped after [34][0-9] s", text) for text in of_the_run)
     assert hung.document["selftest"]["passed"] == 0
 
 
 def test_a_hang_names_the_probe(hung: Result) -> None:
     first = hung.document["selftest"]["failures"][0]
-    assert (first["probe"], first["detail"][:5]) == ("gemm.exact", "hang:")
+    assert (first["probe"], first["detail"][:5]) == ("gemm.exact", "hang:"), first
     assert "gemm.exact" in hung.error["message"]
 
 
@@ -93,14 +93,14 @@ def test_no_memory_left(quick: Proved, broken: Workshop) -> None:
 def test_nan_from_attention(refused: Any) -> None:
     attention = {"attention.math", "attention.flash", "attention.cases"}
     found = failures(refused("nan", *attention, "gemm.crash", "gemm.accumulator", "gemm.fp8", "conv.cases"))
-    assert attention <= set(found)
+    assert attention <= set(found), found
     assert not [name for name in found if name.startswith(("gemm", "conv"))]
     assert "nonfinite" in found["attention.math"]["detail"]
 
 
 def test_one_wrong_element(refused: Any) -> None:
     found = failures(refused("element", "gemm.exact", "gemm.cases", "attention.math", "conv.cases"))
-    assert {"gemm.exact", "gemm.cases"} <= set(found)
+    assert {"gemm.exact", "gemm.cases"} <= set(found), found
     assert not [name for name in found if name.startswith(("attention.math", "conv"))]
     assert "mismatch" in found["gemm.exact"]["detail"] and "bmm" in found["gemm.exact"]["detail"]
 

@@ -171,7 +171,8 @@ def test_it_is_compiled_once(place: Project, repository: Repository, run_id: str
     metadata = json.loads(about.read_text(encoding="utf-8"))
 
     # a second profile with the same key uses it although its source is unreachable: the same layers
-    second = again(place, name, run_id, {**repository.entry(), "git": "file:///nowhere"})
+    unreachable = {**repository.entry(), "git": "file:///nowhere"}
+    second = again(place, name, run_id, unreachable, env={"SECOND": "image"})
     assert steps(second)["extensions"] is True
     assert layers(second.document["tags"][0]) == layers(tag)
 

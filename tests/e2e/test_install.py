@@ -66,8 +66,8 @@ def test_a_lock_and_a_dockerfile_are_written_here(installed: Path, empty: Projec
 
 def test_a_report_is_written_here(installed: Path, empty: Project) -> None:
     done = run(installed, empty, "show", "cpu", "--html", "cpu.html", "--json")
-    assert (done.code, done.document["file"], done.document["state"]) == (0, "cpu.html", "unverified")
-    assert "<title>cpu: not proved</title>" in (empty.folder / "cpu.html").read_text(encoding="utf-8")
+    assert (done.code, done.document["file"], done.document["state"]) == (0, "cpu.html", "missing")
+    assert "<title>cpu: missing</title>" in (empty.folder / "cpu.html").read_text(encoding="utf-8")
 
 
 def test_own_profiles_come_first(installed: Path, empty: Project) -> None:

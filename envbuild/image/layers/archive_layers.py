@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -17,26 +18,29 @@ from envbuild.util import canonical_json, temporary_files, user_folders
 from envbuild.util.errors import BuildError, HashMismatch
 from envbuild.util.host_processes import run
 
+_RELEASE = re.compile(rb"Cuda compilation tools, release (\d+\.\d+),")
+
 
 @dataclass(frozen=True)
 class ArchiveLayer:
-    """An archive, unpacked in its folder. `kind`: as in archive_spec.FOLDERS; `sha256`: of the file, hex; `links`: add
-    the links that linkers look for, as for nvcc."""
+    """An archive, unpacked in its folder. `kind`: as in archive_spec.FOLDERS; `sha256`: of the file, hex; `release`: of
+    CUDA, such as "12.6", which its nvcc must have; the links that linkers look for are then added. Empty: no nvcc."""
 
     file: Path
     kind: str
     sha256: str
-    links: bool = False
+    release: str = ""
     compressor: str = gzip_members.COMPRESSOR
     keeps_blob = True
 
     @property
     def key(self) -> str:
         versions = [WRITER_VERSION, self.compressor, sha256_file_store.file_digest(UNPACKER)]
-        return canonical_json.canonical_digest(["archive", versions, self.kind, self.sha256, self.links])
+        return canonical_json.canonical_digest(["archive", versions, self.kind, self.sha256, self.release])
 
     def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
-        """Write the layer. Raises HashMismatch if the file was damaged, BuildError if it cannot be unpacked."""
+        """Write the layer. Raises HashMismatch if the file was damaged, BuildError if it cannot be unpacked or
+        its nvcc is of another release."""
         found = sha256_file_store.file_digest(self.file)
         if found != self.sha256:
             raise HashMismatch(
@@ -48,9 +52,19 @@ class ArchiveLayer:
             done = run([sys.executable, UNPACKER, self.kind, self.file, target], timeout=1800)
             if done.code:
                 raise BuildError(f"{self.kind} cannot be unpacked", hint=done.stderr.strip().removeprefix("error: "))
-            if self.links:
+            if self.release:
+                self._require_release(target)
                 _add_links(target)
             return write_compressed(_tar(target, FOLDERS[self.kind].lstrip("/")), packed, plain)
+
+    def _require_release(self, home: Path) -> None:
+        """nvcc is not run, since the archive may be hostile: the line that `nvcc --version` prints is in its file."""
+        file = home / "bin" / "nvcc"
+        found = _RELEASE.search(file.read_bytes()) if file.is_file() else None
+        says = found[1].decode() if found else "unknown, or missing"
+        if says != self.release:
+            text = f"{FOLDERS[self.kind]}/bin/nvcc is of CUDA {says}, torch of {self.release}"
+            raise BuildError(text, hint=f"name a toolkit of CUDA {self.release} in the profile: toolchain")
 
 
 def _add_links(home: Path) -> None:

@@ -200,12 +200,12 @@ def _files(inputs: ImageInputs, wheels: Sequence[LockedWheel]) -> tuple[WheelOfL
 
 def _archive(lock: Lock, inputs: ImageInputs, archive: Archive) -> DescribedLayer:
     title, folder = f"{archive.name} {archive.version}", FOLDERS[archive.name]
-    links = lock.nvcc is not None and lock.nvcc.home == folder
-    if lock.nvcc and links and not archive.version.startswith(f"{lock.nvcc.release}."):
-        raise LockError(f"{title} is not for CUDA {lock.nvcc.release}", hint="lock again: envbuild lock")
+    release = lock.nvcc.release if lock.nvcc and lock.nvcc.home == folder else ""
+    if release and not archive.version.startswith(f"{release}."):
+        raise LockError(f"{title} is not for CUDA {release}", hint="lock again: envbuild lock")
     file = inputs.archives.path(archive.sha256, archive.name)
     history = f"envbuild: archive {title} sha256:{archive.sha256} in {folder}"
-    return DescribedLayer(title, history, ArchiveLayer(file, archive.name, archive.sha256, links))
+    return DescribedLayer(title, history, ArchiveLayer(file, archive.name, archive.sha256, release))
 
 
 def _extension(lock: Lock, inputs: ImageInputs, name: str, source: str) -> DescribedLayer:

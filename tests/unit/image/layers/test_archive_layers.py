@@ -79,19 +79,30 @@ def test_files_that_are_hard_links_stay_so(tmp_path: Path) -> None:
 
 def test_a_toolkit_gets_the_links_that_linkers_look_for(tmp_path: Path) -> None:
     members: Members = {
-        "bin/nvcc": b"",
+        "bin/nvcc": b"\0Cuda compilation tools, release 12.6, V12.6.85\0",
         "version.json": b'{"cuda": {"version": "12.6.3"}}',
         "lib/libcudart.so.12.6": b"x",
         "lib/libcudart.so.12": {"type": LINK, "linkname": "libcudart.so.12.6"},
         "lib/libgone.so.1": {"type": LINK, "linkname": "nowhere"},
     }
     sha256 = write_tar(tmp_path / "archive", members)
-    tree = read_layer(packed(ArchiveLayer(tmp_path / "archive", TOOLKIT, sha256, links=True)))
+    tree = read_layer(packed(ArchiveLayer(tmp_path / "archive", TOOLKIT, sha256, "12.6")))
     assert tree["usr/local/cuda/lib64"] == (0o777, b"-> lib")
     assert tree["usr/local/cuda/lib/libcudart.so"] == (0o777, b"-> libcudart.so.12")
     assert "usr/local/cuda/lib/libgone.so" not in tree
-    keys = {ArchiveLayer(tmp_path, TOOLKIT, sha256, links).key for links in (True, False)}
+    keys = {ArchiveLayer(tmp_path, TOOLKIT, sha256, release).key for release in ("12.6", "")}
     assert len(keys | {ArchiveLayer(tmp_path, COMPAT, sha256).key}) == 3
+
+
+@pytest.mark.parametrize(
+    ("nvcc", "says"),
+    [(b"#!/bin/sh\necho 'Cuda compilation tools, release 12.4, V12.4.131'", "12.4"), (b"another", "unknown")],
+)
+def test_an_nvcc_of_another_release_is_refused(tmp_path: Path, nvcc: bytes, says: str) -> None:
+    members: Members = {"bin/nvcc": nvcc, "version.json": b'{"cuda": {"version": "12.6.3"}}'}
+    sha256 = write_tar(tmp_path / "archive", members)
+    with pytest.raises(BuildError, match=f"/usr/local/cuda/bin/nvcc is of CUDA {says}.*, torch of 12.6"):
+        packed(ArchiveLayer(tmp_path / "archive", TOOLKIT, sha256, "12.6"))
 
 
 def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
