@@ -23,11 +23,11 @@ from envbuild.attest import (
 from envbuild.attest.keys_and_signatures import Envelope
 from envbuild.attest.policy import Policy
 from envbuild.attest.trusted_statements import SignedBuild, Trusted
-from envbuild.audit.environment_files import EnvironmentFiles
-from envbuild.evidence import measured_environment, profile_proofs, proof_rules
+from envbuild.audit.environment_file_hashes import EnvironmentFiles
+from envbuild.evidence import profile_proofs, proof_rules, tested_environment_digest
 from envbuild.evidence.profile_proofs import ProofRow
 from envbuild.evidence.proof_rules import Proof
-from envbuild.facts.document_types import Digest, plain
+from envbuild.facts.json_document_types import Digest, plain
 from envbuild.facts.probe_catalogue_reader import LEVELS
 from envbuild.image.image_naming import LOCK_LABEL, VERIFIED
 from envbuild.registry import image_content_reader, oci_types
@@ -198,7 +198,7 @@ def verify_environment(files: EnvironmentFiles, given: Envelopes, policy: Policy
             changed.append(Reason("subject", "a statement is about an image, not about an environment"))
             continue
         try:
-            measured = measured_environment.measure_environment(files, record.installed.distributions)
+            measured = tested_environment_digest.measure_environment(files, record.installed.distributions)
         except CheckFailed as error:
             lines = (error.hint or "").splitlines() or [error.message]
             changed += [Reason("environment", line) for line in lines]

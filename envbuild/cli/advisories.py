@@ -7,7 +7,7 @@ import click
 from envbuild.cli.console import emit, json_option
 from envbuild.facts import database, gpu_names
 from envbuild.facts.advisory_matching import Advisory, Situation
-from envbuild.facts.document_types import AdvisoryRow
+from envbuild.facts.json_document_types import AdvisoryRow
 from envbuild.lock import lock_file
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides, torch_compatibility_and_advisories
 from envbuild.util.errors import ProfileError, UsageError

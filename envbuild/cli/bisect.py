@@ -5,7 +5,7 @@ from packaging.version import InvalidVersion, Version
 
 from envbuild.cli.console import Console, emit, json_option, profile_argument
 from envbuild.facts import probe_catalogue_reader
-from envbuild.facts.document_types import plain
+from envbuild.facts.json_document_types import plain
 from envbuild.pipeline.bisection_search_and_result import Bisection, Hunt
 from envbuild.util.errors import CheckFailed, UsageError
 

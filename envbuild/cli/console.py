@@ -18,7 +18,7 @@ from envbuild.util.errors import near, printable
 from envbuild.util.runner_names import RUNNERS
 
 if TYPE_CHECKING:  # importing the steps would import the engine's client, which `show` does not need
-    from envbuild.cli.result_table import Live
+    from envbuild.cli.probe_result_display import Live
     from envbuild.facts.gpu_models import Gpu
     from envbuild.pipeline.progress_events import Event, Listener, Step
     from envbuild.testrun.run_result import ProbeResult
@@ -247,7 +247,7 @@ def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def emit(document: object) -> None:
     """Print a document of `--json`: a dataclass or a mapping."""
-    from envbuild.facts.document_types import plain  # not for --help
+    from envbuild.facts.json_document_types import plain  # not for --help
 
     click.echo(json.dumps(plain(document), indent=2))
 
@@ -344,14 +344,14 @@ class Console:
     def _probe_table(self) -> Live | None:
         """Show a table of probes in a terminal, instead of the line with the current activity."""
         if self._live and not self._probes:
-            from envbuild.cli import result_table  # not for --help
+            from envbuild.cli import probe_result_display  # not for --help
 
             self._live.stop()
-            self._probes = result_table.Live(self._rich, self._kept)
+            self._probes = probe_result_display.Live(self._rich, self._kept)
         return self._probes
 
     def _show_probe(self, result: ProbeResult) -> None:
-        from envbuild.cli import result_table  # not for --help
+        from envbuild.cli import probe_result_display  # not for --help
 
         self._ended.append(result)
         if table := self._probe_table():
@@ -359,10 +359,10 @@ class Console:
         elif self._results:
             self._print_result(result)
         else:
-            self.say(result_table.result_line(result))
+            self.say(probe_result_display.result_line(result))
 
     def _print_result(self, result: ProbeResult) -> None:
-        from envbuild.cli.result_table import result_lines
+        from envbuild.cli.probe_result_display import result_lines
 
         self._shown += 1
         for text in result_lines(result, self._verbose):
@@ -393,7 +393,7 @@ class Console:
             self._probes.stop()
             self._probes = None
         for result in () if self._results else self._ended:
-            from envbuild.cli.result_table import printed
+            from envbuild.cli.probe_result_display import printed
 
             for text in printed(result) if result.status == "failed" else ():
                 self.say(text)

@@ -12,7 +12,7 @@ import click
 
 from envbuild.cli.console import emit, json_option, torch_index_option
 from envbuild.cli.output_files import FILE, STDOUT, prepare, write
-from envbuild.facts.document_types import plain
+from envbuild.facts.json_document_types import plain
 from envbuild.util.errors import CheckFailed, UsageError, printable
 
 if TYPE_CHECKING:

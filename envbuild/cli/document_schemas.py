@@ -12,7 +12,7 @@ from envbuild.audit.environment_audit import AuditDocument
 from envbuild.cli import (
     advisories,
     docs,
-    exported_files,
+    export_documents,
     init,
     keygen,
     load,
@@ -29,12 +29,12 @@ from envbuild.doctor.node_comparison import ClusterDocument
 from envbuild.evidence.environment_status import EnvironmentStatusDocument
 from envbuild.evidence.image_status import StatusDocument
 from envbuild.explain.cause_ranking import ExplanationDocument
-from envbuild.facts.document_types import AdvisoryRow
+from envbuild.facts.json_document_types import AdvisoryRow
 from envbuild.pipeline.bisection_search_and_result import BisectionDocument
 from envbuild.pipeline.environment_proof import EnvironmentProofDocument
-from envbuild.pipeline.layered_image import ExportedImage
 from envbuild.pipeline.model import MakeDocument
-from envbuild.pipeline.preflight import Preflight
+from envbuild.pipeline.oci_export_workflow import ExportedImage
+from envbuild.pipeline.preflight_report import Preflight
 from envbuild.pipeline.push_save_and_load import Pushed
 from envbuild.repair.lock_installer import InstalledLock
 from envbuild.repair.repair_output import ProgramDocument, RepairDocument, UndoneRepair
@@ -53,18 +53,18 @@ DOCUMENTS: Mapping[str, tuple[type, ...]] = {
     "docs": (docs.FilledFiles,),
     "doctor": (MachineDocument, ClusterDocument),
     "explain": (ExplanationDocument,),
-    "export apptainer": (exported_files.ExportedFile,),
-    "export check": (exported_files.ExportedFile,),
-    "export ci": (exported_files.CiJob,),
-    "export conda": (exported_files.ExportedFile,),
-    "export constraints": (exported_files.ExportedFile,),
-    "export devcontainer": (exported_files.ExportedFile,),
-    "export dockerfile": (exported_files.ExportedFile,),
+    "export apptainer": (export_documents.ExportedFile,),
+    "export check": (export_documents.ExportedFile,),
+    "export ci": (export_documents.CiJob,),
+    "export conda": (export_documents.ExportedFile,),
+    "export constraints": (export_documents.ExportedFile,),
+    "export devcontainer": (export_documents.ExportedFile,),
+    "export dockerfile": (export_documents.ExportedFile,),
     "export oci": (ExportedImage,),
-    "export poetry": (exported_files.ExportedFile,),
-    "export requirements": (exported_files.ExportedFile,),
-    "export selftest": (exported_files.ExportedFile,),
-    "export uv": (exported_files.ExportedFile,),
+    "export poetry": (export_documents.ExportedFile,),
+    "export requirements": (export_documents.ExportedFile,),
+    "export selftest": (export_documents.ExportedFile,),
+    "export uv": (export_documents.ExportedFile,),
     "fix": (RepairDocument, UndoneRepair),
     "init": (init.NewProfile,),
     "install": (InstalledLock,),
@@ -91,7 +91,7 @@ SEVERAL = frozenset(
         "show",
         "status",
         "test",
-        *(name for name, kinds in DOCUMENTS.items() if kinds == (exported_files.ExportedFile,)),
+        *(name for name, kinds in DOCUMENTS.items() if kinds == (export_documents.ExportedFile,)),
     }
     - {"export selftest"}
 )

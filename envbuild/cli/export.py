@@ -9,11 +9,11 @@ import click
 from envbuild.attest import ci_job_renderer
 from envbuild.cli import output_files
 from envbuild.cli.console import emit, json_option, listener, profile_argument
-from envbuild.cli.exported_files import CiJob, ExportedFile
+from envbuild.cli.export_documents import CiJob, ExportedFile
 from envbuild.cli.output_files import output_option
 from envbuild.cli.several_profiles import for_each
 from envbuild.evidence import profile_proofs
-from envbuild.image import container_file_export
+from envbuild.image import container_definition_export
 from envbuild.lock import lock_file, project_export, requirements_export
 from envbuild.lock.lock_file import Lock
 from envbuild.profile import model as profile_model
@@ -122,7 +122,7 @@ def _dockerfile(loaded: LoadedProfile, locked: Lock) -> str:
     Example: envbuild export dockerfile h20
     Example: docker build -t h20 - < Dockerfile-h20
     """
-    return container_file_export.standalone_dockerfile(locked, loaded.profile, loaded.name)
+    return container_definition_export.standalone_dockerfile(locked, loaded.profile, loaded.name)
 
 
 @_lock_command("apptainer", "Write a definition file for Apptainer.", "apptainer-{}.def")
@@ -132,7 +132,7 @@ def _apptainer(loaded: LoadedProfile, locked: Lock) -> str:
     Example: envbuild export apptainer h20
     Example: apptainer build h20.sif apptainer-h20.def
     """
-    return container_file_export.apptainer_definition(locked, loaded.profile, loaded.name)
+    return container_definition_export.apptainer_definition(locked, loaded.profile, loaded.name)
 
 
 @_lock_command("devcontainer", "Write a devcontainer.json for editors.", "devcontainer-{}.json")
@@ -142,7 +142,7 @@ def _devcontainer(loaded: LoadedProfile, locked: Lock) -> str:
     Example: envbuild export devcontainer h20 -o .devcontainer/devcontainer.json
     Example: envbuild export dockerfile h20 -o .devcontainer/Dockerfile-h20
     """
-    return container_file_export.devcontainer(locked, loaded.profile, loaded.name)
+    return container_definition_export.devcontainer(locked, loaded.profile, loaded.name)
 
 
 @_lock_command("check", "Write a script that checks an environment, on every rank.", "check-{}.py")
@@ -224,10 +224,10 @@ def oci_command(name: str, target: Path, as_json: bool) -> None:
     Example: envbuild export oci cpu images
     Example: skopeo copy oci:images:cpu docker://registry.example/cpu:1
     """
-    from envbuild.pipeline import layered_image  # not for --help
+    from envbuild.pipeline import oci_export_workflow  # not for --help
 
     output_files.prepare(target, text=False)
-    done = layered_image.export_image(name, target, listener())
+    done = oci_export_workflow.export_image(name, target, listener())
     if as_json:
         emit(done)
     else:

@@ -78,7 +78,7 @@ def command(
 
 def _apply(plan: RepairPlan, held: Holdings, document: RepairDocument, as_json: bool) -> RepairDocument:
     """Run the plan, check which files are loaded then, and run the probes. Return the document with the results."""
-    from envbuild.facts.document_types import plain
+    from envbuild.facts.json_document_types import plain
     from envbuild.repair import repair_run
     from envbuild.testrun import json_test_report
 

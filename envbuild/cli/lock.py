@@ -17,7 +17,7 @@ from envbuild.cli.console import (
     torch_index_option,
 )
 from envbuild.facts import database
-from envbuild.facts.document_types import Digest
+from envbuild.facts.json_document_types import Digest
 from envbuild.image import dockerfile_renderer
 from envbuild.lock import lock_file, lock_update
 from envbuild.lock.lock_file import Lock

@@ -148,17 +148,17 @@ def _own_names() -> tuple[str, ...]:
 def _with_line(name: str, wanted: _LineOptions, options: Options) -> tuple[str, Options]:
     """The name of the line to build, and the options with the reason for it. In a process of `make A B`, the parent has
     chosen it."""
-    from envbuild.pipeline import line_lookup  # not for --help
+    from envbuild.pipeline import machine_line_selection  # not for --help
     from envbuild.util import process_locks
 
     if process_locks.PARALLEL in os.environ:
         return name, options
-    choice = line_lookup.line_or_name(name, line=wanted.line, driver=wanted.driver, locked=wanted.locked)
+    choice = machine_line_selection.line_or_name(name, line=wanted.line, driver=wanted.driver, locked=wanted.locked)
     return choice.line.profile, replace(options, line_reason=choice.reason)
 
 
 def _preview(names: tuple[str, ...], wanted: _LineOptions, options: Options, as_json: bool) -> None:
-    from envbuild.pipeline import preflight, workflows  # not for --help
+    from envbuild.pipeline import preflight_report, workflows  # not for --help
 
     shown = listener()
 
@@ -166,7 +166,9 @@ def _preview(names: tuple[str, ...], wanted: _LineOptions, options: Options, as_
         name, changed = _with_line(name, wanted, options)
         found = workflows.preview_make(name, changed, shown)
         if not as_json:
-            click.echo("\n".join([f"{found.profile}:", *(f"  {text}" for text in preflight.preflight_lines(found))]))
+            click.echo(
+                "\n".join([f"{found.profile}:", *(f"  {text}" for text in preflight_report.preflight_lines(found))])
+            )
         return found
 
     for_each(names, one, as_json)

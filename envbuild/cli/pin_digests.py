@@ -7,7 +7,7 @@ import click
 
 from envbuild.attest import image_digest_pinning
 from envbuild.cli.console import emit, json_option
-from envbuild.facts.document_types import plain
+from envbuild.facts.json_document_types import plain
 from envbuild.registry.oci_types import Reference
 from envbuild.registry.registry_client import Repository
 from envbuild.util.atomic_files import write_atomically

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import click
 
 from envbuild.cli.console import emit
-from envbuild.facts.document_types import plain
+from envbuild.facts.json_document_types import plain
 from envbuild.util import disk_space
 from envbuild.util.errors import EnvbuildError, SomeFailed, printable, some
 

@@ -14,7 +14,7 @@ from envbuild.evidence import profile_proofs
 from envbuild.evidence.profile_proofs import ProofRow
 from envbuild.evidence.proof_rules import Proof
 from envbuild.facts import database
-from envbuild.facts.document_types import AdvisoryRow, Digest, ImageState, LockState
+from envbuild.facts.json_document_types import AdvisoryRow, Digest, ImageState, LockState
 from envbuild.facts.mixed_gpu_settings import Setting
 from envbuild.fetch.archive_spec import COMPAT
 from envbuild.image import build_records_and_comparison

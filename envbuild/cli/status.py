@@ -5,13 +5,13 @@ from typing import Literal
 
 import click
 
-from envbuild.audit import environment_files
+from envbuild.audit import environment_file_hashes
 from envbuild.cli.console import emit, json_option, profile_argument, table
 from envbuild.cli.several_profiles import for_each
-from envbuild.evidence import environment_status, image_status, measured_environment
+from envbuild.evidence import environment_status, image_status, tested_environment_digest
 from envbuild.evidence.environment_status import EnvironmentStatusDocument
 from envbuild.evidence.image_status import Status, StatusDocument
-from envbuild.facts.document_types import Digest, plain
+from envbuild.facts.json_document_types import Digest, plain
 from envbuild.fetch import index_config
 from envbuild.image.docker_engine import Engine
 from envbuild.image.image_naming import VERIFIED
@@ -116,10 +116,10 @@ def _environment(name: str, python: str, as_json: bool) -> EnvironmentStatusDocu
     versions, wheels = plan_resolver.computing(lock.versions), wheel_contents.wheel_hashes(lock)
     named = [f"{name}=={version}" for name, version in versions.items()]
     try:
-        files = environment_files.hash_environment(interpreter)
-        measured = measured_environment.measure_environment(files, versions)
+        files = environment_file_hashes.hash_environment(interpreter)
+        measured = tested_environment_digest.measure_environment(files, versions)
         if set(named) <= set(wheels):  # without its wheels in the store it is only compared with the evidence
-            measured_environment.require_locked_files(files, versions, [wheels[name] for name in named])
+            tested_environment_digest.require_locked_files(files, versions, [wheels[name] for name in named])
     except CheckFailed as refused:
         refused.partial = plain(environment_status.refused_status(interpreter, refused, loaded, lock))
         raise

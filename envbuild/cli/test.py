@@ -23,7 +23,7 @@ from envbuild.cli.console import (
 )
 from envbuild.cli.several_profiles import for_each
 from envbuild.facts import probe_catalogue_reader
-from envbuild.facts.document_types import plain
+from envbuild.facts.json_document_types import plain
 from envbuild.util.errors import CheckFailed, NotProved, UsageError
 
 if TYPE_CHECKING:

@@ -124,12 +124,12 @@ def command(
 
 
 def _environment(python: str, envelopes: Envelopes, active_policy: Policy, now: datetime.datetime) -> Verdict:
-    from envbuild.audit import environment_files
+    from envbuild.audit import environment_file_hashes
     from envbuild.runners import host_runner
 
     interpreter = host_runner.find_interpreter(python)
     done = image_verifier.verify_environment(
-        environment_files.hash_environment(interpreter), envelopes, active_policy, now
+        environment_file_hashes.hash_environment(interpreter), envelopes, active_policy, now
     )
     done.ref = str(interpreter)
     return done

@@ -11,7 +11,7 @@ from importlib import metadata
 from packaging.requirements import Requirement
 
 from envbuild.facts import fact_file_reader
-from envbuild.facts.document_types import Digest
+from envbuild.facts.json_document_types import Digest
 from envbuild.testrun.selftest_job import selftest_id
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 from envbuild.evidence import evidence_statements_and_store, profile_proofs
 from envbuild.evidence.profile_proofs import ProofRow
 from envbuild.evidence.proof_rules import Proof
-from envbuild.facts.document_types import Digest, ImageState, LockState
+from envbuild.facts.json_document_types import Digest, ImageState, LockState
 from envbuild.image import build_records_and_comparison
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.image.image_naming import VERIFIED, repository

@@ -8,7 +8,7 @@ from typing import Literal
 
 from envbuild.evidence import evidence_statements_and_store, proof_rules
 from envbuild.evidence.proof_rules import EvidenceRequirements, Proof
-from envbuild.facts.document_types import ImageState
+from envbuild.facts.json_document_types import ImageState
 from envbuild.image.build_records_and_comparison import Record
 from envbuild.image.image_naming import VERIFIED, repository
 from envbuild.lock.lock_file import Lock

@@ -21,8 +21,8 @@ from envbuild.explain.log_reader_and_search import Line, Log
 from envbuild.explain.secret_masking import safe_line
 from envbuild.facts import database, log_signatures
 from envbuild.facts.advisory_matching import Advisory, Change, Situation
-from envbuild.facts.document_types import AdvisoryRow
 from envbuild.facts.gpu_models import Gpu
+from envbuild.facts.json_document_types import AdvisoryRow
 from envbuild.facts.log_signatures import ANY, EvidenceName, Signature
 from envbuild.resolve import advisory_remedy
 

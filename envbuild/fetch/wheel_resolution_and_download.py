@@ -28,7 +28,7 @@ from envbuild.fetch import (
     file_download_and_range_reads,
     index_config,
     index_pages,
-    release_lag,
+    newest_release_lag,
     uv_config,
     uv_error_translator,
 )
@@ -180,7 +180,7 @@ def _prerelease(resolved: Resolved, names: Sequence[str], python: str, glibc: st
     faults = []
     for name in names:
         parents = ", ".join(sorted(resolved.wanted_by[name] - {""}))
-        known = release_lag.matching_releases(index_pages.listed_files(name), python, tags(python, glibc))
+        known = newest_release_lag.matching_releases(index_pages.listed_files(name), python, tags(python, glibc))
         stable = [release for release in known if not release.version.is_prerelease]
         why = "it has no release"
         if stable:
@@ -191,7 +191,7 @@ def _prerelease(resolved: Resolved, names: Sequence[str], python: str, glibc: st
     pins = ", ".join(f"{name}=={resolved.versions[name]}" for name in names)
     return ProfileError(
         f"only a pre-release fits, and no requirement names one: {', '.join(names)}",
-        hint=f"{release_lag.COMPILE}; to take the pre-release, require it: {pins}",
+        hint=f"{newest_release_lag.COMPILE}; to take the pre-release, require it: {pins}",
         faults=faults,
     )
 

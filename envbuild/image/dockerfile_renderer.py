@@ -16,7 +16,7 @@ from envbuild.fetch.locked_artifact_types import Builder, LockedExtension, Locke
 from envbuild.image.debian_base_tar import SOURCE_DATE_EPOCH
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock.lock_file import BUILDER, PACKAGES, Lock
-from envbuild.registry.image_reference_grammar import BY_DIGEST
+from envbuild.registry.image_reference_patterns import BY_DIGEST
 from envbuild.resolve.plan_resolver import VENV
 from envbuild.util import package_data
 from envbuild.util.errors import LockError

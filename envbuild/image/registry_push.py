@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from envbuild.image import zstd_push
 from envbuild.image.docker_engine import Engine, Image
-from envbuild.registry.image_reference_grammar import REGISTRY
+from envbuild.registry.image_reference_patterns import REGISTRY
 from envbuild.registry.oci_types import Manifest, Reference
 from envbuild.registry.registry_client import Repository
 from envbuild.util.errors import CheckFailed, UsageError

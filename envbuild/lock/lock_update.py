@@ -16,13 +16,13 @@ from envbuild.fetch import (
     archive_fetcher,
     index_config,
     index_pages,
-    release_lag,
+    newest_release_lag,
     wheel_resolution_and_download,
 )
 from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import Archive
 from envbuild.fetch.locked_artifact_types import AcceptedOld, LockedWheel, Nvcc, Overridden
-from envbuild.fetch.release_lag import Lag
+from envbuild.fetch.newest_release_lag import Lag
 from envbuild.fetch.wheel_resolution_and_download import Resolved
 from envbuild.lock import extension_and_compiler_locking, lock_file, wheel_conflicts
 from envbuild.lock.lock_file import PACKAGES, SMALL, TOOLCHAIN, Lock
@@ -264,23 +264,29 @@ def _judged(inputs: _ResolverInputs, versions: Mapping[str, str]) -> tuple[tuple
     """
     keep, given = dict(inputs.keep), (*inputs.core, *inputs.packages, *inputs.constraints, *inputs.overrides)
     named = {str(canonicalize_name(Requirement(text).name)) for text in inputs.packages}
-    wanted = {name: release_lag.specifier(name, given, inputs.python) for name in sorted(named & versions.keys())}
-    free = [name for name in wanted if not release_lag.is_pinned(wanted[name]) and versions[name] != keep.get(name)]
+    wanted = {
+        name: newest_release_lag.specifier(name, given, inputs.python) for name in sorted(named & versions.keys())
+    }
+    free = [
+        name for name in wanted if not newest_release_lag.is_pinned(wanted[name]) and versions[name] != keep.get(name)
+    ]
     supported = wheel_resolution_and_download.tags(inputs.python, inputs.glibc)
     with ThreadPoolExecutor(index_config.PARALLEL) as pool:
         known = [
-            release_lag.matching_releases(files, inputs.python, supported)
+            newest_release_lag.matching_releases(files, inputs.python, supported)
             for files in pool.map(index_pages.listed_files, free)
         ]
-    judged = (release_lag.lag(name, versions[name], wanted[name], r) for name, r in zip(free, known, strict=True))
+    judged = (
+        newest_release_lag.lag(name, versions[name], wanted[name], r) for name, r in zip(free, known, strict=True)
+    )
     lags = [found for found in judged if found]
     target = wheel_resolution_and_download.target(inputs.python, inputs.glibc)
     far = [found for found in lags if found.refused]
     refused = [found for found in far if not {found.name, EVERYTHING} & inputs.accept_old]
     if refused:
-        raise release_lag.refusal(refused, target, dict(_contradictions(inputs, refused)))
+        raise newest_release_lag.refusal(refused, target, dict(_contradictions(inputs, refused)))
     accepted = tuple(AcceptedOld(found.name, found.chosen, found.newest) for found in far)
-    return tuple(release_lag.lag_note(found, target) for found in lags), accepted
+    return tuple(newest_release_lag.lag_note(found, target) for found in lags), accepted
 
 
 def _contradictions(inputs: _ResolverInputs, lags: Iterable[Lag]) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from envbuild.facts import database
-from envbuild.facts.document_types import AdvisoryRow
+from envbuild.facts.json_document_types import AdvisoryRow
 from envbuild.fetch import index_config, wheel_resolution_and_download
 from envbuild.lock.lock_file import Lock
 from envbuild.resolve.plan_resolver import Plan

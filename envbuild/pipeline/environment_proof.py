@@ -9,14 +9,19 @@ from pathlib import Path
 
 from envbuild.attest import keys_and_signatures
 from envbuild.attest.keys_and_signatures import Signer
-from envbuild.audit import environment_files
+from envbuild.audit import environment_file_hashes
 from envbuild.doctor import cpu_memory_and_os
-from envbuild.evidence import environment_status, evidence_statements_and_store, measured_environment, profile_proofs
-from envbuild.evidence.measured_environment import MeasuredEnvironment
+from envbuild.evidence import (
+    environment_status,
+    evidence_statements_and_store,
+    profile_proofs,
+    tested_environment_digest,
+)
 from envbuild.evidence.profile_proofs import EvidenceState, ProofRow
 from envbuild.evidence.proof_rules import Proof
+from envbuild.evidence.tested_environment_digest import MeasuredEnvironment
 from envbuild.facts import database
-from envbuild.facts.document_types import Digest
+from envbuild.facts.json_document_types import Digest
 from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
 from envbuild.lock import lock_file, wheel_contents
 from envbuild.lock.lock_file import Lock
@@ -155,10 +160,10 @@ def _wheel_files(lock: Lock) -> StepResult[Mapping[str, Mapping[str, str]]]:
 
 
 def _measure(python: Path, lock: Lock, wheels: Mapping[str, Mapping[str, str]]) -> StepResult[MeasuredEnvironment]:
-    files, locked = environment_files.hash_environment(python), plan_resolver.computing(lock.versions)
-    measured = measured_environment.measure_environment(files, locked)
-    measured_environment.require_locked_files(files, locked, wheels.values())
-    unlocked = measured_environment.unlocked_names(measured)
+    files, locked = environment_file_hashes.hash_environment(python), plan_resolver.computing(lock.versions)
+    measured = tested_environment_digest.measure_environment(files, locked)
+    tested_environment_digest.require_locked_files(files, locked, wheels.values())
+    unlocked = tested_environment_digest.unlocked_names(measured)
     more = [f"and {len(unlocked) - _MOST} more"] if len(unlocked) > _MOST else []
     rest = f"; not locked: {', '.join([*unlocked[:_MOST], *more])}" if unlocked else ""
     return StepResult(measured, note=f"{some(measured.files, 'locked file')}, {measured.sha256[:12]}{printable(rest)}")
@@ -174,7 +179,7 @@ def _require_known_gpu(measured: MeasuredEnvironment) -> None:
 
 
 def _require_same(before: MeasuredEnvironment, after: MeasuredEnvironment, *, with_gpu: bool) -> None:
-    if changes := measured_environment.environment_differences(before, after, with_gpu=with_gpu):
+    if changes := tested_environment_digest.environment_differences(before, after, with_gpu=with_gpu):
         raise CheckFailed("the environment changed during the self-test", hint="\n".join(changes))
 
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from envbuild.audit import environment_audit, image_collector
 from envbuild.facts import database
-from envbuild.facts.document_types import plain
+from envbuild.facts.json_document_types import plain
 from envbuild.fetch import apt_resolution_and_download, sha256_file_store
 from envbuild.fetch.locked_artifact_types import LockedExtension
 from envbuild.image import (
-    base_image_build,
     build_context_folders,
     build_records_and_comparison,
+    buildkit_image_build,
     debian_base_tar,
     dockerfile_renderer,
     extension_wheel_build,
@@ -195,7 +195,7 @@ def build_on_base_image(
     disk_space_needs.require_disk_space(engine, lock)
     build_downloads.fetch_image_parts(recipe.plan, lock, progress)
     tag = recorded_images.layers_tag(lock, recipe.name)
-    image = base_image_build.build_on_image(
+    image = buildkit_image_build.build_on_image(
         engine, lock, recipe.name, recipe.dockerfile, tag, wheels,
         no_cache=no_cache, say=progress.say, on_line=progress.line,
     )  # fmt: skip

@@ -22,7 +22,7 @@ from typing import Any
 
 from envbuild.attest import keys_and_signatures
 from envbuild.image.docker_engine import Engine
-from envbuild.pipeline import line_lookup, preflight, preflight_steps
+from envbuild.pipeline import machine_line_selection, preflight_report, preflight_steps
 from envbuild.pipeline.model import Options
 from envbuild.pipeline.progress_events import Event, Note, OutputLine, StepBegan, StepEnded, parse_event
 from envbuild.profile.loaded_profile import LoadedProfile
@@ -258,7 +258,7 @@ def _with_line(name: str, wanted: BatchOptions) -> tuple[str, str]:
     """The name of the line to build, and the reason for it."""
     if wanted.every:
         return name, "the profile's full name"
-    choice = line_lookup.line_or_name(name, line=wanted.line, driver=wanted.driver, locked=wanted.locked)
+    choice = machine_line_selection.line_or_name(name, line=wanted.line, driver=wanted.driver, locked=wanted.locked)
     return choice.line.profile, choice.reason
 
 
@@ -278,7 +278,7 @@ def _check_machine(engine: Engine, loaded: LoadedProfile, wanted: BatchOptions, 
     except EnvbuildError:
         return True
     if found.proof != "proved":
-        for line in preflight.preflight_lines(found):
+        for line in preflight_report.preflight_lines(found):
             show(loaded.name, Note(line))
     if found.proof == "impossible" and not wanted.allow_unproved:
         raise preflight_steps.not_provable(loaded, found)

@@ -9,15 +9,15 @@ from dataclasses import replace
 from envbuild.doctor import nvml_reader
 from envbuild.doctor.machine_readings import GpuReading
 from envbuild.evidence import profile_proofs
-from envbuild.facts.document_types import plain
+from envbuild.facts.json_document_types import plain
 from envbuild.image import extension_wheel_build
 from envbuild.image.docker_engine import Engine
 from envbuild.image.oci import disk_space_needs, recorded_images
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
-from envbuild.pipeline import line_lookup, preflight, runner_selection, step_durations
+from envbuild.pipeline import machine_line_selection, preflight_report, runner_selection, step_durations
 from envbuild.pipeline.model import Options, StepResult
-from envbuild.pipeline.preflight import SELECTED, Preflight, ProofMachine
+from envbuild.pipeline.preflight_report import SELECTED, Preflight, ProofMachine
 from envbuild.pipeline.selftest_steps import is_proved
 from envbuild.pipeline.step_context import StepContext
 from envbuild.pipeline.step_durations import BUILD_STEPS, TEST_STEPS
@@ -49,7 +49,7 @@ def run_preflight(
         return StepResult(found, note="the lock is missing or out of date")
     if isinstance(engine, EngineError):
         raise engine
-    lines = list(preflight.preflight_lines(found))
+    lines = list(preflight_report.preflight_lines(found))
     if found.proof != "proved" and process_locks.PARALLEL not in os.environ:  # there, the parent has shown them
         for line in lines:
             context.progress.say(line)
@@ -108,7 +108,7 @@ def examine(engine: Engine | EngineError, loaded: LoadedProfile, plan: Plan, opt
     machine = ProofMachine("local") if proved else _machine(engine, profile, options)
     line = gpu_line_profiles.as_line(loaded.name, line_selection.CURRENT, profile)
     refused = line.refusal(machine.driver) if machine.driver else None
-    proof, reasons = preflight.judge_proof(profile.gpus, profile.gpu_count, machine, refused, proved)
+    proof, reasons = preflight_report.judge_proof(profile.gpus, profile.gpu_count, machine, refused, proved)
     compiling = lock is not None and _compiles(lock)
     fetch = 0 if built else disk_space_needs.fetched_bytes(lock, compiling) if lock else None
     disk = 0 if built else disk_space_needs.needed_bytes(lock, compiling) if lock else None
@@ -142,12 +142,14 @@ def _machine(engine: Engine | EngineError, profile: Profile, options: Options) -
         return ProofMachine(runner, driver=settings.setting("driver"))
     selected = options.request.gpus if profile.gpus else ()
     found, missing = ProofMachine(runner, selected=len(selected)), None
-    if profile.gpus and line_lookup.runs_here():
+    if profile.gpus and machine_line_selection.runs_here():
         read = nvml_reader.read()
         usable = [gpu for gpu in read.cards if not selected or {str(gpu.index), gpu.uuid} & {*selected}]
         whole = [gpu for gpu in usable if not (gpu.mig and gpu.mig.enabled)]
         missing = _missing_gpus(read.cards, usable, whole, selected)
-        hidden = options.locked or line_lookup.in_ci()  # such a build must not depend on this machine's driver
+        hidden = (
+            options.locked or machine_line_selection.in_ci()
+        )  # such a build must not depend on this machine's driver
         found = replace(found, gpus=tuple(gpu.name for gpu in whole), driver=None if hidden else read.version)
     if isinstance(engine, EngineError):
         return replace(found, missing=Reason("engine", engine.message))

@@ -24,7 +24,7 @@ from envbuild.attest.policy import Policy
 from envbuild.evidence import evidence_statements_and_store, profile_proofs
 from envbuild.evidence.profile_proofs import ProofRow
 from envbuild.facts import fact_file_reader
-from envbuild.facts.document_types import Digest
+from envbuild.facts.json_document_types import Digest
 from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
 from envbuild.image import build_records_and_comparison, oci_layout_writer, registry_push
 from envbuild.image.docker_engine import Engine, Image

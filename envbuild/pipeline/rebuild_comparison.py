@@ -14,7 +14,7 @@ from envbuild.pipeline.progress_events import Listener
 from envbuild.pipeline.step_context import PartialResult, StepContext
 from envbuild.pipeline.workflows import one_run_per_profile
 from envbuild.profile.loaded_profile import LoadedProfile
-from envbuild.registry import image_content_reader, layer_comparison
+from envbuild.registry import image_content_reader, layer_archive_comparison
 from envbuild.registry.image_content_reader import StoredImage
 from envbuild.registry.oci_types import digest_in
 from envbuild.resolve import plan_resolver
@@ -85,7 +85,7 @@ def _compare(context: StepContext, rebuilt: Image, proved: StoredImage) -> Reaso
         return []
     with oci_layout_writer.saved(context.engine, rebuilt) as local:
         for number, where, here in differing:
-            if how := layer_comparison.difference(where, (local, here, here), _NAMES):
+            if how := layer_archive_comparison.difference(where, (local, here, here), _NAMES):
                 return Reason("rebuild", f"layer {number} of {count} differs: {how}")
         given = image_content_reader.parse_config(rebuilt.id, local.blob(rebuilt.id))
     differ = [what for what in ("labels", "environment", "settings") if getattr(config, what) != getattr(given, what)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from envbuild.attest import keys_and_signatures
 from envbuild.evidence import profile_proofs
-from envbuild.facts.document_types import plain
+from envbuild.facts.json_document_types import plain
 from envbuild.image import build_records_and_comparison
 from envbuild.image.docker_engine import Image
 from envbuild.image.oci import disk_space_needs, recorded_images
@@ -35,7 +35,7 @@ from envbuild.pipeline.model import (
     RunnerOptions,
     SelfTestOrder,
 )
-from envbuild.pipeline.preflight import Preflight
+from envbuild.pipeline.preflight_report import Preflight
 from envbuild.pipeline.preflight_steps import Agree, connect, examine, run_preflight
 from envbuild.pipeline.progress_events import Listener
 from envbuild.pipeline.selftest_steps import (

@@ -9,7 +9,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from envbuild.facts import misleading_packages
-from envbuild.registry.image_reference_grammar import BY_DIGEST
+from envbuild.registry.image_reference_patterns import BY_DIGEST
 from envbuild.util import url_redaction
 
 PLATFORM = "linux/amd64"

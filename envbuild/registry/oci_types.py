@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
-from envbuild.registry import image_reference_grammar
+from envbuild.registry import image_reference_patterns
 from envbuild.util import canonical_json, strict_json
 from envbuild.util.errors import UsageError, some
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
@@ -23,7 +23,7 @@ MANIFESTS = (MANIFEST, f"{_DOCKER}.v2+json")
 INDEXES = (INDEX, f"{_DOCKER}.list.v2+json")
 MAX_MANIFEST = 4 << 20  # bytes; the limit of registries by the distribution specification
 
-_NAME, _HOST = re.compile(image_reference_grammar.NAME), re.compile(image_reference_grammar.HOST)
+_NAME, _HOST = re.compile(image_reference_patterns.NAME), re.compile(image_reference_patterns.HOST)
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 

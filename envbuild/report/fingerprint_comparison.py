@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from envbuild.facts.document_types import Measured
+from envbuild.facts.json_document_types import Measured
 from envbuild.testrun.fingerprint_reader import Fingerprint, FingerprintMachine, FingerprintOp, Observed
 from envbuild.util.errors import UsageError
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from envbuild.image import oci_layout_writer
 from envbuild.image.docker_engine import Engine, Image
-from envbuild.registry import layer_comparison
+from envbuild.registry import layer_archive_comparison
 from envbuild.report.profile_and_image_diff import Pair
 from envbuild.util.errors import UsageError
 
@@ -32,5 +32,7 @@ def changed_layers(engine: Engine, a: Image, b: Image, say: Callable[[str], None
         for index in differing:
             one, two = a.layers[index], b.layers[index]
             say(f"layer {index + 1} of {len(b.layers)} is read")
-            found.append(Pair(index + 1, layer_comparison.difference((second, two, two), (first, one, one), _NAMES)))
+            found.append(
+                Pair(index + 1, layer_archive_comparison.difference((second, two, two), (first, one, one), _NAMES))
+            )
     return tuple(found)

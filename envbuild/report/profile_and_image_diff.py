@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from packaging.utils import canonicalize_name
 
 from envbuild.facts import database
-from envbuild.facts.document_types import Digest
+from envbuild.facts.json_document_types import Digest
 from envbuild.image import dockerfile_renderer
 from envbuild.lock.lock_file import Lock
 from envbuild.resolve.torch_compatibility_and_advisories import STATES, Choice

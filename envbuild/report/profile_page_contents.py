@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from envbuild.evidence import profile_proofs
 from envbuild.evidence.profile_proofs import ProofRow
 from envbuild.evidence.proof_rules import Proof
-from envbuild.facts.document_types import AdvisoryRow, Digest, ImageState
+from envbuild.facts.json_document_types import AdvisoryRow, Digest, ImageState
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.report import fingerprint_comparison, pin_reasons, profile_and_image_diff, run_measurement_reader

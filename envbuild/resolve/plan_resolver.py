@@ -11,8 +11,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.facts import database, probe_catalogue_reader
-from envbuild.facts.document_types import plain
 from envbuild.facts.gpu_models import Gpu
+from envbuild.facts.json_document_types import plain
 from envbuild.fetch.archive_spec import COMPAT, ArchiveRequest
 from envbuild.fetch.locked_artifact_types import StartupFile
 from envbuild.profile import stated_reasons

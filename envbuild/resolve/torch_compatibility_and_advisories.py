@@ -16,8 +16,8 @@ from packaging.version import Version
 from envbuild.facts import database, misleading_packages, mixed_gpu_settings
 from envbuild.facts.advisory_matching import Advisory, Situation
 from envbuild.facts.database import TorchRelease
-from envbuild.facts.document_types import AdvisoryRow
 from envbuild.facts.gpu_models import Gpu
+from envbuild.facts.json_document_types import AdvisoryRow
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.profile.model import Profile
 from envbuild.resolve import minimum_driver

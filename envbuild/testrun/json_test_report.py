@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from envbuild.facts.document_types import Digest
+from envbuild.facts.json_document_types import Digest
 from envbuild.testrun.run_result import ProbeResult, SelfTestSummary, TestRun
 
 

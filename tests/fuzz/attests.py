@@ -39,11 +39,11 @@ from envbuild.attest import (
 from envbuild.attest.in_toto_statements import BuildDetails, Subject
 from envbuild.attest.policy import Policy
 from envbuild.evidence import evidence_statements_and_store, run_record_schema
-from envbuild.facts.document_types import plain
+from envbuild.facts.json_document_types import plain
 from envbuild.image import oci_layout_writer
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock import lock_file
-from envbuild.registry import image_content_reader, layer_comparison, oci_types, registry_http_and_auth
+from envbuild.registry import image_content_reader, layer_archive_comparison, oci_types, registry_http_and_auth
 from envbuild.registry.oci_types import Manifest, Reference
 from envbuild.util.errors import EnvbuildError
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
@@ -399,7 +399,7 @@ def _read_foreign_layer(both: tuple[bytes, bytes]) -> None:
     """A layer that is accepted as ours in a different order must consist of our entries to the last byte, and must
     contain nothing for which the order matters."""
     two, one = ((_Place(tar), oci_types.digest_of(tar), oci_types.digest_of(tar)) for tar in both)
-    if layer_comparison.difference(one, two, ("theirs", "ours")) is not None:
+    if layer_archive_comparison.difference(one, two, ("theirs", "ours")) is not None:
         raise Malformed("another")
     blocks = [sorted(tar[at : at + 512] for at in range(0, len(tar), 512)) for tar in both]
     assert blocks[0] == blocks[1]

@@ -16,11 +16,11 @@ from unit.evidence.runs import NAMES, NONCE, documents, line, lines, output, pro
 from unit.support import image_of, sha
 from unit.testrun import fingerprints
 
-from envbuild.audit.environment_files import EnvironmentFiles, FolderFiles, InterpreterReport
-from envbuild.evidence import evidence_statements_and_store, measured_environment, run_record_schema
-from envbuild.evidence.measured_environment import MeasuredEnvironment
+from envbuild.audit.environment_file_hashes import EnvironmentFiles, FolderFiles, InterpreterReport
+from envbuild.evidence import evidence_statements_and_store, run_record_schema, tested_environment_digest
 from envbuild.evidence.proof_rules import EvidenceRequirements
-from envbuild.facts.document_types import plain
+from envbuild.evidence.tested_environment_digest import MeasuredEnvironment
+from envbuild.facts.json_document_types import plain
 from envbuild.report import fingerprint_comparison
 from envbuild.report.fingerprint_comparison import FingerprintRow
 from envbuild.selftest.harness import frame_and_message_streams
@@ -151,13 +151,13 @@ def _environment(value: tuple[bytes, Any]) -> None:
     def measured(**changed: str) -> MeasuredEnvironment:
         site = FolderFiles("/env/site", {**_SITE, "x.pth": sha("p"), **changed}, frozenset(), records)
         files = EnvironmentFiles(report, (site,), FolderFiles("/base/lib", {}), (), single)
-        return measured_environment.measure_environment(files, {"torch": "1"})
+        return tested_environment_digest.measure_environment(files, {"torch": "1"})
 
     before = measured()
     assert MeasuredEnvironment.model_validate(json.loads(before.model_dump_json())) == before
     for path in ("torch/__init__.py", "torch/lib/x.so", "x.pth", "new.py"):
         changed = measured(**{path: sha("changed")})
-        assert measured_environment.environment_differences(before, changed, with_gpu=False), path
+        assert tested_environment_digest.environment_differences(before, changed, with_gpu=False), path
 
 
 def _json(raw: bytes) -> None:

@@ -25,7 +25,7 @@ from envbuild.doctor import (
 from envbuild.doctor import machine_readings as machine_model
 from envbuild.doctor.check_result import Check
 from envbuild.explain import cause_ranking, log_reader_and_search
-from envbuild.facts.document_types import plain
+from envbuild.facts.json_document_types import plain
 from envbuild.image import extension_wheel_check
 from envbuild.registry import oci_types
 from envbuild.report import markdown_generated_sections

@@ -13,7 +13,7 @@ from envbuild.lock import lock_file
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.util.atomic_files import write_atomically
 from envbuild.util.errors import ProfileError
-from unit.image import test_container_file_export
+from unit.image import test_container_definition_export
 from unit.runners import manifests, scripts
 from unit.support import lock_for
 
@@ -44,8 +44,8 @@ def main() -> None:
         made = lock_for(plan_resolver.resolve(profile_reader_and_overrides.load(str(file))))
         lock_file.write(made, folder / "lock.yaml", folder.name)
         write_atomically(folder / "Dockerfile", dockerfile_renderer.render(made, folder.name))
-    for case in (*test_container_file_export.CASES, "override"):
-        text = test_container_file_export.golden_text(case)
+    for case in (*test_container_definition_export.CASES, "override"):
+        text = test_container_definition_export.golden_text(case)
         write_atomically(GOLDEN / "exports" / f"{case}.txt", text)
     for case in scripts.CASES:
         write_atomically(GOLDEN / "slurm" / f"{case}.sh", scripts.rendered(case))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from envbuild.fetch.sha256_file_store import Store
-from envbuild.image import base_image_build, build_records_and_comparison, debian_base_tar, dockerfile_renderer
+from envbuild.image import build_records_and_comparison, buildkit_image_build, debian_base_tar, dockerfile_renderer
 from envbuild.image.build_records_and_comparison import CompiledRecord, Record
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.image.image_naming import repository
@@ -31,7 +31,7 @@ def recipe_digest(lock: Lock, name: str, compiled: Iterable[CompiledRecord]) -> 
     """Return the sha256 of what determines the image of a lock. `name`: of the profile; `compiled`: the wheels of the
     extensions."""
     if lock.image:
-        return base_image_build.buildkit_recipe(lock, dockerfile_renderer.render(lock, name))
+        return buildkit_image_build.buildkit_recipe(lock, dockerfile_renderer.render(lock, name))
     return describe_lock(lock, {one.name: WheelOfLayer(Path(one.file), one.sha256) for one in compiled}).recipe
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from envbuild.facts import database
-from envbuild.registry.image_reference_grammar import require_digest
+from envbuild.registry.image_reference_patterns import require_digest
 from envbuild.runners.kubernetes.kubernetes_settings import TOLERATION, KubernetesSite
 from envbuild.testrun.selftest_job import Job
 from envbuild.util.errors import UsageError

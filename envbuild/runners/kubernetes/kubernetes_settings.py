@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from envbuild.registry.image_reference_grammar import REGISTRY
+from envbuild.registry.image_reference_patterns import REGISTRY
 from envbuild.util.errors import Fault, UsageError, printable, unknown
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 from shlex import quote
 
-from envbuild.registry.image_reference_grammar import require_digest
+from envbuild.registry.image_reference_patterns import require_digest
 from envbuild.runners.slurm.slurm_settings import PATH, SlurmSite
 from envbuild.testrun.run_result import MAX_STDOUT
 from envbuild.testrun.selftest_job import Job

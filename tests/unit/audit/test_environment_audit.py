@@ -23,7 +23,7 @@ from envbuild.audit.collected_environment import Holdings
 from envbuild.audit.environment_audit import Audit, Expected
 from envbuild.audit.library_and_distribution_findings import Finding, VersionMismatch
 from envbuild.facts import database
-from envbuild.facts.document_types import plain
+from envbuild.facts.json_document_types import plain
 from envbuild.lock.lock_file import Lock
 from envbuild.runners import host_runner
 from envbuild.testrun.run_result import RawOutput

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from envbuild.cli.console import Console
-from envbuild.cli.result_table import result_line, result_lines
+from envbuild.cli.probe_result_display import result_line, result_lines
 from envbuild.pipeline.progress_events import Note, ProbeEnded, ProbesPlanned, Step, StepAborted, StepBegan, StepEnded
 from envbuild.selftest.harness.standalone_output import Table
 from envbuild.testrun.run_result import ProbeResult

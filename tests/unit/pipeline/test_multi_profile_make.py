@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from envbuild.facts.document_types import plain
+from envbuild.facts.json_document_types import plain
 from envbuild.pipeline import multi_profile_make, preflight_steps, progress_events
 from envbuild.pipeline.model import MakeResult, Options
-from envbuild.pipeline.preflight import Preflight, ProofMachine, Provability, judge_proof
+from envbuild.pipeline.preflight_report import Preflight, ProofMachine, Provability, judge_proof
 from envbuild.pipeline.progress_events import (
     Event,
     Note,

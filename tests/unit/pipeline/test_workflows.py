@@ -19,7 +19,7 @@ from envbuild.audit.library_and_distribution_findings import Finding
 from envbuild.evidence.proof_rules import Proof
 from envbuild.facts import probe_catalogue_reader
 from envbuild.fetch import archive_fetcher, wheel_resolution_and_download
-from envbuild.image import base_image_build, build_records_and_comparison, buildx, noted_lock_paths
+from envbuild.image import build_records_and_comparison, buildkit_image_build, buildx, noted_lock_paths
 from envbuild.image.oci import disk_space_needs, recorded_images
 from envbuild.image.oci.image_description import OciImage
 from envbuild.lock import extension_source_fetcher, lock_file
@@ -248,7 +248,7 @@ def test_a_different_image_than_before_is_reported_also_in_the_document(
     being_made: tuple[StepContext, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:
     profile = {**PROFILE, "base": {"image": f"a.example/b@sha256:{'a' * 64}"}, "apt": []}
-    monkeypatch.setattr(base_image_build, "build_on_image", lambda *_, **__: image_of("built"))
+    monkeypatch.setattr(buildkit_image_build, "build_on_image", lambda *_, **__: image_of("built"))
     monkeypatch.setattr(build_records_and_comparison, "difference_message", lambda *_: "not reproducible")
     monkeypatch.setattr(environment_audit, "assess", judged_as())
     loaded, progress = profile_of(project, profile), MagicMock()

@@ -7,7 +7,7 @@ import pytest
 
 from envbuild.doctor import site_settings_validation
 from envbuild.image import registry_push
-from envbuild.registry.image_reference_grammar import REGISTRY
+from envbuild.registry.image_reference_patterns import REGISTRY
 from envbuild.util import settings, user_folders
 from envbuild.util.errors import SettingsError, UsageError
 from envbuild.util.runner_names import RUNNERS

@@ -8,7 +8,7 @@ import pytest
 
 from envbuild.doctor import nvml_reader
 from envbuild.doctor.machine_readings import DriverReading
-from envbuild.pipeline import line_lookup
+from envbuild.pipeline import machine_line_selection
 from envbuild.resolve import gpu_line_profiles
 from envbuild.util import user_folders
 from envbuild.util.errors import SettingsError, UsageError
@@ -54,14 +54,14 @@ def test_show_names_the_other_line(name: str, other: str, driver: str) -> None:
 
 
 def test_auto_takes_the_line_for_this_machines_driver() -> None:
-    assert line_lookup.select_line("new").line.profile == "new"
-    assert line_lookup.select_line("new", line="auto").line.profile == "new-cu12"
-    assert line_lookup.select_line("new-cu12").reason == "the profile's full name"
+    assert machine_line_selection.select_line("new").line.profile == "new"
+    assert machine_line_selection.select_line("new", line="auto").line.profile == "new-cu12"
+    assert machine_line_selection.select_line("new-cu12").reason == "the profile's full name"
 
 
 def test_a_site_may_ask_for_the_line_of_the_driver() -> None:
     configure("line: auto\n")
-    assert line_lookup.select_line("new").line.profile == "new-cu12"
+    assert machine_line_selection.select_line("new").line.profile == "new-cu12"
 
 
 @pytest.mark.parametrize("why", ["locked", "ci", "slurm", "kubernetes", "remote"])
@@ -71,32 +71,34 @@ def test_the_driver_of_this_machine_does_not_matter(why: str, monkeypatch: pytes
         monkeypatch.setenv("CI", "true")
     if why == "remote":
         monkeypatch.setenv("DOCKER_HOST", "tcp://builder.example:2376")
-    found = line_lookup.select_line("new", locked=why == "locked")
+    found = machine_line_selection.select_line("new", locked=why == "locked")
     assert (found.line.profile, found.driver) == ("new", None)
-    assert line_lookup.select_line("new", locked=why == "locked", driver="550.54.14").line.profile == "new-cu12"
+    assert (
+        machine_line_selection.select_line("new", locked=why == "locked", driver="550.54.14").line.profile == "new-cu12"
+    )
 
 
 def test_the_driver_of_the_settings_comes_before_that_of_this_machine() -> None:
     configure('driver: "595.45.04"\n')
-    assert line_lookup.select_line("new", line="auto").line.profile == "new"
+    assert machine_line_selection.select_line("new", line="auto").line.profile == "new"
 
 
 @pytest.mark.parametrize("name", ["cpu-only", "profiles/new.yaml"])
 def test_a_path_has_no_other_lines_and_a_cpu_profile_none(name: str) -> None:
-    assert line_lookup.select_line(name).line.profile == name
+    assert machine_line_selection.select_line(name).line.profile == name
     with pytest.raises(UsageError):
-        line_lookup.select_line(name, line="cu12")
+        machine_line_selection.select_line(name, line="cu12")
 
 
 def test_a_name_that_is_no_profile_stands_for_itself() -> None:
-    assert line_lookup.line_or_name("nosuch").line.profile == "nosuch"
+    assert machine_line_selection.line_or_name("nosuch").line.profile == "nosuch"
 
 
 @pytest.mark.parametrize("text", ["line: newest", "line: cu1", "driver: 550", "driver: v550", "line: {}"])
 def test_invalid_settings_are_reported(text: str) -> None:
     configure(text)
     with pytest.raises(SettingsError):
-        line_lookup.line_or_name("new")
+        machine_line_selection.line_or_name("new")
 
 
 def test_compatibility_libraries_in_the_loaders_path_are_forced(project: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from envbuild.fetch import index_config, index_pages, release_lag, wheel_resolution_and_download
+from envbuild.fetch import index_config, index_pages, newest_release_lag, wheel_resolution_and_download
 from envbuild.fetch.index_pages import Listed
 from envbuild.util.errors import NetworkError
 from unit.conftest import forget
@@ -22,15 +22,19 @@ def on(day: int) -> datetime.datetime:
     return datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(days=day)
 
 
-def found(*files: Listed, chosen: str = "1.0", wanted: str = "") -> release_lag.Lag | None:
-    return release_lag.lag("a", chosen, SpecifierSet(wanted), release_lag.matching_releases(files, "3.11", TAGS))
+def found(*files: Listed, chosen: str = "1.0", wanted: str = "") -> newest_release_lag.Lag | None:
+    return newest_release_lag.lag(
+        "a", chosen, SpecifierSet(wanted), newest_release_lag.matching_releases(files, "3.11", TAGS)
+    )
 
 
 def wheel_file(version: str, day: int | None = None, requires: str = "", tag: str = "py3-none-any") -> Listed:
     return Listed(f"a-{version}-{tag}.whl", None, requires, on(day) if day is not None else None)
 
 
-@pytest.mark.parametrize(("days", "far"), [(release_lag.MOST_DAYS, False), (release_lag.MOST_DAYS + 1, True)])
+@pytest.mark.parametrize(
+    ("days", "far"), [(newest_release_lag.MOST_DAYS, False), (newest_release_lag.MOST_DAYS + 1, True)]
+)
 def test_eighteen_months_are_the_limit(days: int, far: bool) -> None:
     lag = found(wheel_file("1.0", 0), wheel_file("2.0", days))
     assert (lag.refused if lag else False) is far
@@ -60,7 +64,7 @@ def test_the_reason_is_the_true_one(newer: Listed, reason: str) -> None:
 
 def test_a_marker_that_does_not_hold_asks_for_nothing() -> None:
     lines = ['alpha<2; python_version < "3.9"', 'alpha>=1; sys_platform == "linux"', "beta==1"]
-    assert str(release_lag.specifier("alpha", lines, "3.11")) == ">=1"
+    assert str(newest_release_lag.specifier("alpha", lines, "3.11")) == ">=1"
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from envbuild.evidence import profile_proofs
 from envbuild.evidence.proof_rules import Proof
 from envbuild.image.oci import disk_space_needs, recorded_images
 from envbuild.lock import lock_file
-from envbuild.pipeline import preflight, step_durations, workflows
+from envbuild.pipeline import preflight_report, step_durations, workflows
 from envbuild.pipeline.model import Options
-from envbuild.pipeline.preflight import ProofMachine, Provability
+from envbuild.pipeline.preflight_report import ProofMachine, Provability
 from envbuild.pipeline.progress_events import Note, Step
 from envbuild.pipeline.step_context import StepContext
 from envbuild.resolve import plan_resolver
@@ -72,9 +72,9 @@ H20, A100 = "NVIDIA H20", "NVIDIA A100-SXM4-80GB"
 def test_whether_a_proof_is_possible(
     gpus: tuple[str, ...], count: int, machine: ProofMachine, refusal: str | None, proof: Provability, words: str
 ) -> None:
-    found, reasons = preflight.judge_proof(gpus, count, machine, refusal, proved=False)
+    found, reasons = preflight_report.judge_proof(gpus, count, machine, refusal, proved=False)
     assert found == proof and words in "; ".join(map(str, reasons)) and bool(words) == bool(reasons)
-    assert preflight.judge_proof(gpus, count, machine, refusal, proved=True) == ("proved", ())
+    assert preflight_report.judge_proof(gpus, count, machine, refusal, proved=True) == ("proved", ())
 
 
 RUNS = [
@@ -160,7 +160,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, project: Path) -> SimpleNamespace:
     return found
 
 
-def preview(**options: Any) -> preflight.Preflight:
+def preview(**options: Any) -> preflight_report.Preflight:
     return workflows.preview_make("sample", Options(**options), MagicMock())
 
 
@@ -170,7 +170,7 @@ def test_the_preflight_of_a_profile_without_a_lock(machine: SimpleNamespace) -> 
         "possible", (H20,), "550.54.14", "525.60.13",
     )  # fmt: skip
     assert (found.fetch_bytes, found.disk_bytes, found.expected_minutes) == (None, None, None)
-    assert list(preflight.preflight_lines(found)) == [
+    assert list(preflight_report.preflight_lines(found)) == [
         f"GPU: {H20}, driver 550.54.14; the profile is for h20",
         "line: sample, the default; driver 525.60.13 or newer",
         "to fetch and on disk: unknown, there is no lock yet",
@@ -193,7 +193,7 @@ def test_bytes_and_minutes_are_those_of_the_lock(machine: SimpleNamespace, proje
     assert (found.fetch_bytes, found.disk_bytes, found.expected_minutes) == (0, 0, 1.0)
     assert preview(no_cache=True).disk_bytes == disk_space_needs.needed_bytes(lock)
     write_profile(project, {**GPU, "packages": ["einops"]})
-    assert "an outdated lock" in "\n".join(preflight.preflight_lines(preview()))
+    assert "an outdated lock" in "\n".join(preflight_report.preflight_lines(preview()))
 
 
 def test_an_image_that_is_proved_needs_no_gpu(
@@ -206,7 +206,7 @@ def test_an_image_that_is_proved_needs_no_gpu(
     monkeypatch.setattr(profile_proofs, "proofs_of", lambda *_: (proof,))
     found = preview()
     assert found.proof == "proved"
-    first, *_, time, _ = preflight.preflight_lines(found)
+    first, *_, time, _ = preflight_report.preflight_lines(found)
     assert (first, time) == ("GPU: not looked for; the profile is for h20", "time: nothing to do")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.facts.document_types import Digest
+from envbuild.facts.json_document_types import Digest
 from envbuild.image.oci import layer_blobs, layout_export
 from envbuild.image.oci.image_description import ImageDescription, OciImage
 from envbuild.lock import lock_file

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.image import container_file_export
+from envbuild.image import container_definition_export
 from envbuild.lock import lock_file, project_export, requirements_export
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.model import Profile
@@ -27,9 +27,9 @@ KINDS = ("dockerfile", "apptainer", "devcontainer", "uv", "poetry", "conda", "re
 
 def rendered(kind: str, lock: Lock, profile: Profile, name: str) -> str:
     files = {
-        "dockerfile": lambda: container_file_export.standalone_dockerfile(lock, profile, name),
-        "apptainer": lambda: container_file_export.apptainer_definition(lock, profile, name),
-        "devcontainer": lambda: container_file_export.devcontainer(lock, profile, name),
+        "dockerfile": lambda: container_definition_export.standalone_dockerfile(lock, profile, name),
+        "apptainer": lambda: container_definition_export.apptainer_definition(lock, profile, name),
+        "devcontainer": lambda: container_definition_export.devcontainer(lock, profile, name),
         "uv": lambda: project_export.uv_project(lock, name),
         "poetry": lambda: project_export.poetry_project(lock, name),
         "conda": lambda: project_export.conda_environment(lock, name),
@@ -96,7 +96,7 @@ def test_apptainer_finds_no_build_argument_in_a_variable(project: Path, value: s
     """Apptainer 1.2 and newer refuses a definition with `{{ x }}` if no argument x is given."""
     lock, profile = golden_case("cpu")
     lock = replace(lock, environment={"TEMPLATE": value})
-    text = container_file_export.apptainer_definition(lock, profile, "sample")
+    text = container_definition_export.apptainer_definition(lock, profile, "sample")
     assert "{{" not in text
     script = sections_of(text)["environment"] + 'printf %s "$TEMPLATE"'
     assert subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout == value
@@ -110,7 +110,7 @@ def sections_of(text: str) -> dict[str, str]:
 def test_the_devcontainer_builds_the_dockerfile_and_passes_the_gpus(project: Path) -> None:
     lock, profile = golden_case("cpu")
     for gpus in ((), ("h20",)):
-        text = container_file_export.devcontainer(lock, profile.model_copy(update={"gpus": gpus}), "sample")
+        text = container_definition_export.devcontainer(lock, profile.model_copy(update={"gpus": gpus}), "sample")
         comments = [line for line in text.splitlines() if line.startswith("//")]
         document = json.loads("".join(line for line in text.splitlines() if not line.startswith("//")))
         assert document["build"] == {"dockerfile": "Dockerfile-sample"}
@@ -143,7 +143,7 @@ def moved(script: str, folder: Path) -> str:
 def test_post_of_the_definition_makes_the_environment(prepared: tuple[Path, Lock], project: Path) -> None:
     folder, lock = prepared
     profile = profile_of(project, PROFILE).profile
-    text = container_file_export.apptainer_definition(lock, profile, "sample")
+    text = container_definition_export.apptainer_definition(lock, profile, "sample")
     subprocess.run(["sh"], input=moved(sections_of(text)["post"], folder), text=True, check=True)
     venv = folder / "opt" / "venv"
     assert {name: installed(venv, name) for name in lock.versions} == lock.versions
@@ -155,7 +155,7 @@ def test_post_of_the_definition_makes_the_environment(prepared: tuple[Path, Lock
 
 def test_an_override_that_does_not_hold_fails_in_the_definition(prepared: tuple[Path, Lock], project: Path) -> None:
     folder, lock = prepared
-    text = container_file_export.apptainer_definition(lock, profile_of(project, PROFILE).profile, "sample")
+    text = container_definition_export.apptainer_definition(lock, profile_of(project, PROFILE).profile, "sample")
     post = re.sub(r"(?m)^    sed .*\n", "", moved(sections_of(text)["post"], folder))
     done = subprocess.run(["sh"], input=post, text=True, capture_output=True)
     assert done.returncode == 1 and f"torch 2.3.1 has requirement {CUBLAS}==" in done.stdout
@@ -167,8 +167,8 @@ def test_a_changed_hash_fails_in_the_definition_and_in_the_dockerfile(
     folder, lock = prepared
     profile = profile_of(project, PROFILE).profile
     sha256 = next(locked.wheel.sha256 for locked in lock.wheels if locked.wheel.name == CUBLAS)
-    post = sections_of(container_file_export.apptainer_definition(lock, profile, "sample"))["post"]
-    dockerfile = container_file_export.standalone_dockerfile(lock, profile, "sample")
+    post = sections_of(container_definition_export.apptainer_definition(lock, profile, "sample"))["post"]
+    dockerfile = container_definition_export.standalone_dockerfile(lock, profile, "sample")
     listed = dockerfile.partition("requirements.txt\n")[2].partition("\nREQUIREMENTS")[0]
     assert listed in post
     commands = re.findall(r"(?m)^RUN (.*)$", dockerfile)
@@ -182,6 +182,8 @@ def test_buildkit_accepts_the_dockerfile(prepared: tuple[Path, Lock], project: P
         pytest.skip("no Docker Engine responds: docker build --check was not run")
     if b"--check" not in subprocess.run(["docker", "build", "--help"], capture_output=True).stdout:
         pytest.skip("this docker has no build --check")
-    text = container_file_export.standalone_dockerfile(prepared[1], profile_of(project, PROFILE).profile, "sample")
+    text = container_definition_export.standalone_dockerfile(
+        prepared[1], profile_of(project, PROFILE).profile, "sample"
+    )
     done = subprocess.run(["docker", "build", "--check", "-"], input=text, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

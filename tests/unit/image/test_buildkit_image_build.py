@@ -16,8 +16,8 @@ from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import COMPAT, TOOLKIT, Archive
 from envbuild.fetch.locked_artifact_types import Wheel
 from envbuild.image import (
-    base_image_build,
     build_context_folders,
+    buildkit_image_build,
     buildx,
     debian_base_tar,
     docker_client_finder,
@@ -141,7 +141,7 @@ TAG = "envbuild/sample:layers"
 def built(locked: Lock, engine: FakeEngine | None = None, **options: Any) -> Image:
     text = dockerfile_renderer.render(locked, "sample")
     made = cast(Engine, engine or FakeEngine())
-    return base_image_build.build_on_image(made, locked, "sample", text, TAG, say=quiet, on_line=quiet, **options)
+    return buildkit_image_build.build_on_image(made, locked, "sample", text, TAG, say=quiet, on_line=quiet, **options)
 
 
 def test_another_builder_is_asked(locked: Lock, builder: Builder) -> None:
