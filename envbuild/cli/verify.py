@@ -56,7 +56,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--python", metavar="PATH", help="Check this interpreter or environment of this machine instead, by --evidence."
 )
-@click.option("--rebuild", is_flag=True, help="Also build it again from its lock, and compare; needs an engine.")
+@click.option("--rebuild", is_flag=True, help="Also make it again from its lock, and compare.")
 @json_option
 def command(
     ref: str | None,

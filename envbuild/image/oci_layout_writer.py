@@ -7,7 +7,7 @@ import io
 import json
 import shutil
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,11 @@ class Folder:
 
     def put_blob(self, raw: bytes) -> None:
         self._path(oci_types.digest_of(raw)).write_bytes(raw)
+
+    def put_blocks(self, digest: str, blocks: Iterable[bytes]) -> None:
+        """Write a blob of any size. Its digest is not checked."""
+        with self._path(digest).open("wb") as file:
+            file.writelines(blocks)
 
     def put_manifest(self, target: str, manifest: Manifest) -> bool:
         self.put_blob(manifest.raw)

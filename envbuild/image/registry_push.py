@@ -26,47 +26,51 @@ def parse_repository(text: str) -> Reference:
     return reference
 
 
-def pushed(
-    engine: Engine, place: Repository, image: Image, on_line: Callable[[str], None], zstd: bool = False
-) -> tuple[Manifest, bool]:
+def push_once(place: Repository, image_id: str, send: Callable[[str], None]) -> tuple[Manifest, bool]:
     """Push an image unless the registry has it, with any compression. Return its manifest and whether it was there
     already.
 
-    The image gets a tag with its id, since a push by digest is not possible. With `zstd`, envbuild compresses and
-    uploads the layers; otherwise the engine does. Only the manifest in the registry counts as success. Raises
-    CheckFailed if that is of a different image, NetworkError, DiskError.
+    `send` pushes it under a tag with the image's id, since a push by digest is not possible. Only the manifest in the
+    registry counts as success. Raises CheckFailed if that is of a different image, and what `send` raises.
     """
-    tag, found = _tag(image), there(place, image)
-    name = place.reference.repository
+    found = there(place, image_id)
     if found is not None:
-        engine.remove(f"{name}:{tag}")  # left if an earlier run was killed just after its push
         return found, True
-    if zstd:
-        zstd_push.push_zstd(engine, place, image, tag, on_line)
-    else:
-        _by_the_engine(engine, name, image, tag, on_line)
-    found = there(place, image)
+    send(_tag(image_id))
+    found = there(place, image_id)
     if found is None:
         raise CheckFailed(
-            f"{name}:{tag} is not the image that was just pushed",
+            f"{place.reference.repository}:{_tag(image_id)} is not the image that was just pushed",
             hint="another process may have moved the tag: push again",
         )
     return found, False
 
 
-def _by_the_engine(engine: Engine, name: str, image: Image, tag: str, on_line: Callable[[str], None]) -> None:
-    engine.tag(image, name, tag)
+def push_from_engine(
+    engine: Engine, place: Repository, image: Image, on_line: Callable[[str], None], zstd: bool = False
+) -> tuple[Manifest, bool]:
+    """Push an image of the engine, as `push_once` does. With `zstd`, envbuild compresses and uploads the layers;
+    otherwise the engine does. Raises CheckFailed, NetworkError, DiskError."""
+
+    def send(tag: str) -> None:
+        if zstd:
+            zstd_push.push_zstd(engine, place, image, tag, on_line)
+        else:
+            engine.tag(image, name, tag)
+            engine.push(name, tag, on_line)
+
+    name = place.reference.repository
     try:
-        engine.push(name, tag, on_line)
+        return push_once(place, image.id, send)
     finally:
-        engine.remove(f"{name}:{tag}")
+        engine.remove(f"{name}:{_tag(image.id)}")  # also the tag of an earlier run that was killed
 
 
-def _tag(image: Image) -> str:
-    return f"id-{image.id.removeprefix('sha256:')}"
+def _tag(image_id: str) -> str:
+    return f"id-{image_id.removeprefix('sha256:')}"
 
 
-def there(place: Repository, image: Image) -> Manifest | None:
+def there(place: Repository, image_id: str) -> Manifest | None:
     """Return the image's manifest, if its tag refers to that image."""
-    found = place.manifest(_tag(image))
-    return found if found is not None and not found.is_index and found.config == image.id else None
+    found = place.manifest(_tag(image_id))
+    return found if found is not None and not found.is_index and found.config == image_id else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,22 +28,25 @@ from envbuild.facts import fact_file_reader
 from envbuild.facts.json_document_types import Digest
 from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
 from envbuild.image import build_records_and_comparison, oci_layout_writer, registry_push
+from envbuild.image.build_records_and_comparison import Record
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.image.image_naming import VERIFIED, repository
-from envbuild.lock import wheel_contents
+from envbuild.image.oci import image_upload, layer_blobs, recorded_images
+from envbuild.lock import lock_file, wheel_contents
 from envbuild.lock.lock_file import Lock
-from envbuild.pipeline.image_steps import load_profile
+from envbuild.pipeline import layer_steps
+from envbuild.pipeline.image_steps import load_profile, resolve_profile
 from envbuild.pipeline.model import StepResult
 from envbuild.pipeline.progress_events import Listener, Note
 from envbuild.pipeline.step_context import PartialResult, StepContext
-from envbuild.pipeline.workflows import exclusive_run, existing
+from envbuild.pipeline.workflows import exclusive_run
 from envbuild.profile import profile_name_lookup
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.registry.oci_types import Manifest, Reference, Target
 from envbuild.registry.registry_client import Repository
-from envbuild.resolve import plan_resolver
+from envbuild.resolve.plan_resolver import Plan
 from envbuild.util import temporary_files
-from envbuild.util.errors import EngineError, EnvbuildError, NotProved, UsageError, some
+from envbuild.util.errors import BuildError, EngineError, EnvbuildError, NotProved, UsageError, some
 from envbuild.util.untrusted_input_errors import Malformed
 
 _NO_SIGNER = f"""\
@@ -84,13 +88,14 @@ def push(name: str, target: str, listener: Listener, *, zstd: bool = False, unsi
     signer = _signer(unsigned)
     pushed = PartialResult(Pushed(name, signer.public.fingerprint if signer else None, reference.repository))
     with exclusive_run(context, name, pushed.document):
-        loaded, lock, image, evidence = _proved(context, name)
-        pushed.update(profile=loaded.name, lock=lock.id, image=image.id, evidence=evidence)
+        proved = _proved(context, name)
+        loaded, lock, image = proved.loaded, proved.lock, proved.record.image
+        pushed.update(profile=loaded.name, lock=lock.id, image=image, evidence=proved.evidence)
         place = Repository(reference)
-        manifest = context.step("push image", _push_image, context, place, image, zstd)
+        manifest = context.step("push image", _push_image, context, place, proved, zstd)
         pushed.update(digest=manifest.digest)
-        subject = Subject(repository(loaded.name), image.id, reference.repository, manifest.digest)
-        statements = statements_of(loaded, lock, image, subject)
+        subject = Subject(repository(loaded.name), image, reference.repository, manifest.digest)
+        statements = statements_of(proved, subject)
         pushed.update(statements=len(statements))
         context.step("evidence", _publish_evidence, place, manifest, statements, signer)
         pushed.update(tags=context.step("tags", _set_tags, place, manifest, lock), state="complete")
@@ -119,14 +124,15 @@ def save_image(name: str, file: Path, listener: Listener, *, unsigned: bool = Fa
         exclusive_run(context, name, result.document),
         temporary_files.folder("save", inside=file.parent) as folder,
     ):
-        loaded, lock, image, evidence = _proved(context, name)
-        result.update(profile=loaded.name, lock=lock.id, image=image.id, evidence=evidence)
+        proved = _proved(context, name)
+        loaded, lock, image = proved.loaded, proved.lock, proved.record.image
+        result.update(profile=loaded.name, lock=lock.id, image=image, evidence=proved.evidence)
         place = oci_layout_writer.Folder(folder / "layout")
-        manifest = context.step("save image", _copy_image, context, place, image)
+        manifest = context.step("save image", _copy_image, context, place, proved)
         result.update(digest=manifest.digest)
         place.put_manifest(loaded.name, manifest)
-        subject = Subject(repository(loaded.name), image.id, str(file.name), manifest.digest)
-        statements = statements_of(loaded, lock, image, subject)
+        subject = Subject(repository(loaded.name), image, str(file.name), manifest.digest)
+        statements = statements_of(proved, subject)
         result.update(statements=len(statements))
         context.step("evidence", _publish_evidence, place, manifest, statements, signer)
         files = {
@@ -146,7 +152,8 @@ def _write_file(place: oci_layout_writer.Folder, file: Path, files: Mapping[str,
     return StepResult(None, note=f"{file.stat().st_size / 1e6:.0f} MB")
 
 
-def _copy_image(context: StepContext, place: oci_layout_writer.Folder, image: Image) -> StepResult[Manifest]:
+def _copy_image(context: StepContext, place: oci_layout_writer.Folder, proved: _ProvedImage) -> StepResult[Manifest]:
+    image = proved.in_engine(context.engine)
     return StepResult(place.take(context.engine, image), note=some(len(image.layers), "layer"))
 
 
@@ -180,47 +187,90 @@ def load_saved_image(file: Path, policy: Policy, listener: Listener) -> tuple[Ve
     return verdict, tag
 
 
-def _proved(context: StepContext, name: str) -> tuple[LoadedProfile, Lock, Image, tuple[ProofRow, ...]]:
-    """Return the profile, its current lock, the image built from it and its evidence. Raises NotProved if the image is
-    not verified for every GPU model."""
+@dataclass(frozen=True)
+class _ProvedImage:
+    """An image with evidence for every GPU model of its profile. `record`: of its build."""
+
+    loaded: LoadedProfile
+    plan: Plan
+    lock: Lock
+    record: Record
+    evidence: tuple[ProofRow, ...]
+
+    def in_engine(self, engine: Engine) -> Image:
+        """Return the image in the engine. Raises BuildError if the engine has it no longer."""
+        image = engine.find(self.record.handle)
+        if image is None or image.id != self.record.image:
+            text = f"the engine does not have {self.record.image[:19]}, the proved image of {self.loaded.name}"
+            raise BuildError(text, hint=f"run: envbuild make {self.loaded.known}")
+        return image
+
+
+def _proved(context: StepContext, name: str) -> _ProvedImage:
+    """Return an image built from the profile's current lock. Raises BuildError without one, NotProved if none is
+    verified for every GPU model."""
     loaded = context.step("load profile", load_profile, name)
-    lock, image = existing(context, loaded)
-    wanted = profile_proofs.wanted(loaded.name, loaded.profile, lock)
-    found = evidence_statements_and_store.newest_proofs(
-        image.id, wanted, profile_proofs.models_to_prove(loaded.profile)
-    )
-    missing = [f"{proof.model}: {proof.reason}" for proof in found if proof.state != "proved"]
-    if missing:
-        text = f"{loaded.name} is not proved on all of its GPUs: nothing is published"
-        raise NotProved(text, hint="\n".join([*missing, f"run: envbuild make {loaded.known}"]))
-    return loaded, lock, image, profile_proofs.proof_rows(found)
+    plan = context.step("resolve", resolve_profile, loaded)
+    lock = lock_file.current(lock_file.read(loaded.known_lock), plan, loaded.lock_file)
+    records = recorded_images.matching_records(lock, loaded.name)
+    if not records:
+        older = any(one.lock == lock.id for one in build_records_and_comparison.all_records())
+        state = "was built by an older envbuild" if older else "is not built"
+        raise BuildError(f"{loaded.name} {state}", hint=f"run: envbuild make {loaded.known}")
+    wanted, models = profile_proofs.wanted(loaded.name, loaded.profile, lock), profile_proofs.models_to_prove
+    missing: list[str] = []
+    for record in records:
+        found = evidence_statements_and_store.newest_proofs(record.image, wanted, models(loaded.profile))
+        missing = [f"{proof.model}: {proof.reason}" for proof in found if proof.state != "proved"]
+        if not missing:
+            return _ProvedImage(loaded, plan, lock, record, profile_proofs.proof_rows(found))
+    text = f"{loaded.name} is not proved on all of its GPUs: nothing is published"
+    raise NotProved(text, hint="\n".join([*missing, f"run: envbuild make {loaded.known}"]))
 
 
-def _push_image(context: StepContext, place: Repository, image: Image, zstd: bool) -> StepResult[Manifest]:
-    found, there = registry_push.pushed(context.engine, place, image, context.progress.line, zstd)
+def _push_image(context: StepContext, place: Repository, proved: _ProvedImage, zstd: bool) -> StepResult[Manifest]:
+    if zstd or proved.lock.image:
+        engine, line = context.engine, context.progress.line
+        found, there = registry_push.push_from_engine(engine, place, proved.in_engine(engine), line, zstd)
+    else:
+        upload = functools.partial(_upload_layers, context, place, proved)
+        found, there = registry_push.push_once(place, proved.record.image, upload)
     return StepResult(found, cached=there, note=found.digest)
 
 
-def statements_of(loaded: LoadedProfile, locked: Lock, image: Image, subject: Subject) -> list[tuple[str, bytes]]:
+def _upload_layers(context: StepContext, place: Repository, proved: _ProvedImage, tag: str) -> None:
+    """Write the layers again, without an engine, and upload those that the registry lacks. Raises BuildError if they
+    are not those of the proved image."""
+    wheels = layer_steps.compiled_wheels(proved.loaded, proved.lock)
+    description = layer_steps.describe_image(context, proved.plan, proved.lock, wheels).value
+    with layer_steps.intact_files(proved.lock):
+        image = layer_blobs.learn_layers(description, context.progress.line)
+        if image.id != proved.record.image:
+            text = f"the lock gives {image.id[:19]} now; {proved.record.image[:19]} is proved"
+            raise BuildError(text, hint=f"run: envbuild make {proved.loaded.known}")
+        image_upload.upload_image(place, image, tag, context.progress.line)
+
+
+def statements_of(proved: _ProvedImage, subject: Subject) -> list[tuple[str, bytes]]:
     """Return every statement about an image as (kind, payload): its build, its contents, and each run of its
     self-test."""
+    name, lock, image = proved.loaded.name, proved.lock, proved.record.image
     made = [
-        in_toto_statements.slsa_provenance(build_details(loaded, locked, image), subject),
-        in_toto_statements.sbom(sbom.make_sbom(loaded.name, locked, image.id), subject),
+        in_toto_statements.slsa_provenance(build_details(proved), subject),
+        in_toto_statements.sbom(sbom.make_sbom(name, lock, image), subject),
     ]
-    for path, record in evidence_statements_and_store.stored(image.id):
-        if (record.profile, record.lock) == (loaded.name, locked.id):
+    for path, record in evidence_statements_and_store.stored(image):
+        if (record.profile, record.lock) == (name, lock.id):
             made.append(
                 in_toto_statements.test_result(record, evidence_statements_and_store.record_text(path), subject)
             )
     return [(one.predicate_type, in_toto_statements.canonical(one)) for one in made]
 
 
-def build_details(loaded: LoadedProfile, locked: Lock, image: Image) -> BuildDetails:
+def build_details(proved: _ProvedImage) -> BuildDetails:
     """Return what this envbuild recorded about the build. Wheels that are not in the store any more are downloaded
     again."""
-    record = next(record for record in build_records_and_comparison.all_records(image.id) if record.lock == locked.id)
-    plan = plan_resolver.resolve(loaded)
+    loaded, plan, locked, record = proved.loaded, proved.plan, proved.lock, proved.record
     wheel_resolution_and_download.fetch_wheels(
         locked.wheels, plan.python, plan.glibc, sha256_file_store.wheel_store(), lambda file, count: None
     )

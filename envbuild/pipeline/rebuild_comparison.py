@@ -1,21 +1,26 @@
-"""`verify --rebuild`: rebuilds the image from the lock named in its evidence, and compares it layer by layer."""
+"""`verify --rebuild`: makes the image again from the lock named in its evidence, and compares it layer by layer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from envbuild.attest.image_verifier import Verdict
 from envbuild.attest.trusted_statements import SignedBuild
 from envbuild.image import dockerfile_renderer, oci_layout_writer
 from envbuild.image.docker_engine import Image
-from envbuild.pipeline.image_steps import discard_build, fetch_base, find_or_build_image
-from envbuild.pipeline.model import BuiltImage, MakeResult, Recipe
+from envbuild.image.oci import layer_blobs
+from envbuild.image.oci.image_description import DescribedLayer
+from envbuild.pipeline.image_steps import compile_extensions, discard_build, fetch_base, find_or_build_image
+from envbuild.pipeline.layer_steps import write_layers
+from envbuild.pipeline.model import MakeResult, Recipe
 from envbuild.pipeline.progress_events import Listener
 from envbuild.pipeline.step_context import PartialResult, StepContext
 from envbuild.pipeline.workflows import one_run_per_profile
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.registry import image_content_reader, layer_archive_comparison
-from envbuild.registry.image_content_reader import StoredImage
+from envbuild.registry.image_content_reader import Config, StoredImage
 from envbuild.registry.oci_types import digest_in
 from envbuild.resolve import plan_resolver
 from envbuild.util import temporary_files
@@ -26,35 +31,96 @@ _NAMES = "the registry's image", "what the lock gives"
 
 
 def rebuild_objections(verdict: Verdict, listener: Listener) -> list[Reason]:
-    """Return why the rebuilt image differs from the verified image; an empty list if it is the same. The verdict
-    records which layers hold the same files in another order.
+    """Return why the image made again differs from the verified image; an empty list if it is the same.
 
-    Another builder may write another history; the layers, and the configuration that a container receives, must be the
-    same. Each layer is read from where it was verified, since its blob may differ from what the configuration says.
-    Raises what a build raises. Nothing of the rebuild remains, whatever the result.
+    The layers are written again, without an engine. Only the engine can build on a base image and compile extensions;
+    it may order the files of a layer differently, which the verdict records. Raises what a build raises. Nothing of the
+    rebuild remains, whatever the result.
     """
     assert verdict.build and verdict.proved
     context = StepContext(listener)
     say = context.progress.say
     if verdict.base:
         say(f"building the base again, {verdict.base}: nothing above it is built or compared")
-    result = PartialResult(MakeResult(f"{verdict.build.name[:55]}-rebuild", lock=verdict.build.lock))
-    with one_run_per_profile(result.value.name, say):
+    name = f"{verdict.build.name[:55]}-rebuild"
+    with one_run_per_profile(name, say), temporary_files.folder("rebuild") as folder:
         try:
-            built = _rebuild(context, result.value.name, verdict.build)
-            result.update(new_records=built.new_records)
-            found = _compare(context, built.image, verdict.proved)
-            if isinstance(found, Reason):
-                say("the lock gives a different image")
-                return [found]
-            verdict.reordered = found
-            same_id = built.image.id == verdict.proved.config.id
-            say("the lock gives the same image" if same_id else _same(found))
-            return []
+            recipe = _recipe(context, name, verdict.build, folder)
+            if recipe.lock.image:
+                found = _compare_built(context, recipe, verdict)
+            else:
+                found = _compare_written(context, recipe, verdict.proved)
         except Refusal as refusal:
             return [refusal.reason]
-        finally:
-            discard_build(context, result.value)
+    if found:
+        say("the lock gives a different image")
+    return [found] if found else []
+
+
+def _recipe(context: StepContext, name: str, build: SignedBuild, folder: Path) -> Recipe:
+    """What the signed lock says to make, under a separate name."""
+    loaded = LoadedProfile(name, folder / "profiles" / f"{name}.yaml", build.profile, build.document)
+    plan = plan_resolver.resolve(loaded)
+    lock = fetch_base(context, plan, build.lock, lock_again=False)
+    return Recipe(loaded, plan, lock, dockerfile_renderer.render(lock, name))
+
+
+def _compare_written(context: StepContext, recipe: Recipe, proved: StoredImage) -> Reason | None:
+    """Write all layers again and return the first objection. A layer is downloaded only if another program compressed
+    it, or if it differs. Raises Refusal for a layer that does not match its digests."""
+    wheels = context.step("extensions", compile_extensions, context, recipe) if recipe.lock.extensions else ()
+    image = context.step("build", write_layers, context, recipe, wheels, again=True)
+    place, config, count = proved.place, proved.config, len(image.layers)
+    if len(config.layers) != count:
+        return Reason("rebuild", f"it has {some(len(config.layers), 'layer')}, the lock gives {count}")
+    layers = zip(proved.manifest.layers, config.layers, image.description.layers, image.layers, strict=True)
+    for number, (blob, diff_id, described, layer) in enumerate(layers, 1):
+        if diff_id != layer.diff_id:
+            with _stored(described, layer.diff_id) as local:
+                there, here = (place, digest_in(blob), diff_id), (local, layer.diff_id, layer.diff_id)
+                how = layer_archive_comparison.difference(there, here, _NAMES) or "its files have another order"
+            return Reason("rebuild", f"layer {number} of {count}, {described.title}, differs: {how}")
+        if digest_in(blob) != layer.digest:
+            image_content_reader.require_layer(place, digest_in(blob), diff_id)
+    if image.id == config.id:
+        context.progress.say("the lock gives the same image")
+        return None
+    reason = _configuration_objection(config, image_content_reader.parse_config(image.id, image.configuration))
+    if reason is None:
+        context.progress.say(_same(()))
+    return reason
+
+
+@contextlib.contextmanager
+def _stored(described: DescribedLayer, diff_id: str) -> Iterator[oci_layout_writer.Folder]:
+    """A temporary layout with one layer, uncompressed."""
+    with temporary_files.folder("rebuild") as folder:
+        local = oci_layout_writer.Folder(folder / "layout")
+        local.put_blocks(diff_id, layer_blobs.blob_blocks(described.recipe, diff_id, plain=True))
+        yield local
+
+
+def _compare_built(context: StepContext, recipe: Recipe, verdict: Verdict) -> Reason | None:
+    """Build the image again without the build cache and return the first objection. The verdict records which layers
+    hold the same files in another order.
+
+    Another builder may write another history; the layers, and the configuration that a container receives, must be the
+    same. Each layer is read from where it was verified, since its blob may differ from what the configuration says.
+    """
+    assert verdict.proved
+    result = PartialResult(MakeResult(recipe.name, lock=recipe.lock))
+    try:
+        built = find_or_build_image(context, recipe, no_cache=True)
+        result.update(new_records=built.new_records)
+        found = _compare(context, built.image, verdict.proved)
+    finally:
+        discard_build(context, result.value)
+    if isinstance(found, Reason):
+        return found
+    verdict.reordered = found
+    same_id = built.image.id == verdict.proved.config.id
+    context.progress.say("the lock gives the same image" if same_id else _same(found))
+    return None
 
 
 def _same(reordered: Sequence[int]) -> str:
@@ -88,17 +154,14 @@ def _compare(context: StepContext, rebuilt: Image, proved: StoredImage) -> Reaso
             if how := layer_archive_comparison.difference(where, (local, here, here), _NAMES):
                 return Reason("rebuild", f"layer {number} of {count} differs: {how}")
         given = image_content_reader.parse_config(rebuilt.id, local.blob(rebuilt.id))
-    differ = [what for what in ("labels", "environment", "settings") if getattr(config, what) != getattr(given, what)]
-    if differ:
-        return Reason("rebuild", f"the layers have the same content, the configuration differs: {', '.join(differ)}")
+    reason = _configuration_objection(config, given)
+    if reason:
+        return reason
     return [number for number, *_ in differing]
 
 
-def _rebuild(context: StepContext, name: str, build: SignedBuild) -> BuiltImage:
-    """Build the image under a separate name, without the build cache."""
-    with temporary_files.folder("rebuild") as folder:
-        loaded = LoadedProfile(name, folder / "profiles" / f"{name}.yaml", build.profile, build.document)
-        plan = plan_resolver.resolve(loaded)
-        lock = fetch_base(context, plan, build.lock, lock_again=False)
-        recipe = Recipe(loaded, plan, lock, dockerfile_renderer.render(lock, name))
-        return find_or_build_image(context, recipe, no_cache=True)
+def _configuration_objection(config: Config, given: Config) -> Reason | None:
+    differ = [what for what in ("labels", "environment", "settings") if getattr(config, what) != getattr(given, what)]
+    if not differ:
+        return None
+    return Reason("rebuild", f"the layers have the same content, the configuration differs: {', '.join(differ)}")

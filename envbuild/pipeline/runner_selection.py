@@ -99,7 +99,7 @@ def _push_image(registry: str | None, engine: Engine, image: Image, on_line: Cal
     if not registry:
         return None
     place = _repository(registry)
-    return f"{place.reference.repository}@{registry_push.pushed(engine, place, image, on_line)[0].digest}"
+    return f"{place.reference.repository}@{registry_push.push_from_engine(engine, place, image, on_line)[0].digest}"
 
 
 def _reference_without_push(
@@ -111,7 +111,7 @@ def _reference_without_push(
     place = _repository(registry)
     name = place.reference.repository
     try:
-        found = registry_push.there(place, image)
+        found = registry_push.there(place, image.id)
     except NetworkError as error:
         on_line(f"{name} did not answer: {error.message}")
         found = None

@@ -58,6 +58,15 @@ def test_a_pushed_image_is_verified_without_an_engine(site: Site) -> None:
     assert handle(f"{site.place}:verified") is None
 
 
+def test_its_lock_gives_the_same_digests_everywhere(site: Site, run_id: str) -> None:
+    """The manifest's too, in every repository; the layers are written again for this."""
+    done = site.team.rebuild(f"{site.place}:verified")
+    assert (done.code, done.document["state"]) == (0, "verified"), f"{done.stdout}\n{done.stderr}"
+    assert "the lock gives the same image" in done.stderr
+    other = site.team.push(site.proved.name, f"{site.team.registry.host}/e2e-{run_id}/other")
+    assert (other.code, other.document["digest"]) == (0, site.digest), f"{other.stdout}\n{other.stderr}"
+
+
 def test_a_missing_login_is_reported(site: Site) -> None:
     done = site.team.verify(f"{site.place}:verified", login=site.team.registry.stranger)
     assert (done.code, f"docker login {site.team.registry.host}" in done.words) == (7, True)

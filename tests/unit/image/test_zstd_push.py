@@ -85,7 +85,7 @@ def place(registry: Registry) -> Repository:
 
 def push(engine: Saving) -> bool:
     """Push, and return whether the image was in the registry already."""
-    return registry_push.pushed(engine, place(engine.registry), engine.image, lambda line: None, zstd=True)[1]  # type: ignore[arg-type]
+    return registry_push.push_from_engine(engine, place(engine.registry), engine.image, lambda line: None, zstd=True)[1]  # type: ignore[arg-type]
 
 
 def manifest(registry: Registry) -> dict[str, Any]:

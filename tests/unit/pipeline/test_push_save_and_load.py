@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from envbuild.attest import in_toto_statements, keys_and_signatures, registry_attestations
 from envbuild.evidence import evidence_statements_and_store
+from envbuild.image import registry_push
+from envbuild.image.docker_engine import Engine
+from envbuild.image.oci import recorded_images
+from envbuild.pipeline import layer_steps, push_save_and_load
+from envbuild.pipeline.model import StepResult
+from envbuild.pipeline.push_save_and_load import _upload_layers as upload_layers
+from envbuild.pipeline.step_context import StepContext
 from envbuild.registry import oci_types
-from envbuild.util.errors import CheckFailed, NetworkError, NotProved, UsageError
+from envbuild.util.errors import BuildError, CheckFailed, NetworkError, NotProved, UsageError
 from unit.evidence.runs import passed_run, probe
+from unit.image.oci import layered_samples
 from unit.site import SECRET, Site, new_key, proved
 from unit.support import envbuild
 
@@ -56,11 +66,13 @@ def test_pushed_again_nothing_is_written(site: Site, key: keys_and_signatures.Pu
 
 
 def test_the_tag_that_a_killed_push_left_in_the_engine_goes(site: Site, key: keys_and_signatures.PublicKey) -> None:
-    site.push()
+    """The engine pushes an image that it built on a base image, and needs a tag for that."""
     left = f"{site.registry.host}/team/sample:id-{site.engine.image.id[7:]}"
-    site.engine.tags = [left, "mine:1"]
-    assert site.push().code == 0
-    assert site.engine.tags == ["mine:1"]
+    for there in (False, True):
+        site.engine.tags = [left, "mine:1"]
+        engine: Any = site.engine
+        assert registry_push.push_from_engine(engine, site.place, site.engine.image, print)[1] is there
+        assert site.engine.tags == ["mine:1"]
 
 
 def test_without_a_key_nothing_is_sent(site: Site) -> None:
@@ -115,6 +127,36 @@ def test_a_tag_moved_by_hand_is_moved_back(site: Site, key: keys_and_signatures.
     site.registry.put(oci_types.MANIFEST, {"mediaType": oci_types.MANIFEST}, "verified")
     assert site.push().code == 0
     assert site.registry.manifests["verified"] == right
+
+
+class NoEngine:
+    def __get__(self, context: StepContext, owner: object) -> Engine:
+        raise AssertionError("no engine is needed")
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_layers_are_uploaded_without_an_engine(
+    site: Site, key: keys_and_signatures.PublicKey, monkeypatch: pytest.MonkeyPatch, right: bool
+) -> None:
+    """Only if they are those of the proved image."""
+    image, proved = layered_samples.written(), site.engine.image
+    monkeypatch.setattr(push_save_and_load, "_upload_layers", upload_layers)
+    monkeypatch.setattr(layer_steps, "describe_image", lambda *_: StepResult(image.description))
+    monkeypatch.setattr(StepContext, "engine", NoEngine())
+    if right:
+        site.engine.image = dataclasses.replace(proved, id=image.id)
+        records = [dataclasses.replace(one, image=image.id) for one in recorded_images.matching_records(site.lock, "")]
+        monkeypatch.setattr(recorded_images, "matching_records", lambda lock, name: records)
+        site.prove()
+    done = site.push("--json")
+    if right:
+        assert (done.code, done.document["digest"]) == (0, image.manifest.digest), done.stderr
+        assert {layer.digest for layer in image.layers} <= site.registry.blobs.keys()
+        assert site.registry.manifests["verified"][1] == image.manifest.raw
+    else:
+        assert (done.code, done.document["error"]["kind"]) == (BuildError.code, "build")
+        assert f"the lock gives {image.id[:19]} now; {proved.id[:19]} is proved" in done.document["error"]["message"]
+        assert site.registry.written() == []
 
 
 @pytest.mark.parametrize("target", ["r.example/a:tag", f"r.example/a@sha256:{'0' * 64}", "https://r.example/a"])

@@ -7,17 +7,21 @@ import json
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from filelock import FileLock, Timeout
 
 from envbuild.attest.image_verifier import Verdict
+from envbuild.attest.trusted_statements import SignedBuild
 from envbuild.cli.console import Console
 from envbuild.image.docker_engine import Image
+from envbuild.image.oci import image_upload, layer_blobs
+from envbuild.image.oci.image_description import OciImage
 from envbuild.image.oci.recorded_images import layers_tag
 from envbuild.pipeline import rebuild_comparison
-from envbuild.pipeline.model import BuiltImage
+from envbuild.pipeline.model import BuiltImage, StepResult
 from envbuild.pipeline.step_context import StepContext
 from envbuild.registry import image_content_reader, oci_types
 from envbuild.registry.image_content_reader import Config, StoredImage
@@ -25,6 +29,7 @@ from envbuild.registry.oci_types import Manifest
 from envbuild.util import user_folders
 from envbuild.util.errors import CheckFailed, EngineError, UsageError
 from envbuild.util.untrusted_input_errors import Reason
+from unit.image.oci.layered_samples import SampleRecipe, described
 from unit.saved import Engine, layer, tar
 from unit.site import LAYER, LAYER_TYPE, Site, pushed
 from unit.support import envbuild
@@ -37,8 +42,13 @@ def site(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, engine: Engine, build: Callable[[], Image]) -> None:
-    """Replace `build` by a function that returns the engine's image."""
-    monkeypatch.setattr(rebuild_comparison, "_rebuild", lambda *_: BuiltImage(build()))
+    """A lock on a base image, which the engine builds by `build`."""
+
+    def recipe(context: StepContext, name: str, build: SignedBuild, folder: Path) -> SimpleNamespace:
+        return SimpleNamespace(name=name, lock=dataclasses.replace(build.lock, image="registry.example/base"))
+
+    monkeypatch.setattr(rebuild_comparison, "_recipe", recipe)
+    monkeypatch.setattr(rebuild_comparison, "find_or_build_image", lambda *_, **__: BuiltImage(build()))
     monkeypatch.setattr(StepContext, "engine", engine)
 
 
@@ -317,3 +327,67 @@ def test_a_rebuild_that_fails_leaves_nothing_and_one_runs_at_a_time(
 
 def test_only_an_image_can_be_rebuilt(site: Site) -> None:
     assert envbuild("verify", "--evidence", "team.pub", "--rebuild").code == UsageError.code
+
+
+# layers written again, without an engine
+
+
+def written_objections(
+    site: Site, monkeypatch: pytest.MonkeyPatch, there: OciImage, here: OciImage, zstd: bool = False, **other: Any
+) -> list[str]:
+    """Return the messages if the registry has `there`, and the lock gives `here`. `zstd`: the registry's layers have
+    another compression; `other`: fields of the configuration."""
+    image_upload.upload_image(site.place, there, "proved", lambda line: None)
+    manifest = site.place.manifest("proved")
+    assert manifest
+    if zstd:
+        blobs = [site.registry.add_blob(gzip.decompress(site.registry.blobs[one.digest])) for one in there.layers]
+        document = {**manifest.document, "layers": [{"mediaType": LAYER_TYPE, "digest": blob} for blob in blobs]}
+        manifest = Manifest(oci_types.encoded(document), oci_types.MANIFEST)
+    config = dataclasses.replace(image_content_reader.parse_config(there.id, there.configuration), **other)
+    monkeypatch.setattr(rebuild_comparison, "_recipe", lambda *_: SimpleNamespace(name="again", lock=site.lock))
+    monkeypatch.setattr(rebuild_comparison, "write_layers", lambda *_, again: StepResult(here) if again else None)
+    monkeypatch.setattr(StepContext, "engine", None)
+    build: Any = dataclasses.make_dataclass("B", ["name", "lock"])("sample", site.lock)
+    site.registry.requests.clear()
+    verdict = Verdict("ref", build=build, proved=StoredImage(site.place, manifest, config))
+    return [reason.detail for reason in rebuild_comparison.rebuild_objections(verdict, Console())]
+
+
+def image(*recipes: SampleRecipe) -> OciImage:
+    return layer_blobs.learn_layers(described(*recipes), lambda line: None)
+
+
+BASE, OWN = SampleRecipe("base", b"b"), SampleRecipe("own", b"o")
+
+
+def test_written_layers_that_are_the_same_are_not_downloaded(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert written_objections(site, monkeypatch, image(BASE, OWN), image(BASE, OWN)) == []
+    assert "the lock gives the same image" in capsys.readouterr().err
+    assert site.registry.requests == []
+
+
+def test_layers_of_another_compression_are_read(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert written_objections(site, monkeypatch, image(BASE, OWN), image(BASE, OWN), zstd=True) == []
+    assert len(site.registry.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("here", "expected"),
+    [
+        ([BASE, SampleRecipe("own", b"9", keeps_blob=True)], "layer 2 of 2, own, differs: /opt/own differs in content"),
+        ([SampleRecipe("other", b"b"), OWN], "layer 1 of 2, other, differs: /opt/base is only in the registry's image"),
+        ([BASE], "it has 2 layers, the lock gives 1"),
+    ],
+)
+def test_a_layer_that_the_lock_does_not_give_is_named(
+    site: Site, monkeypatch: pytest.MonkeyPatch, here: list[SampleRecipe], expected: str
+) -> None:
+    assert written_objections(site, monkeypatch, image(BASE, OWN), image(*here)) == [expected]
+
+
+def test_another_configuration_over_the_written_layers_is_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = written_objections(site, monkeypatch, image(BASE), image(BASE), id="sha256:0", environment={"A": "b"})
+    assert found == "the layers have the same content, the configuration differs: environment"

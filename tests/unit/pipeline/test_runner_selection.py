@@ -290,7 +290,7 @@ def test_a_refusal_comes_before_the_push(
     monkeypatch.setattr(recorded_images, "matches", lambda *_: True)
     monkeypatch.setattr(workflows, "tags_of", lambda *_: ())
     monkeypatch.setattr(StepContext, "engine", object())
-    monkeypatch.setattr(registry_push, "pushed", lambda *arguments: pushed.append(arguments))
+    monkeypatch.setattr(registry_push, "push_from_engine", lambda *arguments: pushed.append(arguments))
     given = ["--on", name, f"--{name}", "registry=registry.example/team/x"]
     done: CommandResult = envbuild(*words, "sample", *given, *options)
     assert (done.code, pushed) == (2, []) and message in done.stderr
