@@ -4,10 +4,11 @@ cannot be written. All other images are written from their layers (oci/)."""
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from envbuild.image import build_context_folders, buildx, debian_base_tar, dockerfile_renderer
-from envbuild.image.docker_engine import Engine, Image
+from envbuild.image.buildx import BuildOrder
+from envbuild.image.docker_engine import Image
 from envbuild.image.extension_wheel_build import BuiltWheel
 from envbuild.image.oci import disk_space_needs
 from envbuild.lock.lock_file import Lock
@@ -24,29 +25,21 @@ def buildkit_recipe(lock: Lock, text: str) -> str:
 
 
 def build_on_image(
-    engine: Engine,
-    lock: Lock,
-    name: str,
-    text: str,
-    tag: str,
-    extensions: Sequence[BuiltWheel] = (),
-    *,
-    no_cache: bool = False,
-    say: Callable[[str], None],
-    on_line: Callable[[str], None],
+    order: BuildOrder, tag: str, extensions: Sequence[BuiltWheel] = (), *, no_cache: bool = False
 ) -> Image:
-    """Build the image of a lock and its Dockerfile `text` under a tag.
+    """Build an image under a tag.
 
     All its parts must be in the stores and its extensions compiled. Raises EngineError, BuildError or DiskError.
     """
+    engine, lock = order.engine, order.lock
     disk_space_needs.require_platform(engine, lock)
-    build_context_folders.fill_context(lock, name, {one.name: one.path for one in extensions})
+    build_context_folders.fill_context(lock, order.profile, {one.name: one.path for one in extensions})
     options = ["--tag", tag, "--load", *(["--no-cache"] if no_cache else [])]
 
     def ready() -> None:
         disk_space_needs.require_disk_space(engine, lock)
 
-    metadata = buildx.build(engine, lock, name, text, options, say, on_line, ready)
+    metadata = buildx.build(order, options, ready)
     image_id = metadata.get("containerimage.config.digest")
     image = engine.find(tag)
     if image is None or image.id != image_id:

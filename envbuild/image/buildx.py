@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from envbuild.lock.lock_file import Lock
 from envbuild.util import disk_space, process_locks, temporary_files
 from envbuild.util.canonical_json import canonical_digest
 from envbuild.util.errors import BuildError, DiskError, EngineError, EnvbuildError, NetworkError
-from envbuild.util.host_processes import run
+from envbuild.util.host_processes import LineListeners, run
 
 _INSPECTS = 60.0  # seconds
 
@@ -29,19 +30,22 @@ class Failed(BuildError):
         self.output = output
 
 
-def build(
-    engine: Engine,
-    lock: Lock,
-    name: str,
-    text: str,
-    options: Sequence[str],
-    say: Callable[[str], None],
-    on_line: Callable[[str], None],
-    ready: Callable[[], None] = lambda: None,
-) -> dict[str, Any]:
-    """Build the Dockerfile `text` in the profile's context; return BuildKit's metadata. `ready` is called just before
-    the build, when no other process builds on this base, and may raise, for example if another build has filled the
-    disk in the meantime.
+@dataclass(frozen=True)
+class BuildOrder:
+    """An order to build from the Dockerfile `text` of a profile's lock in an engine. `say` gets messages for the user,
+    `on_line` each line of the build."""
+
+    engine: Engine
+    lock: Lock
+    profile: str
+    text: str
+    say: Callable[[str], None]
+    on_line: Callable[[str], None]
+
+
+def build(order: BuildOrder, options: Sequence[str], ready: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Build in the profile's context; return BuildKit's metadata. `ready` is called just before the build, when no
+    other process builds on this base, and may raise, for example if another build has filled the disk in the meantime.
 
     Only one process at a time builds on a base in an engine: two builds that create the same new layers at the same
     time may get different digests for them, and so another image id (docs/decisions/0013-several-profiles.md).
@@ -49,13 +53,14 @@ def build(
     Raises Failed if a step fails, HashMismatch if a stored file changed, NetworkError if the base image cannot be
     fetched, and DiskError.
     """
+    engine, lock, name = order.engine, order.lock, order.profile
     with (
-        process_locks.exclusive(_turn(engine, lock), "builds on the same base", say),
+        process_locks.exclusive(_turn(engine, lock), "builds on the same base", order.say),
         temporary_files.folder("build") as folder,
     ):
         ready()
         rendered, metadata = folder / "Dockerfile", folder / "metadata.json"
-        rendered.write_text(text, encoding="utf-8")
+        rendered.write_text(order.text, encoding="utf-8")
         done = run(
             [docker_client_finder.program(), "--host", engine.host, "buildx", "build", *_builder(engine),
              "--file", rendered, "--metadata-file", metadata,
@@ -63,7 +68,7 @@ def build(
              "--provenance=false", "--sbom=false", "--platform", lock.platform, "--progress=plain",
              *options, build_context_folders.main_context(name)],
             env={"SOURCE_DATE_EPOCH": str(debian_base_tar.SOURCE_DATE_EPOCH)},
-            on_line=on_line,
+            listeners=LineListeners(stderr=order.on_line),
         )  # fmt: skip
         if done.code:
             require_intact_files(lock)

@@ -20,7 +20,7 @@ from envbuild.util import disk_space, temporary_files, user_folders
 from envbuild.util.atomic_files import write_atomically
 from envbuild.util.canonical_json import canonical_digest
 from envbuild.util.errors import BuildError, HashMismatch
-from envbuild.util.host_processes import ProcessMissing, run
+from envbuild.util.host_processes import LineListeners, ProcessMissing, run
 
 # No file of an image has a later time than this: 2024-01-01T00:00:00Z. Any fixed time that zip files can store works.
 SOURCE_DATE_EPOCH = 1704067200
@@ -187,7 +187,7 @@ def _bootstrap(
             "TZ": "UTC",
             "TMPDIR": str(folder),
         },
-        on_line=on_line,
+        listeners=LineListeners(stderr=on_line),
         timeout=1800,
     )
     if done.code and disk_space.lacked(done.stderr):

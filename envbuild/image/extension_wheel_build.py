@@ -13,7 +13,7 @@ import shutil
 import stat
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from itertools import islice
@@ -36,7 +36,7 @@ from envbuild.image import (
     extension_wheel_check,
 )
 from envbuild.image.build_records_and_comparison import CompiledRecord
-from envbuild.image.docker_engine import Engine
+from envbuild.image.buildx import BuildOrder
 from envbuild.lock import wheel_contents
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.extension_spec import BUILD_TOOLS
@@ -119,42 +119,25 @@ def find_wheel(lock: Lock, one: LockedExtension) -> BuiltWheel | None:
     return None
 
 
-@dataclass(frozen=True)
-class CompileOrder:
-    """An order to compile an extension of a profile's lock: in the engine, in a stage of `text`, the profile's
-    Dockerfile.
-
-    `say` receives messages for the user, `on_line` each line of the build.
-    """
-
-    engine: Engine
-    lock: Lock
-    profile: str
-    text: str
-    one: LockedExtension
-    say: Callable[[str], None]
-    on_line: Callable[[str], None]
-
-
-def compile_wheel(order: CompileOrder) -> BuiltWheel:
-    """Compile an extension, unless another process has compiled it in the meantime. Its source and its build tools must
-    have been downloaded.
+def compile_wheel(order: BuildOrder, one: LockedExtension) -> BuiltWheel:
+    """Compile an extension in its stage of the Dockerfile, unless another process has compiled it in the meantime. Its
+    source and its build tools must have been downloaded.
 
     Raises BuildError with what is wrong and what to do, and what buildx.build raises.
     """
-    lock, one = order.lock, order.one
+    lock = order.lock
     with process_locks.exclusive(f"_extension-{key(lock, one)[:16]}", f"compiles {one.name}", order.say):
-        return find_wheel(lock, one) or _make(order)
+        return find_wheel(lock, one) or _make(order, one)
 
 
-def _make(order: CompileOrder) -> BuiltWheel:
-    lock, one = order.lock, order.one
+def _make(order: BuildOrder, one: LockedExtension) -> BuiltWheel:
+    lock = order.lock
     target = _folder(key(lock, one))
     build_context_folders.fill_builder(lock, order.profile, one)
     with temporary_files.folder("incoming", target.parent) as folder:
         out = folder / "made"
         begin = time.monotonic()
-        jobs = _compile(order, out)
+        jobs = _compile(order, one, out)
         seconds = time.monotonic() - begin
         wheel = _only(out, one)
         wrong = extension_wheel_check.wheel_faults(
@@ -193,18 +176,18 @@ def jobs_for(cpus: int, memory_bytes: int) -> int:
     return max(1, min(cpus, memory_bytes // _JOB_BYTES))
 
 
-def _compile(order: CompileOrder, out: Path) -> int:
+def _compile(order: BuildOrder, one: LockedExtension, out: Path) -> int:
     """Write the wheel into `out`; if memory runs out, retry with half as many jobs. Return the number of jobs used.
 
     BuildKit's own cache is not used for this stage: the wheel is always compiled, and cached here by its hash.
     """
-    engine, one = order.engine, order.one
+    engine = order.engine
     jobs = jobs_for(engine.cpus, engine.memory_bytes)
     while True:
         options = ["--target", f"wheel-{one.name}", "--output", f"type=local,dest={out}",
                    "--build-arg", f"MAX_JOBS={jobs}", "--no-cache-filter", f"compiled-{one.name}"]  # fmt: skip
         try:
-            buildx.build(engine, order.lock, order.profile, order.text, options, order.say, order.on_line)
+            buildx.build(order, options)
             return jobs
         except buildx.Failed as failed:
             if not build_error_messages.is_out_of_memory(failed.output):

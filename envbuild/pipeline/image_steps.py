@@ -19,8 +19,9 @@ from envbuild.image import (
     noted_lock_paths,
 )
 from envbuild.image.build_records_and_comparison import Record
+from envbuild.image.buildx import BuildOrder
 from envbuild.image.docker_engine import Image
-from envbuild.image.extension_wheel_build import BuiltWheel, CompileOrder
+from envbuild.image.extension_wheel_build import BuiltWheel
 from envbuild.image.image_naming import repository
 from envbuild.image.oci import disk_space_needs, recorded_images
 from envbuild.lock import lock_file, lock_update, wheel_contents
@@ -177,13 +178,16 @@ def compile_extensions(context: StepContext, recipe: Recipe) -> StepResult[tuple
 
 
 def _compile_extension(context: StepContext, recipe: Recipe, extension: LockedExtension) -> BuiltWheel:
-    engine, lock, progress = context.engine, recipe.lock, context.progress
-    disk_space_needs.require_disk_space(engine, lock, compiling=True)
+    lock, progress = recipe.lock, context.progress
+    disk_space_needs.require_disk_space(context.engine, lock, compiling=True)
     build_downloads.fetch_image_parts(recipe.plan, lock, progress)
     build_downloads.fetch_compiler_and_sources(recipe.plan, lock, extension, progress)
-    return extension_wheel_build.compile_wheel(
-        CompileOrder(engine, lock, recipe.name, recipe.dockerfile, extension, progress.say, progress.line)
-    )
+    return extension_wheel_build.compile_wheel(_build_order(context, recipe), extension)
+
+
+def _build_order(context: StepContext, recipe: Recipe) -> BuildOrder:
+    progress = context.progress
+    return BuildOrder(context.engine, recipe.lock, recipe.name, recipe.dockerfile, progress.say, progress.line)
 
 
 def build_on_base_image(
@@ -191,14 +195,11 @@ def build_on_base_image(
 ) -> StepResult[Image]:
     """Download the parts of an image that has a base image, and build it under the tag for images that are not
     audited."""
-    engine, lock, progress = context.engine, recipe.lock, context.progress
-    disk_space_needs.require_disk_space(engine, lock)
-    build_downloads.fetch_image_parts(recipe.plan, lock, progress)
+    lock = recipe.lock
+    disk_space_needs.require_disk_space(context.engine, lock)
+    build_downloads.fetch_image_parts(recipe.plan, lock, context.progress)
     tag = recorded_images.layers_tag(lock, recipe.name)
-    image = buildkit_image_build.build_on_image(
-        engine, lock, recipe.name, recipe.dockerfile, tag, wheels,
-        no_cache=no_cache, say=progress.say, on_line=progress.line,
-    )  # fmt: skip
+    image = buildkit_image_build.build_on_image(_build_order(context, recipe), tag, wheels, no_cache=no_cache)
     return StepResult(image, note=f"{some(len(image.layers), 'layer')}, {image.size / 1e6:.0f} MB")
 
 

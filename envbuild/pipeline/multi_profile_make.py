@@ -30,7 +30,7 @@ from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.testrun.selftest_job import RunRequest
 from envbuild.util import process_locks
 from envbuild.util.errors import EnvbuildError, SystemFault, UsageError
-from envbuild.util.host_processes import Stop, run
+from envbuild.util.host_processes import LineListeners, Stop, run
 
 # CPUs that one self-test on the CPU keeps busy: level standard is 47 s of work and takes 35 s on two processors.
 _CPUS_EACH = 4 / 3
@@ -159,7 +159,9 @@ class BatchRun:
         argv = [sys.executable, "-P", "-m", "envbuild", verb, "--json", *options, "--", name]
         signs = self.environment if verb == "make" else {}
         env = {**signs, process_locks.PARALLEL: "1"}
-        done = run(argv, env=env, on_line=events.add_output, on_event=events.add_line, stop=self.stop)
+        done = run(
+            argv, env=env, listeners=LineListeners(stderr=events.add_output, events=events.add_line), stop=self.stop
+        )
         document = _document(done.stdout)
         if document is None or (done.code and "error" not in document):
             last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), events.last)

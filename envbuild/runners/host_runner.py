@@ -11,7 +11,7 @@ from envbuild.testrun.run_result import MAX_STDOUT, RawOutput
 from envbuild.testrun.selftest_job import Job
 from envbuild.util import temporary_files
 from envbuild.util.errors import EnvbuildError, UsageError
-from envbuild.util.host_processes import ProcessTimeout, run
+from envbuild.util.host_processes import LineListeners, ProcessTimeout, run
 
 
 class HostRunner:
@@ -75,7 +75,7 @@ def run_on_host(python: Path, job: Job, on_line: Callable[[bytes], None] = lambd
                 argv,
                 env=own,
                 timeout=job.limits.timeout,
-                on_output=lambda line: on_line(line.encode()),
+                listeners=LineListeners(stdout=lambda line: on_line(line.encode())),
                 limit=MAX_STDOUT,
             )
         except ProcessTimeout as expired:

@@ -108,7 +108,17 @@ class Stop:
                 os.killpg(child.pid, number)
 
 
-# Names, in the environment of a program started with `on_event`, the file descriptor that it writes its events to.
+@dataclass(frozen=True)
+class LineListeners:
+    """Functions that get each line of a program as it comes: of stderr, of stdout, and of a pipe of its own for events,
+    whose file descriptor is the environment variable ENVBUILD_EVENTS."""
+
+    stderr: Callable[[str], None] | None = None
+    stdout: Callable[[str], None] | None = None
+    events: Callable[[str], None] | None = None
+
+
+# Names, in the environment of a program that reports events, the file descriptor that it writes its events to.
 EVENTS = "ENVBUILD_EVENTS"
 # The default Stop, for all programs started without a separate one: for a command whose threads run programs.
 stop_all = Stop()
@@ -121,18 +131,14 @@ def run(
     env: Mapping[str, str | None] | None = None,
     cwd: Path | None = None,
     timeout: float | None = None,
-    on_line: Callable[[str], None] | None = None,
-    on_output: Callable[[str], None] | None = None,
-    on_event: Callable[[str], None] | None = None,
+    listeners: LineListeners = LineListeners(),
     limit: int | None = None,
     stop: Stop = stop_all,
 ) -> Completed:
     """Run a program until it ends; the caller checks the exit code.
 
-    `env` is added to this process's environment; a value of None removes a variable. `on_line` gets each line of stderr
-    as it comes, `on_output` each of stdout, `on_event` each that the program writes to a pipe of its own: the file
-    descriptor whose number is in the environment variable ENVBUILD_EVENTS. A program that writes more than `limit`
-    bytes to one of its pipes is stopped. `stop` lets another thread end the program.
+    `env` is added to this process's environment; a value of None removes a variable. A program that writes more than
+    `limit` bytes to one of its pipes is stopped. `stop` lets another thread end the program.
 
     Raises ProcessMissing if the program is not installed, ProcessTimeout after `timeout` seconds.
     """
@@ -142,7 +148,7 @@ def run(
     if env:
         _LOG.debug("with the variables %s", ", ".join(env))
     begin = time.monotonic()
-    events, event_end = _event_pipe() if on_event else (None, None)
+    events, event_end = _event_pipe() if listeners.events else (None, None)
     variables = {**os.environ, **(env or {}), EVENTS: None if event_end is None else str(event_end)}
     interruption_at_process_start.hold_back()
     try:
@@ -169,8 +175,8 @@ def run(
     finally:
         if event_end is not None:
             os.close(event_end)  # the child has its own; it must be the only one, so that its end is seen
-    out, err = _Pipe(child, child.stdout, on_output, limit), _Pipe(child, child.stderr, on_line, limit)
-    pipes = [out, err, *([_Pipe(child, events, on_event, limit)] if events else [])]
+    out, err = _Pipe(child, child.stdout, listeners.stdout, limit), _Pipe(child, child.stderr, listeners.stderr, limit)
+    pipes = [out, err, *([_Pipe(child, events, listeners.events, limit)] if events else [])]
     expired = False
     threads = [threading.Thread(target=pipe.drain, daemon=True) for pipe in pipes]
     threads.append(threading.Thread(target=_feed, args=(child.stdin, stdin), daemon=True))

@@ -4,7 +4,7 @@ import dataclasses
 import errno
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
@@ -23,12 +23,13 @@ from envbuild.image import (
     docker_client_finder,
     dockerfile_renderer,
 )
+from envbuild.image.buildx import BuildOrder
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.image.oci import disk_space_needs
 from envbuild.lock.lock_file import Lock
 from envbuild.util import user_folders
 from envbuild.util.errors import BuildError, DiskError, EngineError, HashMismatch, NetworkError
-from envbuild.util.host_processes import Completed
+from envbuild.util.host_processes import Completed, LineListeners
 from unit.support import PROFILE, image_of, lock_for, plan_of, sha, write_wheel
 
 IMAGE = image_of()
@@ -65,9 +66,7 @@ class Builder:
         self.answer = Completed(0, "", "")
         self.image = IMAGE.id
 
-    def __call__(
-        self, argv: Sequence[str | Path], *, env: Mapping[str, str], on_line: Callable[[str], None]
-    ) -> Completed:
+    def __call__(self, argv: Sequence[str | Path], *, env: Mapping[str, str], listeners: LineListeners) -> Completed:
         self.words, self.env = [str(word) for word in argv], env
         self.calls.append(self.words)
         self.text = Path(self.after("--file")).read_text(encoding="utf-8")
@@ -141,7 +140,7 @@ TAG = "envbuild/sample:layers"
 def built(locked: Lock, engine: FakeEngine | None = None, **options: Any) -> Image:
     text = dockerfile_renderer.render(locked, "sample")
     made = cast(Engine, engine or FakeEngine())
-    return buildkit_image_build.build_on_image(made, locked, "sample", text, TAG, say=quiet, on_line=quiet, **options)
+    return buildkit_image_build.build_on_image(BuildOrder(made, locked, "sample", text, quiet, quiet), TAG, **options)
 
 
 def test_another_builder_is_asked(locked: Lock, builder: Builder) -> None:

@@ -21,10 +21,13 @@ from envbuild.image import buildx
 signal.signal(signal.SIGINT, signal.default_int_handler)
 client, name, image, engine = sys.argv[1:]
 buildx.docker_client_finder.program = lambda: Path(client)
-buildx.build(
+order = buildx.BuildOrder(
     SimpleNamespace(host="unix:///nowhere", identity=engine, builder=None),
     SimpleNamespace(image=image, platform="linux/amd64"),
-    name, "FROM scratch", [], lambda text: print(text, file=sys.stderr, flush=True), lambda line: None,
+    name, "FROM scratch", lambda text: print(text, file=sys.stderr, flush=True), lambda line: None,
+)
+buildx.build(
+    order, [],
     lambda: sys.exit(9) if (Path(client).parent / f"full-{name}").exists() else None,
 )
 """

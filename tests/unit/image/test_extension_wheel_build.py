@@ -18,8 +18,9 @@ from envbuild.image import (
     extension_wheel_build,
     extension_wheel_check,
 )
+from envbuild.image.buildx import BuildOrder
 from envbuild.image.docker_engine import Engine
-from envbuild.image.extension_wheel_build import BuiltWheel, CompileOrder
+from envbuild.image.extension_wheel_build import BuiltWheel
 from envbuild.lock.lock_file import Lock
 from envbuild.util import user_folders
 from envbuild.util.errors import BuildError
@@ -119,9 +120,7 @@ class Compiler:
         self.tag = TAG
         self.after: Callable[[Path], object] = lambda out: None  # additional actions of the source
 
-    def __call__(
-        self, engine: Engine, lock: Lock, name: str, text: str, options: Sequence[str], *say: Callable[[str], None]
-    ) -> dict[str, Any]:
+    def __call__(self, order: BuildOrder, options: Sequence[str]) -> dict[str, Any]:
         self.jobs.append(next(word for word in options if word.startswith("MAX_JOBS=")).partition("=")[2])
         if self.answers:
             raise buildx.Failed("the image build failed", "", self.answers.pop(0))
@@ -147,9 +146,8 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
 
 def made(lock: Lock, say: Callable[[str], None] = lambda text: None) -> BuiltWheel:
     engine = cast(Engine, FakeEngine())
-    return extension_wheel_build.compile_wheel(
-        CompileOrder(engine, lock, "sample", "", lock.extensions[0], say, lambda line: None)
-    )
+    order = BuildOrder(engine, lock, "sample", "", say, lambda line: None)
+    return extension_wheel_build.compile_wheel(order, lock.extensions[0])
 
 
 def kept() -> list[str]:

@@ -92,9 +92,7 @@ class Children:
         self._testing = 0
         self.most = 0
 
-    def __call__(
-        self, argv: Sequence[str], *, env: Mapping[str, str], on_line: Any, on_event: Any, stop: Any
-    ) -> Completed:
+    def __call__(self, argv: Sequence[str], *, env: Mapping[str, str], listeners: Any, stop: Any) -> Completed:
         stop.check()
         words = [str(word) for word in argv][3:]
         assert words[0] == "envbuild" and words[-2] == "--" and "--json" in words
@@ -108,9 +106,9 @@ class Children:
             self._testing -= words[1] == "make"
         ended = StepEnded(Step("lock", 0.0, True, "x")), StepEnded(Step(words[1], 1.0, False, "x"))
         for event in (StepBegan("lock"), *ended, *self.events):
-            on_event(progress_events.event_line(event).decode())
+            listeners.events(progress_events.event_line(event).decode())
         for line in self.stderr:
-            on_line(line)
+            listeners.stderr(line)
         steps = [{"name": name, "seconds": 1.0, "cached": words[1] == "make"} for name in ("lock", words[1])]
         document: dict[str, Any] = {
             **MADE,

@@ -83,7 +83,10 @@ def test_a_process_writes_its_events_to_the_pipe_and_not_to_stderr() -> None:
     lines: list[str] = []
     root = str(Path(envbuild.__file__).parents[1])
     done = host_processes.run(
-        [sys.executable, "-c", WRITER], on_event=lines.append, env={"PYTHONPATH": root}, timeout=60
+        [sys.executable, "-c", WRITER],
+        listeners=host_processes.LineListeners(events=lines.append),
+        env={"PYTHONPATH": root},
+        timeout=60,
     )
     events = [progress_events.parse_event(line) for line in lines]
     assert [event.text[:6] for event in events if isinstance(event, Note)] == ["note 0", "note 1", "note 2"]

@@ -12,7 +12,7 @@ import pytest
 
 from envbuild.util import host_processes
 from envbuild.util.errors import Interrupted
-from envbuild.util.host_processes import ProcessMissing, ProcessTimeout, Stop, run
+from envbuild.util.host_processes import LineListeners, ProcessMissing, ProcessTimeout, Stop, run
 
 BOTH = "import sys; sys.stdout.write('o' * 1_000_000); sys.stderr.write('e' * 1_000_000); sys.exit(3)"
 
@@ -62,7 +62,7 @@ def test_events_come_by_a_pipe_of_their_own() -> None:
     code += "os.write(1, b'o' * 1_000_000); os.write(2, b'e' * 1_000_000); os.write(fd, b'x' * 1_000_000 + b'\\n'); "
     code += "subprocess.Popen(['sleep', '30'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)"
     begin = time.monotonic()
-    done = run(python(code), on_event=lines.append, timeout=20)
+    done = run(python(code), listeners=LineListeners(events=lines.append), timeout=20)
     assert (done.code, len(done.stdout), len(done.stderr)) == (0, 1_000_000, 1_000_000), done.stderr[-500:]
     assert [len(line) for line in lines] == [5, 1_000_000]
     assert time.monotonic() - begin < 8
@@ -74,20 +74,20 @@ def test_only_the_program_has_the_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
         with pytest.raises(ProcessMissing):
-            run(["/no/such/program"], on_event=lambda line: None)
-        run(["true"], on_event=lambda line: None)
+            run(["/no/such/program"], listeners=LineListeners(events=lambda line: None))
+        run(["true"], listeners=LineListeners(events=lambda line: None))
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_lines_of_stderr_come_as_they_are_written() -> None:
     lines: list[str] = []
-    run(["sh", "-c", "echo one >&2; echo out; printf two >&2"], on_line=lines.append)
+    run(["sh", "-c", "echo one >&2; echo out; printf two >&2"], listeners=LineListeners(stderr=lines.append))
     assert lines == ["one", "two"]
 
 
 def test_lines_of_stdout_come_too() -> None:
     lines: list[str] = []
-    done = run(["sh", "-c", "echo one >&2; echo out; printf two"], on_output=lines.append)
+    done = run(["sh", "-c", "echo one >&2; echo out; printf two"], listeners=LineListeners(stdout=lines.append))
     assert (lines, done.stdout) == (["out", "two"], "out\ntwo")
 
 
@@ -199,7 +199,7 @@ def test_an_interruption_ends_the_child(tmp_path: Path) -> None:
             run(
                 ["sh", "-c", f"echo $$ >{tmp_path}/pid; echo ready >&2; exec sleep 60"],
                 stdin="x",
-                on_line=interrupt,
+                listeners=LineListeners(stderr=interrupt),
             )
     finally:
         signal.signal(signal.SIGINT, handler)
@@ -240,7 +240,10 @@ def test_another_thread_stops_a_program_which_may_clean_up(tmp_path: Path) -> No
         "signal.signal(signal.SIGTERM, end)\nprint('ready', file=sys.stderr, flush=True)\ntime.sleep(60)"
     )
     worker = threading.Thread(
-        target=lambda: lines.append(run(python(code), on_line=lambda _: ready.set(), stop=stop)), daemon=True
+        target=lambda: lines.append(
+            run(python(code), listeners=LineListeners(stderr=lambda _: ready.set()), stop=stop)
+        ),
+        daemon=True,
     )
     worker.start()
     assert ready.wait(20)
@@ -254,7 +257,8 @@ def test_a_process_that_ignores_the_stop_is_killed(monkeypatch: pytest.MonkeyPat
     stop, ready, codes = Stop(), threading.Event(), []
     deaf = ["sh", "-c", "trap '' TERM; echo >&2; while :; do sleep 0.1; done"]
     worker = threading.Thread(
-        target=lambda: codes.append(run(deaf, on_line=lambda _: ready.set(), stop=stop).code), daemon=True
+        target=lambda: codes.append(run(deaf, listeners=LineListeners(stderr=lambda _: ready.set()), stop=stop).code),
+        daemon=True,
     )
     worker.start()
     assert ready.wait(20)
