@@ -35,7 +35,7 @@ class AdvisoryList:
 @json_option
 def command(name: str | None, as_json: bool) -> None:
     """List every advisory: id, severity, the fault and its fix. With the name of a GPU, only those that may apply on
-    it; with the name of a profile, those that apply to it.
+    it. With the name of a profile that is not a GPU's name, those that apply to its versions.
 
     Example: envbuild advisories
     Example: envbuild advisories h20

@@ -41,8 +41,8 @@ def command(
 
     Does not look at evidence: that is status, and verify for an image in a registry. Needs no GPU; --here and --python
     need no Docker. Without --profile and --gpu, an environment is judged for the GPUs of this machine, and an image for
-    its own profile. Exit 5 for a defect or a refusal, 3 for an image or environment without torch. --here skips
-    envbuild's own environment if it has no torch.
+    its own profile. Exit 5 for a defect or a fault of an advisory that refuses these versions, 3 without torch. --here
+    means the environment of this shell; envbuild's own is passed over if it has no torch.
     Example: envbuild audit --here --gpu h100
     """
     given = [name for name, there in (("IMAGE", image), ("--python", python), ("--here", here)) if there]

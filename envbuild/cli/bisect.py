@@ -41,10 +41,11 @@ def command(
     keep: bool,
     as_json: bool,
 ) -> None:
-    """Find the first version of a package that passes, or the first that fails, by building and testing images.
+    """Find the version of a package from which on a test passes, or fails, by building and testing images.
 
-    Tests the oldest and the newest version, then halves the range between them. Assumes that the result changes once.
-    Changes no file and moves no tag. Exit 5 if no version passes.
+    Tests the oldest and the newest version, then halves the range between them: if the oldest fails, it looks for the
+    first that passes, otherwise for the first that fails. Assumes that the result changes once. --probe or --script is
+    the test. Changes no file and moves no tag. Exit 5 if no version passes.
     Example: envbuild bisect h20 --pin cublas --probe gemm.crash
     """
     if probe and script:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.command("build", short_help="Build the image only, without a self-test.")
 @profile_argument("names", nargs=-1, required=True)
 @click.option("--locked", is_flag=True, help="Refuse a missing or stale lock instead of writing a new one (exit 8).")
-@click.option("--no-cache", is_flag=True, help="Write or build every layer again.")
+@click.option("--no-cache", is_flag=True, help="Make every layer again, also those that are known.")
 @requirements_option
 @builder_option
 @accept_old_option

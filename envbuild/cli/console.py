@@ -54,14 +54,15 @@ def json_option(function: F) -> F:
 def pin_option(function: F) -> F:
     return click.option(
         "--pin", "pins", multiple=True, metavar="NAME=VERSION", callback=_pins,
-        help="Act as if the profile pinned this (cublas, nccl, torch, a package, ...); may be repeated.",
+        help="Use this version as if the profile pinned it (cublas, nccl, torch, a package, ...); may be repeated.",
     )(function)  # fmt: skip
 
 
 def requirements_option(function: F) -> F:
     return click.option(
         "--requirements", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-        help="A project's requirements.txt or pyproject.toml, locked under the profile's pins as NAME-<its folder>.",
+        help="Also lock what a project's requirements.txt or pyproject.toml names, under the profile's pins. The "
+        "result is the profile NAME-FOLDER, after the project's folder.",
     )(function)  # fmt: skip
 
 
@@ -75,7 +76,7 @@ def accept_old_option(function: F) -> F:
 def torch_index_option(function: F) -> F:
     return click.option(
         "--torch-index", metavar="pytorch|ADDRESS", callback=_torch_index, expose_value=False,
-        help="Take torch's builds such as +cpu from PyTorch's own index, or from a mirror of it.",
+        help="Also look for builds of torch such as +cpu in PyTorch's own index, or in a mirror of it.",
     )(function)  # fmt: skip
 
 
@@ -91,8 +92,8 @@ def _torch_index(context: click.Context, parameter: click.Parameter, value: str 
 def builder_option(function: F) -> F:
     return click.option(
         "--builder", metavar="BUILDER",
-        help="Compile extensions, and build on a base image, with this buildx builder (docker buildx ls). Default: the "
-        "engine's own.",
+        help="The buildx builder (docker buildx ls) that compiles extensions, and builds images on a base image. "
+        "Default: the engine's own.",
     )(function)  # fmt: skip
 
 
@@ -153,7 +154,8 @@ def on_options(function: F) -> F:
         cluster_option("--resume", metavar="JOB", help="Wait for a submitted job, given by its id or name."),
         cluster_option(
             "--nodes", default="1", metavar="N", callback=_nodes,
-            help=f"Also test ranks on N nodes (1 to {_MOST}) together, in a separate job (dist.nodes; --on slurm).",
+            help=f"Also run the probe dist.nodes in a separate job, with ranks on N nodes (1 to {_MOST}); needs "
+            "--on slurm.",
         ),
         cluster_option(
             "--gpu", metavar="MODEL", callback=gpu_model, help="Run on this GPU model of the profile, such as h20."

@@ -52,7 +52,8 @@ def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
                                          evidence of this machine, and of evidence/ next to
                                          the document
     <!-- envbuild:minimum h20 -->        minimum versions on these GPUs, by known fault
-    <!-- envbuild:requirements h20 -->   every version and hash; constraints: only versions
+    <!-- envbuild:requirements h20 -->   every version and hash
+    <!-- envbuild:constraints h20 -->    only versions
     <!-- envbuild:evidence FOLDER -->    who proved what: the signed statements in a folder
                                          next to the document
     <!-- envbuild:end -->

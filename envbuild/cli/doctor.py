@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--cluster", metavar="HOSTS",
-    help="Compare nodes: a YAML file with hosts: [...], a folder of files that -o wrote, or slurm.",
+    help="Compare nodes: a YAML file with hosts: [...], a folder of files that -o wrote, or the word slurm for the "
+    "nodes of the current job.",
 )  # fmt: skip
 @click.option(
     "-o", "--output", "output", type=FILE, metavar="FILE",

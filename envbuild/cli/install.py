@@ -19,8 +19,9 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 def command(name: str, path: Path | None, output: Path | None, as_json: bool) -> None:
     """Make a virtual environment of a profile's locked wheels, each checked by its hash. Needs no engine.
 
-    Overrides hold against a later pip or uv install: the installed metadata require them, and pip reads the locked
-    versions as constraints. Activation sets the profile's variables. Repeating the command changes only what differs.
+    A later pip or uv install keeps the profile's versions of libraries that torch pins differently: torch's installed
+    metadata require them. pip also reads the locked versions as constraints. Activation sets the profile's variables.
+    Repeating the command changes only what differs.
     The host needs the lock's Python. Extensions that the profile compiles are left out.
 
     Example: envbuild install h20 .venv

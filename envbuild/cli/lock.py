@@ -71,7 +71,7 @@ class _Wanted(NamedTuple):
 @profile_argument("names", nargs=-1)
 @click.option(
     "--check", is_flag=True,
-    help="Only check, offline: exit 8 if a lock does not fit its profile, or a Dockerfile its lock.",
+    help="Only check, offline: exit 8 if a lock does not fit its profile, or a Dockerfile does not fit its lock.",
 )  # fmt: skip
 @click.option(
     "--upgrade", "upgrades", multiple=True, is_flag=False, flag_value=lock_update.EVERYTHING, metavar="[NAME]",
@@ -80,7 +80,11 @@ class _Wanted(NamedTuple):
 )  # fmt: skip
 @requirements_option
 @pin_option
-@click.option("--write", is_flag=True, help="With --pin: change the lock; without it the lock is only computed.")
+@click.option(
+    "--write",
+    is_flag=True,
+    help="With --pin: write the lock and Dockerfile with this pin; without --write they are only computed.",
+)
 @accept_old_option
 @torch_index_option
 @json_option

@@ -52,21 +52,25 @@ def _in_form(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option("--locked", is_flag=True, help="Refuse a missing or stale lock instead of writing a new one (exit 8).")
 @requirements_option
 @pin_option
-@click.option("--write", is_flag=True, help="With --pin: also write the profile's lock and Dockerfile.")
-@click.option("--no-cache", is_flag=True, help="Write or build every layer again.")
+@click.option(
+    "--write",
+    is_flag=True,
+    help="With --pin: also write the lock and Dockerfile with this pin. The profile is never changed.",
+)
+@click.option("--no-cache", is_flag=True, help="Make every layer again, also those that are known.")
 @builder_option
 @click.option("--allow-unproved", is_flag=True, help="Build also what no GPU here can prove, and exit 0.")
 @click.option(
     "--line",
     metavar="LINE",
     callback=_in_form,
-    help="The line of the GPU: current, auto (by the driver), or one such as cu12.",
+    help="If a GPU has profiles for several CUDA versions: current (the newest), auto (by the driver), or cu12.",
 )
 @click.option(
     "--driver",
     metavar="VERSION",
     callback=_in_form,
-    help="Take the line for this driver, the oldest of the machines that will run the image.",
+    help="With --line auto: the oldest driver on the machines that will run the image.",
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be fetched and built, and whether it can be proved.")
 @gpus_option
@@ -96,8 +100,9 @@ def command(
     Before anything is fetched, make says what it needs and whether this machine can prove the image. If it cannot, make
     stops with exit code 4, unless --allow-unproved is given or a user at a terminal agrees.
     Several profiles are built one after the other, while self-tests of earlier ones run as processors and memory allow.
-    Self-tests on GPUs run one at a time; with --gpus, they divide those GPUs among them. A profile that fails does not
-    stop the others; the exit code is the first that occurred in this order: 130, 5, 6, 7, 3, 8, 2, 4.
+    On GPUs, one self-test runs at a time; with --gpus, several run side by side on different GPUs of that list. A
+    profile that fails does not stop the others. If several fail, the exit code is the one that comes first in this
+    list: 130, 5, 6, 7, 3, 8, 2, 4.
 
     Example: envbuild make cpu
     Example: envbuild make h20 a100

@@ -39,7 +39,7 @@ class PinnedDigests:
 @click.option("--check", is_flag=True, help="Only check: exit 8 if a digest is missing or out of date.")
 @json_option
 def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
-    """Add the current digest to every REGISTRY/NAME:verified in files, so that a moved tag changes nothing.
+    """Add the current digest to every REGISTRY/NAME:verified in files. They use this image even after the tag moves.
 
     Only asks the registry for the digest; `envbuild verify` checks whether to trust it.
     Example: envbuild pin-digests Dockerfile .gitlab-ci.yml

@@ -34,9 +34,9 @@ class PrunedItems:
 def command(dry_run: bool, images_only: bool, as_json: bool) -> None:
     """Remove images that no lock names, and cached files that no lock needs.
 
-    Keeps what the locks of this folder need, and images of locks in other folders while those lock files exist. Never
-    removes a verified or a running image, and does not ask: see --dry-run. Stops at a lock file that cannot be
-    read, because its needs are unknown.
+    Keeps what the locks of this folder need, and images of locks in other folders while those lock files exist.
+    Never removes a verified or a running image. Removes without asking; --dry-run shows what it would remove. Stops
+    at a lock file that cannot be read, because its needs are unknown.
     Example: envbuild prune --dry-run
     """
     engine = Engine()

@@ -52,8 +52,8 @@ def command(
     profiles.
 
     --html writes a page, from the evidence on disk and without an engine, with the proof, errors and their tolerances,
-    layers, speed, ranks and advisories. It can be read without network. The exit code is always 0; use `envbuild
-    status` to test the state.
+    layers, speed, ranks and advisories. It can be read without network. The exit code says nothing about the state: use
+    `envbuild status` for that.
 
     Example: envbuild show
     Example: envbuild show h20

@@ -72,9 +72,10 @@ def command(names: tuple[str, ...], asks_index: bool, python: str | None, as_jso
 
     For an image in a registry, use verify; for what an environment contains, audit.
 
-    Exit 0 verified; 4 built, not proved; 5 the self-test failed, the tag was moved by hand, or an environment's locked
-    files are missing or changed; 6 not built; 8 no lock, or proved for another lock or self-test, or an environment
-    whose other files changed since. The exit code is always 0 without a name, and always 0 with --outdated.
+    Exit 0 verified; 4 built, not proved; 5 the self-test failed, the tag was moved by hand, or an environment's
+    locked files are missing or changed; 6 not built; 8 there is no lock, the proof is for another lock or
+    self-test, or files of an environment that are not locked changed since its proof. The exit code is always 0
+    without a name, and always 0 with --outdated.
 
     Example: envbuild status
     Example: envbuild status cpu

@@ -132,10 +132,11 @@ def command(
 ) -> None:
     """Run the self-test of an image or environment; --record also writes evidence.
 
-    Tests the image of each profile, or with --python an environment of this machine. Only --record writes evidence and
-    moves the tag `verified`. It requires an image that envbuild built from the
-    profile's lock, or with --python an environment whose files are those of the lock, and runs the self-test as the
-    profile configures it. With -v, the output of the profile's own script is shown even if it passed.
+    Tests the image of each profile, or with --python an environment of this machine. Only --record writes evidence,
+    signed if signing_key is set in config.yaml, and moves the tag `verified`. --record needs an image that envbuild
+    built from the profile's lock, or with --python an environment with the files of the lock, such as one that
+    `envbuild install` made; the self-test is then that of the profile. With -v, the output of the profile's own
+    script is shown even if it passed.
 
     Example: envbuild test cpu --image myproject:latest
     Example: envbuild test h20 --python .venv

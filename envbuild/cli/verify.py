@@ -40,7 +40,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "copies",
     multiple=True,
     metavar="REGISTRY/NAME",
-    help="Accept a copy of an image pushed to this repository; may be repeated.",
+    help="Also accept a copy of an image that was first pushed to this repository; may be repeated.",
 )
 @click.option("--base", metavar="REGISTRY/NAME", help="For a child image: the proved image that it is built on.")
 @click.option(
@@ -56,7 +56,12 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--python", metavar="PATH", help="Check this interpreter or environment of this machine instead, by --evidence."
 )
-@click.option("--rebuild", is_flag=True, help="Also make it again from its lock, and compare.")
+@click.option(
+    "--rebuild",
+    is_flag=True,
+    help="Also make the image again from its lock, and compare. Needs an engine only on a base image or with "
+    "compiled extensions.",
+)
 @json_option
 def command(
     ref: str | None,
@@ -79,8 +84,9 @@ def command(
     age, known faults.
 
     For images in this machine's engine, use status. Contacts only the registry, and needs no Docker Engine. Exit 0
-    prints the digest on stdout; exit 5 lists every reason. Without REF, only the files of --evidence are checked. With
-    --python, the files of an environment are measured and compared with them; exit 0 prints their digest.
+    prints the digest on stdout; exit 5 lists every reason. Without REF, only the statements of --evidence
+    are checked. With --python, the files of an environment are compared with those statements; exit 0 prints the digest
+    of the files.
     Example: envbuild verify registry.example/h20:verified --key team.pub
     """
     if python and (ref or base or copies or rebuild):
