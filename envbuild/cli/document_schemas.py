@@ -26,8 +26,8 @@ from envbuild.cli import (
 from envbuild.doctor.envbuild_versions import Versions
 from envbuild.doctor.machine_checks_and_suitability import MachineDocument
 from envbuild.doctor.node_comparison import ClusterDocument
-from envbuild.evidence.environment_status import EnvironmentStatusDocument
 from envbuild.evidence.image_status import StatusDocument
+from envbuild.evidence.python_environment_status import EnvironmentStatusDocument
 from envbuild.explain.cause_ranking import ExplanationDocument
 from envbuild.facts.json_document_types import AdvisoryRow
 from envbuild.pipeline.bisection_search_and_result import BisectionDocument

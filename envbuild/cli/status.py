@@ -8,9 +8,9 @@ import click
 from envbuild.audit import environment_file_hashes
 from envbuild.cli.console import emit, json_option, profile_argument, table
 from envbuild.cli.several_profiles import for_each
-from envbuild.evidence import environment_status, image_status, tested_environment_digest
-from envbuild.evidence.environment_status import EnvironmentStatusDocument
+from envbuild.evidence import image_status, python_environment_status, tested_environment_digest
 from envbuild.evidence.image_status import Status, StatusDocument
+from envbuild.evidence.python_environment_status import EnvironmentStatusDocument
 from envbuild.facts.json_document_types import Digest, plain
 from envbuild.fetch import index_config
 from envbuild.image.docker_engine import Engine
@@ -122,9 +122,9 @@ def _environment(name: str, python: str, as_json: bool) -> EnvironmentStatusDocu
         if set(named) <= set(wheels):  # without its wheels in the store it is only compared with the evidence
             tested_environment_digest.require_locked_files(files, versions, [wheels[name] for name in named])
     except CheckFailed as refused:
-        refused.partial = plain(environment_status.refused_status(interpreter, refused, loaded, lock))
+        refused.partial = plain(python_environment_status.refused_status(interpreter, refused, loaded, lock))
         raise
-    found = environment_status.environment_status(interpreter, measured, loaded, lock, lock.stale(plan))
+    found = python_environment_status.environment_status(interpreter, measured, loaded, lock, lock.stale(plan))
     if found.state != VERIFIED:
         hint = "\n".join([*(reason.detail for reason in found.reasons), f"run: {found.next_command}"])
         error = _KINDS[found.state](f"{interpreter} is not a verified environment: {found.state}", hint=hint)

@@ -23,9 +23,9 @@ from packaging.version import Version
 from envbuild.facts import database, torch_cuda_arch_list_parser
 from envbuild.fetch import wheel_listings_and_clashes, wheel_resolution_and_download
 from envbuild.fetch.wheel_listings_and_clashes import BROKEN, PACKED
-from envbuild.selftest.inventory import compiled_file_reader
-from envbuild.selftest.inventory.compiled_file_reader import Compiled
+from envbuild.selftest.inventory import extension_file_reader
 from envbuild.selftest.inventory.elf_reader import X86_64
+from envbuild.selftest.inventory.extension_file_reader import Compiled
 from envbuild.util import temporary_files
 from envbuild.util.errors import printable
 
@@ -145,7 +145,7 @@ def _compiled(archive: zipfile.ZipFile) -> Iterator[Module]:
         copy, nowhere = folder / "file.so", Path(os.devnull)
         for info in _files(archive):
             path = _installed(info.filename)
-            shared = compiled_file_reader.is_shared(path)
+            shared = extension_file_reader.is_shared(path)
             try:
                 with archive.open(info) as source, (copy if shared else nowhere).open("wb") as target:
                     while block := source.read(_BLOCK):
@@ -153,7 +153,7 @@ def _compiled(archive: zipfile.ZipFile) -> Iterator[Module]:
             except BROKEN as error:
                 raise _Unreadable(f"{_quoted(info.filename)} is damaged: {_said(error)}") from None
             if shared:
-                yield Module(path, compiled_file_reader.read(str(copy), path))
+                yield Module(path, extension_file_reader.read(str(copy), path))
 
 
 # file name and metadata

@@ -12,9 +12,9 @@ from envbuild.attest.keys_and_signatures import Signer
 from envbuild.audit import environment_file_hashes
 from envbuild.doctor import cpu_memory_and_os
 from envbuild.evidence import (
-    environment_status,
     evidence_statements_and_store,
     profile_proofs,
+    python_environment_status,
     tested_environment_digest,
 )
 from envbuild.evidence.profile_proofs import EvidenceState, ProofRow
@@ -114,7 +114,7 @@ def prove_environment(name: str, python: str, listener: Listener, gpus: tuple[st
         signer = context.signer  # before the long part: it may prompt for a passphrase
         wheels = context.step("wheels", _wheel_files, lock)
         measured = context.step("environment", _measure, runner.python, lock, wheels)
-        result.update(measured=measured, proofs=environment_status.proofs_of_environment(measured, loaded, lock))
+        result.update(measured=measured, proofs=python_environment_status.proofs_of_environment(measured, loaded, lock))
         order = SelfTestOrder(loaded, plan_resolver.computing(lock.versions), lock.python, RunRequest(gpus=gpus))
         if loaded.profile.gpus:
             _require_known_gpu(measured)
@@ -195,7 +195,7 @@ def _write_evidence(
     wanted, machine = profile_proofs.wanted(loaded.name, loaded.profile, lock), asdict(cpu_memory_and_os.read())
     record = evidence_statements_and_store.run_record(measured, wanted, run, "none", now, machine)
     file = evidence_statements_and_store.save(record)
-    proofs = environment_status.proofs_of_environment(measured, loaded, lock)
+    proofs = python_environment_status.proofs_of_environment(measured, loaded, lock)
     return sign_evidence(context, record, WrittenEvidence(file, proofs), signer)
 
 

@@ -61,8 +61,8 @@ try:
         file.write(archive)
     sys.path.insert(0, path)
     if sys.argv[1:]:
-        module = {"__name__": "quick_environment_check"}
-        exec(compile(startup, "quick_environment_check.py", "exec"), module)
+        module = {"__name__": "startup_lock_comparison"}
+        exec(compile(startup, "startup_lock_comparison.py", "exec"), module)
         status, text = module["check_startup"](document)
         (sys.stderr if status else sys.stdout).write(text)
         sys.exit(status)
@@ -76,7 +76,7 @@ finally:
 '''
 
 
-_STARTUP = Path(__file__).with_name("quick_environment_check.py")
+_STARTUP = Path(__file__).with_name("startup_lock_comparison.py")
 
 
 def render(loaded: LoadedProfile, locked: Lock) -> str:

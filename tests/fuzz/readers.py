@@ -29,7 +29,7 @@ from envbuild.facts.json_document_types import plain
 from envbuild.image import extension_wheel_check
 from envbuild.registry import oci_types
 from envbuild.report import markdown_generated_sections
-from envbuild.selftest.inventory import compiled_file_reader
+from envbuild.selftest.inventory import extension_file_reader
 from fuzz.strategies import BYTES, TEXTS, Draw, as_json, files, json_files, spoiled, yaml_files
 from fuzz.target import Target
 
@@ -226,7 +226,7 @@ _FIELDS = (
 def _compiled(raw: bytes) -> None:
     file = Path("file.so")
     file.write_bytes(raw)
-    found = compiled_file_reader.read(str(file), "pkg/file.so")
+    found = extension_file_reader.read(str(file), "pkg/file.so")
     assert found.damaged or found.machine >= 0
 
 

@@ -48,13 +48,13 @@ READERS = {
     for name in (
         "harness.probe_outcome_and_figures",
         "inventory.gpu_architectures",
-        "inventory.compiled_file_reader",
+        "inventory.extension_file_reader",
         "inventory.elf_reader",
         "inventory.fatbin_reader",
         "inventory.startup_files",
     )
 }
-IN_THE_ZIP = {"envbuild.testrun.quick_environment_check"}  # runs only in the zip of the self-test, with its modules
+IN_THE_ZIP = {"envbuild.testrun.startup_lock_comparison"}  # runs only in the zip of the self-test, with its modules
 MOST_MODULES = 20  # limit for a package, at one level
 SAME_NAME = {"__main__", "model"}  # base names that mean the same in several packages
 # Public functions with the same name in several modules do the same job, for the subject in the module's name:

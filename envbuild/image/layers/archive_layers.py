@@ -12,7 +12,7 @@ from pathlib import Path
 from envbuild.fetch import sha256_file_store
 from envbuild.fetch.archive_spec import FOLDERS, UNPACKER
 from envbuild.image.layers import gzip_members, nvcc_links
-from envbuild.image.layers.debian_and_venv_layers import file_blocks, write_compressed
+from envbuild.image.layers.base_and_empty_venv_layers import file_blocks, write_compressed
 from envbuild.image.layers.layer_writer import EXECUTABLE, TAR_BLOCK, WRITER_VERSION, WrittenLayer, tar_header
 from envbuild.util import canonical_json, temporary_files, user_folders
 from envbuild.util.errors import BuildError, HashMismatch

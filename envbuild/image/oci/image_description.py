@@ -19,7 +19,7 @@ from envbuild.fetch.sha256_file_store import Store
 from envbuild.image.dockerfile_renderer import ENVIRONMENT, MAX_LAYERS
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.image.layers.archive_layers import ArchiveLayer
-from envbuild.image.layers.debian_and_venv_layers import BaseLayer, DifferenceLayer, VenvLayer
+from envbuild.image.layers.base_and_empty_venv_layers import BaseLayer, DifferenceLayer, VenvLayer
 from envbuild.image.layers.layer_cache import LayerRecipe
 from envbuild.image.layers.layer_writer import WrittenLayer
 from envbuild.image.layers.wheel_layers import NvccLinksLayer, WheelLayer, WheelOfLayer

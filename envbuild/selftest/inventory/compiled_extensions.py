@@ -20,8 +20,8 @@ from typing import Any, Callable
 
 from envbuild.selftest.harness import forked_work
 from envbuild.selftest.harness.forked_work import Tell
-from envbuild.selftest.inventory import compiled_file_reader, distribution_records
-from envbuild.selftest.inventory.compiled_file_reader import Compiled
+from envbuild.selftest.inventory import distribution_records, extension_file_reader
+from envbuild.selftest.inventory.extension_file_reader import Compiled
 
 _MOST_FILES, _MOST_KEPT = 20_000, 400
 _LOAD_SECONDS = 90.0
@@ -68,7 +68,7 @@ def extension_rows(has_torch: bool) -> tuple[list[dict[str, Any]], bool]:
                 "version": item.version,
                 "path": item.path,
                 "there": item.file is not None,
-                "module": (item.file.module if item.file else compiled_file_reader.module_of(item.path)[0]),
+                "module": (item.file.module if item.file else extension_file_reader.module_of(item.path)[0]),
                 "architectures": _listed(item.file),
                 "damaged": bool(item.file and item.file.damaged),
                 "tried": tried,
@@ -95,7 +95,7 @@ def _files() -> tuple[list[ExtensionFile], bool]:
             left -= 1
             if left < 0:
                 return kept[:_MOST_KEPT], True
-            file = compiled_file_reader.read(real, path) if os.path.isfile(real) else None  # noqa: PTH113 - RECORD may hold NULs
+            file = extension_file_reader.read(real, path) if os.path.isfile(real) else None  # noqa: PTH113 - RECORD may hold NULs
             found.append(ExtensionFile(name, str(distribution.version), path, real, file))
         if any(item.file and item.file.is_extension for item in found):
             missing = [item for item in found if item.file is None]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.selftest.inventory import compiled_file_reader, fatbin_reader
+from envbuild.selftest.inventory import extension_file_reader, fatbin_reader
 from envbuild.selftest.inventory.fatbin_reader import DeviceCode
 from selftest.device import HEADS, container, elf_with, library
 
@@ -83,7 +83,7 @@ def test_no_byte_that_is_changed_and_no_cut_breaks_the_reader(tmp_path: Path) ->
 def test_a_file_is_classified_by_name_and_content(tmp_path: Path) -> None:
     path = tmp_path / "file.so"
     path.write_bytes(library("sm_90"))
-    read = compiled_file_reader.read(str(path), "xformers/_C.cpython-311-x86_64-linux-gnu.so")
+    read = extension_file_reader.read(str(path), "xformers/_C.cpython-311-x86_64-linux-gnu.so")
     assert (read.module, read.abi, read.machine, read.architectures) == ("xformers._C", "cpython-311", 62, ("sm_90",))
     assert read.is_extension and not read.links_torch and not read.damaged
     for name, module in {
@@ -93,7 +93,7 @@ def test_a_file_is_classified_by_name_and_content(tmp_path: Path) -> None:
         "a/libfoo.so.1.2": (None, None),
         "a-b/c.so": (None, None),
     }.items():
-        assert compiled_file_reader.module_of(name) == module
+        assert extension_file_reader.module_of(name) == module
 
 
 @pytest.mark.skipif(not NVCC, reason="no nvcc to compile with")

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from selftest import stubs
 
-from envbuild.testrun import exported_check_script, quick_environment_check
+from envbuild.testrun import exported_check_script, startup_lock_comparison
 from unit.lock.overridden import CUBLAS, NEW, OLD, installed, overridden_lock, quiet, write_wheels
 from unit.support import PROFILE, envbuild, lock_of_this_python, profile_of
 
@@ -143,27 +143,27 @@ def other_copy(folder: Path) -> Path:
 
 def test_a_copy_in_ld_library_path_is_a_fault(tmp_path: Path) -> None:
     libraries = linked(tmp_path)
-    assert list(quick_environment_check.loader_faults(libraries, {})) == []
+    assert list(startup_lock_comparison.loader_faults(libraries, {})) == []
     other = other_copy(tmp_path / "other")
     own = str(Path(libraries["nvidia/cublas/lib/libcublas.so.12"]).parent)
-    [(fault, remedy)] = quick_environment_check.loader_faults(libraries, {"LD_LIBRARY_PATH": f"/nonexistent:{other}"})
+    [(fault, remedy)] = startup_lock_comparison.loader_faults(libraries, {"LD_LIBRARY_PATH": f"/nonexistent:{other}"})
     assert fault.startswith(f"LD_LIBRARY_PATH loads {other}/libcublas.so.12 instead of {own}")
     assert remedy == f"remove {other} from LD_LIBRARY_PATH"
-    assert list(quick_environment_check.loader_faults(libraries, {"LD_LIBRARY_PATH": f"{own}:{other}"})) == []
+    assert list(startup_lock_comparison.loader_faults(libraries, {"LD_LIBRARY_PATH": f"{own}:{other}"})) == []
 
 
 def test_ld_library_path_changes_nothing_with_an_rpath(tmp_path: Path) -> None:
     libraries = linked(tmp_path, "--disable-new-dtags")
     other = other_copy(tmp_path / "other")
-    assert list(quick_environment_check.loader_faults(libraries, {"LD_LIBRARY_PATH": str(other)})) == []
-    [(fault, _)] = quick_environment_check.loader_faults(libraries, {"LD_PRELOAD": f"{other}/libcublas.so.12"})
+    assert list(startup_lock_comparison.loader_faults(libraries, {"LD_LIBRARY_PATH": str(other)})) == []
+    [(fault, _)] = startup_lock_comparison.loader_faults(libraries, {"LD_PRELOAD": f"{other}/libcublas.so.12"})
     assert fault.startswith(f"LD_PRELOAD loads {other}/libcublas.so.12 instead of")
 
 
 def test_a_missing_library_is_a_fault(tmp_path: Path) -> None:
     libraries = linked(tmp_path)
     Path(libraries["nvidia/cublas/lib/libcublas.so.12"]).unlink()
-    [(fault, _)] = quick_environment_check.loader_faults(libraries, {})
+    [(fault, _)] = startup_lock_comparison.loader_faults(libraries, {})
     assert fault == "nvidia/cublas/lib/libcublas.so.12 is missing or unreadable"
 
 
@@ -207,7 +207,7 @@ def test_a_library_in_an_unreadable_folder_is_a_fault(tmp_path: Path, monkeypatc
     library = {"a/liba.so": str(tmp_path / "liba.so")}
     with monkeypatch.context() as patched:
         patched.setattr(os, "stat", refused)
-        faults = list(quick_environment_check.loader_faults(library, {}))
+        faults = list(startup_lock_comparison.loader_faults(library, {}))
     assert [fault for fault, _ in faults] == ["a/liba.so is missing or unreadable"]
 
 
@@ -218,7 +218,7 @@ def test_control_characters_of_a_package_are_escaped(wrong: Path, tmp_path: Path
 
 def test_the_remedy_quotes_the_path_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/my envs/a;b/python")
-    [(_, remedy)] = quick_environment_check.version_faults({"nosuch": "1"}, {}, None)
+    [(_, remedy)] = startup_lock_comparison.version_faults({"nosuch": "1"}, {}, None)
     assert remedy == "'/my envs/a;b/python' -m pip install --no-deps nosuch==1"
 
 
@@ -295,7 +295,7 @@ def test_forward_compatibility_libraries_satisfy_cudas_minimum(project: Path, tm
 def test_each_minimum_is_compared_with_its_driver(
     host: str, library: str | None, minimum: Mapping[str, str], expected: str | None
 ) -> None:
-    found = [fault for fault, _ in quick_environment_check.startup_driver_faults(host, library, minimum)]
+    found = [fault for fault, _ in startup_lock_comparison.startup_driver_faults(host, library, minimum)]
     assert found == ([expected] if expected else [])
 
 

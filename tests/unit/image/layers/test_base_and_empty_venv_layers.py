@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.image.layers import debian_and_venv_layers, layer_cache
-from envbuild.image.layers.debian_and_venv_layers import BaseLayer, DifferenceLayer, VenvLayer
+from envbuild.image.layers import base_and_empty_venv_layers, layer_cache
+from envbuild.image.layers.base_and_empty_venv_layers import BaseLayer, DifferenceLayer, VenvLayer
 from envbuild.image.layers.layer_cache import LayerRecipe
 from envbuild.util import user_folders
 from envbuild.util.errors import BuildError, HashMismatch
@@ -60,7 +60,7 @@ def test_the_base_is_its_tar(tmp_path: Path) -> None:
 def test_the_division_into_blocks_does_not_change_the_layer(tmp_path: Path) -> None:
     raw = bytes(range(256)) * 50_000
     layers = {
-        debian_and_venv_layers.write_compressed((raw[i : i + step] for i in range(0, len(raw), step)), len, len)
+        base_and_empty_venv_layers.write_compressed((raw[i : i + step] for i in range(0, len(raw), step)), len, len)
         for step in (len(raw), 4 << 20, 1000, 65537)
     }
     assert len(layers) == 1
