@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-WIDTH = 100
+WIDTH = 132
 
 
 def main(file: Path, command: list[str]) -> int:
