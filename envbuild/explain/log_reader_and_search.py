@@ -18,7 +18,13 @@ from itertools import accumulate, chain
 from re import _parser  # type: ignore[attr-defined]  # no public function says what a pattern needs
 from typing import Any, BinaryIO
 
-from envbuild.explain import localized_message_translation, log_decompression
+from envbuild.explain import (
+    error_number_translation,
+    localized_message_translation,
+    log_decompression,
+    message_normalization,
+)
+from envbuild.facts import log_signatures
 from envbuild.util.errors import some
 
 HEAD, TAIL = 8 << 20, 24 << 20
@@ -101,13 +107,18 @@ class Log:
         before: Sequence[re.Pattern[str]] = (),
     ) -> list[tuple[Line, re.Match[str]]]:
         """Finds the first lines, at most `most`, that match `pattern`. It skips lines that match one of `never`, and
-        lines where one of `before` matches the text before the match. Each line is searched as it is, then as
-        localized_message_translation.py rewrites it."""
+        lines where one of `before` matches the text before the match. Each line is searched as it is, then as `rewritten`
+        changes it, then joined with the next line if the message may continue there."""
         found: list[tuple[Line, re.Match[str]]] = []
         texts, rewritten = self._rewritten
-        for index in sorted({*self._index.candidates(pattern), *rewritten.candidates(pattern)}):
+        breaks, joined = self._joined
+        for index in sorted(
+            {*self._index.candidates(pattern), *rewritten.candidates(pattern), *joined.candidates(pattern)}
+        ):
             line = self.lines[index]
             match = pattern.search(line.text) or pattern.search(texts.get(index, ""))
+            if match is None:
+                match = next(filter(None, (_across(pattern, *broken) for broken in breaks.get(index, ()))), None)
             if match is None or any(other.search(match.string) for other in never):
                 continue
             if not any(other.search(match.string, 0, match.start()) for other in before):
@@ -129,16 +140,51 @@ class Log:
         return _Index(enumerate(line.text for line in self.lines))
 
     @cached_property
+    def of_gpu(self) -> bool:
+        """Whether a line mentions a program that uses GPUs."""
+        return any(
+            pattern.search(self.lines[index].text)
+            for pattern in log_signatures.gpu_context()
+            for index in self._index.candidates(pattern)
+        )
+
+    @cached_property
     def _rewritten(self) -> tuple[dict[int, str], _Index]:
-        """The lines that localized_message_translation.py changes, by index."""
+        """The lines that `rewritten` changes, by index."""
         texts: dict[int, str] = {}
         for index in {
-            index for pattern in localized_message_translation.patterns() for index in self._index.candidates(pattern)
+            index
+            for pattern in chain(
+                localized_message_translation.patterns(),
+                message_normalization.patterns(),
+                error_number_translation.patterns(self.of_gpu),
+            )
+            for index in self._index.candidates(pattern)
         }:
             text = self.lines[index].text
-            if (form := localized_message_translation.rewritten(text)) != text:
+            if (form := rewritten(text, self.of_gpu)) != text:
                 texts[index] = form
         return texts, _Index(sorted(texts.items()))
+
+    @cached_property
+    def _joined(self) -> tuple[dict[int, list[tuple[int, str]]], _Index]:
+        """The lines that are joined with the next: the place of the break and the text, by index."""
+        breaks: dict[int, list[tuple[int, str]]] = {}
+        for index, place, text in message_normalization.joined([(line.file, line.text) for line in self.lines]):
+            breaks.setdefault(index, []).append((place, text))
+        return breaks, _Index((index, text) for index, found in breaks.items() for _, text in found)
+
+
+def rewritten(text: str, of_gpu: bool) -> str:
+    """The plain form of a line, in English, with the names of error numbers. `of_gpu`: the log mentions a program that
+    uses GPUs."""
+    plain = localized_message_translation.rewritten(message_normalization.normalized(text))
+    return error_number_translation.named(plain, of_gpu)
+
+
+def _across(pattern: re.Pattern[str], place: int, text: str) -> re.Match[str] | None:
+    """The first match that begins before the break at `place` and ends after it."""
+    return next((match for match in pattern.finditer(text) if match.start() < place < match.end()), None)
 
 
 def join_logs(parts: Iterable[Log]) -> Log:
