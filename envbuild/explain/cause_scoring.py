@@ -33,7 +33,8 @@ class CauseLines:
 
 def find_lines(log: Log, signature: Signature, advisory: Advisory | None, known: Reading) -> CauseLines:
     """Finds the lines that show the cause, in order; if there are none, the lines that are only hints."""
-    of_facts = (one for fact, shown in signature.shown_by.items() if fact in known.states for one in shown)
+    facts = known.states | known.symptoms
+    of_facts = (one for fact, shown in signature.shown_by.items() if fact in facts for one in shown)
     heard = log_signatures.hearsay()
     for hints, patterns in (
         (False, (*(advisory.shows.patterns if advisory else ()), *signature.lines, *of_facts)),

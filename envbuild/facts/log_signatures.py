@@ -50,7 +50,7 @@ class Signature(FactRow):
     symptoms: frozenset[SymptomClass] = frozenset()
     operations: frozenset[OperationClass] = frozenset()
     states: frozenset[State] = frozenset()
-    shown_by: Mapping[State, Patterns] = Field(default_factory=dict)
+    shown_by: Mapping[State | SymptomClass, Patterns] = Field(default_factory=dict)
     raised_by: Patterns = ()
     lowered_by: Patterns = ()
     unless: Patterns = ()
