@@ -35,10 +35,11 @@ def find_lines(log: Log, signature: Signature, advisory: Advisory | None, known:
     """Finds the lines that show the cause, in order; if there are none, the lines that are only hints."""
     facts = known.states | known.symptoms
     of_facts = (one for fact, shown in signature.shown_by.items() if fact in facts for one in shown)
+    hints_of_facts = (one for fact, shown in signature.hinted_by.items() if fact in facts for one in shown)
     heard = log_signatures.hearsay()
     for hints, patterns in (
         (False, (*(advisory.shows.patterns if advisory else ()), *signature.lines, *of_facts)),
-        (True, signature.hints),
+        (True, (*signature.hints, *hints_of_facts)),
     ):
         found = {line for pattern in patterns for line, _ in log.find(pattern, LINES, signature.never, heard)}
         if found:

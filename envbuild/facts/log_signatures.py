@@ -51,6 +51,7 @@ class Signature(FactRow):
     operations: frozenset[OperationClass] = frozenset()
     states: frozenset[State] = frozenset()
     shown_by: Mapping[State | SymptomClass, Patterns] = Field(default_factory=dict)
+    hinted_by: Mapping[State | SymptomClass, Patterns] = Field(default_factory=dict)
     raised_by: Patterns = ()
     lowered_by: Patterns = ()
     unless: Patterns = ()
