@@ -91,7 +91,7 @@ def read(log: Log) -> Reading:
         situation, situations, _candidates(situations, situation), frozenset(states), first,
         first_failed_rank_and_progress.works(log, situation.gpu_count), _error(log), _count(log)[1],
         frozenset(versions.libraries(situation.cuda)) & frozenset(situation.libraries), frozenset(versions.loaded),
-        stack.crashed_in, frozenset(_symptoms(log, stack.hang)), frozenset(_operations(log)),
+        stack.crashed_in, frozenset(_symptoms(log, stack.hang, bool(situation.gpus))), frozenset(_operations(log)),
     )  # fmt: skip
 
 
@@ -99,9 +99,10 @@ _INTERRUPTED = r"^(?:\S{1,40}: )?(?:KeyboardInterrupt|\^CTraceback)|received sig
 """The user stopped a program that hung."""
 
 
-def _symptoms(log: Log, hang: bool) -> Iterator[SymptomClass]:
+def _symptoms(log: Log, hang: bool, gpus: bool) -> Iterator[SymptomClass]:
+    """`hang`: a stack shows a hang; `gpus`: the log names GPUs."""
     heard, denials = log_signatures.hearsay(), log_signatures.denials()
-    of_gpu = log.has(log_signatures.gpu_context())
+    of_gpu = gpus or log.has(log_signatures.gpu_context())
     for row in log_signatures.symptoms():
         shown = log.has(row.lines, heard, denials) or (hang and row.symptom == "hang")
         able = (of_gpu or not row.of_gpu) and (not row.needs or log.has(row.needs))
@@ -264,6 +265,7 @@ _BEFORE_SHORT = (
 _AFTER_SHORT = (
     rf"^ ?{_TIMES} ?\d{{1,2}}\b|^ ?(?:-|_)?\(?\d{{1,2}} ?gi?b?\b|^ ?(?:gpus?|cards?|graphics|super|laptop|vram)\b|^ ?(?:显卡|的?卡)"
 )
+_WITH_SHORT = r"\b(?:cuda|gpus?|torch|bf16|bfloat16|fp16|float16|colab|kaggle|vram|vllm)\b"
 _NUMBER_BEFORE_SHORT = r"\b(?:on|with|using|have|has|got|own|run|running) (?:an?|my|our|the|one|[2-8]) $"
 
 
@@ -285,6 +287,7 @@ def _short_forms(log: Log) -> Iterator[tuple[Gpu, int]]:
                 or compiled(_AFTER_SHORT).search(after[:20])
                 or (number and match["many"])
                 or (number and compiled(_NUMBER_BEFORE_SHORT).search(near))
+                or (not number and match["name"].isupper() and compiled(_WITH_SHORT).search(line.text))
             )
             gpu = next((gpus[name] for name in (name, f"rtx{name}", f"gtx{name}") if name in gpus), None)
             if shown and gpu and not log_signatures.elsewhere(before, after):
