@@ -73,12 +73,12 @@ def normalized(text: str) -> str:
 _PROGRESS = re.compile(r"^[^|]{0,80}\d{1,3}%\|[^|]{0,200}\||\b\d{1,9}/\d{1,9} \[[\d:]{1,9}<")
 """A line of tqdm."""
 _RECORD = re.compile(
-    r"^(?:\[|\{|File \"|Traceback|#\d|\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|[A-Z]\w{1,60}(?:Error|Exception|Warning)\b"
+    r"^(?:\[|\{|File \"|Traceback|#\d|\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|(?:[A-Z]\w{0,60})?(?:Error|Exception|Warning)\b|terminate called"
     r"|(?:ERROR|WARN|INFO|DEBUG|FATAL)|[-=*#]{3}|\+|\||>>>|\$ |[EWIF]\d{4} |[\w./-]{1,80}:\d{1,6}:)"
 )
 """The beginning of a new message, which does not continue the line before it."""
 _ENDED = re.compile(r"[.!?;}|。]$|\.py, line \d{1,6}$")
-_SHORTEST, _WIDTH, _LONGEST = 12, 60, 300
+_SHORTEST, _WIDTH, _LONGEST = 12, 76, 300
 """A line of prose that another continues, and a line that a terminal broke, have at least these lengths. Longer lines
 are not broken."""
 _MOST_BETWEEN = 2
