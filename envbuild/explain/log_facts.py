@@ -86,6 +86,7 @@ def read(log: Log) -> Reading:
         ("interrupted", log.has([compiled(_INTERRUPTED)])),
         ("copy-differs", _copy_differs(log)),
         ("memory-grows", _memory_grows(log)),
+        ("traceback-cut", _traceback_cut(log)),
     ) if holds}  # fmt: skip
     return Reading(
         situation, situations, _candidates(situations, situation), frozenset(states), first,
@@ -348,6 +349,22 @@ def _error(log: Log) -> Line | None:
     """The exception that ended Python: the last line that begins with an exception's name."""
     lines = [line for line, _ in log.find(compiled(_RAISED), TRIED, [compiled(_LAUNCHER)])]
     return lines[-1] if lines else None
+
+
+_FRAME = r"\S{1,200}\.py\W{1,3}line \d{1,6}"
+_EXCEPTION = r"(?:^|[\s:\]|])(?:[a-z_][\w.]{0,120}\.)?[a-z_]\w{0,60}(?:error|exception|interrupt|exit|warning)\b: ?\S"
+_LAST = 3
+"""A frame is the end of a log, if at most this number of lines follow."""
+
+
+def _traceback_cut(log: Log) -> bool:
+    """Whether the log ends in the frames of Python's traceback, without the exception."""
+    frames = log.find(compiled(_FRAME), TRIED)
+    if not frames:
+        return False
+    last = frames[-1][0]
+    after = [line for line in log.lines if line.file == last.file and line.number > last.number and line.text.strip()]
+    return len(after) <= _LAST and not any(compiled(_EXCEPTION).search(line.text) for line in after)
 
 
 _CONTEXT, _SHARE_OF_OTHERS = 2.0, 0.25

@@ -20,7 +20,7 @@ from envbuild.util.errors import FactsError, near
 Patterns = tuple[Pattern, ...]
 State = Literal[
     "card-below-torch", "card-not-in-torch", "copy-differs", "crash-in-cpu-math", "fragmented", "hang-stack",
-    "interrupted", "memory-grows", "memory-of-others", "rank-failed-first",
+    "interrupted", "memory-grows", "memory-of-others", "rank-failed-first", "traceback-cut",
 ]  # fmt: skip
 SymptomClass = Literal[
     "hang", "illegal-access", "kill", "nan", "out-of-memory", "signal-abrt", "signal-bus", "signal-fpe", "signal-ill",
