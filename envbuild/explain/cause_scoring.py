@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from envbuild.explain.log_facts import Reading
-from envbuild.explain.log_reader_and_search import Line, Log
+from envbuild.explain.log_reader_and_search import Line, Log, relaxed
 from envbuild.facts import log_signatures
 from envbuild.facts.advisory_matching import Advisory
 from envbuild.facts.log_signatures import EvidenceName, Signature
@@ -41,7 +41,7 @@ def find_lines(log: Log, signature: Signature, advisory: Advisory | None, known:
         (False, (*(advisory.shows.patterns if advisory else ()), *signature.lines, *of_facts)),
         (True, (*signature.hints, *hints_of_facts)),
     ):
-        found = {line for pattern in patterns for line, _ in log.find(pattern, LINES, signature.never, heard)}
+        found = {line for pattern in patterns for line, _ in log.find(relaxed(pattern), LINES, signature.never, heard)}
         if found:
             lines = sorted(found, key=lambda line: (log.files.index(line.file), line.number))
             return CauseLines(tuple(lines[:LINES]), hints)

@@ -37,6 +37,9 @@ _CACHED = r"(?P<held>[0-9.]{1,8} [kmg]i?b) already allocated;.{0,80}; (?P<unused
 _FREE = r"(?P<free>[0-9.]{1,8} [kmg]i?b|0 bytes) (?:is )?free"
 _HELD = r"(?P<held>[0-9.]{1,8} [kmg]i?b) is allocated by pytorch"
 _TOTAL = r"(?:total capacity of |gpu \d{1,3}; )(?P<total>[0-9.]{1,8} [kmg]i?b)"
+_SIZE = r"\d [kmg]i?b\b|^[kmg]i?b\b"
+_MOST_BROKEN = 8
+"""Number of lines over which a terminal breaks one statement of memory."""
 _OWN = r"this process has (?P<own>[0-9.]{1,8} [kmg]i?b) memory in use"
 TORCHES = 3
 """Number of torch versions that are considered for one log."""
@@ -377,11 +380,18 @@ _PIECES = 0.15
 def _memory(log: Log) -> Iterator[str]:
     """States of an out-of-memory error: torch's unused reserved memory or the GPU's free memory would have sufficed
     (fragmented), or other processes use more memory than torch does (memory-of-others)."""
-    for line, match in log.find(compiled(_PARTS), 20):
+    found = log.find(compiled(_PARTS), 20)
+    places = {id(line): place for place, line in enumerate(log.lines)} if found else {}
+    for line, match in found:
+        text = match.string
+        for after in log.lines[places[id(line)] + 1 : places[id(line)] + _MOST_BROKEN]:
+            if after.file != line.file or not compiled(_SIZE).search(after.text) or compiled(_PARTS).search(after.text):
+                break
+            text = f"{text.rstrip()} {after.text.strip()}"
         sizes = {"tried": _gib(match["tried"])}
         for pattern in (_UNUSED, _OLD, _CACHED, _TOTAL, _FREE, _HELD, _OWN):
-            found = compiled(pattern).search(line.text)
-            sizes |= {name: _gib(text) for name, text in found.groupdict().items()} if found else {}
+            parts = compiled(pattern).search(text)
+            sizes |= {name: _gib(size) for name, size in parts.groupdict().items()} if parts else {}
         unused = sizes.get("unused", sizes.get("reserved", 0.0) - sizes.get("allocated", 0.0))
         own = sizes.get("own", sizes.get("reserved", sizes.get("held", 0.0) + unused))
         held = unused + sizes.get("held", sizes.get("allocated", 0.0))

@@ -44,6 +44,8 @@ _WORD, _MOST_WORDS = 3, 1 << 18
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-9;:?]{0,64}[ -/]?[@-~]|\][^\x07\x1b\n]{0,512}(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROLS = bytes({*range(32), 127} - {*b"\t\n\r"})
 _WIDE = {code + 0xFEE0: code for code in range(0x21, 0x7F)}  # the colons and brackets of East Asian text
+_ESCAPED_BREAK = re.compile(r"\\n(?=[\s\"'\\(\[#A-Z0-9_]|$)")
+"""A line break in a string of JSON; the rest of a Windows path begins with a small letter."""
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _LETTERS = bytes(code if chr(code).isalpha() and code < 128 else 32 for code in range(256))
 
@@ -352,10 +354,10 @@ def _lines(blocks: Iterable[bytes], number: int, file: str) -> Iterator[Line]:
 
 
 def _pieces(line: str, number: int, file: str) -> Iterator[Line]:
-    if len(line) <= LONGEST and "\r" not in line:
+    if len(line) <= LONGEST and "\r" not in line and "\\n" not in line:
         yield Line(number, line, file)
         return
-    for part in line.split("\r"):
+    for part in (piece for text in line.split("\r") for piece in _ESCAPED_BREAK.split(text)):
         for start in range(0, len(part), LONGEST):
             yield Line(number, part[start : start + LONGEST], file)
 
@@ -401,3 +403,18 @@ def compiled(pattern: str) -> re.Pattern[str]:
     """Compiles a pattern of signatures.yaml: case-insensitive, with ASCII word boundaries, so that a word also ends
     where a different script (such as Chinese) begins."""
     return re.compile(pattern, re.IGNORECASE | re.ASCII)
+
+
+@cache
+def relaxed(pattern: re.Pattern[str]) -> re.Pattern[str]:
+    """The pattern with optional colons, commas and semicolons before spaces, and with optional quotes of either kind.
+    Sets of characters and look-behinds stay as they are."""
+    return re.compile(_PUNCTUATION.sub(_optional, pattern.pattern), pattern.flags)
+
+
+_PUNCTUATION = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\(\?<[=!](?:[^()\\]|\\.)*\)|\(\?:|(?P<mark>[:,;])(?= )|(?P<quote>['\"])(?![?{*+])")
+"""Tokens of a pattern. The first four kinds are copied."""
+
+
+def _optional(token: re.Match[str]) -> str:
+    return f"{token[0]}?" if token["mark"] else "['\"]?" if token["quote"] else token[0]

@@ -15,9 +15,9 @@ _CHARACTERS = str.maketrans(
 )  # fmt: skip
 _ENTITIES = {"&quot;": '"', "&#34;": '"', "&#39;": "'", "&apos;": "'", "&lt;": "<", "&gt;": ">", "&amp;": "&"}
 _ESCAPES = (
-    (re.compile(r"\\(?:r\\)?n|\\t|\\u000a"), " "),
-    (re.compile(r"\\u0027|\\'"), "'"),
-    (re.compile(r'\\u0022|\\"'), '"'),
+    (re.compile(r"\\(?:r\\)?n|\\t"), " "),
+    (re.compile(r"\\'"), "'"),
+    (re.compile(r'\\"'), '"'),
     (re.compile(r"\\([_*`<>\[\]()#])"), r"\1"),
     (re.compile(r"%20"), " "),
     (re.compile(r"\*\*|__(?=[A-Z ])|'''?(?=\S)"), ""),
@@ -34,12 +34,13 @@ _PREFIX = re.compile(
     r"|> (?:> )?"  # quoted in an issue
     r")"
 )
+_UNICODE = re.compile(r"\\u([0-9a-fA-F]{4})")
 _SPACES = re.compile(r"(?<=\S)[ \t]{2,}(?=\S)")
 _TRIGGERS = tuple(
     re.compile(text)
     for text in (
         *("‘", "’", "`", "´", "“", "”", "„", "«", "»", "\u00a0", "\u3000", "‑", "–", "—", "−"), *_ENTITIES,
-        r"\\n", r"\\t", r"\\u00", r"\\'", r'\\"', r"\\_", r"%20", r"\*\*", r"  ", r" \| ", r"<std", r"pid=", r"ip=",
+        r"\\n", r"\\t", r"\\u", r"\\'", r'\\"', r"\\_", r"%20", r"\*\*", r"  ", r" \| ", r"<std", r"pid=", r"ip=",
         r"\[pod/", r"\[container/", r"default", r"rank", r"worker", r"Z ", r"^> ", r"\d: ",
     )
 )  # fmt: skip
@@ -62,6 +63,8 @@ def without_prefix(text: str) -> str:
 
 def normalized(text: str) -> str:
     """The plain form of a line."""
+    if "\\u" in text:
+        text = _UNICODE.sub(lambda match: chr(int(match[1], 16)), text)
     if "&" in text:
         for entity, character in _ENTITIES.items():
             text = text.replace(entity, character)
@@ -77,10 +80,12 @@ _RECORD = re.compile(
     r"|(?:ERROR|WARN|INFO|DEBUG|FATAL)|[-=*#]{3}|\+|\||>>>|\$ |[EWIF]\d{4} |[\w./-]{1,80}:\d{1,6}:)"
 )
 """The beginning of a new message, which does not continue the line before it."""
-_ENDED = re.compile(r"[.!?;}|。]$|\.py, line \d{1,6}$")
+_ENDED = re.compile(r"[.!?}|。]$|\.py, line \d{1,6}$")
 _SHORTEST, _WIDTH, _LONGEST = 12, 76, 300
 """A line of prose that another continues, and a line that a terminal broke, have at least these lengths. Longer lines
 are not broken."""
+_CONTINUES = "('\"`,_/<&="
+"""Characters with which a line continues another."""
 _MOST_BETWEEN = 2
 MOST_JOINED = 20_000
 """Number of joined lines that are searched."""
@@ -112,10 +117,10 @@ def joined(lines: Sequence[tuple[str, str]]) -> Iterator[tuple[int, int, str]]:
         head = first.rstrip().removesuffix("\\").rstrip()
         if len(second) < 2 or len(second) > _LONGEST or not head or _RECORD.match(second) or _ENDED.search(head):
             continue
-        prose = second[0].islower() or second[0] in "('\"`," or not second[0].isascii()
+        prose = second[0].islower() or second[0] in _CONTINUES or not second[0].isascii()
         if prose or length >= _WIDTH:
             count += 1
             yield index, len(head), f"{head} {second}"
-        if length >= _WIDTH and first[-1].isalnum() and second[0].isalnum():
+        if head[-1] in "-_/" or (length >= _WIDTH and first[-1].isalnum() and second[0].isalnum()):
             count += 1
             yield index, len(head), f"{head}{second}"
