@@ -266,9 +266,8 @@ _BEFORE_SHORT = (
     rf"\d {{0,1}}{_TIMES} ?$|\b(?:dual|two|three|four|six|eight|quad|single|multiple|multi|several|both)[ -]$"
     r"|\b(?:geforce|nvidia|rtx|gtx|tesla|colab|gpus?|cards?|my|our)[ :=(-]{1,3}$|(?:双|单|四|八|显卡)[: ]?$"
 )
-_AFTER_SHORT = (
-    rf"^ ?{_TIMES} ?\d{{1,2}}\b|^ ?(?:-|_)?\(?\d{{1,2}} ?gi?b?\b|^ ?(?:gpus?|cards?|graphics|super|laptop|vram)\b|^ ?(?:显卡|的?卡)"
-)
+_AFTER_SHORT = rf"^ ?{_TIMES} ?\d{{1,2}}\b|^ ?(?:-|_)?\(?\d{{1,2}} ?gi?b?\b|^ ?(?:gpus?|cards?|graphics|super|laptop|vram)\b"
+    r"|^ ?(?:显卡|的?卡)"
 _WITH_SHORT = r"\b(?:cuda|gpus?|torch|bf16|bfloat16|fp16|float16|colab|kaggle|vram|vllm)\b"
 _NUMBER_BEFORE_SHORT = r"\b(?:on|with|using|have|has|got|own|run|running) (?:an?|my|our|the|one|[2-8]) $"
 
@@ -302,11 +301,25 @@ def _times(before: str, after: str) -> int:
     """The number of GPUs that is written before or after their name: 8x, *8, two; 0 if there is no number."""
     if match := compiled(_COUNT_BEFORE).search(before[-24:]):
         return int(match[1]) if match[1] else _WORDS_OF_NUMBER[(match[2] or match[3]).lower()]
-    match = compiled(rf"^(?:[- _]?(?:sxm\d?|pcie|nvl))?(?:[- _]?\d{{2,3}} ?gi?b?)?s? ?[x*\u00d7] ?(\d{{1,3}})\b").search(after)
+    match = compiled(
+        rf"^(?:[- _]?(?:sxm\d?|pcie|nvl))?(?:[- _]?\d{{2,3}} ?gi?b?)?s? ?[x*\u00d7] ?(\d{{1,3}})\b"
+    ).search(after)
     return int(match[1]) if match else 0
 
 
-_WORDS_OF_NUMBER = {"dual": 2, "two": 2, "three": 3, "four": 4, "quad": 4, "six": 6, "eight": 8, "双": 2, "两": 2, "四": 4, "八": 8}
+_WORDS_OF_NUMBER = {
+    "dual": 2,
+    "two": 2,
+    "three": 3,
+    "four": 4,
+    "quad": 4,
+    "six": 6,
+    "eight": 8,
+    "双": 2,
+    "两": 2,
+    "四": 4,
+    "八": 8,
+}
 _COUNT_BEFORE = (
     rf"(?<![\d.])(?:(\d{{1,3}}) ?{_TIMES}|\b(dual|two|three|four|quad|six|eight)\b|(双|两|四|八)[张块卡]?)[ -]?"
     r"(?:nvidia |geforce |tesla |rtx |gtx ){0,3}$"

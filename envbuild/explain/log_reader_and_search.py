@@ -109,8 +109,8 @@ class Log:
         before: Sequence[re.Pattern[str]] = (),
     ) -> list[tuple[Line, re.Match[str]]]:
         """Finds the first lines, at most `most`, that match `pattern`. It skips lines that match one of `never`, and
-        lines where one of `before` matches the text before the match. Each line is searched as it is, then as `rewritten`
-        changes it, then joined with the next line if the message may continue there."""
+        lines where one of `before` matches the text before the match. Each line is searched as it is, then as
+        `rewritten` changes it, then joined with the next line if the message may continue there."""
         found: list[tuple[Line, re.Match[str]]] = []
         texts, rewritten = self._rewritten
         breaks, joined = self._joined
@@ -412,7 +412,9 @@ def relaxed(pattern: re.Pattern[str]) -> re.Pattern[str]:
     return re.compile(_PUNCTUATION.sub(_optional, pattern.pattern), pattern.flags)
 
 
-_PUNCTUATION = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\(\?<[=!](?:[^()\\]|\\.)*\)|\(\?:|(?P<mark>[:,;])(?= )|(?P<quote>['\"])(?![?{*+])")
+_PUNCTUATION = re.compile(
+    r"\\.|\[(?:\\.|[^\]\\])*\]|\(\?<[=!](?:[^()\\]|\\.)*\)|\(\?:|(?P<mark>[:,;])(?= )|(?P<quote>['\"])(?![?{*+])"
+)
 """Tokens of a pattern. The first four kinds are copied."""
 
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 
 _CHARACTERS = str.maketrans(
     {"‘": "'", "’": "'", "‚": "'", "‛": "'", "`": "'", "´": "'", "“": '"', "”": '"', "„": '"', "«": '"', "»": '"',
-     "\u00a0": " ", "\u200b": None, "\u3000": " ", "‐": "-", "‑": "-", "–": "-", "—": "-", "−": "-", "。": ".", "、": ","}
+     "\u00a0": " ", "\u200b": None, "\u3000": " ", "‐": "-", "‑": "-", "–": "-", "—": "-", "−": "-",
+     "。": ".", "、": ","}
 )  # fmt: skip
 _ENTITIES = {"&quot;": '"', "&#34;": '"', "&#39;": "'", "&apos;": "'", "&lt;": "<", "&gt;": ">", "&amp;": "&"}
 _ESCAPES = (
@@ -76,8 +77,8 @@ def normalized(text: str) -> str:
 _PROGRESS = re.compile(r"^[^|]{0,80}\d{1,3}%\|[^|]{0,200}\||\b\d{1,9}/\d{1,9} \[[\d:]{1,9}<")
 """A line of tqdm."""
 _RECORD = re.compile(
-    r"^(?:\[|\{|File \"|Traceback|#\d|\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|(?:[A-Z]\w{0,60})?(?:Error|Exception|Warning)\b|terminate called"
-    r"|(?:ERROR|WARN|INFO|DEBUG|FATAL)|[-=*#]{3}|\+|\||>>>|\$ |[EWIF]\d{4} |[\w./-]{1,80}:\d{1,6}:)"
+    r"^(?:\[|\{|File \"|Traceback|#\d|\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|(?:[A-Z]\w{0,60})?(?:Error|Exception|Warning)\b"
+    r"|terminate called|(?:ERROR|WARN|INFO|DEBUG|FATAL)|[-=*#]{3}|\+|\||>>>|\$ |[EWIF]\d{4} |[\w./-]{1,80}:\d{1,6}:)"
 )
 """The beginning of a new message, which does not continue the line before it."""
 _ENDED = re.compile(r"[.!?}|。]$|\.py, line \d{1,6}$")
@@ -86,6 +87,12 @@ _SHORTEST, _WIDTH, _LONGEST = 12, 76, 300
 are not broken."""
 _CONTINUES = "('\"`,_/<&="
 """Characters with which a line continues another."""
+_OPEN = re.compile(
+    r"(?:\b(?:an?|the|to|of|is|are|was|in|on|at|by|for|with|from|and|or|not|no|version|symbol|error|code|cannot|could)"
+    r"|\d|[>=<:(,])$",
+    re.IGNORECASE,
+)
+"""The end of a line that does not end a message."""
 _MOST_BETWEEN = 2
 MOST_JOINED = 20_000
 """Number of joined lines that are searched."""
@@ -118,7 +125,7 @@ def joined(lines: Sequence[tuple[str, str]]) -> Iterator[tuple[int, int, str]]:
         if len(second) < 2 or len(second) > _LONGEST or not head or _RECORD.match(second) or _ENDED.search(head):
             continue
         prose = second[0].islower() or second[0] in _CONTINUES or not second[0].isascii()
-        if prose or length >= _WIDTH:
+        if prose or length >= _WIDTH or _OPEN.search(head):
             count += 1
             yield index, len(head), f"{head} {second}"
         if head[-1] in "-_/" or (length >= _WIDTH and first[-1].isalnum() and second[0].isalnum()):
