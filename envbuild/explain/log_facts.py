@@ -266,8 +266,11 @@ _BEFORE_SHORT = (
     rf"\d {{0,1}}{_TIMES} ?$|\b(?:dual|two|three|four|six|eight|quad|single|multiple|multi|several|both)[ -]$"
     r"|\b(?:geforce|nvidia|rtx|gtx|tesla|colab|gpus?|cards?|my|our)[ :=(-]{1,3}$|(?:双|单|四|八|显卡)[: ]?$"
 )
-_AFTER_SHORT = rf"^ ?{_TIMES} ?\d{{1,2}}\b|^ ?(?:-|_)?\(?\d{{1,2}} ?gi?b?\b|^ ?(?:gpus?|cards?|graphics|super|laptop|vram)\b"
+_AFTER_SHORT = (
+    rf"^ ?{_TIMES} ?\d{{1,2}}\b|^ ?(?:-|_)?\(?\d{{1,2}} ?gi?b?\b"
+    r"|^ ?(?:gpus?|cards?|graphics|super|laptop|vram)\b"
     r"|^ ?(?:显卡|的?卡)"
+)
 _WITH_SHORT = r"\b(?:cuda|gpus?|torch|bf16|bfloat16|fp16|float16|colab|kaggle|vram|vllm)\b"
 _NUMBER_BEFORE_SHORT = r"\b(?:on|with|using|have|has|got|own|run|running) (?:an?|my|our|the|one|[2-8]) $"
 
