@@ -304,9 +304,9 @@ def _times(before: str, after: str) -> int:
     """The number of GPUs that is written before or after their name: 8x, *8, two; 0 if there is no number."""
     if match := compiled(_COUNT_BEFORE).search(before[-24:]):
         return int(match[1]) if match[1] else _WORDS_OF_NUMBER[(match[2] or match[3]).lower()]
-    match = compiled(
-        rf"^(?:[- _]?(?:sxm\d?|pcie|nvl))?(?:[- _]?\d{{2,3}} ?gi?b?)?s? ?[x*\u00d7] ?(\d{{1,3}})\b"
-    ).search(after)
+    match = compiled(r"^(?:[- _]?(?:sxm\d?|pcie|nvl))?(?:[- _]?\d{2,3} ?gi?b?)?s? ?[x*\u00d7] ?(\d{1,3})\b").search(
+        after
+    )
     return int(match[1]) if match else 0
 
 

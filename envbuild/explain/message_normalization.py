@@ -89,10 +89,11 @@ _CONTINUES = "('\"`,_/<&="
 """Characters with which a line continues another."""
 _OPEN = re.compile(
     r"(?:\b(?:an?|the|to|of|is|are|was|in|on|at|by|for|with|from|and|or|not|no|version|symbol|error|code|cannot|could)"
-    r"|\d|[>=<:(,])$",
+    r"|[>=<:(,])$",
     re.IGNORECASE,
 )
 """The end of a line that does not end a message."""
+_UNIT = re.compile(r"(?:[KMG]i?B|GPUs?)\b")
 _MOST_BETWEEN = 2
 MOST_JOINED = 20_000
 """Number of joined lines that are searched."""
@@ -125,7 +126,7 @@ def joined(lines: Sequence[tuple[str, str]]) -> Iterator[tuple[int, int, str]]:
         if len(second) < 2 or len(second) > _LONGEST or not head or _RECORD.match(second) or _ENDED.search(head):
             continue
         prose = second[0].islower() or second[0] in _CONTINUES or not second[0].isascii()
-        if prose or length >= _WIDTH or _OPEN.search(head):
+        if prose or length >= _WIDTH or _OPEN.search(head) or (head[-1].isdigit() and _UNIT.match(second)):
             count += 1
             yield index, len(head), f"{head} {second}"
         if head[-1] in "-_/" or (length >= _WIDTH and first[-1].isalnum() and second[0].isalnum()):

@@ -169,8 +169,8 @@ def test_memory_of_other_processes_is_added_up_over_broken_lines() -> None:
     text = (
         "CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacity of 23.69 GiB of which 1.00 GiB "
         "is free. Process 11 has 9.50 GiB memory in use. Including non-PyTorch memory, this process has 13.10 GiB "
-        "memory in use. Of the allocated memory 12.00 GiB is allocated by PyTorch, and 200.00 MiB is reserved by PyTorch but "
-        "unallocated."
+        "memory in use. Of the allocated memory 12.00 GiB is allocated by PyTorch, and 200.00 MiB is reserved by "
+        "PyTorch but unallocated."
     )
     assert causes("\n".join(textwrap.wrap(text, 80))) == causes(text) == ["gpu-memory-others"]
 
