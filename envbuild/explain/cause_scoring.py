@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from envbuild.explain.log_facts import Reading
-from envbuild.explain.log_reader_and_search import Line, Log
+from envbuild.explain.log_reader_and_search import Line, Log, relaxed
 from envbuild.facts import log_signatures
 from envbuild.facts.advisory_matching import Advisory
 from envbuild.facts.log_signatures import EvidenceName, Signature
@@ -33,13 +33,15 @@ class CauseLines:
 
 def find_lines(log: Log, signature: Signature, advisory: Advisory | None, known: Reading) -> CauseLines:
     """Finds the lines that show the cause, in order; if there are none, the lines that are only hints."""
-    of_facts = (one for fact, shown in signature.shown_by.items() if fact in known.states for one in shown)
+    facts = known.states | known.symptoms
+    of_facts = (one for fact, shown in signature.shown_by.items() if fact in facts for one in shown)
+    hints_of_facts = (one for fact, shown in signature.hinted_by.items() if fact in facts for one in shown)
     heard = log_signatures.hearsay()
     for hints, patterns in (
         (False, (*(advisory.shows.patterns if advisory else ()), *signature.lines, *of_facts)),
-        (True, signature.hints),
+        (True, (*signature.hints, *hints_of_facts)),
     ):
-        found = {line for pattern in patterns for line, _ in log.find(pattern, LINES, signature.never, heard)}
+        found = {line for pattern in patterns for line, _ in log.find(relaxed(pattern), LINES, signature.never, heard)}
         if found:
             lines = sorted(found, key=lambda line: (log.files.index(line.file), line.number))
             return CauseLines(tuple(lines[:LINES]), hints)

@@ -37,6 +37,9 @@ _CACHED = r"(?P<held>[0-9.]{1,8} [kmg]i?b) already allocated;.{0,80}; (?P<unused
 _FREE = r"(?P<free>[0-9.]{1,8} [kmg]i?b|0 bytes) (?:is )?free"
 _HELD = r"(?P<held>[0-9.]{1,8} [kmg]i?b) is allocated by pytorch"
 _TOTAL = r"(?:total capacity of |gpu \d{1,3}; )(?P<total>[0-9.]{1,8} [kmg]i?b)"
+_SIZE = r"\d [kmg]i?b\b|^[kmg]i?b\b"
+_MOST_BROKEN = 8
+"""Number of lines over which a terminal breaks one statement of memory."""
 _OWN = r"this process has (?P<own>[0-9.]{1,8} [kmg]i?b) memory in use"
 TORCHES = 3
 """Number of torch versions that are considered for one log."""
@@ -86,12 +89,13 @@ def read(log: Log) -> Reading:
         ("interrupted", log.has([compiled(_INTERRUPTED)])),
         ("copy-differs", _copy_differs(log)),
         ("memory-grows", _memory_grows(log)),
+        ("traceback-cut", _traceback_cut(log)),
     ) if holds}  # fmt: skip
     return Reading(
         situation, situations, _candidates(situations, situation), frozenset(states), first,
         first_failed_rank_and_progress.works(log, situation.gpu_count), _error(log), _count(log)[1],
         frozenset(versions.libraries(situation.cuda)) & frozenset(situation.libraries), frozenset(versions.loaded),
-        stack.crashed_in, frozenset(_symptoms(log, stack.hang)), frozenset(_operations(log)),
+        stack.crashed_in, frozenset(_symptoms(log, stack.hang, bool(situation.gpus))), frozenset(_operations(log)),
     )  # fmt: skip
 
 
@@ -99,9 +103,10 @@ _INTERRUPTED = r"^(?:\S{1,40}: )?(?:KeyboardInterrupt|\^CTraceback)|received sig
 """The user stopped a program that hung."""
 
 
-def _symptoms(log: Log, hang: bool) -> Iterator[SymptomClass]:
+def _symptoms(log: Log, hang: bool, gpus: bool) -> Iterator[SymptomClass]:
+    """`hang`: a stack shows a hang; `gpus`: the log names GPUs."""
     heard, denials = log_signatures.hearsay(), log_signatures.denials()
-    of_gpu = log.has(log_signatures.gpu_context())
+    of_gpu = gpus or log.has(log_signatures.gpu_context())
     for row in log_signatures.symptoms():
         shown = log.has(row.lines, heard, denials) or (hang and row.symptom == "hang")
         able = (of_gpu or not row.of_gpu) and (not row.needs or log.has(row.needs))
@@ -192,7 +197,9 @@ def _gpus(log: Log) -> tuple[Gpu, ...]:
             if not log_signatures.elsewhere(line.text[: match.start()], line.text[match.end() :]):
                 gpu = names[re.sub(r"\s+", " ", match[1].lower())]
                 found[gpu.id] = gpu
-    if not lines:
+    for gpu, _ in _short_forms(log):
+        found[gpu.id] = gpu
+    if not found and not lines:
         named = [f"{match[1]}.{match[2]}" for _, match in log.find(compiled(_CAPABILITY), 20)]
         named += [card.compute_capability for card in log_signatures.gpu_patterns() if log.has([card.pattern])]
         found = {capability: _unlisted(capability) for capability in named}
@@ -220,8 +227,8 @@ def _supported(log: Log, situation: Situation) -> Iterator[str]:
 
 
 def _called(gpu: Gpu) -> Iterator[str]:
-    """The names of a GPU as drivers print them and as people write them: H20, RTX 4090. Names of two characters (T4,
-    L4) are left out because they are ambiguous."""
+    """The names of a GPU as drivers print them and as people write them: H20, RTX 4090, A6000, 3090 Ti. Names of two
+    characters (T4, L4) and bare numbers (4090) are ambiguous: `_short_forms` reads these."""
     yield from gpu.all_names
     short = re.sub(r"^(rtx)(pro)?", lambda m: "rtx pro " if m[2] else "rtx ", gpu.id)
     if len(short) > 2:
@@ -229,12 +236,97 @@ def _called(gpu: Gpu) -> Iterator[str]:
         yield short.replace(" ", "")
     yield f"nvidia {short}"
     yield f"tesla {short}"
+    if match := re.fullmatch(r"(rtx|gtx)(\d{3,4})(ti)?(d|-super)?", gpu.id):
+        rest = match[4].removeprefix("-") if match[4] else ""
+        for number in {f"{match[2]}{match[3] or ''}", f"{match[2]} {match[3]}" if match[3] else match[2]}:
+            yield f"{match[1]} {number}{' ' if rest else ''}{rest}"
+            if match[3]:
+                yield number
+    if re.fullmatch(r"rtxa\d{4}", gpu.id):
+        yield gpu.id.removeprefix("rtx")
+
+
+_TIMES = r"(?:[x*\u00d7]|\u5f20|\u5757|\u5361)"
+"""The sign between a number of GPUs and their name; in Chinese a measure word."""
 
 
 @cache
 def _models() -> re.Pattern[str]:
     names = sorted({name for gpu in database.gpus().values() for name in _called(gpu)}, key=len, reverse=True)
-    return compiled("(?<![a-z0-9_-])(" + "|".join(map(re.escape, names)) + ")(?![a-z0-9])")
+    return compiled(
+        r"(?:(?<![a-z0-9_-])|(?<=\dx))(" + "|".join(map(re.escape, names)) + r")(?:(?![a-z0-9])|(?=s\b)|(?=[x*]\d))"
+    )
+
+
+_SHORT = (
+    r"(?:(?<![a-z0-9._/:%#-])|(?<=\dx)|(?<=\d\*))(?P<name>[1-5]0[5-9]0(?: ?super)?d?|[tlp]4|a2)"
+    r"(?P<many>s?)(?![a-z0-9._%-]*[._%]\d)(?![a-wyz0-9_:/-])"
+)
+_BEFORE_SHORT = (
+    rf"\d {{0,1}}{_TIMES} ?$|\b(?:dual|two|three|four|six|eight|quad|single|multiple|multi|several|both)[ -]$"
+    r"|\b(?:geforce|nvidia|rtx|gtx|tesla|colab|gpus?|cards?|my|our)[ :=(-]{1,3}$|(?:双|单|四|八|显卡)[: ]?$"
+)
+_AFTER_SHORT = (
+    rf"^ ?{_TIMES} ?\d{{1,2}}\b|^ ?(?:-|_)?\(?\d{{1,2}} ?gi?b?\b"
+    r"|^ ?(?:gpus?|cards?|graphics|super|laptop|vram)\b"
+    r"|^ ?(?:显卡|的?卡)"
+)
+_WITH_SHORT = r"\b(?:cuda|gpus?|torch|bf16|bfloat16|fp16|float16|colab|kaggle|vram|vllm)\b"
+_NUMBER_BEFORE_SHORT = r"\b(?:on|with|using|have|has|got|own|run|running) (?:an?|my|our|the|one|[2-8]) $"
+
+
+def _short_forms(log: Log) -> Iterator[tuple[Gpu, int]]:
+    """Yields GPUs that the log names in a form that needs context (4090s, 2x3090, 4090x2, T4 GPU), each with its
+    number of GPUs or 0."""
+    gpus = database.gpus()
+    for line, _ in log.find(compiled(_SHORT), 50):
+        full = [match.span() for match in _models().finditer(line.text)]
+        for match in compiled(_SHORT).finditer(line.text):
+            if any(begin <= match.start() < end for begin, end in full):
+                continue
+            before, after = line.text[: match.start()], line.text[match.end() :]
+            name = re.sub(r" ?super$", "-super", match["name"].lower())
+            number = name[0].isdigit()
+            near = before[-40:]
+            shown = (
+                compiled(_BEFORE_SHORT).search(near)
+                or compiled(_AFTER_SHORT).search(after[:20])
+                or (number and match["many"])
+                or (number and compiled(_NUMBER_BEFORE_SHORT).search(near))
+                or (not number and match["name"].isupper() and compiled(_WITH_SHORT).search(line.text))
+            )
+            gpu = next((gpus[name] for name in (name, f"rtx{name}", f"gtx{name}") if name in gpus), None)
+            if shown and gpu and not log_signatures.elsewhere(before, after):
+                yield gpu, _times(before, after)
+
+
+def _times(before: str, after: str) -> int:
+    """The number of GPUs that is written before or after their name: 8x, *8, two; 0 if there is no number."""
+    if match := compiled(_COUNT_BEFORE).search(before[-24:]):
+        return int(match[1]) if match[1] else _WORDS_OF_NUMBER[(match[2] or match[3]).lower()]
+    match = compiled(r"^(?:[- _]?(?:sxm\d?|pcie|nvl))?(?:[- _]?\d{2,3} ?gi?b?)?s? ?[x*\u00d7] ?(\d{1,3})\b").search(
+        after
+    )
+    return int(match[1]) if match else 0
+
+
+_WORDS_OF_NUMBER = {
+    "dual": 2,
+    "two": 2,
+    "three": 3,
+    "four": 4,
+    "quad": 4,
+    "six": 6,
+    "eight": 8,
+    "双": 2,
+    "两": 2,
+    "四": 4,
+    "八": 8,
+}
+_COUNT_BEFORE = (
+    rf"(?<![\d.])(?:(\d{{1,3}}) ?{_TIMES}|\b(dual|two|three|four|quad|six|eight)\b|(双|两|四|八)[张块卡]?)[ -]?"
+    r"(?:nvidia |geforce |tesla |rtx |gtx ){0,3}$"
+)
 
 
 def _unlisted(capability: str) -> Gpu:
@@ -249,9 +341,20 @@ def _count(log: Log) -> tuple[int | None, bool]:
     """Returns the number of GPUs that work together (None unless the log shows several), and whether there may be
     more."""
     sizes = [int(match[1]) for _, match in log.find(compiled(_WORLD), 50)]
-    seen = [int(match[1]) + more for pattern, more in _RANKS for _, match in log.find(compiled(pattern), 50)]
+    seen = list(_written_counts(log))
+    seen += [int(match[1]) + more for pattern, more in _RANKS for _, match in log.find(compiled(pattern), 50)]
     # the highest rank with a line in the log need not be the last rank of the job
     return max((count for count in sizes or seen if count > 1), default=None), not sizes
+
+
+def _written_counts(log: Log) -> Iterator[int]:
+    """The numbers that are written at the names of GPUs: 8x H100, two RTX 4090."""
+    for line, _ in log.find(_models(), 50):
+        for match in _models().finditer(line.text):
+            before, after = line.text[: match.start()], line.text[match.end() :]
+            if not log_signatures.elsewhere(before, after):
+                yield _times(before, after)
+    yield from (count for _, count in _short_forms(log))
 
 
 _RAISED = (
@@ -267,6 +370,25 @@ def _error(log: Log) -> Line | None:
     return lines[-1] if lines else None
 
 
+_FRAME = r"\S{1,200}\.py\W{1,3}line \d{1,6}"
+_EXCEPTION = r"(?:^|[\s:\]|])(?:[a-z_][\w.]{0,120}\.)?[a-z_]\w{0,60}(?:error|exception|interrupt|exit|warning)\b: ?\S"
+_LAST = 3
+"""A frame is the end of a log, if at most this number of lines follow."""
+
+
+def _traceback_cut(log: Log) -> bool:
+    """Whether the log ends in the frames of Python's traceback, without the exception."""
+    frames = log.find(compiled(_FRAME), TRIED)
+    if not frames:
+        return False
+    last = frames[-1][0]
+    after = [line for line in log.lines if line.file == last.file and line.number > last.number and line.text.strip()]
+    return len(after) <= _LAST and not any(compiled(_EXCEPTION).search(line.text) for line in after)
+
+
+_CONTEXT, _SHARE_OF_OTHERS = 2.0, 0.25
+"""Memory that belongs to other processes: more than this number of GiB (a process's own CUDA context may be missing in
+the sum) and more than this share of the GPU."""
 _PIECES = 0.15
 """From this unused share of torch's memory on, fragmentation is the cause; a few percent are normal."""
 
@@ -274,18 +396,46 @@ _PIECES = 0.15
 def _memory(log: Log) -> Iterator[str]:
     """States of an out-of-memory error: torch's unused reserved memory or the GPU's free memory would have sufficed
     (fragmented), or other processes use more memory than torch does (memory-of-others)."""
-    for line, match in log.find(compiled(_PARTS), 20):
+    found = log.find(compiled(_PARTS), 20)
+    places = {id(line): place for place, line in enumerate(log.lines)} if found else {}
+    for line, match in found:
+        text = match.string
+        for after in log.lines[places[id(line)] + 1 : places[id(line)] + _MOST_BROKEN]:
+            if after.file != line.file or not compiled(_SIZE).search(after.text) or compiled(_PARTS).search(after.text):
+                break
+            text = f"{text.rstrip()} {after.text.strip()}"
         sizes = {"tried": _gib(match["tried"])}
         for pattern in (_UNUSED, _OLD, _CACHED, _TOTAL, _FREE, _HELD, _OWN):
-            found = compiled(pattern).search(line.text)
-            sizes |= {name: _gib(text) for name, text in found.groupdict().items()} if found else {}
+            parts = compiled(pattern).search(text)
+            sizes |= {name: _gib(size) for name, size in parts.groupdict().items()} if parts else {}
         unused = sizes.get("unused", sizes.get("reserved", 0.0) - sizes.get("allocated", 0.0))
         own = sizes.get("own", sizes.get("reserved", sizes.get("held", 0.0) + unused))
         held = unused + sizes.get("held", sizes.get("allocated", 0.0))
         if unused >= max(sizes["tried"], _PIECES * held) or sizes.get("free", 0.0) >= sizes["tried"]:
             yield "fragmented"
-        if own and "total" in sizes and sizes["total"] - sizes.get("free", 0.0) - own > max(own, sizes["tried"]):
+        others = sizes.get("total", 0.0) - sizes.get("free", 0.0) - own
+        if own and others > max(_CONTEXT, sizes["tried"], _SHARE_OF_OTHERS * sizes["total"]):
             yield "memory-of-others"
+    yield from _memory_of_nobody(log)
+
+
+_USED_OF_TOTAL = r"\| {0,9}(?P<used>\d{1,6})MiB / {1,9}(?P<total>\d{4,6})MiB \|"
+_OF_PROCESS = r"^\|.{0,120} (?P<process>\d{1,6})MiB \|\s{0,8}$"
+_NO_PROCESS = r"no running processes found"
+_FREE_OF_TOTAL = r"free memory on device.{0,20}\((?P<free>[\d.]{1,8})/(?P<total>[\d.]{1,8}) gib\) on startup"
+
+
+def _memory_of_nobody(log: Log) -> Iterator[str]:
+    """Whether nvidia-smi shows used memory of which half or more belongs to none of its processes, or an engine found
+    half of the GPU in use at its start."""
+    for _, match in log.find(compiled(_FREE_OF_TOTAL), 20):
+        if float(match["free"]) < float(match["total"]) / 2:
+            yield "memory-of-others"
+    used = [(int(match["used"]), int(match["total"])) for _, match in log.find(compiled(_USED_OF_TOTAL), 20)]
+    listed = sum(int(match["process"]) for line, match in log.find(compiled(_OF_PROCESS), 50) if " / " not in line.text)
+    known = listed or log.has([compiled(_NO_PROCESS)])
+    if known and used and sum(some for some, _ in used) - listed > max(total for _, total in used) / 2:
+        yield "memory-of-others"
 
 
 _ON_GPU = r"device='cuda:(\d{1,2})'"

@@ -18,7 +18,13 @@ from itertools import accumulate, chain
 from re import _parser  # type: ignore[attr-defined]  # no public function says what a pattern needs
 from typing import Any, BinaryIO
 
-from envbuild.explain import localized_message_translation, log_decompression
+from envbuild.explain import (
+    error_number_translation,
+    localized_message_translation,
+    log_decompression,
+    message_normalization,
+)
+from envbuild.facts import log_signatures
 from envbuild.util.errors import some
 
 HEAD, TAIL = 8 << 20, 24 << 20
@@ -38,6 +44,8 @@ _WORD, _MOST_WORDS = 3, 1 << 18
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-9;:?]{0,64}[ -/]?[@-~]|\][^\x07\x1b\n]{0,512}(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROLS = bytes({*range(32), 127} - {*b"\t\n\r"})
 _WIDE = {code + 0xFEE0: code for code in range(0x21, 0x7F)}  # the colons and brackets of East Asian text
+_ESCAPED_BREAK = re.compile(r"\\n(?=[\s\"'\\(\[#A-Z0-9_]|$)")
+"""A line break in a string of JSON; the rest of a Windows path begins with a small letter."""
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _LETTERS = bytes(code if chr(code).isalpha() and code < 128 else 32 for code in range(256))
 
@@ -102,12 +110,17 @@ class Log:
     ) -> list[tuple[Line, re.Match[str]]]:
         """Finds the first lines, at most `most`, that match `pattern`. It skips lines that match one of `never`, and
         lines where one of `before` matches the text before the match. Each line is searched as it is, then as
-        localized_message_translation.py rewrites it."""
+        `rewritten` changes it, then joined with the next line if the message may continue there."""
         found: list[tuple[Line, re.Match[str]]] = []
         texts, rewritten = self._rewritten
-        for index in sorted({*self._index.candidates(pattern), *rewritten.candidates(pattern)}):
+        breaks, joined = self._joined
+        for index in sorted(
+            {*self._index.candidates(pattern), *rewritten.candidates(pattern), *joined.candidates(pattern)}
+        ):
             line = self.lines[index]
             match = pattern.search(line.text) or pattern.search(texts.get(index, ""))
+            if match is None:
+                match = next(filter(None, (_across(pattern, *broken) for broken in breaks.get(index, ()))), None)
             if match is None or any(other.search(match.string) for other in never):
                 continue
             if not any(other.search(match.string, 0, match.start()) for other in before):
@@ -129,16 +142,51 @@ class Log:
         return _Index(enumerate(line.text for line in self.lines))
 
     @cached_property
+    def of_gpu(self) -> bool:
+        """Whether a line mentions a program that uses GPUs."""
+        return any(
+            pattern.search(self.lines[index].text)
+            for pattern in log_signatures.gpu_context()
+            for index in self._index.candidates(pattern)
+        )
+
+    @cached_property
     def _rewritten(self) -> tuple[dict[int, str], _Index]:
-        """The lines that localized_message_translation.py changes, by index."""
+        """The lines that `rewritten` changes, by index."""
         texts: dict[int, str] = {}
         for index in {
-            index for pattern in localized_message_translation.patterns() for index in self._index.candidates(pattern)
+            index
+            for pattern in chain(
+                localized_message_translation.patterns(),
+                message_normalization.patterns(),
+                error_number_translation.patterns(self.of_gpu),
+            )
+            for index in self._index.candidates(pattern)
         }:
             text = self.lines[index].text
-            if (form := localized_message_translation.rewritten(text)) != text:
+            if (form := rewritten(text, self.of_gpu)) != text:
                 texts[index] = form
         return texts, _Index(sorted(texts.items()))
+
+    @cached_property
+    def _joined(self) -> tuple[dict[int, list[tuple[int, str]]], _Index]:
+        """The lines that are joined with the next: the place of the break and the text, by index."""
+        breaks: dict[int, list[tuple[int, str]]] = {}
+        for index, place, text in message_normalization.joined([(line.file, line.text) for line in self.lines]):
+            breaks.setdefault(index, []).append((place, text))
+        return breaks, _Index((index, text) for index, found in breaks.items() for _, text in found)
+
+
+def rewritten(text: str, of_gpu: bool) -> str:
+    """The plain form of a line, in English, with the names of error numbers. `of_gpu`: the log mentions a program that
+    uses GPUs."""
+    plain = localized_message_translation.rewritten(message_normalization.normalized(text))
+    return error_number_translation.named(plain, of_gpu)
+
+
+def _across(pattern: re.Pattern[str], place: int, text: str) -> re.Match[str] | None:
+    """The first match that begins before the break at `place` and ends after it."""
+    return next((match for match in pattern.finditer(text) if match.start() < place < match.end()), None)
 
 
 def join_logs(parts: Iterable[Log]) -> Log:
@@ -306,10 +354,10 @@ def _lines(blocks: Iterable[bytes], number: int, file: str) -> Iterator[Line]:
 
 
 def _pieces(line: str, number: int, file: str) -> Iterator[Line]:
-    if len(line) <= LONGEST and "\r" not in line:
+    if len(line) <= LONGEST and "\r" not in line and "\\n" not in line:
         yield Line(number, line, file)
         return
-    for part in line.split("\r"):
+    for part in (piece for text in line.split("\r") for piece in _ESCAPED_BREAK.split(text)):
         for start in range(0, len(part), LONGEST):
             yield Line(number, part[start : start + LONGEST], file)
 
@@ -355,3 +403,20 @@ def compiled(pattern: str) -> re.Pattern[str]:
     """Compiles a pattern of signatures.yaml: case-insensitive, with ASCII word boundaries, so that a word also ends
     where a different script (such as Chinese) begins."""
     return re.compile(pattern, re.IGNORECASE | re.ASCII)
+
+
+@cache
+def relaxed(pattern: re.Pattern[str]) -> re.Pattern[str]:
+    """The pattern with optional colons, commas and semicolons before spaces, and with optional quotes of either kind.
+    Sets of characters and look-behinds stay as they are."""
+    return re.compile(_PUNCTUATION.sub(_optional, pattern.pattern), pattern.flags)
+
+
+_PUNCTUATION = re.compile(
+    r"\\.|\[(?:\\.|[^\]\\])*\]|\(\?<[=!](?:[^()\\]|\\.)*\)|\(\?:|(?P<mark>[:,;])(?= )|(?P<quote>['\"])(?![?{*+])"
+)
+"""Tokens of a pattern. The first four kinds are copied."""
+
+
+def _optional(token: re.Match[str]) -> str:
+    return f"{token[0]}?" if token["mark"] else "['\"]?" if token["quote"] else token[0]

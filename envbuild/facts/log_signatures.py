@@ -1,5 +1,6 @@
-"""Log signatures of causes, from facts/data/signatures.yaml, and what a log shows besides the lines of a cause, from
-facts/data/symptoms.yaml; the heads of these files describe each key."""
+"""Log signatures of causes, from facts/data/signatures.yaml, what a log shows besides the lines of a cause, from
+facts/data/symptoms.yaml, and error numbers, from facts/data/error_numbers.yaml; the heads of these files describe each
+key."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from envbuild.util.errors import FactsError, near
 Patterns = tuple[Pattern, ...]
 State = Literal[
     "card-below-torch", "card-not-in-torch", "copy-differs", "crash-in-cpu-math", "fragmented", "hang-stack",
-    "interrupted", "memory-grows", "memory-of-others", "rank-failed-first",
+    "interrupted", "memory-grows", "memory-of-others", "rank-failed-first", "traceback-cut",
 ]  # fmt: skip
 SymptomClass = Literal[
     "hang", "illegal-access", "kill", "nan", "out-of-memory", "signal-abrt", "signal-bus", "signal-fpe", "signal-ill",
@@ -49,7 +50,8 @@ class Signature(FactRow):
     symptoms: frozenset[SymptomClass] = frozenset()
     operations: frozenset[OperationClass] = frozenset()
     states: frozenset[State] = frozenset()
-    shown_by: Mapping[State, Patterns] = Field(default_factory=dict)
+    shown_by: Mapping[State | SymptomClass, Patterns] = Field(default_factory=dict)
+    hinted_by: Mapping[State | SymptomClass, Patterns] = Field(default_factory=dict)
     raised_by: Patterns = ()
     lowered_by: Patterns = ()
     unless: Patterns = ()
@@ -145,6 +147,17 @@ class SystemMessage(FactRow):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class ErrorFamily(FactRow):
+    """The error numbers of one library: the patterns of a number in a log, with the group `n`, and the name and message
+    of each number. `of_gpu`: patterns for logs that mention a program that uses GPUs."""
+
+    family: Name
+    forms: Patterns
+    of_gpu: Patterns = ()
+    messages: Mapping[str, Text]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Denial(FactRow):
     """Patterns of lines that say that a failure did not happen."""
 
@@ -222,6 +235,11 @@ def components() -> tuple[Component, ...]:
 @cache
 def system_messages() -> tuple[SystemMessage, ...]:
     return fact_file_reader.rows("signatures", "system_messages", SystemMessage)
+
+
+@cache
+def error_families() -> tuple[ErrorFamily, ...]:
+    return fact_file_reader.rows("error_numbers", "families", ErrorFamily)
 
 
 @cache

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from envbuild.explain import cause_ranking, localized_message_translation, log_reader_and_search
+from envbuild.explain import cause_ranking, log_reader_and_search, message_normalization
 from envbuild.facts import database, log_signatures
 from unit.explain import corpus
 
@@ -93,12 +93,20 @@ def test_each_of_many_logs_keeps_its_share_of_the_end(size: int) -> None:
 
 
 def test_a_pattern_finds_no_less_by_its_anchors() -> None:
-    """The search is compared with trying every pattern on every line of every log."""
+    """The search is compared with trying every pattern on every line of every log, and on every joined line."""
     for case in corpus.cases():
         log = log_reader_and_search.Log(case.raw)
-        forms = [(line, {line.text, localized_message_translation.rewritten(line.text)}) for line in log.lines]
+        forms = [(line, {line.text, log_reader_and_search.rewritten(line.text, log.of_gpu)}) for line in log.lines]
+        breaks: dict[int, list[tuple[int, str]]] = {}
+        for index, place, text in message_normalization.joined([(line.file, line.text) for line in log.lines]):
+            breaks.setdefault(index, []).append((place, text))
         for pattern in every_pattern():
-            plain = [line for line, texts in forms if any(map(pattern.search, texts))]
+            plain = [
+                line
+                for index, (line, texts) in enumerate(forms)
+                if any(map(pattern.search, texts))
+                or any(m.start() < at < m.end() for at, text in breaks.get(index, ()) for m in pattern.finditer(text))
+            ]
             assert [line for line, _ in log.find(pattern, len(log.lines) + 1)] == plain, (case.name, pattern.pattern)
 
 

@@ -1,0 +1,43 @@
+"""Adds the name and message of an error of CUDA or its libraries after its number. Pure.
+
+"cuStreamSynchronize returned 700" is followed by "[cudaErrorIllegalAddress: an illegal memory access was encountered]".
+Thus each pattern of signatures.yaml is written only for names and messages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+
+from envbuild.facts import log_signatures
+
+Numbered = tuple[re.Pattern[str], Mapping[str, str]]
+
+
+@cache
+def _numbered(of_gpu: bool) -> tuple[Numbered, ...]:
+    return tuple(
+        (form, row.messages)
+        for row in log_signatures.error_families()
+        for form in (*row.forms, *(row.of_gpu if of_gpu else ()))
+    )
+
+
+def patterns(of_gpu: bool) -> Iterator[re.Pattern[str]]:
+    """The patterns of lines to rewrite: each rewritten line matches at least one. `of_gpu`: the log mentions a program
+    that uses GPUs."""
+    return (form for form, _ in _numbered(of_gpu))
+
+
+def named(text: str, of_gpu: bool) -> str:
+    """Adds the names of the error numbers in a line, each name once and only if the line does not contain it."""
+    found: dict[str, int] = {}
+    for form, messages in _numbered(of_gpu):
+        for match in form.finditer(text):
+            message = messages.get(match["n"])
+            if message and message not in found and message.partition(":")[0].lower() not in text.lower():
+                found[message] = match.end("n")
+    for message, place in sorted(found.items(), key=lambda item: -item[1]):
+        text = f"{text[:place]} [{message}]{text[place:]}"
+    return text

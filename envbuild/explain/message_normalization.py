@@ -1,0 +1,134 @@
+"""Rewrites a line to the plain form of its message, and joins messages that are broken over two lines. Pure.
+
+The plain form has straight quotes and single spaces, no escapes of JSON, HTML or Markdown, and no prefix that a program
+put before each line (docker compose, kubectl, Ray, mpirun, srun).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+_CHARACTERS = str.maketrans(
+    {"‘": "'", "’": "'", "‚": "'", "‛": "'", "`": "'", "´": "'", "“": '"', "”": '"', "„": '"', "«": '"', "»": '"',
+     "\u00a0": " ", "\u200b": None, "\u3000": " ", "‐": "-", "‑": "-", "–": "-", "—": "-", "−": "-",
+     "。": ".", "、": ","}
+)  # fmt: skip
+_ENTITIES = {"&quot;": '"', "&#34;": '"', "&#39;": "'", "&apos;": "'", "&lt;": "<", "&gt;": ">", "&amp;": "&"}
+_ESCAPES = (
+    (re.compile(r"\\(?:r\\)?n|\\t"), " "),
+    (re.compile(r"\\'"), "'"),
+    (re.compile(r'\\"'), '"'),
+    (re.compile(r"\\([_*`<>\[\]()#])"), r"\1"),
+    (re.compile(r"%20"), " "),
+    (re.compile(r"\*\*|__(?=[A-Z ])|'''?(?=\S)"), ""),
+)
+_PREFIX = re.compile(
+    r"^\s{0,8}(?:"
+    r"[\w.-]{1,60}(?:[-_]\d{1,4})? {1,20}\| "  # docker compose
+    r"|\[\d{1,5},\d{1,5}\]<std(?:err|out)>: ?"  # mpirun --tag-output
+    r"|\([\w.:@-]{1,80}(?: \w{1,20})? (?:pid|ip)=[\w.:, =-]{1,60}\) "  # Ray
+    r"|\[(?:pod|container)/[\w./-]{1,120}\] "  # kubectl logs --prefix
+    r"|\[?(?:default\d{1,4}|rank ?\d{1,5}|worker[-_ ]?\d{1,4})\]?: ?"  # torchrun --tee, torch
+    r"|\d{1,4}: (?=[A-Z])"  # srun --label
+    r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]{0,10}(?:Z|[+-]\d\d:?\d\d)? (?:std(?:err|out) [FP] )?"  # kubectl, docker
+    r"|> (?:> )?"  # quoted in an issue
+    r")"
+)
+_UNICODE = re.compile(r"\\u([0-9a-fA-F]{4})")
+_SPACES = re.compile(r"(?<=\S)[ \t]{2,}(?=\S)")
+_TRIGGERS = tuple(
+    re.compile(text)
+    for text in (
+        *("‘", "’", "`", "´", "“", "”", "„", "«", "»", "\u00a0", "\u3000", "‑", "–", "—", "−"), *_ENTITIES,
+        r"\\n", r"\\t", r"\\u", r"\\'", r'\\"', r"\\_", r"%20", r"\*\*", r"  ", r" \| ", r"<std", r"pid=", r"ip=",
+        r"\[pod/", r"\[container/", r"default", r"rank", r"worker", r"Z ", r"^> ", r"\d: ",
+    )
+)  # fmt: skip
+_MOST_PREFIXES = 3
+
+
+def patterns() -> tuple[re.Pattern[str], ...]:
+    """The patterns of lines to rewrite: each rewritten line matches at least one."""
+    return _TRIGGERS
+
+
+def without_prefix(text: str) -> str:
+    for _ in range(_MOST_PREFIXES):
+        match = _PREFIX.match(text)
+        if match is None:
+            break
+        text = text[match.end() :]
+    return text
+
+
+def normalized(text: str) -> str:
+    """The plain form of a line."""
+    if "\\u" in text:
+        text = _UNICODE.sub(lambda match: chr(int(match[1], 16)), text)
+    if "&" in text:
+        for entity, character in _ENTITIES.items():
+            text = text.replace(entity, character)
+    for pattern, character in _ESCAPES:
+        text = pattern.sub(character, text)
+    return _SPACES.sub(" ", without_prefix(text).translate(_CHARACTERS))
+
+
+_PROGRESS = re.compile(r"^[^|]{0,80}\d{1,3}%\|[^|]{0,200}\||\b\d{1,9}/\d{1,9} \[[\d:]{1,9}<")
+"""A line of tqdm."""
+_RECORD = re.compile(
+    r"^(?:\[|\{|File \"|Traceback|#\d|\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|(?:[A-Z]\w{0,60})?(?:Error|Exception|Warning)\b"
+    r"|terminate called|(?:ERROR|WARN|INFO|DEBUG|FATAL)|[-=*#]{3}|\+|\||>>>|\$ |[EWIF]\d{4} |[\w./-]{1,80}:\d{1,6}:)"
+)
+"""The beginning of a new message, which does not continue the line before it."""
+_ENDED = re.compile(r"[.!?}|。]$|\.py, line \d{1,6}$")
+_SHORTEST, _WIDTH, _LONGEST = 12, 76, 300
+"""A line of prose that another continues, and a line that a terminal broke, have at least these lengths. Longer lines
+are not broken."""
+_CONTINUES = "('\"`,_/<&="
+"""Characters with which a line continues another."""
+_OPEN = re.compile(
+    r"(?:\b(?:an?|the|to|of|is|are|was|in|on|at|by|for|with|from|and|or|not|no|version|symbol|error|code|cannot|could)"
+    r"|[>=<:(,])$",
+    re.IGNORECASE,
+)
+"""The end of a line that does not end a message."""
+_UNIT = re.compile(r"(?:[KMG]i?B|GPUs?)\b")
+_MOST_BETWEEN = 2
+MOST_JOINED = 20_000
+"""Number of joined lines that are searched."""
+
+
+def joined(lines: Sequence[tuple[str, str]]) -> Iterator[tuple[int, int, str]]:
+    """Joins each line with the next where a message may continue there: after a break between words in prose, or where
+    a terminal or a program broke a long line, even within a word. Lines of a progress bar between the two are skipped.
+
+    `lines`: the file and the text of each. Returns the index of the first line, the place of the break, and the text.
+    """
+    count = 0
+    for index, (file, first) in enumerate(lines):
+        if count >= MOST_JOINED:
+            return
+        length = len(first)
+        if not _SHORTEST <= length <= _LONGEST or _PROGRESS.search(first):
+            continue
+        following = index + 1
+        while (
+            following < min(len(lines), index + 1 + _MOST_BETWEEN)
+            and lines[following][0] == file
+            and _PROGRESS.search(lines[following][1])
+        ):
+            following += 1
+        if following >= len(lines) or lines[following][0] != file:
+            continue
+        second = without_prefix(lines[following][1]).lstrip().removeprefix("> ")
+        head = first.rstrip().removesuffix("\\").rstrip()
+        if len(second) < 2 or len(second) > _LONGEST or not head or _RECORD.match(second) or _ENDED.search(head):
+            continue
+        prose = second[0].islower() or second[0] in _CONTINUES or not second[0].isascii()
+        if prose or length >= _WIDTH or _OPEN.search(head) or (head[-1].isdigit() and _UNIT.match(second)):
+            count += 1
+            yield index, len(head), f"{head} {second}"
+        if head[-1] in "-_/" or (length >= _WIDTH and first[-1].isalnum() and second[0].isalnum()):
+            count += 1
+            yield index, len(head), f"{head}{second}"

@@ -1,0 +1,195 @@
+"""`explain`: messages with numbers instead of names, in other forms, and broken over lines."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from envbuild.explain import (
+    cause_ranking,
+    error_number_translation,
+    log_facts,
+    log_reader_and_search,
+    message_normalization,
+)
+from envbuild.facts import log_signatures
+
+_FOLDER = Path(__file__).parent
+MESSAGES = [
+    (cause, message)
+    for cause, messages in yaml.safe_load((_FOLDER / "messages.yaml").read_text("utf-8")).items()
+    for message in messages
+]
+INNOCENT = yaml.safe_load((_FOLDER / "innocent_messages.yaml").read_text("utf-8"))
+
+
+def explanation_of(text: str) -> cause_ranking.Explanation:
+    return cause_ranking.explain(log_reader_and_search.Log(text.encode()))
+
+
+def causes(text: str) -> list[str]:
+    return [match.id for match in explanation_of(text).matches]
+
+
+@pytest.mark.parametrize("message", INNOCENT)
+def test_a_line_that_only_looks_like_a_cause_has_none(message: str) -> None:
+    assert causes(message) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("cuStreamSynchronize returned 700", "cudaErrorIllegalAddress"),
+        ("cuInit(0) failed: 999", "cudaErrorUnknown"),
+        ("cudaMalloc failed with error 2", "cudaErrorMemoryAllocation"),
+        ("error code 209 from cuModuleLoadData", "cudaErrorNoKernelImageForDevice"),
+        ("CUDA 调用报错 错误码 719", "cudaErrorLaunchFailure"),
+        ("cublasGemmEx failed with status 13", "CUBLAS_STATUS_EXECUTION_FAILED"),
+        ("cudnnCreate failed with status 1", "CUDNN_STATUS_NOT_INITIALIZED"),
+        ("ncclResult 2", "ncclSystemError"),
+        ("DCGM: XID error 79 on GPU 3", "by number): 79"),
+    ],
+)
+def test_the_name_of_an_error_follows_its_number(text: str, name: str) -> None:
+    assert name in error_number_translation.named(text, of_gpu=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cudaMalloc returned 0",
+        "cudaGetDeviceCount returned 2",
+        "validation error: 700.5 on cuda",
+        "step 700 | gpu mem 45 GB | 700 ms",
+        "CUDA error: an illegal memory access (cudaErrorIllegalAddress, 700)",
+    ],
+)
+def test_other_numbers_have_no_name(text: str) -> None:
+    assert error_number_translation.named(text, of_gpu=True) == text
+
+
+def test_an_error_number_without_a_word_of_cuda_needs_a_program_that_uses_gpus() -> None:
+    assert "IllegalAddress" in error_number_translation.named("the run ends with error 700", of_gpu=True)
+    assert error_number_translation.named("the run ends with error 700", of_gpu=False) == "the run ends with error 700"
+
+
+def test_each_family_of_errors_has_forms_with_the_number() -> None:
+    for row in log_signatures.error_families():
+        assert all("n" in form.groupindex for form in (*row.forms, *row.of_gpu)), row.family
+        assert all(number.isdigit() for number in row.messages), row.family
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("worker-1  | Killed", "Killed"),
+        ("(RayWorker pid=77, ip=10.0.0.1) Killed", "Killed"),
+        ("[1,3]<stderr>: Killed", "Killed"),
+        ("2024-05-01T10:00:00.1Z stderr F Killed", "Killed"),
+        ("No module named ‘amp_C’", "No module named 'amp_C'"),
+        ("can&#39;t  open &lt;x&gt;", "can't open <x>"),
+        (r"a \"b\" \u0063", 'a "b" c'),
+        (r"CUDNN\_STATUS", "CUDNN_STATUS"),
+    ],
+)
+def test_the_plain_form_of_a_line(text: str, plain: str) -> None:
+    assert message_normalization.normalized(text) == plain
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("RuntimeError: CUDA error: no kernel image is\navailable for execution on the device", "no-kernel-image"),
+        ("torch.cuda.OutOfMemoryError: CUDA out of\n 50%|█████     | 5/10 [00:10<00:10]\nmemory.", "gpu-memory"),
+        ("nvcc fatal   : Unsupported gpu architecture\n'compute_90a'", "nvcc-lacks-card"),
+        ('{"msg": "step 1\\nImportError: libcudart.so.11.0: cannot open shared object file\\n"}', "library-not-found"),
+    ],
+)
+def test_a_broken_message_is_joined(text: str, cause: str) -> None:
+    assert causes(text) == [cause]
+
+
+def test_separate_messages_are_not_joined() -> None:
+    lines = ["CUDA error: an illegal memory access was encountered", "Updated flash-attn 2", "Loss 2.3.", "of 5 steps"]
+    assert not list(message_normalization.joined([("", line) for line in lines]))
+    assert not list(message_normalization.joined([("a", "the message is broken in"), ("b", "the other file")]))
+
+
+def test_punctuation_and_quotes_are_optional() -> None:
+    relaxed = log_reader_and_search.relaxed(log_reader_and_search.compiled("error: no module '[:']x', (?:a|b), y"))
+    assert relaxed.search('error no module "\':x" a y') is None
+    assert relaxed.search("error no module ':x a y")
+    assert relaxed.search('error: no module "\'x", b, y')
+
+
+FORMS: dict[str, Callable[[str], str]] = {
+    "json": lambda text: json.dumps({"level": "warning", "msg": text}),
+    "docker": lambda text: "\n".join(f"worker-1  | {line}" for line in text.split("\n")),
+    "wrapped": lambda text: "\n".join("\n".join(textwrap.wrap(line, 80)) for line in text.split("\n")),
+    "quoted": lambda text: "> " + text.replace("\n", "\n> "),
+    "without punctuation": lambda text: text.replace(": ", " ").replace(", ", " "),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_messages_are_recognised_in_other_forms(form: str) -> None:
+    sample = MESSAGES[::5]
+    missed = [message for cause, message in sample if causes(FORMS[form](message)) != [cause]]
+    assert len(missed) <= 0.04 * len(sample), missed
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "count"),
+    [
+        ("two 3090s hang", ["rtx3090"], 2),
+        ("4090x2 prints garbage", ["rtx4090"], 2),
+        ("8xH100 80GB", ["h100"], 8),
+        ("h20*8 训练", ["h20"], 8),
+        ("8卡A100", ["a100"], 8),
+        ("A100-80G", ["a100"], None),
+        ("RTX 3090 Ti", ["rtx3090ti"], None),
+        ("Colab T4 GPU", ["t4"], None),
+        ("my 4070 super", ["rtx4070-super"], None),
+        ("step 4090 of 5000", [], None),
+        ("iteration 1080/2000", [], None),
+        ("took 3090 ms on port 3060", [], None),
+    ],
+)
+def test_short_forms_of_gpus(text: str, gpus: list[str], count: int | None) -> None:
+    situation = log_facts.read(log_reader_and_search.Log(text.encode())).situation
+    assert ([gpu.id for gpu in situation.gpus], situation.gpu_count) == (gpus, count)
+
+
+def test_memory_of_other_processes_is_added_up_over_broken_lines() -> None:
+    text = (
+        "CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacity of 23.69 GiB of which 1.00 GiB "
+        "is free. Process 11 has 9.50 GiB memory in use. Including non-PyTorch memory, this process has 13.10 GiB "
+        "memory in use. Of the allocated memory 12.00 GiB is allocated by PyTorch, and 200.00 MiB is reserved by "
+        "PyTorch but unallocated."
+    )
+    assert causes("\n".join(textwrap.wrap(text, 80))) == causes(text) == ["gpu-memory-others"]
+
+
+def test_memory_that_belongs_to_no_process() -> None:
+    table = "| 30%  40C  P8  20W / 350W |  {}MiB / 24576MiB |   0%   Default |\n|  No running processes found  |\n"
+    out = "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    assert causes(table.format(22810) + out) == ["gpu-memory-others"]
+    assert causes(table.format(310) + out) == ["gpu-memory"]
+
+
+FRAME = '  File "/x/torch/utils/cpp_extension.py", line 412, in _check_cuda_version\n    raise RuntimeError(\n'
+
+
+def test_the_last_frame_of_a_traceback_that_is_cut_off() -> None:
+    assert causes(FRAME) == ["nvcc-mismatch"]
+    assert causes(FRAME + "ValueError: another reason\n") == []
+
+
+def test_a_format_is_a_hint_only_with_its_symptom() -> None:
+    assert causes("Tesla T4, dtype bfloat16: 45 s/it, float16 takes 5 s/it") == ["bf16-pre-ampere"]
+    assert causes("loading bf16 weights on Tesla V100 took 20 s") == []
