@@ -35,7 +35,7 @@ class AdvisoryList:
 @json_option
 def command(name: str | None, as_json: bool) -> None:
     """List every advisory: id, severity, the fault and its fix. With the name of a GPU, only those that may apply on
-    it. With the name of a profile that is not a GPU's name, those that apply to its versions.
+    it. With the name of a profile, those that apply to its versions; a name of both, such as h20, means the GPU.
 
     Example: envbuild advisories
     Example: envbuild advisories h20

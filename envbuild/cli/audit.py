@@ -41,7 +41,7 @@ def command(
 
     Does not look at evidence: that is status, and verify for an image in a registry. Needs no GPU; --here and --python
     need no Docker. Without --profile and --gpu, an environment is judged for the GPUs of this machine, and an image for
-    its own profile. Exit 5 for a defect or a fault of an advisory that refuses these versions, 3 without torch. --here
+    its own profile. Exit 5: a defect, or a known fault that refuses these versions. Exit 3: no torch. --here
     means the environment of this shell; envbuild's own is passed over if it has no torch.
     Example: envbuild audit --here --gpu h100
     """

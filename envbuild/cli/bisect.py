@@ -41,7 +41,7 @@ def command(
     keep: bool,
     as_json: bool,
 ) -> None:
-    """Find the version of a package from which on a test passes, or fails, by building and testing images.
+    """Find the first version of a package that passes or fails a test, by building and testing images.
 
     Tests the oldest and the newest version, then halves the range between them: if the oldest fails, it looks for the
     first that passes, otherwise for the first that fails. Assumes that the result changes once. --probe or --script is

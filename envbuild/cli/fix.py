@@ -39,8 +39,8 @@ def command(
 ) -> None:
     """Find what is wrong with an environment and print the exact commands of pip, uv or conda that fix it.
 
-    Audits the environment for the GPUs of --gpu; without it for those in the logs, else for this machine's. Shows which
-    library file is loaded now and afterwards. --here, the default, is the environment of this shell.
+    Audits the environment for the GPUs of --gpu, else those in the logs, else this machine's. Shows which library file
+    is loaded now and afterwards. --here, the default, is the environment of this shell.
 
     Only --apply changes anything. It works in virtual environments and uv projects. In conda it changes only what pip
     installed; for packages that conda installed, the commands are printed. --undo takes the same --here or --python as

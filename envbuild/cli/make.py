@@ -64,13 +64,14 @@ def _in_form(context: click.Context, parameter: click.Parameter, value: str | No
     "--line",
     metavar="LINE",
     callback=_in_form,
-    help="If a GPU has profiles for several CUDA versions: current (the newest), auto (by the driver), or cu12.",
+    help="If a GPU has profiles for several CUDA versions: current (the newest), auto (by the driver), or a name such "
+    "as cu12.",
 )
 @click.option(
     "--driver",
     metavar="VERSION",
     callback=_in_form,
-    help="With --line auto: the oldest driver on the machines that will run the image.",
+    help="Choose the CUDA version for this driver: the oldest on the machines that will run the image.",
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be fetched and built, and whether it can be proved.")
 @gpus_option

@@ -10,7 +10,7 @@ from envbuild.pipeline import push_save_and_load
 @click.option(
     "--zstd",
     is_flag=True,
-    help="Compress the layers with zstd instead of gzip: smaller, and much faster to pack and unpack. "
+    help="Compress the layers with zstd instead of gzip: smaller, and faster to unpack. Needs the image in the engine. "
     "Pulling then requires Docker 23 or containerd 1.5, or newer.",
 )
 @click.option("--unsigned", is_flag=True, help="Push without a signature; `verify` refuses such an image.")

@@ -27,7 +27,7 @@ _PYTHON = re.compile(r"python[0-9.]*")
 )
 @click.option(
     "--with-fix", "log", is_flag=False, flag_value="", metavar="[LOG]",
-    help="Required. The log of the failure, whose GPUs decide the fixes; else those of --gpu or this machine do.",
+    help="Required. Use the fixes for the GPUs in this log; without LOG, for those of --gpu, else this machine's.",
 )  # fmt: skip
 @click.option(
     "--python", metavar="ENV", help="The environment of the program; default: that of PROGRAM, or of the shell."

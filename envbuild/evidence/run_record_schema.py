@@ -25,8 +25,8 @@ class _Part(BaseModel):
 
 
 class RecordedSelftest(_Part):
-    """The settings of the self-test, as in RequiredProof. `id`: selftest_job.selftest_id; `versions`: those of the
-    probes and of the harness."""
+    """The settings of the self-test, as in EvidenceRequirements. `id`: selftest_job.selftest_id; `versions`: those of
+    the probes and of the harness."""
 
     id: str
     level: Level

@@ -31,7 +31,7 @@ def push_once(place: Repository, image_id: str, send: Callable[[str], None]) -> 
     already.
 
     `send` pushes it under a tag with the image's id, since a push by digest is not possible. Only the manifest in the
-    registry counts as success. Raises CheckFailed if that is of a different image, and what `send` raises.
+    registry counts as success. Raises CheckFailed if that manifest is of a different image, and what `send` raises.
     """
     found = there(place, image_id)
     if found is not None:
@@ -52,6 +52,8 @@ def push_from_engine(
     """Push an image of the engine, as `push_once` does. With `zstd`, envbuild compresses and uploads the layers;
     otherwise the engine does. Raises CheckFailed, NetworkError, DiskError."""
 
+    name = place.reference.repository
+
     def send(tag: str) -> None:
         if zstd:
             zstd_push.push_zstd(engine, place, image, tag, on_line)
@@ -59,7 +61,6 @@ def push_from_engine(
             engine.tag(image, name, tag)
             engine.push(name, tag, on_line)
 
-    name = place.reference.repository
     try:
         return push_once(place, image.id, send)
     finally:

@@ -133,7 +133,7 @@ def find_or_build_image(context: StepContext, recipe: Recipe, *, no_cache: bool 
         record = recorded_images.built_record(context.engine, lock, name, image, compiled)
     else:
         disk_space_needs.require_disk_space(context.engine, lock)
-        written = context.step("build", write_layers, context, recipe, wheels, again=no_cache)
+        written = context.step("build", write_layers, context, recipe.plan, lock, wheels, again=no_cache)
         image = context.step("load", load_layers, context, recipe, written)
         record = recorded_images.written_record(lock, written, image.handle, compiled)
     return context.step("audit", audit_image, context, recipe, image, record)

@@ -51,14 +51,14 @@ def describe_image(
 
 
 def write_layers(
-    context: StepContext, recipe: Recipe, wheels: Sequence[BuiltWheel], *, again: bool = False
+    context: StepContext, plan: Plan, lock: Lock, wheels: Sequence[BuiltWheel], *, again: bool = False
 ) -> StepResult[OciImage]:
     """Download the parts of an image and learn digest and size of each layer. `again`: write each layer, though it may
     be known; raises BuildError if one differs from the known one."""
-    description = describe_image(context, recipe.plan, recipe.lock, wheels).value
+    description = describe_image(context, plan, lock, wheels).value
     learn = layer_blobs.write_layers_again if again else layer_blobs.learn_layers
     # Layers that two images share are written once.
-    with process_locks.exclusive("_layers", "writes layers", context.progress.say), intact_files(recipe.lock):
+    with process_locks.exclusive("_layers", "writes layers", context.progress.say), intact_files(lock):
         image = learn(description, context.progress.line)
     return StepResult(image, note=f"{some(len(image.layers), 'layer')}, {image.size / 1e6:.0f} MB")
 

@@ -129,8 +129,8 @@ class StepRow:
 class MakeDocument:
     """The document of `make`, `build` and `test --record`. `state`: built if evidence was not looked at. `statement`:
     the file of the evidence that this run wrote; `signed_statement`: its signed form, if a key is set. `findings`:
-    those of the audit, if they refused the image. `reasons`: why the image is not proved, apart from failures: what
-    this machine lacks (as in `make --dry-run`), skipped: a probe, or evidence: missing for a GPU model."""
+    those of the audit, if they refused the image. `reasons`: why the image is not proved, apart from failures. Their
+    ids are those of `make --dry-run`; `skipped`: a probe was skipped; `evidence`: a GPU model has none."""
 
     profile: str
     state: MakeState

@@ -27,11 +27,11 @@ from envbuild.evidence.profile_proofs import ProofRow
 from envbuild.facts import fact_file_reader
 from envbuild.facts.json_document_types import Digest
 from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
-from envbuild.image import build_records_and_comparison, oci_layout_writer, registry_push
+from envbuild.image import build_records_and_comparison, extension_wheel_build, oci_layout_writer, registry_push
 from envbuild.image.build_records_and_comparison import Record
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.image.image_naming import VERIFIED, repository
-from envbuild.image.oci import image_upload, layer_blobs, recorded_images
+from envbuild.image.oci import image_upload, recorded_images
 from envbuild.lock import lock_file, wheel_contents
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import layer_steps
@@ -88,7 +88,7 @@ def push(name: str, target: str, listener: Listener, *, zstd: bool = False, unsi
     signer = _signer(unsigned)
     pushed = PartialResult(Pushed(name, signer.public.fingerprint if signer else None, reference.repository))
     with exclusive_run(context, name, pushed.document):
-        proved = _proved(context, name)
+        proved = _proved(context, name, from_engine=zstd)
         loaded, lock, image = proved.loaded, proved.lock, proved.record.image
         pushed.update(profile=loaded.name, lock=lock.id, image=image, evidence=proved.evidence)
         place = Repository(reference)
@@ -124,7 +124,7 @@ def save_image(name: str, file: Path, listener: Listener, *, unsigned: bool = Fa
         exclusive_run(context, name, result.document),
         temporary_files.folder("save", inside=file.parent) as folder,
     ):
-        proved = _proved(context, name)
+        proved = _proved(context, name, from_engine=True)
         loaded, lock, image = proved.loaded, proved.lock, proved.record.image
         result.update(profile=loaded.name, lock=lock.id, image=image, evidence=proved.evidence)
         place = oci_layout_writer.Folder(folder / "layout")
@@ -206,26 +206,42 @@ class _ProvedImage:
         return image
 
 
-def _proved(context: StepContext, name: str) -> _ProvedImage:
-    """Return an image built from the profile's current lock. Raises BuildError without one, NotProved if none is
-    verified for every GPU model."""
+def _proved(context: StepContext, name: str, *, from_engine: bool) -> _ProvedImage:
+    """Return an image that was built from the profile's current lock and is verified for every GPU model; of several,
+    one whose parts are still at hand. `from_engine`: it is taken from the engine in any case. Raises BuildError without
+    an image, NotProved if none is verified."""
     loaded = context.step("load profile", load_profile, name)
     plan = context.step("resolve", resolve_profile, loaded)
     lock = lock_file.current(lock_file.read(loaded.known_lock), plan, loaded.lock_file)
+    wanted = profile_proofs.wanted(loaded.name, loaded.profile, lock)
+    models = profile_proofs.models_to_prove(loaded.profile)
     records = recorded_images.matching_records(lock, loaded.name)
     if not records:
         older = any(one.lock == lock.id for one in build_records_and_comparison.all_records())
         state = "was built by an older envbuild" if older else "is not built"
         raise BuildError(f"{loaded.name} {state}", hint=f"run: envbuild make {loaded.known}")
-    wanted, models = profile_proofs.wanted(loaded.name, loaded.profile, lock), profile_proofs.models_to_prove
-    missing: list[str] = []
+    proved, missing = list[_ProvedImage](), list[str]()
     for record in records:
-        found = evidence_statements_and_store.newest_proofs(record.image, wanted, models(loaded.profile))
-        missing = [f"{proof.model}: {proof.reason}" for proof in found if proof.state != "proved"]
-        if not missing:
-            return _ProvedImage(loaded, plan, lock, record, profile_proofs.proof_rows(found))
-    text = f"{loaded.name} is not proved on all of its GPUs: nothing is published"
-    raise NotProved(text, hint="\n".join([*missing, f"run: envbuild make {loaded.known}"]))
+        found = evidence_statements_and_store.newest_proofs(record.image, wanted, models)
+        lacking = [f"{proof.model}: {proof.reason}" for proof in found if proof.state != "proved"]
+        missing += [text for text in lacking if text not in missing]
+        if not lacking:
+            proved.append(_ProvedImage(loaded, plan, lock, record, profile_proofs.proof_rows(found)))
+    if not proved:
+        text = f"{loaded.name} is not proved on all of its GPUs: nothing is published"
+        raise NotProved(text, hint="\n".join([*missing, f"run: envbuild make {loaded.known}"]))
+    at_hand = (one for one in proved if _is_at_hand(context, one, from_engine or lock.image is not None))
+    return next(at_hand, proved[0])
+
+
+def _is_at_hand(context: StepContext, proved: _ProvedImage, from_engine: bool) -> bool:
+    """Whether the engine has the image, or the cache the wheels of the extensions in it."""
+    record, lock = proved.record, proved.lock
+    if from_engine:
+        image = context.engine.find(record.handle)
+        return image is not None and image.id == record.image
+    compiled = (extension_wheel_build.find_wheel(lock, one) for one in lock.extensions)
+    return {wheel.sha256 for wheel in compiled if wheel} == {one.sha256 for one in record.extensions}
 
 
 def _push_image(context: StepContext, place: Repository, proved: _ProvedImage, zstd: bool) -> StepResult[Manifest]:
@@ -242,12 +258,11 @@ def _upload_layers(context: StepContext, place: Repository, proved: _ProvedImage
     """Write the layers again, without an engine, and upload those that the registry lacks. Raises BuildError if they
     are not those of the proved image."""
     wheels = layer_steps.compiled_wheels(proved.loaded, proved.lock)
-    description = layer_steps.describe_image(context, proved.plan, proved.lock, wheels).value
+    image = layer_steps.write_layers(context, proved.plan, proved.lock, wheels).value
+    if image.id != proved.record.image:
+        text = f"the lock gives {image.id[:19]} now; {proved.record.image[:19]} is proved"
+        raise BuildError(text, hint=f"run: envbuild make {proved.loaded.known}")
     with layer_steps.intact_files(proved.lock):
-        image = layer_blobs.learn_layers(description, context.progress.line)
-        if image.id != proved.record.image:
-            text = f"the lock gives {image.id[:19]} now; {proved.record.image[:19]} is proved"
-            raise BuildError(text, hint=f"run: envbuild make {proved.loaded.known}")
         image_upload.upload_image(place, image, tag, context.progress.line)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from envbuild.attest.image_verifier import Verdict
 from envbuild.attest.trusted_statements import SignedBuild
-from envbuild.image import dockerfile_renderer, oci_layout_writer
+from envbuild.image import build_context_folders, dockerfile_renderer, oci_layout_writer
 from envbuild.image.docker_engine import Image
 from envbuild.image.oci import layer_blobs
 from envbuild.image.oci.image_description import DescribedLayer
@@ -33,9 +33,9 @@ _NAMES = "the registry's image", "what the lock gives"
 def rebuild_objections(verdict: Verdict, listener: Listener) -> list[Reason]:
     """Return why the image made again differs from the verified image; an empty list if it is the same.
 
-    The layers are written again, without an engine. Only the engine can build on a base image and compile extensions;
-    it may order the files of a layer differently, which the verdict records. Raises what a build raises. Nothing of the
-    rebuild remains, whatever the result.
+    The layers are written again, without an engine. Only an engine can compile extensions and build on a base image; in
+    that build it may order the files of a layer differently, which the verdict records. Raises what a build raises.
+    Nothing of the rebuild remains, whatever the result.
     """
     assert verdict.build and verdict.proved
     context = StepContext(listener)
@@ -52,6 +52,8 @@ def rebuild_objections(verdict: Verdict, listener: Listener) -> list[Reason]:
                 found = _compare_written(context, recipe, verdict.proved)
         except Refusal as refusal:
             return [refusal.reason]
+        finally:
+            build_context_folders.discard(name)  # of compiled extensions
     if found:
         say("the lock gives a different image")
     return [found] if found else []
@@ -69,7 +71,7 @@ def _compare_written(context: StepContext, recipe: Recipe, proved: StoredImage) 
     """Write all layers again and return the first objection. A layer is downloaded only if another program compressed
     it, or if it differs. Raises Refusal for a layer that does not match its digests."""
     wheels = context.step("extensions", compile_extensions, context, recipe) if recipe.lock.extensions else ()
-    image = context.step("build", write_layers, context, recipe, wheels, again=True)
+    image = context.step("build", write_layers, context, recipe.plan, recipe.lock, wheels, again=True)
     place, config, count = proved.place, proved.config, len(image.layers)
     if len(config.layers) != count:
         return Reason("rebuild", f"it has {some(len(config.layers), 'layer')}, the lock gives {count}")
@@ -112,7 +114,7 @@ def _compare_built(context: StepContext, recipe: Recipe, verdict: Verdict) -> Re
     try:
         built = find_or_build_image(context, recipe, no_cache=True)
         result.update(new_records=built.new_records)
-        found = _compare(context, built.image, verdict.proved)
+        found = _compare_layers(context, built.image, verdict.proved)
     finally:
         discard_build(context, result.value)
     if isinstance(found, Reason):
@@ -133,7 +135,7 @@ def _same(reordered: Sequence[int]) -> str:
     )
 
 
-def _compare(context: StepContext, rebuilt: Image, proved: StoredImage) -> Reason | list[int]:
+def _compare_layers(context: StepContext, rebuilt: Image, proved: StoredImage) -> Reason | list[int]:
     """Return the first objection, or else the numbers of the layers whose files have another order. Raises Refusal for
     a layer that does not match its digests."""
     count, place, config = len(rebuilt.layers), proved.place, proved.config

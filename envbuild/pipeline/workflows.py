@@ -69,10 +69,10 @@ from envbuild.util.untrusted_input_errors import Reason
 def make(name: str, options: Options, listener: Listener, agree: Agree = lambda question: False) -> MakeResult:
     """Make a verified image from a profile. `agree`: asks the user whether to build without a proof.
 
-    Raises what the steps raise; CheckFailed if the self-test fails; NotProved before anything is fetched if the
-    self-test cannot verify the image here, unless the options allow that or the user agrees, and after the build if the
-    image is not verified on every GPU model, unless the options allow that: then the result has the reasons."""
-    keys_and_signatures.take_passphrase()  # from `make A B`, before a child process could inherit it
+    Raises what the steps raise, and CheckFailed if the self-test fails. Raises NotProved before any download if this
+    machine cannot prove the image, unless `options.unproved` or the user allows that; and after the build if evidence
+    is missing for a GPU model. With `options.unproved`, the result has the reasons instead."""
+    keys_and_signatures.take_passphrase()  # `make A B` passes it in a variable, which no child process may inherit
     context = StepContext(listener, options.builder)
     with exclusive_make_run(context, name, options.requirements) as known:
         loaded = context.step("load profile", load_profile, name, options.request.gpus, options)
@@ -92,7 +92,7 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
         if is_proved(proofs):
             known.update(run=context.step("self-test", read_earlier_run, image, proofs))
             context.step("evidence", show_earlier_evidence, proofs)
-        elif preflight.proof == "impossible":  # and building without a proof was allowed
+        elif preflight.proof == "impossible":  # the preflight raises, unless building without a proof is allowed
             known.update(reasons=preflight.reasons)
             return known.value
         else:
@@ -104,7 +104,7 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
             try:
                 written = context.step("evidence", write_evidence, context, loaded, lock, image, run, signer)
                 known.update(statement=written.file, signed_statement=written.signed, proofs=written.proofs)
-            finally:  # also if the evidence cannot be written
+            finally:  # a failed image must lose the tag `verified`, even if the evidence cannot be written
                 if run.failures() and not options.trial:
                     known.update(tags=withdraw_verified(context, loaded, image, known.value.tags))
             require_no_failure(known.value)
@@ -112,7 +112,7 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
             if not options.unproved:
                 require_proved(known.value)
 
-        if not (known.value.reasons or options.trial):
+        if not known.value.reasons and not options.trial:
             verified = context.step("tag", tag_verified, context, loaded, image)
             known.update(tags=(*known.value.tags, verified))
     return known.value
@@ -339,7 +339,9 @@ def _skipped(run: TestRun) -> tuple[Reason, ...]:
     names = run.skipped_required or (() if run.passed else run.by_status("skipped"))
     why = {probe.probe: probe.reason for probe in run.results}
     reasons = tuple(Reason(_SKIPPED, f"{name}: {why[name]}") for name in names)
-    return reasons if reasons or run.passed else (Reason(_SKIPPED, "no probe ran"),)
+    if not reasons and not run.passed:
+        return (Reason(_SKIPPED, "no probe ran"),)
+    return reasons
 
 
 def require_proved(result: MakeResult) -> None:
@@ -358,9 +360,9 @@ def require_proved(result: MakeResult) -> None:
 def exclusive_make_run(
     context: StepContext, name: str, requirements: Path | None = None
 ) -> Iterator[PartialResult[MakeResult]]:
-    """Like `exclusive_run`, for a workflow whose result is MakeResult: yields what is known so far, which the workflow
-    updates and an error carries. At the end, add the steps and notes of the context to it, and keep the durations of
-    the steps for later estimates."""
+    """Like `exclusive_run`, for a workflow whose result is MakeResult: yields the result so far. The workflow
+    updates it, and an error carries it. At the end, add the steps and notes of the context to it, and keep the
+    durations of the steps for later estimates."""
     known = PartialResult(MakeResult(name))
 
     def document() -> MakeDocument:
@@ -370,7 +372,7 @@ def exclusive_make_run(
         try:
             yield known
         except EnvbuildError as error:
-            if not isinstance(error, Interrupted):  # that one ends at once, and leaves no file
+            if not isinstance(error, Interrupted):  # an interruption ends at once, and leaves no file
                 _keep_durations(context, known.value)
             raise
         _keep_durations(context, known.value)

@@ -90,7 +90,7 @@ class ProbeResult(BaseModel):
 @dataclass(frozen=True)
 class RunFailure:
     """A failed probe, or a fault of the run if `probe` is None. `advisory`: the id of the one that describes it.
-    `detail`: a sentence of the other fields. `failure`: the kind of it; `step`: where the probe failed; `reason`: what
+    `detail`: the same in one sentence. `failure`: the kind of it; `step`: where the probe failed; `reason`: what
     was wrong. These are null for a fault of the run."""
 
     probe: str | None

@@ -111,7 +111,7 @@ class Stop:
 @dataclass(frozen=True)
 class LineListeners:
     """Functions that get each line of a program as it comes: of stderr, of stdout, and of a pipe of its own for events,
-    whose file descriptor is the environment variable ENVBUILD_EVENTS."""
+    whose number is in the environment variable ENVBUILD_EVENTS."""
 
     stderr: Callable[[str], None] | None = None
     stdout: Callable[[str], None] | None = None

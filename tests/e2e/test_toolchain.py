@@ -123,7 +123,7 @@ def test_an_nvcc_of_another_release_ends_the_build(indexed: Project, archived: s
     indexed.change(archived, toolchain=toolkit(scratch, "12.4"))
     done = indexed.run("build", archived, "--json")
     assert (done.code, done.error["kind"]) == (6, "build")
-    assert "/usr/local/cuda/bin/nvcc is of CUDA 12.4, torch of 12.6" in done.error["message"]
+    assert "/usr/local/cuda/bin/nvcc is of CUDA 12.4; torch needs CUDA 12.6" in done.error["message"]
 
 
 def locked(project: Project, name: str, **driver: Any) -> Result:

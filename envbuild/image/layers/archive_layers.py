@@ -58,12 +58,13 @@ class ArchiveLayer:
             return write_compressed(_tar(target, FOLDERS[self.kind].lstrip("/")), packed, plain)
 
     def _require_release(self, home: Path) -> None:
-        """nvcc is not run, since the archive may be hostile: the line that `nvcc --version` prints is in its file."""
+        """Raise BuildError if nvcc is of another release. It is not run, since the archive may be hostile: the line
+        that `nvcc --version` prints is in its file."""
         file = home / "bin" / "nvcc"
         found = _RELEASE.search(file.read_bytes()) if file.is_file() else None
-        says = found[1].decode() if found else "unknown, or missing"
-        if says != self.release:
-            text = f"{FOLDERS[self.kind]}/bin/nvcc is of CUDA {says}, torch of {self.release}"
+        if found is None or found[1].decode() != self.release:
+            says = f"is of CUDA {found[1].decode()}" if found else "is missing, or names no release"
+            text = f"{FOLDERS[self.kind]}/bin/nvcc {says}; torch needs CUDA {self.release}"
             raise BuildError(text, hint=f"name a toolkit of CUDA {self.release} in the profile: toolchain")
 
 

@@ -129,6 +129,17 @@ def test_a_tag_moved_by_hand_is_moved_back(site: Site, key: keys_and_signatures.
     assert site.registry.manifests["verified"] == right
 
 
+def test_of_two_proved_images_the_one_in_the_engine_is_saved(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    (there,) = recorded_images.matching_records(site.lock, "")
+    gone = dataclasses.replace(there, image=f"sha256:{'1' * 64}", handle="gone")
+    monkeypatch.setattr(recorded_images, "matching_records", lambda lock, name: [gone, there])
+    held, site.engine.image = site.engine.image, dataclasses.replace(site.engine.image, id=gone.image)
+    site.prove()
+    site.engine.image = held
+    done = envbuild("save", "sample", "-o", "image.tar", "--unsigned", "--json")
+    assert (done.code, done.document["image"]) == (0, held.id), done.stderr
+
+
 class NoEngine:
     def __get__(self, context: StepContext, owner: object) -> Engine:
         raise AssertionError("no engine is needed")

@@ -345,7 +345,9 @@ def written_objections(
         document = {**manifest.document, "layers": [{"mediaType": LAYER_TYPE, "digest": blob} for blob in blobs]}
         manifest = Manifest(oci_types.encoded(document), oci_types.MANIFEST)
     config = dataclasses.replace(image_content_reader.parse_config(there.id, there.configuration), **other)
-    monkeypatch.setattr(rebuild_comparison, "_recipe", lambda *_: SimpleNamespace(name="again", lock=site.lock))
+    monkeypatch.setattr(
+        rebuild_comparison, "_recipe", lambda *_: SimpleNamespace(name="again", lock=site.lock, plan=None)
+    )
     monkeypatch.setattr(rebuild_comparison, "write_layers", lambda *_, again: StepResult(here) if again else None)
     monkeypatch.setattr(StepContext, "engine", None)
     build: Any = dataclasses.make_dataclass("B", ["name", "lock"])("sample", site.lock)

@@ -96,12 +96,15 @@ def test_a_toolkit_gets_the_links_that_linkers_look_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("nvcc", "says"),
-    [(b"#!/bin/sh\necho 'Cuda compilation tools, release 12.4, V12.4.131'", "12.4"), (b"another", "unknown")],
+    [
+        (b"#!/bin/sh\necho 'Cuda compilation tools, release 12.4, V12.4.131'", "is of CUDA 12.4"),
+        (b"another", "names no release"),
+    ],
 )
 def test_an_nvcc_of_another_release_is_refused(tmp_path: Path, nvcc: bytes, says: str) -> None:
     members: Members = {"bin/nvcc": nvcc, "version.json": b'{"cuda": {"version": "12.6.3"}}'}
     sha256 = write_tar(tmp_path / "archive", members)
-    with pytest.raises(BuildError, match=f"/usr/local/cuda/bin/nvcc is of CUDA {says}.*, torch of 12.6"):
+    with pytest.raises(BuildError, match=f"/usr/local/cuda/bin/nvcc .*{says}; torch needs CUDA 12.6"):
         packed(ArchiveLayer(tmp_path / "archive", TOOLKIT, sha256, "12.6"))
 
 
