@@ -293,7 +293,8 @@ def test_torch_is_read_as_the_facts_know_it(text: str, torch: str | None, cuda: 
         ("two RTX 4090 cards", ["rtx4090"]),
         ("T4 = A(10) l4", []),
         ("Tesla T4", ["t4"]),
-        ("GTX 1080 Ti with CUDA capability sm_61", ["unlisted"]),
+        ("GTX 1080 Ti with CUDA capability sm_61", ["gtx1080ti"]),
+        ("GeForce 9 with CUDA capability sm_61", ["unlisted"]),
     ],
 )
 def test_gpus_are_read(text: str, cards: Sequence[str]) -> None:
