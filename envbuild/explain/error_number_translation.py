@@ -24,7 +24,7 @@ def _numbered(of_gpu: bool) -> tuple[Numbered, ...]:
     )
 
 
-def patterns(of_gpu: bool) -> Iterator[re.Pattern[str]]:
+def number_patterns(of_gpu: bool) -> Iterator[re.Pattern[str]]:
     """The patterns of lines to rewrite: each rewritten line matches at least one. `of_gpu`: the log mentions a program
     that uses GPUs."""
     return (form for form, _ in _numbered(of_gpu))

@@ -77,6 +77,7 @@ class Reading:
 
 
 def read(log: Log) -> Reading:
+    """Return the facts that a log states: versions, GPUs, symptoms, operations, frames and what happened."""
     first, versions = first_failed_rank_and_progress.first_failure(log), log_versions.read(log)
     situations = tuple(_situations(log, versions))
     situation = _common(situations)

@@ -110,7 +110,7 @@ class Log:
     ) -> list[tuple[Line, re.Match[str]]]:
         """Finds the first lines, at most `most`, that match `pattern`. It skips lines that match one of `never`, and
         lines where one of `before` matches the text before the match. Each line is searched as it is, then as
-        `rewritten` changes it, then joined with the next line if the message may continue there."""
+        `plain_form` changes it, then joined with the next line if the message may continue there."""
         found: list[tuple[Line, re.Match[str]]] = []
         texts, rewritten = self._rewritten
         breaks, joined = self._joined
@@ -152,19 +152,19 @@ class Log:
 
     @cached_property
     def _rewritten(self) -> tuple[dict[int, str], _Index]:
-        """The lines that `rewritten` changes, by index."""
+        """The lines that `plain_form` changes, by index."""
         texts: dict[int, str] = {}
         for index in {
             index
             for pattern in chain(
                 localized_message_translation.patterns(),
-                message_normalization.patterns(),
-                error_number_translation.patterns(self.of_gpu),
+                message_normalization.form_patterns(),
+                error_number_translation.number_patterns(self.of_gpu),
             )
             for index in self._index.candidates(pattern)
         }:
             text = self.lines[index].text
-            if (form := rewritten(text, self.of_gpu)) != text:
+            if (form := plain_form(text, self.of_gpu)) != text:
                 texts[index] = form
         return texts, _Index(sorted(texts.items()))
 
@@ -177,7 +177,7 @@ class Log:
         return breaks, _Index((index, text) for index, found in breaks.items() for _, text in found)
 
 
-def rewritten(text: str, of_gpu: bool) -> str:
+def plain_form(text: str, of_gpu: bool) -> str:
     """The plain form of a line, in English, with the names of error numbers. `of_gpu`: the log mentions a program that
     uses GPUs."""
     plain = localized_message_translation.rewritten(message_normalization.normalized(text))

@@ -48,7 +48,7 @@ _TRIGGERS = tuple(
 _MOST_PREFIXES = 3
 
 
-def patterns() -> tuple[re.Pattern[str], ...]:
+def form_patterns() -> tuple[re.Pattern[str], ...]:
     """The patterns of lines to rewrite: each rewritten line matches at least one."""
     return _TRIGGERS
 

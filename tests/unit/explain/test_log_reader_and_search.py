@@ -96,7 +96,7 @@ def test_a_pattern_finds_no_less_by_its_anchors() -> None:
     """The search is compared with trying every pattern on every line of every log, and on every joined line."""
     for case in corpus.cases():
         log = log_reader_and_search.Log(case.raw)
-        forms = [(line, {line.text, log_reader_and_search.rewritten(line.text, log.of_gpu)}) for line in log.lines]
+        forms = [(line, {line.text, log_reader_and_search.plain_form(line.text, log.of_gpu)}) for line in log.lines]
         breaks: dict[int, list[tuple[int, str]]] = {}
         for index, place, text in message_normalization.joined([(line.file, line.text) for line in log.lines]):
             breaks.setdefault(index, []).append((place, text))
