@@ -66,7 +66,7 @@ def _side(name: str) -> DiffSide:
         return _image(name)
     loaded = profile_reader_and_overrides.load(name)
     plan = plan_resolver.resolve(loaded)
-    locked = lock_file.current(lock_file.read(loaded.known_lock), plan, loaded.lock_file)
+    locked = lock_file.current_lock(loaded, plan)
     return profile_and_image_diff.of_lock(loaded.name, locked, plan_resolver.as_locked(plan, locked.versions))
 
 

@@ -159,4 +159,4 @@ def _locked(name: str) -> tuple[LoadedProfile, plan_resolver.Plan, lock_file.Loc
     """Raises OutOfDate where the lock is missing or no longer fits: a document must not say what is not so."""
     loaded = profile_reader_and_overrides.load(name)
     plan = plan_resolver.resolve(loaded)
-    return loaded, plan, lock_file.current(lock_file.read(loaded.known_lock), plan, loaded.lock_file)
+    return loaded, plan, lock_file.current_lock(loaded, plan)

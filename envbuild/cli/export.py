@@ -280,7 +280,7 @@ def _write_for_locks(names: tuple[str, ...], file: Path | None, default: str, co
 
 def _locked(name: str) -> tuple[LoadedProfile, Lock]:
     loaded = profile_reader_and_overrides.load(name)
-    return loaded, lock_file.current(lock_file.read(loaded.known_lock), plan_resolver.resolve(loaded), loaded.lock_file)
+    return loaded, lock_file.current_lock(loaded, plan_resolver.resolve(loaded))
 
 
 def _write(

@@ -34,7 +34,7 @@ def command(name: str, path: Path | None, output: Path | None, as_json: bool) ->
     from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 
     loaded = profile_reader_and_overrides.load(name)
-    lock = lock_file.current(lock_file.read(loaded.known_lock), plan_resolver.resolve(loaded), loaded.lock_file)
+    lock = lock_file.current_lock(loaded, plan_resolver.resolve(loaded))
 
     def say(text: str) -> None:
         click.echo(printable(f"  {text}"), err=True)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import pairwise
 
 from packaging.version import InvalidVersion, Version
 
-from envbuild.explain import first_failed_rank_and_progress, log_versions, stack_frames
+from envbuild.explain import first_failed_rank_and_progress, gpu_mentions, log_versions, stack_frames
 from envbuild.explain.first_failed_rank_and_progress import Failure, Works
 from envbuild.explain.log_reader_and_search import TRIED, Line, Log, compiled
 from envbuild.explain.log_versions import LogVersions
@@ -190,17 +189,8 @@ def _torch(stated: str | None, cuda: str | None) -> tuple[str | None, str | None
 
 def _gpus(log: Log) -> tuple[Gpu, ...]:
     """Returns the GPUs that the log is about, except GPUs on which the program worked, according to the log."""
-    names = {name.lower(): gpu for gpu in database.gpus().values() for name in _called(gpu)}
-    found: dict[str, Gpu] = {}
-    lines = log.find(_models(), 50)
-    for line, _ in lines:
-        for match in _models().finditer(line.text):
-            if not log_signatures.elsewhere(line.text[: match.start()], line.text[match.end() :]):
-                gpu = names[re.sub(r"\s+", " ", match[1].lower())]
-                found[gpu.id] = gpu
-    for gpu, _ in _short_forms(log):
-        found[gpu.id] = gpu
-    if not found and not lines:
+    found = {gpu.id: gpu for gpu, _ in gpu_mentions.mentioned_gpus(log)}
+    if not found and not gpu_mentions.names_a_gpu(log):
         named = [f"{match[1]}.{match[2]}" for _, match in log.find(compiled(_CAPABILITY), 20)]
         named += [card.compute_capability for card in log_signatures.gpu_patterns() if log.has([card.pattern])]
         found = {capability: _unlisted(capability) for capability in named}
@@ -227,109 +217,6 @@ def _supported(log: Log, situation: Situation) -> Iterator[str]:
         yield "card-not-in-torch"
 
 
-def _called(gpu: Gpu) -> Iterator[str]:
-    """The names of a GPU as drivers print them and as people write them: H20, RTX 4090, A6000, 3090 Ti. Names of two
-    characters (T4, L4) and bare numbers (4090) are ambiguous: `_short_forms` reads these."""
-    yield from gpu.all_names
-    short = re.sub(r"^(rtx)(pro)?", lambda m: "rtx pro " if m[2] else "rtx ", gpu.id)
-    if len(short) > 2:
-        yield short
-        yield short.replace(" ", "")
-    yield f"nvidia {short}"
-    yield f"tesla {short}"
-    if match := re.fullmatch(r"(rtx|gtx)(\d{3,4})(ti)?(d|-super)?", gpu.id):
-        rest = match[4].removeprefix("-") if match[4] else ""
-        for number in {f"{match[2]}{match[3] or ''}", f"{match[2]} {match[3]}" if match[3] else match[2]}:
-            yield f"{match[1]} {number}{' ' if rest else ''}{rest}"
-            if match[3]:
-                yield number
-    if re.fullmatch(r"rtxa\d{4}", gpu.id):
-        yield gpu.id.removeprefix("rtx")
-
-
-_TIMES = r"(?:[x*\u00d7]|\u5f20|\u5757|\u5361)"
-"""The sign between a number of GPUs and their name; in Chinese a measure word."""
-
-
-@cache
-def _models() -> re.Pattern[str]:
-    names = sorted({name for gpu in database.gpus().values() for name in _called(gpu)}, key=len, reverse=True)
-    return compiled(
-        r"(?:(?<![a-z0-9_-])|(?<=\dx))(" + "|".join(map(re.escape, names)) + r")(?:(?![a-z0-9])|(?=s\b)|(?=[x*]\d))"
-    )
-
-
-_SHORT = (
-    r"(?:(?<![a-z0-9._/:%#-])|(?<=\dx)|(?<=\d\*))(?P<name>[1-5]0[5-9]0(?: ?super)?d?|[tlp]4|a2)"
-    r"(?P<many>s?)(?![a-z0-9._%-]*[._%]\d)(?![a-wyz0-9_:/-])"
-)
-_BEFORE_SHORT = (
-    rf"\d {{0,1}}{_TIMES} ?$|\b(?:dual|two|three|four|six|eight|quad|single|multiple|multi|several|both)[ -]$"
-    r"|\b(?:geforce|nvidia|rtx|gtx|tesla|colab|gpus?|cards?|my|our)[ :=(-]{1,3}$|(?:双|单|四|八|显卡)[: ]?$"
-)
-_AFTER_SHORT = (
-    rf"^ ?{_TIMES} ?\d{{1,2}}\b|^ ?(?:-|_)?\(?\d{{1,2}} ?gi?b?\b"
-    r"|^ ?(?:gpus?|cards?|graphics|super|laptop|vram)\b"
-    r"|^ ?(?:显卡|的?卡)"
-)
-_WITH_SHORT = r"\b(?:cuda|gpus?|torch|bf16|bfloat16|fp16|float16|colab|kaggle|vram|vllm)\b"
-_NUMBER_BEFORE_SHORT = r"\b(?:on|with|using|have|has|got|own|run|running) (?:an?|my|our|the|one|[2-8]) $"
-
-
-def _short_forms(log: Log) -> Iterator[tuple[Gpu, int]]:
-    """Yields GPUs that the log names in a form that needs context (4090s, 2x3090, 4090x2, T4 GPU), each with its
-    number of GPUs or 0."""
-    gpus = database.gpus()
-    for line, _ in log.find(compiled(_SHORT), 50):
-        full = [match.span() for match in _models().finditer(line.text)]
-        for match in compiled(_SHORT).finditer(line.text):
-            if any(begin <= match.start() < end for begin, end in full):
-                continue
-            before, after = line.text[: match.start()], line.text[match.end() :]
-            name = re.sub(r" ?super$", "-super", match["name"].lower())
-            number = name[0].isdigit()
-            near = before[-40:]
-            shown = (
-                compiled(_BEFORE_SHORT).search(near)
-                or compiled(_AFTER_SHORT).search(after[:20])
-                or (number and match["many"])
-                or (number and compiled(_NUMBER_BEFORE_SHORT).search(near))
-                or (not number and match["name"].isupper() and compiled(_WITH_SHORT).search(line.text))
-            )
-            gpu = next((gpus[name] for name in (name, f"rtx{name}", f"gtx{name}") if name in gpus), None)
-            if shown and gpu and not log_signatures.elsewhere(before, after):
-                yield gpu, _times(before, after)
-
-
-def _times(before: str, after: str) -> int:
-    """The number of GPUs that is written before or after their name: 8x, *8, two; 0 if there is no number."""
-    if match := compiled(_COUNT_BEFORE).search(before[-24:]):
-        return int(match[1]) if match[1] else _WORDS_OF_NUMBER[(match[2] or match[3]).lower()]
-    match = compiled(r"^(?:[- _]?(?:sxm\d?|pcie|nvl))?(?:[- _]?\d{2,3} ?gi?b?)?s? ?[x*\u00d7] ?(\d{1,3})\b").search(
-        after
-    )
-    return int(match[1]) if match else 0
-
-
-_WORDS_OF_NUMBER = {
-    "dual": 2,
-    "two": 2,
-    "three": 3,
-    "four": 4,
-    "quad": 4,
-    "six": 6,
-    "eight": 8,
-    "双": 2,
-    "两": 2,
-    "四": 4,
-    "八": 8,
-}
-_COUNT_BEFORE = (
-    rf"(?<![\d.])(?:(\d{{1,3}}) ?{_TIMES}|\b(dual|two|three|four|quad|six|eight)\b|(双|两|四|八)[张块卡]?)[ -]?"
-    r"(?:nvidia |geforce |tesla |rtx |gtx ){0,3}$"
-)
-
-
 def _unlisted(capability: str) -> Gpu:
     return Gpu(
         id=UNLISTED, names=(UNLISTED,), family=UNLISTED, compute_capability=capability, memory_gb=(),
@@ -342,20 +229,10 @@ def _count(log: Log) -> tuple[int | None, bool]:
     """Returns the number of GPUs that work together (None unless the log shows several), and whether there may be
     more."""
     sizes = [int(match[1]) for _, match in log.find(compiled(_WORLD), 50)]
-    seen = list(_written_counts(log))
+    seen = [count for _, count in gpu_mentions.mentioned_gpus(log)]
     seen += [int(match[1]) + more for pattern, more in _RANKS for _, match in log.find(compiled(pattern), 50)]
     # the highest rank with a line in the log need not be the last rank of the job
     return max((count for count in sizes or seen if count > 1), default=None), not sizes
-
-
-def _written_counts(log: Log) -> Iterator[int]:
-    """The numbers that are written at the names of GPUs: 8x H100, two RTX 4090."""
-    for line, _ in log.find(_models(), 50):
-        for match in _models().finditer(line.text):
-            before, after = line.text[: match.start()], line.text[match.end() :]
-            if not log_signatures.elsewhere(before, after):
-                yield _times(before, after)
-    yield from (count for _, count in _short_forms(log))
 
 
 _RAISED = (

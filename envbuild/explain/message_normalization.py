@@ -122,6 +122,8 @@ def joined(lines: Sequence[tuple[str, str]]) -> Iterator[tuple[int, int, str]]:
         if following >= len(lines) or lines[following][0] != file:
             continue
         second = without_prefix(lines[following][1]).lstrip().removeprefix("> ")
+        if second.partition(" ")[0] == first.partition(" ")[0]:  # two records of one kind
+            continue
         head = first.rstrip().removesuffix("\\").rstrip()
         if len(second) < 2 or len(second) > _LONGEST or not head or _RECORD.match(second) or _ENDED.search(head):
             continue

@@ -242,6 +242,11 @@ def required_lock(loaded: LoadedProfile) -> Lock:
     return lock
 
 
+def current_lock(loaded: LoadedProfile, plan: Plan) -> Lock:
+    """The lock of a profile, which matches its plan. Raises what `current` and `read` raise."""
+    return current(read(loaded.known_lock), plan, loaded.lock_file)
+
+
 def _missing(file: Path, cli_words: str) -> OutOfDate:
     return OutOfDate(f"{yaml_document.display(file)} is missing", hint=f"run: envbuild lock {cli_words}")
 

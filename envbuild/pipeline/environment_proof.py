@@ -109,7 +109,7 @@ def prove_environment(name: str, python: str, listener: Listener, gpus: tuple[st
         result.update(name=loaded.name)
         _require_no_script(loaded)
         plan = context.step("resolve", resolve_profile, loaded)
-        lock = lock_file.current(lock_file.read(loaded.known_lock), plan, loaded.lock_file)
+        lock = lock_file.current_lock(loaded, plan)
         result.update(lock=lock)
         signer = context.signer  # before the long part: it may prompt for a passphrase
         wheels = context.step("wheels", _wheel_files, lock)

@@ -46,7 +46,7 @@ def export_image(name: str, target: Path, listener: Listener) -> ExportedImage:
 
 
 def _current_lock(loaded: LoadedProfile, plan: Plan) -> StepResult[Lock]:
-    lock = lock_file.current(lock_file.read(loaded.known_lock), plan, loaded.lock_file)
+    lock = lock_file.current_lock(loaded, plan)
     return StepResult(lock, cached=True, note=lock.short)
 
 

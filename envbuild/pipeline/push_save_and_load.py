@@ -212,7 +212,7 @@ def _proved(context: StepContext, name: str, *, from_engine: bool) -> _ProvedIma
     an image, NotProved if none is verified."""
     loaded = context.step("load profile", load_profile, name)
     plan = context.step("resolve", resolve_profile, loaded)
-    lock = lock_file.current(lock_file.read(loaded.known_lock), plan, loaded.lock_file)
+    lock = lock_file.current_lock(loaded, plan)
     wanted = profile_proofs.wanted(loaded.name, loaded.profile, lock)
     models = profile_proofs.models_to_prove(loaded.profile)
     records = recorded_images.matching_records(lock, loaded.name)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from envbuild.attest.image_verifier import Verdict
@@ -47,16 +48,40 @@ def rebuild_objections(verdict: Verdict, listener: Listener) -> list[Reason]:
         try:
             recipe = _recipe(context, name, verdict.build, folder)
             if recipe.lock.image:
-                found = _compare_built(context, recipe, verdict)
+                found = _compare_built(context, recipe, verdict.proved)
             else:
                 found = _compare_written(context, recipe, verdict.proved)
         except Refusal as refusal:
             return [refusal.reason]
         finally:
             build_context_folders.discard(name)  # of compiled extensions
-    if found:
+    if isinstance(found, Reason):
         say("the lock gives a different image")
-    return [found] if found else []
+        return [found]
+    verdict.reordered = found.reordered
+    say(_described(found, verdict.proved.config.id))
+    return []
+
+
+@dataclass(frozen=True)
+class _Equal:
+    """The image made again has the same layers and configuration. `id`: its image id, which may differ; `reordered`:
+    numbers, from 1, of the layers whose files have another order."""
+
+    id: str
+    reordered: list[int] = field(default_factory=list)
+
+
+def _described(found: _Equal, proved_id: str) -> str:
+    if found.id == proved_id:
+        return "the lock gives the same image"
+    if not found.reordered:
+        return "the lock gives the same layers and configuration, with a different image id"
+    numbers = ", ".join(map(str, found.reordered))
+    return (
+        f"the lock gives the same files, with a different image id: the archive of layer {numbers} lists them in "
+        "another order, as an engine may (docs/decisions/0019)"
+    )
 
 
 def _recipe(context: StepContext, name: str, build: SignedBuild, folder: Path) -> Recipe:
@@ -67,14 +92,14 @@ def _recipe(context: StepContext, name: str, build: SignedBuild, folder: Path) -
     return Recipe(loaded, plan, lock, dockerfile_renderer.render(lock, name))
 
 
-def _compare_written(context: StepContext, recipe: Recipe, proved: StoredImage) -> Reason | None:
+def _compare_written(context: StepContext, recipe: Recipe, proved: StoredImage) -> Reason | _Equal:
     """Write all layers again and return the first objection. A layer is downloaded only if another program compressed
     it, or if it differs. Raises Refusal for a layer that does not match its digests."""
     wheels = context.step("extensions", compile_extensions, context, recipe) if recipe.lock.extensions else ()
     image = context.step("build", write_layers, context, recipe.plan, recipe.lock, wheels, again=True)
     place, config, count = proved.place, proved.config, len(image.layers)
-    if len(config.layers) != count:
-        return Reason("rebuild", f"it has {some(len(config.layers), 'layer')}, the lock gives {count}")
+    if objection := _count_objection(config, count):
+        return objection
     layers = zip(proved.manifest.layers, config.layers, image.description.layers, image.layers, strict=True)
     for number, (blob, diff_id, described, layer) in enumerate(layers, 1):
         if diff_id != layer.diff_id:
@@ -84,13 +109,8 @@ def _compare_written(context: StepContext, recipe: Recipe, proved: StoredImage) 
             return Reason("rebuild", f"layer {number} of {count}, {described.title}, differs: {how}")
         if digest_in(blob) != layer.digest:
             image_content_reader.require_layer(place, digest_in(blob), diff_id)
-    if image.id == config.id:
-        context.progress.say("the lock gives the same image")
-        return None
-    reason = _configuration_objection(config, image_content_reader.parse_config(image.id, image.configuration))
-    if reason is None:
-        context.progress.say(_same(()))
-    return reason
+    given = image_content_reader.parse_config(image.id, image.configuration)
+    return _configuration_objection(config, given) or _Equal(image.id)
 
 
 @contextlib.contextmanager
@@ -102,45 +122,26 @@ def _stored(described: DescribedLayer, diff_id: str) -> Iterator[oci_layout_writ
         yield local
 
 
-def _compare_built(context: StepContext, recipe: Recipe, verdict: Verdict) -> Reason | None:
-    """Build the image again without the build cache and return the first objection. The verdict records which layers
-    hold the same files in another order.
+def _compare_built(context: StepContext, recipe: Recipe, proved: StoredImage) -> Reason | _Equal:
+    """Build the image again without the build cache and return the first objection.
 
     Another builder may write another history; the layers, and the configuration that a container receives, must be the
     same. Each layer is read from where it was verified, since its blob may differ from what the configuration says.
     """
-    assert verdict.proved
     result = PartialResult(MakeResult(recipe.name, lock=recipe.lock))
     try:
         built = find_or_build_image(context, recipe, no_cache=True)
         result.update(new_records=built.new_records)
-        found = _compare_layers(context, built.image, verdict.proved)
+        return _compare_in_engine(context, built.image, proved)
     finally:
         discard_build(context, result.value)
-    if isinstance(found, Reason):
-        return found
-    verdict.reordered = found
-    same_id = built.image.id == verdict.proved.config.id
-    context.progress.say("the lock gives the same image" if same_id else _same(found))
-    return None
 
 
-def _same(reordered: Sequence[int]) -> str:
-    if not reordered:
-        return "the lock gives the same layers and configuration, with a different image id"
-    numbers = ", ".join(map(str, reordered))
-    return (
-        f"the lock gives the same files, with a different image id: the archive of layer {numbers} lists them in "
-        "another order, as an engine may (docs/decisions/0019)"
-    )
-
-
-def _compare_layers(context: StepContext, rebuilt: Image, proved: StoredImage) -> Reason | list[int]:
-    """Return the first objection, or else the numbers of the layers whose files have another order. Raises Refusal for
-    a layer that does not match its digests."""
+def _compare_in_engine(context: StepContext, rebuilt: Image, proved: StoredImage) -> Reason | _Equal:
+    """Return the first objection. Raises Refusal for a layer that does not match its digests."""
     count, place, config = len(rebuilt.layers), proved.place, proved.config
-    if len(config.layers) != count:
-        return Reason("rebuild", f"it has {some(len(config.layers), 'layer')}, the lock gives {count}")
+    if objection := _count_objection(config, count):
+        return objection
     differing = []
     for number, (layer, there, here) in enumerate(
         zip(proved.manifest.layers, config.layers, rebuilt.layers, strict=True), 1
@@ -150,16 +151,19 @@ def _compare_layers(context: StepContext, rebuilt: Image, proved: StoredImage) -
         else:
             differing.append((number, (place, digest_in(layer), there), here))
     if rebuilt.id == config.id:
-        return []
+        return _Equal(rebuilt.id)
     with oci_layout_writer.saved(context.engine, rebuilt) as local:
         for number, where, here in differing:
             if how := layer_archive_comparison.difference(where, (local, here, here), _NAMES):
                 return Reason("rebuild", f"layer {number} of {count} differs: {how}")
         given = image_content_reader.parse_config(rebuilt.id, local.blob(rebuilt.id))
-    reason = _configuration_objection(config, given)
-    if reason:
-        return reason
-    return [number for number, *_ in differing]
+    return _configuration_objection(config, given) or _Equal(rebuilt.id, [number for number, *_ in differing])
+
+
+def _count_objection(config: Config, count: int) -> Reason | None:
+    if len(config.layers) == count:
+        return None
+    return Reason("rebuild", f"it has {some(len(config.layers), 'layer')}, the lock gives {count}")
 
 
 def _configuration_objection(config: Config, given: Config) -> Reason | None:

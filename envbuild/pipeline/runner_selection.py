@@ -73,7 +73,7 @@ def runner(
     if dry:
         return made(_reference_without_push(registry, engine, image, on_line))
     validate(made(f"{_repository(registry).reference.repository}@{_ZEROS}" if registry else None))
-    return made(_push_image(registry, engine, image, on_line))
+    return made(_pushed_reference(registry, engine, image, on_line))
 
 
 _ZEROS = f"sha256:{0:064}"  # placeholder digest of an image that is not pushed yet
@@ -93,7 +93,7 @@ def _repository(registry: str) -> Repository:
     return Repository(registry_push.parse_repository(registry))
 
 
-def _push_image(registry: str | None, engine: Engine, image: Image, on_line: Callable[[str], None]) -> str | None:
+def _pushed_reference(registry: str | None, engine: Engine, image: Image, on_line: Callable[[str], None]) -> str | None:
     """Push the image if needed and return the name by which a node pulls it from the registry; None without a
     registry."""
     if not registry:

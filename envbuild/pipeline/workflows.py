@@ -276,7 +276,7 @@ def run_selftest(context: StepContext, order: SelfTestOrder, runner: Runner) -> 
 def _current_lock(context: StepContext, loaded: LoadedProfile) -> Lock:
     """Return the profile's lock. Raises OutOfDate if it does not match the profile."""
     plan = context.step("resolve", resolve_profile, loaded)
-    return lock_file.current(lock_file.read(loaded.known_lock), plan, loaded.lock_file)
+    return lock_file.current_lock(loaded, plan)
 
 
 def existing(context: StepContext, loaded: LoadedProfile, reference: str | None = None) -> tuple[Lock, Image]:

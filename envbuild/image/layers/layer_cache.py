@@ -53,11 +53,6 @@ def known_layer(recipe: LayerRecipe) -> WrittenLayer | None:
     return layer if layer and entry == _entry(recipe.key, layer) else None
 
 
-def learn_layer(recipe: LayerRecipe) -> WrittenLayer:
-    """Return the cached layer of a recipe; write it if it is missing. Passes on the errors of the recipe's `write`."""
-    return known_layer(recipe) or stream_layer(recipe)
-
-
 def stream_layer(
     recipe: LayerRecipe, packed: Callable[[bytes], object] = len, plain: Callable[[bytes], object] = len
 ) -> WrittenLayer:

@@ -24,13 +24,6 @@ class _Abandoned(Exception):
     """Stops a writer, because nothing reads the rest."""
 
 
-def known_image(description: ImageDescription) -> OciImage | None:
-    """Return the image if all of its layers were written before, else None."""
-    layers = [layer_cache.known_layer(described.recipe) for described in description.layers]
-    known = tuple(layer for layer in layers if layer)
-    return OciImage(description, known) if len(known) == len(layers) else None
-
-
 def write_layers_again(description: ImageDescription, on_layer: Callable[[str], None]) -> OciImage:
     """Like `learn_layers`, but writes each layer, though it may be known. Raises BuildError if one differs from the
     known one, and what the recipes raise."""

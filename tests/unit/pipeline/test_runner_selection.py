@@ -304,7 +304,9 @@ def test_an_image_that_no_node_pulls_is_reported(
     messages: list[str] = []
     settings_ = {"registry": registry} if registry else {}
     wanted = order(RunnerOptions("kubernetes", {"kubernetes": {"namespace": "a", **settings_}}))
-    monkeypatch.setattr(runner_selection, "_push_image", lambda place, *_: f"r/x@{image_of().id}" if place else None)
+    monkeypatch.setattr(
+        runner_selection, "_pushed_reference", lambda place, *_: f"r/x@{image_of().id}" if place else None
+    )
     made = runner_selection.runner(wanted, cast(Engine, object()), image_of(), messages.append, dry=dry)
     if not dry:
 
