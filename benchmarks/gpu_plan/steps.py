@@ -31,6 +31,7 @@ _BURN_SECONDS = 60
 _SHARDS = 4  # number of self-tests between which the seeds are divided
 _ALONE = ("burn", "memory", "init.alloc", "gemm.exact:leaks")  # probes and a seed that take the memory that there is
 _SEED_BURN_SECONDS = 3
+_HARDWARE = ("large", "perf.gemm", "perf.memory", "burn", "memory")
 _LEAK_MB = 6000  # limit for a seed that leaks host memory, on the CPU
 _HELD = 0.9  # of the GPU's memory
 _MEMORY_SLACK = 128  # MiB by which nvidia-smi's memory in use may differ when nobody uses the GPU
@@ -172,8 +173,14 @@ def fingerprint(bench: Bench) -> None:
 
 
 def full(bench: Bench) -> None:
+    (run,) = bench.run(bench.order("full", level="full", burn_seconds=_SEED_BURN_SECONDS))
+    note_level(bench, run)
+    judge([run])
+
+
+def hardware(bench: Bench) -> None:
     with sampling(bench.folder / CLOCKS) if bench.gpu else contextlib.nullcontext():
-        (run,) = bench.run(bench.order("full", level="full", burn_seconds=_BURN_SECONDS))
+        (run,) = bench.run(bench.order("hardware", level="full", probes=_HARDWARE, burn_seconds=_BURN_SECONDS))
     note_level(bench, run)
     if bench.gpu:
         for line in sampled((bench.folder / CLOCKS).read_text(encoding="utf-8")):
@@ -514,7 +521,8 @@ STEPS = (
     Step("standard-2", 1, 120, "level standard again: what must repeat", level("standard-2")),
     Step("fingerprint", 1, 30, "numbers for `envbuild diff`", fingerprint),
     Step("libraries", 1, 60, f"which libraries are those of the lock of {locked_files.PROFILE}", libraries),
-    Step("full", 2, 250, f"level full, burn {_BURN_SECONDS} s, clocks sampled meanwhile", full),
+    Step("hardware", 2, 130, f"at level full: burn {_BURN_SECONDS} s, memory and speed, with the clocks sampled", hardware),
+    Step("full", 2, 250, "level full with a short burn", full),
     Step("rounding", 2, 80, "largest errors beyond the one correct rounding, over several inputs", rounding_errors),
     Step("seeds", 2, 150, "seeded faults on the device", seeds),
     Step("tf32-override", 2, 30, "NVIDIA_TF32_OVERRIDE=1: tf32.mode must fail", tf32_override),

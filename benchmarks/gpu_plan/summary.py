@@ -38,7 +38,7 @@ def page(title: str, machine: str, steps: Sequence[Step], results: Mapping[str, 
 
 def _is_level(run: Run) -> bool:
     """Whether the run is one of a whole level, which the table of probes shows."""
-    return run.name.startswith(("quick-", "standard-", "full"))
+    return run.name.startswith(("quick-", "standard-", "full", "hardware"))
 
 
 def _section(result: Result) -> Iterator[str]:

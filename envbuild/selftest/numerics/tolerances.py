@@ -106,7 +106,7 @@ def running_sum(terms: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return error
 
 
-def norm(magnitude: torch.Tensor, n: int, times: int, dtype: torch.dtype, roundings: int) -> torch.Tensor:
+def norm(magnitude: torch.Tensor, n: int, times: int, dtype: torch.dtype, roundings: float) -> torch.Tensor:
     """Elementwise bound of the arithmetic of a norm over n elements, without the rounding of its result.
 
     The bound is 4 summation(n) `magnitude`. The magnitude is |w| (|x| + mean |x|) / sigma + |b| for LayerNorm and

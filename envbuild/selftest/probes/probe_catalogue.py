@@ -1,6 +1,6 @@
 """Every probe, in the order in which they run.
 
-Two probes run at a time where possible. The longest, `operations`, comes early, because at the end it would run alone.
+Up to six probes run at a time. The longest come early, because at the end they would run alone.
 Probes that must run alone are listed one after another, because the others wait for them.
 """
 
@@ -43,18 +43,18 @@ PROBES: tuple[Probe, ...] = (
     Probe("init.alloc", "quick", "cpu", 240, init_alloc.init_alloc, untouched=True, alone=True),
     Probe("transfer", "quick", "cpu", 120, transfer.transfer, alone=True),
     Probe("gemm.crash", "quick", "cpu", 120, gemm_crash.gemm_crash),
+    Probe("attention.cudnn", "quick", "cuda", 120, attention_backend_probes.attention_cudnn, least_capability=(8, 0)),
+    Probe("attention.cases", "quick", "cpu", 300, attention_sampled_cases.attention_cases),
+    Probe("operations", "quick", "cpu", 120, operations.operations),
     Probe("gemm.exact", "quick", "cpu", 60, gemm_correctness.gemm_exact),
     Probe("gemm.accuracy", "quick", "cpu", 60, gemm_correctness.gemm_accuracy),
     Probe("gemm.accumulator", "quick", "cpu", 60, gemm_precision.gemm_accumulator),
     Probe("gemm.fp8", "quick", "cpu", 60, gemm_precision.gemm_fp8, least_capability=(8, 9)),
     Probe("gemm.cases", "quick", "cpu", 120, gemm_sampled_cases.gemm_cases),
     Probe("tf32.mode", "quick", "cpu", 60, gemm_precision.tf32_mode),
-    Probe("operations", "quick", "cpu", 120, operations.operations),
     Probe("attention.math", "quick", "cpu", 120, attention_backend_probes.attention_math),
     Probe("attention.flash", "quick", "cpu", 120, attention_backend_probes.attention_flash, least_capability=(8, 0)),
     Probe("attention.efficient", "quick", "cuda", 120, attention_backend_probes.attention_efficient),
-    Probe("attention.cudnn", "quick", "cuda", 120, attention_backend_probes.attention_cudnn, least_capability=(8, 0)),
-    Probe("attention.cases", "quick", "cpu", 300, attention_sampled_cases.attention_cases),
     Probe("norm.cases", "quick", "cpu", 180, norm_sampled_cases.norm_cases),
     Probe("conv.cases", "quick", "cpu", 180, conv_sampled_cases.conv_cases),
     Probe("repeat", "quick", "cpu", 180, repeat.repeat),

@@ -599,7 +599,12 @@ def of_bytes(point: Point, seed: int) -> Case:
 def _of_bytes(a: torch.Tensor, b: torch.Tensor, layouts: Pair) -> Results:
     if not hasattr(torch, "_int_mm") or (a.is_cuda and torch.cuda.get_device_capability(a.device) < (8, 0)):
         raise NotImplementedError("no product of 8-bit integers")
-    return {"output": torch._int_mm(with_large_gaps(a, layouts[0]), with_large_gaps(b, layouts[1]))}
+    try:
+        return {"output": torch._int_mm(with_large_gaps(a, layouts[0]), with_large_gaps(b, layouts[1]))}
+    except RuntimeError as error:
+        if layouts == ("contiguous", "contiguous") or "CUBLAS_STATUS_NOT_SUPPORTED" not in str(error):
+            raise
+        raise NotImplementedError(f"no product of 8-bit integers in these layouts: {error}") from error
 
 
 def _of_bytes_exactly(a: torch.Tensor, b: torch.Tensor) -> Expected:
