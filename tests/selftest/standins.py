@@ -98,6 +98,7 @@ class Adam:
     """FusedAdam, a chunk at a time. The attributes are what can be wrong."""
 
     corrects, drops_tail, stale_master, moments = True, False, False, SINGLE
+    rounds_capturable = True  # as apex does: moments are rounded to the parameters' dtype after the step
     on_gpu_only, old = False, False
     refuses: torch.dtype | None = None
     most_tensors, most_chunks = 1 << 30, 1 << 30  # tensors and chunks beyond these numbers are ignored
@@ -119,11 +120,13 @@ class Adam:
             raise TypeError("__init__() got an unexpected keyword argument 'capturable'")
         self.params, self.lr, self.betas, self.eps = list(params), lr, betas, eps
         self.decoupled, self.decay, self.steps = adam_w_mode, weight_decay, 0
+        self.capturable = capturable
         masters = [p.detach().clone().float() if master_weights else None for p in self.params]
         self.param_groups_master = [{"params": masters}]
-        self.state = [
-            tuple(torch.zeros_like(p, dtype=SINGLE).to(self.kept(p.dtype)) for _ in range(2)) for p in self.params
-        ]
+        self.state = {
+            p: {name: torch.zeros_like(p, dtype=SINGLE).to(self.kept(p.dtype)) for name in ("exp_avg", "exp_avg_sq")}
+            for p in self.params
+        }
 
     def kept(self, dtype: torch.dtype) -> torch.dtype:
         return SINGLE if dtype == SINGLE else self.moments
@@ -147,9 +150,12 @@ class Adam:
                 flat[part] = new.to(p.dtype)
                 if master is not None and not self.stale_master:
                     master.view(-1)[part] = new
+            if master is None and self.capturable and self.rounds_capturable:
+                for moments in self.state[p].values():
+                    moments.copy_(moments.to(p.dtype))
 
     def update(self, number: int, p: torch.Tensor, grad: torch.Tensor, part: slice) -> torch.Tensor:
-        first, second = (moments.view(-1) for moments in self.state[number])
+        first, second = (moments.view(-1) for moments in self.state[self.params[number]].values())
         if not self.decoupled:
             grad = grad + self.decay * p
         m = self.betas[0] * first[part].float() + (1 - self.betas[0]) * grad
@@ -239,6 +245,7 @@ PROBES = (
     adam("list", most_tensors=36),
     adam("stale_master", stale_master=True),
     adam("half_moments", moments=HALF),
+    adam("exact_moments", rounds_capturable=False),
     adam("refuses", refuses=HALF),
     adam("old", old=True),
     adam("gpu_only", on_gpu_only=True),

@@ -34,7 +34,7 @@ WRONG = [
     ("optim.apex:refuses", "exception", "fp16 plain AdamW is refused: FusedAdam only support fp32."),
     ("optim.apex:other_torch", "exception", "ImportError: undefined symbol"),
 ]
-RIGHT = ["norm.apex:right", "norm.apex:fallback", "optim.apex:right", "optim.apex:old"]
+RIGHT = ["norm.apex:right", "norm.apex:fallback", "optim.apex:right", "optim.apex:old", "optim.apex:exact_moments"]
 SKIPPED = [
     ("norm.apex:missing", "^apex is not installed$"),
     ("norm.apex:foreign", "is not NVIDIA's apex: it has no apex.normalization$"),
@@ -103,6 +103,12 @@ def test_the_cpu_is_not_reported_to_have_run_kernels(seeds: dict[str, Frame]) ->
 def test_features_missing_in_an_older_apex_and_unused_master_weights_are_reported(seeds: dict[str, Frame]) -> None:
     unused = seeds["optim.apex:right"]["traits"]["master_weights_unused"]
     assert unused == ["bf16 master weights AdamW", "bf16 master weights Adam"]
+    assert seeds["optim.apex:right"]["traits"]["rounded_moments"] == [
+        f"{dtype} {variant} {kind}"
+        for dtype, variant in (("fp16", "capturable"), ("bf16", "capturable"), ("bf16", "master weights"))
+        for kind in ("AdamW", "Adam")
+    ]
+    assert "rounded_moments" not in seeds["optim.apex:exact_moments"]["traits"]
     cases = seeds["optim.apex:old"]["traits"]["unsupported"]
     assert len(cases) == 12
     assert not [name for name in cases if "plain" in name]
