@@ -123,12 +123,13 @@ gpu-check: ## half an hour on this machine's GPU, in three blocks (BLOCK=1, 2 or
 
 # Without zstandard, which only packing images needs: what is carried there may have 64 MiB, the checkout included.
 GPU_PYTHON ?= 3.12
-gpu-wheels: ## .gpu-wheels: envbuild's locked dependencies for Python 3.12 (GPU_PYTHON), for a GPU machine without a network
+gpu-wheels: ## .gpu-wheels: envbuild and its locked dependencies, for a GPU machine without a network (GPU_PYTHON=3.12)
 	rm -rf .gpu-wheels && mkdir .gpu-wheels
 	sed '/^zstandard==/,/# via/d' requirements.txt > .gpu-wheels/requirements.txt
 	$(PYTHON) -m pip download --quiet --dest .gpu-wheels --only-binary=:all: --no-deps --require-hashes \
 		-r .gpu-wheels/requirements.txt --python-version $(GPU_PYTHON) --implementation cp \
 		$(foreach name,_2_34 _2_31 _2_28 _2_27 _2_26 _2_24 _2_17 2014 1,--platform manylinux$(name)_x86_64)
+	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir .gpu-wheels .
 	@size=$$(du -sm .gpu-wheels | cut -f1) && echo "$$size MiB in .gpu-wheels" && test $$size -lt 37
 
 clean: ## remove .venv and what tools left in the tree; images and caches: envbuild prune

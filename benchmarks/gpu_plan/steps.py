@@ -468,22 +468,22 @@ def other_fingerprints(folder: Path, committed: Path = ROOT / "benchmarks" / "re
 
 
 def install(wheels: Path, folder: Path) -> Path:
-    """Install envbuild's locked dependencies from the wheels into a virtual environment; returns its Python.
+    """Install envbuild and its locked dependencies from the wheels into a virtual environment; returns its Python.
 
     Torch is not wanted in it: the interpreter with torch is what the commands look at. It sees no packages of ours,
     which variables such as PYTHONPATH would show it.
     """
     base = [sys.executable, "-m"]
+    pip = [*base, "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet", "--no-index", "--no-compile",
+           "--find-links", str(wheels)]  # fmt: skip
     for command in (
         [*base, "venv", "--without-pip", str(folder)],
-        [*base, "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet", "--no-index", "--no-compile",
-         "--find-links", str(wheels), "--require-hashes", "-r", str(wheels / "requirements.txt")],
-    ):  # fmt: skip
+        [*pip, "--require-hashes", "-r", str(wheels / "requirements.txt")],
+        [*pip, "--no-deps", "envbuild"],
+    ):
         done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
         if done.returncode:
             raise StepFailed(f"{command[2]} ended with exit status {done.returncode}: {last_line(done)}")
-    (site,) = (folder / "lib").glob("python3*/site-packages")
-    (site / "envbuild.pth").write_text(f"{ROOT}\n", encoding="utf-8")
     return folder / "bin" / "python"
 
 
@@ -513,21 +513,21 @@ def apex(bench: Bench) -> None:
 
 
 STEPS = (
-    Step("machine", 1, 80, "nvidia-smi -q; seconds of a CUDA context, cold and warm", machine),
+    Step("machine", 1, 60, "nvidia-smi -q; seconds of a CUDA context, cold and warm", machine),
     Step("quick-cold", 1, 60, "level quick, torch's libraries not in the page cache", quick_cold),
-    Step("quick-warm", 1, 40, "level quick again", level("quick-warm")),
+    Step("quick-warm", 1, 60, "level quick again", level("quick-warm")),
     Step("fp8-chains", 1, 30, "how many fp8 products are added up before a float32 sum takes them", fp8),
     Step("standard-1", 1, 120, "level standard", level("standard-1")),
     Step("standard-2", 1, 120, "level standard again: what must repeat", level("standard-2")),
     Step("fingerprint", 1, 30, "numbers for `envbuild diff`", fingerprint),
     Step("libraries", 1, 60, f"which libraries are those of the lock of {locked_files.PROFILE}", libraries),
     Step("hardware", 2, 130, f"at level full: burn {_BURN_SECONDS} s, memory and speed, with the clocks sampled", hardware),
-    Step("full", 2, 250, "level full with a short burn", full),
     Step("rounding", 2, 80, "largest errors beyond the one correct rounding, over several inputs", rounding_errors),
     Step("seeds", 2, 150, "seeded faults on the device", seeds),
     Step("tf32-override", 2, 30, "NVIDIA_TF32_OVERRIDE=1: tf32.mode must fail", tf32_override),
-    Step("memory-held", 3, 50, f"level quick, {_HELD:.0%} of the memory held by another process", memory_held),
-    Step("two-at-once", 3, 50, "level quick twice at once", two_at_once),
+    Step("full", 2, 250, "level full with a short burn", full),
+    Step("memory-held", 3, 70, f"level quick, {_HELD:.0%} of the memory held by another process", memory_held),
+    Step("two-at-once", 3, 90, "level quick twice at once", two_at_once),
     Step("sigterm", 3, 60, "SIGTERM during burn: exit status, and what is left", sigterm),
     Step("sanitizer", 3, 130, "compute-sanitizer over level quick, with a kernel out of bounds as control", sanitizer),
     Step("commands", 3, 100, "doctor, test --python, export check and compare, with carried wheels", commands),

@@ -36,32 +36,36 @@ def test_probes_that_may_run_at_the_same_time(waiting: str, companions: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("changes", "memory", "gpus", "pairs"),
+    ("changes", "memory", "gpus", "together"),
     [
-        ({}, PLENTY, (), True),
-        ({"level": "standard"}, PLENTY, (), True),
-        ({"level": "full"}, PLENTY, (), False),
-        ({"threads": 1}, PLENTY, (), False),
-        ({"own": ProjectTestSpec(shapes=({},))}, PLENTY, (), False),
-        ({}, 3 << 30, (), False),
-        ({}, 0, (), False),
-        ({"device": "cuda"}, PLENTY, (), False),
-        ({"device": "cuda"}, PLENTY, (gpu(18),), True),
-        ({"device": "cuda"}, PLENTY, (gpu(17),), False),
-        ({"device": "cuda"}, PLENTY, (gpu(80), gpu(17)), False),
-        ({"device": "cuda"}, PLENTY, (gpu(80, compute_mode=3),), False),
-        ({"device": "cuda"}, 3 << 30, (gpu(80),), False),
-        ({"device": "cuda", "level": "standard"}, PLENTY, (gpu(30),), True),
-        ({"device": "cuda", "level": "standard"}, PLENTY, (gpu(24),), False),
-        ({"device": "cuda", "level": "full"}, PLENTY, (gpu(80),), False),
+        ({}, PLENTY, (), 6),
+        ({"level": "standard"}, PLENTY, (), 6),
+        ({"level": "full"}, PLENTY, (), 1),
+        ({"threads": 1}, PLENTY, (), 1),
+        ({"threads": 2}, PLENTY, (), 2),
+        ({"own": ProjectTestSpec(shapes=({},))}, PLENTY, (), 1),
+        ({}, 7 << 30, (), 3),
+        ({}, 3 << 30, (), 1),
+        ({}, 0, (), 1),
+        ({"device": "cuda"}, PLENTY, (), 1),
+        ({"device": "cuda"}, PLENTY, (gpu(80),), 6),
+        ({"device": "cuda"}, PLENTY, (gpu(18),), 2),
+        ({"device": "cuda"}, PLENTY, (gpu(17),), 1),
+        ({"device": "cuda"}, PLENTY, (gpu(80), gpu(17)), 1),
+        ({"device": "cuda"}, PLENTY, (gpu(80, compute_mode=3),), 1),
+        ({"device": "cuda"}, 3 << 30, (gpu(80),), 1),
+        ({"device": "cuda", "level": "standard"}, PLENTY, (gpu(80),), 5),
+        ({"device": "cuda", "level": "standard"}, PLENTY, (gpu(30),), 2),
+        ({"device": "cuda", "level": "standard"}, PLENTY, (gpu(24),), 1),
+        ({"device": "cuda", "level": "full"}, PLENTY, (gpu(80),), 1),
     ],
 )
-def test_where_two_work_at_the_same_time(
-    changes: dict[str, object], memory: int, gpus: tuple[Window, ...], pairs: bool
+def test_how_many_work_at_the_same_time(
+    changes: dict[str, object], memory: int, gpus: tuple[Window, ...], together: int
 ) -> None:
-    job = dataclasses.replace(JobDocument(nonce="0" * 32, threads=2, device="cpu"), **changes)  # type: ignore[arg-type]
+    job = dataclasses.replace(JobDocument(nonce="0" * 32, threads=8, device="cpu"), **changes)  # type: ignore[arg-type]
     report = Report({str(index): window for index, window in enumerate(gpus)})
-    assert probe_scheduler.works_in_pairs(job, memory, report) is pairs
+    assert probe_scheduler.run_together(job, memory, report) == together
 
 
 @pytest.mark.parametrize(

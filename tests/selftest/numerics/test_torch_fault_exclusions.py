@@ -2,7 +2,8 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 
 import pytest
 
@@ -11,11 +12,12 @@ pytest.importorskip("torch")
 import torch
 import torch.nn.functional as F
 
-from envbuild.selftest.numerics import torch_fault_exclusions
+from envbuild.selftest.numerics import case_sampling, operation_case, torch_fault_exclusions
 from envbuild.selftest.numerics.torch_fault_exclusions import KNOWN_FAULTS, KnownFault
 from envbuild.selftest.probes.convolution import conv_sampled_cases
+from envbuild.selftest.probes.operations import pooling_and_resize_cases, window_cases
 
-(GROUPED, SHORT_VOLUME, PADDED, STRIDED) = KNOWN_FAULTS
+(GROUPED, SHORT_VOLUME, PADDED, STRIDED, AVERAGED, POOLED) = KNOWN_FAULTS
 
 
 def grouped_without_a_batch() -> bool:
@@ -72,7 +74,19 @@ def wrong_or_dead(name: str) -> bool:
     return done.returncode < 0 or done.stdout != "right\n"
 
 
+def averaged_windows() -> bool:
+    """Whether a gradient on a GPU differs from the one on the CPU."""
+
+    def gradient(device: str) -> torch.Tensor:
+        x = torch.ones(1, 2, 4, 4, device=device).to(memory_format=torch.channels_last).requires_grad_()
+        y = F.avg_pool2d(x, 2, 1, 1)
+        return torch.autograd.grad(y, x, torch.ones_like(y))[0].cpu()
+
+    return not torch.equal(gradient("cuda"), gradient("cpu"))
+
+
 REPRODUCTIONS: dict[str, Callable[[], bool]] = {
+    AVERAGED.name: averaged_windows,
     GROUPED.name: grouped_without_a_batch,
     PADDED.name: padded_outputs,
     SHORT_VOLUME.name: lambda: wrong_or_dead("short_volume"),
@@ -82,6 +96,8 @@ REPRODUCTIONS: dict[str, Callable[[], bool]] = {
 
 @pytest.mark.parametrize("fault", KNOWN_FAULTS, ids=lambda fault: fault.name)
 def test_torch_is_wrong_where_a_result_is_left_out(fault: KnownFault) -> None:
+    if fault.device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
     if not REPRODUCTIONS[fault.name]():
         pytest.skip(f"torch {torch.__version__} is right on this processor; once it is on all, remove the row")
 
@@ -156,3 +172,51 @@ def test_nothing_is_left_out_on_a_gpu_or_of_other_operations() -> None:
     assert torch_fault_exclusions.uncomputed_results("convolution", "cpu", at) == {"gradient of the weights"}
     assert not torch_fault_exclusions.uncomputed_results("convolution", "cuda", at)
     assert not torch_fault_exclusions.uncomputed_results("softmax", "cpu", at)
+
+
+@pytest.mark.parametrize(
+    ("operation", "fault", "changes"),
+    [
+        (
+            "resized images",
+            AVERAGED,
+            ({"function": "max_pool2d"}, {"padding": 0}, {"layout": "contiguous"}, {"layout": "rows apart"}),
+        ),
+        (
+            "pooling",
+            POOLED,
+            ({"function": "max_pool"}, {"padded": False}, {"layout": "contiguous"}, {"rank": 3}),
+        ),
+    ],
+)
+def test_on_a_gpu_the_gradient_of_a_padded_average_in_channels_last_is_left_out(
+    operation: str, fault: KnownFault, changes: Sequence[Mapping[str, object]]
+) -> None:
+    at = {name: values[0] for name, values in fault.where.items()}
+    assert torch_fault_exclusions.uncomputed_results(operation, "cuda", at) == {"gradient"}
+    assert not torch_fault_exclusions.uncomputed_results(operation, "cpu", at)
+    for change in changes:
+        assert not torch_fault_exclusions.uncomputed_results(operation, "cuda", {**at, **change}), change
+
+
+@pytest.mark.parametrize("module", [pooling_and_resize_cases, window_cases], ids=["resized images", "pooling"])
+def test_where_it_is_left_out_a_contiguous_copy_has_its_gradient_computed(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operation = next(one for one in module.OPERATIONS if one.name in ("resized images", "pooling"))
+    points = case_sampling.sample(operation, 60, seed=1).points
+    last = [point for point in points if point["layout"] == "channels last" and "avg" in point["function"]]
+    seen: list[bool] = []
+
+    def gradients(output: torch.Tensor, inputs: tuple[torch.Tensor, ...], grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        seen.extend(x.is_contiguous() for x in inputs)
+        return torch.autograd.grad(output, inputs, grad)
+
+    monkeypatch.setattr(module.backward_pass, "gradients", gradients)
+    for left_out in (frozenset[str](), frozenset(("gradient",))):
+        monkeypatch.setattr(torch_fault_exclusions, "uncomputed_results", lambda *_, found=left_out: found)
+        seen.clear()
+        for number, point in enumerate(last):
+            case = operation.make(point, number)
+            assert not any(found.wrong for found in operation_case.worst(case.run(*case.given), case.expected()).values())
+        assert last and all(seen) == bool(left_out)
