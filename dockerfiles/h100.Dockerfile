@@ -1,4 +1,4 @@
-# Made by `envbuild render h100` from the lock sha256:285df66002da8c5a0ef80fbc69ffb7241f1c002e3d30842f81351478b741e86f; not to be edited.
+# Made by `envbuild render h100` from the lock sha256:c50f80d588d1fd765d08b7add8e281ab7cc45d97968cc1941138bd2483978edb; not to be edited.
 # Its build context is made by `envbuild build`: bin/ (uv and the installer), debs/, base.tar; and a context wheels-<layer>
 # for each folder of wheels, so that one comes while the wheels of another are installed.
 # No step has network; every file is checked against the lock's sha256; every time is 1704067200.
@@ -234,8 +234,9 @@ ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:
 ENV PYTHONDONTWRITEBYTECODE="1"
 ENV TORCHINDUCTOR_CACHE_DIR="/tmp/torchinductor"
 ENV TORCH_CUDA_ARCH_LIST="9.0"
+ENV TORCH_CUDNN_SDPA_DEPRIORITIZED="1"
 ENV TRITON_CACHE_DIR="/tmp/triton"
 ENV USER="envbuild"
 ENV VIRTUAL_ENV="/opt/venv"
-LABEL io.envbuild.lock="sha256:285df66002da8c5a0ef80fbc69ffb7241f1c002e3d30842f81351478b741e86f"
+LABEL io.envbuild.lock="sha256:c50f80d588d1fd765d08b7add8e281ab7cc45d97968cc1941138bd2483978edb"
 CMD ["python"]

@@ -76,8 +76,8 @@ def test_faults_of_a_whole_run_are_named(whole: tuple[list[Call], dict[str, Resu
     del results["seeds"]
     found = list(wrong(calls, results))
     assert found[:3] == [
-        "full skipped: every probe was skipped",
         "seeds failed: never begun",
+        "full skipped: every probe was skipped",
         "sanitizer skipped: every probe was skipped",
     ]
 

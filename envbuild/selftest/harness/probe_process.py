@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -166,6 +167,8 @@ def _result(probe: Probe, job: JobDocument, ends: Ends) -> dict[str, Any]:
 def _attempt(probe: Probe, job: JobDocument, context: Context) -> Outcome:
     last = ""
     try:
+        if probe.needs != "script":
+            warnings.simplefilter("ignore")  # torch warns of each kernel that it lacks; the outcome lists them
         if not probe.untouched:
             _prepare(context)
             _need_capability(context, probe.least_capability)

@@ -208,7 +208,9 @@ def test_where_it_is_left_out_a_contiguous_copy_has_its_gradient_computed(
     last = [point for point in points if point["layout"] == "channels last" and "avg" in point["function"]]
     seen: list[bool] = []
 
-    def gradients(output: torch.Tensor, inputs: tuple[torch.Tensor, ...], grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def gradients(
+        output: torch.Tensor, inputs: tuple[torch.Tensor, ...], grad: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         seen.extend(x.is_contiguous() for x in inputs)
         return torch.autograd.grad(output, inputs, grad)
 
@@ -218,5 +220,7 @@ def test_where_it_is_left_out_a_contiguous_copy_has_its_gradient_computed(
         seen.clear()
         for number, point in enumerate(last):
             case = operation.make(point, number)
-            assert not any(found.wrong for found in operation_case.worst(case.run(*case.given), case.expected()).values())
+            assert not any(
+                found.wrong for found in operation_case.worst(case.run(*case.given), case.expected()).values()
+            )
         assert last and all(seen) == bool(left_out)

@@ -61,7 +61,9 @@ def seeded(probe: str, module: Any, name: str, wrong: Wrong, level: str = "quick
         context.job = dataclasses.replace(context.job, level=level)
         real.function(context)
 
-    return Probe(f"{probe}:{wrong.__name__}", "quick", real.needs, real.timeout, function, real.untouched, alone=real.alone)
+    return Probe(
+        f"{probe}:{wrong.__name__}", "quick", real.needs, real.timeout, function, real.untouched, alone=real.alone
+    )
 
 
 def named(name: str, wrong: Wrong) -> Wrong:

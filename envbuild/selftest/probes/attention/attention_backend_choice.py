@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 
 import torch
@@ -17,6 +18,8 @@ _BACKENDS = {
     "efficient": "EFFICIENT_ATTENTION",
     "cudnn": "CUDNN_ATTENTION",
 }
+# On Hopper and Blackwell torch prefers cuDNN's attention, unless this variable is 1 (libtorch_cuda of torch 2.11.0).
+DEPRIORITIZED = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
 # "to have the same dtype": on the CPU, autocast of torch 2.0 ignores attention. "enable_gqa": torch 2.5 and newer.
 _NO_KERNEL = (
     "No available kernel",
@@ -42,6 +45,16 @@ def only(backend: str) -> Iterator[None]:
         raise Skip(f"torch {torch.__version__} has no {backend} attention")
     with torch.backends.cuda.sdp_kernel(**{flag: name == backend for name, flag in _FLAGS.items()}):
         yield
+
+
+def skip_deprioritized_cudnn() -> None:
+    """Raise Skip if the environment keeps torch from choosing cuDNN's attention."""
+    if cudnn_is_deprioritized():
+        raise Skip(f"{DEPRIORITIZED}=1 is set: torch uses cuDNN's attention only where a program asks for it")
+
+
+def cudnn_is_deprioritized() -> bool:
+    return os.environ.get(DEPRIORITIZED) == "1"
 
 
 def is_refused(error: Exception) -> bool:

@@ -24,7 +24,7 @@ from envbuild.selftest.harness.shared_results import EXACT
 from envbuild.selftest.numerics import hashed_inputs, tolerances
 from envbuild.selftest.numerics.element_comparison import Worst, compare
 from envbuild.selftest.probes.attention import attention_gradient_cases, attention_needle_cases
-from envbuild.selftest.probes.attention.attention_backend_choice import is_refused, only
+from envbuild.selftest.probes.attention.attention_backend_choice import is_refused, only, skip_deprioritized_cudnn
 from envbuild.selftest.probes.attention.attention_half_precision_traits import note_upcast, report_traits
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -89,6 +89,7 @@ def attention_efficient(context: Context) -> None:
 
 def attention_cudnn(context: Context) -> None:
     """attention.cudnn: cuDNN's fused kernel gives known results, and matches float64."""
+    skip_deprioritized_cudnn()
     check_backend(context, "cudnn")
 
 

@@ -30,7 +30,7 @@ from envbuild.selftest.numerics.float64_operations import Exact
 from envbuild.selftest.numerics.layout_nan_gaps import LAYOUTS, with_nan_gaps
 from envbuild.selftest.numerics.operation_case import Case
 from envbuild.selftest.probes.attention import attention_needle_cases, multihead_cases
-from envbuild.selftest.probes.attention.attention_backend_choice import is_refused, only
+from envbuild.selftest.probes.attention.attention_backend_choice import cudnn_is_deprioritized, is_refused, only
 from envbuild.selftest.probes.attention.attention_gradient_cases import ROUNDINGS, ROUNDINGS_CPU
 
 CHOSEN = "torch's choice"
@@ -244,7 +244,8 @@ def attention_cases(context: Context) -> None:
         case_sampling.check(context, OPERATIONS)
     else:
         how = AttentionArithmetic(ROUNDINGS, context.job.allow_tf32)
-        case_sampling.check(context, sampled_operations(BACKENDS, how, half_only=("flash", "cudnn")))
+        backends = BACKENDS[:-1] if cudnn_is_deprioritized() else BACKENDS
+        case_sampling.check(context, sampled_operations(backends, how, half_only=("flash", "cudnn")))
 
 
 def case(point: Point, seed: int, how: AttentionArithmetic) -> Case:

@@ -12,8 +12,13 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 from envbuild.selftest.numerics import tolerances
-from envbuild.selftest.probes.attention import attention_backend_probes
+from envbuild.selftest.probes.attention import (
+    attention_backend_choice,
+    attention_backend_probes,
+    attention_sampled_cases,
+)
 
 Attend = Callable[..., torch.Tensor]
 REAL: Attend = F.scaled_dot_product_attention
@@ -72,3 +77,28 @@ def test_values_that_are_not_finite_are_found_in_every_query(monkeypatch: pytest
 
     found = faults(monkeypatch, spoiled)
     assert any(f"element [0, {place}, 7] is nan" in reason for reason in found)
+
+
+@pytest.mark.parametrize(("value", "tested"), [("1", False), ("0", True), (None, True)])
+def test_cudnn_is_tested_unless_the_environment_keeps_torch_from_choosing_it(
+    value: str | None, tested: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if value is None:
+        monkeypatch.delenv(attention_backend_choice.DEPRIORITIZED, raising=False)
+    else:
+        monkeypatch.setenv(attention_backend_choice.DEPRIORITIZED, value)
+    context = Context(JobDocument(nonce="0" * 32, device="cuda"))
+    seen: list[str] = []
+    monkeypatch.setattr(attention_backend_probes, "check_backend", lambda _, backend: seen.append(backend))
+    monkeypatch.setattr(
+        attention_sampled_cases.case_sampling, "check", lambda _, found: seen.extend(found[0].space["backend"])
+    )
+    if tested:
+        attention_backend_probes.attention_cudnn(context)
+        assert seen == ["cudnn"]
+    else:
+        with pytest.raises(Skip, match="TORCH_CUDNN_SDPA_DEPRIORITIZED=1 is set"):
+            attention_backend_probes.attention_cudnn(context)
+    seen.clear()
+    attention_sampled_cases.attention_cases(context)
+    assert ("cudnn" in seen) == tested and {attention_sampled_cases.CHOSEN, "flash", "efficient", "math"} <= set(seen)
