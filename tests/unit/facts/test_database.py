@@ -28,7 +28,8 @@ def words(text: str) -> list[str]:
 ADVISORIES = words("""
     numpy2-old-torch cublas-hopper-fpe cublas-k0-fpe cublas-tmem-silent cublas-nvfp4-scale cublas-13-5-rtx50
     cublas-blackwell-719 cublas-r535-multicontext-hang cublaslt-shadow-runpath nvjitlink-shadow
-    avg-pool2d-channels-last cudnn-sublibrary-mismatch cudnn-sdpa-2.5.0 cudnn-sdpa-bwd-nan-hopper cudnn-sdpa-bwd-9.26 cudnn-sdpa-b200-gqa
+    avg-pool2d-channels-last
+    cudnn-sublibrary-mismatch cudnn-sdpa-2.5.0 cudnn-sdpa-bwd-nan-hopper cudnn-sdpa-bwd-9.26 cudnn-sdpa-b200-gqa
     cudnn-sdpa-b300-noplan cudnn-9.24-fp8-splitkv conv3d-bf16 no-kernel-image-blackwell volta-dropped bf16-pre-ampere
     tf32-default fp16-reduced-precision-reduction cublas-determinism int-mm-cuda121u1 nccl-2.18.1
     nccl-unequal-cards
