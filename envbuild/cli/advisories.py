@@ -78,5 +78,5 @@ def _of(name: str) -> AdvisoryList:
     locked = lock_file.read(loaded.known_lock)
     choice = plan.choice.locked(locked.versions) if locked and not locked.stale(plan) else plan.choice
     cited = {item.id: item.cite for item in database.advisories()}
-    applied = (KnownAdvisoryRow(**vars(row), sources=cited[row.id]) for row in choice.states)
+    applied = (KnownAdvisoryRow(**vars(row), sources=cited[row.id]) for row in choice.advisories)
     return AdvisoryList(loaded.name, None, tuple(applied))

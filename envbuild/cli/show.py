@@ -256,7 +256,7 @@ def _document(name: str, pins: dict[str, str]) -> tuple[ShowDocument, tuple[Proo
         | {name: reasons.get(name) for name in unlocked},
         why=plan.why,
         environment=tuple(pin_reasons.explained_settings(plan, choice)),
-        advisories=choice.states,
+        advisories=choice.advisories,
         lock=locked.id if locked else None,
         lock_state="missing" if locked is None else "outdated" if stale else "current",
         changed=tuple(stale),

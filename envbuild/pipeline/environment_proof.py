@@ -27,7 +27,7 @@ from envbuild.lock import lock_file, wheel_contents
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import workflows
 from envbuild.pipeline.image_steps import load_profile, resolve_profile
-from envbuild.pipeline.model import MakeResult, SelfTestOrder, StepResult, StepRow
+from envbuild.pipeline.model import MakeResult, Options, SelfTestOrder, StepResult, StepRow
 from envbuild.pipeline.progress_events import Listener, Step
 from envbuild.pipeline.selftest_steps import WrittenEvidence, sign_evidence, test_on_one_node
 from envbuild.pipeline.step_context import PartialResult, StepContext
@@ -105,7 +105,7 @@ def prove_environment(name: str, python: str, listener: Listener, gpus: tuple[st
         return replace(result.value, steps=context.steps).document()
 
     with workflows.exclusive_run(context, name, document):
-        loaded = context.step("load profile", load_profile, name, gpus)
+        loaded = context.step("load profile", load_profile, name, Options(request=RunRequest(gpus=gpus)))
         result.update(name=loaded.name)
         _require_no_script(loaded)
         plan = context.step("resolve", resolve_profile, loaded)

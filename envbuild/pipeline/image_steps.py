@@ -40,15 +40,15 @@ from envbuild.util.yaml_document import display
 _AS_WRITTEN = Options()
 
 
-def load_profile(name: str, gpus: Sequence[str] = (), options: Options = _AS_WRITTEN) -> StepResult[LoadedProfile]:
-    """Read the profile, with the changes that `options` make to it. `gpus`: those that the self-test shall use; raises
-    UsageError if the profile is tested on the CPU."""
+def load_profile(name: str, options: Options = _AS_WRITTEN) -> StepResult[LoadedProfile]:
+    """Read the profile, with the changes that `options` make to it. Raises UsageError if they name GPUs for the
+    self-test, and the profile is tested on the CPU."""
     loaded = profile_reader_and_overrides.load(name, options.pins, options.requirements)
     if options.tolerant:
         loaded = loaded.accepting((item.id for item in database.advisories()), "only tried")
     if options.script:
         loaded = loaded.bringing(options.script)
-    if gpus and not loaded.profile.gpus:
+    if options.request.gpus and not loaded.profile.gpus:
         error = UsageError(f"--gpus: {loaded.name} is tested on the CPU", hint="its profile names no gpus")
         error.partial = {"profile": loaded.name}
         raise error

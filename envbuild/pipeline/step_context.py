@@ -73,8 +73,8 @@ class StepContext:
 
 
 class PartialResult(Generic[R]):
-    """What is known of a workflow's result so far: a frozen dataclass whose fields the function of the workflow
-    replaces, one after the other. No other function receives it."""
+    """What is known of a workflow's result so far: a frozen dataclass whose fields the functions of the workflow
+    replace, one after the other. No step receives it."""
 
     def __init__(self, value: R) -> None:
         self.value = value

@@ -1,4 +1,8 @@
-"""`make` as a list of steps, each passing its value to the next; `build` and `test` use some of these steps."""
+"""`make` as a list of steps, each passing its value to the next; `build` and `test` use some of these steps.
+
+A step that needs the engine, or shows more than its note, receives the context. `result` is what is known so far: an
+error of any step carries it.
+"""
 
 from __future__ import annotations
 
@@ -74,63 +78,52 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
     is missing for a GPU model. With `options.unproved`, the result has the reasons instead."""
     keys_and_signatures.take_passphrase()  # `make A B` passes it in a variable, which no child process may inherit
     context = StepContext(listener, options.builder)
-    with exclusive_make_run(context, name, options.requirements) as known:
-        loaded = context.step("load profile", load_profile, name, options.request.gpus, options)
-        known.update(name=loaded.name)  # the user may have typed a GPU or a path
+    with exclusive_make_run(context, name, options.requirements) as result:
+        loaded = context.step("load profile", load_profile, name, options)
+        result.update(name=loaded.name)  # the user may have typed a GPU or a path
         plan = context.step("resolve", resolve_profile, loaded)
-        known.update(advisories=plan.choice.states)
+        result.update(advisories=plan.advisories)
         preflight = context.step("preflight", run_preflight, context, loaded, plan, options, agree)
 
         lock = context.step("lock", lock_profile, context, loaded, plan, options)
-        known.update(lock=lock)
+        result.update(lock=lock)
         built = render_and_build(context, loaded, plan, lock, options)
         image = built.image
-        known.update(image=image, new_records=built.new_records, tags=(image_tag(loaded, lock),))
+        result.update(image=image, new_records=built.new_records, tags=(image_tag(loaded, lock),))
 
-        proofs = profile_proofs.proofs_of(image.id, loaded.name, loaded.profile, lock)
-        known.update(proofs=proofs)
+        proofs = profile_proofs.proofs_of(image.id, loaded.name, loaded.profile, lock)  # one for each GPU, or why not
+        result.update(proofs=proofs)
         if is_proved(proofs):
-            known.update(run=context.step("self-test", read_earlier_run, image, proofs))
+            result.update(run=context.step("self-test", read_earlier_run, image, proofs))
             context.step("evidence", show_earlier_evidence, proofs)
         elif preflight.proof == "impossible":  # the preflight raises, unless building without a proof is allowed
-            known.update(reasons=preflight.reasons)
-            return known.value
+            result.update(reasons=preflight.reasons)
+            return result.value
         else:
-            signer = context.signer  # before the long part: it may prompt for a passphrase
             order = SelfTestOrder(loaded, lock.versions, lock.python, options.request, AS_CONFIGURED)
-            runner = select_runner(context, order, image)
-            run = context.step("self-test", test_on_one_node, context.progress, order, runner)
-            known.update(run=run, memory_gb=memory_limit(order, runner))
-            try:
-                written = context.step("evidence", write_evidence, context, loaded, lock, image, run, signer)
-                known.update(statement=written.file, signed_statement=written.signed, proofs=written.proofs)
-            finally:  # a failed image must lose the tag `verified`, even if the evidence cannot be written
-                if run.failures() and not options.trial:
-                    known.update(tags=withdraw_verified(context, loaded, image, known.value.tags))
-            require_no_failure(known.value)
-            known.update(reasons=reasons_not_proved(known.value, trial=options.trial))
+            test_and_record(context, result, order, lock, image, trial=options.trial)
             if not options.unproved:
-                require_proved(known.value)
+                require_proved(result.value)
 
-        if not known.value.reasons and not options.trial:
+        if not result.value.reasons and not options.trial:
             verified = context.step("tag", tag_verified, context, loaded, image)
-            known.update(tags=(*known.value.tags, verified))
-    return known.value
+            result.update(tags=(*result.value.tags, verified))
+    return result.value
 
 
 def build_only(name: str, options: Options, listener: Listener) -> MakeResult:
     """Build the layers and set the tags: the steps of `make` without preflight, self-test and evidence."""
     context = StepContext(listener, options.builder)
-    with exclusive_make_run(context, name, options.requirements) as known:
-        loaded = context.step("load profile", load_profile, name, options.request.gpus, options)
-        known.update(name=loaded.name)
+    with exclusive_make_run(context, name, options.requirements) as result:
+        loaded = context.step("load profile", load_profile, name, options)
+        result.update(name=loaded.name)
         plan = context.step("resolve", resolve_profile, loaded)
-        known.update(advisories=plan.choice.states)
+        result.update(advisories=plan.advisories)
         lock = context.step("lock", lock_profile, context, loaded, plan, options)
-        known.update(lock=lock)
+        result.update(lock=lock)
         built = render_and_build(context, loaded, plan, lock, options)
-        known.update(image=built.image, new_records=built.new_records, tags=(image_tag(loaded, lock),))
-    return known.value
+        result.update(image=built.image, new_records=built.new_records, tags=(image_tag(loaded, lock),))
+    return result.value
 
 
 def render_and_build(
@@ -146,7 +139,7 @@ def preview_make(name: str, options: Options, listener: Listener) -> Preflight:
     """Return what `make` would do. Fetches nothing and writes no file; to find a GPU, it may start a container."""
     context = StepContext(listener, options.builder)
     try:
-        loaded = load_profile(name, options.request.gpus, options).value
+        loaded = load_profile(name, options).value
     except profile_name_lookup.UnwrittenProfile as missing:
         context.note(missing.note)
         loaded = profile_reader_and_overrides.unwritten(missing.gpu, options.pins)
@@ -167,36 +160,51 @@ def prove(
     """Run the self-test, write evidence and set the tag for an image built from this lock. Raises CheckFailed for any
     other image, and if the self-test fails; NotProved if a required probe was skipped, or if evidence is missing."""
     context = StepContext(listener)
-    with exclusive_make_run(context, name) as known:
-        loaded = context.step("load profile", load_profile, name, gpus)
-        known.update(name=loaded.name)
+    with exclusive_make_run(context, name) as result:
+        loaded = context.step("load profile", load_profile, name, Options(request=RunRequest(gpus=gpus)))
+        result.update(name=loaded.name)
         lock, image = existing(context, loaded, reference)
         _require_own_build(loaded, lock, image, reference)
         # the status before the self-test: if it cannot run, the status does not change
         proofs = profile_proofs.proofs_of(image.id, loaded.name, loaded.profile, lock)
-        known.update(image=image, lock=lock, tags=tags_of(context, loaded, image), proofs=proofs)
+        result.update(image=image, lock=lock, tags=tags_of(context, loaded, image), proofs=proofs)
 
-        signer = context.signer  # before the long part: it may prompt for a passphrase
         order = SelfTestOrder(loaded, lock.versions, lock.python, RunRequest(gpus=gpus), on)
-        runner = select_runner(context, order, image)
-        run = context.step("self-test", test_on_one_node, context.progress, order, runner)
-        known.update(run=run, memory_gb=memory_limit(order, runner))
-        if on.nodes > 1 and run.passed:
-            run = context.step("nodes", test_across_nodes, context.progress, order, runner, run)
-            known.update(run=run)
-        try:
-            written = context.step("evidence", write_evidence, context, loaded, lock, image, run, signer)
-            known.update(statement=written.file, signed_statement=written.signed, proofs=written.proofs)
-        finally:  # also if the evidence cannot be written
-            if run.failures():
-                known.update(tags=withdraw_verified(context, loaded, image, known.value.tags))
-        require_no_failure(known.value)
-        known.update(reasons=reasons_not_proved(known.value))
-        require_proved(known.value)
+        test_and_record(context, result, order, lock, image)
+        require_proved(result.value)
 
         verified = context.step("tag", tag_verified, context, loaded, image)
-        known.update(tags=tuple(dict.fromkeys([*known.value.tags, verified])))  # it may have the tag already
-    return known.value
+        result.update(tags=tuple(dict.fromkeys([*result.value.tags, verified])))  # it may have the tag already
+    return result.value
+
+
+def test_and_record(
+    context: StepContext,
+    result: PartialResult[MakeResult],
+    order: SelfTestOrder,
+    lock: Lock,
+    image: Image,
+    *,
+    trial: bool = False,
+) -> None:
+    """Run the self-test of an image and write the evidence, into `result` too. A failure withdraws the tag `verified`,
+    except in a `trial`. Raises CheckFailed if the self-test fails."""
+    signer = context.signer  # before the long part: it may prompt for a passphrase
+    runner = select_runner(context, order, image)
+    result.update(memory_gb=memory_limit(order, runner))  # for the error, if this was too little
+    run = context.step("self-test", test_on_one_node, context.progress, order, runner)
+    result.update(run=run)
+    if order.on.nodes > 1 and run.passed:
+        run = context.step("nodes", test_across_nodes, context.progress, order, runner, run)
+        result.update(run=run)
+    try:
+        written = context.step("evidence", write_evidence, context, order.loaded, lock, image, run, signer)
+        result.update(statement=written.file, signed_statement=written.signed, proofs=written.proofs)
+    finally:  # a failed image must lose the tag `verified`, even if the evidence cannot be written
+        if run.failures() and not trial:
+            result.update(tags=withdraw_verified(context, order.loaded, image, result.value.tags))
+    require_no_failure(result.value)
+    result.update(reasons=reasons_not_proved(result.value, trial=trial))
 
 
 def _require_own_build(loaded: LoadedProfile, lock: Lock, image: Image, reference: str | None) -> None:
@@ -215,7 +223,7 @@ def test(
 ) -> MakeResult:
     """Run the self-test, or the selected probes, and report; write no evidence and set no tag."""
     context = StepContext(listener)
-    loaded = context.step("load profile", load_profile, name, request.gpus)
+    loaded = context.step("load profile", load_profile, name, Options(request=request))
     lock, image = existing(context, loaded, reference)
     order = SelfTestOrder(loaded, lock.versions, lock.python, request, on)
     runner = select_runner(context, order, image)
@@ -235,7 +243,7 @@ def cluster_script(
     """Return what `test` would submit to a cluster, `brief` as in Scheduled.script. For an image that is
     locked but not built, the digest is zeros. Raises UsageError if the runner uses no scheduler."""
     context = StepContext(listener)
-    loaded = context.step("load profile", load_profile, name, request.gpus)
+    loaded = context.step("load profile", load_profile, name, Options(request=request))
     lock, found = _locked_and_image(context, loaded, reference)
     if found is None:
         context.progress.say(f"{loaded.name} is not built: zeros stand for its image's digest")
@@ -257,7 +265,7 @@ def test_environment(name: str, python: str, listener: Listener, request: RunReq
     """Run the self-test with an interpreter of this machine, or that of a virtual environment's directory; needs no
     engine."""
     context = StepContext(listener)
-    loaded = context.step("load profile", load_profile, name, request.gpus)
+    loaded = context.step("load profile", load_profile, name, Options(request=request))
     lock = _current_lock(context, loaded)
     runner = HostRunner(python)
     order = SelfTestOrder(loaded, plan_resolver.computing(lock.versions), lock.python, request)
@@ -363,20 +371,20 @@ def exclusive_make_run(
     """Like `exclusive_run`, for a workflow whose result is MakeResult: yields the result so far. The workflow
     updates it, and an error carries it. At the end, add the steps and notes of the context to it, and keep the
     durations of the steps for later estimates."""
-    known = PartialResult(MakeResult(name))
+    result = PartialResult(MakeResult(name))
 
     def document() -> MakeDocument:
-        return replace(known.value, steps=context.steps, notes=context.notes).document()
+        return replace(result.value, steps=context.steps, notes=context.notes).document()
 
     with exclusive_run(context, name, document, requirements):
         try:
-            yield known
+            yield result
         except EnvbuildError as error:
             if not isinstance(error, Interrupted):  # an interruption ends at once, and leaves no file
-                _keep_durations(context, known.value)
+                _keep_durations(context, result.value)
             raise
-        _keep_durations(context, known.value)
-    known.update(steps=context.steps, notes=context.notes)
+        _keep_durations(context, result.value)
+    result.update(steps=context.steps, notes=context.notes)
 
 
 def _keep_durations(context: StepContext, result: MakeResult) -> None:

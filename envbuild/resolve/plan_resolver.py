@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.facts import database, probe_catalogue_reader
 from envbuild.facts.gpu_models import Gpu
-from envbuild.facts.json_document_types import plain
+from envbuild.facts.json_document_types import AdvisoryRow, plain
 from envbuild.fetch.archive_spec import COMPAT, ArchiveRequest
 from envbuild.fetch.locked_artifact_types import StartupFile
 from envbuild.profile import stated_reasons
@@ -104,6 +104,11 @@ class Plan:
             **({"archives": [[a.name, a.sha256, a.fits] for a in self.archives]} if self.archives else {}),
             **({"extensions": self.extension_toolchain.inputs} if self.extension_toolchain else {}),
         }
+
+    @property
+    def advisories(self) -> tuple[AdvisoryRow, ...]:
+        """Every advisory that applies, and what follows from it."""
+        return self.choice.advisories
 
     def place(self, name: str) -> Place | None:
         """The position in the profile of a distribution (normalised name); torch's position for its dependencies."""
@@ -226,7 +231,7 @@ def _locked_fault(plan: Plan, choice: Choice, advice: Advice) -> Fault:
 
 def _refusal(name: str, choice: Choice, faults: list[Fault], hint: str | None = None) -> ProfileError:
     refusal = ProfileError(f"profile {name} is refused", hint=hint, faults=faults)
-    refusal.partial = {"profile": name, "advisories": plain(choice.states)}
+    refusal.partial = {"profile": name, "advisories": plain(choice.advisories)}
     return refusal
 
 

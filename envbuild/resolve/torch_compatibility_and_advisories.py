@@ -67,7 +67,7 @@ class Choice:
     faults: tuple[Fault, ...]
 
     @property
-    def states(self) -> tuple[AdvisoryRow, ...]:
+    def advisories(self) -> tuple[AdvisoryRow, ...]:
         """Every advisory that applies, for `--json`."""
         return tuple(AdvisoryRow(a.advisory.id, a.state, a.reason, a.advisory.remedy) for a in self.advice)
 

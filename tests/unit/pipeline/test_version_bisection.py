@@ -303,7 +303,7 @@ def test_a_known_fault_is_tried_all_the_same(project: Path) -> None:
         resolve(loaded)
     tolerant = loaded.accepting((item.id for item in database.advisories()), "only tried")
     choice = resolve(tolerant).choice
-    assert "cublas-hopper-fpe" in {item.id for item in choice.states if item.state == "accepted"}
+    assert "cublas-hopper-fpe" in {item.id for item in choice.advisories if item.state == "accepted"}
 
 
 @pytest.mark.parametrize("cached", [True, False])

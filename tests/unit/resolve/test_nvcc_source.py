@@ -149,7 +149,7 @@ def test_with_them_an_older_driver_will_do(project: Path) -> None:
     old = {"minimum": "550.54.14"}
     assert any("driver-too-old-cu13" in message for _, message in refused(project, {**NEW, "driver": old}))
     plan = plan_of(project, {**NEW, "driver": COMPAT_DRIVER})
-    assert "driver-too-old-cu13" not in {item.id for item in plan.choice.states}
+    assert "driver-too-old-cu13" not in {item.id for item in plan.choice.advisories}
     assert plan.choice.situation.driver == "550.54.14"
     (wanted,) = plan.archives
     assert (wanted.name, wanted.sha256, wanted.fits) == (COMPAT, FILE["sha256"], ">=580")

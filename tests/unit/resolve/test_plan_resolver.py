@@ -152,7 +152,7 @@ advisories:
 
 
 def states(choice: Choice) -> dict[str, str]:
-    return {row.id: row.state for row in choice.states}
+    return {row.id: row.state for row in choice.advisories}
 
 
 def test_a_locked_version_that_no_profile_named_is_refused(project: Path) -> None:
@@ -252,7 +252,7 @@ def test_apex_with_a_transformers_that_uses_its_norm_in_t5(transformers: str, st
     choice = plan_resolver.as_locked(with_apex, {"transformers": transformers})
     assert states(choice).get("apex-t5-mixed-dtype") == state
     assert "apex-t5-mixed-dtype" not in states(plan_resolver.as_locked(plan, {"transformers": transformers}))
-    for item in choice.states:
+    for item in choice.advisories:
         if item.id == "apex-t5-mixed-dtype":
             for words in ("where a T5 runs in fp16", "transformers 5.8 or newer", "no apex", "in bf16 or fp32"):
                 assert words in item.remedy
