@@ -23,7 +23,7 @@ from envbuild.attest import (
 from envbuild.attest.keys_and_signatures import Envelope
 from envbuild.attest.policy import Policy
 from envbuild.attest.trusted_statements import SignedBuild, Trusted
-from envbuild.audit.environment_file_hashes import EnvironmentFiles
+from envbuild.audit.environment_file_hasher import EnvironmentFiles
 from envbuild.evidence import profile_proofs, proof_rules, tested_environment_digest
 from envbuild.evidence.profile_proofs import ProofRow
 from envbuild.evidence.proof_rules import Proof

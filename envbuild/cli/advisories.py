@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import click
 
-from envbuild.cli.console import emit, json_option
+from envbuild.cli.command_options import json_option
+from envbuild.cli.console import emit
 from envbuild.facts import database, gpu_names
 from envbuild.facts.advisory_matching import Advisory, Situation
 from envbuild.facts.json_document_types import AdvisoryRow

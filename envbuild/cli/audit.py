@@ -14,7 +14,8 @@ import click
 from envbuild.audit import collected_environment, environment_audit
 from envbuild.audit.collected_environment import Holdings
 from envbuild.audit.environment_audit import NOTHING, Audit, Expected
-from envbuild.cli.console import Console, emit, json_option, judged_gpus_option, table
+from envbuild.cli.command_options import json_option, judged_gpus_option
+from envbuild.cli.console import Console, emit, table
 from envbuild.facts.gpu_models import Gpu
 from envbuild.facts.json_document_types import plain
 from envbuild.image.image_naming import LOCK_LABEL

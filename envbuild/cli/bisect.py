@@ -3,7 +3,8 @@ from pathlib import Path
 import click
 from packaging.version import InvalidVersion, Version
 
-from envbuild.cli.console import Console, emit, json_option, profile_argument
+from envbuild.cli.command_options import json_option, profile_argument
+from envbuild.cli.console import Console, emit
 from envbuild.facts import probe_catalogue_reader
 from envbuild.facts.json_document_types import plain
 from envbuild.pipeline.bisection_search_and_result import Bisection, Hunt

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from envbuild.cli.console import (
+from envbuild.cli.command_options import (
     accept_old_option,
     builder_option,
     json_option,
-    listener,
     profile_argument,
     requirements_option,
     torch_index_option,
 )
+from envbuild.cli.console import listener
 from envbuild.cli.several_profiles import for_each
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from envbuild.cli import fingerprint_diff
-from envbuild.cli.console import Console, emit, json_option, table
+from envbuild.cli.command_options import json_option
+from envbuild.cli.console import Console, emit, table
 from envbuild.lock import lock_file
 from envbuild.profile import profile_name_lookup
 from envbuild.report import profile_and_image_diff

@@ -9,7 +9,8 @@ from typing import Literal
 import click
 
 from envbuild.attest import community_evidence
-from envbuild.cli.console import emit, json_option
+from envbuild.cli.command_options import json_option
+from envbuild.cli.console import emit
 from envbuild.evidence import profile_proofs
 from envbuild.image import build_records_and_comparison
 from envbuild.image.build_records_and_comparison import Record

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from envbuild.cli.console import emit, json_option, torch_index_option
+from envbuild.cli.command_options import json_option, torch_index_option
+from envbuild.cli.console import emit
 from envbuild.cli.output_files import FILE, STDOUT, prepare, write
 from envbuild.facts.json_document_types import plain
 from envbuild.util.errors import CheckFailed, UsageError, printable

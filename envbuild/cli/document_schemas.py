@@ -28,7 +28,7 @@ from envbuild.doctor.machine_checks_and_suitability import MachineDocument
 from envbuild.doctor.node_comparison import ClusterDocument
 from envbuild.evidence.image_status import StatusDocument
 from envbuild.evidence.python_environment_status import EnvironmentStatusDocument
-from envbuild.explain.cause_ranking import ExplanationDocument
+from envbuild.explain.log_explanation import ExplanationDocument
 from envbuild.facts.json_document_types import AdvisoryRow
 from envbuild.pipeline.bisection_search_and_result import BisectionDocument
 from envbuild.pipeline.environment_proof import EnvironmentProofDocument

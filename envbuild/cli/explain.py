@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from envbuild.cli.console import emit, json_option
+from envbuild.cli.command_options import json_option
+from envbuild.cli.console import emit
 from envbuild.util.errors import FileError, printable, some
 
 if TYPE_CHECKING:
@@ -35,14 +36,14 @@ def command(files: tuple[str, ...], markdown: bool, as_json: bool) -> None:
 
     Example: envbuild explain train.log
     """
-    from envbuild.explain import cause_ranking, diagnosis_text
+    from envbuild.explain import diagnosis_text, log_explanation
     from envbuild.profile import profile_name_lookup
 
     log, notes = read_logs(files)
-    found = cause_ranking.explain(log)
+    found = log_explanation.explain(log)
     profiles = profile_name_lookup.profile_names()
     if as_json:
-        emit(cause_ranking.document(found, profiles, notes))
+        emit(log_explanation.document(found, profiles, notes))
         return
     for line in (*notes, *(() if log.empty else diagnosis_text.render(log, found, profiles, markdown))):
         click.echo(printable(line))

@@ -8,7 +8,8 @@ import click
 
 from envbuild.attest import ci_job_renderer
 from envbuild.cli import output_files
-from envbuild.cli.console import emit, json_option, listener, profile_argument
+from envbuild.cli.command_options import json_option, profile_argument
+from envbuild.cli.console import emit, listener
 from envbuild.cli.export_documents import CiJob, ExportedFile
 from envbuild.cli.output_files import output_option
 from envbuild.cli.several_profiles import for_each

@@ -9,12 +9,13 @@ import click
 
 from envbuild.cli import audit as audit_command
 from envbuild.cli import explain as explain_command
-from envbuild.cli.console import emit, json_option, judged_gpus_option
+from envbuild.cli.command_options import json_option, judged_gpus_option
+from envbuild.cli.console import emit
 from envbuild.util.errors import CheckFailed, FileError, UsageError, printable
 
 if TYPE_CHECKING:
     from envbuild.audit.collected_environment import Holdings
-    from envbuild.explain.cause_ranking import Explanation
+    from envbuild.explain.log_explanation import Explanation
     from envbuild.facts.gpu_models import Gpu
     from envbuild.repair.repair_output import RepairDocument
     from envbuild.repair.repair_plan import RepairPlan
@@ -138,12 +139,12 @@ def read_explanation(logs: tuple[str, ...]) -> Explanation | None:
     """Return the explanation of the logs; None if there are none."""
     if not logs:
         return None
-    from envbuild.explain import cause_ranking
+    from envbuild.explain import log_explanation
 
     log, notes = explain_command.read_logs(logs)
     for note in notes:
         click.echo(printable(note), err=True)
-    return cause_ranking.explain(log)
+    return log_explanation.explain(log)
 
 
 def planned_repair(

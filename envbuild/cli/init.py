@@ -3,7 +3,8 @@ from pathlib import Path
 
 import click
 
-from envbuild.cli.console import emit, json_option
+from envbuild.cli.command_options import json_option
+from envbuild.cli.console import emit
 from envbuild.facts import gpu_names
 from envbuild.profile import profile_name_lookup, starter_profile
 from envbuild.resolve import profile_reader_and_overrides

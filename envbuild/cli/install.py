@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from envbuild.cli.console import emit, json_option, profile_argument
+from envbuild.cli.command_options import json_option, profile_argument
+from envbuild.cli.console import emit
 from envbuild.util.errors import UsageError, printable
 from envbuild.util.yaml_document import display
 

@@ -7,7 +7,8 @@ import click
 
 from envbuild.attest import keys_and_signatures
 from envbuild.cli import output_files
-from envbuild.cli.console import emit, json_option
+from envbuild.cli.command_options import json_option
+from envbuild.cli.console import emit
 from envbuild.util.errors import UsageError
 
 

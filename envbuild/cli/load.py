@@ -6,7 +6,8 @@ import click
 from envbuild.attest import policy
 from envbuild.attest.image_verifier import Verdict, VerdictDocument
 from envbuild.cli import output_files
-from envbuild.cli.console import Console, emit, json_option
+from envbuild.cli.command_options import json_option
+from envbuild.cli.console import Console, emit
 from envbuild.pipeline import push_save_and_load
 from envbuild.util.errors import printable
 from envbuild.util.untrusted_input_errors import Refusal

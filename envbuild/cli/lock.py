@@ -7,15 +7,15 @@ from typing import Literal, NamedTuple
 
 import click
 
-from envbuild.cli.console import (
+from envbuild.cli.command_options import (
     accept_old_option,
-    emit,
     json_option,
     pin_option,
     profile_argument,
     requirements_option,
     torch_index_option,
 )
+from envbuild.cli.console import emit
 from envbuild.facts import database
 from envbuild.facts.json_document_types import Digest
 from envbuild.image import dockerfile_renderer

@@ -11,20 +11,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from envbuild.cli.console import (
-    Console,
+from envbuild.cli.command_options import (
     accept_old_option,
     builder_option,
-    emit,
     gpus_option,
     json_option,
-    listener,
     pin_option,
     profile_argument,
     requirements_option,
-    table,
     torch_index_option,
 )
+from envbuild.cli.console import Console, emit, listener, table
 from envbuild.cli.several_profiles import for_each
 from envbuild.util import settings
 from envbuild.util.errors import EnvbuildError, Fault, NotProved, SomeFailed, UsageError, printable

@@ -6,7 +6,8 @@ from typing import Literal
 import click
 
 from envbuild.attest import image_digest_pinning
-from envbuild.cli.console import emit, json_option
+from envbuild.cli.command_options import json_option
+from envbuild.cli.console import emit
 from envbuild.facts.json_document_types import plain
 from envbuild.registry.oci_types import Reference
 from envbuild.registry.registry_client import Repository

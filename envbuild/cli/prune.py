@@ -5,7 +5,8 @@ from typing import Literal
 
 import click
 
-from envbuild.cli.console import emit, json_option
+from envbuild.cli.command_options import json_option
+from envbuild.cli.console import emit
 from envbuild.image import image_and_cache_pruning, noted_lock_paths
 from envbuild.image.docker_engine import Engine
 from envbuild.image.image_and_cache_pruning import Removable

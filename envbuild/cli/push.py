@@ -1,6 +1,7 @@
 import click
 
-from envbuild.cli.console import Console, emit, json_option
+from envbuild.cli.command_options import json_option
+from envbuild.cli.console import Console, emit
 from envbuild.pipeline import push_save_and_load
 
 

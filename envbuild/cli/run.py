@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from envbuild.cli import fix as fix_command
-from envbuild.cli.console import emit, json_option, judged_gpus_option
+from envbuild.cli.command_options import json_option, judged_gpus_option
+from envbuild.cli.console import emit
 from envbuild.util.errors import UsageError, printable
 
 if TYPE_CHECKING:

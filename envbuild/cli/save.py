@@ -3,7 +3,8 @@ from pathlib import Path
 import click
 
 from envbuild.cli import output_files
-from envbuild.cli.console import Console, emit, json_option, profile_argument
+from envbuild.cli.command_options import json_option, profile_argument
+from envbuild.cli.console import Console, emit
 from envbuild.pipeline import push_save_and_load
 
 

@@ -7,7 +7,8 @@ import click
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from envbuild.cli.console import emit, json_option, pin_option, profile_argument, table
+from envbuild.cli.command_options import json_option, pin_option, profile_argument
+from envbuild.cli.console import emit, table
 from envbuild.cli.output_files import FILE
 from envbuild.cli.several_profiles import for_each
 from envbuild.evidence import profile_proofs

@@ -5,8 +5,9 @@ from typing import Literal
 
 import click
 
-from envbuild.audit import environment_file_hashes
-from envbuild.cli.console import emit, json_option, profile_argument, table
+from envbuild.audit import environment_file_hasher
+from envbuild.cli.command_options import json_option, profile_argument
+from envbuild.cli.console import emit, table
 from envbuild.cli.several_profiles import for_each
 from envbuild.evidence import image_status, python_environment_status, tested_environment_digest
 from envbuild.evidence.image_status import Status, StatusDocument
@@ -117,7 +118,7 @@ def _environment(name: str, python: str, as_json: bool) -> EnvironmentStatusDocu
     versions, wheels = plan_resolver.computing(lock.versions), wheel_contents.wheel_hashes(lock)
     named = [f"{name}=={version}" for name, version in versions.items()]
     try:
-        files = environment_file_hashes.hash_environment(interpreter)
+        files = environment_file_hasher.hash_environment(interpreter)
         measured = tested_environment_digest.measure_environment(files, versions)
         if set(named) <= set(wheels):  # without its wheels in the store it is only compared with the evidence
             tested_environment_digest.require_locked_files(files, versions, [wheels[name] for name in named])

@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING
 import click
 
 from envbuild.cli import output_files
-from envbuild.cli.console import (
-    VERBOSITY,
+from envbuild.cli.command_options import (
     CommandWithClusterOptions,
-    Console,
-    emit,
     gpus_option,
     json_option,
     on_options,
     profile_argument,
 )
+from envbuild.cli.console import VERBOSITY, Console, emit
 from envbuild.cli.several_profiles import for_each
 from envbuild.facts import probe_catalogue_reader
 from envbuild.facts.json_document_types import plain

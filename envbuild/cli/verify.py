@@ -6,7 +6,8 @@ import click
 from envbuild.attest import image_verifier, policy
 from envbuild.attest.image_verifier import Envelopes, Verdict
 from envbuild.attest.policy import Policy
-from envbuild.cli.console import Console, emit, gpu_model, json_option
+from envbuild.cli.command_options import gpu_model, json_option
+from envbuild.cli.console import Console, emit
 from envbuild.facts import probe_catalogue_reader
 from envbuild.registry.oci_types import Reference
 from envbuild.util.errors import UsageError, printable
@@ -130,12 +131,12 @@ def command(
 
 
 def _environment(python: str, envelopes: Envelopes, active_policy: Policy, now: datetime.datetime) -> Verdict:
-    from envbuild.audit import environment_file_hashes
+    from envbuild.audit import environment_file_hasher
     from envbuild.runners import host_runner
 
     interpreter = host_runner.find_interpreter(python)
     done = image_verifier.verify_environment(
-        environment_file_hashes.hash_environment(interpreter), envelopes, active_policy, now
+        environment_file_hasher.hash_environment(interpreter), envelopes, active_policy, now
     )
     done.ref = str(interpreter)
     return done

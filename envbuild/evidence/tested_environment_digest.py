@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
-from envbuild.audit.environment_file_hashes import EnvironmentFiles, FolderFiles, InterpreterReport
+from envbuild.audit.environment_file_hasher import EnvironmentFiles, FolderFiles, InterpreterReport
 from envbuild.fetch import wheel_listings_and_clashes
 from envbuild.image.layers import installed_tree
 from envbuild.util.errors import CheckFailed, printable, some

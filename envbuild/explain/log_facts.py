@@ -9,10 +9,10 @@ from itertools import pairwise
 
 from packaging.version import InvalidVersion, Version
 
-from envbuild.explain import first_failed_rank_and_progress, gpu_mentions, log_versions, stack_frames
-from envbuild.explain.first_failed_rank_and_progress import Failure, Works
+from envbuild.explain import gpu_mentions, log_versions, rank_failure_and_last_collectives, stack_frames
 from envbuild.explain.log_reader_and_search import TRIED, Line, Log, compiled
 from envbuild.explain.log_versions import LogVersions
+from envbuild.explain.rank_failure_and_last_collectives import Failure, Works
 from envbuild.facts import database, log_signatures
 from envbuild.facts.advisory_matching import Situation
 from envbuild.facts.gpu_models import UNLISTED, Gpu
@@ -77,13 +77,13 @@ class Reading:
 
 def read(log: Log) -> Reading:
     """Return the facts that a log states: versions, GPUs, symptoms, operations, frames and what happened."""
-    first, versions = first_failed_rank_and_progress.first_failure(log), log_versions.read(log)
+    first, versions = rank_failure_and_last_collectives.first_failure(log), log_versions.read(log)
     situations = tuple(_situations(log, versions))
     situation = _common(situations)
     stack = stack_frames.read(log)
     states = {*_memory(log), *_supported(log, situation)}
     states |= {state for state, holds in (
-        ("rank-failed-first", first and first_failed_rank_and_progress.by_itself(log, first)),
+        ("rank-failed-first", first and rank_failure_and_last_collectives.by_itself(log, first)),
         ("crash-in-cpu-math", "cpu-math" in stack.crashed_in),
         ("hang-stack", stack.hang),
         ("interrupted", log.has([compiled(_INTERRUPTED)])),
@@ -93,7 +93,7 @@ def read(log: Log) -> Reading:
     ) if holds}  # fmt: skip
     return Reading(
         situation, situations, _candidates(situations, situation), frozenset(states), first,
-        first_failed_rank_and_progress.works(log, situation.gpu_count), _error(log), _count(log)[1],
+        rank_failure_and_last_collectives.works(log, situation.gpu_count), _error(log), _count(log)[1],
         frozenset(versions.libraries(situation.cuda)) & frozenset(situation.libraries), frozenset(versions.loaded),
         stack.crashed_in, frozenset(_symptoms(log, stack.hang, bool(situation.gpus))), frozenset(_operations(log)),
     )  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from envbuild.attest import keys_and_signatures
 from envbuild.attest.keys_and_signatures import Signer
-from envbuild.audit import environment_file_hashes
+from envbuild.audit import environment_file_hasher
 from envbuild.doctor import cpu_memory_and_os
 from envbuild.evidence import (
     evidence_statements_and_store,
@@ -160,7 +160,7 @@ def _wheel_files(lock: Lock) -> StepResult[Mapping[str, Mapping[str, str]]]:
 
 
 def _measure(python: Path, lock: Lock, wheels: Mapping[str, Mapping[str, str]]) -> StepResult[MeasuredEnvironment]:
-    files, locked = environment_file_hashes.hash_environment(python), plan_resolver.computing(lock.versions)
+    files, locked = environment_file_hasher.hash_environment(python), plan_resolver.computing(lock.versions)
     measured = tested_environment_digest.measure_environment(files, locked)
     tested_environment_digest.require_locked_files(files, locked, wheels.values())
     unlocked = tested_environment_digest.unlocked_names(measured)

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 from envbuild.audit import library_and_distribution_findings
 from envbuild.audit.collected_environment import Copy, Holdings
 from envbuild.audit.environment_audit import Audit
-from envbuild.explain.cause_ranking import Explanation
+from envbuild.explain.log_explanation import Explanation
 from envbuild.repair import environment_manager, loader_search, required_changes
 from envbuild.repair.environment_manager import CondaPackage, EnvironmentManager
 from envbuild.repair.loader_search import LoadedFile, LoaderInput

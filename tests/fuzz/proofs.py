@@ -16,7 +16,7 @@ from unit.evidence.runs import NAMES, NONCE, documents, line, lines, output, pro
 from unit.support import image_of, sha
 from unit.testrun import fingerprints
 
-from envbuild.audit.environment_file_hashes import EnvironmentFiles, FolderFiles, InterpreterReport
+from envbuild.audit.environment_file_hasher import EnvironmentFiles, FolderFiles, InterpreterReport
 from envbuild.evidence import evidence_statements_and_store, run_record_schema, tested_environment_digest
 from envbuild.evidence.proof_rules import EvidenceRequirements
 from envbuild.evidence.tested_environment_digest import MeasuredEnvironment

@@ -24,7 +24,7 @@ from envbuild.doctor import (
 )
 from envbuild.doctor import machine_readings as machine_model
 from envbuild.doctor.check_result import Check
-from envbuild.explain import cause_ranking, log_reader_and_search
+from envbuild.explain import log_explanation, log_reader_and_search
 from envbuild.facts.json_document_types import plain
 from envbuild.image import extension_wheel_check
 from envbuild.registry import oci_types
@@ -41,7 +41,7 @@ _LINES = sorted({one for log in LOGS for one in log.splitlines(keepends=True) if
 
 def _log(raw: bytes) -> None:
     json.dumps(
-        plain(cause_ranking.document(cause_ranking.explain(log_reader_and_search.read(io.BytesIO(raw))))),
+        plain(log_explanation.document(log_explanation.explain(log_reader_and_search.read(io.BytesIO(raw))))),
         allow_nan=False,
     )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.audit import environment_file_hashes
+from envbuild.audit import environment_file_hasher
 from envbuild.fetch import sha256_file_store
 from envbuild.lock import lock_file
 from envbuild.pipeline import environment_proof
@@ -38,7 +38,7 @@ VARIABLES = (
 )
 
 
-HASH_ENVIRONMENT = environment_file_hashes.hash_environment
+HASH_ENVIRONMENT = environment_file_hasher.hash_environment
 
 
 class Environment:
@@ -269,7 +269,7 @@ def test_folders_are_searched_in_the_order_of_python(tmp_path: Path, monkeypatch
     printed = subprocess.check_output([python, "-c", "import json, sys; print(json.dumps(sys.path))"], text=True)
     own = str(tmp_path)
     expected = [entry for entry in json.loads(printed) if entry.startswith(own)]
-    found = environment_file_hashes.hash_environment(python).report.path
+    found = environment_file_hasher.hash_environment(python).report.path
     assert [entry for entry in found if entry.startswith(own)] == expected and len(expected) == 5
 
 
@@ -294,25 +294,25 @@ def test_variables_that_cannot_be_measured_are_refused(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(CheckFailed) as raised:
-        environment_file_hashes.hash_environment(Path(sys.executable))
+        environment_file_hasher.hash_environment(Path(sys.executable))
     assert words in "\n".join(raised.value.lines())
 
 
 def test_a_preload_file_of_the_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ld.so.preload").write_text("/x.so\n")
-    monkeypatch.setattr(environment_file_hashes, "PRELOADED", tmp_path / "ld.so.preload")
+    monkeypatch.setattr(environment_file_hasher, "PRELOADED", tmp_path / "ld.so.preload")
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(CheckFailed, match="preloads libraries"):
-        environment_file_hashes.hash_environment(Path(sys.executable))
+        environment_file_hasher.hash_environment(Path(sys.executable))
 
 
 def test_records_that_are_too_large_together_are_refused(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environment_file_hashes, "LARGEST_TEXTS", 300)
+    monkeypatch.setattr(environment_file_hasher, "LARGEST_TEXTS", 300)
     with pytest.raises(CheckFailed, match="the RECORD files have more than"):
-        environment_file_hashes.hash_environment(environment.python)
+        environment_file_hasher.hash_environment(environment.python)
 
 
 def test_another_interpreter_ends_the_proof(verified: Environment, project: Path) -> None:
@@ -345,12 +345,12 @@ def test_another_driver_ends_the_proof_of_a_gpu(environment: Environment, monkey
 def report_driver(monkeypatch: pytest.MonkeyPatch, driver: str | None, *gpus: str) -> None:
     """Let the interpreter report this driver and these GPUs."""
 
-    def measured(python: Path) -> environment_file_hashes.EnvironmentFiles:
+    def measured(python: Path) -> environment_file_hasher.EnvironmentFiles:
         found = HASH_ENVIRONMENT(python)
         report = found.report.model_copy(update={"driver": driver, "gpus": list(gpus)})
         return dataclasses.replace(found, report=report)
 
-    monkeypatch.setattr(environment_file_hashes, "hash_environment", measured)
+    monkeypatch.setattr(environment_file_hasher, "hash_environment", measured)
 
 
 def test_a_gpu_that_cannot_be_measured_gives_no_evidence(

@@ -16,8 +16,8 @@ from selftest.environments import SONAMES, Environment, built, extension, good, 
 
 from envbuild.audit import collected_environment, environment_audit
 from envbuild.audit.collected_environment import Holdings
-from envbuild.explain import cause_ranking, log_reader_and_search
-from envbuild.explain.cause_ranking import Explanation
+from envbuild.explain import log_explanation, log_reader_and_search
+from envbuild.explain.log_explanation import Explanation
 from envbuild.facts import database
 from envbuild.repair import environment_manager, repair_plan, required_changes
 from envbuild.repair.repair_plan import RepairPlan
@@ -72,7 +72,7 @@ class Place:
 def explained(log: str) -> Explanation:
     import io
 
-    return cause_ranking.explain(log_reader_and_search.read(io.BytesIO(log.encode()), 1, ""))
+    return log_explanation.explain(log_reader_and_search.read(io.BytesIO(log.encode()), 1, ""))
 
 
 def placed(folder: Path, fill: Callable[[Path], Environment]) -> Place:

@@ -15,9 +15,9 @@ from packaging.specifiers import Specifier
 
 from envbuild.explain import cause_scoring, log_facts
 from envbuild.explain.cause_scoring import CauseLines
-from envbuild.explain.first_failed_rank_and_progress import Works
 from envbuild.explain.log_facts import Reading
 from envbuild.explain.log_reader_and_search import Line, Log
+from envbuild.explain.rank_failure_and_last_collectives import Works
 from envbuild.explain.secret_masking import safe_line
 from envbuild.facts import database, log_signatures
 from envbuild.facts.advisory_matching import Advisory, Change, Situation

@@ -16,8 +16,8 @@ import yaml
 from click.testing import CliRunner
 
 from envbuild.cli.entry import cli
-from envbuild.explain import cause_ranking, cause_scoring, log_facts, log_reader_and_search
-from envbuild.explain.cause_ranking import MissingFact
+from envbuild.explain import cause_scoring, log_explanation, log_facts, log_reader_and_search
+from envbuild.explain.log_explanation import MissingFact
 from envbuild.explain.secret_masking import safe_line
 from envbuild.facts import database, log_signatures
 from envbuild.facts.probe_catalogue_reader import known_probes
@@ -35,8 +35,8 @@ H20 = "PyTorch version: 2.3.0+cu121\nGPU 0: NVIDIA H20\n"
 CRASH = "Floating point exception (core dumped)\n"
 
 
-def explanation_of(text: str) -> cause_ranking.Explanation:
-    return cause_ranking.explain(log_reader_and_search.Log(text.encode()))
+def explanation_of(text: str) -> log_explanation.Explanation:
+    return log_explanation.explain(log_reader_and_search.Log(text.encode()))
 
 
 def causes(text: str) -> list[str]:
@@ -131,7 +131,7 @@ def test_the_worked_example_of_the_documentation_holds() -> None:
     example += [f"{weights['holds'].weight:+.1f}", f"{weights['other-frames'].weight:+.1f}"]
     for log, named in (f"{H20}{CRASH}", "cublas-hopper-fpe"), (f"{H20}{CRASH}{frames}", "cpu-math-library"):
         whole = log_reader_and_search.Log(log.encode())
-        scored = cause_ranking.score_causes(whole, log_facts.read(whole))
+        scored = log_explanation.score_causes(whole, log_facts.read(whole))
         confidence = next(cause.confidence for cause in scored if cause.signature.id == "cublas-hopper-fpe")
         assert causes(log)[0] == named
         example.append(f"a confidence of {confidence:.2f}")
@@ -153,7 +153,7 @@ def test_every_advisory_is_recognised_by_its_lines_and_context() -> None:
     """Its own lines and a confirming situation are always enough; its lines alone are not always."""
     for advisory in database.advisories():
         row = log_signatures.signatures()[advisory.id]
-        assert cause_scoring.confidence(row.confidence, ("line", "holds")) >= cause_ranking.NAMED, advisory.id
+        assert cause_scoring.confidence(row.confidence, ("line", "holds")) >= log_explanation.NAMED, advisory.id
 
 
 @pytest.mark.parametrize("row", log_signatures.signatures().values(), ids=lambda row: row.id)
@@ -439,7 +439,7 @@ def test_a_secret_in_a_line_is_not_repeated(line: str, hidden: str) -> None:
 
 def test_the_document_itself_holds_no_secret() -> None:
     found = explanation_of("OSError: [Errno 98] Address already in use (HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz)\n")
-    assert "hf_abc" not in repr(cause_ranking.document(found))
+    assert "hf_abc" not in repr(log_explanation.document(found))
 
 
 def test_a_secret_in_a_line_of_a_possible_cause_is_not_repeated() -> None:
@@ -449,6 +449,6 @@ def test_a_secret_in_a_line_of_a_possible_cause_is_not_repeated() -> None:
 
 
 def test_the_profile_of_the_gpu_is_inserted_only_into_the_remedy() -> None:
-    assert cause_ranking.of_profile("`envbuild show NAME` or NCCL_SOCKET_IFNAME=eth0", "h20") == (
+    assert log_explanation.of_profile("`envbuild show NAME` or NCCL_SOCKET_IFNAME=eth0", "h20") == (
         "`envbuild show h20` or NCCL_SOCKET_IFNAME=eth0"
     )
