@@ -331,7 +331,8 @@ def _base_reference(named: Reference, config: Config) -> Reference:
 def _child(
     verdict: Verdict, image: StoredImage, named: Reference, policy: Policy, given: Envelopes, now: datetime.datetime
 ) -> None:
-    """Judge the base as any image, then compare the child with it. Raises NetworkError if the base does not exist."""
+    """Judge the base as any image, then compare the child with it. Raises Refusal if no image of the repository has the
+    tag of the label's lock, NetworkError if a tag or digest that was asked for does not exist."""
     reference = _base_reference(named, image.config)
     place = Repository(reference)
     base = image_content_reader.read_image(place, resolve_reference(place, reference))

@@ -140,7 +140,7 @@ class AuditedExtension:
 @dataclass(frozen=True)
 class AuditDocument:
     """The document of `audit`. `state`: failed: a defect or a refusal; warned: only warnings and notes; clean: no
-    findings except notes; empty: without torch. `profile`, `lock`, `gpus`: those that it was compared with.
+    findings except notes; empty: without torch. `profile`, `lock`, `gpus`: what the contents were compared with.
     `advisories`: the known faults among the findings."""
 
     target: str

@@ -114,7 +114,7 @@ def locked(project: Path, wheels: tuple[LockedWheel, ...], **changes: Any) -> Lo
     return dataclasses.replace(found, **changes)
 
 
-# two packages with the same path
+# two packages that install the same file
 
 
 @pytest.mark.attack(

@@ -191,7 +191,7 @@ def _libraries() -> list[bytes]:
 
 
 def _loadable() -> bytes:
-    """Draw an ELF file with segments: a loaded one, a dynamic section with a soname, and a build id."""
+    """Return an ELF file with three segments: a loaded one, a dynamic section with a soname, a note with a build id."""
     strings = b"\0libx.so.1\0libtorch.so\0$ORIGIN\0"
     dynamic = b"".join(
         tag.to_bytes(8, "little") + value.to_bytes(8, "little")

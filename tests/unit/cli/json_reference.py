@@ -20,7 +20,7 @@ Made by `python -m unit.cli.json_reference` in `tests/`; a test compares it with
 Every command has `--json`: one JSON document on stdout, also if the command fails. `envbuild export schema --document
 make` writes the JSON Schema of the document of `make`; this page lists the keys.
 
-- Every key is always present. What is not known is null, and a list may be empty.
+- If the command succeeds, every key is present. What is not known is null, and a list may be empty.
 - A command that failed has `error`, and those of its other keys that were known. The exit codes are in
   [Commands](commands.md).
 - `make`, `build`, `test`, `status`, `show` and `export` with several profiles give `{"profiles": [...]}`: a document

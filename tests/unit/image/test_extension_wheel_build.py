@@ -118,7 +118,7 @@ class Compiler:
         self.jobs: list[str] = []
         self.requires: list[str] = []
         self.tag = TAG
-        self.after: Callable[[Path], object] = lambda out: None  # additional actions of the source
+        self.after: Callable[[Path], object] = lambda out: None  # what the extension's own build does after that
 
     def __call__(self, order: BuildOrder, options: Sequence[str]) -> dict[str, Any]:
         self.jobs.append(next(word for word in options if word.startswith("MAX_JOBS=")).partition("=")[2])
