@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
+from typing import NamedTuple
 
 from envbuild.explain.log_reader_and_search import Log, compiled
-from envbuild.facts import database, log_signatures
+from envbuild.facts import database, fact_file_reader, log_signatures
 from envbuild.facts.gpu_models import Gpu
 
 
 def mentioned_gpus(log: Log) -> Iterator[tuple[Gpu, int]]:
     """Yields the GPUs that the log is about, each with the number that is written at its name (8x H100, two RTX 4090),
     or 0. GPUs on which the program worked, according to the log, are left out."""
-    names = {name.lower(): gpu for gpu in database.gpus().values() for name in _called(gpu)}
-    for line, _ in log.find(_full_names(), 50):
-        for match in _full_names().finditer(line.text):
+    known = _full_names()
+    for line, _ in log.find(known.pattern, 50):
+        for match in known.pattern.finditer(line.text):
             before, after = line.text[: match.start()], line.text[match.end() :]
             if not log_signatures.elsewhere(before, after):
-                yield names[re.sub(r"\s+", " ", match[1].lower())], _times(before, after)
+                yield known.gpus[re.sub(r"\s+", " ", match[1].lower())], _times(before, after)
     yield from _short_forms(log)
 
 
 def names_a_gpu(log: Log) -> bool:
     """Whether the log has the full name of a GPU, also of one on which the program worked."""
-    return log.has([_full_names()])
+    return log.has([_full_names().pattern])
 
 
 def _called(gpu: Gpu) -> Iterator[str]:
@@ -52,12 +54,26 @@ _TIMES = r"(?:[x*\u00d7]|\u5f20|\u5757|\u5361)"
 """The sign between a number of GPUs and their name; in Chinese a measure word."""
 
 
+class _FullNames(NamedTuple):
+    """The GPUs by their names in lower case, and a pattern for these names."""
+
+    gpus: Mapping[str, Gpu]
+    pattern: re.Pattern[str]
+
+
+def _full_names() -> _FullNames:
+    return _full_names_with(fact_file_reader.site_files())
+
+
 @cache
-def _full_names() -> re.Pattern[str]:
+def _full_names_with(site: tuple[Path, ...]) -> _FullNames:
+    """`site`: the files of the site's GPUs; they are the cache key."""
+    gpus = {name.lower(): gpu for gpu in database.gpus().values() for name in _called(gpu)}
     names = sorted({name for gpu in database.gpus().values() for name in _called(gpu)}, key=len, reverse=True)
-    return compiled(
+    pattern = compiled(
         r"(?:(?<![a-z0-9_-])|(?<=\dx))(" + "|".join(map(re.escape, names)) + r")(?:(?![a-z0-9])|(?=s\b)|(?=[x*]\d))"
     )
+    return _FullNames(gpus, pattern)
 
 
 _SHORT = (
@@ -82,7 +98,7 @@ def _short_forms(log: Log) -> Iterator[tuple[Gpu, int]]:
     number of GPUs or 0."""
     gpus = database.gpus()
     for line, _ in log.find(compiled(_SHORT), 50):
-        full = [match.span() for match in _full_names().finditer(line.text)]
+        full = [match.span() for match in _full_names().pattern.finditer(line.text)]
         for match in compiled(_SHORT).finditer(line.text):
             if any(begin <= match.start() < end for begin, end in full):
                 continue

@@ -75,25 +75,25 @@ def _try_version(name: str, options: Options, hunt: Hunt, listener: Listener) ->
     """Build an image with the version that `options` pin, run the probe in it, and remove the image."""
     version = options.pins[hunt.pin]
     context = StepContext(partial(_show_try, listener, version))
-    result = PartialResult(MakeResult(name))
+    known = PartialResult(MakeResult(name))
     begin = time.monotonic()
     try:
         loaded = context.step("load profile", load_profile, name, options)
-        result.update(name=loaded.name)
+        known.update(name=loaded.name)
         plan = context.step("resolve", resolve_profile, loaded)
         lock = context.step("lock", lock_profile, context, loaded, plan, options)
-        result.update(lock=lock)
+        known.update(lock=lock)
         built = workflows.render_and_build(context, loaded, plan, lock, options)
-        result.update(image=built.image, new_records=built.new_records)
+        known.update(image=built.image, new_records=built.new_records)
     except (ProfileError, CheckFailed) as error:
         passed, reason = None, error.message
     else:
         order = SelfTestOrder(loaded, lock.versions, lock.python, options.request)
         runner = select_runner(context, order, built.image)
         run = workflows.run_selftest(context, order, runner)
-        passed, reason = _outcome(replace(result.value, run=run), hunt)
+        passed, reason = _outcome(replace(known.value, run=run), hunt)
     finally:
-        discard_build(context, result.value, image=not hunt.keep)
+        discard_build(context, known.value, image=not hunt.keep)
     word = {True: "passed", False: "failed", None: "cannot be tried"}[passed]
     return StepResult(
         Try(version, passed, reason, time.monotonic() - begin), note=f"{word}: {reason}" if reason else word

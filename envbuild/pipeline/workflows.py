@@ -1,7 +1,7 @@
 """`make` as a list of steps, each passing its value to the next; `build` and `test` use some of these steps.
 
-A step that needs the engine, or shows more than its note, receives the context. `result` is what is known so far: an
-error of any step carries it.
+A step that needs the engine or the notes receives the context. `partial` collects what is known so far; if a step
+raises, the error carries it.
 """
 
 from __future__ import annotations
@@ -74,56 +74,58 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
     """Make a verified image from a profile. `agree`: asks the user whether to build without a proof.
 
     Raises what the steps raise, and CheckFailed if the self-test fails. Raises NotProved before any download if this
-    machine cannot prove the image, unless `options.unproved` or the user allows that; and after the build if evidence
-    is missing for a GPU model. With `options.unproved`, the result has the reasons instead."""
-    keys_and_signatures.take_passphrase()  # `make A B` passes it in a variable, which no child process may inherit
+    machine cannot prove the image, and after the self-test if a required probe was skipped or, except in a trial, a GPU
+    model has no evidence. With `options.unproved`, or the user's consent before the download, the result has the
+    reasons instead."""
+    keys_and_signatures.take_passphrase()  # out of the environment, which child processes inherit
     context = StepContext(listener, options.builder)
-    with exclusive_make_run(context, name, options.requirements) as result:
+    with exclusive_make_run(context, name, requirements=options.requirements) as partial:
         loaded = context.step("load profile", load_profile, name, options)
-        result.update(name=loaded.name)  # the user may have typed a GPU or a path
+        partial.update(name=loaded.name)  # the user may have typed a GPU or a path
         plan = context.step("resolve", resolve_profile, loaded)
-        result.update(advisories=plan.advisories)
+        partial.update(advisories=plan.advisories)
         preflight = context.step("preflight", run_preflight, context, loaded, plan, options, agree)
 
         lock = context.step("lock", lock_profile, context, loaded, plan, options)
-        result.update(lock=lock)
+        partial.update(lock=lock)
         built = render_and_build(context, loaded, plan, lock, options)
         image = built.image
-        result.update(image=image, new_records=built.new_records, tags=(image_tag(loaded, lock),))
+        partial.update(image=image, new_records=built.new_records, tags=(image_tag(loaded, lock),))  # set by the build
 
-        proofs = profile_proofs.proofs_of(image.id, loaded.name, loaded.profile, lock)  # one for each GPU, or why not
-        result.update(proofs=proofs)
-        if is_proved(proofs):
-            result.update(run=context.step("self-test", read_earlier_run, image, proofs))
+        # for each GPU model: proved by earlier evidence, or why not
+        proofs = profile_proofs.proofs_of(image.id, loaded.name, loaded.profile, lock)
+        partial.update(proofs=proofs)
+        if is_proved(proofs):  # of this very image, which the preflight did not know yet
+            run = context.step("self-test", read_earlier_run, image, proofs)
             context.step("evidence", show_earlier_evidence, proofs)
-        elif preflight.proof == "impossible":  # the preflight raises, unless building without a proof is allowed
-            result.update(reasons=preflight.reasons)
-            return result.value
+            partial.update(run=run)
+        elif preflight.proof == "impossible":  # allowed by an option or by the user, else the preflight had raised
+            partial.update(reasons=preflight.reasons)
         else:
-            order = SelfTestOrder(loaded, lock.versions, lock.python, options.request, AS_CONFIGURED)
-            test_and_record(context, result, order, lock, image, trial=options.trial)
+            order = SelfTestOrder(loaded, lock.versions, lock.python, options.request, on=AS_CONFIGURED)
+            test_and_record(context, partial, order, lock, image, trial=options.trial)  # adds the reasons too
             if not options.unproved:
-                require_proved(result.value)
+                require_proved(partial.value)
 
-        if not result.value.reasons and not options.trial:
+        if not partial.value.reasons and not options.trial:
             verified = context.step("tag", tag_verified, context, loaded, image)
-            result.update(tags=(*result.value.tags, verified))
-    return result.value
+            partial.update(tags=(*partial.value.tags, verified))
+    return partial.value
 
 
 def build_only(name: str, options: Options, listener: Listener) -> MakeResult:
     """Build the layers and set the tags: the steps of `make` without preflight, self-test and evidence."""
     context = StepContext(listener, options.builder)
-    with exclusive_make_run(context, name, options.requirements) as result:
+    with exclusive_make_run(context, name, requirements=options.requirements) as partial:
         loaded = context.step("load profile", load_profile, name, options)
-        result.update(name=loaded.name)
+        partial.update(name=loaded.name)
         plan = context.step("resolve", resolve_profile, loaded)
-        result.update(advisories=plan.advisories)
+        partial.update(advisories=plan.advisories)
         lock = context.step("lock", lock_profile, context, loaded, plan, options)
-        result.update(lock=lock)
+        partial.update(lock=lock)
         built = render_and_build(context, loaded, plan, lock, options)
-        result.update(image=built.image, new_records=built.new_records, tags=(image_tag(loaded, lock),))
-    return result.value
+        partial.update(image=built.image, new_records=built.new_records, tags=(image_tag(loaded, lock),))
+    return partial.value
 
 
 def render_and_build(
@@ -157,54 +159,54 @@ def prove(
     gpus: tuple[str, ...] = (),
     on: RunnerOptions = ON_THIS_MACHINE,
 ) -> MakeResult:
-    """Run the self-test, write evidence and set the tag for an image built from this lock. Raises CheckFailed for any
-    other image, and if the self-test fails; NotProved if a required probe was skipped, or if evidence is missing."""
+    """`test --record`: run the self-test, write evidence and set the tag for an image that this envbuild built from the
+    profile's lock. Raises CheckFailed for other images, whose self-test could be forged, and if the self-test fails;
+    NotProved if a required probe was skipped, or if evidence is missing."""
     context = StepContext(listener)
-    with exclusive_make_run(context, name) as result:
+    with exclusive_make_run(context, name) as partial:
         loaded = context.step("load profile", load_profile, name, Options(request=RunRequest(gpus=gpus)))
-        result.update(name=loaded.name)
+        partial.update(name=loaded.name)
         lock, image = existing(context, loaded, reference)
         _require_own_build(loaded, lock, image, reference)
         # the status before the self-test: if it cannot run, the status does not change
         proofs = profile_proofs.proofs_of(image.id, loaded.name, loaded.profile, lock)
-        result.update(image=image, lock=lock, tags=tags_of(context, loaded, image), proofs=proofs)
+        partial.update(image=image, lock=lock, tags=tags_of(context, loaded, image), proofs=proofs)
 
         order = SelfTestOrder(loaded, lock.versions, lock.python, RunRequest(gpus=gpus), on)
-        test_and_record(context, result, order, lock, image)
-        require_proved(result.value)
+        test_and_record(context, partial, order, lock, image)
+        require_proved(partial.value)
 
         verified = context.step("tag", tag_verified, context, loaded, image)
-        result.update(tags=tuple(dict.fromkeys([*result.value.tags, verified])))  # it may have the tag already
-    return result.value
+        partial.update(tags=tuple(dict.fromkeys([*partial.value.tags, verified])))  # it may have the tag already
+    return partial.value
 
 
 def test_and_record(
     context: StepContext,
-    result: PartialResult[MakeResult],
+    partial: PartialResult[MakeResult],
     order: SelfTestOrder,
     lock: Lock,
     image: Image,
     *,
     trial: bool = False,
 ) -> None:
-    """Run the self-test of an image and write the evidence, into `result` too. A failure withdraws the tag `verified`,
-    except in a `trial`. Raises CheckFailed if the self-test fails."""
+    """Run the self-test of an image, write the evidence, and put both and the reasons why the image is not proved into
+    `partial`. A failure withdraws the tag `verified`, except in a `trial`. Raises CheckFailed if the self-test
+    fails."""
     signer = context.signer  # before the long part: it may prompt for a passphrase
-    runner = select_runner(context, order, image)
-    result.update(memory_gb=memory_limit(order, runner))  # for the error, if this was too little
-    run = context.step("self-test", test_on_one_node, context.progress, order, runner)
-    result.update(run=run)
-    if order.on.nodes > 1 and run.passed:
-        run = context.step("nodes", test_across_nodes, context.progress, order, runner, run)
-        result.update(run=run)
+    runner = select_runner(context, order, image)  # pushes the image first, for a cluster that pulls it
+    partial.update(memory_gb=memory_limit(order, runner))  # named by the error if the self-test needs more
+    run = run_selftest(context, order, runner)
+    partial.update(run=run)
     try:
         written = context.step("evidence", write_evidence, context, order.loaded, lock, image, run, signer)
-        result.update(statement=written.file, signed_statement=written.signed, proofs=written.proofs)
+        partial.update(statement=written.file, signed_statement=written.signed, proofs=written.proofs)
     finally:  # a failed image must lose the tag `verified`, even if the evidence cannot be written
         if run.failures() and not trial:
-            result.update(tags=withdraw_verified(context, order.loaded, image, result.value.tags))
-    require_no_failure(result.value)
-    result.update(reasons=reasons_not_proved(result.value, trial=trial))
+            left = withdraw_verified(context, order.loaded, image, partial.value.tags)
+            partial.update(tags=left)
+    require_no_failure(partial.value)
+    partial.update(reasons=reasons_not_proved(partial.value, trial=trial))
 
 
 def _require_own_build(loaded: LoadedProfile, lock: Lock, image: Image, reference: str | None) -> None:
@@ -256,14 +258,14 @@ def cluster_script(
     if len(scripts) == 1:
         return scripts[0]
     what = ("the self-test, on one node", f"dist.nodes, on {on.nodes} nodes, where the first has passed")
-    # The joined text is for reading only: sbatch refuses a script that begins with an ordinary comment.
+    # For reading only: with two jobs it begins with a comment, and sbatch refuses that.
     remarks = (f"# job {number} of 2: {words}" for number, words in enumerate(what, 1))
     return "\n".join(f"{remark}\n{text}" for remark, text in zip(remarks, scripts, strict=True))
 
 
 def test_environment(name: str, python: str, listener: Listener, request: RunRequest = ALL) -> MakeResult:
-    """Run the self-test with an interpreter of this machine, or that of a virtual environment's directory; needs no
-    engine."""
+    """Run the self-test with an interpreter of this machine; needs no engine. `python`: the interpreter, or the folder
+    of a virtual environment."""
     context = StepContext(listener)
     loaded = context.step("load profile", load_profile, name, Options(request=request))
     lock = _current_lock(context, loaded)
@@ -298,7 +300,7 @@ def existing(context: StepContext, loaded: LoadedProfile, reference: str | None 
 
 
 def _locked_and_image(context: StepContext, loaded: LoadedProfile, reference: str | None) -> tuple[Lock, Image | None]:
-    """Like `existing`, but the image is None if none was built from the lock."""
+    """Like `existing`, but the image is None if the engine has none that was built from the lock."""
     lock = _current_lock(context, loaded)
     if reference is not None:
         return lock, context.engine.get(reference)
@@ -306,8 +308,8 @@ def _locked_and_image(context: StepContext, loaded: LoadedProfile, reference: st
 
 
 def require_passed(result: MakeResult) -> None:
-    """Raise CheckFailed, naming every failure, unless the self-test passed; NotProved if a required probe, or every
-    probe, could not run."""
+    """Raise CheckFailed, naming every failure, if the self-test failed; NotProved if a required probe, or every probe,
+    was skipped."""
     if result.run:
         require_no_failure(result)
         require_proved(replace(result, reasons=_skipped(result.run)))
@@ -315,9 +317,9 @@ def require_passed(result: MakeResult) -> None:
 
 def require_no_failure(result: MakeResult) -> None:
     """Raise CheckFailed, naming every failure, if the self-test failed."""
-    failures = result.run.failures() if result.run else ()
-    if not (result.run and failures):
+    if not (result.run and result.run.failures()):
         return
+    failures = result.run.failures()
     named = [failure.probe for failure in failures if failure.probe]
     details = [f"{f.probe}: {f.detail}" if f.probe else f.detail for f in failures]
     hints = details if named or len(failures) > 1 else []  # otherwise the message has the only detail
@@ -333,8 +335,8 @@ _SKIPPED = "skipped"  # id of the reason: a probe could not run
 
 
 def reasons_not_proved(result: MakeResult, *, trial: bool = False) -> tuple[Reason, ...]:
-    """Return why an image whose self-test did not fail is not verified: skipped probes, else missing evidence on some
-    GPU models, which does not matter in a `trial`."""
+    """Return why an image whose self-test did not fail is not verified: skipped probes; else, except in a `trial`, the
+    GPU models without evidence."""
     skipped = _skipped(result.run) if result.run else ()
     if skipped or trial:
         return skipped
@@ -368,23 +370,23 @@ def require_proved(result: MakeResult) -> None:
 def exclusive_make_run(
     context: StepContext, name: str, requirements: Path | None = None
 ) -> Iterator[PartialResult[MakeResult]]:
-    """Like `exclusive_run`, for a workflow whose result is MakeResult: yields the result so far. The workflow
-    updates it, and an error carries it. At the end, add the steps and notes of the context to it, and keep the
-    durations of the steps for later estimates."""
-    result = PartialResult(MakeResult(name))
+    """Lock the profile for this process, and yield what is known of the result so far, which an error carries. When the
+    body ends, the steps and notes of the context are added, so its value is read after the body; the durations of the
+    steps are kept for later estimates."""
+    partial = PartialResult(MakeResult(name))
 
     def document() -> MakeDocument:
-        return replace(result.value, steps=context.steps, notes=context.notes).document()
+        return replace(partial.value, steps=context.steps, notes=context.notes).document()
 
     with exclusive_run(context, name, document, requirements):
         try:
-            yield result
+            yield partial
         except EnvbuildError as error:
             if not isinstance(error, Interrupted):  # an interruption ends at once, and leaves no file
-                _keep_durations(context, result.value)
+                _keep_durations(context, partial.value)
             raise
-        _keep_durations(context, result.value)
-    result.update(steps=context.steps, notes=context.notes)
+        _keep_durations(context, partial.value)
+    partial.update(steps=context.steps, notes=context.notes)
 
 
 def _keep_durations(context: StepContext, result: MakeResult) -> None:

@@ -16,7 +16,8 @@ import pytest
 _FOREIGN = ("PIP_", "UV_", "DOCKER_", "XDG_", "ENVBUILD_", "SSL_")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NETRC")
 _NUMBERS = itertools.count()
-_FIXED = ("envbuild.facts.database", "envbuild.facts.fact_file_reader", "envbuild.testrun.selftest_job")
+# What these cache depends on the facts alone, or has the site's files as its key.
+_FIXED = ("envbuild.facts.", "envbuild.explain.", "envbuild.testrun.selftest_job")
 
 
 @functools.cache
@@ -28,7 +29,7 @@ def _remembering(module: ModuleType) -> list[Any]:
 def forget() -> None:
     """Clear the package's caches of the machine's configuration; the facts never change."""
     for name, module in list(sys.modules.items()):
-        if name.startswith("envbuild.") and name not in _FIXED:
+        if name.startswith("envbuild.") and not name.startswith(_FIXED):
             for function in _remembering(module):
                 function.cache_clear()
 

@@ -388,6 +388,18 @@ def test_missing_evidence_on_a_gpu_model_is_a_reason(tested: SimpleNamespace, al
     assert "tag" not in [step["name"] for step in done.document["steps"]]
 
 
+def test_an_image_that_cannot_be_tested_here_is_reported_with_its_steps(
+    tested: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons = (Reason("no-gpu", "the engine has no GPU"),)
+    report = SimpleNamespace(proof="impossible", reasons=reasons)
+    monkeypatch.setattr(workflows, "run_preflight", lambda *_: StepResult(report))
+    made = workflows.make("sample", Options(unproved=True), cast(Any, MagicMock()))
+    assert made.reasons == reasons and made.run is None
+    assert [step.name for step in made.steps] == ["load profile", "resolve", "preflight", "lock"]
+    assert list(tested.tags) == ["verified"], "no tag is set or removed"
+
+
 def test_make_reports_why_nothing_could_be_tested_here(monkeypatch: pytest.MonkeyPatch) -> None:
     built = dataclasses.replace(made(None), reasons=(Reason("no-gpu", "the engine has no GPU"),))
     monkeypatch.setattr(workflows, "make", lambda *_: built)
