@@ -9,7 +9,7 @@ import argparse
 import sys
 
 from envbuild.facts import database
-from envbuild.fetch import torch_facts_index_comparison
+from envbuild.fetch import torch_pin_comparison
 from envbuild.util.errors import EnvbuildError
 
 
@@ -22,9 +22,7 @@ def main() -> int:
     found = 0
     for name in releases:
         try:
-            differences = torch_facts_index_comparison.pin_differences(
-                known[name], lambda text: print(text, file=sys.stderr)
-            )
+            differences = torch_pin_comparison.pin_differences(known[name], lambda text: print(text, file=sys.stderr))
         except EnvbuildError as error:
             print(f"error: {error.message}", file=sys.stderr)
             return error.code

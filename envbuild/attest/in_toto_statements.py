@@ -19,7 +19,7 @@ from envbuild.evidence.evidence_statements_and_store import STATEMENT, TEST_RESU
 from envbuild.evidence.run_record_schema import RunRecord
 from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import Archive
-from envbuild.fetch.locked_artifact_types import LockedExtension, LockedWheel
+from envbuild.fetch.lock_entry_types import LockedExtension, LockedWheel
 from envbuild.image.build_records_and_comparison import CompiledRecord
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.project_shapes_and_script import Script

@@ -15,7 +15,7 @@ from envbuild.evidence import profile_proofs, proof_rules, run_record_schema
 from envbuild.evidence.proof_rules import EvidenceRequirements, Proof
 from envbuild.evidence.run_record_schema import RunRecord
 from envbuild.facts import database
-from envbuild.facts.advisory_matching import Situation
+from envbuild.facts.advisory_model import Situation
 from envbuild.facts.probe_catalogue_reader import LEVELS
 from envbuild.profile.model import Profile
 from envbuild.resolve.torch_compatibility_and_advisories import stated

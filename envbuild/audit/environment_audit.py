@@ -20,10 +20,10 @@ from envbuild.audit import extension_findings, file_findings, library_and_distri
 from envbuild.audit.collected_environment import LD_CACHE, LD_PATH, Copy, Holdings
 from envbuild.audit.library_and_distribution_findings import SEVERITIES, Finding, Severity, VersionMismatch
 from envbuild.facts import database, torch_cuda_arch_list_parser
-from envbuild.facts.advisory_matching import Advisory, Situation
+from envbuild.facts.advisory_model import Advisory, Situation
 from envbuild.facts.gpu_models import Gpu
 from envbuild.facts.json_document_types import AdvisoryRow, Digest, plain
-from envbuild.fetch.locked_artifact_types import StartupFile
+from envbuild.fetch.lock_entry_types import StartupFile
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve import advisory_remedy, torch_compatibility_and_advisories

@@ -7,7 +7,7 @@ import click
 from envbuild.cli.command_options import json_option
 from envbuild.cli.console import emit
 from envbuild.facts import database, gpu_names
-from envbuild.facts.advisory_matching import Advisory, Situation
+from envbuild.facts.advisory_model import Advisory, Situation
 from envbuild.facts.json_document_types import AdvisoryRow
 from envbuild.lock import lock_file
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides, torch_compatibility_and_advisories

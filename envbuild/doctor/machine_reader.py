@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.doctor import (
+    bus_disk_and_software_reader,
     cpu_memory_and_os,
     docker_engine_reader,
-    kernel_bus_and_disk_reader,
+    kernel_log_reader,
     network_reader,
     nvml_reader,
     site_settings_validation,
@@ -35,7 +36,7 @@ def read(root: Path = Path("/")) -> Host:
 
     def engine() -> dict[str, Any]:
         found = docker_engine_reader.read()
-        disks = tuple(kernel_bus_and_disk_reader.disks(found.data))
+        disks = tuple(bus_disk_and_software_reader.disks(found.data))
         return {"engine": found, "disks": disks, "mirrors": network_reader.mirrors(found, end)}
 
     def packages() -> dict[str, Any]:
@@ -45,14 +46,14 @@ def read(root: Path = Path("/")) -> Host:
     def kernel() -> dict[str, Any]:
         return {
             "machine": cpu_memory_and_os.read(root),
-            "pci": kernel_bus_and_disk_reader.pci(root),
-            "switches": kernel_bus_and_disk_reader.switches(root),
-            "fabric_manager": kernel_bus_and_disk_reader.fabric_manager(root),
-            "log": kernel_bus_and_disk_reader.log(root),
-            "shm": kernel_bus_and_disk_reader.shm_bytes(root),
-            "rdma": tuple(kernel_bus_and_disk_reader.rdma_ports(root)),
-            "memlock": kernel_bus_and_disk_reader.memlock(),
-            "software": kernel_bus_and_disk_reader.software(root),
+            "pci": bus_disk_and_software_reader.pci(root),
+            "switches": bus_disk_and_software_reader.switches(root),
+            "fabric_manager": bus_disk_and_software_reader.fabric_manager(root),
+            "log": kernel_log_reader.log(root),
+            "shm": bus_disk_and_software_reader.shm_bytes(root),
+            "rdma": tuple(bus_disk_and_software_reader.rdma_ports(root)),
+            "memlock": bus_disk_and_software_reader.memlock(),
+            "software": bus_disk_and_software_reader.software(root),
         }
 
     tasks: dict[str, Callable[[], dict[str, Any]]] = {

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from envbuild.explain.log_facts import Reading
 from envbuild.explain.log_reader_and_search import Line, Log, relaxed
 from envbuild.facts import log_signatures
-from envbuild.facts.advisory_matching import Advisory
+from envbuild.facts.advisory_model import Advisory
 from envbuild.facts.log_signatures import EvidenceName, Signature
 
 LINES = 5

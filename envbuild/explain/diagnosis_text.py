@@ -17,7 +17,7 @@ from envbuild.explain.log_explanation import Explanation, SignatureMatch
 from envbuild.explain.log_reader_and_search import Line, Log, compiled
 from envbuild.explain.secret_masking import safe_line
 from envbuild.facts import database
-from envbuild.facts.advisory_matching import Situation
+from envbuild.facts.advisory_model import Situation
 from envbuild.facts.gpu_models import UNLISTED
 from envbuild.resolve import advisory_remedy
 from envbuild.util.errors import some

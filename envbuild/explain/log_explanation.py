@@ -20,7 +20,7 @@ from envbuild.explain.log_reader_and_search import Line, Log
 from envbuild.explain.rank_failure_and_last_collectives import Works
 from envbuild.explain.secret_masking import safe_line
 from envbuild.facts import database, log_signatures
-from envbuild.facts.advisory_matching import Advisory, Change, Situation
+from envbuild.facts.advisory_model import Advisory, Change, Situation
 from envbuild.facts.gpu_models import Gpu
 from envbuild.facts.json_document_types import AdvisoryRow
 from envbuild.facts.log_signatures import ANY, EvidenceName, Signature

@@ -14,7 +14,7 @@ from envbuild.explain.log_reader_and_search import TRIED, Line, Log, compiled
 from envbuild.explain.log_versions import LogVersions
 from envbuild.explain.rank_failure_and_last_collectives import Failure, Works
 from envbuild.facts import database, log_signatures
-from envbuild.facts.advisory_matching import Situation
+from envbuild.facts.advisory_model import Situation
 from envbuild.facts.gpu_models import UNLISTED, Gpu
 from envbuild.facts.log_signatures import OperationClass, SymptomClass
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from envbuild.facts.advisory_matching import Advisory
+from envbuild.facts.advisory_model import Advisory
 from envbuild.facts.fact_field_types import FactRow
 from envbuild.facts.gpu_models import Gpu
 from envbuild.util import user_folders, yaml_document

@@ -13,7 +13,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from envbuild.facts import database, fact_file_reader
-from envbuild.facts.advisory_matching import Change
+from envbuild.facts.advisory_model import Change
 from envbuild.facts.fact_field_types import STRICT, Capability, FactRow, Name, Pattern, Text
 from envbuild.util.errors import FactsError, near
 

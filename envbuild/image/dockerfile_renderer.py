@@ -12,7 +12,7 @@ import jinja2
 
 from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import FOLDERS, UNPACKER, Archive
-from envbuild.fetch.locked_artifact_types import Builder, LockedExtension, LockedWheel, Nvcc
+from envbuild.fetch.lock_entry_types import Builder, LockedExtension, LockedWheel, Nvcc
 from envbuild.image.debian_base_tar import SOURCE_DATE_EPOCH
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock.lock_file import BUILDER, PACKAGES, Lock

@@ -26,7 +26,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.facts import extension_compilers
 from envbuild.fetch.archive_spec import TOOLKIT
-from envbuild.fetch.locked_artifact_types import LockedExtension
+from envbuild.fetch.lock_entry_types import LockedExtension
 from envbuild.fetch.sha256_file_store import file_digest
 from envbuild.image import (
     build_context_folders,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.fetch.locked_artifact_types import LockedWheel
+from envbuild.fetch.lock_entry_types import LockedWheel
 from envbuild.image import build_records_and_comparison, debian_base_tar, extension_wheel_build, noted_lock_paths
 from envbuild.image.docker_engine import Engine
 from envbuild.image.image_naming import LOCK_LABEL, PREFIX, VERIFIED, repository

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import Archive
-from envbuild.fetch.locked_artifact_types import (
+from envbuild.fetch.lock_entry_types import (
     AcceptedOld,
     Builder,
     LockedExtension,

@@ -21,7 +21,7 @@ from envbuild.fetch import (
 )
 from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import Archive
-from envbuild.fetch.locked_artifact_types import AcceptedOld, LockedWheel, Nvcc, Overridden
+from envbuild.fetch.lock_entry_types import AcceptedOld, LockedWheel, Nvcc, Overridden
 from envbuild.fetch.newest_release_lag import Lag
 from envbuild.fetch.wheel_resolution_and_download import Resolved
 from envbuild.lock import extension_and_compiler_locking, lock_file, wheel_conflicts

@@ -19,7 +19,7 @@ from pathlib import Path
 from envbuild.facts import database
 from envbuild.fetch import file_download_and_range_reads, index_config, sha256_file_store, wheel_listings_and_clashes
 from envbuild.fetch.file_download_and_range_reads import Head, RemoteFile
-from envbuild.fetch.locked_artifact_types import LockedWheel, StartupFile, Wheel
+from envbuild.fetch.lock_entry_types import LockedWheel, StartupFile, Wheel
 from envbuild.fetch.wheel_listings_and_clashes import SITE, Clash, Listing, clashes, module
 from envbuild.lock import wheel_contents
 from envbuild.selftest.inventory import startup_files

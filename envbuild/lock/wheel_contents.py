@@ -17,7 +17,7 @@ from typing import IO
 from packaging.utils import parse_wheel_filename
 
 from envbuild.fetch import sha256_file_store, wheel_listings_and_clashes
-from envbuild.fetch.locked_artifact_types import Wheel
+from envbuild.fetch.lock_entry_types import Wheel
 from envbuild.fetch.wheel_listings_and_clashes import BROKEN, SITE, Listing, installed
 from envbuild.lock.lock_file import Lock
 from envbuild.util import atomic_files, user_folders

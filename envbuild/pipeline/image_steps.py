@@ -8,7 +8,7 @@ from envbuild.audit import environment_audit, image_collector
 from envbuild.facts import database
 from envbuild.facts.json_document_types import plain
 from envbuild.fetch import apt_resolution_and_download, sha256_file_store
-from envbuild.fetch.locked_artifact_types import LockedExtension
+from envbuild.fetch.lock_entry_types import LockedExtension
 from envbuild.image import (
     build_context_folders,
     build_records_and_comparison,

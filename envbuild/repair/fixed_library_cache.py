@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 
 from envbuild.audit.collected_environment import Holdings
 from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
-from envbuild.fetch.locked_artifact_types import LockedWheel
+from envbuild.fetch.lock_entry_types import LockedWheel
 from envbuild.image.layers import installed_tree
 from envbuild.repair import loader_search, repair_plan
 from envbuild.repair.repair_plan import RepairPlan

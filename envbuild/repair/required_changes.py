@@ -16,7 +16,7 @@ from envbuild.audit.environment_audit import Audit, Expected
 from envbuild.audit.library_and_distribution_findings import Finding
 from envbuild.explain.log_explanation import Explanation
 from envbuild.facts import database
-from envbuild.facts.advisory_matching import Advisory, Situation
+from envbuild.facts.advisory_model import Advisory, Situation
 from envbuild.facts.fact_field_types import VersionRange
 from envbuild.facts.gpu_models import Gpu
 from envbuild.resolve import advisory_remedy

@@ -9,7 +9,7 @@ from envbuild.attest import community_evidence
 from envbuild.evidence import profile_proofs
 from envbuild.evidence.proof_rules import Proof
 from envbuild.facts import database
-from envbuild.facts.advisory_matching import Match, Situation
+from envbuild.facts.advisory_model import Match, Situation
 from envbuild.facts.fact_field_types import VersionRange
 from envbuild.facts.gpu_models import Gpu
 from envbuild.lock.lock_file import Lock

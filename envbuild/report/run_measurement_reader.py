@@ -13,7 +13,7 @@ from typing import Any
 from envbuild.evidence.proof_rules import model_of
 from envbuild.evidence.run_record_schema import LoadedLibrary, RunRecord
 from envbuild.facts import database
-from envbuild.facts.advisory_matching import Advisory
+from envbuild.facts.advisory_model import Advisory
 from envbuild.report.run_measurement_types import (
     Blame,
     Coverage,

@@ -9,7 +9,7 @@ import yaml
 from packaging.version import Version
 
 from envbuild.facts import database
-from envbuild.facts.advisory_matching import Change, Situation
+from envbuild.facts.advisory_model import Change, Situation
 from envbuild.facts.fact_field_types import VersionRange, is_version
 
 

@@ -14,7 +14,7 @@ from envbuild.facts import database, probe_catalogue_reader
 from envbuild.facts.gpu_models import Gpu
 from envbuild.facts.json_document_types import AdvisoryRow, plain
 from envbuild.fetch.archive_spec import COMPAT, ArchiveRequest
-from envbuild.fetch.locked_artifact_types import StartupFile
+from envbuild.fetch.lock_entry_types import StartupFile
 from envbuild.profile import stated_reasons
 from envbuild.profile.extension_spec import Extension
 from envbuild.profile.loaded_profile import PIN, LoadedProfile

@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.facts import database, misleading_packages, mixed_gpu_settings
-from envbuild.facts.advisory_matching import Advisory, Situation
+from envbuild.facts.advisory_model import Advisory, Situation
 from envbuild.facts.database import TorchRelease
 from envbuild.facts.gpu_models import Gpu
 from envbuild.facts.json_document_types import AdvisoryRow

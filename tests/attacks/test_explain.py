@@ -16,7 +16,7 @@ from envbuild.explain import log_explanation, log_reader_and_search
 from envbuild.explain.cause_scoring import CauseLines
 from envbuild.explain.log_explanation import MissingFact, ScoredCause
 from envbuild.facts import database, log_signatures
-from envbuild.facts.advisory_matching import Advisory
+from envbuild.facts.advisory_model import Advisory
 
 LIMIT = 512 << 20
 """Bytes of memory that `explain` stays within, whatever the log."""

@@ -22,7 +22,7 @@ from envbuild.audit import collected_environment, environment_audit
 from envbuild.audit.environment_audit import Audit, Expected
 from envbuild.facts import database
 from envbuild.fetch import sha256_file_store
-from envbuild.fetch.locked_artifact_types import LockedWheel, Overridden, StartupFile, Wheel
+from envbuild.fetch.lock_entry_types import LockedWheel, Overridden, StartupFile, Wheel
 from envbuild.fetch.wheel_listings_and_clashes import Listing
 from envbuild.image import build_context_folders
 from envbuild.lock import lock_file, lock_update, wheel_conflicts, wheel_contents

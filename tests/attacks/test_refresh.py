@@ -11,8 +11,8 @@ import pytest
 from unit.support import Index, quick_pip, serving
 
 from envbuild.facts import database
-from envbuild.fetch import torch_facts_index_comparison, wheel_resolution_and_download
-from envbuild.fetch.locked_artifact_types import Wheel
+from envbuild.fetch import torch_pin_comparison, wheel_resolution_and_download
+from envbuild.fetch.lock_entry_types import Wheel
 from envbuild.util.errors import HashMismatch, NetworkError
 
 WHEEL = Wheel("torch", "2.7.1", "torch-2.7.1-py3-none-any.whl", "0" * 64)
@@ -45,11 +45,11 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
         yield found
 
 
-def read(served: Index, content: bytes, metadata: bytes | None = None) -> list[torch_facts_index_comparison.Difference]:
+def read(served: Index, content: bytes, metadata: bytes | None = None) -> list[torch_pin_comparison.Difference]:
     (served.folder / WHEEL.file).write_bytes(content)
     if metadata is not None:
         (served.folder / f"{WHEEL.file}.metadata").write_bytes(metadata)
-    return torch_facts_index_comparison.pin_differences(database.torch_releases()["2.7.1"], pytest.fail)
+    return torch_pin_comparison.pin_differences(database.torch_releases()["2.7.1"], pytest.fail)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from envbuild.fetch import (
     wheel_resolution_and_download,
 )
 from envbuild.fetch.file_download_and_range_reads import Head, RemoteFile
-from envbuild.fetch.locked_artifact_types import LockedWheel, StartupFile, Wheel
+from envbuild.fetch.lock_entry_types import LockedWheel, StartupFile, Wheel
 from envbuild.fetch.wheel_listings_and_clashes import Listing
 from envbuild.lock import lock_file, wheel_conflicts
 from envbuild.profile import profile_name_lookup

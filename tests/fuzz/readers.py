@@ -17,7 +17,7 @@ from unit.image.test_extension_wheel_check import ASKED, GOOD, TAG
 
 from envbuild.attest import image_digest_pinning
 from envbuild.doctor import (
-    kernel_bus_and_disk_reader,
+    kernel_log_reader,
     machine_checks_and_suitability,
     node_comparison,
     remote_node_reader,
@@ -268,7 +268,7 @@ _KERNEL = [
 
 
 def _kernel(raw: bytes) -> None:
-    found = kernel_bus_and_disk_reader.parse_xids(raw)
+    found = kernel_log_reader.parse_xids(raw)
     assert all(
         0 <= xid.number <= 9999 and xid.text.isprintable() and len(xid.text) <= machine_model.MAX_TEXT for xid in found
     )

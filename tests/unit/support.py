@@ -28,7 +28,7 @@ from envbuild.cli import entry
 from envbuild.fetch import index_config, sha256_file_store
 from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import COMPAT, TOOLKIT, Archive, ArchiveRequest
-from envbuild.fetch.locked_artifact_types import Builder, LockedExtension, LockedWheel, Nvcc, Wheel
+from envbuild.fetch.lock_entry_types import Builder, LockedExtension, LockedWheel, Nvcc, Wheel
 from envbuild.image.docker_engine import Image
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock, inputs

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.fetch.archive_spec import FOLDERS, Archive
-from envbuild.fetch.locked_artifact_types import LockedWheel
+from envbuild.fetch.lock_entry_types import LockedWheel
 from envbuild.fetch.sha256_file_store import Store
 from envbuild.image.dockerfile_renderer import ENVIRONMENT, MAX_LAYERS
 from envbuild.image.image_naming import LOCK_LABEL

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.doctor import cpu_memory_and_os, kernel_bus_and_disk_reader
+from envbuild.doctor import bus_disk_and_software_reader, cpu_memory_and_os, kernel_log_reader
 from envbuild.doctor.machine_readings import MAX_TEXT, Port, Xid, clean, short_address
 from envbuild.doctor.parallel_reader import run_in_parallel
 
@@ -46,23 +46,23 @@ def test_words_of_others_are_one_bounded_line() -> None:
     ],
 )
 def test_an_xid_is_read_in_any_form_of_the_log(line: str, found: Xid) -> None:
-    assert kernel_bus_and_disk_reader.parse_xids(f"before\n{line}\nafter\n".encode()) == [found]
+    assert kernel_log_reader.parse_xids(f"before\n{line}\nafter\n".encode()) == [found]
 
 
 @pytest.mark.parametrize("line", ["NVRM: Xid", "NVRM: Xid (): 79", "NVRM: Xid (PCI:0000:1a:00): 99999", "xid 79"])
 def test_an_unknown_xid_is_none(line: str) -> None:
-    assert kernel_bus_and_disk_reader.parse_xids(line.encode()) == []
+    assert kernel_log_reader.parse_xids(line.encode()) == []
 
 
 def test_a_log_full_of_them_gives_the_newest() -> None:
     lines = [f"NVRM: Xid (PCI:0000:1a:00): {number % 1000}, x\n" for number in range(5000)]
-    found = kernel_bus_and_disk_reader.parse_xids("".join(lines).encode())
-    assert len(found) == kernel_bus_and_disk_reader.MAX_XIDS
+    found = kernel_log_reader.parse_xids("".join(lines).encode())
+    assert len(found) == kernel_log_reader.MAX_XIDS
     assert found[-1].number == 999
 
 
 def test_an_unreadable_log_is_reported(tmp_path: Path) -> None:
-    assert kernel_bus_and_disk_reader.log(tmp_path).fault == "/dev/kmsg: No such file or directory"
+    assert kernel_log_reader.log(tmp_path).fault == "/dev/kmsg: No such file or directory"
 
 
 def test_a_log_that_has_no_end_is_not_waited_for(tmp_path: Path) -> None:
@@ -70,16 +70,16 @@ def test_a_log_that_has_no_end_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "dev" / "kmsg")
     writer = os.open(tmp_path / "dev" / "kmsg", os.O_RDWR)
     os.write(writer, b"4,1,2,-;NVRM: Xid (PCI:0000:1a:00): 79, x\n")
-    assert [xid.number for xid in kernel_bus_and_disk_reader.log(tmp_path).xids] == [79]
+    assert [xid.number for xid in kernel_log_reader.log(tmp_path).xids] == [79]
     os.close(writer)
 
 
 def test_a_machine_without_anything_is_read_all_the_same(tmp_path: Path) -> None:
-    assert kernel_bus_and_disk_reader.pci(tmp_path) is None
-    assert kernel_bus_and_disk_reader.fabric_manager(tmp_path) is None
-    assert kernel_bus_and_disk_reader.shm_bytes(tmp_path) == 0
-    assert list(kernel_bus_and_disk_reader.rdma_ports(tmp_path)) == []
-    assert not kernel_bus_and_disk_reader.switches(tmp_path)
+    assert bus_disk_and_software_reader.pci(tmp_path) is None
+    assert bus_disk_and_software_reader.fabric_manager(tmp_path) is None
+    assert bus_disk_and_software_reader.shm_bytes(tmp_path) == 0
+    assert list(bus_disk_and_software_reader.rdma_ports(tmp_path)) == []
+    assert not bus_disk_and_software_reader.switches(tmp_path)
     assert cpu_memory_and_os.read(tmp_path).cpu == "unknown CPU"
     assert cpu_memory_and_os.read(tmp_path).memory == 0
 
@@ -108,11 +108,11 @@ def test_the_kernels_files_are_read(tmp_path: Path) -> None:
         "a processor",
         1 << 20,
     )
-    assert kernel_bus_and_disk_reader.fabric_manager(tmp_path) is True
-    assert list(kernel_bus_and_disk_reader.rdma_ports(tmp_path)) == [
+    assert bus_disk_and_software_reader.fabric_manager(tmp_path) is True
+    assert list(bus_disk_and_software_reader.rdma_ports(tmp_path)) == [
         Port("mlx5_0/1", "ACTIVE", "Ethernet", "100 Gb/sec (4X EDR)")
     ]
-    assert kernel_bus_and_disk_reader.pci(tmp_path) == 2
+    assert bus_disk_and_software_reader.pci(tmp_path) == 2
 
 
 # several at once

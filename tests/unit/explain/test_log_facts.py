@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from envbuild.explain import log_explanation, log_facts, log_reader_and_search
 from envbuild.facts import database, log_signatures
-from envbuild.facts.advisory_matching import Change, Situation
+from envbuild.facts.advisory_model import Change, Situation
 from envbuild.resolve import advisory_remedy, profile_reader_and_overrides
 from unit.explain.corpus import piped
 

@@ -12,7 +12,7 @@ from packaging.version import Version
 from selftest.named import RECORDED
 
 from envbuild.facts import database, fact_file_reader, mixed_gpu_settings, probe_catalogue_reader
-from envbuild.facts.advisory_matching import Advisory, Change, Match, Shows, Situation
+from envbuild.facts.advisory_model import Advisory, Change, Match, Shows, Situation
 from envbuild.facts.fact_field_types import VersionRange
 from envbuild.util import yaml_document
 from envbuild.util.errors import FactsError

@@ -14,7 +14,7 @@ import pytest
 from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
 from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import COMPAT, TOOLKIT, Archive
-from envbuild.fetch.locked_artifact_types import Wheel
+from envbuild.fetch.lock_entry_types import Wheel
 from envbuild.image import (
     build_context_folders,
     buildkit_image_build,

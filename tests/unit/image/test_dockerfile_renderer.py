@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from envbuild.fetch.locked_artifact_types import LockedWheel, Overridden
+from envbuild.fetch.lock_entry_types import LockedWheel, Overridden
 from envbuild.image import dockerfile_renderer
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packaging.utils import parse_wheel_filename
 
-from envbuild.fetch.locked_artifact_types import LockedWheel, Overridden, Wheel
+from envbuild.fetch.lock_entry_types import LockedWheel, Overridden, Wheel
 from envbuild.fetch.sha256_file_store import file_digest
 from envbuild.lock.lock_file import Lock
 from unit.repair.test_repair_run import recorded

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.fetch.locked_artifact_types import LockedExtension
+from envbuild.fetch.lock_entry_types import LockedExtension
 from envbuild.lock import extension_source_fetcher
 from envbuild.lock.extension_source_fetcher import SourceDamaged
 from envbuild.resolve.extension_toolchain_and_contradictions import ExtensionRequest

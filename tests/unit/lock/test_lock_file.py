@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from envbuild.fetch.locked_artifact_types import LockedWheel
+from envbuild.fetch.lock_entry_types import LockedWheel
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.util import canonical_json, package_data

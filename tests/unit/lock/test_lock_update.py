@@ -13,7 +13,7 @@ import pytest
 from envbuild.fetch import apt_resolution_and_download, wheel_resolution_and_download
 from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import Archive
-from envbuild.fetch.locked_artifact_types import LockedWheel, Nvcc
+from envbuild.fetch.lock_entry_types import LockedWheel, Nvcc
 from envbuild.lock import lock_file, lock_update
 from envbuild.lock.lock_file import Lock, inputs
 from envbuild.resolve.plan_resolver import Plan

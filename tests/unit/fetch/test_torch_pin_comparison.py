@@ -17,7 +17,7 @@ from envbuild.fetch import (
     file_download_and_range_reads,
     index_config,
     sha256_file_store,
-    torch_facts_index_comparison,
+    torch_pin_comparison,
     wheel_listings_and_clashes,
 )
 from envbuild.fetch.file_download_and_range_reads import RemoteFile
@@ -26,7 +26,7 @@ from unit.support import Index, quick_pip, serving, write_wheel
 
 VERSION = "2.7.1"
 PINS = ["nvidia-cublas-cu12==12.6.4.1; platform_system == 'Linux'", "triton==3.3.1", "sympy>=1.13.3"]
-DIFFERENT = [torch_facts_index_comparison.Difference(VERSION, "nvidia-cublas-cu12", "==12.6.4.2", "==12.6.4.1")]
+DIFFERENT = [torch_pin_comparison.Difference(VERSION, "nvidia-cublas-cu12", "==12.6.4.2", "==12.6.4.1")]
 
 
 @pytest.fixture
@@ -56,14 +56,14 @@ def fetched() -> list[str]:
 
 def test_metadata_is_read_from_within_the_wheel_by_range_requests(served: Index, release: TorchRelease) -> None:
     notes: list[str] = []
-    assert torch_facts_index_comparison.pin_differences(release, notes.append) == DIFFERENT
+    assert torch_pin_comparison.pin_differences(release, notes.append) == DIFFERENT
     assert (notes, fetched()) == ([], [])
 
 
 def test_without_ranges_the_wheel_is_fetched_into_the_store(served: Index, release: TorchRelease) -> None:
     served.ranges = False
     notes: list[str] = []
-    assert torch_facts_index_comparison.pin_differences(release, notes.append) == DIFFERENT
+    assert torch_pin_comparison.pin_differences(release, notes.append) == DIFFERENT
     assert len(notes) == 1 and "serves no ranges: fetching torch-2.7.1-py3-none-any.whl" in notes[0]
     assert fetched() == [wheel_file(served).name]
 
@@ -71,7 +71,7 @@ def test_without_ranges_the_wheel_is_fetched_into_the_store(served: Index, relea
 def test_a_metadata_file_is_read_where_the_index_has_one(served: Index, release: TorchRelease) -> None:
     text = "Metadata-Version: 2.1\nRequires-Dist: nvidia-cublas-cu12==12.6.4.2\nRequires-Dist: triton==3.3.1\n"
     (served.folder / f"{wheel_file(served).name}.metadata").write_text(text, encoding="utf-8")
-    assert torch_facts_index_comparison.pin_differences(release, pytest.fail) == []
+    assert torch_pin_comparison.pin_differences(release, pytest.fail) == []
 
 
 def test_an_index_that_wants_credentials_gets_them(
@@ -79,7 +79,7 @@ def test_an_index_that_wants_credentials_gets_them(
 ) -> None:
     served.user, served.password = "me", "secret"
     monkeypatch.setenv("PIP_INDEX_URL", served.with_credentials())
-    assert torch_facts_index_comparison.pin_differences(release, pytest.fail) == DIFFERENT
+    assert torch_pin_comparison.pin_differences(release, pytest.fail) == DIFFERENT
 
 
 def test_a_wheel_in_a_folder_is_read_there(
@@ -87,7 +87,7 @@ def test_a_wheel_in_a_folder_is_read_there(
 ) -> None:
     monkeypatch.setenv("PIP_FIND_LINKS", str(served.folder))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    assert torch_facts_index_comparison.pin_differences(release, pytest.fail) == DIFFERENT
+    assert torch_pin_comparison.pin_differences(release, pytest.fail) == DIFFERENT
 
 
 def test_the_script_compares_a_release_without_a_metadata_file(served: Index) -> None:
