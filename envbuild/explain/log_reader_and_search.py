@@ -103,7 +103,7 @@ class Log:
 
     def find(
         self,
-        pattern: re.Pattern[str],
+        pattern: re.Pattern[str] | RelaxedPattern,
         most: int = 5,
         never: Sequence[re.Pattern[str]] = (),
         before: Sequence[re.Pattern[str]] = (),
@@ -184,7 +184,7 @@ def plain_form(text: str, of_gpu: bool) -> str:
     return error_number_translation.named(plain, of_gpu)
 
 
-def _across(pattern: re.Pattern[str], place: int, text: str) -> re.Match[str] | None:
+def _across(pattern: re.Pattern[str] | RelaxedPattern, place: int, text: str) -> re.Match[str] | None:
     """The first match that begins before the break at `place` and ends after it."""
     return next((match for match in pattern.finditer(text) if match.start() < place < match.end()), None)
 
@@ -224,7 +224,7 @@ class _Index:
         # cache: text -> shapes, because many patterns search for the same text
         self._held: dict[bytes, tuple[int, ...]] = {}
 
-    def candidates(self, pattern: re.Pattern[str]) -> list[int]:
+    def candidates(self, pattern: re.Pattern[str] | RelaxedPattern) -> list[int]:
         """The indexes of lines that the pattern may match."""
         wanted = anchors(pattern)
         shapes = {shape for text in wanted for shape in self._shapes(text)} if wanted else range(len(self._where))
@@ -363,7 +363,7 @@ def _pieces(line: str, number: int, file: str) -> Iterator[Line]:
 
 
 @cache
-def anchors(pattern: re.Pattern[str]) -> tuple[bytes, ...]:
+def anchors(pattern: re.Pattern[str] | RelaxedPattern) -> tuple[bytes, ...]:
     """Texts in the form of a shape: each line that the pattern matches contains at least one. Empty if no text is
     required."""
     return tuple(
@@ -405,11 +405,29 @@ def compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.IGNORECASE | re.ASCII)
 
 
+@dataclass(frozen=True)
+class RelaxedPattern:
+    """A pattern that is compiled only if it is searched for: in most logs no line can match it."""
+
+    pattern: str
+    flags: int
+
+    @cached_property
+    def _compiled(self) -> re.Pattern[str]:
+        return re.compile(self.pattern, self.flags)
+
+    def search(self, text: str) -> re.Match[str] | None:
+        return self._compiled.search(text)
+
+    def finditer(self, text: str) -> Iterator[re.Match[str]]:
+        return self._compiled.finditer(text)
+
+
 @cache
-def relaxed(pattern: re.Pattern[str]) -> re.Pattern[str]:
+def relaxed(pattern: re.Pattern[str]) -> RelaxedPattern:
     """The pattern with optional colons, commas and semicolons before spaces, and with optional quotes of either kind.
     Sets of characters and look-behinds stay as they are."""
-    return re.compile(_PUNCTUATION.sub(_optional, pattern.pattern), pattern.flags)
+    return RelaxedPattern(_PUNCTUATION.sub(_optional, pattern.pattern), pattern.flags)
 
 
 _PUNCTUATION = re.compile(

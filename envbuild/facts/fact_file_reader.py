@@ -40,6 +40,7 @@ _CITED = re.compile(r"https://\S+|[\w.-]+/[\w.-]+(#[0-9]+|@[0-9a-f]{7,40})?")
 """A source in full: an address, or a GitHub repository, thread or commit."""
 
 
+@cache
 def read(name: str) -> Document:
     """facts/data/<name>.yaml."""
     return yaml_document.read(_FOLDER / f"{name}.yaml", FactsError)

@@ -161,8 +161,7 @@ def main() -> int:
             calls.append(call(checkout, out, given, *options))
             print(calls[-1].stderr, file=sys.stderr, flush=True)
             shutil.copytree(out, committed, dirs_exist_ok=True)
-        (results_folder,) = committed.iterdir()
-        results = StepLog(results_folder).results()
+        results = StepLog(committed / "-".join(GPUS[MODEL].name.lower().split())).results()
     wrong = list(problems(calls, results))
     counts = [sum(result.verdict == verdict for result in results.values()) for verdict in (PASSED, SKIPPED)]
     write(
