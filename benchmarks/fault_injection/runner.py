@@ -30,7 +30,7 @@ from envbuild.selftest.probes.attention import (
     attention_needle_cases,
 )
 from envbuild.selftest.probes.convolution import conv_fixed_cases
-from envbuild.selftest.probes.gemm import gemm_correctness
+from envbuild.selftest.probes.gemm import gemm_exact_and_accuracy
 from envbuild.selftest.probes.hardware import memory
 from envbuild.selftest.probes.normalization import norm_fixed_cases
 from envbuild.selftest.probes.operations import fft_and_linalg
@@ -53,8 +53,8 @@ _REMEMBERED: tuple[Any, ...] = (
     *(
         reference_products.product,
         memory.words_of,
-        gemm_correctness.integers,
-        gemm_correctness.references,
+        gemm_exact_and_accuracy.integers,
+        gemm_exact_and_accuracy.references,
         small_gpt.tokens,
     ),
     *(

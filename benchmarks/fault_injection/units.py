@@ -25,7 +25,7 @@ from envbuild.selftest.probes.attention import (
     attention_sampled_cases,
 )
 from envbuild.selftest.probes.convolution import conv_fixed_cases, conv_sampled_cases
-from envbuild.selftest.probes.gemm import gemm_correctness, gemm_crash, gemm_precision, gemm_sampled_cases
+from envbuild.selftest.probes.gemm import gemm_crash, gemm_exact_and_accuracy, gemm_precision, gemm_sampled_cases
 from envbuild.selftest.probes.hardware import transfer
 from envbuild.selftest.probes.normalization import norm_fixed_cases, norm_sampled_cases, norm_torch
 from envbuild.selftest.probes.operations import fft_and_linalg, operations
@@ -187,8 +187,10 @@ def _repeat(context: Context) -> Iterator[Unit]:
 PROBES: dict[str, Callable[[Context], Iterable[Unit]]] = {
     "transfer": _transfer,
     "gemm.crash": _crash,
-    "gemm.exact": lambda context: _of_dtypes(gemm_correctness.gemm_exact, gemm_correctness, "DTYPES"),
-    "gemm.accuracy": lambda context: _of_dtypes(gemm_correctness.gemm_accuracy, gemm_correctness, "ACCURACY_DTYPES"),
+    "gemm.exact": lambda context: _of_dtypes(gemm_exact_and_accuracy.gemm_exact, gemm_exact_and_accuracy, "DTYPES"),
+    "gemm.accuracy": lambda context: _of_dtypes(
+        gemm_exact_and_accuracy.gemm_accuracy, gemm_exact_and_accuracy, "ACCURACY_DTYPES"
+    ),
     "gemm.accumulator": _accumulator,
     "gemm.fp8": lambda context: [Unit("all", gemm_precision.gemm_fp8)],
     "tf32.mode": lambda context: [Unit("all", gemm_precision.tf32_mode, ("mm", "convolution"))],

@@ -1,6 +1,6 @@
 """The integer results of gemm.exact in Python's own integers: no torch, and none of the self-test's code.
 
-Run it to print the hashes that `envbuild/selftest/probes/gemm/gemm_correctness.py` carries.
+Run it to print the hashes that `envbuild/selftest/probes/gemm/gemm_exact_and_accuracy.py` carries.
 """
 
 import hashlib

@@ -60,8 +60,8 @@ KNOWN_FAULTS = (
     # oneDNN 3.12, jit_avx512_common_conv_bwd_weights_kernel_f32_t::compute_od_loop_partial: while the kernel still
     # overlaps the front padding, a count of taps above min(kernel depth, output depth) is taken for the end of that
     # padding. Kernel and pointer then move by stride - padding % stride too far, and the count passes the end of the
-    # kernel. Affected shapes from conv_sampled_shapes.py: kernel depth 7, stride 2, padding 3, output depth 5 to 7.
-    # Plain convolutions have the same fault, but conv_sampled_shapes.py makes deeper inputs for them.
+    # kernel. Affected shapes from conv_argument_space.py: kernel depth 7, stride 2, padding 3, output depth 5 to 7.
+    # Plain convolutions have the same fault, but conv_argument_space.py makes deeper inputs for them.
     KnownFault(
         name="transposed convolution of a short volume with a deep kernel",
         operation="convolution",

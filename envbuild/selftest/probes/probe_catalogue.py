@@ -18,7 +18,7 @@ from envbuild.selftest.probes.environment import (
     init_alloc,
     own_script,
 )
-from envbuild.selftest.probes.gemm import gemm_correctness, gemm_crash, gemm_precision, gemm_sampled_cases
+from envbuild.selftest.probes.gemm import gemm_crash, gemm_exact_and_accuracy, gemm_precision, gemm_sampled_cases
 from envbuild.selftest.probes.hardware import burn, hw_health, large, memory, perf, transfer
 from envbuild.selftest.probes.multi_gpu import dist_nodes, dist_staged
 from envbuild.selftest.probes.normalization import norm_apex, norm_sampled_cases, norm_torch
@@ -46,8 +46,8 @@ PROBES: tuple[Probe, ...] = (
     Probe("attention.cudnn", "quick", "cuda", 120, attention_backend_probes.attention_cudnn, least_capability=(8, 0)),
     Probe("attention.cases", "quick", "cpu", 300, attention_sampled_cases.attention_cases),
     Probe("operations", "quick", "cpu", 120, operations.operations),
-    Probe("gemm.exact", "quick", "cpu", 60, gemm_correctness.gemm_exact),
-    Probe("gemm.accuracy", "quick", "cpu", 60, gemm_correctness.gemm_accuracy),
+    Probe("gemm.exact", "quick", "cpu", 60, gemm_exact_and_accuracy.gemm_exact),
+    Probe("gemm.accuracy", "quick", "cpu", 60, gemm_exact_and_accuracy.gemm_accuracy),
     Probe("gemm.accumulator", "quick", "cpu", 60, gemm_precision.gemm_accumulator),
     Probe("gemm.fp8", "quick", "cpu", 60, gemm_precision.gemm_fp8, least_capability=(8, 9)),
     Probe("gemm.cases", "quick", "cpu", 120, gemm_sampled_cases.gemm_cases),

@@ -7,23 +7,24 @@ pytest.importorskip("torch")
 import torch
 
 from envbuild.selftest.numerics import element_comparison, hashed_inputs, reference_products, tolerances
-from envbuild.selftest.probes.gemm import gemm_correctness, gemm_crash
+from envbuild.selftest.probes.gemm import gemm_crash, gemm_exact_and_accuracy
 from selftest import golden
 
 
 def test_the_golden_hashes_are_those_of_python_integers() -> None:
-    assert golden.golden() == gemm_correctness.GOLDEN
+    assert golden.golden() == gemm_exact_and_accuracy.GOLDEN
 
 
 def test_the_probe_and_the_golden_results_mean_the_same_sizes() -> None:
-    assert (gemm_correctness.ROWS, gemm_correctness.INNER, gemm_correctness.COLUMNS) == (
+    assert (gemm_exact_and_accuracy.ROWS, gemm_exact_and_accuracy.INNER, gemm_exact_and_accuracy.COLUMNS) == (
         golden.ROWS,
         golden.INNER,
         golden.COLUMNS,
     )
-    assert gemm_correctness.BATCH == (golden.BATCH, golden.BATCH_M, golden.BATCH_K, golden.BATCH_N)
+    assert gemm_exact_and_accuracy.BATCH == (golden.BATCH, golden.BATCH_M, golden.BATCH_K, golden.BATCH_N)
     assert all(
-        size > 500 and size % 16 for size in (gemm_correctness.ROWS, gemm_correctness.INNER, gemm_correctness.COLUMNS)
+        size > 500 and size % 16
+        for size in (gemm_exact_and_accuracy.ROWS, gemm_exact_and_accuracy.INNER, gemm_exact_and_accuracy.COLUMNS)
     )
 
 

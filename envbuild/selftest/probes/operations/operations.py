@@ -17,10 +17,10 @@ from envbuild.selftest.probes.operations import (
     indexing_cases,
     loss_cases,
     pooling_and_resize_cases,
+    pooling_padding_and_unfold_cases,
     reduction_and_sort_cases,
     rounded_fixed_cases,
     softmax_and_loss_cases,
-    window_cases,
 )
 
 
@@ -50,5 +50,5 @@ def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
         *indexing_cases.OPERATIONS,
         *loss_cases.OPERATIONS,
         *pooling_and_resize_cases.OPERATIONS,
-        *window_cases.OPERATIONS,
+        *pooling_padding_and_unfold_cases.OPERATIONS,
     )

@@ -18,7 +18,7 @@ from envbuild.selftest.numerics import float64_operations, hashed_inputs, tolera
 from envbuild.selftest.numerics.float64_operations import Arithmetic, Exact
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
 from envbuild.selftest.numerics.reference_products import product
-from envbuild.selftest.probes.convolution import conv_sampled_shapes
+from envbuild.selftest.probes.convolution import conv_argument_space
 from envbuild.selftest.probes.convolution.conv_sampled_cases import NEAREST, paired, sum_windows
 
 Run = Callable[..., torch.Tensor]
@@ -32,7 +32,7 @@ RARE = 8  # rounds from one call of a large tensor to the next
 KEYS = 97  # rows of a table
 HOW = Arithmetic(SINGLE)
 # A convolution of images from 8 to 12 channels in two groups.
-IMAGES = conv_sampled_shapes.ConvShape(
+IMAGES = conv_argument_space.ConvShape(
     images=2,
     groups=2,
     channels=4,

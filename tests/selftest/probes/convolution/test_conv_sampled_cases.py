@@ -16,7 +16,7 @@ from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.numerics import case_sampling, hashed_inputs
 from envbuild.selftest.numerics.operation_case import Case, worst
 from envbuild.selftest.probes.convolution import conv_sampled_cases
-from envbuild.selftest.probes.convolution.conv_sampled_shapes import MOST_PRODUCTS, shape, with_usual
+from envbuild.selftest.probes.convolution.conv_argument_space import MOST_PRODUCTS, shape, with_usual
 from selftest.numerics.test_operation_case import (
     test_a_right_kernel_is_within_tolerance_and_each_element_of_its_inputs_matters as sensitive,
 )
