@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from envbuild.selftest.numerics import case_sampling, torch_fault_exclusions
 from envbuild.selftest.numerics.case_sampling import Operation, Sample
 from envbuild.selftest.probes.attention import (
@@ -31,8 +33,11 @@ _uncomputed_results = torch_fault_exclusions.uncomputed_results
 
 
 def _also_on_the_cpu(operation: str, device: str, at: Mapping[str, Any]) -> frozenset[str]:
-    """The host computes what the simulated GPU would: one of oneDNN's faults writes past the end of its memory."""
-    return _uncomputed_results(operation, device, at) | _uncomputed_results(operation, "cpu", at)
+    """The host computes what the simulated GPU would, in some cases with another dtype: oneDNN's faults apply, and some
+    of them write past the end of its memory."""
+    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    on_host = (_uncomputed_results(operation, "cpu", {**at, "dtype": dtype}) for dtype in dtypes)
+    return _uncomputed_results(operation, device, at).union(*on_host)
 
 
 # For level full, whose size depends on the GPU: a CPU cannot multiply or fill that much.

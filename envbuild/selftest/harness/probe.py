@@ -14,7 +14,7 @@ class Probe:
     """A probe: its name, its function and the conditions under which it runs.
 
     `level`: the lowest level that runs it, or "on-request" for a probe that only runs when a job names it. `timeout`
-    is in seconds.
+    is in seconds, and five times as long at level full.
     `needs`: "cpu" (any device), "cuda", or "script" (any device, and a script from the profile).
     `least_capability`: the lowest compute capability that supports the tested feature. On an older GPU the probe is
     skipped, and a profile for an older GPU cannot require it.

@@ -33,6 +33,7 @@ Emit = Callable[[Mapping[str, Any]], None]
 _INTERRUPTIONS = (signal.SIGTERM, signal.SIGINT)
 _MOST_TOGETHER = 6
 _MOST_AHEAD = 2
+_LONGER_AT_FULL = 5  # a factor of time limits: sampled probes have ten times as many cases there
 _NEED_MIB = {"quick": 8 << 10, "standard": 14 << 10}  # GPU memory for the most demanding probe of each level
 _CONTEXT_MIB = 1 << 10  # more than a CUDA context takes
 _HOST_MIB = 2 << 10  # host memory: the most that a CPU probe takes, up to level standard; not measured on a GPU
@@ -108,6 +109,11 @@ def start_ahead(job: JobDocument, report: Report, working: int) -> int:
     return max(0, min(_MOST_AHEAD, job.thread_count - working, spare))
 
 
+def time_limit(probe: Probe, job: JobDocument) -> float:
+    """In seconds: what the job says, else the probe's own."""
+    return job.timeouts.get(probe.name, probe.timeout * (_LONGER_AT_FULL if job.level == "full" else 1))
+
+
 def next_in_line(waiting: Sequence[Probe], most: int, running: Collection[str] = ()) -> list[Probe]:
     """The probes that start CUDA while the first one runs: at most `most`, without those in `running`, and none that
     come after a probe that runs alone (the first one included).
@@ -176,7 +182,7 @@ class _Processes:
         with _uninterrupted():
             self._children.pop(probe.name).end()
         judge = process_ending_verdict.judge_script if probe.needs == "script" else process_ending_verdict.judge_ending
-        outcome = self._attributed(probe, judge(ending, self._timeout(probe)))
+        outcome = self._attributed(probe, judge(ending, time_limit(probe, self._job)))
         return outcome, process_ending_verdict.documents(ending)
 
     def _accompany(self, waiting: Sequence[Probe]) -> None:
@@ -194,11 +200,8 @@ class _Processes:
             if self._reports:  # events up to now belong to the probes that run already
                 self._read_monitor()
             self._reports[probe.name] = Report()
-            process.go(self._timeout(probe), self._terms)
+            process.go(time_limit(probe, self._job), self._terms)
         return process
-
-    def _timeout(self, probe: Probe) -> float:
-        return self._job.timeouts.get(probe.name, probe.timeout)
 
     def end(self) -> None:
         """End all child processes."""

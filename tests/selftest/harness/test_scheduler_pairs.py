@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 
 from envbuild.selftest.harness import host_memory, probe_scheduler
 from envbuild.selftest.harness.job_document import JobDocument
+from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.project_test_spec_reader import ProjectTestSpec
 from envbuild.selftest.nvidia.gpu_telemetry import Report, Window
 from selftest import stubs
@@ -162,3 +163,14 @@ def test_a_death_and_a_hang_are_those_of_the_probe(tmp_path: Path) -> None:
     assert (found["aborts"]["signal"], found["aborts"]["at"]) == ("SIGABRT", "aborting")
     assert 0.5 < found["sleeps0"]["seconds"] < 1.5 < found["sleeps1"]["seconds"]
     assert "monitored.py" in found["sleeps0"]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("level", "given", "limit"), [("quick", {}, 9), ("standard", {}, 9), ("full", {}, 45), ("full", {"slow": 7}, 7)]
+)
+def test_a_time_limit_is_longer_at_level_full_unless_the_job_gives_one(
+    level: str, given: dict[str, float], limit: float
+) -> None:
+    slow = Probe("slow", "quick", "cpu", 9, lambda context: None)
+    document = JobDocument(nonce="0" * 32, level=level, timeouts=given)
+    assert probe_scheduler.time_limit(slow, document) == limit
