@@ -44,7 +44,7 @@ def command(
 
     Example: envbuild build cpu
     """
-    from envbuild.pipeline import workflows  # not for --help
+    from envbuild.pipeline import make_build_and_test  # not for --help
     from envbuild.pipeline.model import Options
 
     options = Options(
@@ -54,7 +54,7 @@ def command(
     shown = listener()
 
     def build(name: str) -> MakeDocument:
-        result = workflows.build_only(name, options, shown)
+        result = make_build_and_test.build_only(name, options, shown)
         if result.image and not as_json:
             click.echo(f"built {result.image.id}")
         return result.document()

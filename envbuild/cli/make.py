@@ -161,13 +161,13 @@ def _with_line(name: str, wanted: _LineOptions, options: Options) -> tuple[str, 
 
 
 def _preview(names: tuple[str, ...], wanted: _LineOptions, options: Options, as_json: bool) -> None:
-    from envbuild.pipeline import preflight_report, workflows  # not for --help
+    from envbuild.pipeline import make_build_and_test, preflight_report  # not for --help
 
     shown = listener()
 
     def one(name: str) -> object:
         name, changed = _with_line(name, wanted, options)
-        found = workflows.preview_make(name, changed, shown)
+        found = make_build_and_test.preview_make(name, changed, shown)
         if not as_json:
             click.echo(
                 "\n".join([f"{found.profile}:", *(f"  {text}" for text in preflight_report.preflight_lines(found))])
@@ -196,13 +196,13 @@ def _with_profile(name: str) -> str:
 
 
 def _one(name: str, options: Options, as_json: bool) -> None:
-    from envbuild.pipeline import workflows  # not for --help
+    from envbuild.pipeline import make_build_and_test  # not for --help
 
     def agree(question: str) -> bool:
         """Ask a user who sits at a terminal."""
         return not as_json and sys.stdin.isatty() and sys.stderr.isatty() and click.confirm(question, err=True)
 
-    result = workflows.make(name, options, listener(), agree)
+    result = make_build_and_test.make(name, options, listener(), agree)
     for reason in result.reasons:
         click.echo(f"{result.name} is built, but not proved: {reason.detail}", err=True)
     if as_json:

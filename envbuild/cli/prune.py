@@ -12,7 +12,7 @@ from envbuild.image.docker_engine import Engine
 from envbuild.image.image_and_cache_pruning import Removable
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
-from envbuild.pipeline import workflows
+from envbuild.pipeline import make_build_and_test
 from envbuild.profile import profile_name_lookup
 from envbuild.runners import docker_runner
 from envbuild.util import disk_space
@@ -115,7 +115,7 @@ def _alone(stack: contextlib.ExitStack, name: str) -> None:
     """Lock a profile against other processes. Without disk space for the lock's file, continue without it: no other
     process can create it either, and this command is the one that frees space."""
     try:
-        stack.enter_context(workflows.one_run_per_profile(name, say))
+        stack.enter_context(make_build_and_test.one_run_per_profile(name, say))
     except OSError as error:
         if not disk_space.is_disk_full(error):
             raise

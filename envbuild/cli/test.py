@@ -186,15 +186,15 @@ def command(
     def test(name: str) -> TestDocument | ScriptDocument:
         """Run the self-test of a profile and return its document. CheckFailed and NotProved contain the document
         too."""
-        from envbuild.pipeline import workflows
+        from envbuild.pipeline import make_build_and_test
 
         console = Console(results=not taken, verbose=VERBOSITY in click.get_current_context().meta)
         if dry_run:
             return _script(name, reference, where, request, as_json)
         if python:
-            result = workflows.test_environment(name, python, console, request)
+            result = make_build_and_test.test_environment(name, python, console, request)
         else:
-            result = workflows.test(name, reference, console, request, where)
+            result = make_build_and_test.test(name, reference, console, request, where)
         if report:
             output_files.write(report, _junit(result))
         if not taken and result.run:
@@ -202,7 +202,7 @@ def command(
         try:
             if print_file:
                 _keep(result, print_file)
-            workflows.require_passed(result)
+            make_build_and_test.require_passed(result)
         except (CheckFailed, NotProved) as error:
             error.partial = plain(document(result))
             raise
@@ -222,12 +222,12 @@ def _record(
     name: str, reference: str | None, gpus: tuple[str, ...], where: RunnerOptions, dry_run: bool, as_json: bool
 ) -> MakeDocument | ScriptDocument:
     """Run the self-test of a profile, write evidence and move the tag."""
-    from envbuild.pipeline import workflows
+    from envbuild.pipeline import make_build_and_test
     from envbuild.testrun.selftest_job import RunRequest
 
     if dry_run:
         return _script(name, reference, where, RunRequest(gpus=gpus), as_json)
-    result = workflows.prove(name, reference, Console(), gpus, where)
+    result = make_build_and_test.prove(name, reference, Console(), gpus, where)
     if result.image and not as_json:
         click.echo(f"{result.state} {result.image.id}")
     return result.document()
@@ -247,9 +247,9 @@ def _script(
     name: str, reference: str | None, where: RunnerOptions, request: RunRequest, as_json: bool
 ) -> ScriptDocument:
     """Return what would be submitted to a cluster."""
-    from envbuild.pipeline import workflows
+    from envbuild.pipeline import make_build_and_test
 
-    text = workflows.cluster_script(name, reference, Console(), where, request, brief=not as_json)
+    text = make_build_and_test.cluster_script(name, reference, Console(), where, request, brief=not as_json)
     if not as_json:
         click.echo(text, nl=False)
     return ScriptDocument(name, text)

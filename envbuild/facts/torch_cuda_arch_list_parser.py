@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from envbuild.selftest.inventory.gpu_architectures import serves as serves
+from envbuild.selftest.inventory.device_code_compatibility import serves as serves
 
 _CAPABILITY = re.compile(r"([0-9]{1,2})\.([0-9])([af]?)(\+PTX)?")
 

@@ -25,7 +25,7 @@ from envbuild.facts.json_document_types import Digest
 from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
 from envbuild.lock import lock_file, wheel_contents
 from envbuild.lock.lock_file import Lock
-from envbuild.pipeline import workflows
+from envbuild.pipeline import make_build_and_test
 from envbuild.pipeline.image_steps import load_profile, resolve_profile
 from envbuild.pipeline.model import MakeResult, Options, SelfTestOrder, StepResult, StepRow
 from envbuild.pipeline.progress_events import Listener, Step
@@ -104,7 +104,7 @@ def prove_environment(name: str, python: str, listener: Listener, gpus: tuple[st
     def document() -> EnvironmentProofDocument:
         return replace(result.value, steps=context.steps).document()
 
-    with workflows.exclusive_run(context, name, document):
+    with make_build_and_test.exclusive_run(context, name, document):
         loaded = context.step("load profile", load_profile, name, Options(request=RunRequest(gpus=gpus)))
         result.update(name=loaded.name)
         _require_no_script(loaded)
@@ -127,12 +127,12 @@ def prove_environment(name: str, python: str, listener: Listener, gpus: tuple[st
         if run.failures():  # a failure is evidence even if the environment changed meanwhile
             written = context.step("evidence", _write_evidence, context, loaded, lock, measured, run, signer)
             result.update(statement=written.file, signed_statement=written.signed, proofs=written.proofs)
-            workflows.require_passed(MakeResult(loaded.name, run=run))
+            make_build_and_test.require_passed(MakeResult(loaded.name, run=run))
         after = context.step("environment", _measure, runner.python, lock, wheels)
         _require_same(measured, after, with_gpu=used_gpu)
         written = context.step("evidence", _write_evidence, context, loaded, lock, measured, run, signer)
         result.update(statement=written.file, signed_statement=written.signed, proofs=written.proofs)
-        workflows.require_passed(MakeResult(loaded.name, run=run))
+        make_build_and_test.require_passed(MakeResult(loaded.name, run=run))
         _require_proved(loaded, written.proofs)
     result.update(steps=context.steps)
     return result.value

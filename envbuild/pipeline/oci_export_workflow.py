@@ -12,10 +12,10 @@ from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline.image_steps import load_profile, resolve_profile
 from envbuild.pipeline.layer_steps import compiled_wheels, describe_image
+from envbuild.pipeline.make_build_and_test import exclusive_run
 from envbuild.pipeline.model import StepResult
 from envbuild.pipeline.progress_events import Listener
 from envbuild.pipeline.step_context import StepContext
-from envbuild.pipeline.workflows import exclusive_run
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve.plan_resolver import Plan
 

@@ -36,10 +36,10 @@ from envbuild.lock import lock_file, wheel_contents
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import layer_steps
 from envbuild.pipeline.image_steps import load_profile, resolve_profile
+from envbuild.pipeline.make_build_and_test import exclusive_run
 from envbuild.pipeline.model import StepResult
 from envbuild.pipeline.progress_events import Listener, Note
 from envbuild.pipeline.step_context import PartialResult, StepContext
-from envbuild.pipeline.workflows import exclusive_run
 from envbuild.profile import profile_name_lookup
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.registry.oci_types import Manifest, Reference, Target

@@ -15,10 +15,10 @@ from envbuild.image.oci import layer_blobs
 from envbuild.image.oci.image_description import DescribedLayer
 from envbuild.pipeline.image_steps import compile_extensions, discard_build, fetch_base, find_or_build_image
 from envbuild.pipeline.layer_steps import write_layers
+from envbuild.pipeline.make_build_and_test import one_run_per_profile
 from envbuild.pipeline.model import MakeResult, Recipe
 from envbuild.pipeline.progress_events import Listener
 from envbuild.pipeline.step_context import PartialResult, StepContext
-from envbuild.pipeline.workflows import one_run_per_profile
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.registry import image_content_reader, layer_archive_comparison
 from envbuild.registry.image_content_reader import Config, StoredImage

@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from envbuild.facts import probe_catalogue_reader
 from envbuild.fetch import wheel_resolution_and_download
-from envbuild.pipeline import workflows
+from envbuild.pipeline import make_build_and_test
 from envbuild.pipeline.bisection_search_and_result import Bisection, Hunt, Try, most_tries, search_versions
 from envbuild.pipeline.image_steps import discard_build, load_profile, lock_profile, resolve_profile
 from envbuild.pipeline.model import MakeResult, Options, SelfTestOrder, StepResult
@@ -31,7 +31,7 @@ def bisect(name: str, hunt: Hunt, listener: Listener) -> Bisection:
     """
     context = StepContext(listener)
     done = PartialResult(Bisection(name, hunt))
-    with workflows.exclusive_run(context, name, done.document):
+    with make_build_and_test.exclusive_run(context, name, done.document):
         loaded = context.step("load profile", load_profile, name)
         plan = context.step("resolve", resolve_profile, loaded)
         done.update(profile=loaded.name)
@@ -83,14 +83,14 @@ def _try_version(name: str, options: Options, hunt: Hunt, listener: Listener) ->
         plan = context.step("resolve", resolve_profile, loaded)
         lock = context.step("lock", lock_profile, context, loaded, plan, options)
         known.update(lock=lock)
-        built = workflows.render_and_build(context, loaded, plan, lock, options)
+        built = make_build_and_test.render_and_build(context, loaded, plan, lock, options)
         known.update(image=built.image, new_records=built.new_records)
     except (ProfileError, CheckFailed) as error:
         passed, reason = None, error.message
     else:
         order = SelfTestOrder(loaded, lock.versions, lock.python, options.request)
         runner = select_runner(context, order, built.image)
-        run = workflows.run_selftest(context, order, runner)
+        run = make_build_and_test.run_selftest(context, order, runner)
         passed, reason = _outcome(replace(known.value, run=run), hunt)
     finally:
         discard_build(context, known.value, image=not hunt.keep)
@@ -106,7 +106,7 @@ def _outcome(result: MakeResult, hunt: Hunt) -> tuple[bool, str]:
         if failure.probe == _IDENTITY:
             raise NotProved(f"the GPU here is not one of {result.name}'s", hint=failure.detail)
     try:
-        workflows.require_passed(result)
+        make_build_and_test.require_passed(result)
     except CheckFailed as error:
         return False, (error.hint or error.message).partition("\n")[0]
     return True, ""

@@ -36,6 +36,7 @@ OF_THEIR_TIME = {"CHANGELOG.md", *(page for page in PAGES if page.startswith("do
 RECORDS = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
 KNOWN = {name for group in COMMANDS.values() for name in group}
 
+_FINGERPRINT = "tests/unit/pipeline/test_make_build_and_test.py::test_a_fingerprint_is_kept_of_a_failed_run_too"
 # The beginning of a command -> the test that runs such a command elsewhere: with a small profile, and with an engine, a
 # cluster, a registry or an environment of its own. The longest beginning that fits a command counts.
 RUN_ELSEWHERE = {
@@ -85,11 +86,11 @@ RUN_ELSEWHERE = {
     "status cpu --python": "tests/unit/pipeline/test_environment_proof.py::test_the_status_says_what_changed",
     "status h20 --python": "tests/unit/pipeline/test_environment_proof.py::test_the_status_says_what_changed",
     "status mine --outdated": "tests/unit/lock/test_outdated_pins.py::test_status_outdated_reports_one_profile_or_all",
-    "test a100 --fingerprint": "tests/unit/pipeline/test_workflows.py::test_a_fingerprint_is_kept_of_a_failed_run_too",
+    "test a100 --fingerprint": _FINGERPRINT,
     "test cpu": "tests/e2e/test_container.py::test_the_container_may_do_nothing",
     "test cpu --image": "tests/e2e/test_container.py::test_leftovers_of_a_killed_envbuild_are_removed_by_the_next",
     "test cpu --junit": "tests/e2e/test_frontends.py::test_only_what_is_asked_for_runs_and_must_pass",
-    "test cpu --level": "tests/unit/pipeline/test_workflows.py::test_requested_options_reach_the_pipeline",
+    "test cpu --level": "tests/unit/pipeline/test_make_build_and_test.py::test_requested_options_reach_the_pipeline",
     "test cpu --probe": "tests/e2e/test_frontends.py::test_only_what_is_asked_for_runs_and_must_pass",
     "test cpu --python": "tests/unit/runners/test_host_runner.py::test_an_environment_that_is_as_locked_passes",
     "test h20 --python .venv --record": (
@@ -111,7 +112,7 @@ RUN_ELSEWHERE = {
     ),
     "test step-video --record --on slurm --nodes": ("tests/e2e/test_slurm.py::test_ranks_on_two_nodes_work_together"),
     "test step-video --record --on slurm --resume": "tests/e2e/test_slurm.py::test_a_lost_waiting_process_is_resumed",
-    "test v100 --fingerprint": "tests/unit/pipeline/test_workflows.py::test_a_fingerprint_is_kept_of_a_failed_run_too",
+    "test v100 --fingerprint": _FINGERPRINT,
     "verify": "tests/e2e/test_push.py::test_a_pushed_image_is_verified_without_an_engine",
     "verify --evidence": "tests/unit/attest/test_image_verifier.py::test_a_signed_statement_is_checked_by_itself",
     "verify --python": "tests/unit/pipeline/test_environment_proof.py::test_a_proved_environment_is_verified",

@@ -47,7 +47,7 @@ READERS = {
     f"envbuild.selftest.{name}"
     for name in (
         "harness.probe_outcome_and_figures",
-        "inventory.gpu_architectures",
+        "inventory.device_code_compatibility",
         "inventory.extension_file_reader",
         "inventory.elf_reader",
         "inventory.fatbin_reader",

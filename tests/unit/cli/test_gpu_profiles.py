@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.facts import database
-from envbuild.pipeline import workflows
+from envbuild.pipeline import make_build_and_test
 from envbuild.profile import starter_profile
 from envbuild.profile.value_types import PLATFORM
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
@@ -124,7 +124,7 @@ def test_make_writes_the_profile_and_reports_it(project: Path, monkeypatch: pyte
         made.append(profile_reader_and_overrides.load(name).name)
         raise EngineError("no engine")
 
-    monkeypatch.setattr(workflows, "make", make)
+    monkeypatch.setattr(make_build_and_test, "make", make)
     done = envbuild("make", "NVIDIA L20")
     assert (done.code, made) == (6, ["l20"])
     assert "note: no profile is shipped for l20; wrote profiles/l20.yaml\n" in done.stderr

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from envbuild.pipeline import workflows
+from envbuild.pipeline import make_build_and_test
 from envbuild.pipeline.model import MakeResult
 from envbuild.repair import lock_installer
 from envbuild.repair.lock_installer import InstalledLock
@@ -27,7 +27,7 @@ def tested(monkeypatch: pytest.MonkeyPatch, project: Path) -> list[str]:
         names.append(name)
         return MakeResult(name, run=passed_run())
 
-    monkeypatch.setattr(workflows, "test", test)
+    monkeypatch.setattr(make_build_and_test, "test", test)
     return names
 
 

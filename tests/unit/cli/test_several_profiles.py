@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.pipeline import workflows
+from envbuild.pipeline import make_build_and_test
 from envbuild.pipeline.model import MakeResult
 from envbuild.util.errors import BuildError, CheckFailed
 from unit.evidence.runs import passed_run
@@ -27,7 +27,7 @@ def three(project: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return MakeResult(name, image=image_of(), run=passed_run())
 
     for function in ("test", "prove", "build_only"):
-        monkeypatch.setattr(workflows, function, run)
+        monkeypatch.setattr(make_build_and_test, function, run)
     return calls
 
 
@@ -55,7 +55,7 @@ def test_a_file_that_cannot_be_written_stops_no_other(three: list[str], monkeypa
             raise PermissionError(13, "Permission denied", "closed.json")
         return MakeResult(name, image=image_of())
 
-    monkeypatch.setattr(workflows, "build_only", run)
+    monkeypatch.setattr(make_build_and_test, "build_only", run)
     done = envbuild("build", "closed", "good", "--json")
     closed, good = done.document["profiles"]
     assert (done.code, closed["error"]["message"]) == (6, "closed.json: Permission denied")

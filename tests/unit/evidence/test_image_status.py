@@ -21,7 +21,7 @@ from envbuild.image.layers import wheel_layers
 from envbuild.image.oci import recorded_images
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
-from envbuild.pipeline import runner_selection, workflows
+from envbuild.pipeline import make_build_and_test, runner_selection
 from envbuild.pipeline.step_context import StepContext
 from envbuild.profile import profile_name_lookup
 from envbuild.profile.loaded_profile import LoadedProfile
@@ -115,7 +115,7 @@ def test_a_self_test_that_never_began_takes_nothing_from_an_image(
     def refused(*_: object, **__: object) -> None:
         raise RunnerError("Slurm refused the job", ending="refused")
 
-    monkeypatch.setattr(workflows, "existing", lambda *_: (world.lock, image))
+    monkeypatch.setattr(make_build_and_test, "existing", lambda *_: (world.lock, image))
     monkeypatch.setattr(StepContext, "engine", world.engine)
     monkeypatch.setattr(runner_selection, "runner", refused)
     document = envbuild("test", "--record", "sample", "--on", "slurm", "--json").document

@@ -23,7 +23,7 @@ from envbuild.image import (
 from envbuild.image.docker_engine import Engine
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
-from envbuild.pipeline import workflows
+from envbuild.pipeline import make_build_and_test
 from envbuild.runners import docker_runner
 from envbuild.util import user_folders
 from unit.support import PROFILE, envbuild, lock_for, plan_of, sha
@@ -170,7 +170,7 @@ def test_a_lock_without_a_profile_of_its_name_keeps_what_it_needs(
         yield
 
     monkeypatch.setattr(command, "Engine", lambda: engine)
-    monkeypatch.setattr(workflows, "one_run_per_profile", alone)
+    monkeypatch.setattr(make_build_and_test, "one_run_per_profile", alone)
     done = envbuild("prune", "--dry-run", "--json")
     assert [row["name"] for row in done.document["items"]] == ["envbuild/sample-devel:0123456789ab"]
     assert {"sample", "sample-devel"} <= set(held)
@@ -262,7 +262,7 @@ def test_a_profile_that_is_first_made_while_others_are_waited_for_is_waited_for_
         yield
         held.remove(name)
 
-    monkeypatch.setattr(workflows, "one_run_per_profile", alone)
+    monkeypatch.setattr(make_build_and_test, "one_run_per_profile", alone)
     assert locked.wheels[0].wheel.sha256 not in {Path(name).name for name in pruned()}
     names = [name for name, _ in taken]
     before = len(names) // 2

@@ -16,7 +16,7 @@ from envbuild.evidence import profile_proofs
 from envbuild.evidence.proof_rules import Proof
 from envbuild.image.oci import disk_space_needs, recorded_images
 from envbuild.lock import lock_file
-from envbuild.pipeline import preflight_report, step_durations, workflows
+from envbuild.pipeline import make_build_and_test, preflight_report, step_durations
 from envbuild.pipeline.model import Options
 from envbuild.pipeline.preflight_report import ProofMachine, Provability
 from envbuild.pipeline.progress_events import Note, Step
@@ -161,7 +161,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, project: Path) -> SimpleNamespace:
 
 
 def preview(**options: Any) -> preflight_report.Preflight:
-    return workflows.preview_make("sample", Options(**options), MagicMock())
+    return make_build_and_test.preview_make("sample", Options(**options), MagicMock())
 
 
 def test_the_preflight_of_a_profile_without_a_lock(machine: SimpleNamespace) -> None:
@@ -255,7 +255,7 @@ def make(agreed: bool = False, **options: Any) -> tuple[EnvbuildError, list[str]
         return agreed
 
     with pytest.raises(EnvbuildError) as caught:
-        workflows.make("sample", Options(**options), events, agree)
+        make_build_and_test.make("sample", Options(**options), events, agree)
     notes = [call.args[0].text for call in events.call_args_list if isinstance(call.args[0], Note)]
     return caught.value, questions, notes
 
@@ -265,7 +265,7 @@ def no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: object) -> None:
         raise UsageError("the lock is made")
 
-    monkeypatch.setattr(workflows, "lock_profile", stop)
+    monkeypatch.setattr(make_build_and_test, "lock_profile", stop)
 
 
 @pytest.mark.usefixtures("no_lock")

@@ -17,7 +17,7 @@ from envbuild.image import build_records_and_comparison, registry_push
 from envbuild.image.docker_engine import Engine
 from envbuild.image.oci import recorded_images
 from envbuild.lock import lock_file
-from envbuild.pipeline import runner_selection, selftest_steps, workflows
+from envbuild.pipeline import make_build_and_test, runner_selection, selftest_steps
 from envbuild.pipeline.model import RunnerOptions, SelfTestOrder
 from envbuild.pipeline.step_context import StepContext
 from envbuild.profile.loaded_profile import LoadedProfile
@@ -181,11 +181,11 @@ def test_gpus_of_this_machine_are_lost_on_no_way_to_the_runner(
 
     loaded = profile_of(project, {**PROFILE, "gpus": ["a100"], "torch": "2.11.0"})
     known = lock_for(plan_resolver.resolve(loaded)), image_of()
-    monkeypatch.setattr(workflows, "_locked_and_image", lambda *_: known)
+    monkeypatch.setattr(make_build_and_test, "_locked_and_image", lambda *_: known)
     monkeypatch.setattr(build_records_and_comparison, "all_records", lambda *_: [object()])
     monkeypatch.setattr(recorded_images, "matches", lambda *_: True)
-    monkeypatch.setattr(workflows, "tags_of", lambda *_: ())
-    monkeypatch.setattr(workflows, "select_runner", select)
+    monkeypatch.setattr(make_build_and_test, "tags_of", lambda *_: ())
+    monkeypatch.setattr(make_build_and_test, "select_runner", select)
     done = envbuild(*words, "sample", "--gpus", "0,1", "--on", "slurm", *(["--dry-run"] if dry else []))
     assert (done.code, [wanted.request.gpus for wanted in found]) == (2, [("0", "1")]), done.stderr
 
@@ -199,7 +199,7 @@ def test_both_options_reach_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
         found.append(on)
         return "a: b\n"
 
-    monkeypatch.setattr(workflows, "cluster_script", script)
+    monkeypatch.setattr(make_build_and_test, "cluster_script", script)
     options = ["--on", "kubernetes", "--kubernetes", "namespace=x", "--kubernetes", "nodes.pool=gpu"]
     for words in (["test"], ["test", "--record"]):
         done: CommandResult = envbuild(*words, "sample", "--dry-run", *options, "--slurm", "partition=p")
@@ -225,7 +225,7 @@ def test_the_number_of_nodes_reaches_the_runner(monkeypatch: pytest.MonkeyPatch,
         found.append(on)
         return ""
 
-    monkeypatch.setattr(workflows, "cluster_script", script)
+    monkeypatch.setattr(make_build_and_test, "cluster_script", script)
     assert envbuild("test", "--record", "sample", "--dry-run", "--on", "slurm", *given).code == 0
     assert [on.nodes for on in found] == [nodes]
 
@@ -236,10 +236,12 @@ def test_each_of_several_scripts_has_a_title(project: Path, monkeypatch: pytest.
     cluster = runner(RunnerOptions("slurm", {"slurm": {"interface": "ib0"}}))
     write_profile(project, PROFILE)
     found = SimpleNamespace(versions={}, python=""), object()
-    monkeypatch.setattr(workflows, "_locked_and_image", lambda *_: found)
-    monkeypatch.setattr(workflows, "select_runner", lambda *_, **__: cluster)
+    monkeypatch.setattr(make_build_and_test, "_locked_and_image", lambda *_: found)
+    monkeypatch.setattr(make_build_and_test, "select_runner", lambda *_, **__: cluster)
     monkeypatch.setattr(selftest_steps, "job_for", lambda *arguments: dataclasses.replace(CPU, nodes=arguments[-1]))
-    text = workflows.cluster_script("sample", None, cast(Any, mock.MagicMock()), RunnerOptions("slurm", nodes=nodes))
+    text = make_build_and_test.cluster_script(
+        "sample", None, cast(Any, mock.MagicMock()), RunnerOptions("slurm", nodes=nodes)
+    )
     begun = [line for line in text.splitlines() if line.startswith(("#!", "# job"))]
     first, second = "# job 1 of 2: the self-test, on one node", "# job 2 of 2: dist.nodes, on 2 nodes, "
     if nodes == 1:
@@ -285,10 +287,10 @@ def test_a_refusal_comes_before_the_push(
 ) -> None:
     loaded = profile_of(project, {**PROFILE, "gpus": ["a100", "h200"], "torch": "2.11.0"})
     locked, pushed = lock_for(plan_resolver.resolve(loaded)), list[object]()
-    monkeypatch.setattr(workflows, "existing", lambda *_: (locked, image_of()))
+    monkeypatch.setattr(make_build_and_test, "existing", lambda *_: (locked, image_of()))
     monkeypatch.setattr(build_records_and_comparison, "all_records", lambda *_: [object()])
     monkeypatch.setattr(recorded_images, "matches", lambda *_: True)
-    monkeypatch.setattr(workflows, "tags_of", lambda *_: ())
+    monkeypatch.setattr(make_build_and_test, "tags_of", lambda *_: ())
     monkeypatch.setattr(StepContext, "engine", object())
     monkeypatch.setattr(registry_push, "push_from_engine", lambda *arguments: pushed.append(arguments))
     given = ["--on", name, f"--{name}", "registry=registry.example/team/x"]

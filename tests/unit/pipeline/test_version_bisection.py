@@ -14,7 +14,7 @@ import pytest
 from envbuild.cli.console import Console
 from envbuild.facts import database
 from envbuild.lock.lock_file import Lock
-from envbuild.pipeline import image_steps, version_bisection, workflows
+from envbuild.pipeline import image_steps, make_build_and_test, version_bisection
 from envbuild.pipeline.model import BuiltImage, MakeResult, Options, SelfTestOrder, StepResult
 from envbuild.pipeline.step_context import StepContext
 from envbuild.profile.loaded_profile import LoadedProfile
@@ -84,8 +84,8 @@ def bench(monkeypatch: pytest.MonkeyPatch, project: Path, outcomes: Mapping[str,
     made = Workbench(outcomes, project)
     monkeypatch.setattr(StepContext, "engine", None)
     monkeypatch.setattr(version_bisection, "lock_profile", made.locked)
-    monkeypatch.setattr(workflows, "render_and_build", lambda *_: BuiltImage(image_of(made.made[-1])))
-    monkeypatch.setattr(workflows, "run_selftest", made.selftest)
+    monkeypatch.setattr(make_build_and_test, "render_and_build", lambda *_: BuiltImage(image_of(made.made[-1])))
+    monkeypatch.setattr(make_build_and_test, "run_selftest", made.selftest)
     monkeypatch.setattr(version_bisection, "discard_build", made.discard)
     monkeypatch.setattr(version_bisection, "releases_between", lambda *_: list(outcomes))
     return made
@@ -185,7 +185,7 @@ def test_an_interrupted_bisection_is_cleaned_up(monkeypatch: pytest.MonkeyPatch,
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(workflows, "run_selftest", interrupted)
+    monkeypatch.setattr(make_build_and_test, "run_selftest", interrupted)
     assert hunted().code == 130
     assert made.discarded == ["1.0"]
 

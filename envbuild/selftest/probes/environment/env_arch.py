@@ -20,7 +20,7 @@ from envbuild.selftest.harness import forked_work
 from envbuild.selftest.harness.forked_work import ForkEnding, Tell
 from envbuild.selftest.harness.probe_context import Context, missing_gpu
 from envbuild.selftest.harness.probe_outcome_and_figures import ProbeFailure, Skip
-from envbuild.selftest.inventory.gpu_architectures import serves
+from envbuild.selftest.inventory.device_code_compatibility import serves
 
 Capability = tuple[int, int]
 

@@ -23,7 +23,7 @@ from envbuild.image import build_records_and_comparison, buildkit_image_build, b
 from envbuild.image.oci import disk_space_needs, recorded_images
 from envbuild.image.oci.image_description import OciImage
 from envbuild.lock import extension_source_fetcher, lock_file
-from envbuild.pipeline import build_downloads, image_steps, workflows
+from envbuild.pipeline import build_downloads, image_steps, make_build_and_test
 from envbuild.pipeline.model import BuiltImage, MakeResult, Options, Recipe, RunnerOptions, StepResult
 from envbuild.pipeline.progress_events import Listener, Note
 from envbuild.pipeline.selftest_steps import WrittenEvidence
@@ -51,14 +51,14 @@ def skipped(*required: str) -> run_result.TestRun:
 
 
 def test_a_run_that_passed_is_let_through() -> None:
-    workflows.require_passed(made(None))
-    workflows.require_passed(made(passed_run()))
-    workflows.require_passed(made(skipped("env.libs")))
+    make_build_and_test.require_passed(made(None))
+    make_build_and_test.require_passed(made(passed_run()))
+    make_build_and_test.require_passed(made(skipped("env.libs")))
 
 
 def test_a_required_probe_that_was_skipped_is_not_proved_and_named_with_its_reason() -> None:
     with pytest.raises(NotProved, match="sample is built, and not proved: a required probe was skipped") as caught:
-        workflows.require_passed(made(skipped("env.libs", "gemm.crash")))
+        make_build_and_test.require_passed(made(skipped("env.libs", "gemm.crash")))
     assert (caught.value.code, caught.value.kind) == (4, "not-proved")
     assert caught.value.hint == "gemm.crash: needs a GPU"
 
@@ -67,7 +67,7 @@ def test_a_required_probe_that_was_skipped_is_not_proved_and_named_with_its_reas
 def test_where_nothing_ran_nothing_is_proved(required: list[str]) -> None:
     run = judged(lines(documents(probe("gemm.crash", "skipped", reason="needs a GPU"))), required)
     with pytest.raises(NotProved) as caught:
-        workflows.require_passed(made(run))
+        make_build_and_test.require_passed(made(run))
     assert caught.value.hint == "gemm.crash: needs a GPU"
 
 
@@ -76,7 +76,7 @@ def test_a_failure_is_a_failed_check_with_any_skips() -> None:
     run = judged(lines(found), ["gemm.crash"], exit_code=5)
     assert run.skipped_required == ("gemm.crash",)
     with pytest.raises(CheckFailed, match=r"self-test of sample failed: env\.libs") as caught:
-        workflows.require_passed(made(run))
+        make_build_and_test.require_passed(made(run))
     assert (caught.value.code, caught.value.hint) == (5, "env.libs: signal at a step: why")
 
 
@@ -87,23 +87,23 @@ def test_where_memory_was_short_the_limit_is_named(whole: bool) -> None:
     if whole:
         run = judged(lines(documents()[:1]), exit_code=137, out_of_memory=True)
     with pytest.raises(CheckFailed, match="the self-test of sample failed: ") as caught:
-        workflows.require_passed(dataclasses.replace(made(run), memory_gb=1.5))
+        make_build_and_test.require_passed(dataclasses.replace(made(run), memory_gb=1.5))
     assert str(caught.value.hint).endswith("its container may take 1.5 GB: selftest: memory_gb in the profile")
     with pytest.raises(CheckFailed) as elsewhere:  # an environment of this machine has no such limit
-        workflows.require_passed(made(run))
+        make_build_and_test.require_passed(made(run))
     assert "memory_gb" not in str(elsewhere.value.hint)
 
 
 def test_a_required_probe_that_is_absent_is_a_failed_check() -> None:
     run = judged(lines(documents(probe("env.libs"))), ["gemm.crash"])
     with pytest.raises(CheckFailed, match=r"required probe gemm\.crash is not among the results"):
-        workflows.require_passed(made(run))
+        make_build_and_test.require_passed(made(run))
 
 
 def test_a_run_that_was_stopped_is_a_failed_check_that_names_the_probe() -> None:
     run = judged(lines(documents()[:2]), exit_code=None, timed_out=True, seconds=900.2)
     with pytest.raises(CheckFailed, match=r"failed: gemm\.crash$") as caught:
-        workflows.require_passed(made(run))
+        make_build_and_test.require_passed(made(run))
     assert "the self-test was stopped after 900 s" in str(caught.value.hint).splitlines()
 
 
@@ -112,7 +112,7 @@ def test_a_run_without_results_has_the_reason_in_its_message() -> None:
     with pytest.raises(
         CheckFailed, match="self-test of sample failed: the self-test ended with exit code 1: no python"
     ):
-        workflows.require_passed(made(run))
+        make_build_and_test.require_passed(made(run))
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_a_different_image_than_before_is_reported_also_in_the_document(
     loaded, progress = profile_of(project, profile), MagicMock()
     locked = lock_for(plan_of(project, profile))
     lock_file.write(locked, loaded.lock_file, "sample")
-    made = workflows.build_only("sample", Options(locked=True), progress)
+    made = make_build_and_test.build_only("sample", Options(locked=True), progress)
     assert made.document().notes == ("not reproducible",)
     progress.assert_any_call(Note("not reproducible"))
 
@@ -268,7 +268,7 @@ def test_layers_with_a_defect_do_not_become_an_image(
     locked = lock_for(plan_of(project, PROFILE))
     lock_file.write(locked, loaded.lock_file, "sample")
     with pytest.raises(CheckFailed, match=f"envbuild/sample:{locked.short}-layers: 1 defect") as caught:
-        workflows.build_only("sample", Options(locked=True), MagicMock())
+        make_build_and_test.build_only("sample", Options(locked=True), MagicMock())
     assert "tag" not in done and "untag" not in done, "it stays under the other tag, to be inspected"
     partial = caught.value.partial
     assert (partial["image"], partial["state"], partial["lock"]) == (None, "failed", locked.id)
@@ -290,28 +290,28 @@ def tested(monkeypatch: pytest.MonkeyPatch, project: Path) -> SimpleNamespace:
         image=image, tags=tags, lock=lock, written=lambda *_: StepResult(WrittenEvidence(Path("x"), ()))
     )
     found.run = passed_run(probe("env.libs", "failed"))
-    monkeypatch.setattr(workflows, "_require_own_build", lambda *_: None)
-    monkeypatch.setattr(workflows, "existing", lambda *_: (lock, image))
+    monkeypatch.setattr(make_build_and_test, "_require_own_build", lambda *_: None)
+    monkeypatch.setattr(make_build_and_test, "existing", lambda *_: (lock, image))
     monkeypatch.setattr(image_steps, "fetch_base", lambda context, plan, lock, **_: lock)
-    monkeypatch.setattr(workflows, "render_and_build", lambda *_: BuiltImage(image))
-    monkeypatch.setattr(workflows, "run_preflight", lambda *_: StepResult(SimpleNamespace(proof="possible")))
-    monkeypatch.setattr(workflows, "select_runner", lambda *_: SimpleNamespace(image="x"))
-    monkeypatch.setattr(workflows, "test_on_one_node", lambda *_: StepResult(found.run))
-    monkeypatch.setattr(workflows, "write_evidence", lambda *_: found.written())
+    monkeypatch.setattr(make_build_and_test, "render_and_build", lambda *_: BuiltImage(image))
+    monkeypatch.setattr(make_build_and_test, "run_preflight", lambda *_: StepResult(SimpleNamespace(proof="possible")))
+    monkeypatch.setattr(make_build_and_test, "select_runner", lambda *_: SimpleNamespace(image="x"))
+    monkeypatch.setattr(make_build_and_test, "test_on_one_node", lambda *_: StepResult(found.run))
+    monkeypatch.setattr(make_build_and_test, "write_evidence", lambda *_: found.written())
     return found
 
 
 def failed_make(found: SimpleNamespace, **options: Any) -> dict[str, Any]:
     """The document of a `make` that failed."""
     with pytest.raises(EnvbuildError) as caught:
-        workflows.make("sample", Options(**options), cast(Any, MagicMock()))
+        make_build_and_test.make("sample", Options(**options), cast(Any, MagicMock()))
     return caught.value.partial
 
 
 def failed_proof(found: SimpleNamespace) -> dict[str, Any]:
     """The document of a `test --record` that failed."""
     with pytest.raises(EnvbuildError) as caught:
-        workflows.prove("sample", None, cast(Any, MagicMock()))
+        make_build_and_test.prove("sample", None, cast(Any, MagicMock()))
     return caught.value.partial
 
 
@@ -346,7 +346,7 @@ def test_a_failed_image_loses_its_tag_though_no_evidence_can_be_written(tested: 
 
 def test_tags_of_a_trial_stay(tested: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Temporary pins do not change what the tag names."""
-    monkeypatch.setattr(workflows, "lock_profile", lambda *_: StepResult(tested.lock))
+    monkeypatch.setattr(make_build_and_test, "lock_profile", lambda *_: StepResult(tested.lock))
     document = failed_make(tested, pins={"numpy": "2.0.2"})
     assert list(tested.tags) == ["verified"]
     assert (document["state"], document["statement"]) == ("failed", "x")
@@ -393,8 +393,8 @@ def test_an_image_that_cannot_be_tested_here_is_reported_with_its_steps(
 ) -> None:
     reasons = (Reason("no-gpu", "the engine has no GPU"),)
     report = SimpleNamespace(proof="impossible", reasons=reasons)
-    monkeypatch.setattr(workflows, "run_preflight", lambda *_: StepResult(report))
-    made = workflows.make("sample", Options(unproved=True), cast(Any, MagicMock()))
+    monkeypatch.setattr(make_build_and_test, "run_preflight", lambda *_: StepResult(report))
+    made = make_build_and_test.make("sample", Options(unproved=True), cast(Any, MagicMock()))
     assert made.reasons == reasons and made.run is None
     assert [step.name for step in made.steps] == ["load profile", "resolve", "preflight", "lock"]
     assert list(tested.tags) == ["verified"], "no tag is set or removed"
@@ -402,7 +402,7 @@ def test_an_image_that_cannot_be_tested_here_is_reported_with_its_steps(
 
 def test_make_reports_why_nothing_could_be_tested_here(monkeypatch: pytest.MonkeyPatch) -> None:
     built = dataclasses.replace(made(None), reasons=(Reason("no-gpu", "the engine has no GPU"),))
-    monkeypatch.setattr(workflows, "make", lambda *_: built)
+    monkeypatch.setattr(make_build_and_test, "make", lambda *_: built)
     done = envbuild("make", "sample", "--allow-unproved", "--json")
     assert done.document["reasons"] == [{"id": "no-gpu", "detail": "the engine has no GPU"}]
     done = envbuild("make", "sample", "--allow-unproved")
@@ -418,7 +418,7 @@ def test_a_projects_requirements_are_taken(monkeypatch: pytest.MonkeyPatch, verb
         given.append(options)
         return made(None)
 
-    monkeypatch.setattr(workflows, does, note)
+    monkeypatch.setattr(make_build_and_test, does, note)
     assert envbuild(verb, "sample", "--requirements", "requirements.txt").code == 0
     assert [options.requirements for options in given] == [Path("requirements.txt")]
 
@@ -449,7 +449,7 @@ def test_requested_options_reach_the_pipeline(monkeypatch: pytest.MonkeyPatch, t
         requests.append(wanted)
         return made(passed_run())
 
-    monkeypatch.setattr(workflows, "test", test)
+    monkeypatch.setattr(make_build_and_test, "test", test)
     arguments = ["--level", "full", "--probe", "gemm.crash", "--probe", "env.libs"]
     assert envbuild("test", "sample", *arguments, "--junit", str(tmp_path / "junit.xml")).code == 0
     assert requests == [selftest_job.RunRequest("full", ("gemm.crash", "env.libs"))]
@@ -459,7 +459,7 @@ def test_requested_options_reach_the_pipeline(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_a_failed_test_is_reported_for_ci_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(workflows, "test", lambda *_: made(passed_run(probe("env.libs", "failed"))))
+    monkeypatch.setattr(make_build_and_test, "test", lambda *_: made(passed_run(probe("env.libs", "failed"))))
     assert envbuild("test", "sample", "--junit", str(tmp_path / "junit.xml")).code == 5
     assert "<failure" in (tmp_path / "junit.xml").read_text(encoding="utf-8")
     assert envbuild("test", "sample", "--junit", str(tmp_path / "junit.xml" / "x")).code == 6
@@ -473,7 +473,7 @@ def full(*_: object) -> None:
 def test_a_file_that_cannot_be_written_whole_stays_as_it_was(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str]
 ) -> None:
-    monkeypatch.setattr(workflows, "test", lambda *_: made(passed_run()))
+    monkeypatch.setattr(make_build_and_test, "test", lambda *_: made(passed_run()))
     monkeypatch.setattr(os, "fsync", full)
     (tmp_path / "file").write_text("old", encoding="utf-8")
     assert envbuild(*arguments, str(tmp_path / "file")).code == 6
@@ -490,7 +490,7 @@ def test_a_fingerprint_is_kept_of_a_failed_run_too(monkeypatch: pytest.MonkeyPat
         requests.append(wanted)
         return made(dataclasses.replace(passed_run(probe("fingerprint", "failed")), fingerprint=fingerprints.load()))
 
-    monkeypatch.setattr(workflows, "test", test)
+    monkeypatch.setattr(make_build_and_test, "test", test)
     assert envbuild("test", "sample", "--fingerprint", str(file)).code == 5
     assert requests == [selftest_job.RunRequest(None, (), fingerprint=True)]
     assert file.read_bytes() == fingerprints.NEW.read_bytes()
@@ -503,7 +503,7 @@ def test_no_fingerprint_is_made_up(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: str, sent: dict[str, int], code: int
 ) -> None:
     run = dataclasses.replace(passed_run(probe("fingerprint", status)), fingerprint=sent)
-    monkeypatch.setattr(workflows, "test", lambda *_: made(run))
+    monkeypatch.setattr(make_build_and_test, "test", lambda *_: made(run))
     done = envbuild("test", "sample", "--fingerprint", str(tmp_path / "card.json"), "--json")
     assert (done.code, list(tmp_path.iterdir())) == (code, [])
     assert done.document["probes"][0]["state"] == status
@@ -521,7 +521,7 @@ def test_the_probes_are_listed_without_an_engine(monkeypatch: pytest.MonkeyPatch
 
 def reported(monkeypatch: pytest.MonkeyPatch, run: run_result.TestRun) -> tuple[CommandResult, dict[str, Any]]:
     """Return the output of `test`, and the document of `test --json`. The text has one line per probe."""
-    monkeypatch.setattr(workflows, "test", lambda *_: made(run))
+    monkeypatch.setattr(make_build_and_test, "test", lambda *_: made(run))
     plain = envbuild("test", "sample")
     assert len(plain.stdout.splitlines()) == len(run.results)
     result = envbuild("test", "sample", "--json")
@@ -551,7 +551,7 @@ def test_the_gpus_that_are_named_reach_the_pipeline(
         given.extend(arguments)
         return made(passed_run())
 
-    monkeypatch.setattr(workflows, called, done)
+    monkeypatch.setattr(make_build_and_test, called, done)
     assert envbuild(*words, "sample", *option).code == 0
     assert {"make": lambda: given[1].request.gpus, "test": lambda: given[3].gpus, "prove": lambda: given[3]}[
         called
@@ -560,7 +560,7 @@ def test_the_gpus_that_are_named_reach_the_pipeline(
 
 @pytest.mark.parametrize("text", ["x", "0;1", "0,", ",", "1,1", "-1", "0 1", "GPU-1", "all", "$(id)", "99999"])
 def test_an_unknown_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(workflows, "test", lambda *_: made(passed_run()))
+    monkeypatch.setattr(make_build_and_test, "test", lambda *_: made(passed_run()))
     result = envbuild("test", "sample", f"--gpus={text}")
     assert result.code == 2 and "gpus" in result.stderr
 
