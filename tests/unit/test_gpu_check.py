@@ -682,3 +682,32 @@ def test_memory_of_the_gpu_must_be_free_after_sigterm(
     monkeypatch.setattr(steps, "_BURNING_SECONDS", 1.0)
     result = done(bench, steps.sigterm)
     assert result.reason == reason and result.verdict == ("failed" if reason else "passed")
+
+
+def test_the_page_on_probes_says_what_the_committed_results_of_an_h200_say() -> None:
+    page = " ".join(
+        (selftests.ROOT / "docs" / "selftest.md")
+        .read_text(encoding="utf-8")
+        .partition("## What an H200 showed")[2]
+        .split()
+    )
+    results = StepLog(selftests.ROOT / "benchmarks" / "results" / "gpu" / "nvidia-h200").results()
+    run = results["standard-1"].runs["standard-1"]
+    assert run.with_status("failed") == ["attention.cudnn"]
+    assert f"{len(run.with_status('passed'))} probes passed, {len(run.with_status('skipped'))} skipped" in page
+    assert f"{run.seconds:.0f} s on a fresh machine" in page
+    assert f"took {results['standard-2'].runs['standard-2'].seconds:.0f} s on the second run" in page
+    hardware = results["hardware"].runs["hardware"].outcomes
+    assert hardware["burn"]["status"] == hardware["memory"]["status"] == "passed"
+    assert f"busy for {hardware['burn']['seconds']:.0f} s" in page
+    assert f"in {hardware['memory']['seconds']:.0f} s" in page
+    identical = [line for line in results["libraries"].saw if line.startswith("nvidia-")]
+    assert f"NVIDIA's {len(identical)} libraries were identical" in page
+    assert all(re.search(r": ([0-9]+) of \1 libraries identical$", line) for line in identical)
+    assert "caught: " not in results["seeds"].saw[0] and results["seeds"].saw[0].startswith(
+        "91 of 92 seeded faults caught"
+    )
+    assert "Of 92 seeded faults, 91 were caught" in page
+    assert any("promoted after 126 to 129 products" in line for line in results["fp8-chains"].saw)
+    (after,) = re.findall(r"exit status 143 ([0-9.]+) s after SIGTERM", " ".join(results["sigterm"].saw))
+    assert f"exit status 143 after {float(after):.1f} s" in page
