@@ -43,7 +43,7 @@ def command(
     Does not look at evidence: that is status, and verify for an image in a registry. Needs no GPU; --here and --python
     need no Docker. Without --profile and --gpu, an environment is judged for the GPUs of this machine, and an image for
     its own profile. Exit 5: a defect, or a known fault that refuses these versions. Exit 3: no torch. --here
-    means the environment of this shell; envbuild's own is passed over if it has no torch.
+    means the environment of this shell; if that is envbuild's own, without torch, the next python3 on PATH.
     Example: envbuild audit --here --gpu h100
     """
     given = [name for name, there in (("IMAGE", image), ("--python", python), ("--here", here)) if there]

@@ -46,7 +46,8 @@ def command(
 
     Tests the oldest and the newest version, then halves the range between them: if the oldest fails, it looks for the
     first that passes, otherwise for the first that fails. Assumes that the result changes once. --probe or --script is
-    the test. Changes no file and moves no tag. Exit 5 if no version passes.
+    the test. Changes no file and moves no tag. Exit 5 if no version passes;
+    if all pass, the result says so.
     Example: envbuild bisect h20 --pin cublas --probe gemm.crash
     """
     if probe and script:

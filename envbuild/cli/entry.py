@@ -34,7 +34,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
     "Make an image": {
         "make": "Make a verified image of a profile or GPU: lock, build, self-test.",
         "init": "Write a new profile: for a GPU, or from an image or environment.",
-        "lock": "Pin every file by version and hash; write lock and Dockerfile.",
+        "lock": "Pin every file by version and hash; --check compares.",
         "build": "Build the image only, without a self-test.",
         "install": "Make a virtual environment from a profile's lock.",
         "test": "Test an image or environment, here or on a cluster.",

@@ -15,7 +15,7 @@ from envbuild.cli.output_files import output_option
 from envbuild.cli.several_profiles import for_each
 from envbuild.evidence import profile_proofs
 from envbuild.image import container_definition_export
-from envbuild.lock import lock_file, project_export, requirements_export
+from envbuild.lock import lock_file, project_and_conda_export, requirements_export
 from envbuild.lock.lock_file import Lock
 from envbuild.profile import model as profile_model
 from envbuild.profile.loaded_profile import LoadedProfile
@@ -89,7 +89,7 @@ def _uv(loaded: LoadedProfile, locked: Lock) -> str:
     Example: envbuild export uv h20 -o h20/pyproject.toml
     Example: uv sync --project h20
     """
-    return project_export.uv_project(locked, loaded.name)
+    return project_and_conda_export.uv_project(locked, loaded.name)
 
 
 @_lock_command("poetry", "Write a pyproject.toml for Poetry.", "poetry-{}.toml")
@@ -101,7 +101,7 @@ def _poetry(loaded: LoadedProfile, locked: Lock) -> str:
     Example: envbuild export poetry h20 -o h20/pyproject.toml
     Example: poetry install --project h20
     """
-    return project_export.poetry_project(locked, loaded.name)
+    return project_and_conda_export.poetry_project(locked, loaded.name)
 
 
 @_lock_command("conda", "Write an environment.yml for conda.", "environment-{}.yml")
@@ -111,7 +111,7 @@ def _conda(loaded: LoadedProfile, locked: Lock) -> str:
     Example: envbuild export conda h20
     Example: PIP_NO_DEPS=1 conda env create -f environment-h20.yml
     """
-    return project_export.conda_environment(locked, loaded.name)
+    return project_and_conda_export.conda_environment(locked, loaded.name)
 
 
 @_lock_command("dockerfile", "Write a Dockerfile that needs no envbuild.", "Dockerfile-{}")

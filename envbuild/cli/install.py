@@ -20,8 +20,9 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 def command(name: str, path: Path | None, output: Path | None, as_json: bool) -> None:
     """Make a virtual environment of a profile's locked wheels, each checked by its hash. Needs no engine.
 
-    A later pip or uv install keeps the profile's versions of libraries that torch pins differently: torch's installed
-    metadata require them. pip also reads the locked versions as constraints. Activation sets the profile's variables.
+    Where profile and torch want different versions of a library, torch's installed metadata are made to require the
+    profile's, so that a later pip or uv install keeps it. pip also reads the locked versions as constraints. Activation
+    sets the profile's variables.
     Repeating the command changes only what differs.
     The host needs the lock's Python. Extensions that the profile compiles are left out.
 

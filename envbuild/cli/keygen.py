@@ -34,7 +34,8 @@ class KeyPair:
 def command(name: str, as_json: bool) -> None:
     """Create an ECDSA P-256 key pair: the private NAME.key, encrypted with a passphrase, and the public NAME.pub.
 
-    The passphrase comes from ENVBUILD_KEY_PASSPHRASE_FILE, ENVBUILD_KEY_PASSPHRASE or the terminal.
+    The passphrase comes from ENVBUILD_KEY_PASSPHRASE_FILE, ENVBUILD_KEY_PASSPHRASE or the terminal. To sign with the
+    key, name it in ~/.config/envbuild/config.yaml: signing_key: PATH.
     Example: envbuild keygen -o team
     """
     private, public = Path(f"{name}.key"), Path(f"{name}.pub")

@@ -67,7 +67,7 @@ class _Wanted(NamedTuple):
     before: Lock | None
 
 
-@click.command("lock", short_help="Pin every file by version and hash; write lock and Dockerfile.")
+@click.command("lock", short_help="Pin every file by version and hash; --check compares.")
 @profile_argument("names", nargs=-1)
 @click.option(
     "--check", is_flag=True,

@@ -96,8 +96,9 @@ def command(
 
     NAME is the name of a profile or a GPU, or a path to a YAML file. If a GPU has no profile yet, one is written first.
     Before anything is fetched, make says what it needs and whether this machine can prove the image. If it cannot, make
-    stops with exit code 4, unless --allow-unproved is given or a user at a terminal agrees.
-    Several profiles are built one after the other, while self-tests of earlier ones run as processors and memory allow.
+    stops with exit code 4, unless --allow-unproved is given or a user at a terminal agrees. --dry-run only says it.
+    Several profiles are built one after the other; meanwhile the self-tests of those already built run, as processors
+    and memory allow.
     On GPUs, one self-test runs at a time; with --gpus, several run side by side on different GPUs of that list. A
     profile that fails does not stop the others. If several fail, the exit code is the one that comes first in this
     list: 130, 5, 6, 7, 3, 8, 2, 4.

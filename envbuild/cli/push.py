@@ -14,7 +14,9 @@ from envbuild.pipeline import push_save_and_load
     help="Compress the layers with zstd instead of gzip: smaller, and faster to unpack. Needs the image in the engine. "
     "Pulling then requires Docker 23 or containerd 1.5, or newer.",
 )
-@click.option("--unsigned", is_flag=True, help="Push without a signature; `verify` refuses such an image.")
+@click.option(
+    "--unsigned", is_flag=True, help="Push without a signature; `verify` refuses such an image, other tools do not."
+)
 @json_option
 def command(name: str, repository: str, zstd: bool, unsigned: bool, as_json: bool) -> None:
     """Push a profile's verified image, then its evidence, then the tags: its lock's and `verified`.

@@ -13,13 +13,17 @@ from envbuild.pipeline import push_save_and_load
 @click.option(
     "-o", "--output", "file", required=True, type=output_files.FILE, metavar="FILE", help="The file to write."
 )
-@click.option("--unsigned", is_flag=True, help="Save without a signature; `envbuild load` refuses such a file.")
+@click.option(
+    "--unsigned",
+    is_flag=True,
+    help="Save without a signature; `envbuild load` refuses such a file, other tools do not.",
+)
 @json_option
 def command(name: str, file: Path, unsigned: bool, as_json: bool) -> None:
-    """Write an OCI layout with a profile's verified image, its evidence, the public key and the lock.
+    """Write one tar file, an OCI layout, with a profile's verified image, its evidence, the public key and the lock.
 
-    Use it for a site without internet, or one that cannot reach your registry; `envbuild load` reads the file there. A
-    signing key is needed (signing_key in config.yaml), or --unsigned.
+    Use it for a site without internet, or one that cannot reach your registry; `envbuild load` checks and loads it
+    there. A signing key is needed (signing_key in config.yaml), or --unsigned.
 
     Example: envbuild save h20 -o h20.tar
     """

@@ -19,7 +19,7 @@ from envbuild.doctor import (
     site_settings_validation,
 )
 from envbuild.doctor.machine_readings import Host, clean
-from envbuild.doctor.parallel_reader import run_in_parallel
+from envbuild.doctor.parallel_tasks import run_in_parallel
 
 SECONDS = 3.5
 """The time limit of each part. Parts that contact other programs or hosts have shorter limits of their own."""

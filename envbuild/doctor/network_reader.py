@@ -21,7 +21,7 @@ from urllib.request import url2pathname
 import requests
 
 from envbuild.doctor.machine_readings import Answer, Authorities, EngineReading, Proxy, clean, short_address
-from envbuild.doctor.parallel_reader import run_in_parallel
+from envbuild.doctor.parallel_tasks import run_in_parallel
 from envbuild.fetch import index_config
 from envbuild.registry import registry_http_and_auth
 from envbuild.util import url_redaction

@@ -25,7 +25,7 @@ from envbuild.selftest.inventory import (
     elf_reader,
     installed_file_comparison,
     interpreter_and_distributions,
-    library_versions,
+    loaded_library_versions,
     mapped_library_origins,
     startup_code_suppression,
     startup_files,
@@ -120,7 +120,7 @@ def _import_torch() -> forked_work.ForkedWork | forked_work.ForkEnding | None:
     if not interpreter_and_distributions.has("torch"):
         return None
     try:
-        return forked_work.ForkedWork(library_versions.torch)
+        return forked_work.ForkedWork(loaded_library_versions.torch)
     except OSError as error:
         return forked_work.ForkEnding(failure=f"no process could be started: {error}")
 
@@ -167,10 +167,10 @@ def _copies(
         own = library.record and library.owner.startswith("nvidia-")
         version = library.version if own else own_digits(path)
         says = reported.get(path)
-        if version is None and says is None and kind in library_versions.ASKED and asked < _MOST_IDENTIFIED:
+        if version is None and says is None and kind in loaded_library_versions.ASKED and asked < _MOST_IDENTIFIED:
             asked += 1
             says = (
-                forked_work.run_forked(library_versions.identify(path), _LOAD_SECONDS)
+                forked_work.run_forked(loaded_library_versions.identify(path), _LOAD_SECONDS)
                 .reported.get("reported", {})
                 .get(path)
             )
@@ -201,7 +201,7 @@ def _order(copies: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
     cublas = str(max(of_kind, key=lambda copy: bool(copy["loaded"]))["path"])
     neighbours = sorted(Path(cublas).parent.glob("libcublasLt*.so*"))
     lt = os.path.realpath(neighbours[0]) if neighbours else None
-    ending = forked_work.run_forked(library_versions.cublas_first(cublas, lt), _LOAD_SECONDS)
+    ending = forked_work.run_forked(loaded_library_versions.cublas_first(cublas, lt), _LOAD_SECONDS)
     return {
         "cublas": cublas,
         "cublaslt": lt,

@@ -18,7 +18,7 @@ from typing import Any, Callable
 
 import torch
 
-from envbuild.selftest.inventory import library_versions, mapped_library_origins
+from envbuild.selftest.inventory import loaded_library_versions, mapped_library_origins
 from envbuild.selftest.inventory.cuda_library_finder import library_of_file
 from envbuild.selftest.nvidia import libcuda
 
@@ -74,7 +74,8 @@ def recording_machine(device: torch.device) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
         "libraries": {
-            str(library_of_file(Path(path).name)): said for path, said in library_versions.reported(copies).items()
+            str(library_of_file(Path(path).name)): said
+            for path, said in loaded_library_versions.reported(copies).items()
         },
     }
 

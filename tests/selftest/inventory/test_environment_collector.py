@@ -266,7 +266,7 @@ def test_a_deleted_library_is_one_without_checksum(tmp_path: Path) -> None:
     path.write_bytes(library("nccl", "2.18.1"))
     code = (
         "import ctypes, json, os, sys; ctypes.CDLL(sys.argv[1]); os.remove(sys.argv[1]);"
-        "from envbuild.selftest.inventory import library_versions as loading; found = loading._copies();"
+        "from envbuild.selftest.inventory import loaded_library_versions as loading; found = loading._copies();"
         "print(json.dumps([found, loading.reported(found)]))"
     )
     done = subprocess.run([sys.executable, "-c", code, path], env=environment(), capture_output=True, text=True)

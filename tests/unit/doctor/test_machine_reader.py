@@ -11,7 +11,7 @@ import pytest
 
 from envbuild.doctor import bus_disk_and_software_reader, cpu_memory_and_os, kernel_log_reader
 from envbuild.doctor.machine_readings import MAX_TEXT, Port, Xid, clean, short_address
-from envbuild.doctor.parallel_reader import run_in_parallel
+from envbuild.doctor.parallel_tasks import run_in_parallel
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.image import container_definition_export
-from envbuild.lock import lock_file, project_export, requirements_export
+from envbuild.lock import lock_file, project_and_conda_export, requirements_export
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.model import Profile
 from envbuild.resolve import profile_reader_and_overrides
@@ -30,9 +30,9 @@ def rendered(kind: str, lock: Lock, profile: Profile, name: str) -> str:
         "dockerfile": lambda: container_definition_export.standalone_dockerfile(lock, profile, name),
         "apptainer": lambda: container_definition_export.apptainer_definition(lock, profile, name),
         "devcontainer": lambda: container_definition_export.devcontainer(lock, profile, name),
-        "uv": lambda: project_export.uv_project(lock, name),
-        "poetry": lambda: project_export.poetry_project(lock, name),
-        "conda": lambda: project_export.conda_environment(lock, name),
+        "uv": lambda: project_and_conda_export.uv_project(lock, name),
+        "poetry": lambda: project_and_conda_export.poetry_project(lock, name),
+        "conda": lambda: project_and_conda_export.conda_environment(lock, name),
         "requirements": lambda: requirements_export.requirements(lock, name),
         "constraints": lambda: requirements_export.constraints(lock, name),
     }

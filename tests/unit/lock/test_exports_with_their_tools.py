@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from envbuild.fetch import wheel_resolution_and_download
-from envbuild.lock import project_export, requirements_export
+from envbuild.lock import project_and_conda_export, requirements_export
 from envbuild.lock.lock_file import Lock
 from unit.repair.test_repair_run import recorded
 from unit.support import Index, serving
@@ -162,7 +162,7 @@ def uv_project(lock: Lock, wheels: Path, tmp_path: Path) -> Path:
     """A folder with the exported project, which takes wheels from the test's folder."""
     folder = tmp_path.resolve() / "uv"
     folder.mkdir()
-    text = project_export.uv_project(lock, "sample")
+    text = project_and_conda_export.uv_project(lock, "sample")
     (folder / "pyproject.toml").write_text(f'{text}no-index = true\nfind-links = ["{wheels}"]\n')
     return folder
 
@@ -236,7 +236,7 @@ def test_poetry_holds_what_its_file_says_and_not_the_override(
     folder = tmp_path.resolve() / "poetry"
     folder.mkdir()
     source = f'\n[[tool.poetry.source]]\nname = "local"\nurl = "{served.address}"\npriority = "primary"\n'
-    text = project_export.poetry_project(lock, "sample")
+    text = project_and_conda_export.poetry_project(lock, "sample")
 
     def poetry(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([poetry_program, *words, "-n"], cwd=folder, capture_output=True, text=True, timeout=300)
@@ -264,7 +264,7 @@ def test_poetry_holds_what_its_file_says_and_not_the_override(
 
 
 def test_pip_installs_the_wheels_of_the_conda_environment(lock: Lock, venv: Path, tmp_path: Path) -> None:
-    text = project_export.conda_environment(lock, "sample")
+    text = project_and_conda_export.conda_environment(lock, "sample")
     document = yaml.safe_load(text)
     assert set(document) == {"name", "channels", "dependencies"} and document["name"] == "sample"
     *specs, with_pip = document["dependencies"]
@@ -283,17 +283,17 @@ def test_pip_installs_the_wheels_of_the_conda_environment(lock: Lock, venv: Path
 
 @pytest.mark.parametrize("name", ["4090", "true", "null", "1e3", "sample"])
 def test_the_name_of_the_conda_environment_is_text(lock: Lock, name: str) -> None:
-    assert yaml.safe_load(project_export.conda_environment(lock, name))["name"] == name
+    assert yaml.safe_load(project_and_conda_export.conda_environment(lock, name))["name"] == name
 
 
 def test_a_lock_without_overrides_needs_no_comment_on_them(lock: Lock) -> None:
     plain = Lock(**{**vars(lock), "overrides": ()})
     for text in (
         requirements_export.constraints(plain, "sample"),
-        project_export.uv_project(plain, "sample"),
-        project_export.poetry_project(plain, "sample"),
-        project_export.conda_environment(plain, "sample"),
+        project_and_conda_export.uv_project(plain, "sample"),
+        project_and_conda_export.poetry_project(plain, "sample"),
+        project_and_conda_export.conda_environment(plain, "sample"),
     ):
         assert "sed" not in text and "verrid" not in text
-    assert CUBLAS in project_export.poetry_project(plain, "sample")
-    assert tomllib.loads(project_export.uv_project(plain, "sample"))["tool"]["uv"]["package"] is False
+    assert CUBLAS in project_and_conda_export.poetry_project(plain, "sample")
+    assert tomllib.loads(project_and_conda_export.uv_project(plain, "sample"))["tool"]["uv"]["package"] is False
