@@ -89,22 +89,22 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
         lock = context.step("lock", lock_profile, context, loaded, plan, options)
         partial.update(lock=lock)
         built = render_and_build(context, loaded, plan, lock, options)
-        image = built.image
-        partial.update(image=image, new_records=built.new_records, tags=(image_tag(loaded, lock),))  # set by the build
+        image = built.image  # the build has set its tag
+        partial.update(image=image, new_records=built.new_records, tags=(image_tag(loaded, lock),))
 
         # for each GPU model: proved by earlier evidence, or why not
         proofs = profile_proofs.proofs_of(image.id, loaded.name, loaded.profile, lock)
         partial.update(proofs=proofs)
-        if is_proved(proofs):  # of this very image, which the preflight did not know yet
+        if is_proved(proofs):  # asked again: the preflight may not have known this image
             run = context.step("self-test", read_earlier_run, image, proofs)
             context.step("evidence", show_earlier_evidence, proofs)
             partial.update(run=run)
-        elif preflight.proof == "impossible":  # allowed by an option or by the user, else the preflight had raised
+        elif preflight.proof == "impossible":  # allowed, otherwise the preflight would have raised
             partial.update(reasons=preflight.reasons)
         else:
             order = SelfTestOrder(loaded, lock.versions, lock.python, options.request, on=AS_CONFIGURED)
             test_and_record(context, partial, order, lock, image, trial=options.trial)  # adds the reasons too
-            if not options.unproved:
+            if not options.unproved:  # the user is asked only where a proof is impossible
                 require_proved(partial.value)
 
         if not partial.value.reasons and not options.trial:
@@ -200,11 +200,11 @@ def test_and_record(
     partial.update(run=run)
     try:
         written = context.step("evidence", write_evidence, context, order.loaded, lock, image, run, signer)
-        partial.update(statement=written.file, signed_statement=written.signed, proofs=written.proofs)
+        partial.update(statement=written.statement, signed_statement=written.signed_statement, proofs=written.proofs)
     finally:  # a failed image must lose the tag `verified`, even if the evidence cannot be written
         if run.failures() and not trial:
-            left = withdraw_verified(context, order.loaded, image, partial.value.tags)
-            partial.update(tags=left)
+            remaining_tags = withdraw_verified(context, order.loaded, image, partial.value.tags)
+            partial.update(tags=remaining_tags)
     require_no_failure(partial.value)
     partial.update(reasons=reasons_not_proved(partial.value, trial=trial))
 
@@ -370,9 +370,9 @@ def require_proved(result: MakeResult) -> None:
 def exclusive_make_run(
     context: StepContext, name: str, requirements: Path | None = None
 ) -> Iterator[PartialResult[MakeResult]]:
-    """Lock the profile for this process, and yield what is known of the result so far, which an error carries. When the
-    body ends, the steps and notes of the context are added, so its value is read after the body; the durations of the
-    steps are kept for later estimates."""
+    """Lock the profile for this process, and yield what is known of the result so far, which an error carries.
+    `requirements`: a file that gives the profile another name. When the body ends, the steps and notes of the context
+    are added, so its value is read after the body; the durations of the steps are kept for later estimates."""
     partial = PartialResult(MakeResult(name))
 
     def document() -> MakeDocument:

@@ -37,9 +37,9 @@ class WrittenEvidence:
     """The statement's file, the proofs of the image that follow from it and from earlier evidence, and the file of the
     signed statement, if a key is set."""
 
-    file: Path
+    statement: Path
     proofs: tuple[Proof, ...]
-    signed: Path | None = None
+    signed_statement: Path | None = None
 
 
 def require_gpu(context: StepContext) -> StepResult[None]:
@@ -147,7 +147,7 @@ def sign_evidence(
     context: StepContext, record: RunRecord, written: WrittenEvidence, signer: Signer | None
 ) -> StepResult[WrittenEvidence]:
     """Write the signed form of a statement next to it, if there is a signer."""
-    file = written.file
+    file = written.statement
     if signer is None:
         return StepResult(written, note=f"{file.name[:12]} unsigned: no signing_key is set")
     subject = Subject(evidence_statements_and_store.subject_name(record), record.subject)
@@ -160,7 +160,7 @@ def sign_evidence(
         raise
     context.progress.say(f"the signed statement is {signed}")
     return StepResult(
-        replace(written, signed=signed), note=f"{file.name[:12]} signed by {signer.public.fingerprint[:12]}"
+        replace(written, signed_statement=signed), note=f"{file.name[:12]} signed by {signer.public.fingerprint[:12]}"
     )
 
 
