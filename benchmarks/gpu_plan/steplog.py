@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpu_plan.selftests import Run
+from gpu_plan.selftests import ROOT, Run
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 LARGEST = 15 << 20  # bytes of a file: a remote machine may not return larger ones
-_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")  # removed, because results are committed
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 Record = dict[str, Any]
 
@@ -57,8 +58,9 @@ class StepLog:
         self.append(step, block, "begin", **fields)
 
     def append(self, step: str, block: int, kind: str, **fields: Any) -> None:
-        """Write a record, without UUIDs. Raises TooLarge where the file would leave LARGEST; an end always fits."""
-        line = _UUID.sub("(UUID)", json.dumps({"step": step, "kind": kind, **fields})) + "\n"
+        """Write a record, without UUIDs and without the folders of the checkout and of Python. Raises TooLarge where
+        the file would exceed LARGEST; an end always fits."""
+        line = _without_machine(json.dumps({"step": step, "kind": kind, **fields})) + "\n"
         with self._file(block).open("a", encoding="utf-8") as file:
             if kind != "end" and file.tell() + len(line) > LARGEST:
                 raise TooLarge(f"the results of block {block} exceed {LARGEST >> 20} MiB")
@@ -74,6 +76,13 @@ class StepLog:
 
     def _file(self, block: int) -> Path:
         return self.folder / f"block-{block}.jsonl"
+
+
+def _without_machine(text: str) -> str:
+    """The text without what names this machine, because results are committed."""
+    for folder, name in ((sys.prefix, "(python)"), (str(ROOT), "(checkout)")):  # one may lie in the other
+        text = text.replace(folder, name)
+    return _UUID.sub("(UUID)", text)
 
 
 def replace(file: Path, text: str) -> None:

@@ -46,7 +46,7 @@ def _records(handle: int) -> bytes:
 def parse_xids(text: bytes) -> list[Xid]:
     """The Xid errors in a kernel log of any format, oldest first, at most the newest 200."""
     found = [
-        Xid(int(number), card.decode(), clean(words.decode("utf-8", "replace")))
-        for card, number, words in _XID.findall(text)
+        Xid(int(number), gpu.decode(), clean(words.decode("utf-8", "replace")))
+        for gpu, number, words in _XID.findall(text)
     ]
     return found[-MAX_XIDS:]

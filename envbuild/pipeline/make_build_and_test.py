@@ -196,8 +196,11 @@ def test_and_record(
     signer = context.signer  # before the long part: it may prompt for a passphrase
     runner = select_runner(context, order, image)  # pushes the image first, for a cluster that pulls it
     partial.update(memory_gb=memory_limit(order, runner))  # named by the error if the self-test needs more
-    run = run_selftest(context, order, runner)
-    partial.update(run=run)
+    run = context.step("self-test", test_on_one_node, context.progress, order, runner)
+    partial.update(run=run)  # now, so that it is known if the test on several nodes cannot run
+    if order.on.nodes > 1 and run.passed:
+        run = context.step("nodes", test_across_nodes, context.progress, order, runner, run)
+        partial.update(run=run)
     try:
         written = context.step("evidence", write_evidence, context, order.loaded, lock, image, run, signer)
         partial.update(statement=written.statement, signed_statement=written.signed_statement, proofs=written.proofs)

@@ -711,3 +711,12 @@ def test_the_page_on_probes_says_what_the_committed_results_of_an_h200_say() -> 
     assert any("promoted after 126 to 129 products" in line for line in results["fp8-chains"].saw)
     (after,) = re.findall(r"exit status 143 ([0-9.]+) s after SIGTERM", " ".join(results["sigterm"].saw))
     assert f"exit status 143 after {float(after):.1f} s" in page
+
+
+def test_results_name_no_folder_of_the_machine(tmp_path: Path) -> None:
+    log = StepLog(tmp_path)
+    log.append("quick", 1, "saw", text=f'File "{selftests.ROOT}/a.py" of {sys.prefix}/bin/python')
+    assert log.results()["quick"].saw == ['File "(checkout)/a.py" of (python)/bin/python']
+    committed = selftests.ROOT / "benchmarks" / "results" / "gpu"
+    folders = re.compile(r"/(?:work|home|opt)/[a-z]")
+    assert not [file.name for file in committed.rglob("*.*") if folders.search(file.read_text(encoding="utf-8"))]
