@@ -230,6 +230,6 @@ def discard_build(context: StepContext, result: MakeResult, *, image: bool = Tru
         tag = f"{repository(result.name)}:{result.lock.short}"
         for reference in (tag, recorded_images.layers_tag(result.lock, result.name)):
             context.engine.remove(reference)
-    for record in result.new_records:
+    for record in result.new_build_records:
         if context.engine.find(record.handle) is None:  # the image has no other name and no container keeps it
             build_records_and_comparison.remove_record(record)

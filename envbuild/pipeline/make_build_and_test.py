@@ -79,6 +79,7 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
     reasons instead."""
     keys_and_signatures.take_passphrase()  # out of the environment, which child processes inherit
     context = StepContext(listener, options.builder)
+    # a requirements file gives the profile another name, and that name is locked for this process
     with exclusive_make_run(context, name, requirements=options.requirements) as partial:
         loaded = context.step("load profile", load_profile, name, options)
         partial.update(name=loaded.name)  # the user may have typed a GPU or a path
@@ -90,7 +91,7 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
         partial.update(lock=lock)
         built = render_and_build(context, loaded, plan, lock, options)
         image = built.image  # the build has set its tag
-        partial.update(image=image, new_records=built.new_records, tags=(image_tag(loaded, lock),))
+        partial.update(image=image, new_build_records=built.new_build_records, tags=(image_tag(loaded, lock),))
 
         # for each GPU model: proved by earlier evidence, or why not
         proofs = profile_proofs.proofs_of(image.id, loaded.name, loaded.profile, lock)
@@ -102,9 +103,10 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
         elif preflight.proof == "impossible":  # allowed, otherwise the preflight would have raised
             partial.update(reasons=preflight.reasons)
         else:
+            # `request`: which probes and GPUs; it runs where the site's settings say
             order = SelfTestOrder(loaded, lock.versions, lock.python, options.request, on=AS_CONFIGURED)
             test_and_record(context, partial, order, lock, image, trial=options.trial)  # adds the reasons too
-            if not options.unproved:  # the user is asked only where a proof is impossible
+            if not options.unproved:  # consent does not matter here: it is asked only where a proof is impossible
                 require_proved(partial.value)
 
         if not partial.value.reasons and not options.trial:
@@ -124,7 +126,7 @@ def build_only(name: str, options: Options, listener: Listener) -> MakeResult:
         lock = context.step("lock", lock_profile, context, loaded, plan, options)
         partial.update(lock=lock)
         built = render_and_build(context, loaded, plan, lock, options)
-        partial.update(image=built.image, new_records=built.new_records, tags=(image_tag(loaded, lock),))
+        partial.update(image=built.image, new_build_records=built.new_build_records, tags=(image_tag(loaded, lock),))
     return partial.value
 
 

@@ -90,10 +90,10 @@ class Recipe:
 
 @dataclass(frozen=True)
 class BuiltImage:
-    """An image built from a recipe. `new_records`: build records written for it that did not exist before."""
+    """An image built from a recipe. `new_build_records`: build records written for it that did not exist before."""
 
     image: Image
-    new_records: tuple[Record, ...] = ()
+    new_build_records: tuple[Record, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class MakeResult:
     steps: tuple[Step, ...] = ()
     lock: Lock | None = None
     image: Image | None = None
-    new_records: tuple[Record, ...] = ()  # build records written for the image
+    new_build_records: tuple[Record, ...] = ()  # build records written for the image
     interpreter: Path | None = None  # interpreter on this machine, tested instead of an image
     tags: tuple[str, ...] = ()
     run: TestRun | None = None

@@ -131,7 +131,7 @@ def _compare_built(context: StepContext, recipe: Recipe, proved: StoredImage) ->
     result = PartialResult(MakeResult(recipe.name, lock=recipe.lock))
     try:
         built = find_or_build_image(context, recipe, no_cache=True)
-        result.update(new_records=built.new_records)
+        result.update(new_build_records=built.new_build_records)
         return _compare_in_engine(context, built.image, proved)
     finally:
         discard_build(context, result.value)

@@ -84,7 +84,7 @@ def _try_version(name: str, options: Options, hunt: Hunt, listener: Listener) ->
         lock = context.step("lock", lock_profile, context, loaded, plan, options)
         known.update(lock=lock)
         built = make_build_and_test.render_and_build(context, loaded, plan, lock, options)
-        known.update(image=built.image, new_records=built.new_records)
+        known.update(image=built.image, new_build_records=built.new_build_records)
     except (ProfileError, CheckFailed) as error:
         passed, reason = None, error.message
     else:

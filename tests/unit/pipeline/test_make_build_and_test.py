@@ -178,7 +178,7 @@ def test_an_image_is_audited_before_it_gets_its_tag(
     lock_file.write(whole_lock(plan), SOURCE.known_lock, "sample")
     built = image_steps.find_or_build_image(context, Recipe(SOURCE, plan, whole_lock(plan), "FROM scratch"))
     assert built.image == image_of("loaded")
-    (record,) = built.new_records
+    (record,) = built.new_build_records
     assert (record.image, record.handle) == (written().id, image_of("loaded").handle)
     assert [name for name in done if name not in ("built", "expected")] == [
         "check_disk", "layers", "load", "collect", "tag", "untag", "record"
@@ -237,7 +237,7 @@ def test_a_discarded_image_leaves_no_record(
     found = image if stays == "a container's" else None
     monkeypatch.setattr(StepContext.engine, "find", lambda handle: found, raising=False)
     built = image_steps.find_or_build_image(context, Recipe(SOURCE, plan, locked, "FROM scratch"))
-    image_steps.discard_build(context, MakeResult("sample", lock=locked, new_records=built.new_records))
+    image_steps.discard_build(context, MakeResult("sample", lock=locked, new_build_records=built.new_build_records))
     assert {one.image for one in build_records_and_comparison.all_records()} == {
         earlier.image,
         *([record.image] if stays else []),
