@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from unit.explain import corpus
 
-from envbuild.explain import cause_scoring, log_explanation, log_facts, log_reader_and_search
+from envbuild.explain import cause_ranking, cause_scoring, log_facts, log_reader_and_search
 from envbuild.facts import log_signatures
 
 FOLDS = 5
@@ -46,10 +46,10 @@ def pairs(case: corpus.Case) -> list[Pair]:
     log = log_reader_and_search.Log(case.raw)
     scored = [
         cause
-        for cause in log_explanation.score_causes(log, log_facts.read(log))
+        for cause in cause_ranking.score_causes(log, log_facts.read(log))
         if cause.standing not in ("contradicted", "not loaded")
     ]
-    kept = log_explanation.without_yielded([cause.signature.id for cause in scored if cause.found.lines])
+    kept = cause_ranking.without_yielded([cause.signature.id for cause in scored if cause.found.lines])
     fold = zlib.crc32(case.cite.partition("/")[0].lower().encode()) % FOLDS
     return [
         Pair(

@@ -19,7 +19,7 @@ from registry import Registry
 
 from envbuild.facts.database import suites
 from envbuild.fetch import apt_resolution_and_download, sha256_file_store, wheel_resolution_and_download
-from envbuild.fetch.lock_entry_types import LockedWheel
+from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.fetch.sha256_file_store import Store
 from envbuild.image import debian_base_tar
 from envbuild.lock import lock_file

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 
 from packaging.utils import canonicalize_name
 
-from envbuild.attest import child_config_check, loader_files
+from envbuild.attest import child_config_check, dynamic_loader_config_check
 from envbuild.attest.trusted_statements import SignedBuild
 from envbuild.evidence.run_record_schema import RunRecord
 from envbuild.facts import database
@@ -145,7 +145,7 @@ class _Watch:
                 name = "Python"
             if name is not None:
                 return self._note("replaced", f"a layer of the child image {verb} {name}", str(path))
-        if loader_files.is_system_library(path):
+        if dynamic_loader_config_check.is_system_library(path):
             self._note("replaced", f"a layer of the child image {verb} {path.name}", str(path))
 
     def _duplicates(self, path: PurePosixPath) -> None:
@@ -168,7 +168,7 @@ class _Watch:
             if part.name.partition(".")[0] in startup_files.MODULES:
                 self._customizers.append((str(part.parent), text))
         if text.startswith("etc/ld.so."):
-            for change in loader_files.of_loader(text, content(), self._cuda, self._archives):
+            for change in dynamic_loader_config_check.of_loader(text, content(), self._cuda, self._archives):
                 self._note("environment", change, text)
         if path.name.endswith("._pth") and text.startswith(_PREFIXES):
             self._note("environment", "a ._pth file replaces Python's path", text)

@@ -24,18 +24,18 @@ from envbuild.attest.keys_and_signatures import Envelope
 from envbuild.attest.policy import Policy
 from envbuild.attest.trusted_statements import SignedBuild, Trusted
 from envbuild.audit.environment_file_hasher import EnvironmentFiles
-from envbuild.evidence import profile_proofs, proof_rules, tested_environment_digest
+from envbuild.evidence import environment_measurement_and_differences, profile_proofs, proof_rules
 from envbuild.evidence.profile_proofs import ProofRow
 from envbuild.evidence.proof_rules import Proof
-from envbuild.facts.json_document_types import Digest, plain
 from envbuild.facts.probe_catalogue_reader import LEVELS
 from envbuild.image.image_naming import LOCK_LABEL, VERIFIED
 from envbuild.registry import image_content_reader, oci_types
 from envbuild.registry.image_content_reader import Config, StoredImage
 from envbuild.registry.oci_types import ImageSource, Manifest, Reference
 from envbuild.registry.registry_client import Repository
-from envbuild.util import strict_json
+from envbuild.util import strict_and_canonical_json
 from envbuild.util.errors import CheckFailed, FileError, NetworkError
+from envbuild.util.json_output_types import Digest, plain
 from envbuild.util.untrusted_input_errors import Reason, Refusal
 
 _LOCK = re.compile(r"sha256:[0-9a-f]{64}")
@@ -198,7 +198,9 @@ def verify_environment(files: EnvironmentFiles, given: Envelopes, policy: Policy
             changed.append(Reason("subject", "a statement is about an image, not about an environment"))
             continue
         try:
-            measured = tested_environment_digest.measure_environment(files, record.installed.distributions)
+            measured = environment_measurement_and_differences.measure_environment(
+                files, record.installed.distributions
+            )
         except CheckFailed as error:
             lines = (error.hint or "").splitlines() or [error.message]
             changed += [Reason("environment", line) for line in lines]
@@ -356,9 +358,9 @@ def read_file(file: Path) -> dict[str, object]:
     """Read an envelope from a file: plain DSSE, or in a sigstore bundle. Raises FileError, Malformed."""
     try:
         with file.open("rb") as stream:
-            raw = stream.read(strict_json.MAX_BYTES + 1)
+            raw = stream.read(strict_and_canonical_json.MAX_BYTES + 1)
     except OSError as error:
         raise FileError(f"{file} cannot be read: {error.strerror}") from None
-    found = strict_json.parse(raw, str(file))
+    found = strict_and_canonical_json.parse(raw, str(file))
     inner = found.get("dsseEnvelope", found)
     return inner if isinstance(inner, dict) else {}

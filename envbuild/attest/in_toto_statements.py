@@ -19,11 +19,12 @@ from envbuild.evidence.evidence_statements_and_store import STATEMENT, TEST_RESU
 from envbuild.evidence.run_record_schema import RunRecord
 from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import Archive
-from envbuild.fetch.lock_entry_types import LockedExtension, LockedWheel
+from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.image.build_records_and_comparison import CompiledRecord
+from envbuild.lock.lock_entry_types import LockedExtension
 from envbuild.lock.lock_file import Lock
-from envbuild.profile.project_shapes_and_script import Script
-from envbuild.util import canonical_json, strict_json
+from envbuild.profile.project_test_shapes_and_script import Script
+from envbuild.util import strict_and_canonical_json
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
 PROVENANCE = "https://slsa.dev/provenance/v1"
@@ -99,7 +100,7 @@ class _TestResult(Part):
 
 def canonical(statement: Statement) -> bytes:
     """Return the bytes to sign; the same statement always gives the same bytes."""
-    return canonical_json.encode(statement.document())
+    return strict_and_canonical_json.encode(statement.document())
 
 
 def parse_statement(document: Mapping[str, object]) -> Statement:
@@ -153,7 +154,7 @@ def read_test_result(predicate: Mapping[str, object]) -> tuple[str, RunRecord]:
         raise Malformed("the test result names no run record") from None
     raw = descriptor_content(next((one for one in found if one.name == "run-record"), None), "the run record")
     try:
-        record = run_record_schema.validate_record(strict_json.parse(raw, "the run record"))
+        record = run_record_schema.validate_record(strict_and_canonical_json.parse(raw, "the run record"))
     except run_record_schema.Newer as newer:
         raise Refusal("newer", str(newer)) from None
     except ValueError:

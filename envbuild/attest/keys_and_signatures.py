@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from envbuild.util import settings, strict_json
+from envbuild.util import settings, strict_and_canonical_json
 from envbuild.util.errors import FileError, UsageError
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
@@ -268,7 +268,7 @@ def signed_statement(envelope: Envelope, keys: Sequence[PublicKey]) -> dict[str,
                 key.key.verify_signature(Signature(key.key.keyid, signature.hex()), signed)
             except (UnverifiedSignatureError, VerificationError):
                 continue
-            return strict_json.parse(content, "the statement")
+            return strict_and_canonical_json.parse(content, "the statement")
     if not keys:
         raise Refusal("no-key", NO_KEY)
     raise Refusal("signature", "no key that is trusted here signed this evidence, or it was changed afterwards")

@@ -19,7 +19,7 @@ from envbuild.facts import database, probe_catalogue_reader
 from envbuild.facts.probe_catalogue_reader import Level
 from envbuild.profile.value_types import ProbeName, Release
 from envbuild.registry.oci_types import Reference
-from envbuild.util import yaml_document
+from envbuild.util import yaml_and_project_paths
 from envbuild.util.errors import FileError, UsageError, near
 
 _AGE = re.compile(r"([1-9][0-9]{0,4})([dh])")
@@ -77,7 +77,11 @@ def read(file: Path | None, given: Mapping[str, object], key: Path | None) -> Po
     Without any key, the setting `public_key` is used. Raises FileError with every fault of the file,
     UsageError with those of the command line.
     """
-    doc = yaml_document.read(file, FileError) if file else yaml_document.Document("the command line", {})
+    doc = (
+        yaml_and_project_paths.read(file, FileError)
+        if file
+        else yaml_and_project_paths.Document("the command line", {})
+    )
     try:
         found = _File.model_validate({**doc.data, **{name: value for name, value in given.items() if value}})
     except ValidationError as error:

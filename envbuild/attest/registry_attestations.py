@@ -16,7 +16,7 @@ from envbuild.attest import keys_and_signatures
 from envbuild.attest.keys_and_signatures import Envelope, PublicKey, Signer
 from envbuild.registry import oci_types
 from envbuild.registry.oci_types import ImageSource, Manifest, Target
-from envbuild.util import strict_json
+from envbuild.util import strict_and_canonical_json
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
 ENVELOPE = "application/vnd.dsse.envelope.v1+json"
@@ -207,6 +207,6 @@ class _Reader:
         return self._json(manifest.layers[0]).get("dsseEnvelope")
 
     def _json(self, item: Mapping[str, object]) -> dict[str, object]:
-        raw = self._repository.blob(oci_types.digest_in(item), min(self._left, strict_json.MAX_BYTES))
+        raw = self._repository.blob(oci_types.digest_in(item), min(self._left, strict_and_canonical_json.MAX_BYTES))
         self._left -= len(raw)
-        return strict_json.parse(raw, "the envelope")
+        return strict_and_canonical_json.parse(raw, "the envelope")

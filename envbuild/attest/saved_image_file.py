@@ -11,10 +11,10 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from envbuild.image.oci_layout_writer import INDEX, REF, blob_path, tar_member
+from envbuild.image.engine_image_to_oci_layout import INDEX, REF, blob_path, tar_member
 from envbuild.registry import image_content_reader, oci_types
 from envbuild.registry.oci_types import Manifest
-from envbuild.util import strict_json
+from envbuild.util import strict_and_canonical_json
 from envbuild.util.errors import FileError
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
@@ -40,14 +40,14 @@ class SavedImage:
         if not plain or len(set(names)) != len(names) or INDEX not in names:
             raise Malformed(f"{file} is not a saved image: it must contain each of its files once, and nothing else")
         self._members = dict(zip(names, members, strict=True))
-        index = strict_json.parse(self.file(INDEX), INDEX)
+        index = strict_and_canonical_json.parse(self.file(INDEX), INDEX)
         self._tags: dict[str, dict[str, object]] = {}
         for item in oci_types.descriptors(index, "manifests"):
             noted = item.get("annotations")
             if isinstance(noted, dict) and isinstance(noted.get(REF), str):
                 self._tags[noted[REF]] = item
 
-    def file(self, name: str, limit: int = strict_json.MAX_BYTES) -> bytes:
+    def file(self, name: str, limit: int = strict_and_canonical_json.MAX_BYTES) -> bytes:
         """Return the content of a file. Raises Refusal if it is missing, or larger than `limit`."""
         member = self._members.get(name)
         stream = self._tar.extractfile(member) if member else None
@@ -62,9 +62,9 @@ class SavedImage:
         if not oci_types.DIGEST.fullmatch(digest) or blob_path(digest) not in self._members:
             return None
         raw = self.blob(digest, oci_types.MAX_MANIFEST)
-        return Manifest(raw, str(strict_json.parse(raw, "the manifest").get("mediaType")))
+        return Manifest(raw, str(strict_and_canonical_json.parse(raw, "the manifest").get("mediaType")))
 
-    def blob(self, digest: str, limit: int = strict_json.MAX_BYTES) -> bytes:
+    def blob(self, digest: str, limit: int = strict_and_canonical_json.MAX_BYTES) -> bytes:
         raw = self.file(blob_path(digest), limit)
         if oci_types.digest_of(raw) != digest:
             raise Refusal("digest", f"the saved image has wrong content in the blob {digest}")

@@ -21,10 +21,10 @@ from envbuild.lock.lock_file import Lock
 from envbuild.profile import model as profile_model
 from envbuild.profile import profile_name_lookup
 from envbuild.profile.model import Profile
-from envbuild.profile.project_shapes_and_script import Script
+from envbuild.profile.project_test_shapes_and_script import Script
 from envbuild.util.errors import EnvbuildError
 from envbuild.util.untrusted_input_errors import Malformed, Reason, Refusal
-from envbuild.util.yaml_document import Document
+from envbuild.util.yaml_and_project_paths import Document
 
 
 @dataclass(frozen=True)

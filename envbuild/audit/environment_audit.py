@@ -22,13 +22,13 @@ from envbuild.audit.library_and_distribution_findings import SEVERITIES, Finding
 from envbuild.facts import database, torch_cuda_arch_list_parser
 from envbuild.facts.advisory_model import Advisory, Situation
 from envbuild.facts.gpu_models import Gpu
-from envbuild.facts.json_document_types import AdvisoryRow, Digest, plain
-from envbuild.fetch.lock_entry_types import StartupFile
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.loaded_profile import LoadedProfile
+from envbuild.profile.value_types import StartupFile
 from envbuild.resolve import advisory_remedy, torch_compatibility_and_advisories
 from envbuild.testrun.selftest_job import BOOTSTRAP, Job, Limits, bootstrap_payload, started
 from envbuild.util.errors import CheckFailed
+from envbuild.util.json_output_types import AdvisoryRow, Digest, plain
 
 _ENTRY = "envbuild.selftest.inventory.environment_collector"
 _MEMORY, _SECONDS = 4 << 30, 480.0

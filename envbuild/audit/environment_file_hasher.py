@@ -31,7 +31,7 @@ LARGEST_FILE, LARGEST_TOTAL, LARGEST_TEXT, LARGEST_TEXTS = 8 << 30, 256 << 30, 6
 """Bytes of one file, of all files, of a file that is read as text, and of all RECORDs. torch's largest library has 2
 GB."""
 PRELOADED = Path("/etc/ld.so.preload")
-_ENTRY = "envbuild.selftest.inventory.interpreter_collector"
+_ENTRY = "envbuild.selftest.inventory.interpreter_path_collector"
 _MEMORY, _SECONDS, _LARGEST_REPORT = 1 << 30, 180.0, 4 << 20
 _BLOCK, _SINGLE, _BATCH = 1 << 20, 256, 200
 _CACHE = "__pycache__"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from envbuild.audit.collected_environment import Altered, Holdings
 from envbuild.audit.library_and_distribution_findings import Finding, Severity
 from envbuild.facts import database
-from envbuild.fetch.lock_entry_types import StartupFile
+from envbuild.profile.value_types import StartupFile
 
 _MOST = 5
 

@@ -6,12 +6,12 @@ import click
 
 from envbuild.cli.command_options import json_option
 from envbuild.cli.console import emit
-from envbuild.facts import database, gpu_names
+from envbuild.facts import database, gpu_name_lookup
 from envbuild.facts.advisory_model import Advisory, Situation
-from envbuild.facts.json_document_types import AdvisoryRow
 from envbuild.lock import lock_file
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides, torch_compatibility_and_advisories
 from envbuild.util.errors import ProfileError, UsageError
+from envbuild.util.json_output_types import AdvisoryRow
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def _row(item: Advisory) -> KnownAdvisoryRow:
 
 def _of(name: str) -> AdvisoryList:
     """Return the GPU or the profile that a name means. Raises UsageError for any other name."""
-    found = gpu_names.candidates(name)
+    found = gpu_name_lookup.candidates(name)
     if len(found) > 1:
         raise UsageError(f"{name!r} is the name of several GPUs: {', '.join(gpu.id for gpu in found)}")
     if found:

@@ -17,12 +17,12 @@ from envbuild.audit.environment_audit import NOTHING, Audit, Expected
 from envbuild.cli.command_options import json_option, judged_gpus_option
 from envbuild.cli.console import Console, emit, table
 from envbuild.facts.gpu_models import Gpu
-from envbuild.facts.json_document_types import plain
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock import lock_file, wheel_contents
 from envbuild.profile import profile_name_lookup
 from envbuild.resolve import profile_reader_and_overrides
 from envbuild.util.errors import EnvbuildError, FileError, UsageError
+from envbuild.util.json_output_types import plain
 
 if TYPE_CHECKING:  # auditing an environment must not import the engine's client
     from envbuild.image.docker_engine import Image

@@ -6,9 +6,9 @@ from packaging.version import InvalidVersion, Version
 from envbuild.cli.command_options import json_option, profile_argument
 from envbuild.cli.console import Console, emit
 from envbuild.facts import probe_catalogue_reader
-from envbuild.facts.json_document_types import plain
 from envbuild.pipeline.bisection_search_and_result import Bisection, Hunt
 from envbuild.util.errors import CheckFailed, UsageError
+from envbuild.util.json_output_types import plain
 
 
 def _release(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:

@@ -14,7 +14,7 @@ from envbuild.cli.command_options import (
     torch_index_option,
 )
 from envbuild.cli.console import listener
-from envbuild.cli.several_profiles import for_each
+from envbuild.cli.multi_profile_loop import for_each
 
 if TYPE_CHECKING:
     from envbuild.pipeline.model import MakeDocument

@@ -188,9 +188,9 @@ def gpu_model(context: click.Context, parameter: click.Parameter, value: Any) ->
         return tuple(gpu_model(context, parameter, one) for one in value)
     if value is None:
         return None
-    from envbuild.facts import gpu_names  # not for --help
+    from envbuild.facts import gpu_name_lookup  # not for --help
 
-    found = gpu_names.candidates(value)
+    found = gpu_name_lookup.candidates(value)
     if len(found) > 1:
         raise click.BadParameter(f"{value!r} is the name of several GPUs: {', '.join(gpu.id for gpu in found)}")
     return found[0].id if found else value

@@ -29,7 +29,7 @@ def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def emit(document: object) -> None:
     """Print a document of `--json`: a dataclass or a mapping."""
-    from envbuild.facts.json_document_types import plain  # not for --help
+    from envbuild.util.json_output_types import plain  # not for --help
 
     click.echo(json.dumps(plain(document), indent=2))
 

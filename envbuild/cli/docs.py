@@ -21,7 +21,7 @@ from envbuild.report.markdown_generated_sections import Block
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.util.atomic_files import write_atomically
 from envbuild.util.errors import Fault, FileError, OutOfDate, some
-from envbuild.util.yaml_document import display
+from envbuild.util.yaml_and_project_paths import display
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import click
 from envbuild.cli.command_options import json_option, torch_index_option
 from envbuild.cli.console import emit
 from envbuild.cli.output_files import FILE, STDOUT, prepare, write
-from envbuild.facts.json_document_types import plain
 from envbuild.util.errors import CheckFailed, UsageError, printable
+from envbuild.util.json_output_types import plain
 
 if TYPE_CHECKING:
     from envbuild.doctor.check_result import Check
@@ -82,14 +82,19 @@ def _message(failed: Sequence[Check], name: str | None) -> str:
 
 
 def _machine(name: str | None, root: Path) -> tuple[list[Check], MachineDocument]:
-    from envbuild.doctor import machine_checks_and_suitability, machine_reader, profile_requirements, wheel_availability
+    from envbuild.doctor import (
+        machine_checks_and_suitability,
+        machine_reader,
+        profile_hardware_needs,
+        wheel_availability,
+    )
     from envbuild.resolve import profile_reader_and_overrides
 
     loaded = profile_reader_and_overrides.load(name) if name else None  # an invalid profile stops here
-    needs = profile_requirements.needs_of(loaded) if loaded else None
+    needs = profile_hardware_needs.needs_of(loaded) if loaded else None
     host = machine_reader.read(root)
     checks = machine_checks_and_suitability.check_machine(
-        host, [needs] if needs else list(profile_requirements.all_needs())
+        host, [needs] if needs else list(profile_hardware_needs.all_needs())
     )
     if loaded and needs:
         checks.append(wheel_availability.check_wheels(loaded, checks))

@@ -28,8 +28,7 @@ from envbuild.doctor.machine_checks_and_suitability import MachineDocument
 from envbuild.doctor.node_comparison import ClusterDocument
 from envbuild.evidence.image_status import StatusDocument
 from envbuild.evidence.python_environment_status import EnvironmentStatusDocument
-from envbuild.explain.log_explanation import ExplanationDocument
-from envbuild.facts.json_document_types import AdvisoryRow
+from envbuild.explain.explanation_document import ExplanationDocument
 from envbuild.pipeline.bisection_search_and_result import BisectionDocument
 from envbuild.pipeline.environment_proof import EnvironmentProofDocument
 from envbuild.pipeline.model import MakeDocument
@@ -43,6 +42,7 @@ from envbuild.report.profile_and_image_diff import DiffDocument
 from envbuild.report.profile_page_contents import PageDocument
 from envbuild.testrun.json_test_report import TestDocument
 from envbuild.util.errors import ErrorDocument
+from envbuild.util.json_output_types import AdvisoryRow
 
 DOCUMENTS: Mapping[str, tuple[type, ...]] = {
     "advisories": (advisories.AdvisoryList,),

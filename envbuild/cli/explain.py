@@ -36,14 +36,14 @@ def command(files: tuple[str, ...], markdown: bool, as_json: bool) -> None:
 
     Example: envbuild explain train.log
     """
-    from envbuild.explain import diagnosis_text, log_explanation
+    from envbuild.explain import cause_ranking, diagnosis_text, explanation_document
     from envbuild.profile import profile_name_lookup
 
     log, notes = read_logs(files)
-    found = log_explanation.explain(log)
+    found = cause_ranking.explain(log)
     profiles = profile_name_lookup.profile_names()
     if as_json:
-        emit(log_explanation.document(found, profiles, notes))
+        emit(explanation_document.document(found, profiles, notes))
         return
     for line in (*notes, *(() if log.empty else diagnosis_text.render(log, found, profiles, markdown))):
         click.echo(printable(line))

@@ -11,8 +11,8 @@ from envbuild.cli import output_files
 from envbuild.cli.command_options import json_option, profile_argument
 from envbuild.cli.console import emit, listener
 from envbuild.cli.export_documents import CiJob, ExportedFile
+from envbuild.cli.multi_profile_loop import for_each
 from envbuild.cli.output_files import output_option
-from envbuild.cli.several_profiles import for_each
 from envbuild.evidence import profile_proofs
 from envbuild.image import container_definition_export
 from envbuild.lock import lock_file, project_and_conda_export, requirements_export
@@ -24,7 +24,7 @@ from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.testrun import exported_check_script, selftest_job
 from envbuild.util import settings
 from envbuild.util.errors import UsageError
-from envbuild.util.yaml_document import display
+from envbuild.util.yaml_and_project_paths import display
 
 Content = Callable[[LoadedProfile, Lock], str]
 """Returns the text of a profile's exported file."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from envbuild.facts.json_document_types import Digest
+from envbuild.util.json_output_types import Digest
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from envbuild.util.errors import CheckFailed, FileError, UsageError, printable
 
 if TYPE_CHECKING:
     from envbuild.audit.collected_environment import Holdings
-    from envbuild.explain.log_explanation import Explanation
+    from envbuild.explain.cause_ranking import Explanation
     from envbuild.facts.gpu_models import Gpu
     from envbuild.repair.repair_output import RepairDocument
     from envbuild.repair.repair_plan import RepairPlan
@@ -79,9 +79,9 @@ def command(
 
 def _apply(plan: RepairPlan, held: Holdings, document: RepairDocument, as_json: bool) -> RepairDocument:
     """Run the plan, check which files are loaded then, and run the probes. Return the document with the results."""
-    from envbuild.facts.json_document_types import plain
     from envbuild.repair import repair_run
     from envbuild.testrun import json_test_report
+    from envbuild.util.json_output_types import plain
 
     def say(text: str) -> None:
         click.echo(printable(f"  {text}"), err=True)
@@ -139,12 +139,12 @@ def read_explanation(logs: tuple[str, ...]) -> Explanation | None:
     """Return the explanation of the logs; None if there are none."""
     if not logs:
         return None
-    from envbuild.explain import log_explanation
+    from envbuild.explain import cause_ranking
 
     log, notes = explain_command.read_logs(logs)
     for note in notes:
         click.echo(printable(note), err=True)
-    return log_explanation.explain(log)
+    return cause_ranking.explain(log)
 
 
 def planned_repair(

@@ -5,12 +5,12 @@ import click
 
 from envbuild.cli.command_options import json_option
 from envbuild.cli.console import emit
-from envbuild.facts import gpu_names
+from envbuild.facts import gpu_name_lookup
 from envbuild.profile import profile_name_lookup, starter_profile
 from envbuild.resolve import profile_reader_and_overrides
 from envbuild.util.atomic_files import write_within
 from envbuild.util.errors import ProfileError, UsageError
-from envbuild.util.yaml_document import display
+from envbuild.util.yaml_and_project_paths import display
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ def _gpu(name: str) -> str:
     except profile_name_lookup.UnwrittenProfile as missing:
         return missing.gpu
     except ProfileError:
-        if gpu_names.candidates(name):  # several GPUs, or one that envbuild does not support
+        if gpu_name_lookup.candidates(name):  # several GPUs, or one that envbuild does not support
             raise
-        near = gpu_names.suggestion(name, ())
+        near = gpu_name_lookup.suggestion(name, ())
         raise UsageError(f"give one of {_SOURCES}, or the name of a GPU", hint=near or _AS_IN) from None
     raise UsageError(
         f"there is a profile {there.name}", hint=f"envbuild init myproject --from {there.name}: a profile on top of it"

@@ -17,7 +17,6 @@ from envbuild.cli.command_options import (
 )
 from envbuild.cli.console import emit
 from envbuild.facts import database
-from envbuild.facts.json_document_types import Digest
 from envbuild.image import dockerfile_renderer
 from envbuild.lock import lock_file, lock_update
 from envbuild.lock.lock_file import Lock
@@ -29,7 +28,8 @@ from envbuild.resolve.plan_resolver import Plan
 from envbuild.util import host_processes
 from envbuild.util.atomic_files import holds_text, write_within
 from envbuild.util.errors import EnvbuildError, Fault, LockError, OutOfDate, ProfileError, UsageError, printable, some
-from envbuild.util.yaml_document import display
+from envbuild.util.json_output_types import Digest
+from envbuild.util.yaml_and_project_paths import display
 
 PARALLEL = 16  # most of the time is spent waiting for uv, apt and an index
 

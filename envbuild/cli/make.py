@@ -22,10 +22,10 @@ from envbuild.cli.command_options import (
     torch_index_option,
 )
 from envbuild.cli.console import Console, emit, listener, table
-from envbuild.cli.several_profiles import for_each
+from envbuild.cli.multi_profile_loop import for_each
 from envbuild.util import settings
 from envbuild.util.errors import EnvbuildError, Fault, NotProved, SomeFailed, UsageError, printable
-from envbuild.util.yaml_document import display
+from envbuild.util.yaml_and_project_paths import display
 
 if TYPE_CHECKING:
     from envbuild.pipeline.model import Options
@@ -152,12 +152,14 @@ def _own_names() -> tuple[str, ...]:
 def _with_line(name: str, wanted: _LineOptions, options: Options) -> tuple[str, Options]:
     """The name of the line to build, and the options with the reason for it. In a process of `make A B`, the parent has
     chosen it."""
-    from envbuild.pipeline import machine_line_selection  # not for --help
+    from envbuild.pipeline import cuda_line_selection_for_machine  # not for --help
     from envbuild.util import process_locks
 
     if process_locks.PARALLEL in os.environ:
         return name, options
-    choice = machine_line_selection.line_or_name(name, line=wanted.line, driver=wanted.driver, locked=wanted.locked)
+    choice = cuda_line_selection_for_machine.line_or_name(
+        name, line=wanted.line, driver=wanted.driver, locked=wanted.locked
+    )
     return choice.line.profile, replace(options, line_reason=choice.reason)
 
 

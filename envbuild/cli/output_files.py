@@ -13,7 +13,7 @@ import click
 
 from envbuild.util.atomic_files import write_atomically
 from envbuild.util.errors import UsageError
-from envbuild.util.yaml_document import display
+from envbuild.util.yaml_and_project_paths import display
 
 F = TypeVar("F", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path, dir_okay=False)

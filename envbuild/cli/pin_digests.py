@@ -8,11 +8,11 @@ import click
 from envbuild.attest import image_digest_pinning
 from envbuild.cli.command_options import json_option
 from envbuild.cli.console import emit
-from envbuild.facts.json_document_types import plain
 from envbuild.registry.oci_types import Reference
 from envbuild.registry.registry_client import Repository
 from envbuild.util.atomic_files import write_atomically
 from envbuild.util.errors import Fault, FileError, NetworkError, OutOfDate, UsageError
+from envbuild.util.json_output_types import plain
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import click
 
 from envbuild.cli.command_options import json_option
 from envbuild.cli.console import emit
-from envbuild.image import image_and_cache_pruning, noted_lock_paths
+from envbuild.image import image_and_cache_pruning, lock_paths_of_built_images
 from envbuild.image.docker_engine import Engine
 from envbuild.image.image_and_cache_pruning import Removable
 from envbuild.lock import lock_file
@@ -72,7 +72,7 @@ class _Known:
 
     @property
     def elsewhere(self) -> set[str]:
-        return set(map(noted_lock_paths.name, self.noted))
+        return set(map(lock_paths_of_built_images.name, self.noted))
 
     @property
     def names(self) -> list[str]:
@@ -94,7 +94,7 @@ class _Known:
 def _known() -> _Known:
     locks = profile_name_lookup.locks()
     local = [file.absolute() for file in locks.values()]
-    return _Known({*profile_name_lookup.profile_names(), *locks}, local, list(noted_lock_paths.all_locks()))
+    return _Known({*profile_name_lookup.profile_names(), *locks}, local, list(lock_paths_of_built_images.all_locks()))
 
 
 def _turns(stack: contextlib.ExitStack) -> _Known:

@@ -16,7 +16,7 @@ from envbuild.util.errors import UsageError, printable
 
 if TYPE_CHECKING:
     from envbuild.facts.gpu_models import Gpu
-    from envbuild.repair.fixed_library_cache import ProgramEnvironment
+    from envbuild.repair.fixed_library_folder_and_variables import ProgramEnvironment
 
 _PYTHON = re.compile(r"python[0-9.]*")
 
@@ -51,11 +51,11 @@ def command(
     """
     if log is None:
         raise UsageError("--with-fix is missing", hint="envbuild run --with-fix train.log -- python train.py")
-    from envbuild.repair import fixed_library_cache, repair_output
+    from envbuild.repair import fixed_library_folder_and_variables, repair_output
 
     found = fix_command.read_explanation((log,) if log else ())
     plan, held = fix_command.planned_repair(found, python or _interpreter(program[0]), gpus, files_only=True)
-    environment = fixed_library_cache.program_environment(plan, held, _say)
+    environment = fixed_library_folder_and_variables.program_environment(plan, held, _say)
     if as_json:
         command = repair_output.CommandDocument("starts the program", program, shlex.join(program), shell=False)
         emit(

@@ -9,13 +9,12 @@ from packaging.utils import canonicalize_name
 
 from envbuild.cli.command_options import json_option, pin_option, profile_argument
 from envbuild.cli.console import emit, table
+from envbuild.cli.multi_profile_loop import for_each
 from envbuild.cli.output_files import FILE
-from envbuild.cli.several_profiles import for_each
 from envbuild.evidence import profile_proofs
 from envbuild.evidence.profile_proofs import ProofRow
 from envbuild.evidence.proof_rules import Proof
 from envbuild.facts import database
-from envbuild.facts.json_document_types import AdvisoryRow, Digest, ImageState, LockState
 from envbuild.facts.mixed_gpu_settings import Setting
 from envbuild.fetch.archive_spec import COMPAT
 from envbuild.image import build_records_and_comparison
@@ -24,9 +23,10 @@ from envbuild.lock import lock_file
 from envbuild.profile import profile_name_lookup
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.report import pin_reasons
-from envbuild.resolve import gpu_line_profiles, plan_resolver, profile_reader_and_overrides
+from envbuild.resolve import cuda_line_profiles, plan_resolver, profile_reader_and_overrides
 from envbuild.util import settings
 from envbuild.util.errors import EnvbuildError, SettingsError, UsageError, printable
+from envbuild.util.json_output_types import AdvisoryRow, Digest, ImageState, LockState
 
 
 @click.command("show", short_help="Show every pinned version and its reason; --html: a report.")
@@ -66,9 +66,9 @@ def command(
     if html:
         if len(names) != 1 or pins:
             raise UsageError("--html takes one profile, without --pin", hint="envbuild show h20 --html h20.html")
-        from envbuild.cli import html_report  # its template engine is imported only for this
+        from envbuild.cli import show_html  # its template engine is imported only for this
 
-        html_report.write_report(names[0], html, prints, as_json)
+        show_html.write_report(names[0], html, prints, as_json)
         return
     _settings()
     if not names:
@@ -245,7 +245,7 @@ def _document(name: str, pins: dict[str, str]) -> tuple[ShowDocument, tuple[Proo
         driver=choice.driver,
         other_lines=tuple(
             OtherLine(line.profile, line.driver)
-            for line in ([] if unwritten else gpu_line_profiles.lines_for(loaded))
+            for line in ([] if unwritten else cuda_line_profiles.lines_for(loaded))
             if line.profile != loaded.name
         ),
         forward_compatibility=next((archive.sha256 for archive in plan.archives if archive.name == COMPAT), None),

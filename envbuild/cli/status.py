@@ -8,11 +8,10 @@ import click
 from envbuild.audit import environment_file_hasher
 from envbuild.cli.command_options import json_option, profile_argument
 from envbuild.cli.console import emit, table
-from envbuild.cli.several_profiles import for_each
-from envbuild.evidence import image_status, python_environment_status, tested_environment_digest
+from envbuild.cli.multi_profile_loop import for_each
+from envbuild.evidence import environment_measurement_and_differences, image_status, python_environment_status
 from envbuild.evidence.image_status import Status, StatusDocument
 from envbuild.evidence.python_environment_status import EnvironmentStatusDocument
-from envbuild.facts.json_document_types import Digest, plain
 from envbuild.fetch import index_config
 from envbuild.image.docker_engine import Engine
 from envbuild.image.image_naming import VERIFIED
@@ -32,6 +31,7 @@ from envbuild.util.errors import (
     UsageError,
     printable,
 )
+from envbuild.util.json_output_types import Digest, plain
 from envbuild.util.untrusted_input_errors import Reason
 
 _KINDS: dict[str, type[EnvbuildError]] = {
@@ -119,9 +119,11 @@ def _environment(name: str, python: str, as_json: bool) -> EnvironmentStatusDocu
     named = [f"{name}=={version}" for name, version in versions.items()]
     try:
         files = environment_file_hasher.hash_environment(interpreter)
-        measured = tested_environment_digest.measure_environment(files, versions)
+        measured = environment_measurement_and_differences.measure_environment(files, versions)
         if set(named) <= set(wheels):  # without its wheels in the store it is only compared with the evidence
-            tested_environment_digest.require_locked_files(files, versions, [wheels[name] for name in named])
+            environment_measurement_and_differences.require_locked_files(
+                files, versions, [wheels[name] for name in named]
+            )
     except CheckFailed as refused:
         refused.partial = plain(python_environment_status.refused_status(interpreter, refused, loaded, lock))
         raise

@@ -19,10 +19,10 @@ from envbuild.cli.command_options import (
     profile_argument,
 )
 from envbuild.cli.console import VERBOSITY, Console, emit
-from envbuild.cli.several_profiles import for_each
+from envbuild.cli.multi_profile_loop import for_each
 from envbuild.facts import probe_catalogue_reader
-from envbuild.facts.json_document_types import plain
 from envbuild.util.errors import CheckFailed, NotProved, UsageError
+from envbuild.util.json_output_types import plain
 
 if TYPE_CHECKING:
     from envbuild.pipeline.environment_proof import EnvironmentProofDocument

@@ -10,8 +10,8 @@ import shutil
 from typing import Any
 
 from envbuild.doctor.machine_readings import EngineReading, clean, short_address
-from envbuild.doctor.network_reader import MAX_PLACES
-from envbuild.doctor.parallel_tasks import run_in_parallel
+from envbuild.doctor.network_reachability_reader import MAX_PLACES
+from envbuild.doctor.parallel_tasks_with_time_limit import run_in_parallel
 from envbuild.image import docker_client_finder, docker_engine
 from envbuild.util.errors import EnvbuildError
 

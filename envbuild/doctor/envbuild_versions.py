@@ -11,8 +11,8 @@ from importlib import metadata
 from packaging.requirements import Requirement
 
 from envbuild.facts import fact_file_reader
-from envbuild.facts.json_document_types import Digest
 from envbuild.testrun.selftest_job import selftest_id
+from envbuild.util.json_output_types import Digest
 
 
 @dataclass(frozen=True)

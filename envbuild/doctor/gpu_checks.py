@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from envbuild.doctor.check_result import LATE, Check, Status, counted, gib, ok, skipped_check, worst_check
 from envbuild.doctor.machine_readings import GpuReading, Host, Xid
-from envbuild.doctor.profile_requirements import Need
+from envbuild.doctor.profile_hardware_needs import Need
 from envbuild.facts import database, mixed_gpu_settings
 from envbuild.facts.fact_field_types import is_version
 from envbuild.facts.gpu_models import Gpu

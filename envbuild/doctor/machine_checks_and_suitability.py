@@ -9,7 +9,7 @@ from envbuild.doctor import envbuild_versions, gpu_checks, system_checks
 from envbuild.doctor.check_result import Check, CheckRow, CheckState, check_rows, counted, worst_state
 from envbuild.doctor.envbuild_versions import Versions
 from envbuild.doctor.machine_readings import Ecc, GpuReading, Holder, Host, Port, Role
-from envbuild.doctor.profile_requirements import Need
+from envbuild.doctor.profile_hardware_needs import Need
 from envbuild.facts import database
 
 VERSION = 1

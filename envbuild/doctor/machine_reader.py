@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.doctor import (
-    bus_disk_and_software_reader,
     cpu_memory_and_os,
     docker_engine_reader,
     kernel_log_reader,
-    network_reader,
+    network_reachability_reader,
     nvml_reader,
+    pci_rdma_disk_and_software_reader,
     site_settings_validation,
 )
 from envbuild.doctor.machine_readings import Host, clean
-from envbuild.doctor.parallel_tasks import run_in_parallel
+from envbuild.doctor.parallel_tasks_with_time_limit import run_in_parallel
 
 SECONDS = 3.5
 """The time limit of each part. Parts that contact other programs or hosts have shorter limits of their own."""
@@ -36,32 +36,34 @@ def read(root: Path = Path("/")) -> Host:
 
     def engine() -> dict[str, Any]:
         found = docker_engine_reader.read()
-        disks = tuple(bus_disk_and_software_reader.disks(found.data))
-        return {"engine": found, "disks": disks, "mirrors": network_reader.mirrors(found, end)}
+        disks = tuple(pci_rdma_disk_and_software_reader.disks(found.data))
+        return {"engine": found, "disks": disks, "mirrors": network_reachability_reader.mirrors(found, end)}
 
     def packages() -> dict[str, Any]:
-        trusted = tuple(network_reader.authorities())  # first, so that pip is asked for its configuration only once
-        return {"authorities": trusted, "indexes": network_reader.index_answers(end)}
+        trusted = tuple(
+            network_reachability_reader.authorities()
+        )  # first, so that pip is asked for its configuration only once
+        return {"authorities": trusted, "indexes": network_reachability_reader.index_answers(end)}
 
     def kernel() -> dict[str, Any]:
         return {
             "machine": cpu_memory_and_os.read(root),
-            "pci": bus_disk_and_software_reader.pci(root),
-            "switches": bus_disk_and_software_reader.switches(root),
-            "fabric_manager": bus_disk_and_software_reader.fabric_manager(root),
+            "pci": pci_rdma_disk_and_software_reader.pci(root),
+            "switches": pci_rdma_disk_and_software_reader.switches(root),
+            "fabric_manager": pci_rdma_disk_and_software_reader.fabric_manager(root),
             "log": kernel_log_reader.log(root),
-            "shm": bus_disk_and_software_reader.shm_bytes(root),
-            "rdma": tuple(bus_disk_and_software_reader.rdma_ports(root)),
-            "memlock": bus_disk_and_software_reader.memlock(),
-            "software": bus_disk_and_software_reader.software(root),
+            "shm": pci_rdma_disk_and_software_reader.shm_bytes(root),
+            "rdma": tuple(pci_rdma_disk_and_software_reader.rdma_ports(root)),
+            "memlock": pci_rdma_disk_and_software_reader.memlock(),
+            "software": pci_rdma_disk_and_software_reader.software(root),
         }
 
     tasks: dict[str, Callable[[], dict[str, Any]]] = {
         "NVML": lambda: {"driver": nvml_reader.read(root)},
         "the engine": engine,
-        "the registries": lambda: {"registries": network_reader.registries()},
+        "the registries": lambda: {"registries": network_reachability_reader.registries()},
         "the package indexes": packages,
-        "the proxies": lambda: {"proxies": network_reader.proxies()},
+        "the proxies": lambda: {"proxies": network_reachability_reader.proxies()},
         "the settings": lambda: {"site": site_settings_validation.read()},
         "the kernel": kernel,
     }

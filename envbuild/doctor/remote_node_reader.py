@@ -11,7 +11,7 @@ from pathlib import Path
 
 from envbuild.doctor.machine_readings import clean
 from envbuild.doctor.node_comparison import MAX_BYTES, Node, parse
-from envbuild.util import yaml_document
+from envbuild.util import yaml_and_project_paths
 from envbuild.util.errors import EnvbuildError, FileError, UsageError
 from envbuild.util.host_processes import ProcessMissing, Stop, run
 
@@ -42,7 +42,7 @@ def gather_nodes(source: str) -> list[Node]:
 
 def _ssh(file: Path) -> dict[str, list[str]]:
     """Name -> command line."""
-    found = yaml_document.read(file, FileError)
+    found = yaml_and_project_paths.read(file, FileError)
     hosts, program = found.data.get("hosts"), found.data.get("envbuild", "envbuild")
     faults = [found.fault((key,), "unknown key (known: hosts, envbuild)") for key in sorted(set(found.data) - _KEYS)]
     listed = hosts if isinstance(hosts, list) and hosts else []

@@ -10,14 +10,14 @@ from envbuild.doctor.machine_readings import SiteReading, clean
 from envbuild.facts import database
 from envbuild.runners.kubernetes import kubernetes_settings
 from envbuild.runners.slurm import slurm_settings
-from envbuild.util import request_limit_settings, settings, user_folders
+from envbuild.util import network_settings, settings, user_folders
 from envbuild.util.errors import EnvbuildError, Fault, SettingsError, UsageError
-from envbuild.util.yaml_document import display
+from envbuild.util.yaml_and_project_paths import display
 
 _SECTIONS: dict[str, Callable[[Any, Any, Any], object]] = {
     "slurm": slurm_settings.parse,
     "kubernetes": kubernetes_settings.parse,
-    "network": lambda section, given, _: request_limit_settings.parse(section, given),
+    "network": lambda section, given, _: network_settings.parse(section, given),
 }
 _KEYS = ("signing_key", "public_key")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from envbuild.doctor.check_result import LATE, Check, Status, gib, ok, skipped_check, worst_check
 from envbuild.doctor.machine_readings import Answer, Disk, Host
-from envbuild.doctor.profile_requirements import Need
+from envbuild.doctor.profile_hardware_needs import Need
 from envbuild.testrun.selftest_job import Limits
 
 SHM = Limits.shm

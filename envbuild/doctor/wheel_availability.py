@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from envbuild.doctor.check_result import Check, ok, skipped_check
 from envbuild.doctor.machine_readings import clean
 from envbuild.fetch import index_config, index_pages, sha256_file_store, uv_error_translator
-from envbuild.fetch.lock_entry_types import Wheel
+from envbuild.fetch.locked_wheel_types import Wheel
 from envbuild.lock import lock_file
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.util.errors import NetworkError, some

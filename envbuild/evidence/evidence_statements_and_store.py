@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
+from envbuild.evidence.environment_measurement_and_differences import MeasuredEnvironment
 from envbuild.evidence.proof_rules import (
     CPU,
     EvidenceRequirements,
@@ -29,7 +30,6 @@ from envbuild.evidence.proof_rules import (
     record_digest,
 )
 from envbuild.evidence.run_record_schema import FINISHED, VERSION, Newer, RecordedGpu, RunRecord, validate_record
-from envbuild.evidence.tested_environment_digest import MeasuredEnvironment
 from envbuild.facts import database, probe_catalogue_reader
 from envbuild.image.image_naming import repository
 from envbuild.testrun.run_result import RunLocation, TestRun

@@ -10,15 +10,15 @@ from typing import Literal
 from envbuild.evidence import evidence_statements_and_store, profile_proofs
 from envbuild.evidence.profile_proofs import ProofRow
 from envbuild.evidence.proof_rules import Proof
-from envbuild.facts.json_document_types import Digest, ImageState, LockState
 from envbuild.image import build_records_and_comparison
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.image.image_naming import VERIFIED, repository
-from envbuild.image.oci import recorded_images
+from envbuild.image.oci import lock_image_lookup_and_recipe
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve import plan_resolver
+from envbuild.util.json_output_types import Digest, ImageState, LockState
 from envbuild.util.untrusted_input_errors import Reason
 
 TagState = Literal["correct", "missing", "moved", "unknown", "outdated"]
@@ -97,10 +97,12 @@ def status_of(engine: Engine, loaded: LoadedProfile, locked: Lock | None, stale:
     name, profile = loaded.name, loaded.profile
     named = repository(name)
     tags = engine.tags(named)
-    image = recorded_images.existing_image(engine, locked, name) if locked else None
+    image = lock_image_lookup_and_recipe.existing_image(engine, locked, name) if locked else None
     proofs = profile_proofs.proofs_of(image.id, name, profile, locked) if locked and image else ()
     built = image is not None
-    older = not built and locked is not None and recorded_images.older_image(engine, locked, name) is not None
+    older = (
+        not built and locked is not None and lock_image_lookup_and_recipe.older_image(engine, locked, name) is not None
+    )
     reasons = profile_proofs.reasons_not_verified(name, locked, stale, proofs, built=built, older=older)
     state: ImageState = profile_proofs.image_state(proofs, built=built, stale=bool(stale))
     tag = _tag(engine, name, tags, image, state == "verified", locked)

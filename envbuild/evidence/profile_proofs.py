@@ -8,13 +8,13 @@ from typing import Literal
 
 from envbuild.evidence import evidence_statements_and_store, proof_rules
 from envbuild.evidence.proof_rules import EvidenceRequirements, Proof
-from envbuild.facts.json_document_types import ImageState
 from envbuild.image.build_records_and_comparison import Record
 from envbuild.image.image_naming import VERIFIED, repository
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.profile.model import Profile
 from envbuild.testrun.selftest_job import performance_requirements, project_tests_digests, required_probes
+from envbuild.util.json_output_types import ImageState
 from envbuild.util.untrusted_input_errors import Reason
 
 EvidenceState = Literal["verified", "unverified", "stale", "failed"]

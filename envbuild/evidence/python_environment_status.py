@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.evidence import evidence_statements_and_store, profile_proofs
+from envbuild.evidence.environment_measurement_and_differences import MeasuredEnvironment
 from envbuild.evidence.profile_proofs import EvidenceState, ProofRow
 from envbuild.evidence.proof_rules import Proof
-from envbuild.evidence.tested_environment_digest import MeasuredEnvironment
-from envbuild.facts.json_document_types import Digest
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.util.errors import CheckFailed
+from envbuild.util.json_output_types import Digest
 from envbuild.util.untrusted_input_errors import Reason
 
 

@@ -12,8 +12,8 @@ import unicodedata
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from envbuild.explain import log_explanation
-from envbuild.explain.log_explanation import Explanation, SignatureMatch
+from envbuild.explain import cause_ranking, explanation_document
+from envbuild.explain.cause_ranking import Explanation, SignatureMatch
 from envbuild.explain.log_reader_and_search import Line, Log, compiled
 from envbuild.explain.secret_masking import safe_line
 from envbuild.facts import database
@@ -89,15 +89,15 @@ def _match(
     kind = f"known fault, severity {match.advisory.severity}; " if match.advisory else ""
     title = f"{'Possible cause' if possible else 'Cause'}: {match.id} ({kind}confidence {match.confidence:.2f})"
     yield Section(title, match.title, heading=True)
-    speaks = tuple(log_explanation.evidence_words(match, 1))
-    against = tuple(log_explanation.evidence_words(match, -1))
+    speaks = tuple(explanation_document.evidence_words(match, 1))
+    against = tuple(explanation_document.evidence_words(match, -1))
     line = () if match.lines and not possible else ("no line of the log names it",) if not match.lines else ()
     bullets = [f"supporting: {'; '.join(speaks)}"] if speaks else []
     if against or line:
         bullets.append(f"against: {'; '.join(dict.fromkeys((*against, *line)))}")
     yield Section("Found", bullets=tuple(bullets), quoted=match.lines)
-    remedy = log_explanation.of_profile(match.remedy, name)
-    prove = log_explanation.of_profile(match.prove or "", name)
+    remedy = cause_ranking.of_profile(match.remedy, name)
+    prove = cause_ranking.of_profile(match.prove or "", name)
     named = (
         ("NAME is the profile of your GPU; `envbuild show` lists them",)
         if profile is None and re.search(r"\bNAME\b", f"{remedy} {prove}")

@@ -21,9 +21,9 @@ from pydantic import TypeAdapter, ValidationError
 from envbuild.facts.advisory_model import Advisory
 from envbuild.facts.fact_field_types import FactRow
 from envbuild.facts.gpu_models import Gpu
-from envbuild.util import user_folders, yaml_document
+from envbuild.util import user_folders, yaml_and_project_paths
 from envbuild.util.errors import FactsError, Fault, near
-from envbuild.util.yaml_document import Document
+from envbuild.util.yaml_and_project_paths import Document
 
 _FOLDER = Path(__file__).parent / "data"
 T = TypeVar("T", bound=FactRow)
@@ -43,7 +43,7 @@ _CITED = re.compile(r"https://\S+|[\w.-]+/[\w.-]+(#[0-9]+|@[0-9a-f]{7,40})?")
 @cache
 def read(name: str) -> Document:
     """facts/data/<name>.yaml."""
-    return yaml_document.read(_FOLDER / f"{name}.yaml", FactsError)
+    return yaml_and_project_paths.read(_FOLDER / f"{name}.yaml", FactsError)
 
 
 def _raise(faults: list[Fault]) -> None:
@@ -51,7 +51,9 @@ def _raise(faults: list[Fault]) -> None:
         raise FactsError("the facts are not usable", hint="correct the lines named", faults=faults)
 
 
-def _rows(doc: Document, kind: str, row: type[T], faults: list[Fault]) -> Iterator[tuple[T, yaml_document.Path]]:
+def _rows(
+    doc: Document, kind: str, row: type[T], faults: list[Fault]
+) -> Iterator[tuple[T, yaml_and_project_paths.Path]]:
     """The valid rows of a list, each with its path; errors in the others are added to `faults`."""
     listed = doc.data.get(kind, [])
     if not isinstance(listed, list) or not all(isinstance(value, dict) for value in listed):
@@ -124,7 +126,7 @@ def _extensible(site: tuple[Path, ...]) -> Extensible:
     documents = [shipped, read("advisories")]
     for file in site:
         try:
-            documents.append(yaml_document.read(file, FactsError))
+            documents.append(yaml_and_project_paths.read(file, FactsError))
         except FactsError as error:
             faults += error.faults or [Fault(error.message)]
     for doc in documents[2:]:
@@ -132,7 +134,7 @@ def _extensible(site: tuple[Path, ...]) -> Extensible:
             faults.append(doc.fault((key,), "unknown key (known: as_of, sources, gpus, advisories)"))
     gpus: dict[str, Gpu] = {}
     names: dict[str, Gpu] = {}
-    found: dict[str, tuple[Advisory, Document, yaml_document.Path]] = {}
+    found: dict[str, tuple[Advisory, Document, yaml_and_project_paths.Path]] = {}
     for doc in documents:
         for gpu, path in _rows(doc, "gpus", Gpu, faults):
             taken = [gpu.id] if gpu.id in gpus else [name for name in gpu.all_names if name in names]

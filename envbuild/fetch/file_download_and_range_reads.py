@@ -14,7 +14,7 @@ from typing import IO, Any, cast
 import requests
 
 from envbuild.fetch import index_config
-from envbuild.util import http_deadlines, yaml_document
+from envbuild.util import http_deadlines, yaml_and_project_paths
 from envbuild.util.errors import HashMismatch, NetworkError, printable
 
 _TAIL = 1 << 16  # bytes at the end of a file, where a zip archive has its directory
@@ -100,7 +100,7 @@ def _copy(local: Path, file: Path, name: str, progress: Callable[[int], None], l
     """Copy a local file up to the limit. The check of its size is not enough: files below /proc report 0."""
     _within(limit, local.stat().st_size, name)
     came = 0
-    with yaml_document.open_regular(local) as source, file.open("wb") as target:
+    with yaml_and_project_paths.open_regular(local) as source, file.open("wb") as target:
         while block := source.read(1 << 20):
             came += len(block)
             _within(limit, came, name)

@@ -21,7 +21,7 @@ from envbuild.util import settings
 from envbuild.util.errors import SettingsError
 from envbuild.util.host_processes import run
 from envbuild.util.http_deadlines import Adapter
-from envbuild.util.request_limit_settings import Network
+from envbuild.util.network_settings import Network
 from envbuild.util.thread_safe_cache import thread_safe_cache
 from envbuild.util.url_redaction import host
 

@@ -18,7 +18,7 @@ from envbuild.facts import database
 from envbuild.facts.database import TorchRelease
 from envbuild.fetch import file_download_and_range_reads, index_config, sha256_file_store, wheel_resolution_and_download
 from envbuild.fetch.file_download_and_range_reads import RemoteFile
-from envbuild.fetch.lock_entry_types import LockedWheel
+from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.util import temporary_files
 from envbuild.util.errors import NetworkError
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.util.errors import SettingsError
-from envbuild.util.yaml_document import display, regular
+from envbuild.util.yaml_and_project_paths import display, regular
 
 MAX_BYTES = 1_000_000
 _INDEXES = ("index", "index-url", "extra-index-url", "no-index", "find-links", "index-strategy")

@@ -9,7 +9,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.facts import database, misleading_packages
-from envbuild.util import url_redaction, user_folders, yaml_document
+from envbuild.util import url_redaction, user_folders, yaml_and_project_paths
 from envbuild.util.errors import NetworkError, ProfileError
 from envbuild.util.host_processes import Completed
 
@@ -61,7 +61,8 @@ def local_build(requirement: str) -> str:
     """How to find a build with a local label, such as torch==2.13.0+cpu, that no configured index has."""
     own = (
         "PyTorch's own index has such builds; to use it: --torch-index pytorch (in a checkout: make PROFILE "
-        f"TORCH_INDEX=pytorch), or torch_index: pytorch in {yaml_document.display(user_folders.config_file())}; else "
+        f"TORCH_INDEX=pytorch), or torch_index: pytorch in "
+        f"{yaml_and_project_paths.display(user_folders.config_file())}; else "
         if canonicalize_name(Requirement(requirement).name) in database.torch_index().packages
         else "a version with a local label (+...) is not in the public index: "
     )

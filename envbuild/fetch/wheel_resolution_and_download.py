@@ -33,7 +33,7 @@ from envbuild.fetch import (
     uv_error_translator,
 )
 from envbuild.fetch.file_download_and_range_reads import Head, RemoteFile
-from envbuild.fetch.lock_entry_types import LockedWheel, Wheel
+from envbuild.fetch.locked_wheel_types import LockedWheel, Wheel
 from envbuild.fetch.sha256_file_store import Store
 from envbuild.util import disk_space, temporary_files
 from envbuild.util.errors import EnvbuildError, Fault, NetworkError, ProfileError

@@ -15,9 +15,10 @@ from pathlib import Path
 from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
 from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import Archive
-from envbuild.fetch.lock_entry_types import LockedExtension, LockedWheel
+from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.image import debian_base_tar, dockerfile_renderer
 from envbuild.lock import extension_source_fetcher, wheel_conflicts
+from envbuild.lock.lock_entry_types import LockedExtension
 from envbuild.lock.lock_file import Lock
 from envbuild.util import user_folders
 

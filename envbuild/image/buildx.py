@@ -15,9 +15,9 @@ from envbuild.image import build_context_folders, build_error_messages, debian_b
 from envbuild.image.docker_engine import Engine
 from envbuild.lock.lock_file import Lock
 from envbuild.util import disk_space, process_locks, temporary_files
-from envbuild.util.canonical_json import canonical_digest
 from envbuild.util.errors import BuildError, DiskError, EngineError, EnvbuildError, NetworkError
 from envbuild.util.host_processes import LineListeners, run
+from envbuild.util.strict_and_canonical_json import canonical_digest
 
 _INSPECTS = 60.0  # seconds
 

@@ -18,9 +18,9 @@ from envbuild.fetch.sha256_file_store import Store, file_digest
 from envbuild.lock.lock_file import Lock
 from envbuild.util import disk_space, temporary_files, user_folders
 from envbuild.util.atomic_files import write_atomically
-from envbuild.util.canonical_json import canonical_digest
 from envbuild.util.errors import BuildError, HashMismatch
 from envbuild.util.host_processes import LineListeners, ProcessMissing, run
+from envbuild.util.strict_and_canonical_json import canonical_digest
 
 # No file of an image has a later time than this: 2024-01-01T00:00:00Z. Any fixed time that zip files can store works.
 SOURCE_DATE_EPOCH = 1704067200

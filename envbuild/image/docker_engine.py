@@ -17,7 +17,7 @@ import docker.errors
 import requests
 
 from envbuild.image.engine_endpoint_and_errors import endpoint, why
-from envbuild.registry.block_iterator_file import Blocks
+from envbuild.registry.byte_block_streams import Blocks
 from envbuild.util import disk_space, user_folders
 from envbuild.util.atomic_files import write_atomically
 from envbuild.util.errors import DiskError, EngineError, NetworkError

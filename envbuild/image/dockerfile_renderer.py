@@ -12,9 +12,10 @@ import jinja2
 
 from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import FOLDERS, UNPACKER, Archive
-from envbuild.fetch.lock_entry_types import Builder, LockedExtension, LockedWheel, Nvcc
+from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.image.debian_base_tar import SOURCE_DATE_EPOCH
 from envbuild.image.image_naming import LOCK_LABEL
+from envbuild.lock.lock_entry_types import Builder, LockedExtension, Nvcc
 from envbuild.lock.lock_file import BUILDER, PACKAGES, Lock
 from envbuild.registry.image_reference_patterns import BY_DIGEST
 from envbuild.resolve.plan_resolver import VENV

@@ -26,7 +26,6 @@ from packaging.utils import canonicalize_name
 
 from envbuild.facts import extension_compilers
 from envbuild.fetch.archive_spec import TOOLKIT
-from envbuild.fetch.lock_entry_types import LockedExtension
 from envbuild.fetch.sha256_file_store import file_digest
 from envbuild.image import (
     build_context_folders,
@@ -38,12 +37,13 @@ from envbuild.image import (
 from envbuild.image.build_records_and_comparison import CompiledRecord
 from envbuild.image.buildx import BuildOrder
 from envbuild.lock import wheel_contents
+from envbuild.lock.lock_entry_types import LockedExtension
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.extension_spec import BUILD_TOOLS
 from envbuild.util import process_locks, temporary_files, user_folders
 from envbuild.util.atomic_files import write_atomically
-from envbuild.util.canonical_json import canonical_digest
 from envbuild.util.errors import BuildError, printable
+from envbuild.util.strict_and_canonical_json import canonical_digest
 
 # Increment if the same source would give another wheel, for example after a change of `compile` in dockerfiles/install.
 _RECIPE = 1

@@ -21,8 +21,8 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import Version
 
 from envbuild.facts import database, torch_cuda_arch_list_parser
-from envbuild.fetch import wheel_listings_and_clashes, wheel_resolution_and_download
-from envbuild.fetch.wheel_listings_and_clashes import BROKEN, PACKED
+from envbuild.fetch import wheel_file_lists_and_clashes, wheel_resolution_and_download
+from envbuild.fetch.wheel_file_lists_and_clashes import BROKEN, PACKED
 from envbuild.selftest.inventory import extension_file_reader
 from envbuild.selftest.inventory.elf_reader import X86_64
 from envbuild.selftest.inventory.extension_file_reader import Compiled
@@ -107,7 +107,7 @@ def _hostile(archive: zipfile.ZipFile) -> Iterator[str]:
         yield f"it has {len(infos)} files, at most {_MOST_MEMBERS} are allowed"
         return
     names = Counter(_installed(info.filename) for info in infos)
-    outside = [name for name in names if not wheel_listings_and_clashes.is_inside(name)]
+    outside = [name for name in names if not wheel_file_lists_and_clashes.is_inside(name)]
     elsewhere = [name for info in infos if _ELSEWHERE.fullmatch(name := info.filename) and not name.endswith("/")]
     odd = [info.filename for info in infos if not _is_plain(info)]
     packed = [info.filename for info in infos if info.compress_type not in PACKED]

@@ -9,8 +9,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.fetch.lock_entry_types import LockedWheel
-from envbuild.image import build_records_and_comparison, debian_base_tar, extension_wheel_build, noted_lock_paths
+from envbuild.fetch.locked_wheel_types import LockedWheel
+from envbuild.image import (
+    build_records_and_comparison,
+    debian_base_tar,
+    extension_wheel_build,
+    lock_paths_of_built_images,
+)
 from envbuild.image.docker_engine import Engine
 from envbuild.image.image_naming import LOCK_LABEL, PREFIX, VERIFIED, repository
 from envbuild.lock.lock_file import Lock
@@ -81,8 +86,8 @@ def forget_gone_locks(engine: Engine, noted: Iterable[Path]) -> None:
     """Forget the locks that no longer exist and have no image left."""
     there = {tag.rpartition(":")[0] for tag, _, _ in engine.images(PREFIX)}
     for file in noted:
-        if not file.exists() and repository(noted_lock_paths.name(file)) not in there:
-            noted_lock_paths.forget_lock(file)
+        if not file.exists() and repository(lock_paths_of_built_images.name(file)) not in there:
+            lock_paths_of_built_images.forget_lock(file)
 
 
 def temporary() -> Iterator[Removable]:

@@ -10,8 +10,9 @@ from packaging.utils import canonicalize_name
 
 from envbuild.fetch import apt_resolution_and_download, archive_fetcher, wheel_resolution_and_download
 from envbuild.fetch.apt_resolution_and_download import Deb
-from envbuild.fetch.lock_entry_types import Builder, LockedExtension, LockedWheel, Nvcc
+from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.lock import extension_source_fetcher
+from envbuild.lock.lock_entry_types import Builder, LockedExtension, Nvcc
 from envbuild.lock.lock_file import BUILDER, PACKAGES, Lock
 from envbuild.resolve.extension_toolchain_and_contradictions import ExtensionToolchain
 from envbuild.resolve.plan_resolver import Plan

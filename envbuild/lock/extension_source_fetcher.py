@@ -19,7 +19,7 @@ from pathlib import Path
 from envbuild.facts import extension_compilers
 from envbuild.fetch import archive_fetcher, sha256_file_store
 from envbuild.fetch.archive_spec import ArchiveRequest
-from envbuild.fetch.lock_entry_types import LockedExtension
+from envbuild.lock.lock_entry_types import LockedExtension
 from envbuild.resolve.extension_toolchain_and_contradictions import ExtensionRequest
 from envbuild.util import disk_space, settings, temporary_files, url_redaction, user_folders
 from envbuild.util.errors import EnvbuildError, NetworkError, ProfileError, printable

@@ -15,24 +15,17 @@ from pydantic import ValidationError
 
 from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import Archive
-from envbuild.fetch.lock_entry_types import (
-    AcceptedOld,
-    Builder,
-    LockedExtension,
-    LockedWheel,
-    Nvcc,
-    Overridden,
-    StartupFile,
-    Wheel,
-)
+from envbuild.fetch.locked_wheel_types import LockedWheel, Wheel
 from envbuild.lock import lock_schema
+from envbuild.lock.lock_entry_types import AcceptedOld, Builder, LockedExtension, Nvcc, Overridden
 from envbuild.profile import profile_name_lookup
 from envbuild.profile.loaded_profile import LoadedProfile
+from envbuild.profile.value_types import StartupFile
 from envbuild.resolve.plan_resolver import Plan, as_locked
-from envbuild.util import yaml_document
+from envbuild.util import yaml_and_project_paths
 from envbuild.util.atomic_files import write_within
-from envbuild.util.canonical_json import canonical_digest
 from envbuild.util.errors import Fault, LockError, OutOfDate
+from envbuild.util.strict_and_canonical_json import canonical_digest
 
 FORMAT = 1
 # Layers shared by several wheels: the small ones of torch, those of nvcc, and those of the profile's own packages.
@@ -128,15 +121,15 @@ def read(file: Path) -> Lock | None:
     if not file.exists():
         return None
     profile_name_lookup.refuse_link(file.parent.resolve() / file.name, LockError)
-    return _checked(yaml_document.read(file, LockError))
+    return _checked(yaml_and_project_paths.read(file, LockError))
 
 
 def parse(text: str, name: str) -> Lock:
     """The lock in a text from any source. Raises LockError as `read` does."""
-    return _checked(yaml_document.parse(text, name, LockError))
+    return _checked(yaml_and_project_paths.parse(text, name, LockError))
 
 
-def _checked(doc: yaml_document.Document) -> Lock:
+def _checked(doc: yaml_and_project_paths.Document) -> Lock:
     if doc.data.get("format") not in (None, FORMAT):
         raise LockError(
             f"{doc.file} has format {doc.data['format']}, this envbuild reads {FORMAT}", hint="use a newer envbuild"
@@ -220,7 +213,9 @@ def write(lock: Lock, file: Path, name: str, origin: Mapping[str, str] | None = 
     data |= {"of": dict(origin)} if origin else {}
     data["content"] = _with_lines(lock.content)
     text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100_000, default_flow_style=False)
-    write_within(yaml_document.home(file), file, f"# Made by `envbuild lock {name}`; not to be edited.\n{text}")
+    write_within(
+        yaml_and_project_paths.home(file), file, f"# Made by `envbuild lock {name}`; not to be edited.\n{text}"
+    )
 
 
 def _with_lines(content: Mapping[str, object]) -> dict[str, object]:
@@ -248,7 +243,7 @@ def current_lock(loaded: LoadedProfile, plan: Plan) -> Lock:
 
 
 def _missing(file: Path, cli_words: str) -> OutOfDate:
-    return OutOfDate(f"{yaml_document.display(file)} is missing", hint=f"run: envbuild lock {cli_words}")
+    return OutOfDate(f"{yaml_and_project_paths.display(file)} is missing", hint=f"run: envbuild lock {cli_words}")
 
 
 def current(lock: Lock | None, plan: Plan, file: Path) -> Lock:
@@ -260,7 +255,7 @@ def current(lock: Lock | None, plan: Plan, file: Path) -> Lock:
         raise _missing(file, plan.cli_words)
     stale = lock.stale(plan)
     if stale:
-        message = f"{yaml_document.display(file)} is out of date: {', '.join(stale)} changed in the profile"
+        message = f"{yaml_and_project_paths.display(file)} is out of date: {', '.join(stale)} changed in the profile"
         raise OutOfDate(message, hint=f"run: envbuild lock {plan.cli_words}")
     as_locked(plan, lock.versions)
     return lock

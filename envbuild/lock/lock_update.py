@@ -21,13 +21,14 @@ from envbuild.fetch import (
 )
 from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import Archive
-from envbuild.fetch.lock_entry_types import AcceptedOld, LockedWheel, Nvcc, Overridden
+from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.fetch.newest_release_lag import Lag
 from envbuild.fetch.wheel_resolution_and_download import Resolved
 from envbuild.lock import extension_and_compiler_locking, lock_file, wheel_conflicts
+from envbuild.lock.lock_entry_types import AcceptedOld, Nvcc, Overridden
 from envbuild.lock.lock_file import PACKAGES, SMALL, TOOLCHAIN, Lock
 from envbuild.resolve.plan_resolver import Plan, as_locked
-from envbuild.util import canonical_json
+from envbuild.util import strict_and_canonical_json
 from envbuild.util.errors import ProfileError, UsageError, near, some
 from envbuild.util.thread_safe_cache import thread_safe_cache
 
@@ -359,7 +360,7 @@ def _contents(locked: Lock) -> dict[str, str]:
     found = {archive.name: f"{archive.version} ({archive.sha256[:12]})" for archive in locked.archives}
     for one in locked.extensions:
         assert locked.builder
-        made = canonical_json.canonical_digest([one.content, locked.builder.content])
+        made = strict_and_canonical_json.canonical_digest([one.content, locked.builder.content])
         found[one.name] = f"{one.digest[:12]} for {locked.builder.arch} ({made[:8]})"
     return found
 

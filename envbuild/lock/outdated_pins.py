@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from envbuild.facts import database
-from envbuild.facts.json_document_types import AdvisoryRow
 from envbuild.fetch import index_config, wheel_resolution_and_download
 from envbuild.lock.lock_file import Lock
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.resolve.torch_compatibility_and_advisories import Advice
 from envbuild.util.errors import ProfileError
+from envbuild.util.json_output_types import AdvisoryRow
 
 
 @dataclass(frozen=True)

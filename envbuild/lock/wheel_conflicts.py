@@ -17,11 +17,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from envbuild.facts import database
-from envbuild.fetch import file_download_and_range_reads, index_config, sha256_file_store, wheel_listings_and_clashes
+from envbuild.fetch import file_download_and_range_reads, index_config, sha256_file_store, wheel_file_lists_and_clashes
 from envbuild.fetch.file_download_and_range_reads import Head, RemoteFile
-from envbuild.fetch.lock_entry_types import LockedWheel, StartupFile, Wheel
-from envbuild.fetch.wheel_listings_and_clashes import SITE, Clash, Listing, clashes, module
+from envbuild.fetch.locked_wheel_types import LockedWheel, Wheel
+from envbuild.fetch.wheel_file_lists_and_clashes import SITE, Clash, Listing, clashes, module
 from envbuild.lock import wheel_contents
+from envbuild.profile.value_types import StartupFile
 from envbuild.selftest.inventory import startup_files
 from envbuild.util import atomic_files, user_folders
 from envbuild.util.errors import Fault, LockError, ProfileError
@@ -91,7 +92,7 @@ def _offered(wheel: Wheel, address: str, head: Head) -> Listing | None:
         with file_download_and_range_reads.open_remote_file(
             _session(), RemoteFile(address, wheel.file), head.bytes
         ) as stream:
-            found = wheel_listings_and_clashes.read(stream, wheel.file)
+            found = wheel_file_lists_and_clashes.read(stream, wheel.file)
     except file_download_and_range_reads.RangeIgnored:
         return None
     except ValueError as error:

@@ -16,9 +16,9 @@ from typing import IO
 
 from packaging.utils import parse_wheel_filename
 
-from envbuild.fetch import sha256_file_store, wheel_listings_and_clashes
-from envbuild.fetch.lock_entry_types import Wheel
-from envbuild.fetch.wheel_listings_and_clashes import BROKEN, SITE, Listing, installed
+from envbuild.fetch import sha256_file_store, wheel_file_lists_and_clashes
+from envbuild.fetch.locked_wheel_types import Wheel
+from envbuild.fetch.wheel_file_lists_and_clashes import BROKEN, SITE, Listing, installed
 from envbuild.lock.lock_file import Lock
 from envbuild.util import atomic_files, user_folders
 from envbuild.util.errors import EnvbuildError, LockError, printable
@@ -42,7 +42,7 @@ def listing(wheel: Path) -> Listing:
     """The files that a wheel installs. Raises HashMismatch for a file that was damaged in the store, LockError for any
     other unreadable wheel."""
     with _readable(wheel), wheel.open("rb") as stream:
-        return wheel_listings_and_clashes.read(stream, wheel.name)
+        return wheel_file_lists_and_clashes.read(stream, wheel.name)
 
 
 def roots(wheel: Path) -> tuple[str, ...]:

@@ -11,9 +11,9 @@ from envbuild.fetch import (
     sha256_file_store,
     wheel_resolution_and_download,
 )
-from envbuild.fetch.lock_entry_types import LockedExtension
 from envbuild.image import debian_base_tar
 from envbuild.lock import extension_source_fetcher, wheel_conflicts
+from envbuild.lock.lock_entry_types import LockedExtension
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline.progress_events import Progress
 from envbuild.resolve.plan_resolver import Plan

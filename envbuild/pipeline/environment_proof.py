@@ -12,16 +12,15 @@ from envbuild.attest.keys_and_signatures import Signer
 from envbuild.audit import environment_file_hasher
 from envbuild.doctor import cpu_memory_and_os
 from envbuild.evidence import (
+    environment_measurement_and_differences,
     evidence_statements_and_store,
     profile_proofs,
     python_environment_status,
-    tested_environment_digest,
 )
+from envbuild.evidence.environment_measurement_and_differences import MeasuredEnvironment
 from envbuild.evidence.profile_proofs import EvidenceState, ProofRow
 from envbuild.evidence.proof_rules import Proof
-from envbuild.evidence.tested_environment_digest import MeasuredEnvironment
 from envbuild.facts import database
-from envbuild.facts.json_document_types import Digest
 from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
 from envbuild.lock import lock_file, wheel_contents
 from envbuild.lock.lock_file import Lock
@@ -37,6 +36,7 @@ from envbuild.runners.host_runner import HostRunner
 from envbuild.testrun.run_result import RunLocation, SelfTestSummary, TestRun
 from envbuild.testrun.selftest_job import RunRequest
 from envbuild.util.errors import CheckFailed, NotProved, printable, some
+from envbuild.util.json_output_types import Digest
 
 UNCONFINED = "no container"
 _MOST = 20  # names of files that are not locked, in a note
@@ -161,9 +161,9 @@ def _wheel_files(lock: Lock) -> StepResult[Mapping[str, Mapping[str, str]]]:
 
 def _measure(python: Path, lock: Lock, wheels: Mapping[str, Mapping[str, str]]) -> StepResult[MeasuredEnvironment]:
     files, locked = environment_file_hasher.hash_environment(python), plan_resolver.computing(lock.versions)
-    measured = tested_environment_digest.measure_environment(files, locked)
-    tested_environment_digest.require_locked_files(files, locked, wheels.values())
-    unlocked = tested_environment_digest.unlocked_names(measured)
+    measured = environment_measurement_and_differences.measure_environment(files, locked)
+    environment_measurement_and_differences.require_locked_files(files, locked, wheels.values())
+    unlocked = environment_measurement_and_differences.unlocked_names(measured)
     more = [f"and {len(unlocked) - _MOST} more"] if len(unlocked) > _MOST else []
     rest = f"; not locked: {', '.join([*unlocked[:_MOST], *more])}" if unlocked else ""
     return StepResult(measured, note=f"{some(measured.files, 'locked file')}, {measured.sha256[:12]}{printable(rest)}")
@@ -179,7 +179,7 @@ def _require_known_gpu(measured: MeasuredEnvironment) -> None:
 
 
 def _require_same(before: MeasuredEnvironment, after: MeasuredEnvironment, *, with_gpu: bool) -> None:
-    if changes := tested_environment_digest.environment_differences(before, after, with_gpu=with_gpu):
+    if changes := environment_measurement_and_differences.environment_differences(before, after, with_gpu=with_gpu):
         raise CheckFailed("the environment changed during the self-test", hint="\n".join(changes))
 
 

@@ -6,25 +6,24 @@ from collections.abc import Sequence
 
 from envbuild.audit import environment_audit, image_collector
 from envbuild.facts import database
-from envbuild.facts.json_document_types import plain
 from envbuild.fetch import apt_resolution_and_download, sha256_file_store
-from envbuild.fetch.lock_entry_types import LockedExtension
 from envbuild.image import (
     build_context_folders,
     build_records_and_comparison,
-    buildkit_image_build,
+    buildkit_build_on_base_image,
     debian_base_tar,
     dockerfile_renderer,
     extension_wheel_build,
-    noted_lock_paths,
+    lock_paths_of_built_images,
 )
 from envbuild.image.build_records_and_comparison import Record
 from envbuild.image.buildx import BuildOrder
 from envbuild.image.docker_engine import Image
 from envbuild.image.extension_wheel_build import BuiltWheel
 from envbuild.image.image_naming import repository
-from envbuild.image.oci import disk_space_needs, recorded_images
+from envbuild.image.oci import disk_space_needs, lock_image_lookup_and_recipe
 from envbuild.lock import lock_file, lock_update, wheel_contents
+from envbuild.lock.lock_entry_types import LockedExtension
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import build_downloads
 from envbuild.pipeline.layer_steps import load_layers, write_layers
@@ -35,7 +34,8 @@ from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.util import atomic_files
 from envbuild.util.errors import CheckFailed, OutOfDate, UsageError, some
-from envbuild.util.yaml_document import display
+from envbuild.util.json_output_types import plain
+from envbuild.util.yaml_and_project_paths import display
 
 _AS_WRITTEN = Options()
 
@@ -121,21 +121,21 @@ def find_or_build_image(context: StepContext, recipe: Recipe, *, no_cache: bool 
     """Return the image of a recipe: an existing one, or a new one, which is audited before it gets its tag.
     `no_cache`: write or build its layers again."""
     # First: `prune` removes images whose lock it does not know, also while this process works.
-    noted_lock_paths.note_lock(recipe.loaded.known_lock)
+    lock_paths_of_built_images.note_lock(recipe.loaded.known_lock)
     lock, name = recipe.lock, recipe.name
-    found = None if no_cache else recorded_images.existing_image(context.engine, lock, name)
+    found = None if no_cache else lock_image_lookup_and_recipe.existing_image(context.engine, lock, name)
     if found is not None:
         return BuiltImage(context.step("build", tag_existing_image, context, recipe, found))
     wheels = context.step("extensions", compile_extensions, context, recipe) if lock.extensions else ()
     compiled = [wheel.record for wheel in wheels]
     if lock.image:
         image = context.step("build", build_on_base_image, context, recipe, wheels, no_cache=no_cache)
-        record = recorded_images.built_record(context.engine, lock, name, image, compiled)
+        record = lock_image_lookup_and_recipe.built_record(context.engine, lock, name, image, compiled)
     else:
         disk_space_needs.require_disk_space(context.engine, lock)
         written = context.step("build", write_layers, context, recipe.plan, lock, wheels, again=no_cache)
         image = context.step("load", load_layers, context, recipe, written)
-        record = recorded_images.written_record(lock, written, image.handle, compiled)
+        record = lock_image_lookup_and_recipe.written_record(lock, written, image.handle, compiled)
     return context.step("audit", audit_image, context, recipe, image, record)
 
 
@@ -144,8 +144,8 @@ def _record_image(context: StepContext, recipe: Recipe, image: Image, record: Re
     engine, lock, name = context.engine, recipe.lock, recipe.name
     engine.tag(image, repository(name), lock.short)
     # before the record: once recorded, the image is not made again, and nothing else would remove the tag
-    engine.remove(recorded_images.layers_tag(lock, name))
-    before = recorded_images.matching_records(lock, name)
+    engine.remove(lock_image_lookup_and_recipe.layers_tag(lock, name))
+    before = lock_image_lookup_and_recipe.matching_records(lock, name)
     titles = [layer.title for layer in dockerfile_renderer.image_layers(lock)]
     difference = lock.image and build_records_and_comparison.difference_message(before, record, titles)
     if difference:
@@ -198,8 +198,8 @@ def build_on_base_image(
     lock = recipe.lock
     disk_space_needs.require_disk_space(context.engine, lock)
     build_downloads.fetch_image_parts(recipe.plan, lock, context.progress)
-    tag = recorded_images.layers_tag(lock, recipe.name)
-    image = buildkit_image_build.build_on_image(_build_order(context, recipe), tag, wheels, no_cache=no_cache)
+    tag = lock_image_lookup_and_recipe.layers_tag(lock, recipe.name)
+    image = buildkit_build_on_base_image.build_on_image(_build_order(context, recipe), tag, wheels, no_cache=no_cache)
     return StepResult(image, note=f"{some(len(image.layers), 'layer')}, {image.size / 1e6:.0f} MB")
 
 
@@ -207,7 +207,7 @@ def audit_image(context: StepContext, recipe: Recipe, image: Image, record: Reco
     """Audit the actual contents of an image, set its tag, and write its build record. Raises CheckFailed for a defect
     or a known fault; then the image keeps the tag for images that are not audited, so that it can be inspected."""
     lock = recipe.lock
-    target = recorded_images.layers_tag(lock, recipe.name)
+    target = lock_image_lookup_and_recipe.layers_tag(lock, recipe.name)
     held = image_collector.collect_from_image(context.engine, image, target, wheel_contents.wheel_hashes(lock))
     expected = environment_audit.expected_contents(recipe.loaded, lock, claimed=True)
     done = environment_audit.assess(target, held, expected)
@@ -228,7 +228,7 @@ def discard_build(context: StepContext, result: MakeResult, *, image: bool = Tru
     existed = any(step.name == "build" and step.cached for step in context.steps)
     if result.lock and not existed:
         tag = f"{repository(result.name)}:{result.lock.short}"
-        for reference in (tag, recorded_images.layers_tag(result.lock, result.name)):
+        for reference in (tag, lock_image_lookup_and_recipe.layers_tag(result.lock, result.name)):
             context.engine.remove(reference)
     for record in result.new_build_records:
         if context.engine.find(record.handle) is None:  # the image has no other name and no container keeps it

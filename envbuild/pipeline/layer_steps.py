@@ -10,7 +10,7 @@ from envbuild.image.docker_engine import Engine, Image
 from envbuild.image.extension_wheel_build import BuiltWheel, find_wheel
 from envbuild.image.image_naming import repository
 from envbuild.image.layers.wheel_layers import WheelOfLayer
-from envbuild.image.oci import disk_space_needs, engine_load, layer_blobs, recorded_images
+from envbuild.image.oci import disk_space_needs, engine_load, layer_blobs, lock_image_lookup_and_recipe
 from envbuild.image.oci.image_description import ImageDescription, OciImage
 from envbuild.lock import wheel_conflicts
 from envbuild.lock.lock_file import Lock
@@ -20,8 +20,8 @@ from envbuild.pipeline.step_context import StepContext
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.util import process_locks
-from envbuild.util.canonical_json import canonical_digest
 from envbuild.util.errors import BuildError, HashMismatch, LockError, some
+from envbuild.util.strict_and_canonical_json import canonical_digest
 
 
 def compiled_wheels(loaded: LoadedProfile, lock: Lock) -> tuple[BuiltWheel, ...]:
@@ -42,7 +42,7 @@ def describe_image(
 ) -> StepResult[ImageDescription]:
     """Describe the image of a lock, and download what its layers are written from. `wheels`: of its extensions."""
     files = {one.name: WheelOfLayer(one.path, one.sha256) for one in wheels}
-    description = recorded_images.describe_lock(lock, files)
+    description = lock_image_lookup_and_recipe.describe_lock(lock, files)
     build_downloads.make_bases(lock, context.progress)
     build_downloads.fetch_image_parts(plan, lock, context.progress)
     if wheels:
@@ -79,7 +79,7 @@ def load_layers(context: StepContext, recipe: Recipe, image: OciImage) -> StepRe
     engine, lock, named = context.engine, recipe.lock, repository(recipe.name)
     disk_space_needs.require_platform(engine, lock)
     there = engine.find(handle_in(engine, image))
-    tag = recorded_images.layers_tag(lock, recipe.name)
+    tag = lock_image_lookup_and_recipe.layers_tag(lock, recipe.name)
     if there and there.id == image.id:
         engine.tag(there, named, tag.rpartition(":")[2])
         return StepResult(there, cached=True, note=f"the engine has {image.id[:19]}")

@@ -13,10 +13,9 @@ from pathlib import Path
 
 from envbuild.attest import keys_and_signatures
 from envbuild.evidence import profile_proofs
-from envbuild.facts.json_document_types import plain
 from envbuild.image import build_records_and_comparison
 from envbuild.image.docker_engine import Image
-from envbuild.image.oci import disk_space_needs, recorded_images
+from envbuild.image.oci import disk_space_needs, lock_image_lookup_and_recipe
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import step_durations
@@ -67,6 +66,7 @@ from envbuild.testrun.run_result import TestRun
 from envbuild.testrun.selftest_job import ALL, RunRequest
 from envbuild.util import process_locks
 from envbuild.util.errors import BuildError, CheckFailed, EnvbuildError, Interrupted, NotProved, UsageError
+from envbuild.util.json_output_types import plain
 from envbuild.util.untrusted_input_errors import Reason
 
 
@@ -217,7 +217,7 @@ def test_and_record(
 def _require_own_build(loaded: LoadedProfile, lock: Lock, image: Image, reference: str | None) -> None:
     """Raise CheckFailed unless this envbuild recorded that it built the image from the lock."""
     records = build_records_and_comparison.all_records(image.id)
-    if not any(recorded_images.matches(record, lock, loaded.name) for record in records):
+    if not any(lock_image_lookup_and_recipe.matches(record, lock, loaded.name) for record in records):
         raise CheckFailed(
             f"{reference or image.id} was not built by this envbuild from the lock of {loaded.name}",
             hint=f"its self-test output could be forged; build it: envbuild build {loaded.known}, "
@@ -298,7 +298,7 @@ def existing(context: StepContext, loaded: LoadedProfile, reference: str | None 
     """Return a profile's current lock and an image in the engine: `reference`, else the one built from the lock."""
     lock, image = _locked_and_image(context, loaded, reference)
     if image is None:
-        older = recorded_images.older_image(context.engine, lock, loaded.name)
+        older = lock_image_lookup_and_recipe.older_image(context.engine, lock, loaded.name)
         state = "was built by an older envbuild" if older else "is not built"
         raise BuildError(f"{loaded.name} {state}", hint=f"run: envbuild build {loaded.known}")
     return lock, image
@@ -309,7 +309,7 @@ def _locked_and_image(context: StepContext, loaded: LoadedProfile, reference: st
     lock = _current_lock(context, loaded)
     if reference is not None:
         return lock, context.engine.get(reference)
-    return lock, recorded_images.existing_image(context.engine, lock, loaded.name)
+    return lock, lock_image_lookup_and_recipe.existing_image(context.engine, lock, loaded.name)
 
 
 def require_passed(result: MakeResult) -> None:

@@ -11,17 +11,17 @@ from envbuild.audit.library_and_distribution_findings import Finding
 from envbuild.evidence import evidence_statements_and_store, profile_proofs
 from envbuild.evidence.profile_proofs import ProofRow
 from envbuild.evidence.proof_rules import Proof
-from envbuild.facts.json_document_types import AdvisoryRow, Digest
 from envbuild.image.build_records_and_comparison import Record
 from envbuild.image.docker_engine import Image
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline.progress_events import Step
 from envbuild.profile.loaded_profile import LoadedProfile
-from envbuild.profile.project_shapes_and_script import Script
+from envbuild.profile.project_test_shapes_and_script import Script
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.testrun import selftest_job
 from envbuild.testrun.run_result import SelfTestSummary, TestRun
 from envbuild.testrun.selftest_job import RunRequest
+from envbuild.util.json_output_types import AdvisoryRow, Digest
 from envbuild.util.untrusted_input_errors import Reason
 
 T = TypeVar("T")

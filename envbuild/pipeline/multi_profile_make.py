@@ -22,7 +22,7 @@ from typing import Any
 
 from envbuild.attest import keys_and_signatures
 from envbuild.image.docker_engine import Engine
-from envbuild.pipeline import machine_line_selection, preflight_report, preflight_steps
+from envbuild.pipeline import cuda_line_selection_for_machine, preflight_report, preflight_steps
 from envbuild.pipeline.model import Options
 from envbuild.pipeline.progress_events import Event, Note, OutputLine, StepBegan, StepEnded, parse_event
 from envbuild.profile.loaded_profile import LoadedProfile
@@ -260,7 +260,9 @@ def _with_line(name: str, wanted: BatchOptions) -> tuple[str, str]:
     """The name of the line to build, and the reason for it."""
     if wanted.every:
         return name, "the profile's full name"
-    choice = machine_line_selection.line_or_name(name, line=wanted.line, driver=wanted.driver, locked=wanted.locked)
+    choice = cuda_line_selection_for_machine.line_or_name(
+        name, line=wanted.line, driver=wanted.driver, locked=wanted.locked
+    )
     return choice.line.profile, choice.reason
 
 

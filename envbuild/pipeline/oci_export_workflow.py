@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.facts.json_document_types import Digest
 from envbuild.image.oci import layer_blobs, layout_export
 from envbuild.image.oci.image_description import ImageDescription, OciImage
 from envbuild.lock import lock_file
@@ -18,6 +17,7 @@ from envbuild.pipeline.progress_events import Listener
 from envbuild.pipeline.step_context import StepContext
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve.plan_resolver import Plan
+from envbuild.util.json_output_types import Digest
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,12 @@ from dataclasses import replace
 from envbuild.doctor import nvml_reader
 from envbuild.doctor.machine_readings import GpuReading
 from envbuild.evidence import profile_proofs
-from envbuild.facts.json_document_types import plain
 from envbuild.image import extension_wheel_build
 from envbuild.image.docker_engine import Engine
-from envbuild.image.oci import disk_space_needs, recorded_images
+from envbuild.image.oci import disk_space_needs, lock_image_lookup_and_recipe
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
-from envbuild.pipeline import machine_line_selection, preflight_report, runner_selection, step_durations
+from envbuild.pipeline import cuda_line_selection_for_machine, preflight_report, runner_selection, step_durations
 from envbuild.pipeline.model import Options, StepResult
 from envbuild.pipeline.preflight_report import SELECTED, Preflight, ProofMachine
 from envbuild.pipeline.selftest_steps import is_proved
@@ -23,11 +22,12 @@ from envbuild.pipeline.step_context import StepContext
 from envbuild.pipeline.step_durations import BUILD_STEPS, TEST_STEPS
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.profile.model import Profile
-from envbuild.resolve import gpu_line_profiles, line_selection, minimum_driver
+from envbuild.resolve import cuda_line_choice, cuda_line_profiles, minimum_driver
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.runners import docker_runner
 from envbuild.util import process_locks, settings
 from envbuild.util.errors import EngineError, NotProved
+from envbuild.util.json_output_types import plain
 from envbuild.util.untrusted_input_errors import Reason
 
 Agree = Callable[[str], bool]
@@ -79,11 +79,11 @@ _ANYWAY = "prove it on a machine that can, or build without a proof: --allow-unp
 
 def _other_line(loaded: LoadedProfile, found: Preflight) -> list[str]:
     """The line that supports the driver, or the drivers needed, if the driver is a reason."""
-    lines = gpu_line_profiles.lines_for(loaded)
+    lines = cuda_line_profiles.lines_for(loaded)
     own = next((one for one in lines if one.profile == loaded.name), None)
     if own is None or found.driver is None or own.refusal(found.driver) is None:
         return []
-    return [line_selection.other_line(lines, own, found.driver)]
+    return [cuda_line_choice.other_line(lines, own, found.driver)]
 
 
 def connect(context: StepContext) -> Engine | EngineError:
@@ -101,12 +101,12 @@ def examine(engine: Engine | EngineError, loaded: LoadedProfile, plan: Plan, opt
     current = lock is not None and not lock.stale(plan)
     proved = built = False
     if not isinstance(engine, EngineError) and lock and current and not options.no_cache:
-        image = recorded_images.existing_image(engine, lock, loaded.name)
+        image = lock_image_lookup_and_recipe.existing_image(engine, lock, loaded.name)
         built = image is not None
         if image:
             proved = is_proved(profile_proofs.proofs_of(image.id, loaded.name, profile, lock))
     machine = ProofMachine("local") if proved else _machine(engine, profile, options)
-    line = gpu_line_profiles.as_line(loaded.name, line_selection.CURRENT, profile)
+    line = cuda_line_profiles.as_line(loaded.name, cuda_line_choice.CURRENT, profile)
     refused = line.refusal(machine.driver) if machine.driver else None
     proof, reasons = preflight_report.judge_proof(profile.gpus, profile.gpu_count, machine, refused, proved)
     compiling = lock is not None and _compiles(lock)
@@ -142,13 +142,13 @@ def _machine(engine: Engine | EngineError, profile: Profile, options: Options) -
         return ProofMachine(runner, driver=settings.setting("driver"))
     selected = options.request.gpus if profile.gpus else ()
     found, missing = ProofMachine(runner, selected=len(selected)), None
-    if profile.gpus and machine_line_selection.runs_here():
+    if profile.gpus and cuda_line_selection_for_machine.runs_here():
         read = nvml_reader.read()
         usable = [gpu for gpu in read.cards if not selected or {str(gpu.index), gpu.uuid} & {*selected}]
         whole = [gpu for gpu in usable if not (gpu.mig and gpu.mig.enabled)]
         missing = _missing_gpus(read.cards, usable, whole, selected)
         hidden = (
-            options.locked or machine_line_selection.in_ci()
+            options.locked or cuda_line_selection_for_machine.in_ci()
         )  # such a build must not depend on this machine's driver
         found = replace(found, gpus=tuple(gpu.name for gpu in whole), driver=None if hidden else read.version)
     if isinstance(engine, EngineError):

@@ -25,13 +25,17 @@ from envbuild.attest.policy import Policy
 from envbuild.evidence import evidence_statements_and_store, profile_proofs
 from envbuild.evidence.profile_proofs import ProofRow
 from envbuild.facts import fact_file_reader
-from envbuild.facts.json_document_types import Digest
 from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
-from envbuild.image import build_records_and_comparison, extension_wheel_build, oci_layout_writer, registry_push
+from envbuild.image import (
+    build_records_and_comparison,
+    engine_image_to_oci_layout,
+    extension_wheel_build,
+    registry_push,
+)
 from envbuild.image.build_records_and_comparison import Record
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.image.image_naming import VERIFIED, repository
-from envbuild.image.oci import image_upload, recorded_images
+from envbuild.image.oci import image_upload, lock_image_lookup_and_recipe
 from envbuild.lock import lock_file, wheel_contents
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import layer_steps
@@ -47,6 +51,7 @@ from envbuild.registry.registry_client import Repository
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.util import temporary_files
 from envbuild.util.errors import BuildError, EngineError, EnvbuildError, NotProved, UsageError, some
+from envbuild.util.json_output_types import Digest
 from envbuild.util.untrusted_input_errors import Malformed
 
 _NO_SIGNER = f"""\
@@ -127,7 +132,7 @@ def save_image(name: str, file: Path, listener: Listener, *, unsigned: bool = Fa
         proved = _proved(context, name, from_engine=True)
         loaded, lock, image = proved.loaded, proved.lock, proved.record.image
         result.update(profile=loaded.name, lock=lock.id, image=image, evidence=proved.evidence)
-        place = oci_layout_writer.Folder(folder / "layout")
+        place = engine_image_to_oci_layout.Folder(folder / "layout")
         manifest = context.step("save image", _copy_image, context, place, proved)
         result.update(digest=manifest.digest)
         place.put_manifest(loaded.name, manifest)
@@ -147,12 +152,14 @@ def save_image(name: str, file: Path, listener: Listener, *, unsigned: bool = Fa
     return result.value
 
 
-def _write_file(place: oci_layout_writer.Folder, file: Path, files: Mapping[str, bytes]) -> StepResult[None]:
+def _write_file(place: engine_image_to_oci_layout.Folder, file: Path, files: Mapping[str, bytes]) -> StepResult[None]:
     place.write(file, files)
     return StepResult(None, note=f"{file.stat().st_size / 1e6:.0f} MB")
 
 
-def _copy_image(context: StepContext, place: oci_layout_writer.Folder, proved: _ProvedImage) -> StepResult[Manifest]:
+def _copy_image(
+    context: StepContext, place: engine_image_to_oci_layout.Folder, proved: _ProvedImage
+) -> StepResult[Manifest]:
     image = proved.in_engine(context.engine)
     return StepResult(place.take(context.engine, image), note=some(len(image.layers), "layer"))
 
@@ -215,7 +222,7 @@ def _proved(context: StepContext, name: str, *, from_engine: bool) -> _ProvedIma
     lock = lock_file.current_lock(loaded, plan)
     wanted = profile_proofs.wanted(loaded.name, loaded.profile, lock)
     models = profile_proofs.models_to_prove(loaded.profile)
-    records = recorded_images.matching_records(lock, loaded.name)
+    records = lock_image_lookup_and_recipe.matching_records(lock, loaded.name)
     if not records:
         older = any(one.lock == lock.id for one in build_records_and_comparison.all_records())
         state = "was built by an older envbuild" if older else "is not built"

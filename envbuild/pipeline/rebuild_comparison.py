@@ -9,7 +9,7 @@ from pathlib import Path
 
 from envbuild.attest.image_verifier import Verdict
 from envbuild.attest.trusted_statements import SignedBuild
-from envbuild.image import build_context_folders, dockerfile_renderer, oci_layout_writer
+from envbuild.image import build_context_folders, dockerfile_renderer, engine_image_to_oci_layout
 from envbuild.image.docker_engine import Image
 from envbuild.image.oci import layer_blobs
 from envbuild.image.oci.image_description import DescribedLayer
@@ -114,10 +114,10 @@ def _compare_written(context: StepContext, recipe: Recipe, proved: StoredImage) 
 
 
 @contextlib.contextmanager
-def _stored(described: DescribedLayer, diff_id: str) -> Iterator[oci_layout_writer.Folder]:
+def _stored(described: DescribedLayer, diff_id: str) -> Iterator[engine_image_to_oci_layout.Folder]:
     """A temporary layout with one layer, uncompressed."""
     with temporary_files.folder("rebuild") as folder:
-        local = oci_layout_writer.Folder(folder / "layout")
+        local = engine_image_to_oci_layout.Folder(folder / "layout")
         local.put_blocks(diff_id, layer_blobs.blob_blocks(described.recipe, diff_id, plain=True))
         yield local
 
@@ -152,7 +152,7 @@ def _compare_in_engine(context: StepContext, rebuilt: Image, proved: StoredImage
             differing.append((number, (place, digest_in(layer), there), here))
     if rebuilt.id == config.id:
         return _Equal(rebuilt.id)
-    with oci_layout_writer.saved(context.engine, rebuilt) as local:
+    with engine_image_to_oci_layout.saved(context.engine, rebuilt) as local:
         for number, where, here in differing:
             if how := layer_archive_comparison.difference(where, (local, here, here), _NAMES):
                 return Reason("rebuild", f"layer {number} of {count} differs: {how}")

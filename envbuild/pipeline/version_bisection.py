@@ -17,7 +17,7 @@ from envbuild.pipeline.model import MakeResult, Options, SelfTestOrder, StepResu
 from envbuild.pipeline.progress_events import Activity, Event, Listener, Note, StepBegan
 from envbuild.pipeline.selftest_steps import require_gpu, select_runner
 from envbuild.pipeline.step_context import PartialResult, StepContext
-from envbuild.profile import project_shapes_and_script
+from envbuild.profile import project_test_shapes_and_script
 from envbuild.resolve import plan_resolver
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.testrun.selftest_job import RunRequest
@@ -41,7 +41,7 @@ def bisect(name: str, hunt: Hunt, listener: Listener) -> Bisection:
         trial = Options(
             tolerant=True,
             request=RunRequest(probes=tuple(dict.fromkeys((*([_IDENTITY] if gpus else []), hunt.probe)))),
-            script=project_shapes_and_script.given(hunt.script, plan.python) if hunt.script else None,
+            script=project_test_shapes_and_script.given(hunt.script, plan.python) if hunt.script else None,
         )
         distribution = plan_resolver.pinned_distribution(plan, hunt.pin)
         done.update(distribution=distribution)

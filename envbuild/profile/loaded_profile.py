@@ -8,9 +8,9 @@ from pathlib import Path
 
 from envbuild.profile.model import Accept, Profile
 from envbuild.profile.profile_name_lookup import LOCK, Meant, is_path, relative_path
-from envbuild.profile.project_shapes_and_script import Script
-from envbuild.util import package_data, yaml_document
-from envbuild.util.yaml_document import Document
+from envbuild.profile.project_test_shapes_and_script import Script
+from envbuild.util import package_data, yaml_and_project_paths
+from envbuild.util.yaml_and_project_paths import Document
 
 PIN = "--pin"
 """The name of the file in messages about a profile that the option --pin changed."""
@@ -50,7 +50,7 @@ class LoadedProfile:
         """The folder that contains profiles/ and dockerfiles/; for a shipped profile, the working folder."""
         if package_data.ROOT in self.file.parents and package_data.ROOT.name == "shipped":
             return Path.cwd()
-        return yaml_document.home(self.file)
+        return yaml_and_project_paths.home(self.file)
 
     @property
     def lock_file(self) -> Path:

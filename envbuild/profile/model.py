@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from envbuild.facts.probe_catalogue_reader import Level
-from envbuild.profile import project_shapes_and_script
+from envbuild.profile import project_test_shapes_and_script
 from envbuild.profile.extension_spec import Extension
 from envbuild.profile.value_types import (
     ALLOWED,
@@ -47,7 +47,7 @@ from envbuild.profile.value_types import (
     shaped,
 )
 from envbuild.util.errors import Fault, ProfileError, near
-from envbuild.util.yaml_document import Document, Path
+from envbuild.util.yaml_and_project_paths import Document, Path
 
 
 def _torch(text: str) -> str:
@@ -145,13 +145,13 @@ class SelfTest(Model):
     memory_gb: float = Field(
         8, gt=0, le=100_000, strict=False, allow_inf_nan=False, description="memory limit of the container, GiB"
     )
-    shapes: tuple[project_shapes_and_script.AnyShape, ...] = Field(
+    shapes: tuple[project_test_shapes_and_script.AnyShape, ...] = Field(
         (),
         strict=False,
-        max_length=project_shapes_and_script.MOST_SHAPES,
+        max_length=project_test_shapes_and_script.MOST_SHAPES,
         description="matrix products and attention that gemm.crash and attention.* test first",
     )
-    script: project_shapes_and_script.ScriptFile | None = Field(
+    script: project_test_shapes_and_script.ScriptFile | None = Field(
         None, description="the project's own smoke test, relative to this file; the probe own.script runs it"
     )
     floor: Floor = Field(Floor(), description="minimum speed")

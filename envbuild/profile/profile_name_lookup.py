@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 
-from envbuild.util import package_data, yaml_document
+from envbuild.util import package_data, yaml_and_project_paths
 from envbuild.util.errors import EnvbuildError, LockError, ProfileError
 
 _LONGEST = 63
@@ -127,14 +127,14 @@ def find_profile(name: str, folder: Path | None = None) -> Path:
             return folder / f"{name}.yaml"
     if name in (".", "..") or (NAME.fullmatch(name) and (Path.cwd() / name).is_dir()):
         raise _folder(name, Path.cwd() / name)
-    from envbuild.facts import database, gpu_names  # imported only here: every command imports this module
+    from envbuild.facts import database, gpu_name_lookup  # imported only here: every command imports this module
     from envbuild.profile import value_types  # imported only here: every command imports this module
 
     text = database.unsupported(name, value_types.PLATFORM)
     if text:
         raise ProfileError(text)
     known = profile_names()
-    hint = gpu_names.suggestion(name, known) or f"known profiles: {', '.join(known) or 'none'}"
+    hint = gpu_name_lookup.suggestion(name, known) or f"known profiles: {', '.join(known) or 'none'}"
     raise ProfileError(f"unknown profile {name!r}", hint=hint)
 
 
@@ -147,7 +147,7 @@ def refuse_link(file: Path, error: type[EnvbuildError]) -> None:
     if package_data.ROOT.name == "shipped" and package_data.ROOT in file.parents:
         return
     try:
-        yaml_document.inside(file.name, file.parent, yaml_document.home(file))
+        yaml_and_project_paths.inside(file.name, file.parent, yaml_and_project_paths.home(file))
     except ValueError as problem:
         raise error(str(problem), hint="use a copy of the file, or name a profile by the path of its file") from None
 
@@ -203,10 +203,10 @@ def _of_gpu(name: str, unknown: ProfileError) -> str:
     any other name, and for a path or a folder."""
     if is_path(name) or (NAME.fullmatch(name) and (Path.cwd() / name).is_dir()):
         raise unknown
-    from envbuild.facts import database, gpu_names  # imported only if no profile has the name
+    from envbuild.facts import database, gpu_name_lookup  # imported only if no profile has the name
     from envbuild.profile import value_types
 
-    found = gpu_names.candidates(name)
+    found = gpu_name_lookup.candidates(name)
     if not found:
         raise unknown
     if len(found) > 1:
@@ -267,7 +267,7 @@ def _origin(name: str) -> tuple[str, Path, Path] | None:
     if file is None or not NAME.fullmatch(name):
         return None
     refuse_link(file, LockError)
-    found = yaml_document.read(file, LockError).data.get("of")
+    found = yaml_and_project_paths.read(file, LockError).data.get("of")
     profile, wanted = (found.get("profile"), found.get("requirements")) if isinstance(found, dict) else (None, None)
     if not isinstance(profile, str) or not isinstance(wanted, str):
         return None
@@ -283,16 +283,16 @@ def _refuse_foreign(lock: Path, made_for: str, wanted: Path) -> None:
     A requirements file may be outside, because --requirements allows it, but then its name must be one of a
     requirements file, and no message quotes its text (see requirements_reader).
     """
-    root = yaml_document.home(lock)
+    root = yaml_and_project_paths.home(lock)
     try:
         if is_path(made_for):
-            yaml_document.inside(made_for, lock.parent, root)
+            yaml_and_project_paths.inside(made_for, lock.parent, root)
         if not _REQUIREMENTS.fullmatch(wanted.resolve().name):
-            yaml_document.inside(str(wanted), Path.cwd(), root)
+            yaml_and_project_paths.inside(str(wanted), Path.cwd(), root)
     except (OSError, RuntimeError, ValueError) as error:
         hint = "name the files: envbuild lock PROFILE --requirements FILE"
         raise ProfileError(
-            f"the lock {yaml_document.display(lock)} cannot be used by name: {error}", hint=hint
+            f"the lock {yaml_and_project_paths.display(lock)} cannot be used by name: {error}", hint=hint
         ) from None
 
 

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from envbuild.facts import misleading_packages
 from envbuild.profile.value_types import PackageSpec, requirement_problem
 from envbuild.util.errors import Fault, ProfileError
-from envbuild.util.yaml_document import Place, display, home, inside, regular
+from envbuild.util.yaml_and_project_paths import Place, display, home, inside, regular
 
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _HASH = re.compile(r"\s--hash[= ]\S+")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -123,3 +124,11 @@ class ToolkitArchive(ArchiveFile):
 class SourceArchive(ArchiveFile):
     """The extension's source: a tar, identified by its sha256. The lock does not record where it comes from; use `url`
     or the setting `archives`."""
+
+
+@dataclass(frozen=True)
+class StartupFile:
+    """A file in site-packages that the profile allows to run code whenever Python starts."""
+
+    file: str
+    sha256: str

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from envbuild.registry.block_iterator_file import Blocks
+from envbuild.registry.byte_block_streams import Blocks
 
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _SKIPPED = b"\x2a\x4d\x18"  # after a byte from 0x50 to 0x5f: a zstd frame without content

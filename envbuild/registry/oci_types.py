@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from envbuild.registry import image_reference_patterns
-from envbuild.util import canonical_json, strict_json
+from envbuild.util import strict_and_canonical_json
 from envbuild.util.errors import UsageError, some
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
@@ -90,7 +90,7 @@ def parse_document(raw: bytes, what: str, limit: int) -> dict[str, Any]:
     """Parse a manifest, an index or a configuration. Also raises Malformed if an engine might parse the
     document differently: Go's JSON decoder ignores the case of keys and takes the last match, so it reads `env` as
     `Env` (encoding/json, Unmarshal)."""
-    found = strict_json.parse(raw, what, limit)
+    found = strict_and_canonical_json.parse(raw, what, limit)
     level: list[Any] = [found]
     while level:
         objects = [one for one in level if isinstance(one, dict)]
@@ -107,7 +107,7 @@ def digest_of(raw: bytes) -> str:
 
 
 def encoded(document: Mapping[str, Any]) -> bytes:
-    return canonical_json.encode(document, ascii_only=True)
+    return strict_and_canonical_json.encode(document, ascii_only=True)
 
 
 def descriptor(media_type: str, raw: bytes, **more: Any) -> dict[str, Any]:

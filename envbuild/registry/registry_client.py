@@ -15,10 +15,10 @@ from urllib.parse import urlencode, urlsplit
 import requests
 
 from envbuild.registry import oci_types, registry_http_and_auth
-from envbuild.registry.block_iterator_file import SizedStream, of_equal_size
+from envbuild.registry.byte_block_streams import SizedStream, of_equal_size
 from envbuild.registry.oci_types import Manifest, Reference
 from envbuild.registry.registry_http_and_auth import Access
-from envbuild.util import strict_json
+from envbuild.util import strict_and_canonical_json
 from envbuild.util.errors import EnvbuildError, NetworkError
 from envbuild.util.untrusted_input_errors import Refusal
 
@@ -64,7 +64,7 @@ class Repository:
             )
         return found
 
-    def blob(self, digest: str, limit: int = strict_json.MAX_BYTES) -> bytes:
+    def blob(self, digest: str, limit: int = strict_and_canonical_json.MAX_BYTES) -> bytes:
         """A small blob. Raises Refusal if it is larger than `limit` or does not match its digest."""
         found = bytearray()
         for block in self.blocks(digest):
@@ -95,7 +95,7 @@ class Repository:
         answer = self._get(f"referrers/{digest}", also_missing=(400, 405))
         if answer is not None:
             raw = self._body(answer, oci_types.MAX_MANIFEST, "the list of referrers")
-            return oci_types.descriptors(strict_json.parse(raw, "the list of referrers"), "manifests")
+            return oci_types.descriptors(strict_and_canonical_json.parse(raw, "the list of referrers"), "manifests")
         index = self.manifest(oci_types.fallback_tag(digest))
         return oci_types.descriptors(index.document, "manifests") if index else []
 

@@ -20,10 +20,10 @@ import docker.errors
 import requests
 from urllib3.util.retry import Retry
 
-from envbuild.util import http_deadlines, request_limit_settings, strict_json
+from envbuild.util import http_deadlines, network_settings, strict_and_canonical_json
 from envbuild.util.errors import NetworkError
 from envbuild.util.http_deadlines import Adapter
-from envbuild.util.request_limit_settings import Network
+from envbuild.util.network_settings import Network
 from envbuild.util.untrusted_input_errors import Refusal
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class Access:
 
     def _trusts(self, realm: str) -> bool:
         """Whether a token service may receive the registry's credentials."""
-        named = request_limit_settings.configured_limits().token_services.get(self.host)
+        named = network_settings.configured_limits().token_services.get(self.host)
         return related(self.base, realm) or (named is not None and _origin(realm) == _origin(f"https://{named}"))
 
     def _token(self, parameters: dict[str, str], known: dict[str, str], scope: str) -> str:
@@ -212,7 +212,7 @@ class Access:
                 f"; its token service {urlsplit(realm).hostname} does not receive the credentials of {self.host}"
             )
             raise NetworkError(text + (elsewhere if known and not mine else ""), hint=f"docker login {self.host}")
-        found = strict_json.parse(raw, "the token", _TOKEN_BYTES)
+        found = strict_and_canonical_json.parse(raw, "the token", _TOKEN_BYTES)
         token = found.get("token") or found.get("access_token")
         if not isinstance(token, str) or not re.fullmatch(r"[!-~]{1,100000}", token):
             raise NetworkError(f"the token service of {self.host} returned no token")

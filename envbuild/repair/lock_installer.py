@@ -23,7 +23,7 @@ from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
 from envbuild.fetch.sha256_file_store import Store
 from envbuild.lock import requirements_export
 from envbuild.lock.lock_file import Lock
-from envbuild.repair import environment_manager, requirement_edits
+from envbuild.repair import environment_manager_detection, requirement_edits
 from envbuild.runners import host_runner
 from envbuild.util import atomic_files, user_folders
 from envbuild.util.errors import BuildError, FileError, SystemFault
@@ -70,7 +70,7 @@ def install_lock(
     if missing:
         _install(lock, store, folder, missing, say)
     for override in lock.overrides:
-        for file in environment_manager.metadata_files([str(site) for site in _sites(folder)]).values():
+        for file in environment_manager_detection.metadata_files([str(site) for site in _sites(folder)]).values():
             requirement_edits.pin_metadata(file, override.name, override.version)
     _write_constraints(lock, name, folder)
     _write_activation(folder, name, variables)
@@ -112,7 +112,7 @@ def _sites(folder: Path) -> list[Path]:
 
 def _missing(folder: Path, lock: Lock) -> set[str]:
     """The locked distributions that are not installed in the locked version."""
-    files = environment_manager.metadata_files([str(site) for site in _sites(folder)])
+    files = environment_manager_detection.metadata_files([str(site) for site in _sites(folder)])
     missing = set()
     for name, version in lock.versions.items():
         file = files.get(canonicalize_name(name))

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from envbuild.facts.json_document_types import AdvisoryRow
 from envbuild.repair.repair_plan import Command, LibraryOutcome, RepairPlan
 from envbuild.testrun.json_test_report import ProbeRow
+from envbuild.util.json_output_types import AdvisoryRow
 
 
 @dataclass(frozen=True)

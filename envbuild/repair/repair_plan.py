@@ -20,10 +20,10 @@ from packaging.utils import canonicalize_name
 from envbuild.audit import library_and_distribution_findings
 from envbuild.audit.collected_environment import Copy, Holdings
 from envbuild.audit.environment_audit import Audit
-from envbuild.explain.log_explanation import Explanation
-from envbuild.repair import environment_manager, loader_search, required_changes
-from envbuild.repair.environment_manager import CondaPackage, EnvironmentManager
-from envbuild.repair.loader_search import LoadedFile, LoaderInput
+from envbuild.explain.cause_ranking import Explanation
+from envbuild.repair import dynamic_loader_search, environment_manager_detection, required_changes
+from envbuild.repair.dynamic_loader_search import LoadedFile, LoaderInput
+from envbuild.repair.environment_manager_detection import CondaPackage, EnvironmentManager
 from envbuild.repair.required_changes import Changes, Diagnosis, LibraryPin
 from envbuild.selftest.inventory import elf_reader
 from envbuild.selftest.inventory.elf_reader import Elf
@@ -117,8 +117,10 @@ def plan_repair(audited: Audit, found: Explanation | None, *, files_only: bool =
     in diagnose."""
     held = audited.held
     diagnosis = required_changes.diagnose(audited, found, files_only=files_only)
-    manager = environment_manager.detect(held)
-    files = environment_manager.metadata_files(list(dict.fromkeys(item.folder for item in held.distributions)))
+    manager = environment_manager_detection.detect(held)
+    files = environment_manager_detection.metadata_files(
+        list(dict.fromkeys(item.folder for item in held.distributions))
+    )
     plan = RepairPlan(audited.target, manager, diagnosis)
     if diagnosis.healthy:
         return plan
@@ -297,7 +299,7 @@ class _Steps:
         return self.manager.conda_owner(str(file)) if file else None
 
     def _conda(self) -> tuple[str, ...]:
-        return (environment_manager.conda_program(), "install", "--prefix", str(self.manager.prefix))
+        return (environment_manager_detection.conda_program(), "install", "--prefix", str(self.manager.prefix))
 
     def _conda_pin(self, pin: LibraryPin, owner: CondaPackage) -> tuple[str, ...]:
         return (*self._conda(), f"{owner.name}={pin.version}")
@@ -330,14 +332,14 @@ def _outcomes(held: Holdings, changes: Changes) -> tuple[list[LibraryOutcome], l
     given = loader_input(held)
     if torch is None or given is None:
         return [], [], []
-    before = loader_search.loaded_files(given)
+    before = dynamic_loader_search.loaded_files(given)
     libraries = [copy for pin in changes.pins for copy in group_sonames(held, pin.library, before)]
     planned = {
         **dict.fromkeys(changes.leftovers),
         **_planned(held, changes),
     }  # a new file may take the place of an old one
     after_input, shells = replace(given, planned=planned), []
-    after = loader_search.loaded_files(after_input)
+    after = dynamic_loader_search.loaded_files(after_input)
     own = {path for path in planned if planned[path]} | {
         copy.path for pin in changes.pins for copy in held.libraries if copy.distribution == pin.distribution
     }
@@ -347,7 +349,7 @@ def _outcomes(held: Holdings, changes: Changes) -> tuple[list[LibraryOutcome], l
         if left is None:
             break
         after_input = left
-        after = loader_search.loaded_files(after_input)
+        after = dynamic_loader_search.loaded_files(after_input)
     for name, was, now in (
         ("LD_LIBRARY_PATH", given.library_path, after_input.library_path),
         ("LD_PRELOAD", given.preload, after_input.preload),
@@ -375,7 +377,7 @@ def _outcomes(held: Holdings, changes: Changes) -> tuple[list[LibraryOutcome], l
 def loader_input(held: Holdings) -> LoaderInput | None:
     """What the loader's choice depends on in this environment; None if torch's files are not known."""
     folder = _torch_folder(held)
-    roots = loader_search.torch_roots(folder) if folder else ()
+    roots = dynamic_loader_search.torch_roots(folder) if folder else ()
     if not roots:
         return None
     variables = held.variables
@@ -405,7 +407,7 @@ def _planned(held: Holdings, changes: Changes) -> dict[str, Elf | None]:
         if pin.distribution in held.installed or folder is None or not pin.distribution.endswith("-cu12"):
             continue
         for soname in group_sonames(
-            held, pin.library, loader_search.loaded_files(loader_input(held) or LoaderInput("", ()))
+            held, pin.library, dynamic_loader_search.loaded_files(loader_input(held) or LoaderInput("", ()))
         ):
             path = folder.parent / "nvidia" / pin.library / "lib" / soname
             found[os.path.realpath(path)] = Elf(soname=soname, machine=elf_reader.X86_64)
@@ -415,7 +417,7 @@ def _planned(held: Holdings, changes: Changes) -> dict[str, Elf | None]:
 def _without(given: LoaderInput, foreign: LoadedFile) -> LoaderInput | None:
     """The input without the entries of LD_LIBRARY_PATH or LD_PRELOAD that lead to this file; None if there are none."""
     if foreign.way == "LD_LIBRARY_PATH":
-        folders = loader_search.search_folders(given.library_path)
+        folders = dynamic_loader_search.search_folders(given.library_path)
         left = [folder for folder in folders if not os.path.lexists(f"{folder}/{foreign.name}")]
         return replace(given, library_path=":".join(left)) if left != folders else None
     if foreign.way == "LD_PRELOAD":

@@ -14,7 +14,7 @@ from envbuild.audit import environment_audit
 from envbuild.audit.collected_environment import Copy, Holdings
 from envbuild.audit.environment_audit import Audit, Expected
 from envbuild.audit.library_and_distribution_findings import Finding
-from envbuild.explain.log_explanation import Explanation
+from envbuild.explain.cause_ranking import Explanation
 from envbuild.facts import database
 from envbuild.facts.advisory_model import Advisory, Situation
 from envbuild.facts.fact_field_types import VersionRange

@@ -16,9 +16,9 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from envbuild.image.layers import installed_tree
-from envbuild.image.layers.installed_tree import RecordRow
+from envbuild.image.layers import wheel_installed_files
 from envbuild.image.layers.metadata_overrides import override_requirements
+from envbuild.image.layers.wheel_installed_files import RecordRow
 from envbuild.util import atomic_files
 from envbuild.util.errors import FileError
 
@@ -35,9 +35,11 @@ def pin_metadata(file: Path, name: str, version: str) -> None:
     row = f"{file.parent.name}/METADATA"
     atomic_files.write_atomically(file, after)
     if record.is_file():
-        rows = [one for one in installed_tree.parse_record(record.read_text(encoding="utf-8")) if one.path != row]
-        rows.append(RecordRow(row, installed_tree.hash_in_record(after), str(len(after))))
-        atomic_files.write_atomically(record, installed_tree.write_record(rows))
+        rows = [
+            one for one in wheel_installed_files.parse_record(record.read_text(encoding="utf-8")) if one.path != row
+        ]
+        rows.append(RecordRow(row, wheel_installed_files.hash_in_record(after), str(len(after))))
+        atomic_files.write_atomically(record, wheel_installed_files.write_record(rows))
 
 
 def override_project(file: Path, requirements: Sequence[str]) -> None:

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from envbuild.facts.json_document_types import Measured
 from envbuild.testrun.fingerprint_reader import Fingerprint, FingerprintMachine, FingerprintOp, Observed
 from envbuild.util.errors import UsageError
+from envbuild.util.json_output_types import Measured
 
 Verdict = Literal["identical", "rounding", "precision", "breakage"]
 KINDS: tuple[Verdict, ...] = get_args(Verdict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from envbuild.image import oci_layout_writer
+from envbuild.image import engine_image_to_oci_layout
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.registry import layer_archive_comparison
 from envbuild.report.profile_and_image_diff import Pair
@@ -28,7 +28,7 @@ def changed_layers(engine: Engine, a: Image, b: Image, say: Callable[[str], None
     if not differing:
         return ()
     found = []
-    with oci_layout_writer.saved(engine, a) as first, oci_layout_writer.saved(engine, b) as second:
+    with engine_image_to_oci_layout.saved(engine, a) as first, engine_image_to_oci_layout.saved(engine, b) as second:
         for index in differing:
             one, two = a.layers[index], b.layers[index]
             say(f"layer {index + 1} of {len(b.layers)} is read")

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal
 from packaging.utils import canonicalize_name
 
 from envbuild.facts import database
-from envbuild.facts.json_document_types import Digest
 from envbuild.image import dockerfile_renderer
 from envbuild.lock.lock_file import Lock
 from envbuild.resolve.torch_compatibility_and_advisories import STATES, Choice
+from envbuild.util.json_output_types import Digest
 
 if TYPE_CHECKING:  # comparing profiles must not import the engine's client library
     from envbuild.audit.environment_audit import Audit

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from envbuild.evidence import profile_proofs
 from envbuild.evidence.profile_proofs import ProofRow
 from envbuild.evidence.proof_rules import Proof
-from envbuild.facts.json_document_types import AdvisoryRow, Digest, ImageState
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.report import fingerprint_comparison, pin_reasons, profile_and_image_diff, run_measurement_reader
@@ -21,6 +20,7 @@ from envbuild.resolve import plan_resolver
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.resolve.torch_compatibility_and_advisories import AppliedState
 from envbuild.testrun.fingerprint_reader import Fingerprint
+from envbuild.util.json_output_types import AdvisoryRow, Digest, ImageState
 
 
 @dataclass(frozen=True)

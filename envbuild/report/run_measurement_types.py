@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from envbuild.facts.json_document_types import Measured
+from envbuild.util.json_output_types import Measured
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.profile.model import Malformed, Profile, tried
 from envbuild.profile.profile_name_lookup import Meant
 from envbuild.resolve import plan_resolver
-from envbuild.util import yaml_document
+from envbuild.util import yaml_and_project_paths
 from envbuild.util.errors import Fault, ProfileError
-from envbuild.util.yaml_document import Document
+from envbuild.util.yaml_and_project_paths import Document
 
 _ALL = ""
 # Malformed key -> positions of contradictions that depend on its value.
@@ -65,7 +65,7 @@ def contradictions(
     return [], None
 
 
-def _key(path: yaml_document.Path) -> str:
+def _key(path: yaml_and_project_paths.Path) -> str:
     """The key of a path in _DECIDES; an unknown key counts as the most similar known one, otherwise as torch."""
     if path[:1] == ("selftest",):
         return ".".join(map(str, path[:2]))
@@ -82,7 +82,7 @@ def _well_formed(merged: Document, malformed: Sequence[Malformed]) -> tuple[Prof
     """The profile without its malformed values; a malformed base or Python is replaced by a default."""
     rest = merged
     for _ in range(_PASSES):
-        rest = yaml_document.without(rest, [path for path, _ in malformed])
+        rest = yaml_and_project_paths.without(rest, [path for path, _ in malformed])
         base: Any = rest.data.setdefault("base", {"bootstrap": _SUITE})
         suite = database.suites()[base.get("bootstrap") or _SUITE]
         rest.data.setdefault("python", suite.python)

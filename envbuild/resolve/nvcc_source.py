@@ -18,7 +18,7 @@ from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.profile.model import Profile
 from envbuild.profile.value_types import ToolkitArchive
 from envbuild.util.errors import Fault
-from envbuild.util.yaml_document import Path
+from envbuild.util.yaml_and_project_paths import Path
 
 
 @dataclass(frozen=True)

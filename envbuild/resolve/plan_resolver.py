@@ -12,19 +12,19 @@ from packaging.utils import canonicalize_name
 
 from envbuild.facts import database, probe_catalogue_reader
 from envbuild.facts.gpu_models import Gpu
-from envbuild.facts.json_document_types import AdvisoryRow, plain
 from envbuild.fetch.archive_spec import COMPAT, ArchiveRequest
-from envbuild.fetch.lock_entry_types import StartupFile
-from envbuild.profile import stated_reasons
+from envbuild.profile import inherited_value_reasons
 from envbuild.profile.extension_spec import Extension
 from envbuild.profile.loaded_profile import PIN, LoadedProfile
 from envbuild.profile.model import Profile
+from envbuild.profile.value_types import StartupFile
 from envbuild.resolve import advisory_remedy, extension_toolchain_and_contradictions, nvcc_source
 from envbuild.resolve.extension_toolchain_and_contradictions import ExtensionToolchain
 from envbuild.resolve.nvcc_source import Toolchain
 from envbuild.resolve.torch_compatibility_and_advisories import Advice, Choice, choose_stack
 from envbuild.util.errors import Fault, ProfileError, UsageError
-from envbuild.util.yaml_document import Place
+from envbuild.util.json_output_types import AdvisoryRow, plain
+from envbuild.util.yaml_and_project_paths import Place
 
 VENV = "/opt/venv"
 
@@ -286,7 +286,7 @@ def _contradictions(
     for name in _UNSET.keys() & set(profile.env):
         found.append(where(("env", name), "this would put other packages in front of the locked and tested ones"))
     for name in profile.why:
-        if not stated_reasons.named_values(loaded.document.data, name):
+        if not inherited_value_reasons.named_values(loaded.document.data, name):
             found.append(
                 where(("why", name), f"the profile sets no {name}: name a key, a library, a package or a variable")
             )

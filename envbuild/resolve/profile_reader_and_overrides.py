@@ -14,15 +14,15 @@ from packaging.version import Version
 from envbuild.facts import database
 from envbuild.facts.fact_field_types import is_version
 from envbuild.fetch import uv_config
-from envbuild.profile import profile_name_lookup, requirements_reader, starter_profile, stated_reasons
+from envbuild.profile import inherited_value_reasons, profile_name_lookup, requirements_reader, starter_profile
 from envbuild.profile.loaded_profile import PIN, LoadedProfile
 from envbuild.profile.model import Profile, profile_error, tried
 from envbuild.profile.profile_name_lookup import Meant
-from envbuild.profile.project_shapes_and_script import read_script
+from envbuild.profile.project_test_shapes_and_script import read_script
 from envbuild.resolve import malformed_profile_contradictions
-from envbuild.util import yaml_document
+from envbuild.util import yaml_and_project_paths
 from envbuild.util.errors import Fault, ProfileError
-from envbuild.util.yaml_document import Document
+from envbuild.util.yaml_and_project_paths import Document
 
 _KEYS = ("torch", "python", "cuda")
 _PACKAGE = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^]]*\])?")  # a requirement's name and its extras
@@ -38,16 +38,18 @@ def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None =
     """
     meant = profile_name_lookup.meant(name, wanted)
     faults: list[Fault] = []
-    return _source(meant, _extended(meant.file, yaml_document.home(meant.file), (), faults), pins or {}, faults)
+    return _source(
+        meant, _extended(meant.file, yaml_and_project_paths.home(meant.file), (), faults), pins or {}, faults
+    )
 
 
 def unwritten(gpu: str, pins: Mapping[str, str] | None = None) -> LoadedProfile:
     """The profile that `envbuild init` would write for a GPU without a profile. Writes no file."""
     file = Path.cwd() / "profiles" / f"{gpu}.yaml"
-    here = yaml_document.parse(starter_profile.for_gpu(gpu), yaml_document.display(file))
+    here = yaml_and_project_paths.parse(starter_profile.for_gpu(gpu), yaml_and_project_paths.display(file))
     meant = profile_name_lookup.Meant(gpu, file, gpu, gpu)
     faults: list[Fault] = []
-    return _source(meant, _inherited(here, file, yaml_document.home(file), (), faults), pins or {}, faults)
+    return _source(meant, _inherited(here, file, yaml_and_project_paths.home(file), (), faults), pins or {}, faults)
 
 
 def _source(meant: Meant, merged: Document, pins: Mapping[str, str], faults: list[Fault]) -> LoadedProfile:
@@ -56,16 +58,20 @@ def _source(meant: Meant, merged: Document, pins: Mapping[str, str], faults: lis
     merged.data.pop("extends", None)
     if meant.profile == f"{file.stem}-{profile_name_lookup.DEVEL}":
         variant = Document(
-            merged.file, {"variant": profile_name_lookup.DEVEL}, {("variant",): yaml_document.Place(merged.file, 1)}
+            merged.file,
+            {"variant": profile_name_lookup.DEVEL},
+            {("variant",): yaml_and_project_paths.Place(merged.file, 1)},
         )
-        merged = yaml_document.merge(merged, variant)
+        merged = yaml_and_project_paths.merge(merged, variant)
     notes: list[str] = []
     faults += _require(merged, wanted, pins, notes) if wanted else []
-    plain = tried(yaml_document.without(merged, [("selftest", "script")])) if pins else None  # the script is read later
+    plain = (
+        tried(yaml_and_project_paths.without(merged, [("selftest", "script")])) if pins else None
+    )  # the script is read later
     if pins:
-        own = yaml_document.without(merged, [])
-        merged = yaml_document.merge(merged, _pinned(_repin(merged, pins)))
-        merged = stated_reasons.without_outdated(own, merged, ())
+        own = yaml_and_project_paths.without(merged, [])
+        merged = yaml_and_project_paths.merge(merged, _pinned(_repin(merged, pins)))
+        merged = inherited_value_reasons.without_outdated(own, merged, ())
     faults += read_script(merged)
     found = tried(merged)
     if faults or not isinstance(found, Profile):
@@ -171,7 +177,7 @@ def _repin(merged: Document, pins: Mapping[str, str]) -> dict[str, str]:
         name = canonicalize_name(match[1]) if match else ""
         if match and name in wanted:
             merged.data["packages"][index] = f"{match[0]}=={wanted[name]}"
-            merged.places[("packages", index)] = yaml_document.Place(PIN, 1)
+            merged.places[("packages", index)] = yaml_and_project_paths.Place(PIN, 1)
             pinned.add(name)
     return {name: version for name, version in pins.items() if canonicalize_name(name) not in pinned}
 
@@ -181,15 +187,17 @@ def _pinned(pins: Mapping[str, str]) -> Document:
     own = {name: version for name, version in pins.items() if name in _KEYS}
     libraries = {name: {"version": v, "reason": "given with --pin"} for name, v in pins.items() if name not in own}
     data: dict[str, Any] = {**own, **({"pins": libraries} if libraries else {})}
-    places: dict[yaml_document.Path, yaml_document.Place] = {(name,): yaml_document.Place(PIN, 1) for name in data}
-    places |= {("pins", name): yaml_document.Place(PIN, 1) for name in libraries}
+    places: dict[yaml_and_project_paths.Path, yaml_and_project_paths.Place] = {
+        (name,): yaml_and_project_paths.Place(PIN, 1) for name in data
+    }
+    places |= {("pins", name): yaml_and_project_paths.Place(PIN, 1) for name in libraries}
     return Document(PIN, data, places)
 
 
 def _extended(file: Path, root: Path, seen: tuple[Path, ...], faults: list[Fault]) -> Document:
     """The profile merged with its parents. Parents given by path must be within `root`; `faults` receives the faults of
     single keys."""
-    return _inherited(yaml_document.read(file, faults=faults), file, root, seen, faults)
+    return _inherited(yaml_and_project_paths.read(file, faults=faults), file, root, seen, faults)
 
 
 def _inherited(here: Document, file: Path, root: Path, seen: tuple[Path, ...], faults: list[Fault]) -> Document:
@@ -200,7 +208,7 @@ def _inherited(here: Document, file: Path, root: Path, seen: tuple[Path, ...], f
         raise ProfileError("extends: must name one profile", faults=[here.fault(("extends",), "not a name")])
     try:
         if profile_name_lookup.is_path(parent):
-            yaml_document.inside(parent, file.parent, root)
+            yaml_and_project_paths.inside(parent, file.parent, root)
         found = profile_name_lookup.find_profile(parent, file.parent)
     except (ProfileError, ValueError) as error:
         fault = here.fault(("extends",), str(error))
@@ -208,8 +216,8 @@ def _inherited(here: Document, file: Path, root: Path, seen: tuple[Path, ...], f
     target = found.resolve()
     if target in (*seen, file.resolve()):
         raise ProfileError("extends: goes in a circle", faults=[here.fault(("extends",), f"{parent} leads back here")])
-    root = root if profile_name_lookup.is_path(parent) else yaml_document.home(found)
+    root = root if profile_name_lookup.is_path(parent) else yaml_and_project_paths.home(found)
     inherited = _extended(target, root, (*seen, file.resolve()), faults)
     reasons = here.data.get("why")
     own = reasons if isinstance(reasons, dict) else ()
-    return stated_reasons.without_outdated(inherited, yaml_document.merge(inherited, here), own)
+    return inherited_value_reasons.without_outdated(inherited, yaml_and_project_paths.merge(inherited, here), own)

@@ -17,12 +17,12 @@ from envbuild.facts import database, misleading_packages, mixed_gpu_settings
 from envbuild.facts.advisory_model import Advisory, Situation
 from envbuild.facts.database import TorchRelease
 from envbuild.facts.gpu_models import Gpu
-from envbuild.facts.json_document_types import AdvisoryRow
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.profile.model import Profile
 from envbuild.resolve import minimum_driver
 from envbuild.util.errors import Fault, near
-from envbuild.util.yaml_document import Path
+from envbuild.util.json_output_types import AdvisoryRow
+from envbuild.util.yaml_and_project_paths import Path
 
 AppliedState = Literal["refused", "accepted", "warned", "noted"]
 STATES: Mapping[str, AppliedState] = {"refuse": "refused", "warn": "warned", "note": "noted"}

@@ -61,12 +61,12 @@ try:
         file.write(archive)
     sys.path.insert(0, path)
     if sys.argv[1:]:
-        module = {"__name__": "startup_lock_comparison"}
-        exec(compile(startup, "startup_lock_comparison.py", "exec"), module)
+        module = {"__name__": "standalone_lock_check"}
+        exec(compile(startup, "standalone_lock_check.py", "exec"), module)
         status, text = module["check_startup"](document)
         (sys.stderr if status else sys.stdout).write(text)
         sys.exit(status)
-    from envbuild.selftest.environment_check import main
+    from envbuild.selftest.pretraining_environment_check import main
 
     sys.exit(main(document))
 finally:
@@ -76,7 +76,7 @@ finally:
 '''
 
 
-_STARTUP = Path(__file__).with_name("startup_lock_comparison.py")
+_STARTUP = Path(__file__).with_name("standalone_lock_check.py")
 
 
 def render(loaded: LoadedProfile, locked: Lock) -> str:
@@ -96,7 +96,7 @@ def _comments(mark: str, text: str) -> Iterator[str]:
 
 
 def _document(loaded: LoadedProfile, locked: Lock) -> dict[str, object]:
-    """Return the document for the self-test's `environment_check.main`."""
+    """Return the document for the self-test's `pretraining_environment_check.main`."""
     cards = [name for gpu in loaded.profile.gpus for name in database.gpus()[gpu].all_names]
     hardware = expected_hardware.expected_hardware(loaded.profile)
     expected = Expectations(plan_resolver.computing(locked.versions), locked.python, cards, hardware=hardware)

@@ -16,9 +16,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from envbuild.testrun.output_judge import PrintableText
 from envbuild.testrun.run_result import TestRun
-from envbuild.util import strict_json, yaml_document
+from envbuild.util import strict_and_canonical_json, yaml_and_project_paths
 from envbuild.util.errors import CheckFailed, EnvbuildError, Fault, FingerprintError
-from envbuild.util.strict_json import NotStrict
+from envbuild.util.strict_and_canonical_json import NotStrict
 
 VERSION = 1
 MAX_BYTES = 64 << 20
@@ -138,18 +138,18 @@ def text_of(run: TestRun) -> str:
         Fingerprint.model_validate(found)
     except ValidationError as error:
         path, message = _faults(error, found)[0]
-        where = yaml_document.field_name(path)
+        where = yaml_and_project_paths.field_name(path)
         raise CheckFailed(f"the self-test's fingerprint is invalid: {where}: {message}") from error
     return json.dumps(found, allow_nan=False, indent=1, sort_keys=True) + "\n"
 
 
 def read(file: Path) -> Fingerprint:
     """Read a fingerprint file. Raises FingerprintError with file, line and field of every fault."""
-    name = yaml_document.display(file)
+    name = yaml_and_project_paths.display(file)
     try:
         with file.open("rb") as stream:
             raw = stream.read(MAX_BYTES + 1)
-        found = strict_json.strict(raw, MAX_BYTES)
+        found = strict_and_canonical_json.strict(raw, MAX_BYTES)
     except OSError as error:
         raise FingerprintError(f"{name} cannot be read: {error.strerror}") from error
     except NotStrict as error:
@@ -165,7 +165,7 @@ def read(file: Path) -> Fingerprint:
         ) from error
 
 
-def _faults(error: ValidationError, found: object) -> list[tuple[yaml_document.Path, str]]:
+def _faults(error: ValidationError, found: object) -> list[tuple[yaml_and_project_paths.Path, str]]:
     """Return path and message of each fault; an unsupported version is the only fault reported."""
     version = found.get("version") if isinstance(found, dict) else None
     if isinstance(version, int) and version != VERSION:
@@ -173,12 +173,12 @@ def _faults(error: ValidationError, found: object) -> list[tuple[yaml_document.P
     return [(fault["loc"], fault["msg"]) for fault in error.errors()]
 
 
-def _placed(faults: Sequence[tuple[yaml_document.Path, str]], raw: bytes, name: str) -> list[Fault]:
+def _placed(faults: Sequence[tuple[yaml_and_project_paths.Path, str]], raw: bytes, name: str) -> list[Fault]:
     """Return the first faults, with line numbers if the YAML reader, which records positions, can parse this JSON."""
     first, more = faults[:_MOST_FAULTS], len(faults) - _MOST_FAULTS
     rest = [Fault(f"and {more} more", name)] if more > 0 else []
-    if len(raw) <= yaml_document.MAX_BYTES:
+    if len(raw) <= yaml_and_project_paths.MAX_BYTES:
         with contextlib.suppress(EnvbuildError):
-            places = yaml_document.parse(raw.decode("utf-8"), name)
+            places = yaml_and_project_paths.parse(raw.decode("utf-8"), name)
             return [*(places.fault(path, message) for path, message in first), *rest]
-    return [*(Fault(message, name, None, yaml_document.field_name(path)) for path, message in first), *rest]
+    return [*(Fault(message, name, None, yaml_and_project_paths.field_name(path)) for path, message in first), *rest]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from envbuild.facts.json_document_types import Digest
 from envbuild.testrun.run_result import ProbeResult, SelfTestSummary, TestRun
+from envbuild.util.json_output_types import Digest
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from envbuild.testrun.run_result import MAX_STDOUT, ProbeResult, RawOutput, RunLocation, TestRun
-from envbuild.util import strict_json
+from envbuild.util import strict_and_canonical_json
 from envbuild.util.errors import printable
 
 
@@ -60,7 +60,7 @@ def frame(line: bytes, nonce: str) -> tuple[int, dict[str, object]] | None:
     try:
         if int(parts[3], 16) != zlib.crc32(parts[4]):
             return None
-        document = strict_json.strict(parts[4], MAX_STDOUT)
+        document = strict_and_canonical_json.strict(parts[4], MAX_STDOUT)
         return (int(parts[2]), document) if isinstance(document, dict) else None
     except ValueError:
         return None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from envbuild.facts import probe_catalogue_reader
 from envbuild.profile.model import SelfTest
-from envbuild.util.canonical_json import canonical_digest
+from envbuild.util.strict_and_canonical_json import canonical_digest
 
 FINGERPRINT = "fingerprint"  # the probe that records a fingerprint
 OWN_SCRIPT = "own.script"  # the probe that runs a profile's own script

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from envbuild.util import temporary_files
 from envbuild.util.errors import FileError
-from envbuild.util.yaml_document import inside
+from envbuild.util.yaml_and_project_paths import inside
 
 _LOG = logging.getLogger(__name__)
 

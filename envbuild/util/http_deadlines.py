@@ -23,9 +23,9 @@ from urllib3 import PoolManager
 from urllib3.connection import HTTPConnection
 from urllib3.connectionpool import HTTPConnectionPool
 
-from envbuild.util import request_limit_settings, url_redaction
+from envbuild.util import network_settings, url_redaction
 from envbuild.util.errors import NetworkError
-from envbuild.util.request_limit_settings import Network
+from envbuild.util.network_settings import Network
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -142,7 +142,7 @@ class Adapter(HTTPAdapter):
     the settings are needed and invalid."""
 
     def __init__(self, network: Network | None = None, **options: Any) -> None:
-        self._network = network or request_limit_settings.configured_limits()
+        self._network = network or network_settings.configured_limits()
         super().__init__(**options)
 
     def send(self, request: requests.PreparedRequest, *arguments: Any, **options: Any) -> requests.Response:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, TypeVar
 
-from envbuild.util import user_folders, yaml_document
+from envbuild.util import user_folders, yaml_and_project_paths
 from envbuild.util.errors import Fault, SettingsError, UsageError, near, printable, unknown
 from envbuild.util.runner_names import RUNNERS
-from envbuild.util.yaml_document import Document
+from envbuild.util.yaml_and_project_paths import Document
 
 T = TypeVar("T")
 # Arguments: the keys of a section, and the keys from the command line that replace them. Raises UsageError with every
@@ -42,7 +42,7 @@ FORMS = {
 _SECTIONS = {
     "slurm": "partition, account, container, ...: runners/slurm/slurm_settings.py",
     "kubernetes": "namespace, registry, nodes, ...: runners/kubernetes/kubernetes_settings.py",
-    "network": "deadline, rate, token_services: request_limit_settings.py",
+    "network": "deadline, rate, token_services: network_settings.py",
 }
 
 
@@ -57,7 +57,7 @@ def settings_document() -> tuple[Document, tuple[Fault, ...]]:
     if not file.exists():
         return Document(str(file), {}), ()
     faults: list[Fault] = []
-    found = yaml_document.read(file, SettingsError, empty=True, faults=faults)
+    found = yaml_and_project_paths.read(file, SettingsError, empty=True, faults=faults)
     return found, (*faults, *_faults(found))
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.explain import log_explanation, log_reader_and_search
+from envbuild.explain import cause_ranking, log_reader_and_search
+from envbuild.explain.cause_ranking import MissingFact, ScoredCause
 from envbuild.explain.cause_scoring import CauseLines
-from envbuild.explain.log_explanation import MissingFact, ScoredCause
 from envbuild.facts import database, log_signatures
 from envbuild.facts.advisory_model import Advisory
 
@@ -159,8 +159,8 @@ def test_a_link_to_a_regular_file_is_read(tmp_path: Path) -> None:
 H20 = "NVIDIA H20, torch 2.3.1+cu121\npython train.py\nFloating point exception (core dumped)\n"
 
 
-def diagnosis(text: str) -> log_explanation.Explanation:
-    return log_explanation.explain(log_reader_and_search.Log(text.encode()))
+def diagnosis(text: str) -> cause_ranking.Explanation:
+    return cause_ranking.explain(log_reader_and_search.Log(text.encode()))
 
 
 MENTIONS = (
@@ -221,7 +221,7 @@ def test_an_installed_version_leaves_the_cause_possible(line: str) -> None:
     assert (found.matches, found.ruled_out) == ((), ())
     match = found.possible[0]
     assert (match.id, match.find_out) == ("cublas-hopper-fpe", (FIND_LOADED,))
-    assert match.confidence < log_explanation.NAMED
+    assert match.confidence < cause_ranking.NAMED
 
 
 LOADED = (
@@ -264,7 +264,7 @@ def test_no_other_torch_is_proposed_where_torch_is_unknown() -> None:
     assert match.id == "cublaslt-shadow-runpath"
     assert (match.write, match.change.torch) == ({}, None)
     assert re.match(r"depends on torch.s version \(affected: \S*>=2\.9\.1", match.remedy)
-    assert match.find_out[0] == log_explanation.FIND_TORCH
+    assert match.find_out[0] == cause_ranking.FIND_TORCH
 
 
 @pytest.mark.legitimate("user", "the same symbol, with torch 2.10.0", "torch 2.11 is proposed")
@@ -278,8 +278,8 @@ def test_another_torch_is_proposed_where_torch_is_known() -> None:
 def test_no_cause_changes_a_torch_that_is_unknown(advisory: Advisory) -> None:
     known = diagnosis("nothing").read
     signature = log_signatures.signatures()[advisory.id]
-    match = log_explanation._match(ScoredCause(signature, advisory, CauseLines(()), "open", ()), known)
+    match = cause_ranking._match(ScoredCause(signature, advisory, CauseLines(()), "open", ()), known)
     assert match.change.torch is None and not {"torch", "cuda"} & set(match.write)
-    assert (log_explanation.FIND_TORCH in match.find_out) == (
+    assert (cause_ranking.FIND_TORCH in match.find_out) == (
         advisory.change.torch is not None or bool(re.search(r"\btorch \d", advisory.remedy))
     )

@@ -22,14 +22,16 @@ from envbuild.audit import collected_environment, environment_audit
 from envbuild.audit.environment_audit import Audit, Expected
 from envbuild.facts import database
 from envbuild.fetch import sha256_file_store
-from envbuild.fetch.lock_entry_types import LockedWheel, Overridden, StartupFile, Wheel
-from envbuild.fetch.wheel_listings_and_clashes import Listing
+from envbuild.fetch.locked_wheel_types import LockedWheel, Wheel
+from envbuild.fetch.wheel_file_lists_and_clashes import Listing
 from envbuild.image import build_context_folders
 from envbuild.lock import lock_file, lock_update, wheel_conflicts, wheel_contents
+from envbuild.lock.lock_entry_types import Overridden
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import build_downloads
 from envbuild.pipeline.progress_events import Progress
 from envbuild.profile.model import SelfTest
+from envbuild.profile.value_types import StartupFile
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.runners import host_runner
 from envbuild.testrun import output_judge, selftest_job

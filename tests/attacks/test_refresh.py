@@ -12,7 +12,7 @@ from unit.support import Index, quick_pip, serving
 
 from envbuild.facts import database
 from envbuild.fetch import torch_pin_comparison, wheel_resolution_and_download
-from envbuild.fetch.lock_entry_types import Wheel
+from envbuild.fetch.locked_wheel_types import Wheel
 from envbuild.util.errors import HashMismatch, NetworkError
 
 WHEEL = Wheel("torch", "2.7.1", "torch-2.7.1-py3-none-any.whl", "0" * 64)

@@ -19,7 +19,7 @@ from envbuild.evidence import evidence_statements_and_store
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.registry import oci_types
 from envbuild.registry.image_content_reader import Config
-from envbuild.util import canonical_json
+from envbuild.util import strict_and_canonical_json
 from envbuild.util.errors import CheckFailed, FileError
 
 
@@ -227,7 +227,7 @@ def test_an_image_of_several_profiles(site: Site) -> None:
     stated = [json.loads(keys_and_signatures.envelope_payload(envelope)) for envelope in envelopes]
     (build,) = (one for one in stated if one["predicateType"] == in_toto_statements.PROVENANCE)
     build["predicate"]["buildDefinition"]["externalParameters"]["profile"]["name"] = "other"
-    wanted = [(in_toto_statements.PROVENANCE, canonical_json.encode(build))]
+    wanted = [(in_toto_statements.PROVENANCE, strict_and_canonical_json.encode(build))]
     assert registry_attestations.publish(site.place, subject, wanted, keys_and_signatures.configured_signer()) == 1
     for name in ("sample", "other"):
         result = verify(site, "--profile", name)

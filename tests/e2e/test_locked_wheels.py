@@ -14,14 +14,15 @@ from envbuild.fetch import (
     file_download_and_range_reads,
     index_config,
     sha256_file_store,
-    wheel_listings_and_clashes,
+    wheel_file_lists_and_clashes,
     wheel_resolution_and_download,
 )
 from envbuild.fetch.file_download_and_range_reads import Head, RemoteFile
-from envbuild.fetch.lock_entry_types import LockedWheel, StartupFile, Wheel
-from envbuild.fetch.wheel_listings_and_clashes import Listing
+from envbuild.fetch.locked_wheel_types import LockedWheel, Wheel
+from envbuild.fetch.wheel_file_lists_and_clashes import Listing
 from envbuild.lock import lock_file, wheel_conflicts
 from envbuild.profile import profile_name_lookup
+from envbuild.profile.value_types import StartupFile
 from envbuild.resolve import profile_reader_and_overrides
 from envbuild.util import user_folders
 
@@ -89,6 +90,6 @@ def reduced(wheel: Wheel, address: str, head: Head) -> Path:
             zipfile.ZipFile(file, "w") as kept,
         ):
             for info in whole.infolist():
-                if STARTUP.fullmatch(wheel_listings_and_clashes.installed(info.filename, wheel.name)):
+                if STARTUP.fullmatch(wheel_file_lists_and_clashes.installed(info.filename, wheel.name)):
                     kept.writestr(info.filename, whole.read(info))
     return file

@@ -39,13 +39,13 @@ from envbuild.attest import (
 from envbuild.attest.in_toto_statements import BuildDetails, Subject
 from envbuild.attest.policy import Policy
 from envbuild.evidence import evidence_statements_and_store, run_record_schema
-from envbuild.facts.json_document_types import plain
-from envbuild.image import oci_layout_writer
+from envbuild.image import engine_image_to_oci_layout
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock import lock_file
 from envbuild.registry import image_content_reader, layer_archive_comparison, oci_types, registry_http_and_auth
 from envbuild.registry.oci_types import Manifest, Reference
 from envbuild.util.errors import EnvbuildError
+from envbuild.util.json_output_types import plain
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
 from fuzz import tars
 from fuzz.plans import GOLDEN, lock_seeds
@@ -424,13 +424,16 @@ def _members() -> tuple[tuple[str, bytes], ...]:
     )
     index = {
         "manifests": [
-            {**oci_types.descriptor(oci_types.MANIFEST, manifest), "annotations": {oci_layout_writer.REF: "verified"}}
+            {
+                **oci_types.descriptor(oci_types.MANIFEST, manifest),
+                "annotations": {engine_image_to_oci_layout.REF: "verified"},
+            }
         ]
     }
     held = {f"{blob.decode()}{hashlib.sha256(raw).hexdigest()}": raw for raw in (config, LAYER, manifest)}
     return (
         *held.items(),
-        (oci_layout_writer.INDEX, json.dumps(index).encode()),
+        (engine_image_to_oci_layout.INDEX, json.dumps(index).encode()),
         (saved_image_file.KEY, signer().public.pem),
     )
 
@@ -439,7 +442,7 @@ def _bundle(raw: bytes) -> None:
     file = Path("x.tar")
     file.write_bytes(raw)
     found = saved_image_file.SavedImage(file)
-    for name in (saved_image_file.KEY, saved_image_file.LOCK, oci_layout_writer.INDEX):
+    for name in (saved_image_file.KEY, saved_image_file.LOCK, engine_image_to_oci_layout.INDEX):
         try:
             found.file(name)
         except Refusal:

@@ -16,9 +16,9 @@ from envbuild.attest import keys_and_signatures, sbom
 from envbuild.facts import fact_file_reader
 from envbuild.lock import lock_file
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
-from envbuild.util import canonical_json, package_data, settings, user_folders, yaml_document
+from envbuild.util import package_data, settings, strict_and_canonical_json, user_folders, yaml_and_project_paths
 from envbuild.util.errors import EnvbuildError, FactsError
-from envbuild.util.yaml_document import Document
+from envbuild.util.yaml_and_project_paths import Document
 from fuzz.renderers import judged
 from fuzz.strategies import BYTES, ENCODED, Draw, as_yaml, files, spoiled, trees, yaml_files
 from fuzz.target import Target
@@ -92,7 +92,7 @@ def lock_seeds() -> list[dict[str, Any]]:
         for holder, key, most in ((content["base"], "packages", 2), (content, "apt", 2), (content, "wheels", 4)):
             if key in holder:
                 holder[key] = holder[key][:most]
-        data["id"] = f"sha256:{canonical_json.canonical_digest(content)}"
+        data["id"] = f"sha256:{strict_and_canonical_json.canonical_digest(content)}"
         found.append(data)
     return found
 
@@ -108,8 +108,8 @@ def _locks(draw: Draw) -> bytes:
 
 def _digest(content: Any) -> str:
     try:  # of what the reader will make of it
-        return canonical_json.canonical_digest(
-            yaml_document.parse(as_yaml({"content": content}).decode(), "-").data["content"]
+        return strict_and_canonical_json.canonical_digest(
+            yaml_and_project_paths.parse(as_yaml({"content": content}).decode(), "-").data["content"]
         )
     except (EnvbuildError, ValueError):
         return "0" * 64
@@ -197,7 +197,7 @@ _REQUIREMENTS = st.one_of(
 @cache
 def _shipped(name: str) -> Document:
     """Return only some of the facts, because the campaign reads them thousands of times."""
-    found = yaml_document.read(fact_file_reader._FOLDER / f"{name}.yaml", FactsError)
+    found = yaml_and_project_paths.read(fact_file_reader._FOLDER / f"{name}.yaml", FactsError)
     for key, most in (("gpus", 3), ("advisories", 4)):
         if key in found.data:
             found.data[key] = [{**row, "shows": {}} if "shows" in row else row for row in found.data[key][:most]]
@@ -211,7 +211,7 @@ def _shipped(name: str) -> Document:
 def _fact_seeds() -> list[dict[str, Any]]:
     found = []
     for name, key in (("gpus", "gpus"), ("advisories", "advisories")):
-        doc = yaml_document.read(fact_file_reader._FOLDER / f"{name}.yaml", FactsError)
+        doc = yaml_and_project_paths.read(fact_file_reader._FOLDER / f"{name}.yaml", FactsError)
         for row in doc.data[key][4:40:3]:
             made = {**copy.deepcopy(row), "id": "own-row"}
             if key == "gpus":
@@ -255,12 +255,12 @@ def _yaml(raw: bytes) -> None:
     """Positions and merging must work for everything that is accepted."""
     file = Path("any.yaml")
     file.write_bytes(raw)
-    found = yaml_document.read(file)
-    merged = yaml_document.merge(found, found)
+    found = yaml_and_project_paths.read(file)
+    merged = yaml_and_project_paths.merge(found, found)
     assert repr(merged.data) == repr(found.data)  # NaN is not equal to itself
     for path in found.places:
         assert found.place(path).line >= 1
-        yaml_document.field_name(path)
+        yaml_and_project_paths.field_name(path)
 
 
 TARGETS = (

@@ -17,17 +17,17 @@ from unit.support import image_of, sha
 from unit.testrun import fingerprints
 
 from envbuild.audit.environment_file_hasher import EnvironmentFiles, FolderFiles, InterpreterReport
-from envbuild.evidence import evidence_statements_and_store, run_record_schema, tested_environment_digest
+from envbuild.evidence import environment_measurement_and_differences, evidence_statements_and_store, run_record_schema
+from envbuild.evidence.environment_measurement_and_differences import MeasuredEnvironment
 from envbuild.evidence.proof_rules import EvidenceRequirements
-from envbuild.evidence.tested_environment_digest import MeasuredEnvironment
-from envbuild.facts.json_document_types import plain
 from envbuild.report import fingerprint_comparison
 from envbuild.report.fingerprint_comparison import FingerprintRow
 from envbuild.selftest.harness import frame_and_message_streams
 from envbuild.testrun import fingerprint_reader, junit_writer, output_judge
 from envbuild.testrun.fingerprint_reader import Fingerprint
-from envbuild.util import strict_json
+from envbuild.util import strict_and_canonical_json
 from envbuild.util.errors import CheckFailed, UsageError
+from envbuild.util.json_output_types import plain
 from fuzz.strategies import BYTES, JSON, Draw, as_json, files, json_files, spoiled, trees
 from fuzz.target import Target
 
@@ -68,7 +68,7 @@ def _selftest(value: tuple[bytes, int | None, bool]) -> None:
     stated = evidence_statements_and_store.test_statement(record, sha("record"))
     assert stated.predicate["result"] != "PASSED" or run.passed
     json.dumps(stated.document())
-    read = run_record_schema.validate_record(strict_json.parse(record.encoded.encode(), "the record"))
+    read = run_record_schema.validate_record(strict_and_canonical_json.parse(record.encoded.encode(), "the record"))
     assert read == record and read.encoded == record.encoded
     with contextlib.suppress(CheckFailed):
         fingerprint_reader.text_of(run)
@@ -151,18 +151,18 @@ def _environment(value: tuple[bytes, Any]) -> None:
     def measured(**changed: str) -> MeasuredEnvironment:
         site = FolderFiles("/env/site", {**_SITE, "x.pth": sha("p"), **changed}, frozenset(), records)
         files = EnvironmentFiles(report, (site,), FolderFiles("/base/lib", {}), (), single)
-        return tested_environment_digest.measure_environment(files, {"torch": "1"})
+        return environment_measurement_and_differences.measure_environment(files, {"torch": "1"})
 
     before = measured()
     assert MeasuredEnvironment.model_validate(json.loads(before.model_dump_json())) == before
     for path in ("torch/__init__.py", "torch/lib/x.so", "x.pth", "new.py"):
         changed = measured(**{path: sha("changed")})
-        assert tested_environment_digest.environment_differences(before, changed, with_gpu=False), path
+        assert environment_measurement_and_differences.environment_differences(before, changed, with_gpu=False), path
 
 
 def _json(raw: bytes) -> None:
     """Accepted documents must have the same value for every other JSON reader."""
-    found = strict_json.parse(raw, "it")
+    found = strict_and_canonical_json.parse(raw, "it")
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 

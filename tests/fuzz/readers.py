@@ -24,12 +24,12 @@ from envbuild.doctor import (
 )
 from envbuild.doctor import machine_readings as machine_model
 from envbuild.doctor.check_result import Check
-from envbuild.explain import log_explanation, log_reader_and_search
-from envbuild.facts.json_document_types import plain
+from envbuild.explain import cause_ranking, explanation_document, log_reader_and_search
 from envbuild.image import extension_wheel_check
 from envbuild.registry import oci_types
 from envbuild.report import markdown_generated_sections
 from envbuild.selftest.inventory import extension_file_reader
+from envbuild.util.json_output_types import plain
 from fuzz.strategies import BYTES, TEXTS, Draw, as_json, files, json_files, spoiled, yaml_files
 from fuzz.target import Target
 
@@ -41,7 +41,7 @@ _LINES = sorted({one for log in LOGS for one in log.splitlines(keepends=True) if
 
 def _log(raw: bytes) -> None:
     json.dumps(
-        plain(log_explanation.document(log_explanation.explain(log_reader_and_search.read(io.BytesIO(raw))))),
+        plain(explanation_document.document(cause_ranking.explain(log_reader_and_search.read(io.BytesIO(raw))))),
         allow_nan=False,
     )
 

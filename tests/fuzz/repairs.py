@@ -8,8 +8,14 @@ from pathlib import Path
 
 from selftest.device import library
 
-from envbuild.repair import environment_manager, file_backup, loader_search, repair_plan, requirement_edits
-from envbuild.repair.loader_search import LoaderInput
+from envbuild.repair import (
+    dynamic_loader_search,
+    environment_manager_detection,
+    file_backup,
+    repair_plan,
+    requirement_edits,
+)
+from envbuild.repair.dynamic_loader_search import LoaderInput
 from fuzz.strategies import BYTES, files
 from fuzz.target import Target
 
@@ -43,7 +49,7 @@ def _conda(raw: bytes) -> None:
     folder = Path("conda-meta")
     folder.mkdir(exist_ok=True)
     (folder / "a.json").write_bytes(raw)
-    for package in environment_manager._conda_packages(Path()):
+    for package in environment_manager_detection._conda_packages(Path()):
         for text in package.depends:
             assert repair_plan._conda_allows(text.partition(" ")[2], "12.4.5.8") in (True, False)
 
@@ -64,7 +70,7 @@ def _backup(raw: bytes) -> None:
 def _library(raw: bytes) -> None:
     Path("lib.so").write_bytes(raw)
     path = str(Path("lib.so").absolute())
-    loader_search.loaded_files(LoaderInput(path, (path,), library_path=".:/nowhere", preload=path))
+    dynamic_loader_search.loaded_files(LoaderInput(path, (path,), library_path=".:/nowhere", preload=path))
 
 
 TARGETS = (

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.probes.training import fingerprint
+from envbuild.selftest.probes.operations import fingerprint
 
 from .faults import good
 from .seeds.making import wrong_element

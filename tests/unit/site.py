@@ -20,7 +20,7 @@ from envbuild.fetch import sha256_file_store
 from envbuild.image import build_records_and_comparison
 from envbuild.image.docker_engine import Image
 from envbuild.image.image_naming import LOCK_LABEL
-from envbuild.image.oci import recorded_images
+from envbuild.image.oci import lock_image_lookup_and_recipe
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import push_save_and_load
@@ -139,7 +139,7 @@ def proved(project: Path, monkeypatch: pytest.MonkeyPatch, day: int = 0) -> Iter
     monkeypatch.setattr(build_records_and_comparison, "all_records", lambda image_id=None: iter([record]))
     with serving(Registry()) as registry:
         engine = Engine(registry, image, config)
-        monkeypatch.setattr(recorded_images, "matching_records", lambda lock, name: [record])
+        monkeypatch.setattr(lock_image_lookup_and_recipe, "matching_records", lambda lock, name: [record])
         monkeypatch.setattr(push_save_and_load, "_upload_layers", engine.upload)
         monkeypatch.setattr(StepContext, "engine", engine)
         monkeypatch.setattr(push_save_and_load, "Engine", lambda: engine)

@@ -28,9 +28,10 @@ from envbuild.cli import entry
 from envbuild.fetch import index_config, sha256_file_store
 from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import COMPAT, TOOLKIT, Archive, ArchiveRequest
-from envbuild.fetch.lock_entry_types import Builder, LockedExtension, LockedWheel, Nvcc, Wheel
+from envbuild.fetch.locked_wheel_types import LockedWheel, Wheel
 from envbuild.image.docker_engine import Image
 from envbuild.lock import lock_file
+from envbuild.lock.lock_entry_types import Builder, LockedExtension, Nvcc
 from envbuild.lock.lock_file import Lock, inputs
 from envbuild.profile.extension_spec import Extension
 from envbuild.profile.loaded_profile import LoadedProfile

@@ -78,7 +78,7 @@ RUN_ELSEWHERE = {
         "test_a_lock_without_a_profile_of_its_name_keeps_what_it_needs"
     ),
     "push": "tests/e2e/test_push.py::test_a_pushed_image_is_verified_without_an_engine",
-    "run": "tests/unit/repair/test_fixed_library_cache.py::"
+    "run": "tests/unit/repair/test_fixed_library_folder_and_variables.py::"
     "test_a_program_loads_the_fixed_library_although_torch_has_an_rpath",
     "save": "tests/e2e/test_push.py::test_a_bundle_is_verified_and_loaded_on_the_other_side",
     "show h20-cu12 --pin": "tests/unit/test_documents.py::test_the_readme_shows_what_its_commands_print",

@@ -30,7 +30,7 @@ from envbuild.lock import lock_file
 from envbuild.registry.oci_types import Reference
 from envbuild.runners.kubernetes import kubernetes_settings
 from envbuild.runners.slurm import slurm_settings
-from envbuild.util import canonical_json, settings, user_folders
+from envbuild.util import settings, strict_and_canonical_json, user_folders
 from envbuild.util.errors import LockError, SettingsError
 from unit.site import new_key
 
@@ -210,7 +210,7 @@ def signed(statement: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[
     public = new_key(monkeypatch)
     signer = keys_and_signatures.configured_signer()
     assert signer
-    return keys_and_signatures.seal(canonical_json.encode(statement), signer), Policy((public,))
+    return keys_and_signatures.seal(strict_and_canonical_json.encode(statement), signer), Policy((public,))
 
 
 def later_result(state: Path) -> dict[str, Any]:

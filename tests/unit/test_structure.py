@@ -54,7 +54,7 @@ READERS = {
         "inventory.startup_files",
     )
 }
-IN_THE_ZIP = {"envbuild.testrun.startup_lock_comparison"}  # runs only in the zip of the self-test, with its modules
+IN_THE_ZIP = {"envbuild.testrun.standalone_lock_check"}  # runs only in the zip of the self-test, with its modules
 MOST_MODULES = 20  # limit for a package, at one level
 SAME_NAME = {"__main__", "model"}  # base names that mean the same in several packages
 # Public functions with the same name in several modules do the same job, for the subject in the module's name:

@@ -28,7 +28,7 @@ from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.numerics import (
     case_sampling,
     element_comparison,
-    float64_operations,
+    float64_reference_operations,
     hashed_inputs,
     operation_case,
     reference_products,
@@ -110,7 +110,7 @@ def right_references() -> Iterator[None]:
     modules = [module for name, module in sys.modules.items() if name.startswith("envbuild.selftest.")]
     never_wrong = (
         tolerances,
-        float64_operations,
+        float64_reference_operations,
         hashed_inputs,
         reference_products,
         element_comparison,

@@ -14,7 +14,7 @@ from envbuild.fetch.archive_spec import FOLDERS, UNPACKER
 from envbuild.image.layers import gzip_members, nvcc_links
 from envbuild.image.layers.base_and_empty_venv_layers import file_blocks, write_compressed
 from envbuild.image.layers.layer_writer import EXECUTABLE, TAR_BLOCK, WRITER_VERSION, WrittenLayer, tar_header
-from envbuild.util import canonical_json, temporary_files, user_folders
+from envbuild.util import strict_and_canonical_json, temporary_files, user_folders
 from envbuild.util.errors import BuildError, HashMismatch
 from envbuild.util.host_processes import run
 
@@ -36,7 +36,7 @@ class ArchiveLayer:
     @property
     def key(self) -> str:
         versions = [WRITER_VERSION, self.compressor, sha256_file_store.file_digest(UNPACKER)]
-        return canonical_json.canonical_digest(["archive", versions, self.kind, self.sha256, self.release])
+        return strict_and_canonical_json.canonical_digest(["archive", versions, self.kind, self.sha256, self.release])
 
     def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
         """Write the layer. Raises HashMismatch if the file was damaged, BuildError if it cannot be unpacked or

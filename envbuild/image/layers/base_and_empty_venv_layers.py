@@ -13,7 +13,7 @@ from envbuild.image import debian_base_tar
 from envbuild.image.layers import gzip_members, tar_difference, venv_skeleton
 from envbuild.image.layers.layer_writer import WRITER_VERSION, WrittenLayer, write_layer
 from envbuild.resolve.plan_resolver import VENV
-from envbuild.util import canonical_json
+from envbuild.util import strict_and_canonical_json
 from envbuild.util.errors import BuildError
 
 _BLOCK = 1 << 20
@@ -29,7 +29,7 @@ class BaseLayer:
 
     @property
     def key(self) -> str:
-        return canonical_json.canonical_digest(["base", self.compressor, self.tar.stem])
+        return strict_and_canonical_json.canonical_digest(["base", self.compressor, self.tar.stem])
 
     def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
         """Write the layer. Raises HashMismatch if the tar was damaged."""
@@ -50,7 +50,7 @@ class DifferenceLayer:
     @property
     def key(self) -> str:
         content = ["difference", tar_difference.VERSION, self.compressor, self.base.stem, self.wanted.stem]
-        return canonical_json.canonical_digest(content)
+        return strict_and_canonical_json.canonical_digest(content)
 
     def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
         """Write the layer. Raises HashMismatch if a tar was damaged, BuildError if a name in it is reserved."""
@@ -71,7 +71,9 @@ class VenvLayer:
     @property
     def key(self) -> str:
         versions = [WRITER_VERSION, venv_skeleton.VERSION]
-        return canonical_json.canonical_digest(["venv", versions, VENV, self.base.stem, self.python, self.version])
+        return strict_and_canonical_json.canonical_digest(
+            ["venv", versions, VENV, self.base.stem, self.python, self.version]
+        )
 
     def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
         """Write the layer. Raises HashMismatch if the tar was damaged, BuildError if it does not have this Python."""

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from envbuild.registry.block_iterator_file import of_equal_size
+from envbuild.registry.byte_block_streams import of_equal_size
 
 HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
 """The header of a member: deflate, no name, no time, unknown system."""

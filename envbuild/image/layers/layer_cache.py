@@ -16,7 +16,7 @@ from isal import igzip
 
 from envbuild.fetch import sha256_file_store
 from envbuild.image.layers.layer_writer import WrittenLayer
-from envbuild.util import atomic_files, canonical_json, temporary_files, user_folders
+from envbuild.util import atomic_files, strict_and_canonical_json, temporary_files, user_folders
 from envbuild.util.errors import BuildError
 
 _BLOCK = 1 << 20
@@ -115,7 +115,7 @@ def _written(recipe: LayerRecipe, packed: Callable[[bytes], object], plain: Call
 
 def _note(recipe: LayerRecipe, layer: WrittenLayer) -> None:
     if known_layer(recipe) != layer:
-        content = canonical_json.encode(vars(_entry(recipe.key, layer)))
+        content = strict_and_canonical_json.encode(vars(_entry(recipe.key, layer)))
         atomic_files.write_atomically(_file(recipe), content)
 
 
@@ -126,7 +126,7 @@ def _copy(stream: IO[bytes], receiver: Callable[[bytes], object]) -> None:
 
 def _entry(key: str, layer: WrittenLayer) -> _CacheEntry:
     values = (key, layer.digest, layer.size, layer.diff_id, layer.diff_size)
-    return _CacheEntry(*values, canonical_json.canonical_digest(values))
+    return _CacheEntry(*values, strict_and_canonical_json.canonical_digest(values))
 
 
 def _file(recipe: LayerRecipe) -> Path:

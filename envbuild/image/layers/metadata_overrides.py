@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from packaging.utils import NormalizedName, canonicalize_name
 
-from envbuild.image.layers.installed_tree import RecordRow, hash_in_record, parse_record, write_record
 from envbuild.image.layers.layer_writer import LayerEntry, LayerFile, WheelContent
+from envbuild.image.layers.wheel_installed_files import RecordRow, hash_in_record, parse_record, write_record
 
 _REQUIREMENT = re.compile(
     r"(?m)^(Requires-Dist: *)([A-Za-z0-9._-]+) *(\[[^]\n]*\])? *\(?([<>=!~][^;)\r\n]*)\)?( *;[^\r\n]*)?(?=\r?$)"

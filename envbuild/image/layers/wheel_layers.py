@@ -10,7 +10,6 @@ from pathlib import Path
 from packaging.utils import parse_wheel_filename
 
 from envbuild.image.layers import nvcc_links
-from envbuild.image.layers.installed_tree import installed_files
 from envbuild.image.layers.layer_writer import (
     WRITER_VERSION,
     LayerEntry,
@@ -21,9 +20,10 @@ from envbuild.image.layers.layer_writer import (
     write_layer,
 )
 from envbuild.image.layers.metadata_overrides import overriding_files
+from envbuild.image.layers.wheel_installed_files import installed_files
 from envbuild.image.layers.wheel_reader import WheelReader, open_wheel
 from envbuild.resolve.plan_resolver import VENV
-from envbuild.util import canonical_json
+from envbuild.util import strict_and_canonical_json
 from envbuild.util.errors import BuildError, HashMismatch
 
 
@@ -51,7 +51,9 @@ class WheelLayer:
     @property
     def key(self) -> str:
         hashes = [wheel.sha256 for wheel in self.wheels]
-        return canonical_json.canonical_digest([WRITER_VERSION, VENV, self.python, hashes, sorted(self.pins)])
+        return strict_and_canonical_json.canonical_digest(
+            [WRITER_VERSION, VENV, self.python, hashes, sorted(self.pins)]
+        )
 
     def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
         """Write the layer as layer_writer.write_layer does.
@@ -79,7 +81,7 @@ class NvccLinksLayer:
     def key(self) -> str:
         hashes = [wheel.sha256 for wheel in self.wheels]
         content = ["nvcc", WRITER_VERSION, VENV, self.python, hashes, self.home, self.release]
-        return canonical_json.canonical_digest(content)
+        return strict_and_canonical_json.canonical_digest(content)
 
     def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
         """Write the layer. Raises what WheelLayer.write raises, and BuildError if the wheels have no nvcc of this

@@ -16,7 +16,7 @@ from typing import IO
 
 from isal import isal_zlib
 
-from envbuild.fetch.wheel_listings_and_clashes import BROKEN, PACKED, has_second_name, is_inside
+from envbuild.fetch.wheel_file_lists_and_clashes import BROKEN, PACKED, has_second_name, is_inside
 from envbuild.util.errors import LockError, printable
 
 LARGEST_TEXT = 16 << 20

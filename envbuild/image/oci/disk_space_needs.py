@@ -9,7 +9,7 @@ from pathlib import Path
 from envbuild.fetch import sha256_file_store
 from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import Archive
-from envbuild.fetch.lock_entry_types import LockedWheel
+from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.image import debian_base_tar
 from envbuild.image.docker_engine import Engine
 from envbuild.lock.lock_file import Lock

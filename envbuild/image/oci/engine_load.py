@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Callable, Collection
 
 from envbuild.image.docker_engine import Engine, Image
+from envbuild.image.engine_image_to_oci_layout import REF
 from envbuild.image.image_naming import PREFIX
 from envbuild.image.oci import layout_export
 from envbuild.image.oci.image_description import OciImage
-from envbuild.image.oci_layout_writer import REF
 from envbuild.util.errors import EngineError
 
 _CONTAINERD_NAME = "io.containerd.image.name"

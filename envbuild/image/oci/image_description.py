@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.fetch.archive_spec import FOLDERS, Archive
-from envbuild.fetch.lock_entry_types import LockedWheel
+from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.fetch.sha256_file_store import Store
 from envbuild.image.dockerfile_renderer import ENVIRONMENT, MAX_LAYERS
 from envbuild.image.image_naming import LOCK_LABEL
@@ -27,7 +27,7 @@ from envbuild.lock.lock_file import PACKAGES, Lock
 from envbuild.registry import oci_types
 from envbuild.registry.oci_types import Manifest
 from envbuild.resolve.plan_resolver import VENV
-from envbuild.util import canonical_json
+from envbuild.util import strict_and_canonical_json
 from envbuild.util.errors import BuildError, LockError
 
 LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
@@ -68,7 +68,7 @@ class ImageDescription:
     def recipe(self) -> str:
         """The sha256 of everything that determines the image, hex."""
         layers = [(layer.history, layer.recipe.key) for layer in self.layers]
-        return canonical_json.canonical_digest([_CREATED, self.platform, layers, self.settings])
+        return strict_and_canonical_json.canonical_digest([_CREATED, self.platform, layers, self.settings])
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+from envbuild.image.engine_image_to_oci_layout import BLOBS, INDEX, LAYOUT, REF, blob_path
 from envbuild.image.layers.layer_writer import TAR_BLOCK, tar_header
 from envbuild.image.oci import layer_blobs
 from envbuild.image.oci.image_description import ImageDescription, OciImage
-from envbuild.image.oci_layout_writer import BLOBS, INDEX, LAYOUT, REF, blob_path
 from envbuild.registry import oci_types
-from envbuild.util import atomic_files, strict_json, temporary_files
+from envbuild.util import atomic_files, strict_and_canonical_json, temporary_files
 from envbuild.util.errors import FileError
 from envbuild.util.untrusted_input_errors import Malformed
 
@@ -48,7 +48,7 @@ def _other_images(folder: Path, reference: str) -> list[dict[str, Any]]:
     if not index.is_file():
         return []
     try:
-        found = oci_types.descriptors(strict_json.parse(index.read_bytes(), str(index)), "manifests")
+        found = oci_types.descriptors(strict_and_canonical_json.parse(index.read_bytes(), str(index)), "manifests")
         return [item for item in found if (item.get("annotations") or {}).get(REF) != reference]
     except (Malformed, AttributeError):
         raise FileError(f"{index} is damaged", hint="remove the folder, or name another one") from None

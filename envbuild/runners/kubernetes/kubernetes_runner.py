@@ -11,7 +11,7 @@ import secrets
 from envbuild.image.docker_engine import Image
 from envbuild.runners import job_resume_tickets
 from envbuild.runners.job_resume_tickets import Ticket
-from envbuild.runners.kubernetes import job_manifest, pod_states
+from envbuild.runners.kubernetes import job_manifest, pod_job_and_node_states
 from envbuild.runners.kubernetes.cluster_api import ApiRefused, Cluster, Silent, uid
 from envbuild.runners.kubernetes.job_manifest import Object
 from envbuild.runners.kubernetes.kubernetes_settings import KubernetesSite
@@ -77,7 +77,7 @@ class Kubernetes:
             raise Interrupted(
                 f"the terminal was closed; job {self._name} continues", hint=f"to wait for it: --resume {self._name}"
             ) from None
-        except pod_states.Unknown:  # the job may still run
+        except pod_job_and_node_states.Unknown:  # the job may still run
             raise
         except BaseException:
             self._remove(cluster, watch)
@@ -115,7 +115,7 @@ class Kubernetes:
         try:
             found = cluster.job(self._name)
         except Silent as silent:
-            raise pod_states.Unknown(f"the API server does not answer: {silent}", self._name) from silent
+            raise pod_job_and_node_states.Unknown(f"the API server does not answer: {silent}", self._name) from silent
         except ApiRefused as refused:
             raise RunnerError(
                 f"the cluster does not show the job: {refused}", ending="unknown", hint="is it the same cluster?"

@@ -6,11 +6,11 @@ import contextlib
 import time
 from collections.abc import Sequence
 
-from envbuild.runners.kubernetes import job_manifest, pod_states
+from envbuild.runners.kubernetes import job_manifest, pod_job_and_node_states
 from envbuild.runners.kubernetes.cluster_api import ApiRefused, Cluster, Silent
 from envbuild.runners.kubernetes.job_manifest import Object
 from envbuild.runners.kubernetes.kubernetes_settings import KubernetesSite
-from envbuild.runners.kubernetes.pod_states import Lacks, Pod
+from envbuild.runners.kubernetes.pod_job_and_node_states import Lacks, Pod
 from envbuild.runners.runner_interface import RunnerError, Watch
 from envbuild.testrun import output_judge
 from envbuild.testrun.run_result import MAX_STDOUT, RawOutput, RunLocation
@@ -50,7 +50,9 @@ class Attempt:
             except Silent as silent:
                 self._tell("the API server does not answer; waiting for it")
                 if self._lasts("silence", True) >= PATIENCE:
-                    raise pod_states.Unknown(f"the API server no longer answers: {silent}", self._name) from None
+                    raise pod_job_and_node_states.Unknown(
+                        f"the API server no longer answers: {silent}", self._name
+                    ) from None
                 time.sleep(POLL)
                 continue
             except ApiRefused as refused:
@@ -70,14 +72,14 @@ class Attempt:
             self._without()
             return None
         self._lasts("no pod", False)
-        pod = self._same([pod_states.pod(one) for one in found])
+        pod = self._same([pod_job_and_node_states.pod(one) for one in found])
         self._tell(pod.describe())
-        wrong = pod_states.pod_error(pod)
+        wrong = pod_job_and_node_states.pod_error(pod)
         if wrong:
             raise wrong
-        if pod.ended or (pod.reason == pod_states.DEADLINE and pod.begun):
+        if pod.ended or (pod.reason == pod_job_and_node_states.DEADLINE and pod.begun):
             return self._ended(pod)
-        waits = pod_states.unpulled(pod)
+        waits = pod_job_and_node_states.unpulled(pod)
         if waits and self._lasts("pulling", True) >= PULLING:
             raise waits
         if not waits:
@@ -106,8 +108,11 @@ class Attempt:
         """The error of a pod that has been marked for deletion for long, and that its node does not end."""
         found = (self._nodes() or {}).get(pod.node)
         if found and not found.ready:
-            return RunnerError(f"the pod was removed because its node {pod.node} failed, or is cut off",
-                               ending="node-failure", hint=pod_states.node_reasons({pod.node: found}))  # fmt: skip
+            return RunnerError(
+                f"the pod was removed because its node {pod.node} failed, or is cut off",
+                ending="node-failure",
+                hint=pod_job_and_node_states.node_reasons({pod.node: found}),
+            )
         return RunnerError("a user deleted the pod, or its node was drained", ending="cancelled",
                            hint=self._node(pod.node))  # fmt: skip
 
@@ -131,14 +136,16 @@ class Attempt:
         job = self._cluster.job(self._name)
         if job is None:
             raise RunnerError("the job was deleted, and not by this command", ending="cancelled", hint="run it again")
-        ended = pod_states.job_ended(job)
-        if ended and ended[0] == pod_states.DEADLINE:
+        ended = pod_job_and_node_states.job_ended(job)
+        if ended and ended[0] == pod_job_and_node_states.DEADLINE:
             raise RunnerError("the job was ended at its deadline: it waited too long for a node", ending="time-out",
                               hint=f"{ended[1]}\nraise the limit with kubernetes: {{queue: MINUTES}}")  # fmt: skip
         if ended:
             raise _gone(ended[1])
-        held = self._lasts("suspended", pod_states.suspended(job))
-        if pod_states.suspended(job):  # for example by Kueue; the Job's own deadline does not run while it is suspended
+        held = self._lasts("suspended", pod_job_and_node_states.suspended(job))
+        if pod_job_and_node_states.suspended(
+            job
+        ):  # for example by Kueue; the Job's own deadline does not run while it is suspended
             self._lasts("no pod", False)
             self._tell("is suspended: it waits in a queue of the cluster")
             queue = job_manifest.QUEUE if self._site.queue is None else self._site.queue
@@ -161,12 +168,16 @@ class Attempt:
         except (ApiRefused, Silent):
             return None
         wanted = job_manifest.product_labels(self._job, self._site)
-        return pod_states.by_node(nodes, self._spec, wanted, self._job.count if self._job.gpus else 0)
+        return pod_job_and_node_states.by_node(nodes, self._spec, wanted, self._job.count if self._job.gpus else 0)
 
     def _node(self, name: str) -> str:
         found = self._nodes() or {}
         lacks = found.get(name)
-        return pod_states.node_reasons({name: lacks}) if lacks and (lacks.ever or lacks.now) else "run it again"
+        return (
+            pod_job_and_node_states.node_reasons({name: lacks})
+            if lacks and (lacks.ever or lacks.now)
+            else "run it again"
+        )
 
     def _placeable(self, pod: Pod) -> None:
         """Raises NotProved if no node could ever take the pod, and RunnerError if none did within the time set by
@@ -175,7 +186,7 @@ class Attempt:
             return
         self._next_look = time.monotonic() + GRACE
         found = self._nodes()
-        why = pod_states.node_reasons(found) if found is not None else pod.unplaced
+        why = pod_job_and_node_states.node_reasons(found) if found is not None else pod.unplaced
         queue = self._site.queue
         if queue is None and found is not None and all(lacks.ever for lacks in found.values()):
             raise NotProved(
@@ -220,10 +231,11 @@ class Attempt:
                 return None
             raise self._late(pod)
         had = ended.seconds + CLOCK >= self._job.limits.timeout  # it had its full time
-        if pod.reason == pod_states.DEADLINE and ended.code not in (0, 5) and not had:
+        if pod.reason == pod_job_and_node_states.DEADLINE and ended.code not in (0, 5) and not had:
             raise self._late(pod)
         expired = had and (
-            ended.code == job_manifest.LATE or (pod.reason == pod_states.DEADLINE and ended.code not in (0, 5))
+            ended.code == job_manifest.LATE
+            or (pod.reason == pod_job_and_node_states.DEADLINE and ended.code not in (0, 5))
         )
         try:
             stdout = self._log(pod)

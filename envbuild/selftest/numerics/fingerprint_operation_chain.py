@@ -12,8 +12,8 @@ from typing import Callable
 import torch
 import torch.nn.functional as F
 
-from envbuild.selftest.numerics import float64_operations, hashed_inputs
-from envbuild.selftest.numerics.float64_operations import Arithmetic, Exact
+from envbuild.selftest.numerics import float64_reference_operations, hashed_inputs
+from envbuild.selftest.numerics.float64_reference_operations import Arithmetic, Exact
 
 CHANNELS, FRAMES, SIDE = 8, 4, 16  # of the video
 STEM, WIDTH, HIDDEN, HEADS, MIXED = 32, 128, 512, 2, 96
@@ -52,30 +52,40 @@ def operation_chain() -> tuple[Op, ...]:
         Op(
             "conv3d",
             _conv3d,
-            float64_operations.convolution,
+            float64_reference_operations.convolution,
             (signed_values((STEM, CHANNELS, 3, 3, 3), 2, 2**-3), signed_values((STEM,), 3)),
         ),
-        Op("silu", F.silu, float64_operations.silu),
+        Op("silu", F.silu, float64_reference_operations.silu),
         Op("conv2d", _conv2d, _exact_conv2d, (signed_values((WIDTH, STEM, 3, 3), 4, 2**-3),)),
-        Op("gelu", F.gelu, float64_operations.gelu),
+        Op("gelu", F.gelu, float64_reference_operations.gelu),
         Op(
             "layernorm",
             _layer_norm,
             _exact_layer_norm,
             (1 + signed_values((WIDTH,), 5, 2**-1), signed_values((WIDTH,), 6)),
         ),
-        Op("linear.qkv", F.linear, float64_operations.linear, _weights(3 * WIDTH, WIDTH, 7)),
+        Op("linear.qkv", F.linear, float64_reference_operations.linear, _weights(3 * WIDTH, WIDTH, 7)),
         Op("sdpa", _attention, _exact_attention),
-        Op("linear.out", F.linear, float64_operations.linear, _weights(WIDTH, WIDTH, 9)),
+        Op("linear.out", F.linear, float64_reference_operations.linear, _weights(WIDTH, WIDTH, 9)),
         Op("rmsnorm", _rms_norm, _exact_rms_norm, (1 + signed_values((WIDTH,), 11, 2**-1),)),
-        Op("linear.up", F.linear, float64_operations.linear, _weights(HIDDEN, WIDTH, 12)),
-        Op("gelu.tanh", _gelu_tanh, float64_operations.gelu_tanh),
-        Op("linear.down", F.linear, float64_operations.linear, _weights(WIDTH, HIDDEN, 14)),
-        Op("matmul.scores", torch.matmul, float64_operations.matmul, (signed_values((WIDTH, TOKENS), 16, 2**-2),)),
-        Op("softmax", _softmax, float64_operations.softmax),
-        Op("matmul.mix", torch.matmul, float64_operations.matmul, (hashed_inputs.uniform((TOKENS, MIXED), 17),)),
-        Op("mean", lambda x: torch.mean(x, dim=1), lambda how, x: float64_operations.mean(how, x, 1)),
-        Op("sum", lambda x: torch.sum(x, dim=-1), lambda how, x: float64_operations.total(how, x, -1)),
+        Op("linear.up", F.linear, float64_reference_operations.linear, _weights(HIDDEN, WIDTH, 12)),
+        Op("gelu.tanh", _gelu_tanh, float64_reference_operations.gelu_tanh),
+        Op("linear.down", F.linear, float64_reference_operations.linear, _weights(WIDTH, HIDDEN, 14)),
+        Op(
+            "matmul.scores",
+            torch.matmul,
+            float64_reference_operations.matmul,
+            (signed_values((WIDTH, TOKENS), 16, 2**-2),),
+        ),
+        Op("softmax", _softmax, float64_reference_operations.softmax),
+        Op(
+            "matmul.mix",
+            torch.matmul,
+            float64_reference_operations.matmul,
+            (hashed_inputs.uniform((TOKENS, MIXED), 17),),
+        ),
+        Op("mean", lambda x: torch.mean(x, dim=1), lambda how, x: float64_reference_operations.mean(how, x, 1)),
+        Op("sum", lambda x: torch.sum(x, dim=-1), lambda how, x: float64_reference_operations.total(how, x, -1)),
     )
 
 
@@ -98,7 +108,7 @@ def _conv2d(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def _exact_conv2d(how: Arithmetic, x: torch.Tensor, w: torch.Tensor) -> Exact:
-    return float64_operations.convolution(how, _frames(x), w, stride=2)
+    return float64_reference_operations.convolution(how, _frames(x), w, stride=2)
 
 
 def _tokens(x: torch.Tensor) -> torch.Tensor:
@@ -111,7 +121,7 @@ def _layer_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tens
 
 
 def _exact_layer_norm(how: Arithmetic, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Exact:
-    return float64_operations.layer_norm(how, _tokens(x), w, b, EPSILON)
+    return float64_reference_operations.layer_norm(how, _tokens(x), w, b, EPSILON)
 
 
 def split_heads(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -129,7 +139,7 @@ def _attention(x: torch.Tensor) -> torch.Tensor:
 
 
 def _exact_attention(how: Arithmetic, x: torch.Tensor) -> Exact:
-    found = float64_operations.attention(how, *split_heads(x))
+    found = float64_reference_operations.attention(how, *split_heads(x))
     return Exact(_merged(found.value), _merged(found.bound))
 
 
@@ -140,7 +150,7 @@ def _rms_norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def _exact_rms_norm(how: Arithmetic, x: torch.Tensor, w: torch.Tensor) -> Exact:
-    return float64_operations.rms_norm(how, x, w, EPSILON)
+    return float64_reference_operations.rms_norm(how, x, w, EPSILON)
 
 
 def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 
 from envbuild.selftest.harness.probe_context import Context, Refusal, is_unsupported, short_name
 from envbuild.selftest.numerics.element_comparison import Worst, compare
-from envbuild.selftest.numerics.float64_operations import Exact
+from envbuild.selftest.numerics.float64_reference_operations import Exact
 
 _NO_ERROR = torch.zeros((), dtype=torch.float64)
 

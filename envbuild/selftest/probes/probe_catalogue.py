@@ -22,15 +22,8 @@ from envbuild.selftest.probes.gemm import gemm_crash, gemm_exact_and_accuracy, g
 from envbuild.selftest.probes.hardware import burn, hw_health, large, memory, perf, transfer
 from envbuild.selftest.probes.multi_gpu import dist_nodes, dist_staged
 from envbuild.selftest.probes.normalization import norm_apex, norm_sampled_cases, norm_torch
-from envbuild.selftest.probes.operations import fft_and_linalg, operations, repeat
-from envbuild.selftest.probes.training import (
-    fingerprint,
-    graph_replay,
-    optim_apex,
-    optim_torch,
-    train_repeat,
-    train_step,
-)
+from envbuild.selftest.probes.operations import fft_and_linalg, fingerprint, operations, repeat
+from envbuild.selftest.probes.training import graph_replay, optim_apex, optim_torch, train_repeat, train_step
 
 # The lowest compute capabilities are those of torch's sources: aten/src/ATen/native/cuda/ScaledBlas.cpp for fp8,
 # transformers/cuda/sdp_utils.cpp for attention. Before torch 2.2 FlashAttention also took 7.5.

@@ -13,7 +13,7 @@ from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.numerics import case_sampling
 from envbuild.selftest.numerics.case_sampling import Operation, Point
-from envbuild.selftest.numerics.float64_operations import Exact
+from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
 
 SEED = 5

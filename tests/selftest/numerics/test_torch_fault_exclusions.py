@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from envbuild.selftest.numerics import case_sampling, operation_case, torch_fault_exclusions
 from envbuild.selftest.numerics.torch_fault_exclusions import KNOWN_FAULTS, KnownFault
 from envbuild.selftest.probes.convolution import conv_sampled_cases
-from envbuild.selftest.probes.operations import pooling_and_resize_cases, pooling_padding_and_unfold_cases
+from envbuild.selftest.probes.operations import image_pooling_and_resize_cases, pooling_padding_and_unfold_cases
 
 (GROUPED, SHORT_VOLUME, PADDED, STRIDED, AVERAGED, POOLED) = KNOWN_FAULTS
 
@@ -200,7 +200,7 @@ def test_on_a_gpu_the_gradient_of_a_padded_average_in_channels_last_is_left_out(
 
 
 @pytest.mark.parametrize(
-    "module", [pooling_and_resize_cases, pooling_padding_and_unfold_cases], ids=["resized images", "pooling"]
+    "module", [image_pooling_and_resize_cases, pooling_padding_and_unfold_cases], ids=["resized images", "pooling"]
 )
 def test_where_it_is_left_out_a_contiguous_copy_has_its_gradient_computed(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch

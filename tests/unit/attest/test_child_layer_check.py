@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from envbuild.attest import child_layer_check, loader_files
+from envbuild.attest import child_layer_check, dynamic_loader_config_check
 
 PYTHON = Path("/usr/bin/python3")
 # The modules of the standard library that torch, or an ordinary program with it, imports and that link a library.
@@ -48,9 +48,9 @@ def test_the_libraries_that_debians_python_loads_are_system_libraries() -> None:
     assert done.returncode == 0, done.stderr
     loaded = [PurePosixPath(path.lstrip("/")) for path in done.stdout.split()]
     assert any(path.name.startswith("libffi.so") for path in loaded)
-    assert [str(path) for path in loaded if not loader_files.is_system_library(path)] == []
+    assert [str(path) for path in loaded if not dynamic_loader_config_check.is_system_library(path)] == []
 
 
 @pytest.mark.parametrize("name", ["libibverbs.so.1", "libnuma.so.1", "libssl.so", "libcurl.so.4", "libcrypto.a"])
 def test_other_libraries_are_not_system_libraries(name: str) -> None:
-    assert not loader_files.is_system_library(PurePosixPath("usr/lib/x86_64-linux-gnu") / name)
+    assert not dynamic_loader_config_check.is_system_library(PurePosixPath("usr/lib/x86_64-linux-gnu") / name)

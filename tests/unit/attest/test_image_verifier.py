@@ -24,7 +24,7 @@ from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.registry import image_content_reader, oci_types
 from envbuild.registry.image_content_reader import Config
 from envbuild.testrun.run_result import RunLocation
-from envbuild.util import canonical_json
+from envbuild.util import strict_and_canonical_json
 from envbuild.util.errors import CheckFailed, FileError, NetworkError, UsageError
 from envbuild.util.untrusted_input_errors import Malformed
 from unit.evidence.runs import passed_run, probe, run_on
@@ -100,7 +100,7 @@ def resign(site: Site, change: Callable[[dict[str, Any]], None]) -> None:
     def again(envelope: dict[str, Any]) -> dict[str, Any]:
         stated = json.loads(base64.b64decode(envelope["payload"]))
         change(stated)
-        return keys_and_signatures.seal(canonical_json.encode(stated), signer)
+        return keys_and_signatures.seal(strict_and_canonical_json.encode(stated), signer)
 
     rewrite(site, again)
 

@@ -19,8 +19,8 @@ from envbuild.image.build_records_and_comparison import CompiledRecord
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.lock.wheel_contents import roots
-from envbuild.profile.project_shapes_and_script import Script
-from envbuild.util import canonical_json, strict_json, untrusted_input_errors
+from envbuild.profile.project_test_shapes_and_script import Script
+from envbuild.util import strict_and_canonical_json, untrusted_input_errors
 from envbuild.util.errors import CheckFailed
 from unit.evidence.runs import documents, judged, lines, passed_run, probe
 from unit.evidence.test_evidence_statements_and_store import IMAGE, document_of, record_of
@@ -81,7 +81,11 @@ def test_the_same_statement_gives_the_same_bytes(locked: Lock) -> None:
     stated = result_of(locked)
     other = dict(reversed(copy.deepcopy(stated).items()))
     read, again = map(in_toto_statements.parse_statement, (stated, other))
-    assert in_toto_statements.canonical(read) == in_toto_statements.canonical(again) == canonical_json.encode(stated)
+    assert (
+        in_toto_statements.canonical(read)
+        == in_toto_statements.canonical(again)
+        == strict_and_canonical_json.encode(stated)
+    )
 
 
 @pytest.mark.parametrize(
@@ -246,7 +250,9 @@ def test_the_bill_of_materials_is_the_same_every_time(locked: Lock) -> None:
 )
 def test_documents_from_elsewhere_are_bounded(raw: bytes, message: str) -> None:
     with pytest.raises(untrusted_input_errors.Malformed, match=message):
-        strict_json.parse(raw, "the document", limit=1000 if len(raw) == 2009 else strict_json.MAX_BYTES)
+        strict_and_canonical_json.parse(
+            raw, "the document", limit=1000 if len(raw) == 2009 else strict_and_canonical_json.MAX_BYTES
+        )
 
 
 # extensions

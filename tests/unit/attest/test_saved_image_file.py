@@ -15,9 +15,9 @@ import requests
 import zstandard
 
 from envbuild.attest import keys_and_signatures
-from envbuild.image.oci_layout_writer import REF
+from envbuild.image.engine_image_to_oci_layout import REF
 from envbuild.registry import oci_types
-from envbuild.registry.block_iterator_file import Blocks
+from envbuild.registry.byte_block_streams import Blocks
 from envbuild.util.errors import CheckFailed, EngineError, NotProved, UsageError
 from unit.evidence.runs import passed_run, probe
 from unit.saved import tar

@@ -23,11 +23,11 @@ from envbuild.audit.collected_environment import Holdings
 from envbuild.audit.environment_audit import Audit, Expected
 from envbuild.audit.library_and_distribution_findings import Finding, VersionMismatch
 from envbuild.facts import database
-from envbuild.facts.json_document_types import plain
 from envbuild.lock.lock_file import Lock
 from envbuild.runners import host_runner
 from envbuild.testrun.run_result import RawOutput
 from envbuild.util.errors import CheckFailed
+from envbuild.util.json_output_types import plain
 from unit.support import envbuild
 
 H20 = Expected(profile="h20", cli_words="h20", gpus=(database.gpus()["h20"],), driver="560.28.03")

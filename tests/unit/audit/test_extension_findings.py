@@ -19,8 +19,8 @@ from envbuild.audit import collected_environment, environment_audit
 from envbuild.audit.collected_environment import Holdings
 from envbuild.audit.environment_audit import Audit, Expected
 from envbuild.facts import database
-from envbuild.facts.json_document_types import plain
 from envbuild.runners import host_runner
+from envbuild.util.json_output_types import plain
 
 H20 = Expected(profile="h20", gpus=(database.gpus()["h20"],), driver="560.28.03")
 ASKED = Expected(**{**vars(H20), "modules": {"own": ("kernels", "own.host")}})

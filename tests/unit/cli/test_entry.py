@@ -126,9 +126,9 @@ def test_every_command_file_is_listed() -> None:
         "export_documents",
         "output_files",
         "probe_result_display",
-        "several_profiles",
+        "multi_profile_loop",
         "fingerprint_diff",
-        "html_report",
+        "show_html",
     }
     assert files == {name.replace("-", "_") for name in NAMES}
 

@@ -12,7 +12,7 @@ from envbuild.pipeline import make_build_and_test
 from envbuild.profile import starter_profile
 from envbuild.profile.value_types import PLATFORM
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
-from envbuild.util import yaml_document
+from envbuild.util import yaml_and_project_paths
 from envbuild.util.errors import EngineError
 from unit.support import envbuild, write_profile
 
@@ -78,7 +78,7 @@ def test_every_unsupported_gpu_is_refused_by_each_of_its_names(gpu: str) -> None
     ],
 )
 def test_the_pins_are_those_of_the_nearest_gpu(gpu: str, parent: str) -> None:
-    assert yaml_document.parse(starter_profile.for_gpu(gpu), gpu).data == {
+    assert yaml_and_project_paths.parse(starter_profile.for_gpu(gpu), gpu).data == {
         "description": database.gpus()[gpu].names[0], "extends": parent, "gpus": [gpu],
     }  # fmt: skip
 

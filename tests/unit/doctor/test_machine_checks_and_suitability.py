@@ -6,7 +6,7 @@ import pytest
 
 from envbuild.doctor import cpu_memory_and_os, gpu_checks, machine_checks_and_suitability, system_checks
 from envbuild.doctor.machine_readings import Answer, DriverReading, Ecc, GpuReading, Host
-from envbuild.doctor.profile_requirements import Need
+from envbuild.doctor.profile_hardware_needs import Need
 
 
 def host(*names: str, version: str = "550.54.15", late: tuple[str, ...] = ()) -> Host:

@@ -18,7 +18,7 @@ from envbuild.image import build_records_and_comparison
 from envbuild.image.build_records_and_comparison import Record
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.image.layers import wheel_layers
-from envbuild.image.oci import recorded_images
+from envbuild.image.oci import lock_image_lookup_and_recipe
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import make_build_and_test, runner_selection
@@ -64,7 +64,7 @@ class World:
 
     def built(self, image: Image, lock: Lock | None = None) -> Image:
         made = lock or self.lock
-        recipe = recorded_images.recipe_digest(made, "sample", ())
+        recipe = lock_image_lookup_and_recipe.recipe_digest(made, "sample", ())
         build_records_and_comparison.write(Record(image.id, image.handle, made.id, recipe, image.layers, "envbuild"))
         self.engine.held[image.handle] = image
         self.engine.tagged[made.short] = image.handle

@@ -11,8 +11,8 @@ import yaml
 from click.testing import CliRunner
 
 from envbuild.cli.entry import cli
-from envbuild.explain import log_explanation, log_reader_and_search
-from envbuild.explain.log_explanation import Explanation
+from envbuild.explain import cause_ranking, log_reader_and_search
+from envbuild.explain.cause_ranking import Explanation
 
 FOLDER = Path(__file__).parents[2] / "logs"
 PARTS = ("develop", "collected", "recent", "held-out", "recent-held-out")
@@ -66,7 +66,7 @@ def seen() -> tuple[Case, ...]:
 
 @cache
 def explained(case: Case) -> Explanation:
-    return log_explanation.explain(log_reader_and_search.Log(case.raw))
+    return cause_ranking.explain(log_reader_and_search.Log(case.raw))
 
 
 def named(case: Case) -> frozenset[str]:
@@ -104,7 +104,7 @@ def sealed(symptom: str | None = None) -> Answers:
     for name, row in rows.items():
         if symptom not in (None, row["symptom"]):
             continue
-        matches = log_explanation.explain(log_reader_and_search.Log((folder / f"{name}.log").read_bytes())).matches
+        matches = cause_ranking.explain(log_reader_and_search.Log((folder / f"{name}.log").read_bytes())).matches
         first = matches[0].id if matches else None
         with_cause += row["kind"] == "cause" and bool(row["expect"])
         right += row["kind"] == "cause" and first in row["expect"]

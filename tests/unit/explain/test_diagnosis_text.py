@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from envbuild.explain import cause_scoring, diagnosis_text, log_explanation, log_reader_and_search
+from envbuild.explain import cause_ranking, cause_scoring, diagnosis_text, log_reader_and_search
 from envbuild.facts import log_signatures
 from unit.explain import corpus
 from unit.explain.corpus import piped
@@ -14,13 +14,13 @@ from unit.explain.corpus import piped
 H20 = "PyTorch version: 2.3.0+cu121\nGPU 0: NVIDIA H20\npython train.py\n"
 
 
-def explanation_of(text: str) -> log_explanation.Explanation:
-    return log_explanation.explain(log_reader_and_search.Log(text.encode()))
+def explanation_of(text: str) -> cause_ranking.Explanation:
+    return cause_ranking.explain(log_reader_and_search.Log(text.encode()))
 
 
 def report(text: str, markdown: bool = False) -> list[str]:
     log = log_reader_and_search.Log(text.encode())
-    return list(diagnosis_text.render(log, log_explanation.explain(log), (), markdown))
+    return list(diagnosis_text.render(log, cause_ranking.explain(log), (), markdown))
 
 
 # ---- reports of users, in their own words ----
@@ -121,7 +121,7 @@ BARE = {
 def test_where_no_cause_is_named_the_symptom_and_what_decides_are_shown(symptom: str) -> None:
     found = explanation_of(BARE[symptom] + "\n")
     assert found.unknown and symptom in found.read.symptoms
-    assert 1 <= len(found.possible) <= log_explanation.MOST_POSSIBLE
+    assert 1 <= len(found.possible) <= cause_ranking.MOST_POSSIBLE
     row = next(row for row in log_signatures.symptoms() if row.symptom == symptom)
     assert row.decide in found.decide
     output = report(BARE[symptom])

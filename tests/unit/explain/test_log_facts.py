@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-from envbuild.explain import log_explanation, log_facts, log_reader_and_search
+from envbuild.explain import cause_ranking, explanation_document, log_facts, log_reader_and_search
 from envbuild.facts import database, log_signatures
 from envbuild.facts.advisory_model import Change, Situation
 from envbuild.resolve import advisory_remedy, profile_reader_and_overrides
@@ -19,8 +19,8 @@ H20 = "torch 2.3.0, NVIDIA H20, python train.py\n"
 CRASH = "Floating point exception (core dumped)\n"
 
 
-def explanation_of(text: str) -> log_explanation.Explanation:
-    return log_explanation.explain(log_reader_and_search.Log(text.encode()))
+def explanation_of(text: str) -> cause_ranking.Explanation:
+    return cause_ranking.explain(log_reader_and_search.Log(text.encode()))
 
 
 def causes(text: str) -> list[str]:
@@ -76,7 +76,7 @@ def test_the_change_is_yaml_that_a_profile_takes(name: str, project: Path) -> No
 
 
 def test_the_nearest_version_is_taken() -> None:
-    pin = log_explanation.change  # the words; `written` has the versions
+    pin = explanation_document.change  # the words; `written` has the versions
     hopper = CHANGES["cublas-hopper-fpe"]
     assert pin(hopper) == {"pins": {"cublas": ">=12.4.5.8"}}
     assert advisory_remedy.written(hopper, Situation(cuda="11.8")) == {}, "no cuBLAS of CUDA 11 has the fix"

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from envbuild.explain import log_explanation, log_reader_and_search, message_normalization
+from envbuild.explain import cause_ranking, log_reader_and_search, message_normalization
 from envbuild.facts import database, log_signatures
 from unit.explain import corpus
 
@@ -50,7 +50,7 @@ def test_control_sequences_go_and_text_stays() -> None:
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-8-sig"])
 def test_output_of_powershell_is_read(encoding: str) -> None:
     raw = "step 1\nRuntimeError: CUDA out of memory.\n".encode(encoding)
-    assert [match.id for match in log_explanation.explain(log_reader_and_search.Log(raw)).matches] == ["gpu-memory"]
+    assert [match.id for match in cause_ranking.explain(log_reader_and_search.Log(raw)).matches] == ["gpu-memory"]
 
 
 def test_a_long_line_is_searched_to_its_end() -> None:
@@ -136,7 +136,7 @@ def test_ten_megabytes_in_a_second(kind: str) -> None:
         "binary": lambda: rng.randbytes(10_000_000),
         "one line": lambda: b"nan cudnn sdp " * 700_000,
     }[kind]()[:10_000_000]
-    log_explanation.explain(log_reader_and_search.Log(b"x"))  # reads the facts
+    cause_ranking.explain(log_reader_and_search.Log(b"x"))  # reads the facts
     begin = time.process_time()
-    log_explanation.explain(log_reader_and_search.Log(raw))
+    cause_ranking.explain(log_reader_and_search.Log(raw))
     assert time.process_time() - begin < 10 * BUDGET  # on shared processors, waiting for memory counts too

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from envbuild.explain import (
+    cause_ranking,
     error_number_translation,
-    log_explanation,
     log_facts,
     log_reader_and_search,
     message_normalization,
@@ -28,8 +28,8 @@ MESSAGES = [
 INNOCENT = yaml.safe_load((_FOLDER / "innocent_messages.yaml").read_text("utf-8"))
 
 
-def explanation_of(text: str) -> log_explanation.Explanation:
-    return log_explanation.explain(log_reader_and_search.Log(text.encode()))
+def explanation_of(text: str) -> cause_ranking.Explanation:
+    return cause_ranking.explain(log_reader_and_search.Log(text.encode()))
 
 
 def causes(text: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from envbuild.explain import localized_message_translation, log_explanation, log_reader_and_search, stack_frames
+from envbuild.explain import cause_ranking, localized_message_translation, log_reader_and_search, stack_frames
 
 H20 = "PyTorch version: 2.3.0+cu121\nGPU 0: NVIDIA H20\npython train.py\n"
 FPE = "Program received signal SIGFPE, Arithmetic exception.\n"
@@ -15,7 +15,7 @@ def read(text: str) -> stack_frames.Stacks:
 
 
 def causes(text: str) -> list[str]:
-    return [match.id for match in log_explanation.explain(log_reader_and_search.Log(text.encode())).matches]
+    return [match.id for match in cause_ranking.explain(log_reader_and_search.Log(text.encode())).matches]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_localized_messages_are_read_as_the_english_ones(text: str, cause: str) 
 
 
 def test_a_shown_line_is_as_the_log_has_it() -> None:
-    (match,) = log_explanation.explain(log_reader_and_search.Log("已杀死\n".encode())).matches
+    (match,) = cause_ranking.explain(log_reader_and_search.Log("已杀死\n".encode())).matches
     assert match.lines[0].text == "已杀死"
 
 
@@ -123,5 +123,5 @@ def test_a_shown_line_is_as_the_log_has_it() -> None:
     ],
 )
 def test_installed_versions(text: str, torch: str | None, cuda: str | None) -> None:
-    situation = log_explanation.explain(log_reader_and_search.Log(text.encode())).read.situation
+    situation = cause_ranking.explain(log_reader_and_search.Log(text.encode())).read.situation
     assert (situation.torch, situation.cuda) == (torch, cuda)

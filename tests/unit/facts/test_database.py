@@ -14,7 +14,7 @@ from selftest.named import RECORDED
 from envbuild.facts import database, fact_file_reader, mixed_gpu_settings, probe_catalogue_reader
 from envbuild.facts.advisory_model import Advisory, Change, Match, Shows, Situation
 from envbuild.facts.fact_field_types import VersionRange
-from envbuild.util import yaml_document
+from envbuild.util import yaml_and_project_paths
 from envbuild.util.errors import FactsError
 from unit.support import envbuild, write_profile
 
@@ -120,7 +120,7 @@ def test_no_file_names_an_index_or_a_path_of_a_machine(name: str) -> None:
 
 @pytest.mark.parametrize("name", SHIPPED[:6])
 def test_every_source_that_is_described_is_used(name: str) -> None:
-    read = yaml_document.read(fact_file_reader._FOLDER / f"{name}.yaml")
+    read = yaml_and_project_paths.read(fact_file_reader._FOLDER / f"{name}.yaml")
     rest = {key: value for key, value in read.data.items() if key != "sources"}
     assert [key for key in read.data["sources"] if f"'{key}'" not in str(rest)] == []
 
@@ -130,7 +130,7 @@ def test_every_source_that_is_described_is_used(name: str) -> None:
 
 def test_every_source_of_a_gpu_names_a_page() -> None:
     """`public-logs` only says where a figure comes from, so no row may have it as its only source."""
-    sources = yaml_document.read(fact_file_reader._FOLDER / "gpus.yaml").data["sources"]
+    sources = yaml_and_project_paths.read(fact_file_reader._FOLDER / "gpus.yaml").data["sources"]
     assert [key for key, text in sources.items() if "https://" not in text] == ["public-logs"]
     assert [gpu.id for gpu in database.gpus().values() if gpu.source == ("public-logs",)] == []
 

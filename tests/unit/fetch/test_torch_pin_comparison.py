@@ -18,7 +18,7 @@ from envbuild.fetch import (
     index_config,
     sha256_file_store,
     torch_pin_comparison,
-    wheel_listings_and_clashes,
+    wheel_file_lists_and_clashes,
 )
 from envbuild.fetch.file_download_and_range_reads import RemoteFile
 from envbuild.util.errors import NetworkError
@@ -137,4 +137,4 @@ def test_a_part_that_is_cut_off_is_an_error_of_the_network(served: Index) -> Non
         ) as stream,
         pytest.raises(NetworkError, match=r"torch-2\.7\.1-py3-none-any\.whl cannot be fetched: "),
     ):
-        wheel_listings_and_clashes.read(stream, file.name)
+        wheel_file_lists_and_clashes.read(stream, file.name)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from envbuild.fetch import index_config, uv_config
-from envbuild.fetch.lock_entry_types import LockedWheel
+from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.lock import lock_file
 from envbuild.util.errors import SettingsError
 from unit.conftest import forget

@@ -13,7 +13,7 @@ from urllib3.util.retry import Retry
 
 from envbuild.facts import database
 from envbuild.fetch import index_config, sha256_file_store, wheel_resolution_and_download
-from envbuild.fetch.lock_entry_types import LockedWheel, Wheel
+from envbuild.fetch.locked_wheel_types import LockedWheel, Wheel
 from envbuild.fetch.wheel_resolution_and_download import Resolved
 from envbuild.util.errors import EnvbuildError, HashMismatch, NetworkError, ProfileError, SettingsError
 from unit.conftest import forget

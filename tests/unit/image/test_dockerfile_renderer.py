@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
-from envbuild.fetch.lock_entry_types import LockedWheel, Overridden
+from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.image import dockerfile_renderer
 from envbuild.lock import lock_file
+from envbuild.lock.lock_entry_types import Overridden
 from envbuild.lock.lock_file import Lock
 from envbuild.profile import model as profile_model
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
-from envbuild.util import canonical_json, package_data
+from envbuild.util import package_data, strict_and_canonical_json
 from envbuild.util.errors import EnvbuildError, LockError, ProfileError
 from unit import oracle
 from unit.oracle import Instruction
@@ -521,7 +522,7 @@ def document_of(found: Lock, folder: Path) -> dict[str, Any]:
 def read_again(data: dict[str, Any], folder: Path) -> Lock | LockError:
     """Read a lock that was edited by hand, with its id recomputed."""
     if data["id"].startswith("sha256:"):
-        data["id"] = f"sha256:{canonical_json.canonical_digest(data['content'])}"
+        data["id"] = f"sha256:{strict_and_canonical_json.canonical_digest(data['content'])}"
     file = folder / "lock.yaml"
     file.write_text(as_yaml(data), encoding="utf-8")
     try:

@@ -18,7 +18,7 @@ from envbuild.image import (
     debian_base_tar,
     extension_wheel_build,
     image_and_cache_pruning,
-    noted_lock_paths,
+    lock_paths_of_built_images,
 )
 from envbuild.image.docker_engine import Engine
 from envbuild.lock import lock_file
@@ -182,7 +182,7 @@ def elsewhere(engine: FakeEngine, locked: Lock, tmp_path: Path, monkeypatch: pyt
     file = tmp_path / "else where" / "mine.lock.yaml"
     file.parent.mkdir()
     lock_file.write(locked, file, "mine")
-    noted_lock_paths.note_lock(file)
+    lock_paths_of_built_images.note_lock(file)
     monkeypatch.setattr(command, "Engine", lambda: engine)
     monkeypatch.setattr(docker_runner, "sweep_containers", lambda engine: None)
     engine.tagged = [(f"envbuild/mine:{tag}", handle, 1) for tag, handle in
@@ -203,26 +203,26 @@ def pruned(*options: str) -> list[str]:
 def test_an_image_built_from_a_path_is_kept_while_its_lock_names_it(elsewhere: Path, engine: FakeEngine) -> None:
     assert pruned("--dry-run") == ["envbuild/mine:0123456789ab"]
     assert pruned() == engine.removed == ["envbuild/mine:0123456789ab"]
-    assert list(noted_lock_paths.all_locks()) == [elsewhere]
+    assert list(lock_paths_of_built_images.all_locks()) == [elsewhere]
 
 
 def test_a_lock_that_is_gone_keeps_nothing(elsewhere: Path, engine: FakeEngine, locked: Lock) -> None:
     elsewhere.unlink()
     found = pruned("--images-only")
     assert found == [f"envbuild/mine:{locked.short}", "envbuild/mine:0123456789ab"]
-    assert list(noted_lock_paths.all_locks()) == [elsewhere], "an image of that name is still there"
+    assert list(lock_paths_of_built_images.all_locks()) == [elsewhere], "an image of that name is still there"
     engine.tagged = []
     assert [Path(name).name for name in pruned()] == [locked.wheels[0].wheel.sha256]
-    assert list(noted_lock_paths.all_locks()) == []
+    assert list(lock_paths_of_built_images.all_locks()) == []
 
 
 def test_a_note_that_another_prune_removed_is_ignored(elsewhere: Path, locked: Lock) -> None:
     other = elsewhere.with_name("other.lock.yaml")
     lock_file.write(locked, other, "other")
-    noted_lock_paths.note_lock(other)
-    found = noted_lock_paths.all_locks()
+    lock_paths_of_built_images.note_lock(other)
+    found = lock_paths_of_built_images.all_locks()
     first = next(found)
-    noted_lock_paths.forget_lock(other if first == elsewhere else elsewhere)
+    lock_paths_of_built_images.forget_lock(other if first == elsewhere else elsewhere)
     assert list(found) == []
 
 
@@ -237,7 +237,7 @@ def test_a_lock_elsewhere_that_cannot_be_read_stops_it(elsewhere: Path, engine: 
 def test_a_lock_seen_from_here_that_cannot_be_read_is_in_use(elsewhere: Path, project: Path) -> None:
     file = project / "profiles" / "sample.lock.yaml"
     file.write_text("format: 2\n", encoding="utf-8")
-    noted_lock_paths.note_lock(file)
+    lock_paths_of_built_images.note_lock(file)
     done = envbuild("prune")
     assert (done.code, "use a newer envbuild\n" in done.stderr) == (3, True)
 
@@ -256,7 +256,7 @@ def test_a_profile_that_is_first_made_while_others_are_waited_for_is_waited_for_
     def alone(name: str, say: object) -> Iterator[None]:
         if name == "mine" and not beginning.exists():
             lock_file.write(locked, beginning, "beginning")
-            noted_lock_paths.note_lock(beginning)
+            lock_paths_of_built_images.note_lock(beginning)
         taken.append((name, len(held)))
         held.append(name)
         yield

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from packaging.utils import parse_wheel_filename
 
-from envbuild.fetch.lock_entry_types import LockedWheel, Overridden, Wheel
+from envbuild.fetch.locked_wheel_types import LockedWheel, Wheel
 from envbuild.fetch.sha256_file_store import file_digest
+from envbuild.lock.lock_entry_types import Overridden
 from envbuild.lock.lock_file import Lock
 from unit.repair.test_repair_run import recorded
 from unit.support import PROFILE, lock_for, plan_of

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from envbuild.fetch.lock_entry_types import LockedExtension
 from envbuild.lock import extension_source_fetcher
 from envbuild.lock.extension_source_fetcher import SourceDamaged
+from envbuild.lock.lock_entry_types import LockedExtension
 from envbuild.resolve.extension_toolchain_and_contradictions import ExtensionRequest
 from envbuild.util import user_folders
 from envbuild.util.errors import EnvbuildError, HashMismatch, NetworkError, ProfileError

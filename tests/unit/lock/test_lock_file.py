@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from envbuild.fetch.lock_entry_types import LockedWheel
+from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
-from envbuild.util import canonical_json, package_data
+from envbuild.util import package_data, strict_and_canonical_json
 from envbuild.util.errors import LockError, OutOfDate, ProfileError
 from unit.support import PROFILE, deb, lock_for, plan_of, wheel
 
@@ -35,7 +35,7 @@ def changed(sample: Lock, **changes: Any) -> Lock:
 def test_the_id_depends_on_content_alone(sample: Lock) -> None:
     assert changed(sample, made="20300101T000000Z").id == sample.id
     assert changed(sample, inputs={}).id == sample.id
-    assert sample.id == f"sha256:{canonical_json.canonical_digest(sample.content)}"
+    assert sample.id == f"sha256:{strict_and_canonical_json.canonical_digest(sample.content)}"
     assert sample.short == sample.id[7:19]
 
 
@@ -66,8 +66,10 @@ def test_every_field_of_a_wheel_changes_the_id(sample: Lock, field: str) -> None
 
 
 def test_the_canonical_digest_is_of_sorted_json() -> None:
-    assert canonical_json.canonical_digest({"b": 1, "a": "é"}) == canonical_json.canonical_digest({"a": "é", "b": 1})
-    assert canonical_json.canonical_digest([1, 2]) != canonical_json.canonical_digest([2, 1])
+    assert strict_and_canonical_json.canonical_digest({"b": 1, "a": "é"}) == strict_and_canonical_json.canonical_digest(
+        {"a": "é", "b": 1}
+    )
+    assert strict_and_canonical_json.canonical_digest([1, 2]) != strict_and_canonical_json.canonical_digest([2, 1])
 
 
 def test_a_written_lock_reads_back_the_same(sample: Lock, file: Path) -> None:

@@ -13,8 +13,9 @@ import pytest
 from envbuild.fetch import apt_resolution_and_download, wheel_resolution_and_download
 from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import Archive
-from envbuild.fetch.lock_entry_types import LockedWheel, Nvcc
+from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.lock import lock_file, lock_update
+from envbuild.lock.lock_entry_types import Nvcc
 from envbuild.lock.lock_file import Lock, inputs
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.util.errors import ProfileError, UsageError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.fetch.lock_entry_types import LockedWheel
+from envbuild.fetch.locked_wheel_types import LockedWheel
 from envbuild.lock import lock_file, outdated_pins
 from envbuild.lock.lock_file import Lock
 from envbuild.lock.outdated_pins import Outdated

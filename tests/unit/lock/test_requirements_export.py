@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from envbuild.fetch.lock_entry_types import Overridden
 from envbuild.lock import lock_file, requirements_export
+from envbuild.lock.lock_entry_types import Overridden
 from envbuild.lock.lock_file import Lock
 from unit.support import PROFILE, envbuild, lock_for, plan_of
 

@@ -19,8 +19,13 @@ from envbuild.audit.library_and_distribution_findings import Finding
 from envbuild.evidence.proof_rules import Proof
 from envbuild.facts import probe_catalogue_reader
 from envbuild.fetch import archive_fetcher, wheel_resolution_and_download
-from envbuild.image import build_records_and_comparison, buildkit_image_build, buildx, noted_lock_paths
-from envbuild.image.oci import disk_space_needs, recorded_images
+from envbuild.image import (
+    build_records_and_comparison,
+    buildkit_build_on_base_image,
+    buildx,
+    lock_paths_of_built_images,
+)
+from envbuild.image.oci import disk_space_needs, lock_image_lookup_and_recipe
 from envbuild.image.oci.image_description import OciImage
 from envbuild.lock import extension_source_fetcher, lock_file
 from envbuild.pipeline import build_downloads, image_steps, make_build_and_test
@@ -143,7 +148,7 @@ def being_made(monkeypatch: pytest.MonkeyPatch) -> tuple[StepContext, list[str]]
 
         return work
 
-    monkeypatch.setattr(recorded_images, "existing_image", note("built", None))
+    monkeypatch.setattr(lock_image_lookup_and_recipe, "existing_image", note("built", None))
     monkeypatch.setattr(disk_space_needs, "require_disk_space", note("check_disk", None))
     monkeypatch.setattr(image_steps, "write_layers", note("layers", StepResult(written())))
     monkeypatch.setattr(image_steps, "load_layers", note("load", StepResult(image_of("loaded"))))
@@ -184,7 +189,9 @@ def test_an_image_is_audited_before_it_gets_its_tag(
         "check_disk", "layers", "load", "collect", "tag", "untag", "record"
     ]  # fmt: skip
     assert [step.name for step in context.steps] == ["build", "load", "audit"]
-    assert list(noted_lock_paths.all_locks()) == [project / "profiles" / "sample.lock.yaml"], "prune would not know it"
+    assert list(lock_paths_of_built_images.all_locks()) == [project / "profiles" / "sample.lock.yaml"], (
+        "prune would not know it"
+    )
 
 
 def test_without_the_cache_layers_are_written_again(
@@ -227,9 +234,9 @@ def test_a_discarded_image_leaves_no_record(
     plan = plan_of(project, PROFILE)
     locked = whole_lock(plan)
     image = image_of("loaded")
-    record = recorded_images.written_record(locked, written(), image.handle, ())
+    record = lock_image_lookup_and_recipe.written_record(locked, written(), image.handle, ())
     earlier = dataclasses.replace(record, image=image_of("earlier").id)
-    monkeypatch.setattr(recorded_images, "matches", lambda record, lock, name: record.lock == lock.id)
+    monkeypatch.setattr(lock_image_lookup_and_recipe, "matches", lambda record, lock, name: record.lock == lock.id)
     build_records_and_comparison.write(earlier)
     if stays == "recorded before":
         build_records_and_comparison.write(dataclasses.replace(record, builder="another engine"))
@@ -248,7 +255,7 @@ def test_a_different_image_than_before_is_reported_also_in_the_document(
     being_made: tuple[StepContext, list[str]], monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:
     profile = {**PROFILE, "base": {"image": f"a.example/b@sha256:{'a' * 64}"}, "apt": []}
-    monkeypatch.setattr(buildkit_image_build, "build_on_image", lambda *_, **__: image_of("built"))
+    monkeypatch.setattr(buildkit_build_on_base_image, "build_on_image", lambda *_, **__: image_of("built"))
     monkeypatch.setattr(build_records_and_comparison, "difference_message", lambda *_: "not reproducible")
     monkeypatch.setattr(environment_audit, "assess", judged_as())
     loaded, progress = profile_of(project, profile), MagicMock()

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from envbuild.facts.json_document_types import plain
 from envbuild.pipeline import multi_profile_make, preflight_steps, progress_events
 from envbuild.pipeline.model import MakeResult, Options
 from envbuild.pipeline.preflight_report import Preflight, ProofMachine, Provability, judge_proof
@@ -30,6 +29,7 @@ from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.util import process_locks
 from envbuild.util.errors import Interrupted
 from envbuild.util.host_processes import Completed
+from envbuild.util.json_output_types import plain
 from envbuild.util.untrusted_input_errors import Reason
 from unit.evidence.runs import NAMES, ended_probe
 from unit.support import PROFILE, envbuild, write_profile

@@ -14,7 +14,7 @@ from envbuild.doctor import nvml_reader
 from envbuild.doctor.machine_readings import DriverReading, GpuReading, Mig
 from envbuild.evidence import profile_proofs
 from envbuild.evidence.proof_rules import Proof
-from envbuild.image.oci import disk_space_needs, recorded_images
+from envbuild.image.oci import disk_space_needs, lock_image_lookup_and_recipe
 from envbuild.lock import lock_file
 from envbuild.pipeline import make_build_and_test, preflight_report, step_durations
 from envbuild.pipeline.model import Options
@@ -153,7 +153,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, project: Path) -> SimpleNamespace:
     monkeypatch.setattr(StepContext, "engine", property(connect))
     monkeypatch.setattr(nvml_reader, "read", read)
     monkeypatch.setattr(docker_runner, "look_for_gpu", look)
-    monkeypatch.setattr(recorded_images, "existing_image", lambda *_: found.image)
+    monkeypatch.setattr(lock_image_lookup_and_recipe, "existing_image", lambda *_: found.image)
     monkeypatch.setenv("DOCKER_HOST", "unix:///run/docker.sock")
     monkeypatch.delenv("CI", raising=False)
     write_profile(project, GPU)

@@ -13,7 +13,7 @@ from envbuild.attest import in_toto_statements, keys_and_signatures, registry_at
 from envbuild.evidence import evidence_statements_and_store
 from envbuild.image import registry_push
 from envbuild.image.docker_engine import Engine
-from envbuild.image.oci import recorded_images
+from envbuild.image.oci import lock_image_lookup_and_recipe
 from envbuild.pipeline import layer_steps, push_save_and_load
 from envbuild.pipeline.model import StepResult
 from envbuild.pipeline.push_save_and_load import _upload_layers as upload_layers
@@ -130,9 +130,9 @@ def test_a_tag_moved_by_hand_is_moved_back(site: Site, key: keys_and_signatures.
 
 
 def test_of_two_proved_images_the_one_in_the_engine_is_saved(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    (there,) = recorded_images.matching_records(site.lock, "")
+    (there,) = lock_image_lookup_and_recipe.matching_records(site.lock, "")
     gone = dataclasses.replace(there, image=f"sha256:{'1' * 64}", handle="gone")
-    monkeypatch.setattr(recorded_images, "matching_records", lambda lock, name: [gone, there])
+    monkeypatch.setattr(lock_image_lookup_and_recipe, "matching_records", lambda lock, name: [gone, there])
     held, site.engine.image = site.engine.image, dataclasses.replace(site.engine.image, id=gone.image)
     site.prove()
     site.engine.image = held
@@ -156,8 +156,11 @@ def test_layers_are_uploaded_without_an_engine(
     monkeypatch.setattr(StepContext, "engine", NoEngine())
     if right:
         site.engine.image = dataclasses.replace(proved, id=image.id)
-        records = [dataclasses.replace(one, image=image.id) for one in recorded_images.matching_records(site.lock, "")]
-        monkeypatch.setattr(recorded_images, "matching_records", lambda lock, name: records)
+        records = [
+            dataclasses.replace(one, image=image.id)
+            for one in lock_image_lookup_and_recipe.matching_records(site.lock, "")
+        ]
+        monkeypatch.setattr(lock_image_lookup_and_recipe, "matching_records", lambda lock, name: records)
         site.prove()
     done = site.push("--json")
     if right:

@@ -19,7 +19,7 @@ from envbuild.cli.console import Console
 from envbuild.image.docker_engine import Image
 from envbuild.image.oci import image_upload, layer_blobs
 from envbuild.image.oci.image_description import OciImage
-from envbuild.image.oci.recorded_images import layers_tag
+from envbuild.image.oci.lock_image_lookup_and_recipe import layers_tag
 from envbuild.pipeline import rebuild_comparison
 from envbuild.pipeline.model import BuiltImage, StepResult
 from envbuild.pipeline.step_context import StepContext

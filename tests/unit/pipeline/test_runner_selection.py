@@ -15,7 +15,7 @@ import yaml
 
 from envbuild.image import build_records_and_comparison, registry_push
 from envbuild.image.docker_engine import Engine
-from envbuild.image.oci import recorded_images
+from envbuild.image.oci import lock_image_lookup_and_recipe
 from envbuild.lock import lock_file
 from envbuild.pipeline import make_build_and_test, runner_selection, selftest_steps
 from envbuild.pipeline.model import RunnerOptions, SelfTestOrder
@@ -183,7 +183,7 @@ def test_gpus_of_this_machine_are_lost_on_no_way_to_the_runner(
     known = lock_for(plan_resolver.resolve(loaded)), image_of()
     monkeypatch.setattr(make_build_and_test, "_locked_and_image", lambda *_: known)
     monkeypatch.setattr(build_records_and_comparison, "all_records", lambda *_: [object()])
-    monkeypatch.setattr(recorded_images, "matches", lambda *_: True)
+    monkeypatch.setattr(lock_image_lookup_and_recipe, "matches", lambda *_: True)
     monkeypatch.setattr(make_build_and_test, "tags_of", lambda *_: ())
     monkeypatch.setattr(make_build_and_test, "select_runner", select)
     done = envbuild(*words, "sample", "--gpus", "0,1", "--on", "slurm", *(["--dry-run"] if dry else []))
@@ -289,7 +289,7 @@ def test_a_refusal_comes_before_the_push(
     locked, pushed = lock_for(plan_resolver.resolve(loaded)), list[object]()
     monkeypatch.setattr(make_build_and_test, "existing", lambda *_: (locked, image_of()))
     monkeypatch.setattr(build_records_and_comparison, "all_records", lambda *_: [object()])
-    monkeypatch.setattr(recorded_images, "matches", lambda *_: True)
+    monkeypatch.setattr(lock_image_lookup_and_recipe, "matches", lambda *_: True)
     monkeypatch.setattr(make_build_and_test, "tags_of", lambda *_: ())
     monkeypatch.setattr(StepContext, "engine", object())
     monkeypatch.setattr(registry_push, "push_from_engine", lambda *arguments: pushed.append(arguments))

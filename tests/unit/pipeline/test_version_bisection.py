@@ -18,7 +18,7 @@ from envbuild.pipeline import image_steps, make_build_and_test, version_bisectio
 from envbuild.pipeline.model import BuiltImage, MakeResult, Options, SelfTestOrder, StepResult
 from envbuild.pipeline.step_context import StepContext
 from envbuild.profile.loaded_profile import LoadedProfile
-from envbuild.profile.project_shapes_and_script import Script
+from envbuild.profile.project_test_shapes_and_script import Script
 from envbuild.resolve.plan_resolver import Plan, pinned_distribution, resolve
 from envbuild.runners import docker_runner
 from envbuild.testrun.run_result import TestRun

@@ -12,9 +12,9 @@ import pytest
 
 from envbuild.lock import lock_file
 from envbuild.profile import model as profile_model
-from envbuild.profile import profile_name_lookup, project_shapes_and_script, value_types
+from envbuild.profile import profile_name_lookup, project_test_shapes_and_script, value_types
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
-from envbuild.util import package_data, yaml_document
+from envbuild.util import package_data, yaml_and_project_paths
 from envbuild.util.errors import Fault, LockError, ProfileError
 from unit.support import PROFILE, as_yaml, lock_for, profile_of, write_profile
 
@@ -373,7 +373,7 @@ def test_a_long_chain_is_followed(project: Path) -> None:
 def shipped_documents() -> Iterator[dict[str, Any]]:
     for file in sorted(package_data.PROFILES.rglob("*.yaml")):
         if not file.stem.endswith(".lock"):
-            yield yaml_document.read(file).data
+            yield yaml_and_project_paths.read(file).data
 
 
 def conforms(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
@@ -503,7 +503,7 @@ def test_every_pattern_of_a_profile_has_words_for_who_wrote_something_else() -> 
         for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
             yield from patterns(inner)
 
-    script = project_shapes_and_script._PATH  # project_shapes_and_script.py checks paths itself
+    script = project_test_shapes_and_script._PATH  # project_test_shapes_and_script.py checks paths itself
     assert {*patterns(profile_model.schema())} - {script} <= set(value_types.ALLOWED)
 
 

@@ -13,8 +13,9 @@ import pytest
 from packaging.utils import parse_wheel_filename
 
 from envbuild.fetch import sha256_file_store
-from envbuild.fetch.lock_entry_types import LockedWheel, Overridden, Wheel
+from envbuild.fetch.locked_wheel_types import LockedWheel, Wheel
 from envbuild.fetch.sha256_file_store import file_digest
+from envbuild.lock.lock_entry_types import Overridden
 from envbuild.lock.lock_file import Lock
 from envbuild.repair import lock_installer
 from envbuild.repair.lock_installer import InstalledLock

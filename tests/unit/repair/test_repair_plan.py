@@ -16,10 +16,10 @@ from selftest.environments import SONAMES, Environment, built, extension, good, 
 
 from envbuild.audit import collected_environment, environment_audit
 from envbuild.audit.collected_environment import Holdings
-from envbuild.explain import log_explanation, log_reader_and_search
-from envbuild.explain.log_explanation import Explanation
+from envbuild.explain import cause_ranking, log_reader_and_search
+from envbuild.explain.cause_ranking import Explanation
 from envbuild.facts import database
-from envbuild.repair import environment_manager, repair_plan, required_changes
+from envbuild.repair import environment_manager_detection, repair_plan, required_changes
 from envbuild.repair.repair_plan import RepairPlan
 from envbuild.runners import host_runner
 from unit.support import envbuild
@@ -72,7 +72,7 @@ class Place:
 def explained(log: str) -> Explanation:
     import io
 
-    return log_explanation.explain(log_reader_and_search.read(io.BytesIO(log.encode()), 1, ""))
+    return cause_ranking.explain(log_reader_and_search.read(io.BytesIO(log.encode()), 1, ""))
 
 
 def placed(folder: Path, fill: Callable[[Path], Environment]) -> Place:
@@ -257,7 +257,7 @@ def test_invalid_files_of_conda_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "conda-meta").mkdir()
     (tmp_path / "conda-meta" / "a.json").write_text("[1]")
     (tmp_path / "conda-meta" / "b.json").write_text("{")
-    assert environment_manager._conda_packages(tmp_path) == ()
+    assert environment_manager_detection._conda_packages(tmp_path) == ()
 
 
 def with_runpath(place: Place) -> None:

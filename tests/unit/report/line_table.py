@@ -14,8 +14,8 @@ from envbuild.lock import lock_file
 from envbuild.profile import profile_name_lookup, starter_profile
 from envbuild.profile.value_types import PLATFORM
 from envbuild.report.markdown_generated_sections import markdown_table
-from envbuild.resolve import gpu_line_profiles, minimum_driver, profile_reader_and_overrides
-from envbuild.util import package_data, yaml_document
+from envbuild.resolve import cuda_line_profiles, minimum_driver, profile_reader_and_overrides
+from envbuild.util import package_data, yaml_and_project_paths
 
 PAGE = Path(__file__).parents[3] / "docs" / "lines.md"
 _HEAD = """# GPUs and lines
@@ -65,11 +65,11 @@ def _is_shipped(gpu: Gpu) -> bool:
 def _served_by(gpu: Gpu) -> str:
     """The shipped profile of the same family, else the one that a new profile of the GPU extends."""
     family = (one.id for one in database.family(gpu) if _is_shipped(one))
-    return next(family, None) or str(yaml_document.parse(starter_profile.for_gpu(gpu.id), "x").data["extends"])
+    return next(family, None) or str(yaml_and_project_paths.parse(starter_profile.for_gpu(gpu.id), "x").data["extends"])
 
 
 def _rows(gpu: Gpu) -> Iterator[tuple[str, ...]]:
-    for line in gpu_line_profiles.gpu_lines(gpu.id):
+    for line in cuda_line_profiles.gpu_lines(gpu.id):
         loaded = profile_reader_and_overrides.load(line.profile)
         lock = lock_file.required_lock(loaded)
         cuda = loaded.profile.cuda

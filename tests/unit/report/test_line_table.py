@@ -8,8 +8,8 @@ import pytest
 from packaging.version import Version
 
 from envbuild.profile import profile_name_lookup
-from envbuild.resolve import gpu_line_profiles, line_selection, plan_resolver, profile_reader_and_overrides
-from envbuild.resolve.line_selection import LineRequest
+from envbuild.resolve import cuda_line_choice, cuda_line_profiles, plan_resolver, profile_reader_and_overrides
+from envbuild.resolve.cuda_line_choice import LineRequest
 
 from . import line_table
 
@@ -35,9 +35,9 @@ def test_a_line_serves_older_drivers_than_the_current_one(name: str) -> None:
     current, line = (profile_reader_and_overrides.load(one).profile for one in (base, name))
     assert line.gpus == current.gpus and str(line.cuda).startswith(f"{label.removeprefix('cu')}.")
     assert Version(str(current.cuda)) > Version(str(line.cuda))
-    lines = gpu_line_profiles.gpu_lines(base)
+    lines = cuda_line_profiles.gpu_lines(base)
     for driver, profile in (("550.54.14", name), ("580.65.06", base)):
-        assert line_selection.choose_line(base, lines, LineRequest(driver=driver)).line.profile == profile
+        assert cuda_line_choice.choose_line(base, lines, LineRequest(driver=driver)).line.profile == profile
 
 
 @pytest.mark.usefixtures("project")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from envbuild.lock import lock_file
-from envbuild.report import profile_page_contents, report_html
+from envbuild.report import profile_page_contents, profile_page_html
 from unit.report import pages
 from unit.support import PROFILE, envbuild, lock_for, plan_of, profile_of, write_profile
 
@@ -228,26 +228,26 @@ def test_a_failed_write_leaves_nothing(project: Path, arguments: list[str], code
     ("ratio", "at"), [(0.0, 3.0), (-1.0, 3.0), (1e-9, 11.0), (1e-6, 11.0), (1.0, 69.5), (1e2, 89.0), (1e9, 89.0)]
 )
 def test_a_ratio_has_its_place_on_the_one_scale(ratio: float, at: float) -> None:
-    assert report_html.scale_position(ratio) == at
-    assert report_html.scale_position(float("inf")) == report_html.scale_position(float("nan")) == 96.0
+    assert profile_page_html.scale_position(ratio) == at
+    assert profile_page_html.scale_position(float("inf")) == profile_page_html.scale_position(float("nan")) == 96.0
 
 
 def test_the_scale_rises() -> None:
-    found = [report_html.scale_position(10 ** (power / 10)) or 0 for power in range(-60, 21)]
+    found = [profile_page_html.scale_position(10 ** (power / 10)) or 0 for power in range(-60, 21)]
     assert all(a < b for a, b in itertools.pairwise(found))
 
 
 def test_marks_of_one_place_are_one_mark_and_taller() -> None:
-    assert report_html.marks([1.0]) == [(69.5, 1.0)]
-    assert report_html.marks([1.0] * 100 + [0.0]) == [(3.0, 1.0), (69.5, 3.0)]
+    assert profile_page_html.marks([1.0]) == [(69.5, 1.0)]
+    assert profile_page_html.marks([1.0] * 100 + [0.0]) == [(3.0, 1.0), (69.5, 3.0)]
 
 
 @pytest.mark.parametrize(
     "cited", ["javascript:alert(1)", "http://example.org/", "https://x/<b>", "a/b", "a/b#c", "https://u@h/", "data:,x"]
 )
 def test_only_an_address_or_a_thread_becomes_a_link(cited: str) -> None:
-    assert "<a " not in report_html.link(cited)
-    assert [tag for tag, _ in Tags(report_html.link(cited)).found] == []
+    assert "<a " not in profile_page_html.link(cited)
+    assert [tag for tag, _ in Tags(profile_page_html.link(cited)).found] == []
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_only_an_address_or_a_thread_becomes_a_link(cited: str) -> None:
      (None, "–"), ("", "–"), ("<b>", "<b>")],
 )  # fmt: skip
 def test_numbers_have_three_digits(value: Any, expected: str) -> None:
-    assert report_html.three_digits(value) == expected
+    assert profile_page_html.three_digits(value) == expected
 
 
 def test_nothing_in_the_evidence_is_more_than_text(world: Path, project: Path) -> None:

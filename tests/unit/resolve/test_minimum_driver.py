@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.doctor import profile_requirements
+from envbuild.doctor import profile_hardware_needs
 from envbuild.resolve import minimum_driver, profile_reader_and_overrides, torch_compatibility_and_advisories
 from envbuild.util.errors import ProfileError
 from unit.support import profile_of
@@ -34,11 +34,11 @@ def test_the_newest_floor_counts_for_all_who_ask(project: Path, changes: dict[st
     loaded = profile_of(project, {**CUDA12, **changes})
     assert minimum_driver.oldest(loaded.profile) == oldest
     assert torch_compatibility_and_advisories.choose_stack(loaded).driver == oldest
-    assert profile_requirements.needs_of(loaded).driver == oldest
+    assert profile_hardware_needs.needs_of(loaded).driver == oldest
 
 
 def test_compatibility_libraries_do_not_make_every_driver_new_enough(project: Path) -> None:
-    need = profile_requirements.needs_of(profile_of(project, {**CUDA12, "driver": COMPAT}))
+    need = profile_hardware_needs.needs_of(profile_of(project, {**CUDA12, "driver": COMPAT}))
     assert need.runs_on("470.57.02")
     assert not need.runs_on("390.1")
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from envbuild.testrun import fingerprint_reader
-from envbuild.util import yaml_document
+from envbuild.util import yaml_and_project_paths
 from envbuild.util.errors import CheckFailed, FingerprintError
 from unit.evidence.runs import documents, judged, lines, probe
 from unit.testrun.fingerprints import NEW, OLD, Document, changed, load, op
@@ -127,7 +127,7 @@ def test_the_first_of_many_faults_are_reported(tmp_path: Path) -> None:
 
 def test_no_lines_are_looked_up_in_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The YAML reader, which knows line numbers, would take minutes for it."""
-    monkeypatch.setattr(yaml_document, "MAX_BYTES", 1000)
+    monkeypatch.setattr(yaml_and_project_paths, "MAX_BYTES", 1000)
     file = tmp_path / "x.json"
     file.write_text(json.dumps(changed(SPOILED["no operations"][0])) + " " * 1000, encoding="utf-8")
     with pytest.raises(FingerprintError) as caught:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from envbuild.profile.model import SelfTest
-from envbuild.profile.project_shapes_and_script import Script, Shape
+from envbuild.profile.project_test_shapes_and_script import Script, Shape
 from envbuild.testrun import run_result, selftest_job
 from envbuild.testrun.output_judge import judge_output
 from envbuild.testrun.run_result import RunFailure

@@ -16,7 +16,7 @@ import requests
 from envbuild.util import atomic_files, debug_log, host_processes
 from envbuild.util.errors import FileError
 from envbuild.util.http_deadlines import Adapter
-from envbuild.util.request_limit_settings import Network
+from envbuild.util.network_settings import Network
 from unit.served import served
 
 LOG = logging.getLogger("envbuild.test")

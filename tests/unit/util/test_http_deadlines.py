@@ -9,7 +9,7 @@ import pytest
 
 from envbuild.util.errors import NetworkError
 from envbuild.util.http_deadlines import _Budget
-from envbuild.util.request_limit_settings import Network
+from envbuild.util.network_settings import Network
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import Context, short_name
 from envbuild.selftest.harness.probe_outcome_and_figures import Skip
-from envbuild.selftest.harness.shared_results import EXACT
+from envbuild.selftest.harness.shared_reference_results import EXACT
 from envbuild.selftest.numerics import hashed_inputs, tolerances
 from envbuild.selftest.numerics.element_comparison import Worst, compare
 from envbuild.selftest.probes.attention import attention_gradient_cases, attention_needle_cases

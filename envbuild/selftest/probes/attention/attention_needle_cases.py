@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import Context, short_name
-from envbuild.selftest.harness.shared_results import EXACT
+from envbuild.selftest.harness.shared_reference_results import EXACT
 from envbuild.selftest.numerics import backward_pass, hashed_inputs, tolerances
 from envbuild.selftest.numerics.element_comparison import compare
 from envbuild.selftest.numerics.layout_nan_gaps import with_nan_gaps

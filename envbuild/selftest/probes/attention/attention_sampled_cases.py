@@ -26,7 +26,7 @@ from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 from envbuild.selftest.numerics import backward_pass, case_sampling, hashed_inputs, tolerances
 from envbuild.selftest.numerics.case_sampling import Operation, Point
-from envbuild.selftest.numerics.float64_operations import Exact
+from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.layout_nan_gaps import LAYOUTS, with_nan_gaps
 from envbuild.selftest.numerics.operation_case import Case
 from envbuild.selftest.probes.attention import attention_needle_cases, multihead_cases
@@ -526,8 +526,8 @@ def _summed(call: Call, values: torch.Tensor) -> torch.Tensor:
 def _output_bound(
     call: Call, how: AttentionArithmetic, weights: torch.Tensor, moved: torch.Tensor, v: torch.Tensor
 ) -> torch.Tensor:
-    """The tolerance of the output, as in float64_operations.attention: the errors of the scores after the exponential
-    and the sum, and three roundings before the product with v. `moved`: the largest error of each score."""
+    """The tolerance of the output, as in float64_reference_operations.attention: the errors of the scores after the
+    exponential and the sum, and three roundings before the product with v. `moved`: the largest error of each score."""
     powers = moved.exp()
     change = powers * (weights * powers).sum(-1, keepdim=True) - 1
     rounded = 3 * tolerances.factor_roundoff(call.dtype, how.tf32) + 2 * tolerances.gamma(

@@ -14,7 +14,7 @@ import torch
 
 from envbuild.selftest.numerics import hashed_inputs, tolerances
 from envbuild.selftest.numerics.case_sampling import Operation, Point
-from envbuild.selftest.numerics.float64_operations import Exact, probabilities
+from envbuild.selftest.numerics.float64_reference_operations import Exact, probabilities
 from envbuild.selftest.numerics.operation_case import Case
 
 COUNTS = {"quick": 4, "standard": 24, "full": 200}

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import short_name
 from envbuild.selftest.numerics import backward_pass, hashed_inputs
-from envbuild.selftest.numerics.float64_operations import Exact
+from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
 from envbuild.selftest.numerics.reference_products import product
 

@@ -16,10 +16,10 @@ import torch
 
 from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.numerics import case_sampling, hashed_inputs, tolerances
-from envbuild.selftest.numerics.float64_operations import Exact
+from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.operation_case import Case, check, without_rounding
 from envbuild.selftest.numerics.reference_products import product
-from envbuild.selftest.probes.operations import fft_and_linalg_cases
+from envbuild.selftest.probes.operations import fft_and_linalg_sampled_cases
 
 Results = Mapping[str, torch.Tensor]
 Expected = Mapping[str, Exact]
@@ -36,14 +36,14 @@ def fft(context: Context) -> None:
     """fft: Fourier transforms of real and complex numbers, and their inverses, match sums over sines and cosines."""
     for case in transforms():
         check(context, case)
-    case_sampling.check(context, fft_and_linalg_cases.TRANSFORM_OPERATIONS)
+    case_sampling.check(context, fft_and_linalg_sampled_cases.TRANSFORM_OPERATIONS)
 
 
 def linalg(context: Context) -> None:
     """linalg: factorizations, solutions, determinants and eigenvalues are right, for one matrix and for several."""
     for case in factorizations():
         check(context, case)
-    case_sampling.check(context, fft_and_linalg_cases.SYSTEM_OPERATIONS)
+    case_sampling.check(context, fft_and_linalg_sampled_cases.SYSTEM_OPERATIONS)
 
 
 def transforms() -> Iterator[Case]:

@@ -9,18 +9,18 @@ from envbuild.selftest.numerics import case_sampling
 from envbuild.selftest.numerics.case_sampling import Operation
 from envbuild.selftest.numerics.operation_case import Case, check
 from envbuild.selftest.probes.operations import (
-    arrangement_cases,
-    block_reduction_cases,
     elementwise_and_copy_cases,
-    embedding_cases,
+    embedding_and_indexing_cases,
     exact_fixed_cases,
-    indexing_cases,
+    image_pooling_and_resize_cases,
+    large_embedding_and_bag_cases,
     loss_cases,
-    pooling_and_resize_cases,
+    matrix_reduction_and_sort_cases,
+    multi_dim_reduction_and_scan_cases,
     pooling_padding_and_unfold_cases,
-    reduction_and_sort_cases,
-    rounded_fixed_cases,
-    softmax_and_loss_cases,
+    softmax_and_cross_entropy_cases,
+    softmax_and_gelu_fixed_cases,
+    tensor_rearrangement_cases,
 )
 
 
@@ -33,22 +33,22 @@ def operations(context: Context) -> None:
 
 
 def cases(rounded_sums: bool) -> Iterator[Case]:
-    """Every fixed case, on the host; `rounded_sums` as in rounded_fixed_cases.Rounding."""
+    """Every fixed case, on the host; `rounded_sums` as in softmax_and_gelu_fixed_cases.Rounding."""
     yield from exact_fixed_cases.cases()
-    yield from rounded_fixed_cases.cases(rounded_sums)
+    yield from softmax_and_gelu_fixed_cases.cases(rounded_sums)
 
 
 def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
     """Every operation whose cases are sampled."""
     return (
-        *softmax_and_loss_cases.sampled_operations(rounded_sums),
+        *softmax_and_cross_entropy_cases.sampled_operations(rounded_sums),
         *elementwise_and_copy_cases.sampled_operations(rounded_sums),
-        *reduction_and_sort_cases.sampled_operations(rounded_sums),
-        *arrangement_cases.OPERATIONS,
-        *block_reduction_cases.OPERATIONS,
-        *embedding_cases.OPERATIONS,
-        *indexing_cases.OPERATIONS,
+        *matrix_reduction_and_sort_cases.sampled_operations(rounded_sums),
+        *tensor_rearrangement_cases.OPERATIONS,
+        *multi_dim_reduction_and_scan_cases.OPERATIONS,
+        *large_embedding_and_bag_cases.OPERATIONS,
+        *embedding_and_indexing_cases.OPERATIONS,
         *loss_cases.OPERATIONS,
-        *pooling_and_resize_cases.OPERATIONS,
+        *image_pooling_and_resize_cases.OPERATIONS,
         *pooling_padding_and_unfold_cases.OPERATIONS,
     )

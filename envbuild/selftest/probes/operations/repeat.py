@@ -29,7 +29,7 @@ import torch
 
 from envbuild.selftest.harness.forked_work import ForkedWork, Tell
 from envbuild.selftest.harness.probe_context import Context, is_unsupported, short_name
-from envbuild.selftest.numerics.float64_operations import Exact
+from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.operation_case import Case, worst
 from envbuild.selftest.probes.operations.repeat_cases import Repeated, repeated_operations, small_operations
 

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import short_name
-from envbuild.selftest.numerics import float64_operations, hashed_inputs, tolerances
-from envbuild.selftest.numerics.float64_operations import Arithmetic, Exact
+from envbuild.selftest.numerics import float64_reference_operations, hashed_inputs, tolerances
+from envbuild.selftest.numerics.float64_reference_operations import Arithmetic, Exact
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
 from envbuild.selftest.numerics.reference_products import product
 from envbuild.selftest.probes.convolution import conv_argument_space
@@ -79,7 +79,11 @@ def repeated_operations() -> tuple[Repeated, ...]:
     grad_filters = (ones, IMAGES.weights)
     softmax, gelu, attention = (
         functools.partial(function, HOW)
-        for function in (float64_operations.softmax, float64_operations.gelu, float64_operations.attention)
+        for function in (
+            float64_reference_operations.softmax,
+            float64_reference_operations.gelu,
+            float64_reference_operations.attention,
+        )
     )
     return (
         _repeated("linear 45x67x95", SINGLE, _linear, _linear_exactly, layer, narrow=True),
@@ -157,7 +161,7 @@ def _norms(given: Given) -> Repeated:
     cases = []
     for variant, epsilon in enumerate((1e-5, 0.5, 2.0)):
         run = functools.partial(_norm, epsilon=epsilon)
-        exact = functools.partial(float64_operations.layer_norm, HOW, epsilon=epsilon)
+        exact = functools.partial(float64_reference_operations.layer_norm, HOW, epsilon=epsilon)
         cases.append(_case(f"fp32 layer_norm 33x96 eps {epsilon:g}", SINGLE, run, exact, given, variant))
     return Repeated("layer_norm", tuple(cases), whole=False)
 

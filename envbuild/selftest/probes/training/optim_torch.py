@@ -15,7 +15,7 @@ import torch
 
 from envbuild.selftest.harness.probe_context import Context, is_unsupported
 from envbuild.selftest.numerics import case_sampling, hashed_inputs, tolerances
-from envbuild.selftest.numerics.float64_operations import Exact
+from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.operation_case import Case, check
 from envbuild.selftest.probes.training import optimizer_sampled_cases
 from envbuild.selftest.probes.training.optimizer_sampled_cases import CHUNK

@@ -20,7 +20,7 @@ import torch
 
 from envbuild.selftest.numerics import hashed_inputs, tolerances
 from envbuild.selftest.numerics.case_sampling import Operation, Point
-from envbuild.selftest.numerics.float64_operations import Exact
+from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.operation_case import Case
 
 CHUNK = 65536  # elements of a tensor that one block of a multi-tensor kernel processes (torch's MultiTensorApply.cuh)

@@ -21,8 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envbuild.image.layers import layer_writer, wheel_reader
-from envbuild.image.layers.installed_tree import installed_files
 from envbuild.image.layers.layer_writer import LayerEntry, LayerFile, LayerFolder, LayerLink, tar_header, write_layer
+from envbuild.image.layers.wheel_installed_files import installed_files
 from envbuild.image.layers.wheel_reader import WheelReader, WheelRefused, open_wheel
 from envbuild.util.errors import LockError
 from unit.image.layers.odd_wheels import STORED, Item, odd_wheel
@@ -135,7 +135,7 @@ _ELSEWHERE = """
 import sys, time
 time.time = lambda: 4_000_000_000.0
 from pathlib import Path
-from envbuild.image.layers.installed_tree import installed_files
+from envbuild.image.layers.wheel_installed_files import installed_files
 from envbuild.image.layers.layer_writer import write_layer
 from envbuild.image.layers.wheel_reader import open_wheel
 with open_wheel(Path(sys.argv[1])) as reader:

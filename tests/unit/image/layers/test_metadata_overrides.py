@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.image.layers.installed_tree import installed_files
 from envbuild.image.layers.layer_cache import stream_layer
 from envbuild.image.layers.layer_writer import LayerEntry
 from envbuild.image.layers.metadata_overrides import overriding_files
+from envbuild.image.layers.wheel_installed_files import installed_files
 from envbuild.image.layers.wheel_layers import WheelLayer, WheelOfLayer
 from envbuild.image.layers.wheel_reader import open_wheel
 from envbuild.util import package_data

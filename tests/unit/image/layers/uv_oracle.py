@@ -12,8 +12,8 @@ import tarfile
 from pathlib import Path
 
 from envbuild.fetch.wheel_resolution_and_download import uv_binary
-from envbuild.image.layers.installed_tree import installed_files
 from envbuild.image.layers.layer_writer import write_layer
+from envbuild.image.layers.wheel_installed_files import installed_files
 from envbuild.image.layers.wheel_reader import open_wheel
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from envbuild.image.engine_image_to_oci_layout import REF
 from envbuild.image.oci.image_description import OciImage
 from envbuild.image.oci.layer_blobs import learn_layers
 from envbuild.image.oci.layout_export import archive, write_file, write_folder
-from envbuild.image.oci_layout_writer import REF
 from envbuild.registry import oci_types
 from envbuild.util.errors import EnvbuildError, FileError
 from unit.image.oci.layered_samples import SampleRecipe, described, sample

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from envbuild.image.docker_engine import Image
-from envbuild.runners.kubernetes import pod_states, pod_watch
+from envbuild.runners.kubernetes import pod_job_and_node_states, pod_watch
 from envbuild.runners.kubernetes.kubernetes_runner import Kubernetes
 from envbuild.runners.kubernetes.kubernetes_settings import KubernetesSite
 from envbuild.runners.runner_interface import RunnerError, Watch
@@ -600,8 +600,10 @@ def test_without_the_client_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
      {"status": {"containerStatuses": [{"state": {"terminated": {"exitCode": True}}}]}}],
 )  # fmt: skip
 def test_a_pod_of_another_shape_has_not_ended(hostile: Object) -> None:
-    found = pod_states.pod(hostile)
-    assert found.ended is None and pod_states.pod_error(found) is None and isinstance(found.describe(), str)
+    found = pod_job_and_node_states.pod(hostile)
+    assert (
+        found.ended is None and pod_job_and_node_states.pod_error(found) is None and isinstance(found.describe(), str)
+    )
 
 
 def test_two_jobs_of_one_image_have_names_of_their_own() -> None:

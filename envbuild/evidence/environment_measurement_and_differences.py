@@ -1,0 +1,337 @@
+"""Describes a tested environment: the digest of its locked files, and everything else that its programs load. Pure.
+
+The digest is the sha256 over the lines `PATH NUL SHA256 LF`, sorted by path, of the files that the locked wheels
+install below site-packages, without RECORD, METADATA and bytecode. RECORD only says which files these are: if its
+content is false, the digest differs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Annotated
+
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+from pydantic import BaseModel, ConfigDict, StringConstraints
+
+from envbuild.audit.environment_file_hasher import EnvironmentFiles, FolderFiles, InterpreterReport
+from envbuild.fetch import wheel_file_lists_and_clashes
+from envbuild.image.layers import wheel_installed_files
+from envbuild.util.errors import CheckFailed, printable, some
+
+Sha256Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+_INFO = ".dist-info"
+# Files in .dist-info that an installer adds or an override changes, so that they differ from the wheel's.
+_INSTALLERS = frozenset(("INSTALLER", "REQUESTED", "RECORD", "METADATA", "direct_url.json", "uv_cache.json"))
+_MOST = 10  # differences that are listed
+
+
+class _EnvironmentPart(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+
+class FileGroup(_EnvironmentPart):
+    """The files of a folder, or a single file. `sha256`: their digest, computed as `files_digest` does."""
+
+    name: str
+    files: int
+    sha256: Sha256Hex
+
+
+class MeasuredFile(_EnvironmentPart):
+    path: str
+    sha256: Sha256Hex
+
+
+class MeasuredInterpreter(_EnvironmentPart):
+    """The interpreter. `libpython`: of its shared library, if it has one."""
+
+    version: str
+    executable: Sha256Hex
+    libpython: Sha256Hex | None
+    standard_library: FileGroup
+
+
+class MeasuredEnvironment(_EnvironmentPart):
+    """An environment. `sha256`: the digest of its locked files, the subject of evidence; `distributions`: the locked
+    ones, with their versions. `path`: sys.path, without the standard library; `further`: all other files below it, by
+    the first part of their path, with further distributions and `.pth` files. `loaded`: folders and files that the
+    loader takes libraries from, CUDA's from elsewhere included; `library_path`: the folders of LD_LIBRARY_PATH with
+    libraries, and `preloaded`: the files of LD_PRELOAD, both in order. In paths, {site} is the folder with the locked
+    distributions, {prefix} the environment and {base} the Python that it was made from."""
+
+    sha256: Sha256Hex
+    files: int
+    distributions: dict[str, str]
+    path: list[str]
+    further: list[FileGroup]
+    loaded: list[FileGroup]
+    library_path: list[str]
+    preloaded: list[MeasuredFile]
+    interpreter: MeasuredInterpreter
+    libc: MeasuredFile | None
+    libstdcxx: MeasuredFile | None
+    driver: str | None
+    gpus: list[str]
+
+    @property
+    def id(self) -> str:
+        return f"sha256:{self.sha256}"
+
+
+@dataclass(frozen=True)
+class _Home:
+    """The folder with the locked distributions, and their files' hashes by path. `own`: paths in their .dist-info
+    folders that are not compared."""
+
+    folder: FolderFiles
+    locked: Mapping[str, str]
+    own: frozenset[str]
+
+
+def files_digest(files: Mapping[str, str]) -> str:
+    """Return the digest of files: their sha256, hex, by path."""
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        digest.update(path.encode("utf-8", "surrogateescape") + b"\0" + files[path].encode() + b"\n")
+    return digest.hexdigest()
+
+
+def is_compared(path: str) -> bool:
+    """Whether a file of a wheel, by its path below site-packages, is part of the digest. RECORDs of distributions that
+    a package bundles are not."""
+    folder, _, name = path.rpartition("/")
+    is_info = folder.endswith(_INFO)
+    is_note = is_info and (name == "RECORD" or ("/" not in folder and name in _INSTALLERS))
+    return not is_note and "__pycache__" not in folder.split("/")
+
+
+def measure_environment(files: EnvironmentFiles, locked: Mapping[str, str]) -> MeasuredEnvironment:
+    """Return the description of an environment. `locked`: the versions of the locked distributions.
+
+    Raises CheckFailed if a locked distribution is not installed, or has a file that is missing or a symbolic link.
+    """
+    home, report = _home(files, locked), files.report
+    names = _names(report, home.folder.folder)
+    rest = {path: sha for path, sha in home.folder.sha256.items() if path not in home.locked and path not in home.own}
+    further = [*_groups("{site}", rest)]
+    for folder in files.folders:
+        if folder is not home.folder:
+            further += _groups(_named(folder.folder, names), folder.sha256)
+    measured = [folder.folder for folder in files.folders]
+    single = [
+        _group(_named(path, names), {"": files.libraries[path]})
+        for path in sorted(set(report.cuda_libraries))
+        if not any(path.startswith(f"{folder}/") for folder in measured)
+    ]
+    with_libraries = {one.folder for one in files.loader if one.sha256}
+    return MeasuredEnvironment(
+        sha256=files_digest(home.locked),
+        files=len(home.locked),
+        distributions=dict(sorted(locked.items())),
+        path=[_escaped(_named(folder.folder, names)) for folder in files.folders],
+        further=further,
+        loaded=[*(_group(_named(one.folder, names), one.sha256) for one in files.loader if one.sha256), *single],
+        library_path=[_escaped(_named(folder, names)) for folder in report.library_path if folder in with_libraries],
+        preloaded=[one for path in report.preloaded if (one := _file(files, path, names))],
+        interpreter=MeasuredInterpreter(
+            version=report.version,
+            executable=files.libraries[report.executable],
+            libpython=files.libraries[report.libpython] if report.libpython else None,
+            standard_library=_group("standard library", files.standard_library.sha256),
+        ),
+        libc=_file(files, report.libc, names),
+        libstdcxx=_file(files, report.libstdcxx, names),
+        driver=report.driver,
+        gpus=sorted(set(report.gpus)),
+    )
+
+
+def require_locked_files(
+    files: EnvironmentFiles, locked: Mapping[str, str], wheels: Iterable[Mapping[str, str]]
+) -> None:
+    """Raise CheckFailed unless the locked distributions have exactly the files of their wheels. `wheels`: for each, the
+    sha256 by path below site-packages."""
+    found = _home(files, locked).locked
+    expected = {path: sha for wheel in wheels for path, sha in wheel.items() if is_compared(path)}
+    wrong = [f"{path} is missing, or RECORD does not list it" for path in expected if path not in found]
+    wrong += [f"{path} differs from its wheel" for path in expected if path in found and found[path] != expected[path]]
+    wrong += [f"{path} is not in the wheel whose RECORD lists it" for path in found if path not in expected]
+    wrong += _hiding_files(files, locked)
+    _require(wrong)
+
+
+def unlocked_names(measured: MeasuredEnvironment) -> list[str]:
+    """Return the names of the files and folders next to the locked distributions, without metadata."""
+    names = [group.name.removeprefix("{site}/") for group in measured.further if group.name.startswith("{site}/")]
+    return [name for name in names if not name.endswith(_INFO)]
+
+
+def _hiding_files(files: EnvironmentFiles, locked: Mapping[str, str]) -> Iterator[str]:
+    """Yield the files that Python imports, or that torch loads, instead of a locked one: in site-packages, in an
+    earlier folder of sys.path, or in the standard library. Then the self-test does not test the locked files."""
+    home = _home(files, locked)
+    modules = {name for path in home.locked if (name := _module(path))}
+    before = list(takewhile(lambda one: one is not home.folder, files.folders))
+    for folder in (*before, files.standard_library, home.folder):
+        if "" in folder.sha256:
+            yield f"{folder.folder} comes before site-packages, and is not a folder"
+        for path in sorted(folder.sha256):
+            if folder is home.folder and (path in home.locked or path in home.own):
+                continue
+            below = path.removeprefix("lib-dynload/") if folder is files.standard_library else path
+            module = _module(below)
+            if below in home.locked or (module and module in modules):
+                where = path if folder is home.folder else f"{folder.folder}/{path}"
+                yield f"{where} is not locked, and hides a locked module"
+
+
+def _module(path: str) -> str | None:
+    return wheel_file_lists_and_clashes.module(f"{wheel_file_lists_and_clashes.SITE}/{path}")
+
+
+def environment_differences(before: MeasuredEnvironment, now: MeasuredEnvironment, *, with_gpu: bool) -> list[str]:
+    """Return what changed; empty if evidence on `before` is valid for `now`. `with_gpu`: the driver and the GPU models
+    must be the same too."""
+    found = [] if before.sha256 == now.sha256 else ["files of the locked distributions changed"]
+    if before.distributions != now.distributions:
+        found.append("the locked distributions differ")
+    if before.path != now.path:
+        found.append("the folders of sys.path changed")
+    found += _changed_groups("{}: files were added, removed or changed", before.further, now.further)
+    found += _changed_groups("{}: libraries were added, removed or changed", before.loaded, now.loaded)
+    for variable, first, second in (
+        ("LD_LIBRARY_PATH", before.library_path, now.library_path),
+        ("LD_PRELOAD", [one.path for one in before.preloaded], [one.path for one in now.preloaded]),
+    ):
+        if first != second:
+            found.append(f"{variable} changed: {':'.join(first) or 'empty'}, now {':'.join(second) or 'empty'}")
+    found += [
+        f"{second.path}: the preloaded library changed"
+        for first, second in zip(before.preloaded, now.preloaded, strict=False)
+        if first.path == second.path and first != second
+    ]
+    if before.interpreter.version != now.interpreter.version:
+        found.append(f"the interpreter changed: {before.interpreter.version}, now {now.interpreter.version}")
+    elif before.interpreter != now.interpreter:
+        found.append(f"the files of the interpreter changed ({now.interpreter.version})")
+    found += [
+        f"{name} changed: {now_file.path if now_file else 'missing'}"
+        for name, before_file, now_file in (
+            ("libc", before.libc, now.libc), ("libstdc++", before.libstdcxx, now.libstdcxx),
+        )
+        if before_file != now_file
+    ]  # fmt: skip
+    if with_gpu and before.driver != now.driver:
+        found.append(f"the driver changed: {before.driver}, now {now.driver}")
+    if with_gpu and (now.driver is None or not now.gpus):
+        found.append("the driver's version and the GPU models cannot be read from /proc/driver/nvidia")
+    if with_gpu and before.gpus != now.gpus:
+        found.append(f"the GPU changed: {', '.join(before.gpus) or 'none'}, now {', '.join(now.gpus) or 'none'}")
+    return [printable(text) for text in found]
+
+
+def _changed_groups(text: str, before: Sequence[FileGroup], now: Sequence[FileGroup]) -> Iterator[str]:
+    first, second = ({one.name: one for one in groups} for groups in (before, now))
+    changed = [name for name in {**first, **second} if first.get(name) != second.get(name)]
+    if before != now and not changed:  # only the order changed, or a name occurs twice
+        changed = ["the order of the search"]
+    yield from (text.format(name) for name in changed[:_MOST])
+    if len(changed) > _MOST:
+        yield f"and {len(changed) - _MOST} more"
+
+
+def _home(files: EnvironmentFiles, locked: Mapping[str, str]) -> _Home:
+    wanted = {canonicalize_name(name) for name in locked}
+    folder = next((one for one in files.folders if wanted & {name for _, name, _ in _infos(one)}), None)
+    if folder is None:
+        raise CheckFailed("none of the locked distributions is installed", hint="envbuild install NAME PATH")
+    infos: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for info, name, version in _infos(folder):
+        infos[name].append((info, version))
+    wrong, paths, own = [], set[str](), set[str]()
+    for name, version in sorted(locked.items()):
+        found = infos[canonicalize_name(name)]
+        if len(found) != 1 or not _same_version(found[0][1], version):
+            installed = " and ".join(held for _, held in found) or "not installed"
+            wrong.append(f"{name} is {installed}, but {version} is locked")
+            continue
+        ((info, _),) = found
+        own |= {f"{info}/{note}" for note in _INSTALLERS}
+        paths |= set(_recorded(folder, info))
+    wrong += [f"{path} is missing" for path in sorted(paths) if path not in folder.sha256]
+    wrong += [f"{path} is a symbolic link, or below one" for path in sorted(paths & folder.linked)]
+    _require(wrong)
+    return _Home(folder, {path: folder.sha256[path] for path in paths}, frozenset(own))
+
+
+def _require(wrong: list[str]) -> None:
+    if wrong:
+        more = [f"and {len(wrong) - _MOST} more"] if len(wrong) > _MOST else []
+        hint = "\n".join([*map(printable, wrong[:_MOST]), *more])
+        raise CheckFailed(f"the environment is not as locked: {some(len(wrong), 'difference')}", hint=hint)
+
+
+def _infos(folder: FolderFiles) -> Iterator[tuple[str, str, str]]:
+    """Yield the .dist-info folder of each distribution, its normalised name and its version."""
+    for path in folder.records:
+        info = path.partition("/")[0]
+        name, _, version = info.removesuffix(_INFO).partition("-")
+        yield info, canonicalize_name(name), version
+
+
+def _same_version(first: str, second: str) -> bool:
+    try:
+        return Version(first) == Version(second)
+    except InvalidVersion:
+        return first == second
+
+
+def _recorded(folder: FolderFiles, info: str) -> Iterator[str]:
+    """Yield the paths in a RECORD that are part of the digest. Raises CheckFailed for an invalid RECORD."""
+    try:
+        rows = wheel_installed_files.parse_record(folder.records[f"{info}/RECORD"])
+    except ValueError as error:
+        raise CheckFailed(f"invalid RECORD of {printable(info)}: {printable(str(error))[:200]}") from None
+    for row in rows:
+        if not row.path.startswith("../") and is_compared(row.path):
+            yield row.path
+
+
+def _groups(label: str, files: Mapping[str, str]) -> Iterator[FileGroup]:
+    """Yield a group for each first part of the paths."""
+    parts: dict[str, dict[str, str]] = defaultdict(dict)
+    for path, sha in files.items():
+        parts[path.partition("/")[0]][path] = sha
+    for part in sorted(parts):
+        yield _group(f"{label}/{part}".rstrip("/"), parts[part])
+
+
+def _group(name: str, files: Mapping[str, str]) -> FileGroup:
+    return FileGroup(name=_escaped(name), files=len(files), sha256=files_digest(files))
+
+
+def _file(files: EnvironmentFiles, path: str | None, names: Mapping[str, str]) -> MeasuredFile | None:
+    return MeasuredFile(path=_escaped(_named(path, names)), sha256=files.libraries[path]) if path else None
+
+
+def _names(report: InterpreterReport, home: str) -> dict[str, str]:
+    """The placeholder of each folder, the innermost first."""
+    words = dict(zip(report.prefixes, ("{prefix}", "{base}"), strict=False))
+    return {home: "{site}", **dict(sorted(words.items(), key=lambda item: -len(item[0])))}
+
+
+def _named(path: str, names: Mapping[str, str]) -> str:
+    for folder, word in names.items():
+        if path == folder or path.startswith(f"{folder}/"):
+            return word + path.removeprefix(folder)
+    return path
+
+
+def _escaped(name: str) -> str:
+    """A name as printable text; different names have different texts."""
+    return name if name.isprintable() and "\\" not in name else ascii(name)

@@ -1,0 +1,29 @@
+"""A wheel file, and a wheel in a lock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """One wheel file, independent of its source."""
+
+    name: str
+    version: str
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class LockedWheel:
+    """A wheel, its size, and the layer it is installed in."""
+
+    wheel: Wheel
+    bytes: int
+    layer: str
+
+    @property
+    def content(self) -> dict[str, Any]:
+        return {**vars(self.wheel), "bytes": self.bytes, "layer": self.layer}

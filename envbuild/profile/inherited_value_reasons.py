@@ -1,0 +1,63 @@
+"""The reasons that a profile states under `why`, and which of them still hold in a profile that extends it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterator, Mapping
+from typing import Any
+
+from packaging.utils import canonicalize_name
+
+from envbuild.facts import database
+from envbuild.util import yaml_and_project_paths
+from envbuild.util.yaml_and_project_paths import Document
+
+KEYS = frozenset(
+    ("base", "cuda", "driver", "features", "gpu_count", "gpus", "platform", "python", "toolchain", "torch", "variant")
+)
+"""The top-level keys that can have a reason. Packages, libraries and variables have theirs by their own names."""
+_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def without_outdated(parent: Document, merged: Document, own: Container[object]) -> Document:
+    """Return `merged` without the reasons of `parent` whose values changed: a reason explains one value. `own`: the
+    names whose reasons come from the changing document itself; they are kept."""
+    reasons = parent.data.get("why")
+    if not isinstance(reasons, dict) or not isinstance(merged.data.get("why"), dict):
+        return merged
+    gone = [
+        ("why", name)
+        for name in reasons
+        if name not in own and named_values(parent.data, name) != named_values(merged.data, name)
+    ]
+    return yaml_and_project_paths.without(merged, gone) if gone else merged
+
+
+def named_values(data: Mapping[str, Any], name: str) -> list[object]:
+    """The values that a reason for `name` explains, as the profile's file has them; empty if it sets none."""
+    return list(_named_values(data, name))
+
+
+def _named_values(data: Mapping[str, Any], name: str) -> Iterator[object]:
+    if name in KEYS and data.get(name) is not None:
+        yield data[name]
+    pins = data.get("pins")
+    if isinstance(pins, dict) and name in pins:
+        yield pins[name]
+    elif name in database.libraries() and data.get("torch") is not None:
+        yield data["torch"]  # torch requires one version of each library
+    env = data.get("env")
+    if isinstance(env, dict) and name in env:
+        yield env[name]
+    for key in ("packages", "apt", "extensions"):
+        items = data.get(key)
+        for item in items if isinstance(items, list) else ():
+            named = item.get("name") if isinstance(item, dict) else item
+            if isinstance(named, str) and _distribution(named) == canonicalize_name(name):
+                yield item
+
+
+def _distribution(requirement: str) -> str:
+    """The normalised name in a requirement, which may be invalid; empty without one."""
+    match = _PACKAGE.match(requirement.strip())
+    return str(canonicalize_name(match[0])) if match else ""

@@ -1,0 +1,177 @@
+"""Provides fixed libraries in a private, hash-checked folder, and finds the variable that makes a program load them.
+
+The environment is not changed. The folder is in the user's cache and is shared by all environments.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import platform
+import re
+import shutil
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from envbuild.audit.collected_environment import Holdings
+from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
+from envbuild.fetch.locked_wheel_types import LockedWheel
+from envbuild.image.layers import wheel_installed_files
+from envbuild.repair import dynamic_loader_search, repair_plan
+from envbuild.repair.repair_plan import RepairPlan
+from envbuild.repair.repair_run import RepairRefused
+from envbuild.repair.required_changes import LibraryPin
+from envbuild.util import temporary_files, user_folders
+from envbuild.util.errors import CheckFailed, HashMismatch
+
+_LIST = "libraries.json"
+
+
+@dataclass(frozen=True)
+class ProgramEnvironment:
+    """The variables that a program needs (None: remove the variable), why they are effective, and the libraries that
+    the program should map: soname -> path."""
+
+    variables: Mapping[str, str | None]
+    reason: str
+    libraries: Mapping[str, str]
+
+
+def program_environment(plan: RepairPlan, held: Holdings, say: Callable[[str], None]) -> ProgramEnvironment:
+    """The variables with which a program loads the fixed libraries.
+
+    Raises RepairRefused if the fix needs more than other library files, CheckFailed if no variable has an effect.
+    """
+    changes = plan.diagnosis.changes
+    more = [
+        what
+        for what, needed in (
+            (f"torch {changes.torch}", changes.torch),
+            (f"{', '.join(changes.packages)}", changes.packages),
+            (f"{', '.join(changes.reinstall)} again", changes.reinstall),
+        )
+        if needed
+    ]
+    if more:
+        fix = f"envbuild fix --python {plan.target}"
+        raise RepairRefused(f"the fix needs {', '.join(more)}, not only other library files", hint=f"see: {fix}")
+    variables: dict[str, str | None] = dict(changes.variables)
+    missing = [pin for pin in changes.pins if not pin.installed]
+    if not missing:
+        variables |= _shell_changes(plan)
+        expected = {row.library: row.after for row in plan.libraries if row.after}
+        return ProgramEnvironment(variables, "the environment has fixed libraries", expected)
+    version = ".".join(held.python.version.split(".")[:2])
+    folders = [library_folder(pin, version, say) for pin in missing]
+    found = effective_variables(held, missing, folders)
+    return replace(found, variables={**variables, **found.variables})
+
+
+def _shell_changes(plan: RepairPlan) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for command in plan.commands:
+        if command.shell and command.argv[0] == "unset":
+            found[command.argv[1]] = None
+        elif command.shell:
+            name, _, value = command.argv[1].partition("=")
+            found[name] = value
+    return found
+
+
+def effective_variables(held: Holdings, pins: Sequence[LibraryPin], folders: Sequence[Path]) -> ProgramEnvironment:
+    """LD_LIBRARY_PATH if the loader then takes the files of these folders, otherwise LD_PRELOAD.
+
+    Raises CheckFailed if neither has an effect: the library has a different name, or linked into torch.
+    """
+    given = repair_plan.loader_input(held)
+    if given is None:
+        raise CheckFailed("torch's libraries were not found", hint="envbuild audit lists the libraries that it finds")
+    before = dynamic_loader_search.loaded_files(given)
+    names = [name for pin in pins for name in repair_plan.group_sonames(held, pin.library, before)]
+    if not names:
+        raise CheckFailed(
+            f"torch does not load {', '.join(pin.library for pin in pins)} as a file of its own",
+            hint="install a different build of torch: envbuild fix",
+        )
+    own = {path.name: os.path.realpath(path) for folder in folders for path in folder.glob("*.so*")}
+    wanted = {name: own[name] for name in names if name in own}
+    if set(names) - set(wanted):
+        raise CheckFailed(f"the fixed wheel lacks {', '.join(sorted(set(names) - set(wanted)))}")
+    path = ":".join([*map(str, folders), *filter(None, [given.library_path])])
+    after = dynamic_loader_search.loaded_files(replace(given, library_path=path))
+    if all(after[name].path == wanted[name] for name in names):
+        return ProgramEnvironment({"LD_LIBRARY_PATH": path}, "LD_LIBRARY_PATH comes first", wanted)
+    why = next(before[name].way for name in names if after[name].path != wanted[name])
+    # a library before those that need it
+    order = sorted(wanted.values(), key=lambda file: "Lt.so" not in file)
+    preload = " ".join([*order, *filter(None, [given.preload])])
+    after = dynamic_loader_search.loaded_files(replace(given, preload=preload))
+    if all(after[name].path == wanted[name] for name in names):
+        return ProgramEnvironment({"LD_PRELOAD": preload}, f"LD_LIBRARY_PATH has no effect: {why}", wanted)
+    raise CheckFailed(f"the loader takes different files than {', '.join(wanted.values())}", hint=f"found by {why}")
+
+
+def library_folder(pin: LibraryPin, python: str, say: Callable[[str], None]) -> Path:
+    """The folder with the libraries of a wheel; downloaded once, and each file is checked every time."""
+    folder = user_folders.cache_folder("libraries") / f"{pin.distribution}-{pin.version}"
+    if _is_intact(folder):
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    wheel = _fetched(pin, python, say)
+    say(f"unpacking {wheel.name} to {folder}")
+    with temporary_files.folder("libraries", folder.parent) as made:
+        unpack_libraries(wheel, made / "new")
+        (made / "new").replace(folder)
+    return folder
+
+
+def _fetched(pin: LibraryPin, python: str, say: Callable[[str], None]) -> Path:
+    glibc = platform.libc_ver()[1] or "2.36"
+    store = sha256_file_store.wheel_store()
+    found = wheel_resolution_and_download.locate({pin.distribution: pin.version}, python, glibc)
+    wheels = [LockedWheel(wheel, size, "") for wheel, size in wheel_resolution_and_download.sizes(found).items()]
+    (locked,) = wheels
+    say(f"{locked.wheel.file}: {locked.bytes / 1e6:.0f} MB, sha256 {locked.wheel.sha256}")
+    wheel_resolution_and_download.fetch_wheels(wheels, python, glibc, store, lambda file, count: None)
+    store.check(locked.wheel.sha256, locked.wheel.file)
+    return store.path(locked.wheel.sha256, locked.wheel.file)
+
+
+def unpack_libraries(wheel: Path, folder: Path) -> None:
+    """Write the shared libraries of a wheel to a new folder, with a list of their checksums.
+
+    Raises HashMismatch if a file differs from the wheel's RECORD.
+    """
+    folder.mkdir()
+    listed: dict[str, str] = {}
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        record = next(name for name in names if re.fullmatch(r"[^/]+\.dist-info/RECORD", name))
+        rows = {row.path: row.digest for row in wheel_installed_files.parse_record(archive.read(record).decode())}
+        for name in names:
+            file = PurePosixPath(name).name
+            if not re.fullmatch(r"lib[A-Za-z0-9_+.-]+\.so(\.[0-9]+)*", file) or file in listed:
+                continue
+            target = folder / file
+            with archive.open(name) as source, target.open("xb") as written:
+                shutil.copyfileobj(source, written, 1 << 20)
+            listed[file] = sha256_file_store.file_digest(target)
+            digest = base64.urlsafe_b64encode(bytes.fromhex(listed[file])).rstrip(b"=").decode()
+            if rows.get(name) != f"sha256={digest}":
+                raise HashMismatch(f"{name} in {wheel.name} is not the file of its RECORD")
+    (folder / _LIST).write_text(json.dumps(listed), encoding="utf-8")
+
+
+def _is_intact(folder: Path) -> bool:
+    """Whether the folder has exactly the listed files with their checksums."""
+    try:
+        listed = json.loads((folder / _LIST).read_text(encoding="utf-8"))
+        names = {path.name for path in folder.iterdir()} - {_LIST}
+        return names == set(listed) and all(
+            sha256_file_store.file_digest(folder / name) == sha256 for name, sha256 in listed.items()
+        )
+    except (OSError, ValueError, TypeError, AttributeError):
+        return False

@@ -1,0 +1,41 @@
+"""Finds the profiles that are lines of one GPU, such as h20 and h20-cu12, and the drivers that they support."""
+
+from __future__ import annotations
+
+from envbuild.facts import database
+from envbuild.profile import profile_name_lookup
+from envbuild.profile.loaded_profile import LoadedProfile
+from envbuild.profile.model import Profile
+from envbuild.resolve import minimum_driver, profile_reader_and_overrides
+from envbuild.resolve.cuda_line_choice import CURRENT, GpuLine
+
+_COMPAT = "cuda/compat"  # part of the path of forward-compatibility libraries, in NVIDIA's packages and in our images
+_LOADER = ("LD_LIBRARY_PATH", "LD_PRELOAD")
+
+
+def gpu_lines(name: str) -> list[GpuLine]:
+    """The lines of the GPU profile `name`, the current one first; empty if it names no GPUs."""
+    current = profile_reader_and_overrides.load(name)
+    if not current.profile.gpus:
+        return []
+    others = sorted(profile_name_lookup.lines_of(name).items(), reverse=True)
+    return [
+        as_line(name, CURRENT, current.profile),
+        *(as_line(other, label, profile_reader_and_overrides.load(other).profile) for label, other in others),
+    ]
+
+
+def lines_for(loaded: LoadedProfile) -> list[GpuLine]:
+    """All profiles for the same GPU as this one: h20 and h20-cu12, for either of them."""
+    if loaded.meant is None or loaded.meant.requirements or profile_name_lookup.is_path(loaded.meant.profile):
+        return []
+    found = profile_name_lookup.named_line(loaded.name)
+    return gpu_lines(found[0] if found else loaded.meant.profile)
+
+
+def as_line(name: str, label: str, profile: Profile) -> GpuLine:
+    release = database.torch_release(profile.torch)
+    forced = any(_COMPAT in profile.env.get(variable, "") for variable in _LOADER)
+    own = database.driver_minimum(release.cuda).compatible if release else None
+    cuda = release.cuda.partition(".")[0] if release else None
+    return GpuLine(name, label, minimum_driver.oldest(profile), forced, own, cuda)

@@ -1,0 +1,108 @@
+"""JSON of untrusted sources, and JSON that is signed or hashed.
+
+The strict parser has limits of size and depth, and accepts no duplicate keys (two readers could take different ones),
+no NaN, no infinity and no integers of 20 or more characters. Canonical JSON: the same value gives the same bytes, with
+sorted keys and no spaces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from envbuild.util.untrusted_input_errors import Malformed
+
+MAX_BYTES = 16 << 20
+MAX_DEPTH = 64
+
+
+class NotStrict(ValueError):
+    """Invalid JSON. The message continues a sentence that begins with the document's name. `line`: the faulty line, if
+    known."""
+
+    def __init__(self, text: str, line: int | None = None) -> None:
+        super().__init__(text)
+        self.line = line
+
+
+def parse(raw: bytes, what: str, limit: int = MAX_BYTES) -> dict[str, Any]:
+    """The JSON object in `raw`. Raises Malformed, with the name `what`, for anything else."""
+    try:
+        found = strict(raw, limit)
+    except NotStrict as error:
+        raise Malformed(f"{what} {error}") from None
+    if not isinstance(found, dict):
+        raise Malformed(f"{what} is not a JSON object")
+    return found
+
+
+def strict(raw: bytes, limit: int) -> Any:
+    """The JSON value in at most `limit` bytes. Raises NotStrict."""
+    if len(raw) > limit:
+        raise NotStrict(f"is larger than {limit} bytes")
+    try:
+        found = json.loads(
+            raw.decode("utf-8"),
+            object_pairs_hook=_once,
+            parse_constant=_refuse,
+            parse_float=_finite,
+            parse_int=_bounded,
+        )
+    except RecursionError:
+        raise NotStrict("is nested too deep") from None
+    except ValueError as error:
+        line = error.lineno if isinstance(error, json.JSONDecodeError) else None
+        raise NotStrict(f"is not JSON: {str(error)[:200]}", line) from None
+    if _deeper(found, MAX_DEPTH):
+        raise NotStrict(f"is nested deeper than {MAX_DEPTH}")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return found
+
+
+def _refuse(text: str) -> float:
+    raise ValueError(f"{text[:30]} is not JSON")
+
+
+def _bounded(text: str) -> int:
+    return int(text) if len(text) < 20 else int(_refuse(text))
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _refuse(text)
+
+
+def _deeper(value: Any, depth: int) -> bool:
+    """Whether a value is nested deeper than `depth`. Iterates level by level, so that no nesting can exhaust the
+    stack."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(depth):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, Mapping) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def encode(value: Any, *, ascii_only: bool = False) -> bytes:
+    """The value as canonical JSON in UTF-8. `ascii_only`: escape non-ASCII characters, as documents in registries
+    do."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=ascii_only).encode()
+
+
+def canonical_digest(value: Any) -> str:
+    """sha256 of the value's canonical JSON, hex."""
+    return hashlib.sha256(encode(value)).hexdigest()

@@ -1,0 +1,418 @@
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
+
+import pytest
+
+from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
+from envbuild.fetch.apt_resolution_and_download import Deb
+from envbuild.fetch.archive_spec import COMPAT, TOOLKIT, Archive
+from envbuild.fetch.locked_wheel_types import Wheel
+from envbuild.image import (
+    build_context_folders,
+    buildkit_build_on_base_image,
+    buildx,
+    debian_base_tar,
+    docker_client_finder,
+    dockerfile_renderer,
+)
+from envbuild.image.buildx import BuildOrder
+from envbuild.image.docker_engine import Engine, Image
+from envbuild.image.oci import disk_space_needs
+from envbuild.lock.lock_file import Lock
+from envbuild.util import user_folders
+from envbuild.util.errors import BuildError, DiskError, EngineError, HashMismatch, NetworkError
+from envbuild.util.host_processes import Completed, LineListeners
+from unit.support import PROFILE, image_of, lock_for, plan_of, sha, write_wheel
+
+IMAGE = image_of()
+T = TypeVar("T", Wheel, Deb)
+
+
+class FakeEngine:
+    host, version, platform, data_folder = "unix:///fake.sock", "26.1.5", "linux/amd64", None
+    memory_bytes = 16 * 10**9
+    builder: str | None = None
+    identity = "fake"
+
+    def __init__(self) -> None:
+        self.held: Image | None = IMAGE
+        self.requests: list[str] = []
+        self.removed: list[str] = []
+
+    def find(self, reference: str) -> Image | None:
+        self.requests.append(reference)
+        return self.held
+
+    def remove(self, reference: str) -> None:
+        self.removed.append(reference)
+
+
+class Builder:
+    """Stands in for buildx: records the command line and the Dockerfile, and answers with an image id or a failure."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+        self.calls: list[list[str]] = []
+        self.env: Mapping[str, str] = {}
+        self.text = ""
+        self.answer = Completed(0, "", "")
+        self.image = IMAGE.id
+
+    def __call__(self, argv: Sequence[str | Path], *, env: Mapping[str, str], listeners: LineListeners) -> Completed:
+        self.words, self.env = [str(word) for word in argv], env
+        self.calls.append(self.words)
+        self.text = Path(self.after("--file")).read_text(encoding="utf-8")
+        metadata = {"containerimage.config.digest": self.image}
+        Path(self.after("--metadata-file")).write_text(json.dumps(metadata), encoding="utf-8")
+        return self.answer
+
+    def after(self, option: str) -> str:
+        return self.words[self.words.index(option) + 1]
+
+
+@pytest.fixture
+def locked(project: Path) -> Lock:
+    """A lock whose files are all complete in the stores; each file except the wheels contains its own name."""
+    plain = lock_for(plan_of(project, PROFILE))
+    made = dataclasses.replace(
+        plain,
+        archives=tuple(Archive(name, "1.2", sha(name), 1_000_000) for name in (TOOLKIT, COMPAT)),
+        wheels=tuple(dataclasses.replace(w, wheel=stored(w.wheel, project)) for w in plain.wheels),
+        base=tuple(map(whole, plain.base)),
+        apt=tuple(map(whole, plain.apt)),
+    )
+    files: list[tuple[Path, Deb | Archive]] = [*deb_files(made), *archive_files(made)]
+    for path, item in files:
+        path.parent.mkdir(parents=True)
+        path.write_text(item.name, encoding="utf-8")
+    debian_base_tar.tar_file(made).write_text("base", encoding="utf-8")
+    debian_base_tar.tar_file(made).with_suffix(".sha256").write_text(sha("base"), encoding="utf-8")
+    return made
+
+
+def whole(item: T) -> T:
+    return dataclasses.replace(item, sha256=sha(item.name))
+
+
+def stored(item: Wheel, folder: Path) -> Wheel:
+    """A real wheel, because its contents are read before each build."""
+    file = write_wheel(folder / "wheels", item.name, item.version)
+    made = dataclasses.replace(item, file=file.name, sha256=sha256_file_store.file_digest(file))
+    sha256_file_store.wheel_store().put(file, made.sha256, made.file)
+    return made
+
+
+def wheel_files(made: Lock) -> list[tuple[Path, Wheel]]:
+    return [(sha256_file_store.wheel_store().path(w.wheel.sha256, w.wheel.file), w.wheel) for w in made.wheels]
+
+
+def deb_files(made: Lock) -> list[tuple[Path, Deb]]:
+    return [(sha256_file_store.debs().path(deb.sha256, deb.file), deb) for deb in (*made.base, *made.apt)]
+
+
+def archive_files(made: Lock) -> list[tuple[Path, Archive]]:
+    return [(sha256_file_store.archive_store().path(item.sha256, item.name), item) for item in made.archives]
+
+
+@pytest.fixture
+def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
+    found = Builder()
+    monkeypatch.setattr(buildx, "run", found)
+    monkeypatch.setattr(docker_client_finder, "program", lambda: Path("/fake/docker"))
+    return found
+
+
+def quiet(text: str) -> None:
+    """Ignore progress."""
+
+
+TAG = "envbuild/sample:layers"
+
+
+def built(locked: Lock, engine: FakeEngine | None = None, **options: Any) -> Image:
+    text = dockerfile_renderer.render(locked, "sample")
+    made = cast(Engine, engine or FakeEngine())
+    return buildkit_build_on_base_image.build_on_image(
+        BuildOrder(made, locked, "sample", text, quiet, quiet), TAG, **options
+    )
+
+
+def test_another_builder_is_asked(locked: Lock, builder: Builder) -> None:
+    engine = FakeEngine()
+    engine.builder = "--evil"
+    assert built(locked, engine) == IMAGE
+    assert builder.words.count("--builder=--evil") == 1 and "--load" in builder.words
+
+
+def test_a_builder_that_is_not_there_is_named(locked: Lock, builder: Builder) -> None:
+    builder.answer = Completed(1, "", 'ERROR: no builder "nosuch" found\n')
+    with pytest.raises(EngineError, match=r'^no builder "nosuch" found$') as caught:
+        built(locked)
+    assert "docker buildx ls" in str(caught.value.hint)
+
+
+UNREACHABLE = (
+    'ERROR: failed to list workers: Unavailable: connection error: desc = "transport: Error while dialing: dial tcp '
+    '192.0.2.1:1234: connect: connection refused"'
+)
+
+
+def test_a_builder_that_does_not_answer_is_named(locked: Lock, builder: Builder) -> None:
+    engine = FakeEngine()
+    engine.builder = "farm"
+    builder.answer = Completed(1, "", f"{UNREACHABLE}\n")
+    with pytest.raises(EngineError, match=r"^the builder 'farm' does not answer$") as caught:
+        built(locked, engine)
+    assert "192.0.2.1:1234" in str(caught.value.hint) and "docker buildx inspect farm" in str(caught.value.hint)
+    builder.answer = Completed(1, "", "ERROR: failed to solve: a step\n")
+    with pytest.raises(BuildError, match=r"^the image build by 'farm' failed$"):
+        built(locked, engine)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_whether_there_is_a_builder_is_asked_before_anything(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answers: bool
+) -> None:
+    """If buildx has a file of the builder, buildx is not called: it would contact all nodes of the builder."""
+    calls: list[list[str]] = []
+
+    def run(argv: Sequence[str | Path], timeout: float) -> Completed:
+        calls.append([str(word) for word in argv])
+        return Completed(0, "", "") if answers else Completed(1, "", 'ERROR: no builder "nope" found\n')
+
+    monkeypatch.setattr(buildx, "run", run)
+    monkeypatch.setattr(docker_client_finder, "program", lambda: Path("/fake/docker"))
+    monkeypatch.setenv("BUILDX_CONFIG", str(tmp_path))
+    (tmp_path / "instances").mkdir()
+    (tmp_path / "instances" / "farm").write_text("{}", encoding="utf-8")
+    engine = FakeEngine()
+    for name in (None, "farm", "Farm"):
+        engine.builder = name
+        buildx.require_builder(cast(Engine, engine))
+    assert calls == []
+    engine.builder = "nope"
+    if answers:
+        buildx.require_builder(cast(Engine, engine))
+    else:
+        with pytest.raises(EngineError, match=r"^unknown builder 'nope'$") as caught:
+            buildx.require_builder(cast(Engine, engine))
+        assert str(caught.value.hint).startswith('no builder "nope" found')
+    assert calls == [["/fake/docker", "--host", "unix:///fake.sock", "buildx", "inspect", "--", "nope"]]
+
+
+def test_the_builder_gets_all_options_for_a_reproducible_build(locked: Lock, builder: Builder) -> None:
+    built(locked)
+    assert builder.words[:5] == ["/fake/docker", "--host", "unix:///fake.sock", "buildx", "build"]
+    assert {"--load", "--provenance=false", "--sbom=false"} <= set(builder.words)
+    assert "--no-cache" not in builder.words
+    assert builder.after("--platform") == "linux/amd64"
+    assert builder.after("--tag") == TAG
+    assert builder.env["SOURCE_DATE_EPOCH"] == "1704067200"
+    assert builder.text == dockerfile_renderer.render(locked, "sample")
+    built(locked, no_cache=True)
+    assert "--no-cache" in builder.words
+
+
+def test_the_context_holds_what_the_lock_names_and_nothing_else(locked: Lock, builder: Builder) -> None:
+    folder = user_folders.cache_folder("contexts") / "sample"
+    stale = folder / "wheels" / "old"
+    stale.mkdir(parents=True)
+    built(locked)
+    own = Path(builder.words[-1])
+    found = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+    wheels = {f"wheels/{w.layer}/{w.wheel.file}" for w in locked.wheels}
+    wanted = {f"own/debs/{deb.file}" for deb in locked.apt}
+    wanted |= {f"own/archives/{archive.name}/{archive.name}" for archive in locked.archives}
+    wanted |= {f"own/{name}" for name in ("bin/uv", "bin/install", "bin/repin", "bin/check", "bin/unpack", "base.tar")}
+    assert found == {*wanted, *wheels}
+    assert own == folder / "own", "the wheels lie outside, or they would come twice"
+    assert not stale.exists()
+    given = dict(word.removeprefix("--build-context=").split("=") for word in builder.words if "build-context" in word)
+    assert given == {f"wheels-{w.layer}": str(folder / "wheels" / w.layer) for w in locked.wheels}
+    for tool in dockerfile_renderer.TOOLS:
+        assert (own / "bin" / tool.name).read_bytes() == tool.read_bytes()
+
+
+def test_another_file_system_gets_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EXDEV, "cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    (tmp_path / "a").write_text("x", encoding="utf-8")
+    build_context_folders._link(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b").read_text(encoding="utf-8") == "x"
+
+
+@pytest.mark.parametrize(
+    ("stderr", "kind", "words"),
+    [
+        ("#9 [5/9] RUN\n#9 install: the base has no python3.11\nmore", "build", "the base has no python3.11"),
+        ("#9 ERROR: process did not complete successfully: exit code: 1", "build", "exit code: 1"),
+        ("write /x: no space left on device\nERROR: failed", "disk", "prune"),
+        ("#9 error: No space left on device (os error 28)\nERROR: failed", "disk", "prune"),
+        ("#9 ERROR: process did not complete successfully: exit code: 137", "build", "has 16.0 GB in all"),
+        ("something else", "build", "something else"),
+        ("", "build", ""),
+    ],
+)
+def test_a_failed_build_says_why(locked: Lock, builder: Builder, stderr: str, kind: str, words: str) -> None:
+    builder.answer = Completed(1, "", stderr)
+    with pytest.raises((BuildError, DiskError)) as caught:
+        built(locked)
+    assert (caught.value.code, caught.value.kind) == (6, kind)
+    assert words in str(caught.value.hint)
+
+
+BROKEN = "ERROR: failed to receive status: rpc error: code = Unavailable desc = error reading from server: EOF"
+
+
+@pytest.mark.parametrize(
+    ("stderr", "full", "farm", "kind"),
+    [
+        (BROKEN, True, None, "disk"),
+        (BROKEN, False, None, "build"),
+        (BROKEN, True, "farm", "build"),  # another machine's disk
+        ("ERROR: process did not complete successfully: exit code: 1", True, None, "build"),
+    ],
+)
+def test_an_engine_that_stopped_in_the_build_with_a_full_disk_is_reported(
+    locked: Lock, stderr: str, full: bool, farm: str | None, kind: str
+) -> None:
+    engine = cast(Engine, SimpleNamespace(builder=farm, without_room=lambda: DiskError("full") if full else None))
+    assert buildx._failed(engine, locked, stderr).kind == kind
+
+
+def test_a_base_that_changed_on_disk_gets_into_no_build_and_is_removed(locked: Lock, builder: Builder) -> None:
+    debian_base_tar.tar_file(locked).write_text("spoiled", encoding="utf-8")
+    with pytest.raises(HashMismatch, match="cached base"):
+        built(locked)
+    assert builder.words == []
+    assert not debian_base_tar.tar_file(locked).exists()
+
+
+@pytest.mark.parametrize("kind", ["wheel", "deb", "archive"])
+def test_a_file_that_changed_on_disk_is_named_and_removed(locked: Lock, builder: Builder, kind: str) -> None:
+    """A wheel or archive is checked during the build, which then fails; a Debian package is checked before the
+    build."""
+    builder.answer = Completed(1, "", "#9 ERROR: process did not complete successfully: exit code: 1")
+    files: dict[str, list[tuple[Path, Any]]] = {
+        "wheel": [*wheel_files(locked)], "deb": [*deb_files(locked)], "archive": [*archive_files(locked)]
+    }  # fmt: skip
+    path, item = files[kind][-1]
+    path.write_text("spoiled", encoding="utf-8")
+    with pytest.raises(HashMismatch) as caught:
+        built(locked)
+    assert (caught.value.code, caught.value.kind) == (3, "hash")
+    assert (item.name if kind == "archive" else item.file) in caught.value.message
+    assert item.sha256 in caught.value.message and sha("spoiled") in caught.value.message
+    assert "downloads it again" in str(caught.value.hint)
+    assert not path.exists()
+    assert all(other.exists() for other, _ in [*wheel_files(locked), *deb_files(locked)] if other != path)
+
+
+def test_a_failed_build_says_why_though_a_stored_file_went_away(locked: Lock, builder: Builder) -> None:
+    """The prune of a concurrent envbuild may remove it."""
+    builder.answer = Completed(1, "", "#9 ERROR: exit code: 1")
+    original = builder.__call__
+
+    def pruned(*arguments: Any, **options: Any) -> Completed:
+        wheel_files(locked)[0][0].unlink()
+        return original(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buildx, "run", pruned)
+        with pytest.raises(BuildError) as caught:
+            built(locked)
+    assert "exit code: 1" in str(caught.value.hint)
+
+
+def test_files_are_not_read_again_where_the_build_went_well(locked: Lock, builder: Builder) -> None:
+    path, _ = wheel_files(locked)[0]
+    spoiled = bytearray(path.read_bytes())
+    spoiled[4] ^= 1  # not in the directory, which is read before each build; the installer in the image refuses it
+    path.write_bytes(spoiled)
+    assert built(locked) == IMAGE
+
+
+SOLVE = "ERROR: failed to solve: "
+HOST = "registry.example:5000"
+
+
+def on_image(locked: Lock) -> Lock:
+    return dataclasses.replace(locked, suite=None, image=f"{HOST}/debian@sha256:{'a' * 64}", base=(), apt=())
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        f"{HOST}/debian@sha256:aa: failed to resolve source metadata for {HOST}/debian@sha256:aa: not found",
+        f"{HOST}/debian@sha256:aa: failed to authorize: failed to fetch oauth token: 401 Unauthorized",
+        "pull access denied, repository does not exist or may require authorization",
+        f'failed to do request: Head "https://{HOST}/v2/debian": tls: failed to verify certificate',
+    ],
+)
+def test_a_base_image_that_cannot_be_had_is_an_error_of_the_network(
+    locked: Lock, builder: Builder, message: str
+) -> None:
+    builder.answer = Completed(1, "", f"#2 [internal] load metadata\n#2 ERROR: {message}\n{SOLVE}{message}\n")
+    on_base = on_image(locked)
+    with pytest.raises(NetworkError) as caught:
+        built(on_base)
+    assert (caught.value.code, caught.value.kind) == (7, "network")
+    assert str(on_base.image) in caught.value.message
+    assert str(caught.value.hint).splitlines()[0] == message
+    assert f"docker login {HOST};" in str(caught.value.hint)
+
+
+def test_with_a_base_of_our_own_no_registry_is_blamed(locked: Lock, builder: Builder) -> None:
+    builder.answer = Completed(1, "", f"{SOLVE}failed to authorize")
+    with pytest.raises(BuildError):
+        built(locked)
+
+
+def test_on_an_image_other_failures_are_the_builds(locked: Lock, builder: Builder) -> None:
+    builder.answer = Completed(1, "", "#9 ERROR: process did not complete successfully: exit code: 1")
+    with pytest.raises(BuildError, match="build failed"):
+        built(on_image(locked))
+
+
+@pytest.mark.parametrize("held", [None, image_of("another")])
+def test_a_tag_that_names_another_image_is_refused(locked: Lock, builder: Builder, held: Image | None) -> None:
+    engine = FakeEngine()
+    engine.held = held
+    with pytest.raises(EngineError, match="not the image that was just built"):
+        built(locked, engine)
+
+
+def test_an_engine_of_another_platform_is_refused(locked: Lock, builder: Builder) -> None:
+    engine = FakeEngine()
+    engine.platform = "linux/arm64"
+    with pytest.raises(EngineError, match="linux/arm64"):
+        built(locked, engine)
+    assert builder.words == []
+
+
+def test_the_disk_is_looked_at_once_more_when_the_turn_has_come(
+    locked: Lock, builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other profiles were built in the meantime."""
+
+    def full(*_: Any) -> None:
+        raise DiskError("full")
+
+    monkeypatch.setattr(disk_space_needs, "require_disk_space", full)
+    monkeypatch.setattr(buildx, "build", lambda *given: given[-1]())
+    with pytest.raises(DiskError):
+        built(locked)
+
+
+def test_uv_is_there() -> None:
+    assert wheel_resolution_and_download.uv_binary().is_file()
