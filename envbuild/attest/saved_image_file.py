@@ -1,24 +1,27 @@
 """A verified image as one file for a closed site: an OCI layout with its evidence, the public key and the lock.
 
-The engine receives an archive that is rebuilt from checked blobs, never the file itself.
+The engine receives only layers whose bytes were checked, never the file itself.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from envbuild.image.engine_image_to_oci_layout import INDEX, REF, blob_path, tar_member
+from envbuild.image.engine_image_to_oci_layout import INDEX, REF, blob_path
+from envbuild.image.layers.layer_writer import WrittenLayer
+from envbuild.image.oci.image_description import DescribedLayer, OciImage
 from envbuild.registry import image_content_reader, oci_types
+from envbuild.registry.layer_decompressor import Unpacked
 from envbuild.registry.oci_types import Manifest
 from envbuild.util import strict_and_canonical_json
 from envbuild.util.errors import FileError
+from envbuild.util.strict_and_canonical_json import canonical_digest
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
-ARCHIVE = "manifest.json"
 KEY, LOCK, PROFILE = "envbuild/public-key.pem", "envbuild/lock.yaml", "envbuild/profile"
 _BLOCK = 1 << 20
 
@@ -86,21 +89,52 @@ class SavedImage:
         index = self.manifest(oci_types.fallback_tag(digest))
         return oci_types.descriptors(index.document, "manifests") if index else []
 
-    def loadable(self, image: Manifest, diff_ids: tuple[str, ...], name: str) -> Iterator[bytes]:
-        """Yield the image as an archive that an engine loads under `name`. It is made from checked blobs and contains
-        no other file of the saved image. Raises Refusal if a layer does not match its digest."""
-        layers = [oci_types.digest_in(layer) for layer in image.layers]
-        if tuple(layers) != diff_ids:
+    def checked_image(self, manifest: Manifest) -> OciImage:
+        """Return the image for an engine, after every layer was read. Raises Refusal if the bytes of one are not those
+        of its digest, or if its tar is not the one that the configuration names."""
+        raw = self.blob(manifest.config, image_content_reader.CONFIG_BYTES)
+        diff_ids = image_content_reader.parse_config(manifest.config, raw).layers
+        if len(diff_ids) != len(manifest.layers):
             raise Malformed("the saved image's layers are not those that the image's configuration names")
-        listed = [{"Config": blob_path(image.config), "RepoTags": [name], "Layers": [blob_path(one) for one in layers]}]
-        raw = json.dumps(listed).encode()
-        yield from _entry(ARCHIVE, len(raw), iter([raw]))
-        for digest in dict.fromkeys((image.config, *layers)):
-            yield from _entry(blob_path(digest), self._members[blob_path(digest)].size, self.blocks(digest))
-        yield b"\0" * 1024
+        described, written = list[DescribedLayer](), list[WrittenLayer]()
+        for number, (layer, diff_id) in enumerate(zip(manifest.layers, diff_ids, strict=True), 1):
+            recipe = SavedLayer(self, oci_types.digest_in(layer), diff_id)
+            described.append(DescribedLayer(f"saved layer {number}", "", recipe, str(layer.get("mediaType"))))
+            written.append(recipe.write(len, len))
+        return OciImage(raw, tuple(described), tuple(written))
 
 
-def _entry(name: str, size: int, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    yield tar_member(name, size).tobuf(tarfile.GNU_FORMAT)
-    yield from blocks
-    yield b"\0" * (-size % 512)
+@dataclass(frozen=True)
+class SavedLayer:
+    """The recipe of a layer that is read from a saved image. `digest`: of its blob, `diff_id`: of the tar in it."""
+
+    saved: SavedImage
+    digest: str
+    diff_id: str
+    keeps_blob = False
+
+    @property
+    def key(self) -> str:
+        return canonical_digest(["saved layer", self.digest, self.diff_id])
+
+    def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
+        """Read the layer. Raises Refusal if the blob or the tar is not that of its digest."""
+        size = diff_size = 0
+
+        def blocks() -> Iterator[bytes]:
+            nonlocal size
+            for block in self.saved.blocks(self.digest):
+                size += len(block)
+                packed(block)
+                yield block
+
+        unpacked = Unpacked(blocks())
+        try:
+            while block := unpacked.read(_BLOCK):
+                diff_size += len(block)
+                plain(block)
+        except image_content_reader.DAMAGED as error:
+            raise Refusal("layer", f"a layer of the saved image cannot be unpacked: {error}") from None
+        if unpacked.digest != self.diff_id:
+            raise Refusal("layer", f"a layer of the saved image has the content {unpacked.digest}, not {self.diff_id}")
+        return WrittenLayer(self.digest, size, self.diff_id, diff_size)

@@ -31,11 +31,13 @@ from envbuild.image import (
     engine_image_to_oci_layout,
     extension_wheel_build,
     registry_push,
+    zstd_push,
 )
 from envbuild.image.build_records_and_comparison import Record
 from envbuild.image.docker_engine import Engine, Image
 from envbuild.image.image_naming import VERIFIED, repository
-from envbuild.image.oci import image_upload, lock_image_lookup_and_recipe
+from envbuild.image.oci import engine_load, image_upload, layer_blobs, lock_image_lookup_and_recipe
+from envbuild.image.oci.image_description import OciImage
 from envbuild.lock import lock_file, wheel_contents
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import layer_steps
@@ -50,7 +52,7 @@ from envbuild.registry.oci_types import Manifest, Reference, Target
 from envbuild.registry.registry_client import Repository
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.util import temporary_files
-from envbuild.util.errors import BuildError, EngineError, EnvbuildError, NotProved, UsageError, some
+from envbuild.util.errors import BuildError, EnvbuildError, NotProved, UsageError, some
 from envbuild.util.json_output_types import Digest
 from envbuild.util.untrusted_input_errors import Malformed
 
@@ -93,7 +95,7 @@ def push(name: str, target: str, listener: Listener, *, zstd: bool = False, unsi
     signer = _signer(unsigned)
     pushed = PartialResult(Pushed(name, signer.public.fingerprint if signer else None, reference.repository))
     with exclusive_run(context, name, pushed.document):
-        proved = _proved(context, name, from_engine=zstd)
+        proved = _proved(context, name)
         loaded, lock, image = proved.loaded, proved.lock, proved.record.image
         pushed.update(profile=loaded.name, lock=lock.id, image=image, evidence=proved.evidence)
         place = Repository(reference)
@@ -129,11 +131,11 @@ def save_image(name: str, file: Path, listener: Listener, *, unsigned: bool = Fa
         exclusive_run(context, name, result.document),
         temporary_files.folder("save", inside=file.parent) as folder,
     ):
-        proved = _proved(context, name, from_engine=True)
+        proved = _proved(context, name)
         loaded, lock, image = proved.loaded, proved.lock, proved.record.image
         result.update(profile=loaded.name, lock=lock.id, image=image, evidence=proved.evidence)
         place = engine_image_to_oci_layout.Folder(folder / "layout")
-        manifest = context.step("save image", _copy_image, context, place, proved)
+        manifest = context.step("save image", _write_image, context, place, proved)
         result.update(digest=manifest.digest)
         place.put_manifest(loaded.name, manifest)
         subject = Subject(repository(loaded.name), image, str(file.name), manifest.digest)
@@ -157,11 +159,29 @@ def _write_file(place: engine_image_to_oci_layout.Folder, file: Path, files: Map
     return StepResult(None, note=f"{file.stat().st_size / 1e6:.0f} MB")
 
 
-def _copy_image(
+def _write_image(
     context: StepContext, place: engine_image_to_oci_layout.Folder, proved: _ProvedImage
 ) -> StepResult[Manifest]:
-    image = proved.in_engine(context.engine)
-    return StepResult(place.take(context.engine, image), note=some(len(image.layers), "layer"))
+    """Write the image's layers into the layout; those of an image on a base image are copied from the engine."""
+    if proved.lock.image:
+        copied = proved.in_engine(context.engine)
+        return StepResult(place.take(context.engine, copied), note=some(len(copied.layers), "layer"))
+    wheels = layer_steps.compiled_wheels(proved.loaded, proved.lock)
+    description = layer_steps.describe_image(context, proved.plan, proved.lock, wheels).value
+    with layer_steps.intact_files(proved.lock):
+        image = layer_blobs.write_blobs(
+            description, place.folder / engine_image_to_oci_layout.BLOBS, context.progress.line
+        )
+    _require_proved(image, proved)
+    place.put_blob(image.configuration)
+    return StepResult(image.manifest, note=f"{some(len(image.layers), 'layer')}, {image.size / 1e6:.0f} MB")
+
+
+def _require_proved(image: OciImage, proved: _ProvedImage) -> None:
+    """Raise BuildError if the lock gives another image than the proved one."""
+    if image.id != proved.record.image:
+        text = f"the lock gives {image.id[:19]} now; {proved.record.image[:19]} is proved"
+        raise BuildError(text, hint=f"run: envbuild make {proved.loaded.known}")
 
 
 def load_saved_image(file: Path, policy: Policy, listener: Listener) -> tuple[Verdict, str]:
@@ -179,19 +199,13 @@ def load_saved_image(file: Path, policy: Policy, listener: Listener) -> tuple[Ve
     verdict.ref = str(file)
     verdict.require()
     assert verdict.image and verdict.build
-    tag = f"{repository(verdict.build.name)}:{verdict.build.lock.short}"
+    named, tag = repository(verdict.build.name), verdict.build.lock.short
     manifest = saved.manifest(verdict.digest or "")
     assert manifest
-    for digest in verdict.image.layers:  # before the engine receives any data
-        for _ in saved.blocks(digest):
-            pass
-    listener(Note(f"loading {tag}"))
-    engine = Engine()
-    engine.load(saved.loadable(manifest, verdict.image.layers, tag))
-    loaded = engine.find(tag)
-    if loaded is None or loaded.id != verdict.image.id:
-        raise EngineError(f"the engine loaded a different image than {verdict.image.id}")
-    return verdict, tag
+    image = saved.checked_image(manifest)  # before the engine receives any data
+    listener(Note(f"loading {named}:{tag}"))
+    engine_load.load_image(Engine(), image, named, tag, lambda line: listener(Note(line)))
+    return verdict, f"{named}:{tag}"
 
 
 @dataclass(frozen=True)
@@ -213,10 +227,9 @@ class _ProvedImage:
         return image
 
 
-def _proved(context: StepContext, name: str, *, from_engine: bool) -> _ProvedImage:
+def _proved(context: StepContext, name: str) -> _ProvedImage:
     """Return an image that was built from the profile's current lock and is verified for every GPU model; of several,
-    one whose parts are still at hand. `from_engine`: it is taken from the engine in any case. Raises BuildError without
-    an image, NotProved if none is verified."""
+    one whose parts are still at hand. Raises BuildError without an image, NotProved if none is verified."""
     loaded = context.step("load profile", load_profile, name)
     plan = context.step("resolve", resolve_profile, loaded)
     lock = lock_file.current_lock(loaded, plan)
@@ -237,14 +250,15 @@ def _proved(context: StepContext, name: str, *, from_engine: bool) -> _ProvedIma
     if not proved:
         text = f"{loaded.name} is not proved on all of its GPUs: nothing is published"
         raise NotProved(text, hint="\n".join([*missing, f"run: envbuild make {loaded.known}"]))
-    at_hand = (one for one in proved if _is_at_hand(context, one, from_engine or lock.image is not None))
+    at_hand = (one for one in proved if _is_at_hand(context, one))
     return next(at_hand, proved[0])
 
 
-def _is_at_hand(context: StepContext, proved: _ProvedImage, from_engine: bool) -> bool:
-    """Whether the engine has the image, or the cache the wheels of the extensions in it."""
+def _is_at_hand(context: StepContext, proved: _ProvedImage) -> bool:
+    """Whether the cache has the wheels of the extensions in the image; for an image on a base image, whether the engine
+    has it."""
     record, lock = proved.record, proved.lock
-    if from_engine:
+    if lock.image:
         image = context.engine.find(record.handle)
         return image is not None and image.id == record.image
     compiled = (extension_wheel_build.find_wheel(lock, one) for one in lock.extensions)
@@ -252,25 +266,24 @@ def _is_at_hand(context: StepContext, proved: _ProvedImage, from_engine: bool) -
 
 
 def _push_image(context: StepContext, place: Repository, proved: _ProvedImage, zstd: bool) -> StepResult[Manifest]:
-    if zstd or proved.lock.image:
+    if proved.lock.image:
         engine, line = context.engine, context.progress.line
         found, there = registry_push.push_from_engine(engine, place, proved.in_engine(engine), line, zstd)
     else:
-        upload = functools.partial(_upload_layers, context, place, proved)
+        upload = functools.partial(_upload_layers, context, place, proved, zstd)
         found, there = registry_push.push_once(place, proved.record.image, upload)
     return StepResult(found, cached=there, note=found.digest)
 
 
-def _upload_layers(context: StepContext, place: Repository, proved: _ProvedImage, tag: str) -> None:
+def _upload_layers(context: StepContext, place: Repository, proved: _ProvedImage, zstd: bool, tag: str) -> None:
     """Write the layers again, without an engine, and upload those that the registry lacks. Raises BuildError if they
     are not those of the proved image."""
     wheels = layer_steps.compiled_wheels(proved.loaded, proved.lock)
     image = layer_steps.write_layers(context, proved.plan, proved.lock, wheels).value
-    if image.id != proved.record.image:
-        text = f"the lock gives {image.id[:19]} now; {proved.record.image[:19]} is proved"
-        raise BuildError(text, hint=f"run: envbuild make {proved.loaded.known}")
+    _require_proved(image, proved)
+    send = zstd_push.push_layers if zstd else image_upload.upload_image
     with layer_steps.intact_files(proved.lock):
-        image_upload.upload_image(place, image, tag, context.progress.line)
+        send(place, image, tag, context.progress.line)
 
 
 def statements_of(proved: _ProvedImage, subject: Subject) -> list[tuple[str, bytes]]:

@@ -100,7 +100,7 @@ def _compare_written(context: StepContext, recipe: Recipe, proved: StoredImage) 
     place, config, count = proved.place, proved.config, len(image.layers)
     if objection := _count_objection(config, count):
         return objection
-    layers = zip(proved.manifest.layers, config.layers, image.description.layers, image.layers, strict=True)
+    layers = zip(proved.manifest.layers, config.layers, image.described, image.layers, strict=True)
     for number, (blob, diff_id, described, layer) in enumerate(layers, 1):
         if diff_id != layer.diff_id:
             with _stored(described, layer.diff_id) as local:

@@ -450,10 +450,10 @@ def _bundle(raw: bytes) -> None:
     manifest = found.manifest("verified")
     if manifest is None:
         return
-    config = image_content_reader.config_of(found, manifest)
+    image_content_reader.config_of(found, manifest)
     registry_attestations.fetch_envelopes(found, manifest.digest)
-    taken = sum(len(block) for block in found.loadable(manifest, config.layers, "envbuild/sample"))
-    assert taken <= len(raw) + 20 * 512, "more is loaded than the bundle has"
+    taken = {layer.digest: layer.size for layer in found.checked_image(manifest).layers}
+    assert sum(taken.values()) <= len(raw), "more is loaded than the file has"
 
 
 _KEYS = [

@@ -8,7 +8,7 @@ import datetime
 import io
 import json
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,13 @@ from envbuild.fetch import sha256_file_store
 from envbuild.image import build_records_and_comparison
 from envbuild.image.docker_engine import Image
 from envbuild.image.image_naming import LOCK_LABEL
+from envbuild.image.layers.layer_writer import WrittenLayer
 from envbuild.image.oci import lock_image_lookup_and_recipe
+from envbuild.image.oci.image_description import DescribedLayer, OciImage
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
-from envbuild.pipeline import push_save_and_load
+from envbuild.pipeline import layer_steps, push_save_and_load
+from envbuild.pipeline.model import StepResult
 from envbuild.pipeline.step_context import StepContext
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.registry import oci_types
@@ -76,9 +79,23 @@ class Engine:
     def find(self, reference: str) -> Image | None:
         return self.image
 
-    def upload(self, context: StepContext, place: Repository, proved: object, tag: str) -> None:
-        """In place of the layers, which are not written here."""
-        self.push("", tag, print)
+    containerd_store = False
+
+    def images(self, prefix: str) -> list[tuple[str, str, int]]:
+        return []
+
+    def get(self, reference: str) -> Image:
+        return self.image
+
+    def note_id(self, handle: str, image_id: str) -> None:
+        pass
+
+    def upload(self, context: StepContext, place: Repository, proved: Any, zstd: bool, tag: str) -> None:
+        """In place of the layers, which are written only for zstd."""
+        if zstd:
+            upload_layers(context, place, proved, zstd, tag)
+        else:
+            self.push("", tag, print)
 
     def push(self, repository: str, tag: str, on_line: Callable[[str], None]) -> None:
         config = self.registry.add_blob(self.instead or self.config)
@@ -87,6 +104,7 @@ class Engine:
         self.registry.put(oci_types.MANIFEST, document, tag)
 
 
+upload_layers = push_save_and_load._upload_layers
 LAYER = f"sha256:{sha('layer')}"
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 
@@ -94,6 +112,35 @@ LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 def config_of(layers: list[str], labels: dict[str, str], env: list[str] | None = None) -> bytes:
     inner = {"Labels": labels, "Env": env or ["PATH=/bin"]}
     return json.dumps({"config": inner, "rootfs": {"type": "layers", "diff_ids": layers}}).encode()
+
+
+@dataclasses.dataclass(frozen=True)
+class PlainLayer:
+    """A layer that is not compressed."""
+
+    raw: bytes = b"layer"
+    keeps_blob = False
+
+    @property
+    def key(self) -> str:
+        return sha(f"plain {self.raw!r}")
+
+    def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
+        packed(self.raw)
+        plain(self.raw)
+        digest = oci_types.digest_of(self.raw)
+        return WrittenLayer(digest, len(self.raw), digest, len(self.raw))
+
+
+@dataclasses.dataclass(frozen=True)
+class PlainDescription:
+    """An image with one layer that is not compressed."""
+
+    configuration: bytes
+    layers: tuple[DescribedLayer, ...] = (DescribedLayer("layer", "", PlainLayer(), LAYER_TYPE),)
+
+    def with_layers(self, layers: Sequence[WrittenLayer]) -> OciImage:
+        return OciImage(self.configuration, self.layers, tuple(layers))
 
 
 @dataclasses.dataclass
@@ -141,6 +188,7 @@ def proved(project: Path, monkeypatch: pytest.MonkeyPatch, day: int = 0) -> Iter
         engine = Engine(registry, image, config)
         monkeypatch.setattr(lock_image_lookup_and_recipe, "matching_records", lambda lock, name: [record])
         monkeypatch.setattr(push_save_and_load, "_upload_layers", engine.upload)
+        monkeypatch.setattr(layer_steps, "describe_image", lambda *_: StepResult(PlainDescription(config)))
         monkeypatch.setattr(StepContext, "engine", engine)
         monkeypatch.setattr(push_save_and_load, "Engine", lambda: engine)
         found = Site(registry, engine, loaded, made)

@@ -49,11 +49,12 @@ class ImageInputs:
 
 @dataclass(frozen=True)
 class DescribedLayer:
-    """A layer: its recipe, a short title, and what the image's history says about it."""
+    """A layer: its recipe, a short title, what the image's history says about it, and its type in a manifest."""
 
     title: str
     history: str
     recipe: LayerRecipe
+    media_type: str = LAYER
 
 
 @dataclass(frozen=True)
@@ -70,29 +71,29 @@ class ImageDescription:
         layers = [(layer.history, layer.recipe.key) for layer in self.layers]
         return strict_and_canonical_json.canonical_digest([_CREATED, self.platform, layers, self.settings])
 
+    def with_layers(self, layers: Sequence[WrittenLayer]) -> OciImage:
+        """Return the image, when its layers are known."""
+        system, _, architecture = self.platform.partition("/")
+        history = [{"created": _CREATED, "created_by": layer.history} for layer in self.layers]
+        configuration = {
+            "architecture": architecture,
+            "config": self.settings,
+            "created": _CREATED,
+            "history": history,
+            "os": system,
+            "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
+        }
+        return OciImage(oci_types.encoded(configuration), self.layers, tuple(layers))
+
 
 @dataclass(frozen=True)
 class OciImage:
-    """An image whose layers are known: `layers` are those of the description, in order."""
+    """An image whose layers are known. `configuration`: bytes, whose sha256 is the image id; `described`: the layers'
+    recipes; `layers`: their digests and sizes, in the same order."""
 
-    description: ImageDescription
+    configuration: bytes
+    described: tuple[DescribedLayer, ...]
     layers: tuple[WrittenLayer, ...]
-
-    @cached_property
-    def configuration(self) -> bytes:
-        """The bytes of the configuration; their sha256 is the image id."""
-        system, _, architecture = self.description.platform.partition("/")
-        history = [{"created": _CREATED, "created_by": layer.history} for layer in self.description.layers]
-        return oci_types.encoded(
-            {
-                "architecture": architecture,
-                "config": self.description.settings,
-                "created": _CREATED,
-                "history": history,
-                "os": system,
-                "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in self.layers]},
-            }
-        )
 
     @property
     def id(self) -> str:
@@ -105,20 +106,25 @@ class OciImage:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The manifest with the compressed layers."""
-        return self._manifest(LAYER, [(layer.digest, layer.size) for layer in self.layers])
+        """The manifest with the layers as their recipes write them."""
+        types = [described.media_type for described in self.described]
+        return self._manifest(types, [(layer.digest, layer.size) for layer in self.layers])
 
     @cached_property
     def plain_manifest(self) -> Manifest:
         """The manifest with the uncompressed layers, for engines that store these."""
-        return self._manifest(PLAIN_LAYER, [(layer.diff_id, layer.diff_size) for layer in self.layers])
+        types = [PLAIN_LAYER] * len(self.layers)
+        return self._manifest(types, [(layer.diff_id, layer.diff_size) for layer in self.layers])
 
-    def _manifest(self, media_type: str, layers: Sequence[tuple[str, int]]) -> Manifest:
+    def _manifest(self, media_types: Sequence[str], layers: Sequence[tuple[str, int]]) -> Manifest:
         document = {
             "schemaVersion": 2,
             "mediaType": oci_types.MANIFEST,
             "config": oci_types.descriptor(oci_types.CONFIG, self.configuration),
-            "layers": [{"mediaType": media_type, "digest": digest, "size": size} for digest, size in layers],
+            "layers": [
+                {"mediaType": media_type, "digest": digest, "size": size}
+                for media_type, (digest, size) in zip(media_types, layers, strict=True)
+            ],
         }
         return Manifest(oci_types.encoded(document), oci_types.MANIFEST)
 

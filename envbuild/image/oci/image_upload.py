@@ -26,7 +26,7 @@ def upload_image(
         sent = place.put_blocks(layer.digest, layer.size, blocks, mount_from)
         on_line(f"layer {described.title}: {f'{layer.size / 1e6:.0f} MB' if sent else 'there already'}")
 
-    pairs = {layer.digest: (one, layer) for one, layer in zip(image.description.layers, image.layers, strict=True)}
+    pairs = {layer.digest: (one, layer) for one, layer in zip(image.described, image.layers, strict=True)}
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         uploads = [pool.submit(upload, *pair) for pair in pairs.values()]
         try:

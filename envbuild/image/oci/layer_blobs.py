@@ -76,7 +76,7 @@ def _each_layer(
         finally:
             ended.set()
             pool.shutdown(cancel_futures=True)
-    return OciImage(description, tuple(layer.result() for layer in layers))
+    return description.with_layers([layer.result() for layer in layers])
 
 
 def blob_blocks(recipe: LayerRecipe, digest: str, *, plain: bool = False) -> Generator[bytes, None, None]:

@@ -92,7 +92,7 @@ def archive(
     written = set()
     for raw in (image.configuration, manifest.raw):
         yield from _file(blob_path(oci_types.digest_of(raw)), raw)
-    for described, layer, name in zip(image.description.layers, image.layers, names, strict=True):
+    for described, layer, name in zip(image.described, image.layers, names, strict=True):
         if name in written or layer.diff_id in left_out:
             continue
         written.add(name)

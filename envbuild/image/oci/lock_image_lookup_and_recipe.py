@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from envbuild.fetch.sha256_file_store import Store
@@ -37,6 +37,10 @@ def recipe_digest(lock: Lock, name: str, compiled: Iterable[CompiledRecord]) -> 
     extensions."""
     if lock.image:
         return buildkit_build_on_base_image.buildkit_recipe(lock, dockerfile_renderer.render(lock, name))
+    return _written_recipe(lock, compiled)
+
+
+def _written_recipe(lock: Lock, compiled: Iterable[CompiledRecord]) -> str:
     return describe_lock(lock, {one.name: WheelOfLayer(Path(one.file), one.sha256) for one in compiled}).recipe
 
 
@@ -79,10 +83,10 @@ def layers_tag(lock: Lock, name: str) -> str:
     return f"{repository(name)}:{lock.short}-layers"
 
 
-def written_record(lock: Lock, image: OciImage, handle: str, compiled: Iterable[CompiledRecord]) -> Record:
+def written_record(lock: Lock, image: OciImage, handle: str, compiled: Sequence[CompiledRecord]) -> Record:
     """Return the record of an image whose layers envbuild wrote. `handle`: its id in the engine."""
     layers = tuple(layer.diff_id for layer in image.layers)
-    recipe, digest = image.description.recipe, image.manifest.digest
+    recipe, digest = _written_recipe(lock, compiled), image.manifest.digest
     return Record(image.id, handle, lock.id, recipe, layers, builder(), tuple(compiled), digest)
 
 

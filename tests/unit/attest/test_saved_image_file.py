@@ -9,19 +9,26 @@ import tarfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 import requests
 import zstandard
 
 from envbuild.attest import keys_and_signatures
+from envbuild.image import engine_image_to_oci_layout
+from envbuild.image.docker_engine import Engine
 from envbuild.image.engine_image_to_oci_layout import REF
+from envbuild.image.layers.layer_writer import WrittenLayer
+from envbuild.image.oci.image_description import DescribedLayer
+from envbuild.pipeline import layer_steps
+from envbuild.pipeline.model import StepResult
 from envbuild.registry import oci_types
 from envbuild.registry.byte_block_streams import Blocks
 from envbuild.util.errors import CheckFailed, EngineError, NotProved, UsageError
 from unit.evidence.runs import passed_run, probe
 from unit.saved import tar
-from unit.site import LAYER, Site, new_key, proved
+from unit.site import LAYER, LAYER_TYPE, PlainDescription, PlainLayer, Site, new_key, proved
 from unit.support import CommandResult, envbuild
 
 Files = dict[str, bytes]
@@ -69,15 +76,19 @@ def test_a_saved_image_is_an_oci_layout_with_all_that_is_needed(site: Site) -> N
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
-def test_layers_that_the_engine_keeps_packed_are_unpacked(site: Site, pack: Callable[[bytes], bytes]) -> None:
-    """containerd's store keeps pulled layers compressed."""
+def test_layers_that_the_engine_keeps_compressed_are_decompressed(
+    site: Site, tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
+    """Of images on a base image. containerd's store keeps pulled layers compressed."""
     site.engine.layer = pack(b"layer")
-    assert exported()[f"blobs/sha256/{LAYER[7:]}"] == b"layer"
+    layout = engine_image_to_oci_layout.Folder(tmp_path / "layout")
+    layout.take(cast(Engine, site.engine), site.engine.image)
+    assert layout.blob(LAYER) == b"layer"
 
 
 @pytest.mark.parametrize("ends", [100, 515, 1000])
-def test_an_engine_that_stops_during_a_save_causes_no_traceback(
-    site: Site, monkeypatch: pytest.MonkeyPatch, ends: int
+def test_an_engine_that_stops_while_it_saves_is_reported(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: int
 ) -> None:
     def broken() -> Iterator[bytes]:
         yield whole[:ends]
@@ -85,12 +96,38 @@ def test_an_engine_that_stops_during_a_save_causes_no_traceback(
 
     whole = tar([("one/layer.tar", 900 * "x")])
     monkeypatch.setattr(site.engine, "without_room", lambda: None, raising=False)
-    for blocks, message in ((iter([whole[:ends]]), "archive of sha256:"), (broken(), "the Docker Engine failed")):
+    for number, (blocks, message) in enumerate(
+        ((iter([whole[:ends]]), "archive of sha256:"), (broken(), "the Docker Engine failed"))
+    ):
         saved = partial(tarfile.open, None, "r|", Blocks(blocks))
         monkeypatch.setattr(site.engine, "saved", lambda _, saved=saved: saved())
-        done = envbuild("save", "sample", "-o", "a.tar")
-        assert done.code == EngineError.code and message in done.stderr
-        assert not Path("a.tar").exists()
+        layout = engine_image_to_oci_layout.Folder(tmp_path / str(number))
+        with pytest.raises(EngineError, match=message):
+            layout.take(cast(Engine, site.engine), site.engine.image)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_compressed_layers_are_loaded_if_their_tars_are_the_right_ones(
+    site: Site, monkeypatch: pytest.MonkeyPatch, damaged: bool
+) -> None:
+    """The engine gets the tars. Signed statements are about the image, whose configuration names the tars only."""
+    packed = gzip.compress(b"other" if damaged else b"layer", mtime=0)
+
+    class GzipLayer(PlainLayer):
+        def write(self, to: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
+            to(packed)
+            return WrittenLayer(oci_types.digest_of(packed), len(packed), LAYER, 5)
+
+    layers = (DescribedLayer("layer", "", GzipLayer(b"gzip"), LAYER_TYPE),)
+    described = PlainDescription(site.engine.config, layers)
+    monkeypatch.setattr(layer_steps, "describe_image", lambda *_: StepResult(described))
+    result = brought(exported())
+    if damaged:
+        assert reasons(result) == ["layer"]
+        assert site.engine.loaded == {}
+    else:
+        assert result.code == 0, result.stdout
+        assert site.engine.loaded[f"blobs/sha256/{LAYER[7:]}"] == b"layer"
 
 
 def test_it_is_verified_and_loaded(site: Site) -> None:
@@ -99,10 +136,13 @@ def test_it_is_verified_and_loaded(site: Site) -> None:
     tag = f"envbuild/sample:{site.lock.short}"
     assert (result.document["state"], result.document["gpus"], result.document["tag"]) == ("verified", ["cpu"], tag)
     archive = json.loads(site.engine.loaded["manifest.json"])[0]
-    assert archive["RepoTags"] == [tag]
+    assert site.engine.tags == [tag]
+    assert archive["RepoTags"] == [f"envbuild/sample:loading-{site.engine.image.id[7:19]}"], "until it is complete"
     assert site.engine.loaded[archive["Config"]] == site.engine.config
     assert [site.engine.loaded[name] for name in archive["Layers"]] == [b"layer"]
-    assert len(site.engine.loaded) == 3
+    blobs = {name for name in site.engine.loaded if name.startswith("blobs/")}
+    assert len(blobs) == 3, "configuration, manifest and layer; nothing else of the file"
+    assert set(site.engine.loaded) == blobs | {"manifest.json", "index.json", "oci-layout"}
 
 
 def change(name: str, raw: bytes) -> Callable[[Files], None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from envbuild.evidence import evidence_statements_and_store
 from envbuild.image import registry_push
 from envbuild.image.docker_engine import Engine
 from envbuild.image.oci import lock_image_lookup_and_recipe
+from envbuild.image.oci.image_description import OciImage
 from envbuild.pipeline import layer_steps, push_save_and_load
 from envbuild.pipeline.model import StepResult
 from envbuild.pipeline.push_save_and_load import _upload_layers as upload_layers
@@ -22,7 +24,7 @@ from envbuild.registry import oci_types
 from envbuild.util.errors import BuildError, CheckFailed, NetworkError, NotProved, UsageError
 from unit.evidence.runs import passed_run, probe
 from unit.image.oci import layered_samples
-from unit.site import SECRET, Site, new_key, proved
+from unit.site import LAYER, SECRET, PlainDescription, PlainLayer, Site, new_key, proved
 from unit.support import envbuild
 
 
@@ -129,15 +131,21 @@ def test_a_tag_moved_by_hand_is_moved_back(site: Site, key: keys_and_signatures.
     assert site.registry.manifests["verified"] == right
 
 
-def test_of_two_proved_images_the_one_in_the_engine_is_saved(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_on_a_base_image_is_at_hand_if_the_engine_has_it(site: Site) -> None:
     (there,) = lock_image_lookup_and_recipe.matching_records(site.lock, "")
-    gone = dataclasses.replace(there, image=f"sha256:{'1' * 64}", handle="gone")
-    monkeypatch.setattr(lock_image_lookup_and_recipe, "matching_records", lambda lock, name: [gone, there])
-    held, site.engine.image = site.engine.image, dataclasses.replace(site.engine.image, id=gone.image)
-    site.prove()
-    site.engine.image = held
-    done = envbuild("save", "sample", "-o", "image.tar", "--unsigned", "--json")
-    assert (done.code, done.document["image"]) == (0, held.id), done.stderr
+    on_base = dataclasses.replace(site.lock, image=f"r.example/base@{LAYER}")
+    context = SimpleNamespace(engine=site.engine)
+
+    def is_at_hand(image: str) -> bool:
+        record = dataclasses.replace(there, image=image)
+        return push_save_and_load._is_at_hand(context, SimpleNamespace(record=record, lock=on_base))  # type: ignore[arg-type]
+
+    assert (is_at_hand(site.engine.image.id), is_at_hand(f"sha256:{'1' * 64}")) == (True, False)
+
+
+def written_image(image: OciImage) -> StepResult[Any]:
+    """In place of the description of the lock's image: one whose layers give `image`."""
+    return StepResult(SimpleNamespace(layers=image.described, with_layers=lambda layers: image))
 
 
 class NoEngine:
@@ -152,7 +160,7 @@ def test_layers_are_uploaded_without_an_engine(
     """Only if they are those of the proved image."""
     image, proved = layered_samples.written(), site.engine.image
     monkeypatch.setattr(push_save_and_load, "_upload_layers", upload_layers)
-    monkeypatch.setattr(layer_steps, "describe_image", lambda *_: StepResult(image.description))
+    monkeypatch.setattr(layer_steps, "describe_image", lambda *_: written_image(image))
     monkeypatch.setattr(StepContext, "engine", NoEngine())
     if right:
         site.engine.image = dataclasses.replace(proved, id=image.id)
@@ -171,6 +179,23 @@ def test_layers_are_uploaded_without_an_engine(
         assert (done.code, done.document["error"]["kind"]) == (BuildError.code, "build")
         assert f"the lock gives {image.id[:19]} now; {proved.id[:19]} is proved" in done.document["error"]["message"]
         assert site.registry.written() == []
+
+
+def test_an_image_is_saved_without_an_engine(
+    site: Site, key: keys_and_signatures.PublicKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the manifest that `push` gives; not if the lock gives another image than the proved one."""
+    monkeypatch.setattr(StepContext, "engine", NoEngine())
+    done = envbuild("save", "sample", "-o", "a.tar", "--json")
+    assert done.code == 0, done.stderr
+    assert (
+        done.document["digest"]
+        == PlainDescription(site.engine.config).with_layers([PlainLayer().write(len, len)]).manifest.digest
+    )
+    image = layered_samples.written()
+    monkeypatch.setattr(layer_steps, "describe_image", lambda *_: written_image(image))
+    refused = envbuild("save", "sample", "-o", "b.tar")
+    assert (refused.code, "the lock gives" in refused.stderr, Path("b.tar").exists()) == (BuildError.code, True, False)
 
 
 @pytest.mark.parametrize("target", ["r.example/a:tag", f"r.example/a@sha256:{'0' * 64}", "https://r.example/a"])

@@ -12,7 +12,7 @@ from envbuild.fetch.sha256_file_store import Store
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.image.layers.layer_writer import WrittenLayer
 from envbuild.image.layers.wheel_layers import WheelOfLayer
-from envbuild.image.oci.image_description import ImageDescription, ImageInputs, OciImage, image_of_lock
+from envbuild.image.oci.image_description import ImageDescription, ImageInputs, image_of_lock
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import PACKAGES, Lock
 from envbuild.util import package_data
@@ -141,7 +141,7 @@ def test_configuration_and_manifests_are_a_function_of_the_layers() -> None:
         WrittenLayer(f"sha256:{sha(f'packed {index}')}", index, f"sha256:{sha(f'plain {index}')}", 2 * index)
         for index in range(len(found.layers))
     )
-    image = OciImage(found, layers)
+    image = found.with_layers(layers)
     config = json.loads(image.configuration)
     assert config["rootfs"]["diff_ids"] == [layer.diff_id for layer in layers]
     assert len(config["history"]) == len(layers)
@@ -150,4 +150,4 @@ def test_configuration_and_manifests_are_a_function_of_the_layers() -> None:
     assert [item["digest"] for item in image.manifest.layers] == [layer.digest for layer in layers]
     assert [item["size"] for item in image.plain_manifest.layers] == [layer.diff_size for layer in layers]
     assert image.manifest.config == image.plain_manifest.config == image.id
-    assert OciImage(found, layers[::-1]).id != image.id
+    assert found.with_layers(layers[::-1]).id != image.id

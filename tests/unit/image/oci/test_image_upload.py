@@ -35,7 +35,7 @@ def image(*recipes: SampleRecipe) -> OciImage:
 def upload(registry: Registry, one: OciImage, mount_from: str | None = None) -> list[str]:
     lines: list[str] = []
     upload_image(Repository(Reference.parse(f"{registry.host}/team/h20")), one, "v1", lines.append, mount_from)
-    for described_layer, layer in zip(one.description.layers, one.layers, strict=True):
+    for described_layer, layer in zip(one.described, one.layers, strict=True):
         if layer.digest in registry.blobs:
             assert registry.blobs[layer.digest] == b"".join(blob_blocks(described_layer.recipe, layer.digest))
     assert registry.blobs[one.id] == one.configuration
@@ -114,7 +114,7 @@ def test_a_layer_that_changed_stops_the_upload(registry: Registry) -> None:
     one = image(OWN)
     changed = described(SampleRecipe("own", bytes(range(256)) * 201))
     with pytest.raises(BuildError, match="not reproducible"):
-        upload(registry, OciImage(changed, one.layers))
+        upload(registry, changed.with_layers(one.layers))
     assert registry.manifests == {}
     assert registry.blobs == {}
 

@@ -127,7 +127,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_completed_does_not_appear(tmp_path: Path) -> None:
     image = known()
     failing = SampleRecipe("own", b"", error=OSError(28, "No space left on device"))
-    broken = OciImage(described(sample()[0][0], failing), image.layers)
+    broken = described(sample()[0][0], failing).with_layers(image.layers)
     (tmp_path / "image.tar").write_bytes(b"before")
     with pytest.raises(OSError, match="No space"):
         write_file(broken, tmp_path / "image.tar", "one")

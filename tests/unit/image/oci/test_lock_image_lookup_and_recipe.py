@@ -103,7 +103,7 @@ def test_the_record_of_written_layers_names_the_manifest(locked: Lock) -> None:
     image = written()
     made = lock_image_lookup_and_recipe.written_record(locked, image, "handle", ())
     assert (made.image, made.digest, made.handle) == (image.id, image.manifest.digest, "handle")
-    assert (made.lock, made.recipe) == (locked.id, image.description.recipe)
+    assert (made.lock, made.recipe) == (locked.id, lock_image_lookup_and_recipe.recipe_digest(locked, "sample", ()))
     assert made.layers == tuple(layer.diff_id for layer in image.layers)
     assert made.builder.startswith("envbuild ")
 
