@@ -1,7 +1,7 @@
 """`make` as a list of steps, each passing its value to the next; `build` and `test` use some of these steps.
 
-A step that needs the engine or the notes receives the context. `partial` collects what is known so far; if a step
-raises, the error carries it.
+A step that needs the engine or the notes receives the context, one that only reports receives `context.progress`.
+`partial` collects what is known so far; if a step raises, the error carries it.
 """
 
 from __future__ import annotations
@@ -74,41 +74,46 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
     """Make a verified image from a profile. `agree`: asks the user whether to build without a proof.
 
     Raises what the steps raise, and CheckFailed if the self-test fails. Raises NotProved before any download if this
-    machine cannot prove the image, and after the self-test if a required probe was skipped or, except in a trial, a GPU
-    model has no evidence. With `options.unproved`, or the user's consent before the download, the result has the
-    reasons instead."""
-    keys_and_signatures.take_passphrase()  # out of the environment, which child processes inherit
+    machine cannot prove the image, and after the self-test if a required probe was skipped, if no probe passed or,
+    except in a trial, if a GPU model has no current evidence. With `options.unproved`, or the user's consent before
+    the download, the result has the reasons instead."""
+    # `make A B` passes it to this process in the environment. It is kept for the signer, and removed from the
+    # environment, which child processes inherit.
+    keys_and_signatures.take_passphrase()
     context = StepContext(listener, options.builder)
-    # a requirements file gives the profile another name, and that name is locked for this process
+    # Only one process at a time makes a profile. A requirements file gives the profile another name.
     with exclusive_make_run(context, name, requirements=options.requirements) as partial:
         loaded = context.step("load profile", load_profile, name, options)
         partial.update(name=loaded.name)  # the user may have typed a GPU or a path
         plan = context.step("resolve", resolve_profile, loaded)
-        partial.update(advisories=plan.advisories)
+        partial.update(advisories=plan.advisories)  # those that do not refuse the profile
         preflight = context.step("preflight", run_preflight, context, loaded, plan, options, agree)
 
         lock = context.step("lock", lock_profile, context, loaded, plan, options)
         partial.update(lock=lock)
         built = render_and_build(context, loaded, plan, lock, options)
-        image = built.image  # the build has set its tag
-        partial.update(image=image, new_build_records=built.new_build_records, tags=(image_tag(loaded, lock),))
+        image = built.image
+        partial.update(image=image, tags=(image_tag(loaded, lock),))  # the build has set this tag
 
         # for each GPU model: proved by earlier evidence, or why not
         proofs = profile_proofs.proofs_of(image.id, loaded.name, loaded.profile, lock)
         partial.update(proofs=proofs)
         if is_proved(proofs):  # asked again: the preflight may not have known this image
             run = context.step("self-test", read_earlier_run, image, proofs)
-            context.step("evidence", show_earlier_evidence, proofs)
             partial.update(run=run)
+            context.step("evidence", show_earlier_evidence, proofs)
         elif preflight.proof == "impossible":  # allowed, otherwise the preflight would have raised
             partial.update(reasons=preflight.reasons)
         else:
-            # `request`: which probes and GPUs; it runs where the site's settings say
-            order = SelfTestOrder(loaded, lock.versions, lock.python, options.request, on=AS_CONFIGURED)
+            # on the requested GPUs, where the site's settings say: here, on Slurm or on Kubernetes
+            order = SelfTestOrder(
+                loaded, versions=lock.versions, python=lock.python, request=options.request, on=AS_CONFIGURED
+            )
             test_and_record(context, partial, order, lock, image, trial=options.trial)  # adds the reasons too
-            if not options.unproved:  # consent does not matter here: it is asked only where a proof is impossible
+            if not options.unproved:  # a user who agreed to build without a proof is in the branch above
                 require_proved(partial.value)
 
+        # without reasons, the image is proved on every GPU model
         if not partial.value.reasons and not options.trial:
             verified = context.step("tag", tag_verified, context, loaded, image)
             partial.update(tags=(*partial.value.tags, verified))
@@ -126,7 +131,7 @@ def build_only(name: str, options: Options, listener: Listener) -> MakeResult:
         lock = context.step("lock", lock_profile, context, loaded, plan, options)
         partial.update(lock=lock)
         built = render_and_build(context, loaded, plan, lock, options)
-        partial.update(image=built.image, new_build_records=built.new_build_records, tags=(image_tag(loaded, lock),))
+        partial.update(image=built.image, tags=(image_tag(loaded, lock),))
     return partial.value
 
 
@@ -192,15 +197,16 @@ def test_and_record(
     *,
     trial: bool = False,
 ) -> None:
-    """Run the self-test of an image, write the evidence, and put both and the reasons why the image is not proved into
-    `partial`. A failure withdraws the tag `verified`, except in a `trial`. Raises CheckFailed if the self-test
-    fails."""
-    signer = context.signer  # before the long part: it may prompt for a passphrase
+    """Run the self-test of an image, write the evidence, and put both, the tags and the reasons why the image is not
+    proved into `partial`. A failure withdraws the tag `verified`, except in a `trial`. Raises CheckFailed if the
+    self-test fails."""
+    # `make` has loaded it in the preflight; `prove` loads it now, before the long part: it may prompt for a passphrase
+    signer = context.signer
     runner = select_runner(context, order, image)  # pushes the image first, for a cluster that pulls it
     partial.update(memory_gb=memory_limit(order, runner))  # named by the error if the self-test needs more
     run = context.step("self-test", test_on_one_node, context.progress, order, runner)
     partial.update(run=run)  # now, so that it is known if the test on several nodes cannot run
-    if order.on.nodes > 1 and run.passed:
+    if order.on.nodes > 1 and run.passed:  # only with `test --record --nodes`
         run = context.step("nodes", test_across_nodes, context.progress, order, runner, run)
         partial.update(run=run)
     try:
@@ -340,8 +346,8 @@ _SKIPPED = "skipped"  # id of the reason: a probe could not run
 
 
 def reasons_not_proved(result: MakeResult, *, trial: bool = False) -> tuple[Reason, ...]:
-    """Return why an image whose self-test did not fail is not verified: skipped probes; else, except in a `trial`, the
-    GPU models without evidence."""
+    """Return why an image whose self-test did not fail is not verified: skipped probes; else the GPU models without
+    evidence, except in a `trial`, whose image gets no tag."""
     skipped = _skipped(result.run) if result.run else ()
     if skipped or trial:
         return skipped

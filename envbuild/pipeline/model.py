@@ -70,7 +70,7 @@ class Options:
 
     @property
     def trial(self) -> bool:
-        """True if pins are only tried: no file is changed and the tag `verified` is not moved."""
+        """True if pins are only tried: no file of the project is changed and the tag `verified` is not moved."""
         return bool(self.pins) and not self.write
 
 

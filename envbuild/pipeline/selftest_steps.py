@@ -120,19 +120,21 @@ def is_proved(proofs: Sequence[Proof]) -> bool:
 
 
 def read_earlier_run(image: Image, proofs: Sequence[Proof]) -> StepResult[TestRun]:
+    """Return the run that proved the image on the profile's first GPU model."""
     assert proofs[0].evidence is not None
     run = evidence_statements_and_store.run_of(proofs[0].evidence, image.id)
     return StepResult(run, cached=True, note=probe_counts(run))
 
 
 def show_earlier_evidence(proofs: Sequence[Proof]) -> StepResult[None]:
+    """Report why the evidence of earlier runs is sufficient."""
     return StepResult(None, cached=True, note="; ".join(dict.fromkeys(proof.reason for proof in proofs)))
 
 
 def write_evidence(
     context: StepContext, loaded: LoadedProfile, lock: Lock, image: Image, run: TestRun, signer: Signer | None
 ) -> StepResult[WrittenEvidence]:
-    """Write the run record, and if there is a signer, its signed statement."""
+    """Write the run record, a statement that refers to it and, if there is a signer, the signed statement."""
     now = datetime.datetime.now(datetime.UTC)
     engine = (run.where and run.where.engine) or f"docker {context.engine.version}"
     wanted = profile_proofs.wanted(loaded.name, loaded.profile, lock)

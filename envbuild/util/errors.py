@@ -125,7 +125,7 @@ class HashMismatch(EnvbuildError):
 
 
 class NotProved(EnvbuildError):
-    """The image was built, but not verified on this machine."""
+    """The image is not verified, and was not built if this was known beforehand."""
 
     code, kind = 4, "not-proved"
 
@@ -167,7 +167,7 @@ class OutOfDate(EnvbuildError):
 
 
 class SomeFailed(EnvbuildError):
-    """Some of several profiles failed; `code` is the highest of their exit codes."""
+    """Some of several profiles failed; `code` is the exit code of the most severe failure."""
 
     kind = "profiles"
 

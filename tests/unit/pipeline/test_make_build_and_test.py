@@ -39,7 +39,7 @@ from envbuild.util import user_folders
 from envbuild.util.errors import CheckFailed, DiskError, EngineError, EnvbuildError, NotProved
 from envbuild.util.untrusted_input_errors import Reason
 from unit.evidence.runs import NAMES, documents, judged, lines, passed_run, probe
-from unit.image.oci.layered_samples import written
+from unit.image.oci.layered_samples import sample, written
 from unit.support import PROFILE, CommandResult, envbuild, image_of, lock_for, plan_of, profile_of, whole_lock
 from unit.testrun import fingerprints
 
@@ -151,6 +151,7 @@ def being_made(monkeypatch: pytest.MonkeyPatch) -> tuple[StepContext, list[str]]
     monkeypatch.setattr(lock_image_lookup_and_recipe, "existing_image", note("built", None))
     monkeypatch.setattr(disk_space_needs, "require_disk_space", note("check_disk", None))
     monkeypatch.setattr(image_steps, "write_layers", note("layers", StepResult(written())))
+    monkeypatch.setattr(lock_image_lookup_and_recipe, "describe_lock", lambda *_: sample()[1])
     monkeypatch.setattr(image_steps, "load_layers", note("load", StepResult(image_of("loaded"))))
     monkeypatch.setattr(
         image_collector,
