@@ -11,7 +11,7 @@ from envbuild.pipeline import push_save_and_load
 @click.option(
     "--zstd",
     is_flag=True,
-    help="Compress the layers with zstd instead of gzip: smaller, and faster to unpack. Needs the image in the engine. "
+    help="Compress the layers with zstd instead of gzip: smaller, and faster to unpack. "
     "Pulling then requires Docker 23 or containerd 1.5, or newer.",
 )
 @click.option(
