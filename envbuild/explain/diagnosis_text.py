@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from envbuild.explain import cause_ranking, explanation_document
 from envbuild.explain.cause_ranking import Explanation, SignatureMatch
-from envbuild.explain.log_reader_and_search import Line, Log, compiled
+from envbuild.explain.log_reader_and_search import Line, Log, log_pattern
 from envbuild.explain.secret_masking import safe_line
 from envbuild.facts import database
 from envbuild.facts.advisory_model import Situation
@@ -27,7 +27,7 @@ MOST_RANKS = 16
 MOST_XIDS = 5
 _CONDA = {"cublas": "libcublas", "cudnn": "cudnn", "nccl": "nccl"}
 """conda's packages of CUDA libraries; the other libraries have no conda package."""
-_XID = compiled(r"\bxid \(pci:[0-9a-f:.]{4,20}\): (\d{1,3})\b")
+_XID = log_pattern(r"\bxid \(pci:[0-9a-f:.]{4,20}\): (\d{1,3})\b")
 
 
 @dataclass(frozen=True)

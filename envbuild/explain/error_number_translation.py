@@ -6,13 +6,13 @@ Thus each pattern of signatures.yaml is written only for names and messages.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 
 from envbuild.facts import log_signatures
+from envbuild.facts.fact_field_types import SearchPattern
 
-Numbered = tuple[re.Pattern[str], Mapping[str, str]]
+Numbered = tuple[SearchPattern, Mapping[str, str]]
 
 
 @cache
@@ -24,7 +24,7 @@ def _numbered(of_gpu: bool) -> tuple[Numbered, ...]:
     )
 
 
-def number_patterns(of_gpu: bool) -> Iterator[re.Pattern[str]]:
+def number_patterns(of_gpu: bool) -> Iterator[SearchPattern]:
     """The patterns of lines to rewrite: each rewritten line matches at least one. `of_gpu`: the log mentions a program
     that uses GPUs."""
     return (form for form, _ in _numbered(of_gpu))

@@ -8,8 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from envbuild.explain.log_reader_and_search import Log, compiled
+from envbuild.explain.log_reader_and_search import Log, log_pattern
 from envbuild.facts import database, fact_file_reader, log_signatures
+from envbuild.facts.fact_field_types import LazyPattern
 from envbuild.facts.gpu_models import Gpu
 
 
@@ -58,7 +59,7 @@ class _FullNames(NamedTuple):
     """The GPUs by their names in lower case, and a pattern for these names."""
 
     gpus: Mapping[str, Gpu]
-    pattern: re.Pattern[str]
+    pattern: LazyPattern
 
 
 def _full_names() -> _FullNames:
@@ -69,8 +70,9 @@ def _full_names() -> _FullNames:
 def _full_names_with(site: tuple[Path, ...]) -> _FullNames:
     """`site`: the files of the site's GPUs; they are the cache key."""
     gpus = {name.lower(): gpu for gpu in database.gpus().values() for name in _called(gpu)}
-    names = sorted({name for gpu in database.gpus().values() for name in _called(gpu)}, key=len, reverse=True)
-    pattern = compiled(
+    called = {name for gpu in database.gpus().values() for name in _called(gpu)}
+    names = sorted(called, key=lambda name: (-len(name), name))
+    pattern = log_pattern(
         r"(?:(?<![a-z0-9_-])|(?<=\dx))(" + "|".join(map(re.escape, names)) + r")(?:(?![a-z0-9])|(?=s\b)|(?=[x*]\d))"
     )
     return _FullNames(gpus, pattern)
@@ -97,9 +99,9 @@ def _short_forms(log: Log) -> Iterator[tuple[Gpu, int]]:
     """Yields GPUs that the log names in a form that needs context (4090s, 2x3090, 4090x2, T4 GPU), each with its
     number of GPUs or 0."""
     gpus = database.gpus()
-    for line, _ in log.find(compiled(_SHORT), 50):
+    for line, _ in log.find(log_pattern(_SHORT), 50):
         full = [match.span() for match in _full_names().pattern.finditer(line.text)]
-        for match in compiled(_SHORT).finditer(line.text):
+        for match in log_pattern(_SHORT).finditer(line.text):
             if any(begin <= match.start() < end for begin, end in full):
                 continue
             before, after = line.text[: match.start()], line.text[match.end() :]
@@ -107,11 +109,11 @@ def _short_forms(log: Log) -> Iterator[tuple[Gpu, int]]:
             number = name[0].isdigit()
             near = before[-40:]
             shown = (
-                compiled(_BEFORE_SHORT).search(near)
-                or compiled(_AFTER_SHORT).search(after[:20])
+                log_pattern(_BEFORE_SHORT).search(near)
+                or log_pattern(_AFTER_SHORT).search(after[:20])
                 or (number and match["many"])
-                or (number and compiled(_NUMBER_BEFORE_SHORT).search(near))
-                or (not number and match["name"].isupper() and compiled(_WITH_SHORT).search(line.text))
+                or (number and log_pattern(_NUMBER_BEFORE_SHORT).search(near))
+                or (not number and match["name"].isupper() and log_pattern(_WITH_SHORT).search(line.text))
             )
             gpu = next((gpus[name] for name in (name, f"rtx{name}", f"gtx{name}") if name in gpus), None)
             if shown and gpu and not log_signatures.elsewhere(before, after):
@@ -120,9 +122,9 @@ def _short_forms(log: Log) -> Iterator[tuple[Gpu, int]]:
 
 def _times(before: str, after: str) -> int:
     """The number of GPUs that is written before or after their name: 8x, *8, two; 0 if there is no number."""
-    if match := compiled(_COUNT_BEFORE).search(before[-24:]):
+    if match := log_pattern(_COUNT_BEFORE).search(before[-24:]):
         return int(match[1]) if match[1] else _WORDS_OF_NUMBER[(match[2] or match[3]).lower()]
-    match = compiled(r"^(?:[- _]?(?:sxm\d?|pcie|nvl))?(?:[- _]?\d{2,3} ?gi?b?)?s? ?[x*\u00d7] ?(\d{1,3})\b").search(
+    match = log_pattern(r"^(?:[- _]?(?:sxm\d?|pcie|nvl))?(?:[- _]?\d{2,3} ?gi?b?)?s? ?[x*\u00d7] ?(\d{1,3})\b").search(
         after
     )
     return int(match[1]) if match else 0

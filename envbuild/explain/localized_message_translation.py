@@ -10,6 +10,7 @@ import re
 import signal
 
 from envbuild.facts import log_signatures
+from envbuild.facts.fact_field_types import SearchPattern
 
 _SIGNALS: dict[int, str] = {
     number: f"SIG{name}"
@@ -36,7 +37,7 @@ _EXITS = tuple(
 """The exit status as a shell, Python, or Slurm prints it. Slurm prints the status and the signal: 0:8."""
 
 
-def patterns() -> tuple[re.Pattern[str], ...]:
+def patterns() -> tuple[SearchPattern, ...]:
     """The patterns of lines to rewrite: each rewritten line matches at least one."""
     return (*_EXITS, *(form for row in log_signatures.system_messages() for form in row.forms))
 

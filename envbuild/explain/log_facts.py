@@ -10,7 +10,7 @@ from itertools import pairwise
 from packaging.version import InvalidVersion, Version
 
 from envbuild.explain import gpu_mentions, log_versions, rank_failure_and_last_collectives, stack_frames
-from envbuild.explain.log_reader_and_search import TRIED, Line, Log, compiled
+from envbuild.explain.log_reader_and_search import TRIED, Line, Log, log_pattern
 from envbuild.explain.log_versions import LogVersions
 from envbuild.explain.rank_failure_and_last_collectives import Failure, Works
 from envbuild.facts import database, log_signatures
@@ -86,7 +86,7 @@ def read(log: Log) -> Reading:
         ("rank-failed-first", first and rank_failure_and_last_collectives.by_itself(log, first)),
         ("crash-in-cpu-math", "cpu-math" in stack.crashed_in),
         ("hang-stack", stack.hang),
-        ("interrupted", log.has([compiled(_INTERRUPTED)])),
+        ("interrupted", log.has([log_pattern(_INTERRUPTED)])),
         ("copy-differs", _copy_differs(log)),
         ("memory-grows", _memory_grows(log)),
         ("traceback-cut", _traceback_cut(log)),
@@ -191,7 +191,7 @@ def _gpus(log: Log) -> tuple[Gpu, ...]:
     """Returns the GPUs that the log is about, except GPUs on which the program worked, according to the log."""
     found = {gpu.id: gpu for gpu, _ in gpu_mentions.mentioned_gpus(log)}
     if not found and not gpu_mentions.names_a_gpu(log):
-        named = [f"{match[1]}.{match[2]}" for _, match in log.find(compiled(_CAPABILITY), 20)]
+        named = [f"{match[1]}.{match[2]}" for _, match in log.find(log_pattern(_CAPABILITY), 20)]
         named += [card.compute_capability for card in log_signatures.gpu_patterns() if log.has([card.pattern])]
         found = {capability: _unlisted(capability) for capability in named}
     return tuple(found.values())
@@ -201,17 +201,17 @@ def _supported(log: Log, situation: Situation) -> Iterator[str]:
     """Yields the states of a GPU that torch has no code for. card-below-torch: torch has code only for newer GPUs,
     according to its printed list or its release. card-not-in-torch: the list that torch printed lacks the GPU."""
     cards = [Version(gpu.compute_capability) for gpu in situation.gpus]
-    for _, match in log.find(compiled(_RANGE), 1):
+    for _, match in log.find(log_pattern(_RANGE), 1):
         if any(card < Version(match[1]) for card in cards):
             yield "card-below-torch"
         return
     release = database.torch_release(situation.torch) if situation.torch else None
     arches, printed = [Version(arch) for arch in (release.arch_list if release else ())], False
-    for line, _ in log.find(compiled(_ARCHES), 1):
+    for line, _ in log.find(log_pattern(_ARCHES), 1):
         arches = [Version(f"{arch[:-1]}.{arch[-1]}") for arch in re.findall(r"sm_(\d{2,3})", line.text)]
         printed = bool(arches)
     without = [card for card in cards if not any(a.major == card.major and a.minor <= card.minor for a in arches)]
-    if any(card < max(arches, default=card) for card in without) or log.has([compiled(_TOO_OLD)]):
+    if any(card < max(arches, default=card) for card in without) or log.has([log_pattern(_TOO_OLD)]):
         yield "card-below-torch"
     if printed and without:
         yield "card-not-in-torch"
@@ -228,9 +228,9 @@ def _unlisted(capability: str) -> Gpu:
 def _count(log: Log) -> tuple[int | None, bool]:
     """Returns the number of GPUs that work together (None unless the log shows several), and whether there may be
     more."""
-    sizes = [int(match[1]) for _, match in log.find(compiled(_WORLD), 50)]
+    sizes = [int(match[1]) for _, match in log.find(log_pattern(_WORLD), 50)]
     seen = [count for _, count in gpu_mentions.mentioned_gpus(log)]
-    seen += [int(match[1]) + more for pattern, more in _RANKS for _, match in log.find(compiled(pattern), 50)]
+    seen += [int(match[1]) + more for pattern, more in _RANKS for _, match in log.find(log_pattern(pattern), 50)]
     # the highest rank with a line in the log need not be the last rank of the job
     return max((count for count in sizes or seen if count > 1), default=None), not sizes
 
@@ -244,7 +244,7 @@ _LAUNCHER = r"childfailederror|calledprocesserror"
 
 def _error(log: Log) -> Line | None:
     """The exception that ended Python: the last line that begins with an exception's name."""
-    lines = [line for line, _ in log.find(compiled(_RAISED), TRIED, [compiled(_LAUNCHER)])]
+    lines = [line for line, _ in log.find(log_pattern(_RAISED), TRIED, [log_pattern(_LAUNCHER)])]
     return lines[-1] if lines else None
 
 
@@ -256,12 +256,12 @@ _LAST = 3
 
 def _traceback_cut(log: Log) -> bool:
     """Whether the log ends in the frames of Python's traceback, without the exception."""
-    frames = log.find(compiled(_FRAME), TRIED)
+    frames = log.find(log_pattern(_FRAME), TRIED)
     if not frames:
         return False
     last = frames[-1][0]
     after = [line for line in log.lines if line.file == last.file and line.number > last.number and line.text.strip()]
-    return len(after) <= _LAST and not any(compiled(_EXCEPTION).search(line.text) for line in after)
+    return len(after) <= _LAST and not any(log_pattern(_EXCEPTION).search(line.text) for line in after)
 
 
 _CONTEXT, _SHARE_OF_OTHERS = 2.0, 0.25
@@ -274,17 +274,21 @@ _PIECES = 0.15
 def _memory(log: Log) -> Iterator[str]:
     """States of an out-of-memory error: torch's unused reserved memory or the GPU's free memory would have sufficed
     (fragmented), or other processes use more memory than torch does (memory-of-others)."""
-    found = log.find(compiled(_PARTS), 20)
+    found = log.find(log_pattern(_PARTS), 20)
     places = {id(line): place for place, line in enumerate(log.lines)} if found else {}
     for line, match in found:
         text = match.string
         for after in log.lines[places[id(line)] + 1 : places[id(line)] + _MOST_BROKEN]:
-            if after.file != line.file or not compiled(_SIZE).search(after.text) or compiled(_PARTS).search(after.text):
+            if (
+                after.file != line.file
+                or not log_pattern(_SIZE).search(after.text)
+                or log_pattern(_PARTS).search(after.text)
+            ):
                 break
             text = f"{text.rstrip()} {after.text.strip()}"
         sizes = {"tried": _gib(match["tried"])}
         for pattern in (_UNUSED, _OLD, _CACHED, _TOTAL, _FREE, _HELD, _OWN):
-            parts = compiled(pattern).search(text)
+            parts = log_pattern(pattern).search(text)
             sizes |= {name: _gib(size) for name, size in parts.groupdict().items()} if parts else {}
         unused = sizes.get("unused", sizes.get("reserved", 0.0) - sizes.get("allocated", 0.0))
         own = sizes.get("own", sizes.get("reserved", sizes.get("held", 0.0) + unused))
@@ -306,12 +310,14 @@ _FREE_OF_TOTAL = r"free memory on device.{0,20}\((?P<free>[\d.]{1,8})/(?P<total>
 def _memory_of_nobody(log: Log) -> Iterator[str]:
     """Whether nvidia-smi shows used memory of which half or more belongs to none of its processes, or an engine found
     half of the GPU in use at its start."""
-    for _, match in log.find(compiled(_FREE_OF_TOTAL), 20):
+    for _, match in log.find(log_pattern(_FREE_OF_TOTAL), 20):
         if float(match["free"]) < float(match["total"]) / 2:
             yield "memory-of-others"
-    used = [(int(match["used"]), int(match["total"])) for _, match in log.find(compiled(_USED_OF_TOTAL), 20)]
-    listed = sum(int(match["process"]) for line, match in log.find(compiled(_OF_PROCESS), 50) if " / " not in line.text)
-    known = listed or log.has([compiled(_NO_PROCESS)])
+    used = [(int(match["used"]), int(match["total"])) for _, match in log.find(log_pattern(_USED_OF_TOTAL), 20)]
+    listed = sum(
+        int(match["process"]) for line, match in log.find(log_pattern(_OF_PROCESS), 50) if " / " not in line.text
+    )
+    known = listed or log.has([log_pattern(_NO_PROCESS)])
     if known and used and sum(some for some, _ in used) - listed > max(total for _, total in used) / 2:
         yield "memory-of-others"
 
@@ -334,8 +340,8 @@ def _copy_differs(log: Log) -> bool:
 
 def _tensors(log: Log) -> Iterator[tuple[str, list[str]]]:
     """The GPU and the printed values of each tensor."""
-    wanted = [(line, match) for line, match in log.find(compiled(_ON_GPU), 20) if "tensor(" in line.text]
-    rest = [(line, match) for line, match in log.find(compiled(_ON_GPU), 20) if "tensor(" not in line.text]
+    wanted = [(line, match) for line, match in log.find(log_pattern(_ON_GPU), 20) if "tensor(" in line.text]
+    rest = [(line, match) for line, match in log.find(log_pattern(_ON_GPU), 20) if "tensor(" not in line.text]
     for line, match in wanted:
         begin = line.text.rindex("tensor(", 0, match.start()) if "tensor(" in line.text[: match.start()] else 0
         yield match[1], _values(line.text[begin : match.start()])
@@ -371,7 +377,7 @@ _SERIES, _GROWN, _SHARE = 4, 1.25, 0.9
 
 def _memory_grows(log: Log) -> bool:
     """Whether the amounts of memory that the log prints grow from line to line."""
-    found = [(match[2].lower(), _number(match[1])) for _, match in log.find(compiled(_USED), TRIED)]
+    found = [(match[2].lower(), _number(match[1])) for _, match in log.find(log_pattern(_USED), TRIED)]
     for unit in {unit for unit, _ in found}:
         values = [value for other, value in found if other == unit]
         grown = sum(after >= before for before, after in pairwise(values))

@@ -15,16 +15,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate, chain
-from re import _parser  # type: ignore[attr-defined]  # no public function says what a pattern needs
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from envbuild.explain import (
     error_number_translation,
     localized_message_translation,
     log_decompression,
     message_normalization,
+    required_texts,
 )
+from envbuild.explain.required_texts import DIGITS
 from envbuild.facts import log_signatures
+from envbuild.facts.fact_field_types import LazyPattern, SearchPattern
 from envbuild.util.errors import some
 
 HEAD, TAIL = 8 << 20, 24 << 20
@@ -46,7 +48,6 @@ _CONTROLS = bytes({*range(32), 127} - {*b"\t\n\r"})
 _WIDE = {code + 0xFEE0: code for code in range(0x21, 0x7F)}  # the colons and brackets of East Asian text
 _ESCAPED_BREAK = re.compile(r"\\n(?=[\s\"'\\(\[#A-Z0-9_]|$)")
 """A line break in a string of JSON; the rest of a Windows path begins with a small letter."""
-_DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _LETTERS = bytes(code if chr(code).isalpha() and code < 128 else 32 for code in range(256))
 
 
@@ -103,10 +104,10 @@ class Log:
 
     def find(
         self,
-        pattern: re.Pattern[str] | RelaxedPattern,
+        pattern: SearchPattern,
         most: int = 5,
-        never: Sequence[re.Pattern[str]] = (),
-        before: Sequence[re.Pattern[str]] = (),
+        never: Sequence[SearchPattern] = (),
+        before: Sequence[SearchPattern] = (),
     ) -> list[tuple[Line, re.Match[str]]]:
         """Finds the first lines, at most `most`, that match `pattern`. It skips lines that match one of `never`, and
         lines where one of `before` matches the text before the match. Each line is searched as it is, then as
@@ -131,9 +132,9 @@ class Log:
 
     def has(
         self,
-        patterns: Iterable[re.Pattern[str]],
-        before: Sequence[re.Pattern[str]] = (),
-        never: Sequence[re.Pattern[str]] = (),
+        patterns: Iterable[SearchPattern],
+        before: Sequence[SearchPattern] = (),
+        never: Sequence[SearchPattern] = (),
     ) -> bool:
         return any(self.find(pattern, 1, never, before) for pattern in patterns)
 
@@ -184,7 +185,7 @@ def plain_form(text: str, of_gpu: bool) -> str:
     return error_number_translation.named(plain, of_gpu)
 
 
-def _across(pattern: re.Pattern[str] | RelaxedPattern, place: int, text: str) -> re.Match[str] | None:
+def _across(pattern: SearchPattern, place: int, text: str) -> re.Match[str] | None:
     """The first match that begins before the break at `place` and ends after it."""
     return next((match for match in pattern.finditer(text) if match.start() < place < match.end()), None)
 
@@ -207,7 +208,7 @@ class _Index:
         shapes: dict[bytes, list[int]] = {}
         for index, text in lines:
             lower = text if text.isascii() else text.lower()
-            same_shape = shapes.setdefault(lower.encode().lower().translate(_DIGITS), [])
+            same_shape = shapes.setdefault(lower.encode().lower().translate(DIGITS), [])
             if len(same_shape) < _MOST_OF_ONE_SHAPE:
                 same_shape.append(index)
         self._joined = b"\n".join(shapes)
@@ -224,9 +225,9 @@ class _Index:
         # cache: text -> shapes, because many patterns search for the same text
         self._held: dict[bytes, tuple[int, ...]] = {}
 
-    def candidates(self, pattern: re.Pattern[str] | RelaxedPattern) -> list[int]:
+    def candidates(self, pattern: SearchPattern) -> list[int]:
         """The indexes of lines that the pattern may match."""
-        wanted = anchors(pattern)
+        wanted = required_texts.required_texts(pattern)
         shapes = {shape for text in wanted for shape in self._shapes(text)} if wanted else range(len(self._where))
         found = sorted(index for shape in shapes for index in self._where[shape])
         return found if len(found) <= TRIED else found[: TRIED // 2] + found[-TRIED // 2 :]
@@ -363,71 +364,17 @@ def _pieces(line: str, number: int, file: str) -> Iterator[Line]:
 
 
 @cache
-def anchors(pattern: re.Pattern[str] | RelaxedPattern) -> tuple[bytes, ...]:
-    """Texts in the form of a shape: each line that the pattern matches contains at least one. Empty if no text is
-    required."""
-    return tuple(
-        text.encode().lower().translate(_DIGITS) for text in _needed(_parser.parse(pattern.pattern, pattern.flags))
-    )
-
-
-def _needed(parsed: Any) -> tuple[str, ...]:
-    """Returns texts of which a match contains at least one. Each item of the parsed pattern may require some texts: the
-    texts of the item whose shortest text is longest are returned, because they rule out most lines."""
-    best: tuple[str, ...] = ()
-    run = ""
-    for operation, argument in [*parsed, ("END", None)]:
-        name = str(operation)
-        if name == "LITERAL":
-            run += chr(argument)
-            continue
-        found: tuple[str, ...] = ()
-        if name == "SUBPATTERN":
-            found = _needed(argument[-1])
-        elif name == "BRANCH":
-            branches = [_needed(branch) for branch in argument[1]]
-            found = tuple(text for branch in branches for text in branch) if all(branches) else ()
-        elif name in ("MAX_REPEAT", "MIN_REPEAT") and argument[0] > 0:
-            found = _needed(argument[2])
-        best = max(best, (run,) if run else (), found, key=_worth)
-        run = ""
-    return best
-
-
-def _worth(texts: tuple[str, ...]) -> int:
-    return min(map(len, texts), default=0)
+def log_pattern(pattern: str) -> LazyPattern:
+    """A pattern as in signatures.yaml: case-insensitive, with ASCII word boundaries, so that a word also ends where a
+    different script (such as Chinese) begins."""
+    return LazyPattern(pattern)
 
 
 @cache
-def compiled(pattern: str) -> re.Pattern[str]:
-    """Compiles a pattern of signatures.yaml: case-insensitive, with ASCII word boundaries, so that a word also ends
-    where a different script (such as Chinese) begins."""
-    return re.compile(pattern, re.IGNORECASE | re.ASCII)
-
-
-@dataclass(frozen=True)
-class RelaxedPattern:
-    """A pattern that is compiled only if it is searched for: in most logs no line can match it."""
-
-    pattern: str
-    flags: int
-
-    @cached_property
-    def _compiled(self) -> re.Pattern[str]:
-        return re.compile(self.pattern, self.flags)
-
-    def search(self, text: str) -> re.Match[str] | None:
-        return self._compiled.search(text)
-
-    def finditer(self, text: str) -> Iterator[re.Match[str]]:
-        return self._compiled.finditer(text)
-
-
-@cache
-def relaxed(pattern: re.Pattern[str]) -> RelaxedPattern:
+def relaxed(pattern: LazyPattern) -> LazyPattern:
     """The pattern with optional colons, commas and semicolons before spaces, and with optional quotes of either kind.
     Sets of characters and look-behinds stay as they are."""
-    return RelaxedPattern(_PUNCTUATION.sub(_optional, pattern.pattern), pattern.flags)
+    return LazyPattern(_PUNCTUATION.sub(_optional, pattern.pattern), pattern.flags)
 
 
 _PUNCTUATION = re.compile(

@@ -13,7 +13,7 @@ from itertools import product
 
 from packaging.utils import canonicalize_name
 
-from envbuild.explain.log_reader_and_search import Line, Log, compiled
+from envbuild.explain.log_reader_and_search import Line, Log, log_pattern
 from envbuild.facts import database, log_signatures
 
 Found = Mapping[str, tuple[str, ...]]
@@ -157,13 +157,13 @@ Places = Container[tuple[str, int]]
 
 
 def _lines(log: Log, pattern: str, required: Places) -> list[Line]:
-    found = log.find(compiled(pattern), _READ)
+    found = log.find(log_pattern(pattern), _READ)
     return [line for line, _ in found if (line.file, line.number) not in required]
 
 
 def _stated(lines: Iterable[Line], pattern: str) -> tuple[str, ...]:
     """Returns the versions in these lines, except those that are only mentioned."""
-    matches = ((line.text, match) for line in lines for match in compiled(pattern).finditer(line.text))
+    matches = ((line.text, match) for line in lines for match in log_pattern(pattern).finditer(line.text))
     kept = (
         m[1].rstrip(".+") for text, m in matches if not log_signatures.mentioned(text[: m.start()], text[m.end() :])
     )
@@ -184,7 +184,10 @@ def _distributions(log: Log, required: Places) -> tuple[dict[str, tuple[str, ...
         ours = _CONDA.get(name, "torch" if name == "pytorch" else name)
         forms = [_BY_CONDA] if name in (*_CONDA, "pytorch") else [_BY_PIP, _BY_CONDA]
         listed = {
-            line: match[1] for line in lines for form in forms if (match := compiled(form % written).search(line.text))
+            line: match[1]
+            for line in lines
+            for form in forms
+            if (match := log_pattern(form % written).search(line.text))
         }
         installed.setdefault(ours, []).extend((*listed.values(), *reported.get(name, ())))
         prose = _stated((line for line in lines if line not in listed), _DISTRIBUTION % written)
@@ -196,8 +199,8 @@ def _distributions(log: Log, required: Places) -> tuple[dict[str, tuple[str, ...
 def _reported(log: Log) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for begin, pattern in _REPORTED:
-        for line, match in log.find(compiled(begin), _READ):
-            for named in compiled(pattern).finditer(line.text, max(0, match.start() - 1)):
+        for line, match in log.find(log_pattern(begin), _READ):
+            for named in log_pattern(pattern).finditer(line.text, max(0, match.start() - 1)):
                 found.setdefault(canonicalize_name(named[1]), []).append(named[2].rstrip("."))
     return found
 
@@ -205,16 +208,16 @@ def _reported(log: Log) -> dict[str, list[str]]:
 def _requirements(log: Log) -> set[tuple[str, int]]:
     """The lines of the log that belong to a requirements file."""
     marks = [
-        (line.file, line.number) for pattern in _REQUIREMENT_ONLY for line, _ in log.find(compiled(pattern), _READ)
+        (line.file, line.number) for pattern in _REQUIREMENT_ONLY for line, _ in log.find(log_pattern(pattern), _READ)
     ]
-    marks += [(line.file, line.number + 1) for line, _ in log.find(compiled(_REQUIREMENTS_HEAD), _READ)]
+    marks += [(line.file, line.number + 1) for line, _ in log.find(log_pattern(_REQUIREMENTS_HEAD), _READ)]
     places = {(line.file, line.number): line.text for line in log.lines} if marks else {}
     found: set[tuple[str, int]] = set()
     for file, number in marks:
         for step in (1, -1):
             at = number
             while (file, at) in places and (at == number or (file, at) not in found):
-                if not compiled(_REQUIREMENTS).search(places[file, at]):
+                if not log_pattern(_REQUIREMENTS).search(places[file, at]):
                     break
                 found.add((file, at))
                 at += step

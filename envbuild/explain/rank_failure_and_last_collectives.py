@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from envbuild.explain.log_reader_and_search import Line, Log, compiled
+from envbuild.explain.log_reader_and_search import Line, Log, log_pattern
 
 MOST = 4096
 """Largest number of ranks that are compared."""
@@ -78,7 +78,7 @@ def works(log: Log, count: int | None) -> Works:
     for line in log.lines:  # all lines: find() samples lines that differ only in their numbers
         place = line.text.find(_LAST)
         near = line.text[max(0, place - _BEFORE) : place + _AFTER] if place >= 0 else ""
-        if match := compiled(_WORK).search(near):
+        if match := log_pattern(_WORK).search(near):
             rank, completed = int(match["job"] or match["own"]), match["completed"]
             work = Work(rank, int(match["enqueued"]), int(completed) if completed else None)
             groups.setdefault(match["guid"] or match["id"] or "", {})[rank] = work
@@ -111,9 +111,9 @@ def _diverged(log: Log) -> tuple[Late, ...]:
     for line in islice((line for line in log.lines if _TIMED_OUT in line.text), _MOST_LATE):
         place = line.text.index(_TIMED_OUT)
         before, after = line.text[max(0, place - 2 * _BEFORE) : place], line.text[place : place + _AFTER]
-        rank, waits = compiled(_JOB).search(before), compiled(_WAITS).search(after)
+        rank, waits = log_pattern(_JOB).search(before), log_pattern(_WAITS).search(after)
         if rank and waits:  # the rank in the job precedes the rank in the group, where the log has both
-            group = compiled(_GROUP).search(before)
+            group = log_pattern(_GROUP).search(before)
             late = Late(int(rank[1]), int(waits[1]), waits[2])
             groups.setdefault((group[2] or group[1]) if group else "", {}).setdefault(late.rank, late)
     for found in groups.values():
@@ -148,19 +148,19 @@ _LATE = r"watchdog caught collective|ncclremoteerror|connection closed by|connec
 def first_failure(log: Log) -> Failure | None:
     """Finds the root cause that torch elastic reports, else the first failed child that it reports, else the first rank
     with an error."""
-    for line, _ in log.find(compiled(_ROOT), 1):
+    for line, _ in log.find(log_pattern(_ROOT), 1):
         block = [o for o in log.lines if o.file == line.file and line.number < o.number <= line.number + 8]
         rank, status = _among(block, _RANK_LINE), _among(block, _EXIT_LINE)
         if rank or status:
             shown = (rank or status or (line, None))[0]
             return Failure(int(rank[1][1]) if rank else None, int(status[1][1]) if status else None, shown)
-    for line, match in log.find(compiled(_FAILED), 1):
+    for line, match in log.find(log_pattern(_FAILED), 1):
         return Failure(None, int(match[1]), line, local=int(match[2]))
     return _troubled(log)
 
 
 def _troubled(log: Log) -> Failure | None:
-    for line, match in log.find(compiled(_TROUBLE), 1, [compiled(_FOLLOWS)]):
+    for line, match in log.find(log_pattern(_TROUBLE), 1, [log_pattern(_FOLLOWS)]):
         return Failure(int(match[1] or match[2]), None, line)
     return None
 
@@ -172,7 +172,7 @@ def by_itself(log: Log, failed: Failure) -> bool:
     """
     if failed.exit is not None and failed.exit < 0 and failed.exit not in (-signal.SIGABRT, -signal.SIGTERM):
         return True
-    trouble, late = _troubled(log), log.find(compiled(_LATE), 1)
+    trouble, late = _troubled(log), log.find(log_pattern(_LATE), 1)
     if trouble is None or not late:
         return False
     return trouble.line.file != late[0][0].file or trouble.line.number < late[0][0].number
@@ -180,7 +180,7 @@ def by_itself(log: Log, failed: Failure) -> bool:
 
 def _among(lines: Sequence[Line], pattern: str) -> tuple[Line, Any] | None:
     for line in lines:
-        match = compiled(pattern).search(line.text)
+        match = log_pattern(pattern).search(line.text)
         if match:
             return line, match
     return None

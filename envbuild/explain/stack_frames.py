@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from envbuild.explain.log_reader_and_search import Line, Log, compiled
+from envbuild.explain.log_reader_and_search import Line, Log, log_pattern
 from envbuild.facts import log_signatures
 from envbuild.facts.log_signatures import NEUTRAL
 
@@ -89,13 +89,13 @@ class Stacks:
 
 
 def read(log: Log) -> Stacks:
-    heads = {id(line) for pattern in _HEADS for line, _ in log.find(compiled(pattern), HEADS)}
+    heads = {id(line) for pattern in _HEADS for line, _ in log.find(log_pattern(pattern), HEADS)}
     if not heads:
         return Stacks()
     found = [frames for frames in _stacks(log, heads) if frames]
-    if log.has([compiled(pattern) for pattern in _CRASH]):
+    if log.has([log_pattern(pattern) for pattern in _CRASH]):
         return Stacks(crashed_in=_inner(found))
-    return Stacks(hang=bool(found) and not log.has([compiled(pattern) for pattern in _RAISED]))
+    return Stacks(hang=bool(found) and not log.has([log_pattern(pattern) for pattern in _RAISED]))
 
 
 def _inner(found: list[list[Frame]]) -> frozenset[str]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
+from collections.abc import Iterator
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -89,15 +92,53 @@ def _versions(value: Any) -> VersionRange:
 _SLOW = re.compile(r"(?<!\\)(?:\)[*+{]|\.[*+])|\\[1-9]")
 
 
-def _pattern(value: Any) -> re.Pattern[str]:
-    if isinstance(value, re.Pattern):
-        return value
+_FLAGS = re.IGNORECASE | re.ASCII  # a word ends where another script begins
+
+
+@dataclasses.dataclass(frozen=True)
+class LazyPattern:
+    """A regular expression that is compiled when it is first tried: of 1,700 patterns, a log needs a few."""
+
+    pattern: str
+    flags: int = _FLAGS
+
+    @cached_property
+    def _compiled(self) -> re.Pattern[str]:
+        return re.compile(self.pattern, self.flags)
+
+    def search(self, text: str, start: int = 0, end: int = sys.maxsize) -> re.Match[str] | None:
+        return self._compiled.search(text, start, end)
+
+    def fullmatch(self, text: str) -> re.Match[str] | None:
+        return self._compiled.fullmatch(text)
+
+    def finditer(self, text: str, start: int = 0) -> Iterator[re.Match[str]]:
+        return self._compiled.finditer(text, start)
+
+    def sub(self, replacement: str, text: str) -> str:
+        return self._compiled.sub(replacement, text)
+
+
+SearchPattern = re.Pattern[str] | LazyPattern
+
+
+def _text_of_pattern(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError("must be a regular expression in quotes")
     if _SLOW.search(value):
         raise ValueError("no repeated group, .* or .+: write a bounded gap, as in .{0,80}")
+    return value
+
+
+def _lazy_pattern(value: Any) -> LazyPattern:
+    return value if isinstance(value, LazyPattern) else LazyPattern(_text_of_pattern(value))
+
+
+def _pattern(value: Any) -> re.Pattern[str]:
+    if isinstance(value, re.Pattern):
+        return value
     try:
-        return re.compile(value, re.IGNORECASE | re.ASCII)  # a word ends where another script begins
+        return re.compile(_text_of_pattern(value), _FLAGS)
     except re.error as error:
         raise ValueError(f"is not a regular expression: {error}") from None
 
@@ -112,3 +153,5 @@ def _any_pattern(value: Any) -> re.Pattern[str]:
 Spec = Annotated[VersionRange, PlainValidator(_versions)]
 Pattern = Annotated[re.Pattern[str], PlainValidator(_pattern)]
 AnyPattern = Annotated[re.Pattern[str], PlainValidator(_any_pattern)]
+LogPattern = Annotated[LazyPattern, PlainValidator(_lazy_pattern)]
+"""A pattern of the shipped signatures. That it is a regular expression is tested, and not checked when it is read."""

@@ -14,10 +14,10 @@ from pydantic.dataclasses import dataclass
 
 from envbuild.facts import database, fact_file_reader
 from envbuild.facts.advisory_model import Change
-from envbuild.facts.fact_field_types import STRICT, Capability, FactRow, Name, Pattern, Text
+from envbuild.facts.fact_field_types import STRICT, Capability, FactRow, LogPattern, Name, Text
 from envbuild.util.errors import FactsError, near
 
-Patterns = tuple[Pattern, ...]
+Patterns = tuple[LogPattern, ...]
 State = Literal[
     "card-below-torch", "card-not-in-torch", "copy-differs", "crash-in-cpu-math", "fragmented", "hang-stack",
     "interrupted", "memory-grows", "memory-of-others", "rank-failed-first", "traceback-cut",
@@ -69,7 +69,7 @@ class Signature(FactRow):
 class GpuPattern(FactRow):
     """The compute capability of GPUs that are missing from the facts, by patterns of their names."""
 
-    pattern: Pattern
+    pattern: LogPattern
     compute_capability: Capability
 
 

@@ -16,10 +16,18 @@ import yaml
 from click.testing import CliRunner
 
 from envbuild.cli.entry import cli
-from envbuild.explain import cause_ranking, cause_scoring, explanation_document, log_facts, log_reader_and_search
+from envbuild.explain import (
+    cause_ranking,
+    cause_scoring,
+    explanation_document,
+    log_facts,
+    log_reader_and_search,
+    required_texts,
+)
 from envbuild.explain.cause_ranking import MissingFact
 from envbuild.explain.secret_masking import safe_line
 from envbuild.facts import database, log_signatures
+from envbuild.facts.fact_field_types import SearchPattern
 from envbuild.facts.probe_catalogue_reader import known_probes
 from envbuild.util.errors import FactsError, FileError
 from unit.explain import corpus
@@ -163,8 +171,9 @@ def test_a_signature_is_well_formed(row: log_signatures.Signature) -> None:
     command = row.prove or ""
     for probe in re.findall(r"--probe (\S+)", command):
         assert probe in known_probes()
-    for pattern in (*row.lines, *(advisory.shows.patterns if advisory else ())):
-        assert log_reader_and_search.anchors(pattern), f"{pattern.pattern}: no text by which lines are found"
+    patterns: list[SearchPattern] = [*row.lines, *(advisory.shows.patterns if advisory else ())]
+    for pattern in patterns:
+        assert required_texts.computed_texts(pattern), f"{pattern.pattern}: no text by which lines are found"
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,20 @@ import time
 
 import pytest
 
-from envbuild.explain import cause_ranking, log_reader_and_search, message_normalization
+from envbuild.explain import cause_ranking, log_reader_and_search, message_normalization, required_texts
 from envbuild.facts import database, log_signatures
+from envbuild.facts.fact_field_types import SearchPattern
 from unit.explain import corpus
 
 BUDGET = 1.0
 """Seconds for ten megabytes; a test fails at five times as much."""
 
 
-def every_pattern() -> set[re.Pattern[str]]:
+def every_pattern() -> set[SearchPattern]:
     rows = log_signatures.signatures().values()
-    found = {p for row in rows for part in (row.lines, row.needs, row.raised_by, row.unless) for p in part}
+    found: set[SearchPattern] = {
+        p for row in rows for part in (row.lines, row.needs, row.raised_by, row.unless) for p in part
+    }
     return found | {pattern for advisory in database.advisories() for pattern in advisory.shows.patterns}
 
 
@@ -122,7 +125,7 @@ def test_a_pattern_finds_no_less_by_its_anchors() -> None:
     ],
 )
 def test_the_text_that_a_pattern_requires(pattern: str, needed: tuple[bytes, ...]) -> None:
-    assert log_reader_and_search.anchors(re.compile(pattern, re.IGNORECASE | re.ASCII)) == needed
+    assert required_texts.computed_texts(re.compile(pattern, re.IGNORECASE | re.ASCII)) == needed
 
 
 @pytest.mark.parametrize("kind", ["training", "words", "repeats", "binary", "one line"])

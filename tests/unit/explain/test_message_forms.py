@@ -80,7 +80,7 @@ def test_an_error_number_without_a_word_of_cuda_needs_a_program_that_uses_gpus()
 
 def test_each_family_of_errors_has_forms_with_the_number() -> None:
     for row in log_signatures.error_families():
-        assert all("n" in form.groupindex for form in (*row.forms, *row.of_gpu)), row.family
+        assert all("(?P<n>" in form.pattern for form in (*row.forms, *row.of_gpu)), row.family
         assert all(number.isdigit() for number in row.messages), row.family
 
 
@@ -121,7 +121,7 @@ def test_separate_messages_are_not_joined() -> None:
 
 
 def test_punctuation_and_quotes_are_optional() -> None:
-    relaxed = log_reader_and_search.relaxed(log_reader_and_search.compiled("error: no module '[:']x', (?:a|b), y"))
+    relaxed = log_reader_and_search.relaxed(log_reader_and_search.log_pattern("error: no module '[:']x', (?:a|b), y"))
     assert relaxed.search('error no module "\':x" a y') is None
     assert relaxed.search("error no module ':x a y")
     assert relaxed.search('error: no module "\'x", b, y')
