@@ -60,7 +60,8 @@ def _sections(log: Log, found: Explanation, profiles: Container[str]) -> Iterato
     for match in found.matches:
         yield from _match(match, found.read.situation, match.profile(profiles))
     error = tuple(_own_error(found)) if found.unknown else ()
-    healthy = found.unknown and not (found.read.symptoms or error or found.possible or found.ruled_out)
+    stopped = found.read.first or found.read.works.last or found.read.works.timed_out
+    healthy = found.unknown and not (found.read.symptoms or error or found.possible or found.ruled_out or stopped)
     if healthy:
         yield Section("No known cause and no sign of a failure found in this log", bullets=_NO_SIGN, heading=True)
     elif found.unknown:
@@ -207,11 +208,15 @@ def _ranks(found: Explanation) -> Iterator[Section]:
         bullets.append(
             "look for a branch on the rank or on its data around a collective, or for different numbers of steps"
         )
-    counts = {work.rank: work.enqueued for work in works.last}
+    counts = {work.rank: work.enqueued for work in works.last} or {late.rank: late.number for late in works.timed_out}
     if works.behind:
         which, last = ", ".join(map(str, works.behind[:MOST_RANKS])), counts[works.behind[0]]
         how = (
-            "it has not completed its last one" if last == max(counts.values()) else f"it did not reach work {last + 1}"
+            f"it timed out in work {last}, they in work {max(counts.values())}"
+            if works.timed_out
+            else "it has not completed its last one"
+            if last == max(counts.values())
+            else f"it did not reach work {last + 1}"
         )
         bullets.append(f"the others wait for rank {which}: {how}")
     if works.last:
@@ -219,9 +224,16 @@ def _ranks(found: Explanation) -> Iterator[Section]:
         more = len(works.last) - MOST_RANKS
         level = "; these ranks made equal progress" if len(works.last) > 1 and not works.behind else ""
         bullets.append(f"last enqueued work: {listed}{f' and {more} more' if more > 0 else ''}{level}")
+    if works.timed_out:
+        listed = ", ".join(f"rank {late.rank}: {late.number}" for late in works.timed_out[:MOST_RANKS])
+        more = len(works.timed_out) - MOST_RANKS
+        bullets.append(f"timed out in work (SeqNum): {listed}{f' and {more} more' if more > 0 else ''}")
     if works.silent:
         silent = ", ".join(map(str, works.silent[:MOST_RANKS]))
-        bullets.append(f"last work of rank {silent} unknown: see its own output")
+        one = len(works.silent) == 1
+        explained = works.behind or works.diverged or first
+        wait = "" if explained else f"; the others may wait for {'it' if one else 'one of them'}"
+        bullets.append(f"last work of rank {silent} unknown: see {'its' if one else 'their'} own output{wait}")
     if bullets:
         yield Section("Ranks", bullets=tuple(bullets))
 
