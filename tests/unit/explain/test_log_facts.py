@@ -310,12 +310,12 @@ def test_the_rank_that_is_missing_among_those_that_timed_out_is_named() -> None:
     "message",
     [
         "Exception (either an error or timeout) detected by watchdog at work: 42",
-        "Received a dump signal due to a collective timeout from  rank 0 and we will try our best to dump the debug info.",
+        "Received a dump signal due to a collective timeout from  rank 0 and we will try our best to dump the info",
         " failure detected by watchdog at work sequence id: 42 PG status:",
     ],
 )
 def test_the_last_work_is_read_in_every_message_of_the_watchdog(message: str) -> None:
-    line = "[rank{0}]:[E1 ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0(default_pg) Rank {0}] {1}, last enqueued NCCL work: {2}"
+    line = "[rank{0}]:[E1 Proc.cpp:1785] [PG ID 0 PG GUID 0(default_pg) Rank {0}] {1}, last enqueued NCCL work: {2}"
     output, ranks = ranks_of("".join(f"{line.format(rank, message, 42 - rank)}.\n" for rank in (0, 1)))
     assert "the others wait for rank 1: it did not reach work 42" in output and ranks["behind"] == [1]
     assert "no sign of a failure" not in output
