@@ -98,7 +98,7 @@ def works(log: Log, count: int | None) -> Works:
         name, late = _largest(waiting)
         timed_out = tuple(late[rank] for rank in sorted(late))
         behind = () if diverged else _least({one.rank: one.number for one in timed_out})
-    present = {one.rank for one in (*last, *timed_out)}
+    present = {work.rank for work in last} | {late.rank for late in timed_out}
     whole = name in _WORLD or "default_pg" in name
     known = count if whole and count and present and max(present) < count <= MOST else 0
     silent = tuple(rank for rank in range(known) if rank not in present)
