@@ -117,11 +117,10 @@ def _match(
         bullets=(
             *(f"find out {text}" for text in match.find_out),
             *named,
-            *((_FIX_SHOWS,) if fix else ()),
             *(("LOG is the file of this log",) if fix and "LOG" in fix.split() else ()),
             *((_CONFLICT,) if _overridden(match, situation) else ()),
         ),
-        commands=(*((("envbuild", fix),) if fix else ()), *fix_commands(match, situation)),
+        commands=(*((("envbuild", _with_remark(fix)),) if fix else ()), *fix_commands(match, situation)),
     )
     if prove:
         yield Section("Prove", commands=tuple(prove_commands(prove)))
@@ -141,8 +140,13 @@ def prove_commands(prove: str) -> Iterator[tuple[str, str]]:
         yield "", prove
 
 
-_FIX_SHOWS = "`envbuild fix` shows the commands for your active environment; with --apply it also runs them"
+_FIX_REMARK = "   # for your active environment; --apply runs the fix"
 _CONFLICT = "pip reports a conflict with torch's own pin; this is expected, and the library is installed"
+
+
+def _with_remark(fix: str) -> str:
+    """The command with a remark, unless the line would be wrapped: a shell does not continue a remark."""
+    return f"{fix}{_FIX_REMARK}" if display_width(fix) + len(_FIX_REMARK) <= COLUMNS - 12 else fix
 
 
 def fix_commands(match: SignatureMatch, situation: Situation) -> Iterator[tuple[str, str]]:

@@ -36,13 +36,15 @@ def output_for_file(file: Path, *options: str) -> str:
 
 
 def test_the_fix_names_the_command_for_the_users_environment(tmp_path: Path) -> None:
-    file = tmp_path / "a log.txt"
+    file = tmp_path / f"{'long' * 15} log.txt"
     file.write_text(f"{H20}Signal 8 (SIGFPE) received by PID 4711\n", encoding="utf-8")
     command = f"envbuild fix '{file}' --here"
-    assert command in " ".join(output_for_file(file).replace(" \\\n", " ").split())
+    output = " ".join(output_for_file(file).replace(" \\\n", " ").split())
+    assert command in output and "--apply runs the fix" not in output, "a remark cannot be wrapped"
     assert json.loads(output_for_file(file, "--json"))["causes"][0]["fix_command"] == command
     text = file.read_text(encoding="utf-8")
-    assert "envbuild fix LOG --here" in piped(text) and "LOG is the file of this log" in piped(text)
+    assert "envbuild fix LOG --here   # for your active environment; --apply runs the fix" in piped(text)
+    assert "LOG is the file of this log" in piped(text)
 
 
 def test_a_cause_that_no_version_fixes_has_no_command_of_fix() -> None:
