@@ -137,9 +137,9 @@ def command(
     if pins and not write and not check:
         click.echo("next: nothing was written; to write it, run the command again with --write", err=True)
     elif not check:
-        made = [one.loaded.known for one, row in zip(wanted, found, strict=True) if row.lock_written or names]
-        follows = f"make {' '.join(made)}" if made else "status"
-        click.echo(f"next: envbuild {follows}", err=True)
+        changed = [one.loaded.known for one, row in zip(wanted, found, strict=True) if row.lock_written]
+        same = [one.loaded.known for one in wanted] if names else []
+        click.echo(f"next: envbuild {' '.join(['make', *changed] if changed else ['status', *same])}", err=True)
 
 
 def _load(name: str, pins: dict[str, str], requirements: Path | None) -> _Wanted:
