@@ -129,13 +129,20 @@ def trusted(file: Path | None = None) -> PublicKey | None:
 
 def _read(file: Path, what: str) -> bytes:
     """Read at most 64 kB of a file; ~ is the user's home directory."""
+    hint = _KEY_FILES.get(what)
     try:
         with file.expanduser().open("rb") as stream:
             return stream.read(1 << 16)
     except OSError as error:
-        raise FileError(f"the {what} {file} cannot be read: {error.strerror}") from None
+        raise FileError(f"the {what} {file} cannot be read: {error.strerror}", hint=hint) from None
     except (ValueError, RuntimeError) as error:  # a NUL in the path; ~ of a user who does not exist
-        raise FileError(f"the {what} {file} cannot be read: {error}") from None
+        raise FileError(f"the {what} {file} cannot be read: {error}", hint=hint) from None
+
+
+_KEY_FILES = {
+    "public key": "name the signer's public key: --key team.pub (`envbuild keygen -o team` writes it and team.key)",
+    "signing key": f"name a private key that `envbuild keygen` wrote: {KEY}=team.key, or signing_key in config.yaml",
+}
 
 
 def public(pem: bytes, name: str) -> PublicKey:

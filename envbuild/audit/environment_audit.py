@@ -96,7 +96,8 @@ def of_machine(held: Holdings) -> Expected:
     )
 
 
-NOTHING = "nothing to audit: torch is not installed"
+NO_TORCH = "torch is not installed"
+NOTHING = f"{NO_TORCH}; the contents are listed, but not judged for a GPU"
 
 
 AuditState = Literal["clean", "warned", "failed", "empty"]
@@ -141,7 +142,7 @@ class AuditedExtension:
 class AuditDocument:
     """The document of `audit`. `state`: failed: a defect or a refusal; warned: only warnings and notes; clean: no
     findings except notes; empty: without torch. `profile`, `lock`, `gpus`: what the contents were compared with.
-    `advisories`: the known faults among the findings."""
+    `distributions`: the installed ones, with their versions. `advisories`: the known faults among the findings."""
 
     target: str
     state: AuditState
@@ -150,6 +151,7 @@ class AuditDocument:
     gpus: tuple[str, ...]
     python: str
     torch: AuditedTorch | None
+    distributions: Mapping[str, str]
     libraries: tuple[AuditedLibrary, ...]
     extensions: tuple[AuditedExtension, ...]
     advisories: tuple[AdvisoryRow, ...]
@@ -213,6 +215,7 @@ class Audit:
             gpus=tuple(gpu.id for gpu in self.wanted.gpus),
             python=held.python.version,
             torch=AuditedTorch(torch.version, torch.cuda, torch.hip, torch.imported) if torch else None,
+            distributions=dict(sorted(held.installed.items())),
             libraries=tuple(AuditedLibrary(c.library, c.version, c.path, c.sha256, c.loaded) for c in held.libraries),
             extensions=tuple(
                 AuditedExtension(
@@ -268,7 +271,7 @@ def _torch(held: Holdings, wanted: Expected) -> Iterator[Finding]:
     if torch is None:
         lacking = wanted.profile is not None
         remedy = _other_torch(held, wanted, "install torch") if lacking else ""
-        yield Finding("no-torch", "defect" if lacking else "note", "no torch here", remedy)
+        yield Finding("no-torch", "defect" if lacking else "note", NO_TORCH, remedy)
         return
     if not torch.imported:
         yield library_and_distribution_findings.not_imported(version or "", torch.failure or "", _MEMORY)

@@ -13,7 +13,7 @@ import click
 
 from envbuild.audit import collected_environment, environment_audit
 from envbuild.audit.collected_environment import Holdings
-from envbuild.audit.environment_audit import NOTHING, Audit, Expected
+from envbuild.audit.environment_audit import NO_TORCH, NOTHING, Audit, Expected
 from envbuild.cli.command_options import json_option, judged_gpus_option
 from envbuild.cli.console import Console, emit, table
 from envbuild.facts.gpu_models import Gpu
@@ -21,7 +21,7 @@ from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock import lock_file, wheel_contents
 from envbuild.profile import profile_name_lookup
 from envbuild.resolve import profile_reader_and_overrides
-from envbuild.util.errors import EnvbuildError, FileError, UsageError
+from envbuild.util.errors import EnvbuildError, FileError, UsageError, some
 from envbuild.util.json_output_types import plain
 
 if TYPE_CHECKING:  # auditing an environment must not import the engine's client
@@ -42,7 +42,8 @@ def command(
 
     Does not look at evidence: that is status, and verify for an image in a registry. Needs no GPU; --here and --python
     need no Docker. Without --profile and --gpu, an environment is judged for the GPUs of this machine, and an image for
-    its own profile. Exit 5: a defect, or a known fault that refuses these versions. Exit 3: no torch. --here
+    its own profile. Exit 5: a defect, or a known fault that refuses these versions. Exit 3: torch is not
+    installed; the libraries and distributions are still listed. --here
     means the environment of this shell; if that is envbuild's own, without torch, the next python3 on PATH.
     Example: envbuild audit --here --gpu h100
     """
@@ -154,8 +155,12 @@ def _show(done: Audit) -> None:
     rows = [(c.library, c.version or "?", "loaded" if c.loaded else "", c.path) for c in held.libraries]
     for line in table(rows):
         click.echo(f"  {line}")
-    if torch and not rows:
+    if not rows:
         click.echo("  no CUDA libraries")
+    if torch is None:
+        click.echo(f"  {some(len(held.installed), 'distribution')}{':' if held.installed else ''}")
+        for line in table(sorted(held.installed.items())):
+            click.echo(f"    {line}")
     for line in table(_extensions(done)):
         click.echo(f"  {line}")
     for finding in done.findings:
@@ -178,7 +183,7 @@ def _extensions(done: Audit) -> list[tuple[str, ...]]:
 def _torch_line(done: Audit) -> str:
     torch = done.held.torch
     if torch is None:
-        return "no torch here"
+        return NO_TORCH
     version = torch.version or done.held.installed.get("torch", "of unknown version")
     built = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}" if torch.hip else "no CUDA"
     return f"torch {version} ({built if torch.imported else 'not imported'})"

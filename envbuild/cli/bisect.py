@@ -15,26 +15,37 @@ def _release(context: click.Context, parameter: click.Parameter, value: str | No
     try:
         return str(Version(value)) if value else None
     except InvalidVersion:
-        raise click.BadParameter(f"{value!r} is not a version") from None
+        raise click.BadParameter(
+            f"{value!r} is not a version; write a release, as in {parameter.opts[0]} 12.4.5.8"
+        ) from None
+
+
+_EXAMPLE = "envbuild bisect h20 --pin cublas --probe gemm.crash --from 12.1.3.1 --to 12.6.4.1"
 
 
 @click.command("bisect", short_help="Find the package version that fixes or causes a failure.")
 @profile_argument("name")
-@click.option(
-    "--pin", required=True, metavar="NAME", help="The pin to vary: cublas, torch, a package of the profile, ..."
-)
+@click.option("--pin", metavar="NAME", help="The pin to vary, required: cublas, torch, a package of the profile, ...")
 @click.option("--probe", metavar="NAME", help="The probe of the self-test that decides.")
 @click.option(
     "--script", type=click.Path(path_type=Path), metavar="FILE",
     help="The Python script that decides: a version passes if the script exits with 0.",
 )  # fmt: skip
-@click.option("--from", "oldest", callback=_release, metavar="VERSION", help="The oldest version to try; default: all.")
-@click.option("--to", "newest", callback=_release, metavar="VERSION", help="The newest version to try.")
+@click.option(
+    "--from",
+    "oldest",
+    callback=_release,
+    metavar="VERSION",
+    help="The oldest version to try, such as 12.4.5.8; default: all.",
+)
+@click.option(
+    "--to", "newest", callback=_release, metavar="VERSION", help="The newest version to try, such as 12.6.4.1."
+)
 @click.option("--keep", is_flag=True, help="Keep the tested images.")
 @json_option
 def command(
     name: str,
-    pin: str,
+    pin: str | None,
     probe: str | None,
     script: Path | None,
     oldest: str | None,
@@ -50,12 +61,18 @@ def command(
     if all pass, the result says so.
     Example: envbuild bisect h20 --pin cublas --probe gemm.crash
     """
+    if not pin:
+        raise UsageError("--pin is missing: name the package or library whose version varies", hint=_EXAMPLE)
+    given, equals, version = pin.partition("=")
+    if equals:
+        bounds = f"--from {version.strip('=') or '12.4.5.8'}"
+        raise UsageError(f"--pin takes a name without a version: {pin}", hint=f"--pin {given} {bounds}")
     if probe and script:
         raise UsageError("--probe and --script are two things that decide: give one of --probe and --script")
     if oldest and newest and Version(oldest) > Version(newest):
-        raise UsageError(f"--from is newer than --to: {oldest}, {newest}")
+        raise UsageError(f"--from is newer than --to: {oldest}, {newest}", hint=f"--from {newest} --to {oldest}")
     if probe is None and script is None:
-        raise UsageError("say what decides: --probe NAME or --script FILE")
+        raise UsageError("say what decides: --probe NAME or --script FILE", hint=_EXAMPLE)
     probe_catalogue_reader.refuse_unknown([probe] if probe else [])
     from envbuild.pipeline import version_bisection  # not for --help
 

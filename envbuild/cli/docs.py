@@ -60,6 +60,7 @@ def command(files: tuple[Path, ...], check: bool, as_json: bool) -> None:
     <!-- envbuild:end -->
 
     Reads and checks all files before it writes one.
+    Example: envbuild docs README.md
     Example: envbuild docs --check README.md
     """
     documents = [_read(file) for file in dict.fromkeys(files)]

@@ -43,9 +43,9 @@ def command(files: tuple[str, ...], markdown: bool, as_json: bool) -> None:
     found = cause_ranking.explain(log)
     profiles = profile_name_lookup.profile_names()
     if as_json:
-        emit(explanation_document.document(found, profiles, notes))
+        emit(explanation_document.document(found, profiles, notes, files))
         return
-    for line in (*notes, *(() if log.empty else diagnosis_text.render(log, found, profiles, markdown))):
+    for line in (*notes, *(() if log.empty else diagnosis_text.render(log, found, profiles, markdown, files))):
         click.echo(printable(line))
 
 

@@ -1,4 +1,5 @@
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,10 +39,14 @@ def command(name: str, as_json: bool) -> None:
     key, name it in ~/.config/envbuild/config.yaml: signing_key: PATH.
     Example: envbuild keygen -o team
     """
-    private, public = Path(f"{name}.key"), Path(f"{name}.pub")
-    for file in (private, public):
-        if file.exists():
-            raise UsageError(f"{file} exists already", hint="choose another name: an existing key is never replaced")
+    if not name or name.endswith("/") or Path(name).name == "..":
+        raise UsageError(f"{name!r} is not the name of a file", hint=f"add a name: {name.rstrip('/') or '.'}/team")
+    typed = (f"{name}.key", f"{name}.pub")  # messages show the path as the user wrote it
+    private, public = map(Path, typed)
+    for shown in typed:
+        if Path(shown).exists():
+            hint = f"choose another name, such as -o {name}2: an existing key is never replaced"
+            raise UsageError(f"{shown} exists already", hint=hint)
     output_files.prepare(Path(name), text=False)
     secret = keys_and_signatures.passphrase("passphrase for the new key: ", confirm=True)
     if not secret:
@@ -50,10 +55,15 @@ def command(name: str, as_json: bool) -> None:
     _write({private: (pems[0], 0o600), public: (pems[1], 0o644)})
     fingerprint = keys_and_signatures.public(pems[1], str(public)).fingerprint
     if as_json:
-        emit(KeyPair(str(private), str(public), fingerprint))
+        emit(KeyPair(*typed, fingerprint))
     else:
-        click.echo(f"{private} {public}")
-        click.echo(f"sign with it: signing_key in config.yaml, or {keys_and_signatures.KEY}={private}", err=True)
+        click.echo(" ".join(typed))
+        key = shlex.quote(typed[0])
+        click.echo(f"to sign:   export {keys_and_signatures.KEY}={key}; or in {_SETTINGS}: signing_key: PATH", err=True)
+        click.echo(f"to verify: give others {typed[1]}; envbuild verify REF --key {shlex.quote(typed[1])}", err=True)
+
+
+_SETTINGS = "~/.config/envbuild/config.yaml"
 
 
 def _write(files: Mapping[Path, tuple[bytes, int]]) -> None:

@@ -99,7 +99,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Write the lock and the Dockerfile of each profile, and build nothing; without a name, those of all profiles of
-    this folder. Changes only what must change.
+    this folder. Changes only what must change. NAME is the name of a profile or of a GPU, or a path to a YAML file.
 
     Example: envbuild lock h20
     Example: envbuild lock cpu --upgrade numpy
@@ -112,6 +112,7 @@ def command(
     load = partial(_load, pins=pins, requirements=requirements)
     every = names or profile_name_lookup.own_names()
     notes: list[str] = []
+    wanted: list[_Wanted] = []
     if check:
         found = _checked(every, load)
     else:
@@ -133,8 +134,12 @@ def command(
         for file, written in ((row.lock_file, row.lock_written), (row.dockerfile, row.dockerfile_written)):
             if written:
                 click.echo(f"  wrote {file}")
-    if changed := [row.profile for row in found if row.lock_written]:
-        click.echo(f"next: envbuild make {' '.join(changed)}", err=True)
+    if pins and not write and not check:
+        click.echo("next: nothing was written; to write it, run the command again with --write", err=True)
+    elif not check:
+        changed = [one.loaded.known for one, row in zip(wanted, found, strict=True) if row.lock_written]
+        same = [one.loaded.known for one in wanted] if names else []
+        click.echo(f"next: envbuild {' '.join(['make', *changed] if changed else ['status', *same])}", err=True)
 
 
 def _load(name: str, pins: dict[str, str], requirements: Path | None) -> _Wanted:

@@ -18,7 +18,13 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 
 @click.command("verify", short_help="Check whether an image in a registry is safe to use.")
 @click.argument("ref", required=False)
-@click.option("--key", type=_FILE, metavar="PUB", help="The public key that must have signed the evidence.")
+@click.option(
+    "--key",
+    type=_FILE,
+    metavar="PUB",
+    help="The public key that must have signed the evidence; default: the keys of --policy, "
+    "else the setting public_key.",
+)
 @click.option(
     "--gpu",
     "gpus",
@@ -84,7 +90,9 @@ def command(
     """Check an image's evidence before it is used: signature, digest, repository, profile, lock, probes, GPU, driver,
     age, known faults.
 
-    For images in this machine's engine, use status. Contacts only the registry, and needs no Docker Engine. Exit 0
+    For images in this machine's engine, use status. Contacts only the registry, and needs no Docker Engine. Without
+    --key, the keys of --policy are trusted, else the key that the setting public_key names. Without any key, the signer
+    cannot be checked: exit 5, before the registry is contacted. A missing or invalid key is also reported first. Exit 0
     prints the digest on stdout; exit 5 lists every reason. Without REF, only the statements of --evidence
     are checked. With --python, the files of an environment are compared with those statements; exit 0 prints the digest
     of the files.

@@ -9,7 +9,7 @@ import re
 import shlex
 import textwrap
 import unicodedata
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
 from envbuild.explain import cause_ranking, explanation_document
@@ -43,24 +43,28 @@ class Section:
     heading: bool = False
 
 
-def render(log: Log, found: Explanation, profiles: Container[str], markdown: bool = False) -> Iterator[str]:
-    """The lines of the report. `profiles`: the names of the known profiles."""
+def render(
+    log: Log, found: Explanation, profiles: Container[str], markdown: bool = False, files: Sequence[str] = ("-",)
+) -> Iterator[str]:
+    """The lines of the report. `profiles`: the names of the known profiles. `files`: the names of the log files."""
     first = True
-    for section in _sections(log, found, profiles):
+    for section in _sections(log, found, profiles, files):
         if not first and (markdown or section.heading):
             yield ""
         first = False
         yield from _markdown(section) if markdown else _plain(section)
 
 
-def _sections(log: Log, found: Explanation, profiles: Container[str]) -> Iterator[Section]:
+def _sections(log: Log, found: Explanation, profiles: Container[str], files: Sequence[str]) -> Iterator[Section]:
     yield Section("Log", _read(log, found))
     yield from _ranks(found)
     yield from _xids(log)
     for match in found.matches:
-        yield from _match(match, found.read.situation, match.profile(profiles))
+        fix = explanation_document.fix_command(match, files)
+        yield from _match(match, found.read.situation, match.profile(profiles), fix)
     error = tuple(_own_error(found)) if found.unknown else ()
-    healthy = found.unknown and not (found.read.symptoms or error or found.possible or found.ruled_out)
+    stopped = found.read.first or found.read.works.last or found.read.works.timed_out
+    healthy = found.unknown and not (found.read.symptoms or error or found.possible or found.ruled_out or stopped)
     if healthy:
         yield Section("No known cause and no sign of a failure found in this log", bullets=_NO_SIGN, heading=True)
     elif found.unknown:
@@ -83,7 +87,11 @@ def _sections(log: Log, found: Explanation, profiles: Container[str]) -> Iterato
 
 
 def _match(
-    match: SignatureMatch, situation: Situation, profile: str | None, possible: bool = False
+    match: SignatureMatch,
+    situation: Situation,
+    profile: str | None,
+    fix: str | None = None,
+    possible: bool = False,
 ) -> Iterator[Section]:
     name = profile or "NAME"
     kind = f"known fault, severity {match.advisory.severity}; " if match.advisory else ""
@@ -106,8 +114,13 @@ def _match(
     yield Section(
         "Fix",
         remedy,
-        bullets=(*(f"find out {text}" for text in match.find_out), *named),
-        commands=tuple(fix_commands(match, situation)),
+        bullets=(
+            *(f"find out {text}" for text in match.find_out),
+            *named,
+            *(("LOG is the file of this log",) if fix and "LOG" in fix.split() else ()),
+            *((_CONFLICT,) if _overridden(match, situation) else ()),
+        ),
+        commands=(*((("envbuild", _with_remark(fix)),) if fix else ()), *fix_commands(match, situation)),
     )
     if prove:
         yield Section("Prove", commands=tuple(prove_commands(prove)))
@@ -127,28 +140,55 @@ def prove_commands(prove: str) -> Iterator[tuple[str, str]]:
         yield "", prove
 
 
+_FIX_REMARK = "   # for your active environment; --apply runs the fix"
+_CONFLICT = "pip reports a conflict with torch's own pin; this is expected, and the library is installed"
+
+
+def _with_remark(fix: str) -> str:
+    """The command with a remark, unless the line would be wrapped: a shell does not continue a remark."""
+    return f"{fix}{_FIX_REMARK}" if display_width(fix) + len(_FIX_REMARK) <= COLUMNS - 12 else fix
+
+
 def fix_commands(match: SignatureMatch, situation: Situation) -> Iterator[tuple[str, str]]:
     """The fix as a command for each tool, and as lines of a profile."""
     write = match.write
-    major = str(write.get("cuda") or situation.cuda or "12").partition(".")[0]
-    pins: Mapping[str, str] = write.get("pins", {})
     packages: Sequence[str] = write.get("packages", ())
-    wheels = [f"torch=={write['torch']}"] if "torch" in write else []
+    torch = [f"torch=={write['torch']}"] if "torch" in write else []
+    wheels = [f"{distribution}=={version}" for distribution, version in _wheels(match, situation)]
     conda = [f"pytorch={write['torch']}"] if "torch" in write else []
-    for library, version in pins.items():
-        distribution = database.libraries()[library].distributions.get(major)
-        wheels += [f"{distribution}=={version}"] if distribution else []
-        conda += [f"{_CONDA[library]}={version}"] if library in _CONDA else []
-    if wheels or packages:
-        listed = shlex.join([*wheels, *packages])
-        yield "pip", f"pip install {listed}"
-        yield "uv", f"uv pip install {listed}"
+    conda += [f"{_CONDA[name]}={version}" for name, version in write.get("pins", {}).items() if name in _CONDA]
+    if torch or wheels or packages:
+        # pip and uv refuse torch and a version that torch excludes in one command
+        separate = torch and _overridden(match, situation)
+        lists = [[*torch, *packages], wheels] if separate else [[*torch, *wheels, *packages]]
+        for tool, install in (("pip", "pip install"), ("uv", "uv pip install")):
+            yield tool, " && ".join(f"{install} {shlex.join(words)}" for words in lists)
     if conda or packages:
         yield "conda", f"conda install {shlex.join([*conda, *packages])}"
     for name, value in write.get("env", {}).items():
         yield "shell", f"export {name}={shlex.quote(value)}"
     for line in advisory_remedy.yaml_lines(write):
         yield "profile", line
+
+
+def _wheels(match: SignatureMatch, situation: Situation) -> Iterator[tuple[str, str]]:
+    """The distribution and version of each library that the fix pins."""
+    major = str(match.write.get("cuda") or situation.cuda or "12").partition(".")[0]
+    for library, version in match.write.get("pins", {}).items():
+        distribution = database.libraries()[library].distributions.get(major)
+        if distribution:
+            yield distribution, version
+
+
+def _overridden(match: SignatureMatch, situation: Situation) -> bool:
+    """Whether the fix pins a library to a version other than the one that torch requires. Every torch requires exact
+    versions, so also if the log does not show torch's version."""
+    torch = match.write.get("torch") or situation.torch
+    release = database.torch_release(torch) if torch else None
+    return any(
+        release is None or release.pins.get(distribution, f"=={version}") != f"=={version}"
+        for distribution, version in _wheels(match, situation)
+    )
 
 
 def _read(log: Log, found: Explanation) -> str:
@@ -207,11 +247,15 @@ def _ranks(found: Explanation) -> Iterator[Section]:
         bullets.append(
             "look for a branch on the rank or on its data around a collective, or for different numbers of steps"
         )
-    counts = {work.rank: work.enqueued for work in works.last}
+    counts = {work.rank: work.enqueued for work in works.last} or {late.rank: late.number for late in works.timed_out}
     if works.behind:
         which, last = ", ".join(map(str, works.behind[:MOST_RANKS])), counts[works.behind[0]]
         how = (
-            "it has not completed its last one" if last == max(counts.values()) else f"it did not reach work {last + 1}"
+            f"it timed out in work {last}, they in work {max(counts.values())}"
+            if works.timed_out
+            else "it has not completed its last one"
+            if last == max(counts.values())
+            else f"it did not reach work {last + 1}"
         )
         bullets.append(f"the others wait for rank {which}: {how}")
     if works.last:
@@ -219,9 +263,16 @@ def _ranks(found: Explanation) -> Iterator[Section]:
         more = len(works.last) - MOST_RANKS
         level = "; these ranks made equal progress" if len(works.last) > 1 and not works.behind else ""
         bullets.append(f"last enqueued work: {listed}{f' and {more} more' if more > 0 else ''}{level}")
+    if works.timed_out:
+        listed = ", ".join(f"rank {late.rank}: {late.number}" for late in works.timed_out[:MOST_RANKS])
+        more = len(works.timed_out) - MOST_RANKS
+        bullets.append(f"timed out in work (SeqNum): {listed}{f' and {more} more' if more > 0 else ''}")
     if works.silent:
         silent = ", ".join(map(str, works.silent[:MOST_RANKS]))
-        bullets.append(f"last work of rank {silent} unknown: see its own output")
+        one = len(works.silent) == 1
+        explained = works.behind or works.diverged or first
+        wait = "" if explained else f"; the others may wait for {'it' if one else 'one of them'}"
+        bullets.append(f"last work of rank {silent} unknown: see {'its' if one else 'their'} own output{wait}")
     if bullets:
         yield Section("Ranks", bullets=tuple(bullets))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -43,8 +44,10 @@ class EvidenceOfCause:
 class CauseRow:
     """A cause. `advisory`: its id, None for a cause that does not depend on a version. `change`: the versions that fix
     it, as bounds; `profile_change`: the same change as keys and values of a profile. `profile`: the name of the profile
-    that the commands contain; if it is null, they contain NAME instead. `command`: proves the cause. `missing_facts`:
-    the deciding facts that the log lacks, each with the command that shows it."""
+    that the commands contain; if it is null, they contain NAME instead. `fix_command`: shows the commands that fix the
+    active environment, with LOG for a log from standard input; null for a possible cause, and if other versions do not
+    fix the cause. `command`: proves the cause. `missing_facts`: the deciding facts that the log lacks, each with the
+    command that shows it."""
 
     id: str
     advisory: str | None
@@ -55,6 +58,7 @@ class CauseRow:
     change: Mapping[str, Any]
     profile_change: Mapping[str, Any]
     profile: str | None
+    fix_command: str | None
     command: str | None
     sources: tuple[str, ...]
     missing_facts: tuple[MissingFact, ...]
@@ -117,13 +121,15 @@ class ExplanationDocument:
     notes: tuple[str, ...]
 
 
-def document(found: Explanation, profiles: Container[str] = (), notes: Sequence[str] = ()) -> ExplanationDocument:
-    """Return the document of an explanation. `profiles`: the names of the known profiles. Secrets in lines of the log
-    are masked."""
+def document(
+    found: Explanation, profiles: Container[str] = (), notes: Sequence[str] = (), files: Sequence[str] = ("-",)
+) -> ExplanationDocument:
+    """Return the document of an explanation. `profiles`: the names of the known profiles. `files`: the names of the log
+    files. Secrets in lines of the log are masked."""
     first, error = found.read.first, found.read.error
     return ExplanationDocument(
         state="unknown" if found.unknown else "known",
-        causes=tuple(_cause(match, match.profile(profiles)) for match in found.matches),
+        causes=tuple(_cause(match, match.profile(profiles), fix_command(match, files)) for match in found.matches),
         possible=tuple(_cause(match, match.profile(profiles)) for match in found.possible),
         ruled_out=tuple(RuledOut(*_place(ruled.line), ruled.advisory.id) for ruled in found.ruled_out),
         advisories=tuple(_advisories(found)),
@@ -168,7 +174,21 @@ def _advisories(found: Explanation) -> Iterator[AdvisoryRow]:
         yield AdvisoryRow(ruled.advisory.id, "ruled-out", text, ruled.advisory.remedy)
 
 
-def _cause(match: SignatureMatch, profile: str | None) -> CauseRow:
+def fix_command(match: SignatureMatch, files: Sequence[str]) -> str | None:
+    """The command of envbuild that fixes the active environment, if other versions fix the cause. LOG in it stands for
+    a log that was read from a pipe."""
+    if match.advisory is None or not {"torch", "pins", "packages"} & match.write.keys():
+        return None
+    return shlex.join(["envbuild", "fix", *dict.fromkeys(map(_argument, files)), "--here"])
+
+
+def _argument(file: str) -> str:
+    if file == "-" or file.startswith(("/dev/", "/proc/")):
+        return "LOG"
+    return f"./{file}" if file.startswith("-") else file
+
+
+def _cause(match: SignatureMatch, profile: str | None, fix: str | None = None) -> CauseRow:
     name, weights = profile or "NAME", log_signatures.weights()
     return CauseRow(
         id=match.id,
@@ -180,6 +200,7 @@ def _cause(match: SignatureMatch, profile: str | None) -> CauseRow:
         change=change(match.change),
         profile_change=match.write,
         profile=profile,
+        fix_command=fix,
         command=of_profile(match.prove, name) if match.prove else None,
         sources=match.cite,
         missing_facts=match.find_out,

@@ -6,10 +6,11 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from envbuild.explain.log_reader_and_search import Line, Log, log_pattern
 
+T = TypeVar("T")
 MOST = 4096
 """Largest number of ranks that are compared."""
 
@@ -47,12 +48,15 @@ class Late:
 
 @dataclass(frozen=True)
 class Works:
-    """The progress of the ranks. `last`: the last work of each rank in the log, in order. `behind`: the ranks that the
-    others wait for, because they enqueued fewer collectives, or enqueued as many and completed fewer; empty if all are
-    equal. `silent`: ranks of the job for which the log has no line about their work, known only for the group of all
-    ranks. `diverged`: if ranks of one group waited in different collectives, the first rank of each collective."""
+    """The progress of the ranks. `last`: the last work of each rank in the log, in order. `timed_out`: the collective
+    in which each rank timed out, if the log has no last work. `behind`: the ranks that the others wait for, because
+    they enqueued fewer collectives, or enqueued as many and completed fewer, or timed out in an earlier one; empty if
+    all are equal. `silent`: ranks of the job for which the log has no line about their work, known only for the group
+    of all ranks. `diverged`: if ranks of one group waited in different collectives, the first rank of each
+    collective."""
 
     last: tuple[Work, ...] = ()
+    timed_out: tuple[Late, ...] = ()
     behind: tuple[int, ...] = ()
     silent: tuple[int, ...] = ()
     diverged: tuple[Late, ...] = ()
@@ -62,18 +66,18 @@ _LAST = "ast enqueued"
 _WORK = (
     r"(?:\[rank ?(?P<job>\d{1,5})\].{0,80})?"
     r"\[(?:pg (?:id )?(?P<id>\d{1,6})\b(?: pg guid (?P<guid>[^\] ]{1,80}))?.{0,40})?rank (?P<own>\d{1,5})\]"
-    r".{0,60}last enqueued (?:nccl )?work: {0,2}(?P<enqueued>-?\d{1,9})"
+    r".{0,160}last enqueued (?:nccl )?work: {0,2}(?P<enqueued>-?\d{1,9})"
     r"(?:.{0,20}last completed (?:nccl )?work: {0,2}(?P<completed>-?\d{1,9}))?"
 )
-_BEFORE, _AFTER = 250, 120
+_BEFORE, _AFTER = 350, 120
 """Number of characters before and after the text _LAST that are searched."""
 _WORLD = ("", "0")
 """Names of the group of all ranks: empty (before groups had names) or 0. Newer names contain "default_pg"."""
 
 
 def works(log: Log, count: int | None) -> Works:
-    """Reads the last work of each rank in one process group: the group with most ranks in the log. `count`: the number
-    of ranks, None if unknown."""
+    """Reads the last work of each rank in one process group: the group with most ranks in the log. Without such lines,
+    reads the collectives in which ranks timed out. `count`: the number of ranks, None if unknown."""
     groups: dict[str, dict[int, Work]] = {}
     for line in log.lines:  # all lines: find() samples lines that differ only in their numbers
         place = line.text.find(_LAST)
@@ -82,15 +86,29 @@ def works(log: Log, count: int | None) -> Works:
             rank, completed = int(match["job"] or match["own"]), match["completed"]
             work = Work(rank, int(match["enqueued"]), int(completed) if completed else None)
             groups.setdefault(match["guid"] or match["id"] or "", {})[rank] = work
-    name = max(groups, key=lambda group: len(groups[group]), default="")
-    found = groups.get(name, {})
+    name, found = _largest(groups)
     last = tuple(found[rank] for rank in sorted(found))
+    waiting = _timed_out(log)
+    diverged = _diverged(waiting)
     behind = _least({work.rank: work.enqueued for work in last}) or _least(
         {work.rank: work.completed for work in last if work.completed is not None}
     )
+    timed_out: tuple[Late, ...] = ()
+    if not last:
+        name, late = _largest(waiting)
+        timed_out = tuple(late[rank] for rank in sorted(late))
+        behind = () if diverged else _least({one.rank: one.number for one in timed_out})
+    present = {work.rank for work in last} | {late.rank for late in timed_out}
     whole = name in _WORLD or "default_pg" in name
-    known = count if whole and count and last and max(found) < count <= MOST else 0
-    return Works(last, behind, tuple(rank for rank in range(known) if rank not in found), _diverged(log))
+    known = count if whole and count and present and max(present) < count <= MOST else 0
+    silent = tuple(rank for rank in range(known) if rank not in present)
+    return Works(last, timed_out, behind, silent, diverged)
+
+
+def _largest(groups: Mapping[str, dict[int, T]]) -> tuple[str, dict[int, T]]:
+    """The name of the group with most ranks, and its ranks."""
+    name = max(groups, key=lambda group: len(groups[group]), default="")
+    return name, groups.get(name, {})
 
 
 _TIMED_OUT = "ollective operation timeout"
@@ -101,12 +119,8 @@ _MOST_LATE = 4 * MOST
 """Number of lines about timed-out ranks that are read."""
 
 
-def _diverged(log: Log) -> tuple[Late, ...]:
-    """Returns one rank for each kind of collective, for the first process group whose ranks waited in different kinds.
-
-    Ranks that wait in the same kind under different numbers do not count: one of them is behind, or ran a different
-    number of steps.
-    """
+def _timed_out(log: Log) -> dict[str, dict[int, Late]]:
+    """The first collective in which each rank timed out, by process group and rank."""
     groups: dict[str, dict[int, Late]] = {}
     for line in islice((line for line in log.lines if _TIMED_OUT in line.text), _MOST_LATE):
         place = line.text.index(_TIMED_OUT)
@@ -116,6 +130,15 @@ def _diverged(log: Log) -> tuple[Late, ...]:
             group = log_pattern(_GROUP).search(before)
             late = Late(int(rank[1]), int(waits[1]), waits[2])
             groups.setdefault((group[2] or group[1]) if group else "", {}).setdefault(late.rank, late)
+    return groups
+
+
+def _diverged(groups: Mapping[str, dict[int, Late]]) -> tuple[Late, ...]:
+    """Returns one rank for each kind of collective, for the first process group whose ranks waited in different kinds.
+
+    Ranks that wait in the same kind under different numbers do not count: one of them is behind, or ran a different
+    number of steps.
+    """
     for found in groups.values():
         first = {late.operation: late for late in sorted(found.values(), key=lambda late: -late.rank)}
         if len(first) > 1:

@@ -63,7 +63,10 @@ def bisect(name: str, hunt: Hunt, listener: Listener) -> Bisection:
 def _find_versions(plan: Plan, distribution: str, hunt: Hunt) -> StepResult[tuple[str, ...]]:
     found = releases_between(distribution, plan.python, plan.glibc, hunt.oldest, hunt.newest)
     if not found:
-        raise UsageError(f"no release of {distribution} is within these bounds", hint="--from and --to are versions")
+        raise UsageError(
+            f"no release of {distribution} is within these bounds",
+            hint="give released versions, as in --from 12.1.3.1 --to 12.6.4.1",
+        )
     tries = f"at most {some(most_tries(len(found)), 'try', 'tries')} if each can be built"
     return StepResult(tuple(found), note=f"{len(found)} of {distribution}, {found[0]} to {found[-1]}: {tries}")
 

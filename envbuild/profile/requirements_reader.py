@@ -43,12 +43,32 @@ class Requirements:
     quotable: bool = True
 
 
+ACCEPTED = "accepted: a requirements.txt (pip's format), or a pyproject.toml: --requirements requirements.txt"
+_OTHER_FILES = (
+    ({"poetry.lock"}, "To write one: poetry export --without-hashes -o requirements.txt"),
+    ({"uv.lock"}, "To write one: uv export --no-hashes --no-emit-project -o requirements.txt"),
+    ({"pdm.lock"}, "To write one: pdm export --without-hashes -o requirements.txt"),
+    ({"Pipfile", "Pipfile.lock"}, "To write one: pipenv requirements > requirements.txt"),
+    ({".yml", ".yaml"}, "For an existing conda environment: envbuild init NAME --from-env PATH"),
+    ({".py", ".cfg"}, "To write one: pip freeze > requirements.txt, in the project's environment"),
+    ({".json", ".whl", ".zip", ".gz"}, "To write one: pip freeze > requirements.txt, in the project's environment"),
+)
+"""Files of other tools, by name or suffix, each with how to get a requirements file."""
+
+
 def read(file: Path) -> Requirements:
     """Read a requirements.txt, with the files that it includes by -r, or the dependencies of a pyproject.toml.
 
-    Does not open files outside the project. Raises ProfileError if `file` itself cannot be read.
+    Does not open files outside the project. Raises ProfileError if `file` itself cannot be read, or is a file of a
+    different kind by its name.
     """
-    text = _text(file)
+    other = next((hint for names, hint in _OTHER_FILES if file.name in names or file.suffix in names), None)
+    if other:
+        raise ProfileError(f"{display(file)} is not a requirements file", hint=f"{ACCEPTED}. {other}")
+    try:
+        text = _text(file)
+    except ProfileError as error:
+        raise ProfileError(error.message, hint=ACCEPTED) from error
     found = Requirements(quotable=file.resolve().is_relative_to(home(Path.cwd() / file.name).resolve()))
     if file.suffix == ".toml":
         lines = _pyproject(file, text, found)

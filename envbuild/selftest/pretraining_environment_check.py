@@ -23,6 +23,8 @@ from envbuild.selftest.harness.standalone_output import Collector
 _LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID")
 _RANKS = ("RANK", "SLURM_PROCID")
 _MOST_LINES = 12
+_DECIDING = ("torch ", "`torch.", "nvidia-", "triton ", "Python ")
+"""The beginning of lines about versions that decide whether kernels work on a GPU; they come before other packages."""
 
 Result = Mapping[str, Any]
 
@@ -62,8 +64,7 @@ def main(document: Mapping[str, Any]) -> int:
     if not any(result["status"] == "passed" for result in results):
         wrong = wrong or results
     if wrong:
-        versions_first = sorted(wrong, key=lambda result: result["failure"] != "version")
-        return _refuse(who, report(versions_first, document["remedies"]))
+        return _refuse(who, report(wrong, document["remedies"]))
     counts = ["{} {}".format(sum(r["status"] == status for r in results), status) for status in ("passed", "skipped")]
     print("{}: {}, {:.1f} s".format(who, ", ".join(counts), time.monotonic() - begin), flush=True)
     return OK
@@ -81,10 +82,15 @@ def is_wrong(result: Result, required: Sequence[str]) -> bool:
     return bool(result["status"] == "failed" or (result["status"] == "skipped" and result["probe"] in required))
 
 
+def _rank(result: Result) -> int:
+    """Failed probes first, because they decide; then the list of differing versions; then skipped probes."""
+    return 2 if result["status"] == "skipped" else int(result["failure"] == "version")
+
+
 def report(wrong: Sequence[Result], remedies: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The lines of `failure_lines` for each result; probes with the same lines are merged."""
+    """The lines of `failure_lines` for each result, in the order of _rank; probes with the same lines are merged."""
     probes: dict[tuple[str, ...], list[str]] = {}
-    for result in wrong:
+    for result in sorted(wrong, key=_rank):
         first, *rest = failure_lines(result, remedies)
         probes.setdefault((first.partition(": ")[2], *rest), []).append(result["probe"])
     return [line for (cause, *rest), names in probes.items() for line in (f"{', '.join(names)}: {cause}", *rest)]
@@ -94,6 +100,8 @@ def failure_lines(result: Result, remedies: Sequence[Mapping[str, Any]]) -> list
     """Lines with all faults of a probe's result, and the first matching remedy."""
     cause = " ".join(str(result[key]) for key in ("failure", "signal") if result[key]) or str(result["status"])
     several = (result["detail"] or "").splitlines() if result["failure"] in ("version", "mismatch") else []
+    if result["failure"] == "version":
+        several.sort(key=lambda line: not line.startswith(_DECIDING))
     reasons = several or [str(result["reason"])]
     if len(reasons) > _MOST_LINES:
         reasons[_MOST_LINES:] = [f"and {len(reasons) - _MOST_LINES} more"]

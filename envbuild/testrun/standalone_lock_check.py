@@ -67,12 +67,13 @@ def check_startup(document: CheckDocument) -> tuple[int, str]:
     expect = job["expect"]
     locked = {normalise(name): version for name, version in expect["distributions"].items()}
     libraries: dict[str, str] = {}
-    try:
-        faults = list(environment_faults(locked, expect.get("python"), libraries))
-    except (OSError, ValueError) as error:
-        faults = [(f"the installed packages cannot be read: {error}", "install them again in a new environment")]
+    faults: list[Fault] = []
     if job["device"] == "cuda":
         faults += gpu_faults(expect.get("gpus") or (), expect.get("driver") or {})
+    try:
+        faults += list(environment_faults(locked, expect.get("python"), libraries))
+    except (OSError, ValueError) as error:
+        faults.append((f"the installed packages cannot be read: {error}", "install them again in a new environment"))
     if faults:
         return _FAILED, "\n".join([f"{who}: does not match the lock", *report_lines(faults), ""])
     counts = f"{len(locked)} versions, {len(libraries)} libraries"
@@ -99,12 +100,11 @@ def _lines(faults: list[Fault]) -> Iterator[str]:
 
 
 def environment_faults(locked: Mapping[str, str], python: str | None, libraries: dict[str, str]) -> Iterator[Fault]:
-    """Differing versions, damaged RECORDs, and faults of libraries. Adds the real path of each library to `libraries`,
-    by its path in RECORD."""
+    """Damaged RECORDs, faults of libraries, and differing versions, which may be many. Adds the real path of each
+    library to `libraries`, by its path in RECORD."""
     found: dict[str, metadata.Distribution] = {}
     for item in found_distributions():
         found.setdefault(normalise(item.metadata["Name"]), item)
-    yield from version_faults(locked, {name: item.version for name, item in found.items()}, python)
     for name in sorted(found.keys() & locked.keys()):
         try:
             if not _is_readable(found[name].read_text("RECORD") or ""):
@@ -114,6 +114,7 @@ def environment_faults(locked: Mapping[str, str], python: str | None, libraries:
             remedy = _pip("install", "--force-reinstall", "--no-deps", f"{name}=={locked[name]}")
             yield f"the RECORD of {name} is damaged: {error}", remedy
     yield from loader_faults(libraries, os.environ)
+    yield from version_faults(locked, {name: item.version for name, item in found.items()}, python)
 
 
 def _is_readable(record: str) -> bool:
@@ -127,14 +128,18 @@ def _pip(*words: str) -> str:
 
 
 def version_faults(locked: Mapping[str, str], installed: Mapping[str, str], python: str | None) -> Iterator[Fault]:
-    """Versions that differ from the locked ones; the fix installs all of them."""
+    """Versions that differ from the locked ones, torch and CUDA libraries first; the fix installs all of them."""
     own = platform.python_version()
     if python and not f"{own}.".startswith(f"{python}."):
         yield f"Python is {own}, but {python} is locked", f"start it with Python {python}"
-    differing = [name for name in sorted(locked) if installed.get(name) != locked[name]]
+    differing = [name for name in sorted(locked, key=_place) if installed.get(name) != locked[name]]
     remedy = _pip("install", "--no-deps", *(f"{name}=={locked[name]}" for name in differing))
     for name in differing:
         yield f"{name} is {installed.get(name, 'absent')}, but {locked[name]} is locked", remedy
+
+
+def _place(name: str) -> tuple[bool, str]:
+    return not name.startswith(("torch", "nvidia-", "triton")), name
 
 
 def loader_faults(libraries: Mapping[str, str], variables: Mapping[str, str]) -> Iterator[Fault]:

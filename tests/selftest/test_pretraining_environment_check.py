@@ -103,9 +103,18 @@ def test_the_same_result_of_several_probes_is_printed_once() -> None:
     skip = {"status": "skipped", "failure": None, "signal": None, "at": None, "reason": "no GPU"}
     wrong = [result(probe="a", **skip), result(), result(probe="b", **skip)]
     assert pretraining_environment_check.report(wrong, [FPE, ANY]) == [
-        "a, b: skipped", "  no GPU", "  fix: look",
         "gemm.crash: signal SIGFPE at a step", "  died of SIGFPE", "  fix: a newer cuBLAS",
+        "a, b: skipped", "  no GPU", "  fix: look",
     ]  # fmt: skip
+
+
+def test_a_failed_probe_comes_before_the_versions_that_differ_and_these_before_skips() -> None:
+    """The list of versions is long, and the failed probe decides."""
+    versions = result(probe="env.libs", failure="version", signal=None, detail="numpy is 1, but 2 is locked")
+    skip = {"status": "skipped", "failure": None, "signal": None, "at": None, "reason": "no GPU"}
+    lines = pretraining_environment_check.report([result(probe="conv", **skip), versions, result()], [FPE])
+    heads = [line.partition(":")[0] for line in lines if not line.startswith(" ")]
+    assert heads == ["gemm.crash", "env.libs", "conv"]
 
 
 def test_up_to_a_dozen_differing_versions_are_listed() -> None:
@@ -116,6 +125,15 @@ def test_up_to_a_dozen_differing_versions_are_listed() -> None:
     assert lines[0] == "gemm.crash: version"
     assert lines[1:3] == ["  p0 is 1, but 2 is locked", "  p1 is 1, but 2 is locked"]
     assert (len(lines), lines[-1]) == (14, "  and 8 more")
+
+
+def test_torch_and_its_libraries_come_first_among_the_differing_versions() -> None:
+    others = [f"p{number} is 1, but 2 is locked" for number in range(20)]
+    detail = "\n".join(["Python is 3.9, but 3.11 is locked", *others, "nvidia-cublas-cu12 is 1, but 2 is locked"])
+    lines = pretraining_environment_check.failure_lines(result(failure="version", detail=detail), [])
+    assert lines[1:4] == [
+        "  Python is 3.9, but 3.11 is locked", "  nvidia-cublas-cu12 is 1, but 2 is locked", f"  {others[0]}",
+    ]  # fmt: skip
 
 
 def test_a_stack_is_not_printed() -> None:

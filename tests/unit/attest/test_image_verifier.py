@@ -201,6 +201,23 @@ def test_without_a_key_nothing_is_believed(pushed: Site) -> None:
     assert (result.code, [reason["id"] for reason in result.document["reasons"]]) == (5, ["no-key"])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ([], 5, "no public key given"),
+        (["--key", "nosuch.pub"], 3, "name the signer's public key: --key team.pub"),
+        (["--key", "empty.pub"], 3, "is not a public key"),
+    ],
+)
+def test_without_a_usable_key_the_registry_is_not_contacted(
+    project: Path, arguments: list[str], code: int, words: str
+) -> None:
+    """Nothing listens on that port, so that a request would end with exit code 7."""
+    (project / "empty.pub").touch()
+    done = envbuild("verify", "127.0.0.1:9/team/sample:verified", *arguments)
+    assert (done.code, words in done.stderr) == (code, True), done.stderr
+
+
 def test_one_changed_byte_is_refused(pushed: Site) -> None:
     """This holds for each statement that is checked; the SBOM is not."""
     blobs = dict(pushed.registry.blobs)

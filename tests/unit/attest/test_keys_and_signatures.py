@@ -135,6 +135,24 @@ def test_keygen_writes_an_encrypted_key_that_signs(project: Path, monkeypatch: p
     assert (again.code, "exists already" in again.stderr) == (2, True)
 
 
+def test_keygen_shows_the_path_as_it_was_typed_and_what_to_do_next(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENVBUILD_KEY_PASSPHRASE", SECRET)
+    done = envbuild("keygen", "-o", "./team")
+    assert (done.code, done.stdout) == (0, "./team.key ./team.pub\n")
+    assert "ENVBUILD_SIGNING_KEY=./team.key" in done.stderr
+    assert "envbuild verify REF --key ./team.pub" in done.stderr
+    assert "error: ./team.key exists already" in envbuild("keygen", "-o", "./team").stderr
+    assert envbuild("keygen", "-o", "./other", "--json").document["private_key"] == "./other.key"
+
+
+@pytest.mark.parametrize("name", ["", "keys/", ".."])
+def test_keygen_refuses_the_name_of_a_folder(project: Path, name: str) -> None:
+    done = envbuild("keygen", "-o", name)
+    assert (done.code, "is not the name of a file" in done.stderr) == (2, True)
+
+
 def test_an_empty_passphrase_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENVBUILD_KEY_PASSPHRASE", "")
     assert envbuild("keygen").code == 2

@@ -431,9 +431,18 @@ def of_envbuild(monkeypatch: pytest.MonkeyPatch, python: Path) -> None:
 def test_an_environment_without_torch_has_nothing_to_audit(bare: Path) -> None:
     done = envbuild("audit", "--python", str(bare))
     assert (done.code, done.stdout.splitlines()[-1]) == (3, environment_audit.NOTHING)
-    assert f"{bare}: nothing to audit" in done.stderr and "clean" not in done.stdout
+    assert f"{bare}: torch is not installed; " in done.stderr and "clean" not in done.stdout
     result = envbuild("audit", "--python", str(bare), "--json")
     assert (result.code, result.document["error"]["code"], result.document["target"]) == (3, 3, str(bare))
+
+
+def test_without_torch_the_distributions_are_listed(bare: Path) -> None:
+    site = next(bare.parent.parent.glob("lib/python*/site-packages"))
+    (site / "sample-1.5.dist-info").mkdir()
+    (site / "sample-1.5.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: sample\nVersion: 1.5\n")
+    lines = [line.split() for line in envbuild("audit", "--python", str(bare)).stdout.splitlines()]
+    assert ["sample", "1.5"] in lines
+    assert envbuild("audit", "--python", str(bare), "--json").document["distributions"]["sample"] == "1.5"
 
 
 def test_an_image_without_torch_has_nothing_to_audit(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,7 +453,7 @@ def test_an_image_without_torch_has_nothing_to_audit(bare: Path, monkeypatch: py
     monkeypatch.setattr("envbuild.audit.image_collector.collect_from_image", lambda *arguments: held)
     done = envbuild("audit", "an/image:1")
     assert (done.code, done.stdout.splitlines()[-1]) == (3, environment_audit.NOTHING)
-    assert "an/image:1: nothing to audit" in done.stderr and "envbuild audit IMAGE" in done.stderr
+    assert "an/image:1: torch is not installed; " in done.stderr and "envbuild audit IMAGE" in done.stderr
     result = envbuild("audit", "an/image:1", "--json")
     assert (result.code, result.document["error"]["code"], result.document["target"]) == (3, 3, "an/image:1")
 

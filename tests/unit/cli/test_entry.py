@@ -278,7 +278,8 @@ def test_a_hint_names_a_profile_as_it_was_given(project: Path, no_engine: None, 
         assert pasted(project, envbuild(*arguments).stderr, "lock") == ["lock", path], arguments
     made = lock_for(plan_of(project, PROFILE))
     lock_file.write(made, file.with_name("sample.lock.yaml"), "sample")
-    assert envbuild("lock", path).code == 0
+    done = envbuild("lock", path)
+    assert (done.code, pasted(project, done.stderr, "status")) == (0, ["status", path]), "the next step"
     next(project.rglob("sample.Dockerfile")).unlink()
     assert pasted(project, envbuild("lock", "--check", path).stderr, "lock") == ["lock", path]
     file.write_text(as_yaml({**PROFILE, "apt": ["more"]}), encoding="utf-8")
@@ -540,7 +541,7 @@ def test_lock_check_sees_a_changed_dockerfile_and_writes_nothing(locked: Lock, p
     assert file.read_text(encoding="utf-8") == "FROM scratch\n"
     done = envbuild("lock", "sample")
     assert "wrote dockerfiles/sample.Dockerfile" in done.stdout
-    assert "next:" not in done.stderr  # the lock is the same
+    assert "next: envbuild status sample\n" in done.stderr, "the lock is the same"
     assert envbuild("lock", "--check", "sample").code == 0
     file.unlink()
     done = envbuild("lock", "--check", "sample")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from envbuild.cli.entry import cli
 from envbuild.explain import cause_ranking, cause_scoring, diagnosis_text, log_reader_and_search
 from envbuild.facts import log_signatures
 from unit.explain import corpus
@@ -21,6 +24,57 @@ def explanation_of(text: str) -> cause_ranking.Explanation:
 def report(text: str, markdown: bool = False) -> list[str]:
     log = log_reader_and_search.Log(text.encode())
     return list(diagnosis_text.render(log, cause_ranking.explain(log), (), markdown))
+
+
+def output_for_file(file: Path, *options: str) -> str:
+    done = CliRunner().invoke(cli, ["explain", str(file), *options], catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stdout
+
+
+# ---- the fix ----
+
+
+def test_the_fix_names_the_command_for_the_users_environment(tmp_path: Path) -> None:
+    file = tmp_path / f"{'long' * 15} log.txt"
+    file.write_text(f"{H20}Signal 8 (SIGFPE) received by PID 4711\n", encoding="utf-8")
+    command = f"envbuild fix '{file}' --here"
+    output = " ".join(output_for_file(file).replace(" \\\n", " ").split())
+    assert command in output and "--apply runs the fix" not in output, "a remark cannot be wrapped"
+    assert json.loads(output_for_file(file, "--json"))["causes"][0]["fix_command"] == command
+    text = file.read_text(encoding="utf-8")
+    assert "envbuild fix LOG --here   # for your active environment; --apply runs the fix" in piped(text)
+    assert "LOG is the file of this log" in piped(text)
+
+
+def test_a_cause_that_no_version_fixes_has_no_command_of_fix() -> None:
+    text = "one GPU works, three die with SIGSEGV (torchrun)\n"
+    assert "envbuild fix" not in piped(text)
+    assert json.loads(piped(text, "--json"))["causes"][0]["fix_command"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "conflicts"),
+    [
+        (f"{H20}Signal 8 (SIGFPE) received by PID 4711\n", True),
+        ("PyTorch version: 2.9.0+cu128\nNVIDIA H100\nconv3d bfloat16: torch.OutOfMemoryError\n", True),
+        (
+            "torch 2.5.1, NVIDIA GeForce RTX 5090\nRuntimeError: CUDA error: no kernel image is available for "
+            "execution on the device\n",
+            False,
+        ),
+    ],
+)
+def test_a_conflict_with_the_version_that_torch_requires_is_announced(text: str, conflicts: bool) -> None:
+    found = " ".join(piped(text).split())
+    announced = "pip reports a conflict with torch's own pin; this is expected, and the library is installed"
+    assert "pip install" in found and (announced in found) == conflicts
+
+
+def test_torch_and_a_version_that_it_excludes_are_installed_by_two_commands() -> None:
+    """In one command, pip and uv find no solution."""
+    found = piped("PyTorch version: 2.9.0+cu128\nNVIDIA H100\nconv3d bfloat16: torch.OutOfMemoryError\n")
+    assert "pip install torch==2.9.1 && pip install nvidia-cudnn-cu12==" in found.replace(" \\\n", " ")
 
 
 # ---- reports of users, in their own words ----
@@ -140,10 +194,10 @@ def test_the_sections_of_a_cause() -> None:
     cause = heads.index("Cause", heads.index("Cause") + 1) if heads.count("Cause") > 1 else heads.index("Cause")
     assert heads[cause : cause + 5] == ["Cause", "Found", "Fix", "Prove", "Sources"]
     text = "\n".join(output)
-    assert "pip:     pip install nvidia-cublas-cu12==12.4.5.8" in text
-    assert "uv:      uv pip install nvidia-cublas-cu12==12.4.5.8" in text
-    assert "conda:   conda install libcublas=12.4.5.8" in text
-    assert "profile: pins: {cublas: 12.4.5.8}" in text
+    assert "pip:      pip install nvidia-cublas-cu12==12.4.5.8" in text
+    assert "uv:       uv pip install nvidia-cublas-cu12==12.4.5.8" in text
+    assert "conda:    conda install libcublas=12.4.5.8" in text
+    assert "profile:  pins: {cublas: 12.4.5.8}" in text
     assert "Xid 94 (line 5): contained ECC error; drain the node" in text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.version import Version
@@ -284,6 +285,40 @@ def test_ranks_that_wait_in_different_collectives_diverged(group: str) -> None:
 )
 def test_ranks_that_wait_in_one_kind_or_in_groups_of_their_own_did_not_diverge(text: str) -> None:
     assert explanation_of(text).read.works.diverged == ()
+
+
+def ranks_of(text: str) -> tuple[str, dict[str, Any]]:
+    return " ".join(piped(text).split()), json.loads(piped(text, "--json"))["ranks"]
+
+
+def test_without_last_works_the_rank_that_timed_out_in_the_earliest_collective_is_named() -> None:
+    text = "".join(late(rank, 40 if rank == 3 else 42, "ALLREDUCE") for rank in (0, 1, 3))
+    output, ranks = ranks_of(text)
+    assert "the others wait for rank 3: it timed out in work 40, they in work 42" in output
+    assert "timed out in work (SeqNum): rank 0: 42, rank 1: 42, rank 3: 40" in output
+    assert (ranks["behind"], ranks["silent"], [one["number"] for one in ranks["timed_out"]]) == ([3], [2], [42, 42, 40])
+
+
+def test_the_rank_that_is_missing_among_those_that_timed_out_is_named() -> None:
+    text = "world size: 4\n" + "".join(late(rank, 42, "ALLREDUCE") for rank in (0, 1, 3))
+    output, ranks = ranks_of(text)
+    assert "last work of rank 2 unknown: see its own output; the others may wait for it" in output
+    assert (ranks["behind"], ranks["silent"]) == ([], [2])
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Exception (either an error or timeout) detected by watchdog at work: 42",
+        "Received a dump signal due to a collective timeout from  rank 0 and we will try our best to dump the info",
+        " failure detected by watchdog at work sequence id: 42 PG status:",
+    ],
+)
+def test_the_last_work_is_read_in_every_message_of_the_watchdog(message: str) -> None:
+    line = "[rank{0}]:[E1 Proc.cpp:1785] [PG ID 0 PG GUID 0(default_pg) Rank {0}] {1}, last enqueued NCCL work: {2}"
+    output, ranks = ranks_of("".join(f"{line.format(rank, message, 42 - rank)}.\n" for rank in (0, 1)))
+    assert "the others wait for rank 1: it did not reach work 42" in output and ranks["behind"] == [1]
+    assert "no sign of a failure" not in output
 
 
 # ---- possible causes ----

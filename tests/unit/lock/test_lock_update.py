@@ -219,6 +219,11 @@ def test_a_projects_requirements_are_locked_under_a_profiles_pins(project: Path,
     made = lock_file.read(project / row["lock_file"])
     assert made and {"alpha", "beta", "gamma", "torch"} <= set(made.versions)
     assert not (project / "profiles" / "sample.lock.yaml").exists()
+    (project / row["lock_file"]).unlink()
+    written = envbuild("lock", "sample", "--requirements", "requirements.txt")
+    assert (written.code, "next: envbuild make sample-project\n" in written.stderr) == (0, True)
+    pinned = envbuild("lock", "sample-project", "--pin", "alpha=1.0")
+    assert (pinned.code, "run the command again with --write" in pinned.stderr) == (0, True), pinned.stderr
     assert envbuild("lock", "sample", "--requirements", "requirements.txt", "--check").code == 0
     (project / "requirements.txt").write_text("gamma\nnosuch\n", encoding="utf-8")
     assert envbuild("lock", "sample", "--requirements", "requirements.txt", "--check").code == 8

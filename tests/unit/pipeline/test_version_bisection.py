@@ -260,13 +260,18 @@ def test_on_another_gpu_no_outcome_counts(monkeypatch: pytest.MonkeyPatch, proje
         (["--pin", "nosuch", "--probe", "gemm.crash"], "nosuch is neither torch, nor a package of sample"),
         (["--pin", "numpy", "--probe", "gemm.crsh"], "did you mean gemm.crash?"),
         (["--pin", "numpy", "--probe", "env.identity"], "needs a GPU; sample is for the CPU"),
-        (["--pin", "numpy", "--probe", "gemm.crash", "--from", "new"], "'new' is not a version"),
+        (
+            ["--pin", "numpy", "--probe", "gemm.crash", "--from", "new"],
+            "'new' is not a version; write a release, as in --from 12",
+        ),
+        (["--pin", "numpy", "--probe", "gemm.crash", "--from", "2", "--to", "1"], "hint: --from 1 --to 2"),
+        (["--pin", "numpy==1.5", "--probe", "gemm.crash"], "hint: --pin numpy --from 1.5"),
         (["--pin", "numpy"], "--probe NAME or --script FILE"),
         (
             ["--pin", "numpy", "--probe", "gemm.crash", "--script", "profiles/sample.yaml"],
             "give one of --probe and --script",
         ),
-        (["--probe", "gemm.crash"], "--pin"),
+        (["--probe", "gemm.crash"], "hint: envbuild bisect h20 --pin cublas --probe gemm.crash --from 12.1.3.1"),
     ],
 )
 def test_a_range_that_cannot_be_bisected_is_refused(
@@ -279,7 +284,8 @@ def test_a_range_that_cannot_be_bisected_is_refused(
 
 def test_no_release_within_the_bounds(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
     bench(monkeypatch, project, {})
-    assert hunted("--from", "9").code == 2
+    result = hunted("--from", "9")
+    assert (result.code, "give released versions, as in --from 12.1.3.1" in result.stderr) == (2, True)
 
 
 # trials

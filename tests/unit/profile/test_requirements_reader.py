@@ -43,6 +43,28 @@ def test_a_file_in_no_known_encoding_is_refused(project: Path, raw: bytes) -> No
         requirements_reader.read(project / "requirements.txt")
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nosuch.txt", "cannot be read: No such file"),
+        ("environment.yml", "--from-env PATH"),
+        ("poetry.lock", "poetry export"),
+        ("uv.lock", "uv export"),
+        ("Pipfile", "pipenv requirements > requirements.txt"),
+        ("setup.py", "pip freeze > requirements.txt"),
+    ],
+)
+def test_a_missing_file_or_one_of_another_tool_is_refused_with_what_is_accepted(
+    project: Path, name: str, words: str
+) -> None:
+    if name != "nosuch.txt":
+        (project / name).write_text("numpy\n", encoding="utf-8")
+    with pytest.raises(ProfileError) as caught:
+        requirements_reader.read(project / name)
+    assert words in f"{caught.value.message} {caught.value.hint}"
+    assert "accepted: a requirements.txt (pip's format), or a pyproject.toml" in str(caught.value.hint)
+
+
 def test_files_that_include_each_other_without_end_are_counted(project: Path) -> None:
     """Thirty small files, each of which includes the next one twice, would be read a billion times."""
     for number in range(30):

@@ -104,6 +104,19 @@ def test_a_broken_pin_fails_and_the_printed_remedy_fixes_it(
     assert started(file, python).returncode == 0
 
 
+def test_the_gpu_and_the_libraries_of_torch_come_before_many_other_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first faults are listed, so those that decide must not be behind a long list."""
+    monkeypatch.setattr(standalone_lock_check, "gpu_faults", lambda models, drivers: [("the GPU is A30", "use an H20")])
+    locked = {f"a{number:02}": "1" for number in range(20)} | {"nvidia-nosuch": "1", "torch-nosuch": "1"}
+    code, text = standalone_lock_check.check_startup(
+        {"profile": "sample", "job": {"device": "cuda", "expect": {"distributions": locked}}}
+    )
+    assert (code, text.splitlines()[1:4]) == (
+        5,
+        ["  the GPU is A30", "  nvidia-nosuch is absent, but 1 is locked", "  torch-nosuch is absent, but 1 is locked"],
+    )
+
+
 def test_it_runs_with_the_oldest_python(wrong: Path) -> None:
     found = shutil.which("python3.9")
     if not found or subprocess.run([found, "-V"], capture_output=True).returncode:
