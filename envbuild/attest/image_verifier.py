@@ -24,8 +24,8 @@ from envbuild.attest.keys_and_signatures import Envelope
 from envbuild.attest.policy import Policy
 from envbuild.attest.trusted_statements import SignedBuild, Trusted
 from envbuild.audit.environment_file_hasher import EnvironmentFiles
-from envbuild.evidence import environment_measurement_and_differences, profile_proofs, proof_rules
-from envbuild.evidence.profile_proofs import ProofRow
+from envbuild.evidence import environment_measurement_and_differences, profile_proofs_and_image_states, proof_rules
+from envbuild.evidence.profile_proofs_and_image_states import ProofRow
 from envbuild.evidence.proof_rules import Proof
 from envbuild.facts.probe_catalogue_reader import LEVELS
 from envbuild.image.image_naming import LOCK_LABEL, VERIFIED
@@ -116,7 +116,7 @@ class Verdict:
             environment=self.environment,
             level=self.level,
             gpus=tuple(self.gpus),
-            evidence=profile_proofs.proof_rows(self.proofs),
+            evidence=profile_proofs_and_image_states.proof_rows(self.proofs),
             base=self.base,
             changed_settings=self.child_sets,
             unconfined=tuple(self.unconfined),

@@ -11,7 +11,7 @@ from packaging.version import InvalidVersion, Version
 
 from envbuild.attest.policy import Policy
 from envbuild.attest.trusted_statements import SignedBuild
-from envbuild.evidence import profile_proofs, proof_rules, run_record_schema
+from envbuild.evidence import profile_proofs_and_image_states, proof_rules, run_record_schema
 from envbuild.evidence.proof_rules import EvidenceRequirements, Proof
 from envbuild.evidence.run_record_schema import RunRecord
 from envbuild.facts import database
@@ -30,8 +30,8 @@ def of_build(
 ) -> tuple[list[Proof], list[Reason]]:
     """Check an image against everything its profile requires. Return (a proof for each model that it is verified on,
     reasons why these are not sufficient)."""
-    required = _stricter(profile_proofs.wanted(build.name, build.profile, build.lock), policy)
-    named = policy.gpus or profile_proofs.models_to_prove(build.profile)
+    required = _stricter(profile_proofs_and_image_states.wanted(build.name, build.profile, build.lock), policy)
+    named = policy.gpus or profile_proofs_and_image_states.models_to_prove(build.profile)
     return _each(named, required, records, policy, now, build.profile)
 
 

@@ -19,7 +19,7 @@ from envbuild.evidence.run_record_schema import RunRecord
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.profile import model as profile_model
-from envbuild.profile import profile_name_lookup
+from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.profile.model import Profile
 from envbuild.profile.project_test_shapes_and_script import Script
 from envbuild.util.errors import EnvbuildError
@@ -168,7 +168,7 @@ def _build(statement: Statement) -> list[SignedBuild]:
         }
         compiled = {item.annotations.extension: item.annotations.roots for item in made.run_details.byproducts}
         roots |= {one.name: tuple(compiled[one.name]) for one in locked.extensions}
-        if not profile_name_lookup.NAME.fullmatch(name):
+        if not profile_and_lock_name_lookup.NAME.fullmatch(name):
             raise Malformed("the build statement names no profile")
         if definition.internal_parameters.lock != locked.id:
             raise Malformed("the build statement contains a different lock than it names")

@@ -19,7 +19,7 @@ from envbuild.cli.console import Console, emit, table
 from envbuild.facts.gpu_models import Gpu
 from envbuild.image.image_naming import LOCK_LABEL
 from envbuild.lock import lock_file, wheel_contents
-from envbuild.profile import profile_name_lookup
+from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.resolve import profile_reader_and_overrides
 from envbuild.util.errors import EnvbuildError, FileError, UsageError, some
 from envbuild.util.json_output_types import plain
@@ -136,7 +136,7 @@ def _labelled(image: Image) -> Expected | None:
     """Return what to expect by the profile whose lock the image's label names; None if no known profile has that
     lock."""
     label = image.labels.get(LOCK_LABEL)
-    for name in profile_name_lookup.profile_names() if label else ():
+    for name in profile_and_lock_name_lookup.profile_names() if label else ():
         try:
             loaded = profile_reader_and_overrides.load(name)
             locked = lock_file.read(loaded.known_lock)

@@ -35,10 +35,12 @@ def profile_argument(argument: str, **attributes: Any) -> Callable[[F], F]:
 
 
 def _profiles(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    from envbuild.profile import profile_name_lookup  # not for --help
+    from envbuild.profile import profile_and_lock_name_lookup  # not for --help
 
     paths = [CompletionItem(begun, type="file")] if "/" in begun or "." in begun else []
-    return paths or [CompletionItem(name) for name in profile_name_lookup.profile_names() if name.startswith(begun)]
+    return paths or [
+        CompletionItem(name) for name in profile_and_lock_name_lookup.profile_names() if name.startswith(begun)
+    ]
 
 
 def json_option(function: F) -> F:

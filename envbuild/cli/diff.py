@@ -10,7 +10,7 @@ from envbuild.cli import fingerprint_diff
 from envbuild.cli.command_options import json_option
 from envbuild.cli.console import Console, emit, table
 from envbuild.lock import lock_file
-from envbuild.profile import profile_name_lookup
+from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.report import profile_and_image_diff
 from envbuild.report.profile_and_image_diff import ChangedValue, Diff, DiffSide, Pair
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
@@ -77,7 +77,7 @@ def _is_fingerprint(name: str) -> bool:
 
 def _is_image(name: str) -> bool:
     other = name.endswith(_LOCK) or _is_fingerprint(name)
-    return ":" in name and not other and name not in profile_name_lookup.profile_names()
+    return ":" in name and not other and name not in profile_and_lock_name_lookup.profile_names()
 
 
 def _pairs(a: str, b: str) -> tuple[Pair, ...]:

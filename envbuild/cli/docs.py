@@ -11,7 +11,7 @@ import click
 from envbuild.attest import community_evidence
 from envbuild.cli.command_options import json_option
 from envbuild.cli.console import emit
-from envbuild.evidence import profile_proofs
+from envbuild.evidence import profile_proofs_and_image_states
 from envbuild.image import build_records_and_comparison
 from envbuild.image.build_records_and_comparison import Record
 from envbuild.lock import lock_file, requirements_export
@@ -149,9 +149,9 @@ def _row(
 ) -> profile_markdown_tables.ProfileRow:
     loaded, plan, locked = _locked(name)
     signed = community_evidence.community_proofs(
-        published, loaded.name, locked.id, profile_proofs.models_to_prove(loaded.profile)
+        published, loaded.name, locked.id, profile_proofs_and_image_states.models_to_prove(loaded.profile)
     )
-    proofs = profile_proofs.on_disk(loaded.name, loaded.profile, locked, built, signed)
+    proofs = profile_proofs_and_image_states.on_disk(loaded.name, loaded.profile, locked, built, signed)
     return profile_markdown_tables.ProfileRow(
         loaded.name, plan_resolver.as_locked(plan, locked.versions), locked, proofs
     )

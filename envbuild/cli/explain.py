@@ -37,11 +37,11 @@ def command(files: tuple[str, ...], markdown: bool, as_json: bool) -> None:
     Example: envbuild explain train.log
     """
     from envbuild.explain import cause_ranking, diagnosis_text, explanation_document
-    from envbuild.profile import profile_name_lookup
+    from envbuild.profile import profile_and_lock_name_lookup
 
     log, notes = read_logs(files)
     found = cause_ranking.explain(log)
-    profiles = profile_name_lookup.profile_names()
+    profiles = profile_and_lock_name_lookup.profile_names()
     if as_json:
         emit(explanation_document.document(found, profiles, notes, files))
         return

@@ -13,7 +13,7 @@ from envbuild.cli.console import emit, listener
 from envbuild.cli.export_documents import CiJob, ExportedFile
 from envbuild.cli.multi_profile_loop import for_each
 from envbuild.cli.output_files import output_option
-from envbuild.evidence import profile_proofs
+from envbuild.evidence import profile_proofs_and_image_states
 from envbuild.image import container_definition_export
 from envbuild.lock import lock_file, project_and_conda_export, requirements_export
 from envbuild.lock.lock_file import Lock
@@ -204,7 +204,11 @@ def ci_command(
         raise UsageError(f"{image} has a tag or a digest", hint=f"name the repository: {reference.repository}")
     pinned = install or settings.setting("ci_install")
     text = ci_job_renderer.render(
-        system, loaded.name, reference.repository, profile_proofs.models_to_prove(loaded.profile), pinned
+        system,
+        loaded.name,
+        reference.repository,
+        profile_proofs_and_image_states.models_to_prove(loaded.profile),
+        pinned,
     )
     if file or not as_json:
         output_files.write(file or output_files.STDOUT, text)

@@ -166,9 +166,9 @@ def planned_repair(
 
 def environment_probe_commands(plan: RepairPlan) -> tuple[list[str], str | None]:
     """Return the commands that test the fix in this environment, and the profile whose GPU they are for."""
-    from envbuild.profile import profile_name_lookup
+    from envbuild.profile import profile_and_lock_name_lookup
 
-    known = profile_name_lookup.profile_names()
+    known = profile_and_lock_name_lookup.profile_names()
     profile = next((gpu.id for gpu in plan.diagnosis.gpus if gpu.id in known), None)
     probes = [word for probe in plan.diagnosis.probes for word in ("--probe", probe)]
     if not probes:

@@ -6,7 +6,7 @@ import click
 from envbuild.cli.command_options import json_option
 from envbuild.cli.console import emit
 from envbuild.facts import gpu_name_lookup
-from envbuild.profile import profile_name_lookup, starter_profile
+from envbuild.profile import profile_and_lock_name_lookup, starter_profile
 from envbuild.resolve import profile_reader_and_overrides
 from envbuild.util.atomic_files import write_within
 from envbuild.util.errors import ProfileError, UsageError
@@ -49,7 +49,7 @@ def command(name: str, parent: str | None, image: str | None, python: str | None
     if not given:
         _written(write_for_gpu(_gpu(name)), as_json)
         return
-    if not profile_name_lookup.NAME.fullmatch(name):
+    if not profile_and_lock_name_lookup.NAME.fullmatch(name):
         raise UsageError(f"{name!r} cannot be used in an image name: use lower case letters, digits and dashes")
     file = Path.cwd() / "profiles" / f"{name}.yaml"
     if file.exists():
@@ -86,8 +86,8 @@ def _gpu(name: str) -> str:
     """Return the id of the GPU that NAME means and that has no profile. For other names, raise an error with the
     reason."""
     try:
-        there = profile_name_lookup.meant(name)
-    except profile_name_lookup.UnwrittenProfile as missing:
+        there = profile_and_lock_name_lookup.meant(name)
+    except profile_and_lock_name_lookup.UnwrittenProfile as missing:
         return missing.gpu
     except ProfileError:
         if gpu_name_lookup.candidates(name):  # several GPUs, or one that envbuild does not support

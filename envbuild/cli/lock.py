@@ -21,7 +21,7 @@ from envbuild.image import dockerfile_renderer
 from envbuild.lock import lock_file, lock_update
 from envbuild.lock.lock_file import Lock
 from envbuild.lock.lock_update import LockChange
-from envbuild.profile import profile_name_lookup
+from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.resolve.plan_resolver import Plan
@@ -110,7 +110,7 @@ def command(
     if requirements and not names:
         raise UsageError("--requirements needs the name of a profile", hint="envbuild lock NAME --requirements FILE")
     load = partial(_load, pins=pins, requirements=requirements)
-    every = names or profile_name_lookup.own_names()
+    every = names or profile_and_lock_name_lookup.own_names()
     notes: list[str] = []
     wanted: list[_Wanted] = []
     if check:

@@ -144,9 +144,9 @@ class _LineOptions:
 
 
 def _own_names() -> tuple[str, ...]:
-    from envbuild.profile import profile_name_lookup  # not for --help
+    from envbuild.profile import profile_and_lock_name_lookup  # not for --help
 
-    return tuple(profile_name_lookup.own_names())
+    return tuple(profile_and_lock_name_lookup.own_names())
 
 
 def _with_line(name: str, wanted: _LineOptions, options: Options) -> tuple[str, Options]:
@@ -183,11 +183,11 @@ def _preview(names: tuple[str, ...], wanted: _LineOptions, options: Options, as_
 def _with_profile(name: str) -> str:
     """Return the name of a profile; for a GPU without a profile, one is written first. Errors in other names are
     reported later, when their profile is read."""
-    from envbuild.profile import profile_name_lookup  # not for --help
+    from envbuild.profile import profile_and_lock_name_lookup  # not for --help
 
     try:
-        profile_name_lookup.meant(name)
-    except profile_name_lookup.UnwrittenProfile as missing:
+        profile_and_lock_name_lookup.meant(name)
+    except profile_and_lock_name_lookup.UnwrittenProfile as missing:
         from envbuild.cli import init
 
         file = init.write_for_gpu(missing.gpu)

@@ -13,7 +13,7 @@ from envbuild.image.image_and_cache_pruning import Removable
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import make_build_and_test
-from envbuild.profile import profile_name_lookup
+from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.runners import docker_runner
 from envbuild.util import disk_space
 from envbuild.util.errors import LockError, printable
@@ -92,9 +92,11 @@ class _Known:
 
 
 def _known() -> _Known:
-    locks = profile_name_lookup.locks()
+    locks = profile_and_lock_name_lookup.locks()
     local = [file.absolute() for file in locks.values()]
-    return _Known({*profile_name_lookup.profile_names(), *locks}, local, list(lock_paths_of_built_images.all_locks()))
+    return _Known(
+        {*profile_and_lock_name_lookup.profile_names(), *locks}, local, list(lock_paths_of_built_images.all_locks())
+    )
 
 
 def _turns(stack: contextlib.ExitStack) -> _Known:

@@ -11,8 +11,8 @@ from envbuild.cli.command_options import json_option, pin_option, profile_argume
 from envbuild.cli.console import emit, table
 from envbuild.cli.multi_profile_loop import for_each
 from envbuild.cli.output_files import FILE
-from envbuild.evidence import profile_proofs
-from envbuild.evidence.profile_proofs import ProofRow
+from envbuild.evidence import profile_proofs_and_image_states
+from envbuild.evidence.profile_proofs_and_image_states import ProofRow
 from envbuild.evidence.proof_rules import Proof
 from envbuild.facts import database
 from envbuild.facts.mixed_gpu_settings import Setting
@@ -20,10 +20,10 @@ from envbuild.fetch.archive_spec import COMPAT
 from envbuild.image import build_records_and_comparison
 from envbuild.image.build_records_and_comparison import Record
 from envbuild.lock import lock_file
-from envbuild.profile import profile_name_lookup
+from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.report import pin_reasons
-from envbuild.resolve import cuda_line_profiles, plan_resolver, profile_reader_and_overrides
+from envbuild.resolve import cuda_line_lookup, plan_resolver, profile_reader_and_overrides
 from envbuild.util import settings
 from envbuild.util.errors import EnvbuildError, SettingsError, UsageError, printable
 from envbuild.util.json_output_types import AdvisoryRow, Digest, ImageState, LockState
@@ -78,7 +78,7 @@ def command(
     def show(name: str) -> ShowDocument:
         document, proofs = _document(name, pins)
         if not as_json:
-            _print(document, profile_proofs.proof_sentence(document.profile, proofs))
+            _print(document, profile_proofs_and_image_states.proof_sentence(document.profile, proofs))
         return document
 
     for_each(names, show, as_json)
@@ -225,7 +225,9 @@ def _document(name: str, pins: dict[str, str]) -> tuple[ShowDocument, tuple[Proo
     fits = locked is not None and not stale  # versions that were locked for different inputs do not apply
     versions = locked.versions if locked and fits else {}
     choice = plan_resolver.as_locked(plan, versions) if fits else plan.choice
-    proofs = profile_proofs.on_disk(loaded.name, loaded.profile, locked, build_records_and_comparison.all_records())
+    proofs = profile_proofs_and_image_states.on_disk(
+        loaded.name, loaded.profile, locked, build_records_and_comparison.all_records()
+    )
     found = pin_reasons.pin_versions(plan, choice, versions)
     reasons = pin_reasons.pin_reasons(plan, choice, versions)
     for name, version in pins.items():
@@ -239,13 +241,13 @@ def _document(name: str, pins: dict[str, str]) -> tuple[ShowDocument, tuple[Proo
     unlocked = {} if fits else _unlocked(loaded.profile.packages, found)
     document = ShowDocument(
         profile=loaded.name,
-        state=profile_proofs.state_by_evidence(proofs, bool(stale)) if locked else "missing",
+        state=profile_proofs_and_image_states.state_by_evidence(proofs, bool(stale)) if locked else "missing",
         description=loaded.profile.description,
         gpus=tuple(gpu.id for gpu in choice.situation.gpus),
         driver=choice.driver,
         other_lines=tuple(
             OtherLine(line.profile, line.driver)
-            for line in ([] if unwritten else cuda_line_profiles.lines_for(loaded))
+            for line in ([] if unwritten else cuda_line_lookup.lines_for(loaded))
             if line.profile != loaded.name
         ),
         forward_compatibility=next((archive.sha256 for archive in plan.archives if archive.name == COMPAT), None),
@@ -262,7 +264,7 @@ def _document(name: str, pins: dict[str, str]) -> tuple[ShowDocument, tuple[Proo
         lock_state="missing" if locked is None else "outdated" if stale else "current",
         changed=tuple(stale),
         next_command=None if fits or pins else f"envbuild {'init' if unwritten else 'lock'} {plan.cli_words}",
-        evidence=profile_proofs.proof_rows(proofs),
+        evidence=profile_proofs_and_image_states.proof_rows(proofs),
     )
     return document, proofs
 
@@ -284,14 +286,14 @@ def _written_or_not(name: str, pins: dict[str, str]) -> tuple[LoadedProfile, boo
     is missing."""
     try:
         return profile_reader_and_overrides.load(name, pins), False
-    except profile_name_lookup.UnwrittenProfile as missing:
+    except profile_and_lock_name_lookup.UnwrittenProfile as missing:
         click.echo(printable(f"note: {missing.note}"), err=True)
         return profile_reader_and_overrides.unwritten(missing.gpu, pins), True
 
 
 def _all(as_json: bool) -> None:
     built = list(build_records_and_comparison.all_records())
-    rows = [_row(name, built) for name in profile_name_lookup.profile_names()]
+    rows = [_row(name, built) for name in profile_and_lock_name_lookup.profile_names()]
     if as_json:
         emit(ProfileList(tuple(row for row, _ in rows)))
         return
@@ -312,10 +314,10 @@ def _row(name: str, built: list[Record]) -> tuple[ListedProfile, str]:
     except EnvbuildError as error:
         return ListedProfile(name, "invalid", error.message), ""
     known, stale = plan.choice.situation, locked.stale(plan) if locked else []
-    proofs = profile_proofs.on_disk(name, loaded.profile, locked, built)
+    proofs = profile_proofs_and_image_states.on_disk(name, loaded.profile, locked, built)
     row = ListedProfile(
         profile=name,
-        state=profile_proofs.state_by_evidence(proofs, bool(stale)) if locked else "missing",
+        state=profile_proofs_and_image_states.state_by_evidence(proofs, bool(stale)) if locked else "missing",
         reason=None,
         gpus=tuple(gpu.id for gpu in known.gpus),
         torch=known.torch,
@@ -324,6 +326,6 @@ def _row(name: str, built: list[Record]) -> tuple[ListedProfile, str]:
         lock=locked.id if locked else None,
         lock_state="missing" if locked is None else "outdated" if stale else "current",
         changed=tuple(stale),
-        evidence=profile_proofs.proof_rows(proofs),
+        evidence=profile_proofs_and_image_states.proof_rows(proofs),
     )
-    return row, profile_proofs.proof_sentence(loaded.name, proofs)
+    return row, profile_proofs_and_image_states.proof_sentence(loaded.name, proofs)

@@ -8,12 +8,12 @@ import click
 
 from envbuild.cli.console import emit
 from envbuild.cli.output_files import STDOUT, prepare, write
-from envbuild.evidence import evidence_statements_and_store, profile_proofs
+from envbuild.evidence import evidence_statements_and_store, profile_proofs_and_image_states
 from envbuild.evidence.proof_rules import Proof, record_digest
 from envbuild.image import build_records_and_comparison
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
-from envbuild.profile import profile_name_lookup
+from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.report import profile_page_contents, profile_page_html, run_measurement_reader, run_measurement_types
 from envbuild.report.profile_page_contents import Page, PageEvidence
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
@@ -43,7 +43,7 @@ def _page(name: str, prints: tuple[Path, Path] | None) -> Page:
     plan = plan_resolver.resolve(loaded)
     locked = lock_file.read(loaded.known_lock)
     built = [record for record in build_records_and_comparison.all_records() if locked and record.lock == locked.id]
-    proofs = profile_proofs.on_disk(loaded.name, loaded.profile, locked, built)
+    proofs = profile_proofs_and_image_states.on_disk(loaded.name, loaded.profile, locked, built)
     compared = profile_page_contents.comparison(*map(fingerprint_reader.read, prints)) if prints else None
     images = dict.fromkeys(record.image for record in built)
     evidence = PageEvidence(proofs, tuple(images), tuple(map(_run, _with_evidence(proofs))))
@@ -63,7 +63,7 @@ def _run(statement: Path) -> run_measurement_types.Run:
 def _others(name: str) -> dict[str, Lock]:
     """Return the locks of all other profiles; unreadable locks are left out."""
     found: dict[str, Lock] = {}
-    for other, file in profile_name_lookup.locks().items():
+    for other, file in profile_and_lock_name_lookup.locks().items():
         try:
             read = lock_file.read(file) if other != name else None
         except LockError:

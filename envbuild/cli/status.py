@@ -17,7 +17,7 @@ from envbuild.image.docker_engine import Engine
 from envbuild.image.image_naming import VERIFIED
 from envbuild.lock import lock_file, outdated_pins, wheel_contents
 from envbuild.lock.outdated_pins import Outdated
-from envbuild.profile import profile_name_lookup
+from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.runners import host_runner
 from envbuild.util.errors import (
@@ -141,7 +141,7 @@ def _environment(name: str, python: str, as_json: bool) -> EnvironmentStatusDocu
 
 def _all(as_json: bool) -> None:
     engine = Engine()
-    rows = [_row(engine, name) for name in profile_name_lookup.profile_names()]
+    rows = [_row(engine, name) for name in profile_and_lock_name_lookup.profile_names()]
     if as_json:
         emit({"profiles": [document for document, _ in rows]})
         return
@@ -175,7 +175,7 @@ def _outdated(names: tuple[str, ...], as_json: bool) -> None:
         rows = [_pins(names[0])]
     else:
         with ThreadPoolExecutor(index_config.PARALLEL) as pool:
-            rows = list(pool.map(_pins_or_fault, names or profile_name_lookup.profile_names()))
+            rows = list(pool.map(_pins_or_fault, names or profile_and_lock_name_lookup.profile_names()))
     if as_json:
         emit(rows[0] if len(names) == 1 else {"profiles": rows})
         return

@@ -12,7 +12,7 @@ from envbuild.facts import database
 from envbuild.facts.gpu_models import Gpu
 from envbuild.image.oci import disk_space_needs
 from envbuild.lock import lock_file
-from envbuild.profile import profile_name_lookup
+from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve import minimum_driver, profile_reader_and_overrides
 from envbuild.util.errors import EnvbuildError
@@ -65,7 +65,7 @@ def needs_of(loaded: LoadedProfile) -> Need:
 def all_needs() -> Iterator[Need]:
     """The requirements of all readable profiles. The errors of other profiles are reported by the commands that use
     them."""
-    for name in profile_name_lookup.profile_names():
+    for name in profile_and_lock_name_lookup.profile_names():
         try:
             yield needs_of(profile_reader_and_overrides.load(name))
         except EnvbuildError:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from envbuild.evidence import evidence_statements_and_store, profile_proofs
-from envbuild.evidence.profile_proofs import ProofRow
+from envbuild.evidence import evidence_statements_and_store, profile_proofs_and_image_states
+from envbuild.evidence.profile_proofs_and_image_states import ProofRow
 from envbuild.evidence.proof_rules import Proof
 from envbuild.image import build_records_and_comparison
 from envbuild.image.docker_engine import Engine, Image
@@ -75,7 +75,7 @@ class Status:
             image=self.image.id if self.image else None,
             tags=self.tags,
             tag=self.tag,
-            evidence=profile_proofs.proof_rows(self.proofs),
+            evidence=profile_proofs_and_image_states.proof_rows(self.proofs),
         )
 
 
@@ -98,19 +98,21 @@ def status_of(engine: Engine, loaded: LoadedProfile, locked: Lock | None, stale:
     named = repository(name)
     tags = engine.tags(named)
     image = lock_image_lookup_and_recipe.existing_image(engine, locked, name) if locked else None
-    proofs = profile_proofs.proofs_of(image.id, name, profile, locked) if locked and image else ()
+    proofs = profile_proofs_and_image_states.proofs_of(image.id, name, profile, locked) if locked and image else ()
     built = image is not None
     older = (
         not built and locked is not None and lock_image_lookup_and_recipe.older_image(engine, locked, name) is not None
     )
-    reasons = profile_proofs.reasons_not_verified(name, locked, stale, proofs, built=built, older=older)
-    state: ImageState = profile_proofs.image_state(proofs, built=built, stale=bool(stale))
+    reasons = profile_proofs_and_image_states.reasons_not_verified(
+        name, locked, stale, proofs, built=built, older=older
+    )
+    state: ImageState = profile_proofs_and_image_states.image_state(proofs, built=built, stale=bool(stale))
     tag = _tag(engine, name, tags, image, state == "verified", locked)
     if tag in _TAG_REASONS:
         reasons.append(Reason("tag", _TAG_REASONS[tag]))
         state = "tampered" if tag == "moved" else "unverified" if state == "verified" else state
     names = tuple(f"{named}:{tag}" for tag, handle in sorted(tags.items()) if image and handle == image.handle)
-    command = profile_proofs.next_command(state, loaded, proofs)
+    command = profile_proofs_and_image_states.next_command(state, loaded, proofs)
     lock_id = locked.id if locked else None
     return Status(name, state, tuple(reasons), lock_id, tuple(stale), image, names, tag or "missing", proofs, command)
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.evidence import evidence_statements_and_store, profile_proofs
+from envbuild.evidence import evidence_statements_and_store, profile_proofs_and_image_states
 from envbuild.evidence.environment_measurement_and_differences import MeasuredEnvironment
-from envbuild.evidence.profile_proofs import EvidenceState, ProofRow
+from envbuild.evidence.profile_proofs_and_image_states import EvidenceState, ProofRow
 from envbuild.evidence.proof_rules import Proof
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.loaded_profile import LoadedProfile
@@ -35,8 +35,8 @@ class EnvironmentStatusDocument:
 
 def proofs_of_environment(measured: MeasuredEnvironment, loaded: LoadedProfile, lock: Lock) -> tuple[Proof, ...]:
     """Return the evidence on an environment for each GPU model of the profile."""
-    wanted = profile_proofs.wanted(loaded.name, loaded.profile, lock)
-    models = profile_proofs.models_to_prove(loaded.profile)
+    wanted = profile_proofs_and_image_states.wanted(loaded.name, loaded.profile, lock)
+    models = profile_proofs_and_image_states.models_to_prove(loaded.profile)
     return tuple(evidence_statements_and_store.newest_proofs(measured.id, wanted, models, measured))
 
 
@@ -54,9 +54,11 @@ def environment_status(
     proofs = proofs_of_environment(measured, loaded, lock)
     reasons = [Reason("lock", f"{part} changed in the profile since it was locked") for part in changed]
     reasons += [
-        Reason("evidence", profile_proofs.reason(loaded.name, proof)) for proof in proofs if proof.state != "proved"
+        Reason("evidence", profile_proofs_and_image_states.reason(loaded.name, proof))
+        for proof in proofs
+        if proof.state != "proved"
     ]
-    state = profile_proofs.state_by_evidence(proofs, bool(changed))
+    state = profile_proofs_and_image_states.state_by_evidence(proofs, bool(changed))
     path = shlex.quote(str(python))
     command = f"envbuild test {loaded.known} --python {path} --record"
     if state == "verified":
@@ -65,7 +67,7 @@ def environment_status(
         command = f"envbuild lock {loaded.known}"
     elif state == "failed":
         command = f"envbuild test {loaded.known} --python {path}"
-    rows = profile_proofs.proof_rows(proofs)
+    rows = profile_proofs_and_image_states.proof_rows(proofs)
     return EnvironmentStatusDocument(
         loaded.name, str(python), state, tuple(reasons), command, lock.id, measured.id, rows
     )

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from envbuild.profile.profile_name_lookup import LOCK
+from envbuild.profile.profile_and_lock_name_lookup import LOCK
 from envbuild.util import user_folders
 from envbuild.util.atomic_files import write_atomically
 

@@ -18,7 +18,7 @@ from envbuild.fetch.archive_spec import Archive
 from envbuild.fetch.locked_wheel_types import LockedWheel, Wheel
 from envbuild.lock import lock_schema
 from envbuild.lock.lock_entry_types import AcceptedOld, Builder, LockedExtension, Nvcc, Overridden
-from envbuild.profile import profile_name_lookup
+from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.profile.value_types import StartupFile
 from envbuild.resolve.plan_resolver import Plan, as_locked
@@ -120,7 +120,7 @@ def read(file: Path) -> Lock | None:
     """
     if not file.exists():
         return None
-    profile_name_lookup.refuse_link(file.parent.resolve() / file.name, LockError)
+    profile_and_lock_name_lookup.refuse_link(file.parent.resolve() / file.name, LockError)
     return _checked(yaml_and_project_paths.read(file, LockError))
 
 

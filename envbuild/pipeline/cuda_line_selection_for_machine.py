@@ -6,8 +6,8 @@ import os
 
 from envbuild.doctor import nvml_reader
 from envbuild.image.engine_endpoint_and_errors import endpoint
-from envbuild.profile import profile_name_lookup
-from envbuild.resolve import cuda_line_choice, cuda_line_profiles
+from envbuild.profile import profile_and_lock_name_lookup
+from envbuild.resolve import cuda_line_choice, cuda_line_lookup
 from envbuild.resolve.cuda_line_choice import CURRENT, GpuLine, LineChoice, LineRequest
 from envbuild.util import settings
 from envbuild.util.errors import EngineError, EnvbuildError, NotProved, SettingsError, UsageError
@@ -19,10 +19,14 @@ def select_line(name: str, *, line: str | None = None, driver: str | None = None
 
     Raises UsageError if the options do not fit the profile, NotProved if no line supports the driver.
     """
-    target = profile_name_lookup.meant(name)
-    found = None if profile_name_lookup.is_path(target.profile) else profile_name_lookup.named_line(target.name)
+    target = profile_and_lock_name_lookup.meant(name)
+    found = (
+        None
+        if profile_and_lock_name_lookup.is_path(target.profile)
+        else profile_and_lock_name_lookup.named_line(target.name)
+    )
     base, label = found or (name if target.requirements else target.profile, None)
-    lines = cuda_line_profiles.gpu_lines(base)
+    lines = cuda_line_lookup.gpu_lines(base)
     if not lines and (line or driver):
         raise UsageError(f"--line and --driver are for profiles of GPUs, and {name} names none")
     if not lines:

@@ -14,11 +14,11 @@ from envbuild.doctor import cpu_memory_and_os
 from envbuild.evidence import (
     environment_measurement_and_differences,
     evidence_statements_and_store,
-    profile_proofs,
+    profile_proofs_and_image_states,
     python_environment_status,
 )
 from envbuild.evidence.environment_measurement_and_differences import MeasuredEnvironment
-from envbuild.evidence.profile_proofs import EvidenceState, ProofRow
+from envbuild.evidence.profile_proofs_and_image_states import EvidenceState, ProofRow
 from envbuild.evidence.proof_rules import Proof
 from envbuild.facts import database
 from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
@@ -79,10 +79,10 @@ class ProvedEnvironment:
         return EnvironmentProofDocument(
             profile=self.name,
             environment=str(self.python),
-            state=profile_proofs.state_by_evidence(self.proofs),
+            state=profile_proofs_and_image_states.state_by_evidence(self.proofs),
             lock=self.lock.id if self.lock else None,
             subject=self.measured.id if self.measured else None,
-            evidence=profile_proofs.proof_rows(self.proofs),
+            evidence=profile_proofs_and_image_states.proof_rows(self.proofs),
             statement=str(self.statement) if self.statement else None,
             signed_statement=str(self.signed_statement) if self.signed_statement else None,
             selftest=self.run.summary() if self.run else None,
@@ -192,7 +192,10 @@ def _write_evidence(
     signer: Signer | None,
 ) -> StepResult[WrittenEvidence]:
     now = datetime.datetime.now(datetime.UTC)
-    wanted, machine = profile_proofs.wanted(loaded.name, loaded.profile, lock), asdict(cpu_memory_and_os.read())
+    wanted, machine = (
+        profile_proofs_and_image_states.wanted(loaded.name, loaded.profile, lock),
+        asdict(cpu_memory_and_os.read()),
+    )
     record = evidence_statements_and_store.run_record(measured, wanted, run, "none", now, machine)
     file = evidence_statements_and_store.save(record)
     proofs = python_environment_status.proofs_of_environment(measured, loaded, lock)
@@ -200,6 +203,8 @@ def _write_evidence(
 
 
 def _require_proved(loaded: LoadedProfile, proofs: tuple[Proof, ...]) -> None:
-    missing = [profile_proofs.reason(loaded.name, proof) for proof in proofs if proof.state != "proved"]
+    missing = [
+        profile_proofs_and_image_states.reason(loaded.name, proof) for proof in proofs if proof.state != "proved"
+    ]
     if missing:
         raise NotProved(f"{loaded.name}: the environment is not proved on all GPUs", hint="\n".join(missing))

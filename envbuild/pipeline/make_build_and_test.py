@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from envbuild.attest import keys_and_signatures
-from envbuild.evidence import profile_proofs
+from envbuild.evidence import profile_proofs_and_image_states
 from envbuild.image import build_records_and_comparison
 from envbuild.image.docker_engine import Image
 from envbuild.image.oci import disk_space_needs, lock_image_lookup_and_recipe
@@ -56,7 +56,7 @@ from envbuild.pipeline.selftest_steps import (
     write_evidence,
 )
 from envbuild.pipeline.step_context import PartialResult, StepContext
-from envbuild.profile import profile_name_lookup
+from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.resolve.plan_resolver import Plan
@@ -96,7 +96,7 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
         partial.update(image=image, tags=(image_tag(loaded, lock),))  # the build has set this tag
 
         # for each GPU model: proved by earlier evidence, or why not
-        proofs = profile_proofs.proofs_of(image.id, loaded.name, loaded.profile, lock)
+        proofs = profile_proofs_and_image_states.proofs_of(image.id, loaded.name, loaded.profile, lock)
         partial.update(proofs=proofs)
         if is_proved(proofs):  # asked again: the preflight may not have known this image
             run = context.step("self-test", read_earlier_run, image, proofs)
@@ -149,7 +149,7 @@ def preview_make(name: str, options: Options, listener: Listener) -> Preflight:
     context = StepContext(listener, options.builder)
     try:
         loaded = load_profile(name, options).value
-    except profile_name_lookup.UnwrittenProfile as missing:
+    except profile_and_lock_name_lookup.UnwrittenProfile as missing:
         context.note(missing.note)
         loaded = profile_reader_and_overrides.unwritten(missing.gpu, options.pins)
     try:
@@ -176,7 +176,7 @@ def prove(
         lock, image = existing(context, loaded, reference)
         _require_own_build(loaded, lock, image, reference)
         # the status before the self-test: if it cannot run, the status does not change
-        proofs = profile_proofs.proofs_of(image.id, loaded.name, loaded.profile, lock)
+        proofs = profile_proofs_and_image_states.proofs_of(image.id, loaded.name, loaded.profile, lock)
         partial.update(image=image, lock=lock, tags=tags_of(context, loaded, image), proofs=proofs)
 
         order = SelfTestOrder(loaded, lock.versions, lock.python, RunRequest(gpus=gpus), on)
@@ -352,7 +352,7 @@ def reasons_not_proved(result: MakeResult, *, trial: bool = False) -> tuple[Reas
     if skipped or trial:
         return skipped
     missing = (proof for proof in result.proofs if proof.state != "proved")
-    return tuple(Reason("evidence", profile_proofs.reason(result.name, proof)) for proof in missing)
+    return tuple(Reason("evidence", profile_proofs_and_image_states.reason(result.name, proof)) for proof in missing)
 
 
 def _skipped(run: TestRun) -> tuple[Reason, ...]:
@@ -410,7 +410,7 @@ def exclusive_run(
     context: StepContext, name: str, partial: Callable[[], object], requirements: Path | None = None
 ) -> Iterator[None]:
     """Lock the profile for this process during the `with` body. An error carries the partial result of the command."""
-    with one_run_per_profile(profile_name_lookup.meant(name, requirements).name, context.progress.say):
+    with one_run_per_profile(profile_and_lock_name_lookup.meant(name, requirements).name, context.progress.say):
         try:
             yield
         except EnvbuildError as error:

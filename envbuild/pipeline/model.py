@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
 from envbuild.audit.library_and_distribution_findings import Finding
-from envbuild.evidence import evidence_statements_and_store, profile_proofs
-from envbuild.evidence.profile_proofs import ProofRow
+from envbuild.evidence import evidence_statements_and_store, profile_proofs_and_image_states
+from envbuild.evidence.profile_proofs_and_image_states import ProofRow
 from envbuild.evidence.proof_rules import Proof
 from envbuild.image.build_records_and_comparison import Record
 from envbuild.image.docker_engine import Image
@@ -191,7 +191,7 @@ class MakeResult:
             image=self.image.id if self.image else None,
             tags=self.tags if self.image else (),
             gpu=self._gpu(),
-            evidence=profile_proofs.proof_rows(self.proofs),
+            evidence=profile_proofs_and_image_states.proof_rows(self.proofs),
             statement=str(self.statement) if self.statement else None,
             signed_statement=str(self.signed_statement) if self.signed_statement else None,
             advisories=self.advisories,

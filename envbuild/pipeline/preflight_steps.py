@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from envbuild.doctor import nvml_reader
 from envbuild.doctor.machine_readings import GpuReading
-from envbuild.evidence import profile_proofs
+from envbuild.evidence import profile_proofs_and_image_states
 from envbuild.image import extension_wheel_build
 from envbuild.image.docker_engine import Engine
 from envbuild.image.oci import disk_space_needs, lock_image_lookup_and_recipe
@@ -22,7 +22,7 @@ from envbuild.pipeline.step_context import StepContext
 from envbuild.pipeline.step_durations import BUILD_STEPS, TEST_STEPS
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.profile.model import Profile
-from envbuild.resolve import cuda_line_choice, cuda_line_profiles, minimum_driver
+from envbuild.resolve import cuda_line_choice, cuda_line_lookup, minimum_driver
 from envbuild.resolve.plan_resolver import Plan
 from envbuild.runners import docker_runner
 from envbuild.util import process_locks, settings
@@ -79,7 +79,7 @@ _ANYWAY = "prove it on a machine that can, or build without a proof: --allow-unp
 
 def _other_line(loaded: LoadedProfile, found: Preflight) -> list[str]:
     """The line that supports the driver, or the drivers needed, if the driver is a reason."""
-    lines = cuda_line_profiles.lines_for(loaded)
+    lines = cuda_line_lookup.lines_for(loaded)
     own = next((one for one in lines if one.profile == loaded.name), None)
     if own is None or found.driver is None or own.refusal(found.driver) is None:
         return []
@@ -104,9 +104,9 @@ def examine(engine: Engine | EngineError, loaded: LoadedProfile, plan: Plan, opt
         image = lock_image_lookup_and_recipe.existing_image(engine, lock, loaded.name)
         built = image is not None
         if image:
-            proved = is_proved(profile_proofs.proofs_of(image.id, loaded.name, profile, lock))
+            proved = is_proved(profile_proofs_and_image_states.proofs_of(image.id, loaded.name, profile, lock))
     machine = ProofMachine("local") if proved else _machine(engine, profile, options)
-    line = cuda_line_profiles.as_line(loaded.name, cuda_line_choice.CURRENT, profile)
+    line = cuda_line_lookup.as_line(loaded.name, cuda_line_choice.CURRENT, profile)
     refused = line.refusal(machine.driver) if machine.driver else None
     proof, reasons = preflight_report.judge_proof(profile.gpus, profile.gpu_count, machine, refused, proved)
     compiling = lock is not None and _compiles(lock)

@@ -22,8 +22,8 @@ from envbuild.attest.image_verifier import Verdict
 from envbuild.attest.in_toto_statements import BuildDetails, Subject
 from envbuild.attest.keys_and_signatures import Signer
 from envbuild.attest.policy import Policy
-from envbuild.evidence import evidence_statements_and_store, profile_proofs
-from envbuild.evidence.profile_proofs import ProofRow
+from envbuild.evidence import evidence_statements_and_store, profile_proofs_and_image_states
+from envbuild.evidence.profile_proofs_and_image_states import ProofRow
 from envbuild.facts import fact_file_reader
 from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
 from envbuild.image import (
@@ -46,7 +46,7 @@ from envbuild.pipeline.make_build_and_test import exclusive_run
 from envbuild.pipeline.model import StepResult
 from envbuild.pipeline.progress_events import Listener, Note
 from envbuild.pipeline.step_context import PartialResult, StepContext
-from envbuild.profile import profile_name_lookup
+from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.registry.oci_types import Manifest, Reference, Target
 from envbuild.registry.registry_client import Repository
@@ -191,7 +191,7 @@ def load_saved_image(file: Path, policy: Policy, listener: Listener) -> tuple[Ve
     """
     saved = saved_image_file.SavedImage(file)
     name = saved.file(saved_image_file.PROFILE, 100).decode(errors="replace")
-    if not profile_name_lookup.NAME.fullmatch(name):
+    if not profile_and_lock_name_lookup.NAME.fullmatch(name):
         raise Malformed("the saved image does not name its profile")
     verdict = image_verifier.verify_at(
         saved, Reference("saved", name, name), policy, (), datetime.datetime.now(datetime.UTC)
@@ -233,8 +233,8 @@ def _proved(context: StepContext, name: str) -> _ProvedImage:
     loaded = context.step("load profile", load_profile, name)
     plan = context.step("resolve", resolve_profile, loaded)
     lock = lock_file.current_lock(loaded, plan)
-    wanted = profile_proofs.wanted(loaded.name, loaded.profile, lock)
-    models = profile_proofs.models_to_prove(loaded.profile)
+    wanted = profile_proofs_and_image_states.wanted(loaded.name, loaded.profile, lock)
+    models = profile_proofs_and_image_states.models_to_prove(loaded.profile)
     records = lock_image_lookup_and_recipe.matching_records(lock, loaded.name)
     if not records:
         older = any(one.lock == lock.id for one in build_records_and_comparison.all_records())
@@ -246,7 +246,7 @@ def _proved(context: StepContext, name: str) -> _ProvedImage:
         lacking = [f"{proof.model}: {proof.reason}" for proof in found if proof.state != "proved"]
         missing += [text for text in lacking if text not in missing]
         if not lacking:
-            proved.append(_ProvedImage(loaded, plan, lock, record, profile_proofs.proof_rows(found)))
+            proved.append(_ProvedImage(loaded, plan, lock, record, profile_proofs_and_image_states.proof_rows(found)))
     if not proved:
         text = f"{loaded.name} is not proved on all of its GPUs: nothing is published"
         raise NotProved(text, hint="\n".join([*missing, f"run: envbuild make {loaded.known}"]))

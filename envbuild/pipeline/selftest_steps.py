@@ -12,7 +12,7 @@ from envbuild.attest import in_toto_statements, keys_and_signatures
 from envbuild.attest.in_toto_statements import Subject
 from envbuild.attest.keys_and_signatures import Signer
 from envbuild.doctor import cpu_memory_and_os
-from envbuild.evidence import evidence_statements_and_store, profile_proofs
+from envbuild.evidence import evidence_statements_and_store, profile_proofs_and_image_states
 from envbuild.evidence.proof_rules import Proof
 from envbuild.evidence.run_record_schema import RunRecord
 from envbuild.facts import database
@@ -137,11 +137,11 @@ def write_evidence(
     """Write the run record, a statement that refers to it and, if there is a signer, the signed statement."""
     now = datetime.datetime.now(datetime.UTC)
     engine = (run.where and run.where.engine) or f"docker {context.engine.version}"
-    wanted = profile_proofs.wanted(loaded.name, loaded.profile, lock)
+    wanted = profile_proofs_and_image_states.wanted(loaded.name, loaded.profile, lock)
     machine = asdict(cpu_memory_and_os.read()) if context.engine.data_folder and not run.where else None
     record = evidence_statements_and_store.run_record(image, wanted, run, engine, now, machine)
     file = evidence_statements_and_store.save(record, run.where)
-    proofs = profile_proofs.proofs_of(image.id, loaded.name, loaded.profile, lock)
+    proofs = profile_proofs_and_image_states.proofs_of(image.id, loaded.name, loaded.profile, lock)
     return sign_evidence(context, record, WrittenEvidence(file, proofs), signer)
 
 

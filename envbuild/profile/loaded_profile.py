@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envbuild.profile.model import Accept, Profile
-from envbuild.profile.profile_name_lookup import LOCK, Meant, is_path, relative_path
+from envbuild.profile.profile_and_lock_name_lookup import LOCK, Meant, is_path, relative_path
 from envbuild.profile.project_test_shapes_and_script import Script
 from envbuild.util import package_data, yaml_and_project_paths
 from envbuild.util.yaml_and_project_paths import Document

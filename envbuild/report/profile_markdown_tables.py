@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from envbuild.attest import community_evidence
-from envbuild.evidence import profile_proofs
+from envbuild.evidence import profile_proofs_and_image_states
 from envbuild.evidence.proof_rules import Proof
 from envbuild.facts import database
 from envbuild.facts.advisory_model import Match, Situation
@@ -47,7 +47,7 @@ def _cells(row: ProfileRow) -> tuple[str, ...]:
         row.lock.python,
         f">= {row.choice.driver}" if row.choice.driver else "",
         ", ".join(advice.advisory.id for advice in row.choice.advice if advice.state == "accepted"),
-        profile_proofs.proof_sentence(row.name, row.proofs),
+        profile_proofs_and_image_states.proof_sentence(row.name, row.proofs),
     )
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from envbuild.evidence import profile_proofs
-from envbuild.evidence.profile_proofs import ProofRow
+from envbuild.evidence import profile_proofs_and_image_states
+from envbuild.evidence.profile_proofs_and_image_states import ProofRow
 from envbuild.evidence.proof_rules import Proof
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.loaded_profile import LoadedProfile
@@ -270,19 +270,19 @@ def page_status(loaded: LoadedProfile, plan: Plan, lock: Lock | None, evidence: 
     if its build is recorded, and tags are not read."""
     proofs, stale = evidence.proofs, lock.stale(plan) if lock else []
     built = bool(evidence.images)
-    state = profile_proofs.image_state(proofs, built=built, stale=bool(stale))
-    reasons = profile_proofs.reasons_not_verified(loaded.name, lock, stale, proofs, built=built)
-    proved = [profile_proofs.reason(loaded.name, proof) for proof in proofs if proof.state == "proved"]
+    state = profile_proofs_and_image_states.image_state(proofs, built=built, stale=bool(stale))
+    reasons = profile_proofs_and_image_states.reasons_not_verified(loaded.name, lock, stale, proofs, built=built)
+    proved = [profile_proofs_and_image_states.reason(loaded.name, proof) for proof in proofs if proof.state == "proved"]
     untested = [proof.model for proof in proofs if proof.state != "proved"] if loaded.profile.gpus else []
     return PageStatus(
         state,
         (*(reason.detail for reason in reasons), *proved),
-        profile_proofs.next_command(state, loaded, proofs),
+        profile_proofs_and_image_states.next_command(state, loaded, proofs),
         f"on a machine with {' and '.join(untested)}" if untested else "",
         tuple(map(_page_gpu, proofs)),
         lock.id if lock else None,
         evidence.images,
-        profile_proofs.proof_rows(proofs),
+        profile_proofs_and_image_states.proof_rows(proofs),
     )
 
 

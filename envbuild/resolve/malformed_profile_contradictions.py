@@ -13,7 +13,7 @@ from typing import Any
 from envbuild.facts import database
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.profile.model import Malformed, Profile, tried
-from envbuild.profile.profile_name_lookup import Meant
+from envbuild.profile.profile_and_lock_name_lookup import Meant
 from envbuild.resolve import plan_resolver
 from envbuild.util import yaml_and_project_paths
 from envbuild.util.errors import Fault, ProfileError

@@ -14,10 +14,10 @@ from packaging.version import Version
 from envbuild.facts import database
 from envbuild.facts.fact_field_types import is_version
 from envbuild.fetch import uv_config
-from envbuild.profile import inherited_value_reasons, profile_name_lookup, requirements_reader, starter_profile
+from envbuild.profile import inherited_value_reasons, profile_and_lock_name_lookup, requirements_reader, starter_profile
 from envbuild.profile.loaded_profile import PIN, LoadedProfile
 from envbuild.profile.model import Profile, profile_error, tried
-from envbuild.profile.profile_name_lookup import Meant
+from envbuild.profile.profile_and_lock_name_lookup import Meant
 from envbuild.profile.project_test_shapes_and_script import read_script
 from envbuild.resolve import malformed_profile_contradictions
 from envbuild.util import yaml_and_project_paths
@@ -36,7 +36,7 @@ def load(name: str, pins: Mapping[str, str] | None = None, wanted: Path | None =
     the file>`, and the lock and Dockerfile are written to the working folder. Once locked, that name alone is enough.
     Raises ProfileError with all faults, each with its file and line.
     """
-    meant = profile_name_lookup.meant(name, wanted)
+    meant = profile_and_lock_name_lookup.meant(name, wanted)
     faults: list[Fault] = []
     return _source(
         meant, _extended(meant.file, yaml_and_project_paths.home(meant.file), (), faults), pins or {}, faults
@@ -47,7 +47,7 @@ def unwritten(gpu: str, pins: Mapping[str, str] | None = None) -> LoadedProfile:
     """The profile that `envbuild init` would write for a GPU without a profile. Writes no file."""
     file = Path.cwd() / "profiles" / f"{gpu}.yaml"
     here = yaml_and_project_paths.parse(starter_profile.for_gpu(gpu), yaml_and_project_paths.display(file))
-    meant = profile_name_lookup.Meant(gpu, file, gpu, gpu)
+    meant = profile_and_lock_name_lookup.Meant(gpu, file, gpu, gpu)
     faults: list[Fault] = []
     return _source(meant, _inherited(here, file, yaml_and_project_paths.home(file), (), faults), pins or {}, faults)
 
@@ -56,10 +56,10 @@ def _source(meant: Meant, merged: Document, pins: Mapping[str, str], faults: lis
     """Build the profile from the merged files. `faults`: errors found in these files."""
     file, wanted = meant.file, meant.requirements
     merged.data.pop("extends", None)
-    if meant.profile == f"{file.stem}-{profile_name_lookup.DEVEL}":
+    if meant.profile == f"{file.stem}-{profile_and_lock_name_lookup.DEVEL}":
         variant = Document(
             merged.file,
-            {"variant": profile_name_lookup.DEVEL},
+            {"variant": profile_and_lock_name_lookup.DEVEL},
             {("variant",): yaml_and_project_paths.Place(merged.file, 1)},
         )
         merged = yaml_and_project_paths.merge(merged, variant)
@@ -207,16 +207,16 @@ def _inherited(here: Document, file: Path, root: Path, seen: tuple[Path, ...], f
     if not isinstance(parent, str):
         raise ProfileError("extends: must name one profile", faults=[here.fault(("extends",), "not a name")])
     try:
-        if profile_name_lookup.is_path(parent):
+        if profile_and_lock_name_lookup.is_path(parent):
             yaml_and_project_paths.inside(parent, file.parent, root)
-        found = profile_name_lookup.find_profile(parent, file.parent)
+        found = profile_and_lock_name_lookup.find_profile(parent, file.parent)
     except (ProfileError, ValueError) as error:
         fault = here.fault(("extends",), str(error))
         raise ProfileError(str(error), hint=getattr(error, "hint", None), faults=[fault]) from None
     target = found.resolve()
     if target in (*seen, file.resolve()):
         raise ProfileError("extends: goes in a circle", faults=[here.fault(("extends",), f"{parent} leads back here")])
-    root = root if profile_name_lookup.is_path(parent) else yaml_and_project_paths.home(found)
+    root = root if profile_and_lock_name_lookup.is_path(parent) else yaml_and_project_paths.home(found)
     inherited = _extended(target, root, (*seen, file.resolve()), faults)
     reasons = here.data.get("why")
     own = reasons if isinstance(reasons, dict) else ()

@@ -21,7 +21,7 @@ from envbuild.fetch.file_download_and_range_reads import Head, RemoteFile
 from envbuild.fetch.locked_wheel_types import LockedWheel, Wheel
 from envbuild.fetch.wheel_file_lists_and_clashes import Listing
 from envbuild.lock import lock_file, wheel_conflicts
-from envbuild.profile import profile_name_lookup
+from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.profile.value_types import StartupFile
 from envbuild.resolve import profile_reader_and_overrides
 from envbuild.util import user_folders
@@ -40,7 +40,9 @@ BROUGHT = {"setuptools": "distutils-precedence.pth"}
 
 
 @pytest.mark.legitimate("every shipped profile", "installs its locked wheels together", "accepted")
-@pytest.mark.parametrize("name", [name for name in profile_name_lookup.profile_names() if not name.endswith("-devel")])
+@pytest.mark.parametrize(
+    "name", [name for name in profile_and_lock_name_lookup.profile_names() if not name.endswith("-devel")]
+)
 def test_the_wheels_of_a_shipped_profile_go_together(name: str) -> None:
     """Their start-up files are all known, too."""
     locked = lock_file.required_lock(profile_reader_and_overrides.load(name))

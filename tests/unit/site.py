@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from envbuild.attest import keys_and_signatures
-from envbuild.evidence import evidence_statements_and_store, profile_proofs
+from envbuild.evidence import evidence_statements_and_store, profile_proofs_and_image_states
 from envbuild.fetch import sha256_file_store
 from envbuild.image import build_records_and_comparison
 from envbuild.image.docker_engine import Image
@@ -160,7 +160,7 @@ class Site:
         return Repository(Reference.parse(f"{self.registry.host}/team/sample"))
 
     def prove(self, run: Any = None, day: int = 0) -> Path:
-        wanted = profile_proofs.wanted("sample", self.loaded.profile, self.lock)
+        wanted = profile_proofs_and_image_states.wanted("sample", self.loaded.profile, self.lock)
         finished = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=day)
         record = evidence_statements_and_store.run_record(
             self.engine.image, wanted, run or passed_run(), "docker 26", finished

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from envbuild.cli import status as command
-from envbuild.evidence import evidence_statements_and_store, image_status, profile_proofs
+from envbuild.evidence import evidence_statements_and_store, image_status, profile_proofs_and_image_states
 from envbuild.evidence.image_status import Status
 from envbuild.evidence.run_record_schema import RunRecord, validate_record
 from envbuild.image import build_records_and_comparison
@@ -23,7 +23,7 @@ from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import make_build_and_test, runner_selection
 from envbuild.pipeline.step_context import StepContext
-from envbuild.profile import profile_name_lookup
+from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.report import profile_page_contents
 from envbuild.report.profile_page_contents import PageEvidence
@@ -77,7 +77,7 @@ class World:
 
     def record(self, image: Image, run: run_result.TestRun, lock: Lock | None = None) -> RunRecord:
         """Save a record with the requirements of the profile's first version."""
-        wanted = profile_proofs.wanted("sample", self.first, lock or self.lock)
+        wanted = profile_proofs_and_image_states.wanted("sample", self.first, lock or self.lock)
         return evidence_statements_and_store.run_record(image, wanted, run, "docker", DAY)
 
     def verified(self, image: Image) -> None:
@@ -253,14 +253,14 @@ def test_a_script_of_another_profile_of_the_image_fails_only_that_one(world: Wor
     world.verified(image)
     (project / "profiles" / "smoke.py").write_text("fail('no')", encoding="utf-8")
     child = profile_of(project, {"extends": "sample", "selftest": {"script": "smoke.py"}}, "child")
-    required = profile_proofs.wanted("child", child.profile, world.lock)
+    required = profile_proofs_and_image_states.wanted("child", child.profile, world.lock)
     run = passed_run(probe("env.libs"), probe("own.script", "failed"))
     evidence_statements_and_store.save(
         evidence_statements_and_store.run_record(image, required, run, "docker", DAY + datetime.timedelta(days=1))
     )
     assert (world.status().state, world.status().details) == ("verified", ())
     world.proved(image)  # another pass without that script does not refute its failure
-    (proof,) = profile_proofs.proofs_of(image.id, "child", child.profile, world.lock)
+    (proof,) = profile_proofs_and_image_states.proofs_of(image.id, "child", child.profile, world.lock)
     assert (proof.state, proof.reason, proof.failed) == ("stale", "the self-test failed: own.script", True)
 
 
@@ -410,7 +410,7 @@ def test_the_lock_on_disk_is_what_counts(world: World) -> None:
 
 def test_the_status_of_all_has_a_line_for_each(world: World, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "Engine", lambda: world.engine)
-    monkeypatch.setattr(profile_name_lookup, "profile_names", lambda: ["broken", "sample"])
+    monkeypatch.setattr(profile_and_lock_name_lookup, "profile_names", lambda: ["broken", "sample"])
     (project / "profiles" / "broken.yaml").write_text("- x", encoding="utf-8")
     lock_file.write(world.lock, world.loaded.lock_file, "sample")
     image = world.built(image_of())
@@ -484,7 +484,7 @@ def test_the_page_of_show_says_the_same_as_status(world: World, monkeypatch: pyt
         engine = cast(Engine, world.engine)
         status = image_status.status_of(engine, world.loaded, lock, world.stale)
         built = list(build_records_and_comparison.all_records())
-        proofs = profile_proofs.on_disk("sample", world.loaded.profile, lock, built)
+        proofs = profile_proofs_and_image_states.on_disk("sample", world.loaded.profile, lock, built)
         images = tuple(dict.fromkeys(record.image for record in built))
         page = profile_page_contents.page_status(world.loaded, plan, lock, PageEvidence(proofs, images, ()))
         assert (page.state, page.next) == (status.state, status.next)

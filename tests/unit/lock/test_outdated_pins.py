@@ -136,7 +136,7 @@ def test_status_outdated_reports_one_profile_or_all(
     served: Path, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/docker.sock")
-    monkeypatch.setattr("envbuild.profile.profile_name_lookup.profile_names", lambda: ["never", "sample"])
+    monkeypatch.setattr("envbuild.profile.profile_and_lock_name_lookup.profile_names", lambda: ["never", "sample"])
     offer(served, alpha="1.0.0 1.0.1")
     plan = plan_of(project, PROFILE)
     lock_file.write(holding(plan, alpha="1.0.0"), project / "profiles" / "sample.lock.yaml", "sample")

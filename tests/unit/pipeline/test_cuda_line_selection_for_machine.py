@@ -9,7 +9,7 @@ import pytest
 from envbuild.doctor import nvml_reader
 from envbuild.doctor.machine_readings import DriverReading
 from envbuild.pipeline import cuda_line_selection_for_machine
-from envbuild.resolve import cuda_line_profiles
+from envbuild.resolve import cuda_line_lookup
 from envbuild.util import user_folders
 from envbuild.util.errors import SettingsError, UsageError
 from unit.support import PROFILE, envbuild, write_profile
@@ -37,11 +37,11 @@ def configure(text: str) -> None:
 
 
 def test_the_lines_of_a_gpu_are_the_profiles_of_its_name() -> None:
-    found = cuda_line_profiles.gpu_lines("new")
+    found = cuda_line_lookup.gpu_lines("new")
     assert [(one.profile, one.label, one.driver) for one in found] == [
         ("new", "current", "580.65.06"), ("new-cu12", "cu12", "525.60.13"),
     ]  # fmt: skip
-    assert cuda_line_profiles.gpu_lines("cpu-only") == []
+    assert cuda_line_lookup.gpu_lines("cpu-only") == []
 
 
 @pytest.mark.parametrize(
@@ -106,6 +106,6 @@ def test_compatibility_libraries_in_the_loaders_path_are_forced(project: Path) -
     forced = {**NEWER, "driver": {"compat": COMPAT}, "env": {"LD_LIBRARY_PATH": "/usr/local/cuda/compat"}}
     write_profile(project, forced, "forced")
     write_profile(project, {**forced, "env": {}}, "chosen")
-    (line,), (other,) = cuda_line_profiles.gpu_lines("forced"), cuda_line_profiles.gpu_lines("chosen")
+    (line,), (other,) = cuda_line_lookup.gpu_lines("forced"), cuda_line_lookup.gpu_lines("chosen")
     assert "error 803" in str(line.refusal("595.45.04"))
     assert other.refusal("595.45.04") is None

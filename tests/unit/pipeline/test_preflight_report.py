@@ -12,7 +12,7 @@ import pytest
 from envbuild.attest import keys_and_signatures
 from envbuild.doctor import nvml_reader
 from envbuild.doctor.machine_readings import DriverReading, GpuReading, Mig
-from envbuild.evidence import profile_proofs
+from envbuild.evidence import profile_proofs_and_image_states
 from envbuild.evidence.proof_rules import Proof
 from envbuild.image.oci import disk_space_needs, lock_image_lookup_and_recipe
 from envbuild.lock import lock_file
@@ -203,7 +203,7 @@ def test_an_image_that_is_proved_needs_no_gpu(
     lock_file.write(lock_for(plan_resolver.resolve(loaded)), loaded.lock_file, "sample")
     machine.image, machine.gpu = image_of(), "no GPU"
     proof = Proof("h20", "proved", cast(Any, object()), "")
-    monkeypatch.setattr(profile_proofs, "proofs_of", lambda *_: (proof,))
+    monkeypatch.setattr(profile_proofs_and_image_states, "proofs_of", lambda *_: (proof,))
     found = preview()
     assert found.proof == "proved"
     first, *_, time, _ = preflight_report.preflight_lines(found)

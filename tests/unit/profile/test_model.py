@@ -12,7 +12,7 @@ import pytest
 
 from envbuild.lock import lock_file
 from envbuild.profile import model as profile_model
-from envbuild.profile import profile_name_lookup, project_test_shapes_and_script, value_types
+from envbuild.profile import profile_and_lock_name_lookup, project_test_shapes_and_script, value_types
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
 from envbuild.util import package_data, yaml_and_project_paths
 from envbuild.util.errors import Fault, LockError, ProfileError
@@ -213,7 +213,7 @@ def test_a_file_whose_name_cannot_name_an_image_is_refused(project: Path, stem: 
 def test_a_users_own_profile_comes_before_the_shipped_one(project: Path) -> None:
     write_profile(project, {**PROFILE, "description": "mine"}, "cpu")
     assert profile_reader_and_overrides.load("cpu").profile.description == "mine"
-    assert profile_name_lookup.profile_names().count("cpu") == 1
+    assert profile_and_lock_name_lookup.profile_names().count("cpu") == 1
 
 
 def test_results_are_next_to_the_profile(project: Path) -> None:
@@ -250,7 +250,7 @@ def test_a_shipped_profiles_results_lie_in_the_working_folder(project: Path, ins
 def test_locks_are_found_without_a_profile_of_their_name(project: Path, installed: Path) -> None:
     for file in (installed / "ours-devel.lock.yaml", project / "profiles" / "ours.lock.yaml"):
         file.touch()
-    assert profile_name_lookup.locks() == {
+    assert profile_and_lock_name_lookup.locks() == {
         "ours": project / "profiles" / "ours.lock.yaml", "ours-devel": installed / "ours-devel.lock.yaml",
     }  # fmt: skip
 
@@ -278,7 +278,7 @@ def test_a_name_with_devel_is_the_profiles_variant(project: Path) -> None:
     assert devel.lock_file == devel.known_lock == project / "profiles" / "sample-devel.lock.yaml"
     assert devel.dockerfile == project / "dockerfiles" / "sample-devel.Dockerfile"
     assert devel.profile.model_copy(update={"variant": "runtime"}) == runtime.profile
-    assert "sample-devel" not in profile_name_lookup.profile_names()
+    assert "sample-devel" not in profile_and_lock_name_lookup.profile_names()
 
 
 def test_a_profile_of_that_name_comes_before_the_variant_of_another(project: Path) -> None:
@@ -330,7 +330,7 @@ def test_a_lock_is_next_to_its_profile_from_every_working_directory(project: Pat
     other.mkdir(parents=True)
     shutil.move(write_profile(project, PROFILE), other)
     for name in (f"../{other.relative_to(project.parent)}/sample.yaml", str(other / "sample.yaml")):
-        assert profile_reader_and_overrides.load(name).lock_file == other / f"sample{profile_name_lookup.LOCK}"
+        assert profile_reader_and_overrides.load(name).lock_file == other / f"sample{profile_and_lock_name_lookup.LOCK}"
 
 
 @pytest.mark.parametrize("links", [["a"], ["b", "a"], ["b", "c", "a"], ["b", "c", "b"]])
@@ -568,7 +568,7 @@ def test_long_names_of_folders_stay_apart(project: Path) -> None:
     write_profile(project, PROFILE)
     folders = [project.parent / ("x" * 80 + end) for end in "ab"]
     names = {profile_reader_and_overrides.load("sample", {}, requiring(folder)).name for folder in folders}
-    assert len(names) == 2 and all(profile_name_lookup.NAME.fullmatch(name) for name in names)
+    assert len(names) == 2 and all(profile_and_lock_name_lookup.NAME.fullmatch(name) for name in names)
 
 
 def test_a_missing_requirements_file_is_reported_as_such_though_a_lock_has_the_name(project: Path) -> None:
@@ -593,12 +593,15 @@ def test_with_requirements_a_profile_is_known_by_the_name_of_its_lock(
         file.write_text(as_yaml({**PROFILE, "torch": "2.14.1", "gpus": ["b200"]}), encoding="utf-8")
     loaded = profile_reader_and_overrides.load(name, {}, theirs / "requirements.txt")
     assert loaded.name == ("sample-their-code" if by_path else "sample-devel-their-code")
-    assert profile_name_lookup.profile_names().count(loaded.name) == 0
+    assert profile_and_lock_name_lookup.profile_names().count(loaded.name) == 0
     lock_file.write(lock_for(plan_resolver.resolve(loaded)), loaded.lock_file, loaded.name, loaded.origin)
     again = profile_reader_and_overrides.load(loaded.name)
     assert (again.name, again.profile, again.lock_file) == (loaded.name, loaded.profile, loaded.lock_file)
     assert (again.profile.packages[-1], again.origin) == ("einops>=0.8", loaded.origin)
-    assert loaded.name in profile_name_lookup.profile_names() and loaded.name in profile_name_lookup.own_names()
+    assert (
+        loaded.name in profile_and_lock_name_lookup.profile_names()
+        and loaded.name in profile_and_lock_name_lookup.own_names()
+    )
     assert lock_file.current(lock_file.read(again.known_lock), plan_resolver.resolve(again), again.lock_file)
 
 
@@ -622,7 +625,7 @@ def test_a_lock_with_nonsense_about_itself_names_nothing(project: Path, of: obje
 def test_a_damaged_lock_hides_no_other_name(project: Path) -> None:
     write_profile(project, PROFILE)
     (project / "profiles" / "other.lock.yaml").write_text("a: [", encoding="utf-8")
-    assert {"sample", "other"} <= set(profile_name_lookup.profile_names())
+    assert {"sample", "other"} <= set(profile_and_lock_name_lookup.profile_names())
     with pytest.raises(LockError):
         profile_reader_and_overrides.load("other")
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from envbuild.facts import database
 from envbuild.facts.gpu_models import Gpu
 from envbuild.lock import lock_file
-from envbuild.profile import profile_name_lookup, starter_profile
+from envbuild.profile import profile_and_lock_name_lookup, starter_profile
 from envbuild.profile.value_types import PLATFORM
 from envbuild.report.markdown_generated_sections import markdown_table
-from envbuild.resolve import cuda_line_profiles, minimum_driver, profile_reader_and_overrides
+from envbuild.resolve import cuda_line_lookup, minimum_driver, profile_reader_and_overrides
 from envbuild.util import package_data, yaml_and_project_paths
 
 PAGE = Path(__file__).parents[3] / "docs" / "lines.md"
@@ -69,7 +69,7 @@ def _served_by(gpu: Gpu) -> str:
 
 
 def _rows(gpu: Gpu) -> Iterator[tuple[str, ...]]:
-    for line in cuda_line_profiles.gpu_lines(gpu.id):
+    for line in cuda_line_lookup.gpu_lines(gpu.id):
         loaded = profile_reader_and_overrides.load(line.profile)
         lock = lock_file.required_lock(loaded)
         cuda = loaded.profile.cuda
@@ -85,7 +85,9 @@ def _rows(gpu: Gpu) -> Iterator[tuple[str, ...]]:
 
 def shipped_lines() -> list[str]:
     """The names of the shipped profiles that are lines of another."""
-    return [name for name in profile_name_lookup.profile_names() if profile_name_lookup.named_line(name)]
+    return [
+        name for name in profile_and_lock_name_lookup.profile_names() if profile_and_lock_name_lookup.named_line(name)
+    ]
 
 
 if __name__ == "__main__":

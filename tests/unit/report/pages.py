@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from envbuild.evidence import evidence_statements_and_store, profile_proofs
+from envbuild.evidence import evidence_statements_and_store, profile_proofs_and_image_states
 from envbuild.evidence.proof_rules import record_digest
 from envbuild.evidence.run_record_schema import RunRecord
 from envbuild.image import build_records_and_comparison
@@ -121,7 +121,7 @@ def record(
 ) -> RunRecord:
     results = tuple(map(ProbeResult.model_validate, run_document["results"]))
     run = TestRun(results, run_document["environment"], run_document["start"], errors, run_document["seconds"])
-    wanted = profile_proofs.wanted(loaded.name, loaded.profile, locked)
+    wanted = profile_proofs_and_image_states.wanted(loaded.name, loaded.profile, locked)
     return evidence_statements_and_store.run_record(
         image_of(loaded.name), wanted, run, "docker 26.1.5", DAY + datetime.timedelta(days=day)
     )

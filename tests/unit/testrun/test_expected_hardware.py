@@ -7,7 +7,7 @@ import pytest
 
 from envbuild.facts import database
 from envbuild.facts.gpu_models import Datasheet
-from envbuild.profile import profile_name_lookup
+from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.resolve import profile_reader_and_overrides
 from envbuild.testrun import expected_hardware
 
@@ -34,7 +34,7 @@ def test_a_datasheet_goes_by_the_gpus_names_and_what_has_no_source_is_absent(mon
     assert found == {name: {"fp16": 2.0, "bf16": 3.0, "copy": 4.0} for name in card.all_names}
 
 
-@pytest.mark.parametrize("name", profile_name_lookup.profile_names())
+@pytest.mark.parametrize("name", profile_and_lock_name_lookup.profile_names())
 def test_every_shipped_profile_gives_releases_of_numbers(name: str) -> None:
     found: Any = expected_hardware.expected_hardware(profile_reader_and_overrides.load(name).profile)
     for release in found["driver"].values():

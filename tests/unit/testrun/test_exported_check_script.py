@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from envbuild.facts import database
-from envbuild.profile import profile_name_lookup
+from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.testrun import exported_check_script, selftest_job
 from envbuild.util.host_processes import Completed, run
 from unit.support import PROFILE, envbuild, lock_for, lock_of_this_python, plan_of, profile_of
@@ -208,4 +208,6 @@ def test_missing_files_for_an_export_are_errors(project: Path, arguments: list[s
 
 
 def test_no_profile_is_named_what_could_break_the_script() -> None:
-    assert profile_name_lookup.NAME.fullmatch("a-b-1") and not profile_name_lookup.NAME.fullmatch('x"""')
+    assert profile_and_lock_name_lookup.NAME.fullmatch("a-b-1") and not profile_and_lock_name_lookup.NAME.fullmatch(
+        'x"""'
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from envbuild.facts import database
-from envbuild.profile import profile_name_lookup
+from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.profile.model import Profile
 from envbuild.resolve import minimum_driver, profile_reader_and_overrides
@@ -18,7 +18,7 @@ def gpu_lines(name: str) -> list[GpuLine]:
     current = profile_reader_and_overrides.load(name)
     if not current.profile.gpus:
         return []
-    others = sorted(profile_name_lookup.lines_of(name).items(), reverse=True)
+    others = sorted(profile_and_lock_name_lookup.lines_of(name).items(), reverse=True)
     return [
         as_line(name, CURRENT, current.profile),
         *(as_line(other, label, profile_reader_and_overrides.load(other).profile) for label, other in others),
@@ -27,9 +27,9 @@ def gpu_lines(name: str) -> list[GpuLine]:
 
 def lines_for(loaded: LoadedProfile) -> list[GpuLine]:
     """All profiles for the same GPU as this one: h20 and h20-cu12, for either of them."""
-    if loaded.meant is None or loaded.meant.requirements or profile_name_lookup.is_path(loaded.meant.profile):
+    if loaded.meant is None or loaded.meant.requirements or profile_and_lock_name_lookup.is_path(loaded.meant.profile):
         return []
-    found = profile_name_lookup.named_line(loaded.name)
+    found = profile_and_lock_name_lookup.named_line(loaded.name)
     return gpu_lines(found[0] if found else loaded.meant.profile)
 
 

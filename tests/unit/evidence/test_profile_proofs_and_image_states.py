@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.evidence import evidence_statements_and_store, profile_proofs
+from envbuild.evidence import evidence_statements_and_store, profile_proofs_and_image_states
 from envbuild.image import build_records_and_comparison
 from envbuild.image.build_records_and_comparison import Record
 from envbuild.lock import lock_file
@@ -38,16 +38,16 @@ class World:
     def tested(self, handle: str, card: str | None = None, outcome: str = "passed", day: int = 0) -> None:
         cards = [{"name": card}] if card else []
         run = passed_run(probe("env.identity", traits={"gpus": cards}), probe("env.libs", outcome))
-        wanted = profile_proofs.wanted("sample", self.loaded.profile, self.lock)
+        wanted = profile_proofs_and_image_states.wanted("sample", self.loaded.profile, self.lock)
         finished = DAY + datetime.timedelta(days=day)
         evidence_statements_and_store.save(
             evidence_statements_and_store.run_record(image_of(handle), wanted, run, "docker", finished)
         )
 
     def sentence(self) -> str:
-        return profile_proofs.proof_sentence(
+        return profile_proofs_and_image_states.proof_sentence(
             "sample",
-            profile_proofs.on_disk(
+            profile_proofs_and_image_states.on_disk(
                 "sample", self.loaded.profile, self.lock, build_records_and_comparison.all_records()
             ),
         )
@@ -68,7 +68,9 @@ def test_without_a_build_and_without_evidence_it_is_unverified(cpu: World) -> No
     cpu.built()
     assert cpu.sentence() == "unverified"
     assert (
-        profile_proofs.proof_sentence("sample", profile_proofs.on_disk("sample", cpu.loaded.profile, None, ()))
+        profile_proofs_and_image_states.proof_sentence(
+            "sample", profile_proofs_and_image_states.on_disk("sample", cpu.loaded.profile, None, ())
+        )
         == "unverified"
     )
 
