@@ -105,7 +105,9 @@ FORMS: dict[str, Form] = {
     "linear": Form("bmk,nk->bmn", lambda x, w: F.linear(x, w)),
     "bilinear": Form("bm,hmn,bn->bh", lambda x, w, y: F.bilinear(x, y, w)),
     "matmul of 4 dimensions": Form("bhmk,bhkn->bhmn", lambda a, b: torch.matmul(a, b)),
-    "matmul of split heads": Form("bmhk,bnhk->bhmn", lambda a, b: torch.matmul(a.transpose(1, 2), b.permute(0, 2, 3, 1))),
+    "matmul of split heads": Form(
+        "bmhk,bnhk->bhmn", lambda a, b: torch.matmul(a.transpose(1, 2), b.permute(0, 2, 3, 1))
+    ),
     "matmul of broadcast batches": Form("bmk,hkn->bhmn", lambda a, b: torch.matmul(a[:, None], b)),
     "matmul of a batch and a matrix": Form("bmk,kn->bmn", lambda a, b: torch.matmul(a, b)),
     "matmul of a matrix and a batch": Form("mk,bkn->bmn", lambda a, b: torch.matmul(a, b)),
@@ -177,7 +179,9 @@ def case(point: Point, seed: int) -> Case:
     layouts = f"{point['left']} by {point['right']}, gradient {point['upstream']}"
     name = f"{point['form']}{weights} of{numbers} {sizes}, {layouts}{views}"
     run = functools.partial(_run, form=form, point=point)
-    return Case(name, dtype, tuple(part.to(dtype) for part in given), run, functools.partial(_exact, form=form, point=point))
+    return Case(
+        name, dtype, tuple(part.to(dtype) for part in given), run, functools.partial(_exact, form=form, point=point)
+    )
 
 
 def _shape(letters: str, point: Point) -> tuple[int, ...]:

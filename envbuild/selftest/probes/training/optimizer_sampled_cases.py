@@ -83,7 +83,8 @@ def case(point: Point, seed: int, on_gpu: bool) -> Case:
     name = (
         f"{point['kind']} {point['implementation']}, {STEPS} steps of {len(shapes)} tensors {shapes[0]} to {shapes[-1]}"
     )
-    how = f", rate {point['rate']}{', fading' if point['fading'] else ''}{', last one late' if late else ''}, gradients {_layout(point)}"
+    how = f", rate {point['rate']}{', fading' if point['fading'] else ''}{', last one late' if late else ''}"
+    how += f", gradients {_layout(point)}"
     run = functools.partial(run_steps, point=point, options=options_of(point))
     exact = functools.partial(exact_steps, point=point)
     return Case(f"{name}, {options}{how}", torch.float32, tuple(given), run, exact)

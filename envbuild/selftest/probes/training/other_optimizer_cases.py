@@ -66,9 +66,9 @@ SCALED: Mapping[str, Sequence[Any]] = {
 def sampled_operations() -> tuple[Operation, ...]:
     """The sampled operations."""
     return (
-        Operation("other optimizer", OTHERS, other, {"standard": 84, "full": 500}, _possible),
-        Operation("SGD of half precision", HALVES, of_halves, {"standard": 30, "full": 200}, _possible_half),
-        Operation("scaled gradients", SCALED, scaled, {"standard": 36, "full": 300}),
+        Operation("other optimizer", OTHERS, other, {"standard": 42, "full": 500}, _possible),
+        Operation("SGD of half precision", HALVES, of_halves, {"standard": 18, "full": 200}, _possible_half),
+        Operation("scaled gradients", SCALED, scaled, {"standard": 18, "full": 300}),
     )
 
 
@@ -209,7 +209,9 @@ def of_halves(point: Point, seed: int) -> Case:
         f"gradients {point['gradients']}"
     )
     dtype = point["dtype"]
-    return Case(name, dtype, tuple(part.to(dtype) for part in given), run, functools.partial(_exact_halves, point=point))
+    return Case(
+        name, dtype, tuple(part.to(dtype) for part in given), run, functools.partial(_exact_halves, point=point)
+    )
 
 
 def _run_halves(
@@ -250,7 +252,11 @@ def scaled(point: Point, seed: int) -> Case:
     given = [signs * (1 + hashed_inputs.uniform((count,), 30 * seed + 1))]
     for step in range(optimizer_sampled_cases.STEPS - (point["bad step"] is not None)):
         given.append(signs * (0.25 + 0.75 * hashed_inputs.uniform((count,), 30 * seed + 2 + step)))
-    bad = f"{point['bad']} in the {point['at']} element of step {point['bad step']}" if point["bad step"] else "all finite"
+    bad = (
+        f"{point['bad']} in the {point['at']} element of step {point['bad step']}"
+        if point["bad step"]
+        else "all finite"
+    )
     name = (
         f"{point['kind']} {point['implementation']} with scaled gradients, {len(shapes)} tensors {shapes[0]} to "
         f"{shapes[-1]}, {bad}, doubled after {point['interval']}"

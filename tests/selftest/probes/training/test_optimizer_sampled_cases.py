@@ -21,7 +21,9 @@ OPERATION = OPERATIONS[0]
 PLAIN = {name: values[0] for name, values in SPACE.items()}
 
 
-@pytest.mark.parametrize("operation", (*OPERATIONS, *other_optimizer_cases.OPERATIONS), ids=lambda operation: operation.name)
+@pytest.mark.parametrize(
+    "operation", (*OPERATIONS, *other_optimizer_cases.OPERATIONS), ids=lambda operation: operation.name
+)
 def test_sampled_cases_see_each_changed_element(operation: Operation) -> None:
     for case in case_sampling.cases(operation, case_sampling.sample(operation, 14, seed=2).points, seed=2):
         sensitive(case)
