@@ -410,7 +410,7 @@ def _gradients(run: Run, leaves: Sequence[torch.Tensor], grad: torch.Tensor) -> 
 
 
 def _linear_gradients(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-    return _gradients(_linear, (x, w, b), grad)
+    return _gradients(lambda x, w, b: torch.addmm(b, x, w.t()), (x, w, b), grad)
 
 
 def _linear_gradients_exactly(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, grad: torch.Tensor) -> Exact:
@@ -530,7 +530,7 @@ def _seven(x: torch.Tensor) -> Exact:
 
 def _lists(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """x - y of lists of tensors, as optimizers add them."""
-    lists = [list(values.split([33, 4000, 1, 65])) for values in (x, y)]
+    lists = [list(torch.split(values, [33, 4000, 1, 65])) for values in (x, y)]
     return torch.cat(torch._foreach_add(lists[0], lists[1], alpha=-1))
 
 
