@@ -73,10 +73,12 @@ def sampled_operations() -> tuple[Operation, ...]:
 
 
 def _possible(point: Point) -> bool:
-    """Without options that the kind does not have."""
+    """Without options that the kind does not have. RAdam's last steps would be too small with a decreasing rate to show
+    a changed gradient."""
     kind = point["kind"]
     return (
-        (kind == "RMSprop" or not (point["momentum"] or point["centered"]))
+        (kind != "RAdam" or point["rate"] == FIXED)
+        and (kind == "RMSprop" or not (point["momentum"] or point["centered"]))
         and (kind == "Adagrad" or not point["rate decay"])
         and ((kind in ("NAdam", "RAdam") and point["decay"]) or not point["decoupled"])
         and (kind in ("Adamax", "NAdam", "RAdam") or point["betas"] == OTHERS["betas"][0])
