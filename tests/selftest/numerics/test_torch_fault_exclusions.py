@@ -1,5 +1,6 @@
 """The results that the self-test excludes are wrong in torch, and no others are excluded."""
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from envbuild.selftest.numerics.torch_fault_exclusions import KNOWN_FAULTS, Know
 from envbuild.selftest.probes.convolution import conv_sampled_cases
 from envbuild.selftest.probes.operations import image_pooling_and_resize_cases, pooling_padding_and_unfold_cases
 
-(GROUPED, SHORT_VOLUME, PADDED, STRIDED, AVERAGED, POOLED) = KNOWN_FAULTS
+(GROUPED, SHORT_VOLUME, PADDED, STRIDED, FUSED_SGD, AVERAGED, POOLED) = KNOWN_FAULTS
 
 
 def grouped_without_a_batch() -> bool:
@@ -85,8 +86,17 @@ def averaged_windows() -> bool:
     return not torch.equal(gradient("cuda"), gradient("cpu"))
 
 
+def skipped_vectors() -> bool:
+    """Whether a step of fused SGD leaves parameters as they are."""
+    parameter = torch.nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
+    parameter.grad = torch.ones_like(parameter)
+    torch.optim.SGD([parameter], lr=0.5, fused=True).step()
+    return bool((parameter != 0.5).any())
+
+
 REPRODUCTIONS: dict[str, Callable[[], bool]] = {
     AVERAGED.name: averaged_windows,
+    FUSED_SGD.name: skipped_vectors,
     GROUPED.name: grouped_without_a_batch,
     PADDED.name: padded_outputs,
     SHORT_VOLUME.name: lambda: wrong_or_dead("short_volume"),
@@ -165,6 +175,14 @@ def test_gradients_of_a_strided_1x1_convolution_are_left_out_in_channels_last() 
         {"input": "offset"},
     ):
         assert left_out <= results(**{**point, **change}), change
+
+
+def test_fused_sgd_of_halves_is_left_out_and_others_are_not() -> None:
+    for dtype, implementation in itertools.product((torch.float16, torch.bfloat16), ("loop", "foreach", "fused")):
+        at = {"dtype": dtype, "implementation": implementation}
+        left_out = torch_fault_exclusions.uncomputed_results("SGD of half precision", "cpu", at)
+        assert bool(left_out) == (implementation == "fused")
+        assert not torch_fault_exclusions.uncomputed_results("SGD of half precision", "cuda", at)
 
 
 def test_nothing_is_left_out_on_a_gpu_or_of_other_operations() -> None:

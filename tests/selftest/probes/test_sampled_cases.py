@@ -85,6 +85,30 @@ def causal_to_the_end(kernel: Kernel) -> Kernel:
     return wrong
 
 
+def sees_all(kernel: Kernel) -> Kernel:
+    """Give a query that sees no key the mean over all keys."""
+
+    def wrong(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+        mask = None if rest else options["attn_mask"]
+        if mask is not None and mask.dtype == torch.bool:
+            options["attn_mask"] = mask | ~mask.any(-1, keepdim=True)
+        return kernel(q, k, v, *rest, **options)  # type: ignore[no-any-return]
+
+    return wrong
+
+
+def short_head(kernel: Kernel) -> Kernel:
+    """Ignore the last element of heads of odd size."""
+
+    def wrong(q: torch.Tensor, k: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+        if q.shape[-1] % 2:
+            options["scale"] = options.get("scale") or q.shape[-1] ** -0.5
+            q, k = q[..., :-1], k[..., :-1]
+        return kernel(q, k, *rest, **options)  # type: ignore[no-any-return]
+
+    return wrong
+
+
 def kept_plan(kernel: Kernel) -> Kernel:
     """Reuse the scale of the first call with the same shape."""
     plans: dict[torch.Size, Any] = {}
@@ -148,6 +172,8 @@ WRONG = [
     (ATTENTION, "scaled_dot_product_attention", last_key_left_out, "output: element ["),
     (ATTENTION, "scaled_dot_product_attention", causal_to_the_end, ", causal"),
     (ATTENTION, "scaled_dot_product_attention", kept_plan, ", scale "),
+    (ATTENTION, "scaled_dot_product_attention", sees_all, "some queries see nothing"),
+    (ATTENTION, "scaled_dot_product_attention", short_head, ": output: element ["),
     (ATTENTION, "scaled_dot_product_attention", unscaled_gradient, "gradient of k: element ["),
     (NORMS, "layer_norm", kept_epsilon, "layer_norm of "),
     (NORMS, "batch_norm", biased_variance, "running variance: element ["),

@@ -50,17 +50,17 @@ def short_of_gaps(kernel: Kernel) -> Kernel:
 def dense_batch(kernel: Kernel) -> Kernel:
     """Reads matrices of a batch as if they lay side by side."""
 
-    def seeded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def seeded(a: torch.Tensor, b: torch.Tensor, **rest: Any) -> torch.Tensor:
         dense = a.shape[1] * a.shape[2]
         apart = a.stride()[1:] == (a.shape[2], 1) and a.stride(0) > dense
-        return kernel(a.as_strided(a.shape, (dense, a.shape[2], 1)) if apart else a, b)
+        return kernel(a.as_strided(a.shape, (dense, a.shape[2], 1)) if apart else a, b, **rest)
 
     return seeded
 
 
 def scaled_added(kernel: Kernel) -> Kernel:
     """Multiplies what is added by alpha, too."""
-    return lambda c, a, b, beta=1, alpha=1: kernel(c, a, b, beta=beta * alpha, alpha=alpha)
+    return lambda c, a, b, beta=1, alpha=1, **rest: kernel(c, a, b, beta=beta * alpha, alpha=alpha, **rest)
 
 
 def short_inner(kernel: Kernel) -> Kernel:
@@ -263,6 +263,66 @@ def without(option: str, value: Any, implementation: str) -> Wrong:
             kernel(self)
 
         return step
+
+    return wrong
+
+
+def first_rate(kernel: Any) -> Any:
+    """An optimizer that keeps the learning rate of its first step."""
+
+    def step(self: torch.optim.Optimizer, closure: Any = None) -> None:
+        (group,) = self.param_groups
+        group["lr"] = group.setdefault("first", group["lr"])
+        kernel(self)
+
+    return step
+
+
+def uncentered(kernel: Any) -> Any:
+    """RMSprop without the mean where it is asked for."""
+
+    def step(self: torch.optim.Optimizer, closure: Any = None) -> None:
+        (group,) = self.param_groups
+        group["centered"] = False
+        kernel(self)
+
+    return step
+
+
+def whole_vectors_stay(kernel: Any) -> Any:
+    """SGD of half precision leaves the parameters of whole vectors, as torch 2.13's fused one does on a CPU."""
+
+    def step(self: torch.optim.Optimizer, closure: Any = None) -> None:
+        (group,) = self.param_groups
+        kept = [leaf.detach().clone() for leaf in group["params"]]
+        kernel(self)
+        for leaf, before in zip(group["params"], kept, strict=True):
+            count = leaf.numel() // 8 * 8
+            if leaf.dtype in (HALF, BRAIN):
+                leaf.data.view(-1)[:count] = before.view(-1)[:count]
+
+    return step
+
+
+def infinite_step(kernel: Any) -> Any:
+    """Only looks at the first half of each list of gradients for what is not finite."""
+    return lambda lists, found, scale: (
+        kernel(lists[: (len(lists) + 1) // 2], found, scale),
+        kernel(lists[(len(lists) + 1) // 2 :], torch.zeros_like(found), scale) if len(lists) > 1 else None,
+    )
+
+
+def transposed_strides(kernel: Kernel) -> Kernel:
+    """Takes the conjugate of an adjoint for a plain transpose."""
+    return lambda a, b, **options: kernel(*(torch.conj_physical(x) if x.is_conj() else x for x in (a, b)), **options)
+
+
+def last_of_batch(kernel: Kernel) -> Kernel:
+    """A sum over a batch without its last matrix, where it has more than two."""
+
+    def wrong(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
+        count = len(a) - 1 if len(a) > 2 else len(a)
+        return kernel(c, a[:count], b[:count], **options)
 
     return wrong
 
@@ -535,8 +595,14 @@ PROBES = (
     seeded("gemm.cases", torch, "bmm", dense_batch),
     seeded("gemm.cases", torch, "addmm", scaled_added),
     seeded("gemm.cases", F, "linear", short_inner),
+    seeded("gemm.cases", torch, "mm", transposed_strides, "standard"),
+    seeded("gemm.cases", torch, "addbmm", last_of_batch),
     seeded("gemm.cases", torch, "mm", named("right", right)),
     seeded("optim.torch", OPTIM.AdamW, "step", second_launch),
+    seeded("optim.torch", OPTIM.Adam, "step", first_rate, "standard"),
+    seeded("optim.torch", OPTIM.RMSprop, "step", uncentered, "standard"),
+    seeded("optim.torch", OPTIM.SGD, "step", whole_vectors_stay, "standard"),
+    seeded("optim.torch", torch, "_amp_foreach_non_finite_check_and_unscale_", infinite_step, "standard"),
     seeded("optim.torch", OPTIM.SGD, "step", named("plain_momentum", without("nesterov", False, "fused"))),
     seeded("optim.torch", OPTIM.Adam, "step", named("no_decay", without("weight_decay", 0.0, "foreach"))),
     seeded("fft", torch.fft, "rfft", nyquist),

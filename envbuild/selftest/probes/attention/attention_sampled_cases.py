@@ -56,6 +56,8 @@ HIDING = ("causal", "boolean", "added -inf", "learned -inf")
 GIVEN = ("boolean", "added", "learned", "added -inf", "learned -inf")  # masks that are tensors
 LEARNED = ("learned", "learned -inf")  # masks that have a gradient
 _NO_MASK_GRADIENT = "derivative for 'attn_bias' is not implemented"  # cuDNN's
+HIDDEN_ROWS = "some queries see nothing"
+HIDDEN_EVERY = 5  # queries from one that sees nothing to the next
 SHAPES = ("queries x keys", "1x1", "batch x 1", "1 x heads", "batch x heads", "batch x 1 x 1")
 
 # A length is the sum of a size of tiles or blocks and an offset.
@@ -67,7 +69,7 @@ SPACE: Mapping[str, Sequence[Any]] = {
     "dtype": (torch.float32, torch.float16, torch.bfloat16),
     "mask": ("none", "none", "causal", "causal", *GIVEN),
     "mask shape": SHAPES,
-    "pattern": ("random", "window", "documents", "aligned to the end", "padding", "everything"),
+    "pattern": ("random", "window", "documents", "aligned to the end", "padding", "everything", HIDDEN_ROWS),
     "heads": ((1, 1), (2, 2), (3, 3), (4, 2), (6, 2), (4, 1), (3, 1)),  # of queries, and of keys and values
     "shared heads": ("enable_gqa", "expanded"),
     "batch": (1, 2, 3),
@@ -75,7 +77,8 @@ SPACE: Mapping[str, Sequence[Any]] = {
     "queries past": PAST,
     "keys": LENGTHS_KEYS,
     "keys past": PAST,
-    "depth": (8, 16, 20, 32, 40, 64, 72, 80, 96, 100, 128, 160, 192, 256),
+    # Fused kernels pad sizes that are not multiples of 8, and have a kernel for each of a few sizes up to 256.
+    "depth": (8, 13, 16, 17, 20, 24, 32, 40, 48, 56, 64, 65, 72, 80, 88, 96, 100, 112, 128, 129, 160, 192, 224, 256),
     "depth of values": ("the same", "the same", "half", "more"),
     "scale": (None, None, 0.6, 1.5),  # times 1 / sqrt(depth)
     "scores": SCORES,
@@ -184,6 +187,11 @@ class Call:
         return f", mask {self.mask} of {'x'.join(map(str, self.mask_sizes))}{pattern}"
 
     @property
+    def hides_rows(self) -> bool:
+        """Whether some queries may see no key."""
+        return self.mask in HIDING and self.mask in GIVEN and self.pattern == HIDDEN_ROWS
+
+    @property
     def mask_sizes(self) -> tuple[int, ...]:
         queries = 1 if self.mask_shape == SHAPES[-1] else self.queries
         if self.mask_shape == SHAPES[0]:
@@ -208,10 +216,13 @@ def length(multiple: int, past: int) -> int:
     return multiple + past if multiple else abs(past) + 1 if past <= 0 else past
 
 
-def possible(point: Point, half_only: Sequence[str] = ()) -> bool:
+def possible(point: Point, half_only: Sequence[str] = (), zeros: Sequence[str] = BACKENDS_CPU) -> bool:
     """Whether the combination of parameter values (`point`) is small enough, each of its elements
-    matters, and no fused kernel refuses its shape or strides. `half_only`: backends without float32."""
+    matters, and no fused kernel refuses its shape or strides. `half_only`: backends without float32. `zeros`: backends
+    that give 0 for a query that sees no key."""
     call = Call.at(point)
+    if call.hides_rows and (call.backend not in zeros or call.mask == "learned -inf"):
+        return False
     shared = call.rows / call.classes
     if call.dtype == torch.bfloat16 and call.scores in (HIGH, LOW) and call.factor < COARSE:
         return False
@@ -227,11 +238,15 @@ def possible(point: Point, half_only: Sequence[str] = ()) -> bool:
 
 
 def sampled_operations(
-    backends: Sequence[str], how: AttentionArithmetic, half_only: Sequence[str] = ()
+    backends: Sequence[str],
+    how: AttentionArithmetic,
+    half_only: Sequence[str] = (),
+    zeros: Sequence[str] = BACKENDS_CPU,
 ) -> tuple[Operation, ...]:
     """The operations of this probe for these backends."""
     make = functools.partial(case, how=how)
-    may_be = functools.partial(possible, half_only=half_only)
+    # Before torch 2.5 the output of a query that sees no key was NaN (pytorch pull request 131863).
+    may_be = functools.partial(possible, half_only=half_only, zeros=zeros if hasattr(torch, "_safe_softmax") else ())
     return (
         Operation("attention", {**SPACE, "backend": backends}, make, COUNTS, may_be),
         multihead_cases.operation(how.tf32),
@@ -245,7 +260,9 @@ def attention_cases(context: Context) -> None:
     else:
         how = AttentionArithmetic(ROUNDINGS, context.job.allow_tf32)
         backends = BACKENDS[:-1] if cudnn_is_deprioritized() else BACKENDS
-        case_sampling.check(context, sampled_operations(backends, how, half_only=("flash", "cudnn")))
+        # torch's own tests require zeros of these backends; cuDNN, which torch may choose, is not among them.
+        zeros = ("math", "efficient")
+        case_sampling.check(context, sampled_operations(backends, how, half_only=("flash", "cudnn"), zeros=zeros))
 
 
 def case(point: Point, seed: int, how: AttentionArithmetic) -> Case:
@@ -350,7 +367,7 @@ def _problem(call: Call, seed: int) -> AttentionProblem:
         "q": AttentionPart(q, whole),
         "k": AttentionPart(k.flatten(2, 3), looked_for(near & whole[..., None])),
         "v": AttentionPart(v.flatten(2, 3), looked_for(near)),
-        "grad": AttentionPart(grad, torch.ones(grad.shape[:-1], dtype=torch.bool)),
+        "grad": AttentionPart(grad, visible.any(-1).expand(grad.shape[:-1])),
     }
     if call.mask in GIVEN and call.mask != "boolean":
         few = call.keys <= REPEATED * call.classes
@@ -381,12 +398,13 @@ def _bits(call: Call, shape: tuple[int, ...], seed: int) -> torch.Tensor:
 
 
 def _pattern(call: Call, seed: int) -> torch.Tensor:
-    """A mask of the call's shape, True where a query sees a key. Each query sees at least one key."""
+    """A mask of the call's shape, True where a query sees a key. Each query sees at least one key, except with
+    HIDDEN_ROWS."""
     sizes = (1,) * (4 - len(call.mask_sizes)) + call.mask_sizes
     batch, head, i, j = torch.meshgrid(*map(torch.arange, sizes), indexing="ij")
     shift, queries, keys = batch + head, sizes[2], call.keys
     centre = i * keys // queries
-    if call.pattern == "random":
+    if call.pattern in ("random", HIDDEN_ROWS):
         found = hashed_inputs.hashes(math.prod(sizes), seed + 7).view(sizes) % 4 > 0
     elif call.pattern == "window":
         found = (j - centre).abs() <= 2 + shift + keys // 8
@@ -398,7 +416,10 @@ def _pattern(call: Call, seed: int) -> torch.Tensor:
         found = j < keys - (1 + shift) * keys // 5
     else:
         found = torch.ones(sizes, dtype=torch.bool)
-    return (found | (j == centre)).reshape(call.mask_sizes)
+    found = found | (j == centre)
+    if call.pattern == HIDDEN_ROWS:  # rows of each residue, so that whole tiles and parts of them are hidden
+        found = found & (i % HIDDEN_EVERY != (HIDDEN_EVERY - 1 + shift) % HIDDEN_EVERY) & (i // 16 % 4 != 2)
+    return found.reshape(call.mask_sizes)
 
 
 def _visible(call: Call, mask: torch.Tensor | None) -> torch.Tensor:
@@ -468,8 +489,9 @@ def _exact(*given: torch.Tensor, call: Call, problem: AttentionProblem, how: Att
     its_k, its_v = (tensors[name].repeat_interleave(call.heads // call.groups, 1) for name in "kv")
     added = tensors.get("bias", torch.zeros((), dtype=q.dtype))
     scores = ((q @ its_k.mT) * call.factor + added).masked_fill(~visible, -math.inf)
-    powers = (scores - scores.amax(-1, keepdim=True)).exp()
-    weights = powers / powers.sum(-1, keepdim=True)
+    lowest = torch.finfo(scores.dtype).min  # of a query that sees nothing, whose weights are 0
+    powers = (scores - scores.amax(-1, keepdim=True).clamp(min=lowest)).exp()
+    weights = powers / powers.sum(-1, keepdim=True).clamp(min=tolerances.unit_roundoff(torch.float64))
 
     sizes = (q.abs() @ its_k.abs().mT) * call.factor + added.abs()
     moved = (tolerances.attention_score(call.depth, how.factor(call.dtype)) * sizes).masked_fill(~visible, 0.0)

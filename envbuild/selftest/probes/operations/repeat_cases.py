@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import itertools
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import short_name
-from envbuild.selftest.numerics import float64_reference_operations, hashed_inputs, tolerances
+from envbuild.selftest.numerics import backward_pass, float64_reference_operations, hashed_inputs, tolerances
 from envbuild.selftest.numerics.float64_reference_operations import Arithmetic, Exact
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
 from envbuild.selftest.numerics.reference_products import product
@@ -29,6 +30,9 @@ Given = Sequence[tuple[Callable[[Shape, int], torch.Tensor], Shape]]  # how each
 SINGLE, HALF, BRAIN, DOUBLE = torch.float32, torch.float16, torch.bfloat16, torch.float64
 VARIANTS, VARIANTS_LARGE = 3, 2  # inputs of an operation
 RARE = 8  # rounds from one call of a large tensor to the next
+LESS_OFTEN = 3  # for the many operations that share the time
+RARER = 25  # for operations that take longer
+GROUPS = 4  # of channels
 KEYS = 97  # rows of a table
 HOW = Arithmetic(SINGLE)
 # A convolution of images from 8 to 12 channels in two groups.
@@ -131,7 +135,65 @@ def repeated_operations() -> tuple[Repeated, ...]:
         _repeated("to bf16 131x257", SINGLE, lambda x: x.to(BRAIN), without_rounding, ((many, wide),)),
         _repeated("x y + x 1031x1021", SINGLE, _mixed, _mixed_exactly, ((many, large), (many, large)), every=RARE),
         _repeated("transposed copy 1031x1021", SINGLE, _contiguous, without_rounding, ((turned, large),), every=RARE),
+        *_models_operations(),
     )
+
+
+def _models_operations() -> tuple[Repeated, ...]:
+    """Further operations of models, gradients among them."""
+    ones, many = functools.partial(hashed_inputs.whole, most=1), functools.partial(hashed_inputs.whole, most=99)
+    signed, shifted = hashed_inputs.signed, lambda shape, seed: 1 + hashed_inputs.uniform(shape, seed)
+    places = lambda shape, seed: hashed_inputs.hashes(shape[0], seed) % KEYS  # noqa: E731
+    rows, image, logits, heads = (65, 257), (2, 8, 13, 11), (64, 257), (1, 2, 65, 16)
+    layer = ((ones, (45, 67)), (ones, (95, 67)), (many, (95,)), (ones, (45, 95)))
+    channels = ((signed, (6, 8, 37)), (shifted, (8,)), (signed, (8,)))
+    targets, table = (places, (logits[0],)), ((places, (601,)), (many, (KEYS, 33)))
+    factors, places_large = ((ones, (1031, 17)), (ones, (17, 1021))), ((places, (4099,)), (many, (KEYS, 257)))
+    attention = functools.partial(float64_reference_operations.attention, Arithmetic(BRAIN))
+    silu = functools.partial(float64_reference_operations.silu, HOW)
+    often = (
+        _repeated("linear gradients 45x67x95", SINGLE, _linear_gradients, _linear_gradients_exactly, layer),
+        _repeated("linear gradients 45x67x95", HALF, _linear_gradients, _linear_gradients_exactly, layer),
+        _repeated(
+            "softmax gradient 64x257",
+            SINGLE,
+            _softmax_gradient,
+            _softmax_gradient_exactly,
+            ((signed, logits),) * 2,
+            whole=False,
+        ),
+        _repeated(
+            "scaled_dot_product_attention 1x2x65x16", BRAIN, _attention, attention, ((signed, heads),) * 3, whole=False
+        ),
+        _repeated("causal attention 1x2x65x16", SINGLE, _causal, _causal_exactly, ((signed, heads),) * 3, whole=False),
+        _repeated(
+            "attention gradient 1x2x65x16",
+            SINGLE,
+            _values_gradient,
+            _values_gradient_exactly,
+            ((signed, heads),) * 4,
+            whole=False,
+        ),
+        _repeated("embedding 601 of 97x33", SINGLE, lambda places, rows: F.embedding(places, rows), _rows, table),
+        _repeated("embedding gradient 97x33", SINGLE, _table, _sums_exactly, ((places, (601,)), (ones, (601, 33)))),
+        _repeated("cross_entropy 64x257", SINGLE, _losses, _losses_exactly, (targets, (signed, logits)), whole=False),
+        _repeated("group_norm 6x8x37", SINGLE, _group_norm, _group_norm_exactly, channels, whole=False),
+        _repeated("batch_norm 6x8x37", SINGLE, _batch_norm, _batch_norm_exactly, channels, whole=False),
+        _repeated("silu 4099", SINGLE, lambda x: F.silu(x), silu, ((signed, (4099,)),), whole=False),
+        _repeated("max_pool2d 2x8x13x11", SINGLE, _pool, _pool_exactly, ((signed, image),)),
+        _repeated("cat 65x257", HALF, lambda x, y: torch.cat((x, y), 1), _both, ((many, rows), (many, rows))),
+        _repeated("where 65x257", BRAIN, _larger, _larger_exactly, ((many, rows), (many, rows))),
+        _repeated("topk 9x1025", SINGLE, lambda x: torch.topk(x, 7)[0], _seven, ((signed, (9, 1025)),)),
+        _repeated("list of tensors added", SINGLE, _lists, _lists_exactly, ((many, (4099,)), (many, (4099,)))),
+    )
+    return (
+        *(dataclasses.replace(each, cases=each.cases[:VARIANTS_LARGE], every=LESS_OFTEN) for each in often),
+        _repeated("mm 1031x17x1021", SINGLE, lambda a, b: torch.mm(a, b), _product, factors, every=RARER),
+        _repeated(
+            "embedding 4099 of 97x257", BRAIN, lambda places, rows: F.embedding(places, rows), _rows, places_large,
+            every=RARER,
+        ),
+    )  # fmt: skip
 
 
 def small_operations() -> list[Repeated]:
@@ -337,3 +399,140 @@ def _sorted(x: torch.Tensor) -> Exact:
 
 def _contiguous(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous()
+
+
+def _gradients(run: Run, leaves: Sequence[torch.Tensor], grad: torch.Tensor) -> torch.Tensor:
+    """The gradients of these inputs in one vector, also where inference mode is on."""
+    with torch.inference_mode(False), torch.enable_grad():
+        leaves = [values.detach().requires_grad_() for values in leaves]
+        found = backward_pass.gradients(run(*leaves), leaves, grad)
+    return torch.cat([gradient.flatten() for gradient in found])
+
+
+def _linear_gradients(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    return _gradients(lambda x, w, b: torch.addmm(b, x, w.t()), (x, w, b), grad)
+
+
+def _linear_gradients_exactly(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, grad: torch.Tensor) -> Exact:
+    ones = torch.ones(1, len(grad), dtype=torch.float64)
+    parts = product(grad, w), product(grad.t().contiguous(), x), product(ones, grad)
+    return without_rounding(torch.cat([part.flatten() for part in parts]))
+
+
+def _softmax_gradient(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    return _gradients(lambda leaf: torch.softmax(leaf, dim=-1), (x,), grad)
+
+
+def _softmax_gradient_exactly(x: torch.Tensor, grad: torch.Tensor) -> Exact:
+    """The tolerance of softmax counts twice, for y and for the sum of y grad, which has the error of a sum as well."""
+    y = float64_reference_operations.probabilities(x)
+    total, most = (y * grad).sum(-1, keepdim=True), (y * grad.abs()).sum(-1, keepdim=True)
+    value, size = y * (grad - total), grad.abs() + most
+    distance = float((x.amax(-1, keepdim=True) - x).max())
+    relative = tolerances.summation(x.shape[-1]) * (8 * (1 + distance) + 2)
+    return Exact(value.flatten(), (tolerances.rounding(value, SINGLE) + relative * y * size).flatten())
+
+
+def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def _causal_exactly(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Exact:
+    """Each query is a separate attention over the keys up to its position."""
+    rows = [
+        float64_reference_operations.attention(HOW, q[:, :, n : n + 1], k[:, :, : n + 1], v[:, :, : n + 1])
+        for n in range(q.shape[2])
+    ]
+    return Exact(torch.cat([row.value for row in rows], 2), torch.cat([row.bound for row in rows], 2))
+
+
+def _values_gradient(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    """The gradient of the values; the others are computed as well."""
+    return _gradients(_attention, (q, k, v), grad)[-v.numel() :]
+
+
+def _values_gradient_exactly(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor) -> Exact:
+    depth, length = q.shape[-1], k.shape[-2]
+    scores = (q[..., :, None, :] * k[..., None, :, :]).sum(-1) / math.sqrt(depth)
+    weights = float64_reference_operations.probabilities(scores)
+    value = (weights[..., None] * grad[..., :, None, :]).sum(-3)
+    spread = (weights[..., None] * grad[..., :, None, :]).square().sum(-3).sqrt()
+    logit = float(q.norm(dim=-1).max() * k.norm(dim=-1).max()) / math.sqrt(depth)
+    bound = tolerances.attention_gradient_cap(SINGLE, logit, depth, length) * spread + tolerances.rounding(
+        value, SINGLE
+    )
+    return Exact(value.flatten(), (bound + tolerances.ROUNDED * spread.max()).flatten())
+
+
+def _table(places: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode(False):
+        table = grad.new_zeros(KEYS, grad.shape[1])
+    return _gradients(lambda leaf: F.embedding(places, leaf), (table,), grad).view(table.shape)
+
+
+def _losses(targets: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(x, targets, reduction="none")
+
+
+def _losses_exactly(targets: torch.Tensor, x: torch.Tensor) -> Exact:
+    value = torch.logsumexp(x, -1) - x[torch.arange(len(x)), targets]
+    return Exact(value, tolerances.rounding(value, SINGLE) + tolerances.log_softmax(value, x.shape[-1]))
+
+
+def _group_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return F.group_norm(x, GROUPS, w, b)
+
+
+def _group_norm_exactly(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Exact:
+    shape = (len(x), GROUPS, -1)
+    w, b = (values[:, None].expand(x.shape).reshape(shape) for values in (w, b))
+    return _reshaped(float64_reference_operations.layer_norm(HOW, x.reshape(shape), w, b, 1e-5), x.shape)
+
+
+def _batch_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return F.batch_norm(x, None, None, w, b, training=True).transpose(0, 1)
+
+
+def _batch_norm_exactly(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Exact:
+    turned = x.transpose(0, 1)
+    flat = turned.reshape(x.shape[1], -1)
+    return _reshaped(float64_reference_operations.layer_norm(HOW, flat, w[:, None], b[:, None], 1e-5), turned.shape)
+
+
+def _reshaped(exact: Exact, shape: Sequence[int]) -> Exact:
+    return Exact(exact.value.reshape(tuple(shape)), exact.bound.reshape(tuple(shape)))
+
+
+def _pool(x: torch.Tensor) -> torch.Tensor:
+    return F.max_pool2d(x, 3, stride=2, padding=1)
+
+
+def _pool_exactly(x: torch.Tensor) -> Exact:
+    padded = F.pad(x, (1, 1, 1, 1), value=-math.inf)
+    return without_rounding(padded.unfold(2, 3, 2).unfold(3, 3, 2).flatten(4).amax(-1))
+
+
+def _both(x: torch.Tensor, y: torch.Tensor) -> Exact:
+    return _listed([[*one, *other] for one, other in zip(x.tolist(), y.tolist())])
+
+
+def _larger(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.where(x > y, x, y)
+
+
+def _larger_exactly(x: torch.Tensor, y: torch.Tensor) -> Exact:
+    return without_rounding(torch.maximum(x, y))
+
+
+def _seven(x: torch.Tensor) -> Exact:
+    return _listed([sorted(row, reverse=True)[:7] for row in x.tolist()])
+
+
+def _lists(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """x - y of lists of tensors, as optimizers add them."""
+    lists = [list(torch.split(values, [33, 4000, 1, 65])) for values in (x, y)]
+    return torch.cat(torch._foreach_add(lists[0], lists[1], alpha=-1))
+
+
+def _lists_exactly(x: torch.Tensor, y: torch.Tensor) -> Exact:
+    return without_rounding(x - y)

@@ -2,6 +2,7 @@
 
 Each optimizer takes three steps over a list of parameters longer than one launch takes; the parameters after each step
 are compared with the same steps in float64 on the host. Sampled options, sizes and layouts: optimizer_sampled_cases.py.
+Further optimizers, half precision and scaled gradients: other_optimizer_cases.py.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from envbuild.selftest.harness.probe_context import Context, is_unsupported
 from envbuild.selftest.numerics import case_sampling, hashed_inputs, tolerances
 from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.operation_case import Case, check
-from envbuild.selftest.probes.training import optimizer_sampled_cases
+from envbuild.selftest.probes.training import optimizer_sampled_cases, other_optimizer_cases
 from envbuild.selftest.probes.training.optimizer_sampled_cases import CHUNK
 
 # More tensors than one launch takes (at most 110), and lengths around that of a chunk.
@@ -42,6 +43,7 @@ def optim_torch(context: Context) -> None:
     for case in cases():
         check(context, case, _may_refuse)
     case_sampling.check(context, optimizer_sampled_cases.sampled_operations(not context.on_cpu), _may_refuse)
+    case_sampling.check(context, other_optimizer_cases.sampled_operations(), _may_refuse)
 
 
 def cases() -> Iterator[Case]:

@@ -26,6 +26,7 @@ from envbuild.selftest.numerics.operation_case import Case
 CHUNK = 65536  # elements of a tensor that one block of a multi-tensor kernel processes (torch's MultiTensorApply.cuh)
 STEPS = 4
 RATE = 2.0**-3
+FIXED = "fixed"
 COUNTS = {"standard": 60, "full": 500}
 
 SPACE: Mapping[str, Sequence[Any]] = {
@@ -44,6 +45,7 @@ SPACE: Mapping[str, Sequence[Any]] = {
     "late": (False, True),
     "gradients": ("contiguous", "turned"),
     "capturable": (False, True),  # on GPUs
+    "rate": (FIXED, FIXED, "halved after each step", "a tensor"),
 }
 CLIPPED: Mapping[str, Sequence[Any]] = {
     "foreach": (False, True),
@@ -67,7 +69,7 @@ def case(point: Point, seed: int, on_gpu: bool) -> Case:
     """Build the case for one combination of optimizer options (`point`): several steps. Its inputs are the initial
     parameters, then the gradients of each step."""
     point = {**point, "capturable": point["capturable"] and on_gpu}
-    shapes, late = _shapes(point), _is_late(point)
+    shapes, late = shapes_of(point), _is_late(point)
     sizes = [math.prod(shape) for shape in shapes]
     count = sum(sizes)
     signs = hashed_inputs.signs(count, 30 * seed)
@@ -77,12 +79,14 @@ def case(point: Point, seed: int, on_gpu: bool) -> Case:
         scale = 4.0**-step if point["fading"] else 1.0
         gradient = turned * scale * signs * (0.25 + 0.75 * hashed_inputs.uniform((count,), 30 * seed + 2 + step))
         given.append(gradient[: count - sizes[-1]] if late and step == 0 else gradient)
-    options = ", ".join(f"{name} {value}" for name, value in _options(point).items() if value)
+    options = ", ".join(f"{name} {value}" for name, value in options_of(point).items() if value)
     name = (
         f"{point['kind']} {point['implementation']}, {STEPS} steps of {len(shapes)} tensors {shapes[0]} to {shapes[-1]}"
     )
-    how = f"{', fading' if point['fading'] else ''}{', last one late' if late else ''}, gradients {_layout(point)}"
-    run, exact = functools.partial(_run, point=point), functools.partial(_exact, point=point)
+    how = f", rate {point['rate']}{', fading' if point['fading'] else ''}{', last one late' if late else ''}"
+    how += f", gradients {_layout(point)}"
+    run = functools.partial(run_steps, point=point, options=options_of(point))
+    exact = functools.partial(exact_steps, point=point)
     return Case(f"{name}, {options}{how}", torch.float32, tuple(given), run, exact)
 
 
@@ -92,7 +96,7 @@ def clipped(point: Point, seed: int) -> Case:
     The last element of each tensor is large enough to affect the Euclidean norm of a chunk: its square is more than 1%
     of the total.
     """
-    shapes = _shapes(point)
+    shapes = shapes_of(point)
     sizes = [math.prod(shape) for shape in shapes]
     count = sum(sizes)
     x = hashed_inputs.signs(count, seed) * (1 + hashed_inputs.uniform((count,), seed + 1))
@@ -106,7 +110,7 @@ def clipped(point: Point, seed: int) -> Case:
 
 
 def _clip(x: torch.Tensor, point: Point, most: float) -> dict[str, torch.Tensor]:
-    shapes = _shapes(point)
+    shapes = shapes_of(point)
     parts = torch.split(x.clone(), [math.prod(shape) for shape in shapes])
     leaves = [torch.nn.Parameter(torch.zeros(shape, device=x.device)) for shape in shapes]
     for leaf, part in zip(leaves, parts):
@@ -130,7 +134,7 @@ def _clip_exactly(x: torch.Tensor, point: Point, most: float) -> dict[str, Exact
     }
 
 
-def _shapes(point: Point) -> list[tuple[int, ...]]:
+def shapes_of(point: Point) -> list[tuple[int, ...]]:
     past = point["past"]
     return {
         "few": [(32 + past,), (1,), (5, 3)],
@@ -148,7 +152,7 @@ def _is_late(point: Point) -> bool:
     return bool(point["late"]) and (point["kind"], point["implementation"]) != ("SGD", "fused")
 
 
-def _options(point: Point) -> dict[str, Any]:
+def options_of(point: Point) -> dict[str, Any]:
     common = {"lr": RATE, "weight_decay": point["decay"], "maximize": point["maximize"]}
     if point["kind"] == "SGD":
         momentum, damping = point["momentum"], point["damping"] if point["momentum"] else "none"
@@ -158,14 +162,18 @@ def _options(point: Point) -> dict[str, Any]:
     return {**found, "capturable": True} if point["capturable"] else found
 
 
-def _run(start: torch.Tensor, *gradients: torch.Tensor, point: Point) -> dict[str, torch.Tensor]:
-    shapes = _shapes(point)
-    sizes = [math.prod(shape) for shape in shapes]
-    parameters = [
-        torch.nn.Parameter(part.reshape(shape).clone()) for part, shape in zip(torch.split(start, sizes), shapes)
-    ]
-    options = {**_options(point), **IMPLEMENTATIONS[point["implementation"]]}
-    optimizer = getattr(torch.optim, point["kind"])(parameters, **options)
+def run_steps(
+    start: torch.Tensor, *gradients: torch.Tensor, point: Point, options: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    """The parameters after each step of the optimizer of this kind."""
+    sizes = [math.prod(shape) for shape in shapes_of(point)]
+    parameters = parameters_of(start, point)
+    rate: float | torch.Tensor = options["lr"]
+    if point["rate"] == "a tensor" and _takes_tensors(point):
+        rate = torch.tensor(rate, device=start.device)
+    optimizer = getattr(torch.optim, point["kind"])(
+        parameters, **{**options, "lr": rate, **IMPLEMENTATIONS[point["implementation"]]}
+    )
     found = {}
     for number, gradient in enumerate(gradients, start=1):
         kept = sizes if len(gradient) == len(start) else sizes[:-1]
@@ -173,8 +181,33 @@ def _run(start: torch.Tensor, *gradients: torch.Tensor, point: Point) -> dict[st
         for parameter, part in zip(parameters, parts):
             parameter.grad = None if part is None else _gradient_copy(part.reshape(parameter.shape), _layout(point))
         optimizer.step()
-        found[f"step {number}"] = torch.cat([parameter.detach().flatten() for parameter in parameters])
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * _factor(point)
+        found[f"step {number}"] = joined(parameters)
     return found
+
+
+def parameters_of(start: torch.Tensor, point: Point) -> list[torch.nn.Parameter]:
+    """The parameters with these values."""
+    shapes = shapes_of(point)
+    parts = torch.split(start, [math.prod(shape) for shape in shapes])
+    return [torch.nn.Parameter(part.reshape(shape).clone()) for part, shape in zip(parts, shapes)]
+
+
+def joined(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The values of all parameters in one vector."""
+    return torch.cat([parameter.detach().flatten() for parameter in parameters])
+
+
+def _takes_tensors(point: Point) -> bool:
+    """Whether the learning rate may be a tensor: since torch 2.1, and with foreach only if it is capturable."""
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    return version >= (2, 1) and point["kind"] != "SGD" and point["implementation"] != "foreach"
+
+
+def _factor(point: Point) -> float:
+    """What the learning rate is multiplied by after each step, as a scheduler does."""
+    return 0.5 if point["rate"] == "halved after each step" else 1.0
 
 
 def _layout(point: Point) -> str:
@@ -189,7 +222,7 @@ def _gradient_copy(gradient: torch.Tensor, layout: str) -> torch.Tensor:
     return gradient.clone()
 
 
-def _exact(start: torch.Tensor, *gradients: torch.Tensor, point: Point) -> dict[str, Exact]:
+def exact_steps(start: torch.Tensor, *gradients: torch.Tensor, point: Point) -> dict[str, Exact]:
     """The steps in float64 with their tolerances.
 
     The tolerance of a step is added to twice that of the previous steps: through the decay, an error of a parameter
@@ -198,8 +231,9 @@ def _exact(start: torch.Tensor, *gradients: torch.Tensor, point: Point) -> dict[
     p, limit, count = start, torch.zeros_like(start), torch.zeros_like(start)
     first, second, most = (torch.zeros_like(start) for _ in range(3))
     sign, decay, (beta, beta2) = -1.0 if point["maximize"] else 1.0, point["decay"], point["betas"]
-    options, found = _options(point), {}
+    options, found = options_of(point), {}
     for number, part in enumerate(gradients, start=1):
+        rate = RATE * _factor(point) ** (number - 1)
         takes = torch.arange(len(start)) < len(part)
         gradient = sign * torch.cat((part, part.new_zeros(len(start) - len(part))))
         count = count + takes
@@ -221,10 +255,10 @@ def _exact(start: torch.Tensor, *gradients: torch.Tensor, point: Point) -> dict[
         if point["kind"] == "AdamW":
             update = update + decay * p
         first, update = torch.where(takes, buffer, first), torch.where(takes, update, 0.0)
-        p = p - RATE * update
+        p = p - rate * update
         # SGD has fewer roundings than Adam.
         limit = (
-            2 * limit + tolerances.rounding(p, torch.float32) + tolerances.adam(RATE, update.abs(), number, correction)
+            2 * limit + tolerances.rounding(p, torch.float32) + tolerances.adam(rate, update.abs(), number, correction)
         )
         found[f"step {number}"] = Exact(p, limit)
     return found

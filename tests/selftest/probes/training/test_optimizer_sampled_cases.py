@@ -11,6 +11,7 @@ import torch
 from envbuild.selftest.numerics import case_sampling
 from envbuild.selftest.numerics.case_sampling import Operation
 from envbuild.selftest.numerics.operation_case import worst
+from envbuild.selftest.probes.training import other_optimizer_cases
 from envbuild.selftest.probes.training.optimizer_sampled_cases import OPERATIONS, SPACE
 from selftest.numerics.test_operation_case import (
     test_a_right_kernel_is_within_tolerance_and_each_element_of_its_inputs_matters as sensitive,
@@ -20,7 +21,9 @@ OPERATION = OPERATIONS[0]
 PLAIN = {name: values[0] for name, values in SPACE.items()}
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+@pytest.mark.parametrize(
+    "operation", (*OPERATIONS, *other_optimizer_cases.OPERATIONS), ids=lambda operation: operation.name
+)
 def test_sampled_cases_see_each_changed_element(operation: Operation) -> None:
     for case in case_sampling.cases(operation, case_sampling.sample(operation, 14, seed=2).points, seed=2):
         sensitive(case)
