@@ -165,7 +165,7 @@ def _fits(point: Point) -> bool:
     most = [point[name] + REACH for name in ("rows", "inner", "columns") if name in point]
     work = math.prod(most) * point.get("batch", 1)
     # Of more random signs, bfloat16 could not represent some partial sums.
-    is_seen = point["inner"] <= SUMMED or (point["values"] != "fractions" and point["dtype"] != torch.bfloat16)
+    is_seen = point["inner"] <= SUMMED or bool(point["values"] != "fractions" and point["dtype"] != torch.bfloat16)
     return is_seen and work <= MOST and sum(size > LONG[0] for size in most) <= 1
 
 
