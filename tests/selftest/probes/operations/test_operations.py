@@ -39,6 +39,7 @@ PARTIAL = (
     "triangular",
     "solve of vectors",
     "images resized",
+    "images sampled",
     "images pooled",
     "images padded by constant",
     "windows as columns",
