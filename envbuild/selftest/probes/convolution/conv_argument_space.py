@@ -250,7 +250,11 @@ def _padding(kind: str | int, dimension: int, extent: int, same: bool) -> tuple[
     """The padding before and after; no window lies in the padding only."""
     if same:
         return (extent - 1) // 2, extent - 1 - (extent - 1) // 2
-    width = kind if isinstance(kind, int) else {"none": 0, "one": 1, "uneven": (2, 0, 1)[dimension], "full": extent - 1}.get(kind, extent // 2)
+    width = (
+        kind
+        if isinstance(kind, int)
+        else {"none": 0, "one": 1, "uneven": (2, 0, 1)[dimension], "full": extent - 1}.get(kind, extent // 2)
+    )
     return min(width, extent - 1), min(width, extent - 1)
 
 

@@ -185,8 +185,8 @@ def _weighted(x: torch.Tensor, matrices: Sequence[torch.Tensor], dtype: torch.dt
     """x (images, channels, ...) times a matrix (out, n) in each dimension.
 
     Each term may be rounded to the dtype, as additions to memory are, and so may the weights of each dimension. A
-    position up to n, from three operations in float32, has an error of at most 8 * 2^-24 n, and `slope` times this error
-    changes each weight of its dimension, also those that are 0 next to others.
+    position up to n, from three operations in float32, has an error of at most 8 * 2^-24 n, and `slope` times this
+    error changes each weight of its dimension, also those that are 0 next to others.
     """
     value, size, moved, terms = x, x.abs(), x.abs().max(), 1
     relative = 0.0
@@ -283,7 +283,9 @@ def _sample(x: torch.Tensor, grid: torch.Tensor, point: Point) -> torch.Tensor:
         if point["mode"] == "nearest":
             taps = [(place.detach().round(), 1 + 0 * place)]  # its derivative is 0
         elif cubic:
-            taps = [(_inside(first + tap, n, point), _cubic((place - first - tap).abs(), -0.75)) for tap in range(-1, 3)]
+            taps = [
+                (_inside(first + tap, n, point), _cubic((place - first - tap).abs(), -0.75)) for tap in range(-1, 3)
+            ]
         else:
             taps = [(first + tap, 1 - (place - first - tap).abs()) for tap in range(2)]
         dimensions.append([(at, weight * ((at >= 0) & (at < n))) for at, weight in taps])
@@ -405,7 +407,7 @@ OPERATIONS = (
             "channels": (1, 3, 4, 9),
             "height": (2, 3, 8, 9),
             "width": (2, 5, 8, 17, 33),
-            "places": ((1, 1, 1), (3, 5, 2), (4, 8, 3), (7, 33, 1)),
+            "places": ((1, 9, 2), (3, 5, 2), (4, 8, 3), (7, 33, 1)),
             "layout": LAYOUTS,
             "gradient layout": LAYOUTS[:3],
         },

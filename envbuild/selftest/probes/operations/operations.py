@@ -9,6 +9,8 @@ from envbuild.selftest.numerics import case_sampling
 from envbuild.selftest.numerics.case_sampling import Operation
 from envbuild.selftest.numerics.operation_case import Case, check
 from envbuild.selftest.probes.operations import (
+    broadcast_and_complex_cases,
+    ctc_loss_cases,
     elementwise_and_copy_cases,
     embedding_and_indexing_cases,
     exact_fixed_cases,
@@ -55,4 +57,6 @@ def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
         *pooling_padding_and_unfold_cases.OPERATIONS,
         *image_interpolation_cases.OPERATIONS,
         *scatter_and_gather_cases.OPERATIONS,
+        *broadcast_and_complex_cases.OPERATIONS,
+        *ctc_loss_cases.OPERATIONS,
     )
