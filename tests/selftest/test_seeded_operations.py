@@ -41,7 +41,7 @@ WRONG = [
     ("operations:zeros_outside", "bound", "images sampled "),
     ("operations:columns_first", "mismatch", "channels moved by pixel_shuffle"),
     ("operations:always_included", "mismatch", "blocks by scatter_reduce"),
-    ("operations:short_sum", "mismatch", "broadcast mul of "),
+    ("operations:short_sum", "bound", "broadcast mul of "),
     ("operations:one_weight", "bound", "gates by prelu of columns"),
     ("operations:zero_filled", "mismatch", ": shifted right: element ["),
     ("operations:unconjugated", "mismatch", "complex "),

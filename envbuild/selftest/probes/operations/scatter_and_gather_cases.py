@@ -88,6 +88,8 @@ def _is_possible(point: Point) -> bool:
         return False
     if point["group"] == "scatter of a number" and point["dtype"] == torch.bfloat16 and point["count"] > 33:
         return False  # sums are up to 256, so that each order of addition gives the same
+    if point["group"] == "pairs" and point["outer"] == 1:
+        return False
     if point["group"] == "index_reduce" and point["outer"] * point["inner"] == 1:
         return False  # torch 2.13 refuses a single row in float16 on the CPU with an internal error
     return point["dtype"].is_floating_point or point["group"] not in FOR_FLOATS

@@ -43,6 +43,7 @@ PARTIAL = (
     "channels moved by max_unpool",
     "losses by ctc_loss",
     "blocks by gather",
+    "blocks by pairs",
     "broadcast where",
     "broadcast maximum",
     "broadcast minimum",
