@@ -288,7 +288,8 @@ def columns_first(kernel: Kernel) -> Kernel:
     """The two positions within a square are exchanged."""
 
     def seeded(x: torch.Tensor, factor: int) -> torch.Tensor:
-        return kernel(x.unflatten(1, (-1, factor, factor)).transpose(2, 3).flatten(1, 3), factor)
+        squares = x.reshape(x.shape[0], -1, factor, factor, *x.shape[2:])
+        return kernel(squares.transpose(2, 3).flatten(1, 3), factor)
 
     return seeded
 
@@ -347,7 +348,7 @@ class Crossed(torch.autograd.Function):
 
 
 def short_sum(kernel: Kernel) -> Kernel:
-    return lambda x, y: Crossed.apply(x, y)  # type: ignore[no-any-return,no-untyped-call]
+    return lambda x, y: Crossed.apply(x, y)  # type: ignore[no-untyped-call]
 
 
 def unweighted(kernel: Kernel) -> Kernel:

@@ -278,8 +278,10 @@ def _gates_exactly(name: str, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return x[:, ::2] * _sigmoid(x[:, ::2]) * x[:, 1::2]
     if name == "geglu":
         gate = x[:, width // 2 :]
-        return x[:, : width // 2] * gate * (1 + torch.special.erf(gate / math.sqrt(2))) / 2
-    return torch.where(x > 0, x, x * (w[:1] if name == "prelu" else w).expand(x.shape))
+        weight: torch.Tensor = (1 + torch.special.erf(gate / math.sqrt(2))) / 2
+        return x[:, : width // 2] * gate * weight
+    slopes: torch.Tensor = w[:1] if name == "prelu" else w
+    return torch.where(x > 0, x, x * slopes.expand(x.shape))
 
 
 def gate(point: Point, seed: int) -> Case:

@@ -97,10 +97,9 @@ def _is_resize(point: Point) -> bool:
     if point["rank"] not in MODES[point["mode"]][1] or (point["rank"] == 1 and "channels last" in _layouts(point)):
         return False
     channels, outputs, sizes = point["images"] * point["channels"], _outputs(point), _sizes(point)
-    if point["mode"].endswith("antialias"):
-        # With an output of width 1, the results of torch 2.13 on the CPU depend on whether the channels lie last.
-        if point["dtype"] != torch.float32 or outputs[-1] == 1:
-            return False
+    # With an output of width 1, the results of torch 2.13 on the CPU depend on whether the channels lie last.
+    if point["mode"].endswith("antialias") and (point["dtype"] != torch.float32 or outputs[-1] == 1):
+        return False
     if channels * max(math.prod(sizes), math.prod(outputs)) > MOST:
         return False
     if any(n * factor < 1 for n, factor in zip(sizes, _factors(point))):
