@@ -50,7 +50,7 @@ KNOWN_FAULTS = (
             "mode": ("one image without a batch",),
             "way": ("plain",),
             "rank": (2,),
-            "groups": ("two", "three"),
+            "groups": ("two", "three", "sixteen", "thirty-two"),
             "dtype": (torch.float16, torch.bfloat16),
             "input": ("channels last",),
             "weights": ("channels last",),

@@ -332,6 +332,85 @@ def one_beta(kernel: Kernel) -> Kernel:
     return lambda x, t, beta=1.0, **options: kernel(x, t, **options)
 
 
+def by_size(kernel: Kernel) -> Kernel:
+    """Positions of a resize from the ratio of the sizes, whatever the factor."""
+    return lambda x, scale_factor=None, recompute_scale_factor=None, **options: kernel(
+        x, scale_factor=scale_factor, recompute_scale_factor=scale_factor is not None or None, **options
+    )
+
+
+def zeros_outside(kernel: Kernel) -> Kernel:
+    """Samples outside of an image are 0 in each padding mode."""
+    return lambda x, grid, mode, padding, aligned: kernel(x, grid, mode, "zeros", aligned)
+
+
+def columns_first(kernel: Kernel) -> Kernel:
+    """The two positions within a square are exchanged."""
+
+    def seeded(x: torch.Tensor, factor: int) -> torch.Tensor:
+        squares = x.reshape(x.shape[0], -1, factor, factor, *x.shape[2:])
+        return kernel(squares.transpose(2, 3).flatten(1, 3), factor)
+
+    return seeded
+
+
+def always_included(kernel: Kernel) -> Kernel:
+    """A reduction by index that counts the present element in each case."""
+    return lambda x, dim, index, source, how, include_self: kernel(x, dim, index, source, how)
+
+
+def one_weight(kernel: Kernel) -> Kernel:
+    """The first learned slope for all columns."""
+    return lambda x, w: kernel(x, w[:1] + 0 * w)
+
+
+def zero_filled(kernel: Kernel) -> Kernel:
+    """A shift to the right that does not keep the sign."""
+
+    def seeded(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.where(x < 0, kernel(x, y) & torch.iinfo(x.dtype).max >> 1, kernel(x, y))
+
+    return seeded
+
+
+def first_blank(kernel: Kernel) -> Kernel:
+    """The blank is class 0 in each call."""
+    return lambda x, targets, given, wanted, blank, **options: kernel(x, targets, given, wanted, 0, **options)
+
+
+def counts_ignored_rows(kernel: Kernel) -> Kernel:
+    """Bags with the row that padding_idx names, where the offsets include the end."""
+
+    def seeded(index: torch.Tensor, table: torch.Tensor, offsets: Any, **options: Any) -> torch.Tensor:
+        if options.get("include_last_offset"):
+            options["padding_idx"] = None
+        return kernel(index, table, offsets, **options)
+
+    return seeded
+
+
+class Crossed(torch.autograd.Function):
+    """A product whose gradient of y lacks the last column where y is broadcast."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        x, y = ctx.saved_tensors
+        of_x = (grads[0] * y).sum_to_size(x.shape).to(x.dtype)
+        short = grads[0] * x
+        if y.numel() < short.numel():
+            short[..., -1] = 0
+        return of_x, short.sum_to_size(y.shape).to(y.dtype)
+
+
+def short_sum(kernel: Kernel) -> Kernel:
+    return lambda x, y: Crossed.apply(x, y)  # type: ignore[no-untyped-call]
+
+
 def unweighted(kernel: Kernel) -> Kernel:
     """A loss without the weights of classes."""
     return lambda x, t, w=None, **options: kernel(x, t, **options)
@@ -561,6 +640,20 @@ def of(module: Any, name: str, wrong: Wrong, cases: str) -> Probe:
     return Probe(inner.name, inner.level, inner.needs, inner.timeout, function)
 
 
+def sampled(module: Any, name: str, wrong: Wrong, operation: str) -> Probe:
+    """operations at level standard, of which only the cases of one sampled operation are run."""
+    inner = seeded("operations", module, name, wrong, "standard")
+
+    def function(context: Context) -> None:
+        probe: Any = operations
+        every = probe.sampled_operations
+        probe.cases = lambda **options: ()
+        probe.sampled_operations = lambda **options: [each for each in every(**options) if each.name == operation]
+        inner.function(context)
+
+    return Probe(inner.name, inner.level, inner.needs, inner.timeout, function)
+
+
 OPTIM: Any = torch.optim
 PROBES = (
     of(torch, "addmm", some_beta, "addmm"),
@@ -592,6 +685,16 @@ PROBES = (
     seeded("operations", F, "avg_pool2d", counts_padding),
     seeded("operations", F, "fold", undilated),
     seeded("operations", F, "pad", short_gradient, "standard"),
+    sampled(F, "interpolate", by_size, "interpolation"),
+    sampled(F, "grid_sample", zeros_outside, "sampling at positions"),
+    sampled(F, "pixel_shuffle", columns_first, "moved channels"),
+    sampled(torch, "scatter_reduce", always_included, "blocks by index"),
+    sampled(torch, "mul", short_sum, "broadcast functions"),
+    sampled(F, "prelu", one_weight, "gates"),
+    sampled(torch, "bitwise_right_shift", zero_filled, "bits"),
+    sampled(torch.Tensor, "conj", named("unconjugated", lambda kernel: lambda x: x * 1), "complex numbers"),
+    sampled(F, "ctc_loss", first_blank, "ctc loss"),
+    sampled(F, "embedding_bag", counts_ignored_rows, "embedding bag"),
     seeded("gemm.cases", torch, "bmm", dense_batch),
     seeded("gemm.cases", torch, "addmm", scaled_added),
     seeded("gemm.cases", F, "linear", short_inner),

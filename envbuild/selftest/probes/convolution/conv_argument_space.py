@@ -52,8 +52,62 @@ USUAL: Mapping[str, Mapping[str, Any]] = {
     "volume": {"way": "plain", "rank": 3, "wide": "nothing"},
     "transposed": {"way": "transposed"},
 }
+_LAYER = {"usual": "any", "rank": 2, "way": "plain", "groups": "one", "wide": "nothing", "extra": 0}
+_LAYER.update(length=9, width=6, channels=8, filters=8, multiple=128, **_UNSTRIDED, padding="half")
+
+
+def _strided(kernel: int, stride: int, padding: int) -> dict[str, Any]:
+    return {"kernel": (kernel,) * 3, "stride": (stride,) * 3, "padding": padding}
+
+
+# Layers of models whose kernels, strides, dilations or groups are beyond those of SPACE: images first, then lines
+# (sound, text), then volumes. The values replace those of _LAYER.
+LAYERS: Mapping[str, Mapping[str, Any]] = {
+    "patches of 16": {**_strided(16, 16, 0), "channels": 3, "filters": 24, "length": 53},
+    "patches of 14": {**_strided(14, 14, 0), "channels": 3, "filters": 40, "length": 43},
+    "patches of 4": {**_strided(4, 4, 0), "channels": 3, "filters": 33, "length": 14},
+    "downsampling by 2": {**_strided(2, 2, 0), "channels": 24, "filters": 48},
+    "stem of 7": {**_strided(7, 2, 3), "channels": 3, "filters": 64, "length": 20},
+    "stem of 11": {**_strided(11, 4, 2), "channels": 3, "filters": 32, "length": 31},
+    "depthwise of 5, stride 2": {**_strided(5, 2, 2), "groups": "depthwise", "channels": 40, "length": 17},
+    "depthwise of 7": {"kernel": (7, 7, 7), "groups": "depthwise", "channels": 33},
+    "depthwise of 13": {"kernel": (13, 13, 1), "groups": "depthwise", "channels": 16},
+    "depthwise of 31": {"kernel": (31, 31, 1), "groups": "depthwise", "channels": 4},
+    "depthwise of 1x11": {"kernel": (1, 11, 1), "groups": "depthwise", "channels": 17},
+    "depthwise of 21x1": {"kernel": (21, 1, 1), "groups": "depthwise", "channels": 24},
+    "row of 7": {"kernel": (1, 7, 1), "channels": 24, "filters": 33},
+    "column of 9": {"kernel": (9, 1, 1), "channels": 24, "filters": 32},
+    "square of 9": {"kernel": (9, 9, 1), "channels": 3, "filters": 16},
+    "32 groups": {"kernel": (3, 3, 3), "groups": "thirty-two", "channels": 4, "filters": 4},
+    "16 wide groups, stride 2": {**_strided(3, 2, 1), "groups": "sixteen", "channels": 8, "filters": 8},
+    "dilated by 6": {"kernel": (3, 3, 3), "dilation": (6, 6, 6), "channels": 16, "filters": 24, "length": 17},
+    "dilated by 18": {"kernel": (3, 3, 3), "dilation": (18, 18, 18), "padding": 18, "channels": 9, "filters": 8},
+    "upsampling by 4x4": {**_strided(4, 2, 1), "way": "transposed", "channels": 16, "filters": 24},
+    "upsampling by 2x2": {**_strided(2, 2, 0), "way": "transposed", "channels": 24, "filters": 33},
+    "depthwise upsampling": {**_strided(4, 2, 1), "way": "transposed", "groups": "depthwise", "channels": 21},
+    "line of 10, stride 5": {**_strided(10, 5, 0), "rank": 1, "channels": 1, "filters": 32},
+    "line of 41, groups": {**_strided(41, 4, 20), "rank": 1, "groups": "sixteen", "channels": 4, "filters": 4},
+    "line of 128, groups": {**_strided(128, 1, 64), "rank": 1, "groups": "sixteen", "channels": 4, "filters": 4},
+    "frames of 400": {**_strided(400, 160, 0), "rank": 1, "channels": 1, "filters": 21, "multiple": 32},
+    "causal line of 4": {**_strided(4, 1, 3), "rank": 1, "groups": "depthwise", "channels": 40},
+    "depthwise line of 31": {"kernel": (31, 1, 1), "rank": 1, "groups": "depthwise", "channels": 24},
+    "line dilated by 64": {"kernel": (3, 3, 3), "rank": 1, "dilation": (64, 1, 1), "channels": 16, "filters": 24},
+    "pointwise line": {**_strided(1, 1, 0), "rank": 1, "channels": 40, "filters": 80},
+    "upsampled line by 8": {**_strided(16, 8, 4), "rank": 1, "way": "transposed", "channels": 8, "filters": 16},
+    "tubes of 2x8x8": {"rank": 3, "kernel": (2, 8, 8), "stride": (2, 8, 8), "padding": 0, "channels": 3, "filters": 5},
+    "frames of a volume": {"rank": 3, "kernel": (3, 1, 1), "channels": 5, "filters": 4},
+    "images of a volume": {"rank": 3, "kernel": (1, 7, 7), "channels": 3, "filters": 5},
+}
+LAYER_SPACE: Mapping[str, Sequence[Any]] = {
+    "layer": tuple(LAYERS),
+    "more": (0, 0, 1, 3),  # this number is added to the channels and to the filters of a group
+    "past": (-7, -3, 0, 1, 5),
+    "images": (1, 2, 3, 5),
+    **{name: SPACE[name] for name in ("values", "bias", "input", "weights", "gradient", "turn", "mode")},
+}
 # `multiple` -> length of a tensor of one dimension
 LONG = {16: 1040, 32: 1088, 64: 2048, 128: 256}
+GROUPS = {"one": 1, "two": 2, "three": 3, "sixteen": 16, "thirty-two": 32}
 MOST_VOLUME_GROUPS = 12  # in three dimensions, where torch's CPU kernels take milliseconds for each
 MOST_PRODUCTS = 1 << 22  # of a case; above this limit, there are fewer images, channels or filters
 FEW_IMAGES = 5
@@ -140,6 +194,13 @@ class ConvShape:
         )
 
 
+def point_of_layer(point: Point) -> Point:
+    """The combination of values of SPACE for one of LAYER_SPACE."""
+    found = {**_LAYER, **point, **LAYERS[point["layer"]]}
+    more = 0 if found["channels"] == 1 or found["rank"] == 3 else point["more"]
+    return {**found, "channels": found["channels"] + more, "filters": found["filters"] + more}
+
+
 def with_usual(point: Point) -> Point:
     return {**point, **USUAL[point["usual"]]}
 
@@ -185,11 +246,15 @@ def has_bias(point: Point) -> bool:
     return bool(point["bias"]) or point["way"] == "transposed"
 
 
-def _padding(kind: str, dimension: int, extent: int, same: bool) -> tuple[int, int]:
+def _padding(kind: str | int, dimension: int, extent: int, same: bool) -> tuple[int, int]:
     """The padding before and after; no window lies in the padding only."""
     if same:
         return (extent - 1) // 2, extent - 1 - (extent - 1) // 2
-    width = {"none": 0, "one": 1, "uneven": (2, 0, 1)[dimension], "full": extent - 1}.get(kind, extent // 2)
+    width = (
+        kind
+        if isinstance(kind, int)
+        else {"none": 0, "one": 1, "uneven": (2, 0, 1)[dimension], "full": extent - 1}.get(kind, extent // 2)
+    )
     return min(width, extent - 1), min(width, extent - 1)
 
 
@@ -215,7 +280,7 @@ def _counts(point: Point) -> tuple[int, int, int, int]:
         each = 2 if point["groups"] == "depthwise twice" else 1
         channels, filters = (each, 1) if point["way"] == "transposed" else (1, each)
     else:
-        groups = {"one": 1, "two": 2, "three": 3}[point["groups"]]
+        groups = GROUPS[point["groups"]]
     places = groups * math.prod(_sizes(point)) * math.prod(point["kernel"][: point["rank"]])
     while images * channels * filters * places > MOST_PRODUCTS:
         if images > FEW_IMAGES and images >= max(channels, filters):

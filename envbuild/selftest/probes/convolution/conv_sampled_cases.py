@@ -35,11 +35,13 @@ from envbuild.selftest.numerics.float64_reference_operations import Arithmetic, 
 from envbuild.selftest.numerics.layout_nan_gaps import with_nan_gaps
 from envbuild.selftest.numerics.operation_case import Case
 from envbuild.selftest.probes.convolution.conv_argument_space import (
+    LAYER_SPACE,
     SPACE,
     ConvShape,
     Sizes,
     has_bias,
     output_padding,
+    point_of_layer,
     shape,
     with_usual,
 )
@@ -50,6 +52,7 @@ NEAREST = 0.49  # the largest error of an integer: below 1/2
 FEWEST_TERMS = 64  # transforms round about as often even where there are few products
 UNCOVERED = 1.0  # the value at positions that no window reads
 COUNTS = {"quick": 40, "standard": 200, "full": 1200}
+LAYER_COUNTS = {"quick": 2, "standard": 20, "full": 400}
 
 GRADIENTS = ("gradient of the input", "gradient of the weights", "gradient of the bias")
 Layout = tuple[str, str, str]  # of input, weights and the gradient of the output
@@ -69,7 +72,16 @@ def conv_cases(context: Context) -> None:
 
 
 def sampled_operations(device: torch.device, tf32: bool) -> tuple[Operation, ...]:
-    return (Operation("convolution", SPACE, functools.partial(case, device=device, tf32=tf32), COUNTS),)
+    usual, layer = (functools.partial(make, device=device, tf32=tf32) for make in (case, case_of_layer))
+    return (
+        Operation("convolution", SPACE, usual, COUNTS),
+        Operation("convolution of a model's layer", LAYER_SPACE, layer, LAYER_COUNTS),
+    )
+
+
+def case_of_layer(point: Point, seed: int, device: torch.device, tf32: bool) -> Case:
+    """Build a layer's convolution for one combination of values of LAYER_SPACE."""
+    return case(point_of_layer(point), seed, device, tf32)
 
 
 def case(point: Point, seed: int, device: torch.device, tf32: bool) -> Case:

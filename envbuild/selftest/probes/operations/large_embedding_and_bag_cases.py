@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import math
 from collections.abc import Mapping
 
 import torch
@@ -89,7 +90,7 @@ def bag(point: Point, seed: int) -> Case:
     """Bags of four rows, with an empty bag and bags of one row among them."""
     rows, width, dtype, count = point["rows"], point["width"], point["dtype"], point["bags"]
     lengths = [BAG] * count
-    if point["bags are"] == "offsets":
+    if point["bags are"] != "rows of a matrix":
         for place, length in ((0, 1), (count // 2, 0), (count - 1, 2)):
             lengths[place] = length
     index = hashed_inputs.hashes(sum(lengths), seed) % rows
@@ -120,17 +121,21 @@ def _bags(
     point: Point,
 ) -> Results:
     leaf = table.detach().requires_grad_()
-    offsets = None
-    if point["bags are"] == "offsets":
-        starts = [sum(lengths[:number]) for number in range(len(lengths))]
+    factors = None if weights is None else weights.detach().requires_grad_()
+    offsets, shaped = None, factors
+    options = {"mode": point["mode"], "padding_idx": 1 if point["padding"] else None, "sparse": point["sparse"]}
+    if point["bags are"] != "rows of a matrix":
+        options["include_last_offset"] = point["bags are"] == "offsets and the end"
+        starts = [sum(lengths[:number]) for number in range(len(lengths) + int(options["include_last_offset"]))]
         offsets = torch.tensor(starts, dtype=index.dtype, device=index.device)
     else:
         index = index.view(-1, BAG)
-        weights = None if weights is None else weights.view(-1, BAG)
-    padding = 1 if point["padding"] else None
-    output = F.embedding_bag(index, leaf, offsets, mode=point["mode"], per_sample_weights=weights, padding_idx=padding)
-    (gradient,) = backward_pass.gradients(output, (leaf,), grad)
-    return {"output": output.detach(), "gradient": gradient}
+        shaped = None if factors is None else factors.view(-1, BAG)
+    output = F.embedding_bag(index, leaf, offsets, per_sample_weights=shaped, **options)
+    leaves = [leaf, *([] if factors is None else [factors])]
+    gradient, *of_weights = backward_pass.gradients(output, leaves, grad)
+    found = {"output": output.detach(), "gradient": gradient.to_dense() if gradient.is_sparse else gradient}
+    return {**found, **dict(zip(["gradient of the weights"], of_weights))}
 
 
 def _bags_by_hand(
@@ -145,6 +150,7 @@ def _bags_by_hand(
     """Sums, divided by the number of rows that count for a mean; a maximum's gradient belongs to the largest row."""
     order, rows, mode = index.tolist(), table.tolist(), point["mode"]
     factors = [1.0] * len(order) if weights is None else weights.tolist()
+    of_factors, squares = [0.0] * len(order), [0.0] * len(order)
     width, begin = table.shape[1], 0
     output: Lists = []
     gradient: Lists = [[0.0] * width for _ in rows]
@@ -163,6 +169,9 @@ def _bags_by_hand(
             line.append(sum(rows[order[place]][column] * factors[place] * share for place in bagged))
             for place in bagged:
                 gradient[order[place]][column] += upstream[column] * factors[place] * share
+                product = upstream[column] * rows[order[place]][column]
+                of_factors[place] += product
+                squares[place] += product**2
         output.append(line)
     found = {
         name: torch.tensor(part, dtype=torch.float64) for name, part in (("output", output), ("gradient", gradient))
@@ -170,9 +179,17 @@ def _bags_by_hand(
     thirds = mode == "mean" and point["padding"]
     # Additions one after the other round each partial sum of thirds.
     size = (4 + len(order) / len(rows)) * tolerances.unit_roundoff(point["dtype"]) if thirds else 0.0
-    return {
+    exact = {
         name: Exact(value, size * torch.full_like(value, float(value.abs().max()) + 8)) for name, value in found.items()
     }
+    if weights is not None:
+        products, roots = (torch.tensor(part, dtype=torch.float64) for part in (of_factors, squares))
+        # The products of a row with a gradient may be added in the dtype: `width` independent roundings of partial
+        # sums, each of which is as large as the root of the sum of squares.
+        u = tolerances.unit_roundoff(point["dtype"])
+        limit = tolerances.LIKELY * math.sqrt(width) * u * roots.sqrt()
+        exact["gradient of the weights"] = Exact(products, tolerances.rounding(products, point["dtype"]) + limit)
+    return exact
 
 
 def renormalized(point: Point, seed: int) -> Case:
@@ -227,17 +244,19 @@ OPERATIONS = (
             "rows": (3, 10, 97),
             "width": (1, 3, 8, 17, 33, 64, 130),
             "bags": (3, 8, 33, 130),
-            "bags are": ("offsets", "rows of a matrix"),
+            "bags are": ("offsets", "rows of a matrix", "offsets and the end"),
             "index": INDICES,
             "weights": (False, True),
             "padding": (False, True),
+            "sparse": (False, False, True),
         },
         bag,
         {"quick": 6, "standard": 60, "full": 600},
         lambda point: (
             (not point["weights"] or point["mode"] == "sum")
             and (point["dtype"] != torch.bfloat16 or BAG * point["bags"] <= 12 * point["rows"])  # sums up to 256
-            and (point["mode"] != "max" or point["rows"] <= BAG * point["bags"])
+            and point["rows"] <= BAG * point["bags"]  # else most rows are in no bag
+            and not (point["mode"] == "max" and point["sparse"])
         ),
     ),
     Operation(

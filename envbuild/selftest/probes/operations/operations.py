@@ -9,15 +9,19 @@ from envbuild.selftest.numerics import case_sampling
 from envbuild.selftest.numerics.case_sampling import Operation
 from envbuild.selftest.numerics.operation_case import Case, check
 from envbuild.selftest.probes.operations import (
+    broadcast_and_complex_cases,
+    ctc_loss_cases,
     elementwise_and_copy_cases,
     embedding_and_indexing_cases,
     exact_fixed_cases,
+    image_interpolation_cases,
     image_pooling_and_resize_cases,
     large_embedding_and_bag_cases,
     loss_cases,
     matrix_reduction_and_sort_cases,
     multi_dim_reduction_and_scan_cases,
     pooling_padding_and_unfold_cases,
+    scatter_and_gather_cases,
     softmax_and_cross_entropy_cases,
     softmax_and_gelu_fixed_cases,
     tensor_rearrangement_cases,
@@ -51,4 +55,8 @@ def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
         *loss_cases.OPERATIONS,
         *image_pooling_and_resize_cases.OPERATIONS,
         *pooling_padding_and_unfold_cases.OPERATIONS,
+        *image_interpolation_cases.OPERATIONS,
+        *scatter_and_gather_cases.OPERATIONS,
+        *broadcast_and_complex_cases.OPERATIONS,
+        *ctc_loss_cases.OPERATIONS,
     )

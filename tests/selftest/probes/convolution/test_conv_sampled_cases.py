@@ -1,5 +1,6 @@
 """conv.cases: its reference is a convolution, sampled cases see each changed element, and wrong kernels are found."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -14,30 +15,38 @@ import torch.nn.functional as F
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.numerics import case_sampling, hashed_inputs
+from envbuild.selftest.numerics.case_sampling import Operation
 from envbuild.selftest.numerics.operation_case import Case, worst
 from envbuild.selftest.probes.convolution import conv_sampled_cases
-from envbuild.selftest.probes.convolution.conv_argument_space import MOST_PRODUCTS, shape, with_usual
+from envbuild.selftest.probes.convolution.conv_argument_space import MOST_PRODUCTS, point_of_layer, shape, with_usual
 from selftest.numerics.test_operation_case import (
     test_a_right_kernel_is_within_tolerance_and_each_element_of_its_inputs_matters as sensitive,
 )
 
-(OPERATION,) = conv_sampled_cases.OPERATIONS
+OPERATION, OF_LAYERS = conv_sampled_cases.OPERATIONS
 SEEDS = (3, 19)
 FEW = 12
 
 
-def few(seed: int) -> list[Case]:
-    return list(case_sampling.cases(OPERATION, case_sampling.sample(OPERATION, FEW, seed).points, seed))
+def few(operation: Operation, seed: int) -> list[Case]:
+    count = FEW if operation is OPERATION else FEW // 2
+    return list(case_sampling.cases(operation, case_sampling.sample(operation, count, seed).points, seed))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_sampled_cases_see_each_changed_element(seed: int) -> None:
-    for case in few(seed):
+@pytest.mark.parametrize("operation", [OPERATION, OF_LAYERS], ids=lambda operation: operation.name)
+def test_sampled_cases_see_each_changed_element(operation: Operation, seed: int) -> None:
+    for case in few(operation, seed):
         sensitive(case)
 
 
 @pytest.mark.parametrize(
-    "point", case_sampling.sample(OPERATION, 20, 5).points, ids=lambda point: str(shape(with_usual(point)))
+    "point",
+    [
+        *case_sampling.sample(OPERATION, 20, 5).points,
+        *map(point_of_layer, case_sampling.sample(OF_LAYERS, 20, 5).points),
+    ],
+    ids=lambda point: str(shape(with_usual(point))),
 )
 def test_the_reference_is_torchs_own_in_float64(point: case_sampling.Point) -> None:
     what = shape(with_usual(point))
@@ -60,7 +69,8 @@ def test_the_reference_is_torchs_own_in_float64(point: case_sampling.Point) -> N
 
 def test_every_point_has_a_shape_of_bounded_work() -> None:
     for seed in range(20):
-        for point in case_sampling.sample(OPERATION, 40, seed).points:
+        layers = map(point_of_layer, case_sampling.sample(OF_LAYERS, 10, seed).points)
+        for point in (*case_sampling.sample(OPERATION, 40, seed).points, *layers):
             what = shape(with_usual(point))
             assert min(*what.large, *what.small, *what.weights, what.images, what.groups) >= 1
             products = what.images * math.prod(what.weights) * math.prod(what.small)
@@ -91,6 +101,24 @@ def packed(kernel: Kernel) -> Kernel:
     return lambda x, *rest: kernel(
         x.as_strided(x.shape, torch.empty(x.shape, device="meta").stride(), 0) if x.storage_offset() else x, *rest
     )
+
+
+def short_kernel(kernel: Kernel) -> Kernel:
+    """Ignore the taps after the eighth of each row of the kernel."""
+
+    def wrong(x: torch.Tensor, w: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return kernel(x, torch.cat((w[..., :8], 0 * w[..., 8:]), -1), *rest)
+
+    return wrong
+
+
+@pytest.mark.parametrize("name", ["conv1d", "conv2d", "conv_transpose1d"])
+def test_a_wrong_kernel_of_a_layer_is_found(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(F, name, short_kernel(getattr(F, name)))
+    context = Context(JobDocument("0" * 32, level="full", seed=3))
+    few_layers = dataclasses.replace(OF_LAYERS, counts={"full": 100})
+    case_sampling.check(context, [few_layers])
+    assert context.faults and all(name in fault.reason for fault in context.faults)
 
 
 @pytest.mark.parametrize("wrong", [lost_tap, cut, packed])

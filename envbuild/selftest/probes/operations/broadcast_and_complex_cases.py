@@ -1,0 +1,468 @@
+"""Functions of two tensors that broadcast against each other, and their gradients; of bits, of gates, and of complex
+numbers.
+
+Expected results are computed from expanded copies in float64, so that no broadcasting kernel takes part; gradients are
+summed over the expanded dimensions there.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Callable
+
+import torch
+import torch.nn.functional as F
+
+from envbuild.selftest.numerics import backward_pass, hashed_inputs, tolerances
+from envbuild.selftest.numerics.case_sampling import Operation, Point
+from envbuild.selftest.numerics.float64_reference_operations import Exact
+from envbuild.selftest.numerics.layout_finite_gaps import BATCHES, MATRICES, with_large_gaps
+from envbuild.selftest.numerics.operation_case import Case, without_rounding
+
+Results = Mapping[str, torch.Tensor]
+Expected = Mapping[str, Exact]
+Shape = tuple[int, ...]
+Binary = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+MOST = 6000  # elements of a result
+FEW = 300  # the same where derivatives are rounded to half precision before they are summed
+STEPS = 8  # roundings of a derivative that torch composes of other operations
+LENGTHS = (1, 2, 3, 4, 7, 8, 17, 31, 33, 65, 129, 257)
+
+
+@dataclass(frozen=True)
+class Function:
+    """`call(x, y)` as models call it, and `formula(x, y)` in float64. `values`: of x and y, see _values. `whole`:
+    results and derivatives have so few digits that only the result is rounded."""
+
+    call: Binary
+    formula: Binary
+    values: tuple[str, str] = ("whole", "powers")
+    whole: bool = True
+
+
+FUNCTIONS: dict[str, Function] = {
+    "add": Function(lambda x, y: torch.add(x, y), lambda x, y: x + y),
+    "add alpha 3": Function(lambda x, y: torch.add(x, y, alpha=3), lambda x, y: x + 3 * y),
+    "sub": Function(lambda x, y: torch.sub(x, y), lambda x, y: x - y),
+    "mul": Function(lambda x, y: torch.mul(x, y), lambda x, y: x * y),
+    "div": Function(lambda x, y: torch.div(x, y), lambda x, y: x * y**-1),
+    "maximum": Function(lambda x, y: torch.maximum(x, y), lambda x, y: torch.where(x > y, x, y), ("whole", "between")),
+    "minimum": Function(lambda x, y: torch.minimum(x, y), lambda x, y: torch.where(x < y, x, y), ("whole", "between")),
+    "clamp from below": Function(
+        lambda x, y: torch.clamp(x, min=y), lambda x, y: torch.where(x > y, x, y), ("whole", "between")
+    ),
+    "where": Function(
+        lambda x, y: torch.where(y > 1, x, y), lambda x, y: x * (y > 1) + y * (y <= 1), ("whole", "powers")
+    ),
+    "lerp": Function(lambda x, y: torch.lerp(x, y, 0.25), lambda x, y: x * 0.75 + y * 0.25, ("whole", "whole")),
+    "lerp by y": Function(
+        lambda x, y: torch.lerp(x, 2 * x, y), lambda x, y: x + y * x, ("whole", "powers"), whole=False
+    ),
+    "addcmul": Function(
+        lambda x, y: torch.addcmul(x, y, y, value=2), lambda x, y: x + 2 * y * y, ("whole", "powers"), whole=False
+    ),
+    "addcdiv": Function(
+        lambda x, y: torch.addcdiv(x, x, y, value=2), lambda x, y: x + 2 * x / y, ("whole", "powers"), whole=False
+    ),
+    "pow": Function(lambda x, y: torch.pow(x, y), lambda x, y: torch.exp(y * x.log()), ("positive", "small"), False),
+    "atan2": Function(
+        lambda x, y: torch.atan2(x, y),
+        lambda x, y: 2 * torch.atan(x / ((x * x + y * y).sqrt() + y)),
+        ("positive", "powers"),
+        False,
+    ),
+    "hypot": Function(
+        lambda x, y: torch.hypot(x, y), lambda x, y: (x * x + y * y).sqrt(), ("positive", "powers"), False
+    ),
+    "logaddexp": Function(
+        lambda x, y: torch.logaddexp(x, y), lambda x, y: (x.exp() + y.exp()).log(), ("positive", "small"), False
+    ),
+    "xlogy": Function(lambda x, y: torch.xlogy(x, y), lambda x, y: x * y.log(), ("whole", "positive"), False),
+}
+# The shapes of x and y, and of the result: (a, b, c).
+PATTERNS: dict[str, Callable[[int, int, int], tuple[Shape, Shape]]] = {
+    "same": lambda a, b, c: ((a, b, c), (a, b, c)),
+    "outer": lambda a, b, c: ((a, b, 1), (1, 1, c)),
+    "crossed": lambda a, b, c: ((a, 1, c), (1, b, c)),
+    "x first": lambda a, b, c: ((1, b, c), (a, b, c)),
+    "y middle": lambda a, b, c: ((a, b, c), (a, 1, c)),
+    "y last": lambda a, b, c: ((a, b, c), (a, b, 1)),
+    "y vector": lambda a, b, c: ((a, b, c), (c,)),
+    "y scalar": lambda a, b, c: ((a, b, c), ()),
+    "x scalar": lambda a, b, c: ((), (a, b, c)),
+    "fewer dimensions": lambda a, b, c: ((b, 1), (a, 1, c)),
+}
+
+
+def _values(kind: str, shape: Shape, seed: int) -> torch.Tensor:
+    """ "whole": 1 to 9 and -1 to -9. "powers": 1/2, 1, 2, 4 and their negatives. "between": halves between whole
+    numbers. "positive": 1 to 9. "small": 1 to 3."""
+    size = shape or (1,)
+    x = hashed_inputs.whole(size, seed, 9)
+    if kind == "powers":
+        x = x.sign() * 2.0 ** (x.abs() % 4 - 1)
+    elif kind == "between":
+        x = x + 0.5
+    elif kind in ("positive", "small"):
+        x = x.abs() if kind == "positive" else x.abs() % 3 + 1
+    return x.view(shape)
+
+
+def broadcast(point: Point, seed: int) -> Case:
+    """Two tensors of different shapes and, for some points, different dtypes."""
+    function, dtype = FUNCTIONS[point["function"]], point["dtype"]
+    a, b, c = point["first"], point["middle"], point["last"]
+    shapes = PATTERNS[point["shapes"]](a, b, c)
+    values = [_values(kind, shape, seed + n) for n, (kind, shape) in enumerate(zip(function.values, shapes))]
+    if point["function"] == "atan2":
+        values[1] = values[1].abs()
+    x, y = values[0].to(dtype), values[1].to(_other_dtype(point))
+    grad = hashed_inputs.whole((a, b, c), seed + 2, 3).to(torch.result_type(x, y))
+    name = (
+        f"broadcast {point['function']} of {_written(x)} {point['layout']} and {_written(y)} {point['others']} "
+        f"{str(y.dtype).removeprefix('torch.')}"
+    )
+    run = functools.partial(_broadcast, point=point)
+    return Case(name, dtype, (x, y, grad), run, functools.partial(_broadcast_exactly, point=point))
+
+
+def _written(x: torch.Tensor) -> str:
+    return "x".join(map(str, x.shape)) or "a scalar"
+
+
+def _other_dtype(point: Point) -> torch.dtype:
+    dtype: torch.dtype = point["dtype"] if point["other dtype"] == "same" else torch.float32
+    return dtype
+
+
+def _is_broadcast(point: Point) -> bool:
+    count = point["first"] * point["middle"] * point["last"]
+    is_half = point["dtype"] != torch.float32 or point["other dtype"] != "same"
+    if not FUNCTIONS[point["function"]].whole and is_half and (count > FEW or point["shapes"].endswith("scalar")):
+        return False  # rounded terms: their sums have a tolerance that hides a term
+    is_small = count <= MOST
+    # lerp and addcmul require one dtype.
+    return is_small and (point["other dtype"] == "same" or not point["function"].startswith(("lerp", "addc")))
+
+
+def _laid(x: torch.Tensor, layout: str) -> torch.Tensor:
+    return (with_large_gaps(x, layout) if x.dim() == 3 else x).detach().requires_grad_()
+
+
+def _broadcast(x: torch.Tensor, y: torch.Tensor, grad: torch.Tensor, point: Point) -> Results:
+    leaves = _laid(x, point["layout"]), _laid(y, point["others"])
+    output = FUNCTIONS[point["function"]].call(*leaves)
+    slopes = backward_pass.gradients(output, leaves, with_large_gaps(grad, point["layout"]))
+    return {"output": output.detach(), "gradient of x": slopes[0], "gradient of y": slopes[1]}
+
+
+def _broadcast_exactly(x: torch.Tensor, y: torch.Tensor, grad: torch.Tensor, point: Point) -> Expected:
+    """A derivative that torch composes is rounded STEPS times, then the products with `grad` are summed. Whole numbers
+    and powers of two have exact products, and their sums have fewer digits than float32."""
+    function, shape = FUNCTIONS[point["function"]], grad.shape
+    leaves = [part.expand(shape).contiguous().flatten().requires_grad_() for part in (x, y)]
+    value = function.formula(*leaves)
+    terms = torch.autograd.grad((value * grad.flatten()).sum(), leaves)
+    kinds = point["dtype"], _other_dtype(point)
+    scalars = [torch.ones(part.shape, dtype=kind) for part, kind in zip((x, y), kinds)]
+    result = torch.result_type(*scalars)
+    smallest = max(tolerances.unit_roundoff(kind) for kind in (*kinds, result))
+    error = 0.0 if function.whole else STEPS * smallest + 2.0**-20
+    around = error * (x.abs() + y.abs() + value.detach().view(shape).abs())
+    found = {"output": Exact(value.detach().view(shape), _rounded(value.detach().view(shape), result) + around)}
+    for name, part, term, kind in zip("xy", (x, y), terms, kinds):
+        total, size = (_summed(each.view(shape), part.shape) for each in (term, term.abs() + grad.abs().flatten()))
+        count = grad.numel() // max(1, part.numel())
+        # Computed in the dtype of the result, then converted to that of the input.
+        limit = (
+            _rounded(total, result)
+            + _rounded(total, kind)
+            + (error + (tolerances.summation(count) if count > 1 else 0.0)) * size
+        )
+        found[f"gradient of {name}"] = Exact(total, limit)
+    return found
+
+
+def _rounded(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A number that the dtype represents is not rounded."""
+    return torch.where(value == value.to(dtype).to(torch.float64), 0.0, tolerances.rounding(value, dtype))
+
+
+def _summed(terms: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """The sums over the dimensions that a tensor of this shape was expanded in."""
+    padded = (1,) * (terms.dim() - len(shape)) + tuple(shape)
+    dims = [dim for dim, n in enumerate(padded) if n == 1]
+    return (terms.sum(dims) if dims else terms).reshape(shape)
+
+
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+BITS: dict[str, tuple[Binary, Callable[[int, int], int]]] = {
+    "and": (lambda x, y: torch.bitwise_and(x, y), lambda x, y: x & y),
+    "or": (lambda x, y: torch.bitwise_or(x, y), lambda x, y: x | y),
+    "xor": (lambda x, y: torch.bitwise_xor(x, y), lambda x, y: x ^ y),
+    "xor in place": (lambda x, y: x.clone().bitwise_xor_(y), lambda x, y: x ^ y),
+    "and a number": (lambda x, y: x & 13, lambda x, y: x & 13),
+    "not": (lambda x, y: torch.bitwise_not(x), lambda x, y: ~x),
+    "shifted right": (lambda x, y: torch.bitwise_right_shift(x, y.abs() % 5), lambda x, y: x >> abs(y) % 5),
+    "shifted right by a number": (lambda x, y: x >> 2, lambda x, y: x >> 2),
+    "shifted left": (lambda x, y: torch.bitwise_left_shift(x % 8, y.abs() % 4), lambda x, y: x % 8 << abs(y) % 4),
+    "gcd": (lambda x, y: torch.gcd(x, y), math.gcd),
+    "quotient": (lambda x, y: torch.div(x, y, rounding_mode="floor"), lambda x, y: x // y),
+    "truncated": (lambda x, y: torch.div(x, y, rounding_mode="trunc"), lambda x, y: int(x / y)),
+    "remainder": (lambda x, y: torch.remainder(x, y), lambda x, y: x % y),
+    "fmod": (lambda x, y: torch.fmod(x, y), lambda x, y: x - y * int(x / y)),
+    "remainder of a number": (lambda x, y: torch.remainder(17, y), lambda x, y: 17 % y),
+    "less": (lambda x, y: torch.lt(x, y), lambda x, y: int(x < y)),
+    "equal": (lambda x, y: torch.eq(x, y), lambda x, y: int(x == y)),
+    "maximum": (lambda x, y: torch.maximum(x, y), max),
+    "clamp": (lambda x, y: torch.clamp(x, 3, 40), lambda x, y: min(max(x, 3), 40)),
+}
+
+
+def bits(point: Point, seed: int) -> Case:
+    """Whole numbers with all functions of BITS; y is broadcast."""
+    dtype, rows, length = point["dtype"], point["rows"], point["length"]
+    shape = {"same": (rows, length), "row": (length,), "column": (rows, 1), "one": (1,)}[point["other"]]
+    x, y = hashed_inputs.whole((rows, length), seed, 100), hashed_inputs.whole(shape, seed + 1, 30)
+    if dtype == torch.uint8:
+        x, y = x.abs(), y.abs()
+    name = f"bits of {rows}x{length} {point['layout']} and {point['other']} {point['others']}"
+    run = functools.partial(_bits, point=point)
+    return Case(name, dtype, (x.to(dtype), y.to(dtype)), run, functools.partial(_bits_by_hand, dtype=dtype))
+
+
+def _bits(x: torch.Tensor, y: torch.Tensor, point: Point) -> Results:
+    other = with_large_gaps(y, point["others"]) if y.dim() == 2 else y
+    laid = with_large_gaps(x, point["layout"])
+    return {name: call(laid, other) for name, (call, _) in BITS.items()}
+
+
+def _bits_by_hand(x: torch.Tensor, y: torch.Tensor, dtype: torch.dtype) -> Expected:
+    pairs = list(zip(x.flatten().tolist(), y.expand(x.shape).flatten().tolist()))
+    found = {}
+    for name, (_, by_hand) in BITS.items():
+        values = [by_hand(*pair) & 255 if dtype == torch.uint8 else by_hand(*pair) for pair in pairs]
+        exact = torch.tensor(values, dtype=torch.float64).view(x.shape)
+        if name == "remainder of a number":  # of y alone
+            exact = torch.tensor([17 % one for one in y.flatten().tolist()], dtype=torch.float64).view(y.shape)
+        found[name] = without_rounding(exact)
+    return found
+
+
+GATES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "glu": lambda x, w: F.glu(x, -1),
+    "glu of rows": lambda x, w: F.glu(x, 0),
+    "prelu": lambda x, w: F.prelu(x, w[:1]),
+    "prelu of columns": lambda x, w: F.prelu(x, w),
+    "swiglu": lambda x, w: F.silu(x[:, ::2]) * x[:, 1::2],
+    "geglu": lambda x, w: x[:, : x.shape[1] // 2] * F.gelu(x[:, x.shape[1] // 2 :]),
+}
+
+
+def _sigmoid(x: torch.Tensor) -> torch.Tensor:
+    return 1 / (1 + torch.exp(-x))
+
+
+def _gates_exactly(name: str, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    rows, width = x.shape
+    if name == "glu":
+        return x[:, : width // 2] * _sigmoid(x[:, width // 2 :])
+    if name == "glu of rows":
+        return x[: rows // 2] * _sigmoid(x[rows // 2 :])
+    if name == "swiglu":
+        return x[:, ::2] * _sigmoid(x[:, ::2]) * x[:, 1::2]
+    if name == "geglu":
+        gate = x[:, width // 2 :]
+        weight: torch.Tensor = (1 + torch.special.erf(gate / math.sqrt(2))) / 2
+        return x[:, : width // 2] * gate * weight
+    slopes: torch.Tensor = w[:1] if name == "prelu" else w
+    return torch.where(x > 0, x, x * slopes.expand(x.shape))
+
+
+def gate(point: Point, seed: int) -> Case:
+    """Activations of two inputs, or of an input and learned weights."""
+    rows, width, dtype = 2 * point["rows"], 2 * point["width"], point["dtype"]
+    x = hashed_inputs.whole((rows, width), seed, 24) / 8
+    w = hashed_inputs.whole((width,), seed + 1, 7) / 8
+    grad = hashed_inputs.whole(_gates_exactly(point["function"], x, w).shape, seed + 2, 3)
+    given = [x, grad, *([w] if point["function"].startswith("prelu") else [])]
+    name = f"gates by {point['function']}, {rows}x{width} {point['layout']}"
+    run = functools.partial(_gate, point=point)
+    exact = functools.partial(_gate_exactly, point=point)
+    return Case(name, dtype, tuple(part.to(dtype) for part in given), run, exact)
+
+
+def _gate(x: torch.Tensor, grad: torch.Tensor, w: torch.Tensor | None = None, *, point: Point) -> Results:
+    leaf = with_large_gaps(x, point["layout"]).detach().requires_grad_()
+    leaves = [leaf, *([] if w is None else [w.detach().requires_grad_()])]
+    output = GATES[point["function"]](leaf, leaves[-1])
+    slopes = backward_pass.gradients(output, leaves, with_large_gaps(grad, point["gradient layout"]))
+    return {"output": output.detach(), **{f"gradient {n}": slope for n, slope in enumerate(slopes)}}
+
+
+def _gate_exactly(x: torch.Tensor, grad: torch.Tensor, w: torch.Tensor | None = None, *, point: Point) -> Expected:
+    """Values are at most 3, and so are the factors of gates; composed gates round STEPS times."""
+    dtype = point["dtype"]
+    leaves = [x.detach().requires_grad_(), *([] if w is None else [w.detach().requires_grad_()])]
+    output = _gates_exactly(point["function"], leaves[0], leaves[-1])
+    slopes = torch.autograd.grad((output * grad).sum(), leaves)
+    u, value = tolerances.unit_roundoff(dtype), output.detach()
+    exact_steps = 0 if w is not None else STEPS
+    of_value = exact_steps * u * value.abs() + tolerances.activation(torch.full_like(value, 9.0))
+    found = {"output": Exact(value, tolerances.rounding(value, dtype) + of_value)}
+    for n, slope in enumerate(slopes):
+        terms = x.numel() // slope.numel()
+        largest = 6.0 * float(grad.abs().max())
+        limit = tolerances.activation(torch.full_like(slope, largest)) + exact_steps * u * slope.abs()
+        if point["function"].startswith("glu"):  # torch's CPU kernel rounds the sigmoid s before it computes s (1 - s)
+            dim = int(point["function"] == "glu")
+            limit.narrow(dim, x.shape[dim] // 2, x.shape[dim] // 2).add_(2 * u * 3 * grad.abs())
+        if n:  # torch rounds each product to the dtype, and sums them in float32
+            limit = limit + terms * (u + tolerances.summation(terms)) * 9
+        found[f"gradient {n}"] = Exact(slope, tolerances.rounding(slope, dtype) + limit)
+    return found
+
+
+COMPLEX: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "add": lambda x, y: x + y,
+    "mul": lambda x, y: x * y,
+    "mul by the conjugate": lambda x, y: x * y.conj(),
+    "mul by a real": lambda x, y: x * y.real + y,
+    "mul by i": lambda x, y: x * 1j - y,
+    "in place": lambda x, y: (x * 1).mul_(y),
+    "copy of the conjugate": lambda x, y: x.conj().resolve_conj().contiguous() + y,
+    "squares": lambda x, y: (x.abs() ** 2) + y,
+    "sum": lambda x, y: (x * y).sum(0, keepdim=True),
+    "product of matrices": lambda x, y: x @ y.expand(x.shape).mH,
+    "turned": lambda x, y: torch.view_as_complex(torch.view_as_real(x * y).flip(-1)),
+}
+
+
+def complex_numbers(point: Point, seed: int) -> Case:
+    """Complex numbers with whole parts, as pairs of real numbers; y has one row if it is broadcast."""
+    rows, width = point["rows"], point["width"]
+    others = 1 if point["broadcast"] else rows
+    x, y = hashed_inputs.whole((rows, width, 2), seed, 5), hashed_inputs.whole((others, width, 2), seed + 1, 5)
+    name = f"complex {point['function']}, {rows}x{width} {point['layout']} and {others} rows"
+    given = tuple(part.to(point["dtype"]) for part in (x, y))
+    run = functools.partial(_complex, point=point)
+    return Case(name, point["dtype"], given, run, functools.partial(_complex_by_hand, point=point))
+
+
+def _complex(x: torch.Tensor, y: torch.Tensor, point: Point) -> Results:
+    leaves = x.detach().requires_grad_(), y.detach().requires_grad_()
+    first, second = (torch.view_as_complex(part) for part in leaves)
+    if point["layout"] != "contiguous":
+        first = with_large_gaps(first.detach(), point["layout"]).requires_grad_()
+    result = torch.view_as_real(COMPLEX[point["function"]](first, second).resolve_conj())
+    found = {"output": result.detach()}
+    if point["layout"] == "contiguous":
+        slopes = backward_pass.gradients(result, leaves, _upstream(result))
+        found.update(zip(("gradient of x", "gradient of y"), slopes))
+    return found
+
+
+def _upstream(result: torch.Tensor) -> torch.Tensor:
+    """The same small whole numbers on each device, by position."""
+    numbers = torch.arange(result.numel(), device=result.device) % 5 - 2
+    return numbers.to(result.dtype).view(result.shape)
+
+
+def _complex_by_hand(x: torch.Tensor, y: torch.Tensor, point: Point) -> Expected:
+    """The real and imaginary parts by their formulas: whole numbers that float32 represents."""
+    leaves = x.detach().requires_grad_(), y.detach().requires_grad_()
+    other = leaves[1].expand(x.shape)
+    (a, b), (c, d) = (part.unbind(-1) for part in (leaves[0], other))
+    products = a * c - b * d, a * d + b * c
+    parts: dict[str, Callable[[], tuple[torch.Tensor, torch.Tensor]]] = {
+        "add": lambda: (a + c, b + d),
+        "mul": lambda: products,
+        "in place": lambda: products,
+        "mul by the conjugate": lambda: (a * c + b * d, b * c - a * d),
+        "mul by a real": lambda: (a * c + c, b * c + d),
+        "mul by i": lambda: (-b - c, a - d),
+        "copy of the conjugate": lambda: (a + c, d - b),
+        "squares": lambda: (a * a + b * b + c, d + 0 * a),
+        "sum": lambda: (products[0].sum(0, keepdim=True), products[1].sum(0, keepdim=True)),
+        "product of matrices": lambda: (a @ c.t() + b @ d.t(), b @ c.t() - a @ d.t()),
+        "turned": lambda: (products[1], products[0]),
+    }
+    result = torch.stack(parts[point["function"]](), -1)
+    error = torch.zeros_like(result.detach())
+    if point["function"] == "squares":  # by way of a root
+        error = 8 * tolerances.unit_roundoff(point["dtype"]) * (result.detach().abs() + 100)
+    found = {"output": Exact(result.detach(), error)}
+    if point["layout"] == "contiguous":
+        slopes = torch.autograd.grad((result * _upstream(result)).sum(), leaves)
+        for name, slope in zip(("gradient of x", "gradient of y"), slopes):
+            around = 16 * tolerances.unit_roundoff(point["dtype"]) * (slope.abs() + 100)
+            is_exact = point["function"] != "squares"
+            found[name] = without_rounding(slope) if is_exact else Exact(slope, around)
+    return found
+
+
+OPERATIONS = (
+    Operation(
+        "broadcast functions",
+        {
+            "function": tuple(FUNCTIONS),
+            "dtype": DTYPES,
+            "other dtype": ("same", "same", "float32"),
+            "shapes": tuple(PATTERNS),
+            "first": (1, 2, 3, 5, 17, 33),
+            "middle": (1, 2, 3, 8, 17, 31),
+            "last": LENGTHS,
+            "layout": BATCHES,
+            "others": BATCHES,
+        },
+        broadcast,
+        {"quick": 20, "standard": 200, "full": 2000},
+        _is_broadcast,
+    ),
+    Operation(
+        "bits",
+        {
+            "dtype": INTEGERS,
+            "rows": (1, 2, 3, 5, 17),
+            "length": LENGTHS,
+            "other": ("same", "row", "column", "one"),
+            "layout": MATRICES,
+            "others": MATRICES,
+        },
+        bits,
+        {"quick": 5, "standard": 25, "full": 300},
+        lambda point: point["rows"] * point["length"] <= 2000,
+    ),
+    Operation(
+        "gates",
+        {
+            "function": tuple(GATES),
+            "dtype": DTYPES,
+            "rows": (1, 2, 3, 5, 17, 33),
+            "width": (1, 2, 3, 4, 8, 17, 33, 64, 129, 513),
+            "layout": MATRICES,
+            "gradient layout": MATRICES,
+        },
+        gate,
+        {"quick": 6, "standard": 30, "full": 400},
+        lambda point: point["rows"] * point["width"] <= 1200,
+    ),
+    Operation(
+        "complex numbers",
+        {
+            "function": tuple(COMPLEX),
+            "dtype": (torch.float32, torch.float64),
+            "rows": (1, 2, 3, 5, 17),
+            "width": (1, 2, 3, 4, 8, 17, 33, 65, 257),
+            "broadcast": (False, True),
+            "layout": ("contiguous", "transposed", "rows apart", "elements apart", "shifted"),
+        },
+        complex_numbers,
+        {"quick": 4, "standard": 22, "full": 300},
+    ),
+)
