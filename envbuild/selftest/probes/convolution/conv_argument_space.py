@@ -61,8 +61,8 @@ def _strided(kernel: int, stride: int, padding: int) -> dict[str, Any]:
 
 
 # Layers of models whose kernels, strides, dilations or groups are beyond those of SPACE: images first, then lines
-# (sound, text), then volumes. The values replace those of _LAYER. Depthwise kernels are 27 wide at most: from 31 on, with
-# channels last and bfloat16, oneDNN (torch 2.13) does not return on a processor with AVX512_BF16.
+# (sound, text), then volumes. The values replace those of _LAYER. Depthwise kernels are 27 wide at most: from width 31
+# on, with channels last and bfloat16, oneDNN (torch 2.13) does not return on a processor with AVX512_BF16.
 LAYERS: Mapping[str, Mapping[str, Any]] = {
     "patches of 16": {**_strided(16, 16, 0), "channels": 3, "filters": 24, "length": 53},
     "patches of 14": {**_strided(14, 14, 0), "channels": 3, "filters": 40, "length": 43},
