@@ -9,8 +9,9 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.numerics import case_sampling
 from envbuild.selftest.probes.hardware import large
-from envbuild.selftest.probes.operations import operations
+from envbuild.selftest.probes.operations import fft_and_linalg, operations
 from envbuild.selftest.probes.training import graph_replay, small_gpt
 
 from .making import BRAIN, HALF, SINGLE, Kernel, Wrong, named, seeded
@@ -501,6 +502,106 @@ def of(module: Any, name: str, wrong: Wrong, cases: str) -> Probe:
     return Probe(inner.name, inner.level, inner.needs, inner.timeout, function)
 
 
+def of_sampled(operation: str, probe: str, module: Any, name: str, wrong: Wrong) -> Probe:
+    """A probe at level standard, of which only the cases of one sampled operation are tried."""
+    inner = seeded(probe, module, name, wrong, "standard")
+
+    def function(context: Context) -> None:
+        every: Any = case_sampling.check
+        sampling: Any = case_sampling
+        sampling.check = lambda here, some: every(here, [one for one in some if one.name == operation])
+        modules: list[Any] = [operations, fft_and_linalg]
+        modules[0].cases = lambda **options: ()
+        modules[1].transforms = modules[1].factorizations = lambda: ()
+        inner.function(context)
+
+    return Probe(inner.name, inner.level, inner.needs, inner.timeout, function)
+
+
+def lower_alone(kernel: Kernel) -> Kernel:
+    """Reads the lower triangle, whatever UPLO says."""
+    return lambda a, UPLO="L": kernel(a, UPLO="L")
+
+
+def unconjugated(kernel: Kernel) -> Kernel:
+    """Reads the memory of a conjugated view as it is."""
+    return lambda a: kernel(a.conj() if a.is_conj() else a)
+
+
+def half_gradient(kernel: Kernel) -> Kernel:
+    """A right result whose gradient is half as large."""
+    return lambda x, *rest, **options: kernel((x + x.detach()) / 2, *rest, **options)
+
+
+def scaled_for_last(kernel: Kernel) -> Kernel:
+    """A normalized transform over three dimensions is divided for the size of the last alone."""
+
+    def seeded(z: torch.Tensor, lengths: Any, dims: Any, norm: str) -> torch.Tensor:
+        power = {"backward": 0.0, "ortho": 0.5, "forward": 1.0}[norm]
+        if len(dims) < 3 or not power:
+            return kernel(z, lengths, dims, norm)
+        return kernel(z, lengths, dims, "backward") / lengths[-1] ** power
+
+    return seeded
+
+
+def coarse_long(kernel: Kernel) -> Kernel:
+    """Signals longer than a block go through half precision."""
+
+    def seeded(z: torch.Tensor, n: int, dim: int) -> torch.Tensor:
+        pairs = torch.view_as_real(z)
+        return kernel(torch.view_as_complex(pairs.half().to(pairs.dtype)) if n > BLOCK else z, n, dim)
+
+    return seeded
+
+
+def late_window(kernel: Kernel) -> Kernel:
+    """A window that is narrower than its frame is moved to the end of it."""
+
+    def seeded(x: torch.Tensor, n: int, hop: int, width: int, window: torch.Tensor, **options: Any) -> torch.Tensor:
+        return kernel(x, n, hop, n, window=F.pad(window, (n - width, 0)), **options)
+
+    return seeded
+
+
+def rounded_up(kernel: Kernel) -> Kernel:
+    """Odd dimensions are rotated by one element too many."""
+    return lambda x, dims: torch.roll(x, [(x.shape[dim] + 1) // 2 for dim in dims], dims)
+
+
+def first_of_ties(kernel: Kernel) -> Kernel:
+    """The gradient of a maximum goes to the first of equal elements alone."""
+    return lambda x, dims, keepdim: torch.max(x, dims[0], keepdim)[0] if len(dims) == 1 else kernel(x, dims, keepdim)
+
+
+def first_place(kernel: Kernel) -> Any:
+    """Running maxima keep the first of equal elements, not the last."""
+
+    def seeded(x: torch.Tensor, dim: int) -> Any:
+        values = kernel(x, dim)[0]
+        grows = values.narrow(dim, 1, x.shape[dim] - 1) != values.narrow(dim, 0, x.shape[dim] - 1)
+        numbers = torch.arange(1, x.shape[dim]).reshape([-1 if axis == dim else 1 for axis in range(x.dim())])
+        places = torch.cat((torch.zeros_like(grows.narrow(dim, 0, 1)).long(), numbers * grows), dim)
+        return values, kernel(places, dim)[0]
+
+    return seeded
+
+
+def empty_row(kernel: Kernel) -> Kernel:
+    """NaN where all elements are minus infinity, as nothing is subtracted from infinity with care."""
+
+    def seeded(x: torch.Tensor, dim: int) -> torch.Tensor:
+        largest = x.amax(dim, keepdim=True)
+        return (x - largest).exp().sum(dim).log() + largest.squeeze(dim)
+
+    return seeded
+
+
+def open_bin(kernel: Kernel) -> Kernel:
+    """The last bin leaves out its upper edge."""
+    return lambda x, bins, low, high: kernel(x[x != high], bins, low, high)
+
+
 OPTIM: Any = torch.optim
 PROBES = (
     of(torch, "addmm", some_beta, "addmm"),
@@ -545,6 +646,18 @@ PROBES = (
     seeded("linalg", torch.linalg, "cholesky", stale_last_row),
     seeded("linalg", torch.linalg, "qr", named("qr", skewed)),
     seeded("linalg", torch.linalg, "eigh", named("eigh", skewed)),
+    of_sampled("matrix structure", "linalg", torch.linalg, "eigh", lower_alone),
+    of_sampled("matrix structure", "linalg", torch.linalg, "matrix_exp", unconjugated),
+    of_sampled("matrix structure", "linalg", torch.linalg, "det", named("half_gradient_of_det", half_gradient)),
+    of_sampled("fft of a block", "fft", torch.fft, "rfftn", scaled_for_last),
+    of_sampled("fft of a block", "fft", torch.fft, "irfft", half_gradient),
+    of_sampled("fft of a long signal", "fft", torch.fft, "ifft", coarse_long),
+    of_sampled("fft of frames", "fft", torch, "stft", late_window),
+    of_sampled("halves exchanged", "fft", torch.fft, "fftshift", rounded_up),
+    of_sampled("gradient of a reduction", "operations", torch, "amax", first_of_ties),
+    of_sampled("order along a dimension", "operations", torch, "cummax", first_place),
+    of_sampled("special values", "operations", torch, "logsumexp", empty_row),
+    of_sampled("counts and places", "operations", torch, "histc", open_bin),
     seeded("transfer", torch.Tensor, "copy_", lost_page),
     seeded("transfer", torch.Tensor, "copy_", unaligned),
     seeded("train.repeat", F, "embedding", by_process),

@@ -222,7 +222,8 @@ def _solved_exactly(a: torch.Tensor, b: torch.Tensor | None = None, *, point: Po
     batch, columns = len(a), a.shape[2]
     s = _symmetric(a) if a.shape[1] == columns else a
     # Iterations of small matrices rotate more often than once for each row.
-    error = tolerances.orthogonal(max(n, 4 if kind[:2] in ("ch", "lu", "qr") else 16), dtype)
+    of_vectors = tolerances.orthogonal(max(n, 4 if kind[:2] in ("ch", "lu", "qr") else 16), dtype)
+    error = tolerances.singular_values(max(n, 16), dtype) if kind.startswith("svd") else of_vectors
     if kind in SOLVERS:
         value = SOLVERS[kind](a, s, s if b is None else b)
         size = value.norm(dim=-2, keepdim=True)
@@ -234,7 +235,7 @@ def _solved_exactly(a: torch.Tensor, b: torch.Tensor | None = None, *, point: Po
         full = kind in ("qr complete", "svd full")
         names = {"qr": ("q^T q",), "sv": ("u^T u", "v v^T"), "ei": ("v^T v",)}.get(kind[:2], ())
         # cuSOLVER's Jacobi rotations divide by the singular values, which makes an error up to 15 times as large.
-        angle = 15 * error if kind.startswith("svd") else error
+        angle = 15 * of_vectors if kind.startswith("svd") else of_vectors
         for name in names:
             found[name] = _unit(columns if name == "v v^T" or not full else n, batch, angle)
         if kind[:2] in ("ch", "lu", "qr"):
