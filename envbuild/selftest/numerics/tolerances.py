@@ -252,16 +252,6 @@ def orthogonal(n: int, dtype: torch.dtype) -> float:
     return LIKELY * n * unit_roundoff(dtype)
 
 
-def singular_values(n: int, dtype: torch.dtype) -> float:
-    """Error of singular values, and of the product of the factors, relative to the largest singular value.
-
-    LAPACK's iterations take off-diagonal elements below a threshold for 0, in addition to the error of the rotations:
-    100 u in xLASQ2, which computes the values alone, and at most 100 u in xBDSQR (u^(-1/8) u within 10 u and 100 u).
-    Measured for matrices of 3 to 65 rows: 107 u without and 133 u with vectors.
-    """
-    return orthogonal(n, dtype) + 100 * unit_roundoff(dtype)
-
-
 def elimination(n: int, dtype: torch.dtype) -> float:
     """Residual of a system of n equations solved by elimination, relative to |L||U||x|.
 

@@ -540,7 +540,8 @@ def scaled_for_last(kernel: Kernel) -> Kernel:
         power = {"backward": 0.0, "ortho": 0.5, "forward": 1.0}[norm]
         if len(dims) < 3 or not power:
             return kernel(z, lengths, dims, norm)
-        return kernel(z, lengths, dims, "backward") / lengths[-1] ** power
+        scaled: torch.Tensor = kernel(z, lengths, dims, "backward") / lengths[-1] ** power
+        return scaled
 
     return seeded
 

@@ -19,6 +19,7 @@ from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.layout_finite_gaps import with_large_gaps
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
+from envbuild.selftest.probes.operations.fft_and_linalg_sampled_cases import singular_values
 
 Results = Mapping[str, torch.Tensor]
 Flags = Mapping[str, bool]
@@ -307,7 +308,7 @@ def _error(point: Point) -> float:
 def _of_values(point: Point) -> float:
     """Of singular values, and of the product of the factors, relative to the norm of the matrix."""
     factor = COMPLEX if point["numbers"] == "complex" else 1.0
-    return factor * tolerances.singular_values(max(point["n"] + 1, 16), point["dtype"])
+    return factor * singular_values(max(point["n"] + 1, 16), point["dtype"])
 
 
 def _solving(point: Point) -> float:
