@@ -42,7 +42,6 @@ Layouts of a tensor in memory. Gaps contain NaN or large numbers, so that a kern
 - batch inside: the first two dimensions are exchanged in memory. channels last: the channels are the innermost ones.
 - heads inside: the heads of one position are next to each other, as in a projection that is split into heads.
 - padded: rows apart, as a part of a larger tensor. packed: one of two tensors that a common projection gives.
-- conjugated: complex numbers in memory are the conjugates of the tensor's.
 - shifted, offset: the data begin one element after the start of the buffer; shifted by 8: eight elements.
 
 Scores of attention:

@@ -523,9 +523,15 @@ def lower_alone(kernel: Kernel) -> Kernel:
     return lambda a, UPLO="L": kernel(a, UPLO="L")
 
 
-def unconjugated(kernel: Kernel) -> Kernel:
-    """Reads the memory of a conjugated view as it is."""
-    return lambda a: kernel(a.conj() if a.is_conj() else a)
+def transposed_alone(kernel: Kernel) -> Kernel:
+    """Solves with the transposed matrix where its conjugate is asked for, too."""
+
+    def seeded(lu: torch.Tensor, pivots: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
+        if not options["adjoint"]:
+            return kernel(lu, pivots, b, **options)
+        return kernel(lu, pivots, b.conj().resolve_conj(), **options).conj()
+
+    return seeded
 
 
 def half_gradient(kernel: Kernel) -> Kernel:
@@ -556,13 +562,9 @@ def coarse_long(kernel: Kernel) -> Kernel:
     return seeded
 
 
-def late_window(kernel: Kernel) -> Kernel:
-    """A window that is narrower than its frame is moved to the end of it."""
-
-    def seeded(x: torch.Tensor, n: int, hop: int, width: int, window: torch.Tensor, **options: Any) -> torch.Tensor:
-        return kernel(x, n, hop, n, window=F.pad(window, (n - width, 0)), **options)
-
-    return seeded
+def without_mirror(kernel: Kernel) -> Kernel:
+    """Fills the ends of a signal with zeros, whatever the mode of padding says."""
+    return lambda *args, pad_mode="reflect", **options: kernel(*args, pad_mode="constant", **options)
 
 
 def rounded_up(kernel: Kernel) -> Kernel:
@@ -648,12 +650,12 @@ PROBES = (
     seeded("linalg", torch.linalg, "qr", named("qr", skewed)),
     seeded("linalg", torch.linalg, "eigh", named("eigh", skewed)),
     of_sampled("matrix structure", "linalg", torch.linalg, "eigh", lower_alone),
-    of_sampled("matrix structure", "linalg", torch.linalg, "matrix_exp", unconjugated),
+    of_sampled("matrix structure", "linalg", torch.linalg, "lu_solve", transposed_alone),
     of_sampled("matrix structure", "linalg", torch.linalg, "det", named("half_gradient_of_det", half_gradient)),
     of_sampled("fft of a block", "fft", torch.fft, "rfftn", scaled_for_last),
     of_sampled("fft of a block", "fft", torch.fft, "irfft", half_gradient),
     of_sampled("fft of a long signal", "fft", torch.fft, "ifft", coarse_long),
-    of_sampled("fft of frames", "fft", torch, "stft", late_window),
+    of_sampled("fft of frames", "fft", torch, "stft", without_mirror),
     of_sampled("halves exchanged", "fft", torch.fft, "fftshift", rounded_up),
     of_sampled("gradient of a reduction", "operations", torch, "amax", first_of_ties),
     of_sampled("order along a dimension", "operations", torch, "cummax", first_place),
