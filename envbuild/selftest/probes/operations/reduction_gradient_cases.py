@@ -29,16 +29,15 @@ MOST = 5000  # elements of a block
 LONGEST = {torch.float64: 2049, torch.float32: 2049, torch.float16: 200, torch.bfloat16: 33}
 # Functions of the same input.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "sums": ("sum", "mean", "norm 1", "norm 2", "norm 3", "var", "var without correction", "std"),
+    "sums": ("sum", "mean", "norm 1", "norm 2", "norm 3", "var", "var without correction", "std", "cumsum"),
     "exponentials": ("logsumexp",),
-    "extremes": ("amax", "amin", "max", "min", "sort", "topk", "kthvalue", "median", "cummax", "cummin"),
+    "extremes": ("amax", "amin", "max", "min", "sort", "topk", "kthvalue", "median"),
     "equals": ("amax", "amin"),
-    "products": ("product", "cumprod", "cumsum"),
     "logarithms": ("logcumsumexp",),
 }
-SCANS = ("cumsum", "cumprod", "logcumsumexp")
-LIKE_INPUT = (*SCANS, "sort", "topk", "cummax", "cummin")  # the result has a row for each row of the input
-OF_ONE = (*LIKE_INPUT, "product", "max", "min", "kthvalue", "median")  # take one dimension
+SCANS = ("cumsum", "logcumsumexp")
+LIKE_INPUT = (*SCANS, "sort", "topk")  # the result has a row for each row of the input
+OF_ONE = (*LIKE_INPUT, "max", "min", "kthvalue", "median")  # take one dimension
 
 CALLS: dict[str, Call] = {
     "sum": lambda x, dims, keepdim, k: torch.sum(x, dims, keepdim),
@@ -50,7 +49,6 @@ CALLS: dict[str, Call] = {
     "norm 2": lambda x, dims, keepdim, k: torch.linalg.vector_norm(x, 2, dims, keepdim),
     "norm 3": lambda x, dims, keepdim, k: torch.linalg.vector_norm(x, 3, dims, keepdim),
     "logsumexp": lambda x, dims, keepdim, k: torch.logsumexp(x, dims, keepdim),
-    "product": lambda x, dims, keepdim, k: torch.prod(x, dims[0], keepdim),
     "amax": lambda x, dims, keepdim, k: torch.amax(x, dims, keepdim),
     "amin": lambda x, dims, keepdim, k: torch.amin(x, dims, keepdim),
     "max": lambda x, dims, keepdim, k: torch.max(x, dims[0], keepdim)[0],
@@ -59,10 +57,7 @@ CALLS: dict[str, Call] = {
     "median": lambda x, dims, keepdim, k: torch.median(x, dims[0], keepdim)[0],
     "sort": lambda x, dims, keepdim, k: torch.sort(x, dims[0], descending=keepdim)[0],
     "topk": lambda x, dims, keepdim, k: torch.topk(x, k, dims[0], largest=keepdim)[0],
-    "cummax": lambda x, dims, keepdim, k: torch.cummax(x, dims[0])[0],
-    "cummin": lambda x, dims, keepdim, k: torch.cummin(x, dims[0])[0],
     "cumsum": lambda x, dims, keepdim, k: torch.cumsum(x, dims[0]),
-    "cumprod": lambda x, dims, keepdim, k: torch.cumprod(x, dims[0]),
     "logcumsumexp": lambda x, dims, keepdim, k: torch.logcumsumexp(x, dims[0]),
 }
 
@@ -80,11 +75,11 @@ def _is_possible(point: Point) -> bool:
     group, n, dtype = point["group"], _length(point), point["dtype"]
     if math.prod(_sizes(point)) > MOST:
         return False
-    if group in ("products", "logarithms") and len(OVER[point["over"]]) > 1:
+    if group == "logarithms" and len(OVER[point["over"]]) > 1:
         return False
     if group == "logarithms":
         return dtype in (torch.float32, torch.float64) and 1 < n <= 200
-    return group == "products" or 3 < n <= LONGEST[dtype]
+    return bool(3 < n <= LONGEST[dtype])
 
 
 def _functions(point: Point) -> list[str]:
@@ -108,12 +103,6 @@ def gradient(point: Point, seed: int) -> Case:
         if group == "equals":  # the largest two or three elements, and the smallest
             order = order.clamp(1 + (n > 5), n - 2 - (n > 5))
         x = _block((order - n // 2).to(torch.float32), sizes, dims)
-    elif group == "products":
-        rows = _rows(hashed_inputs.whole(sizes, seed, 1), dims).clone()
-        places = hashed_inputs.hashes(len(rows), seed + 2) % rows.shape[1]
-        some = torch.arange(len(rows))[(hashed_inputs.hashes(len(rows), seed + 3) % 3) == 0]
-        rows[some, places[some]] = 0  # a third of the rows: gradients of products with a 0 are computed separately
-        x = _block(rows, sizes, dims)
     elif group in ("exponentials", "logarithms"):
         x = hashed_inputs.whole(sizes, seed, 3) / 2
     else:
@@ -206,33 +195,15 @@ def _of_rows(function: str, x: torch.Tensor, g: torch.Tensor, point: Point) -> t
         result = torch.logsumexp(x, 1, keepdim=True)
         value = g * (x - result).exp()
         return value, value.abs() * (torch.expm1(2 * u * (x.abs() + result.abs())) + 6 * u + error)
-    if function == "product":
-        return _of_products(x, g), zero
     if function in SCANS:
         return _of_scans(x, g, function)
     return _of_extremes(function, x, g, point)
-
-
-def _of_products(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-    """Of rows of 1, -1 and at most one 0: with a 0, only its own element has a gradient."""
-    others = torch.where(x == 0, 1.0, x).prod(1, keepdim=True)
-    holds = (x == 0).any(1, keepdim=True)
-    return torch.where(holds, torch.where(x == 0, g * others, 0.0), g * others / torch.where(x == 0, 1.0, x))
 
 
 def _of_scans(x: torch.Tensor, g: torch.Tensor, function: str) -> tuple[torch.Tensor, torch.Tensor]:
     zero = torch.zeros((), dtype=torch.float64)
     if function == "cumsum":
         return _after(g), zero
-    if function == "cumprod":
-        # Without its 0 a row has products of 1 and -1. Elements before the 0 count in the products before it; the 0
-        # in those from it on.
-        filled = torch.where(x == 0, 1.0, x)
-        terms = g * filled.cumprod(1)
-        zeros = (x == 0).to(torch.float64).cumsum(1)  # 1 from the 0 on
-        before = _after(torch.where(zeros == 0, terms, 0.0)) / filled
-        at = _after(terms)
-        return torch.where(x == 0, at, torch.where(zeros == 0, before, 0.0)), zero
     results = torch.logcumsumexp(x, 1)
     weights = torch.tril(torch.exp(x[:, None, :] - results[:, :, None]))  # (rows, result, element)
     value, size = (g[:, :, None] * weights).sum(1), (g.abs()[:, :, None] * weights).sum(1)
@@ -253,9 +224,6 @@ def _of_extremes(function: str, x: torch.Tensor, g: torch.Tensor, point: Point) 
         extreme = x.amax(1, keepdim=True) if "max" in function else x.amin(1, keepdim=True)
         chosen = (x == extreme).to(torch.float64)
         return chosen * g / chosen.sum(1, keepdim=True), zero
-    if function in ("cummax", "cummin"):
-        places = (torch.cummax if function == "cummax" else torch.cummin)(x, 1)[1]
-        return torch.zeros_like(x).scatter_add(1, places, g), zero
     order = x.argsort(1, descending=point["keepdim"] and function in ("sort", "topk"))
     if function in ("kthvalue", "median"):
         rank = k if function == "kthvalue" else (n + 1) // 2
