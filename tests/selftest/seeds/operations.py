@@ -9,8 +9,9 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.probe_context import Context
+from envbuild.selftest.numerics import case_sampling
 from envbuild.selftest.probes.hardware import large
-from envbuild.selftest.probes.operations import operations
+from envbuild.selftest.probes.operations import fft_and_linalg, operations
 from envbuild.selftest.probes.training import graph_replay, small_gpt
 
 from .making import BRAIN, HALF, SINGLE, Kernel, Wrong, named, seeded
@@ -640,18 +641,107 @@ def of(module: Any, name: str, wrong: Wrong, cases: str) -> Probe:
     return Probe(inner.name, inner.level, inner.needs, inner.timeout, function)
 
 
-def sampled(module: Any, name: str, wrong: Wrong, operation: str) -> Probe:
-    """operations at level standard, of which only the cases of one sampled operation are run."""
-    inner = seeded("operations", module, name, wrong, "standard")
+def of_sampled(operation: str, probe: str, module: Any, name: str, wrong: Wrong) -> Probe:
+    """A probe at level standard, of which only the cases of one sampled operation are tried."""
+    inner = seeded(probe, module, name, wrong, "standard")
 
     def function(context: Context) -> None:
-        probe: Any = operations
-        every = probe.sampled_operations
-        probe.cases = lambda **options: ()
-        probe.sampled_operations = lambda **options: [each for each in every(**options) if each.name == operation]
+        every: Any = case_sampling.check
+        sampling: Any = case_sampling
+        sampling.check = lambda here, some: every(here, [one for one in some if one.name == operation])
+        modules: list[Any] = [operations, fft_and_linalg]
+        modules[0].cases = lambda **options: ()
+        modules[1].transforms = modules[1].factorizations = lambda: ()
         inner.function(context)
 
     return Probe(inner.name, inner.level, inner.needs, inner.timeout, function)
+
+
+def lower_alone(kernel: Kernel) -> Kernel:
+    """Reads the lower triangle, whatever UPLO says."""
+    return lambda a, UPLO="L": kernel(a, UPLO="L")
+
+
+def transposed_alone(kernel: Kernel) -> Kernel:
+    """Solves with the transposed matrix where its conjugate is asked for, too."""
+
+    def seeded(lu: torch.Tensor, pivots: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
+        if not options["adjoint"]:
+            return kernel(lu, pivots, b, **options)
+        return kernel(lu, pivots, b.conj().resolve_conj(), **options).conj()
+
+    return seeded
+
+
+def half_gradient(kernel: Kernel) -> Kernel:
+    """A right result whose gradient is half as large."""
+    return lambda x, *rest, **options: kernel((x + x.detach()) / 2, *rest, **options)
+
+
+def scaled_for_last(kernel: Kernel) -> Kernel:
+    """A normalized transform over three dimensions is divided for the size of the last alone."""
+
+    def seeded(z: torch.Tensor, lengths: Any, dims: Any, norm: str) -> torch.Tensor:
+        power = {"backward": 0.0, "ortho": 0.5, "forward": 1.0}[norm]
+        if len(dims) < 3 or not power:
+            return kernel(z, lengths, dims, norm)
+        scaled: torch.Tensor = kernel(z, lengths, dims, "backward") / lengths[-1] ** power
+        return scaled
+
+    return seeded
+
+
+def coarse_long(kernel: Kernel) -> Kernel:
+    """Signals longer than a block go through half precision."""
+
+    def seeded(z: torch.Tensor, n: int, dim: int) -> torch.Tensor:
+        pairs = torch.view_as_real(z)
+        return kernel(torch.view_as_complex(pairs.half().to(pairs.dtype)) if n > BLOCK else z, n, dim)
+
+    return seeded
+
+
+def without_mirror(kernel: Kernel) -> Kernel:
+    """Fills the ends of a signal with zeros, whatever the mode of padding says."""
+    return lambda *args, pad_mode="reflect", **options: kernel(*args, pad_mode="constant", **options)
+
+
+def rounded_up(kernel: Kernel) -> Kernel:
+    """Odd dimensions are rotated by one element too many."""
+    return lambda x, dims: torch.roll(x, [(x.shape[dim] + 1) // 2 for dim in dims], dims)
+
+
+def first_of_ties(kernel: Kernel) -> Kernel:
+    """The gradient of a maximum goes to the first of equal elements alone."""
+    return lambda x, dims, keepdim: torch.max(x, dims[0], keepdim)[0] if len(dims) == 1 else kernel(x, dims, keepdim)
+
+
+def first_place(kernel: Kernel) -> Any:
+    """Running maxima keep the first of equal elements, not the last."""
+
+    def seeded(x: torch.Tensor, dim: int) -> Any:
+        values = kernel(x, dim)[0]
+        grows = values.narrow(dim, 1, x.shape[dim] - 1) != values.narrow(dim, 0, x.shape[dim] - 1)
+        numbers = torch.arange(1, x.shape[dim]).reshape([-1 if axis == dim else 1 for axis in range(x.dim())])
+        places = torch.cat((torch.zeros_like(grows.narrow(dim, 0, 1)).long(), numbers * grows), dim)
+        return values, kernel(places, dim)[0]
+
+    return seeded
+
+
+def empty_row(kernel: Kernel) -> Kernel:
+    """NaN where all elements are minus infinity, as nothing is subtracted from infinity with care."""
+
+    def seeded(x: torch.Tensor, dim: int) -> torch.Tensor:
+        largest = x.amax(dim, keepdim=True)
+        return (x - largest).exp().sum(dim).log() + largest.squeeze(dim)
+
+    return seeded
+
+
+def open_bin(kernel: Kernel) -> Kernel:
+    """The last bin leaves out its upper edge."""
+    return lambda x, bins, low, high: kernel(x[x != high], bins, low, high)
 
 
 OPTIM: Any = torch.optim
@@ -685,16 +775,18 @@ PROBES = (
     seeded("operations", F, "avg_pool2d", counts_padding),
     seeded("operations", F, "fold", undilated),
     seeded("operations", F, "pad", short_gradient, "standard"),
-    sampled(F, "interpolate", by_size, "interpolation"),
-    sampled(F, "grid_sample", zeros_outside, "sampling at positions"),
-    sampled(F, "pixel_shuffle", columns_first, "moved channels"),
-    sampled(torch, "scatter_reduce", always_included, "blocks by index"),
-    sampled(torch, "mul", short_sum, "broadcast functions"),
-    sampled(F, "prelu", one_weight, "gates"),
-    sampled(torch, "bitwise_right_shift", zero_filled, "bits"),
-    sampled(torch.Tensor, "conj", named("unconjugated", lambda kernel: lambda x: x * 1), "complex numbers"),
-    sampled(F, "ctc_loss", first_blank, "ctc loss"),
-    sampled(F, "embedding_bag", counts_ignored_rows, "embedding bag"),
+    of_sampled("interpolation", "operations", F, "interpolate", by_size),
+    of_sampled("sampling at positions", "operations", F, "grid_sample", zeros_outside),
+    of_sampled("moved channels", "operations", F, "pixel_shuffle", columns_first),
+    of_sampled("blocks by index", "operations", torch, "scatter_reduce", always_included),
+    of_sampled("broadcast functions", "operations", torch, "mul", short_sum),
+    of_sampled("gates", "operations", F, "prelu", one_weight),
+    of_sampled("bits", "operations", torch, "bitwise_right_shift", zero_filled),
+    of_sampled(
+        "complex numbers", "operations", torch.Tensor, "conj", named("unconjugated", lambda kernel: lambda x: x * 1)
+    ),
+    of_sampled("ctc loss", "operations", F, "ctc_loss", first_blank),
+    of_sampled("embedding bag", "operations", F, "embedding_bag", counts_ignored_rows),
     seeded("gemm.cases", torch, "bmm", dense_batch),
     seeded("gemm.cases", torch, "addmm", scaled_added),
     seeded("gemm.cases", F, "linear", short_inner),
@@ -714,6 +806,18 @@ PROBES = (
     seeded("linalg", torch.linalg, "cholesky", stale_last_row),
     seeded("linalg", torch.linalg, "qr", named("qr", skewed)),
     seeded("linalg", torch.linalg, "eigh", named("eigh", skewed)),
+    of_sampled("matrix structure", "linalg", torch.linalg, "eigh", lower_alone),
+    of_sampled("matrix structure", "linalg", torch.linalg, "lu_solve", transposed_alone),
+    of_sampled("matrix structure", "linalg", torch.linalg, "det", named("half_gradient_of_det", half_gradient)),
+    of_sampled("fft of a block", "fft", torch.fft, "rfftn", scaled_for_last),
+    of_sampled("fft of a block", "fft", torch.fft, "irfft", half_gradient),
+    of_sampled("fft of a long signal", "fft", torch.fft, "ifft", coarse_long),
+    of_sampled("fft of frames", "fft", torch, "stft", without_mirror),
+    of_sampled("halves exchanged", "fft", torch.fft, "fftshift", rounded_up),
+    of_sampled("gradient of a reduction", "operations", torch, "amax", first_of_ties),
+    of_sampled("order along a dimension", "operations", torch, "cummax", first_place),
+    of_sampled("special values", "operations", torch, "logsumexp", empty_row),
+    of_sampled("counts and places", "operations", torch, "histc", open_bin),
     seeded("transfer", torch.Tensor, "copy_", lost_page),
     seeded("transfer", torch.Tensor, "copy_", unaligned),
     seeded("train.repeat", F, "embedding", by_process),

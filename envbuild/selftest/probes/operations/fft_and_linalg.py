@@ -19,7 +19,11 @@ from envbuild.selftest.numerics import case_sampling, hashed_inputs, tolerances
 from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.operation_case import Case, check, without_rounding
 from envbuild.selftest.numerics.reference_products import product
-from envbuild.selftest.probes.operations import fft_and_linalg_sampled_cases
+from envbuild.selftest.probes.operations import (
+    fft_and_linalg_sampled_cases,
+    fft_block_and_gradient_cases,
+    linalg_structure_and_gradient_cases,
+)
 
 Results = Mapping[str, torch.Tensor]
 Expected = Mapping[str, Exact]
@@ -37,6 +41,7 @@ def fft(context: Context) -> None:
     for case in transforms():
         check(context, case)
     case_sampling.check(context, fft_and_linalg_sampled_cases.TRANSFORM_OPERATIONS)
+    case_sampling.check(context, fft_block_and_gradient_cases.OPERATIONS)
 
 
 def linalg(context: Context) -> None:
@@ -44,6 +49,7 @@ def linalg(context: Context) -> None:
     for case in factorizations():
         check(context, case)
     case_sampling.check(context, fft_and_linalg_sampled_cases.SYSTEM_OPERATIONS)
+    case_sampling.check(context, linalg_structure_and_gradient_cases.OPERATIONS)
 
 
 def transforms() -> Iterator[Case]:

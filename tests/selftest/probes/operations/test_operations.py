@@ -12,9 +12,19 @@ from envbuild.selftest.numerics import case_sampling, layout_finite_gaps
 from envbuild.selftest.numerics.case_sampling import Operation
 from envbuild.selftest.numerics.operation_case import Case, worst
 from envbuild.selftest.probes.gemm import gemm_sampled_cases
-from envbuild.selftest.probes.operations import elementwise_and_copy_cases, fft_and_linalg_sampled_cases, operations
+from envbuild.selftest.probes.operations import (
+    elementwise_and_copy_cases,
+    fft_and_linalg_sampled_cases,
+    fft_block_and_gradient_cases,
+    linalg_structure_and_gradient_cases,
+    operations,
+)
 
-OF_STANDARD = fft_and_linalg_sampled_cases.OPERATIONS
+OF_STANDARD = (
+    *fft_and_linalg_sampled_cases.OPERATIONS,
+    *fft_block_and_gradient_cases.OPERATIONS,
+    *linalg_structure_and_gradient_cases.OPERATIONS,
+)
 OPERATIONS = (
     *gemm_sampled_cases.sampled_operations(tf32=False),
     *operations.sampled_operations(rounded_sums=True),
@@ -35,6 +45,7 @@ PARTIAL = (
     "ignored row",
     "embedding bags max",
     " cut to ",
+    "frames of",
     *fft_and_linalg_sampled_cases.FROM_HALF,
     "triangular",
     "solve of vectors",

@@ -1,0 +1,254 @@
+"""Gradients of sums, norms, extremes, sorted values and scans over dimensions of a block of three."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from envbuild.selftest.numerics import backward_pass, hashed_inputs, tolerances
+from envbuild.selftest.numerics.case_sampling import Operation, Point
+from envbuild.selftest.numerics.float64_reference_operations import Exact
+from envbuild.selftest.numerics.layout_finite_gaps import BATCHES, with_large_gaps
+from envbuild.selftest.numerics.operation_case import Case
+from envbuild.selftest.probes.operations.multi_dim_reduction_and_scan_cases import OVER, Dims
+
+Results = Mapping[str, torch.Tensor]
+Expected = Mapping[str, Exact]
+Call = Callable[[torch.Tensor, Dims, bool, int], torch.Tensor]
+
+DTYPES = (torch.float32, torch.float32, torch.float16, torch.bfloat16, torch.float64)
+SIZES = (1, 2, 3, 4, 5, 8, 17, 31, 33, 64, 65, 129, 200)
+LONG = (257, 513, 1025, 2049)
+MOST = 5000  # elements of a block
+# Elements of a row, so that one changed element still changes a gradient by more than its tolerance, and float16 and
+# bfloat16 have enough different numbers.
+LONGEST = {torch.float64: 2049, torch.float32: 2049, torch.float16: 200, torch.bfloat16: 33}
+# Functions of the same input.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "sums": ("sum", "mean", "norm 1", "norm 2", "norm 3", "var", "var without correction", "std", "cumsum"),
+    "exponentials": ("logsumexp",),
+    "extremes": ("amax", "amin", "max", "min", "sort", "topk", "kthvalue", "median"),
+    "equals": ("amax", "amin"),
+    "logarithms": ("logcumsumexp",),
+}
+SCANS = ("cumsum", "logcumsumexp")
+LIKE_INPUT = (*SCANS, "sort", "topk")  # the result has a row for each row of the input
+OF_ONE = (*LIKE_INPUT, "max", "min", "kthvalue", "median")  # take one dimension
+
+CALLS: dict[str, Call] = {
+    "sum": lambda x, dims, keepdim, k: torch.sum(x, dims, keepdim),
+    "mean": lambda x, dims, keepdim, k: torch.mean(x, dims, keepdim),
+    "var": lambda x, dims, keepdim, k: torch.var(x, dims, correction=1, keepdim=keepdim),
+    "var without correction": lambda x, dims, keepdim, k: torch.var(x, dims, correction=0, keepdim=keepdim),
+    "std": lambda x, dims, keepdim, k: torch.std(x, dims, correction=1, keepdim=keepdim),
+    "norm 1": lambda x, dims, keepdim, k: torch.linalg.vector_norm(x, 1, dims, keepdim),
+    "norm 2": lambda x, dims, keepdim, k: torch.linalg.vector_norm(x, 2, dims, keepdim),
+    "norm 3": lambda x, dims, keepdim, k: torch.linalg.vector_norm(x, 3, dims, keepdim),
+    "logsumexp": lambda x, dims, keepdim, k: torch.logsumexp(x, dims, keepdim),
+    "amax": lambda x, dims, keepdim, k: torch.amax(x, dims, keepdim),
+    "amin": lambda x, dims, keepdim, k: torch.amin(x, dims, keepdim),
+    "max": lambda x, dims, keepdim, k: torch.max(x, dims[0], keepdim)[0],
+    "min": lambda x, dims, keepdim, k: torch.min(x, dims[0], keepdim)[0],
+    "kthvalue": lambda x, dims, keepdim, k: torch.kthvalue(x, k, dims[0], keepdim)[0],
+    "median": lambda x, dims, keepdim, k: torch.median(x, dims[0], keepdim)[0],
+    "sort": lambda x, dims, keepdim, k: torch.sort(x, dims[0], descending=keepdim)[0],
+    "topk": lambda x, dims, keepdim, k: torch.topk(x, k, dims[0], largest=keepdim)[0],
+    "cumsum": lambda x, dims, keepdim, k: torch.cumsum(x, dims[0]),
+    "logcumsumexp": lambda x, dims, keepdim, k: torch.logcumsumexp(x, dims[0]),
+}
+
+
+def _sizes(point: Point) -> tuple[int, int, int]:
+    return point["first"], point["middle"], point["last"]
+
+
+def _length(point: Point) -> int:
+    sizes = _sizes(point)
+    return math.prod(sizes[dim] for dim in OVER[point["over"]])
+
+
+def _is_possible(point: Point) -> bool:
+    group, n, dtype = point["group"], _length(point), point["dtype"]
+    if math.prod(_sizes(point)) > MOST:
+        return False
+    if group == "logarithms" and len(OVER[point["over"]]) > 1:
+        return False
+    if group == "logarithms":
+        return dtype in (torch.float32, torch.float64) and 1 < n <= 200
+    return bool(3 < n <= LONGEST[dtype])
+
+
+def _functions(point: Point) -> list[str]:
+    single = len(OVER[point["over"]]) == 1
+    return [name for name in GROUPS[point["group"]] if single or name not in OF_ONE]
+
+
+def _taken(point: Point) -> int:
+    """How many elements a topk takes, or the rank of an element."""
+    return max(1, _length(point) * int(point["share"]) // 4)
+
+
+def gradient(point: Point, seed: int) -> Case:
+    """A block of numbers that suit the functions, and gradients of their results: of one number for each row, and of a
+    row for each row."""
+    group, dtype, sizes, dims = point["group"], point["dtype"], _sizes(point), OVER[point["over"]]
+    if group in ("extremes", "equals"):
+        order = hashed_inputs.hashes(math.prod(sizes), seed).reshape(sizes)
+        order = _rows(order, dims).argsort(1).argsort(1)
+        n = order.shape[1]
+        if group == "equals":  # the largest two or three elements, and the smallest
+            order = order.clamp(1 + (n > 5), n - 2 - (n > 5))
+        x = _block((order - n // 2).to(torch.float32), sizes, dims)
+    elif group in ("exponentials", "logarithms"):
+        x = hashed_inputs.whole(sizes, seed, 3) / 2
+    else:
+        rows = _rows(hashed_inputs.whole(sizes, seed, 4), dims).clone()
+        rows[:, 0], rows[:, 1] = 1, -2  # so that no deviation is 0
+        x = _block(rows, sizes, dims)
+    functions = _functions(point)
+    most = 1 if dtype == torch.bfloat16 else 2
+    given = [x.to(dtype)]
+    if any(name not in LIKE_INPUT for name in functions):
+        shape = torch.sum(x, dims, point["keepdim"]).shape
+        given.append(hashed_inputs.whole(shape, seed + 1, most).to(dtype))
+    if any(name in LIKE_INPUT for name in functions):
+        given.append(hashed_inputs.whole(sizes, seed + 4, most).to(dtype))
+    what = "orders of" if group in ("extremes", "equals") else "gradients of"
+    size = "x".join(map(str, sizes))
+    name = f"{what} {size} by {group}, over {point['over']}, {point['layout']}, keepdim {point['keepdim']}"
+    run = functools.partial(_computed, point=point)
+    return Case(name, dtype, tuple(given), run, functools.partial(_exactly, point=point))
+
+
+def _computed(x: torch.Tensor, *gradients: torch.Tensor, point: Point) -> Results:
+    dims, layout, found = OVER[point["over"]], point["layout"], {}
+    for name in _functions(point):
+        leaf = x.detach().clone().requires_grad_()
+        given = with_large_gaps(leaf, layout) if layout != "contiguous" else leaf * 1
+        output = CALLS[name](given, dims, point["keepdim"], _taken(point))
+        g = gradients[-1 if name in LIKE_INPUT else 0]
+        g = g.narrow(dims[0], 0, output.shape[dims[0]]) if name == "topk" else g
+        # The layout of a gradient of fewer dimensions is that of the whole.
+        turned = with_large_gaps(g, layout) if g.dim() == 3 else g
+        (found[name],) = backward_pass.gradients(output, (leaf,), turned)
+    return found
+
+
+def _rows(x: torch.Tensor, dims: Dims) -> torch.Tensor:
+    """A block as a matrix whose columns are the elements over `dims`."""
+    kept = [dim for dim in range(3) if dim not in dims]
+    return x.permute(*kept, *dims).reshape(math.prod(x.shape[dim] for dim in kept), -1)
+
+
+def _block(rows: torch.Tensor, sizes: tuple[int, ...], dims: Dims) -> torch.Tensor:
+    """The reverse of `_rows`."""
+    kept = [dim for dim in range(3) if dim not in dims]
+    order = (*kept, *dims)
+    whole = rows.reshape([sizes[dim] for dim in order])
+    return whole.permute([order.index(dim) for dim in range(3)]).contiguous()
+
+
+def _exactly(x: torch.Tensor, *gradients: torch.Tensor, point: Point) -> Expected:
+    dtype, dims, sizes, found = point["dtype"], OVER[point["over"]], _sizes(point), {}
+    rows = _rows(x, dims)
+    for name in _functions(point):
+        g = gradients[-1 if name in LIKE_INPUT else 0]
+        g = _rows(g, dims) if name in LIKE_INPUT else g.reshape(len(rows), 1)
+        value, limit = _of_rows(name, rows, g, point)
+        once = torch.where(value.to(dtype).to(torch.float64) == value, 0.0, tolerances.rounding(value, dtype))
+        limit = (limit + once).expand_as(value)
+        found[name] = Exact(_block(value, sizes, dims), _block(limit, sizes, dims))
+    return found
+
+
+def _of_rows(function: str, x: torch.Tensor, g: torch.Tensor, point: Point) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradient of each row and its tolerance, without the rounding of the result. u counts roundings to the dtype
+    between the steps that torch's formulas consist of; statistics have the error of a float32 summation."""
+    n, dtype = x.shape[1], point["dtype"]
+    u, zero = tolerances.unit_roundoff(dtype), torch.zeros((), dtype=torch.float64)
+    error = 4 * tolerances.summation(n)
+    if function == "sum":
+        return g.expand_as(x), zero
+    if function == "mean":
+        value = g.expand_as(x) / n
+        return value, 2 * u * value.abs()
+    if function.startswith(("var", "std")):
+        count = n if "without" in function else n - 1
+        mean = x.mean(1, keepdim=True)
+        value, size = g * (x - mean) / count, g.abs() * (x.abs() + mean.abs()) / count
+        if function.startswith("var"):
+            return 2 * value, 2 * size * (6 * u + error)
+        deviation = ((x - mean).square().sum(1, keepdim=True) / count).sqrt()
+        return value / deviation, size / deviation * (8 * u + 2 * error)
+    if function == "norm 1":
+        return g * x.sign(), zero
+    if function.startswith("norm"):
+        p = int(function[-1])
+        norm = (x.abs() ** p).sum(1, keepdim=True) ** (1 / p)
+        value = g * x * x.abs() ** (p - 2) / norm ** (p - 1)
+        return value, value.abs() * (10 * u + 2 * error)
+    if function == "logsumexp":
+        result = torch.logsumexp(x, 1, keepdim=True)
+        value = g * (x - result).exp()
+        return value, value.abs() * (torch.expm1(2 * u * (x.abs() + result.abs())) + 6 * u + error)
+    if function in SCANS:
+        return _of_scans(x, g, function)
+    return _of_extremes(function, x, g, point)
+
+
+def _of_scans(x: torch.Tensor, g: torch.Tensor, function: str) -> tuple[torch.Tensor, torch.Tensor]:
+    zero = torch.zeros((), dtype=torch.float64)
+    if function == "cumsum":
+        return _after(g), zero
+    results = torch.logcumsumexp(x, 1)
+    weights = torch.tril(torch.exp(x[:, None, :] - results[:, :, None]))  # (rows, result, element)
+    value, size = (g[:, :, None] * weights).sum(1), (g.abs()[:, :, None] * weights).sum(1)
+    # torch adds the positive and the negative part, each as the logarithm of a sum that is rounded at each step.
+    depth = tolerances.gamma(16 * x.shape[1], tolerances.ROUNDED) * (1 + results.abs().amax(1, keepdim=True))
+    return value, depth * size
+
+
+def _after(x: torch.Tensor) -> torch.Tensor:
+    """For each element the sum of it and those after it."""
+    return x.flip(1).cumsum(1).flip(1)
+
+
+def _of_extremes(function: str, x: torch.Tensor, g: torch.Tensor, point: Point) -> tuple[torch.Tensor, torch.Tensor]:
+    k, n = _taken(point), x.shape[1]
+    zero = torch.zeros((), dtype=torch.float64)
+    if function in ("amax", "amin", "max", "min"):
+        extreme = x.amax(1, keepdim=True) if "max" in function else x.amin(1, keepdim=True)
+        chosen = (x == extreme).to(torch.float64)
+        return chosen * g / chosen.sum(1, keepdim=True), zero
+    order = x.argsort(1, descending=point["keepdim"] and function in ("sort", "topk"))
+    if function in ("kthvalue", "median"):
+        rank = k if function == "kthvalue" else (n + 1) // 2
+        order = order[:, rank - 1 : rank]
+    elif function == "topk":
+        order, g = order[:, :k], g[:, :k]
+    return torch.zeros_like(x).scatter(1, order, g.expand(order.shape)), zero
+
+
+OPERATIONS: tuple[Any, ...] = (
+    Operation(
+        "gradient of a reduction",
+        {
+            "group": tuple(GROUPS),
+            "dtype": DTYPES,
+            "first": SIZES,
+            "middle": (*SIZES, *LONG),
+            "last": (*SIZES, *LONG),
+            "over": tuple(OVER),
+            "keepdim": (False, True),
+            "share": (0, 1, 3, 4),  # quarters of a row that topk takes
+            "layout": BATCHES,
+        },
+        gradient,
+        {"quick": 12, "standard": 70, "full": 800},
+        _is_possible,
+    ),
+)
