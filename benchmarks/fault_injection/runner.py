@@ -29,7 +29,7 @@ from envbuild.selftest.probes.attention import (
     attention_gradient_cases,
     attention_needle_cases,
 )
-from envbuild.selftest.probes.convolution import conv_fixed_cases
+from envbuild.selftest.probes.convolution import conv
 from envbuild.selftest.probes.gemm import gemm_exact_and_accuracy
 from envbuild.selftest.probes.hardware import memory
 from envbuild.selftest.probes.normalization import norm_fixed_cases
@@ -62,8 +62,8 @@ _REMEMBERED: tuple[Any, ...] = (
         attention_backend_probes.mean_of_keys,
         attention_gradient_cases.exact_gradients,
         norm_fixed_cases.exact_norm,
-        conv_fixed_cases.reference,
-        conv_fixed_cases.integer_inputs,
+        conv.reference,
+        conv.integer_inputs,
     ),
     *(
         attention_backend_probes.attention_inputs,
@@ -147,8 +147,8 @@ class Runner:
             self._replace(function, self._on_host(function))
         self._replace(train_step.train, self._training(train_step.train))
         self._set(operation_case.Case, "expected", self._expecting(operation_case.Case.expected))
-        trained = conv_fixed_cases.Trained.of
-        self._set(conv_fixed_cases.Trained, "of", staticmethod(self._remembering(trained)))
+        trained = conv.Trained.of
+        self._set(conv.Trained, "of", staticmethod(self._remembering(trained)))
         return self
 
     def __exit__(self, *_: object) -> None:

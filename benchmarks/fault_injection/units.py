@@ -24,7 +24,7 @@ from envbuild.selftest.probes.attention import (
     attention_needle_cases,
     attention_sampled_cases,
 )
-from envbuild.selftest.probes.convolution import conv_fixed_cases, conv_sampled_cases
+from envbuild.selftest.probes.convolution import conv, conv_sampled_cases
 from envbuild.selftest.probes.gemm import gemm_crash, gemm_exact_and_accuracy, gemm_precision, gemm_sampled_cases
 from envbuild.selftest.probes.hardware import transfer
 from envbuild.selftest.probes.normalization import norm_fixed_cases, norm_sampled_cases, norm_torch
@@ -147,12 +147,12 @@ def _norms(context: Context) -> Iterator[Unit]:
 
 
 def _conv(context: Context) -> Iterator[Unit]:
-    for dtype in conv_fixed_cases.DTYPES:
-        for case in conv_fixed_cases.SMALL:
-            run = _narrow(conv_fixed_cases.conv, conv_fixed_cases, SMALL=(case,), TRAINED=(), DTYPES=(dtype,))
+    for dtype in conv.DTYPES:
+        for case in conv.SMALL:
+            run = _narrow(conv.conv, conv, SMALL=(case,), TRAINED=(), DTYPES=(dtype,))
             yield Unit(f"{short_name(dtype)} {case.name}", run)
-        for case in conv_fixed_cases.TRAINED:
-            run = _narrow(conv_fixed_cases.conv, conv_fixed_cases, SMALL=(), TRAINED=(case,), DTYPES=(dtype,))
+        for case in conv.TRAINED:
+            run = _narrow(conv.conv, conv, SMALL=(), TRAINED=(case,), DTYPES=(dtype,))
             yield Unit(f"{short_name(dtype)} {case.name} gradients", run)
 
 

@@ -23,7 +23,7 @@ from typing import TypedDict
 
 from envbuild.selftest.inventory import elf_reader
 from envbuild.selftest.inventory.distribution_records import found_distributions, normalise, recorded_libraries
-from envbuild.selftest.nvidia import libcuda, nvml_ctypes
+from envbuild.selftest.nvidia import nvidia_driver_query, nvml_ctypes
 
 _FAILED = 5
 _MOST_LINES = 12
@@ -179,7 +179,7 @@ def gpu_faults(models: Sequence[str], drivers: Mapping[str, str]) -> Iterator[Fa
     """An unusable or too old driver, or no GPU of these models. With several models in a machine, one suffices."""
     try:
         driver, names = _read_gpus()
-        library = libcuda.file_version(libcuda.CudaDriver().path)
+        library = nvidia_driver_query.file_version(nvidia_driver_query.CudaDriver().path)
     except (OSError, nvml_ctypes.NvmlUnavailable, nvml_ctypes.NvmlRefused) as error:
         yield f"no usable GPU: {error}", "check that nvidia-smi works, and that the GPUs are visible here"
         return

@@ -25,9 +25,9 @@ from envbuild.selftest.harness import host_memory, probe_supervisor, process_end
 from envbuild.selftest.harness.job_document import LEVELS, JobDocument
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.probe_outcome_and_figures import FAILED, PASSED, SKIPPED, Outcome
-from envbuild.selftest.nvidia.gpu_fault_attribution import attribute
 from envbuild.selftest.nvidia.gpu_monitor import Monitor
 from envbuild.selftest.nvidia.gpu_telemetry import Report
+from envbuild.selftest.nvidia.gpu_telemetry_verdict import attribute
 
 Emit = Callable[[Mapping[str, Any]], None]
 

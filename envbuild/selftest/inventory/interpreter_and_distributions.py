@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.selftest.inventory import distribution_records
-from envbuild.selftest.nvidia import libcuda
+from envbuild.selftest.nvidia import nvidia_driver_query
 
 # Parts of NVIDIA's apex; the `apex` on the package index is a toolkit for websites.
 _APEX_PARTS = ("normalization", "optimizers", "multi_tensor_apply", "amp", "contrib", "transformer")
@@ -99,7 +99,7 @@ def driver_and_gpus() -> dict[str, Any]:
     """The GPUs and the driver of this machine, as listed by the kernel module; needs no library of the driver."""
     cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     names = [line.partition(":")[2].strip() for card in cards for line in _lines(card) if line.startswith("Model:")]
-    return {"gpus": [name for name in names if name], "driver": libcuda.module_version()}
+    return {"gpus": [name for name in names if name], "driver": nvidia_driver_query.kernel_module_version()}
 
 
 def _lines(file: Path) -> list[str]:

@@ -20,7 +20,7 @@ import torch
 
 from envbuild.selftest.inventory import loaded_library_versions, mapped_library_origins
 from envbuild.selftest.inventory.cuda_library_finder import library_of_file
-from envbuild.selftest.nvidia import libcuda
+from envbuild.selftest.nvidia import nvidia_driver_query
 
 VERSION = 1
 OPERATIONS, MODEL = "operations", "model"
@@ -86,7 +86,7 @@ def _gpu(device: torch.device) -> dict[str, Any]:
         "name": found.name,
         "compute_capability": f"{found.major}.{found.minor}",
         "sms": found.multi_processor_count,
-        "driver": libcuda.module_version(),
+        "driver": nvidia_driver_query.kernel_module_version(),
     }
 
 

@@ -59,7 +59,7 @@ def half_sums(exact: torch.Tensor, magnitude: torch.Tensor, k: int, dtype: torch
     with a probability below 2 exp(-LIKELY^2 / 2) (Hoeffding; Higham and Mary, 2019, theorem 2.4, as below). Winograd's
     rounded transforms have worst-case bounds too wide to be useful (Barabasz, Anderson, Soodhalter and Gregg, "Error
     analysis and improving the accuracy of Winograd convolution", 2020); emulated, F(2x2, 3x3) and F(4x4, 3x3) stay
-    below half of this tolerance (tests/selftest/probes/convolution/test_conv_fixed_cases.py). Intended for float16;
+    below half of this tolerance (tests/selftest/probes/convolution/test_conv.py). Intended for float16;
     for bfloat16 it would detect almost nothing.
     """
     return gemm(exact, magnitude, k, dtype) + LIKELY * math.sqrt(math.ceil(k / 32)) * unit_roundoff(dtype) * magnitude

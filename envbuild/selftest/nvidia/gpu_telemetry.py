@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Callable
 
-from envbuild.selftest.nvidia.libcuda import CudaDriver
+from envbuild.selftest.nvidia.nvidia_driver_query import CudaDriver
 from envbuild.selftest.nvidia.nvml_ctypes import Nvml, NvmlRefused, NvmlUnavailable
 
 DRAIN = "drain the GPU"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.probes.attention import attention_backend_probes, attention_sampled_cases
-from envbuild.selftest.probes.convolution import conv_fixed_cases, conv_sampled_cases
+from envbuild.selftest.probes.convolution import conv, conv_sampled_cases
 from envbuild.selftest.probes.environment import (
     compile_triton,
     env_arch,
@@ -58,7 +58,7 @@ PROBES: tuple[Probe, ...] = (
     Probe("norm.torch", "standard", "cpu", 120, norm_torch.norm_torch),
     Probe("norm.apex", "standard", "cpu", 120, norm_apex.norm_apex),
     Probe("optim.apex", "standard", "cpu", 120, optim_apex.optim_apex),
-    Probe("conv", "standard", "cpu", 180, conv_fixed_cases.conv),
+    Probe("conv", "standard", "cpu", 180, conv.conv),
     Probe("compile.triton", "standard", "cpu", 180, compile_triton.compile_triton),
     Probe("large", "standard", "cpu", 300, large.large, alone=True),
     Probe("perf.gemm", "standard", "cpu", 180, perf.perf_gemm, alone=True),

@@ -844,7 +844,7 @@ def test_faults_of_several_files_are_reported_together() -> None:
 def test_errors_of_applications_are_those_of_the_selftest() -> None:
     """The self-test cannot read the facts, so it has its own copy."""
     pytest.importorskip("torch")
-    from envbuild.selftest.nvidia.gpu_fault_attribution import APPLICATION_XIDS
+    from envbuild.selftest.nvidia.gpu_telemetry_verdict import APPLICATION_XIDS
 
     assert {number for number, fact in database.xids().items() if fact.application} == APPLICATION_XIDS
 

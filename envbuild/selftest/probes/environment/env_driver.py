@@ -10,8 +10,8 @@ import torch
 
 from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.harness.probe_outcome_and_figures import ProbeFailure, Skip
-from envbuild.selftest.nvidia import libcuda, nvml_ctypes
-from envbuild.selftest.nvidia.libcuda import CudaDriver
+from envbuild.selftest.nvidia import nvidia_driver_query, nvml_ctypes
+from envbuild.selftest.nvidia.nvidia_driver_query import CudaDriver
 
 Release = tuple[int, ...]
 
@@ -31,7 +31,7 @@ class DriverVersions:
 def env_driver(context: Context) -> None:
     """env.driver: the driver exists, starts, and is new enough for this CUDA and the profile."""
     context.step("libcuda and the kernel module")
-    module = libcuda.module_version() or _version_from_nvml()
+    module = nvidia_driver_query.kernel_module_version() or _version_from_nvml()
     try:
         found = CudaDriver()
     except OSError as error:
@@ -39,10 +39,10 @@ def env_driver(context: Context) -> None:
             raise Skip(f"no NVIDIA driver found: {error}") from None
         raise ProbeFailure(
             "mismatch",
-            f"the host has driver {module}, but its {libcuda.LIBRARY} cannot be loaded here ({error}): start the "
-            "container with its GPUs, and with NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+            f"the host has driver {module}, but its {nvidia_driver_query.LIBRARY} cannot be loaded here ({error}): start "
+            "the container with its GPUs, and with NVIDIA_DRIVER_CAPABILITIES=compute,utility",
         ) from None
-    versions = DriverVersions(module, libcuda.file_version(found.path), found.newest_cuda())
+    versions = DriverVersions(module, nvidia_driver_query.file_version(found.path), found.newest_cuda())
     newest = ".".join(map(str, versions.newest_cuda)) if versions.newest_cuda else None
     context.traits.update(module=module, libcuda=found.path, newest_cuda=newest, cuda=torch.version.cuda)
     for fault in driver_faults(versions, torch.version.cuda, context.job.driver):
@@ -50,7 +50,7 @@ def env_driver(context: Context) -> None:
     context.step("cuInit")
     code = found.start()
     context.traits["cuInit"] = code
-    if code == libcuda.NO_DEVICE and not context.faults:
+    if code == nvidia_driver_query.NO_DEVICE and not context.faults:
         raise Skip("the driver reports no GPU to this process: was the container started with one?")
     if code:
         context.fail("exception", f"cuInit: error {code}, {found.name_of(code)}")

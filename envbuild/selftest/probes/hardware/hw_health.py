@@ -12,8 +12,8 @@ import torch
 
 from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.harness.probe_outcome_and_figures import ProbeFailure, Skip
-from envbuild.selftest.nvidia.gpu_fault_attribution import telemetry_faults
 from envbuild.selftest.nvidia.gpu_telemetry import DRAIN, Gpus, Window
+from envbuild.selftest.nvidia.gpu_telemetry_verdict import telemetry_faults
 from envbuild.selftest.nvidia.nvml_ctypes import NvmlRefused, NvmlUnavailable
 
 WORK = 4096  # size of the matrices multiplied between the two readings

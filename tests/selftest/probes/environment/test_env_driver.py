@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 from envbuild.facts import database
-from envbuild.selftest.nvidia import libcuda
+from envbuild.selftest.nvidia import nvidia_driver_query
 from envbuild.selftest.probes.environment.env_driver import DriverVersions, driver_faults
 from selftest import hardware, stubs
 from selftest.named import DRIVER
@@ -26,14 +26,14 @@ from selftest.reading import Frame, job, outcomes, run
 )
 def test_the_kernel_modules_version_is_read(tmp_path: Path, line: str, version: "str | None") -> None:
     (tmp_path / "version").write_text(f"{line}\nGCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n")
-    assert libcuda.module_version(tmp_path / "version") == version
-    assert libcuda.module_version(tmp_path / "absent") is None
+    assert nvidia_driver_query.kernel_module_version(tmp_path / "version") == version
+    assert nvidia_driver_query.kernel_module_version(tmp_path / "absent") is None
 
 
 def test_a_libcudas_release_is_in_its_files_name() -> None:
-    assert libcuda.file_version("/usr/lib/libcuda.so.550.54.15") == "550.54.15"
-    assert libcuda.file_version("/usr/local/cuda/compat/libcuda.so.580.65.06") == "580.65.06"
-    assert libcuda.file_version("/usr/lib/libcuda.so.1") is None
+    assert nvidia_driver_query.file_version("/usr/lib/libcuda.so.550.54.15") == "550.54.15"
+    assert nvidia_driver_query.file_version("/usr/local/cuda/compat/libcuda.so.580.65.06") == "580.65.06"
+    assert nvidia_driver_query.file_version("/usr/lib/libcuda.so.1") is None
 
 
 FITS = DriverVersions("550.54.15", "550.54.15", (12, 4))
@@ -135,7 +135,7 @@ def test_no_gpu_for_this_process_is_a_skip(recent: dict[str, Frame]) -> None:
 
 
 def test_no_driver_at_all_is_a_skip(tmp_path: Path) -> None:
-    if libcuda.module_version():
+    if nvidia_driver_query.kernel_module_version():
         pytest.skip("there is a driver")
     result = run_cases(tmp_path, {}, "env.driver:right")["env.driver:right"]
     assert result["status"] == "skipped" and result["reason"].startswith("no NVIDIA driver found: libcuda.so.1")

@@ -23,7 +23,7 @@ _MODULE = re.compile(r"^NVRM version:.*?\s(\d+(?:\.\d+)+)(?:\s|$)", re.MULTILINE
 _FILE = re.compile(r"libcuda\.so\.(\d+\.\d+(?:\.\d+)*)")
 
 
-def module_version(file: Path = MODULE) -> str | None:
+def kernel_module_version(file: Path = MODULE) -> str | None:
     """The kernel module's version ("550.54.15"); None if no module is loaded, or its file is not visible here."""
     try:
         found = _MODULE.search(file.read_text(encoding="utf-8", errors="replace"))

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.numerics import hashed_inputs, tolerances
-from envbuild.selftest.probes.convolution import conv_fixed_cases
-from envbuild.selftest.probes.convolution.conv_fixed_cases import (
+from envbuild.selftest.probes.convolution import conv
+from envbuild.selftest.probes.convolution.conv import (
     CHECKED,
     NEAREST,
     SMALL,
@@ -149,13 +149,13 @@ def split(slices: int) -> Kernel:
 
 def on_a_card(monkeypatch: pytest.MonkeyPatch, kernel: Kernel, dtype: torch.dtype = torch.float16) -> Card:
     """Run the probe for one plain convolution, with this kernel."""
-    monkeypatch.setattr(conv_fixed_cases, "SMALL", (PLAIN,))
-    monkeypatch.setattr(conv_fixed_cases, "WIDE", ())
-    monkeypatch.setattr(conv_fixed_cases, "TRAINED", ())
-    monkeypatch.setattr(conv_fixed_cases, "DTYPES", (dtype,))
+    monkeypatch.setattr(conv, "SMALL", (PLAIN,))
+    monkeypatch.setattr(conv, "WIDE", ())
+    monkeypatch.setattr(conv, "TRAINED", ())
+    monkeypatch.setattr(conv, "DTYPES", (dtype,))
     monkeypatch.setattr(F, "conv2d", kernel)
     context = Card(JobDocument("0" * 32, level="standard"))
-    conv_fixed_cases.conv(context)
+    conv.conv(context)
     return context
 
 
@@ -199,7 +199,7 @@ def test_wrong_results_are_found_in_half_precision_too(monkeypatch: pytest.Monke
 def test_on_integers_every_output_channel_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     many = Convolution((1, 4, 5, 5), 2 * CHECKED, (3, 3))
     spoiled = next(channel for channel in range(many.out) if channel not in many.channels)
-    monkeypatch.setattr("selftest.probes.convolution.test_conv_fixed_cases.PLAIN", many)
+    monkeypatch.setattr("selftest.probes.convolution.test_conv.PLAIN", many)
     found = on_a_card(monkeypatch, lambda *args: CONVOLVE[2](*args).index_fill(1, torch.tensor(spoiled), 0))
     assert [fault.reason.split(":")[0] for fault in found.faults] == [f"fp16 conv{many.name} integer"]
 
