@@ -39,8 +39,8 @@ def env_driver(context: Context) -> None:
             raise Skip(f"no NVIDIA driver found: {error}") from None
         raise ProbeFailure(
             "mismatch",
-            f"the host has driver {module}, but its {nvidia_driver_query.LIBRARY} cannot be loaded here ({error}): start "
-            "the container with its GPUs, and with NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+            f"the host has driver {module}, but its {nvidia_driver_query.LIBRARY} cannot be loaded here ({error}): "
+            "start the container with its GPUs, and with NVIDIA_DRIVER_CAPABILITIES=compute,utility",
         ) from None
     versions = DriverVersions(module, nvidia_driver_query.file_version(found.path), found.newest_cuda())
     newest = ".".join(map(str, versions.newest_cuda)) if versions.newest_cuda else None
