@@ -32,8 +32,8 @@ from envbuild.selftest.probes.attention import (
 from envbuild.selftest.probes.convolution import conv
 from envbuild.selftest.probes.gemm import gemm_exact_and_accuracy
 from envbuild.selftest.probes.hardware import memory
+from envbuild.selftest.probes.linear_algebra import fft_and_linalg
 from envbuild.selftest.probes.normalization import norm_fixed_cases
-from envbuild.selftest.probes.operations import fft_and_linalg
 from envbuild.selftest.probes.training import small_gpt, train_step
 
 from .injector import InjectedContext, Injector, Shot, Site

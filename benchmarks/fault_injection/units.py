@@ -16,8 +16,8 @@ import torch
 from envbuild.selftest.harness.forked_work import ForkEnding
 from envbuild.selftest.harness.probe_context import Context, Refusal, is_unsupported, short_name
 from envbuild.selftest.harness.probe_outcome_and_figures import Skip
-from envbuild.selftest.numerics import case_sampling, operation_case
-from envbuild.selftest.numerics.case_sampling import Operation
+from envbuild.selftest.numerics import operation_case, pairwise_case_sampling
+from envbuild.selftest.numerics.pairwise_case_sampling import Operation
 from envbuild.selftest.probes.attention import (
     attention_backend_probes,
     attention_gradient_cases,
@@ -27,8 +27,9 @@ from envbuild.selftest.probes.attention import (
 from envbuild.selftest.probes.convolution import conv, conv_sampled_cases
 from envbuild.selftest.probes.gemm import gemm_crash, gemm_exact_and_accuracy, gemm_precision, gemm_sampled_cases
 from envbuild.selftest.probes.hardware import transfer
+from envbuild.selftest.probes.linear_algebra import fft_and_linalg
 from envbuild.selftest.probes.normalization import norm_fixed_cases, norm_sampled_cases, norm_torch
-from envbuild.selftest.probes.operations import fft_and_linalg, operations
+from envbuild.selftest.probes.operations import operations
 from envbuild.selftest.probes.training import optim_torch, small_gpt, train_repeat, train_step
 
 Run = Callable[[Context], object]
@@ -79,8 +80,8 @@ def _sampled(context: Context, found: Iterable[Operation]) -> Iterator[Unit]:
     """Return the cases that a run of the context's level and seed samples."""
     level, seed = context.job.level, context.job.seed
     for operation in found:
-        points = case_sampling.sample(operation, operation.counts.get(level, 0), seed).points
-        yield from _cases(case_sampling.cases(operation, points, seed))
+        points = pairwise_case_sampling.sample(operation, operation.counts.get(level, 0), seed).points
+        yield from _cases(pairwise_case_sampling.cases(operation, points, seed))
 
 
 def _operations(context: Context) -> Iterator[Unit]:

@@ -1,5 +1,5 @@
-"""Decides by its digest, its evidence and a policy whether an image in a registry may be used. Needs no Docker
-Engine."""
+"""Decides by digest, evidence and a policy whether an image, in a registry or saved in a file, or an environment may be
+used. Needs no Docker Engine."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from envbuild.audit.collected_environment import LD_CACHE, LD_PATH, Copy, Holdin
 from envbuild.audit.library_and_distribution_findings import SEVERITIES, Finding, Severity, VersionMismatch
 from envbuild.facts import database, torch_cuda_arch_list_parser
 from envbuild.facts.advisory_model import Advisory, Situation
-from envbuild.facts.gpu_models import Gpu
+from envbuild.facts.gpu_fact_types import Gpu
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.profile.value_types import StartupFile
@@ -38,7 +38,8 @@ def collector_job(image: str, python: str = "python", wheels: Mapping[str, Mappi
     """Return the job that runs the collector. Python's own environment variables (PYTHONPATH, ...) stay in effect, also
     in an image, because they determine which files an import finds.
 
-    `wheels`: the sha256 of each file, by its distribution's wheel, as returned by wheel_contents.wheel_hashes.
+    `wheels`: the sha256 of each file, by its distribution's wheel, as
+    wheel_file_hashes_and_contents.wheel_hashes returns it.
     """
     nonce = secrets.token_hex(16)
     document = json.dumps({"version": 1, "nonce": nonce, "wheels": wheels or {}}).encode()

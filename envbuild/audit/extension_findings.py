@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from envbuild.audit.collected_environment import HeldExtension, Holdings
 from envbuild.audit.library_and_distribution_findings import Finding
 from envbuild.facts import torch_cuda_arch_list_parser
-from envbuild.facts.gpu_models import Gpu
+from envbuild.facts.gpu_fact_types import Gpu
 
 _DRIVERS = ("libcuda.so.1: cannot open", "libnvidia-ml.so.1: cannot open")
 _MOST = 8  # number of files that are listed of one distribution

@@ -16,9 +16,9 @@ from envbuild.audit.collected_environment import Holdings
 from envbuild.audit.environment_audit import NO_TORCH, NOTHING, Audit, Expected
 from envbuild.cli.command_options import json_option, judged_gpus_option
 from envbuild.cli.console import Console, emit, table
-from envbuild.facts.gpu_models import Gpu
+from envbuild.facts.gpu_fact_types import Gpu
 from envbuild.image.image_naming import LOCK_LABEL
-from envbuild.lock import lock_file, wheel_contents
+from envbuild.lock import lock_file, wheel_file_hashes_and_contents
 from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.resolve import profile_reader_and_overrides
 from envbuild.util.errors import EnvbuildError, FileError, UsageError, some
@@ -104,7 +104,7 @@ def collect_from_environment(python: str, wanted: Expected | None = None) -> tup
 
 
 def _contents(wanted: Expected | None) -> dict[str, dict[str, str]]:
-    return wheel_contents.wheel_hashes(wanted.lock) if wanted and wanted.lock else {}
+    return wheel_file_hashes_and_contents.wheel_hashes(wanted.lock) if wanted and wanted.lock else {}
 
 
 def nearest_python() -> str:

@@ -16,7 +16,7 @@ from envbuild.util.errors import near
 from envbuild.util.runner_names import RUNNERS
 
 if TYPE_CHECKING:  # importing the facts takes time, which --help does not need
-    from envbuild.facts.gpu_models import Gpu
+    from envbuild.facts.gpu_fact_types import Gpu
 
     _Choice = click.Choice[str]
 else:  # this type does not exist in older releases of click

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from envbuild.cli import fingerprint_diff
+from envbuild.cli import fingerprint_difference_display
 from envbuild.cli.command_options import json_option
 from envbuild.cli.console import Console, emit, table
 from envbuild.lock import lock_file
@@ -48,7 +48,7 @@ def command(a: str, b: str, files: bool, as_json: bool) -> None:
     if files and not (_is_image(a) and _is_image(b)):
         raise UsageError("--files compares two images of the engine", hint="envbuild diff --files name:tag sha256:...")
     if _is_fingerprint(a):
-        fingerprint_diff.show_difference(Path(a), Path(b), as_json)
+        fingerprint_difference_display.show_difference(Path(a), Path(b), as_json)
         return
     found = profile_and_image_diff.compare_sides(_side(a), _side(b))
     if files:

@@ -16,7 +16,7 @@ from envbuild.util.errors import CheckFailed, FileError, UsageError, printable
 if TYPE_CHECKING:
     from envbuild.audit.collected_environment import Holdings
     from envbuild.explain.cause_ranking import Explanation
-    from envbuild.facts.gpu_models import Gpu
+    from envbuild.facts.gpu_fact_types import Gpu
     from envbuild.repair.repair_output import RepairDocument
     from envbuild.repair.repair_plan import RepairPlan
 

@@ -18,9 +18,9 @@ from envbuild.cli.command_options import (
 from envbuild.cli.console import emit
 from envbuild.facts import database
 from envbuild.image import dockerfile_renderer
-from envbuild.lock import lock_file, lock_update
+from envbuild.lock import lock_changes, lock_creation_and_update, lock_file
+from envbuild.lock.lock_changes import LockChange
 from envbuild.lock.lock_file import Lock
-from envbuild.lock.lock_update import LockChange
 from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
@@ -74,7 +74,8 @@ class _Wanted(NamedTuple):
     help="Only check, offline: exit 8 if a lock does not fit its profile, or a Dockerfile does not fit its lock.",
 )  # fmt: skip
 @click.option(
-    "--upgrade", "upgrades", multiple=True, is_flag=False, flag_value=lock_update.EVERYTHING, metavar="[NAME]",
+    "--upgrade", "upgrades", multiple=True, is_flag=False, flag_value=lock_creation_and_update.EVERYTHING,
+    metavar="[NAME]",
     help="Update this package to the newest version that fits (may be repeated); 'base': the Debian packages; "
     "without NAME: everything.",
 )  # fmt: skip
@@ -205,7 +206,7 @@ def _locked(
     notes = profile_reader_and_overrides.ignored_uv_settings(one.loaded for one in wanted)
     notes += [f"{one.loaded.name}: {note}" for one in wanted for note in one.loaded.notes]
     for (loaded, _, before), after in zip(wanted, _made(wanted, upgrades, accept_old, notes), strict=True):
-        changes = list(lock_update.lock_changes(before, after)) if before and after is not before else []
+        changes = list(lock_changes.lock_changes(before, after)) if before and after is not before else []
         here = loaded.lock_file.exists()  # a shipped profile's lock is written into the working folder
         written = keep and (after is not before or not here)
         if written:
@@ -228,7 +229,7 @@ def _made(
         def say(text: str) -> None:
             notes.append(f"{one.loaded.name}: {text}")
 
-        return lock_update.update_lock(one.plan, one.before, upgrade, accept_old=accept_old, say=say)
+        return lock_creation_and_update.update_lock(one.plan, one.before, upgrade, accept_old=accept_old, say=say)
 
     try:
         with ThreadPoolExecutor(PARALLEL) as pool:

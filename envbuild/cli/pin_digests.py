@@ -17,8 +17,8 @@ from envbuild.util.json_output_types import plain
 
 @dataclass(frozen=True)
 class PinnedDigest:
-    """A reference to an image in a file. `state`: outdated if the digest was missing or another one (`before`);
-    `digest`: the one that the tag names now."""
+    """A reference to an image in a file. `state`: outdated if the file had no digest or a different one; `before`: the
+    digest in the file, None if it had none; `digest`: the one that the tag names now."""
 
     file: str
     line: int

@@ -15,7 +15,7 @@ from envbuild.cli.console import emit
 from envbuild.util.errors import UsageError, printable
 
 if TYPE_CHECKING:
-    from envbuild.facts.gpu_models import Gpu
+    from envbuild.facts.gpu_fact_types import Gpu
     from envbuild.repair.fixed_library_folder_and_variables import ProgramEnvironment
 
 _PYTHON = re.compile(r"python[0-9.]*")

@@ -15,7 +15,7 @@ from envbuild.evidence.python_environment_status import EnvironmentStatusDocumen
 from envbuild.fetch import index_config
 from envbuild.image.docker_engine import Engine
 from envbuild.image.image_naming import VERIFIED
-from envbuild.lock import lock_file, outdated_pins, wheel_contents
+from envbuild.lock import lock_file, outdated_pins, wheel_file_hashes_and_contents
 from envbuild.lock.outdated_pins import Outdated
 from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.resolve import plan_resolver, profile_reader_and_overrides
@@ -115,7 +115,7 @@ def _environment(name: str, python: str, as_json: bool) -> EnvironmentStatusDocu
     loaded = profile_reader_and_overrides.load(name)
     plan, lock = plan_resolver.resolve(loaded), lock_file.required_lock(loaded)
     interpreter = host_runner.find_interpreter(python)
-    versions, wheels = plan_resolver.computing(lock.versions), wheel_contents.wheel_hashes(lock)
+    versions, wheels = plan_resolver.computing(lock.versions), wheel_file_hashes_and_contents.wheel_hashes(lock)
     named = [f"{name}=={version}" for name, version in versions.items()]
     try:
         files = environment_file_hasher.hash_environment(interpreter)

@@ -9,7 +9,7 @@ from envbuild.doctor.machine_readings import GpuReading, Host, Xid
 from envbuild.doctor.profile_hardware_needs import Need
 from envbuild.facts import database, mixed_gpu_settings
 from envbuild.facts.fact_field_types import is_version
-from envbuild.facts.gpu_models import Gpu
+from envbuild.facts.gpu_fact_types import Gpu
 
 FREE = 0.9
 """The fraction of a GPU's memory that the probes init.alloc and memory fill, so it must be free for a self-test."""

@@ -26,7 +26,7 @@ def log(root: Path) -> KernelLog:
 
 
 def _records(handle: int) -> bytes:
-    """The content of the log: one read returns one record, or a whole plain file."""
+    """The content of the log. Each read returns one record of /dev/kmsg, or the next 64 KiB of a plain file."""
     found = bytearray()
     while len(found) < MAX_LOG:
         try:

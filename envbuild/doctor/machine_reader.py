@@ -11,11 +11,12 @@ from typing import Any
 
 from envbuild.doctor import (
     cpu_memory_and_os,
+    disk_shm_and_cuda_software_reader,
     docker_engine_reader,
     kernel_log_reader,
     network_reachability_reader,
     nvml_reader,
-    pci_rdma_disk_and_software_reader,
+    pci_nvswitch_and_rdma_reader,
     site_settings_validation,
 )
 from envbuild.doctor.machine_readings import Host, clean
@@ -36,7 +37,7 @@ def read(root: Path = Path("/")) -> Host:
 
     def engine() -> dict[str, Any]:
         found = docker_engine_reader.read()
-        disks = tuple(pci_rdma_disk_and_software_reader.disks(found.data))
+        disks = tuple(disk_shm_and_cuda_software_reader.disks(found.data))
         return {"engine": found, "disks": disks, "mirrors": network_reachability_reader.mirrors(found, end)}
 
     def packages() -> dict[str, Any]:
@@ -48,14 +49,14 @@ def read(root: Path = Path("/")) -> Host:
     def kernel() -> dict[str, Any]:
         return {
             "machine": cpu_memory_and_os.read(root),
-            "pci": pci_rdma_disk_and_software_reader.pci(root),
-            "switches": pci_rdma_disk_and_software_reader.switches(root),
-            "fabric_manager": pci_rdma_disk_and_software_reader.fabric_manager(root),
+            "pci": pci_nvswitch_and_rdma_reader.pci(root),
+            "switches": pci_nvswitch_and_rdma_reader.switches(root),
+            "fabric_manager": pci_nvswitch_and_rdma_reader.fabric_manager(root),
             "log": kernel_log_reader.log(root),
-            "shm": pci_rdma_disk_and_software_reader.shm_bytes(root),
-            "rdma": tuple(pci_rdma_disk_and_software_reader.rdma_ports(root)),
-            "memlock": pci_rdma_disk_and_software_reader.memlock(),
-            "software": pci_rdma_disk_and_software_reader.software(root),
+            "shm": disk_shm_and_cuda_software_reader.shm_bytes(root),
+            "rdma": tuple(pci_nvswitch_and_rdma_reader.rdma_ports(root)),
+            "memlock": pci_nvswitch_and_rdma_reader.memlock(),
+            "software": disk_shm_and_cuda_software_reader.software(root),
         }
 
     tasks: dict[str, Callable[[], dict[str, Any]]] = {

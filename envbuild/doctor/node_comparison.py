@@ -96,7 +96,7 @@ def parse(name: str, text: str | bytes) -> Node:
         first = error.errors()[0]
         where = clean(".".join(map(str, first["loc"])), 60)
         wrong = f"{where or 'JSON'}: {clean(first['msg'], 100)}"
-        return Node(name, fault=f"invalid description of a machine, version {VERSION} ({wrong})")
+        return Node(name, fault=f"not a description of a machine in format version {VERSION} ({wrong})")
 
 
 @dataclass(frozen=True)

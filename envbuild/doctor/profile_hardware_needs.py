@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from envbuild.facts import database
-from envbuild.facts.gpu_models import Gpu
+from envbuild.facts.gpu_fact_types import Gpu
 from envbuild.image.oci import disk_space_needs
 from envbuild.lock import lock_file
 from envbuild.profile import profile_and_lock_name_lookup

@@ -192,8 +192,8 @@ def test_predicate(record: RunRecord, described: Mapping[str, object]) -> dict[s
 
 
 def save(record: RunRecord, where: RunLocation | None = None) -> Path:
-    """Write the record, then the statement that refers to it; return the statement's path. `where`: everything a runner
-    reports about a run elsewhere; it is stored next to them, and nothing is computed from it."""
+    """Write the record, then the statement that refers to it; return the statement's path. `where`: everything that
+    a cluster's runner reported about the run. It is written to a file next to the two; no code reads this file."""
     text = record.encoded
     digest = hashlib.sha256(text.encode()).hexdigest()
     folder = _folder(record.subject)

@@ -19,7 +19,7 @@ from envbuild.explain.log_facts import Reading
 from envbuild.explain.log_reader_and_search import Line, Log
 from envbuild.facts import database, log_signatures
 from envbuild.facts.advisory_model import Advisory, Change, Situation
-from envbuild.facts.gpu_models import Gpu
+from envbuild.facts.gpu_fact_types import Gpu
 from envbuild.facts.log_signatures import ANY, EvidenceName, Signature
 from envbuild.resolve import advisory_remedy
 

@@ -18,7 +18,7 @@ from envbuild.explain.log_reader_and_search import Line, Log, log_pattern
 from envbuild.explain.secret_masking import safe_line
 from envbuild.facts import database
 from envbuild.facts.advisory_model import Situation
-from envbuild.facts.gpu_models import UNLISTED
+from envbuild.facts.gpu_fact_types import UNLISTED
 from envbuild.resolve import advisory_remedy
 from envbuild.util.errors import some
 

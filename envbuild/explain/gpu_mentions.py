@@ -11,7 +11,7 @@ from typing import NamedTuple
 from envbuild.explain.log_reader_and_search import Log, log_pattern
 from envbuild.facts import database, fact_file_reader, log_signatures
 from envbuild.facts.fact_field_types import LazyPattern
-from envbuild.facts.gpu_models import Gpu
+from envbuild.facts.gpu_fact_types import Gpu
 
 
 def mentioned_gpus(log: Log) -> Iterator[tuple[Gpu, int]]:

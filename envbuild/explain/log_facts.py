@@ -15,7 +15,7 @@ from envbuild.explain.log_versions import LogVersions
 from envbuild.explain.rank_failure_and_last_collectives import Failure, Works
 from envbuild.facts import database, log_signatures
 from envbuild.facts.advisory_model import Situation
-from envbuild.facts.gpu_models import UNLISTED, Gpu
+from envbuild.facts.gpu_fact_types import UNLISTED, Gpu
 from envbuild.facts.log_signatures import OperationClass, SymptomClass
 
 _CAPABILITY = r"cuda capability (?:sm_)?(\d{1,2})\.?(\d)\b"

@@ -26,7 +26,7 @@ from envbuild.facts.fact_field_types import (
     Text,
     VersionRange,
 )
-from envbuild.facts.gpu_models import UNLISTED, Gpu
+from envbuild.facts.gpu_fact_types import UNLISTED, Gpu
 
 
 @dataclasses.dataclass(frozen=True)

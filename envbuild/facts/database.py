@@ -21,7 +21,7 @@ from pydantic.dataclasses import dataclass
 from envbuild.facts import fact_file_reader, torch_cuda_arch_list_parser
 from envbuild.facts.advisory_model import Advisory, Situation, holding
 from envbuild.facts.fact_field_types import STRICT, Capability, FactRow, Name, Release, Sources, Specifier, Status, Text
-from envbuild.facts.gpu_models import Gpu
+from envbuild.facts.gpu_fact_types import Gpu
 
 
 @plain(frozen=True)

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from envbuild.facts.advisory_model import Advisory
 from envbuild.facts.fact_field_types import FactRow
-from envbuild.facts.gpu_models import Gpu
+from envbuild.facts.gpu_fact_types import Gpu
 from envbuild.util import user_folders, yaml_and_project_paths
 from envbuild.util.errors import FactsError, Fault, near
 from envbuild.util.yaml_and_project_paths import Document

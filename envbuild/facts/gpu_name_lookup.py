@@ -11,7 +11,7 @@ from functools import cache
 from itertools import chain
 
 from envbuild.facts import database
-from envbuild.facts.gpu_models import Gpu
+from envbuild.facts.gpu_fact_types import Gpu
 from envbuild.util import errors
 
 _LONGEST = 120  # characters of a name

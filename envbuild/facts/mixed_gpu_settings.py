@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from envbuild.facts import fact_file_reader
 from envbuild.facts.fact_field_types import STRICT, FactRow, Spec, Text
-from envbuild.facts.gpu_models import Gpu
+from envbuild.facts.gpu_fact_types import Gpu
 
 DTYPE = "ENVBUILD_DTYPE"
 """The variable that names the common half type as torch does: `getattr(torch, os.environ["ENVBUILD_DTYPE"])`."""

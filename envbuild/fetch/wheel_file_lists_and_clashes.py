@@ -1,8 +1,8 @@
 """Reads lists of installed files from the zip directories of wheels, and finds conflicts between wheels.
 
 A wheel can overwrite a file of another one, or hide its module: installers do not report it, and the last one wins. The
-zip directory has CRC and size. They can be forged, so equal ones are only a hint, and wheel_contents.py compares the
-bytes.
+zip directory has CRC and size. They can be forged, so equal ones are only a hint, and
+wheel_file_hashes_and_contents.py compares the bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Resolves, locates and downloads wheels with uv, using the configuration of pip and uv; stores them by sha256."""
+"""Resolves and locates wheels with uv, using the configuration of pip and uv; downloads and stores them by sha256."""
 
 from __future__ import annotations
 

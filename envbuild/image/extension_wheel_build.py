@@ -36,7 +36,7 @@ from envbuild.image import (
 )
 from envbuild.image.build_records_and_comparison import CompiledRecord
 from envbuild.image.buildx import BuildOrder
-from envbuild.lock import wheel_contents
+from envbuild.lock import wheel_file_hashes_and_contents
 from envbuild.lock.lock_entry_types import LockedExtension
 from envbuild.lock.lock_file import Lock
 from envbuild.profile.extension_spec import BUILD_TOOLS
@@ -68,7 +68,9 @@ class BuiltWheel:
 
     @property
     def record(self) -> CompiledRecord:
-        return CompiledRecord(self.name, self.key, self.path.name, self.sha256, wheel_contents.roots(self.path))
+        return CompiledRecord(
+            self.name, self.key, self.path.name, self.sha256, wheel_file_hashes_and_contents.roots(self.path)
+        )
 
 
 def material(lock: Lock, one: LockedExtension) -> dict[str, Any]:

@@ -79,7 +79,8 @@ def patches_of(name: str, version: str) -> str:
 
 
 def _within(name: str, version: str, numbers: int) -> str:
-    """The requirement that matches this version and newer ones with the same first `numbers` numbers."""
+    """The requirement that matches this version and newer ones that begin with the same `numbers` parts, for 2 parts
+    for example >=2.4.6,==2.4.*."""
     known = Version(version)
     epoch = f"{known.epoch}!" if known.epoch else ""
     head = ".".join(map(str, (*known.release, 0)[:numbers]))

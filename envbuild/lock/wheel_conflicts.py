@@ -21,7 +21,7 @@ from envbuild.fetch import file_download_and_range_reads, index_config, sha256_f
 from envbuild.fetch.file_download_and_range_reads import Head, RemoteFile
 from envbuild.fetch.locked_wheel_types import LockedWheel, Wheel
 from envbuild.fetch.wheel_file_lists_and_clashes import SITE, Clash, Listing, clashes, module
-from envbuild.lock import wheel_contents
+from envbuild.lock import wheel_file_hashes_and_contents
 from envbuild.profile.value_types import StartupFile
 from envbuild.selftest.inventory import startup_files
 from envbuild.util import atomic_files, user_folders
@@ -57,7 +57,7 @@ def refuse_stored(
     """
     files = {_name(w): sha256_file_store.wheel_store().path(w.sha256, w.file) for w in (item.wheel for item in locked)}
     files |= built or {}
-    listings = {name: wheel_contents.listing(path) for name, path in files.items()}
+    listings = {name: wheel_file_hashes_and_contents.listing(path) for name, path in files.items()}
     # do not read the content of refused wheels: their names may be ambiguous, their compression unsupported
     sound = {name: path for name, path in files.items() if not listings[name].faults}
     faults = [*_own(listings), *(str(clash) for clash in clashes(listings) if not _are_equal(clash, sound))]
@@ -80,10 +80,10 @@ def _own(listings: Mapping[str, Listing]) -> list[str]:
 
 def _offered(wheel: Wheel, address: str, head: Head) -> Listing | None:
     """The files that a wheel installs; None if only a download would show them. Raises ProfileError for an invalid
-    wheel on the index, and the errors of wheel_contents.listing."""
+    wheel on the index, and the errors of wheel_file_hashes_and_contents.listing."""
     held = sha256_file_store.wheel_store().path(wheel.sha256, wheel.file)
     if held.is_file():
-        return wheel_contents.listing(held)
+        return wheel_file_hashes_and_contents.listing(held)
     noted = user_folders.cache_folder("listings") / f"{wheel.sha256}.json"
     known = sha256_file_store.noted(noted, Listing)
     if known is not None or not head.ranges:
@@ -120,7 +120,7 @@ def _are_equal(clash: Clash, files: Mapping[str, Path]) -> bool:
     names = (clash.first, clash.second)
     if clash.path != clash.other or not files.keys() >= set(names):
         return False
-    found = {wheel_contents.installed_sha256(files[name], clash.path) for name in names}
+    found = {wheel_file_hashes_and_contents.installed_sha256(files[name], clash.path) for name in names}
     known = {hashlib.sha256(text).hexdigest() for text in database.namespace_texts()}
     return len(found) == 1 or (_is_namespace(clash) and found <= known)
 
@@ -137,7 +137,9 @@ def _startup(name: str, wheel: Path, listing: Listing, accepted: Collection[Star
     because an added folder may contain a sitecustomize. Of the metadata only the entry points of torch.backends
     count."""
     known = {
-        row.sha256 for row in database.startup_files() if row.distribution == wheel_contents.distribution_name(wheel)
+        row.sha256
+        for row in database.startup_files()
+        if row.distribution == wheel_file_hashes_and_contents.distribution_name(wheel)
     }
     for path in listing.files:
         match = _SITES.fullmatch(path)
@@ -149,11 +151,18 @@ def _startup(name: str, wheel: Path, listing: Listing, accepted: Collection[Star
         is_module = (module(f"{SITE}/{below}") or "").split("/")[0] in startup_files.MODULES
         if not (is_pth or is_entry_points or is_module):
             continue
-        content, sha256 = wheel_contents.read(wheel, path), wheel_contents.installed_sha256(wheel, path)
+        content, sha256 = (
+            wheel_file_hashes_and_contents.read(wheel, path),
+            wheel_file_hashes_and_contents.installed_sha256(wheel, path),
+        )
         takes_effect = (is_pth and startup_files.pth_lines(content)) or (
             is_entry_points and startup_files.loads_backend(content)
         )
-        if (is_pth or is_entry_points) and len(content) <= wheel_contents.LARGEST_TEXT and not takes_effect:
+        if (
+            (is_pth or is_entry_points)
+            and len(content) <= wheel_file_hashes_and_contents.LARGEST_TEXT
+            and not takes_effect
+        ):
             continue
         if sha256 not in known | _accepted(below, accepted):
             when = "torch is imported" if is_entry_points else "Python starts"

@@ -22,7 +22,7 @@ from envbuild.evidence.profile_proofs_and_image_states import EvidenceState, Pro
 from envbuild.evidence.proof_rules import Proof
 from envbuild.facts import database
 from envbuild.fetch import sha256_file_store, wheel_resolution_and_download
-from envbuild.lock import lock_file, wheel_contents
+from envbuild.lock import lock_file, wheel_file_hashes_and_contents
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import make_build_and_test
 from envbuild.pipeline.image_steps import load_profile, resolve_profile
@@ -154,7 +154,7 @@ def _wheel_files(lock: Lock) -> StepResult[Mapping[str, Mapping[str, str]]]:
     fetched = wheel_resolution_and_download.fetch_wheels(
         lock.wheels, lock.python, glibc, store, lambda file, count: None
     )
-    found, versions = wheel_contents.wheel_hashes(lock), plan_resolver.computing(lock.versions)
+    found, versions = wheel_file_hashes_and_contents.wheel_hashes(lock), plan_resolver.computing(lock.versions)
     files = {name: found[f"{name}=={version}"] for name, version in versions.items()}
     return StepResult(files, cached=not fetched, note=f"{some(len(files), 'wheel')}, {fetched} downloaded")
 

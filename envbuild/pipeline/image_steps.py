@@ -22,7 +22,7 @@ from envbuild.image.docker_engine import Image
 from envbuild.image.extension_wheel_build import BuiltWheel
 from envbuild.image.image_naming import repository
 from envbuild.image.oci import disk_space_needs, lock_image_lookup_and_recipe
-from envbuild.lock import lock_file, lock_update, wheel_contents
+from envbuild.lock import lock_changes, lock_creation_and_update, lock_file, wheel_file_hashes_and_contents
 from envbuild.lock.lock_entry_types import LockedExtension
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import build_downloads
@@ -68,16 +68,18 @@ def lock_profile(context: StepContext, loaded: LoadedProfile, plan: Plan, option
     if options.locked:
         after = lock_file.current(before, plan, loaded.lock_file)
     else:
-        accepted = {lock_update.EVERYTHING} if options.tolerant else set(options.accept_old)
+        accepted = {lock_creation_and_update.EVERYTHING} if options.tolerant else set(options.accept_old)
         show = build_downloads.show_download(context.progress)
-        after = lock_update.update_lock(plan, before, progress=show, accept_old=frozenset(accepted), say=context.note)
+        after = lock_creation_and_update.update_lock(
+            plan, before, progress=show, accept_old=frozenset(accepted), say=context.note
+        )
     after = fetch_base(context, plan, after, lock_again=not options.locked)
     if after is not before:
         for note in (*profile_reader_and_overrides.ignored_uv_settings([loaded]), *loaded.notes):
             context.note(note)
         if not options.trial:
             lock_file.write(after, loaded.lock_file, loaded.name, loaded.origin)
-        for change in lock_update.version_changes(before, after):
+        for change in lock_changes.version_changes(before, after):
             context.progress.say(f"locked: {change}")
     return StepResult(after, cached=after is before, note=f"{after.short} {display(loaded.lock_file)}")
 
@@ -97,7 +99,7 @@ def fetch_base(context: StepContext, plan: Plan, lock: Lock, *, lock_again: bool
         if not lock_again:
             raise
         context.progress.say(f"the base is locked again: {gone.message}")
-    again = lock_update.update_lock(plan, lock, frozenset({lock_update.BASE}))
+    again = lock_creation_and_update.update_lock(plan, lock, frozenset({lock_creation_and_update.BASE}))
     with build_downloads.one_fetch_at_a_time(context.progress):
         apt_resolution_and_download.fetch_debs(
             (*again.base, *again.apt), lock.suite, sha256_file_store.debs(), again.made
@@ -209,7 +211,9 @@ def audit_image(context: StepContext, recipe: Recipe, image: Image, record: Reco
     or a known fault; then the image keeps the tag for images that are not audited, so that it can be inspected."""
     lock = recipe.lock
     target = lock_image_lookup_and_recipe.layers_tag(lock, recipe.name)
-    held = image_collector.collect_from_image(context.engine, image, target, wheel_contents.wheel_hashes(lock))
+    held = image_collector.collect_from_image(
+        context.engine, image, target, wheel_file_hashes_and_contents.wheel_hashes(lock)
+    )
     expected = environment_audit.expected_contents(recipe.loaded, lock, claimed=True)
     done = environment_audit.assess(target, held, expected)
     try:

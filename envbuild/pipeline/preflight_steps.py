@@ -95,7 +95,8 @@ def connect(context: StepContext) -> Engine | EngineError:
 
 
 def examine(engine: Engine | EngineError, loaded: LoadedProfile, plan: Plan, options: Options) -> Preflight:
-    """The preflight of a profile. Without an engine the image counts as missing, and no proof is possible here. Raises
+    """The preflight of a profile. If no engine answers, the image is treated as
+    not built, and it cannot be proved on this machine. Raises
     UsageError if --gpus is used with a cluster."""
     profile, lock = loaded.profile, lock_file.read(loaded.known_lock)
     current = lock is not None and not lock.stale(plan)

@@ -38,7 +38,7 @@ from envbuild.image.docker_engine import Engine, Image
 from envbuild.image.image_naming import VERIFIED, repository
 from envbuild.image.oci import engine_load, image_upload, layer_blobs, lock_image_lookup_and_recipe
 from envbuild.image.oci.image_description import OciImage
-from envbuild.lock import lock_file, wheel_contents
+from envbuild.lock import lock_file, wheel_file_hashes_and_contents
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import layer_steps
 from envbuild.pipeline.image_steps import load_profile, resolve_profile
@@ -310,7 +310,9 @@ def build_details(proved: _ProvedImage) -> BuildDetails:
         locked.wheels, plan.python, plan.glibc, sha256_file_store.wheel_store(), lambda file, count: None
     )
     roots = {
-        item.wheel.file: wheel_contents.roots(sha256_file_store.wheel_store().path(item.wheel.sha256, item.wheel.file))
+        item.wheel.file: wheel_file_hashes_and_contents.roots(
+            sha256_file_store.wheel_store().path(item.wheel.sha256, item.wheel.file)
+        )
         for item in locked.wheels
     }
     return BuildDetails(

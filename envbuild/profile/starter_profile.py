@@ -7,7 +7,7 @@ import json
 from packaging.version import Version
 
 from envbuild.facts import database
-from envbuild.facts.gpu_models import Gpu
+from envbuild.facts.gpu_fact_types import Gpu
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.util import package_data
 from envbuild.util.errors import ProfileError

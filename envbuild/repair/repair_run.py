@@ -52,7 +52,8 @@ class ProcessUsing:
 
 
 def needed_space(plan: RepairPlan, held: Holdings) -> int:
-    """The disk space that the repair needs, estimated: the replaced files stay, and the new ones are as large."""
+    """An estimate of the disk space that the repair needs: the size of the replaced files. They are kept, and the new
+    files are assumed to be as large."""
     files = file_backup.distribution_files(plan.manager.prefix, package_folders(plan, held))
     return file_backup.file_sizes(files, plan.touched)
 

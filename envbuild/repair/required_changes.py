@@ -18,7 +18,7 @@ from envbuild.explain.cause_ranking import Explanation
 from envbuild.facts import database
 from envbuild.facts.advisory_model import Advisory, Situation
 from envbuild.facts.fact_field_types import VersionRange
-from envbuild.facts.gpu_models import Gpu
+from envbuild.facts.gpu_fact_types import Gpu
 from envbuild.resolve import advisory_remedy
 
 _MOST_ROUNDS = 5

@@ -11,7 +11,7 @@ from envbuild.evidence.proof_rules import Proof
 from envbuild.facts import database
 from envbuild.facts.advisory_model import Match, Situation
 from envbuild.facts.fact_field_types import VersionRange
-from envbuild.facts.gpu_models import Gpu
+from envbuild.facts.gpu_fact_types import Gpu
 from envbuild.lock.lock_file import Lock
 from envbuild.report import markdown_generated_sections
 from envbuild.resolve.torch_compatibility_and_advisories import Choice

@@ -1,7 +1,8 @@
 """Chooses the source of a profile's nvcc: NVIDIA's wheels, Debian's packages, an archive, or the base image. Pure.
 
-nvcc must match torch's own CUDA release, because extensions refuse any other release. The key `variant` decides whether
-nvcc stays in the image; extensions are compiled with it in both cases.
+nvcc must be of torch's own CUDA release: torch refuses to compile with another major release, and some extensions, such
+as apex, with another minor one too. The key `variant` decides whether nvcc stays in the image; extensions are compiled
+with it in both cases.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.facts import database, probe_catalogue_reader
-from envbuild.facts.gpu_models import Gpu
+from envbuild.facts.gpu_fact_types import Gpu
 from envbuild.fetch.archive_spec import COMPAT, ArchiveRequest
 from envbuild.profile import inherited_value_reasons
 from envbuild.profile.extension_spec import Extension

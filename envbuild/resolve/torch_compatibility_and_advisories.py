@@ -16,7 +16,7 @@ from packaging.version import Version
 from envbuild.facts import database, misleading_packages, mixed_gpu_settings
 from envbuild.facts.advisory_model import Advisory, Situation
 from envbuild.facts.database import TorchRelease
-from envbuild.facts.gpu_models import Gpu
+from envbuild.facts.gpu_fact_types import Gpu
 from envbuild.profile.loaded_profile import LoadedProfile
 from envbuild.profile.model import Profile
 from envbuild.resolve import minimum_driver

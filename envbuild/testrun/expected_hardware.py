@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from packaging.version import Version
 
 from envbuild.facts import database
-from envbuild.facts.gpu_models import Datasheet, Gpu
+from envbuild.facts.gpu_fact_types import Datasheet, Gpu
 from envbuild.profile.model import Profile
 from envbuild.resolve import minimum_driver
 

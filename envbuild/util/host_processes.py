@@ -250,8 +250,8 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def _tied() -> Callable[[], None] | None:
-    """A function for the child to run before exec: the child gets SIGKILL when the thread that waits for it ends. None
-    outside Linux.
+    """Return a function that the child runs before exec, or None outside Linux. It makes the kernel send SIGKILL to the
+    child when the thread that started it ends.
 
     The function must not allocate or import: another thread may have held a lock at the fork.
     """

@@ -16,7 +16,7 @@ from unit.site import LAYER, LAYER_TYPE, Site, config_of, new_key, proved
 from unit.support import envbuild
 
 from envbuild.image.image_naming import LOCK_LABEL
-from envbuild.lock import wheel_contents
+from envbuild.lock import wheel_file_hashes_and_contents
 from envbuild.registry import oci_types
 from envbuild.selftest.inventory import startup_files
 
@@ -33,8 +33,8 @@ Entry = tuple[str, str | bytes]
 @pytest.fixture
 def site(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """A verified image that contains a libcublas.so.12; its torch is a package, and its numpy a module of one file."""
-    whole = wheel_contents.roots
-    monkeypatch.setattr(wheel_contents, "roots", lambda wheel: (*whole(wheel), *_packages(wheel)))
+    whole = wheel_file_hashes_and_contents.roots
+    monkeypatch.setattr(wheel_file_hashes_and_contents, "roots", lambda wheel: (*whole(wheel), *_packages(wheel)))
     with proved(project, monkeypatch) as found:
         Path("team.pub").write_bytes(new_key(monkeypatch).pem)
         found.prove(run_on("NVIDIA H20"))

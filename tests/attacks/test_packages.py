@@ -25,7 +25,7 @@ from envbuild.fetch import sha256_file_store
 from envbuild.fetch.locked_wheel_types import LockedWheel, Wheel
 from envbuild.fetch.wheel_file_lists_and_clashes import Listing
 from envbuild.image import build_context_folders
-from envbuild.lock import lock_file, lock_update, wheel_conflicts, wheel_contents
+from envbuild.lock import lock_creation_and_update, lock_file, wheel_conflicts, wheel_file_hashes_and_contents
 from envbuild.lock.lock_entry_types import Overridden
 from envbuild.lock.lock_file import Lock
 from envbuild.pipeline import build_downloads
@@ -125,7 +125,7 @@ def locked(project: Path, wheels: tuple[LockedWheel, ...], **changes: Any) -> Lo
 def test_a_wheel_that_overwrites_a_file_of_torch_is_not_locked(index: Index, project: Path) -> None:
     write_wheel(index.folder, "evil", "1.0", files={FUNCTIONAL: WRONG})
     with pytest.raises(ProfileError, match=f"evil 1.0 and torch 2.13.0 both install site-packages/{FUNCTIONAL}"):
-        lock_update.update_lock(plan(project, "evil"), None)
+        lock_creation_and_update.update_lock(plan(project, "evil"), None)
     assert not list(sha256_file_store.wheel_store().folder.iterdir())
 
 
@@ -134,7 +134,7 @@ def test_without_ranges_it_is_refused_as_soon_as_it_is_fetched(index: Index, pro
     index.ranges = False
     write_wheel(index.folder, "evil", "1.0", files={FUNCTIONAL: WRONG})
     current_plan = plan(project, "evil")
-    made = lock_update.update_lock(current_plan, None)
+    made = lock_creation_and_update.update_lock(current_plan, None)
     with pytest.raises(LockError) as caught:
         build_downloads.fetch_image_parts(current_plan, made, cast(Progress, Silent()))
     assert f"torch 2.13.0 and evil 1.0 both install site-packages/{FUNCTIONAL}" in str(caught.value.faults[0])
@@ -160,7 +160,7 @@ def test_a_forged_checksum_passes_the_lock_and_not_the_bytes(index: Index, proje
     assert (zlib.crc32(forged), len(forged)) == (zlib.crc32(longer), len(longer)) and forged != longer
     write_wheel(index.folder, "evil", "1.0", files={FUNCTIONAL: forged})
     current_plan = plan(project, "evil")
-    made = lock_update.update_lock(current_plan, None)
+    made = lock_creation_and_update.update_lock(current_plan, None)
     with pytest.raises(LockError) as caught:
         build_downloads.fetch_image_parts(current_plan, made, cast(Progress, Silent()))
     assert FUNCTIONAL in str(caught.value.faults[0])
@@ -248,7 +248,7 @@ def test_an_identical_file_of_a_namespace_is_not_a_conflict(index: Index, projec
     for name in ("one", "two"):
         write_wheel(index.folder, name, "1.0", files={"shared/__init__.py": b"", f"shared/{name}.py": b"x = 1\n"})
     current_plan = plan(project, "one", "two")
-    made = lock_update.update_lock(current_plan, None)
+    made = lock_creation_and_update.update_lock(current_plan, None)
     assert {item.wheel.name for item in made.wheels} == {"pip", "torch", "one", "two"}
     index.requests.clear()
     forget()
@@ -275,11 +275,11 @@ def no_heads(made: Lock) -> dict[Wheel, Any]:
 @pytest.mark.parametrize("content", ["", "[]", '{"names": {}}', '{"files": {"a": 1}}'])
 def test_a_damaged_listing_in_the_cache_is_made_again(content: str, index: Index, project: Path) -> None:
     current_plan = plan(project)
-    made = lock_update.update_lock(current_plan, None)
+    made = lock_creation_and_update.update_lock(current_plan, None)
     for noted in user_folders.cache_folder("listings").iterdir():
         noted.write_text(content, encoding="utf-8")
     forget()
-    assert lock_update.update_lock(current_plan, None).wheels == made.wheels
+    assert lock_creation_and_update.update_lock(current_plan, None).wheels == made.wheels
     assert all(sha256_file_store.noted(noted, Listing) for noted in user_folders.cache_folder("listings").iterdir())
 
 
@@ -561,8 +561,10 @@ def test_metadata_that_asks_for_an_override_is_clean(environment: Installed, pro
     made = locked(project, stored(write_wheel(tmp_path, "torch", "2.13.0", ["nvidia-cublas-cu12==1"])))
     override = Overridden("nvidia-cublas-cu12", "2", "==1")
     metadata = "torch-2.13.0.dist-info/METADATA"
-    (plain,) = wheel_contents.wheel_hashes(made).values()
-    (overridden,) = wheel_contents.wheel_hashes(dataclasses.replace(made, overrides=(override,))).values()
+    (plain,) = wheel_file_hashes_and_contents.wheel_hashes(made).values()
+    (overridden,) = wheel_file_hashes_and_contents.wheel_hashes(
+        dataclasses.replace(made, overrides=(override,))
+    ).values()
     assert set(plain) - set(overridden) == {metadata}
     with zipfile.ZipFile(
         sha256_file_store.wheel_store().path(made.wheels[0].wheel.sha256, made.wheels[0].wheel.file)

@@ -186,7 +186,7 @@ def test_images_without_torch_or_python(bench: Bench) -> None:
 
 
 def test_an_image_with_a_forged_collector_output_is_refused(bench: Bench) -> None:
-    """Its Python answers with a frame of a different run, or with terminal escape sequences."""
+    """The image's Python prints a frame of a different run, and after it a terminal escape sequence."""
     script = "#!/bin/sh\nprintf 'ENVBUILD 0 0 0 {}\\\\n\\\\033[2J'\n"
     reference = f"envbuild-e2e/{bench.run_id}:audit-liar"
     text = f"FROM {bench.quick.tag}\nRUN printf '{script}' >/usr/local/bin/python && chmod 755 /usr/local/bin/python\n"

@@ -1,7 +1,7 @@
 """Targets: what a cluster is handed, from a site's settings, an image's name and a command that anybody may choose.
 
-Each is rendered twice, once with harmless words: between the two nothing may differ but those words, as they are read
-by bash, sbatch and a reader of YAML.
+Each is rendered twice: with the chosen words and with harmless ones. To bash, sbatch and a YAML parser, the two results
+may differ only in these words.
 """
 
 from __future__ import annotations

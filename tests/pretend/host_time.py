@@ -92,7 +92,7 @@ def in_pairs(probes: Sequence[Probe], seconds: Mapping[str, float]) -> float:
 
 
 def report(begin: Spent, beyond: float, found: Mapping[str, Frame], whole: Spent, threads: int) -> list[str]:
-    """Return the page. `whole`: the time of the run with the simulation."""
+    """Return the page. `whole`: the time of the whole run, including the simulation's own time."""
     by_probe = {name: of_probe(frame, beyond) for name, frame in found.items()}
     rows = {"(start)": begin, **dict(sorted(by_probe.items(), key=lambda item: item[1].processor, reverse=True))}
     total = Spent(sum(one.processor for one in rows.values()), sum(one.wall for one in rows.values()))

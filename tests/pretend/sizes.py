@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from envbuild.selftest.numerics import case_sampling, torch_fault_exclusions
-from envbuild.selftest.numerics.case_sampling import Operation, Sample
+from envbuild.selftest.numerics import pairwise_case_sampling, torch_fault_exclusions
+from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Sample
 from envbuild.selftest.probes.attention import (
     attention_backend_probes,
     attention_gradient_cases,
@@ -64,14 +64,14 @@ SHORTER: tuple[tuple[Any, str, Any], ...] = (
 )
 # With the variable FEW each operation has a fifth of the level's sampled cases: level quick has a fifth of standard's.
 FEW = "PRETEND_FEW"
-_sample = case_sampling.sample
+_sample = pairwise_case_sampling.sample
 
 
 def _a_fifth(operation: Operation, count: int, seed: int) -> Sample:
     return _sample(operation, math.ceil(count / 5), seed)
 
 
-FEWER: tuple[tuple[Any, str, Any], ...] = ((case_sampling, "sample", _a_fifth),)
+FEWER: tuple[tuple[Any, str, Any], ...] = ((pairwise_case_sampling, "sample", _a_fifth),)
 
 
 def reduce() -> None:

@@ -16,8 +16,8 @@ import torch
 
 from envbuild.selftest import probes
 from envbuild.selftest.harness.job_document import LEVELS
-from envbuild.selftest.numerics import case_sampling
-from envbuild.selftest.numerics.case_sampling import Operation
+from envbuild.selftest.numerics import pairwise_case_sampling
+from envbuild.selftest.numerics.pairwise_case_sampling import Operation
 from envbuild.selftest.numerics.torch_fault_exclusions import KNOWN_FAULTS, KnownFault
 
 PAGE = Path(__file__).parents[2] / "docs" / "cases.md"
@@ -103,7 +103,7 @@ def _left_out(fault: KnownFault) -> str:
 
 
 def _covered(operation: Operation, count: int) -> float:
-    taken = case_sampling.sample(operation, count, seed=1)
+    taken = pairwise_case_sampling.sample(operation, count, seed=1)
     return taken.covered / taken.of
 
 

@@ -30,7 +30,7 @@ REAL_DIST: Any = torch.distributed
 
 
 class Here:
-    """The world and rank of this process."""
+    """The place of this process: its rank, its member (a GPU's index, or a number) and all members of its world."""
 
     member, rank, members = -1, -1, ()
 

@@ -198,7 +198,7 @@ def proved(project: Path, monkeypatch: pytest.MonkeyPatch, day: int = 0) -> Iter
 
 @contextlib.contextmanager
 def pushed(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """As `proved`, signed with the key of team.pub and pushed to team/sample."""
+    """Like `proved`; the image is then signed with the key of team.pub and pushed to team/sample."""
     Path("team.pub").write_bytes(new_key(monkeypatch).pem)
     with proved(project, monkeypatch) as found:
         assert found.push().code == 0

@@ -66,7 +66,7 @@ RUN_ELSEWHERE = {
     "lock --check": "tests/unit/cli/test_entry.py::test_lock_check_is_offline_and_says_what_is_stale",
     "lock ID": "tests/e2e/test_install.py::test_a_lock_and_a_dockerfile_are_written_here",
     "lock cpu --requirements": (
-        "tests/unit/lock/test_lock_update.py::test_a_projects_requirements_are_locked_under_a_profiles_pins"
+        "tests/unit/lock/test_lock_creation_and_update.py::test_a_projects_requirements_are_locked_under_a_profiles_pins"
     ),
     "lock mine": "tests/e2e/test_install.py::test_a_lock_and_a_dockerfile_are_written_here",
     "make": "tests/e2e/test_make.py::test_a_second_make_has_nothing_to_do",
@@ -134,9 +134,12 @@ RUN_ELSEWHERE = {
 NOT_RUN = {
     "export oci": "needs mmdebstrap and gigabytes of packages; test_layout_export.py tests the layout that it writes",
     "install": "needs the wheels of h20; test_lock_installer.py tests the installer without the command line",
-    "lock cpu --upgrade": "needs a package index; test_lock_update.py tests the upgrade without the command line",
-    "lock mine --upgrade": "needs a package index; test_lock_update.py tests the upgrade without the command line",
-    "make h20 --requirements": "needs a GPU or --allow-unproved; test_lock_update.py tests lock --requirements",
+    "lock cpu --upgrade": "needs a package index; "
+    "test_lock_creation_and_update.py tests the upgrade without the command line",
+    "lock mine --upgrade": "needs a package index; "
+    "test_lock_creation_and_update.py tests the upgrade without the command line",
+    "make h20 --requirements": "needs a GPU or --allow-unproved; "
+    "test_lock_creation_and_update.py tests lock --requirements",
     "test h20 --probe": "needs an H20 and its image",
     "test h20 --python": "needs an H20",
 }

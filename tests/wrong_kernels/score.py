@@ -26,11 +26,11 @@ from envbuild.selftest.harness import probe_scheduler
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.numerics import (
-    case_sampling,
     element_comparison,
     float64_reference_operations,
     hashed_inputs,
     operation_case,
+    pairwise_case_sampling,
     reference_products,
     tensor_digests,
     tolerances,
@@ -117,7 +117,7 @@ def right_references() -> Iterator[None]:
         tensor_digests,
     )
     sources = {module.__name__ for module in never_wrong}
-    places: list[tuple[Any, str]] = [(operation_case.Case, "expected"), (case_sampling, "cases")]
+    places: list[tuple[Any, str]] = [(operation_case.Case, "expected"), (pairwise_case_sampling, "cases")]
     for module in modules:
         places += [
             (module, name)

@@ -22,7 +22,8 @@ from envbuild.image.layers.archive_layers import ArchiveLayer
 from envbuild.image.layers.base_and_empty_venv_layers import BaseLayer, DifferenceLayer, VenvLayer
 from envbuild.image.layers.layer_cache import LayerRecipe
 from envbuild.image.layers.layer_writer import WrittenLayer
-from envbuild.image.layers.wheel_layers import NvccLinksLayer, WheelLayer, WheelOfLayer
+from envbuild.image.layers.nvcc_links import NvccLinksLayer
+from envbuild.image.layers.wheel_layers import WheelLayer, WheelOfLayer
 from envbuild.lock.lock_file import PACKAGES, Lock
 from envbuild.registry import oci_types
 from envbuild.registry.oci_types import Manifest

@@ -11,7 +11,7 @@ from envbuild.image.oci import layer_blobs
 from envbuild.image.oci.image_description import DescribedLayer, OciImage
 from envbuild.registry.registry_client import Repository
 
-_AT_ONCE = 4  # blobs; each holds a part of 32 MiB in memory
+_AT_ONCE = 4  # blobs sent at the same time; each needs up to 32 MiB of memory
 
 
 def upload_image(

@@ -7,14 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import os
 import re
-import shutil
-import stat
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +19,7 @@ from envbuild.selftest.distributed import nccl_log
 from envbuild.selftest.distributed.fault_localization import Stage, StageFault
 from envbuild.selftest.distributed.nccl_log import NcclLog
 from envbuild.selftest.distributed.rank_program import DONE, STEP, WRONG, Rank, RankPlace
-from envbuild.selftest.harness import forked_work
+from envbuild.selftest.harness import forked_work, locked_temporary_folder
 from envbuild.selftest.harness.forked_work import ForkEnding, Tell, Work
 
 GRACE = 2.0  # seconds in which the other ranks may report after one rank failed
@@ -76,7 +71,7 @@ class Tried:
 
 def run_worlds(worlds: Sequence[World], device: str, limit: float) -> list[Tried]:
     """Run worlds without common members at the same time, `limit` seconds at most."""
-    with temporary_folder("envbuild-ranks-") as folder:
+    with locked_temporary_folder.temporary_folder("envbuild-ranks-") as folder:
         places = [folder / str(number) for number in range(len(worlds))]
         groups = []
         for world, place in zip(worlds, places):
@@ -196,43 +191,3 @@ def _fault(rank: int, member: int, ending: ForkEnding) -> StageFault:
     if ending.failure is None:
         return StageFault(rank, member, step, "incomplete", "exited before its last step")
     return StageFault(rank, member, step, "exception" if "error" in ending.reported else "exit", ending.failure)
-
-
-_YOUNG = 60.0  # seconds; a folder exists for a moment before it is locked
-
-
-@contextlib.contextmanager
-def temporary_folder(prefix: str) -> Iterator[Path]:
-    """Create a temporary folder with this prefix, locked as long as this process or a process forked from it exists.
-
-    Unlocked folders with this prefix that earlier processes left behind are removed.
-    """
-    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        if _left(path):
-            shutil.rmtree(path, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=prefix) as name:
-        held = os.open(name, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(held, fcntl.LOCK_SH)  # the kernel releases the lock however this process ends
-            yield Path(name)
-        finally:
-            os.close(held)
-
-
-def _left(path: Path) -> bool:
-    """Whether the folder belongs to this user and is not locked."""
-    try:
-        found = path.lstat()
-        ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-        if not ours or time.time() - found.st_mtime < _YOUNG:
-            return False
-        held = os.open(str(path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except OSError:  # it is in use, or its file system does not support locks
-        return False
-    finally:
-        os.close(held)

@@ -60,7 +60,7 @@ class JobDocument:
     `datasheets`: for each GPU model, dense TFLOP/s of each precision and GB/s of a copy. `floors`: the fractions of
     those values that products ("gemm") and copies ("memory") must reach. `burn_seconds`: duration of the burn at level
     full.
-    `seed`: determines the sampled cases (case_sampling.py).
+    `seed`: determines the sampled cases (pairwise_case_sampling.py).
     """
 
     nonce: str

@@ -20,9 +20,10 @@ from envbuild.selftest.probes.environment import (
 )
 from envbuild.selftest.probes.gemm import gemm_crash, gemm_exact_and_accuracy, gemm_precision, gemm_sampled_cases
 from envbuild.selftest.probes.hardware import burn, hw_health, large, memory, perf, transfer
+from envbuild.selftest.probes.linear_algebra import fft_and_linalg
 from envbuild.selftest.probes.multi_gpu import dist_nodes, dist_staged
 from envbuild.selftest.probes.normalization import norm_apex, norm_sampled_cases, norm_torch
-from envbuild.selftest.probes.operations import fft_and_linalg, fingerprint, operations, repeat
+from envbuild.selftest.probes.operations import fingerprint, operations, repeat
 from envbuild.selftest.probes.training import graph_replay, optim_apex, optim_torch, train_repeat, train_step
 
 # The lowest compute capabilities are those of torch's sources: aten/src/ATen/native/cuda/ScaledBlas.cpp for fp8,

@@ -12,7 +12,8 @@ import torch
 from envbuild.selftest.harness.probe_context import short_name
 from envbuild.selftest.numerics import tolerances
 from envbuild.selftest.numerics.operation_case import Case, worst
-from envbuild.selftest.probes.operations import exact_fixed_cases, fft_and_linalg, operations
+from envbuild.selftest.probes.linear_algebra import fft_and_linalg
+from envbuild.selftest.probes.operations import exact_fixed_cases, operations
 from envbuild.selftest.probes.training import optim_torch
 
 POSITIONS = 7  # number of changed elements of each input, including the first and the last

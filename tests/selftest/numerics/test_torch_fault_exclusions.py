@@ -13,10 +13,10 @@ pytest.importorskip("torch")
 import torch
 import torch.nn.functional as F
 
-from envbuild.selftest.numerics import case_sampling, operation_case, torch_fault_exclusions
+from envbuild.selftest.numerics import operation_case, pairwise_case_sampling, torch_fault_exclusions
 from envbuild.selftest.numerics.torch_fault_exclusions import KNOWN_FAULTS, KnownFault
 from envbuild.selftest.probes.convolution import conv_sampled_cases
-from envbuild.selftest.probes.operations import image_pooling_and_resize_cases, pooling_padding_and_unfold_cases
+from envbuild.selftest.probes.images import image_pooling_and_resize_cases, pooling_padding_and_unfold_cases
 
 (GROUPED, SHORT_VOLUME, PADDED, STRIDED, FUSED_SGD, AVERAGED, POOLED) = KNOWN_FAULTS
 
@@ -224,7 +224,7 @@ def test_where_it_is_left_out_a_contiguous_copy_has_its_gradient_computed(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     operation = next(one for one in module.OPERATIONS if one.name in ("resized images", "pooling"))
-    points = case_sampling.sample(operation, 60, seed=1).points
+    points = pairwise_case_sampling.sample(operation, 60, seed=1).points
     last = [point for point in points if point["layout"] == "channels last" and "avg" in point["function"]]
     seen: list[bool] = []
 

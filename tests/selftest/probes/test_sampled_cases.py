@@ -13,9 +13,9 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.numerics import backward_pass, case_sampling, layout_nan_gaps
-from envbuild.selftest.numerics.case_sampling import Operation
+from envbuild.selftest.numerics import backward_pass, layout_nan_gaps, pairwise_case_sampling
 from envbuild.selftest.numerics.operation_case import Case, worst
+from envbuild.selftest.numerics.pairwise_case_sampling import Operation
 from envbuild.selftest.probes.attention import attention_sampled_cases
 from envbuild.selftest.probes.normalization import norm_sampled_cases
 from selftest.numerics.test_operation_case import changes
@@ -26,8 +26,8 @@ OPERATIONS = [*attention_sampled_cases.OPERATIONS, *norm_sampled_cases.OPERATION
 
 
 def sampled(operation: Operation) -> Iterator[Case]:
-    taken = case_sampling.sample(operation, POINTS.get(operation.name, 8), SEED)
-    return case_sampling.cases(operation, taken.points, SEED)
+    taken = pairwise_case_sampling.sample(operation, POINTS.get(operation.name, 8), SEED)
+    return pairwise_case_sampling.cases(operation, taken.points, SEED)
 
 
 def attempted(case: Case, given: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
@@ -219,5 +219,5 @@ def test_gradients_are_autograds_and_arrive_with_their_strides() -> None:
 
 def test_seeds_give_other_points() -> None:
     for operation in OPERATIONS:
-        first, again, other = (case_sampling.sample(operation, 4, seed).points for seed in (1, 1, 2))
+        first, again, other = (pairwise_case_sampling.sample(operation, 4, seed).points for seed in (1, 1, 2))
         assert first == again != other, dataclasses.asdict(operation)["name"]

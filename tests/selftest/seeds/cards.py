@@ -64,7 +64,8 @@ def now_and_then(kernel: Kernel) -> Kernel:
 
 
 def forgets(kernel: Any) -> Any:
-    """Memory that keeps a product but for its lowest bit, once. The first time: on a busy machine there is no third."""
+    """Memory that flips the lowest bit of one element of a stored product, once: the first one, because on a busy
+    machine there is no third product."""
     count = iter(range(1 << 30))
 
     def copy(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:

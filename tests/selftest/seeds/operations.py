@@ -9,9 +9,10 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe import Probe
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.numerics import case_sampling
+from envbuild.selftest.numerics import pairwise_case_sampling
 from envbuild.selftest.probes.hardware import large
-from envbuild.selftest.probes.operations import fft_and_linalg, operations
+from envbuild.selftest.probes.linear_algebra import fft_and_linalg
+from envbuild.selftest.probes.operations import operations
 from envbuild.selftest.probes.training import graph_replay, small_gpt
 
 from .making import BRAIN, HALF, SINGLE, Kernel, Wrong, named, seeded
@@ -646,8 +647,8 @@ def of_sampled(operation: str, probe: str, module: Any, name: str, wrong: Wrong)
     inner = seeded(probe, module, name, wrong, "standard")
 
     def function(context: Context) -> None:
-        every: Any = case_sampling.check
-        sampling: Any = case_sampling
+        every: Any = pairwise_case_sampling.check
+        sampling: Any = pairwise_case_sampling
         sampling.check = lambda here, some: every(here, [one for one in some if one.name == operation])
         modules: list[Any] = [operations, fft_and_linalg]
         modules[0].cases = lambda **options: ()

@@ -18,7 +18,7 @@ from envbuild.fetch.archive_spec import Archive
 from envbuild.image.build_records_and_comparison import CompiledRecord
 from envbuild.lock import lock_file
 from envbuild.lock.lock_file import Lock
-from envbuild.lock.wheel_contents import roots
+from envbuild.lock.wheel_file_hashes_and_contents import roots
 from envbuild.profile.project_test_shapes_and_script import Script
 from envbuild.util import strict_and_canonical_json, untrusted_input_errors
 from envbuild.util.errors import CheckFailed

@@ -127,7 +127,7 @@ def test_every_command_file_is_listed() -> None:
         "output_files",
         "probe_result_display",
         "multi_profile_loop",
-        "fingerprint_diff",
+        "fingerprint_difference_display",
         "show_html",
     }
     assert files == {name.replace("-", "_") for name in NAMES}
@@ -554,7 +554,7 @@ def test_a_pin_that_is_only_tried_writes_no_dockerfile(
 ) -> None:
     before = (project / "dockerfiles" / "sample.Dockerfile").read_bytes()
     other = dataclasses.replace(locked)
-    monkeypatch.setattr("envbuild.lock.lock_update.update_lock", lambda *_, **__: other)
+    monkeypatch.setattr("envbuild.lock.lock_creation_and_update.update_lock", lambda *_, **__: other)
     monkeypatch.setattr("envbuild.image.dockerfile_renderer.render", lambda *_: "FROM scratch\n")
     assert envbuild("lock", "sample", "--pin", "numpy=1.0").code == 0
     assert (project / "dockerfiles" / "sample.Dockerfile").read_bytes() == before

@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.doctor import cpu_memory_and_os, kernel_log_reader, pci_rdma_disk_and_software_reader
+from envbuild.doctor import (
+    cpu_memory_and_os,
+    disk_shm_and_cuda_software_reader,
+    kernel_log_reader,
+    pci_nvswitch_and_rdma_reader,
+)
 from envbuild.doctor.machine_readings import MAX_TEXT, Port, Xid, clean, short_address
 from envbuild.doctor.parallel_tasks_with_time_limit import run_in_parallel
 
@@ -75,11 +80,11 @@ def test_a_log_that_has_no_end_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_machine_without_anything_is_read_all_the_same(tmp_path: Path) -> None:
-    assert pci_rdma_disk_and_software_reader.pci(tmp_path) is None
-    assert pci_rdma_disk_and_software_reader.fabric_manager(tmp_path) is None
-    assert pci_rdma_disk_and_software_reader.shm_bytes(tmp_path) == 0
-    assert list(pci_rdma_disk_and_software_reader.rdma_ports(tmp_path)) == []
-    assert not pci_rdma_disk_and_software_reader.switches(tmp_path)
+    assert pci_nvswitch_and_rdma_reader.pci(tmp_path) is None
+    assert pci_nvswitch_and_rdma_reader.fabric_manager(tmp_path) is None
+    assert disk_shm_and_cuda_software_reader.shm_bytes(tmp_path) == 0
+    assert list(pci_nvswitch_and_rdma_reader.rdma_ports(tmp_path)) == []
+    assert not pci_nvswitch_and_rdma_reader.switches(tmp_path)
     assert cpu_memory_and_os.read(tmp_path).cpu == "unknown CPU"
     assert cpu_memory_and_os.read(tmp_path).memory == 0
 
@@ -108,11 +113,11 @@ def test_the_kernels_files_are_read(tmp_path: Path) -> None:
         "a processor",
         1 << 20,
     )
-    assert pci_rdma_disk_and_software_reader.fabric_manager(tmp_path) is True
-    assert list(pci_rdma_disk_and_software_reader.rdma_ports(tmp_path)) == [
+    assert pci_nvswitch_and_rdma_reader.fabric_manager(tmp_path) is True
+    assert list(pci_nvswitch_and_rdma_reader.rdma_ports(tmp_path)) == [
         Port("mlx5_0/1", "ACTIVE", "Ethernet", "100 Gb/sec (4X EDR)")
     ]
-    assert pci_rdma_disk_and_software_reader.pci(tmp_path) == 2
+    assert pci_nvswitch_and_rdma_reader.pci(tmp_path) == 2
 
 
 # several at once

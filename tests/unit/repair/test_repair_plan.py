@@ -220,7 +220,7 @@ def test_the_systems_python_is_refused(place: Place) -> None:
 
 
 def conda(place: Place, packages: Mapping[str, tuple[str, list[str], list[str]]]) -> Holdings:
-    """Turn the environment into one of conda: its packages with version, requirements and files."""
+    """Turn the environment into a conda environment. `packages`: for each name its version, requirements and files."""
     held = place.held()
     (place.prefix / "pyvenv.cfg").unlink()
     (place.prefix / "conda-meta").mkdir()

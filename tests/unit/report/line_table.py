@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from envbuild.facts import database
-from envbuild.facts.gpu_models import Gpu
+from envbuild.facts.gpu_fact_types import Gpu
 from envbuild.lock import lock_file
 from envbuild.profile import profile_and_lock_name_lookup, starter_profile
 from envbuild.profile.value_types import PLATFORM

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from envbuild.facts import database
-from envbuild.facts.gpu_models import Datasheet
+from envbuild.facts.gpu_fact_types import Datasheet
 from envbuild.profile import profile_and_lock_name_lookup
 from envbuild.resolve import profile_reader_and_overrides
 from envbuild.testrun import expected_hardware

@@ -24,8 +24,8 @@ from envbuild.selftest.harness.shared_reference_results import EXACT
 from envbuild.selftest.numerics import hashed_inputs, tolerances
 from envbuild.selftest.numerics.element_comparison import Worst, compare
 from envbuild.selftest.probes.attention import attention_gradient_cases, attention_needle_cases
-from envbuild.selftest.probes.attention.attention_backend_choice import is_refused, only, skip_deprioritized_cudnn
 from envbuild.selftest.probes.attention.attention_half_precision_traits import note_upcast, report_traits
+from envbuild.selftest.probes.attention.forced_attention_backend import is_refused, only, skip_deprioritized_cudnn
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 AUTOCAST, AUTOCAST_CPU = (torch.float16, torch.bfloat16), (torch.bfloat16,)  # torch 2.0's CPU has only bfloat16

@@ -22,7 +22,7 @@ from envbuild.selftest.harness.probe_context import Context, short_name
 from envbuild.selftest.harness.shared_reference_results import EXACT
 from envbuild.selftest.numerics import backward_pass, hashed_inputs, tolerances
 from envbuild.selftest.numerics.element_comparison import compare
-from envbuild.selftest.probes.attention.attention_backend_choice import is_refused, only
+from envbuild.selftest.probes.attention.forced_attention_backend import is_refused, only
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 DEPTHS = (64, 128)

@@ -24,14 +24,14 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.harness.probe_outcome_and_figures import Skip
-from envbuild.selftest.numerics import backward_pass, case_sampling, hashed_inputs, tolerances
-from envbuild.selftest.numerics.case_sampling import Operation, Point
+from envbuild.selftest.numerics import backward_pass, hashed_inputs, pairwise_case_sampling, tolerances
 from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.layout_nan_gaps import LAYOUTS, with_nan_gaps
 from envbuild.selftest.numerics.operation_case import Case
+from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Point
 from envbuild.selftest.probes.attention import attention_needle_cases, multihead_cases
-from envbuild.selftest.probes.attention.attention_backend_choice import cudnn_is_deprioritized, is_refused, only
 from envbuild.selftest.probes.attention.attention_gradient_cases import ROUNDINGS, ROUNDINGS_CPU
+from envbuild.selftest.probes.attention.forced_attention_backend import cudnn_is_deprioritized, is_refused, only
 
 CHOSEN = "torch's choice"
 BACKENDS_CPU = (CHOSEN, "math", CHOSEN, "flash")
@@ -256,13 +256,15 @@ def sampled_operations(
 def attention_cases(context: Context) -> None:
     """attention.cases: masks, grouped heads, scales, lengths and strides, drawn by seed, forward and backward."""
     if context.on_cpu:
-        case_sampling.check(context, OPERATIONS)
+        pairwise_case_sampling.check(context, OPERATIONS)
     else:
         how = AttentionArithmetic(ROUNDINGS, context.job.allow_tf32)
         backends = BACKENDS[:-1] if cudnn_is_deprioritized() else BACKENDS
         # torch's own tests require zeros of these backends; cuDNN, which torch may choose, is not among them.
         zeros = ("math", "efficient")
-        case_sampling.check(context, sampled_operations(backends, how, half_only=("flash", "cudnn"), zeros=zeros))
+        pairwise_case_sampling.check(
+            context, sampled_operations(backends, how, half_only=("flash", "cudnn"), zeros=zeros)
+        )
 
 
 def case(point: Point, seed: int, how: AttentionArithmetic) -> Case:

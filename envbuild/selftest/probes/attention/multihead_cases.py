@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from envbuild.selftest.numerics import hashed_inputs, tolerances
-from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_reference_operations import Exact, probabilities
 from envbuild.selftest.numerics.operation_case import Case
+from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Point
 
 COUNTS = {"quick": 4, "standard": 24, "full": 200}
 SPACE: Mapping[str, Sequence[Any]] = {

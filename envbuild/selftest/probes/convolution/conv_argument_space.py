@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envbuild.selftest.numerics.case_sampling import Point
+from envbuild.selftest.numerics.pairwise_case_sampling import Point
 
 Sizes = tuple[int, ...]
 

@@ -25,15 +25,15 @@ import torch.nn.functional as F
 from envbuild.selftest.harness.probe_context import Context, is_unsupported, short_name
 from envbuild.selftest.numerics import (
     backward_pass,
-    case_sampling,
     hashed_inputs,
+    pairwise_case_sampling,
     tolerances,
     torch_fault_exclusions,
 )
-from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_reference_operations import Arithmetic, Exact
 from envbuild.selftest.numerics.layout_nan_gaps import with_nan_gaps
 from envbuild.selftest.numerics.operation_case import Case
+from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Point
 from envbuild.selftest.probes.convolution.conv_argument_space import (
     LAYER_SPACE,
     SPACE,
@@ -68,7 +68,7 @@ COMMON_LAYOUTS = {"channels last": "channels last", "turned": "last two swapped"
 
 def conv_cases(context: Context) -> None:
     """conv.cases: sampled convolutions, plain and transposed, and their gradients are exact on integers."""
-    case_sampling.check(context, sampled_operations(context.device, context.job.allow_tf32))
+    pairwise_case_sampling.check(context, sampled_operations(context.device, context.job.allow_tf32))
 
 
 def sampled_operations(device: torch.device, tf32: bool) -> tuple[Operation, ...]:

@@ -20,11 +20,11 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.numerics import backward_pass, case_sampling, hashed_inputs, tolerances
-from envbuild.selftest.numerics.case_sampling import Operation, Point
+from envbuild.selftest.numerics import backward_pass, hashed_inputs, pairwise_case_sampling, tolerances
 from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.layout_finite_gaps import BATCHES, MATRICES, VECTORS, with_large_gaps
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
+from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Point
 from envbuild.selftest.numerics.reference_products import product
 from envbuild.selftest.probes.gemm import product_form_cases
 
@@ -58,7 +58,7 @@ BIASES = ("none", *VECTORS)
 def gemm_cases(context: Context) -> None:
     """gemm.cases: products of many sizes, layouts, dtypes and arguments are right, and so are the gradients of
     linear."""
-    case_sampling.check(context, sampled_operations(context.job.allow_tf32))
+    pairwise_case_sampling.check(context, sampled_operations(context.job.allow_tf32))
 
 
 def sampled_operations(tf32: bool) -> tuple[Operation, ...]:

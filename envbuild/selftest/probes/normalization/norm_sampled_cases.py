@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.numerics import backward_pass, case_sampling, hashed_inputs, tolerances
-from envbuild.selftest.numerics.case_sampling import Operation, Point
+from envbuild.selftest.numerics import backward_pass, hashed_inputs, pairwise_case_sampling, tolerances
 from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.layout_nan_gaps import with_nan_gaps
 from envbuild.selftest.numerics.operation_case import Case
+from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Point
 
 COUNTS: Mapping[str, Mapping[str, int]] = {
     "layer_norm": {"quick": 48, "standard": 260, "full": 3500},
@@ -223,7 +223,7 @@ def sampled_operations() -> tuple[Operation, ...]:
 
 def norm_cases(context: Context) -> None:
     """norm.cases: layer, RMS, group, batch and instance norms over sampled shapes, strides and epsilons are right."""
-    case_sampling.check(context, OPERATIONS)
+    pairwise_case_sampling.check(context, OPERATIONS)
 
 
 def case(point: Point, seed: int, kind: str) -> Case:

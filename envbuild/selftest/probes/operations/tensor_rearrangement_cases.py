@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.numerics import hashed_inputs
-from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.layout_finite_gaps import BATCHES, with_large_gaps
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
+from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Point
 
 Results = Mapping[str, torch.Tensor]
 Expected = Mapping[str, Exact]
@@ -35,8 +35,9 @@ LARGE = ((1, 1030, 1031), (65539, 2, 3), (3, 70001, 2), (2, 3, 65537))
 class Arrangement:
     """A call that rearranges the elements of a block, by the shape of its input.
 
-    `shape`: the shape of the result. `places`: the function from (i, j, k), the position of an element of the result,
-    to its position in the input. `fits`: whether the call accepts this shape and dtype.
+    `shape`: gets the input's shape, and returns the result's. `places`: gets the input's shape, and returns the
+    function from (i, j, k), the position of an element of the result, to its position in the input. `fits`: whether the
+    call accepts this shape and dtype.
     """
 
     call: Callable[[torch.Tensor], torch.Tensor]

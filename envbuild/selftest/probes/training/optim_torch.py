@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from envbuild.selftest.harness.probe_context import Context, is_unsupported
-from envbuild.selftest.numerics import case_sampling, hashed_inputs, tolerances
+from envbuild.selftest.numerics import hashed_inputs, pairwise_case_sampling, tolerances
 from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.operation_case import Case, check
 from envbuild.selftest.probes.training import optimizer_sampled_cases, other_optimizer_cases
@@ -42,8 +42,8 @@ def optim_torch(context: Context) -> None:
     """optim.torch: SGD, Adam and AdamW, as a loop, foreach and fused, give the steps of float64 on the host."""
     for case in cases():
         check(context, case, _may_refuse)
-    case_sampling.check(context, optimizer_sampled_cases.sampled_operations(not context.on_cpu), _may_refuse)
-    case_sampling.check(context, other_optimizer_cases.sampled_operations(), _may_refuse)
+    pairwise_case_sampling.check(context, optimizer_sampled_cases.sampled_operations(not context.on_cpu), _may_refuse)
+    pairwise_case_sampling.check(context, other_optimizer_cases.sampled_operations(), _may_refuse)
 
 
 def cases() -> Iterator[Case]:

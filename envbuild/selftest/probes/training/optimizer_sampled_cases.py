@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from envbuild.selftest.numerics import hashed_inputs, tolerances
-from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.operation_case import Case
+from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Point
 
 CHUNK = 65536  # elements of a tensor that one block of a multi-tensor kernel processes (torch's MultiTensorApply.cuh)
 STEPS = 4

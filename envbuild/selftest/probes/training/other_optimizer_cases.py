@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from envbuild.selftest.numerics import hashed_inputs, tolerances, torch_fault_exclusions
-from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
+from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Point
 from envbuild.selftest.probes.training import optimizer_sampled_cases
 from envbuild.selftest.probes.training.optimizer_sampled_cases import FIXED, IMPLEMENTATIONS, RATE, SPACE
 

@@ -15,9 +15,9 @@ from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 from envbuild.selftest.numerics import tolerances
 from envbuild.selftest.probes.attention import (
-    attention_backend_choice,
     attention_backend_probes,
     attention_sampled_cases,
+    forced_attention_backend,
 )
 
 Attend = Callable[..., torch.Tensor]
@@ -84,14 +84,14 @@ def test_cudnn_is_tested_unless_the_environment_keeps_torch_from_choosing_it(
     value: str | None, tested: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if value is None:
-        monkeypatch.delenv(attention_backend_choice.DEPRIORITIZED, raising=False)
+        monkeypatch.delenv(forced_attention_backend.DEPRIORITIZED, raising=False)
     else:
-        monkeypatch.setenv(attention_backend_choice.DEPRIORITIZED, value)
+        monkeypatch.setenv(forced_attention_backend.DEPRIORITIZED, value)
     context = Context(JobDocument(nonce="0" * 32, device="cuda"))
     seen: list[str] = []
     monkeypatch.setattr(attention_backend_probes, "check_backend", lambda _, backend: seen.append(backend))
     monkeypatch.setattr(
-        attention_sampled_cases.case_sampling, "check", lambda _, found: seen.extend(found[0].space["backend"])
+        attention_sampled_cases.pairwise_case_sampling, "check", lambda _, found: seen.extend(found[0].space["backend"])
     )
     if tested:
         attention_backend_probes.attention_cudnn(context)

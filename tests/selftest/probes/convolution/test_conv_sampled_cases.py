@@ -14,9 +14,9 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.numerics import case_sampling, hashed_inputs
-from envbuild.selftest.numerics.case_sampling import Operation
+from envbuild.selftest.numerics import hashed_inputs, pairwise_case_sampling
 from envbuild.selftest.numerics.operation_case import Case, worst
+from envbuild.selftest.numerics.pairwise_case_sampling import Operation
 from envbuild.selftest.probes.convolution import conv_sampled_cases
 from envbuild.selftest.probes.convolution.conv_argument_space import MOST_PRODUCTS, point_of_layer, shape, with_usual
 from selftest.numerics.test_operation_case import (
@@ -30,7 +30,9 @@ FEW = 12
 
 def few(operation: Operation, seed: int) -> list[Case]:
     count = FEW if operation is OPERATION else FEW // 2
-    return list(case_sampling.cases(operation, case_sampling.sample(operation, count, seed).points, seed))
+    return list(
+        pairwise_case_sampling.cases(operation, pairwise_case_sampling.sample(operation, count, seed).points, seed)
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -43,12 +45,12 @@ def test_sampled_cases_see_each_changed_element(operation: Operation, seed: int)
 @pytest.mark.parametrize(
     "point",
     [
-        *case_sampling.sample(OPERATION, 20, 5).points,
-        *map(point_of_layer, case_sampling.sample(OF_LAYERS, 20, 5).points),
+        *pairwise_case_sampling.sample(OPERATION, 20, 5).points,
+        *map(point_of_layer, pairwise_case_sampling.sample(OF_LAYERS, 20, 5).points),
     ],
     ids=lambda point: str(shape(with_usual(point))),
 )
-def test_the_reference_is_torchs_own_in_float64(point: case_sampling.Point) -> None:
+def test_the_reference_is_torchs_own_in_float64(point: pairwise_case_sampling.Point) -> None:
     what = shape(with_usual(point))
     (read, sizes), (written, places) = what.read, what.written
     shapes = (what.images, read, *sizes), what.weights, (what.images, written, *places)
@@ -69,8 +71,8 @@ def test_the_reference_is_torchs_own_in_float64(point: case_sampling.Point) -> N
 
 def test_every_point_has_a_shape_of_bounded_work() -> None:
     for seed in range(20):
-        layers = map(point_of_layer, case_sampling.sample(OF_LAYERS, 10, seed).points)
-        for point in (*case_sampling.sample(OPERATION, 40, seed).points, *layers):
+        layers = map(point_of_layer, pairwise_case_sampling.sample(OF_LAYERS, 10, seed).points)
+        for point in (*pairwise_case_sampling.sample(OPERATION, 40, seed).points, *layers):
             what = shape(with_usual(point))
             assert min(*what.large, *what.small, *what.weights, what.images, what.groups) >= 1
             products = what.images * math.prod(what.weights) * math.prod(what.small)
@@ -117,7 +119,7 @@ def test_a_wrong_kernel_of_a_layer_is_found(monkeypatch: pytest.MonkeyPatch, nam
     monkeypatch.setattr(F, name, short_kernel(getattr(F, name)))
     context = Context(JobDocument("0" * 32, level="full", seed=3))
     few_layers = dataclasses.replace(OF_LAYERS, counts={"full": 100})
-    case_sampling.check(context, [few_layers])
+    pairwise_case_sampling.check(context, [few_layers])
     assert context.faults and all(name in fault.reason for fault in context.faults)
 
 

@@ -8,17 +8,16 @@ pytest.importorskip("torch")
 
 import torch
 
-from envbuild.selftest.numerics import case_sampling, layout_finite_gaps
-from envbuild.selftest.numerics.case_sampling import Operation
+from envbuild.selftest.numerics import layout_finite_gaps, pairwise_case_sampling
 from envbuild.selftest.numerics.operation_case import Case, worst
+from envbuild.selftest.numerics.pairwise_case_sampling import Operation
 from envbuild.selftest.probes.gemm import gemm_sampled_cases
-from envbuild.selftest.probes.operations import (
-    elementwise_and_copy_cases,
+from envbuild.selftest.probes.linear_algebra import (
     fft_and_linalg_sampled_cases,
     fft_block_and_gradient_cases,
     linalg_structure_and_gradient_cases,
-    operations,
 )
+from envbuild.selftest.probes.operations import elementwise_and_copy_cases, operations
 
 OF_STANDARD = (
     *fft_and_linalg_sampled_cases.OPERATIONS,
@@ -76,8 +75,8 @@ INDICES = (torch.int64, torch.int32)
 
 
 def sampled(operation: Operation, seed: int) -> Iterator[Case]:
-    taken = case_sampling.sample(operation, POINTS, seed)
-    return case_sampling.cases(operation, taken.points, seed)
+    taken = pairwise_case_sampling.sample(operation, POINTS, seed)
+    return pairwise_case_sampling.cases(operation, taken.points, seed)
 
 
 def changed(case: Case, index: int, position: int) -> Iterator[torch.Tensor]:

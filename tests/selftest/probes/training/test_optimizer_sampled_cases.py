@@ -8,9 +8,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from envbuild.selftest.numerics import case_sampling
-from envbuild.selftest.numerics.case_sampling import Operation
+from envbuild.selftest.numerics import pairwise_case_sampling
 from envbuild.selftest.numerics.operation_case import worst
+from envbuild.selftest.numerics.pairwise_case_sampling import Operation
 from envbuild.selftest.probes.training import other_optimizer_cases
 from envbuild.selftest.probes.training.optimizer_sampled_cases import OPERATIONS, SPACE
 from selftest.numerics.test_operation_case import (
@@ -25,7 +25,9 @@ PLAIN = {name: values[0] for name, values in SPACE.items()}
     "operation", (*OPERATIONS, *other_optimizer_cases.OPERATIONS), ids=lambda operation: operation.name
 )
 def test_sampled_cases_see_each_changed_element(operation: Operation) -> None:
-    for case in case_sampling.cases(operation, case_sampling.sample(operation, 14, seed=2).points, seed=2):
+    for case in pairwise_case_sampling.cases(
+        operation, pairwise_case_sampling.sample(operation, 14, seed=2).points, seed=2
+    ):
         sensitive(case)
 
 

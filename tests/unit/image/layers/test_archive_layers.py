@@ -17,8 +17,8 @@ from envbuild.fetch.archive_spec import COMPAT, TOOLKIT, UNPACKER
 from envbuild.fetch.sha256_file_store import file_digest
 from envbuild.image.layers import layer_cache
 from envbuild.image.layers.archive_layers import ArchiveLayer
-from envbuild.image.layers.nvcc_links import missing_links
-from envbuild.image.layers.wheel_layers import NvccLinksLayer, WheelOfLayer
+from envbuild.image.layers.nvcc_links import NvccLinksLayer, missing_links
+from envbuild.image.layers.wheel_layers import WheelOfLayer
 from envbuild.util.errors import BuildError, HashMismatch
 from unit.image.layers.odd_wheels import odd_wheel
 from unit.image.layers.uv_oracle import read_layer

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from envbuild.selftest.numerics import backward_pass, hashed_inputs, tolerances
-from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.layout_finite_gaps import with_large_gaps
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
-from envbuild.selftest.probes.operations.fft_and_linalg_sampled_cases import singular_values
+from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Point
+from envbuild.selftest.probes.linear_algebra.fft_and_linalg_sampled_cases import singular_values
 
 Results = Mapping[str, torch.Tensor]
 Flags = Mapping[str, bool]
@@ -95,7 +95,7 @@ def _named(results: Mapping[str, Any], flags: Flags) -> dict[str, Any]:
 def _given(point: Point, seed: int) -> torch.Tensor:
     """Real and imaginary parts (parts, matrices, rows, columns) of matrices with a dominant diagonal.
 
-    The elements beside the diagonal of a row or column have a sum of at most 1/2, and the diagonal is at least 1/2 more
+    The elements off the diagonal of a row or column have a sum of at most 1/2, and the diagonal is at least 1/2 more
     than this for two rows or more: norms of the matrix and its inverse are at most 2, and |L||U| is at most twice |A|.
     A backward error becomes at most 2 * 2 * 4 times as large relative to the solution.
     """

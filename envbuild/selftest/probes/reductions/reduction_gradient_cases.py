@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from envbuild.selftest.numerics import backward_pass, hashed_inputs, tolerances
-from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.layout_finite_gaps import BATCHES, with_large_gaps
 from envbuild.selftest.numerics.operation_case import Case
-from envbuild.selftest.probes.operations.multi_dim_reduction_and_scan_cases import OVER, Dims
+from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Point
+from envbuild.selftest.probes.reductions.multi_dim_reduction_and_scan_cases import OVER, Dims
 
 Results = Mapping[str, torch.Tensor]
 Expected = Mapping[str, Exact]

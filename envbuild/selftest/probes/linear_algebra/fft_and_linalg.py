@@ -15,11 +15,11 @@ from typing import Callable
 import torch
 
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.numerics import case_sampling, hashed_inputs, tolerances
+from envbuild.selftest.numerics import hashed_inputs, pairwise_case_sampling, tolerances
 from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.operation_case import Case, check, without_rounding
 from envbuild.selftest.numerics.reference_products import product
-from envbuild.selftest.probes.operations import (
+from envbuild.selftest.probes.linear_algebra import (
     fft_and_linalg_sampled_cases,
     fft_block_and_gradient_cases,
     linalg_structure_and_gradient_cases,
@@ -40,16 +40,16 @@ def fft(context: Context) -> None:
     """fft: Fourier transforms of real and complex numbers, and their inverses, match sums over sines and cosines."""
     for case in transforms():
         check(context, case)
-    case_sampling.check(context, fft_and_linalg_sampled_cases.TRANSFORM_OPERATIONS)
-    case_sampling.check(context, fft_block_and_gradient_cases.OPERATIONS)
+    pairwise_case_sampling.check(context, fft_and_linalg_sampled_cases.TRANSFORM_OPERATIONS)
+    pairwise_case_sampling.check(context, fft_block_and_gradient_cases.OPERATIONS)
 
 
 def linalg(context: Context) -> None:
     """linalg: factorizations, solutions, determinants and eigenvalues are right, for one matrix and for several."""
     for case in factorizations():
         check(context, case)
-    case_sampling.check(context, fft_and_linalg_sampled_cases.SYSTEM_OPERATIONS)
-    case_sampling.check(context, linalg_structure_and_gradient_cases.OPERATIONS)
+    pairwise_case_sampling.check(context, fft_and_linalg_sampled_cases.SYSTEM_OPERATIONS)
+    pairwise_case_sampling.check(context, linalg_structure_and_gradient_cases.OPERATIONS)
 
 
 def transforms() -> Iterator[Case]:

@@ -28,8 +28,7 @@ from envbuild.lock import extension_and_compiler_locking, lock_file, wheel_confl
 from envbuild.lock.lock_entry_types import AcceptedOld, Nvcc, Overridden
 from envbuild.lock.lock_file import PACKAGES, SMALL, TOOLCHAIN, Lock
 from envbuild.resolve.plan_resolver import Plan, as_locked
-from envbuild.util import strict_and_canonical_json
-from envbuild.util.errors import ProfileError, UsageError, near, some
+from envbuild.util.errors import ProfileError, UsageError, near
 from envbuild.util.thread_safe_cache import thread_safe_cache
 
 # A wheel of this size gets its own layer: if only it changes, a pull downloads only that layer.
@@ -315,57 +314,3 @@ def _order(locked: Sequence[LockedWheel], overridden: Collection[str] = (), late
     last = [name for name in ("torch", "triton", *sorted(late), *sorted(overridden), PACKAGES) if name in names]
     first = [SMALL] if SMALL in names else []
     return [*first, *sorted(names - {*first, *last}), *last]
-
-
-def version_changes(before: Lock | None, after: Lock) -> Iterator[str]:
-    """The changes between two locks, one per line: `numpy 2.4.5 -> 2.4.6`."""
-    yield from [part_counts(after)] if before is None else map(str, lock_changes(before, after))
-
-
-def part_counts(locked: Lock) -> str:
-    return f"{some(len(locked.wheels), 'wheel')}, {some(len(locked.base) + len(locked.apt), 'Debian package')}"
-
-
-@dataclass(frozen=True)
-class LockChange:
-    """A changed version. `before`: None for something new; `after`: None for something removed; both None for a change
-    that has no version."""
-
-    name: str
-    before: str | None
-    after: str | None
-
-    def __str__(self) -> str:
-        moved = self.before or self.after
-        return f"{self.name} {self.before or '(new)'} -> {self.after or '(gone)'}" if moved else self.name
-
-
-def lock_changes(before: Lock, after: Lock) -> Iterator[LockChange]:
-    yield from _moves(before.versions, after.versions)
-    yield from _moves(_versions(before), _versions(after))
-    yield from _moves(_contents(before), _contents(after))
-    for title, old, new in (("base image", before.image, after.image), ("python", before.python, after.python)):
-        if old != new:
-            yield LockChange(title, old, new)
-    if before.environment != after.environment:
-        yield LockChange("environment", None, None)
-
-
-def _versions(locked: Lock) -> dict[str, str]:
-    return {deb.name: deb.version for deb in (*locked.base, *locked.apt)}
-
-
-def _contents(locked: Lock) -> dict[str, str]:
-    """Archives with their hashes, and extensions with a hash of all their inputs."""
-    found = {archive.name: f"{archive.version} ({archive.sha256[:12]})" for archive in locked.archives}
-    for one in locked.extensions:
-        assert locked.builder
-        made = strict_and_canonical_json.canonical_digest([one.content, locked.builder.content])
-        found[one.name] = f"{one.digest[:12]} for {locked.builder.arch} ({made[:8]})"
-    return found
-
-
-def _moves(old: dict[str, str], new: dict[str, str]) -> Iterator[LockChange]:
-    for name in sorted({*old, *new}):
-        if old.get(name) != new.get(name):
-            yield LockChange(name, old.get(name), new.get(name))

@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.numerics import backward_pass, hashed_inputs, tolerances
-from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.layout_nan_gaps import with_nan_gaps
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
+from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Point
 
 Results = Mapping[str, torch.Tensor]
 Expected = Mapping[str, Exact]

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 
 from envbuild.selftest.numerics import backward_pass, hashed_inputs, tolerances
-from envbuild.selftest.numerics.case_sampling import Operation, Point
 from envbuild.selftest.numerics.float64_reference_operations import Exact
 from envbuild.selftest.numerics.layout_finite_gaps import MATRICES, with_large_gaps
 from envbuild.selftest.numerics.operation_case import Case
-from envbuild.selftest.probes.operations import softmax_and_gelu_fixed_cases
-from envbuild.selftest.probes.operations.softmax_and_gelu_fixed_cases import Rounding
+from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Point
+from envbuild.selftest.probes.operations import softmax_cross_entropy_and_gelu_fixed_cases
+from envbuild.selftest.probes.operations.softmax_cross_entropy_and_gelu_fixed_cases import Rounding
 
 Results = Mapping[str, torch.Tensor]
 Expected = Mapping[str, Exact]
@@ -37,7 +37,7 @@ PLACES = ((), (7,), (3, 5))  # the positions of each sample: one, a line, an ima
 
 
 def sampled_operations(rounded_sums: bool) -> tuple[Operation, ...]:
-    """Every operation; `rounded_sums` as in softmax_and_gelu_fixed_cases.Rounding."""
+    """Every operation; `rounded_sums` as in softmax_cross_entropy_and_gelu_fixed_cases.Rounding."""
     makers = LossMakers(rounded_sums)
     return (
         Operation(
@@ -107,9 +107,9 @@ class LossMakers:
         grad = hashed_inputs.whole((rows, width), seed + 1, 3).abs().to(dtype)  # so that its sum matters
         function = point["function"]
         exactly = (
-            softmax_and_gelu_fixed_cases.softmax_results
+            softmax_cross_entropy_and_gelu_fixed_cases.softmax_results
             if function == "softmax"
-            else softmax_and_gelu_fixed_cases.log_softmax_results
+            else softmax_cross_entropy_and_gelu_fixed_cases.log_softmax_results
         )
         name = f"{function} over {width}, {point['over']} dimension, {rows} rows, {point['layout']}, {point['values']}"
         run = functools.partial(_softmax, function=function, over=point["over"], layout=point["layout"])
@@ -230,7 +230,7 @@ def _losses(
     hits = targets[:, None] == torch.arange(classes)
     of_target = (hits * w).sum(1, keepdim=True)
     q = ((1 - smoothing) * of_target * hits + smoothing / classes * w) * counted
-    y = softmax_and_gelu_fixed_cases.log_probabilities(x, rounding)
+    y = softmax_cross_entropy_and_gelu_fixed_cases.log_probabilities(x, rounding)
     losses, around = -(q * y.value).sum(1), (q * y.bound).sum(1)
     scale = grad.to(torch.float64).reshape(-1, 1).expand(len(x), 1)
     value = losses

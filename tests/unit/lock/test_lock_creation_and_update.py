@@ -14,7 +14,7 @@ from envbuild.fetch import apt_resolution_and_download, wheel_resolution_and_dow
 from envbuild.fetch.apt_resolution_and_download import Deb
 from envbuild.fetch.archive_spec import Archive
 from envbuild.fetch.locked_wheel_types import LockedWheel
-from envbuild.lock import lock_file, lock_update
+from envbuild.lock import lock_changes, lock_creation_and_update, lock_file
 from envbuild.lock.lock_entry_types import Nvcc
 from envbuild.lock.lock_file import Lock, inputs
 from envbuild.resolve.plan_resolver import Plan
@@ -96,7 +96,7 @@ def newer(links: Path) -> None:
 def first(project: Path, links: Path, mirror: Mirror) -> Lock:
     """The first lock of SMALL. uv resolves it once, because all these folders of wheels are identical."""
     if not _FIRST:
-        _FIRST.append(lock_update.update_lock(plan_of(project, SMALL), None))
+        _FIRST.append(lock_creation_and_update.update_lock(plan_of(project, SMALL), None))
         mirror.requests.clear()
     return _FIRST[0]
 
@@ -119,29 +119,29 @@ def test_a_current_lock_is_left_unchanged(project: Path, links: Path, first: Loc
     plan = plan_of(project, SMALL)
     newer(links)
     mirror.requests.clear()
-    assert lock_update.update_lock(plan, first) is first
+    assert lock_creation_and_update.update_lock(plan, first) is first
     assert mirror.requests == []
 
 
 def test_a_change_of_description_or_selftest_keeps_the_lock(project: Path, links: Path, first: Lock) -> None:
     newer(links)
     other = plan_of(project, {**SMALL, "description": "x", "selftest": {"level": "full"}})
-    assert lock_update.update_lock(other, first) is first
+    assert lock_creation_and_update.update_lock(other, first) is first
 
 
 def test_adding_a_package_moves_no_other(project: Path, links: Path, first: Lock, mirror: Mirror) -> None:
     newer(links)
     mirror.version = "2.0-1"
-    after = lock_update.update_lock(plan_of(project, {**SMALL, "packages": ["alpha", "gamma"]}), first)
+    after = lock_creation_and_update.update_lock(plan_of(project, {**SMALL, "packages": ["alpha", "gamma"]}), first)
     assert after.versions == {**first.versions, "gamma": "27.0"}
-    assert list(lock_update.version_changes(first, after)) == ["gamma (new) -> 27.0"]
+    assert list(lock_changes.version_changes(first, after)) == ["gamma (new) -> 27.0"]
     assert (after.made, after.base, after.apt) == (first.made, first.base, first.apt)
 
 
 def test_removing_a_package_moves_no_other(project: Path, links: Path, first: Lock) -> None:
     newer(links)
-    after = lock_update.update_lock(plan_of(project, {**SMALL, "packages": []}), first)
-    assert list(lock_update.version_changes(first, after)) == ["alpha 1.0 -> (gone)"]
+    after = lock_creation_and_update.update_lock(plan_of(project, {**SMALL, "packages": []}), first)
+    assert list(lock_changes.version_changes(first, after)) == ["alpha 1.0 -> (gone)"]
 
 
 def test_a_change_of_only_the_environment_contacts_no_server(
@@ -149,8 +149,8 @@ def test_a_change_of_only_the_environment_contacts_no_server(
 ) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     mirror.requests.clear()
-    after = lock_update.update_lock(plan_of(project, {**SMALL, "env": {"A": "1"}}), first)
-    assert list(lock_update.version_changes(first, after)) == ["environment"]
+    after = lock_creation_and_update.update_lock(plan_of(project, {**SMALL, "env": {"A": "1"}}), first)
+    assert list(lock_changes.version_changes(first, after)) == ["environment"]
     assert mirror.requests == []
 
 
@@ -159,15 +159,15 @@ def test_an_upgrade_by_name_moves_only_that(project: Path, links: Path, first: L
     plan = plan_of(project, SMALL)
     newer(links)
     mirror.version = "2.0-1"
-    after = lock_update.update_lock(plan, first, frozenset({name}))
-    assert list(lock_update.version_changes(first, after)) == ["beta 1.0 -> 27.0"]
+    after = lock_creation_and_update.update_lock(plan, first, frozenset({name}))
+    assert list(lock_changes.version_changes(first, after)) == ["beta 1.0 -> 27.0"]
 
 
 def test_an_upgrade_of_everything_moves_everything(project: Path, links: Path, first: Lock, mirror: Mirror) -> None:
     plan = plan_of(project, SMALL)
     newer(links)
     mirror.version = "2.0-1"
-    after = lock_update.update_lock(plan, first, frozenset({lock_update.EVERYTHING}))
+    after = lock_creation_and_update.update_lock(plan, first, frozenset({lock_creation_and_update.EVERYTHING}))
     assert after.versions == {"pip": "27.0", "torch": "2.13.0", "beta": "27.0", "alpha": "27.0"}
     assert {item.version for item in after.base} == {"2.0-1"}
 
@@ -176,33 +176,33 @@ def test_an_upgrade_of_the_base_moves_no_wheel(project: Path, links: Path, first
     plan = plan_of(project, SMALL)
     newer(links)
     mirror.version = "2.0-1"
-    after = lock_update.update_lock(plan, first, frozenset({lock_update.BASE}))
+    after = lock_creation_and_update.update_lock(plan, first, frozenset({lock_creation_and_update.BASE}))
     assert after.wheels == first.wheels
     assert {item.version for item in after.base} == {"2.0-1"}
 
 
 def test_an_upgrade_that_finds_nothing_newer_keeps_the_lock(project: Path, links: Path, first: Lock) -> None:
     plan = plan_of(project, SMALL)
-    assert lock_update.update_lock(plan, first, frozenset({lock_update.EVERYTHING})) is first
+    assert lock_creation_and_update.update_lock(plan, first, frozenset({lock_creation_and_update.EVERYTHING})) is first
 
 
 @pytest.mark.parametrize("name", ["numpyy", "", "--all", "$(id)"])
 def test_an_unknown_name_is_refused(project: Path, name: str) -> None:
     plan = plan_of(project, SMALL)
     with pytest.raises(UsageError, match="nothing to upgrade"):
-        lock_update.update_lock(plan, lock_for(plan), frozenset({name}))
+        lock_creation_and_update.update_lock(plan, lock_for(plan), frozenset({name}))
 
 
 def test_a_name_is_known_as_pip_knows_it(project: Path) -> None:
     plan = plan_of(project, SMALL)
     sample = dataclasses.replace(lock_for(plan), wheels=(LockedWheel(wheel("typing-extensions"), 1, "python"),))
-    lock_update._refuse_unknown(["Typing_Extensions"], sample)
+    lock_creation_and_update._refuse_unknown(["Typing_Extensions"], sample)
 
 
 def test_a_fault_of_the_resolution_names_the_line(project: Path, links: Path) -> None:
     plan = plan_of(project, {**SMALL, "packages": ["alpha", "nosuch-thing"]})
     with pytest.raises(ProfileError) as caught:
-        lock_update.update_lock(plan, None)
+        lock_creation_and_update.update_lock(plan, None)
     assert [(f.file, f.message) for f in caught.value.faults] == [("profiles/sample.yaml", "nosuch-thing")]
 
 
@@ -246,10 +246,10 @@ def test_a_combination_refused_by_an_advisory_is_not_locked(project: Path, links
     write_wheel(links, "nvidia-cublas-cu12", "12.1.3.1")
     profile = {**SMALL, "torch": "2.2.1", "gpus": ["h20"]}
     with pytest.raises(ProfileError, match="sample is refused") as caught:
-        lock_update.update_lock(plan_of(project, profile), None)
+        lock_creation_and_update.update_lock(plan_of(project, profile), None)
     assert "locked cublas 12.1.3.1: cublas-hopper-fpe" in caught.value.faults[0].message
     accepted = {**profile, "accept": [{"advisory": "cublas-hopper-fpe", "reason": "no products here"}]}
-    made = lock_update.update_lock(plan_of(project, accepted), None)
+    made = lock_creation_and_update.update_lock(plan_of(project, accepted), None)
     with pytest.raises(ProfileError, match="sample is refused"):  # also if the lock exists already
         lock_file.current(made, plan_of(project, profile), project / "profiles" / "sample.lock.yaml")
 
@@ -269,7 +269,7 @@ def on_mirror(plan: Plan, mirror: Mirror) -> Lock:
 
 def test_a_changed_apt_list_keeps_the_base(project: Path, before: Lock, mirror: Mirror) -> None:
     mirror.version = "2.0-1"
-    after = lock_update.update_lock(plan_of(project, {**SMALL, "apt": ["less"]}), before)
+    after = lock_creation_and_update.update_lock(plan_of(project, {**SMALL, "apt": ["less"]}), before)
     assert after.base == before.base
     assert after.wheels == before.wheels
     assert after.apt == (deb("less", "2.0-1"),)
@@ -277,22 +277,22 @@ def test_a_changed_apt_list_keeps_the_base(project: Path, before: Lock, mirror: 
 
 def test_a_base_that_the_mirror_removed_is_locked_again(project: Path, before: Lock, mirror: Mirror) -> None:
     mirror.version, mirror.gone = "2.0-1", {"1.0-1"}
-    after = lock_update.update_lock(plan_of(project, {**SMALL, "apt": ["less"]}), before)
+    after = lock_creation_and_update.update_lock(plan_of(project, {**SMALL, "apt": ["less"]}), before)
     assert {item.version for item in (*after.base, *after.apt)} == {"2.0-1"}
     assert [item.name for item in after.apt] == ["less"]
-    assert "libc6 1.0-1 -> 2.0-1" in list(lock_update.version_changes(before, after))
+    assert "libc6 1.0-1 -> 2.0-1" in list(lock_changes.version_changes(before, after))
 
 
 def test_adding_a_debian_package_moves_no_other(project: Path, mirror: Mirror) -> None:
     before = on_mirror(plan_of(project, {**SMALL, "apt": ["less"]}), mirror)
     mirror.version = "2.0-1"
-    after = lock_update.update_lock(plan_of(project, {**SMALL, "apt": ["less", "zip"]}), before)
+    after = lock_creation_and_update.update_lock(plan_of(project, {**SMALL, "apt": ["less", "zip"]}), before)
     assert after.apt == (deb("less", "1.0-1"), deb("zip", "2.0-1"))
 
 
 def test_dropping_the_last_debian_package_contacts_no_server(project: Path, mirror: Mirror) -> None:
     before = on_mirror(plan_of(project, {**SMALL, "apt": ["less"]}), mirror)
-    after = lock_update.update_lock(plan_of(project, SMALL), before)
+    after = lock_creation_and_update.update_lock(plan_of(project, SMALL), before)
     assert after.apt == ()
     assert mirror.requests == []
 
@@ -301,7 +301,7 @@ def test_dropping_the_last_debian_package_contacts_no_server(project: Path, mirr
 def test_the_time_stays_where_no_debian_package_moved(project: Path, mirror: Mirror, change: dict[str, Any]) -> None:
     """The time only tells a snapshot archive which Debian packages to serve."""
     before = on_mirror(plan_of(project, {**SMALL, "apt": ["less"]}), mirror)
-    after = lock_update.update_lock(plan_of(project, {**SMALL, "apt": ["less"], **change}), before)
+    after = lock_creation_and_update.update_lock(plan_of(project, {**SMALL, "apt": ["less"], **change}), before)
     assert after.id != before.id
     assert (after.made, after.base, after.apt) == (before.made, before.base, before.apt)
 
@@ -309,8 +309,8 @@ def test_the_time_stays_where_no_debian_package_moved(project: Path, mirror: Mir
 def test_the_time_moves_with_the_debian_packages(project: Path, mirror: Mirror) -> None:
     before = on_mirror(plan_of(project, {**SMALL, "apt": ["less"]}), mirror)
     mirror.version = "2.0-1"
-    for change, upgrade in (({"apt": ["less", "zip"]}, set()), ({}, {lock_update.BASE})):
-        after = lock_update.update_lock(
+    for change, upgrade in (({"apt": ["less", "zip"]}, set()), ({}, {lock_creation_and_update.BASE})):
+        after = lock_creation_and_update.update_lock(
             plan_of(project, {**SMALL, "apt": ["less"], **change}), before, frozenset(upgrade)
         )
         assert after.made > before.made
@@ -319,7 +319,7 @@ def test_the_time_moves_with_the_debian_packages(project: Path, mirror: Mirror) 
 def test_the_time_stays_where_debian_packages_only_went_away(project: Path, mirror: Mirror) -> None:
     """The remaining packages existed at that time; they may be missing in a newer snapshot."""
     before = on_mirror(plan_of(project, {**SMALL, "apt": ["less"]}), mirror)
-    after = lock_update.update_lock(plan_of(project, SMALL), before)
+    after = lock_creation_and_update.update_lock(plan_of(project, SMALL), before)
     assert (after.apt, after.made) == ((), before.made)
 
 
@@ -327,19 +327,19 @@ def test_a_late_package_that_the_mirror_removed_moves_alone(project: Path, mirro
     before = on_mirror(plan_of(project, {**SMALL, "apt": ["less"]}), mirror)
     before = dataclasses.replace(before, apt=(deb("less", "0.9-1"),))
     mirror.version, mirror.gone = "2.0-1", {"0.9-1"}
-    after = lock_update.update_lock(plan_of(project, {**SMALL, "apt": ["less", "zip"]}), before)
+    after = lock_creation_and_update.update_lock(plan_of(project, {**SMALL, "apt": ["less", "zip"]}), before)
     assert after.base == before.base
     assert after.apt == (deb("less", "2.0-1"), deb("zip", "2.0-1"))
 
 
 def test_a_debian_package_that_is_not_there_is_a_fault_at_its_line(project: Path, before: Lock) -> None:
     with pytest.raises(ProfileError, match="has no package nosuch") as caught:
-        lock_update.update_lock(plan_of(project, {**SMALL, "apt": ["nosuch"]}), before)
+        lock_creation_and_update.update_lock(plan_of(project, {**SMALL, "apt": ["nosuch"]}), before)
     assert [fault.message for fault in caught.value.faults] == ["nosuch"]
 
 
 def test_an_image_base_needs_no_debian_packages(project: Path, links: Path, mirror: Mirror) -> None:
-    made = lock_update.update_lock(plan_of(project, {**SMALL, "base": IMAGE}), None)
+    made = lock_creation_and_update.update_lock(plan_of(project, {**SMALL, "base": IMAGE}), None)
     assert (made.base, made.apt, mirror.requests) == ((), (), [])
 
 
@@ -349,7 +349,7 @@ def test_an_image_base_needs_no_debian_packages(project: Path, links: Path, mirr
 def test_layers_go_from_what_is_shared_to_what_is_the_profiles() -> None:
     layers = ["packages", "torch", "nvidia-cublas", "python", "big-user-library"]
     wheels = [LockedWheel(wheel(f"w{number}"), 1, layer) for number, layer in enumerate(layers)]
-    order = lock_update._order(wheels)
+    order = lock_creation_and_update._order(wheels)
     assert order[0] == "python"
     assert order[-2:] == ["torch", "packages"]
     assert sorted(order) == sorted(layers)
@@ -362,31 +362,31 @@ def test_layers_go_from_what_is_shared_to_what_is_the_profiles() -> None:
         ("numpy", "python", 10, "python"),
         ("numpy", "packages", 10, "packages"),
         ("nvidia-cuda-crt", "toolchain", 10, "toolchain"),
-        ("nvidia-cudnn-cu12", "python", lock_update.OWN_LAYER_BYTES, "nvidia-cudnn-cu12"),
-        ("nvidia-cuda-nvcc", "toolchain", lock_update.OWN_LAYER_BYTES, "nvidia-cuda-nvcc"),
-        ("scipy", "packages", lock_update.OWN_LAYER_BYTES, "scipy"),
-        ("scipy", "packages", lock_update.OWN_LAYER_BYTES - 1, "packages"),
+        ("nvidia-cudnn-cu12", "python", lock_creation_and_update.OWN_LAYER_BYTES, "nvidia-cudnn-cu12"),
+        ("nvidia-cuda-nvcc", "toolchain", lock_creation_and_update.OWN_LAYER_BYTES, "nvidia-cuda-nvcc"),
+        ("scipy", "packages", lock_creation_and_update.OWN_LAYER_BYTES, "scipy"),
+        ("scipy", "packages", lock_creation_and_update.OWN_LAYER_BYTES - 1, "packages"),
     ],
 )
 def test_a_large_wheel_has_a_layer_of_its_own(name: str, kind: str, size: int, layer: str) -> None:
-    assert lock_update._layer(name, kind, size) == layer
+    assert lock_creation_and_update._layer(name, kind, size) == layer
 
 
 def test_nvccs_wheels_have_layers_of_their_own_and_move_no_other(
     project: Path, links: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A devel image then shares all layers with the runtime image except its last ones."""
-    monkeypatch.setattr(lock_update, "OWN_LAYER_BYTES", 1500)
+    monkeypatch.setattr(lock_creation_and_update, "OWN_LAYER_BYTES", 1500)
     write_wheel(links, "torch", "2.11.0", ["cuda-toolkit==13.0.2", "beta"])
     needs = ["nvidia-cuda-nvcc==13.0.88; extra == 'nvcc'", "nvidia-cuda-crt==13.0.88; extra == 'crt'"]
     write_wheel(links, "cuda-toolkit", "13.0.2", needs, extras=["nvcc", "crt", "cccl", "nvvm", "profiler"])
     write_wheel(links, "nvidia-cuda-nvcc", "13.0.88", ["nvidia-cuda-crt", "beta"], content="#" * 3000)
     write_wheel(links, "nvidia-cuda-crt", "13.0.88")
     data = {**SMALL, "torch": "2.11.0", "gpus": ["h200"]}
-    runtime = lock_update.update_lock(plan_of(project, data), None)
+    runtime = lock_creation_and_update.update_lock(plan_of(project, data), None)
     newer(links)
     monkeypatch.setattr(apt_resolution_and_download, "resolve_debs", lambda *_: list(runtime.base))
-    devel = lock_update.update_lock(plan_of(project, {**data, "variant": "devel"}), runtime)
+    devel = lock_creation_and_update.update_lock(plan_of(project, {**data, "variant": "devel"}), runtime)
     shared = [item for item in devel.wheels if item in runtime.wheels]
     assert shared == list(runtime.wheels)
     layers = [(item.wheel.name, item.layer) for item in devel.wheels]
@@ -395,18 +395,18 @@ def test_nvccs_wheels_have_layers_of_their_own_and_move_no_other(
         ("nvidia-cuda-nvcc", "nvidia-cuda-nvcc"), ("nvidia-cuda-crt", "toolchain"), ("alpha", "packages"),
     ]  # fmt: skip
     assert devel.nvcc == Nvcc("/opt/venv/lib/python3.11/site-packages/nvidia/cu13", "13.0")
-    assert list(lock_update.version_changes(runtime, devel)) == [
+    assert list(lock_changes.version_changes(runtime, devel)) == [
         "nvidia-cuda-crt (new) -> 13.0.88", "nvidia-cuda-nvcc (new) -> 13.0.88", "environment",
     ]  # fmt: skip
-    again = lock_update.update_lock(plan_of(project, {**data, "variant": "devel"}), devel)
+    again = lock_creation_and_update.update_lock(plan_of(project, {**data, "variant": "devel"}), devel)
     assert again is devel
-    assert lock_update.update_lock(plan_of(project, data), devel).content == runtime.content
+    assert lock_creation_and_update.update_lock(plan_of(project, data), devel).content == runtime.content
 
 
 def test_a_release_of_nvcc_that_the_index_lacks_is_a_fault_at_the_variants_line(project: Path, links: Path) -> None:
     write_wheel(links, "torch", "2.11.0")
     with pytest.raises(ProfileError, match="cannot be resolved") as caught:
-        lock_update.update_lock(
+        lock_creation_and_update.update_lock(
             plan_of(project, {**SMALL, "torch": "2.11.0", "gpus": ["h200"], "variant": "devel"}), None
         )
     assert "cuda-toolkit" in str(caught.value.hint)
@@ -438,29 +438,31 @@ def test_the_compiler_of_an_extension_is_locked_with_the_image(project: Path, li
     """Of the profile's own packages, the build gets only those that it needs, because they are installed later. No
     package is listed twice."""
     data = compiled(links)
-    plain = lock_update.update_lock(plan_of(project, {**data, "extensions": []}), None)
-    made = lock_update.update_lock(plan_of(project, data), plain)
+    plain = lock_creation_and_update.update_lock(plan_of(project, {**data, "extensions": []}), None)
+    made = lock_creation_and_update.update_lock(plan_of(project, data), plain)
     assert made.wheels == plain.wheels
     wanted = {"ninja": "1.0", "setuptools": "1.0", "wheel": "1.0", "nvidia-cuda-nvcc": "13.0.88", "alpha": "1.0"}
     assert tools(made) == {**wanted, "cuda-toolkit": "13.0.2"}
     (one,) = made.extensions
     assert (one.kind, one.digest, one.env) == ("sdist", data["extensions"][0]["sdist"]["sha256"], {"KERNELS_CUDA": "1"})
-    (change,) = lock_update.version_changes(plain, made)
+    (change,) = lock_changes.version_changes(plain, made)
     assert change.startswith(f"kernels (new) -> {one.digest[:12]} for 9.0")
     assert made.stale(plan_of(project, {**data, "extensions": []})) == ["extensions"]
 
 
 def test_only_a_change_or_an_upgrade_moves_what_compiles_it(project: Path, links: Path) -> None:
     data = compiled(links)
-    made = lock_update.update_lock(plan_of(project, data), None)
+    made = lock_creation_and_update.update_lock(plan_of(project, data), None)
     for name in ("ninja", "alpha", "nvidia-cuda-nvcc"):
         write_wheel(links, name, "27.0")
-    lock_update._chosen.cache_clear()  # as in a new process: one process queries the index only once
-    assert lock_update.update_lock(plan_of(project, data), made) is made
+    lock_creation_and_update._chosen.cache_clear()  # as in a new process: one process queries the index only once
+    assert lock_creation_and_update.update_lock(plan_of(project, data), made) is made
     flags = {**data["extensions"][0], "modules": ["kernels_cuda", "kernels_more"]}
-    changed = lock_update.update_lock(plan_of(project, {**data, "extensions": [flags]}), made)
+    changed = lock_creation_and_update.update_lock(plan_of(project, {**data, "extensions": [flags]}), made)
     assert (tools(changed), changed.extensions[0].modules[1]) == (tools(made), "kernels_more")
-    newest = lock_update.update_lock(plan_of(project, data), made, frozenset({lock_update.EVERYTHING}))
+    newest = lock_creation_and_update.update_lock(
+        plan_of(project, data), made, frozenset({lock_creation_and_update.EVERYTHING})
+    )
     assert (tools(newest)["ninja"], tools(newest)["alpha"]) == ("27.0", "27.0")
     assert newest.versions["alpha"] == "27.0"  # the image has the version with which it was compiled
 
@@ -473,7 +475,7 @@ def test_an_extension_that_the_lock_has_as_a_wheel_is_refused_at_its_line(
     data = compiled(links)
     data["extensions"][0]["name"] = name
     with pytest.raises(ProfileError, match="is also a locked wheel") as caught:
-        lock_update.update_lock(plan_of(project, data), None)
+        lock_creation_and_update.update_lock(plan_of(project, data), None)
     (fault,) = caught.value.faults
     assert fault.field == "extensions[0]" and fault.line and fault.message.startswith(f"{name} 1.0 is locked")
 
@@ -491,7 +493,7 @@ def test_tools_that_the_index_lacks_are_a_fault_at_the_extensions_line(project: 
     data = compiled(links)
     data["extensions"][0]["build"]["requires"] = ["alpha>=99"]
     with pytest.raises(ProfileError) as caught:
-        lock_update.update_lock(plan_of(project, data), None)
+        lock_creation_and_update.update_lock(plan_of(project, data), None)
     (fault,) = caught.value.faults
     assert fault.field == "extensions[0]" and "alpha>=99" in fault.message
     assert "alpha" in str(caught.value.hint)
@@ -508,19 +510,19 @@ def test_debian_packages_of_nvcc_are_locked_in_addition_to_those_of_the_image(
     project: Path, links: Path, mirror: Mirror
 ) -> None:
     plan = plan_of(project, packaged(links))
-    made = lock_update.update_lock(plan, None)
+    made = lock_creation_and_update.update_lock(plan, None)
     assert made.builder and {item.name for item in made.builder.debs} == {"nvidia-cuda-toolkit", "g++-13"}
     assert made.builder.environment == {"CC": "gcc-13", "CXX": "g++-13"}
     assert set(mirror.requests[-1][1]) == {item.name for item in made.base}  # which stay as they are
     assert "nvidia-cuda-nvcc" not in tools(made)
     mirror.version = "2.0-1"
-    assert lock_update.update_lock(plan, made) is made
+    assert lock_creation_and_update.update_lock(plan, made) is made
     mirror.version, mirror.versions = "1.0-1", {"nvidia-cuda-toolkit": "3.0-1"}
-    newer = lock_update.update_lock(plan, made, frozenset({lock_update.BASE}))
+    newer = lock_creation_and_update.update_lock(plan, made, frozenset({lock_creation_and_update.BASE}))
     assert newer.builder and {item.version for item in newer.builder.debs} == {"1.0-1", "3.0-1"}
     assert newer.base == made.base
     mirror.version, mirror.versions = "2.0-1", {}
-    moved = lock_update.update_lock(plan, made, frozenset({lock_update.BASE}))
+    moved = lock_creation_and_update.update_lock(plan, made, frozenset({lock_creation_and_update.BASE}))
     assert moved.builder and {item.version for item in (*moved.base, *moved.builder.debs)} == {"2.0-1"}
 
 
@@ -528,10 +530,10 @@ def test_nvcc_that_does_not_go_with_the_base_any_longer_says_what_to_do(
     project: Path, links: Path, mirror: Mirror
 ) -> None:
     data = packaged(links)
-    made = lock_update.update_lock(plan_of(project, {**data, "extensions": []}), None)
+    made = lock_creation_and_update.update_lock(plan_of(project, {**data, "extensions": []}), None)
     mirror.gone, mirror.version = {"1.0-1"}, "2.0-1"
     with pytest.raises(ProfileError) as caught:
-        lock_update.update_lock(plan_of(project, data), made)
+        lock_creation_and_update.update_lock(plan_of(project, data), made)
     (fault,) = caught.value.faults
     assert fault.field == "extensions[0]" and "nvidia-cuda-toolkit" in fault.message
     assert "--upgrade base" in str(caught.value.hint)
@@ -541,16 +543,16 @@ def test_an_archive_is_looked_through_when_it_is_locked(project: Path, links: Pa
     file = tmp_path / "compat.tar.gz"
     sha256 = write_tar(file, {"libcuda.so.580.95.05": b"x"})
     plain = {**SMALL, "torch": "2.13.0", "gpus": ["h200"]}
-    runtime = lock_update.update_lock(plan_of(project, plain), None)
+    runtime = lock_creation_and_update.update_lock(plan_of(project, plain), None)
     data = {**plain, "driver": {"minimum": "550.54.14", "compat": {"sha256": sha256, "url": file.as_uri()}}}
-    locked = lock_update.update_lock(plan_of(project, data), runtime)
+    locked = lock_creation_and_update.update_lock(plan_of(project, data), runtime)
     size = file.stat().st_size
     assert locked.archives == (Archive("cuda-compat", "580.95.05", sha256, size),)
     assert locked.wheels == runtime.wheels
-    assert list(lock_update.version_changes(runtime, locked)) == [f"cuda-compat (new) -> 580.95.05 ({sha256[:12]})"]
+    assert list(lock_changes.version_changes(runtime, locked)) == [f"cuda-compat (new) -> 580.95.05 ({sha256[:12]})"]
     file.unlink()
-    assert lock_update.update_lock(plan_of(project, data), locked) is locked
-    assert lock_update.update_lock(plan_of(project, plain), locked).content == runtime.content
+    assert lock_creation_and_update.update_lock(plan_of(project, data), locked) is locked
+    assert lock_creation_and_update.update_lock(plan_of(project, plain), locked).content == runtime.content
 
 
 def test_a_torch_of_another_cuda_wants_the_archive_looked_at_again(project: Path, links: Path, tmp_path: Path) -> None:
@@ -560,9 +562,9 @@ def test_a_torch_of_another_cuda_wants_the_archive_looked_at_again(project: Path
     write_wheel(links, "torch", "2.9.1")
     compat = {"compat": {"sha256": sha256, "url": file.as_uri()}}
     data = {**SMALL, "torch": "2.9.1", "gpus": ["h200"], "driver": {"minimum": "470.57.02", **compat}}
-    locked = lock_update.update_lock(plan_of(project, data), None)
+    locked = lock_creation_and_update.update_lock(plan_of(project, data), None)
     with pytest.raises(ProfileError) as caught:
-        lock_update.update_lock(plan_of(project, {**data, "torch": "2.13.0"}), locked)
+        lock_creation_and_update.update_lock(plan_of(project, {**data, "torch": "2.13.0"}), locked)
     (fault,) = caught.value.faults
     assert (fault.field, fault.message) == ("driver.compat", "cuda-compat is of 570.26, and must be >=580")
 
@@ -570,9 +572,9 @@ def test_a_torch_of_another_cuda_wants_the_archive_looked_at_again(project: Path
 def test_differences_are_a_line_each(project: Path) -> None:
     one = lock_for(plan_of(project, SMALL))
     two = dataclasses.replace(one, suite=None, image="x", python="3.12", base=(), environment={}, wheels=one.wheels[:1])
-    assert list(lock_update.version_changes(None, one)) == ["3 wheels, 4 Debian packages"]
-    assert list(lock_update.version_changes(one, one)) == []
-    lines = list(lock_update.version_changes(one, two))
+    assert list(lock_changes.version_changes(None, one)) == ["3 wheels, 4 Debian packages"]
+    assert list(lock_changes.version_changes(one, one)) == []
+    lines = list(lock_changes.version_changes(one, two))
     assert "base image (new) -> x" in lines
     assert "python 3.11 -> 3.12" in lines
     assert "torch 2.13.0 -> (gone)" in lines

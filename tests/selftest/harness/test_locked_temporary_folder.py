@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 import envbuild
-from envbuild.selftest.distributed import rank_processes_and_faults
+from envbuild.selftest.harness import locked_temporary_folder
 
 pytestmark = pytest.mark.usefixtures("temporary")
 
 WORK = """
 import time
-from envbuild.selftest.distributed import rank_processes_and_faults
-with rank_processes_and_faults.temporary_folder("envbuild-ranks-") as folder:
+from envbuild.selftest.harness import locked_temporary_folder
+with locked_temporary_folder.temporary_folder("envbuild-ranks-") as folder:
     (folder / "inside").mkdir()
     print(folder, flush=True)
     time.sleep(60)
@@ -27,7 +27,7 @@ with rank_processes_and_faults.temporary_folder("envbuild-ranks-") as folder:
 
 
 def age(folder: Path) -> None:
-    before = time.time() - 2 * rank_processes_and_faults._YOUNG
+    before = time.time() - 2 * locked_temporary_folder._YOUNG
     os.utime(folder, (before, before))
 
 
@@ -41,12 +41,12 @@ def test_files_of_killed_processes_are_removed_and_of_running_ones_kept(
         left = Path(process.stdout.readline().strip())
         assert left.parent == temporary
         age(left)
-        with rank_processes_and_faults.temporary_folder("envbuild-ranks-"):
+        with locked_temporary_folder.temporary_folder("envbuild-ranks-"):
             assert left.is_dir(), "it is in use"
         process.send_signal(signal.SIGKILL)
         process.wait()
         age(left)
-        with rank_processes_and_faults.temporary_folder("envbuild-ranks-") as own:
+        with locked_temporary_folder.temporary_folder("envbuild-ranks-") as own:
             assert own.is_dir() and not left.exists()
         assert list(temporary.iterdir()) == []
     finally:
@@ -64,5 +64,5 @@ def test_new_and_foreign_folders_stay(temporary: Path, make: str, tmp_path: Path
         place.mkdir()
     if make != "young":
         age(place)
-    with rank_processes_and_faults.temporary_folder("envbuild-ranks-"):
+    with locked_temporary_folder.temporary_folder("envbuild-ranks-"):
         assert place.exists()
