@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from envbuild.doctor.machine_readings import Disk, Role, clean
-from envbuild.doctor.pci_nvswitch_and_rdma_reader import text_of
+from envbuild.doctor.pci_nvswitch_and_rdma_reader import file_text
 from envbuild.util import user_folders
 
 
@@ -47,7 +47,7 @@ def software(root: Path) -> dict[str, str]:
     NCCL of the active environment (else of the one that runs envbuild)."""
     found: dict[str, str] = {}
     toolkit = re.search(
-        r'"cuda"\s*:\s*{[^}]*"version"\s*:\s*"([0-9.]+)"', text_of(root / "usr/local/cuda/version.json")
+        r'"cuda"\s*:\s*{[^}]*"version"\s*:\s*"([0-9.]+)"', file_text(root / "usr/local/cuda/version.json")
     )
     if toolkit:
         found["toolkit"] = toolkit[1]

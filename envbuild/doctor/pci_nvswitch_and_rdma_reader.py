@@ -51,10 +51,10 @@ def memlock() -> int | None:
 
 
 def _word(file: Path) -> str:
-    return text_of(file).strip()
+    return file_text(file).strip()
 
 
-def text_of(file: Path) -> str:
+def file_text(file: Path) -> str:
     try:
         with file.open("rb") as stream:
             return stream.read(64 << 10).decode("utf-8", "replace")

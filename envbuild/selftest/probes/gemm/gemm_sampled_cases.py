@@ -150,7 +150,7 @@ def sampled_operations(tf32: bool) -> tuple[Operation, ...]:
             of_bytes,
             {"quick": 2, "standard": 10, "full": 60},
         ),
-        product_form_cases.operation(),
+        product_form_cases.product_form_operation(),
     )
 
 

@@ -127,7 +127,7 @@ FORMS: dict[str, Form] = {
 }
 
 
-def operation() -> Operation:
+def product_form_operation() -> Operation:
     """The operation of these forms."""
     space: Mapping[str, Sequence[Any]] = {
         "form": tuple(FORMS),

@@ -224,7 +224,7 @@ BITS: dict[str, tuple[Binary, Callable[[int, int], int]]] = {
 }
 
 
-def bits(point: Point, seed: int) -> Case:
+def bit_case(point: Point, seed: int) -> Case:
     """Whole numbers with all functions of BITS; y is broadcast."""
     dtype, rows, length = point["dtype"], point["rows"], point["length"]
     shape = {"same": (rows, length), "row": (length,), "column": (rows, 1), "one": (1,)}[point["other"]]
@@ -434,7 +434,7 @@ OPERATIONS = (
             "layout": MATRICES,
             "others": MATRICES,
         },
-        bits,
+        bit_case,
         {"quick": 5, "standard": 25, "full": 300},
         lambda point: point["rows"] * point["length"] <= 2000,
     ),

@@ -92,7 +92,7 @@ def _taken(point: Point) -> int:
     return max(1, _length(point) * int(point["share"]) // 4)
 
 
-def gradient(point: Point, seed: int) -> Case:
+def gradient_case(point: Point, seed: int) -> Case:
     """A block of numbers that suit the functions, and gradients of their results: of one number for each row, and of a
     row for each row."""
     group, dtype, sizes, dims = point["group"], point["dtype"], _sizes(point), OVER[point["over"]]
@@ -247,7 +247,7 @@ OPERATIONS: tuple[Any, ...] = (
             "share": (0, 1, 3, 4),  # quarters of a row that topk takes
             "layout": BATCHES,
         },
-        gradient,
+        gradient_case,
         {"quick": 12, "standard": 70, "full": 800},
         _is_possible,
     ),

@@ -183,7 +183,7 @@ def run_steps(
         optimizer.step()
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] * _factor(point)
-        found[f"step {number}"] = joined(parameters)
+        found[f"step {number}"] = joined_parameters(parameters)
     return found
 
 
@@ -194,7 +194,7 @@ def parameters_of(start: torch.Tensor, point: Point) -> list[torch.nn.Parameter]
     return [torch.nn.Parameter(part.reshape(shape).clone()) for part, shape in zip(parts, shapes)]
 
 
-def joined(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+def joined_parameters(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
     """The values of all parameters in one vector."""
     return torch.cat([parameter.detach().flatten() for parameter in parameters])
 

@@ -299,7 +299,7 @@ def _run_scaled(start: torch.Tensor, *gradients: torch.Tensor, point: Point) -> 
             parameter.grad = part.reshape(parameter.shape).clone()
         scaler.step(optimizer)
         scaler.update()
-        found[f"step {number}"] = optimizer_sampled_cases.joined(parameters)
+        found[f"step {number}"] = optimizer_sampled_cases.joined_parameters(parameters)
         found[f"scale after step {number}"] = scaler.scale(one)
     return found
 
