@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from envbuild.cli import audit as audit_command
-from envbuild.cli import explain as explain_command
 from envbuild.cli.command_options import json_option, judged_gpus_option
 from envbuild.cli.console import emit
 from envbuild.util.errors import CheckFailed, FileError, UsageError, printable
@@ -139,9 +138,9 @@ def read_explanation(logs: tuple[str, ...]) -> Explanation | None:
     """Return the explanation of the logs; None if there are none."""
     if not logs:
         return None
-    from envbuild.explain import cause_ranking
+    from envbuild.explain import cause_ranking, log_files_and_folders_reader
 
-    log, notes = explain_command.read_logs(logs)
+    log, notes = log_files_and_folders_reader.read_logs(logs)
     for note in notes:
         click.echo(printable(note), err=True)
     return cause_ranking.explain(log)

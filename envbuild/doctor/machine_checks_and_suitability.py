@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from envbuild.doctor import envbuild_versions, gpu_checks, system_checks
+from envbuild.doctor import engine_disk_and_network_checks, envbuild_versions, gpu_checks
 from envbuild.doctor.check_result import Check, CheckRow, CheckState, check_rows, counted, worst_state
 from envbuild.doctor.envbuild_versions import Versions
 from envbuild.doctor.machine_readings import Ecc, GpuReading, Holder, Host, Port, Role
@@ -19,7 +19,7 @@ PROFILE = "profile"
 
 def check_machine(host: Host, needs: Sequence[Need]) -> list[Check]:
     """Every check, those of the engine first. `needs`: the needs of all profiles, or of the requested one."""
-    around = {check.id: check for check in system_checks.check_system(host, needs)}
+    around = {check.id: check for check in engine_disk_and_network_checks.check_system(host, needs)}
     first = [around.pop("engine"), around.pop("buildx")]
     return [*first, *gpu_checks.check_gpus(host, needs), *around.values()]
 

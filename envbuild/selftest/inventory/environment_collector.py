@@ -21,7 +21,7 @@ from envbuild.selftest.__main__ import BAD_JOB, OK, take
 from envbuild.selftest.harness import forked_work
 from envbuild.selftest.harness.frame_and_message_streams import FrameWriter
 from envbuild.selftest.inventory import (
-    compiled_extensions,
+    compiled_extension_list_and_load_test,
     elf_reader,
     installed_file_comparison,
     interpreter_and_distributions,
@@ -85,7 +85,9 @@ def collect(wheels: installed_file_comparison.Wheels = MappingProxyType({})) -> 
     versions = dict(ending.reported.get("reported", {})) if ending else {}
     copies = _copies([libraries, later], found, loaded, versions)
     copied = time.monotonic()
-    compiled, left_out = compiled_extensions.extension_rows(has_torch=bool(ending and "version" in ending.reported))
+    compiled, left_out = compiled_extension_list_and_load_test.extension_rows(
+        has_torch=bool(ending and "version" in ending.reported)
+    )
     return {
         "kind": "holdings",
         "python": interpreter_and_distributions.python(),

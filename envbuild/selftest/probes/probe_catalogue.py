@@ -13,7 +13,7 @@ from envbuild.selftest.probes.environment import (
     compile_triton,
     env_arch,
     env_driver,
-    env_identity,
+    env_gpu_identity,
     env_libs,
     init_alloc,
     own_script,
@@ -29,7 +29,7 @@ from envbuild.selftest.probes.training import graph_replay, optim_apex, optim_to
 # The lowest compute capabilities are those of torch's sources: aten/src/ATen/native/cuda/ScaledBlas.cpp for fp8,
 # transformers/cuda/sdp_utils.cpp for attention. Before torch 2.2 FlashAttention also took 7.5.
 PROBES: tuple[Probe, ...] = (
-    Probe("env.identity", "quick", "cuda", 60, env_identity.env_identity),
+    Probe("env.identity", "quick", "cuda", 60, env_gpu_identity.env_identity),
     Probe("env.driver", "quick", "cuda", 60, env_driver.env_driver, untouched=True),
     Probe("env.arch", "quick", "cuda", 200, env_arch.env_arch, untouched=True),
     Probe("env.libs", "quick", "cpu", 120, env_libs.env_libs),

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.numerics import backward_pass, layout_nan_gaps, pairwise_case_sampling
+from envbuild.selftest.numerics import backward_pass, layouts_with_nan_gaps, pairwise_case_sampling
 from envbuild.selftest.numerics.operation_case import Case, worst
 from envbuild.selftest.numerics.pairwise_case_sampling import Operation
 from envbuild.selftest.probes.attention import attention_sampled_cases
@@ -200,10 +200,10 @@ def test_a_right_kernel_passes_and_says_what_is_covered() -> None:
         assert {operation.name for operation in operations} == set(context.traits["coverage"])
 
 
-@pytest.mark.parametrize("layout", layout_nan_gaps.LAYOUTS)
+@pytest.mark.parametrize("layout", layouts_with_nan_gaps.LAYOUTS)
 def test_a_layout_changes_strides_and_nothing_else(layout: str) -> None:
     values = torch.arange(2 * 3 * 5 * 8.0).view(2, 3, 5, 8)
-    found = layout_nan_gaps.with_nan_gaps(values, layout)
+    found = layouts_with_nan_gaps.with_nan_gaps(values, layout)
     assert torch.equal(found, values)
     assert (found.stride(), found.storage_offset()) != (values.stride(), 0) or layout == "contiguous"
 

@@ -142,9 +142,10 @@ def test_files_that_a_bound_leaves_out_are_not_left_out_in_silence(tmp_path: Pat
     for name in ("one", "two"):
         Environment(site).wheel(name, "1.0", {f"{name}{n}.so": extension(f"{name}{n}") for n in range(2)})
     code = (
-        "import json, sys; from envbuild.selftest.inventory import compiled_extensions, environment_collector;"
+        "import json, sys; "
+        "from envbuild.selftest.inventory import compiled_extension_list_and_load_test, environment_collector;"
         "rows = [environment_collector.collect()];"
-        f"compiled_extensions.{bound} = {count}; rows += [environment_collector.collect()];"
+        f"compiled_extension_list_and_load_test.{bound} = {count}; rows += [environment_collector.collect()];"
         "print(json.dumps([[len(row['extensions']), row['cut']] for row in rows]))"
     )
     done = subprocess.run([python, "-c", code], env=environment(), capture_output=True, text=True, timeout=60)

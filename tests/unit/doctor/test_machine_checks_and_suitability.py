@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from envbuild.doctor import cpu_memory_and_os, gpu_checks, machine_checks_and_suitability, system_checks
+from envbuild.doctor import (
+    cpu_memory_and_os,
+    engine_disk_and_network_checks,
+    gpu_checks,
+    machine_checks_and_suitability,
+)
 from envbuild.doctor.machine_readings import Answer, DriverReading, Ecc, GpuReading, Host
 from envbuild.doctor.profile_hardware_needs import Need
 
@@ -55,8 +60,10 @@ def test_the_index_that_fails_is_named_and_the_others_are_cleared() -> None:
         Answer("https://a.example/simple", fault="no answer in time"),
         Answer("https://b.example/simple", 200),
     )
-    one = system_checks.check_reached("index", (silent, fine, fine), late=False, remedy="")
+    one = engine_disk_and_network_checks.check_reached("index", (silent, fine, fine), late=False, remedy="")
     assert one.detail == "https://a.example/simple: no answer in time (the other 2 answer)"
-    both = system_checks.check_reached("index", (silent, silent), late=False, remedy="")
+    both = engine_disk_and_network_checks.check_reached("index", (silent, silent), late=False, remedy="")
     assert "are well" not in both.detail
-    assert "pip did not report" in system_checks.check_reached("index", (), late=True, remedy="").detail
+    assert (
+        "pip did not report" in engine_disk_and_network_checks.check_reached("index", (), late=True, remedy="").detail
+    )

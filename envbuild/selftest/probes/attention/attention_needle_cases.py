@@ -30,7 +30,7 @@ from envbuild.selftest.harness.probe_context import Context, short_name
 from envbuild.selftest.harness.shared_reference_results import EXACT
 from envbuild.selftest.numerics import backward_pass, hashed_inputs, tolerances
 from envbuild.selftest.numerics.element_comparison import compare
-from envbuild.selftest.numerics.layout_nan_gaps import with_nan_gaps
+from envbuild.selftest.numerics.layouts_with_nan_gaps import with_nan_gaps
 from envbuild.selftest.probes.attention.attention_gradient_cases import ROUNDINGS, ROUNDINGS_CPU, TITLES, Three
 from envbuild.selftest.probes.attention.forced_attention_backend import is_refused, only
 

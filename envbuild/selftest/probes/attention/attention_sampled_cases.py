@@ -26,7 +26,7 @@ from envbuild.selftest.harness.probe_context import Context
 from envbuild.selftest.harness.probe_outcome_and_figures import Skip
 from envbuild.selftest.numerics import backward_pass, hashed_inputs, pairwise_case_sampling, tolerances
 from envbuild.selftest.numerics.float64_reference_operations import Exact
-from envbuild.selftest.numerics.layout_nan_gaps import LAYOUTS, with_nan_gaps
+from envbuild.selftest.numerics.layouts_with_nan_gaps import LAYOUTS, with_nan_gaps
 from envbuild.selftest.numerics.operation_case import Case
 from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Point
 from envbuild.selftest.probes.attention import attention_needle_cases, multihead_cases

@@ -31,7 +31,7 @@ from envbuild.selftest.numerics import (
     torch_fault_exclusions,
 )
 from envbuild.selftest.numerics.float64_reference_operations import Arithmetic, Exact
-from envbuild.selftest.numerics.layout_nan_gaps import with_nan_gaps
+from envbuild.selftest.numerics.layouts_with_nan_gaps import with_nan_gaps
 from envbuild.selftest.numerics.operation_case import Case
 from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Point
 from envbuild.selftest.probes.convolution.conv_argument_space import (

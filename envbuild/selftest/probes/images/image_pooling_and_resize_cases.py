@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from envbuild.selftest.numerics import backward_pass, hashed_inputs, tolerances, torch_fault_exclusions
 from envbuild.selftest.numerics.float64_reference_operations import Exact
-from envbuild.selftest.numerics.layout_nan_gaps import with_nan_gaps
+from envbuild.selftest.numerics.layouts_with_nan_gaps import with_nan_gaps
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
 from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Point
 from envbuild.selftest.numerics.reference_products import patches

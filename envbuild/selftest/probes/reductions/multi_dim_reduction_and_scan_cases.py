@@ -12,7 +12,7 @@ import torch
 
 from envbuild.selftest.numerics import hashed_inputs, tolerances
 from envbuild.selftest.numerics.float64_reference_operations import Exact
-from envbuild.selftest.numerics.layout_finite_gaps import BATCHES, with_large_gaps
+from envbuild.selftest.numerics.layouts_with_finite_gaps import BATCHES, with_large_gaps
 from envbuild.selftest.numerics.operation_case import Case, without_rounding
 from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Point
 

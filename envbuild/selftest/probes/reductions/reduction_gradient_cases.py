@@ -11,7 +11,7 @@ import torch
 
 from envbuild.selftest.numerics import backward_pass, hashed_inputs, tolerances
 from envbuild.selftest.numerics.float64_reference_operations import Exact
-from envbuild.selftest.numerics.layout_finite_gaps import BATCHES, with_large_gaps
+from envbuild.selftest.numerics.layouts_with_finite_gaps import BATCHES, with_large_gaps
 from envbuild.selftest.numerics.operation_case import Case
 from envbuild.selftest.numerics.pairwise_case_sampling import Operation, Point
 from envbuild.selftest.probes.reductions.multi_dim_reduction_and_scan_cases import OVER, Dims

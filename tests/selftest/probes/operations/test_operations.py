@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from envbuild.selftest.numerics import layout_finite_gaps, pairwise_case_sampling
+from envbuild.selftest.numerics import layouts_with_finite_gaps, pairwise_case_sampling
 from envbuild.selftest.numerics.operation_case import Case, worst
 from envbuild.selftest.numerics.pairwise_case_sampling import Operation
 from envbuild.selftest.probes.gemm import gemm_sampled_cases
@@ -145,10 +145,10 @@ def test_more_cases_are_tried_at_each_level(operation: Operation) -> None:
     assert (0 if operation in OF_STANDARD else 1) <= counts[0] < counts[1] < counts[2]
 
 
-@pytest.mark.parametrize("layout", layout_finite_gaps.BATCHES)
+@pytest.mark.parametrize("layout", layouts_with_finite_gaps.BATCHES)
 def test_a_layout_keeps_the_values(layout: str) -> None:
     x = torch.arange(30.0).view(2, 3, 5)
-    laid_out = layout_finite_gaps.with_large_gaps(x, layout)
+    laid_out = layouts_with_finite_gaps.with_large_gaps(x, layout)
     assert torch.equal(laid_out, x)
     dense = laid_out.is_contiguous() and laid_out.storage_offset() == 0
     assert dense == (layout == "contiguous")

@@ -12,7 +12,7 @@ import torch
 
 from envbuild.selftest.harness.job_document import JobDocument
 from envbuild.selftest.harness.probe_context import Context
-from envbuild.selftest.probes.environment import env_identity
+from envbuild.selftest.probes.environment import env_gpu_identity
 
 H20_FACTS = {"compute_capability": "9.0", "sms": 78}
 A100, H20 = "NVIDIA A100-SXM4-80GB", "NVIDIA H20"
@@ -29,7 +29,7 @@ def judged(monkeypatch: pytest.MonkeyPatch, visible: tuple[Card, ...], **job: An
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(visible))
     monkeypatch.setattr(torch.cuda, "get_device_properties", card)
     context = Context(JobDocument("0" * 32, device="cuda", **job))
-    env_identity.env_identity(context)
+    env_gpu_identity.env_identity(context)
     return context
 
 
