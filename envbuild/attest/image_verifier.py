@@ -264,7 +264,9 @@ def resolve_reference(place: ImageSource, reference: Reference) -> Manifest:
         return top
     item = top.only_image
     found = place.manifest(oci_types.digest_in(item))
-    if found is None or found.is_index or found.media_type != item.get("mediaType"):
+    if found is None:
+        raise Refusal("index", f"the manifest that the index {reference} names is missing")
+    if found.is_index or found.media_type != item.get("mediaType"):
         raise Refusal("index", f"the index {reference} names something that is not an image's manifest")
     return found
 

@@ -164,7 +164,8 @@ def planned_repair(
 
 
 def environment_probe_commands(plan: RepairPlan) -> tuple[list[str], str | None]:
-    """Return the commands that test the fix in this environment, and the profile whose GPU they are for."""
+    """Return the command that tests the fix in the plan's environment, in a list that is empty without a probe to run,
+    and the profile of the diagnosed GPU; None if it has none, and the command has NAME instead."""
     from envbuild.profile import profile_and_lock_name_lookup
 
     known = profile_and_lock_name_lookup.profile_names()

@@ -1,4 +1,5 @@
-"""Rewrites exit statuses and localized messages of the loader and the kernel to one form. Pure.
+"""Replaces messages of the C library, the loader and the shell in other languages by the English ones, and adds the
+name of the signal to exit statuses. Pure.
 
 "浮点数例外" becomes "Floating point exception", and "Exit Code:    136" is followed by "[ended by SIGFPE]". Thus each
 pattern of signatures.yaml is written only once.

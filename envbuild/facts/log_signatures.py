@@ -75,7 +75,8 @@ class GpuPattern(FactRow):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Word(FactRow):
-    """Log lines that show a condition of advisories: an environment word, a feature or an extension."""
+    """Log lines that show that a condition of advisories holds. `word`: the condition, such as system-cudnn
+    (environment), fp8 (features) or apex (extensions)."""
 
     kind: Literal["environment", "features", "extensions"]
     word: Name

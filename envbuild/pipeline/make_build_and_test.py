@@ -145,7 +145,8 @@ def render_and_build(
 
 
 def preview_make(name: str, options: Options, listener: Listener) -> Preflight:
-    """Return what `make` would do. Fetches nothing and writes no file; to find a GPU, it may start a container."""
+    """Return what `make` would do. Fetches nothing and writes no file; it may start a container to
+    see whether the engine has a GPU."""
     context = StepContext(listener, options.builder)
     try:
         loaded = load_profile(name, options).value

@@ -53,7 +53,8 @@ def unwritten(gpu: str, pins: Mapping[str, str] | None = None) -> LoadedProfile:
 
 
 def _source(meant: Meant, merged: Document, pins: Mapping[str, str], faults: list[Fault]) -> LoadedProfile:
-    """Build the profile from the merged files. `faults`: errors found in these files."""
+    """Build the profile from the merged files. `faults`: the errors already found in these files; ProfileError is
+    raised with them and any further ones."""
     file, wanted = meant.file, meant.requirements
     merged.data.pop("extends", None)
     if meant.profile == f"{file.stem}-{profile_and_lock_name_lookup.DEVEL}":

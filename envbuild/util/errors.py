@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 
 def printable(text: str) -> str:
-    """Make text from any source safe for a terminal: replace escape sequences and characters that change the writing
-    direction."""
+    """Make text from any source safe for a terminal: replace each unprintable character except line feed and tab, such
+    as escape and those that change the writing direction."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 

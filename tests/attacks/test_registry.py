@@ -125,6 +125,16 @@ def test_an_index_with_another_media_type_for_its_image(site: Site) -> None:
     assert refused(verify(site)) == ["index"]
 
 
+@pytest.mark.attack("writer of a registry", "an index whose image is not there", "refused: is missing (index)")
+def test_an_index_without_its_image(site: Site) -> None:
+    entry = {**described(site, "verified"), "digest": f"sha256:{'1' * 64}"}
+    document = {"schemaVersion": 2, "mediaType": oci_types.INDEX, "manifests": [entry]}
+    site.registry.put(oci_types.INDEX, document, "verified")
+    found = verify(site)
+    assert refused(found) == ["index"]
+    assert "is missing" in found.stdout
+
+
 @pytest.mark.legitimate(
     "user of buildx", "an index with one image and its attestation", "verified, with the digest of the image's manifest"
 )

@@ -103,7 +103,7 @@ class Recording(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def snapshot(aged: Aged, scratch: Path) -> Iterator[str]:
-    """Return the URL of a snapshot archive that has only this package, at the time of the lock."""
+    """Return the URL of a snapshot archive that has only the old package, below the time of its lock."""
     target = scratch / "archive" / aged.made / aged.deb.path
     target.parent.mkdir(parents=True)
     aged.file.rename(target)

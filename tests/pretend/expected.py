@@ -39,8 +39,8 @@ def skipped(gpu: str) -> frozenset[str]:
 
 
 def alarms(gpu: str, level: str, found: Mapping[str, Frame]) -> Iterator[str]:
-    """Return what is wrong with a run of the catalogue. Every probe must pass, except for the skipped ones, and stay
-    within memory."""
+    """Return what is wrong with a run of all probes on a simulated GPU. Every probe must pass, except for the skipped
+    ones, and stay within memory."""
     for name, frame in found.items():
         status = "skipped" if name in skipped(gpu) else "passed"
         if frame["status"] != status:

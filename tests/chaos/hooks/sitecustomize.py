@@ -20,7 +20,8 @@ def die() -> None:
 
 
 def described_effect(event: str, arguments: tuple[Any, ...]) -> str | None:
-    """Describe an effect in words; None for an operation that only reads."""
+    """Describe in words a file or folder that is written, renamed or removed, a program that is started, or an HTTP
+    request; None for any other event."""
     if event in _EFFECTS:
         return f"{event} {arguments[0]}"
     if event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITING and arguments[0] != os.devnull:

@@ -146,7 +146,7 @@ BY_FOLDER, BY_PATH = tar(FOLDERS), tar(reversed(FOLDERS))
 def test_another_order_of_the_same_is_the_same(
     site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A long name has its own header before the file's."""
+    """In a tar, a file with a long name has an extra header before its own; the two move together."""
     assert BY_FOLDER != BY_PATH
     assert compared(site, monkeypatch, [A, BY_FOLDER], [A, BY_PATH]) == ["reordered: [2]"]
     stderr = " ".join(capsys.readouterr().err.split())

@@ -107,7 +107,7 @@ def _multiply(context: Context, gemm: Gemm) -> None:
     costs m n.
 
     All numbers are integers and exact in each dtype, so the device can compare. Only if it finds a difference, the host
-    compares too, element by element in float64: for all 375 products that took most of this probe's processor time.
+    compares too, element by element in float64: doing this for all 375 products took most of this probe's time.
     """
     device, dtype = context.device, gemm.dtype
     r, x, c = _vectors(gemm.m, gemm.k, gemm.n)

@@ -249,8 +249,9 @@ def _moved(matrix: torch.Tensor, images: torch.Tensor) -> Expected:
 
 
 def casts() -> Iterator[Case]:
-    """Casts between dtypes: every finite number of the small ones to float32 and float64, back with each kind of
-    rounding, and to and from integers."""
+    """Casts between dtypes: every finite number of each small dtype to float32 and float64; float32 to the small
+    dtypes, with numbers that are exact, halfway, and just below and above halfway; selected numbers to and from
+    integers."""
     for small in FORMATS:
         if small != torch.float32:
             yield widening(small)

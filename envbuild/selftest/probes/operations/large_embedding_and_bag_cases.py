@@ -25,7 +25,7 @@ Lists = list[list[float]]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 INDICES = (torch.int64, torch.int32)
-MOST, LARGEST = 40000, 120000  # elements that are looked up, and of a table
+MOST, LARGEST = 40000, 120000  # at most so many elements are looked up, and are in a table
 BAG = 4  # rows of a bag, except for empty ones and single rows
 LONGEST_ROW = 4.0  # with max_norm
 
