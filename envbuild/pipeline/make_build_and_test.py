@@ -1,6 +1,6 @@
-"""`make` as a list of steps, each passing its value to the next; `build` and `test` use some of these steps.
+"""`make` as a list of steps, whose values later steps receive; `build` and `test` use some of these steps.
 
-A step that needs the engine or the notes receives the context, one that only reports receives `context.progress`.
+A step that needs the engine, the signing key or the notes receives the context.
 `partial` collects what is known so far; if a step raises, the error carries it.
 """
 
@@ -76,12 +76,12 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
     Raises what the steps raise, and CheckFailed if the self-test fails. Raises NotProved before any download if this
     machine cannot prove the image, and after the self-test if a required probe was skipped, if no probe passed or,
     except in a trial, if a GPU model has no current evidence. With `options.unproved`, or the user's consent before
-    the download, the result has the reasons instead."""
-    # `make A B` passes it to this process in the environment. It is kept for the signer, and removed from the
-    # environment, which child processes inherit.
+    the download, the result has the reasons, and nothing is raised."""
+    # `make A B` passes the passphrase of the signing key to this process in the environment. It is kept for the signer,
+    # and removed from the environment, which child processes inherit.
     keys_and_signatures.take_passphrase()
     context = StepContext(listener, options.builder)
-    # Only one process at a time makes a profile. A requirements file gives the profile another name.
+    # Only one process at a time makes a profile. A requirements file is part of its name.
     with exclusive_make_run(context, name, requirements=options.requirements) as partial:
         loaded = context.step("load profile", load_profile, name, options)
         partial.update(name=loaded.name)  # the user may have typed a GPU or a path
@@ -98,7 +98,7 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
         # for each GPU model: proved by earlier evidence, or why not
         proofs = profile_proofs_and_image_states.proofs_of(image.id, loaded.name, loaded.profile, lock)
         partial.update(proofs=proofs)
-        if is_proved(proofs):  # asked again: the preflight may not have known this image
+        if is_proved(proofs):  # the preflight asked this too, but may not have known this image
             run = context.step("self-test", read_earlier_run, image, proofs)
             partial.update(run=run)
             context.step("evidence", show_earlier_evidence, proofs)
@@ -110,14 +110,14 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
                 loaded, versions=lock.versions, python=lock.python, request=options.request, on=AS_CONFIGURED
             )
             test_and_record(context, partial, order, lock, image, trial=options.trial)  # adds the reasons too
-            if not options.unproved:  # a user who agreed to build without a proof is in the branch above
+            if not options.unproved:  # the user is asked only if the preflight says impossible: branch above
                 require_proved(partial.value)
 
-        # without reasons, the image is proved on every GPU model
+        # without reasons, and if this is no trial, the image is proved on every GPU model
         if not partial.value.reasons and not options.trial:
             verified = context.step("tag", tag_verified, context, loaded, image)
             partial.update(tags=(*partial.value.tags, verified))
-    return partial.value
+    return partial.value  # now with the steps and notes
 
 
 def build_only(name: str, options: Options, listener: Listener) -> MakeResult:
@@ -198,23 +198,23 @@ def test_and_record(
     *,
     trial: bool = False,
 ) -> None:
-    """Run the self-test of an image, write the evidence, and put both, the tags and the reasons why the image is not
-    proved into `partial`. A failure withdraws the tag `verified`, except in a `trial`. Raises CheckFailed if the
-    self-test fails."""
-    # `make` has loaded it in the preflight; `prove` loads it now, before the long part: it may prompt for a passphrase
+    """Run the self-test of an image and write the evidence. `partial` receives the run, the evidence, and the reasons
+    why the image is not proved. If a probe fails or none passes, the image loses the tag `verified`, except in a
+    `trial`. Raises CheckFailed if the self-test fails."""
+    # Before the long part, because the key may need a passphrase. `make` has mostly loaded the key in the preflight.
     signer = context.signer
     runner = select_runner(context, order, image)  # pushes the image first, for a cluster that pulls it
     partial.update(memory_gb=memory_limit(order, runner))  # named by the error if the self-test needs more
     run = context.step("self-test", test_on_one_node, context.progress, order, runner)
     partial.update(run=run)  # now, so that it is known if the test on several nodes cannot run
-    if order.on.nodes > 1 and run.passed:  # only with `test --record --nodes`
+    if order.on.nodes > 1 and run.passed:  # with `test --record --nodes`, if the image did not fail on one node
         run = context.step("nodes", test_across_nodes, context.progress, order, runner, run)
         partial.update(run=run)
     try:
         written = context.step("evidence", write_evidence, context, order.loaded, lock, image, run, signer)
         partial.update(statement=written.statement, signed_statement=written.signed_statement, proofs=written.proofs)
-    finally:  # a failed image must lose the tag `verified`, even if the evidence cannot be written
-        if run.failures() and not trial:
+    finally:  # the image must lose the tag `verified`, even if the evidence cannot be written
+        if not run.passed and not trial:
             remaining_tags = withdraw_verified(context, order.loaded, image, partial.value.tags)
             partial.update(tags=remaining_tags)
     require_no_failure(partial.value)

@@ -157,7 +157,10 @@ def being_made(monkeypatch: pytest.MonkeyPatch) -> tuple[StepContext, list[str]]
         image_collector,
         "collect_from_image",
         note(
-            "collect", SimpleNamespace(libraries=(), extended={}, torch=None, python=SimpleNamespace(version="3.11.9"))
+            "collect",
+            SimpleNamespace(
+                libraries=(), extended={}, torch=None, installed={}, python=SimpleNamespace(version="3.11.9")
+            ),
         ),
     )
     monkeypatch.setattr(environment_audit, "expected_contents", note("expected", Expected()))
@@ -332,6 +335,15 @@ def test_an_image_that_failed_its_latest_test_is_not_verified(
     assert [tag for tag in tested.tags if tag == "verified"] == left
     assert document["tags"] == ["envbuild/sample:0123"]
     assert document["statement"] == "x", "evidence of the failure is written first"
+
+
+def test_an_image_of_which_no_probe_passed_is_not_verified(tested: SimpleNamespace) -> None:
+    """Its evidence counts as a failure, too."""
+    tested.run = passed_run(probe("env.libs", "skipped"))
+    tested.tags["verified"] = tested.image.handle
+    with pytest.raises(NotProved):
+        make_build_and_test.prove("sample", None, cast(Any, MagicMock()))
+    assert "verified" not in tested.tags
 
 
 @pytest.mark.parametrize("failed", [failed_make, failed_proof])
