@@ -1,6 +1,6 @@
 """A verified image as one file for a closed site: an OCI layout with its evidence, the public key and the lock.
 
-The engine receives only layers whose bytes were checked, never the file itself.
+The engine receives only layers whose bytes are checked, before and while they are sent, never the file itself.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from envbuild.registry.layer_decompressor import Unpacked
 from envbuild.registry.oci_types import Manifest
 from envbuild.util import strict_and_canonical_json
 from envbuild.util.errors import FileError
-from envbuild.util.strict_and_canonical_json import canonical_digest
 from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
 KEY, LOCK, PROFILE = "envbuild/public-key.pem", "envbuild/lock.yaml", "envbuild/profile"
 _BLOCK = 1 << 20
+_LARGEST = 64 << 30  # bytes of an unpacked layer
+_MOST_LAYERS = 127  # the limit of the engine's overlay2 driver
 
 
 class SavedImage:
@@ -48,6 +49,8 @@ class SavedImage:
         for item in oci_types.descriptors(index, "manifests"):
             noted = item.get("annotations")
             if isinstance(noted, dict) and isinstance(noted.get(REF), str):
+                if ":" in noted[REF] or noted[REF] in self._tags:  # a digest is looked up as one, not as a tag
+                    raise Malformed(f"{file} is not a saved image: its index has the name {noted[REF][:100]!r} wrongly")
                 self._tags[noted[REF]] = item
 
     def file(self, name: str, limit: int = strict_and_canonical_json.MAX_BYTES) -> bytes:
@@ -96,12 +99,18 @@ class SavedImage:
         diff_ids = image_content_reader.parse_config(manifest.config, raw).layers
         if len(diff_ids) != len(manifest.layers):
             raise Malformed("the saved image's layers are not those that the image's configuration names")
-        described, written = list[DescribedLayer](), list[WrittenLayer]()
-        for number, (layer, diff_id) in enumerate(zip(manifest.layers, diff_ids, strict=True), 1):
-            recipe = SavedLayer(self, oci_types.digest_in(layer), diff_id)
-            described.append(DescribedLayer(f"saved layer {number}", "", recipe, str(layer.get("mediaType"))))
-            written.append(recipe.write(len, len))
-        return OciImage(raw, tuple(described), tuple(written))
+        if len(diff_ids) > _MOST_LAYERS:
+            raise Refusal("too-large", f"the saved image has {len(diff_ids)} layers, more than {_MOST_LAYERS}")
+        recipes = [
+            SavedLayer(self, oci_types.digest_in(layer), diff_id)
+            for layer, diff_id in zip(manifest.layers, diff_ids, strict=True)
+        ]
+        written = {recipe: recipe.write(len, len) for recipe in dict.fromkeys(recipes)}
+        described = (
+            DescribedLayer(f"saved layer {number}", "", recipe, str(layer.get("mediaType")))
+            for number, (recipe, layer) in enumerate(zip(recipes, manifest.layers, strict=True), 1)
+        )
+        return OciImage(raw, tuple(described), tuple(written[recipe] for recipe in recipes))
 
 
 @dataclass(frozen=True)
@@ -112,10 +121,7 @@ class SavedLayer:
     digest: str
     diff_id: str
     keeps_blob = False
-
-    @property
-    def key(self) -> str:
-        return canonical_digest(["saved layer", self.digest, self.diff_id])
+    key = None
 
     def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
         """Read the layer. Raises Refusal if the blob or the tar is not that of its digest."""
@@ -132,6 +138,8 @@ class SavedLayer:
         try:
             while block := unpacked.read(_BLOCK):
                 diff_size += len(block)
+                if diff_size > _LARGEST:
+                    raise Refusal("too-large", f"a layer of the saved image is larger than {_LARGEST >> 30} GiB")
                 plain(block)
         except image_content_reader.DAMAGED as error:
             raise Refusal("layer", f"a layer of the saved image cannot be unpacked: {error}") from None

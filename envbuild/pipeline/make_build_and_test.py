@@ -113,7 +113,7 @@ def make(name: str, options: Options, listener: Listener, agree: Agree = lambda 
             if not options.unproved:  # the user is asked only if the preflight says impossible: branch above
                 require_proved(partial.value)
 
-        # without reasons, and if this is no trial, the image is proved on every GPU model
+        # without reasons, except in a trial, the image is proved on every GPU model
         if not partial.value.reasons and not options.trial:
             verified = context.step("tag", tag_verified, context, loaded, image)
             partial.update(tags=(*partial.value.tags, verified))

@@ -54,7 +54,7 @@ from envbuild.resolve.plan_resolver import Plan
 from envbuild.util import temporary_files
 from envbuild.util.errors import BuildError, EnvbuildError, NotProved, UsageError, some
 from envbuild.util.json_output_types import Digest
-from envbuild.util.untrusted_input_errors import Malformed
+from envbuild.util.untrusted_input_errors import Malformed, Refusal
 
 _NO_SIGNER = f"""\
 envbuild keygen -o team; then set signing_key in config.yaml, or {keys_and_signatures.KEY}
@@ -198,11 +198,11 @@ def load_saved_image(file: Path, policy: Policy, listener: Listener) -> tuple[Ve
     )
     verdict.ref = str(file)
     verdict.require()
-    assert verdict.image and verdict.build
+    assert verdict.proved and verdict.image and verdict.build
     named, tag = repository(verdict.build.name), verdict.build.lock.short
-    manifest = saved.manifest(verdict.digest or "")
-    assert manifest
-    image = saved.checked_image(manifest)  # before the engine receives any data
+    image = saved.checked_image(verdict.proved.manifest)  # before the engine receives any data
+    if image.id != verdict.image.id:
+        raise Refusal("digest", f"the saved image is {image.id}, not {verdict.image.id}, which the evidence proves")
     listener(Note(f"loading {named}:{tag}"))
     engine_load.load_image(Engine(), image, named, tag, lambda line: listener(Note(line)))
     return verdict, f"{named}:{tag}"

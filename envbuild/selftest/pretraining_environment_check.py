@@ -84,7 +84,7 @@ def is_wrong(result: Result, required: Sequence[str]) -> bool:
 
 def _rank(result: Result) -> int:
     """Failed probes first, because they decide; then the list of differing versions; then skipped probes."""
-    return 2 if result["status"] == "skipped" else int(result["failure"] == "version")
+    return 2 if result["status"] == "skipped" else int((result["probe"], result["failure"]) == ("env.libs", "version"))
 
 
 def report(wrong: Sequence[Result], remedies: Sequence[Mapping[str, Any]]) -> list[str]:

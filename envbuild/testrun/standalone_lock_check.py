@@ -100,11 +100,13 @@ def _lines(faults: list[Fault]) -> Iterator[str]:
 
 
 def environment_faults(locked: Mapping[str, str], python: str | None, libraries: dict[str, str]) -> Iterator[Fault]:
-    """Damaged RECORDs, faults of libraries, and differing versions, which may be many. Adds the real path of each
-    library to `libraries`, by its path in RECORD."""
+    """Differing versions of Python, torch and CUDA libraries, damaged RECORDs, faults of libraries, and other differing
+    versions, which may be many. Adds the real path of each library to `libraries`, by its path in RECORD."""
     found: dict[str, metadata.Distribution] = {}
     for item in found_distributions():
         found.setdefault(normalise(item.metadata["Name"]), item)
+    versions = list(version_faults(locked, {name: item.version for name, item in found.items()}, python))
+    yield from filter(_is_of_cuda, versions)
     for name in sorted(found.keys() & locked.keys()):
         try:
             if not _is_readable(found[name].read_text("RECORD") or ""):
@@ -114,7 +116,13 @@ def environment_faults(locked: Mapping[str, str], python: str | None, libraries:
             remedy = _pip("install", "--force-reinstall", "--no-deps", f"{name}=={locked[name]}")
             yield f"the RECORD of {name} is damaged: {error}", remedy
     yield from loader_faults(libraries, os.environ)
-    yield from version_faults(locked, {name: item.version for name, item in found.items()}, python)
+    yield from (fault for fault in versions if not _is_of_cuda(fault))
+
+
+def _is_of_cuda(fault: Fault) -> bool:
+    """Whether a differing version is of Python, torch or a CUDA library."""
+    name = fault[0].partition(" ")[0]
+    return name == "Python" or not _place(name)[0]
 
 
 def _is_readable(record: str) -> bool:

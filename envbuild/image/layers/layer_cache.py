@@ -23,14 +23,15 @@ _BLOCK = 1 << 20
 
 
 class LayerRecipe(Protocol):
-    """What determines a layer. `key`: sha256 of all of that, hex; `keeps_blob`: the blob is kept in the cache."""
+    """What determines a layer. `key`: sha256 of all of that, hex, None for a layer that the cache does not remember;
+    `keeps_blob`: the blob is kept in the cache."""
 
     @property
-    def key(self) -> str: ...
+    def key(self) -> str | None: ...
     @property
     def keeps_blob(self) -> bool: ...
     def write(self, packed: Callable[[bytes], object], plain: Callable[[bytes], object]) -> WrittenLayer:
-        """Write the layer. `packed` gets the bytes of its gzip file, `plain` those of the tar in it."""
+        """Write the layer. `packed` gets the bytes of its blob, `plain` those of the tar in it."""
         ...
 
 
@@ -48,7 +49,9 @@ class _CacheEntry:
 
 def known_layer(recipe: LayerRecipe) -> WrittenLayer | None:
     """Return the cached layer of a recipe, without its files, or None if it is missing or its entry is damaged."""
-    entry = sha256_file_store.noted(_file(recipe), _CacheEntry)
+    if recipe.key is None:
+        return None
+    entry = sha256_file_store.noted(_file(recipe.key), _CacheEntry)
     layer = WrittenLayer(entry.digest, entry.size, entry.diff_id, entry.diff_size) if entry else None
     return layer if layer and entry == _entry(recipe.key, layer) else None
 
@@ -114,9 +117,9 @@ def _written(recipe: LayerRecipe, packed: Callable[[bytes], object], plain: Call
 
 
 def _note(recipe: LayerRecipe, layer: WrittenLayer) -> None:
-    if known_layer(recipe) != layer:
+    if recipe.key is not None and known_layer(recipe) != layer:
         content = strict_and_canonical_json.encode(vars(_entry(recipe.key, layer)))
-        atomic_files.write_atomically(_file(recipe), content)
+        atomic_files.write_atomically(_file(recipe.key), content)
 
 
 def _copy(stream: IO[bytes], receiver: Callable[[bytes], object]) -> None:
@@ -129,8 +132,8 @@ def _entry(key: str, layer: WrittenLayer) -> _CacheEntry:
     return _CacheEntry(*values, strict_and_canonical_json.canonical_digest(values))
 
 
-def _file(recipe: LayerRecipe) -> Path:
-    return user_folders.cache_folder("layers", make=False) / f"{recipe.key}.json"
+def _file(key: str) -> Path:
+    return user_folders.cache_folder("layers", make=False) / f"{key}.json"
 
 
 def _blobs() -> Path:

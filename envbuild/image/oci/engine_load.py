@@ -9,7 +9,7 @@ from envbuild.image.docker_engine import Engine, Image
 from envbuild.image.engine_image_to_oci_layout import REF
 from envbuild.image.image_naming import PREFIX
 from envbuild.image.oci import layout_export
-from envbuild.image.oci.image_description import OciImage
+from envbuild.image.oci.image_description import LAYER, OciImage
 from envbuild.util.errors import EngineError
 
 _CONTAINERD_NAME = "io.containerd.image.name"
@@ -50,13 +50,17 @@ def _send_missing(engine: Engine, image: OciImage, name: str, on_line: Callable[
 
 def known_layers(engine: Engine, image: OciImage) -> set[str]:
     """Return the diff ids of those layers that the engine probably has, by the images of envbuild in it. Graph drivers
-    know a layer by all layers below it, the containerd store by its blob alone."""
+    know a layer by all layers below it, the containerd store by its blob alone, which is the same for the same tar only
+    if both are compressed as envbuild writes them."""
     wanted = [layer.diff_id for layer in image.layers]
+    as_written = {
+        one.diff_id for one, layer in zip(image.layers, image.described, strict=True) if layer.media_type == LAYER
+    }
     found: set[str] = set()
     for handle in {handle for _, handle, _ in engine.images(PREFIX)}:
         layers = engine.layers_of(handle)
         if engine.containerd_store:
-            found |= set(wanted) & set(layers)
+            found |= as_written & set(layers)
             continue
         for own, other in zip(wanted, layers, strict=False):
             if own != other:

@@ -9,26 +9,28 @@ import tarfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import requests
 import zstandard
 
-from envbuild.attest import keys_and_signatures
+from envbuild.attest import keys_and_signatures, saved_image_file
 from envbuild.image import engine_image_to_oci_layout
 from envbuild.image.docker_engine import Engine
 from envbuild.image.engine_image_to_oci_layout import REF
 from envbuild.image.layers.layer_writer import WrittenLayer
-from envbuild.image.oci.image_description import DescribedLayer
+from envbuild.image.oci.image_description import DescribedLayer, OciImage
 from envbuild.pipeline import layer_steps
 from envbuild.pipeline.model import StepResult
 from envbuild.registry import oci_types
 from envbuild.registry.byte_block_streams import Blocks
+from envbuild.registry.oci_types import Manifest
+from envbuild.util import user_folders
 from envbuild.util.errors import CheckFailed, EngineError, NotProved, UsageError
 from unit.evidence.runs import passed_run, probe
 from unit.saved import tar
-from unit.site import LAYER, LAYER_TYPE, PlainDescription, PlainLayer, Site, new_key, proved
+from unit.site import LAYER, LAYER_TYPE, PlainDescription, PlainLayer, Site, config_of, new_key, proved
 from unit.support import CommandResult, envbuild
 
 Files = dict[str, bytes]
@@ -171,6 +173,70 @@ def test_a_tampered_saved_image_is_not_loaded(site: Site, spoil: Callable[[Files
         assert reasons(result) == [reason]
     assert result.code != 0
     assert site.engine.loaded == {}
+
+
+def other_image(files: Files, name: Callable[[dict[str, Any]], str]) -> None:
+    """Add a second image, which nobody proved, under a name that is made from the entry of the proved one."""
+    layer = b"hostile"
+    config = config_of([oci_types.digest_of(layer)], {})
+    manifest = oci_types.encoded(
+        {
+            "schemaVersion": 2,
+            "mediaType": oci_types.MANIFEST,
+            "config": oci_types.descriptor(oci_types.CONFIG, config),
+            "layers": [{"mediaType": LAYER_TYPE, "digest": oci_types.digest_of(layer), "size": len(layer)}],
+        }
+    )
+    files |= {f"blobs/sha256/{oci_types.digest_of(raw)[7:]}": raw for raw in (layer, config, manifest)}
+    index = json.loads(files["index.json"])
+    (proved,) = (item for item in index["manifests"] if item["annotations"][REF] == "sample")
+    entry = {**oci_types.descriptor(oci_types.MANIFEST, manifest), "annotations": {REF: name(proved)}}
+    index["manifests"].append(entry)
+    files["index.json"] = json.dumps(index).encode()
+
+
+@pytest.mark.attack(
+    "writer of a saved image", "a second image under the digest of the proved one, or its name", "refused: malformed"
+)
+@pytest.mark.parametrize("name", [lambda proved: proved["digest"], lambda proved: "sample"])
+def test_another_image_under_the_name_of_the_proved_one_is_not_loaded(
+    site: Site, name: Callable[[dict[str, Any]], str]
+) -> None:
+    files = exported()
+    other_image(files, name)
+    assert reasons(brought(files)) == ["malformed"]
+    assert site.engine.loaded == {}
+
+
+def test_only_the_verified_manifest_is_loaded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the file gave another image for its layers."""
+    files = exported()
+    right = saved_image_file.SavedImage.checked_image
+    hostile = PlainDescription(config_of([LAYER], {"other": "image"})).with_layers([PlainLayer().write(len, len)])
+
+    def other(saved: saved_image_file.SavedImage, manifest: Manifest) -> OciImage:
+        right(saved, manifest)
+        return hostile
+
+    monkeypatch.setattr(saved_image_file.SavedImage, "checked_image", other)
+    assert reasons(brought(files)) == ["digest"]
+    assert site.engine.loaded == {}
+
+
+def test_layers_beyond_the_limits_are_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = exported()
+    for limit, value in (("_LARGEST", 4), ("_MOST_LAYERS", 0)):
+        with monkeypatch.context() as patched:
+            patched.setattr(saved_image_file, limit, value)
+            assert reasons(brought(files)) == ["too-large"]
+    assert site.engine.loaded == {}
+
+
+def test_a_saved_image_leaves_nothing_in_the_cache_of_layers(site: Site) -> None:
+    files = exported()
+    before = sorted(user_folders.cache_folder("layers").rglob("*"))
+    assert brought(files).code == 0
+    assert sorted(user_folders.cache_folder("layers").rglob("*")) == before
 
 
 def test_a_changed_manifest_or_configuration_is_not_loaded(site: Site) -> None:

@@ -49,7 +49,7 @@ def titles(lock: Lock) -> list[str]:
     return [layer.title for layer in described(lock).layers]
 
 
-def keys(lock: Lock) -> list[str]:
+def keys(lock: Lock) -> list[str | None]:
     return [layer.recipe.key for layer in described(lock).layers]
 
 
